@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: MIT
+// common.h - small helpers that everything may use; includes nothing of ours.
+#ifndef LLAMAC_COMMON_H
+#define LLAMAC_COMMON_H
+#include <stddef.h>
+#include <stdint.h>
+
+#define ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+static inline int min_int(int a, int b) { return a < b ? a : b; }
+static inline int max_int(int a, int b) { return a > b ? a : b; }
+static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Checked arithmetic on sizes that come from a file or a caller: 1 on overflow.
+static inline int mul_overflows(uint64_t a, uint64_t b, uint64_t *product) { return __builtin_mul_overflow(a, b, product); }
+static inline int add_overflows(uint64_t a, uint64_t b, uint64_t *sum) { return __builtin_add_overflow(a, b, sum); }
+
+// Rounds up to a power of two; the caller knows that it cannot overflow.
+static inline uint64_t round_up(uint64_t x, uint64_t power_of_two) { return (x + power_of_two - 1) & ~(power_of_two - 1); }
+#endif

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+// eval.c - llamac_eval: the last place that can fail. Checks the rows, reserves memory, and sends chunks of rows through the graph.
+#include "eval.h"
+
+#include "common.h"
+#include "error.h"
+#include "mem.h"
+
+// Each row continues its sequence: after the rows before it in this call.
+static int check_rows(const struct llamac_session *s, const llamac_row *rows, int n, int *lengths, llamac_error *err) {
+    const struct config *c = s->model->config;
+    for (int i = 0; i < s->n_sequences; i++) lengths[i] = s->sequences[i].length;
+    for (int r = 0; r < n; r++) {
+        const llamac_row *row = &rows[r];
+        if (row->sequence < 0 || row->sequence >= s->n_sequences)
+            return err_set(err, LLAMAC_BAD_ARGUMENT, "row %d: sequence is %d, expected 0 to %d", r, row->sequence, s->n_sequences - 1);
+        if (row->token < 0 || (uint32_t)row->token >= c->vocab_size)
+            return err_set(err, LLAMAC_BAD_ARGUMENT, "row %d: token is %d, expected 0 to %u", r, row->token, c->vocab_size - 1);
+        if (row->position != lengths[row->sequence])
+            return err_set(err, LLAMAC_BAD_ARGUMENT, "row %d: position is %d, but sequence %d continues at %d", r, row->position, row->sequence,
+                           lengths[row->sequence]);
+        if (row->position >= s->context)
+            return err_set(err, LLAMAC_CONTEXT_FULL, "row %d: position %d does not fit the context of %d positions", r, row->position, s->context);
+        lengths[row->sequence]++;
+    }
+    return 0;
+}
+
+static int check_options(const struct llamac_session *s, const llamac_eval_options *o, llamac_error *err) {
+    int per_layer;
+    for (int i = 0; i < o->n_observations; i++) {
+        const llamac_observation *w = &o->observations[i];
+        if (!w->out || !llamac_stage_width(s, w->stage, &per_layer) || (per_layer && (w->layer < 0 || w->layer >= (int)s->model->config->n_layers)))
+            return err_set(err, LLAMAC_BAD_ARGUMENT, "observation %d: there is no stage %d in layer %d, or no buffer for it", i, w->stage, w->layer);
+    }
+    return 0;
+}
+
+static void run_member(void *argument, const struct member *member) {
+    struct eval *e = argument;
+    const struct worker w = { e, member, &e->session->scratch.threads[member->index] };
+    forward(&w);
+}
+
+// Computes the rows chunk by chunk; what is finished stays.
+static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logits, int *done) {
+    struct llamac_session *s = e->session;
+    for (*done = 0; *done < n; *done += e->n_rows) {
+        e->rows = rows + *done;
+        e->n_rows = min_int(n - *done, MAX_ROWS);
+        e->first_row = *done;
+        e->logits = logits ? logits + (size_t)e->first_wanted * s->model->config->vocab_size : NULL;
+        e->n_wanted = 0;
+        for (int r = 0; r < e->n_rows; r++) e->n_wanted += e->rows[r].want_logits != 0;
+        if (cancelled(&e->cancel)) return -1;
+        pool_run(s->threads, run_member, e);
+        if (e->cancel.seen) return -1;
+        for (int r = 0; r < e->n_rows; r++) s->sequences[e->rows[r].sequence].length++;
+        e->first_wanted += e->n_wanted;
+    }
+    return 0;
+}
+
+int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *logits, const llamac_eval_options *options, llamac_error *err) {
+    static const llamac_eval_options none;
+    const llamac_eval_options *o = options ? options : &none;
+    int done = 0, wanted = 0;
+    if (o->rows_done) *o->rows_done = 0;
+    if (n_rows < 0) return err_set(err, LLAMAC_BAD_ARGUMENT, "n_rows is %d", n_rows);
+    for (int r = 0; r < n_rows; r++) wanted += rows[r].want_logits != 0;
+    if (wanted && !logits) return err_set(err, LLAMAC_BAD_ARGUMENT, "%d rows want logits, but there is no buffer for them", wanted);
+    if (check_options(s, o, err)) return -1;
+    int *lengths = mem_take((size_t)s->n_sequences, sizeof *lengths, "the sequences' lengths", err);
+    if (!lengths) return -1;
+    int failed = check_rows(s, rows, n_rows, lengths, err) || session_reserve_rows(s, min_int(n_rows, MAX_ROWS), err);
+    for (int i = 0; i < s->n_sequences && !failed; i++) failed = session_reserve_pages(s, i, lengths[i], err);
+    mem_give(lengths);
+    if (failed) return -1;
+
+    struct eval e = { .session = s, .observations = o->observations, .n_observations = o->n_observations, .cancel = { .request = o->cancel } };
+    failed = run_chunks(&e, rows, n_rows, logits, &done);
+    if (o->rows_done) *o->rows_done = done;
+    return failed ? err_set(err, LLAMAC_CANCELLED, "cancelled: %d of %d rows were computed and kept", done, n_rows) : 0;
+}

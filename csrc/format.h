@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT
+// format.h - the flat file's fixed structures, version 1, as they lie in the file (docs/format.md is the specification).
+//
+// Little-endian, naturally aligned, no implicit padding. The table of fields in format.c describes every member once more
+// by name, type and range: the checks here and the Python reader and writer are all driven by that one table.
+#ifndef LLAMAC_FORMAT_H
+#define LLAMAC_FORMAT_H
+#include <stddef.h>
+#include <stdint.h>
+#include "llamac.h"
+
+enum {
+    FORMAT_VERSION = 1,
+    FORMAT_NUMERICS = 1,      // the order of every floating-point operation of the forward pass
+    FORMAT_ALIGNMENT = 64,    // of sections and tensors: a cache line, a strip's line, four GPU loads
+    FORMAT_MAX_ROPE = 4,
+    FORMAT_MAX_STOP_IDS = 16,
+    FORMAT_MAX_DIMS = 4,
+    FORMAT_NAME_BYTES = 64,
+    HASH_BYTES = 32,          // SHA-256
+};
+
+// Sections lie in this order, each at the next multiple of FORMAT_ALIGNMENT, zero bytes between them. Empty ones have 0 bytes.
+enum section {
+    SECTION_CONFIG,      // struct config
+    SECTION_LAYERS,      // struct layer_record[n_layers]
+    SECTION_TENSORS,     // struct tensor_record[]
+    SECTION_METADATA,    // JSON, UTF-8: name, provenance; never read by C
+    SECTION_TOKENIZER,   // canonical tokenizer.json
+    SECTION_SPM,         // the original SentencePiece model, or empty
+    SECTION_TEMPLATE,    // chat template (Jinja), or empty
+    SECTION_PROBES,      // a safetensors blob: prompts' token ids, reference logits, hashes; or empty
+    SECTION_DATA,        // the tensors
+    N_SECTIONS
+};
+
+struct section_record {
+    char name[16];                 // zero padded
+    uint64_t offset, bytes;        // from the start of the file
+    uint8_t sha256[HASH_BYTES];    // of the section's bytes; of the data section: of its tensors' hashes in order
+};
+
+struct header {
+    char magic[8];                 // FORMAT_MAGIC
+    uint32_t version;              // FORMAT_VERSION
+    uint32_t numerics;             // FORMAT_NUMERICS
+    uint64_t compatible;           // feature bits that a reader may not know
+    uint64_t incompatible;         // feature bits that a reader must know
+    uint64_t file_bytes;           // size of the whole file
+    uint32_t alignment;            // FORMAT_ALIGNMENT
+    uint32_t n_sections;           // N_SECTIONS
+    uint8_t id[HASH_BYTES];        // the model's id: SHA-256 of the sections' hashes in order
+    uint8_t sha256[HASH_BYTES];    // of header and section table, computed with this field zero
+    uint8_t reserved[16];          // zero
+    struct section_record sections[N_SECTIONS];
+};
+
+struct config {
+    uint32_t dim, n_layers, n_heads, n_kv_heads, head_dim;
+    uint32_t vocab_size;           // rows of the embedding and of the logits, the checkpoint's padding included
+    uint32_t n_token_ids;          // ids that the tokenizer knows, <= vocab_size; the sampler draws from these
+    uint32_t context;              // positions the model was made for
+    uint32_t norm, position, activation, tied_output;                        // enums below
+    float norm_eps, attention_scale, embedding_scale, residual_scale, logit_scale;
+    float attention_soft_cap, logit_soft_cap;                                // 0: none
+    uint32_t n_rope;                                                         // RoPE tables in use
+    uint32_t rope_dim[FORMAT_MAX_ROPE];                                      // dimensions of a head that are rotated
+    uint32_t rope_original_context[FORMAT_MAX_ROPE];                         // > 0: contexts beyond it use inv_freq_long
+    float rope_attention_factor[FORMAT_MAX_ROPE];                            // multiplies cos and sin
+    int32_t bos_id, eos_id;                                                  // -1: none
+    uint32_t add_bos, add_eos;                                               // whether encoding a text adds them
+    uint32_t n_stop_ids;
+    int32_t stop_ids[FORMAT_MAX_STOP_IDS];                                   // generation ends at any of these
+    uint8_t reserved[300];                                                   // zero
+};
+
+enum norm { NORM_RMS = 1, NORM_LAYER };
+enum position { POSITION_NONE = 1, POSITION_LEARNED, POSITION_ROPE };
+enum activation { ACTIVATION_SILU = 1, ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_RELU, ACTIVATION_QUICK_GELU };
+enum placement { PLACEMENT_PRE = 1, PLACEMENT_POST, PLACEMENT_SANDWICH, PLACEMENT_PARALLEL };
+enum ffn { FFN_PLAIN = 1, FFN_GATED, FFN_EXPERTS };
+
+struct layer_record {
+    uint32_t window;               // positions a row attends to, itself included; 0: all
+    int32_t rope;                  // index of the RoPE table, -1: none
+    uint32_t placement;            // enum placement: where the norms stand
+    uint32_t ffn, ffn_dim;         // enum ffn; width of one FFN or expert
+    uint32_t n_experts, n_experts_used;
+    uint8_t reserved[36];          // zero
+};
+
+struct tensor_record {
+    char name[FORMAT_NAME_BYTES];  // zero padded
+    uint32_t dtype;                // enum dtype
+    uint32_t n_dims;
+    uint64_t shape[FORMAT_MAX_DIMS];   // (n), (rows, columns) or (experts, rows, columns); unused ones are 0
+    uint64_t offset, bytes;        // from the start of the file
+    uint8_t sha256[HASH_BYTES];
+    uint8_t reserved[8];           // zero
+};
+
+_Static_assert(sizeof(struct section_record) == 64, "section record");
+_Static_assert(sizeof(struct header) == 128 + 64 * N_SECTIONS, "header");
+_Static_assert(sizeof(struct config) == 512, "config");
+_Static_assert(sizeof(struct layer_record) == 64, "layer record");
+_Static_assert(sizeof(struct tensor_record) == 160, "tensor record");
+
+#define FORMAT_MAGIC "\211llamac\n"
+
+// The file's structures, found and checked: hashes, sizes, order, ranges of every field. Tensors' shapes are model.c's work.
+struct flat_file {
+    const uint8_t *data;
+    size_t bytes;
+    const struct header *header;
+    const struct config *config;
+    const struct layer_record *layers;     // (n_layers)
+    const struct tensor_record *tensors;   // (n_tensors)
+    size_t n_tensors;
+};
+
+// Checks header, section table, config, layers and tensor table of a file in memory. `data` must be aligned to 64 bytes.
+int format_open(struct flat_file *file, const void *data, size_t bytes, llamac_error *err);
+#endif

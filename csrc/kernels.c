@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// kernels.c - the list of kernel tables, best first, and the choice for this machine.
+#include "kernels.h"
+
+#include <string.h>
+#include "common.h"
+#include "error.h"
+
+static int always(void) { return 1; }
+#if defined(__x86_64__)
+static int has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+#endif
+
+static const struct { const struct kernels *table; int (*supported)(void); const char *needs; } tables[] = {
+#if defined(__x86_64__)
+    { &kernels_avx2, has_avx2, "AVX2, FMA and F16C" },
+#endif
+    { &kernels_scalar, always, "nothing" },
+};
+
+const char *llamac_isa_at(size_t index, int *supported) {
+    if (index >= ARRAY_LEN(tables)) return NULL;
+    *supported = tables[index].supported();
+    return tables[index].table->name;
+}
+
+const struct kernels *kernels_select(const char *name, llamac_error *err) {
+    for (size_t i = 0; i < ARRAY_LEN(tables); i++) {
+        if (name && strcmp(name, tables[i].table->name)) continue;
+        if (tables[i].supported()) return tables[i].table;
+        if (name) {
+            err_set(err, LLAMAC_UNSUPPORTED, "isa \"%s\" needs %s, which this processor does not have", name, tables[i].needs);
+            return NULL;
+        }
+    }
+    err_set(err, LLAMAC_BAD_ARGUMENT, "isa \"%s\" is not in this build", name);
+    return NULL;
+}

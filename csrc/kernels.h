@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+// kernels.h - the inner loops, as a table of functions per instruction set. Plain pointers, no threads, no allocation.
+//
+// Every table computes the same bits: each sum runs in an order that is written down here or in kernels_tmpl.h and does not depend
+// on the instruction set, on tile sizes or on who computes it.
+//
+// Panels. The inputs of a product come as panels of up to PANEL_ROWS rows in which k runs slowest: the T numbers of one k lie
+// side by side, so that a tile reads one short run. m rows make panel_count(m) panels of nearly equal height, one after the other.
+#ifndef LLAMAC_KERNELS_H
+#define LLAMAC_KERNELS_H
+#include "cancel.h"
+#include "dtype.h"
+
+enum {
+    PANEL_ROWS = 6,          // 6 rows x 16 outputs fill AVX2's registers: 12 sums, 2 weights, 1 input
+    GEMM_STRIPS = 4,         // strips that share a panel while it is in the first cache
+    GEMM_COLUMNS = 512,      // k per pass: 12 KiB of panel and 16-32 KiB per strip
+    KV_PAGE = 64,            // positions of a KV page
+    ATTENTION_BLOCK = 256,   // positions of one partial softmax, counted from position 0
+    BLOCK_PAGES = ATTENTION_BLOCK / KV_PAGE,
+};
+
+static inline int panel_count(int m) { return (m + PANEL_ROWS - 1) / PANEL_ROWS; }
+static inline int panel_start(int m, int panel) { return (int)((long)m * panel / panel_count(m)); }
+
+// The panel of row r, its height and the row's place in it.
+struct panel_row { float *panel; int height, place; };
+static inline struct panel_row panel_row(float *panels, int m, int columns, int r) {
+    const int n = panel_count(m);
+    int p = (int)((long)r * n / m);
+    while (panel_start(m, p + 1) <= r) p++;
+    const int start = panel_start(m, p);
+    return (struct panel_row){ panels + (size_t)start * (size_t)columns, panel_start(m, p + 1) - start, r - start };
+}
+
+// y[t][o] = sum over k ascending of w[o][k] * x[t][k], one fused multiply-add each, starting from 0; then (+ bias), then stored or
+// added. For the outputs of strips [first, last).
+struct gemm {
+    const uint8_t *w;               // strips
+    size_t strip_bytes;
+    int first, last, rows, columns;
+    const float *x;                 // panels of m rows
+    int m;
+    const float *bias;              // (rows) or NULL
+    float *y;                       // (m, y_stride)
+    size_t y_stride;
+    int add;                        // y += instead of y =
+    float *copy;                    // NULL, or (m, rows): the product (and bias) by itself, for an observer
+    float *sums;                    // scratch: GEMM_STRIPS * 16 * m floats
+    struct cancel *cancel;
+};
+
+// One KV head's pages: keys as strips of 16 positions, values as strips of 16 dimensions whose columns are positions.
+struct kv_view {
+    const uint8_t *const *pages;    // of the sequence
+    size_t key_offset, value_offset;     // of this layer and head in a page
+};
+
+// Up to PANEL_ROWS queries that look at one KV head: softmax(q K) V, for each its own number of positions.
+//
+// Scores are sums over d ascending. Per block of ATTENTION_BLOCK positions, from empty: m = max, p = exp(score - m), l = sum p as 16 sums by
+// position mod 16 and one fixed tree, o = sum over positions ascending of p * v. Blocks are merged in ascending order.
+struct attend {
+    struct kv_view kv;
+    int head_dim, n_queries;
+    const float *q;                 // panel (head_dim, n_queries), already scaled
+    int visible[PANEL_ROWS];        // positions [0, visible) are seen
+    float *out;                     // (n_queries, value_width(head_dim))
+    float *scratch;                 // attend_scratch(head_dim) floats
+    float *scores;                  // NULL, or (n_queries, scores_stride): the scores alone, for an observer; then nothing else is done
+    size_t scores_stride;
+};
+static inline int value_width(int head_dim) { return (head_dim + 15) / 16 * 16; }
+static inline size_t attend_scratch(int head_dim) {
+    return (size_t)PANEL_ROWS * (2 * ATTENTION_BLOCK + 2 * (size_t)value_width(head_dim)) + GEMM_STRIPS * STRIP_ROWS * PANEL_ROWS;
+}
+
+struct kernels {
+    const char *name;
+    void (*gemm[LLAMAC_N_DTYPES])(const struct gemm *g);
+    void (*attend[LLAMAC_N_DTYPES])(const struct attend *a);
+    // Row r of a matrix in strips, times scale, as f32.
+    void (*gather[LLAMAC_N_DTYPES])(const uint8_t *w, size_t strip_bytes, int row, int columns, float *y);
+    // y = x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019).
+    void (*norm_rms)(const float *x, const float *w, const float *bias, float eps, int n, float *y);
+    // y = (x - mean) / sqrt(variance + eps) * w + bias (Ba et al. 2016).
+    void (*norm_layer)(const float *x, const float *w, const float *bias, float eps, int n, float *y);
+    // y = act(gate) * up; up NULL: y = act(gate). By enum activation.
+    void (*activate)(int activation, const float *gate, const float *up, int n, float *y);
+    void (*add)(const float *x, int n, float *y);   // y += x
+    // Rotates pairs (x[j], x[j + half]) by the angles whose cosines and sines are given (Su et al. 2021).
+    void (*rotate)(float *x, const float *cosines, const float *sines, int half);
+    // Writes one position's key or value of one head into its page; f16 saturates at +-65504. And reads it back.
+    void (*store_key[LLAMAC_N_DTYPES])(uint8_t *keys, int slot, int head_dim, const float *x);
+    void (*store_value[LLAMAC_N_DTYPES])(uint8_t *values, int slot, int head_dim, const float *x);
+};
+
+extern const struct kernels kernels_scalar, kernels_avx2;
+
+// The best table of this machine (name NULL), or the named one. NULL and an error if it is unknown or not supported here.
+const struct kernels *kernels_select(const char *name, llamac_error *err);
+#endif

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// model.h - a checked model: the file's structures and a view of every tensor. Immutable; borrows the file's memory.
+#ifndef LLAMAC_MODEL_H
+#define LLAMAC_MODEL_H
+#include "format.h"
+
+// A weight matrix in strips (dtype.h). Absent optional matrices have data NULL.
+struct matrix {
+    const uint8_t *data;        // (ceil(rows / 16)) strips
+    int dtype, rows, columns;
+    size_t strip_bytes;
+};
+
+struct layer {
+    const float *attn_norm, *attn_norm_bias;                   // (dim)
+    struct matrix attn_q, attn_k, attn_v, attn_out;            // (heads * head_dim, dim), ..., (dim, heads * head_dim)
+    const float *attn_q_bias, *attn_k_bias, *attn_v_bias, *attn_out_bias;
+    const float *ffn_norm, *ffn_norm_bias;                     // (dim)
+    struct matrix ffn_gate, ffn_up, ffn_down;                  // (ffn_dim, dim), ..., (dim, ffn_dim)
+    const float *ffn_gate_bias, *ffn_up_bias, *ffn_down_bias;
+    const struct layer_record *record;
+};
+
+struct rope_table { const float *inv_freq, *inv_freq_long; };  // (rope_dim / 2)
+
+struct llamac_model {
+    struct flat_file file;
+    const struct config *config;
+    struct matrix token_embedding, position_embedding;         // (vocab_size, dim), (context, dim)
+    struct rope_table rope[FORMAT_MAX_ROPE];
+    struct layer *layers;                                      // (n_layers)
+    const float *output_norm, *output_norm_bias;               // (dim)
+    struct matrix output;                                      // (vocab_size, dim): the embedding itself when tied
+    const float *output_bias;                                  // (vocab_size)
+    int all_f32;                                               // no matrix is narrower than f32
+    int max_ffn_dim;
+};
+#endif

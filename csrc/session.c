@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: MIT
+// session.c - creation, growth and rewinding of sessions. See session.h.
+#include "session.h"
+
+#include <string.h>
+#include "common.h"
+#include "error.h"
+#include "mem.h"
+
+// ---- scratch: one allocation, cut into pieces
+
+// Gives out pieces of a block; with memory NULL it only counts the bytes.
+struct arena { uint8_t *memory; size_t used; };
+
+static float *arena_floats(struct arena *a, size_t count) {
+    float *piece = a->memory ? (float *)(void *)(a->memory + a->used) : NULL;
+    a->used += round_up(count * sizeof(float), 64);
+    return piece;
+}
+
+static void cut_scratch(const struct llamac_session *s, struct scratch *x, struct arena *a) {
+    const struct config *c = s->model->config;
+    const size_t rows = (size_t)x->rows, dim = c->dim, q_dim = (size_t)c->n_heads * c->head_dim, kv_dim = (size_t)c->n_kv_heads * c->head_dim;
+    const size_t ffn = (size_t)s->model->max_ffn_dim, width = (size_t)value_width((int)c->head_dim);
+    x->x = arena_floats(a, rows * dim);
+    x->panel = arena_floats(a, rows * dim);
+    x->q = arena_floats(a, rows * q_dim);
+    x->k = arena_floats(a, rows * kv_dim);
+    x->v = arena_floats(a, rows * kv_dim);
+    x->mix = arena_floats(a, rows * q_dim);
+    x->gate = arena_floats(a, rows * ffn);
+    x->up = arena_floats(a, rows * ffn);
+    x->hidden = arena_floats(a, rows * ffn);
+    x->angles = arena_floats(a, c->n_rope * rows * c->head_dim);
+    for (int t = 0; t < s->threads; t++) {
+        struct thread_scratch own = {
+            .panel = arena_floats(a, REDUNDANT_ROWS * dim),
+            .row = arena_floats(a, dim > ffn ? dim : ffn),
+            .sums = arena_floats(a, (size_t)GEMM_STRIPS * STRIP_ROWS * rows),
+            .attention = arena_floats(a, attend_scratch((int)c->head_dim) + PANEL_ROWS * (c->head_dim + width)),
+        };
+        if (a->memory) x->threads[t] = own;
+    }
+}
+
+int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err) {
+    if (rows <= s->scratch.rows) return 0;
+    struct scratch bigger = { .rows = rows };
+    struct arena count = { 0 };
+    cut_scratch(s, &bigger, &count);
+    bigger.threads = mem_take((size_t)s->threads, sizeof *bigger.threads, "the threads' scratch", err);
+    bigger.memory = bigger.threads ? mem_take(1, count.used, "activations", err) : NULL;
+    if (!bigger.memory) {
+        mem_give(bigger.threads);
+        return -1;
+    }
+    bigger.bytes = count.used;
+    struct arena cut = { .memory = bigger.memory };
+    cut_scratch(s, &bigger, &cut);
+    mem_give(s->scratch.threads);
+    mem_give(s->scratch.memory);
+    s->scratch = bigger;
+    return 0;
+}
+
+int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err) {
+    struct sequence *q = &s->sequences[sequence];
+    while (q->n_pages * KV_PAGE < length) {
+        uint8_t *page = mem_take(1, s->page_bytes, "a page of the KV cache", err);
+        if (!page) return -1;
+        q->pages[q->n_pages++] = page;
+        s->kv_bytes += s->page_bytes;
+    }
+    return 0;
+}
+
+// ---- life
+
+static int check_options(const struct llamac_model *model, const llamac_session_options *o, llamac_error *err) {
+    const int max_context = (int)model->config->context;
+    if (o->n_sequences < 1 || o->n_sequences > 65536)
+        return err_set(err, LLAMAC_BAD_ARGUMENT, "n_sequences is %d, expected 1 to 65536", o->n_sequences);
+    if (o->context < 0 || o->context > max_context)
+        return err_set(err, LLAMAC_BAD_ARGUMENT, "context is %d, expected 1 to %d, the model's", o->context, max_context);
+    if (o->kv_dtype != 0 && o->kv_dtype != LLAMAC_F32 && o->kv_dtype != LLAMAC_F16)
+        return err_set(err, LLAMAC_BAD_ARGUMENT, "kv_dtype is %d, expected f32 or f16", o->kv_dtype);
+    if (o->threads < 1 || o->threads > 1024) return err_set(err, LLAMAC_BAD_ARGUMENT, "threads is %d, expected 1 to 1024", o->threads);
+    if (o->threads > 1 && !llamac_has_threads())
+        return err_set(err, LLAMAC_UNSUPPORTED, "threads is %d, but this build has no OpenMP: only 1 is possible", o->threads);
+    return 0;
+}
+
+static int fill_session(struct llamac_session *s, llamac_error *err) {
+    const struct config *c = s->model->config;
+    const size_t page_entry = (size_t)ceil_div(s->context, KV_PAGE);
+    s->value_offset = (size_t)(KV_PAGE / STRIP_ROWS) * float_strip_bytes(s->kv_dtype, (int)c->head_dim);
+    s->head_bytes = s->value_offset + (size_t)(value_width((int)c->head_dim) / 16) * float_strip_bytes(s->kv_dtype, KV_PAGE);
+    s->page_bytes = (size_t)c->n_layers * c->n_kv_heads * s->head_bytes;
+    s->sequences = mem_take((size_t)s->n_sequences, sizeof *s->sequences, "the sequences", err);
+    if (!s->sequences) return -1;
+    for (int i = 0; i < s->n_sequences; i++) {
+        s->sequences[i].pages = mem_take(page_entry, sizeof(uint8_t *), "a sequence's list of pages", err);
+        if (!s->sequences[i].pages) return -1;
+    }
+    return session_reserve_rows(s, 1, err);
+}
+
+int llamac_session_open(llamac_session **session, const llamac_model *model, const llamac_session_options *options, llamac_error *err) {
+    *session = NULL;
+    const struct kernels *kernels = kernels_select(options->isa, err);
+    if (!kernels || check_options(model, options, err)) return -1;
+    llamac_session *s = mem_take(1, sizeof *s, "the session", err);
+    if (!s) return -1;
+    mem_count_object(1);
+    s->model = model;
+    s->kernels = kernels;
+    s->context = options->context ? options->context : (int)model->config->context;
+    s->kv_dtype = options->kv_dtype ? options->kv_dtype : model->all_f32 ? LLAMAC_F32 : LLAMAC_F16;
+    s->threads = options->threads;
+    s->n_sequences = options->n_sequences;
+    if (fill_session(s, err)) {
+        llamac_session_close(&s);
+        return -1;
+    }
+    *session = s;
+    return 0;
+}
+
+void llamac_session_close(llamac_session **session) {
+    llamac_session *s = *session;
+    if (!s) return;
+    for (int i = 0; s->sequences && i < s->n_sequences; i++) {
+        for (int p = 0; p < s->sequences[i].n_pages; p++) mem_give(s->sequences[i].pages[p]);
+        mem_give(s->sequences[i].pages);
+    }
+    mem_give(s->sequences);
+    mem_give(s->scratch.threads);
+    mem_give(s->scratch.memory);
+    mem_give(s);
+    mem_count_object(-1);
+    *session = NULL;
+}
+
+// ---- small questions
+
+void llamac_session_describe(const llamac_session *s, llamac_session_info *info) {
+    *info = (llamac_session_info){ s->context, s->kv_dtype, s->threads, s->kernels->name, s->scratch.bytes, s->kv_bytes };
+}
+
+int llamac_length(const llamac_session *s, int sequence) {
+    return sequence >= 0 && sequence < s->n_sequences ? s->sequences[sequence].length : -1;
+}
+
+int llamac_rewind(llamac_session *s, int sequence, int length, llamac_error *err) {
+    const int now = llamac_length(s, sequence);
+    if (now < 0) return err_set(err, LLAMAC_BAD_ARGUMENT, "sequence is %d, expected 0 to %d", sequence, s->n_sequences - 1);
+    if (length < 0 || length > now) return err_set(err, LLAMAC_BAD_ARGUMENT, "cannot rewind to length %d: expected 0 to %d, the sequence's length", length, now);
+    struct sequence *q = &s->sequences[sequence];
+    q->length = length;
+    while (q->n_pages > ceil_div(length, KV_PAGE)) {
+        mem_give(q->pages[--q->n_pages]);
+        s->kv_bytes -= s->page_bytes;
+    }
+    return 0;
+}

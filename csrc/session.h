@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+// session.h - the mutable side: sequences with their KV pages, and the memory that an eval computes in.
+#ifndef LLAMAC_SESSION_H
+#define LLAMAC_SESSION_H
+#include "kernels.h"
+#include "model.h"
+
+enum {
+    MAX_ROWS = 256,           // rows that go through the layers together; more are cut into chunks of this size
+    REDUNDANT_ROWS = 4,       // up to so many rows every thread computes norms for itself instead of meeting at a barrier
+};
+
+// What one thread needs for itself.
+struct thread_scratch {
+    float *panel;             // (REDUNDANT_ROWS, dim): a normed input of its own
+    float *row;               // (the widest of dim, ffn_dim, head_dim padded)
+    float *sums;              // gemm's
+    float *attention;         // attend's, then a query panel and the output of PANEL_ROWS queries
+};
+
+// Buffers for `rows` rows. Activations are (rows, width); panels as kernels.h says.
+struct scratch {
+    int rows;
+    void *memory;
+    size_t bytes;
+    float *x;                 // (rows, dim): the residual stream
+    float *panel;             // panels of dim columns: normed inputs
+    float *q, *k, *v;         // (rows, heads * head_dim)
+    float *mix;               // panels of n_heads * head_dim columns: attention's result
+    float *gate, *up;         // (rows, ffn_dim)
+    float *hidden;            // panels of ffn_dim columns
+    float *angles;            // (rope tables, rows, 2, rope_dim / 2): cosines, then sines
+    struct thread_scratch *threads;   // (threads)
+};
+
+struct sequence {
+    int length;
+    int n_pages;
+    uint8_t **pages;          // (ceil(context / KV_PAGE)): each holds KV_PAGE positions of all layers
+};
+
+struct llamac_session {
+    const struct llamac_model *model;
+    const struct kernels *kernels;
+    int context, kv_dtype, threads, n_sequences;
+    size_t page_bytes, head_bytes, value_offset;   // of a page; of one head in it; of the values in that
+    size_t kv_bytes;
+    struct sequence *sequences;
+    struct scratch scratch;
+};
+
+// Makes sure that `rows` rows can be computed together, and that the sequence has pages for `length` positions.
+int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err);
+int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err);
+
+// Where one layer's KV head lies in each of a sequence's pages.
+static inline struct kv_view session_kv(const struct llamac_session *s, int sequence, int layer, int head) {
+    const size_t key_offset = ((size_t)layer * s->model->config->n_kv_heads + (size_t)head) * s->head_bytes;
+    return (struct kv_view){ (const uint8_t *const *)s->sequences[sequence].pages, key_offset, key_offset + s->value_offset };
+}
+#endif

@@ -1,0 +1,57 @@
+"""llamac runs language models on ordinary CPUs: fast, instant to load, the same bits on every machine and thread count.
+
+    import llamac
+
+    with llamac.load("model.bin") as model:
+        print(model.generate("Once upon a time", max_tokens=64).text)
+        for piece in model.stream("Once", temperature=0.8, seed=1):
+            print(piece, end="", flush=True)
+"""
+
+from llamac._core import stages as _stages
+from llamac.errors import (
+    ArgumentError,
+    BusyError,
+    CancelledError,
+    ClosedError,
+    ContextFullError,
+    ExportError,
+    LlamacError,
+    ModelError,
+    OutOfMemoryError,
+    TokenizerError,
+    UnsupportedError,
+)
+from llamac.generation import Completion, Stream, Timings, Usage
+from llamac.model import Model, load
+from llamac.session import Session
+from llamac.tokenizer import SpecialTokens, Tokenizer
+
+__version__ = "0.1.0"
+
+STAGES = _stages()
+
+__all__ = [
+    "STAGES",
+    "ArgumentError",
+    "BusyError",
+    "CancelledError",
+    "ClosedError",
+    "Completion",
+    "ContextFullError",
+    "ExportError",
+    "LlamacError",
+    "Model",
+    "ModelError",
+    "OutOfMemoryError",
+    "Session",
+    "SpecialTokens",
+    "Stream",
+    "Timings",
+    "Tokenizer",
+    "TokenizerError",
+    "UnsupportedError",
+    "Usage",
+    "__version__",
+    "load",
+]

@@ -1,0 +1,389 @@
+# cython: language_level=3, binding=True, embedsignature=False
+"""The C core for Python: check, convert, call, turn errors into exceptions. No loop over numbers.
+
+Memory: a Model holds the buffer it was opened over, a Session holds its Model. Every C call that computes runs without the GIL.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport int32_t, uint64_t
+from libc.string cimport memcpy
+
+from .libllamac cimport *
+
+from .errors import (ArgumentError, BusyError, CancelledError, ClosedError, ContextFullError, LlamacError, ModelError,
+                     OutOfMemoryError, UnsupportedError)
+
+_ERRORS = {
+    LLAMAC_NO_MEMORY: OutOfMemoryError, LLAMAC_BAD_ARGUMENT: ArgumentError, LLAMAC_BAD_MODEL: ModelError,
+    LLAMAC_CONTEXT_FULL: ContextFullError, LLAMAC_CANCELLED: CancelledError, LLAMAC_UNSUPPORTED: UnsupportedError,
+}
+
+
+cdef int check(int result, llamac_error *err) except -1:
+    if result < 0:
+        raise _ERRORS.get(err.code, LlamacError)(err.message.decode("utf-8", "replace"))
+    return result
+
+
+# ---- descriptions of the file format
+
+def fields():
+    """The members of the file's records: (record, name, type, offset, count, min, max, names or None)."""
+    cdef size_t n, i
+    cdef const llamac_field *f = llamac_fields(&n)
+    return [(f[i].record.decode(), f[i].name.decode(), f[i].type, f[i].offset, f[i].count, f[i].min, f[i].max,
+             f[i].names.decode() if f[i].names is not NULL else None) for i in range(n)]
+
+
+def record_bytes(str record):
+    """Size of a record; of the header without its section table."""
+    return llamac_record_bytes(record.encode())
+
+
+def section_names():
+    """The file's sections in order."""
+    cdef size_t i = 0
+    names = []
+    while llamac_section_at(i) is not NULL:
+        names.append(llamac_section_at(i).decode())
+        i += 1
+    return tuple(names)
+
+
+def slots(const unsigned char[::1] config not None, const unsigned char[::1] layers not None):
+    """The tensors a model of this config has, in the file's order: (name, required, is_matrix, rows, columns)."""
+    cdef llamac_slot slot
+    cdef size_t i = 0
+    if <size_t>config.shape[0] != llamac_record_bytes(b"config") or <size_t>layers.shape[0] % llamac_record_bytes(b"layer"):
+        raise ArgumentError("slots needs one config record and whole layer records")
+    if layers.shape[0] == 0 or <size_t>layers.shape[0] // llamac_record_bytes(b"layer") != (<const int32_t *>&config[4])[0]:
+        raise ArgumentError("slots needs as many layer records as the config's n_layers")
+    found = []
+    while llamac_slot_at(&config[0], &layers[0], i, &slot):
+        found.append((slot.name.decode(), bool(slot.required), bool(slot.is_matrix), slot.rows, slot.columns))
+        i += 1
+    return found
+
+
+def matrix_bytes(int dtype, uint64_t rows, uint64_t columns):
+    """Bytes of a matrix in strips; 0 if the dtype is reserved."""
+    return llamac_matrix_bytes(dtype, rows, columns)
+
+
+def dtype_name(int dtype):
+    """Name of a dtype number, or None."""
+    cdef const char *name = llamac_dtype_name(dtype)
+    return name.decode() if name is not NULL else None
+
+
+def isas():
+    """Kernel sets of this build, best first: (name, whether this machine runs it)."""
+    cdef int supported = 0
+    cdef size_t i = 0
+    found = []
+    while llamac_isa_at(i, &supported) is not NULL:
+        found.append((llamac_isa_at(i, &supported).decode(), bool(supported)))
+        i += 1
+    return found
+
+
+def has_threads():
+    """Whether this build can use more than one thread."""
+    return bool(llamac_has_threads())
+
+
+def stages():
+    """Names of the graph's stages, in the order of computation."""
+    return tuple(llamac_stage_name(i).decode() for i in range(LLAMAC_N_STAGES))
+
+
+def live_objects():
+    """C models and sessions that are open; for tests."""
+    return llamac_live_objects()
+
+
+def fail_allocation(long n):
+    """Lets the n-th allocation of this thread from now on fail; 0: none. Returns the allocations since the last call. For tests."""
+    return llamac_test_fail_allocation(n)
+
+
+# ---- model
+
+cdef class Model:
+    """A checked model over a buffer that holds a whole flat file, aligned to 64 bytes (a memory map is)."""
+
+    cdef llamac_model *_ptr
+    cdef Py_buffer _buffer
+    cdef bint _has_buffer, _closing
+    cdef int _sessions
+
+    def __init__(self, data):
+        if self._has_buffer:
+            raise LlamacError("a Model is opened once")
+        PyObject_GetBuffer(data, &self._buffer, PyBUF_SIMPLE)
+        self._has_buffer = True
+        cdef llamac_error err
+        check(llamac_model_open(&self._ptr, self._buffer.buf, <size_t>self._buffer.len, &err), &err)
+
+    cdef void _release(self) noexcept:
+        llamac_model_close(&self._ptr)
+        if self._has_buffer:
+            PyBuffer_Release(&self._buffer)
+            self._has_buffer = False
+
+    def close(self):
+        """Lets go of the buffer as soon as the last session is closed."""
+        self._closing = True
+        if self._sessions == 0:
+            self._release()
+
+    @property
+    def closed(self):
+        return self._closing or self._ptr is NULL
+
+    def __dealloc__(self):
+        self._release()
+
+
+# ---- sampling
+
+cdef class Sampling:
+    """Settings of one draw; checked when they are made."""
+
+    cdef llamac_sampling _c
+
+    def __init__(self, double temperature=0.0, int top_k=0, double top_p=1.0, double min_p=0.0, uint64_t seed=0):
+        cdef llamac_error err
+        self._c = llamac_sampling(<float>temperature, top_k, <float>top_p, <float>min_p, seed)
+        if temperature > 0 and self._c.temperature == 0:
+            raise ArgumentError(f"temperature {temperature} is too small: use 0 for the most probable token")
+        check(llamac_sampling_check(&self._c, &err), &err)
+
+
+def sample(const float[::1] logits not None, Sampling sampling not None, uint64_t position):
+    """Draws a token id from logits (n)."""
+    cdef llamac_error err
+    cdef int n = <int>logits.shape[0], token
+    if n == 0:
+        raise ArgumentError("there are no logits to sample from")
+    cdef void *scratch = PyMem_Malloc(<size_t>n * LLAMAC_SAMPLE_SCRATCH)
+    if scratch is NULL:
+        raise OutOfMemoryError(f"no memory to sample from {n} logits")
+    try:
+        with nogil:
+            token = llamac_sample(&logits[0], n, &sampling._c, position, scratch, &err)
+        return check(token, &err)
+    finally:
+        PyMem_Free(scratch)
+
+
+# ---- session
+
+cdef class Session:
+    """Sequences of tokens with their KV cache. Used by one thread at a time: a second one gets BusyError."""
+
+    cdef llamac_session *_ptr
+    cdef Model _model
+    cdef bint _busy
+    cdef int32_t _cancel
+    cdef float *_logits           # of the last row of the last eval that wanted them
+    cdef void *_scratch           # for sampling from them
+    cdef readonly int vocab_size
+    cdef bint _has_logits
+
+    def __init__(self, Model model not None, *, int n_sequences=1, int context=0, int kv_dtype=0, int threads=1, str isa=None):
+        if self._ptr is not NULL:
+            raise LlamacError("a Session is opened once")
+        if model._closing or model._ptr is NULL:
+            raise ClosedError("the model is closed")
+        cdef llamac_session_options options = llamac_session_options(n_sequences, context, kv_dtype, threads, NULL)
+        cdef bytes name
+        if isa is not None:
+            name = isa.encode()
+            options.isa = name
+        cdef llamac_error err
+        check(llamac_session_open(&self._ptr, model._ptr, &options, &err), &err)
+        self._model = model
+        model._sessions += 1
+        cdef int per_layer = 0
+        cdef size_t n = llamac_stage_width(self._ptr, LLAMAC_STAGE_LOGITS, &per_layer)
+        self.vocab_size = <int>n
+        self._logits = <float *>PyMem_Malloc(n * sizeof(float))
+        self._scratch = PyMem_Malloc(n * LLAMAC_SAMPLE_SCRATCH)
+        if self._logits is NULL or self._scratch is NULL:
+            self._release()
+            raise OutOfMemoryError(f"no memory for {n} logits")
+
+    cdef void _release(self) noexcept:
+        if self._ptr is not NULL:
+            llamac_session_close(&self._ptr)
+            self._model._sessions -= 1
+            if self._model._closing and self._model._sessions == 0:
+                self._model._release()
+        PyMem_Free(self._logits)
+        PyMem_Free(self._scratch)
+        self._logits = NULL
+        self._scratch = NULL
+
+    def __dealloc__(self):
+        self._release()
+
+    cdef int _enter(self) except -1:
+        if self._ptr is NULL:
+            raise ClosedError("the session is closed")
+        if self._busy:
+            raise BusyError("the session is in use by another thread: give each thread a session of its own")
+        self._busy = True
+        return 0
+
+    def close(self):
+        """Frees the session's memory. Closing twice is fine."""
+        if self._busy:
+            raise BusyError("the session cannot be closed while another thread computes with it")
+        self._release()
+
+    @property
+    def closed(self):
+        return self._ptr is NULL
+
+    def describe(self):
+        """(context, kv dtype, threads, isa, scratch bytes, KV bytes)."""
+        cdef llamac_session_info info
+        if self._ptr is NULL:
+            raise ClosedError("the session is closed")
+        llamac_session_describe(self._ptr, &info)
+        return info.context, llamac_dtype_name(info.kv_dtype).decode(), info.threads, info.isa.decode(), info.scratch_bytes, info.kv_bytes
+
+    def length(self, int sequence=0):
+        """Positions held by a sequence."""
+        if self._ptr is NULL:
+            raise ClosedError("the session is closed")
+        cdef int n = llamac_length(self._ptr, sequence)
+        if n < 0:
+            raise ArgumentError(f"there is no sequence {sequence}")
+        return n
+
+    def rewind(self, int length, int sequence=0):
+        """Forgets the positions from `length` on."""
+        cdef llamac_error err
+        self._enter()
+        try:
+            check(llamac_rewind(self._ptr, sequence, length, &err), &err)
+        finally:
+            self._busy = False
+        self._has_logits = False
+
+    def cancel(self):
+        """Stops the eval that runs in another thread; it raises CancelledError there."""
+        self._cancel = 1
+
+    def stage_width(self, int stage):
+        """(floats per row, whether the stage exists once per layer)."""
+        cdef int per_layer = 0
+        if self._ptr is NULL:
+            raise ClosedError("the session is closed")
+        cdef size_t width = llamac_stage_width(self._ptr, stage, &per_layer)
+        return width, bool(per_layer)
+
+    def eval_rows(self, const int32_t[:, ::1] rows not None, float[::1] logits=None, observations=()):
+        """Computes rows of (token, sequence, position, want_logits). logits: all the wanted rows' (n * vocab_size floats), or None:
+        then only the last row may want them, and they stay in the session for `sample` and `copy_logits`.
+        observations: (stage, layer, float buffer) each. Returns nothing; raises CancelledError with `done` rows kept."""
+        cdef int n = <int>rows.shape[0], done = 0, result, i, wanted = 0
+        cdef llamac_error err
+        cdef float *out = self._logits
+        cdef llamac_observation *observe = NULL
+        cdef float[::1] view
+        if rows.shape[1] != 4:
+            raise ArgumentError("a row has 4 numbers: token, sequence, position, want_logits")
+        for i in range(n):
+            wanted += rows[i, 3] != 0
+        if logits is not None:
+            if logits.shape[0] != <Py_ssize_t>wanted * self.vocab_size:
+                raise ArgumentError(f"the buffer for logits has {logits.shape[0]} floats, {wanted} rows need {wanted * self.vocab_size}")
+            out = &logits[0] if wanted else NULL
+        elif wanted > 1 or (wanted == 1 and not rows[n - 1, 3]):
+            raise ArgumentError("without a buffer only the last row's logits can be wanted")
+        self._enter()
+        try:
+            self._has_logits = False
+            if observations:
+                observe = <llamac_observation *>PyMem_Malloc(<size_t>len(observations) * sizeof(llamac_observation))
+                if observe is NULL:
+                    raise OutOfMemoryError("no memory for observations")
+                for i, (stage, layer, buffer) in enumerate(observations):
+                    view = buffer
+                    floats = self._observation_floats(stage, n, wanted)
+                    if view.shape[0] != floats:
+                        raise ArgumentError(f"the buffer for stage {stage} has {view.shape[0]} floats, expected {floats}")
+                    observe[i].stage = stage
+                    observe[i].layer = layer
+                    observe[i].out = &view[0] if floats else self._logits
+            result = self._run(<const llamac_row *>&rows[0, 0] if n else NULL, n, out, observe, len(observations), &done, &err)
+            self._has_logits = result == 0 and logits is None and wanted == 1
+            self._raise(result, &err, done)
+        finally:
+            PyMem_Free(observe)
+            self._busy = False
+
+    cdef Py_ssize_t _observation_floats(self, int stage, int rows, int wanted) except -1:
+        cdef int per_layer = 0
+        cdef Py_ssize_t width = <Py_ssize_t>llamac_stage_width(self._ptr, stage, &per_layer)
+        return width * (wanted if stage == LLAMAC_STAGE_OUTPUT_NORM or stage == LLAMAC_STAGE_LOGITS else rows)
+
+    cdef int _run(self, const llamac_row *rows, int n, float *logits, const llamac_observation *observe, int n_observe, int *done, llamac_error *err):
+        cdef llamac_eval_options options = llamac_eval_options(observe, n_observe, &self._cancel, done)
+        cdef int result
+        self._cancel = 0
+        with nogil:
+            result = llamac_eval(self._ptr, rows, n, logits, &options, err)
+        return result
+
+    cdef int _raise(self, int result, llamac_error *err, int done) except -1:
+        if result < 0 and err.code == LLAMAC_CANCELLED:
+            raise CancelledError(err.message.decode(), done)
+        return check(result, err)
+
+    def step(self, int token, int sequence=0):
+        """Computes one token at the end of a sequence; its logits stay in the session."""
+        cdef int done = 0, result
+        cdef llamac_error err
+        cdef llamac_row row
+        self._enter()
+        try:
+            self._has_logits = False
+            row = llamac_row(token, sequence, llamac_length(self._ptr, sequence), 1)
+            result = self._run(&row, 1, self._logits, NULL, 0, &done, &err)
+            self._has_logits = result == 0
+            self._raise(result, &err, done)
+        finally:
+            self._busy = False
+
+    def sample(self, Sampling sampling not None, int n, uint64_t position):
+        """Draws from the first n of the session's logits, for the given position."""
+        cdef llamac_error err
+        cdef int token
+        self._enter()
+        try:
+            if not self._has_logits:
+                raise ArgumentError("there are no logits to sample from: eval something first")
+            if n < 1 or n > self.vocab_size:
+                raise ArgumentError(f"cannot sample from {n} of {self.vocab_size} logits")
+            with nogil:
+                token = llamac_sample(self._logits, n, &sampling._c, position, self._scratch, &err)
+            return check(token, &err)
+        finally:
+            self._busy = False
+
+    def copy_logits(self, float[::1] out not None):
+        """Copies the session's logits (vocab_size)."""
+        self._enter()
+        try:
+            if not self._has_logits:
+                raise ArgumentError("there are no logits: eval something first")
+            if out.shape[0] != self.vocab_size:
+                raise ArgumentError(f"the buffer has {out.shape[0]} floats, expected {self.vocab_size}")
+            memcpy(&out[0], self._logits, <size_t>self.vocab_size * sizeof(float))
+        finally:
+            self._busy = False

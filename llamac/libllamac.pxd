@@ -1,0 +1,104 @@
+# The C core's public header, as Cython sees it. Layouts and values come from the header itself.
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+
+cdef extern from "llamac.h" nogil:
+    ctypedef struct llamac_model
+    ctypedef struct llamac_session
+    enum:
+        LLAMAC_OK
+        LLAMAC_NO_MEMORY
+        LLAMAC_BAD_ARGUMENT
+        LLAMAC_BAD_MODEL
+        LLAMAC_CONTEXT_FULL
+        LLAMAC_CANCELLED
+        LLAMAC_UNSUPPORTED
+    ctypedef struct llamac_error:
+        int code
+        char message[400]
+
+    enum:
+        LLAMAC_N_DTYPES
+        LLAMAC_N_STAGES
+        LLAMAC_STAGE_OUTPUT_NORM
+        LLAMAC_STAGE_LOGITS
+        LLAMAC_SAMPLE_SCRATCH
+    const char *llamac_dtype_name(int dtype)
+    size_t llamac_matrix_bytes(int dtype, uint64_t rows, uint64_t columns)
+
+    ctypedef struct llamac_field:
+        const char *record
+        const char *name
+        int type
+        uint32_t offset
+        uint32_t count
+        double min
+        double max
+        const char *names
+    const llamac_field *llamac_fields(size_t *n)
+    size_t llamac_record_bytes(const char *record)
+    const char *llamac_section_at(size_t index)
+
+    ctypedef struct llamac_slot:
+        char name[64]
+        int required
+        int is_matrix
+        uint64_t rows
+        uint64_t columns
+    int llamac_slot_at(const void *config, const void *layers, size_t index, llamac_slot *slot)
+
+    int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llamac_error *err)
+    void llamac_model_close(llamac_model **model)
+    const char *llamac_isa_at(size_t index, int *supported)
+
+    ctypedef struct llamac_session_options:
+        int n_sequences
+        int context
+        int kv_dtype
+        int threads
+        const char *isa
+    int llamac_session_open(llamac_session **session, const llamac_model *model, const llamac_session_options *options, llamac_error *err)
+    void llamac_session_close(llamac_session **session)
+    ctypedef struct llamac_session_info:
+        int context
+        int kv_dtype
+        int threads
+        const char *isa
+        size_t scratch_bytes
+        size_t kv_bytes
+    void llamac_session_describe(const llamac_session *session, llamac_session_info *info)
+    int llamac_length(const llamac_session *session, int sequence)
+    int llamac_rewind(llamac_session *session, int sequence, int length, llamac_error *err)
+
+    ctypedef struct llamac_row:
+        int32_t token
+        int32_t sequence
+        int32_t position
+        int32_t want_logits
+    const char *llamac_stage_name(int stage)
+    size_t llamac_stage_width(const llamac_session *session, int stage, int *per_layer)
+    ctypedef struct llamac_observation:
+        int stage
+        int layer
+        float *out
+    ctypedef struct llamac_eval_options:
+        const llamac_observation *observations
+        int n_observations
+        const int32_t *cancel
+        int *rows_done
+    int llamac_eval(llamac_session *session, const llamac_row *rows, int n_rows, float *logits,
+                    const llamac_eval_options *options, llamac_error *err)
+
+    ctypedef struct llamac_sampling:
+        float temperature
+        int top_k
+        float top_p
+        float min_p
+        uint64_t seed
+    int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch, llamac_error *err)
+    int llamac_sampling_check(const llamac_sampling *sampling, llamac_error *err)
+
+    long llamac_test_fail_allocation(long n)
+    long llamac_live_objects()
+    int llamac_has_threads()

@@ -1,0 +1,220 @@
+"""A model: an opened flat file, and what can be done with it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from llamac import _core
+from llamac.errors import ArgumentError, ClosedError, UnsupportedError
+from llamac.flatfile import FlatFile
+from llamac.session import Session
+from llamac.tokenizer import SpecialTokens, Tokenizer
+
+if TYPE_CHECKING:
+    from llamac.generation import Completion, Stream
+    from llamac.session import Logits
+
+
+def load(
+    path: str | Path | None = None,
+    *,
+    device: str = "cpu",
+    context: int | None = None,
+    kv: str | None = None,
+    threads: int | None = None,
+    isa: str | None = None,
+) -> Model:
+    """Opens a model file; without a path the built-in model. Reads its header and tables and maps the rest.
+
+    context, kv, threads and isa are what the model's sessions use unless they are told otherwise:
+    context: positions per sequence (default: the model's). kv: number format of the KV cache, "f32" or "f16" (default: f32 for
+    f32 files, else f16). threads: default from affinity, cgroup quota and physical cores, see `llamac inspect`.
+    isa: a kernel set, "avx2" or "scalar" (default: the environment variable LLAMAC_ISA, else the best of this machine).
+
+    Raises FileNotFoundError, or ModelError if the file is damaged or no llamac file (the message says what to do).
+    """
+    if device != "cpu":
+        raise UnsupportedError(f"device is {device!r}: this version computes on 'cpu' only")
+    if path is None:
+        from llamac import models
+
+        path = models.path(models.DEFAULT)
+    return Model(FlatFile(path), context=context, kv=kv, threads=threads, isa=isa)
+
+
+class Model:
+    """An opened model; immutable, may be used by many threads at once. A context manager.
+
+    config: the file's config record as a dict (docs/format.md). metadata: its JSON metadata. file: the flat file itself.
+    """
+
+    def __init__(self, file: FlatFile, *, context: int | None, kv: str | None, threads: int | None, isa: str | None) -> None:
+        self.file = file
+        self.config: dict[str, Any] = file.config
+        self.weight_bytes: int = file.sections["data"].bytes
+        self._defaults = {"context": context, "kv": kv, "threads": threads, "isa": isa}
+        self._core = _core.Model(file.buffer)
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        special = SpecialTokens(
+            bos_id=_id_or_none(self.config["bos_id"]),
+            add_bos=bool(self.config["add_bos"]),
+            add_eos=bool(self.config["add_eos"]),
+            eos_id=_id_or_none(self.config["eos_id"]),
+            stop_ids=tuple(self.config["stop_ids"][: self.config["n_stop_ids"]]),
+        )
+        self.stop_ids = frozenset(special.stop_ids)
+        data = file.section("tokenizer")
+        self._tokenizer = Tokenizer.from_json(data, special) if data else None
+        # a session is made and thrown away, so that unusable settings are reported here and not at the first use
+        self.session().close()
+
+    # ---- facts
+
+    @property
+    def name(self) -> str:
+        """The model's name as its exporter wrote it."""
+        return str(self.metadata.get("name", ""))
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The file's JSON metadata: name, architecture, where it came from."""
+        return self.file.metadata
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. ArgumentError if the file has none."""
+        if self._tokenizer is None:
+            raise ArgumentError("this model file has no tokenizer: give token ids, or export it again with --tokenizer")
+        return self._tokenizer
+
+    @property
+    def closed(self) -> bool:
+        """Whether the model has been closed."""
+        return self._core.closed
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return f"<llamac.Model {self.name!r}, {self.weight_bytes / 1e6:.1f} MB{state}>"
+
+    # ---- text and tokens
+
+    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Token ids of a text. add_special: with BOS (and never EOS) by the model's rule, exactly once."""
+        ids = self.tokenizer.encode(text)
+        bos = self.tokenizer.special.bos_id
+        if add_special and self.tokenizer.special.add_bos and bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
+        return ids
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """The text of token ids, without special tokens."""
+        from llamac.session import as_ids
+
+        return self.tokenizer.decode(as_ids(ids))
+
+    # ---- computing
+
+    def session(
+        self,
+        *,
+        context: int | None = None,
+        sequences: int = 1,
+        kv: str | None = None,
+        threads: int | None = None,
+        isa: str | None = None,
+    ) -> Session:
+        """A session with `sequences` sequences of up to `context` positions. Settings left out are those of `load`."""
+        asked = {"context": context, "kv": kv, "threads": threads, "isa": isa}
+        settings = {name: self._defaults[name] if value is None else value for name, value in asked.items()}
+        session = Session(self, sequences=sequences, **settings)  # type: ignore[arg-type]  # a dict of mixed types
+        self._sessions.add(session)
+        return session
+
+    def logits(self, ids: Iterable[int]) -> Logits:
+        """Logits of every position of a sequence of token ids, shape (n, vocab_size), float32. No BOS is added."""
+        with self.session() as session:
+            logits = session.eval(ids, logits="all")
+        assert logits is not None
+        return logits
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        context: int | None = None,
+    ) -> Completion:
+        """Continues a prompt (text, or token ids as they are) and returns the whole result.
+
+        max_tokens: new tokens at most (default: until a stop or the end of the context). temperature: 0 takes the most
+        probable token; otherwise logits are divided by it, then top_k (0: off) keeps the k most probable tokens, top_p (1: off)
+        the fewest that together reach that probability, min_p (0: off) those at least so probable relative to the best, in this order.
+        seed: the draw at a position depends on it and on the position only; None takes a random one, told in the
+        result. stop: texts that end the generation and are not part of it. Raises ContextFullError if the prompt does not fit.
+        """
+        stream = self.stream(
+            prompt,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            stop=stop,
+            context=context,
+        )
+        with stream:
+            for _ in stream:
+                pass
+        return stream.completion
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        context: int | None = None,
+    ) -> Stream:
+        """Like `generate`, but an iterator over pieces of text; its `completion` holds the result when it has ended."""
+        from llamac.generation import Settings, start
+
+        return start(self, prompt, Settings(max_tokens, temperature, top_k, top_p, min_p, seed, stop), context)
+
+    # ---- life
+
+    def close(self) -> None:
+        """Closes the model, its sessions and the file. BusyError while a session computes in another thread."""
+        for session in list(self._sessions):
+            session.close()
+        self._core.close()
+        self.file.close()
+
+    def __enter__(self) -> Model:
+        if self.closed:
+            raise ClosedError("the model is closed")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _id_or_none(number: int) -> int | None:
+    return number if number >= 0 else None

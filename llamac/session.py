@@ -1,0 +1,280 @@
+"""A session: sequences of tokens with their KV cache, and the passes over them.
+
+Long computations are made interruptible here. Python runs signal handlers only in its main thread, and only between
+instructions; so an eval that may take long and was called from the main thread is computed by a helper thread while the main
+thread waits, ready for Ctrl-C. The core looks at the cancel flag every few milliseconds.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from llamac import _core
+from llamac.errors import ArgumentError, CancelledError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llamac.model import Model
+
+    Logits = NDArray[np.float32]
+
+# rows * bytes of weights from which an eval may take longer than some 10 ms
+LONG_WORK = 100_000_000
+
+KV_DTYPES = {None: 0, "f32": 1, "f16": 2}
+assert all(name is None or _core.dtype_name(number) == name for name, number in KV_DTYPES.items())
+
+
+def as_ids(ids: Iterable[int]) -> array[int]:
+    """Token ids as 32-bit integers. Accepts any iterable of whole numbers, a one-dimensional NumPy array too."""
+    if isinstance(ids, str | bytes):
+        raise ArgumentError("expected token ids, got text: use model.tokenize(text) first")
+    if hasattr(ids, "tolist"):
+        ids = ids.tolist()
+    try:
+        return array("i", ids)
+    except (TypeError, OverflowError) as error:
+        raise ArgumentError(f"token ids must be whole numbers of 32 bits: {error}") from None
+
+
+class Session:
+    """Made by `Model.session()`. Used by one thread at a time (another one gets BusyError); `cancel` may come from anywhere.
+
+    A context manager: leaving it frees the memory.
+    """
+
+    def __init__(
+        self, model: Model, *, context: int | None, sequences: int, kv: str | None, threads: int | None, isa: str | None
+    ) -> None:
+        if kv not in KV_DTYPES:
+            raise ArgumentError(f"kv is {kv!r}, expected 'f32', 'f16' or None")
+        if context is not None and context < 1:
+            raise ArgumentError(f"context is {context}, expected 1 to {model.config['context']}")
+        from llamac import machine
+
+        if threads is None:
+            threads = machine.default_threads(model.weight_bytes)
+        self._model = model
+        self._core = _core.Session(
+            model._core,
+            n_sequences=sequences,
+            context=context or 0,
+            kv_dtype=KV_DTYPES[kv],
+            threads=threads,
+            isa=machine.choose_isa(isa),
+        )
+        self._limit_rows = max(1, LONG_WORK // max(1, model.weight_bytes))
+
+    # ---- facts
+
+    @property
+    def model(self) -> Model:
+        """The model this session computes with."""
+        return self._model
+
+    @property
+    def context(self) -> int:
+        """Positions that a sequence can hold."""
+        return self._core.describe()[0]
+
+    @property
+    def kv(self) -> str:
+        """Number format of the KV cache: "f32" or "f16"."""
+        return self._core.describe()[1]
+
+    @property
+    def threads(self) -> int:
+        """Threads an eval may use."""
+        return self._core.describe()[2]
+
+    @property
+    def isa(self) -> str:
+        """Kernel set in use."""
+        return self._core.describe()[3]
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held now: "activations" and "kv"."""
+        *_, activations, kv = self._core.describe()
+        return {"activations": activations, "kv": kv}
+
+    def length(self, sequence: int = 0) -> int:
+        """Positions that a sequence holds."""
+        return self._core.length(sequence)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session has been closed."""
+        return self._core.closed
+
+    # ---- computing
+
+    def eval(
+        self, ids: Iterable[int], *, sequence: int = 0, logits: Literal["last", "all"] | None = "last"
+    ) -> Logits | None:
+        """Appends tokens to a sequence.
+
+        logits: "last" returns those of the last token, shape (vocab_size); "all" those of every token, shape (n, vocab_size);
+        None computes none and returns None. Raises ContextFullError if the tokens do not fit, before anything is
+        computed, and CancelledError (with `done`, the tokens that were kept) after `cancel`.
+        """
+        tokens = as_ids(ids)
+        if logits not in ("last", "all", None):
+            raise ArgumentError(f"logits is {logits!r}, expected 'last', 'all' or None")
+        if not tokens:
+            raise ArgumentError("there are no tokens to eval")
+        rows = self._rows(tokens, sequence, logits)
+        if logits is None:
+            self._run(rows, None, ())
+            return None
+        import numpy as np
+
+        count = len(tokens) if logits == "all" else 1
+        out = np.empty((count, self._core.vocab_size), np.float32)
+        self._run(rows, out.reshape(-1), ())
+        return out if logits == "all" else out[0]
+
+    def eval_rows(self, rows: Sequence[tuple[int, int, int, bool]]) -> Logits:
+        """Computes rows of several sequences in one pass: (token, sequence, position, whether its logits are wanted) each.
+
+        Rows of a sequence come in order and continue it. Returns the wanted logits in order, shape (n_wanted, vocab_size).
+        """
+        import numpy as np
+
+        packed = array("i")
+        wanted = 0
+        for token, sequence, position, want in rows:
+            packed.extend(as_ids((token, sequence, position, bool(want))))
+            wanted += bool(want)
+        out = np.empty((wanted, self._core.vocab_size), np.float32)
+        if packed:
+            self._run(memoryview(packed).cast("B").cast("i", (len(packed) // 4, 4)), out.reshape(-1), ())
+        return out
+
+    def observe(
+        self, ids: Iterable[int], stages: Iterable[str | tuple[str, int]], *, sequence: int = 0
+    ) -> dict[tuple[str, int], Logits]:
+        """Appends tokens like `eval` and returns what named stages of the graph held, without changing a bit of the logits.
+
+        stages: names of `llamac.STAGES`, for all layers, or (name, layer). The result maps (name, layer) to an array of
+        shape (n, width) (layer is 0 for stages outside the layers); "scores" has shape (n, n_heads, context).
+        """
+        import numpy as np
+
+        tokens = as_ids(ids)
+        if not tokens:
+            raise ArgumentError("there are no tokens to eval")
+        found: dict[tuple[str, int], Logits] = {}
+        for name, layer in self._stages(stages):
+            width, _ = self._core.stage_width(_core.stages().index(name))
+            found[name, layer] = np.empty((len(tokens), width), np.float32)
+        wishes = [(_core.stages().index(name), layer, out.reshape(-1)) for (name, layer), out in found.items()]
+        logits = np.empty(len(tokens) * self._core.vocab_size, np.float32)
+        self._run(self._rows(tokens, sequence, "all"), logits, wishes)
+        for (name, _), out in found.items():
+            if name == "scores":
+                out.shape = (len(tokens), self._model.config["n_heads"], self.context)
+        return found
+
+    def rewind(self, length: int, *, sequence: int = 0) -> None:
+        """Forgets the positions from `length` on; an eval continues there."""
+        self._core.rewind(length, sequence)
+
+    def cancel(self) -> None:
+        """Stops the eval that is running in another thread, within 50 ms; there it raises CancelledError."""
+        self._core.cancel()
+
+    def close(self) -> None:
+        """Frees the session's memory. Closing twice is fine; BusyError while another thread computes with it."""
+        self._core.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- for generation: logits stay in the core
+
+    def prefill(self, tokens: array[int]) -> None:
+        """Appends tokens to sequence 0 and keeps the last one's logits for `sample`."""
+        self._run(self._rows(tokens, 0, "last"), None, ())
+
+    def step(self, token: int) -> None:
+        """Appends one token to sequence 0 and keeps its logits for `sample`."""
+        if self._limit_rows > 1 or threading.current_thread() is not threading.main_thread():
+            self._core.step(token)
+        else:
+            self._interruptible(lambda: self._core.step(token))
+
+    def sample(self, sampling: _core.Sampling, n: int) -> int:
+        """Draws the token that follows sequence 0 from its first n logits."""
+        return self._core.sample(sampling, n, self._core.length())
+
+    # ---- how
+
+    def _rows(self, tokens: array[int], sequence: int, logits: str | None) -> memoryview:
+        start = self._core.length(sequence)
+        rows = array("i", bytes(16 * len(tokens)))
+        rows[0::4] = tokens
+        rows[1::4] = array("i", [sequence]) * len(tokens)
+        rows[2::4] = array("i", range(start, start + len(tokens)))
+        if logits == "all":
+            rows[3::4] = array("i", [1]) * len(tokens)
+        elif logits == "last":
+            rows[-1] = 1
+        return memoryview(rows).cast("B").cast("i", (len(tokens), 4))
+
+    def _stages(self, stages: Iterable[str | tuple[str, int]]) -> list[tuple[str, int]]:
+        found = []
+        for stage in stages:
+            name, layer = (stage, None) if isinstance(stage, str) else stage
+            if name not in _core.stages():
+                raise ArgumentError(f"there is no stage {name!r}; the stages are {', '.join(_core.stages())}")
+            per_layer = self._core.stage_width(_core.stages().index(name))[1]
+            n_layers = self._model.config["n_layers"] if per_layer else 1
+            if layer is not None and not 0 <= layer < n_layers:
+                raise ArgumentError(f"stage {name!r} has no layer {layer}, expected 0 to {n_layers - 1}")
+            found += [(name, layer)] if layer is not None else [(name, i) for i in range(n_layers)]
+        return found
+
+    def _run(self, rows: memoryview, logits: Any, observations: Sequence[tuple[int, int, Any]]) -> None:
+        if len(rows) < self._limit_rows or threading.current_thread() is not threading.main_thread():
+            self._core.eval_rows(rows, logits, observations)
+        else:
+            self._interruptible(lambda: self._core.eval_rows(rows, logits, observations))
+
+    def _interruptible(self, work: Callable[[], None]) -> None:
+        failures: list[BaseException] = []
+        done = threading.Event()
+
+        def helper() -> None:
+            try:
+                work()
+            except BaseException as error:
+                failures.append(error)
+            finally:
+                done.set()
+
+        thread = threading.Thread(target=helper, name="llamac-eval", daemon=True)
+        thread.start()
+        try:
+            done.wait()
+        except BaseException as interruption:
+            # the helper may not have entered the core yet: ask until it has gone
+            while not done.wait(0.005):
+                self._core.cancel()
+            if failures and isinstance(failures[0], CancelledError):
+                failures.clear()
+            raise interruption from (failures[0] if failures else None)
+        finally:
+            thread.join()
+        if failures:
+            raise failures[0]

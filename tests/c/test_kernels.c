@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: MIT
+// test_kernels.c - every kernel of every instruction set of this machine: exactly the scalar kernel's bits for all tails and
+// alignments, and close to the same formula in double.
+#include <math.h>
+#include "common.h"
+#include "half.h"
+#include "kernels.h"
+#include "format.h"
+#include "test.h"
+
+static const struct kernels *tables[8];
+static int n_tables;
+
+static const int dtypes[] = { LLAMAC_F32, LLAMAC_F16, LLAMAC_BF16 };
+
+static float stored(int dtype, float x) {
+    return dtype == LLAMAC_F32 ? x : dtype == LLAMAC_F16 ? f32_from_f16(f16_from_f32(x)) : f32_from_bits(f32_bits(x) & 0xffff0000);
+}
+static void put(int dtype, uint8_t *w, size_t strip_bytes, int row, int k, float x) {
+    uint8_t *p = w + (size_t)(row / 16) * strip_bytes;
+    if (dtype == LLAMAC_F32) ((float *)(void *)p)[k * 16 + row % 16] = x;
+    else ((uint16_t *)(void *)p)[k * 16 + row % 16] = dtype == LLAMAC_F16 ? f16_from_f32(x) : (uint16_t)(f32_bits(x) >> 16);
+}
+static int same(const float *a, const float *b, size_t n) { return !memcmp(a, b, n * sizeof(float)); }
+
+static void halves_convert_like_the_hardware(void) {
+#if defined(__x86_64__)
+    for (int h = 0; h < 65536; h++) {
+        const float x = f32_from_f16((uint16_t)h);
+        if (x == x) CHECK(f16_from_f32(x) == h, "f16 %04x -> %g -> %04x", h, (double)x, f16_from_f32(x));
+    }
+#endif
+    CHECK(f16_from_f32(65519.0f) == 0x7bff && f16_from_f32(65520.0f) == 0x7c00, "rounding at the top");
+    CHECK(f16_from_f32(0x1p-25f) == 0 && f16_from_f32(0x1.000002p-25f) == 1 && f16_from_f32(0x1.8p-24f) == 2, "rounding at the bottom");
+    CHECK(f16_from_f32(1.0f + 0x1p-11f) == 0x3c00 && f16_from_f32(1.0f + 0x1.8p-10f) == 0x3c02, "ties go to even");
+}
+
+// One product by every table, in one call, row by row, and in two parts of strips.
+static void check_gemm(int dtype, int rows, int columns, int m, int biased, int add, uint64_t *state) {
+    const size_t strip_bytes = dtype_strip_bytes(dtype, (uint64_t)columns), strips = (size_t)ceil_div(rows, 16);
+    uint8_t *w = take(strips * strip_bytes);
+    float *x = take(sizeof(float) * (size_t)(m * columns)), *bias = take(sizeof(float) * (size_t)rows);
+    float *panels = take(sizeof(float) * (size_t)(m * columns)), *sums = take(sizeof(float) * 16 * GEMM_STRIPS * (size_t)m);
+    float *y0 = take(sizeof(float) * (size_t)(m * rows)), *y = take(sizeof(float) * (size_t)(m * rows)), *first = take(sizeof(float) * (size_t)(m * rows));
+    struct cancel cancel = { 0 };
+    fill_random(x, (size_t)(m * columns), state), fill_random(bias, (size_t)rows, state), fill_random(y0, (size_t)(m * rows), state);
+    for (int r = 0; r < rows; r++) for (int k = 0; k < columns; k++) put(dtype, w, strip_bytes, r, k, random_float(state));
+    for (int r = 0; r < m; r++) {
+        const struct panel_row to = panel_row(panels, m, columns, r);
+        for (int k = 0; k < columns; k++) to.panel[k * to.height + to.place] = x[r * columns + k];
+    }
+    struct gemm g = { w, strip_bytes, 0, (int)strips, rows, columns, panels, m, biased ? bias : NULL, y, (size_t)rows, add, NULL, sums, &cancel };
+    for (int t = 0; t < n_tables; t++) {
+        memcpy(y, y0, sizeof(float) * (size_t)(m * rows));
+        tables[t]->gemm[dtype](&g);
+        if (t == 0) memcpy(first, y, sizeof(float) * (size_t)(m * rows));
+        else CHECK(same(y, first, (size_t)(m * rows)), "%s differs from %s: dtype %d, %d x %d, %d rows", tables[t]->name, tables[0]->name, dtype, rows, columns, m);
+        memcpy(y, y0, sizeof(float) * (size_t)(m * rows));
+        for (int r = 0; r < m; r++) {   // a row alone, its strips in two calls
+            struct gemm one = g;
+            one.x = x + r * columns, one.m = 1, one.y = y + r * rows, one.last = (int)strips / 2;
+            tables[t]->gemm[dtype](&one);
+            one.first = one.last, one.last = (int)strips;
+            tables[t]->gemm[dtype](&one);
+        }
+        CHECK(same(y, first, (size_t)(m * rows)), "%s: rows alone differ: dtype %d, %d x %d, %d rows", tables[t]->name, dtype, rows, columns, m);
+    }
+    for (int i = 0; i < 20; i++) {   // against double
+        const int r = random_below(state, m), o = random_below(state, rows);
+        double sum = 0, size = 0;
+        for (int k = 0; k < columns; k++) {
+            float weight[1];
+            uint8_t *p = w + (size_t)(o / 16) * strip_bytes;
+            weight[0] = dtype == LLAMAC_F32 ? ((float *)(void *)p)[k * 16 + o % 16]
+                      : dtype == LLAMAC_F16 ? f32_from_f16(((uint16_t *)(void *)p)[k * 16 + o % 16]) : f32_from_bf16(((uint16_t *)(void *)p)[k * 16 + o % 16]);
+            sum += (double)weight[0] * (double)x[r * columns + k];
+            size += fabs((double)weight[0] * (double)x[r * columns + k]);
+        }
+        if (biased) sum += (double)bias[o];
+        if (add) sum += (double)y0[r * rows + o];
+        CHECK(fabs(sum - (double)first[r * rows + o]) <= 1e-6 * (size + 2), "output %d of row %d is %g, expected %g", o, r, (double)first[r * rows + o], sum);
+    }
+    float *row = take(sizeof(float) * (size_t)columns), *row0 = take(sizeof(float) * (size_t)columns);
+    for (int t = 0; t < n_tables; t++) {
+        tables[t]->gather[dtype](w, strip_bytes, rows - 1, columns, t ? row : row0);
+        if (t) CHECK(same(row, row0, (size_t)columns), "%s: gather", tables[t]->name);
+    }
+    free(w), free(x), free(bias), free(panels), free(sums), free(y0), free(y), free(first), free(row), free(row0);
+}
+
+static void products_have_the_same_bits(void) {
+    uint64_t state = 1;
+    for (size_t d = 0; d < ARRAY_LEN(dtypes); d++) {
+        for (int rows = 1; rows <= 83; rows += rows < 20 ? 1 : 9) check_gemm(dtypes[d], rows, 1 + random_below(&state, 90), 1 + random_below(&state, 20), rows % 2, rows % 3 == 0, &state);
+        for (int m = 1; m <= 40; m++) check_gemm(dtypes[d], 70, 33, m, 1, 0, &state);
+        for (int columns = 510; columns <= 1040; columns += 53) check_gemm(dtypes[d], 100, columns, 7, 0, 1, &state);
+    }
+}
+
+// Row functions: n numbers at an odd address, guards around them that must stay.
+static void row_functions_have_the_same_bits(void) {
+    uint64_t state = 2;
+    enum { MAX = 80 };
+    float x[MAX + 8], w[MAX + 8], b[MAX + 8], y[MAX + 8], y0[MAX + 8];
+    for (int n = 1; n <= 70; n++) for (int shift = 0; shift < 3; shift++) for (int what = 0; what < 14; what++) {
+        fill_random(x, MAX + 8, &state), fill_random(w, MAX + 8, &state), fill_random(b, MAX + 8, &state);
+        if (what >= 4) for (int i = 0; i < MAX; i++) x[i] *= 12;
+        for (int t = 0; t < n_tables; t++) {
+            const struct kernels *k = tables[t];
+            for (int i = 0; i < MAX + 8; i++) y[i] = 77;
+            float *out = y + shift;
+            if (what == 0) k->norm_rms(x + shift, w, NULL, 1e-5f, n, out);
+            else if (what == 1) k->norm_layer(x + shift, w, b, 1e-5f, n, out);
+            else if (what == 2) k->add(x + shift, n, out);
+            else if (what == 3) { memcpy(y, x, sizeof y); k->rotate(out, w, b, n / 2); }
+            else k->activate(1 + (what - 4) / 2, x + shift, what % 2 ? w : NULL, n, out);
+            if (t == 0) memcpy(y0, y, sizeof y);
+            else CHECK(same(y, y0, MAX + 8), "%s: function %d, n %d, shift %d", k->name, what, n, shift);
+            for (int i = 0; i < MAX + 8; i++)
+                if (what != 3 && (i < shift || i >= shift + n)) CHECK(y[i] == 77, "%s: function %d wrote at %d of %d", k->name, what, i - shift, n);
+        }
+    }
+}
+
+static double act_reference(int activation, double x) {
+    switch (activation) {
+    case ACTIVATION_SILU: return x / (1 + exp(-x));
+    case ACTIVATION_GELU_TANH: return 0.5 * x * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+    case ACTIVATION_GELU_ERF: return 0.5 * x * erfc(-x / sqrt(2));
+    case ACTIVATION_RELU: return x > 0 ? x : 0;
+    default: return x / (1 + exp(-1.702 * x));
+    }
+}
+static void activations_are_accurate(void) {
+    for (int activation = 1; activation <= ACTIVATION_QUICK_GELU; activation++)
+        for (int i = -40000; i <= 40000; i++) {
+            const float x = (float)i / 400;
+            float y;
+            tables[0]->activate(activation, &x, NULL, 1, &y);
+            const double expected = act_reference(activation, (double)x);
+            CHECK(fabs((double)y - expected) <= 4e-7 * (1 + fabs(expected)), "activation %d of %g is %g, expected %g", activation, (double)x, (double)y, expected);
+        }
+    const float nan = NAN, inf = INFINITY;
+    float y;
+    for (int activation = 1; activation <= ACTIVATION_QUICK_GELU; activation++) {
+        tables[0]->activate(activation, &nan, NULL, 1, &y);
+        CHECK(y != y, "activation %d hides a NaN", activation);
+        tables[0]->activate(activation, &inf, NULL, 1, &y);
+        CHECK(y == inf || y != y, "activation %d of infinity is %g", activation, (double)y);
+    }
+}
+
+// A cache of one head, queries with different views of it; against double, and each query alone.
+static void check_attention(int dtype, int head_dim, int positions, int n_queries, uint64_t *state) {
+    const int width = value_width(head_dim), pages_n = ceil_div(positions, KV_PAGE);
+    const size_t key_bytes = KV_PAGE / 16 * float_strip_bytes(dtype, head_dim), page_bytes = key_bytes + (size_t)(width / 16) * float_strip_bytes(dtype, KV_PAGE);
+    uint8_t **pages = take(sizeof *pages * (size_t)pages_n);
+    float *k = take(sizeof(float) * (size_t)(positions * head_dim)), *v = take(sizeof(float) * (size_t)(positions * head_dim));
+    float *q = take(sizeof(float) * (size_t)(n_queries * head_dim)), *panel = take(sizeof(float) * (size_t)(n_queries * head_dim));
+    float *scratch = take(sizeof(float) * attend_scratch(head_dim)), *out = take(sizeof(float) * (size_t)(PANEL_ROWS * width)), *first = take(sizeof(float) * (size_t)(PANEL_ROWS * width));
+    fill_random(k, (size_t)(positions * head_dim), state), fill_random(v, (size_t)(positions * head_dim), state), fill_random(q, (size_t)(n_queries * head_dim), state);
+    for (int p = 0; p < pages_n; p++) pages[p] = take(page_bytes);
+    for (int t = 0; t < n_tables; t++)   // each table writes the same cache
+        for (int p = 0; p < positions; p++) {
+            tables[t]->store_key[dtype](pages[p / KV_PAGE], p % KV_PAGE, head_dim, k + p * head_dim);
+            tables[t]->store_value[dtype](pages[p / KV_PAGE] + key_bytes, p % KV_PAGE, head_dim, v + p * head_dim);
+        }
+    struct attend a = { .kv = { (const uint8_t *const *)pages, 0, key_bytes }, .head_dim = head_dim, .n_queries = n_queries, .q = panel, .out = out, .scratch = scratch };
+    for (int i = 0; i < n_queries; i++) {
+        a.visible[i] = 1 + random_below(state, positions);
+        for (int d = 0; d < head_dim; d++) panel[d * n_queries + i] = q[i * head_dim + d];
+    }
+    a.visible[n_queries - 1] = positions;
+    for (int t = 0; t < n_tables; t++) {
+        tables[t]->attend[dtype](&a);
+        if (t == 0) memcpy(first, out, sizeof(float) * (size_t)(n_queries * width));
+        else CHECK(same(out, first, (size_t)(n_queries * width)), "%s differs: dtype %d, head_dim %d, %d positions, %d queries", tables[t]->name, dtype, head_dim, positions, n_queries);
+        for (int i = 0; i < n_queries; i++) {
+            struct attend one = a;
+            one.n_queries = 1, one.q = q + i * head_dim, one.visible[0] = a.visible[i];
+            tables[t]->attend[dtype](&one);
+            CHECK(same(out, first + i * width, (size_t)head_dim), "%s: query %d alone differs: dtype %d, head_dim %d, %d positions", tables[t]->name, i, dtype, head_dim, positions);
+        }
+    }
+    double *p = take(sizeof(double) * (size_t)positions);
+    for (int i = 0; i < n_queries; i++) {
+        double sum = 0;
+        for (int j = 0; j < a.visible[i]; j++) {
+            double s = 0;
+            for (int d = 0; d < head_dim; d++) s += (double)stored(dtype, k[j * head_dim + d]) * (double)q[i * head_dim + d];
+            sum += p[j] = exp(s);
+        }
+        for (int d = 0; d < head_dim; d++) {
+            double o = 0;
+            for (int j = 0; j < a.visible[i]; j++) o += p[j] / sum * (double)stored(dtype, v[j * head_dim + d]);
+            CHECK(fabs(o - (double)first[i * width + d]) < 2e-6, "attention %g, expected %g", (double)first[i * width + d], o);
+        }
+    }
+    for (int i = 0; i < pages_n; i++) free(pages[i]);
+    free(pages), free(k), free(v), free(q), free(panel), free(scratch), free(out), free(first), free(p);
+}
+
+static void attention_has_the_same_bits(void) {
+    uint64_t state = 3;
+    for (int d = 0; d < 2; d++)
+        for (int head_dim = 1; head_dim <= 40; head_dim += 3)
+            check_attention(dtypes[d], head_dim, 1 + random_below(&state, 700), 1 + random_below(&state, PANEL_ROWS), &state);
+    check_attention(LLAMAC_F16, 64, 1024, 6, &state);
+    check_attention(LLAMAC_F32, 16, 256, 1, &state);
+    check_attention(LLAMAC_F32, 16, 257, 2, &state);
+}
+
+static void the_f16_cache_saturates(void) {
+    const float x[3] = { 1e6f, -1e6f, 65504.0f };
+    for (int t = 0; t < n_tables; t++) {
+        uint8_t *page = take(KV_PAGE * 64);
+        float back[3];
+        tables[t]->store_key[LLAMAC_F16](page, 5, 3, x);
+        tables[t]->gather[LLAMAC_F16](page, float_strip_bytes(LLAMAC_F16, 3), 5, 3, back);
+        CHECK(back[0] == 65504.0f && back[1] == -65504.0f && back[2] == 65504.0f, "%s: %g %g", tables[t]->name, (double)back[0], (double)back[1]);
+        free(page);
+    }
+}
+
+static void unknown_isas_are_refused(void) {
+    llamac_error err;
+    CHECK(!kernels_select("sse9", &err) && err.code == LLAMAC_BAD_ARGUMENT, "sse9");
+    CHECK(kernels_select("scalar", &err) != NULL, "scalar");
+}
+
+int main(void) {
+    int supported;
+    llamac_error err;
+    for (size_t i = 0; llamac_isa_at(i, &supported); i++)   // the scalar one, last in the list, comes first here
+        if (supported) tables[n_tables++] = kernels_select(llamac_isa_at(i, &supported), &err);
+    const struct kernels *scalar = tables[n_tables - 1];
+    tables[n_tables - 1] = tables[0], tables[0] = scalar;
+    for (int i = 0; i < n_tables; i++) printf("testing %s\n", tables[i]->name);
+    RUN(halves_convert_like_the_hardware);
+    RUN(products_have_the_same_bits);
+    RUN(row_functions_have_the_same_bits);
+    RUN(activations_are_accurate);
+    RUN(attention_has_the_same_bits);
+    RUN(the_f16_cache_saturates);
+    RUN(unknown_isas_are_refused);
+    return finish_tests("test_kernels");
+}

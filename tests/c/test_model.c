@@ -1,0 +1,540 @@
+// SPDX-License-Identifier: MIT
+// test_model.c - the core as a whole: the same bits however an input is computed, every way a file can lie, every allocation
+// that can fail, cancelling, observing, sampling.
+#include <fenv.h>
+#include <math.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+#include "common.h"
+#include "model.h"
+#include "tiny_model.h"
+
+static llamac_error err;
+
+static llamac_session *open_session(const llamac_model *model, int sequences, int kv, int threads, const char *isa) {
+    const llamac_session_options options = { .n_sequences = sequences, .kv_dtype = kv, .threads = threads, .isa = isa };
+    llamac_session *session;
+    if (llamac_session_open(&session, model, &options, &err)) { printf("session: %s\n", err.message); exit(1); }
+    return session;
+}
+static llamac_model *open_model(struct tiny_file file) {
+    llamac_model *model;
+    if (llamac_model_open(&model, file.data, file.bytes, &err)) { printf("model: %s\n", err.message); exit(1); }
+    return model;
+}
+static int token_at(int sequence, int position, int vocab) { return (position * 37 + sequence * 11 + position * position) % vocab; }
+
+// ---- the same bits
+
+enum { N = 290 };   // positions: past a block of attention, no multiple of anything
+
+static void prefill_whole(llamac_session *s, int sequence, int n, int vocab, float *logits) {
+    llamac_row *rows = take(sizeof *rows * (size_t)n);
+    for (int i = 0; i < n; i++) rows[i] = (llamac_row){ token_at(sequence, i, vocab), sequence, i, 1 };
+    CHECK(!llamac_eval(s, rows, n, logits, NULL, &err), "%s", err.message);
+    free(rows);
+}
+
+static void check_same_bits(const struct tiny_shape *shape, int kv) {
+    struct tiny_file file = tiny_model(shape);
+    llamac_model *model = open_model(file);
+    const size_t vocab = (size_t)shape->vocab;
+    float *expected = take(sizeof(float) * vocab * N), *logits = take(sizeof(float) * vocab * N);
+    llamac_session *s = open_session(model, 1, kv, 1, "scalar");
+    prefill_whole(s, 0, N, shape->vocab, expected);
+    for (size_t i = 0; i < vocab * N; i++) CHECK(isfinite(expected[i]), "logit %zu", i);
+    llamac_session_close(&s);
+    int supported;
+    uint64_t state = 9;
+    for (size_t i = 0; llamac_isa_at(i, &supported); i++) {
+        if (!supported) continue;
+        const char *isa = llamac_isa_at(i, &supported);
+        for (int threads = 1; threads <= 3; threads++) {
+            s = open_session(model, 1, kv, threads, isa);
+            prefill_whole(s, 0, N, shape->vocab, logits);
+            CHECK(!memcmp(logits, expected, sizeof(float) * vocab * N), "%s, %d threads, one prefill", isa, threads);
+            CHECK(!llamac_rewind(s, 0, 0, &err), "%s", err.message);
+            for (int at = 0; at < N;) {   // chunks of random sizes, some of one token
+                const int n = min_int(N - at, threads == 1 ? 1 : 1 + random_below(&state, 50));
+                llamac_row rows[64];
+                for (int r = 0; r < n; r++) rows[r] = (llamac_row){ token_at(0, at + r, shape->vocab), 0, at + r, 1 };
+                CHECK(!llamac_eval(s, rows, n, logits + (size_t)at * vocab, NULL, &err), "%s", err.message);
+                at += n;
+            }
+            CHECK(!memcmp(logits, expected, sizeof(float) * vocab * N), "%s, %d threads, in chunks", isa, threads);
+            llamac_session_close(&s);
+        }
+    }
+    free(logits), free(expected);
+    llamac_model_close(&model);
+    free(file.data);
+}
+
+static void bits_do_not_depend_on_threads_chunks_or_isa(void) {
+    check_same_bits(&tiny_llama, LLAMAC_F32);
+    check_same_bits(&tiny_llama, LLAMAC_F16);
+    check_same_bits(&tiny_gpt2, 0);
+    struct tiny_shape f16 = tiny_llama;
+    f16.dtype = LLAMAC_F16, f16.tied = 1, f16.biases = 0;
+    check_same_bits(&f16, 0);
+}
+
+static void bits_do_not_depend_on_neighbours(void) {
+    struct tiny_file file = tiny_model(&tiny_llama);
+    llamac_model *model = open_model(file);
+    enum { S = 4, L = 45 };
+    const int vocab = tiny_llama.vocab;
+    float *alone = take(sizeof(float) * (size_t)(S * L * vocab)), *row = take(sizeof(float) * (size_t)(64 * vocab));
+    for (int q = 0; q < S; q++) {
+        llamac_session *s = open_session(model, S, 0, 1, NULL);
+        prefill_whole(s, q, L, vocab, alone + q * L * vocab);
+        llamac_session_close(&s);
+    }
+    uint64_t state = 4;
+    for (int threads = 1; threads <= 3; threads++) {
+        llamac_session *s = open_session(model, S, 0, threads, NULL);
+        int length[S] = { 0 };
+        for (int round = 0; round < 60; round++) {   // rows of all sequences, mixed at random
+            llamac_row rows[64];
+            int n = 1 + random_below(&state, 40), kept = 0;
+            for (int r = 0; r < n; r++) {
+                const int q = random_below(&state, S);
+                if (length[q] == L) continue;
+                rows[kept++] = (llamac_row){ token_at(q, length[q], vocab), q, length[q], 1 };
+                length[q]++;
+            }
+            CHECK(!llamac_eval(s, rows, kept, row, NULL, &err), "%s", err.message);
+            for (int r = 0; r < kept; r++)
+                CHECK(!memcmp(row + r * vocab, alone + (rows[r].sequence * L + rows[r].position) * vocab, sizeof(float) * (size_t)vocab), "sequence %d, position %d", rows[r].sequence, rows[r].position);
+        }
+        llamac_session_close(&s);
+    }
+    free(alone), free(row);
+    llamac_model_close(&model);
+    free(file.data);
+}
+
+static void bits_do_not_depend_on_the_hosts_control_word(void) {
+    struct tiny_file file = tiny_model(&tiny_gpt2);
+    llamac_model *model = open_model(file);
+    const size_t bytes = sizeof(float) * (size_t)(tiny_gpt2.vocab * 20);
+    float *expected = take(bytes), *logits = take(bytes);
+    llamac_session *s = open_session(model, 1, 0, 1, NULL);
+    prefill_whole(s, 0, 20, tiny_gpt2.vocab, expected);
+    llamac_session_close(&s);
+    for (int threads = 1; threads <= 2; threads++) {
+        s = open_session(model, 1, 0, threads, NULL);
+        fesetround(FE_UPWARD);
+#if defined(__x86_64__)
+        const unsigned host = _mm_getcsr() | 0x8040;   // flush to zero, denormals are zero
+        _mm_setcsr(host);
+#endif
+        prefill_whole(s, 0, 20, tiny_gpt2.vocab, logits);
+#if defined(__x86_64__)
+        CHECK((_mm_getcsr() & 0xffc0) == (host & 0xffc0), "the host's control word is put back");
+        _mm_setcsr(0x1f80);
+#endif
+        CHECK(fegetround() == FE_UPWARD || threads, "rounding");
+        fesetround(FE_TONEAREST);
+        CHECK(!memcmp(logits, expected, bytes), "%d threads", threads);
+        llamac_session_close(&s);
+    }
+    free(expected), free(logits);
+    llamac_model_close(&model);
+    free(file.data);
+}
+
+static void a_rewound_session_continues_as_a_fresh_one(void) {
+    struct tiny_file file = tiny_model(&tiny_llama);
+    llamac_model *model = open_model(file);
+    llamac_session *s = open_session(model, 1, 0, 1, NULL);
+    const size_t vocab = (size_t)tiny_llama.vocab;
+    float *expected = take(sizeof(float) * vocab * N), *logits = take(sizeof(float) * vocab);
+    prefill_whole(s, 0, N, tiny_llama.vocab, expected);
+    llamac_session_info info;
+    llamac_session_describe(s, &info);
+    const size_t full = info.kv_bytes;
+    const int places[] = { 289, 256, 255, 130, 64, 63, 1, 0 };
+    for (size_t i = 0; i < ARRAY_LEN(places); i++) {
+        const int p = places[i];
+        CHECK(!llamac_rewind(s, 0, p, &err) && llamac_length(s, 0) == p, "%s", err.message);
+        const llamac_row row = { token_at(0, p, tiny_llama.vocab), 0, p, 1 };
+        CHECK(!llamac_eval(s, &row, 1, logits, NULL, &err), "%s", err.message);
+        CHECK(!memcmp(logits, expected + (size_t)p * vocab, sizeof(float) * vocab), "position %d", p);
+    }
+    llamac_session_describe(s, &info);
+    CHECK(info.kv_bytes < full, "pages are given back");
+    CHECK(llamac_rewind(s, 0, 2, &err) && err.code == LLAMAC_BAD_ARGUMENT, "forward");
+    CHECK(llamac_rewind(s, 1, 0, &err) && err.code == LLAMAC_BAD_ARGUMENT, "no such sequence");
+    llamac_session_close(&s);
+    free(expected), free(logits);
+    llamac_model_close(&model);
+    free(file.data);
+}
+
+// ---- observing
+
+static void observers_change_nothing(void) {
+    const struct tiny_shape *shapes[] = { &tiny_llama, &tiny_gpt2 };
+    for (size_t which = 0; which < 2; which++) {
+        struct tiny_file file = tiny_model(shapes[which]);
+        llamac_model *model = open_model(file);
+        const size_t vocab = (size_t)shapes[which]->vocab;
+        enum { ROWS = 270 };
+        float *expected = take(sizeof(float) * vocab * ROWS), *logits = take(sizeof(float) * vocab * ROWS);
+        float *seen[LLAMAC_N_STAGES], *again[LLAMAC_N_STAGES];
+        llamac_row rows[ROWS];
+        for (int i = 0; i < ROWS; i++) rows[i] = (llamac_row){ token_at(0, i, (int)vocab), 0, i, 1 };
+        for (int threads = 1; threads <= 2; threads++) {
+            llamac_session *s = open_session(model, 1, 0, threads, NULL);
+            CHECK(!llamac_eval(s, rows, ROWS, expected, NULL, &err), "%s", err.message);
+            CHECK(!llamac_rewind(s, 0, 0, &err), "%s", err.message);
+            llamac_observation wishes[LLAMAC_N_STAGES];
+            size_t widths[LLAMAC_N_STAGES];
+            for (int g = 0; g < LLAMAC_N_STAGES; g++) {
+                int per_layer;
+                widths[g] = llamac_stage_width(s, g, &per_layer);
+                float *out = take(sizeof(float) * widths[g] * ROWS);
+                wishes[g] = (llamac_observation){ g, per_layer, out };
+                *(threads == 1 ? &seen[g] : &again[g]) = out;
+            }
+            const llamac_eval_options options = { .observations = wishes, .n_observations = LLAMAC_N_STAGES };
+            CHECK(!llamac_eval(s, rows, ROWS, logits, &options, &err), "%s", err.message);
+            CHECK(!memcmp(logits, expected, sizeof(float) * vocab * ROWS), "observed logits differ with %d threads", threads);
+            CHECK(!memcmp(threads == 1 ? seen[LLAMAC_STAGE_LOGITS] : again[LLAMAC_STAGE_LOGITS], expected, sizeof(float) * vocab * ROWS), "the stage logits");
+            if (threads == 2)
+                for (int g = 0; g < LLAMAC_N_STAGES; g++) CHECK(!memcmp(seen[g], again[g], sizeof(float) * widths[g] * ROWS), "stage %s", llamac_stage_name(g));
+            llamac_session_close(&s);
+        }
+        const float *scores = seen[LLAMAC_STAGE_SCORES];
+        for (int r = 0; r < ROWS; r += 30)
+            for (int p = 0; p < shapes[which]->context; p++)
+                CHECK(p <= r ? isfinite(scores[(size_t)(r * shapes[which]->n_heads * shapes[which]->context + p)]) : scores[(size_t)(r * shapes[which]->n_heads * shapes[which]->context + p)] == -INFINITY,
+                      "score of row %d at %d", r, p);
+        for (int g = 0; g < LLAMAC_N_STAGES; g++) free(seen[g]), free(again[g]);
+        free(expected), free(logits);
+        llamac_model_close(&model);
+        free(file.data);
+    }
+}
+
+// ---- refusing
+
+static int refused(struct tiny_file file, size_t bytes) {
+    llamac_model *model;
+    if (!llamac_model_open(&model, file.data, bytes, &err)) { llamac_model_close(&model); return 0; }
+    return 1;
+}
+
+static void damaged_files_are_refused_by_name(void) {
+    struct tiny_file file = tiny_model(&tiny_gpt2);
+    struct header *h = (struct header *)(void *)file.data;
+    const size_t data = (size_t)h->sections[SECTION_DATA].offset;
+    for (size_t bytes = 0; bytes < file.bytes; bytes += bytes < 6000 ? 1 : 997) {
+        CHECK(refused(file, bytes), "truncated to %zu bytes", bytes);
+        CHECK(bytes >= 1 ? strstr(err.message, "header") != NULL : strstr(err.message, "empty") != NULL, "%zu: %s", bytes, err.message);
+    }
+    for (size_t at = 0; at < data; at++) {   // every single bit, raw: the hash of its section must tell
+        for (int bit = 0; bit < 8; bit++) {
+            file.data[at] ^= (uint8_t)(1 << bit);
+            int in_text = 0;
+            for (int s = SECTION_METADATA; s < SECTION_DATA; s++)
+                if (at >= h->sections[s].offset && at < h->sections[s].offset + h->sections[s].bytes) in_text = 1;
+            if (!in_text) CHECK(refused(file, file.bytes), "bit %d of byte %zu", bit, at);
+            file.data[at] ^= (uint8_t)(1 << bit);
+        }
+    }
+    CHECK(!refused(file, file.bytes), "%s", err.message);
+    free(file.data);
+}
+
+// With true hashes a changed field is either refused by its own check or means a different, valid model; never a crash.
+static void lies_with_true_hashes_are_refused_or_harmless(void) {
+    struct tiny_file file = tiny_model(&tiny_llama);
+    struct header *h = (struct header *)(void *)file.data;
+    uint8_t *copy = take(file.bytes);
+    memcpy(copy, file.data, file.bytes);
+    const size_t prefix = (size_t)h->sections[SECTION_DATA].offset, tables = (size_t)(h->sections[SECTION_TENSORS].offset + h->sections[SECTION_TENSORS].bytes);
+    uint64_t state = 5;
+    int accepted = 0;
+    for (size_t at = 8; at < tables; at++) {
+        for (int bit = 0; bit < 8; bit++) {
+            if (at > sizeof *h + 600 && random_below(&state, 4)) continue;   // tables are long and alike: a sample
+            file.data[at] ^= (uint8_t)(1 << bit);
+            struct tiny_file view = file;
+            const struct section_record *tensors = &h->sections[SECTION_TENSORS];
+            int sane = 1;   // the rehash itself needs sections inside the file
+            for (int s = 0; s < N_SECTIONS; s++) sane &= h->sections[s].offset < file.bytes && h->sections[s].bytes <= file.bytes - h->sections[s].offset;
+            if (sane && tensors->bytes % sizeof(struct tensor_record) == 0) tiny_rehash(file.data);
+            llamac_model *model;
+            if (!llamac_model_open(&model, view.data, view.bytes, &err)) {
+                accepted++;
+                float *logits = take(sizeof(float) * model->config->vocab_size);
+                llamac_session *s = open_session(model, 1, 0, 1, NULL);
+                const llamac_row row = { 0, 0, 0, 1 };
+                CHECK(!llamac_eval(s, &row, 1, logits, NULL, &err), "%s", err.message);
+                llamac_session_close(&s);
+                free(logits);
+                llamac_model_close(&model);
+            } else {
+                CHECK(err.message[0] && strlen(err.message) < sizeof err.message - 1, "a message");
+            }
+            memcpy(file.data, copy, prefix);
+        }
+    }
+    CHECK(accepted > 0, "some fields may have other values");
+    free(copy);
+    free(file.data);
+}
+
+struct lie { size_t record_offset; size_t offset; size_t size; int64_t value; const char *named; };
+
+static void every_field_has_its_own_check(void) {
+    struct tiny_file file = tiny_model(&tiny_llama);
+    struct header *h = (struct header *)(void *)file.data;
+    const size_t config = (size_t)h->sections[SECTION_CONFIG].offset, layers = (size_t)h->sections[SECTION_LAYERS].offset;
+    const size_t tensor = (size_t)h->sections[SECTION_TENSORS].offset + 3 * sizeof(struct tensor_record), section = offsetof(struct header, sections);
+#define LIE(base, structure, member, value) { base, offsetof(struct structure, member), sizeof(((struct structure *)0)->member), value, #member }
+    const struct lie lies[] = {
+        LIE(0, header, version, 2), LIE(0, header, numerics, 9), LIE(0, header, incompatible, 1), LIE(0, header, file_bytes, 5),
+        LIE(0, header, alignment, 32), LIE(0, header, n_sections, 8), LIE(0, header, reserved[3], 1),
+        LIE(section, section_record, offset, 64), LIE(section, section_record, name[2], 'x'), LIE(section, section_record, bytes, 1 << 30),
+        LIE(config, config, dim, 0), LIE(config, config, dim, 40), LIE(config, config, n_layers, 4), LIE(config, config, n_heads, 5),
+        LIE(config, config, n_kv_heads, 4), LIE(config, config, head_dim, 12), LIE(config, config, vocab_size, 0), LIE(config, config, n_token_ids, 102),
+        LIE(config, config, context, 0), LIE(config, config, norm, 3), LIE(config, config, position, 0), LIE(config, config, activation, 77),
+        LIE(config, config, tied_output, 2), LIE(config, config, norm_eps, 0x7fc00000), LIE(config, config, attention_scale, 0),
+        LIE(config, config, embedding_scale, 0x40000000), LIE(config, config, logit_soft_cap, 0x40000000), LIE(config, config, n_rope, 5),
+        LIE(config, config, rope_dim[0], 11), LIE(config, config, rope_dim[1], 2), LIE(config, config, rope_attention_factor[0], 0),
+        LIE(config, config, rope_original_context[2], 3), LIE(config, config, bos_id, -2), LIE(config, config, eos_id, 101), LIE(config, config, add_bos, 3),
+        LIE(config, config, n_stop_ids, 17), LIE(config, config, stop_ids[0], 101), LIE(config, config, stop_ids[3], 1), LIE(config, config, reserved[100], 1),
+        LIE(layers, layer_record, window, 5), LIE(layers, layer_record, rope, 1), LIE(layers, layer_record, placement, 5), LIE(layers, layer_record, ffn, 0),
+        LIE(layers, layer_record, ffn_dim, 0), LIE(layers, layer_record, n_experts, 4), LIE(layers, layer_record, reserved[0], 1),
+        LIE(tensor, tensor_record, name[3], 'x'), LIE(tensor, tensor_record, name[63], 'x'), LIE(tensor, tensor_record, dtype, 9), LIE(tensor, tensor_record, dtype, 4),
+        LIE(tensor, tensor_record, n_dims, 1), LIE(tensor, tensor_record, n_dims, 7), LIE(tensor, tensor_record, shape[0], 17), LIE(tensor, tensor_record, shape[3], 1),
+        LIE(tensor, tensor_record, offset, 64), LIE(tensor, tensor_record, bytes, 64), LIE(tensor, tensor_record, reserved[1], 1),
+    };
+    uint8_t *copy = take(file.bytes);
+    memcpy(copy, file.data, file.bytes);
+    for (size_t i = 0; i < ARRAY_LEN(lies); i++) {
+        const struct lie *l = &lies[i];
+        memcpy(file.data + l->record_offset + l->offset, &l->value, l->size);
+        const int in_sections = l->record_offset == section;
+        if (!in_sections) tiny_rehash(file.data);
+        else { memset(h->sha256, 0, HASH_BYTES); hash(h, sizeof *h, h->sha256); }
+        CHECK(refused(file, file.bytes), "%s accepted", l->named);
+        char name[40];
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(l->named, "["), l->named);
+        // a size that contradicts another one may be told by the other's name
+        const int told = strstr(err.message, name) != NULL || strstr(err.message, "tensor ") != NULL || strstr(err.message, "section ") != NULL;
+        CHECK(told, "%s: %s", l->named, err.message);
+        memcpy(file.data, copy, file.bytes);
+    }
+    free(copy);
+    free(file.data);
+}
+
+static void other_files_are_told_by_their_kind(void) {
+    static const struct { const char *bytes; const char *told; } others[] = {
+        { "GGUF\3\0\0\0", "GGUF" }, { "PK\3\4abc", "ZIP" }, { "\x20\0\0\0\0\0\0\0{\"a\":1}", "safetensors" }, { "24ka\1\0\0\0", "magic" }, { "hello world", "magic" },
+    };
+    uint8_t *page = take(256);
+    for (size_t i = 0; i < ARRAY_LEN(others); i++) {
+        memset(page, 0, 256);
+        memcpy(page, others[i].bytes, i == 2 ? 15 : strlen(others[i].bytes));
+        CHECK(refused((struct tiny_file){ page, 256 }, 256) && strstr(err.message, others[i].told), "%s: %s", others[i].told, err.message);
+    }
+    const int32_t v0[7] = { 64, 172, 5, 8, 4, 512, 512 };
+    memcpy(page, v0, sizeof v0);
+    CHECK(refused((struct tiny_file){ page, 256 }, 256) && strstr(err.message, "llama2.c"), "%s", err.message);
+    CHECK(llamac_model_open(&(llamac_model *){ 0 }, page + 1, 200, &err) && err.code == LLAMAC_BAD_ARGUMENT, "unaligned");
+    free(page);
+}
+
+static void bad_rows_change_nothing(void) {
+    struct tiny_file file = tiny_model(&tiny_llama);
+    llamac_model *model = open_model(file);
+    llamac_session *s = open_session(model, 2, 0, 1, NULL);
+    float logits[101];
+    const struct { llamac_row rows[2]; int n; enum llamac_code code; } bad[] = {
+        { { { -1, 0, 0, 0 } }, 1, LLAMAC_BAD_ARGUMENT }, { { { 101, 0, 0, 0 } }, 1, LLAMAC_BAD_ARGUMENT }, { { { 1, 2, 0, 0 } }, 1, LLAMAC_BAD_ARGUMENT },
+        { { { 1, -1, 0, 0 } }, 1, LLAMAC_BAD_ARGUMENT }, { { { 1, 0, 1, 0 } }, 1, LLAMAC_BAD_ARGUMENT }, { { { 1, 0, 0, 0 }, { 1, 0, 2, 0 } }, 2, LLAMAC_BAD_ARGUMENT },
+        { { { 1, 0, 0, 0 } }, -1, LLAMAC_BAD_ARGUMENT },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        CHECK(llamac_eval(s, bad[i].rows, bad[i].n, logits, NULL, &err) && err.code == (int)bad[i].code, "row %zu: %s", i, err.message);
+        CHECK(llamac_length(s, 0) == 0, "length");
+    }
+    CHECK(llamac_eval(s, &(llamac_row){ 1, 0, 0, 1 }, 1, NULL, NULL, &err), "no buffer");
+    const llamac_observation nothing = { LLAMAC_STAGE_Q, 3, logits }, nowhere = { LLAMAC_STAGE_Q, 0, NULL }, unknown = { 99, 0, logits };
+    const llamac_observation *wishes[] = { &nothing, &nowhere, &unknown };
+    for (int i = 0; i < 3; i++) {
+        const llamac_eval_options o = { .observations = wishes[i], .n_observations = 1 };
+        CHECK(llamac_eval(s, &(llamac_row){ 1, 0, 0, 1 }, 1, logits, &o, &err) && err.code == LLAMAC_BAD_ARGUMENT, "observation %d", i);
+    }
+    llamac_session_close(&s);
+    const llamac_session_options options[] = {
+        { .n_sequences = 0, .threads = 1 }, { .n_sequences = 1, .threads = 0 }, { .n_sequences = 1, .threads = 1, .context = 401 },
+        { .n_sequences = 1, .threads = 1, .context = -1 }, { .n_sequences = 1, .threads = 1, .kv_dtype = LLAMAC_BF16 }, { .n_sequences = 1, .threads = 1, .isa = "none" },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(options); i++) CHECK(llamac_session_open(&s, model, &options[i], &err) && !s, "options %zu", i);
+    const llamac_session_options small = { .n_sequences = 1, .threads = 1, .context = 3 };
+    CHECK(!llamac_session_open(&s, model, &small, &err), "%s", err.message);
+    llamac_row rows[4];
+    for (int i = 0; i < 4; i++) rows[i] = (llamac_row){ 1, 0, i, 0 };
+    CHECK(llamac_eval(s, rows, 4, NULL, NULL, &err) && err.code == LLAMAC_CONTEXT_FULL && llamac_length(s, 0) == 0, "%s", err.message);
+    CHECK(!llamac_eval(s, rows, 3, NULL, NULL, &err) && llamac_length(s, 0) == 3, "%s", err.message);
+    llamac_session_close(&s);
+    llamac_model_close(&model);
+    free(file.data);
+}
+
+// ---- memory, cancelling, forks
+
+static void every_allocation_may_fail(void) {
+    struct tiny_file file = tiny_model(&tiny_llama);
+    const long objects = llamac_live_objects();
+    int failed = 1;
+    for (long n = 1; failed && n < 100; n++) {
+        llamac_model *model = NULL;
+        llamac_session *s = NULL;
+        float logits[101];
+        llamac_row rows[80];
+        for (int i = 0; i < 80; i++) rows[i] = (llamac_row){ 1, 0, i, i == 79 };
+        const llamac_session_options options = { .n_sequences = 2, .threads = 1 };
+        llamac_test_fail_allocation(n);
+        failed = llamac_model_open(&model, file.data, file.bytes, &err) || llamac_session_open(&s, model, &options, &err)
+              || llamac_eval(s, rows, 80, logits, NULL, &err);
+        llamac_test_fail_allocation(0);
+        if (failed) CHECK(err.code == LLAMAC_NO_MEMORY, "allocation %ld: %s", n, err.message);
+        if (s && failed) CHECK(llamac_length(s, 0) == 0 && !llamac_eval(s, rows, 80, logits, NULL, &err), "usable after a failure: %s", err.message);
+        llamac_session_close(&s);
+        llamac_model_close(&model);
+        CHECK(llamac_live_objects() == objects, "objects leak at allocation %ld", n);
+    }
+    CHECK(!failed, "all allocations were tried");
+    free(file.data);
+}
+
+static void a_cancel_keeps_whole_chunks(void) {
+    struct tiny_file file = tiny_model(&tiny_llama);
+    llamac_model *model = open_model(file);
+    for (int threads = 1; threads <= 2; threads++) {
+        llamac_session *s = open_session(model, 1, 0, threads, NULL);
+        const int32_t stop = 1;
+        int done = -1;
+        const llamac_eval_options options = { .cancel = &stop, .rows_done = &done };
+        const llamac_row row = { 1, 0, 0, 0 };
+        CHECK(llamac_eval(s, &row, 1, NULL, &options, &err) && err.code == LLAMAC_CANCELLED && done == 0 && llamac_length(s, 0) == 0, "%s", err.message);
+        CHECK(!llamac_eval(s, &row, 1, NULL, NULL, &err) && llamac_length(s, 0) == 1, "%s", err.message);
+        llamac_session_close(&s);
+    }
+    llamac_model_close(&model);
+    free(file.data);
+}
+
+static void a_forked_child_can_eval(void) {
+    if (!llamac_has_threads()) return;
+    struct tiny_file file = tiny_model(&tiny_llama);
+    llamac_model *model = open_model(file);
+    llamac_session *s = open_session(model, 1, 0, 2, NULL);
+    const size_t bytes = sizeof(float) * 101 * 40;
+    float *expected = take(bytes), *logits = take(bytes);
+    prefill_whole(s, 0, 40, 101, expected);
+    for (int i = 0; i < 3; i++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            alarm(20);
+            llamac_rewind(s, 0, 0, &err);
+            prefill_whole(s, 0, 40, 101, logits);
+            _exit(memcmp(logits, expected, bytes) != 0);
+        }
+        int status = -1;
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "child ended with %d", status);
+    }
+    CHECK(!llamac_rewind(s, 0, 0, &err), "%s", err.message);
+    prefill_whole(s, 0, 40, 101, logits);
+    CHECK(!memcmp(logits, expected, bytes), "the parent goes on");
+    llamac_session_close(&s);
+    free(expected), free(logits);
+    llamac_model_close(&model);
+    free(file.data);
+}
+
+// ---- sampling
+
+static int sample(const float *logits, int n, llamac_sampling s, uint64_t position) {
+    static uint64_t scratch[1000];
+    return llamac_sample(logits, n, &s, position, scratch, &err);
+}
+
+static void sampling_follows_its_definition(void) {
+    float logits[6] = { 1, 3, 3, -2, 0.5f, -INFINITY };
+    CHECK(sample(logits, 6, (llamac_sampling){ .top_p = 1 }, 0) == 1, "greedy takes the lowest id among equals");
+    double p[6], sum = 0;
+    for (int i = 0; i < 6; i++) sum += p[i] = exp((double)logits[i] / 0.7);
+    int counts[6] = { 0 };
+    const int draws = 40000;
+    for (int i = 0; i < draws; i++) counts[sample(logits, 6, (llamac_sampling){ .temperature = 0.7f, .top_p = 1, .seed = 5 }, (uint64_t)i)]++;
+    for (int i = 0; i < 6; i++) {
+        const double expected = draws * p[i] / sum, spread = sqrt(expected + 1);
+        CHECK(fabs(counts[i] - expected) < 5 * spread, "token %d drawn %d times, expected %.0f", i, counts[i], expected);
+    }
+    for (int i = 0; i < 500; i++) {
+        const uint64_t at = (uint64_t)i;
+        const int top1 = sample(logits, 6, (llamac_sampling){ .temperature = 1, .top_k = 1, .top_p = 1, .seed = 1 }, at);
+        const int top3 = sample(logits, 6, (llamac_sampling){ .temperature = 9, .top_k = 3, .top_p = 1, .seed = 1 }, at);
+        const int nucleus = sample(logits, 6, (llamac_sampling){ .temperature = 1, .top_p = 0.5f, .seed = 1 }, at);
+        const int likely = sample(logits, 6, (llamac_sampling){ .temperature = 1, .top_p = 1, .min_p = 0.2f, .seed = 1 }, at);
+        CHECK(top1 == 1, "top-k 1 is %d", top1);
+        CHECK(top3 == 1 || top3 == 2 || top3 == 0, "top-k 3 is %d", top3);
+        CHECK(nucleus == 1 || nucleus == 2, "top-p is %d", nucleus);
+        CHECK(likely == 1 || likely == 2, "min-p is %d", likely);
+        CHECK(sample(logits, 6, (llamac_sampling){ .temperature = 2, .top_p = 1, .seed = 3 }, at) == sample(logits, 6, (llamac_sampling){ .temperature = 2, .top_p = 1, .seed = 3 }, at), "repeats");
+    }
+    const llamac_sampling bad[] = { { .temperature = -1, .top_p = 1 }, { .temperature = NAN, .top_p = 1 }, { .top_k = -1, .top_p = 1 }, { .top_p = 0 }, { .top_p = 1.5f }, { .top_p = 1, .min_p = 2 } };
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) CHECK(sample(logits, 6, bad[i], 0) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "settings %zu", i);
+    const float none[2] = { NAN, -INFINITY }, infinite[2] = { 1, INFINITY }, one[3] = { NAN, 2, NAN };
+    CHECK(sample(none, 2, (llamac_sampling){ .top_p = 1 }, 0) < 0, "no numbers");
+    CHECK(sample(infinite, 2, (llamac_sampling){ .temperature = 1, .top_p = 1 }, 0) < 0, "infinity");
+    CHECK(sample(one, 3, (llamac_sampling){ .temperature = 1, .top_p = 1 }, 0) == 1, "NaNs are never drawn");
+}
+
+static void sha256_matches_the_standard(void) {
+    uint8_t digest[32], expected[32] = { 0xba, 0x78, 0x16, 0xbf, 0x8f, 0x01, 0xcf, 0xea, 0x41, 0x41, 0x40, 0xde, 0x5d, 0xae, 0x22, 0x23,
+                                         0xb0, 0x03, 0x61, 0xa3, 0x96, 0x17, 0x7a, 0x9c, 0xb4, 0x10, 0xff, 0x61, 0xf2, 0x00, 0x15, 0xad };
+    hash("abc", 3, digest);
+    CHECK(!memcmp(digest, expected, 32), "abc");
+    uint8_t data[300], whole[32];
+    for (int i = 0; i < 300; i++) data[i] = (uint8_t)i;
+    for (size_t n = 0; n < 300; n++) {
+        hash(data, n, whole);
+        struct sha256 h;
+        sha256_start(&h);
+        sha256_add(&h, data, n / 3), sha256_add(&h, data + n / 3, n - n / 3);
+        sha256_finish(&h, digest);
+        CHECK(!memcmp(digest, whole, 32), "%zu bytes in two parts", n);
+    }
+}
+
+int main(void) {
+    RUN(sha256_matches_the_standard);
+    RUN(bits_do_not_depend_on_threads_chunks_or_isa);
+    RUN(bits_do_not_depend_on_neighbours);
+    RUN(bits_do_not_depend_on_the_hosts_control_word);
+    RUN(a_rewound_session_continues_as_a_fresh_one);
+    RUN(observers_change_nothing);
+    RUN(damaged_files_are_refused_by_name);
+    RUN(every_field_has_its_own_check);
+    RUN(lies_with_true_hashes_are_refused_or_harmless);
+    RUN(other_files_are_told_by_their_kind);
+    RUN(bad_rows_change_nothing);
+    RUN(every_allocation_may_fail);
+    RUN(a_cancel_keeps_whole_chunks);
+    RUN(a_forked_child_can_eval);
+    RUN(sampling_follows_its_definition);
+    CHECK(llamac_live_objects() == 0, "%ld objects leak", llamac_live_objects());
+    return finish_tests("test_model");
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+// tiny_model.h - a whole flat file in memory with random weights, for the tests of the core.
+#ifndef LLAMAC_TINY_MODEL_H
+#define LLAMAC_TINY_MODEL_H
+#include <math.h>
+#include "dtype.h"
+#include "format.h"
+#include "half.h"
+#include "sha256.h"
+#include "test.h"
+
+struct tiny_shape { int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context, dtype, tied, biases; };
+struct tiny_file { uint8_t *data; size_t bytes; };
+
+static inline struct config tiny_config(const struct tiny_shape *s) {
+    struct config c = {
+        .dim = (uint32_t)s->dim, .n_layers = (uint32_t)s->n_layers, .n_heads = (uint32_t)s->n_heads, .n_kv_heads = (uint32_t)s->n_kv_heads,
+        .head_dim = (uint32_t)s->head_dim, .vocab_size = (uint32_t)s->vocab, .n_token_ids = (uint32_t)s->vocab, .context = (uint32_t)s->context,
+        .norm = s->gpt2 ? NORM_LAYER : NORM_RMS, .position = s->gpt2 ? POSITION_LEARNED : POSITION_ROPE,
+        .activation = s->gpt2 ? ACTIVATION_GELU_TANH : ACTIVATION_SILU, .tied_output = (uint32_t)s->tied, .norm_eps = 1e-5f,
+        .attention_scale = 1.0f / sqrtf((float)s->head_dim), .embedding_scale = 1, .residual_scale = 1, .logit_scale = 1,
+        .bos_id = 1, .eos_id = 2, .add_bos = 1, .n_stop_ids = 1, .stop_ids = { 2 },
+    };
+    if (!s->gpt2) c.n_rope = 1, c.rope_dim[0] = c.head_dim, c.rope_attention_factor[0] = 1;
+    return c;
+}
+
+static inline void hash(const void *data, size_t bytes, uint8_t digest[HASH_BYTES]) {
+    struct sha256 h;
+    sha256_start(&h);
+    sha256_add(&h, data, bytes);
+    sha256_finish(&h, digest);
+}
+
+// Makes all hashes true again after a change.
+static inline void tiny_rehash(uint8_t *data) {
+    struct header *h = (struct header *)(void *)data;
+    struct sha256 of_tensors, id;
+    const struct section_record *tensors = &h->sections[SECTION_TENSORS];
+    sha256_start(&of_tensors);
+    for (uint64_t i = 0; i < tensors->bytes / sizeof(struct tensor_record); i++)
+        sha256_add(&of_tensors, ((const struct tensor_record *)(const void *)(data + tensors->offset))[i].sha256, HASH_BYTES);
+    sha256_finish(&of_tensors, h->sections[SECTION_DATA].sha256);
+    for (int s = 0; s < SECTION_DATA; s++) hash(data + h->sections[s].offset, (size_t)h->sections[s].bytes, h->sections[s].sha256);
+    sha256_start(&id);
+    for (int s = 0; s < N_SECTIONS; s++) sha256_add(&id, h->sections[s].sha256, HASH_BYTES);
+    sha256_finish(&id, h->id);
+    memset(h->sha256, 0, HASH_BYTES);
+    hash(h, sizeof *h, h->sha256);
+}
+
+static inline void tiny_fill(uint8_t *p, const llamac_slot *slot, int dtype, uint64_t *state) {
+    for (uint64_t r = 0; r < slot->rows; r++)
+        for (uint64_t k = 0; k < slot->columns; k++) {
+            float x = 0.5f * random_float(state);
+            if (!strcmp(slot->name, "rope.0.inv_freq")) x = powf(10000.0f, -2.0f * (float)k / (2.0f * (float)slot->columns));
+            if (!slot->is_matrix) { ((float *)(void *)p)[k] = x; continue; }
+            uint8_t *line = p + r / 16 * dtype_strip_bytes(dtype, slot->columns);
+            if (dtype == LLAMAC_F32) ((float *)(void *)line)[k * 16 + r % 16] = x;
+            else ((uint16_t *)(void *)line)[k * 16 + r % 16] = dtype == LLAMAC_F16 ? f16_from_f32(x) : (uint16_t)(f32_bits(x) >> 16);
+        }
+}
+
+static inline struct tiny_file tiny_model(const struct tiny_shape *shape) {
+    struct config config = tiny_config(shape);
+    struct layer_record *layers = calloc((size_t)shape->n_layers, sizeof *layers);
+    for (int l = 0; l < shape->n_layers; l++)
+        layers[l] = (struct layer_record){ .rope = shape->gpt2 ? -1 : 0, .placement = PLACEMENT_PRE, .ffn = shape->gpt2 ? FFN_PLAIN : FFN_GATED,
+                                           .ffn_dim = (uint32_t)shape->ffn_dim };
+    llamac_slot slot;
+    size_t n = 0, used = 0;
+    struct tensor_record *records = calloc(64 + 20 * (size_t)shape->n_layers, sizeof *records);
+    for (size_t i = 0; llamac_slot_at(&config, layers, i, &slot); i++) {
+        if (!slot.required && !shape->biases) continue;
+        struct tensor_record *t = &records[n++];
+        memcpy(t->name, slot.name, sizeof t->name);
+        t->dtype = slot.is_matrix ? (uint32_t)shape->dtype : LLAMAC_F32;
+        t->n_dims = slot.is_matrix ? 2 : 1;
+        t->shape[0] = slot.is_matrix ? slot.rows : slot.columns;
+        t->shape[1] = slot.is_matrix ? slot.columns : 0;
+        t->bytes = slot.is_matrix ? llamac_matrix_bytes(shape->dtype, slot.rows, slot.columns) : 4 * slot.columns;
+        used = (used + 63) / 64 * 64;
+        t->offset = used;
+        used += t->bytes;
+    }
+    const struct { const void *data; size_t bytes; } texts[N_SECTIONS] = {
+        { &config, sizeof config }, { layers, sizeof *layers * (size_t)shape->n_layers }, { records, n * sizeof *records }, { "{}", 2 },
+        { "", 0 }, { "", 0 }, { "", 0 }, { "", 0 }, { NULL, used } };
+    struct header h = { .magic = FORMAT_MAGIC, .version = FORMAT_VERSION, .numerics = FORMAT_NUMERICS, .alignment = 64, .n_sections = N_SECTIONS };
+    size_t end = sizeof h;
+    for (int s = 0; s < N_SECTIONS; s++) {
+        snprintf(h.sections[s].name, sizeof h.sections[s].name, "%s", llamac_section_at((size_t)s));
+        h.sections[s].offset = (end + 63) / 64 * 64;
+        h.sections[s].bytes = texts[s].bytes;
+        end = h.sections[s].offset + texts[s].bytes;
+    }
+    h.file_bytes = end;
+    struct tiny_file file = { take(end), end };
+    memcpy(file.data, &h, sizeof h);
+    for (size_t i = 0; i < n; i++) records[i].offset += h.sections[SECTION_DATA].offset;
+    for (int s = 0; s < SECTION_DATA; s++) memcpy(file.data + h.sections[s].offset, texts[s].data, texts[s].bytes);
+    uint64_t state = 42;
+    for (size_t i = 0, at = 0; llamac_slot_at(&config, layers, i, &slot); i++) {
+        if (at >= n || strcmp(records[at].name, slot.name)) continue;
+        tiny_fill(file.data + records[at].offset, &slot, shape->dtype, &state);
+        at++;
+    }
+    free(layers);
+    free(records);
+    tiny_rehash(file.data);
+    return file;
+}
+
+static const struct tiny_shape tiny_llama = { 0, 36, 3, 6, 2, 10, 52, 101, 400, LLAMAC_F32, 0, 1 };
+static const struct tiny_shape tiny_gpt2 = { 1, 40, 2, 5, 5, 8, 70, 99, 300, LLAMAC_BF16, 1, 1 };
+#endif
