@@ -142,6 +142,11 @@ cdef class Model:
     def closed(self):
         return self._closing or self._ptr is NULL
 
+    @property
+    def released(self):
+        """Whether the buffer has been let go."""
+        return not self._has_buffer
+
     def __dealloc__(self):
         self._release()
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from llamac import _core
 from llamac.errors import ArgumentError, ClosedError, UnsupportedError
 from llamac.flatfile import FlatFile
 from llamac.session import Session
@@ -57,7 +56,7 @@ class Model:
         self.config: dict[str, Any] = file.config
         self.weight_bytes: int = file.sections["data"].bytes
         self._defaults = {"context": context, "kv": kv, "threads": threads, "isa": isa}
-        self._core = _core.Model(file.buffer)
+        self._core = file.core
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         special = SpecialTokens(
             bos_id=_id_or_none(self.config["bos_id"]),
@@ -202,7 +201,6 @@ class Model:
         """Closes the model, its sessions and the file. BusyError while a session computes in another thread."""
         for session in list(self._sessions):
             session.close()
-        self._core.close()
         self.file.close()
 
     def __enter__(self) -> Model:

@@ -1,0 +1,103 @@
+"""What every importer produces and every writer consumes: a checkpoint in canonical form.
+
+Canonical means: the tensor names and shapes of docs/format.md, matrices as (out, in), RoPE pairs in halves, the family's
+oddities already folded away. Tensors are lazy: rows are read, converted to float32 and transformed when they are asked for,
+so that a model much larger than memory can be converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llamac.tokenizer import SpecialTokens
+
+    Floats = NDArray[np.float32]
+
+# Rows that are held in memory at once, in bytes of float32.
+CHUNK_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class LazyTensor:
+    """A tensor that is read when it is needed.
+
+    shape: (n) or (rows, columns). dtype: what the source stores ("f32", "f16", "bf16", ...).
+    read(first, last): rows [first, last) as float32, shape (last - first, columns); for a vector its elements.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[int, int], Floats]
+
+    def array(self) -> Floats:
+        """The whole tensor as float32."""
+        return self.read(0, self.shape[0])
+
+    def chunks(self, multiple: int = 16) -> Iterator[tuple[int, Floats]]:
+        """(first row, rows) in order; every chunk but the last holds a multiple of `multiple` rows and about CHUNK_BYTES."""
+        columns = self.shape[1] if len(self.shape) > 1 else 1
+        step = max(multiple, CHUNK_BYTES // (4 * columns) // multiple * multiple)
+        for first in range(0, self.shape[0], step):
+            yield first, self.read(first, min(first + step, self.shape[0]))
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """One layer record of the flat file."""
+
+    ffn: str
+    ffn_dim: int
+    window: int = 0
+    rope: int = -1
+    placement: str = "pre"
+    n_experts: int = 0
+    n_experts_used: int = 0
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The config record of the flat file; names and meanings are docs/format.md's."""
+
+    dim: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    n_token_ids: int
+    context: int
+    norm: str
+    position: str
+    activation: str
+    tied_output: bool
+    norm_eps: float
+    attention_scale: float
+    layers: tuple[LayerConfig, ...]
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    attention_soft_cap: float = 0.0
+    logit_soft_cap: float = 0.0
+    rope_dim: tuple[int, ...] = ()
+    rope_original_context: tuple[int, ...] = ()
+    rope_attention_factor: tuple[float, ...] = ()
+
+
+@dataclass
+class Checkpoint:
+    """A whole model: config, tensors by canonical name (in any order), texts.
+
+    tokenizer: (canonical tokenizer.json, rules for special tokens, original SentencePiece model or None), or None if the
+    source has none. metadata: the JSON object of the metadata section, without "exporter" and "dtype".
+    """
+
+    config: ModelConfig
+    tensors: dict[str, LazyTensor]
+    tokenizer: tuple[bytes, SpecialTokens, bytes | None] | None = None
+    chat_template: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,227 @@
+"""Reads llama2.c's checkpoints: version 0 (legacy, no magic), 1 (float32) and 2 (int8 in groups).
+
+All are a header and then tensors in a fixed order, each with all layers of a kind together. RoPE pairs are interleaved there:
+the rows of wq and wk are permuted into halves. Version 2 quantizes groups of the flattened tensor, so groups may straddle rows.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.errors import ExportError
+from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+
+Floats = NDArray[np.float32]
+MAGIC = 0x616B3432  # "ak42"
+HEADER_BYTES = 256  # of versions 1 and 2
+ROPE_THETA = 10000.0
+NORM_EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands in front of the tensors. group: numbers per scale in version 2, else 0."""
+
+    version: int
+    dim: int
+    hidden_dim: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    vocab_size: int
+    context: int
+    shared: bool
+    group: int
+    bytes: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_heads
+
+
+def looks_like_llama2c(path: Path) -> bool:
+    """Whether a file begins like a llama2.c checkpoint of any version."""
+    try:
+        with open(path, "rb") as file:
+            _parse_header(file.read(HEADER_BYTES), os.path.getsize(path))
+    except (ExportError, OSError):
+        return False
+    return True
+
+
+def read(path: Path) -> Checkpoint:
+    """The checkpoint of a llama2.c model file, without a tokenizer. Raises ExportError if sizes and header disagree."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        header = _parse_header(file.read(HEADER_BYTES), size)
+    tensors, end = _Places(path, header).all()
+    if end != size:
+        raise ExportError(f"{path}: the header describes {end} bytes, but the file has {size}: it is damaged or incomplete")
+    half = header.head_dim // 2
+    inv_freq = (1.0 / ROPE_THETA ** (np.arange(half, dtype=np.float32) * 2 / header.head_dim)).astype(np.float32)
+    tensors["rope.0.inv_freq"] = LazyTensor((half,), "f32", lambda first, last: inv_freq[first:last])
+    config = ModelConfig(
+        dim=header.dim,
+        n_heads=header.n_heads,
+        n_kv_heads=header.n_kv_heads,
+        head_dim=header.head_dim,
+        vocab_size=header.vocab_size,
+        n_token_ids=header.vocab_size,
+        context=header.context,
+        norm="rms",
+        position="rope",
+        activation="silu",
+        tied_output=header.shared,
+        norm_eps=NORM_EPS,
+        attention_scale=header.head_dim**-0.5,
+        layers=(LayerConfig("gated", header.hidden_dim, rope=0),) * header.n_layers,
+        rope_dim=(header.head_dim,),
+        rope_original_context=(0,),
+        rope_attention_factor=(1.0,),
+    )
+    source = {"format": "llama2c", "version": header.version, "file": path.name}
+    return Checkpoint(config, tensors, metadata={"name": path.stem, "architecture": "llama", "source": source})
+
+
+def _parse_header(data: bytes, size: int) -> Header:
+    if len(data) < 28:
+        raise ExportError("the file is too short for a llama2.c checkpoint")
+    shared, group = True, 0
+    if struct.unpack_from("<I", data)[0] == MAGIC:
+        version = struct.unpack_from("<i", data, 4)[0]
+        if version not in (1, 2):
+            raise ExportError(f"llama2.c checkpoint version {version} is unknown; 0, 1 and 2 can be read")
+        if len(data) < HEADER_BYTES:
+            raise ExportError("the llama2.c checkpoint ends within its header")
+        numbers = struct.unpack_from("<7i", data, 8)
+        if data[36] > 1:
+            raise ExportError(f"llama2.c header: shared classifier is {data[36]}, expected 0 or 1")
+        shared = bool(data[36])
+        group = struct.unpack_from("<i", data, 37)[0] if version == 2 else 0
+        start = HEADER_BYTES
+    else:
+        version, start = 0, 28
+        numbers = struct.unpack_from("<7i", data)
+        shared = numbers[5] > 0  # a negative vocabulary size says that the classifier has weights of its own
+    dim, hidden, layers, heads, kv_heads, vocab, context = (*numbers[:5], abs(numbers[5]), numbers[6])
+    limits = (("dim", dim, 1 << 20), ("hidden_dim", hidden, 1 << 20), ("n_layers", layers, 4096), ("n_heads", heads, 4096))
+    limits += (("n_kv_heads", kv_heads, heads), ("vocab_size", vocab, 1 << 24), ("max_seq_len", context, 1 << 24))
+    for name, value, most in limits:
+        if not 1 <= value <= most:
+            raise ExportError(f"this is no llama2.c checkpoint: its header would have {name} {value}, expected 1 to {most}")
+    if dim % heads or heads % kv_heads or dim // heads % 2:
+        raise ExportError(f"this is no llama2.c checkpoint: dim {dim}, n_heads {heads}, n_kv_heads {kv_heads} do not go together")
+    if version == 2 and not 1 <= group <= dim * hidden:
+        raise ExportError(f"llama2.c header: group size is {group}, expected a positive number")
+    return Header(version, dim, hidden, layers, heads, kv_heads, vocab, context, shared, group, start)
+
+
+class _Places:
+    """Walks over the tensors in the file's order and makes a lazy one of each."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._path = path
+        self._header = header
+        self._at = header.bytes
+        self._found: dict[str, LazyTensor] = {}
+
+    def all(self) -> tuple[dict[str, LazyTensor], int]:
+        """(tensors by canonical name, where the file must end)."""
+        h = self._header
+        kv_dim = h.n_kv_heads * h.head_dim
+        weights = {
+            "attn_q.weight": (h.dim, h.dim),
+            "attn_k.weight": (kv_dim, h.dim),
+            "attn_v.weight": (kv_dim, h.dim),
+            "attn_out.weight": (h.dim, h.dim),
+        }
+        ffn = {"ffn_gate.weight": (h.hidden_dim, h.dim), "ffn_down.weight": (h.dim, h.hidden_dim), "ffn_up.weight": (h.hidden_dim, h.dim)}
+        if h.version == 0:
+            self._matrix("token_embedding.weight", h.vocab_size, h.dim)
+            self._norms("attn_norm.weight")
+            self._matrices(weights)
+            self._norms("ffn_norm.weight")
+            self._matrices(ffn)
+            self._vector("output_norm.weight")
+            self._at += 4 * h.context * h.head_dim  # cosines and sines, which are computed anew
+        else:
+            self._norms("attn_norm.weight")
+            self._norms("ffn_norm.weight")
+            self._vector("output_norm.weight")
+            self._matrix("token_embedding.weight", h.vocab_size, h.dim)
+            self._matrices(weights)
+            self._matrices(ffn)
+        if not h.shared:
+            self._matrix("output.weight", h.vocab_size, h.dim)
+        return self._found, self._at
+
+    def _norms(self, name: str) -> None:
+        for layer in range(self._header.n_layers):
+            self._vector(f"layers.{layer}.{name}")
+
+    def _matrices(self, kinds: dict[str, tuple[int, int]]) -> None:
+        for name, (rows, columns) in kinds.items():
+            for layer in range(self._header.n_layers):
+                self._matrix(f"layers.{layer}.{name}", rows, columns)
+
+    def _vector(self, name: str) -> None:
+        at, dim = self._at, self._header.dim
+        self._at += 4 * dim
+
+        def read(first: int, last: int) -> Floats:
+            return _floats(self._path, at + 4 * first, last - first)
+
+        self._found[name] = LazyTensor((dim,), "f32", read)
+
+    def _matrix(self, name: str, rows: int, columns: int) -> None:
+        at, group = self._at, self._header.group
+        if group:
+            if rows * columns % group:
+                raise ExportError(f"llama2.c tensor {name}: {rows} x {columns} is no multiple of the group size {group}")
+            self._at += rows * columns + 4 * (rows * columns // group)
+        else:
+            self._at += 4 * rows * columns
+
+        def read(first: int, last: int) -> Floats:
+            if group:
+                flat = _dequantized(self._path, at, rows * columns, group, first * columns, last * columns)
+            else:
+                flat = _floats(self._path, at + 4 * first * columns, (last - first) * columns)
+            return flat.reshape(last - first, columns)
+
+        if name.endswith(("attn_q.weight", "attn_k.weight")):
+            read = _in_halves(read, self._header.head_dim)
+        self._found[name] = LazyTensor((rows, columns), "f32", read)
+
+
+def _in_halves(read: Callable[[int, int], Floats], head_dim: int) -> Callable[[int, int], Floats]:
+    """Rows with RoPE pairs (2j, 2j + 1) as rows with pairs (j, j + head_dim / 2), per head."""
+    order = np.concatenate([np.arange(0, head_dim, 2), np.arange(1, head_dim, 2)])
+
+    def permuted(first: int, last: int) -> Floats:
+        start, end = first // head_dim * head_dim, -(-last // head_dim) * head_dim
+        rows = read(start, end)
+        heads = rows.reshape(-1, head_dim, rows.shape[1])[:, order]
+        return heads.reshape(rows.shape)[first - start : last - start]
+
+    return permuted
+
+
+def _floats(path: Path, offset: int, count: int) -> Floats:
+    return np.fromfile(path, np.dtype("<f4"), count, offset=offset)
+
+
+def _dequantized(path: Path, at: int, total: int, group: int, first: int, last: int) -> Floats:
+    """Numbers [first, last) of a quantized tensor: int8 codes of the whole tensor, then a float32 scale per group."""
+    start, end = first // group, -(-last // group)
+    codes = np.fromfile(path, np.int8, (end - start) * group, offset=at + start * group)
+    scales = np.fromfile(path, np.dtype("<f4"), end - start, offset=at + total + 4 * start)
+    numbers = codes.astype(np.float32).reshape(-1, group) * scales[:, None]
+    return numbers.reshape(-1)[first - start * group : last - start * group]

@@ -1,0 +1,173 @@
+"""What the exporter puts into a file's probes section (llamac.probes): prompts, reference logits, what the engine gave.
+
+The reference logits come from the source's weights as they are, before they are rounded to the file's dtype, by default
+through the float64 forward pass of llamac.export.reference. They are stored rounded to 2^-17 of their largest
+magnitude: far below any tolerance, and coarse enough that another BLAS, whose sums differ in the last bits, gives the
+same bytes.
+
+When the file is complete, the engine runs the probes on it and `measure` fills in the hash and the tolerance of both KV
+dtypes. The tolerance is twice the error that was measured, at least 1e-4: it covers what the file's dtype costs and
+what another order of operations may add, and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import llamac
+from llamac.errors import ArgumentError, ExportError
+from llamac.export.checkpoint import Checkpoint, ModelConfig
+from llamac.export.reference import forward
+from llamac.probes import KV_DTYPES, EngineRecord, Probe, ProbeSet, engine_logits, relative_error
+from llamac.tokenizer import Tokenizer
+
+SOURCES = ("llamac", "transformers")
+PROMPTS = (
+    "Once upon a time, there was a little girl named Lily who loved to play in the park.",
+    "The answer to 17 * 23 is 391, and 1/8 = 0.125.",
+    'def add(a, b):\n    return a + b  # the "sum"\n',
+    "Zoë naïvely paid 5 € for the 東京 guide – très cher! 🙂",
+)
+RANDOM_LENGTHS = (1, 7, 24)  # probes of a model that has no tokenizer
+MIN_TOLERANCE = 1e-4
+MARGIN = 2.0
+# A file that stores the source's weights exactly leaves only float32 arithmetic between engine and reference.
+MAX_EXACT_ERROR = 1e-2
+
+
+def make(
+    checkpoint: Checkpoint,
+    numerics: int,
+    *,
+    source: str = "llamac",
+    folder: Path | None = None,
+    prompts: Sequence[str] = PROMPTS,
+) -> ProbeSet:
+    """The probes of a checkpoint, without the engine's records. numerics: the header's number of the operations' order.
+
+    source: "llamac" streams the checkpoint through the float64 forward; "transformers" loads `folder`, a Hugging Face
+    directory, in float32 (whole, in memory). Raises ExportError if transformers is not installed, if there is no folder
+    for it, or if a reference logit is not finite.
+    """
+    texts, sequences = _sequences(checkpoint, prompts)
+    if source == "llamac":
+        name, rows = "llamac-numpy", _numpy_logits(checkpoint, sequences)
+    elif source == "transformers":
+        name, rows = _transformers_logits(folder, sequences)
+    else:
+        raise ArgumentError(f"the probes' source is {source!r}, expected one of {', '.join(SOURCES)}")
+    probes = []
+    for index, (text, ids, row) in enumerate(zip(texts, sequences, rows, strict=True)):
+        if row.shape != (checkpoint.config.vocab_size,):
+            raise ExportError(f"{name} gives {row.size} logits, the checkpoint has {checkpoint.config.vocab_size}")
+        logits = _rounded(row)
+        if not np.isfinite(logits).all():
+            raise ExportError(f"the reference logits of probe {index} ({text or 'random ids'!r}) are not finite")
+        probes.append(Probe(tuple(ids), logits, text))
+    return ProbeSet(name, numerics, tuple(probes), {kv: EngineRecord() for kv in KV_DTYPES})
+
+
+def measure(path: Path, probe_set: ProbeSet, *, exact: bool) -> ProbeSet:
+    """The probes with what the engine gives on the file at `path`: hashes and tolerances for both KV dtypes.
+
+    exact: the file stores the source's weights without rounding. Raises ExportError if the engine's logits are not
+    finite, or too far from the reference for a file that is exact: then the engine, the import or the probes' source is
+    wrong.
+    """
+    with llamac.load(path) as model:
+        return probe_set.with_engine({kv: _engine_record(model, probe_set, kv, exact) for kv in KV_DTYPES})
+
+
+def _engine_record(model: llamac.Model, probe_set: ProbeSet, kv: str, exact: bool) -> EngineRecord:
+    with model.session(context=probe_set.context, kv=kv) as session:
+        digest, rows = engine_logits(session, probe_set)
+    pairs = zip(rows, probe_set.probes, strict=True)
+    error = max(relative_error(row, probe.logits) for row, probe in pairs)
+    limit = MAX_EXACT_ERROR if exact and kv == "f32" else np.finfo(np.float32).max
+    if error > limit:
+        raise ExportError(
+            f"the written file gives logits that differ from the reference ({probe_set.source}) by {error:.3g} of their"
+            f" largest magnitude, expected at most {limit:.3g}: please report this model as a bug"
+        )
+    return EngineRecord(digest, max(MIN_TOLERANCE, MARGIN * error))
+
+
+def _sequences(checkpoint: Checkpoint, prompts: Sequence[str]) -> tuple[list[str | None], list[list[int]]]:
+    """(texts, token ids): the prompts by the model's tokenizer, with BOS by its rule; random ids if it has none."""
+    longest = _longest(checkpoint.config)
+    if checkpoint.tokenizer is None:
+        return [None] * len(RANDOM_LENGTHS), list(_random_ids(checkpoint.config.n_token_ids, longest))
+    data, special, _ = checkpoint.tokenizer
+    tokenizer = Tokenizer.from_json(data, replace(special, add_eos=False))  # a prompt does not end the text
+    encoded = {text: tokenizer.encode(text, add_special=True)[:longest] for text in prompts}
+    kept = {text: ids for text, ids in encoded.items() if ids}
+    return list(kept), list(kept.values())
+
+
+def _longest(config: ModelConfig) -> int:
+    """Tokens that a probe may have. Where RoPE has a short and a long table probes use the short one, as transformers
+    does for texts of this length."""
+    return min([config.context, *(original for original in config.rope_original_context if original)])
+
+
+def _random_ids(n_token_ids: int, longest: int) -> Iterator[list[int]]:
+    state = 1
+    for length in RANDOM_LENGTHS:
+        ids = []
+        for _ in range(min(length, longest)):
+            state = (state * 6364136223846793005 + 1442695040888963407) % 2**64  # Knuth's MMIX generator
+            ids.append((state >> 33) % n_token_ids)
+        yield ids
+
+
+def _numpy_logits(checkpoint: Checkpoint, sequences: list[list[int]]) -> list[NDArray[np.float64]]:
+    """The float64 logits after the last token of each sequence, (vocab_size) each."""
+    context = max(len(ids) for ids in sequences)
+    return [logits[0] for logits in forward(checkpoint, sequences, context=context, last_only=True)]
+
+
+def _transformers_logits(folder: Path | None, sequences: list[list[int]]) -> tuple[str, list[NDArray[np.float64]]]:
+    """(name and version, the float32 logits after the last token of each sequence by transformers)."""
+    if folder is None:
+        raise ExportError("probes from transformers need a Hugging Face directory as the source")
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise ExportError(f"probes from transformers need `pip install llamac[parity]`: {error}") from None
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    with _quiet_transformers(), torch.inference_mode():
+        model = load(folder, dtype=torch.float32, local_files_only=True)  # in evaluation mode
+        rows = [model(torch.tensor([ids])).logits[0, -1].double().numpy() for ids in sequences]
+    return f"transformers {transformers.__version__}", rows
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bars and no advice on stderr while transformers loads a model; its settings come back afterwards."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _rounded(logits: NDArray[np.float64]) -> NDArray[np.float32]:
+    """float32 logits, rounded to a multiple of a power of two that is at most 2^-16 of the largest magnitude."""
+    _, exponent = np.frexp(np.abs(logits).max())
+    quantum = np.ldexp(1.0, int(exponent) - 17)
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which the caller refuses
+        rounded: NDArray[np.float32] = (np.round(logits / quantum) * quantum).astype(np.float32)
+    return rounded

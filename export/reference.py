@@ -1,0 +1,336 @@
+"""The forward pass in NumPy and float64, as the papers write it: one short function per equation.
+
+It is the oracle: nothing of the C core is used, every step is exact to about 1e-15, and tests compare the engine and
+transformers with it. The exporter takes the reference logits of a file's probes from it.
+
+    x = E[token] (+ P[position])
+    per layer:  x += Wo attention(rope(Wq h), rope(Wk h), Wv h)  with h = norm(x)
+                x += ffn(norm(x))
+    logits = Wout norm(x)
+
+Weights are streamed: a matrix is read in chunks of rows and every chunk is applied to all rows of all sequences, so one
+pass over the weights serves any number of sequences and the peak of memory is a few chunks plus the activations.
+
+Shapes: n rows are the tokens of all sequences, one sequence after another; d is head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.errors import ArgumentError, ExportError, UnsupportedError
+from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+
+Array: TypeAlias = NDArray[np.float64]
+# Receives (stage, layer, values): the stages of enum llamac_stage by name; layer is 0 outside the layers; values are
+# (n, ...) for all rows, for "output_norm" and "logits" those rows whose logits are wanted.
+Observer: TypeAlias = Callable[[str, int, Array], None]
+
+
+# ---- the equations
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis. x (n, dim), weight (dim).
+
+    Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467), equation 4; eps as in LLaMA.
+    """
+    root: Array = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    return x / root * weight
+
+
+def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis. x (n, dim), weight and bias (dim).
+
+    Ba, Kiros and Hinton, "Layer Normalization" (arXiv:1607.06450), equation 4; the variance is the biased one.
+    """
+    centred: Array = x - np.mean(x, axis=-1, keepdims=True)
+    deviation: Array = np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    return centred / deviation * weight + bias
+
+
+def rope_angles(positions: NDArray[np.int64], inv_freq: Array) -> Array:
+    """Angles m * theta_j, (n, rope_dim / 2). positions (n), inv_freq (rope_dim / 2).
+
+    Su et al., "RoFormer" (arXiv:2104.09864), equation 15. The product is rounded to float32: checkpoints are trained
+    and run that way everywhere, and at large positions it is this angle, not the exact one, that they mean.
+    """
+    product = positions.astype(np.float32)[:, None] * inv_freq.astype(np.float32)
+    return product.astype(np.float64)
+
+
+def rotate(x: Array, angles: Array, factor: float) -> Array:
+    """Rotates the pairs (j, j + r/2) of the first r dimensions of every head. x (n, heads, d), angles (n, r/2).
+
+    RoFormer, equation 34, with the pairing in halves. factor multiplies cosines and sines (YaRN, arXiv:2309.00071,
+    section 3.4: the square root of the attention temperature); dimensions from r on pass through.
+    """
+    half = angles.shape[1]
+    cos, sin = factor * np.cos(angles)[:, None, :], factor * np.sin(angles)[:, None, :]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return np.concatenate((first * cos - second * sin, second * cos + first * sin, rest), axis=-1)
+
+
+def softmax(scores: Array) -> Array:
+    """exp(s) / sum(exp(s)) over the last axis, shifted by the maximum so that nothing overflows."""
+    powers: Array = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
+    total: Array = np.sum(powers, axis=-1, keepdims=True)
+    return powers / total
+
+
+def attention_scores(q: Array, k: Array, scale: float, window: int) -> Array:
+    """scale q k, and -inf where a row does not look: (n, heads, n). q (n, heads, d), k (n, kv_heads, d).
+
+    Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762), equation 1, with the causal mask. Groups of query
+    heads share a key head: Ainslie et al., "GQA" (arXiv:2305.13245), section 2.2. A row sees the last `window`
+    positions, itself included (Beltagy et al., "Longformer", arXiv:2004.05150), or all for window 0.
+    """
+    k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
+    scores = scale * np.einsum("ihd,jhd->ihj", q, k, optimize=True)
+    i, j = np.arange(len(q))[:, None], np.arange(len(k))[None, :]
+    visible = (j <= i) & ((window == 0) | (i - j < window))
+    return np.where(visible[:, None, :], scores, -np.inf)
+
+
+def attention_mix(scores: Array, v: Array) -> Array:
+    """softmax(scores) v: (n, heads, d). scores (n, heads, n), v (n, kv_heads, d).
+
+    "Attention Is All You Need", equation 1.
+    """
+    v = np.repeat(v, scores.shape[1] // v.shape[1], axis=1)
+    mix: Array = np.einsum("ihj,jhd->ihd", softmax(scores), v, optimize=True)
+    return mix
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x))."""
+    with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
+        return 1.0 / (1.0 + np.exp(-x))
+
+
+def silu(x: Array) -> Array:
+    """x sigmoid(x). Hendrycks and Gimpel, "Gaussian Error Linear Units" (arXiv:1606.08415), section 2."""
+    return x * sigmoid(x)
+
+
+def quick_gelu(x: Array) -> Array:
+    """x sigmoid(1.702 x), the sigmoid approximation of GELU (arXiv:1606.08415, section 2)."""
+    return x * sigmoid(1.702 * x)
+
+
+def gelu_tanh(x: Array) -> Array:
+    """The tanh approximation of GELU (arXiv:1606.08415, section 2), as in GPT-2."""
+    return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def gelu_erf(x: Array) -> Array:
+    """x Phi(x) with the exact normal distribution function (arXiv:1606.08415, section 2)."""
+    erf = np.array(np.frompyfunc(math.erf, 1, 1)(x / math.sqrt(2.0)), np.float64)
+    return 0.5 * x * (1.0 + erf)
+
+
+def relu(x: Array) -> Array:
+    """max(x, 0)."""
+    return np.maximum(x, 0.0)
+
+
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "silu": silu,
+    "gelu_tanh": gelu_tanh,
+    "gelu_erf": gelu_erf,
+    "relu": relu,
+    "quick_gelu": quick_gelu,
+}
+
+
+def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None) -> Array:
+    """W x + b for every row: (n, out). x (n, in), weight (out, in), read in chunks of rows, bias (out)."""
+    y = np.empty((len(x), weight.shape[0]))
+    for first, rows in weight.chunks():
+        y[:, first : first + len(rows)] = x @ rows.astype(np.float64).T
+    return y if bias is None else y + bias.array()
+
+
+# ---- the graph
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What the layers of a forward pass share. spans: rows of each sequence; angles: (n, rope_dim / 2) per table."""
+
+    checkpoint: Checkpoint
+    spans: list[slice]
+    positions: NDArray[np.int64]
+    angles: list[Array]
+    observe: Observer
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.checkpoint.config
+
+    def linear(self, x: Array, name: str) -> Array:
+        """The matrix `name`.weight and, if there is one, the bias `name`.bias."""
+        weight = _tensor(self.checkpoint, f"{name}.weight")
+        return linear(x, weight, self.checkpoint.tensors.get(f"{name}.bias"))
+
+    def norm(self, x: Array, name: str) -> Array:
+        """The model's kind of norm with the weights `name`.weight and, for LayerNorm, `name`.bias."""
+        weight = _vector(self.checkpoint, f"{name}.weight")
+        if self.config.norm == "rms":
+            return rms_norm(x, weight, self.config.norm_eps)
+        return layer_norm(x, weight, _vector(self.checkpoint, f"{name}.bias"), self.config.norm_eps)
+
+
+def forward(
+    checkpoint: Checkpoint,
+    sequences: Sequence[Sequence[int]],
+    *,
+    context: int | None = None,
+    last_only: bool = False,
+    observe: Observer | None = None,
+) -> list[Array]:
+    """The logits of every sequence, each (n, vocab_size), or (1, vocab_size) of its last token with last_only.
+
+    context is that of the session that is imitated (default: the model's); it decides between the short and the long
+    RoPE table where a model has both, and no sequence may be longer. Raises ArgumentError for token ids and lengths out
+    of range, UnsupportedError for what this version's graph does not have, ExportError for a tensor that is missing.
+    """
+    config = checkpoint.config
+    context = config.context if context is None else context
+    _check(config, sequences, context)
+    ends = np.cumsum([len(ids) for ids in sequences])
+    spans = [slice(int(end) - len(ids), int(end)) for ids, end in zip(sequences, ends, strict=True)]
+    positions = np.concatenate([np.arange(len(ids)) for ids in sequences])
+    angles = [
+        rope_angles(positions, _inverse_frequencies(checkpoint, table, context))
+        for table in range(len(config.rope_dim))
+    ]
+    run = _Pass(checkpoint, spans, positions, angles, observe or (lambda stage, layer, values: None))
+
+    x = _embed(run, [token for ids in sequences for token in ids])
+    for layer, record in enumerate(config.layers):
+        x = _block(run, x, layer, record)
+    if last_only:
+        x = x[ends - 1]
+        spans = [slice(i, i + 1) for i in range(len(sequences))]
+    x = run.norm(x, "output_norm")
+    run.observe("output_norm", 0, x)
+    head = _tensor(checkpoint, "token_embedding.weight" if config.tied_output else "output.weight")
+    logits = linear(x, head, checkpoint.tensors.get("output.bias"))
+    run.observe("logits", 0, logits)
+    return [logits[span] for span in spans]
+
+
+def _embed(run: _Pass, tokens: list[int]) -> Array:
+    """E[token] (+ P[position]): (n, dim). Only the rows that are needed are read."""
+    embedding = _tensor(run.checkpoint, "token_embedding.weight")
+    x = np.concatenate([embedding.read(token, token + 1) for token in tokens]).astype(np.float64)
+    if run.config.position == "learned":
+        longest = int(run.positions.max()) + 1
+        x += _tensor(run.checkpoint, "position_embedding.weight").read(0, longest).astype(np.float64)[run.positions]
+    run.observe("embedding", 0, x)
+    return x
+
+
+def _block(run: _Pass, x: Array, layer: int, record: LayerConfig) -> Array:
+    """One layer: x + attention(norm(x)), then the same with the feed-forward network. x (n, dim) -> (n, dim)."""
+    name = f"layers.{layer}"
+    h = run.norm(x, f"{name}.attn_norm")
+    run.observe("attn_norm", layer, h)
+    x = x + _attention(run, h, layer, record)
+    h = run.norm(x, f"{name}.ffn_norm")
+    run.observe("ffn_norm", layer, h)
+    h = _feed_forward(run, h, name, record)
+    run.observe("ffn", layer, h)
+    x = x + h
+    run.observe("block", layer, x)
+    return x
+
+
+def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
+    """Wo attention(rope(Wq h), rope(Wk h), Wv h), each sequence by itself. h (n, dim) -> (n, dim)."""
+    name, config = f"layers.{layer}", run.config
+    q = run.linear(h, f"{name}.attn_q").reshape(len(h), config.n_heads, config.head_dim)
+    k = run.linear(h, f"{name}.attn_k").reshape(len(h), config.n_kv_heads, config.head_dim)
+    v = run.linear(h, f"{name}.attn_v").reshape(len(h), config.n_kv_heads, config.head_dim)
+    if record.rope >= 0:
+        angles, factor = run.angles[record.rope], config.rope_attention_factor[record.rope]
+        q, k = rotate(q, angles, factor), rotate(k, angles, factor)
+    longest = max(span.stop - span.start for span in run.spans)
+    scores = np.full((len(h), config.n_heads, longest), -np.inf)
+    mix = np.empty_like(q)
+    for span in run.spans:
+        seen = scores[span, :, : span.stop - span.start]
+        seen[:] = attention_scores(q[span], k[span], config.attention_scale, record.window)
+        mix[span] = attention_mix(seen, v[span])
+    out = run.linear(mix.reshape(len(h), -1), f"{name}.attn_out")
+    # the cache holds exactly the keys and values: nothing is rounded here
+    stages = {"q": q, "k": k, "v": v, "cache_k": k, "cache_v": v, "scores": scores, "attn_mix": mix, "attn_out": out}
+    for stage, values in stages.items():
+        run.observe(stage, layer, values)
+    return out
+
+
+def _feed_forward(run: _Pass, h: Array, name: str, record: LayerConfig) -> Array:
+    """Plain: down(act(up h)); gated: down(act(gate h) * up h). h (n, dim) -> (n, dim).
+
+    "Attention Is All You Need", equation 2; Shazeer, "GLU Variants Improve Transformer" (arXiv:2002.05202), equation 6.
+    """
+    activate = ACTIVATIONS[run.config.activation]
+    up = run.linear(h, f"{name}.ffn_up")
+    inner = activate(run.linear(h, f"{name}.ffn_gate")) * up if record.ffn == "gated" else activate(up)
+    return run.linear(inner, f"{name}.ffn_down")
+
+
+def _inverse_frequencies(checkpoint: Checkpoint, table: int, context: int) -> Array:
+    """The table's frequencies for a session of `context` positions: (rope_dim / 2)."""
+    long = 0 < checkpoint.config.rope_original_context[table] < context
+    return _vector(checkpoint, f"rope.{table}.inv_freq_long" if long else f"rope.{table}.inv_freq")
+
+
+def _tensor(checkpoint: Checkpoint, name: str) -> LazyTensor:
+    """A tensor that the config requires."""
+    found = checkpoint.tensors.get(name)
+    if found is None:
+        raise ExportError(f"the checkpoint has no tensor {name}, which its config requires")
+    return found
+
+
+def _vector(checkpoint: Checkpoint, name: str) -> Array:
+    return _tensor(checkpoint, name).array().astype(np.float64)
+
+
+def _check(config: ModelConfig, sequences: Sequence[Sequence[int]], context: int) -> None:
+    if not 0 < context <= config.context:
+        raise ArgumentError(f"the context is {context}, expected 1 to {config.context}")
+    if not sequences:
+        raise ArgumentError("no sequence is given")
+    for i, ids in enumerate(sequences):
+        if not 0 < len(ids) <= context:
+            raise ArgumentError(f"sequence {i} has {len(ids)} tokens, expected 1 to {context}")
+        wrong = [token for token in ids if not 0 <= token < config.vocab_size]
+        if wrong:
+            raise ArgumentError(f"sequence {i} has token id {wrong[0]}, expected 0 to {config.vocab_size - 1}")
+    neutral = {
+        "embedding_scale": 1.0,
+        "residual_scale": 1.0,
+        "logit_scale": 1.0,
+        "attention_soft_cap": 0.0,
+        "logit_soft_cap": 0.0,
+    }
+    for key, value in neutral.items():
+        if getattr(config, key) != value:
+            raise UnsupportedError(f"config: {key} {getattr(config, key):.9g} is not supported by this version")
+    if config.norm not in ("rms", "layer") or config.activation not in ACTIVATIONS:
+        raise UnsupportedError(f"config: norm {config.norm!r} with activation {config.activation!r} is not supported")
+    for layer, record in enumerate(config.layers):
+        if record.placement != "pre" or record.ffn not in ("plain", "gated"):
+            raise UnsupportedError(
+                f"layer {layer}: placement {record.placement!r}, ffn {record.ffn!r} is not supported by this version"
+            )

@@ -1,0 +1,78 @@
+"""Any tokenizer on disk as one canonical form: finds out what a path holds and calls the reader for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from llamac.errors import TokenizerError, UnsupportedError
+
+from .vocab_json import Vocabulary, from_tokenizer_json, from_vocab_and_merges, parse_json, read_sidecars
+from .vocab_llama2c import from_llama2c, to_llama2c
+from .vocab_spm import from_sentencepiece, looks_like_sentencepiece
+
+__all__ = ["Vocabulary", "load_vocabulary", "to_llama2c"]
+
+MAX_FILE_BYTES = 1 << 28  # the largest known tokenizer.json has 35 MB
+# What a directory may hold, the most exact source first.
+NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer.bin")
+
+
+def load_vocabulary(path: str | Path) -> Vocabulary:
+    """Read the tokenizer at `path`, a file or a directory that holds one, in any of the forms that
+    `llamac.tokenizer.Tokenizer.from_file` lists. The kind of a file is told from its content, not from its name.
+
+    Raises OSError, TokenizerError, UnsupportedError or (GGUF) ModelError.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = _find(path)
+    with open(path, "rb") as file:
+        head = file.read(8)
+        if head[:4] == b"GGUF":
+            from .vocab_gguf import from_gguf
+
+            return from_gguf(path)
+        data = head + file.read(MAX_FILE_BYTES)
+    if len(data) > MAX_FILE_BYTES:
+        raise TokenizerError(f"{path} is no tokenizer: it has more than {MAX_FILE_BYTES} bytes")
+    try:
+        return _from_bytes(path, data)
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from None
+
+
+def _find(folder: Path) -> Path:
+    for name in NAMES:
+        if (folder / name).is_file() and (name != "vocab.json" or (folder / "merges.txt").is_file()):
+            return folder / name
+    ggufs = sorted(folder.glob("*.gguf"))
+    if ggufs:
+        return ggufs[0]
+    raise TokenizerError(f"{folder} holds no tokenizer: none of {', '.join(NAMES)} (with merges.txt), *.gguf is there")
+
+
+def _from_bytes(path: Path, data: bytes) -> Vocabulary:
+    if data.lstrip()[:1] == b"{":
+        return _from_json_file(path, data)
+    if looks_like_sentencepiece(data):
+        return from_sentencepiece(data, read_sidecars(path.parent))
+    if re.match(rb"[A-Za-z0-9+/]+=* \d+\n", data):
+        raise UnsupportedError(
+            f"{path} is a tiktoken file, which does not say how text is cut into words; use the model's tokenizer.json"
+        )
+    return from_llama2c(data)
+
+
+def _from_json_file(path: Path, data: bytes) -> Vocabulary:
+    sidecars = read_sidecars(path.parent)
+    if isinstance(parse_json(data, path.name).get("model"), dict):
+        model = path.parent / "tokenizer.model"
+        spm = model.read_bytes() if model.is_file() else None
+        return from_tokenizer_json(data, sidecars, spm)
+    merges = path.parent / "merges.txt"
+    if not merges.is_file():
+        raise TokenizerError(
+            "neither a tokenizer.json (it has no 'model') nor a vocab.json (there is no merges.txt beside it)"
+        )
+    return from_vocab_and_merges(data, merges.read_bytes(), sidecars)

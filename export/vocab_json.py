@@ -1,0 +1,374 @@
+"""The canonical form of a vocabulary, and the files Hugging Face keeps it in: tokenizer.json, vocab.json + merges.txt.
+
+Canonical is a tokenizer.json whose bytes depend on nothing but its meaning, without post-processor, truncation and
+padding: what those would add is in `SpecialTokens`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llamac.errors import LlamacError, TokenizerError, UnsupportedError
+from llamac.tokenizer import SpecialTokens, byte_alphabet, decode_rules
+
+Document = dict[str, Any]
+Merge = tuple[str, str]
+
+SIDECARS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "config.json",
+)
+
+
+class Vocabulary(NamedTuple):
+    """A tokenizer ready for a model file. `spm` is the original file that scores its pieces (a SentencePiece model or a
+    llama2.c tokenizer.bin), where there is one: tokenizer.json has no place for scores."""
+
+    json: bytes
+    special: SpecialTokens
+    spm: bytes | None
+
+
+class Added(NamedTuple):
+    """A token that is found in the text before anything else."""
+
+    id: int
+    text: str
+    special: bool
+    rstrip: bool = False
+    normalized: bool = False
+
+
+def canonical_json(document: Document) -> bytes:
+    """The bytes of `document`, a tokenizer.json: compact, keys sorted, the vocabulary by id, merges as pairs."""
+    fixed = {"version": "1.0", "post_processor": None, "padding": None, "truncation": None}
+    model = dict(document["model"])
+    if "merges" in model:
+        model["merges"] = [_merge(entry) for entry in model["merges"]]
+    try:
+        return json.dumps(
+            _sorted({**document, **fixed, "model": model}), ensure_ascii=False, separators=(",", ":")
+        ).encode()
+    except UnicodeEncodeError:
+        raise TokenizerError("the vocabulary holds a lone surrogate, which is no character") from None
+
+
+def _merge(entry: object) -> Sequence[str]:
+    if isinstance(entry, tuple):  # a Merge, made by one of the readers
+        return entry
+    pair = entry.split(" ") if isinstance(entry, str) else entry
+    if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(half, str) for half in pair):
+        raise TokenizerError(f"the merge {entry!r} does not consist of two pieces")
+    return pair
+
+
+def _sorted(node: Any, key: str = "") -> Any:
+    if isinstance(node, dict):
+        by_id = key == "vocab" and all(isinstance(value, int) for value in node.values())
+        items = sorted(node.items(), key=(lambda item: (item[1], item[0])) if by_id else None)
+        return {name: _sorted(value, name) for name, value in items}
+    if isinstance(node, list) and key != "merges":
+        return [_sorted(value) for value in node]
+    return node
+
+
+def bpe_document(
+    vocab: Mapping[str, int],
+    merges: Iterable[Merge],
+    added: Iterable[Added],
+    *,
+    normalizer: Document | None,
+    pre_tokenizer: Document | None,
+    decoder: Document,
+    unknown: str | None = None,
+    byte_fallback: bool = False,
+    ignore_merges: bool = False,
+) -> Document:
+    """A tokenizer.json with a BPE model. `unknown` is the piece for characters that have none, or None."""
+    return {
+        "added_tokens": [
+            {
+                "id": token.id,
+                "content": token.text,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": token.rstrip,
+                "normalized": token.normalized,
+                "special": token.special,
+            }
+            for token in sorted(added)
+        ],
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "decoder": decoder,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": unknown,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": byte_fallback,
+            "ignore_merges": ignore_merges,
+            "vocab": dict(vocab),
+            "merges": list(merges),
+        },
+    }
+
+
+def byte_level_document(
+    vocab: Mapping[str, int],
+    merges: Iterable[Merge],
+    added: Iterable[Added],
+    pre_tokenizer: Document,
+    *,
+    nfc: bool = False,
+    ignore_merges: bool = False,
+) -> Document:
+    """A tokenizer.json for byte-level BPE (`byte_alphabet`); `nfc` composes characters first."""
+    return bpe_document(
+        vocab,
+        merges,
+        added,
+        normalizer={"type": "NFC"} if nfc else None,
+        pre_tokenizer=pre_tokenizer,
+        decoder=_byte_level(),
+        ignore_merges=ignore_merges,
+    )
+
+
+def _byte_level(prefix_space: bool = False, use_regex: bool = False) -> Document:
+    return {"type": "ByteLevel", "add_prefix_space": prefix_space, "trim_offsets": True, "use_regex": use_regex}
+
+
+def split_words(splits: Iterable[str]) -> Document:
+    """The pre-tokenizer that cuts the text by each regular expression in turn.
+
+    Matches and what lies between them are words; no merge reaches over the edge of a word."""
+    words = [
+        {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False} for split in splits
+    ]
+    return {"type": "Sequence", "pretokenizers": [*words, _byte_level()]}
+
+
+def read_sidecars(folder: Path) -> dict[str, Document]:
+    """The JSON files beside a tokenizer that say what its special tokens are for; absent files are empty."""
+    return {
+        name: parse_json((folder / name).read_bytes(), name) if (folder / name).is_file() else {} for name in SIDECARS
+    }
+
+
+def parse_json(data: bytes, name: str) -> Document:
+    """`data` as a JSON object; TokenizerError with `name` if it is none."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{name} is no valid JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise TokenizerError(f"{name} holds no JSON object")
+    return document
+
+
+def from_tokenizer_json(data: bytes, sidecars: Mapping[str, Document], spm: bytes | None = None) -> Vocabulary:
+    """The vocabulary of the tokenizer.json text `data`, encoding exactly as that file says.
+
+    BOS and EOS come from `sidecars`, and from the file's own post-processor where those say nothing.
+    """
+    document = parse_json(data, "tokenizer.json")
+    with _structure("tokenizer.json"):
+        _check_model(document)
+        decode_rules(document.get("decoder"))
+        ids = token_ids(document)
+        front, back = _post_processor(document.get("post_processor"))
+        return Vocabulary(canonical_json(document), special_tokens(ids, sidecars, front, back), spm)
+
+
+@contextmanager
+def _structure(name: str) -> Iterator[None]:
+    """What goes wrong when JSON does not have the expected structure, as a TokenizerError about `name`."""
+    try:
+        yield
+    except LlamacError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise TokenizerError(f"{name} is damaged: {type(error).__name__}: {error}") from None
+
+
+def _check_model(document: Document) -> None:
+    kind = document["model"].get("type", "BPE")
+    if kind not in ("BPE", "Unigram"):
+        raise UnsupportedError(f"a {kind} tokenizer (as BERT has) is not supported, only BPE and Unigram")
+
+
+def token_ids(document: Document) -> dict[str, int]:
+    """Every token of a tokenizer.json, added ones included, with its id."""
+    vocab = document["model"]["vocab"]
+    ids = dict(vocab) if isinstance(vocab, dict) else {piece: index for index, (piece, _) in enumerate(vocab)}
+    ids.update((token["content"], token["id"]) for token in document.get("added_tokens") or [])
+    wrong = next((text for text, index in ids.items() if type(index) is not int or not 0 <= index < 1 << 31), None)
+    if wrong is not None:
+        raise TokenizerError(f"the token {wrong!r} has the id {ids[wrong]!r}")
+    return ids
+
+
+def _post_processor(step: Document | None) -> tuple[int | None, int | None]:
+    """The tokens that a post-processor puts in front of and behind a text."""
+    fronts, backs = _around(step) if step else ([], [])
+    if len(fronts) > 1 or len(backs) > 1:
+        raise UnsupportedError("the tokenizer puts more than one token in front of or behind a text: not supported")
+    return next(iter(fronts), None), next(iter(backs), None)
+
+
+def _around(step: Document) -> tuple[list[int], list[int]]:
+    kind = step.get("type")
+    if kind == "ByteLevel":  # moves offsets only
+        return [], []
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        return [step["cls"][1]], [step["sep"][1]]
+    if kind == "TemplateProcessing":
+        return _template(step)
+    if kind != "Sequence":
+        raise UnsupportedError(f"the tokenizer's post-processor {kind} is not supported")
+    fronts: list[int] = []
+    backs: list[int] = []
+    for inner in step["processors"]:
+        front, back = _around(inner)
+        fronts = front + fronts
+        backs = backs + back
+    return fronts, backs
+
+
+def _template(step: Document) -> tuple[list[int], list[int]]:
+    fronts: list[int] = []
+    backs: list[int] = []
+    side = fronts
+    for part in step["single"]:
+        if "Sequence" in part:
+            side = backs
+        else:
+            side += step["special_tokens"][part["SpecialToken"]["id"]]["ids"]
+    return fronts, backs
+
+
+def special_tokens(
+    ids: Mapping[str, int], sidecars: Mapping[str, Document], front: int | None = None, back: int | None = None
+) -> SpecialTokens:
+    """The rules for special tokens of the vocabulary `ids`, from the files beside it.
+
+    `front` and `back` are the tokens that the tokenizer itself puts around a text; add_bos_token and add_eos_token of
+    tokenizer_config.json overrule them.
+    """
+    config = sidecars.get("tokenizer_config.json", {})
+    generation = sidecars.get("generation_config.json", {}).get("eos_token_id")
+    stops = _id_list(generation if generation is not None else sidecars.get("config.json", {}).get("eos_token_id"))
+    bos = _named(ids, sidecars, "bos_token")
+    eos = _named(ids, sidecars, "eos_token")
+    if eos is None:
+        eos = back if back is not None else next(iter(stops), None)
+    add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
+    if add_bos is None and front is not None:
+        add_bos, bos = True, front
+    if add_eos is None and back is not None:
+        add_eos, eos = True, back
+    bos = front if bos is None else bos
+    stop_ids = {*stops, *([] if eos is None else [eos])}
+    return SpecialTokens(bos, bool(add_bos), bool(add_eos), eos, tuple(sorted(stop_ids)))
+
+
+def _named(ids: Mapping[str, int], sidecars: Mapping[str, Document], name: str) -> int | None:
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        token = sidecars.get(file, {}).get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str) and text in ids:
+            return ids[text]
+    for file in ("generation_config.json", "config.json"):
+        found = _id_list(sidecars.get(file, {}).get(f"{name}_id"))
+        if found:
+            return found[0]
+    return None
+
+
+def _id_list(value: object) -> list[int]:
+    """The ids in an entry of a config file: one, several or none (null and -1 mean none)."""
+    values = value if isinstance(value, list) else [value]
+    return [entry for entry in values if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0]
+
+
+def from_vocab_and_merges(vocab_json: bytes, merges_txt: bytes, sidecars: Mapping[str, Document]) -> Vocabulary:
+    """The vocabulary of a vocab.json and the merges.txt beside it: byte-level BPE with GPT-2's way to cut words."""
+    vocab = parse_json(vocab_json, "vocab.json")
+    with _structure("vocab.json or a file beside it"):
+        token_ids({"model": {"vocab": vocab}})  # checks the ids
+        _check_byte_level(vocab)
+        config = sidecars.get("tokenizer_config.json", {})
+        kind = config.get("tokenizer_class", "GPT2Tokenizer")
+        if kind not in ("GPT2Tokenizer", "GPT2TokenizerFast"):
+            raise UnsupportedError(
+                f"vocab.json and merges.txt of a {kind} are not enough, its tokenizer.json is needed"
+            )
+        added = _added_tokens(vocab, sidecars)
+        merges = _read_merges(merges_txt, vocab)
+        vocab.update((token.text, token.id) for token in added)
+        special = special_tokens(vocab, _with_gpt2_names(sidecars, vocab))
+        named = {special.bos_id, special.eos_id, _named(vocab, sidecars, "unk_token")} - {token.id for token in added}
+        added += [Added(token, text, special=True) for text, token in vocab.items() if token in named]
+        pre_tokenizer = _byte_level(bool(config.get("add_prefix_space")), use_regex=True)
+        document = byte_level_document(vocab, merges, added, pre_tokenizer)
+        return Vocabulary(canonical_json(document), special, None)
+
+
+def _check_byte_level(vocab: Mapping[str, int]) -> None:
+    never = (0xC0, 0xC1, *range(0xF5, 0x100))  # bytes that no UTF-8 text has
+    missing = [char for char, byte in byte_alphabet().items() if char not in vocab and byte not in never]
+    if missing:
+        raise TokenizerError(
+            f"vocab.json is no byte-level vocabulary: {len(missing)} byte symbols are missing ({missing[0]!r}, ...)"
+        )
+
+
+def _added_tokens(vocab: Mapping[str, int], sidecars: Mapping[str, Document]) -> list[Added]:
+    """The tokens that were added to a vocab.json later, from the two places that may list them."""
+    found = {token: Added(token, text, special=True) for text, token in sidecars.get("added_tokens.json", {}).items()}
+    for key, entry in sidecars.get("tokenizer_config.json", {}).get("added_tokens_decoder", {}).items():
+        found[int(key)] = Added(int(key), entry["content"], bool(entry.get("special")), bool(entry.get("rstrip")))
+    taken = {token: text for text, token in vocab.items()}
+    for token, entry in found.items():
+        if taken.get(token, entry.text) != entry.text:
+            raise TokenizerError(
+                f"the added token {entry.text!r} has the id {token}, which vocab.json gives to {taken[token]!r}"
+            )
+    return list(found.values())
+
+
+def _with_gpt2_names(sidecars: Mapping[str, Document], vocab: Mapping[str, int]) -> Mapping[str, Document]:
+    """GPT-2's files leave out the name of its one special token."""
+    if "<|endoftext|>" not in vocab:
+        return sidecars
+    names = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    return {**sidecars, "special_tokens_map.json": {**names, **sidecars.get("special_tokens_map.json", {})}}
+
+
+def _read_merges(data: bytes, vocab: Mapping[str, int]) -> list[Merge]:
+    try:
+        lines = data.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"merges.txt is not valid UTF-8: {error.reason} at byte {error.start}") from None
+    merges: list[Merge] = []
+    for number, line in enumerate(lines, 1):
+        line = line.rstrip("\r")
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        left, _, right = line.partition(" ")
+        if left not in vocab or right not in vocab or left + right not in vocab:
+            raise TokenizerError(
+                f"merges.txt, line {number}: {line!r} does not join two tokens of vocab.json to a third"
+            )
+        merges.append((left, right))
+    return merges

@@ -1,0 +1,281 @@
+"""Writes the flat file: plans every byte's place first, then streams the tensors into a temporary file, then renames it.
+
+Nothing is written before the plan stands: all tensors that are missing, surplus or of another shape are told at once, and the
+disk's free space is known to suffice. The target appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac import _core
+from llamac.errors import ArgumentError, ExportError, UnsupportedError
+from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
+from llamac.flatfile import ALIGNMENT, RECORD_BYTES, SECTIONS, STRIP_ROWS, pack_record
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes of weights written, bytes in all)."""
+
+DTYPES = {_core.dtype_name(number): number for number in (1, 2, 3)}
+RESERVED = ("q8", "q4", "q4s")
+MAGIC = b"\x89llamac\n"
+COPY_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor's place in the file; offset counts from the start of the data section."""
+
+    name: str
+    tensor: LazyTensor
+    dtype: str
+    offset: int
+    bytes: int
+
+    @property
+    def is_matrix(self) -> bool:
+        return len(self.tensor.shape) == 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole file before it is written. sections: the bytes of all sections but tensors and data; data_bytes: of the data."""
+
+    slots: tuple[Slot, ...]
+    sections: dict[str, bytes]
+    data_bytes: int
+
+    def offsets(self) -> dict[str, int]:
+        """Where each section starts, and under "" where the file ends."""
+        sizes = {name: len(data) for name, data in self.sections.items()}
+        sizes["tensors"] = RECORD_BYTES["tensor"] * len(self.slots)
+        sizes["data"] = self.data_bytes
+        places, end = {}, RECORD_BYTES["header"] + RECORD_BYTES["section"] * len(SECTIONS)
+        for name in SECTIONS:
+            places[name] = aligned(end)
+            end = places[name] + sizes[name]
+        return {**places, "": end}
+
+    @property
+    def file_bytes(self) -> int:
+        return self.offsets()[""]
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of the data section per number of the model."""
+        numbers = sum(int(np.prod(slot.tensor.shape)) for slot in self.slots)
+        return 8 * self.data_bytes / numbers
+
+
+def aligned(offset: int) -> int:
+    """The next multiple of the file's alignment."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+# ---- the plan
+
+
+def make_plan(checkpoint: Checkpoint, dtype: str, texts: dict[str, bytes]) -> Plan:
+    """Places all tensors of a checkpoint. texts: the sections metadata, tokenizer, spm, template and probes.
+
+    dtype: of the matrices; vectors are f32. Raises ExportError with every tensor that is missing, surplus or misshaped.
+    """
+    if dtype in RESERVED:
+        raise UnsupportedError(f"dtype {dtype!r} is reserved in the file format; this version writes {', '.join(map(str, DTYPES))}")
+    if dtype not in DTYPES:
+        raise ArgumentError(f"dtype is {dtype!r}, expected one of {', '.join(map(str, DTYPES))}")
+    config, layers = config_records(checkpoint)
+    slots, offset = [], 0
+    for name, tensor in _matching_tensors(checkpoint, _core.slots(config, layers)):
+        is_matrix = len(tensor.shape) == 2
+        size = _core.matrix_bytes(DTYPES[dtype], *tensor.shape) if is_matrix else 4 * tensor.shape[0]
+        slots.append(Slot(name, tensor, dtype if is_matrix else "f32", offset := aligned(offset), size))
+        offset += size
+    return Plan(tuple(slots), {"config": config, "layers": layers, **texts}, offset)
+
+
+def config_records(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
+    """(the config record, the layer records) of a checkpoint."""
+    config = checkpoint.config
+    special = checkpoint.tokenizer[1] if checkpoint.tokenizer else None
+    stop_ids = sorted(special.stop_ids) if special else []
+    values = {name: getattr(config, name) for name in ModelConfig.__dataclass_fields__ if name != "layers"}
+    values |= {
+        "n_layers": len(config.layers),
+        "tied_output": int(config.tied_output),
+        "n_rope": len(config.rope_dim),
+        "bos_id": special.bos_id if special and special.bos_id is not None else -1,
+        "eos_id": special.eos_id if special and special.eos_id is not None else -1,
+        "add_bos": int(special.add_bos) if special else 0,
+        "add_eos": int(special.add_eos) if special else 0,
+        "n_stop_ids": len(stop_ids),
+        "stop_ids": stop_ids,
+    }
+    return pack_record("config", values), b"".join(pack_record("layer", vars(layer)) for layer in config.layers)
+
+
+def _matching_tensors(
+    checkpoint: Checkpoint, expected: list[tuple[str, bool, bool, int, int]]
+) -> Iterator[tuple[str, LazyTensor]]:
+    problems, known = [], set()
+    for name, required, is_matrix, rows, columns in expected:
+        known.add(name)
+        shape = (rows, columns) if is_matrix else (columns,)
+        tensor = checkpoint.tensors.get(name)
+        if tensor is None:
+            if required:
+                problems.append(f"missing: {name} {shape}")
+        elif tensor.shape != shape:
+            problems.append(f"misshaped: {name} is {tensor.shape}, the config needs {shape}")
+    problems += [f"surplus: {name} {checkpoint.tensors[name].shape}" for name in sorted(set(checkpoint.tensors) - known)]
+    if problems:
+        raise ExportError("the checkpoint's tensors do not fit its config:\n  " + "\n  ".join(problems))
+    return ((name, checkpoint.tensors[name]) for name, *_ in expected if name in checkpoint.tensors)
+
+
+# ---- strips
+
+
+def pack_strips(rows: NDArray[np.float32], dtype: str) -> bytes:
+    """Rows of a matrix (n, columns) as strips of 16 rows (docs/format.md); missing rows and an odd last column are zero."""
+    n, columns = rows.shape
+    strips = -(-n // STRIP_ROWS)
+    padded_columns = columns if dtype == "f32" else columns + columns % 2
+    padded = np.zeros((strips * STRIP_ROWS, padded_columns), np.float32)
+    padded[:n, :columns] = rows
+    lines = padded.reshape(strips, STRIP_ROWS, padded_columns).transpose(0, 2, 1)
+    return np.ascontiguousarray(to_dtype(lines, dtype)).tobytes()
+
+
+def to_dtype(numbers: NDArray[np.float32], dtype: str) -> NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]:
+    """Numbers rounded to nearest even; bf16 as its 16 bits."""
+    if dtype == "f32":
+        return numbers
+    if dtype == "f16":
+        with np.errstate(over="ignore"):  # told by the caller, with the tensor's name
+            return numbers.astype(np.float16)
+    bits = np.ascontiguousarray(numbers).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def _chunks_as_stored(slot: Slot) -> Iterator[bytes]:
+    """The slot's bytes as they lie in the file, some rows at a time."""
+    largest = {"f16": 65520.0, "bf16": float.fromhex("0x1.ffp127")}.get(slot.dtype, np.inf)
+    for _, rows in slot.tensor.chunks(STRIP_ROWS):
+        peak = float(np.abs(rows).max(initial=0.0))
+        if not np.isfinite(peak):
+            raise ExportError(f"tensor {slot.name} holds numbers that are not finite")
+        if peak >= largest:
+            raise ExportError(f"tensor {slot.name} holds {peak:g}, which does not fit {slot.dtype}: use --dtype f32 or bf16")
+        yield pack_strips(rows, slot.dtype) if slot.is_matrix else np.ascontiguousarray(rows, np.float32).tobytes()
+
+
+# ---- the file
+
+
+@contextlib.contextmanager
+def temporary_beside(target: Path) -> Iterator[BinaryIO]:
+    """A new file in the target's folder that becomes the target when the block ends well, and vanishes when it does not."""
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
+    os.close(handle)
+    try:
+        with open(name, "r+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """ExportError if the folder's disk has less room than `needed` bytes."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ExportError(f"the disk of {folder} has {free / 1e6:.1f} MB free, the file needs {needed / 1e6:.1f} MB")
+
+
+def write(file: BinaryIO, plan: Plan, progress: Progress | None = None) -> list[bytes]:
+    """Writes the whole file and returns the tensors' hashes. Tensors are read, converted and written some rows at a time."""
+    places = plan.offsets()
+    hashes = []
+    file.truncate(plan.file_bytes)  # gaps are zero
+    for slot in plan.slots:
+        digest = hashlib.sha256()
+        file.seek(places["data"] + slot.offset)
+        written = 0
+        for data in _chunks_as_stored(slot):
+            digest.update(data)
+            file.write(data)
+            written += len(data)
+            if progress:
+                progress(slot.offset + written, plan.data_bytes)
+        if written != slot.bytes:
+            raise ExportError(f"tensor {slot.name} gave {written} bytes, expected {slot.bytes}")
+        hashes.append(digest.digest())
+    write_tables(file, plan, hashes)
+    return hashes
+
+
+def write_tables(file: BinaryIO, plan: Plan, tensor_hashes: list[bytes]) -> None:
+    """Writes everything but the data: sections, section table, header, with their hashes."""
+    places = plan.offsets()
+    sections = dict(plan.sections)
+    sections["tensors"] = b"".join(
+        pack_record("tensor", _tensor_values(slot, places["data"], digest))
+        for slot, digest in zip(plan.slots, tensor_hashes, strict=True)
+    )
+    digests = {name: hashlib.sha256(data).digest() for name, data in sections.items()}
+    digests["data"] = hashlib.sha256(b"".join(tensor_hashes)).digest()
+    sizes = {name: len(data) for name, data in sections.items()} | {"data": plan.data_bytes}
+    table = b"".join(
+        pack_record("section", {"name": name, "offset": places[name], "bytes": sizes[name], "sha256": digests[name]})
+        for name in SECTIONS
+    )
+    values = {
+        "magic": MAGIC,
+        "version": 1,
+        "numerics": 1,
+        "file_bytes": plan.file_bytes,
+        "alignment": ALIGNMENT,
+        "n_sections": len(SECTIONS),
+        "id": hashlib.sha256(b"".join(digests[name] for name in SECTIONS)).digest(),
+    }
+    values["sha256"] = hashlib.sha256(pack_record("header", values) + table).digest()
+    file.seek(0)
+    file.write(pack_record("header", values) + table)
+    for name, data in sections.items():
+        file.seek(places[name])
+        file.write(data)
+
+
+def _tensor_values(slot: Slot, data_offset: int, digest: bytes) -> dict[str, object]:
+    return {
+        "name": slot.name,
+        "dtype": slot.dtype,
+        "n_dims": len(slot.tensor.shape),
+        "shape": list(slot.tensor.shape),
+        "offset": data_offset + slot.offset,
+        "bytes": slot.bytes,
+        "sha256": digest,
+    }

@@ -1,0 +1,259 @@
+"""The flat file in Python: opening it by mapping, reading its records, and packing records for the writer.
+
+No layout is written down here: names, types and offsets of every field come from the C core's table (`_core.fields`), which
+is also what the core's own checks run on. docs/format.md is the specification.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llamac import _core
+from llamac.errors import ArgumentError, ClosedError, LlamacError, ModelError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+STRIP_ROWS = 16
+ALIGNMENT = 64
+SECTIONS = _core.section_names()
+
+# struct codes of the core's field types (enum llamac_type): u32, i32, f32, u64, bytes, text
+_CODES = ("I", "i", "f", "Q", "s", "s")
+_TEXT = 5
+
+
+@dataclass(frozen=True)
+class Field:
+    """One member of a record. names: for enumerations, the names of the values 1, 2, ..."""
+
+    name: str
+    type: int
+    offset: int
+    count: int
+    names: tuple[str, ...]
+
+    @property
+    def format(self) -> str:
+        """The struct module's format of this member."""
+        return f"<{self.count}{_CODES[self.type]}"
+
+
+def _field_table() -> dict[str, tuple[Field, ...]]:
+    table: dict[str, list[Field]] = {}
+    for record, name, kind, offset, count, _low, _high, names in _core.fields():
+        table.setdefault(record, []).append(Field(name, kind, offset, count, tuple(names.split(",")) if names else ()))
+    return {record: tuple(fields) for record, fields in table.items()}
+
+
+FIELDS = _field_table()
+RECORD_BYTES = {record: _core.record_bytes(record) for record in FIELDS}
+
+
+def unpack_record(record: str, data: bytes | memoryview) -> dict[str, Any]:
+    """A record's members by name: numbers, lists of numbers, bytes, texts; an enumeration's value as its name."""
+    values: dict[str, Any] = {}
+    for member in FIELDS[record]:
+        found = struct.unpack_from(member.format, data, member.offset)
+        value: Any = found[0] if len(found) == 1 else list(found)
+        if member.type == _TEXT:
+            value = value.rstrip(b"\0").decode("ascii", "replace")
+        elif member.names and isinstance(value, int) and 1 <= value <= len(member.names):
+            value = member.names[value - 1]
+        values[member.name] = value
+    return values
+
+
+def pack_record(record: str, values: dict[str, Any]) -> bytes:
+    """The opposite of `unpack_record`. Members left out are zero; lists may be shorter than the member."""
+    known = {member.name: member for member in FIELDS[record]}
+    unknown = set(values) - set(known)
+    if unknown:
+        raise ArgumentError(f"a {record} record has no member {', '.join(sorted(unknown))}")
+    data = bytearray(RECORD_BYTES[record])
+    for name, value in values.items():
+        member = known[name]
+        if member.names and isinstance(value, str):
+            if value not in member.names:
+                raise ArgumentError(f"{record}: {name} is {value!r}, expected one of {', '.join(member.names)}")
+            value = member.names.index(value) + 1
+        elif member.type == _TEXT:
+            value = value.encode("ascii")
+            if len(value) >= member.count:
+                raise ArgumentError(f"{record}: {name} {value!r} is longer than {member.count - 1} bytes")
+        items = list(value) if isinstance(value, list | tuple) else [value]
+        if len(items) > member.count:
+            raise ArgumentError(f"{record}: {name} has {len(items)} elements, at most {member.count} fit")
+        if member.type < _TEXT - 1:
+            items += [0] * (member.count - len(items))
+        struct.pack_into(member.format, data, member.offset, *items)
+    return bytes(data)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section's place in the file and its SHA-256."""
+
+    offset: int
+    bytes: int
+    sha256: bytes
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """An entry of the tensor table; offset and bytes count from the start of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+    sha256: bytes
+
+
+class FlatFile:
+    """A flat file, mapped read-only. Opening it runs the core's check of the whole structure (not of the data).
+
+    core: the core's model over the mapping. Texts are verified against their section's hash when they are asked for.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if self.path.is_dir():
+            raise ModelError(f"{self.path} is a directory: run `llamac export` on it first")
+        with open(self.path, "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise ModelError(f"{self.path}: the file is empty")
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            # the core's whole check of structure, hashes and ranges comes first: what follows may trust the tables
+            self.core = _core.Model(self._map)
+        except LlamacError as error:
+            self._map.close()
+            raise type(error)(f"{self.path}: {error}") from None
+        header_bytes = RECORD_BYTES["header"]
+        self.header = unpack_record("header", self._map[:header_bytes])
+        self.sections: dict[str, Section] = {}
+        for index in range(self.header["n_sections"]):
+            start = header_bytes + index * RECORD_BYTES["section"]
+            record = unpack_record("section", self._map[start : start + RECORD_BYTES["section"]])
+            self.sections[record["name"]] = Section(record["offset"], record["bytes"], record["sha256"])
+        self.config = unpack_record("config", self._raw("config"))
+        self._metadata: dict[str, Any] | None = None
+
+    @property
+    def buffer(self) -> mmap.mmap:
+        """The whole file's bytes."""
+        if self._map.closed:
+            raise ClosedError(f"{self.path} has been closed")
+        return self._map
+
+    @property
+    def id(self) -> str:
+        """The model's id: 64 hexadecimal digits."""
+        found: bytes = self.header["id"]
+        return found.hex()
+
+    def close(self) -> None:
+        """Unmaps the file, as soon as no session computes from it any more. Closing twice is fine."""
+        self.core.close()
+        if self.core.released:
+            self._map.close()
+
+    def _raw(self, name: str) -> bytes:
+        section = self.sections[name]
+        return self.buffer[section.offset : section.offset + section.bytes]
+
+    def section(self, name: str) -> bytes:
+        """A section's bytes, checked against its hash. Not for the data section, which may be large."""
+        if name not in self.sections or name == "data":
+            raise ArgumentError(f"section is {name!r}, expected one of {', '.join(SECTIONS[:-1])}")
+        data = self._raw(name)
+        if hashlib.sha256(data).digest() != self.sections[name].sha256:
+            raise ModelError(f"{self.path}: section {name}: its SHA-256 does not match: the section is damaged")
+        return data
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata section's JSON object."""
+        if self._metadata is None:
+            try:
+                found = json.loads(self.section("metadata"))
+            except ValueError as error:
+                if isinstance(error, ModelError):
+                    raise
+                raise ModelError(f"{self.path}: section metadata is not JSON: {error}") from None
+            if not isinstance(found, dict):
+                raise ModelError(f"{self.path}: section metadata is not a JSON object")
+            self._metadata = found
+        return self._metadata
+
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        """The layer records, in order."""
+        data, size = self._raw("layers"), RECORD_BYTES["layer"]
+        return [unpack_record("layer", data[start : start + size]) for start in range(0, len(data), size)]
+
+    @property
+    def tensors(self) -> list[TensorRecord]:
+        """The tensor table, in order."""
+        data, size = self._raw("tensors"), RECORD_BYTES["tensor"]
+        found = []
+        for start in range(0, len(data), size):
+            values = unpack_record("tensor", data[start : start + size])
+            shape = tuple(values["shape"][: values["n_dims"]])
+            place = (values["offset"], values["bytes"], values["sha256"])
+            found.append(TensorRecord(values["name"], values["dtype"], shape, *place))
+        return found
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """A tensor as float32 in its own shape, unpacked from strips."""
+        record = next((tensor for tensor in self.tensors if tensor.name == name), None)
+        if record is None:
+            raise ArgumentError(f"{self.path} has no tensor {name!r}")
+        data = self.buffer[record.offset : record.offset + record.bytes]
+        return unpack_tensor(data, record.dtype, record.shape)
+
+    def verify_data(self) -> Iterator[tuple[TensorRecord, str | None]]:
+        """Checks every tensor's hash and the padding before it: yields each with what is wrong, or None."""
+        end = self.sections["data"].offset
+        for record in self.tensors:
+            problem = None
+            if any(self.buffer[end : record.offset]):
+                problem = "the padding before it is not zero"
+            elif _hash_of_range(self.buffer, record.offset, record.bytes) != record.sha256:
+                problem = "its SHA-256 does not match: it is damaged"
+            end = record.offset + record.bytes
+            yield record, problem
+
+
+def _hash_of_range(buffer: mmap.mmap, offset: int, count: int, step: int = 1 << 24) -> bytes:
+    digest = hashlib.sha256()
+    with memoryview(buffer) as view:
+        for start in range(offset, offset + count, step):
+            with view[start : min(start + step, offset + count)] as part:
+                digest.update(part)
+    return digest.digest()
+
+
+def unpack_tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """float32 numbers of a stored tensor. data: its bytes, a vector's as they are, a matrix's in strips."""
+    import numpy as np
+
+    if len(shape) == 1:
+        return np.frombuffer(data, np.float32).copy()
+    rows, columns = shape
+    numbers = np.frombuffer(data, {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[dtype])
+    if dtype == "bf16":
+        numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
+    strips = numbers.reshape(-(-rows // STRIP_ROWS), -1, STRIP_ROWS)  # (strip, k, row)
+    return np.ascontiguousarray(strips.transpose(0, 2, 1).reshape(-1, strips.shape[1])[:rows, :columns], np.float32)

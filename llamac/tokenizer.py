@@ -1,0 +1,328 @@
+"""Text to token ids and back: the tokenizer that a model carries.
+
+The canonical form is the text of a Hugging Face `tokenizer.json`; the library `tokenizers` encodes with it. What BOS,
+EOS and the stop ids are is no part of that text: it is stored as numbers (`SpecialTokens`) and applied here, exactly
+once. Decoding works on bytes, so that a stream of tokens never shows a broken UTF-8 character and loses none.
+
+`tokenizers` is imported and the text parsed at the first use, not when a `Tokenizer` is made: 128k entries take 0.6 s.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import json
+import operator
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from llamac.errors import ArgumentError, TokenizerError, UnsupportedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import tokenizers
+
+SPACE_MARK = "▁"  # SentencePiece writes a space as U+2581
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """The rules for special tokens as numbers; an id is None where the vocabulary has no such token.
+
+    `add_bos` and `add_eos` say whether `Tokenizer.encode(add_special=True)` puts BOS in front and EOS behind.
+    `stop_ids` are the tokens that end a generated text (EOS is usually one of them).
+    """
+
+    bos_id: int | None
+    add_bos: bool
+    add_eos: bool
+    eos_id: int | None
+    stop_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name, wanted, token in (("add_bos", self.add_bos, self.bos_id), ("add_eos", self.add_eos, self.eos_id)):
+            if wanted and token is None:
+                raise TokenizerError(f"{name} is set, but the tokenizer has no {name[4:].upper()} token")
+
+
+class DecodeRules(NamedTuple):
+    """How pieces become bytes.
+
+    `spaces` is the mark that stands for a space. `strip`: a space at the start of a text comes from encoding."""
+
+    kind: Literal["bpe", "spm"]  # "bpe": byte-level alphabet; "spm": text, with <0xNN> pieces for bytes
+    byte_fallback: bool = False
+    spaces: str | None = None
+    strip: bool = False
+
+
+def decode_rules(decoder: dict[str, Any] | None) -> DecodeRules:
+    """The rules that the `decoder` of a tokenizer.json stands for; UnsupportedError names what is unknown here."""
+    decoder = decoder or {}
+    steps: list[dict[str, Any]] = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
+    if [step.get("type") for step in steps] == ["ByteLevel"]:
+        return DecodeRules("bpe")
+    byte_fallback, spaces, strip = False, None, False
+    for step in steps:
+        kind = step.get("type")
+        if kind == "ByteFallback":
+            byte_fallback = True
+        elif kind == "Replace" and (step.get("pattern"), step.get("content")) == ({"String": SPACE_MARK}, " "):
+            spaces = SPACE_MARK
+        elif kind == "Metaspace":
+            spaces = str(step.get("replacement", SPACE_MARK))
+            strip = step.get("prepend_scheme", "always") != "never" and step.get("add_prefix_space", True) is True
+        elif kind == "Strip" and (step.get("content"), step.get("start"), step.get("stop")) == (" ", 1, 0):
+            strip = True
+        elif kind != "Fuse":
+            raise UnsupportedError(f"the tokenizer's decoder {json.dumps(step)} is not supported")
+    return DecodeRules("spm", byte_fallback, spaces, strip)
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The characters that byte-level BPE (GPT-2) writes bytes as: printable Latin-1 as itself, others from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+class _Pieces:
+    """The parsed tokenizer: the library's object, and the bytes of the tokens that have been asked for."""
+
+    def __init__(self, data: bytes, special: SpecialTokens) -> None:
+        import tokenizers
+
+        try:
+            library = tokenizers.Tokenizer.from_buffer(data)
+        except Exception as error:  # the library raises plain Exception and ValueError
+            raise TokenizerError(f"the tokenizer.json text cannot be used: {error}") from None
+        library.no_truncation()
+        library.no_padding()
+        self.library = library
+        self.rules = decode_rules(json.loads(library.decoder.__getstate__()) if library.decoder else None)
+        self.added = library.get_added_tokens_decoder()
+        named = {token for token in (special.bos_id, special.eos_id) if token is not None}
+        self.special = named | {token for token, added in self.added.items() if added.special}
+        self.size = _id_count(library)
+        self.alphabet = byte_alphabet() if self.rules.kind == "bpe" else {}
+        self.known: dict[int, bytes] = {}
+        # Texts of tokens that are whole characters, for decoders that show special tokens (False) or skip them (True).
+        self.texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
+
+    def token_bytes(self, token: int) -> bytes:
+        data = self.known.get(token)
+        if data is None:
+            token = self.check(token)
+            data = self.known[token] = self._bytes(token)
+        return data
+
+    def shown_bytes(self, token: int, skip_special: bool) -> bytes:
+        data = self.token_bytes(token)
+        return b"" if skip_special and token in self.special else data
+
+    def check(self, token: int) -> int:
+        try:
+            number = operator.index(token)
+        except TypeError:
+            raise ArgumentError(f"a token id must be an integer, not {type(token).__name__}") from None
+        if not 0 <= number < self.size:
+            raise ArgumentError(f"token id {number} is out of range: this tokenizer has the ids 0 to {self.size - 1}")
+        return number
+
+    def _bytes(self, token: int) -> bytes:
+        text = self.library.id_to_token(token)
+        if text is None:  # a hole between the ids
+            return b""
+        if self.rules.kind == "bpe":
+            alphabet = self.alphabet
+            if token in self.added or not all(char in alphabet for char in text):
+                return text.encode()  # added tokens are plain text
+            return bytes([alphabet[char] for char in text])
+        if self.rules.byte_fallback and len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+            try:
+                return bytes.fromhex(text[3:5])
+            except ValueError:
+                pass
+        return (text.replace(self.rules.spaces, " ") if self.rules.spaces else text).encode()
+
+
+def _id_count(library: tokenizers.Tokenizer) -> int:
+    """One more than the highest id. Only a vocabulary with holes needs its whole table for that."""
+    count = library.get_vocab_size()
+    if count and library.id_to_token(count - 1) is not None and library.id_to_token(count) is None:
+        return count
+    return max(library.get_vocab().values(), default=-1) + 1
+
+
+class Tokenizer:
+    """Encodes text to token ids and decodes ids to text, as the model's own tokenizer does. Threads may share it."""
+
+    def __init__(self, data: bytes, special: SpecialTokens) -> None:
+        self._data = data
+        self._special = special
+        self._parsed: _Pieces | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_json(cls, data: bytes | str, special: SpecialTokens) -> Tokenizer:
+        """A tokenizer from the text of a tokenizer.json and the rules for its special tokens.
+
+        The text is parsed at the first use; a TokenizerError about it comes then.
+        """
+        if isinstance(data, str):
+            data = data.encode()
+        if not isinstance(data, bytes) or not isinstance(special, SpecialTokens):
+            raise ArgumentError("Tokenizer.from_json takes the text of a tokenizer.json and its SpecialTokens")
+        return cls(data, special)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Tokenizer:
+        """Open any tokenizer: tokenizer.json, a SentencePiece tokenizer.model, vocab.json beside merges.txt, llama2.c's
+        tokenizer.bin, a GGUF file (with or without weights), or a directory that holds one of these.
+
+        BOS, EOS and stop rules come from the model's own files beside it. Raises TokenizerError, UnsupportedError or
+        ModelError (GGUF) where the file is damaged or of a kind that cannot be represented exactly.
+        """
+        from llamac.export.vocab import load_vocabulary
+
+        vocabulary = load_vocabulary(path)
+        return cls(vocabulary.json, vocabulary.special)
+
+    @property
+    def _pieces(self) -> _Pieces:
+        if self._parsed is None:
+            with self._lock:
+                if self._parsed is None:
+                    self._parsed = _Pieces(self._data, self._special)
+        return self._parsed
+
+    @property
+    def json(self) -> bytes:
+        """The text of the tokenizer.json this was made from."""
+        return self._data
+
+    @property
+    def special(self) -> SpecialTokens:
+        """The rules for BOS, EOS and stop tokens."""
+        return self._special
+
+    @property
+    def kind(self) -> Literal["bpe", "spm"]:
+        """ "bpe" for byte-level BPE (GPT-2, Llama 3), "spm" for SentencePiece's alphabet (Llama 2)."""
+        return self._pieces.rules.kind
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are."""
+        return int(self._pieces.library.get_vocab_size())
+
+    @property
+    def n_ids(self) -> int:
+        """One more than the highest token id; greater than `vocab_size` where the ids have holes."""
+        return self._pieces.size
+
+    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
+        """The token ids of `text`. Names of special tokens within the text become those tokens.
+
+        `add_special` puts BOS in front and EOS behind as far as the model wants them, but never where one already is.
+        Raises ArgumentError for anything but a str that can be written as UTF-8.
+        """
+        if not isinstance(text, str):
+            raise ArgumentError(f"text must be a str, not {type(text).__name__}")
+        library = self._pieces.library
+        try:
+            ids: list[int] = library.encode(text, add_special_tokens=False).ids
+        except Exception as error:
+            if not _is_unicode(text):
+                raise ArgumentError("text holds a lone surrogate, which is no character") from None
+            raise TokenizerError(f"the tokenizer cannot encode this text: {error}") from None
+        if add_special:
+            special = self._special
+            if special.add_bos and special.bos_id is not None and ids[:1] != [special.bos_id]:
+                ids.insert(0, special.bos_id)
+            if special.add_eos and special.eos_id is not None and ids[-1:] != [special.eos_id]:
+                ids.append(special.eos_id)
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, start: bool = True) -> str:
+        """The text of `ids`: what a fresh `decoder` with the same arguments gives, all at once.
+
+        Bytes that are no UTF-8 become U+FFFD; `token_bytes` gives them as they are. Raises ArgumentError for an id that
+        does not exist.
+        """
+        pieces = self._pieces
+        data = b"".join([pieces.shown_bytes(token, skip_special) for token in ids])
+        if start and pieces.rules.strip and data.startswith(b" "):
+            data = data[1:]
+        return data.decode("utf-8", "replace")
+
+    def decoder(self, *, skip_special: bool = True, start: bool = True) -> StreamDecoder:
+        """A decoder for tokens that come one by one. `start=False` continues a text (a prompt) that has been shown: the
+        space that SentencePiece puts in front of a text is then a real one and stays."""
+        return StreamDecoder(self._pieces, skip_special, start)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for; a special token gives its name. ArgumentError if there is no such id."""
+        return self._pieces.token_bytes(token)
+
+    def id_of(self, token_text: str) -> int | None:
+        """The id of the token written `token_text` in the vocabulary (spaces as `▁` or `Ġ`), or None."""
+        if not isinstance(token_text, str):
+            raise ArgumentError(f"a token's text must be a str, not {type(token_text).__name__}")
+        found: int | None = self._pieces.library.token_to_id(token_text) if _is_unicode(token_text) else None
+        return found
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class StreamDecoder:
+    """Turns token ids into text one at a time. A character whose bytes span tokens appears with its last one.
+
+    What `push` returned, put together and followed by `flush`, is `Tokenizer.decode` of all the ids.
+    """
+
+    __slots__ = ("_pieces", "_plain", "_skip_special", "_strip", "_texts", "_utf8")
+
+    def __init__(self, pieces: _Pieces, skip_special: bool, start: bool) -> None:
+        self._pieces = pieces
+        self._skip_special = skip_special
+        self._texts = pieces.texts[skip_special]
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strip = start and pieces.rules.strip  # a space may still have to be dropped
+        self._plain = not self._strip  # nothing to drop and no bytes held back: a token's own text can be shown
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes; empty while a character is unfinished."""
+        if self._plain:
+            text = self._texts.get(token)
+            if text is not None:
+                return text
+        return self._push_bytes(token)
+
+    def _push_bytes(self, token: int) -> str:
+        data = self._pieces.shown_bytes(token, self._skip_special)
+        if self._plain:
+            with contextlib.suppress(UnicodeDecodeError):
+                self._texts[token] = data.decode()
+        elif self._strip and data:
+            self._strip = False
+            data = data[1:] if data.startswith(b" ") else data
+        text = self._utf8.decode(data)
+        self._plain = not self._strip and not self._utf8.getstate()[0]
+        return text
+
+    def flush(self) -> str:
+        """The text of the bytes held back, at the end of a stream: U+FFFD for an unfinished character."""
+        text = self._utf8.decode(b"", True)
+        self._utf8.reset()
+        self._plain = not self._strip
+        return text

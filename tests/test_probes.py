@@ -1,0 +1,273 @@
+"""Probes: the section's encoding and its strict parser, what the exporter stores, and the replay on the engine."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from golden.tiny_checkpoints import random_tensor
+from llamac.errors import ArgumentError, ExportError, ModelError
+from llamac.export import probes as making
+from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.export.reference import forward
+from llamac.probes import EngineRecord, Probe, ProbeSet, decode, encode, relative_error
+from llamac.tokenizer import SpecialTokens
+
+VOCAB = 5
+SAMPLE = ProbeSet(
+    "llamac-numpy",
+    1,
+    (
+        Probe((1, 4), np.array([0.5, -1.0, 2.0, 0.0, 3.5], np.float32), "Zoë 🙂"),
+        Probe((0,), np.array([1.0, 2.0, 3.0, 4.0, 5.0], np.float32), None),
+    ),
+    {"f16": EngineRecord("ab" * 32, 1.5e-3), "f32": EngineRecord("cd" * 32, 1e-4)},
+)
+
+
+# ---- encoding
+
+
+def test_decoding_gives_back_what_was_encoded() -> None:
+    found = decode(encode(SAMPLE), VOCAB)
+    assert (found.source, found.numerics, found.engine) == (SAMPLE.source, SAMPLE.numerics, SAMPLE.engine)
+    for probe, expected in zip(found.probes, SAMPLE.probes, strict=True):
+        assert (probe.ids, probe.prompt) == (expected.ids, expected.prompt)
+        np.testing.assert_array_equal(probe.logits, expected.logits)
+
+
+def test_filling_in_the_engines_records_keeps_the_size() -> None:
+    empty = SAMPLE.with_engine({"f16": EngineRecord(), "f32": EngineRecord()})
+    other = SAMPLE.with_engine({"f16": EngineRecord("0f" * 32, 9.9996e-5), "f32": EngineRecord("f0" * 32, 123.0)})
+    assert len(encode(empty)) == len(encode(SAMPLE)) == len(encode(other))
+    assert decode(encode(empty), VOCAB) is not None
+
+
+def test_the_section_is_a_safetensors_file() -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    tensors = safetensors.load(encode(SAMPLE))
+    assert sorted(tensors) == ["0.ids", "0.logits", "1.ids", "1.logits"]
+    assert tensors["0.ids"].tolist() == [1, 4] and tensors["0.ids"].dtype == np.int32
+    np.testing.assert_array_equal(tensors["1.logits"], SAMPLE.probes[1].logits)
+
+
+# ---- the parser
+
+
+def test_damage_anywhere_gives_a_model_error_and_nothing_else() -> None:
+    blob = encode(SAMPLE)
+    refused = 0
+    for position in range(len(blob)):
+        for damaged in (
+            blob[:position],
+            blob[:position] + bytes([blob[position] ^ 1]) + blob[position + 1 :],
+            blob[:position] + bytes([blob[position] ^ 0x80]) + blob[position + 1 :],
+        ):
+            try:
+                decode(damaged, VOCAB)
+            except ModelError as error:
+                assert str(error).startswith("section probes: ")
+                refused += 1
+    assert refused > 2 * len(blob)  # flips within texts, hashes and logits may leave a valid section
+
+
+def header_of(blob: bytes) -> tuple[dict[str, Any], bytes]:
+    (size,) = struct.unpack_from("<Q", blob)
+    return json.loads(blob[8 : 8 + size]), blob[8 + size :]
+
+
+def joined(header: object, data: bytes) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def edited(change: Callable[[dict[str, Any]], object]) -> bytes:
+    """The sample with a change in its header."""
+    header, data = header_of(encode(SAMPLE))
+    change(header)
+    return joined(header, data)
+
+
+def engine_edited(change: Callable[[dict[str, Any]], object]) -> bytes:
+    def apply(header: dict[str, Any]) -> None:
+        engine = json.loads(header["__metadata__"]["engine"])
+        change(engine)
+        header["__metadata__"]["engine"] = json.dumps(engine)
+
+    return edited(apply)
+
+
+def sample_with(logits: list[float] | None = None, ids: tuple[int, ...] = (1,)) -> bytes:
+    values = np.array(logits or [1.0, 2.0, 3.0, 4.0, 5.0], np.float32)
+    return encode(replace(SAMPLE, probes=(Probe(ids, values, "x"),)))
+
+
+@pytest.mark.parametrize(
+    ("blob", "message"),
+    [
+        (b"", "0 bytes are too short"),
+        (struct.pack("<Q", 2**63) + b"{}", "header of 9223372036854775808 bytes ends after"),
+        (joined(b"{", b""), "the header is not JSON"),
+        (joined(b"\xff\xfe", b""), "the header is not JSON"),
+        (joined(b"[" * 100_000, b""), "the header is not JSON"),
+        (joined(b"9" * 5000, b""), "the header is not JSON"),
+        (joined([], b""), "the header is not a JSON object"),
+        (joined({}, b""), "__metadata__ is missing"),
+        (edited(lambda h: h["__metadata__"].pop("source")), "source is missing"),
+        (edited(lambda h: h["__metadata__"].update(source="\udc80")), "source is no text"),
+        (edited(lambda h: h["__metadata__"].update(prompts="[]")), "prompts is no list of texts"),
+        (edited(lambda h: h["__metadata__"].update(prompts="[1, 2]")), "prompts is no list of texts"),
+        (edited(lambda h: h["__metadata__"].update(prompts='["\\ud800", null]')), "prompts is no list of texts"),
+        (edited(lambda h: h["__metadata__"].update(prompts='["a"]')), "4 tensors, expected 2 for 1 prompts"),
+        (edited(lambda h: h["__metadata__"].update(prompts="{}")), "prompts is not a JSON list"),
+        (edited(lambda h: h["__metadata__"].update(engine="?")), "engine is not JSON"),
+        (edited(lambda h: h.update({"2.ids": h.pop("1.ids")})), "1.ids is missing"),
+        (edited(lambda h: h["0.ids"].update(dtype="I64")), "0.ids is no I32 tensor"),
+        (edited(lambda h: h["0.ids"].update(shape=[])), "0.ids is no I32 tensor"),
+        (edited(lambda h: h["0.ids"].update(shape=[True])), "0.ids is no I32 tensor"),
+        (edited(lambda h: h["0.ids"].update(shape=[0])), "0.ids is no I32 tensor"),
+        (edited(lambda h: h["0.ids"].update(shape=[10**4000])), "0.ids is no I32 tensor"),
+        (edited(lambda h: h["0.ids"].update(data_offsets=[0, 4])), r"0.ids does not lie at \[0, 8\]"),
+        (edited(lambda h: h["1.logits"].update(shape=[4])), "1.logits has 4 elements, the model's vocabulary 5"),
+        (encode(SAMPLE) + b"\0", "the data has 53 bytes, the tensors need 52"),
+        (engine_edited(lambda e: e.pop("numerics")), "numerics is missing"),
+        (engine_edited(lambda e: e.update(numerics=True)), "numerics is missing or is no int"),
+        (engine_edited(lambda e: e["sha256"].pop("f16")), "f16 is missing"),
+        (engine_edited(lambda e: e["sha256"].update(f32="CD" * 32)), "sha256 of f32"),
+        (engine_edited(lambda e: e["tolerance"].update(f32="nan")), "tolerance of f32"),
+        (engine_edited(lambda e: e["tolerance"].update(f32=0.1)), "f32 is missing or is no str"),
+        (sample_with(ids=(5,)), "0.ids holds an id outside of 0 to 4"),
+        (sample_with(ids=(-1,)), "0.ids holds an id outside of 0 to 4"),
+        (sample_with(logits=[1, 2, 3, 4, np.inf]), "0.logits holds a number that is not finite"),
+        (sample_with(logits=[1, 2, 3, 4, np.nan]), "0.logits holds a number that is not finite"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_parser_says_what_is_wrong(blob: bytes, message: str) -> None:
+    with pytest.raises(ModelError, match=f"section probes: .*{message}"):
+        decode(blob, VOCAB)
+
+
+def test_the_relative_error_is_that_of_the_row() -> None:
+    reference = np.array([1.0, -4.0], np.float32)
+    assert relative_error(np.array([1.5, -4.0], np.float32), reference) == 0.125
+    assert relative_error(np.array([np.nan, -4.0], np.float32), reference) == np.inf
+    assert relative_error(np.array([np.inf, -4.0], np.float32), reference) == np.inf
+
+
+# ---- what the exporter stores
+
+
+def tiny(vocab: int = 301, **changes: Any) -> Checkpoint:
+    """A one-layer GPT-2-like checkpoint in canonical form."""
+    dim, ffn, context = 12, 20, 32
+    config = ModelConfig(
+        dim=dim,
+        n_heads=2,
+        n_kv_heads=2,
+        head_dim=6,
+        vocab_size=vocab,
+        n_token_ids=vocab - 10,
+        context=context,
+        norm="layer",
+        position="learned",
+        activation="gelu_tanh",
+        tied_output=True,
+        norm_eps=1e-5,
+        attention_scale=6**-0.5,
+        layers=(LayerConfig("plain", ffn),),
+    )
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embedding.weight": (vocab, dim),
+        "position_embedding.weight": (context, dim),
+        **{f"layers.0.attn_{matrix}.weight": (dim, dim) for matrix in ("q", "k", "v", "out")},
+        "layers.0.ffn_up.weight": (ffn, dim),
+        "layers.0.ffn_down.weight": (dim, ffn),
+    }
+    for norm in ("layers.0.attn_norm", "layers.0.ffn_norm", "output_norm"):
+        shapes[f"{norm}.weight"] = shapes[f"{norm}.bias"] = (dim,)
+
+    def lazy(name: str) -> LazyTensor:
+        return LazyTensor(shapes[name], "f32", lambda first, last: random_tensor(name, shapes[name])[first:last])
+
+    return Checkpoint(replace(config, **changes), {name: lazy(name) for name in shapes})
+
+
+def byte_tokenizer(add_bos: bool) -> tuple[bytes, SpecialTokens, bytes | None]:
+    """Byte-level BPE without merges: ids 0 to 255 are bytes, 256 is BOS and EOS."""
+    from llamac.tokenizer import byte_alphabet
+
+    vocab = {char: byte for char, byte in byte_alphabet().items()}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    text = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": level,
+        "decoder": level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }
+    return json.dumps(text).encode(), SpecialTokens(256, add_bos, True, 256, (256,)), None
+
+
+def test_reference_logits_are_those_of_the_source_at_the_last_position() -> None:
+    checkpoint = tiny()
+    found = making.make(checkpoint, 1)
+    assert found.source == "llamac-numpy" and found.numerics == 1
+    for probe in found.probes:
+        exact = forward(checkpoint, [probe.ids])[0][-1]
+        largest = np.abs(exact).max()
+        assert np.abs(probe.logits - exact).max() <= 2**-17 * largest
+        assert np.count_nonzero(probe.logits) > 200
+    assert len(encode(found)) == len(encode(found.with_engine(SAMPLE.engine)))
+
+
+def test_prompts_are_encoded_by_the_models_tokenizer_with_its_bos_rule() -> None:
+    texts = ["ab", "é", ""]
+    found = {}
+    for add_bos in (False, True):
+        checkpoint = tiny()
+        checkpoint.tokenizer = byte_tokenizer(add_bos)
+        found[add_bos] = [(p.prompt, p.ids) for p in making.make(checkpoint, 1, prompts=texts).probes]
+    assert found[False] == [("ab", (97, 98)), ("é", (0xC3, 0xA9))]  # a text without tokens is no probe
+    assert found[True] == [("ab", (256, 97, 98)), ("é", (256, 0xC3, 0xA9)), ("", (256,))]
+
+
+def test_the_default_prompts_hold_digits_punctuation_and_more_than_ascii() -> None:
+    text = "".join(making.PROMPTS)
+    assert any(char.isdigit() for char in text) and "(" in text and "\n" in text
+    assert any(ord(char) > 0xFFFF for char in text) and "東" in text
+
+
+def test_without_a_tokenizer_ids_are_the_same_every_time_and_known_to_the_model() -> None:
+    one, other = (making.make(tiny(), 1).probes for _ in range(2))
+    assert [probe.ids for probe in one] == [probe.ids for probe in other]
+    assert [len(probe.ids) for probe in one] == list(making.RANDOM_LENGTHS)
+    assert all(0 <= token < 291 for probe in one for token in probe.ids) and len(set(one[-1].ids)) > 20
+    assert [probe.prompt for probe in one] == [None] * len(one)
+
+
+def test_probes_fit_into_the_context() -> None:
+    assert max(len(probe.ids) for probe in making.make(tiny(context=5), 1).probes) == 5
+    checkpoint = tiny(context=5)
+    checkpoint.tokenizer = byte_tokenizer(add_bos=True)
+    assert {len(probe.ids) for probe in making.make(checkpoint, 1).probes} == {5}
+
+
+def test_logits_that_are_not_finite_are_refused() -> None:
+    checkpoint = tiny()
+    checkpoint.tensors["output_norm.weight"] = LazyTensor((12,), "f32", lambda first, last: np.full(12, np.nan, "f4"))
+    with pytest.raises(ExportError, match=r"reference logits of probe 0 .* not finite"):
+        making.make(checkpoint, 1)
+
+
+def test_unknown_sources_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="'jax', expected one of llamac, transformers"):
+        making.make(tiny(), 1, source="jax")
+    with pytest.raises(ExportError, match="need a Hugging Face directory"):
+        making.make(tiny(), 1, source="transformers")

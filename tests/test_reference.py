@@ -1,0 +1,330 @@
+"""The float64 forward: its equations one by one, the whole of it against transformers, and the golden text."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden.cases import CASES, Case
+from golden.make import relative_errors, stored_references, transformers_logits
+from golden.tiny_checkpoints import write_checkpoint
+
+from llamac.errors import ArgumentError, ExportError, UnsupportedError
+from llamac.export import hf, llama2c, reference
+from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.export.reference import Array
+from llamac.tokenizer import Tokenizer
+
+# float32 transformers against float64: 2e-6 to 2e-5 on these cases.
+FLOAT32_NOISE = 5e-5
+
+
+def noise(*shape: int, seed: int = 0) -> Array:
+    return np.random.RandomState(seed).standard_normal(shape)
+
+
+def lazy(values: Array) -> LazyTensor:
+    stored = values.astype(np.float32)
+    return LazyTensor(stored.shape, "f32", lambda first, last: stored[first:last])
+
+
+def small_checkpoint(**changes: object) -> Checkpoint:
+    """A LLaMA-like checkpoint with two RoPE tables, one layer of each kind, and biases."""
+    dim, heads, kv_heads, head_dim, vocab, ffn = 12, 4, 2, 6, 23, 17
+    layers = (
+        LayerConfig("gated", ffn, rope=0),
+        LayerConfig("plain", ffn, rope=-1, window=3),
+        LayerConfig("gated", ffn, rope=1),
+    )
+    config = ModelConfig(
+        dim=dim,
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=vocab,
+        n_token_ids=vocab,
+        context=32,
+        norm="rms",
+        position="rope",
+        activation="silu",
+        tied_output=False,
+        norm_eps=1e-5,
+        attention_scale=0.5,
+        layers=layers,
+        rope_dim=(6, 4),
+        rope_original_context=(8, 0),
+        rope_attention_factor=(1.25, 1.0),
+    )
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embedding.weight": (vocab, dim),
+        "output_norm.weight": (dim,),
+        "output.weight": (vocab, dim),
+        "output.bias": (vocab,),
+    }
+    for layer, record in enumerate(layers):
+        name = f"layers.{layer}"
+        shapes[f"{name}.attn_norm.weight"] = shapes[f"{name}.ffn_norm.weight"] = (dim,)
+        matrices = {
+            "attn_q": (heads * head_dim, dim),
+            "attn_k": (kv_heads * head_dim, dim),
+            "attn_v": (kv_heads * head_dim, dim),
+            "attn_out": (dim, heads * head_dim),
+            "ffn_up": (ffn, dim),
+            "ffn_down": (dim, ffn),
+        }
+        if record.ffn == "gated":
+            matrices["ffn_gate"] = (ffn, dim)
+        for matrix, shape in matrices.items():
+            shapes[f"{name}.{matrix}.weight"], shapes[f"{name}.{matrix}.bias"] = shape, shape[:1]
+    tensors = {name: lazy(noise(*shape, seed=i)) for i, (name, shape) in enumerate(shapes.items())}
+    tensors["rope.0.inv_freq"] = lazy(np.array([1.0, 0.1, 0.01]))
+    tensors["rope.0.inv_freq_long"] = lazy(np.array([0.5, 0.02, 0.001]))
+    tensors["rope.1.inv_freq"] = lazy(np.array([0.7, 0.07]))
+    return Checkpoint(replace(config, **changes), tensors)
+
+
+# ---- equations
+
+
+def test_rms_norm_gives_a_root_mean_square_of_one() -> None:
+    x = noise(3, 50) * 7
+    y = reference.rms_norm(x, np.ones(50), 0.0)
+    np.testing.assert_allclose(np.mean(y * y, axis=1), 1)
+    np.testing.assert_allclose(reference.rms_norm(np.array([[3.0, 4.0]]), np.array([1.0, 2.0]), 12.5), [[3 / 5, 8 / 5]])
+
+
+def test_layer_norm_centres_and_scales() -> None:
+    y = reference.layer_norm(noise(3, 50) * 7 + 5, np.ones(50), np.zeros(50), 0.0)
+    np.testing.assert_allclose(y.mean(axis=1), 0, atol=1e-15)
+    np.testing.assert_allclose(y.var(axis=1), 1)
+    one = reference.layer_norm(np.array([[1.0, 3.0]]), np.array([1.0, 2.0]), np.array([10.0, 20.0]), 3.0)
+    np.testing.assert_allclose(one, [[9.5, 21.0]])
+
+
+def test_scores_of_rotated_vectors_depend_on_their_distance_only() -> None:
+    inv_freq = np.array([1.0, 0.25, 0.0625])  # exact in float32, so that the angles are
+    q, k = noise(1, 1, 6), noise(1, 1, 6, seed=1)
+
+    def score(m: int, n: int) -> float:
+        angles = reference.rope_angles(np.array([m, n]), inv_freq)
+        return float(np.sum(reference.rotate(q, angles[:1], 1.0) * reference.rotate(k, angles[1:], 1.0)))
+
+    assert score(19, 12) == pytest.approx(score(7, 0), rel=1e-12)
+    assert abs(score(19, 12) - score(7, 1)) > 1e-3
+
+
+def test_rotation_pairs_halves_and_leaves_the_rest() -> None:
+    x = np.arange(1.0, 7.0).reshape(1, 1, 6)
+    angles = np.array([[math.pi / 2, 0.0]])  # pairs (0, 2) and (1, 3) of a rope_dim of 4
+    np.testing.assert_allclose(reference.rotate(x, angles, 2.0), [[[-6.0, 4.0, 2.0, 8.0, 5.0, 6.0]]])
+
+
+def test_angles_are_float32_products() -> None:
+    (angle,) = reference.rope_angles(np.array([12345]), np.array([0.1]))[0]
+    assert angle == float(np.float32(12345) * np.float32(0.1)) != 12345 * float(np.float32(0.1))
+
+
+@pytest.mark.parametrize(("window", "seen"), [(0, [0, 1, 2, 3]), (1, [3]), (3, [1, 2, 3])])
+def test_a_row_sees_its_window_of_the_past(window: int, seen: list[int]) -> None:
+    scores = reference.attention_scores(noise(6, 4, 3), noise(6, 2, 3, seed=1), 1.0, window)
+    assert np.flatnonzero(np.isfinite(scores[3, 0])).tolist() == seen
+
+
+def test_groups_of_query_heads_share_a_key_and_value_head() -> None:
+    q, k, v = noise(5, 6, 3), noise(5, 2, 3, seed=1), noise(5, 2, 3, seed=2)
+    scores = reference.attention_scores(q, k, 0.5, 0)
+    mix = reference.attention_mix(scores, v)
+    for head in range(6):
+        one = 0.5 * (q[4, head] @ k[:, head // 3].T)
+        np.testing.assert_allclose(scores[4, head], one)
+        weights = np.exp(one) / np.exp(one).sum()
+        np.testing.assert_allclose(mix[4, head], weights @ v[:, head // 3])
+
+
+def test_softmax_does_not_overflow() -> None:
+    np.testing.assert_allclose(reference.softmax(np.array([1e4, 1e4, -np.inf])), [0.5, 0.5, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "at_one"),
+    [
+        ("silu", 1 / (1 + math.exp(-1))),
+        ("quick_gelu", 1 / (1 + math.exp(-1.702))),
+        ("gelu_erf", 0.8413447460685429),  # the normal distribution function at 1
+        ("gelu_tanh", 0.8411919906082768),  # PyTorch's gelu(1, approximate="tanh") in float64
+        ("relu", 1.0),
+    ],
+)
+def test_activations(name: str, at_one: float) -> None:
+    values = reference.ACTIVATIONS[name](np.array([-800.0, 0.0, 1.0, 800.0]))
+    np.testing.assert_allclose(values, [0.0, 0.0, at_one, 800.0], rtol=1e-15, atol=1e-300)
+
+
+def test_linear_streams_a_large_matrix_in_chunks() -> None:
+    rows, columns = 40_000, 2048  # 328 MB of float32
+    asked: list[int] = []
+
+    def read(first: int, last: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        asked.append(last - first)
+        return np.full((last - first, columns), first, np.float32)
+
+    tracemalloc.start()
+    try:
+        y = reference.linear(np.ones((2, columns)), LazyTensor((rows, columns), "f32", read))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert y[0, 0] == 0 and y[1, -1] == (rows - asked[-1]) * columns
+    assert sum(asked) == rows and peak < 120e6
+
+
+# ---- the graph
+
+
+def test_sequences_of_one_pass_do_not_see_each_other() -> None:
+    checkpoint = small_checkpoint()
+    sequences = [[1, 2, 3, 4, 5, 6, 7], [9], [22, 0, 4]]
+    together = reference.forward(checkpoint, sequences)
+    for ids, logits in zip(sequences, together, strict=True):
+        np.testing.assert_allclose(logits, reference.forward(checkpoint, [ids])[0], rtol=1e-12)
+    last = reference.forward(checkpoint, sequences, last_only=True)
+    np.testing.assert_allclose(np.concatenate(last), [logits[-1] for logits in together], rtol=1e-12)
+
+
+def test_logits_of_a_prefix_are_those_of_the_prefix_alone() -> None:
+    ids = [5, 4, 3, 2, 1, 0, 6, 7]
+    whole = reference.forward(small_checkpoint(), [ids])[0]
+    np.testing.assert_allclose(reference.forward(small_checkpoint(), [ids[:5]])[0], whole[:5], rtol=1e-12)
+
+
+def test_every_stage_is_observed_once_with_its_shape() -> None:
+    checkpoint = small_checkpoint()
+    seen: dict[tuple[str, int], Array] = {}
+
+    def observe(stage: str, layer: int, values: Array) -> None:
+        assert (stage, layer) not in seen
+        seen[stage, layer] = values
+
+    reference.forward(checkpoint, [[1, 2, 3, 4], [5, 6]], last_only=True, observe=observe)
+    per_layer = {
+        "attn_norm": (6, 12),
+        "q": (6, 4, 6),
+        "k": (6, 2, 6),
+        "v": (6, 2, 6),
+        "cache_k": (6, 2, 6),
+        "cache_v": (6, 2, 6),
+        "scores": (6, 4, 4),
+        "attn_mix": (6, 4, 6),
+        "attn_out": (6, 12),
+        "ffn_norm": (6, 12),
+        "ffn": (6, 12),
+        "block": (6, 12),
+    }
+    shapes = {("embedding", 0): (6, 12), ("output_norm", 0): (2, 12), ("logits", 0): (2, 23)}
+    shapes |= {(stage, layer): shape for stage, shape in per_layer.items() for layer in range(3)}
+    assert {key: values.shape for key, values in seen.items()} == shapes
+    np.testing.assert_array_equal(np.isfinite(seen["scores", 1][:, 0]).sum(axis=1), [1, 2, 3, 3, 1, 2])
+    np.testing.assert_allclose(seen["block", 0], seen["embedding", 0] + seen["attn_out", 0] + seen["ffn", 0])
+    h = reference.rms_norm(seen["block", 2][[3, 5]], checkpoint.tensors["output_norm.weight"].array(), 1e-5)
+    np.testing.assert_allclose(seen["output_norm", 0], h)
+
+
+def test_the_context_chooses_between_the_short_and_the_long_table() -> None:
+    checkpoint = small_checkpoint()
+    short, long = (reference.forward(checkpoint, [[1, 2, 3]], context=context)[0] for context in (8, 9))
+    np.testing.assert_array_equal(long, reference.forward(checkpoint, [[1, 2, 3]])[0])
+    assert np.abs(short - long).max() > 1e-3
+    tensors = checkpoint.tensors | {"rope.0.inv_freq_long": checkpoint.tensors["rope.0.inv_freq"]}
+    np.testing.assert_array_equal(short, reference.forward(Checkpoint(checkpoint.config, tensors), [[1, 2, 3]])[0])
+
+
+def test_a_layer_without_rope_ignores_positions() -> None:
+    checkpoint = small_checkpoint(layers=(LayerConfig("gated", 17, rope=-1),))
+    one, other = (reference.forward(checkpoint, [ids])[0][-1] for ids in ([1, 2, 3, 4], [2, 3, 1, 4]))
+    np.testing.assert_allclose(one, other, rtol=1e-9)  # attention alone sees a set
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"embedding_scale": 2.0},
+        {"residual_scale": 0.5},
+        {"logit_scale": 0.5},
+        {"attention_soft_cap": 30.0},
+        {"logit_soft_cap": 30.0},
+        {"activation": "mish"},
+        {"norm": "batch"},
+        {"layers": (LayerConfig("gated", 17, placement="post"),)},
+        {"layers": (LayerConfig("experts", 17, n_experts=4, n_experts_used=2),)},
+    ],
+    ids=str,
+)
+def test_what_the_graph_does_not_have_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(UnsupportedError):
+        reference.forward(small_checkpoint(**changes), [[1]])
+
+
+@pytest.mark.parametrize("sequences", [[], [[]], [[1], []], [[23]], [[-1]], [list(range(20)) * 2]], ids=str)
+def test_sequences_out_of_range_are_refused(sequences: list[list[int]]) -> None:
+    with pytest.raises(ArgumentError):
+        reference.forward(small_checkpoint(), sequences)
+
+
+def test_a_context_beyond_the_models_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="context is 33, expected 1 to 32"):
+        reference.forward(small_checkpoint(), [[1]], context=33)
+
+
+def test_a_missing_tensor_is_named() -> None:
+    checkpoint = small_checkpoint()
+    del checkpoint.tensors["layers.1.attn_k.weight"]
+    with pytest.raises(ExportError, match=r"layers\.1\.attn_k\.weight"):
+        reference.forward(checkpoint, [[1]])
+
+
+# ---- against transformers
+
+
+@pytest.fixture(params=CASES.values(), ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> Case:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def folder(case: Case, tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / case.name, case.config)
+
+
+def test_it_gives_the_stored_logits_of_transformers(case: Case, folder: Path) -> None:
+    logits = reference.forward(hf.read(folder, []), [case.ids], context=case.context)[0]
+    assert relative_errors(logits[case.stored_rows], stored_references()[case.name]).max() <= FLOAT32_NOISE
+
+
+def test_it_gives_the_logits_of_transformers_in_float64(case: Case, folder: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    logits = reference.forward(hf.read(folder, []), [case.ids], context=case.context)[0]
+    assert relative_errors(logits, transformers_logits(folder, case.ids, double=True)).max() <= 1e-9
+
+
+# ---- a real model
+
+
+@pytest.fixture(scope="module")
+def stories(data_dir: Path) -> Path:
+    folder = data_dir / "stories260K"
+    if not folder.is_dir():
+        pytest.skip(f"no stories260K in {data_dir}")
+    return folder
+
+
+def test_the_golden_text_is_what_float64_says(stories: Path) -> None:
+    text = (stories / "greedy-256.txt").read_text().rstrip("\n")
+    ids = Tokenizer.from_file(stories / "tok512.bin").encode(text, add_special=True)
+    assert len(ids) == 257
+    logits = reference.forward(llama2c.read(stories / "stories260K.bin"), [ids[:-1]])[0]
+    assert logits.argmax(axis=1).tolist() == ids[1:]

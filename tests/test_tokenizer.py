@@ -1,0 +1,187 @@
+"""The tokenizer: exact ids by published vectors for every source, streaming decoding, special tokens, misuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llamac.export.gguf_metadata import read_metadata
+from vocab_samples import (
+    byte_level_gguf,
+    check_vectors,
+    from_gguf,
+    spm_gguf,
+    tokenizer_json,
+    vectors,
+    write_json,
+)
+
+from llamac.errors import ArgumentError
+from llamac.tokenizer import SpecialTokens, Tokenizer
+
+VECTORS = ("llama-spm", "llama-bpe", "gpt-2", "phi-3")
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors_from_gguf(data_dir: Path, name: str) -> None:
+    tokenizer = Tokenizer.from_file(data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf")
+    check_vectors(tokenizer, vectors(data_dir, name))
+    assert tokenizer.kind == ("spm" if name in ("llama-spm", "phi-3") else "bpe")
+
+
+@pytest.mark.parametrize("file", ["tokenizer.model", "tokenizer.bin"])
+def test_vectors_of_llama2_from_other_files(data_dir: Path, file: str) -> None:
+    tokenizer = Tokenizer.from_file(data_dir / "llama2-tokenizer" / file)
+    check_vectors(tokenizer, vectors(data_dir, "llama-spm"))
+    assert tokenizer.special.bos_id == 1
+    assert tokenizer.special.stop_ids == ((2,) if file == "tokenizer.model" else (1, 2))
+
+
+def test_vectors_from_vocab_and_merges(data_dir: Path, tmp_path: Path) -> None:
+    values = read_metadata(data_dir / "tokenizers" / "ggml-vocab-gpt-2.gguf").values
+    tokens, merges = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.merges"]
+    assert isinstance(tokens, list)
+    assert isinstance(merges, list)
+    write_json(tmp_path, vocab={token: index for index, token in enumerate(tokens)})
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(str, merges)) + "\n", encoding="utf-8")
+    tokenizer = Tokenizer.from_file(tmp_path / "vocab.json")
+    check_vectors(tokenizer, vectors(data_dir, "gpt-2"))
+    assert tokenizer.special == SpecialTokens(50256, False, False, 50256, (50256,))
+    assert tokenizer.encode("a<|endoftext|>") == [64, 50256]
+
+
+@pytest.fixture
+def small_spm() -> Tokenizer:
+    return from_gguf(spm_gguf())
+
+
+@pytest.fixture
+def small_bpe() -> Tokenizer:
+    return from_gguf(byte_level_gguf())
+
+
+@pytest.mark.parametrize("kind", ["small_spm", "small_bpe"])
+@pytest.mark.parametrize("start", [True, False])
+@pytest.mark.parametrize("skip_special", [True, False])
+def test_streaming_equals_decoding(kind: str, start: bool, skip_special: bool, request: pytest.FixtureRequest) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    rng = random.Random(9)
+    for _ in range(400):  # any ids at all: bytes that are no UTF-8 included
+        ids = [rng.randrange(tokenizer.n_ids) for _ in range(rng.randrange(20))]
+        decoder = tokenizer.decoder(start=start, skip_special=skip_special)
+        text = "".join(decoder.push(token) for token in ids) + decoder.flush()
+        assert text == tokenizer.decode(ids, start=start, skip_special=skip_special)
+        if not start and not skip_special:
+            assert text == b"".join(map(tokenizer.token_bytes, ids)).decode("utf-8", "replace")
+
+
+def test_streaming_never_breaks_a_character(small_spm: Tokenizer, small_bpe: Tokenizer) -> None:
+    text = "é日\U0001f600a"
+    for tokenizer in (small_spm, small_bpe):
+        ids = tokenizer.encode(text)
+        assert len(ids) > len(text)
+        decoder = tokenizer.decoder()
+        shown = [decoder.push(token) for token in ids]
+        assert "".join(shown) == text
+        assert all(part in ("", "é", "日", "\U0001f600", "a") for part in shown)
+        assert decoder.flush() == ""
+
+
+def test_streaming_flush_and_reuse(small_bpe: Tokenizer) -> None:
+    first, *rest = small_bpe.encode("日")
+    decoder = small_bpe.decoder()
+    assert decoder.push(first) == ""
+    assert decoder.flush() == "\ufffd"
+    assert "".join(map(decoder.push, [first, *rest])) == "日"
+
+
+def test_space_of_sentencepiece_is_dropped_at_the_start_only(small_spm: Tokenizer) -> None:
+    ids = small_spm.encode(" ab ab")  # the space that is put in front, and the text's own
+    assert small_spm.decode(ids) == " ab ab"
+    assert small_spm.decode(ids, start=False) == "  ab ab"
+    assert small_spm.decode([1, *small_spm.encode("ab")]) == "ab"
+    assert small_spm.decode([1, *small_spm.encode("ab")], skip_special=False) == "<s> ab"
+    decoder = small_spm.decoder()
+    assert [decoder.push(token) for token in (1, 261, 261)] == ["", "ab", " ab"]
+    continued = small_spm.decoder(start=False)
+    assert continued.push(261) == " ab"
+
+
+def test_special_tokens_are_added_once(small_spm: Tokenizer) -> None:
+    both = Tokenizer.from_json(small_spm.json, dataclasses.replace(small_spm.special, add_eos=True))
+    assert both.encode("ab") == [261]
+    assert both.encode("ab", add_special=True) == [1, 261, 2]
+    assert both.encode("<s>ab</s>", add_special=True) == [1, 261, 2]
+    assert both.encode("", add_special=True) == [1, 2]
+
+
+def test_added_tokens_are_text(small_bpe: Tokenizer) -> None:
+    # "ø" is also how the byte-level alphabet writes a byte; an added token means the letter.
+    values = byte_level_gguf()
+    tokens = [*dict(values)["tokenizer.ggml.tokens"][2], "<ø>", "日"]
+    types = [*dict(values)["tokenizer.ggml.token_type"][2], 4, 4]
+    tokenizer = from_gguf(byte_level_gguf(tokens=("[", "s", tokens), token_type=("[", "i", types)))
+    assert tokenizer.encode("<ø>日") == [266, 267]
+    assert tokenizer.token_bytes(266) == "<ø>".encode()
+    assert tokenizer.decode([266, 267]) == "<ø>日"
+
+
+def test_misuse(small_bpe: Tokenizer) -> None:
+    bad: Any
+    for bad in (b"bytes", None, ["a"]):
+        with pytest.raises(ArgumentError, match="text must be a str"):
+            small_bpe.encode(bad)
+    with pytest.raises(ArgumentError, match="lone surrogate"):
+        small_bpe.encode("a\ud800")
+    for bad in (-1, 266, 2**70):
+        with pytest.raises(ArgumentError, match=f"token id {bad} is out of range: .* 0 to 265"):
+            small_bpe.decode([1, bad])
+        with pytest.raises(ArgumentError, match="out of range"):
+            small_bpe.decoder().push(bad)
+        with pytest.raises(ArgumentError, match="out of range"):
+            small_bpe.token_bytes(bad)
+    bad = "x"
+    with pytest.raises(ArgumentError, match="must be an integer, not str"):
+        small_bpe.decode(bad)
+    with pytest.raises(ArgumentError, match="SpecialTokens"):
+        Tokenizer.from_json(b"{}", bad)
+    assert small_bpe.id_of("\ud800") is None
+
+
+def test_ids_with_holes(tmp_path: Path) -> None:
+    document = tokenizer_json()
+    document["model"]["vocab"]["he"] = 300
+    tokenizer = Tokenizer.from_file(write_json(tmp_path, tokenizer=document))
+    assert (tokenizer.vocab_size, tokenizer.n_ids) == (259, 301)
+    assert tokenizer.encode("he") == [300]
+    assert tokenizer.decode([300, 299, 300]) == "hehe"
+
+
+def test_metaspace_and_unigram(tmp_path: Path) -> None:
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["▁", -3.0], ["▁ab", -1.0], ["c", -2.0]]}
+    changes: dict[str, Any] = {
+        "pre_tokenizer": metaspace,
+        "decoder": metaspace,
+        "post_processor": None,
+        "added_tokens": [],
+    }
+    tokenizer = Tokenizer.from_file(write_json(tmp_path, tokenizer=tokenizer_json(model=model, **changes)))
+    assert tokenizer.encode("abc ab") == [2, 3, 2]
+    assert tokenizer.decode([2, 3, 2]) == "abc ab"
+    assert tokenizer.kind == "spm"
+
+
+def test_nothing_is_loaded_before_it_is_needed() -> None:
+    program = (
+        "import sys; from llamac.tokenizer import SpecialTokens, Tokenizer\n"
+        "t = Tokenizer.from_json(b'{}', SpecialTokens(None, False, False, None, ()))\n"
+        "assert t.special.stop_ids == ()\n"
+        "assert not {'tokenizers', 'sentencepiece', 'llamac.export'} & set(sys.modules), sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

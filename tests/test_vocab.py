@@ -1,0 +1,382 @@
+"""Vocabularies from SentencePiece, llama2.c and Hugging Face files: exact by independent encoders, damaged input."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llamac.export.vocab import Vocabulary, load_vocabulary, to_llama2c
+from vocab_samples import (
+    NO_SPECIAL,
+    RUNS,
+    SPM_PIECES,
+    WORDS,
+    field,
+    llama2c_encoder,
+    llama2c_file,
+    random_texts,
+    sentencepiece_file,
+    spm,
+    tokenizer_json,
+    write_json,
+)
+
+from llamac.errors import ExportError, LlamacError, TokenizerError, UnsupportedError
+from llamac.tokenizer import SpecialTokens, Tokenizer, byte_alphabet
+
+
+def test_sentencepiece_agrees_on_random_texts(data_dir: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    path = data_dir / "llama2-tokenizer" / "tokenizer.model"
+    oracle = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    tokenizer = Tokenizer.from_file(path)
+    words = [oracle.id_to_piece(index).replace("▁", " ") for index in range(259, 32000)]
+    for text in random_texts(3000, words):
+        ids = tokenizer.encode(text)
+        assert ids == oracle.encode(text), text
+        assert tokenizer.decode(ids) == text.replace("▁", " ")
+    for char in RUNS:  # equal scores: every length of a run, with neighbours that take part of it
+        for count in range(1, 70):
+            for text in (char * count, f"a{char * count}>", f"<!{char * count} the"):
+                assert tokenizer.encode(text) == oracle.encode(text), text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"add_dummy_prefix": False},
+        {"add_dummy_prefix": False, "user_defined_symbols": ["▁▁", "▁▁▁", "<mask>", "ab--", "中"]},
+        {"byte_fallback": False, "vocab_size": 250},
+        {"split_by_whitespace": False},
+        {"bos_id": -1, "eos_id": 0, "unk_id": 1},
+    ],
+)
+def test_sentencepiece_agrees_on_trained_models(options: dict[str, Any], tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    rng = random.Random(3)
+    words = ["".join(rng.choice("abcdeéñ中文жщ") for _ in range(rng.randint(1, 6))) for _ in range(300)]
+    ends = ["", "  ", "--", "...", "\t", "(("]
+    lines = [" ".join(rng.choice(words) + rng.choice(ends) for _ in range(12)) for _ in range(400)]
+    settings = {
+        "vocab_size": 500,
+        "byte_fallback": True,
+        "allow_whitespace_only_pieces": True,
+        "remove_extra_whitespaces": False,
+        "normalization_rule_name": "identity",
+        "model_type": "bpe",
+        "minloglevel": 2,
+    }
+    path = tmp_path / "tokenizer.model"
+    with path.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=file, **settings | options)
+    oracle = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    tokenizer = Tokenizer.from_file(path)
+    parts = [*words, " ", "  ", "--", "-", "<mask>", "▁", "ab", "(", "é", "ü", "\U0001f600", "\n", "."]
+    for _ in range(800):
+        text = "".join(rng.choice(parts) for _ in range(rng.randrange(14)))
+        assert tokenizer.encode(text) == oracle.encode(text), text
+    assert tokenizer.special.bos_id == (None if options.get("bos_id") == -1 else 1)
+
+
+# llama2.c.
+
+
+@pytest.mark.parametrize("file", ["stories260K/tok512.bin", "llama2-tokenizer/tokenizer.bin"])
+def test_llama2c_agrees_on_random_texts(data_dir: Path, file: str) -> None:
+    data = (data_dir / file).read_bytes()
+    encode = llama2c_encoder(data)
+    tokenizer = Tokenizer.from_file(data_dir / file)
+    for text in random_texts(800, ["Once", " upon", " a", " time", "Lily", "\n", "  ", "<s>", "</s>", "<0x41>"]):
+        ids = tokenizer.encode(text)
+        assert ids == encode(text), text
+        assert tokenizer.decode(ids, skip_special=False) == text
+    assert to_llama2c(load_vocabulary(data_dir / file)) == data
+
+
+def test_llama2c_hand_made(tmp_path: Path) -> None:
+    data = llama2c_file()
+    (tmp_path / "tokenizer.bin").write_bytes(data)
+    tokenizer = Tokenizer.from_file(tmp_path)
+    encode = llama2c_encoder(data)
+    for text in random_texts(300, [*WORDS, "e", "o", "é"]):
+        assert tokenizer.encode(text) == encode(text), text
+    assert tokenizer.encode("") == []
+    assert tokenizer.encode("", add_special=True) == [1]
+    assert tokenizer.id_of("<s>") == 1
+    assert tokenizer.decode([1, *tokenizer.encode(" hello"), 2]) == " hello"
+
+
+def test_llama2c_written_from_sentencepiece(data_dir: Path) -> None:
+    vocabulary = load_vocabulary(data_dir / "llama2-tokenizer" / "tokenizer.model")
+    assert to_llama2c(vocabulary) == (data_dir / "llama2-tokenizer" / "tokenizer.bin").read_bytes()
+
+
+def test_llama2c_written_without_scores(data_dir: Path) -> None:
+    vocabulary = load_vocabulary(data_dir / "stories260K" / "tok512.bin")
+    encode = llama2c_encoder(to_llama2c(vocabulary._replace(spm=None)))
+    tokenizer = Tokenizer.from_json(vocabulary.json, vocabulary.special)
+    for text in random_texts(300, ["Once", " upon", " a", " time", "Lily", "\n"]):
+        assert encode(text) == tokenizer.encode(text)
+
+
+def test_llama2c_refuses_other_vocabularies(tmp_path: Path) -> None:
+    write_json(tmp_path, tokenizer=tokenizer_json(), tokenizer_config={"bos_token": "<s>", "eos_token": "</s>"})
+    with pytest.raises(ExportError, match="the tokens 1 and 2"):
+        to_llama2c(load_vocabulary(tmp_path))
+    vocabulary = load_vocabulary(tmp_path)
+    with pytest.raises(ExportError, match="SentencePiece vocabularies only"):
+        to_llama2c(vocabulary._replace(special=SpecialTokens(1, True, False, 2, (2,))))
+
+
+def test_llama2c_damaged(tmp_path: Path) -> None:
+    data = llama2c_file()
+    path = tmp_path / "tokenizer.bin"
+
+    def problem(damaged: bytes) -> str:
+        path.write_bytes(damaged)
+        with pytest.raises(TokenizerError) as caught:
+            load_vocabulary(path)
+        return str(caught.value)
+
+    assert "'\\n<s>\\n'" in problem(data.replace(b"\n<s>\n", b"\n<t>\n"))
+    assert "token 0 at byte 12 has the length -1" in problem(data[:8] + struct.pack("<i", -1) + data[12:])
+    assert "token 0 at byte 12 has the length 1000000" in problem(data[:8] + struct.pack("<i", 10**6) + data[12:])
+    assert "its head allows 2" in problem(struct.pack("<i", 2) + data[4:])
+    assert "not such a file" in problem(struct.pack("<i", -5) + data[4:])
+    assert "the score of token 262 is nan" in problem(llama2c_file(scores=[0, 1, 2, float("nan"), 4, 5, 6, 7]))
+    assert "tokens 259 and 260 are both 'he'" in problem(llama2c_file(["he", "he"]))
+    assert "ends within its head" in problem(data + b"\0\0\0")
+    for size in (0, 3, 4, 5, 11, 12, 16, 1000, *range(len(data) - 8, len(data))):  # the last token has 9 bytes
+        problem(data[:size])
+
+
+# Scores to merges.
+
+
+def test_equal_scores_take_the_leftmost(tmp_path: Path) -> None:
+    words = ["  ", "   ", "    ", "     "]
+    data = llama2c_file(words, scores=[-5.0] * 4)  # as in Llama 2: all runs of spaces have the same score
+    (tmp_path / "tokenizer.bin").write_bytes(data)
+    tokenizer, encode = Tokenizer.from_file(tmp_path), llama2c_encoder(data)
+    for count in range(30):
+        assert tokenizer.encode(" " * count) == encode(" " * count)
+
+
+def test_equal_scores_that_cannot_be_ranked(tmp_path: Path) -> None:
+    # The leftmost rule makes [ab][c], [bc][a] and [ca][b] of "abc", "bca" and "cab": no ranking of the three does.
+    (tmp_path / "tokenizer.bin").write_bytes(llama2c_file(["ab", "bc", "ca"], scores=[-5.0] * 3))
+    with pytest.raises(TokenizerError, match="equal scores"):
+        load_vocabulary(tmp_path)
+
+
+def test_work_on_equal_scores_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamac.export.vocab_spm.MAX_TIES", 1000)
+    words = ["a" * count for count in range(2, 40)]
+    (tmp_path / "tokenizer.bin").write_bytes(llama2c_file(words, scores=[-5.0] * len(words)))
+    with pytest.raises(TokenizerError, match="equal scores"):
+        load_vocabulary(tmp_path)
+    (tmp_path / "tokenizer.bin").write_bytes(llama2c_file(["ab" * 600]))
+    with pytest.raises(TokenizerError, match="a piece of 1200 characters"):
+        load_vocabulary(tmp_path)
+
+
+def test_sentencepiece_piece_without_its_characters(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="'z', which is no piece"):
+        spm(tmp_path, [*SPM_PIECES, ("az", -4.0, 1)])
+
+
+# SentencePiece models.
+
+
+def test_sentencepiece_hand_made(tmp_path: Path) -> None:
+    tokenizer = spm(tmp_path, SPM_PIECES)
+    assert [tokenizer.id_of(piece) for piece in ("▁a", "▁ab", "c", "zz")] == [259, 261, 265, None]
+    assert tokenizer.encode("abc a z") == [261, 265, 259, 262, 3 + ord("z")]
+    assert tokenizer.encode("<s>ab", add_special=True) == [1, 261]
+    assert tokenizer.special == SpecialTokens(1, True, False, 2, (2,))
+    assert tokenizer.kind == "spm"
+    assert (tokenizer.vocab_size, tokenizer.n_ids) == (266, 266)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "normalizer", "problem"),
+    [
+        (field(3, 1), b"", "unigram"),
+        (field(24, 1), b"", "end of words"),
+        (b"", field(2, b"map"), "character replacements"),
+        (b"", field(4, 1), "extra spaces"),
+        (b"", field(5, 0), "unescaped"),
+    ],
+)
+def test_sentencepiece_refuses(tmp_path: Path, trainer: bytes, normalizer: bytes, problem: str) -> None:
+    with pytest.raises(UnsupportedError, match=problem):
+        spm(tmp_path, SPM_PIECES, trainer, normalizer)
+
+
+def test_sentencepiece_refuses_pieces(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="user-defined"):
+        spm(tmp_path, [*SPM_PIECES, ("<mask>", 0.0, 4)])
+    with pytest.raises(UnsupportedError, match="marked unused"):
+        spm(tmp_path, [*SPM_PIECES, ("bc", -5.0, 5)])
+    with pytest.raises(TokenizerError, match="255 of the 256 byte pieces"):
+        spm(tmp_path, SPM_PIECES[:3] + SPM_PIECES[4:])
+    with pytest.raises(TokenizerError, match="both 'ab'"):
+        spm(tmp_path, [*SPM_PIECES, ("ab", -7.0, 1)])
+
+
+def test_sentencepiece_damaged(tmp_path: Path) -> None:
+    data = sentencepiece_file(SPM_PIECES)
+    path = tmp_path / "tokenizer.model"
+    rng = random.Random(5)
+    for _ in range(300):
+        damaged = bytearray(data[: rng.randrange(8, len(data))])
+        for _ in range(rng.randrange(4)):
+            damaged[rng.randrange(4, len(damaged))] = rng.randrange(256)
+        path.write_bytes(damaged)
+        with contextlib.suppress(LlamacError):  # and nothing else
+            Tokenizer.from_file(path).encode("a")
+
+
+# tokenizer.json and the files beside it.
+
+
+def test_json_keeps_its_meaning(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(write_json(tmp_path, tokenizer=tokenizer_json()))
+    assert tokenizer.special == SpecialTokens(256, True, False, None, ())
+    hello = [258, *(tokenizer.id_of(char) for char in "llo")]
+    assert tokenizer.encode("hello") == hello  # neither truncated nor with BOS
+    assert tokenizer.encode("hello", add_special=True) == [256, *hello]
+    document = json.loads(tokenizer.json)
+    assert document["post_processor"] is None
+    assert document["truncation"] is None
+
+
+def test_json_bytes_depend_on_the_meaning_only(tmp_path: Path) -> None:
+    document = tokenizer_json()
+    first = load_vocabulary(write_json(tmp_path, tokenizer=document)).json
+    document["model"]["merges"] = [["h", "e"]]
+    document["model"]["vocab"] = dict(reversed(document["model"]["vocab"].items()))
+    document = dict(reversed(document.items()))
+    assert load_vocabulary(write_json(tmp_path, tokenizer=document)).json == first
+    assert Tokenizer.from_json(first, NO_SPECIAL).json == first
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"tokenizer_config": {"add_bos_token": False}}, SpecialTokens(256, False, False, None, ())),
+        (
+            {"tokenizer_config": {"eos_token": {"content": "</s>"}, "add_eos_token": True}},
+            SpecialTokens(256, True, True, 257, (257,)),
+        ),
+        ({"special_tokens_map": {"eos_token": "</s>"}}, SpecialTokens(256, True, False, 257, (257,))),
+        (
+            {"tokenizer_config": {"eos_token": "</s>"}, "generation_config": {"eos_token_id": [258, 3]}},
+            SpecialTokens(256, True, False, 257, (3, 257, 258)),
+        ),
+        ({"generation_config": {"eos_token_id": 257}}, SpecialTokens(256, True, False, 257, (257,))),
+        ({"config": {"eos_token_id": 257, "bos_token_id": 9}}, SpecialTokens(256, True, False, 257, (257,))),
+        ({"tokenizer_config": {"eos_token": "nowhere"}}, SpecialTokens(256, True, False, None, ())),
+    ],
+)
+def test_json_special_tokens(tmp_path: Path, files: dict[str, Any], expected: SpecialTokens) -> None:
+    assert load_vocabulary(write_json(tmp_path, tokenizer=tokenizer_json(), **files)).special == expected
+
+
+def test_json_with_a_token_that_its_rules_need_but_lack(tmp_path: Path) -> None:
+    write_json(tmp_path, tokenizer=tokenizer_json(), tokenizer_config={"add_eos_token": True})
+    with pytest.raises(TokenizerError, match="add_eos is set, but the tokenizer has no EOS"):
+        load_vocabulary(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"model": {"type": "WordPiece", "vocab": {}}}, "WordPiece"),
+        ({"decoder": {"type": "BPEDecoder", "suffix": "</w>"}}, "BPEDecoder"),
+        ({"decoder": None}, "decoder {}"),
+        ({"decoder": {"type": "Strip", "content": "_", "start": 1, "stop": 0}}, "Strip"),
+        ({"post_processor": {"type": "Other"}}, "post-processor Other"),
+        ({"post_processor": {"type": "Sequence", "processors": 2 * [tokenizer_json()["post_processor"]]}}, "one token"),
+    ],
+)
+def test_json_refuses(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UnsupportedError, match=problem):
+        load_vocabulary(write_json(tmp_path, tokenizer=tokenizer_json(**changes)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"type": "BPE"}},
+        {"model": {"type": "BPE", "vocab": {"a": "0"}, "merges": []}},
+        {"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}},
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a"]}},
+        {"model": {"type": "BPE", "vocab": {"\ud800": 0}, "merges": []}},
+        {"added_tokens": [{"content": "x"}]},
+        {"added_tokens": 5},
+        {"post_processor": {"type": "BertProcessing", "cls": []}},
+        {"decoder": 5},
+    ],
+)
+def test_json_damaged(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(TokenizerError):
+        load_vocabulary(write_json(tmp_path, tokenizer=tokenizer_json(**changes)))
+
+
+def test_json_that_the_library_refuses() -> None:
+    tokenizer = Tokenizer.from_json('{"model":{"type":"BPE","vocab":{"a":0},"merges":[["a","c"]]}}', NO_SPECIAL)
+    with pytest.raises(TokenizerError, match="out of vocabulary"):
+        tokenizer.encode("a")
+
+
+def test_vocab_json(tmp_path: Path) -> None:
+    vocab = {char: index for index, char in enumerate(byte_alphabet())} | {"he": 256, "<|endoftext|>": 257}
+    write_json(tmp_path, vocab=vocab, added_tokens={"<|more|>": 258})
+    (tmp_path / "merges.txt").write_bytes(b"#version: 0.2\r\nh e\r\n\r\n")
+    tokenizer = Tokenizer.from_file(tmp_path)
+    assert tokenizer.encode("he<|more|><|endoftext|>") == [256, 258, 257]
+    assert tokenizer.special == SpecialTokens(257, False, False, 257, (257,))
+    (tmp_path / "merges.txt").write_text("h e\nh u\n")
+    with pytest.raises(TokenizerError, match="line 2: 'h u'"):
+        load_vocabulary(tmp_path)
+    (tmp_path / "merges.txt").write_text("h e\n")
+    write_json(tmp_path, added_tokens={"<|more|>": 256})
+    with pytest.raises(TokenizerError, match=r"which vocab\.json gives to 'he'"):
+        load_vocabulary(tmp_path)
+    write_json(tmp_path, added_tokens={}, tokenizer_config={"tokenizer_class": "CLIPTokenizer"})
+    with pytest.raises(UnsupportedError, match="CLIPTokenizer"):
+        load_vocabulary(tmp_path)
+    write_json(tmp_path, vocab={"a": 0})
+    with pytest.raises(TokenizerError, match="no byte-level vocabulary"):
+        load_vocabulary(tmp_path)
+
+
+def test_paths_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="holds no tokenizer"):
+        load_vocabulary(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        load_vocabulary(tmp_path / "absent")
+    write_json(tmp_path, vocab={"a": 0})
+    with pytest.raises(TokenizerError, match=r"there is no merges\.txt"):
+        load_vocabulary(tmp_path / "vocab.json")
+    other = tmp_path / "other"
+    for content, kind in ((b"IQ== 0\nIg== 1\n", UnsupportedError), (b"{", TokenizerError), (b"", TokenizerError)):
+        other.write_bytes(content)
+        with pytest.raises(kind, match="other"):
+            load_vocabulary(other)
+
+
+def test_vocabulary_is_a_tuple_of_three(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.bin").write_bytes(llama2c_file())
+    data, special, original = load_vocabulary(tmp_path)
+    assert isinstance(data, bytes)
+    assert isinstance(special, SpecialTokens)
+    assert original == llama2c_file()
+    assert isinstance(load_vocabulary(tmp_path), Vocabulary)

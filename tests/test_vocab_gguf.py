@@ -1,0 +1,188 @@
+"""GGUF: the metadata reader, also on damaged and hostile files, and tokenizers from metadata alone."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llamac.export import vocab_gguf
+from llamac.export.gguf_metadata import parse_metadata, read_metadata
+from vocab_samples import byte_level_gguf, from_gguf, gguf_file, gguf_value, spm_gguf
+
+from llamac.errors import LlamacError, ModelError, TokenizerError, UnsupportedError
+from llamac.tokenizer import SpecialTokens
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_gguf_reads_every_type(tmp_path: Path, version: int) -> None:
+    scalars = [("B", 200), ("b", -3), ("H", 60000), ("h", -300), ("I", 2**32 - 1), ("i", -5), ("f", 0.5)]
+    scalars += [("Q", 2**63), ("q", -(2**62)), ("d", 0.1)]
+    entries: list[tuple[str, Any]] = [(f"s.{code}", (code, value)) for code, value in scalars]
+    entries += [(f"a.{code}", ("[", code, [value, value])) for code, value in scalars]
+    entries += [
+        ("flag", True),
+        ("flags", ("[", "?", [True, False])),
+        ("text", "é\0x"),
+        ("texts", ("[", "s", ["", "ab"])),
+    ]
+    nested = ("[", "[", [("[", "i", [1, 2]), ("[", "s", ["x"]), ("[", "[", [("[", "B", [])])])
+    path = tmp_path / "a.gguf"
+    data = gguf_file([*entries, ("nested", nested)], version, tensors=3)
+    path.write_bytes(data + b"rest")
+    found = read_metadata(path)
+    assert (found.version, found.tensor_count, found.end) == (version, 3, len(data))
+    for code, value in scalars:
+        assert found.values[f"s.{code}"] == value
+        assert found.values[f"a.{code}"] == [value, value]
+    assert found.values["flag"] is True
+    assert found.values["flags"] == [True, False]
+    assert found.values["text"] == "é\0x"
+    assert found.values["texts"] == ["", "ab"]
+    assert found.values["nested"] == [[1, 2], ["x"], [[]]]
+
+
+def test_gguf_truncated_anywhere() -> None:
+    data = gguf_file([*byte_level_gguf(), ("nested", ("[", "[", [("[", "i", [1, 2])]))])
+    parse_metadata(data)
+    for size in range(len(data)):
+        with pytest.raises(ModelError):
+            parse_metadata(data[:size])
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "does not begin with 'GGUF'"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**62), "do not fit"),
+        (gguf_file([("a", 1), ("a", 2)]), "'a' is there twice"),
+        (gguf_file([("", 1)]), "a key is empty"),
+        (gguf_file([("a", b"\xff")]), "'a'.*UTF-8"),
+        (gguf_file([("a", ("[", "s", [b"x", b"\xff"]))]), "string 1 of the array"),
+        (gguf_file([("a", ("B", 7))]).replace(struct.pack("<IB", 0, 7), struct.pack("<IB", 7, 7)), "a boolean is 7"),
+        (gguf_file([("a", 7)]).replace(struct.pack("<II", 4, 7), struct.pack("<II", 13, 7)), "value type 13"),
+    ],
+)
+def test_gguf_damaged(data: bytes, problem: str) -> None:
+    with pytest.raises(ModelError, match=problem):
+        parse_metadata(data)
+
+
+def gguf_array(kind: int, count: int, rest: bytes = b"") -> bytes:
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + gguf_value("a")[1]
+    return head + struct.pack("<IIQ", 9, kind, count) + rest
+
+
+@pytest.mark.parametrize("kind", [0, 6, 8, 9, 12])
+@pytest.mark.parametrize("count", [2**24, 2**40, 2**63, 2**64 - 1])
+def test_gguf_counts_are_not_believed(kind: int, count: int) -> None:
+    with pytest.raises(ModelError, match="'a'"):
+        parse_metadata(gguf_array(kind, count, b"\0" * 64))
+
+
+def test_gguf_nesting_and_lengths_are_bounded() -> None:
+    with pytest.raises(ModelError, match="nested"):
+        parse_metadata(gguf_array(9, 1, struct.pack("<IQ", 9, 1) * 1000))
+    for length in (65, 2**62, 2**64 - 1):
+        with pytest.raises(ModelError, match="'a'"):
+            parse_metadata(gguf_array(8, 1, struct.pack("<Q", length) + b"\0" * 64))
+
+
+def test_gguf_random_damage() -> None:
+    data = gguf_file(byte_level_gguf())
+    rng = random.Random(7)
+    for _ in range(400):
+        damaged = bytearray(data)
+        for _ in range(rng.randint(1, 3)):
+            damaged[rng.randrange(len(damaged))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        with contextlib.suppress(LlamacError):  # and nothing else
+            vocab_gguf.from_metadata(parse_metadata(bytes(damaged)).values)
+
+
+def test_gguf_byte_level() -> None:
+    tokenizer = from_gguf(byte_level_gguf())
+    end, spaces, hell = 263, 264, tokenizer.id_of("Ġhell") or 0
+    assert tokenizer.encode(" hell<|end|>  [") == [hell, end, spaces, tokenizer.id_of("[")]
+    assert tokenizer.encode("[PAD265]")[0] == tokenizer.id_of("[")  # fills a hole, is no text
+    assert tokenizer.special == SpecialTokens(end, False, False, end, (end,))
+    assert tokenizer.decode([end, hell, spaces]) == " hell  "
+    assert tokenizer.token_bytes(end) == b"<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "problem"),
+    [
+        ({"pre": "of-tomorrow"}, UnsupportedError, "pre-tokenizer 'of-tomorrow'"),
+        ({"model": "bert"}, UnsupportedError, "WordPiece"),
+        ({"model": "of-tomorrow"}, UnsupportedError, "'of-tomorrow'"),
+        ({"model": None}, TokenizerError, "'tokenizer.ggml.model' is missing"),
+        ({"tokens": None}, TokenizerError, "tokens' is missing"),
+        ({"tokens": ("[", "i", [1])}, TokenizerError, "no array of the type str"),
+        ({"merges": None}, TokenizerError, "merges' is missing"),
+        ({"merges": ("[", "s", ["h e", "x"])}, TokenizerError, "merge 1 \\('x'\\)"),
+        ({"merges": ("[", "s", ["h u"])}, TokenizerError, "merge 0"),
+        ({"token_type": ("[", "i", [1])}, TokenizerError, "1 entries for 266 tokens"),
+        ({"bos_token_id": 266}, TokenizerError, "bos_token_id' is 266"),
+        ({"bos_token_id": "x"}, TokenizerError, "not of the type int"),
+        ({"bos_token_id": None, "add_bos_token": True}, TokenizerError, "no BOS"),
+    ],
+)
+def test_gguf_tokenizer_refused(changes: dict[str, Any], kind: type[Exception], problem: str) -> None:
+    with pytest.raises(kind, match=problem):
+        from_gguf(byte_level_gguf(**changes))
+
+
+def test_gguf_pre_tokenizers_all_work() -> None:
+    text = "Hello  world's 12345 x²\n\n\tÉtudes—日本語 foo_bar(); \u0623\u0644 \U0001f600!! "
+    for name in vocab_gguf.PRE_TOKENIZERS:
+        tokenizer = from_gguf(byte_level_gguf(name))
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text, name
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("gpt-2", "I'm  12345!?\n\nx", ["I", "'m", " ", " 12345", "!?", "\n", "\n", "x"]),
+        ("llama-bpe", "I'M  12345!?\n\nx", ["I", "'M", " ", " ", "123", "45", "!?\n\n", "x"]),
+        ("qwen2", "I'M  12!?\n\nx", ["I", "'M", " ", " ", "1", "2", "!?\n\n", "x"]),
+        ("smollm", "I'M  12!", ["I", "'", "M", "  ", "1", "2", "!"]),
+        ("falcon", "a.b 12345", ["a", ".", "b", " ", "123", "45"]),
+        ("deepseek-coder", "ab, 12\n日本", ["ab", ",", " ", "1", "2", "\n", "日本"]),
+        ("deepseek-llm", "ab, x\n日本", ["ab", ",", " x", "\n", "日本"]),
+        ("deepseek-v3", "ab_cd 1234", ["ab", "_cd", " ", "123", "4"]),
+        ("tekken", "fooBar 12", ["foo", "Bar", " ", "1", "2"]),
+        ("gpt-4o", "fooBar's 1234", ["foo", "Bar's", " ", "123", "4"]),
+    ],
+)
+def test_gguf_pre_tokenizer_words(name: str, text: str, words: list[str]) -> None:
+    library = from_gguf(byte_level_gguf(name))._pieces.library
+    spelled = library.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[begin:end] for _, (begin, end) in spelled] == words
+
+
+def test_gguf_defaults_of_the_pre_tokenizer() -> None:
+    assert from_gguf(byte_level_gguf("llama-bpe")).special.add_bos
+    assert not from_gguf(byte_level_gguf("llama-bpe", add_bos_token=False)).special.add_bos
+    assert not from_gguf(byte_level_gguf("llama-bpe", bos_token_id=None)).special.add_bos
+    for name, composed in (("qwen2", True), ("command-r", True), ("mpt", True), ("gpt-2", False), ("llama-bpe", False)):
+        tokenizer = from_gguf(byte_level_gguf(name))
+        assert (tokenizer.encode("e\u0301") == tokenizer.encode("\xe9")) is composed
+
+
+def test_gguf_sentencepiece() -> None:
+    tokenizer = from_gguf(spm_gguf())
+    assert tokenizer.encode("abc<|end|> a", add_special=True) == [1, 261, 265, 266, 262, 259]
+    assert tokenizer.special == SpecialTokens(1, True, False, 2, (2, 266))
+    assert from_gguf(spm_gguf(add_space_prefix=False)).encode("abc") == [260, 265]
+    phi = from_gguf([*spm_gguf(), ("general.name", "Phi-3 mini")])
+    assert phi.encode("<|end|> \na") == [266, 259]  # its tokens swallow what is white behind them
+    with pytest.raises(TokenizerError, match=r"'tokenizer\.ggml\.scores' is missing"):
+        from_gguf(spm_gguf(scores=None))
+    with pytest.raises(UnsupportedError, match="remove_extra_whitespaces"):
+        from_gguf(spm_gguf(remove_extra_whitespaces=True))
