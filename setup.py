@@ -74,7 +74,7 @@ class BuildCore(build_ext):
 
 
 setup(
-    packages=["llamac", "llamac.export", "llamac.models"],
+    packages=["llamac", "llamac.cli", "llamac.export", "llamac.models"],
     package_dir={"llamac": "llamac", "llamac.export": "export", "llamac.models": "models"},
     ext_modules=[Extension("llamac._core", sources=["llamac/_core.pyx"], include_dirs=["csrc"], libraries=["m"])],
     cmdclass={"build_ext": BuildCore},

@@ -26,6 +26,7 @@ def load(
     kv: str | None = None,
     threads: int | None = None,
     isa: str | None = None,
+    tokenizer: str | Path | None = None,
 ) -> Model:
     """Opens a model file; without a path the built-in model. Reads its header and tables and maps the rest.
 
@@ -33,6 +34,7 @@ def load(
     context: positions per sequence (default: the model's). kv: number format of the KV cache, "f32" or "f16" (default: f32 for
     f32 files, else f16). threads: default from affinity, cgroup quota and physical cores, see `llamac inspect`.
     isa: a kernel set, "avx2" or "scalar" (default: the environment variable LLAMAC_ISA, else the best of this machine).
+    tokenizer: a tokenizer file or directory to use instead of the file's own, of any kind that `llamac export` reads.
 
     Raises FileNotFoundError, or ModelError if the file is damaged or no llamac file (the message says what to do).
     """
@@ -42,7 +44,8 @@ def load(
         from llamac import models
 
         path = models.path(models.DEFAULT)
-    return Model(FlatFile(path), context=context, kv=kv, threads=threads, isa=isa)
+    other = Tokenizer.from_file(tokenizer) if tokenizer is not None else None
+    return Model(FlatFile(path), context=context, kv=kv, threads=threads, isa=isa, tokenizer=other)
 
 
 class Model:
@@ -51,7 +54,16 @@ class Model:
     config: the file's config record as a dict (docs/format.md). metadata: its JSON metadata. file: the flat file itself.
     """
 
-    def __init__(self, file: FlatFile, *, context: int | None, kv: str | None, threads: int | None, isa: str | None) -> None:
+    def __init__(
+        self,
+        file: FlatFile,
+        *,
+        context: int | None = None,
+        kv: str | None = None,
+        threads: int | None = None,
+        isa: str | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
         self.file = file
         self.config: dict[str, Any] = file.config
         self.weight_bytes: int = file.sections["data"].bytes
@@ -66,8 +78,9 @@ class Model:
             stop_ids=tuple(self.config["stop_ids"][: self.config["n_stop_ids"]]),
         )
         self.stop_ids = frozenset(special.stop_ids)
-        data = file.section("tokenizer")
-        self._tokenizer = Tokenizer.from_json(data, special) if data else None
+        self._tokenizer = tokenizer
+        if tokenizer is None and file.sections["tokenizer"].bytes:
+            self._tokenizer = Tokenizer.from_json(file.section("tokenizer"), special)
         # a session is made and thrown away, so that unusable settings are reported here and not at the first use
         self.session().close()
 

@@ -1,0 +1,149 @@
+"""`llamac inspect`: what a model file holds, or what this machine offers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from math import prod
+from typing import Any
+
+from llamac import __version__, machine
+from llamac.flatfile import FlatFile
+
+
+def inspect(options: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    facts = describe_machine() if options.model is None else describe_file(FlatFile(options.model))
+    if options.json:
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+    elif options.model is None:
+        print("\n".join(_machine_lines(facts)))
+    else:
+        print("\n".join(_file_lines(facts, options.tensors)))
+    return 0
+
+
+# ---- the machine
+
+
+def describe_machine() -> dict[str, Any]:
+    """This machine as the library sees it."""
+    from llamac import _core
+
+    plan = machine.plan_threads()
+    return {
+        "llamac": __version__,
+        "python": platform.python_version(),
+        "processor": _processor_name(),
+        "isa": machine.choose_isa(None) or machine.best_isa(),
+        "isas": dict(_core.isas()),
+        "threads": plan.threads,
+        "threads_reason": plan.reason(),
+        "usable_cpus": plan.affinity,
+        "cgroup_quota": plan.quota,
+        "physical_cores": plan.physical_cores,
+        "openmp": plan.openmp,
+        "tiny_model_bytes": machine.TINY_MODEL_BYTES,
+    }
+
+
+def _processor_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return f"{names[0] if names else platform.processor() or 'unknown'} ({platform.machine()})"
+
+
+def _machine_lines(facts: dict[str, Any]) -> list[str]:
+    isas = ", ".join(f"{name} ({'yes' if runs else 'not on this processor'})" for name, runs in facts["isas"].items())
+    return [
+        f"llamac     {facts['llamac']}, Python {facts['python']}",
+        f"processor  {facts['processor']}",
+        f"kernels    {facts['isa']}; this build has {isas}",
+        f"threads    {facts['threads_reason']}",
+        f"           models under {facts['tiny_model_bytes'] >> 20} MiB use 1",
+    ]
+
+
+# ---- a file
+
+
+def describe_file(file: FlatFile) -> dict[str, Any]:
+    """A model file's contents, without numbers of its tensors."""
+    tensors = file.tensors
+    numbers = sum(prod(tensor.shape) for tensor in tensors)
+    data = file.sections["data"].bytes
+    tokenizer = file.section("tokenizer")
+    return {
+        "file": str(file.path),
+        "file_bytes": file.header["file_bytes"],
+        "format_version": file.header["version"],
+        "numerics": file.header["numerics"],
+        "id": file.id,
+        "metadata": {key: value for key, value in file.metadata.items() if key != "config"},
+        "parameters": numbers,
+        "bits_per_weight": round(8 * data / numbers, 3),
+        "sections": {name: section.bytes for name, section in file.sections.items()},
+        "config": {key: value for key, value in file.config.items() if key != "reserved"},
+        "layers": [{key: value for key, value in layer.items() if key != "reserved"} for layer in file.layers],
+        "tokenizer": {"bytes": len(tokenizer), "ids": file.config["n_token_ids"]} if tokenizer else None,
+        "chat_template": bool(file.sections["template"].bytes),
+        "probes": bool(file.sections["probes"].bytes),
+        "tensors": [
+            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.bytes, "sha256": t.sha256.hex()} for t in tensors
+        ],
+    }
+
+
+def _file_lines(facts: dict[str, Any], all_tensors: bool) -> list[str]:
+    config, metadata = facts["config"], facts["metadata"]
+    layer = facts["layers"][0]
+    source = ", ".join(f"{key} {value}" for key, value in metadata.get("source", {}).items() if not isinstance(value, list | dict))
+    stops = config["stop_ids"][: config["n_stop_ids"]]
+    special = f"BOS {config['bos_id']}{' added' if config['add_bos'] else ''}, EOS {config['eos_id']}, stops at {stops}"
+    lines = [
+        f"name        {metadata.get('name', '')} ({metadata.get('architecture', 'unknown architecture')})",
+        f"file        {facts['file']}, {_size(facts['file_bytes'])}, format {facts['format_version']}",
+        f"id          {facts['id'][:16]}...",
+        f"weights     {facts['parameters']:,} numbers, {metadata.get('dtype', '')}, {facts['bits_per_weight']:.2f} bits each",
+        f"shape       {config['n_layers']} layers of {config['dim']}, {config['n_heads']} heads ({config['n_kv_heads']} KV) of "
+        f"{config['head_dim']}, FFN {layer['ffn']} {layer['ffn_dim']}",
+        f"graph       norm {config['norm']} (eps {config['norm_eps']:g}), position {config['position']}, {config['activation']}, "
+        f"{'tied' if config['tied_output'] else 'separate'} output",
+        f"context     {config['context']} positions",
+        f"vocabulary  {config['vocab_size']} ({config['n_token_ids']} with a token); {special}",
+        f"tokenizer   {_size(facts['tokenizer']['bytes']) if facts['tokenizer'] else 'none'}; chat template "
+        f"{'yes' if facts['chat_template'] else 'no'}; probes {'yes' if facts['probes'] else 'no'}",
+        f"source      {source or 'unknown'}; written by {metadata.get('exporter', 'unknown')}",
+        "tensors",
+    ]
+    return lines + (_tensor_lines(facts) if all_tensors else _kind_lines(facts))
+
+
+def _tensor_lines(facts: dict[str, Any]) -> list[str]:
+    return [
+        f"  {tensor['name']:<32} {tensor['dtype']:<5} {_shape(tensor['shape']):<14} {_size(tensor['bytes'])}" for tensor in facts["tensors"]
+    ]
+
+
+def _kind_lines(facts: dict[str, Any]) -> list[str]:
+    """Tensors that differ in their layer alone, as one line."""
+    kinds: dict[tuple[str, str, str], list[int]] = {}
+    for tensor in facts["tensors"]:
+        parts = tensor["name"].split(".")
+        name = ".".join(["layers", "*", *parts[2:]] if parts[0] == "layers" else parts)
+        kinds.setdefault((name, tensor["dtype"], _shape(tensor["shape"])), []).append(tensor["bytes"])
+    return [f"  {len(sizes):>4} x {name:<28} {dtype:<5} {shape:<14} {_size(sum(sizes))}" for (name, dtype, shape), sizes in kinds.items()]
+
+
+def _shape(shape: list[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _size(count: int) -> str:
+    if count < 10_000:
+        return f"{count} B"
+    return f"{count / 1e3:.1f} kB" if count < 10_000_000 else f"{count / 1e6:.1f} MB"

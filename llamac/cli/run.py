@@ -1,0 +1,91 @@
+"""`llamac run`: streams the continuation of a prompt to stdout, then one line of figures to stderr."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from llamac.errors import ArgumentError
+from llamac.generation import Completion
+from llamac.model import Model, load
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    started = time.perf_counter()
+    prompt = read_prompt(options)
+    settings = {"kv": options.kv, "threads": options.threads, "isa": options.isa}
+    with load(options.model, tokenizer=options.tokenizer, **settings) as model:
+        stream = model.stream(
+            model.tokenize(prompt),
+            max_tokens=new_tokens(model, prompt, options.steps),
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            seed=options.seed,
+            stop=options.stop,
+        )
+        first = None
+        write, flush = sys.stdout.write, sys.stdout.flush
+        try:
+            with stream:
+                if not options.no_echo:
+                    write(prompt)
+                    flush()
+                for piece in stream:
+                    first = first or time.perf_counter()
+                    write(piece)
+                    flush()
+        finally:
+            write("\n")
+            flush()
+        if not options.quiet:
+            print(figures(stream.completion, (first or time.perf_counter()) - started), file=sys.stderr)
+    return 0
+
+
+def read_prompt(options: argparse.Namespace) -> str:
+    """The prompt from -i, -f or a pipe; empty if there is none."""
+    if options.prompt is not None:
+        text: str = options.prompt
+        return text
+    if options.file not in (None, "-"):
+        with open(options.file, "rb") as file:
+            return _decode(file.read(), options.file)
+    if options.file == "-" or not sys.stdin.isatty():
+        return _decode(sys.stdin.buffer.read(), "standard input").rstrip("\n")
+    return ""
+
+
+def _decode(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"{name} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}") from None
+
+
+def new_tokens(model: Model, prompt: str, steps: int) -> int:
+    """How many tokens to generate so that `steps` positions are computed, the prompt's included (0: the whole context)."""
+    context = model.config["context"]
+    if steps < 0:
+        raise ArgumentError(f"-n is {steps}, expected 0 (the whole context) or more")
+    steps = min(steps or context, context)
+    used = max(1, len(model.tokenize(prompt)))
+    if steps < used:
+        raise ArgumentError(f"the prompt has {used} tokens, but -n allows {steps} positions (of a context of {context})")
+    return steps - used + 1
+
+
+def figures(result: Completion, to_first: float) -> str:
+    """The line of figures: tokens per second of prompt and decode, time to the first token, why it ended, the seed."""
+    usage, timings = result.usage, result.timings
+    prompt = usage.prompt_tokens / max(timings.prefill, 1e-9)
+    later = usage.completion_tokens - 1
+    decode = f"{later / max(timings.decode, 1e-9):.1f} tok/s" if later > 0 else "-"
+    reason = result.finish_reason + (f" {result.stopped_by!r}" if result.stopped_by is not None else "")
+    return (
+        f"prompt {usage.prompt_tokens} tokens, {prompt:.1f} tok/s | decode {usage.completion_tokens} tokens, {decode} | "
+        f"first token after {to_first * 1e3:.0f} ms | {reason} | seed {result.seed}"
+    )
