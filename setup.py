@@ -2,7 +2,7 @@
 
 Environment, for those who build themselves (docs/building.md):
     LLAMAC_WERROR=1    warnings are errors
-    LLAMAC_NATIVE=1    tune for this machine's processor; the result runs on no older one
+    LLAMAC_NATIVE=1    compile for this machine's processor; the result may run on no other
     LLAMAC_LTO=1       link-time optimization
     LLAMAC_OPENMP=0    one thread only
     LLAMAC_SANITIZE=address,undefined    instrumented build for tests
@@ -10,6 +10,7 @@ Environment, for those who build themselves (docs/building.md):
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import tempfile
@@ -19,9 +20,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 # Never -ffast-math, -Ofast or -ffp-contract=fast: the same bits everywhere is what this library promises.
-CORE_FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
-WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wvla", "-Wstrict-prototypes"]
-ISA_FLAGS = {"kernels_avx2.c": ["-mavx2", "-mfma", "-mf16c"]} if platform.machine() in ("x86_64", "AMD64") else {}
+FLAGS = json.loads(Path("csrc/flags.json").read_text())
+MACHINE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
 
 
 def asked(name: str) -> bool:
@@ -32,13 +32,13 @@ class BuildCore(build_ext):
     """Compiles csrc/ file by file, then lets setuptools compile the Cython module and link everything."""
 
     def build_extension(self, ext: Extension) -> None:
-        flags = list(CORE_FLAGS)
+        flags = list(FLAGS["core"])
         link: list[str] = []
         if os.environ.get("LLAMAC_OPENMP") != "0" and self.compiles("-fopenmp"):
             flags.append("-fopenmp")
             link.append("-fopenmp")
         if asked("NATIVE"):
-            flags.append("-mtune=native")
+            flags.append("-march=native")
         if asked("LTO"):
             flags.append("-flto")
             link += ["-flto", "-O3"]
@@ -46,11 +46,11 @@ class BuildCore(build_ext):
             sanitize = [f"-fsanitize={os.environ['LLAMAC_SANITIZE']}", "-fno-omit-frame-pointer", "-g"]
             flags += sanitize
             link += sanitize
-        warnings = WARNINGS + (["-Werror"] if asked("WERROR") else [])
+        warnings = FLAGS["warnings"] + (["-Werror"] if asked("WERROR") else [])
         sources = sorted(Path("csrc").glob("*.c"))
         headers = [str(path) for path in sorted(Path("csrc").glob("*.h"))]
         for source in sources:
-            isa = ISA_FLAGS.get(source.name, [])
+            isa = FLAGS["isa"].get(MACHINE, {}).get(source.name, [])
             ext.extra_objects += self.compiler.compile(
                 [str(source)], output_dir=self.build_temp, extra_postargs=flags + warnings + isa, depends=headers
             )

@@ -21,7 +21,7 @@ INLINE v16 finish_lanes(const int dtype, v16 sum) { return dtype == LLAMAC_BF16 
 // ---- products: tiles of S strips x T rows
 
 // Bytes that the weights are fetched ahead of their use; the hardware's prefetchers stop at page ends.
-enum { FETCH_AHEAD = 1024 };
+enum { FETCH_AHEAD = 512 };
 
 // sums[S][T][16] += over `columns` k. The sums live in registers in between: 2 S T of them on AVX2.
 INLINE void tile(const int dtype, const int S, const int T, const uint8_t *w, size_t strip_bytes, const float *x, int columns, float *sums) {

@@ -33,8 +33,8 @@ static void relax(void) {
 }
 
 // Returns when the gate's number is no longer `number`.
-static void gate_wait(struct gate *gate, int32_t number) {
-    for (int i = 0; i < SPINS; i++) {
+static void gate_wait(struct gate *gate, int32_t number, int spins) {
+    for (int i = 0; i < spins; i++) {
         if (__atomic_load_n(&gate->number, __ATOMIC_ACQUIRE) != number) return;
         relax();
     }
@@ -65,7 +65,7 @@ void pool_barrier(const struct member *member) {
         __atomic_store_n(&b->arrived, 0, __ATOMIC_RELAXED);
         gate_open(&b->round, round + 1);
     } else {
-        gate_wait(&b->round, round);
+        gate_wait(&b->round, round, SPINS);
     }
 }
 
@@ -97,7 +97,7 @@ static void run_team(void) {
 static void *own_team(void *unused) {
     (void)unused;
     for (int32_t done = team.finished.number;; done++) {
-        gate_wait(&team.posted, done);
+        gate_wait(&team.posted, done, 0);
         run_team();
         gate_open(&team.finished, done + 1);
     }
@@ -135,7 +135,7 @@ static int run_on_team(int threads, void (*work)(void *argument, const struct me
         const int32_t before = team.finished.number;
         team.threads = threads, team.work = work, team.argument = argument;
         gate_open(&team.posted, before + 1);
-        gate_wait(&team.finished, before);
+        gate_wait(&team.finished, before, 0);   // asleep at once: the team needs this core
     }
     pthread_mutex_unlock(&team.turn);
     return started;
