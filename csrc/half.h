@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// half.h - f16 and bf16 to f32 and back, one number at a time, exactly as the hardware does it (round to nearest even).
+// half.h - f16 and bf16 to f32 and back, and the fused multiply-add, one number at a time: the hardware's bits, where there is none, too.
 #ifndef LLAMAC_HALF_H
 #define LLAMAC_HALF_H
 #include <stdint.h>
@@ -26,5 +26,23 @@ static inline uint16_t f16_from_f32(float x) {
         return (uint16_t)(sign | (f32_bits(f32_from_bits(magnitude) + 0.5f) - 0x3f000000));
     const uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
     return (uint16_t)(sign | (rounded - 0x38000000) >> 13);
+}
+
+// a * b + c, rounded once. Where the processor cannot: the product is exact in double, and a sum rounded to odd (Boldo and Melquiond
+// 2008) loses nothing that the second rounding, to f32, could need. Faster than libm's fmaf, and vectorizable.
+static inline float fused_multiply_add(float a, float b, float c) {
+#if defined(__FP_FAST_FMAF)
+    return __builtin_fmaf(a, b, c);
+#else
+    const double product = (double)a * (double)b, sum = product + (double)c, back = sum - product;
+    const double lost = (product - (sum - back)) + ((double)c - back);   // exact (Knuth's two-sum); NaN where the sum is infinite
+    int64_t bits;
+    memcpy(&bits, &sum, 8);
+    const int64_t toward = (lost > 0) == (bits >= 0) ? 1 : -1, even = ~bits & 1;
+    bits += (lost > 0) | (lost < 0) ? toward & -even : 0;
+    double odd;
+    memcpy(&odd, &bits, 8);
+    return (float)odd;
+#endif
 }
 #endif

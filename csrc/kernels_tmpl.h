@@ -295,7 +295,7 @@ INLINE void merge_block(int first, float m, float l, const float *o, int n, floa
     const float top = *run_m > m ? *run_m : m, keep = exp1(*run_m - top), take = exp1(m - top);
     const v16 kept = v16_set1(keep), taken = v16_set1(take);
     for (int i = 0; i < n; i += 16) v16_store(run_o + i, v16_fma(v16_load(o + i), taken, v16_mul(v16_load(run_o + i), kept)));
-    *run_l = fmaf(l, take, *run_l * keep);
+    *run_l = fused_multiply_add(l, take, *run_l * keep);
     *run_m = top;
 }
 

@@ -27,8 +27,8 @@ INLINE v16 v16_add(v16 a, v16 b) { EACH(a.f[i] + b.f[i]); }
 INLINE v16 v16_sub(v16 a, v16 b) { EACH(a.f[i] - b.f[i]); }
 INLINE v16 v16_mul(v16 a, v16 b) { EACH(a.f[i] * b.f[i]); }
 INLINE v16 v16_div(v16 a, v16 b) { EACH(a.f[i] / b.f[i]); }
-INLINE v16 v16_fma(v16 a, v16 b, v16 c) { EACH(fmaf(a.f[i], b.f[i], c.f[i])); }      // a * b + c, rounded once
-INLINE v16 v16_fnma(v16 a, v16 b, v16 c) { EACH(fmaf(-a.f[i], b.f[i], c.f[i])); }    // c - a * b, rounded once
+INLINE v16 v16_fma(v16 a, v16 b, v16 c) { EACH(fused_multiply_add(a.f[i], b.f[i], c.f[i])); }      // a * b + c, rounded once
+INLINE v16 v16_fnma(v16 a, v16 b, v16 c) { EACH(fused_multiply_add(-a.f[i], b.f[i], c.f[i])); }    // c - a * b, rounded once
 INLINE v16 v16_max(v16 a, v16 b) { EACH(a.f[i] > b.f[i] ? a.f[i] : b.f[i]); }
 INLINE v16 v16_min(v16 a, v16 b) { EACH(a.f[i] < b.f[i] ? a.f[i] : b.f[i]); }
 INLINE v16 v16_abs(v16 a) { EACH(f32_from_bits(f32_bits(a.f[i]) & 0x7fffffff)); }

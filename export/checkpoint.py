@@ -35,6 +35,11 @@ class LazyTensor:
     dtype: str
     read: Callable[[int, int], Floats]
 
+    @classmethod
+    def of(cls, numbers: Floats) -> LazyTensor:
+        """A float32 tensor that is in memory."""
+        return cls(numbers.shape, "f32", lambda first, last: numbers[first:last])
+
     def array(self) -> Floats:
         """The whole tensor as float32."""
         return self.read(0, self.shape[0])

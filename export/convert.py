@@ -15,12 +15,15 @@ from llamac.export.checkpoint import Checkpoint
 from llamac.export.writer import Plan, Progress, check_space, make_plan, temporary_beside, write, write_tables
 
 TARGETS = ("llamac", "hf", "llama2c")
+SOURCES = "a Hugging Face directory, a llama2.c model file or a flat file"
 NUMERICS = 1
 
 
 @dataclass
 class Report:
-    """What an export did. path: what was written. bits_per_weight: of a flat file's data. warnings: what the user should know."""
+    """What an export did. path: what was written. bits_per_weight: of a flat file's data, else 0.
+
+    warnings: what the user should know."""
 
     path: Path
     bytes: int
@@ -45,29 +48,31 @@ def export(
 ) -> Report:
     """Converts a checkpoint.
 
-    source: a Hugging Face directory, a llama2.c model file or a flat file. dtype: of the matrices, "f32", "f16" or "bf16"
-    (default: the source's own). tokenizer: a file or directory to use instead of the source's. name: stored in the file
-    (default: the source's). to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a llama2.c model with
-    tokenizer.bin beside it. probe_source: who computes the probes' reference logits, "llamac" or "transformers"; None
-    leaves the probes out. overwrite: replace an existing `out`. progress: called with (bytes done, bytes in all).
+    source: a Hugging Face directory, a llama2.c model file or a flat file. dtype: of the matrices, "f32", "f16" or
+    "bf16" (default: the source's own). tokenizer: a file or directory to use instead of the source's. name: stored in
+    the flat file (default: the source's). to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a
+    llama2.c model (always f32) with tokenizer.bin beside it. probe_source: who computes the flat file's reference
+    logits, "llamac" or "transformers"; None leaves the probes out. overwrite: replace an existing file `out`; a folder
+    is never replaced. progress: called with (bytes done, bytes in all).
 
     Raises ExportError or UnsupportedError with everything that stands against it, before anything is written.
     """
     source, out = Path(source), Path(out)
     if to not in TARGETS:
         raise ArgumentError(f"to is {to!r}, expected one of {', '.join(TARGETS)}")
+    if to != "llamac" and name is not None:
+        raise ArgumentError(f"name is stored in flat files only, not with to={to!r}")
+    if to == "llama2c" and dtype not in (None, "f32"):
+        raise ArgumentError(f"dtype is {dtype!r}, but llama2.c's checkpoint of version 0 is always f32")
     if not source.exists():
         raise ExportError(f"{source} does not exist")
-    if out.exists() and not overwrite:
-        raise ExportError(f"{out} exists: choose another name, or allow it to be overwritten")
-    if not out.parent.is_dir():
-        raise ExportError(f"the folder {out.parent} does not exist")
+    _check_target(out, to, overwrite)
     warnings: list[str] = []
     checkpoint = read_checkpoint(source, warnings)
     _attach_tokenizer(checkpoint, source, tokenizer, warnings)
     if name is not None:
         checkpoint.metadata["name"] = name
-    dtype = dtype or _own_dtype(checkpoint)
+    dtype = dtype or ("f32" if to == "llama2c" else _own_dtype(checkpoint))
     if to == "hf":
         from llamac.export.to_hf import write_hf
 
@@ -76,13 +81,25 @@ def export(
     elif to == "llama2c":
         from llamac.export.to_llama2c import write_llama2c
 
-        size = write_llama2c(checkpoint, out, progress)
+        size = write_llama2c(checkpoint, out, progress, overwrite=overwrite)
         bits = 0.0
     else:
         plan = _write_flat(checkpoint, source, out, dtype, probe_source, progress)
         size, bits = plan.file_bytes, plan.bits_per_weight
     kind = checkpoint.metadata.get("tokenizer", {}).get("source", "none")
     return Report(out, size, dtype, bits, checkpoint.metadata["source"], kind, warnings)
+
+
+def _check_target(out: Path, to: str, overwrite: bool) -> None:
+    if not out.parent.is_dir():
+        raise ExportError(f"the folder {out.parent} does not exist")
+    if to == "hf":
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):  # a directory is never replaced: it may hold more
+            raise ExportError(f"{out} exists and is no empty directory: choose another name")
+    elif out.is_dir():
+        raise ExportError(f"{out} is a directory: the target is a file")
+    elif out.exists() and not overwrite:
+        raise ExportError(f"{out} exists: choose another name, or allow it to be overwritten")
 
 
 def read_checkpoint(source: Path, warnings: list[str]) -> Checkpoint:
@@ -103,7 +120,7 @@ def read_checkpoint(source: Path, warnings: list[str]) -> Checkpoint:
     if head[:4] == b"GGUF":
         raise ExportError(f"{source} is a GGUF file; this version imports Hugging Face directories and llama2.c files")
     if not looks_like_llama2c(source) and head[:4] != b"24ka":
-        raise ExportError(f"{source} is no checkpoint this version knows: expected a Hugging Face directory or a llama2.c model file")
+        raise ExportError(f"{source} is no checkpoint this version knows: expected {SOURCES}")
     return read_llama2c(source)
 
 
@@ -115,13 +132,15 @@ def _own_dtype(checkpoint: Checkpoint) -> str:
 
 # ---- tokenizer
 
+IDS_ONLY = "the file takes and gives token ids only (--tokenizer adds one)"
+
 
 def _attach_tokenizer(checkpoint: Checkpoint, source: Path, given: str | Path | None, warnings: list[str]) -> None:
     from llamac.export.vocab import load_vocabulary
 
     place = Path(given) if given is not None else _tokenizer_beside(source)
     if place is None and checkpoint.tokenizer is None:
-        warnings.append("no tokenizer was found: the file takes and gives token ids only (--tokenizer adds one)")
+        warnings.append(f"no tokenizer was found: {IDS_ONLY}")
         return
     if place is not None:
         try:
@@ -131,21 +150,20 @@ def _attach_tokenizer(checkpoint: Checkpoint, source: Path, given: str | Path | 
         except TokenizerError:
             if given is not None:
                 raise
-            warnings.append(f"{place} holds no tokenizer: the file takes and gives token ids only (--tokenizer adds one)")
+            warnings.append(f"{place} holds no tokenizer: {IDS_ONLY}")
             return
         checkpoint.metadata["tokenizer"] = {"source": place.name}
     _fit_tokenizer(checkpoint)
 
 
 def _tokenizer_beside(source: Path) -> Path | None:
-    """The tokenizer of a source: the directory itself, or the one *.bin beside a llama2.c model that is named like one."""
+    """The tokenizer of a source: the directory itself, or the one tok*.bin beside a llama2.c model."""
     if source.is_dir():
         return source
     with open(source, "rb") as file:
         if file.read(8) == b"\x89llamac\n":
             return None
-    found = [path for path in (source.parent / "tokenizer.bin", *sorted(source.parent.glob("tok*.bin"))) if path.is_file()]
-    found = [path for path in dict.fromkeys(found) if path != source]
+    found = [path for path in sorted(source.parent.glob("tok*.bin")) if path.is_file() and path != source]
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise ExportError(f"several tokenizers lie beside {source.name}: {names}; choose one with --tokenizer")
@@ -161,7 +179,8 @@ def _fit_tokenizer(checkpoint: Checkpoint) -> None:
     n_ids = Tokenizer.from_json(data, special).n_ids
     if n_ids > checkpoint.config.vocab_size:
         raise ExportError(
-            f"the tokenizer has {n_ids} ids, but the model's vocabulary has {checkpoint.config.vocab_size}: they do not belong together"
+            f"the tokenizer has {n_ids} ids, but the model's vocabulary has {checkpoint.config.vocab_size}:"
+            " they do not belong together"
         )
     checkpoint.config = replace(checkpoint.config, n_token_ids=n_ids)
     if checkpoint.metadata["source"]["format"] == "llama2c" and special.bos_id is not None:

@@ -1,7 +1,8 @@
 """Reads llama2.c's checkpoints: version 0 (legacy, no magic), 1 (float32) and 2 (int8 in groups).
 
-All are a header and then tensors in a fixed order, each with all layers of a kind together. RoPE pairs are interleaved there:
-the rows of wq and wk are permuted into halves. Version 2 quantizes groups of the flattened tensor, so groups may straddle rows.
+All are a header and then tensors in a fixed order, each with all layers of a kind together. RoPE pairs are interleaved
+there: the rows of wq and wk are permuted into halves. Version 2 quantizes groups of the flattened tensor, so groups may
+straddle rows.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ def read(path: Path) -> Checkpoint:
         header = _parse_header(file.read(HEADER_BYTES), size)
     tensors, end = _Places(path, header).all()
     if end != size:
-        raise ExportError(f"{path}: the header describes {end} bytes, but the file has {size}: it is damaged or incomplete")
-    half = header.head_dim // 2
-    inv_freq = (1.0 / ROPE_THETA ** (np.arange(half, dtype=np.float32) * 2 / header.head_dim)).astype(np.float32)
-    tensors["rope.0.inv_freq"] = LazyTensor((half,), "f32", lambda first, last: inv_freq[first:last])
+        raise ExportError(
+            f"{path}: the header describes {end} bytes, but the file has {size}: it is damaged or incomplete"
+        )
+    tensors["rope.0.inv_freq"] = LazyTensor.of(inverse_frequencies(header.head_dim))
     config = ModelConfig(
         dim=header.dim,
         n_heads=header.n_heads,
@@ -90,6 +91,30 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(config, tensors, metadata={"name": path.stem, "architecture": "llama", "source": source})
 
 
+def inverse_frequencies(head_dim: int) -> Floats:
+    """RoPE's frequencies as llama2.c has them, (head_dim / 2): theta 10000 over the whole head, no scaling."""
+    return (1.0 / ROPE_THETA ** (np.arange(head_dim // 2, dtype=np.float32) * 2 / head_dim)).astype(np.float32)
+
+
+def halves(head_dim: int) -> NDArray[np.intp]:
+    """Where the rows of a head with RoPE pairs (j, j + head_dim / 2) lie in one with pairs (2j, 2j + 1)."""
+    order: NDArray[np.intp] = np.arange(head_dim).reshape(-1, 2).T.reshape(-1)
+    return order
+
+
+def reordered(read: Callable[[int, int], Floats], order: NDArray[np.intp]) -> Callable[[int, int], Floats]:
+    """A matrix whose rows are taken in another order within every head of len(order) rows."""
+    head_dim = len(order)
+
+    def permuted(first: int, last: int) -> Floats:
+        start, end = first // head_dim * head_dim, -(-last // head_dim) * head_dim
+        rows = read(start, end)
+        heads = rows.reshape(-1, head_dim, rows.shape[1])[:, order]
+        return heads.reshape(rows.shape)[first - start : last - start]
+
+    return permuted
+
+
 def _parse_header(data: bytes, size: int) -> Header:
     if len(data) < 28:
         raise ExportError("the file is too short for a llama2.c checkpoint")
@@ -111,13 +136,21 @@ def _parse_header(data: bytes, size: int) -> Header:
         numbers = struct.unpack_from("<7i", data)
         shared = numbers[5] > 0  # a negative vocabulary size says that the classifier has weights of its own
     dim, hidden, layers, heads, kv_heads, vocab, context = (*numbers[:5], abs(numbers[5]), numbers[6])
-    limits = (("dim", dim, 1 << 20), ("hidden_dim", hidden, 1 << 20), ("n_layers", layers, 4096), ("n_heads", heads, 4096))
-    limits += (("n_kv_heads", kv_heads, heads), ("vocab_size", vocab, 1 << 24), ("max_seq_len", context, 1 << 24))
+    limits = (
+        ("dim", dim, 1 << 20),
+        ("hidden_dim", hidden, 1 << 20),
+        ("n_layers", layers, 4096),
+        ("n_heads", heads, 4096),
+        ("n_kv_heads", kv_heads, heads),
+        ("vocab_size", vocab, 1 << 24),
+        ("max_seq_len", context, 1 << 24),
+    )
+    foreign = "this is no llama2.c checkpoint"
     for name, value, most in limits:
         if not 1 <= value <= most:
-            raise ExportError(f"this is no llama2.c checkpoint: its header would have {name} {value}, expected 1 to {most}")
+            raise ExportError(f"{foreign}: its header would have {name} {value}, expected 1 to {most}")
     if dim % heads or heads % kv_heads or dim // heads % 2:
-        raise ExportError(f"this is no llama2.c checkpoint: dim {dim}, n_heads {heads}, n_kv_heads {kv_heads} do not go together")
+        raise ExportError(f"{foreign}: dim {dim}, n_heads {heads}, n_kv_heads {kv_heads} do not go together")
     if version == 2 and not 1 <= group <= dim * hidden:
         raise ExportError(f"llama2.c header: group size is {group}, expected a positive number")
     return Header(version, dim, hidden, layers, heads, kv_heads, vocab, context, shared, group, start)
@@ -142,7 +175,11 @@ class _Places:
             "attn_v.weight": (kv_dim, h.dim),
             "attn_out.weight": (h.dim, h.dim),
         }
-        ffn = {"ffn_gate.weight": (h.hidden_dim, h.dim), "ffn_down.weight": (h.dim, h.hidden_dim), "ffn_up.weight": (h.hidden_dim, h.dim)}
+        ffn = {
+            "ffn_gate.weight": (h.hidden_dim, h.dim),
+            "ffn_down.weight": (h.dim, h.hidden_dim),
+            "ffn_up.weight": (h.hidden_dim, h.dim),
+        }
         if h.version == 0:
             self._matrix("token_embedding.weight", h.vocab_size, h.dim)
             self._norms("attn_norm.weight")
@@ -184,7 +221,9 @@ class _Places:
         at, group = self._at, self._header.group
         if group:
             if rows * columns % group:
-                raise ExportError(f"llama2.c tensor {name}: {rows} x {columns} is no multiple of the group size {group}")
+                raise ExportError(
+                    f"llama2.c tensor {name}: {rows} x {columns} is no multiple of the group size {group}"
+                )
             self._at += rows * columns + 4 * (rows * columns // group)
         else:
             self._at += 4 * rows * columns
@@ -196,22 +235,9 @@ class _Places:
                 flat = _floats(self._path, at + 4 * first * columns, (last - first) * columns)
             return flat.reshape(last - first, columns)
 
-        if name.endswith(("attn_q.weight", "attn_k.weight")):
-            read = _in_halves(read, self._header.head_dim)
-        self._found[name] = LazyTensor((rows, columns), "f32", read)
-
-
-def _in_halves(read: Callable[[int, int], Floats], head_dim: int) -> Callable[[int, int], Floats]:
-    """Rows with RoPE pairs (2j, 2j + 1) as rows with pairs (j, j + head_dim / 2), per head."""
-    order = np.concatenate([np.arange(0, head_dim, 2), np.arange(1, head_dim, 2)])
-
-    def permuted(first: int, last: int) -> Floats:
-        start, end = first // head_dim * head_dim, -(-last // head_dim) * head_dim
-        rows = read(start, end)
-        heads = rows.reshape(-1, head_dim, rows.shape[1])[:, order]
-        return heads.reshape(rows.shape)[first - start : last - start]
-
-    return permuted
+        is_paired = name.endswith(("attn_q.weight", "attn_k.weight"))
+        reader = reordered(read, halves(self._header.head_dim)) if is_paired else read
+        self._found[name] = LazyTensor((rows, columns), "f32", reader)
 
 
 def _floats(path: Path, offset: int, count: int) -> Floats:

@@ -28,6 +28,9 @@ from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 
 Array: TypeAlias = NDArray[np.float64]
+# Of a matrix that are held in memory at once, in bytes of float64.
+CHUNK_BYTES = 8 << 20
+
 # Receives (stage, layer, values): the stages of enum llamac_stage by name; layer is 0 outside the layers; values are
 # (n, ...) for all rows, for "output_norm" and "logits" those rows whose logits are wanted.
 Observer: TypeAlias = Callable[[str, int, Array], None]
@@ -151,9 +154,12 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 
 def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None) -> Array:
     """W x + b for every row: (n, out). x (n, in), weight (out, in), read in chunks of rows, bias (out)."""
-    y = np.empty((len(x), weight.shape[0]))
-    for first, rows in weight.chunks():
-        y[:, first : first + len(rows)] = x @ rows.astype(np.float64).T
+    out, columns = weight.shape
+    step = max(1, CHUNK_BYTES // (8 * columns))
+    y = np.empty((len(x), out))
+    for first in range(0, out, step):
+        last = min(first + step, out)
+        y[:, first:last] = x @ weight.read(first, last).astype(np.float64).T
     return y if bias is None else y + bias.array()
 
 

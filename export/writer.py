@@ -1,7 +1,7 @@
-"""Writes the flat file: plans every byte's place first, then streams the tensors into a temporary file, then renames it.
+"""Writes the flat file: plans every byte's place, then streams the tensors into a temporary file, then renames it.
 
-Nothing is written before the plan stands: all tensors that are missing, surplus or of another shape are told at once, and the
-disk's free space is known to suffice. The target appears whole or not at all.
+Nothing is written before the plan stands: all tensors that are missing, surplus or of another shape are told at once,
+and the disk's free space is known to suffice. The target appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from llamac.flatfile import ALIGNMENT, RECORD_BYTES, SECTIONS, STRIP_ROWS, pack_
 Progress = Callable[[int, int], None]
 """Called with (bytes of weights written, bytes in all)."""
 
-DTYPES = {_core.dtype_name(number): number for number in (1, 2, 3)}
+Numbers = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
+
+DTYPES = {str(_core.dtype_name(number)): number for number in (1, 2, 3)}
 RESERVED = ("q8", "q4", "q4s")
 MAGIC = b"\x89llamac\n"
 COPY_BYTES = 1 << 24
@@ -50,7 +52,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole file before it is written. sections: the bytes of all sections but tensors and data; data_bytes: of the data."""
+    """A whole file before it is written.
+
+    sections: the bytes of all sections but tensors and data. data_bytes: of the data section."""
 
     slots: tuple[Slot, ...]
     sections: dict[str, bytes]
@@ -92,12 +96,12 @@ def make_plan(checkpoint: Checkpoint, dtype: str, texts: dict[str, bytes]) -> Pl
     dtype: of the matrices; vectors are f32. Raises ExportError with every tensor that is missing, surplus or misshaped.
     """
     if dtype in RESERVED:
-        raise UnsupportedError(f"dtype {dtype!r} is reserved in the file format; this version writes {', '.join(map(str, DTYPES))}")
+        raise UnsupportedError(f"dtype {dtype!r} is reserved in the format; this version writes {', '.join(DTYPES)}")
     if dtype not in DTYPES:
-        raise ArgumentError(f"dtype is {dtype!r}, expected one of {', '.join(map(str, DTYPES))}")
+        raise ArgumentError(f"dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
     config, layers = config_records(checkpoint)
     slots, offset = [], 0
-    for name, tensor in _matching_tensors(checkpoint, _core.slots(config, layers)):
+    for name, tensor in matching_tensors(checkpoint).items():
         is_matrix = len(tensor.shape) == 2
         size = _core.matrix_bytes(DTYPES[dtype], *tensor.shape) if is_matrix else 4 * tensor.shape[0]
         slots.append(Slot(name, tensor, dtype if is_matrix else "f32", offset := aligned(offset), size))
@@ -125,9 +129,9 @@ def config_records(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
     return pack_record("config", values), b"".join(pack_record("layer", vars(layer)) for layer in config.layers)
 
 
-def _matching_tensors(
-    checkpoint: Checkpoint, expected: list[tuple[str, bool, bool, int, int]]
-) -> Iterator[tuple[str, LazyTensor]]:
+def matching_tensors(checkpoint: Checkpoint) -> dict[str, LazyTensor]:
+    """The tensors in the file's order. Raises ExportError with every one that is missing, surplus or misshaped."""
+    expected = _core.slots(*config_records(checkpoint))
     problems, known = [], set()
     for name, required, is_matrix, rows, columns in expected:
         known.add(name)
@@ -138,17 +142,18 @@ def _matching_tensors(
                 problems.append(f"missing: {name} {shape}")
         elif tensor.shape != shape:
             problems.append(f"misshaped: {name} is {tensor.shape}, the config needs {shape}")
-    problems += [f"surplus: {name} {checkpoint.tensors[name].shape}" for name in sorted(set(checkpoint.tensors) - known)]
+    surplus = sorted(set(checkpoint.tensors) - known)
+    problems += [f"surplus: {name} {checkpoint.tensors[name].shape}" for name in surplus]
     if problems:
         raise ExportError("the checkpoint's tensors do not fit its config:\n  " + "\n  ".join(problems))
-    return ((name, checkpoint.tensors[name]) for name, *_ in expected if name in checkpoint.tensors)
+    return {name: checkpoint.tensors[name] for name, *_ in expected if name in checkpoint.tensors}
 
 
 # ---- strips
 
 
 def pack_strips(rows: NDArray[np.float32], dtype: str) -> bytes:
-    """Rows of a matrix (n, columns) as strips of 16 rows (docs/format.md); missing rows and an odd last column are zero."""
+    """Rows of a matrix (n, columns) as strips of 16 rows (docs/format.md), filled up with zeros."""
     n, columns = rows.shape
     strips = -(-n // STRIP_ROWS)
     padded_columns = columns if dtype == "f32" else columns + columns % 2
@@ -158,7 +163,7 @@ def pack_strips(rows: NDArray[np.float32], dtype: str) -> bytes:
     return np.ascontiguousarray(to_dtype(lines, dtype)).tobytes()
 
 
-def to_dtype(numbers: NDArray[np.float32], dtype: str) -> NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]:
+def to_dtype(numbers: NDArray[np.float32], dtype: str) -> Numbers:
     """Numbers rounded to nearest even; bf16 as its 16 bits."""
     if dtype == "f32":
         return numbers
@@ -169,15 +174,21 @@ def to_dtype(numbers: NDArray[np.float32], dtype: str) -> NDArray[np.float32] | 
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-def _chunks_as_stored(slot: Slot) -> Iterator[bytes]:
-    """The slot's bytes as they lie in the file, some rows at a time."""
-    largest = {"f16": 65520.0, "bf16": float.fromhex("0x1.ffp127")}.get(slot.dtype, np.inf)
-    for _, rows in slot.tensor.chunks(STRIP_ROWS):
+def checked_chunks(name: str, tensor: LazyTensor, dtype: str) -> Iterator[NDArray[np.float32]]:
+    """A tensor some rows at a time. Raises ExportError for a number that is not finite or does not fit `dtype`."""
+    largest = {"f16": 65520.0, "bf16": float.fromhex("0x1.ffp127")}.get(dtype, np.inf)
+    for _, rows in tensor.chunks(STRIP_ROWS):
         peak = float(np.abs(rows).max(initial=0.0))
         if not np.isfinite(peak):
-            raise ExportError(f"tensor {slot.name} holds numbers that are not finite")
+            raise ExportError(f"tensor {name} holds numbers that are not finite")
         if peak >= largest:
-            raise ExportError(f"tensor {slot.name} holds {peak:g}, which does not fit {slot.dtype}: use --dtype f32 or bf16")
+            raise ExportError(f"tensor {name} holds {peak:g}, which does not fit {dtype}: use --dtype f32 or bf16")
+        yield rows
+
+
+def _chunks_as_stored(slot: Slot) -> Iterator[bytes]:
+    """The slot's bytes as they lie in the file, some rows at a time."""
+    for rows in checked_chunks(slot.name, slot.tensor, slot.dtype):
         yield pack_strips(rows, slot.dtype) if slot.is_matrix else np.ascontiguousarray(rows, np.float32).tobytes()
 
 
@@ -186,7 +197,7 @@ def _chunks_as_stored(slot: Slot) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def temporary_beside(target: Path) -> Iterator[BinaryIO]:
-    """A new file in the target's folder that becomes the target when the block ends well, and vanishes when it does not."""
+    """A new file in the target's folder; it becomes the target when the block ends well, else it vanishes."""
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
     os.close(handle)
     try:
@@ -199,6 +210,19 @@ def temporary_beside(target: Path) -> Iterator[BinaryIO]:
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)
+        raise
+
+
+@contextlib.contextmanager
+def temporary_folder_beside(target: Path) -> Iterator[Path]:
+    """The same with a folder. The target must not exist, or be an empty folder."""
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+    try:
+        yield folder
+        os.chmod(folder, 0o777 & ~_umask())
+        os.replace(folder, target)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
@@ -216,7 +240,7 @@ def check_space(folder: Path, needed: int) -> None:
 
 
 def write(file: BinaryIO, plan: Plan, progress: Progress | None = None) -> list[bytes]:
-    """Writes the whole file and returns the tensors' hashes. Tensors are read, converted and written some rows at a time."""
+    """Writes the whole file and returns the tensors' hashes. Tensors go from source to file some rows at a time."""
     places = plan.offsets()
     hashes = []
     file.truncate(plan.file_bytes)  # gaps are zero

@@ -6,6 +6,7 @@ Memory: a Model holds the buffer it was opened over, a Session holds its Model. 
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.number cimport PyNumber_Index
 from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -24,6 +25,14 @@ cdef int check(int result, llamac_error *err) except -1:
     if result < 0:
         raise _ERRORS.get(err.code, LlamacError)(err.message.decode("utf-8", "replace"))
     return result
+
+
+cdef int as_int(object number, str name) except? -1:
+    """A number as a C int. TypeError if it is none, ArgumentError if it does not fit."""
+    try:
+        return PyNumber_Index(number)
+    except OverflowError:
+        raise ArgumentError(f"{name} is {number}, which is out of range") from None
 
 
 # ---- descriptions of the file format
@@ -158,9 +167,9 @@ cdef class Sampling:
 
     cdef llamac_sampling _c
 
-    def __init__(self, double temperature=0.0, int top_k=0, double top_p=1.0, double min_p=0.0, uint64_t seed=0):
+    def __init__(self, double temperature=0.0, top_k=0, double top_p=1.0, double min_p=0.0, uint64_t seed=0):
         cdef llamac_error err
-        self._c = llamac_sampling(<float>temperature, top_k, <float>top_p, <float>min_p, seed)
+        self._c = llamac_sampling(<float>temperature, as_int(top_k, "top_k"), <float>top_p, <float>min_p, seed)
         if temperature > 0 and self._c.temperature == 0:
             raise ArgumentError(f"temperature {temperature} is too small: use 0 for the most probable token")
         check(llamac_sampling_check(&self._c, &err), &err)
@@ -197,12 +206,13 @@ cdef class Session:
     cdef readonly int vocab_size
     cdef bint _has_logits
 
-    def __init__(self, Model model not None, *, int n_sequences=1, int context=0, int kv_dtype=0, int threads=1, str isa=None):
+    def __init__(self, Model model not None, *, n_sequences=1, context=0, int kv_dtype=0, threads=1, str isa=None):
         if self._ptr is not NULL:
             raise LlamacError("a Session is opened once")
         if model._closing or model._ptr is NULL:
             raise ClosedError("the model is closed")
-        cdef llamac_session_options options = llamac_session_options(n_sequences, context, kv_dtype, threads, NULL)
+        cdef llamac_session_options options = llamac_session_options(
+            as_int(n_sequences, "n_sequences"), as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL)
         cdef bytes name
         if isa is not None:
             name = isa.encode()
@@ -260,21 +270,22 @@ cdef class Session:
         llamac_session_describe(self._ptr, &info)
         return info.context, llamac_dtype_name(info.kv_dtype).decode(), info.threads, info.isa.decode(), info.scratch_bytes, info.kv_bytes
 
-    def length(self, int sequence=0):
+    def length(self, sequence=0):
         """Positions held by a sequence."""
         if self._ptr is NULL:
             raise ClosedError("the session is closed")
-        cdef int n = llamac_length(self._ptr, sequence)
+        cdef int n = llamac_length(self._ptr, as_int(sequence, "sequence"))
         if n < 0:
             raise ArgumentError(f"there is no sequence {sequence}")
         return n
 
-    def rewind(self, int length, int sequence=0):
+    def rewind(self, length, sequence=0):
         """Forgets the positions from `length` on."""
         cdef llamac_error err
+        cdef int to = as_int(length, "length"), which = as_int(sequence, "sequence")
         self._enter()
         try:
-            check(llamac_rewind(self._ptr, sequence, length, &err), &err)
+            check(llamac_rewind(self._ptr, which, to, &err), &err)
         finally:
             self._busy = False
         self._has_logits = False

@@ -1,7 +1,7 @@
 """The flat file in Python: opening it by mapping, reading its records, and packing records for the writer.
 
-No layout is written down here: names, types and offsets of every field come from the C core's table (`_core.fields`), which
-is also what the core's own checks run on. docs/format.md is the specification.
+No layout is written down here: names, types and offsets of every field come from the C core's table (`_core.fields`),
+which is also what the core's own checks run on. docs/format.md is the specification.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+Digest = bytes  # for classes with a member named bytes
+
+Digest = bytes  # of 32 bytes, SHA-256
 STRIP_ROWS = 16
 ALIGNMENT = 64
 SECTIONS = _core.section_names()
@@ -105,7 +108,7 @@ class Section:
 
     offset: int
     bytes: int
-    sha256: bytes
+    sha256: Digest
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class TensorRecord:
     shape: tuple[int, ...]
     offset: int
     bytes: int
-    sha256: bytes
+    sha256: Digest
 
 
 class FlatFile:
@@ -169,6 +172,10 @@ class FlatFile:
         if self.core.released:
             self._map.close()
 
+    def release_pages(self) -> None:
+        """Lets go of the file's pages that this process has touched; they come back when they are touched again."""
+        self.buffer.madvise(mmap.MADV_DONTNEED)
+
     def _raw(self, name: str) -> bytes:
         section = self.sections[name]
         return self.buffer[section.offset : section.offset + section.bytes]
@@ -182,15 +189,21 @@ class FlatFile:
             raise ModelError(f"{self.path}: section {name}: its SHA-256 does not match: the section is damaged")
         return data
 
+    def text(self, name: str) -> str:
+        """A section's text, checked against its hash."""
+        try:
+            return self.section(name).decode()
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{self.path}: section {name} is not UTF-8: {error}") from None
+
     @property
     def metadata(self) -> dict[str, Any]:
         """The metadata section's JSON object."""
         if self._metadata is None:
+            text = self.text("metadata")
             try:
-                found = json.loads(self.section("metadata"))
-            except ValueError as error:
-                if isinstance(error, ModelError):
-                    raise
+                found = json.loads(text)
+            except (ValueError, RecursionError) as error:
                 raise ModelError(f"{self.path}: section metadata is not JSON: {error}") from None
             if not isinstance(found, dict):
                 raise ModelError(f"{self.path}: section metadata is not a JSON object")
@@ -250,10 +263,13 @@ def unpack_tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[np
     import numpy as np
 
     if len(shape) == 1:
-        return np.frombuffer(data, np.float32).copy()
+        vector: NDArray[np.float32] = np.frombuffer(data, np.float32).copy()
+        return vector
     rows, columns = shape
     numbers = np.frombuffer(data, {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[dtype])
     if dtype == "bf16":
         numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
     strips = numbers.reshape(-(-rows // STRIP_ROWS), -1, STRIP_ROWS)  # (strip, k, row)
-    return np.ascontiguousarray(strips.transpose(0, 2, 1).reshape(-1, strips.shape[1])[:rows, :columns], np.float32)
+    lines = strips.transpose(0, 2, 1).reshape(-1, strips.shape[1])[:rows, :columns]
+    result: NDArray[np.float32] = np.ascontiguousarray(lines, np.float32)
+    return result

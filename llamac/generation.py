@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import TYPE_CHECKING
 
 from llamac import _core
@@ -65,12 +66,12 @@ class Settings:
     sampling: _core.Sampling = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
+        if self.max_tokens is not None and index(self.max_tokens) < 1:
             raise ArgumentError(f"max_tokens is {self.max_tokens}, expected at least 1")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if not all(isinstance(text, str) and text for text in stop):
             raise ArgumentError(f"stop is {self.stop!r}, expected a text or a list of texts, none of them empty")
-        seed = int.from_bytes(os.urandom(4), "little") if self.seed is None else self.seed
+        seed = int.from_bytes(os.urandom(4), "little") if self.seed is None else index(self.seed)
         if not 0 <= seed < 1 << 64:
             raise ArgumentError(f"seed is {seed}, expected 0 to 2**64 - 1")
         object.__setattr__(self, "stop", stop)
@@ -117,15 +118,17 @@ class Stream(Iterator[str]):
     """
 
     def __init__(self, model: Model, session: Session, prompt: array[int], settings: Settings) -> None:
-        self._model = model
         self._session = session
-        self._prompt = prompt
-        self._settings = settings
         self._completion: Completion | None = None
-        self._pieces = self._generate()
+        self._pieces = _generate(model, session, prompt, settings)
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        try:
+            return next(self._pieces)
+        except StopIteration as end:
+            if end.value is not None:
+                self._completion = end.value
+            raise StopIteration from None
 
     def __enter__(self) -> Stream:
         return self
@@ -135,7 +138,7 @@ class Stream(Iterator[str]):
 
     def close(self) -> None:
         """Ends the generation; the rest is not computed."""
-        self._pieces.close()  # type: ignore[attr-defined]  # a generator, told here as the iterator it is for callers
+        self._pieces.close()
         self._session.close()
 
     @property
@@ -145,72 +148,76 @@ class Stream(Iterator[str]):
             raise ArgumentError("the stream has not ended: iterate over it first")
         return self._completion
 
-    def _generate(self) -> Iterator[str]:
-        settings, session = self._settings, self._session
-        n_ids = self._model.config["n_token_ids"]
-        stop_ids = self._model.stop_ids
-        tokenizer = self._model._tokenizer
-        decoder = tokenizer.decoder(start=_starts_text(self._model, self._prompt)) if tokenizer else None
-        stops = StopStrings(settings.stop)
-        context = session.context
-        position = len(self._prompt)
-        limit = settings.max_tokens
-        tokens: list[int] = []
-        texts: list[str] = []
-        reason, stopped_by = "length", None
-        try:
-            started = time.perf_counter()
-            session.prefill(self._prompt)
-            first = time.perf_counter()
-            while True:
-                token = session.sample(settings.sampling, n_ids)
-                if token in stop_ids:
-                    reason, stopped_by = "stop", token
-                    break
-                tokens.append(token)
-                if decoder is not None:
-                    piece = decoder.push(token)
-                    if settings.stop:
-                        piece = stops.push(piece)
-                    if piece:
-                        texts.append(piece)
-                        yield piece
-                    if stops.found is not None:
-                        reason, stopped_by = "stop", stops.found
-                        break
-                if len(tokens) == limit:
-                    break
-                if position == context:
-                    reason = "context"
-                    break
-                session.step(token)
-                position += 1
-            if decoder is not None and stops.found is None:
-                rest = decoder.flush()
-                rest = stops.push(rest) + ("" if stops.found is not None else stops.flush())
+
+def _generate(
+    model: Model, session: Session, prompt: array[int], settings: Settings
+) -> Generator[str, None, Completion]:
+    """The loop: yields pieces of text, returns the result, closes the session."""
+    n_ids = model.n_token_ids
+    stop_ids = frozenset(model.special.stop_ids)
+    tokenizer = model._tokenizer
+    decoder = tokenizer.decoder(start=_starts_text(model, prompt)) if tokenizer else None
+    stops = StopStrings(settings.stop)
+    context = session.context
+    position = len(prompt)
+    limit = settings.max_tokens
+    tokens: list[int] = []
+    texts: list[str] = []
+    reason = "length"
+    stopped_by: int | str | None = None
+    try:
+        started = time.perf_counter()
+        session.prefill(prompt)
+        first = time.perf_counter()
+        while True:
+            token = session.sample(settings.sampling, n_ids)
+            if token in stop_ids:
+                reason, stopped_by = "stop", token
+                break
+            tokens.append(token)
+            if decoder is not None:
+                piece = decoder.push(token)
+                if settings.stop:
+                    piece = stops.push(piece)
+                if piece:
+                    texts.append(piece)
+                    yield piece
                 if stops.found is not None:
                     reason, stopped_by = "stop", stops.found
-                if rest:
-                    texts.append(rest)
-                    yield rest
-            ended = time.perf_counter()
-        finally:
-            session.close()
-        assert settings.seed is not None
-        self._completion = Completion(
-            "".join(texts),
-            tokens,
-            reason,
-            stopped_by,
-            settings.seed,
-            Usage(len(self._prompt), len(tokens)),
-            Timings(first - started, ended - first),
-        )
+                    break
+            if len(tokens) == limit:
+                break
+            if position == context:
+                reason = "context"
+                break
+            session.step(token)
+            position += 1
+        if decoder is not None and stops.found is None:
+            rest = decoder.flush()
+            rest = stops.push(rest) + ("" if stops.found is not None else stops.flush())
+            if stops.found is not None:
+                reason, stopped_by = "stop", stops.found
+            if rest:
+                texts.append(rest)
+                yield rest
+        ended = time.perf_counter()
+    finally:
+        session.close()
+    assert settings.seed is not None
+    return Completion(
+        "".join(texts),
+        tokens,
+        reason,
+        stopped_by,
+        settings.seed,
+        Usage(len(prompt), len(tokens)),
+        Timings(first - started, ended - first),
+    )
 
 
 def _starts_text(model: Model, prompt: array[int]) -> bool:
     """Whether what follows the prompt is the start of a text (nothing but BOS came before it)."""
-    return len(prompt) == 1 and prompt[0] == model.config["bos_id"]
+    return len(prompt) == 1 and prompt[0] == model.special.bos_id
 
 
 def prompt_ids(model: Model, prompt: str | Sequence[int]) -> array[int]:
@@ -219,8 +226,8 @@ def prompt_ids(model: Model, prompt: str | Sequence[int]) -> array[int]:
 
     ids = as_ids(model.tokenize(prompt) if isinstance(prompt, str) else prompt)
     if not ids:
-        bos = model.config["bos_id"]
-        if bos < 0:
+        bos = model.special.bos_id
+        if bos is None:
             raise ArgumentError("the prompt is empty, and the model has no BOS token to begin with")
         ids = array("i", [bos])
     return ids
@@ -231,7 +238,9 @@ def start(model: Model, prompt: str | Sequence[int], settings: Settings, context
     ids = prompt_ids(model, prompt)
     if settings.stop and model._tokenizer is None:
         raise ArgumentError("stop needs a tokenizer, and this model has none")
-    limit = context if context is not None else model.config["context"]
-    if len(ids) > limit:
-        raise ContextFullError(f"the prompt has {len(ids)} tokens, but the context holds {limit}: shorten it")
-    return Stream(model, model.session(context=context), ids, settings)
+    session = model.session(context=context)
+    if len(ids) > session.context:
+        message = f"the prompt has {len(ids)} tokens, but the context holds {session.context}: shorten it"
+        session.close()
+        raise ContextFullError(message)
+    return Stream(model, session, ids, settings)

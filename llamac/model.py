@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,8 @@ def load(
 class Model:
     """An opened model; immutable, may be used by many threads at once. A context manager.
 
-    config: the file's config record as a dict (docs/format.md). metadata: its JSON metadata. file: the flat file itself.
+    config: the file's config record as a dict (docs/format.md). file: the flat file itself. special: the rules for special
+    tokens, n_token_ids: the ids that have a token; both are the file's, or those of the tokenizer given to `load`.
     """
 
     def __init__(
@@ -70,19 +72,26 @@ class Model:
         self._defaults = {"context": context, "kv": kv, "threads": threads, "isa": isa}
         self._core = file.core
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-        special = SpecialTokens(
-            bos_id=_id_or_none(self.config["bos_id"]),
-            add_bos=bool(self.config["add_bos"]),
-            add_eos=bool(self.config["add_eos"]),
-            eos_id=_id_or_none(self.config["eos_id"]),
-            stop_ids=tuple(self.config["stop_ids"][: self.config["n_stop_ids"]]),
-        )
-        self.stop_ids = frozenset(special.stop_ids)
+        self.special = SpecialTokens.from_config(self.config)
+        self.n_token_ids: int = self.config["n_token_ids"]
         self._tokenizer = tokenizer
-        if tokenizer is None and file.sections["tokenizer"].bytes:
-            self._tokenizer = Tokenizer.from_json(file.section("tokenizer"), special)
+        if tokenizer is not None:
+            self._use_other_tokenizer(tokenizer)
+        elif file.sections["tokenizer"].bytes:
+            self._tokenizer = Tokenizer.from_json(file.section("tokenizer"), self.special)
         # a session is made and thrown away, so that unusable settings are reported here and not at the first use
         self.session().close()
+
+    def _use_other_tokenizer(self, tokenizer: Tokenizer) -> None:
+        size = self.config["vocab_size"]
+        if tokenizer.n_ids > size:
+            raise ArgumentError(
+                f"the tokenizer has {tokenizer.n_ids} ids, but the model's vocabulary has {size}: they do not belong together"
+            )
+        self.n_token_ids = tokenizer.n_ids
+        # where the model was trained to stop stays true
+        stop_ids = {*self.special.stop_ids, *tokenizer.special.stop_ids}
+        self.special = replace(tokenizer.special, stop_ids=tuple(sorted(stop_ids)))
 
     # ---- facts
 
@@ -110,15 +119,15 @@ class Model:
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""
-        return f"<llamac.Model {self.name!r}, {self.weight_bytes / 1e6:.1f} MB{state}>"
+        return f"<llamac.Model {str(self.file.path)!r}, {self.weight_bytes / 1e6:.1f} MB{state}>"
 
     # ---- text and tokens
 
     def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
         """Token ids of a text. add_special: with BOS (and never EOS) by the model's rule, exactly once."""
         ids = self.tokenizer.encode(text)
-        bos = self.tokenizer.special.bos_id
-        if add_special and self.tokenizer.special.add_bos and bos is not None and ids[:1] != [bos]:
+        bos = self.special.bos_id
+        if add_special and self.special.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
         return ids
 
@@ -226,6 +235,3 @@ class Model:
     ) -> None:
         self.close()
 
-
-def _id_or_none(number: int) -> int | None:
-    return number if number >= 0 else None

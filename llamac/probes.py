@@ -99,6 +99,8 @@ def replay(model: Model) -> list[ProbeResult]:
     if not blob:
         raise ModelError("the file has no probes: it was exported without them")
     probe_set = decode(blob, model.config["vocab_size"])
+    if probe_set.context > model.config["context"]:
+        raise _damaged(f"a probe has {probe_set.context} tokens, the model's context {model.config['context']}")
     with model.session(context=probe_set.context) as session:
         digest, rows = engine_logits(session, probe_set)
         expected = probe_set.engine[session.kv]
@@ -124,7 +126,7 @@ def engine_logits(session: Session, probe_set: ProbeSet) -> tuple[str, list[Logi
         session.rewind(0)
         logits = session.eval(probe.ids, logits="all")
         assert logits is not None
-        digest.update(logits.astype("<f4").tobytes())
+        digest.update(logits.astype("<f4", copy=False).tobytes())
         rows.append(logits[-1].copy())
     return digest.hexdigest(), rows
 

@@ -33,7 +33,7 @@ assert all(name is None or _core.dtype_name(number) == name for name, number in 
 
 def as_ids(ids: Iterable[int]) -> array[int]:
     """Token ids as 32-bit integers. Accepts any iterable of whole numbers, a one-dimensional NumPy array too."""
-    if isinstance(ids, str | bytes):
+    if isinstance(ids, str | bytes | bytearray):
         raise ArgumentError("expected token ids, got text: use model.tokenize(text) first")
     if hasattr(ids, "tolist"):
         ids = ids.tolist()
@@ -146,14 +146,15 @@ class Session:
         """
         import numpy as np
 
+        if not rows:
+            raise ArgumentError("there are no rows to eval")
         packed = array("i")
         wanted = 0
         for token, sequence, position, want in rows:
             packed.extend(as_ids((token, sequence, position, bool(want))))
             wanted += bool(want)
         out = np.empty((wanted, self._core.vocab_size), np.float32)
-        if packed:
-            self._run(memoryview(packed).cast("B").cast("i", (len(packed) // 4, 4)), out.reshape(-1), ())
+        self._run(memoryview(packed).cast("B").cast("i", (len(packed) // 4, 4)), out.reshape(-1), ())
         return out
 
     def observe(
@@ -254,8 +255,11 @@ class Session:
     def _interruptible(self, work: Callable[[], None]) -> None:
         failures: list[BaseException] = []
         done = threading.Event()
+        claim = threading.Lock()  # taken once: by the helper to begin, or by us to prevent that
 
         def helper() -> None:
+            if not claim.acquire(blocking=False):
+                return
             try:
                 work()
             except BaseException as error:
@@ -264,17 +268,18 @@ class Session:
                 done.set()
 
         thread = threading.Thread(target=helper, name="llamac-eval", daemon=True)
-        thread.start()
         try:
+            thread.start()
             done.wait()
         except BaseException as interruption:
+            if claim.acquire(blocking=False):
+                raise
             # the helper may not have entered the core yet: ask until it has gone
             while not done.wait(0.005):
                 self._core.cancel()
             if failures and isinstance(failures[0], CancelledError):
                 failures.clear()
             raise interruption from (failures[0] if failures else None)
-        finally:
-            thread.join()
+        thread.join()
         if failures:
             raise failures[0]

@@ -47,6 +47,17 @@ class SpecialTokens:
             if wanted and token is None:
                 raise TokenizerError(f"{name} is set, but the tokenizer has no {name[4:].upper()} token")
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> SpecialTokens:
+        """The rules that a model file's config record holds, where -1 stands for no token."""
+        return cls(
+            bos_id=config["bos_id"] if config["bos_id"] >= 0 else None,
+            add_bos=bool(config["add_bos"]),
+            add_eos=bool(config["add_eos"]),
+            eos_id=config["eos_id"] if config["eos_id"] >= 0 else None,
+            stop_ids=tuple(config["stop_ids"][: config["n_stop_ids"]]),
+        )
+
 
 class DecodeRules(NamedTuple):
     """How pieces become bytes.

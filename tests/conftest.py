@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from builders import checkpoint, gpt2_config, llama_config, write_model
 
 ROOT = Path(__file__).parent.parent
 
@@ -22,3 +23,29 @@ def data_dir(request: pytest.FixtureRequest) -> Path:
     if not folder.is_dir():
         pytest.skip(f"no test data at {folder} (pass --data DIR)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random LLaMA in f32 with a tokenizer; context 600."""
+    return write_model(tmp_path_factory.mktemp("models") / "llama.bin", checkpoint(llama_config()))
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random GPT-2 in bf16 with biases; context 600."""
+    return write_model(tmp_path_factory.mktemp("models") / "gpt2.bin", checkpoint(gpt2_config()), "bf16")
+
+
+@pytest.fixture(scope="session")
+def big_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random LLaMA of 90 MB whose prompts take seconds, for what must happen while it computes; context 8192."""
+    config = llama_config(dim=1024, n_heads=16, ffn=2816, context=8192)
+    return write_model(tmp_path_factory.mktemp("models") / "big.bin", checkpoint(config))
+
+
+@pytest.fixture(params=["tiny_llama", "tiny_gpt2"])
+def tiny(request: pytest.FixtureRequest) -> Path:
+    """Each of the tiny models in turn."""
+    path: Path = request.getfixturevalue(request.param)
+    return path

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden.cases import CASES, CLOSE_PAIRS, TEETH, TOLERANCE, Case
+from golden.cases import CASES, CLOSE_PAIRS, TEETH, TOLERANCE
 from golden.make import relative_errors, stored_references, transformers_logits
 from golden.tiny_checkpoints import write_checkpoint
 from numpy.typing import NDArray
@@ -22,31 +22,113 @@ from llamac.export import hf, llama2c, reference
 from llamac.export.convert import export
 
 Logits = NDArray[np.float32]
-Engine = Callable[[Case], Logits]
-Folders = Callable[[Case], Path]
+Engine = Callable[[str], Logits]
 
-# A case for each pair of configs that differ in one key, and one for every case.
-ALL = pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
-VARIANTS = pytest.mark.parametrize("case", [case for case in CASES.values() if case.base], ids=lambda case: case.name)
+VARIANTS = [case.name for case in CASES.values() if case.base]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The Hugging Face directory of a case."""
     root = tmp_path_factory.mktemp("checkpoints")
-    return functools.cache(lambda case_name: write_checkpoint(root / case_name, CASES[case_name].config))
+    return functools.cache(lambda name: write_checkpoint(root / name, CASES[name].config))
 
 
 @pytest.fixture(scope="module")
-def engine(folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Logits]:
-    """The engine's logits of all positions of a case, by way of an exported file."""
-    root = tmp_path_factory.mktemp("files")
+def model_file(folder: Callable[[str], Path]) -> Callable[[str], Path]:
+    """The exported file of a case."""
 
     @functools.cache
-    def logits(case_name: str) -> Logits:
-        case, path = CASES[case_name], root / f"{case_name}.bin"
-        export(folders(case_name), path, probe_source=None)
-        with llamac.load(path, kv="f32", context=case.context) as model:
-            return model.logits(case.ids)
+    def path(name: str) -> Path:
+        target = folder(name).with_suffix(".bin")
+        export(folder(name), target, probe_source=None)
+        return target
+
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(model_file: Callable[[str], Path]) -> Engine:
+    """The engine's logits of all positions of a case, (n, vocab_size)."""
+
+    @functools.cache
+    def logits(name: str) -> Logits:
+        with llamac.load(model_file(name), kv="f32", context=CASES[name].context) as model:
+            return model.logits(CASES[name].ids)
 
     return logits
+
+
+def assert_parity(logits: Logits, expected: Logits) -> None:
+    """Rows within the tolerance, and the same most probable token wherever the two best are clearly apart."""
+    assert relative_errors(logits, expected).max() <= TOLERANCE
+    second, best = np.sort(expected, axis=1)[:, -2:].T
+    clear = best - second > 10 * TOLERANCE * np.abs(expected).max(axis=1)
+    assert clear.sum() >= 0.8 * len(clear)
+    np.testing.assert_array_equal(logits.argmax(axis=1)[clear], expected.argmax(axis=1)[clear])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_engine_gives_the_stored_logits_of_transformers(engine: Engine, name: str) -> None:
+    assert_parity(engine(name)[CASES[name].stored_rows], stored_references()[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_engine_gives_the_logits_of_transformers_here(
+    engine: Engine, folder: Callable[[str], Path], name: str
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    live = transformers_logits(folder(name), CASES[name].ids)
+    assert_parity(engine(name), live)
+    stored = stored_references()[name]
+    assert relative_errors(live[CASES[name].stored_rows], stored).max() <= TOLERANCE / 2, "references.npz is stale"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_key_of_the_config_moves_the_logits(engine: Engine, name: str) -> None:
+    base = CASES[name].base
+    assert base is not None
+    n = min(CASES[name].n_tokens, CASES[base].n_tokens)
+    assert relative_errors(engine(name)[:n], engine(base)[:n]).max() >= TEETH
+    rows = stored_references()
+    assert relative_errors(rows[name], rows[base]).max() >= TEETH
+
+
+@pytest.mark.parametrize(("one", "other"), CLOSE_PAIRS)
+def test_activations_that_are_close_are_told_apart(engine: Engine, one: str, other: str) -> None:
+    rows, stored = CASES[one].stored_rows, stored_references()
+    apart = relative_errors(stored[one], stored[other]).max()
+    for name in (one, other):
+        assert relative_errors(engine(name)[rows], stored[name]).max() <= apart / 10
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_every_stage_is_that_of_the_float64_forward(
+    folder: Callable[[str], Path], model_file: Callable[[str], Path], name: str
+) -> None:
+    expected: dict[tuple[str, int], reference.Array] = {}
+    ids = CASES[name].ids
+    reference.forward(
+        hf.read(folder(name), []), [ids], observe=lambda stage, layer, values: expected.update({(stage, layer): values})
+    )
+    with llamac.load(model_file(name), kv="f32") as model, model.session(context=len(ids)) as session:
+        found = session.observe(ids, llamac.STAGES)
+    assert set(found) == set(expected)
+    for key, values in expected.items():
+        unseen = np.isneginf(values)
+        np.testing.assert_array_equal(np.isneginf(found[key]).reshape(unseen.shape), unseen)
+        rows, exact = (np.where(np.isneginf(x), 0, x).reshape(len(ids), -1) for x in (found[key], values))
+        assert relative_errors(rows, exact).max() <= TOLERANCE, key
+
+
+def test_a_real_model_agrees_with_the_float64_forward(data_dir: Path, tmp_path: Path) -> None:
+    source = data_dir / "stories260K" / "stories260K.bin"
+    if not source.is_file():
+        pytest.skip(f"no {source}")
+    export(source, tmp_path / "m.bin", probe_source=None, tokenizer=source.parent / "tok512.bin")
+    with llamac.load(tmp_path / "m.bin", kv="f32") as model:
+        ids = model.tokenize("Once upon a time, Lily and 3 friends (Zoë too!) went to the park.")
+        logits = model.logits(ids)
+    exact = reference.forward(llama2c.read(source), [ids])[0]
+    assert relative_errors(logits, exact).max() <= TOLERANCE

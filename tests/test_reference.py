@@ -6,6 +6,7 @@ import math
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def lazy(values: Array) -> LazyTensor:
     return LazyTensor(stored.shape, "f32", lambda first, last: stored[first:last])
 
 
-def small_checkpoint(**changes: object) -> Checkpoint:
+def small_checkpoint(**changes: Any) -> Checkpoint:
     """A LLaMA-like checkpoint with two RoPE tables, one layer of each kind, and biases."""
     dim, heads, kv_heads, head_dim, vocab, ffn = 12, 4, 2, 6, 23, 17
     layers = (
@@ -165,7 +166,7 @@ def test_activations(name: str, at_one: float) -> None:
 
 
 def test_linear_streams_a_large_matrix_in_chunks() -> None:
-    rows, columns = 40_000, 2048  # 328 MB of float32
+    rows, columns = 20_000, 2048  # 164 MB of float32
     asked: list[int] = []
 
     def read(first: int, last: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -178,8 +179,10 @@ def test_linear_streams_a_large_matrix_in_chunks() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert y[0, 0] == 0 and y[1, -1] == (rows - asked[-1]) * columns
-    assert sum(asked) == rows and peak < 120e6
+    assert y[0, 0] == 0
+    assert y[1, -1] == (rows - asked[-1]) * columns
+    assert sum(asked) == rows
+    assert peak < 30e6
 
 
 # ---- the graph
@@ -224,12 +227,18 @@ def test_every_stage_is_observed_once_with_its_shape() -> None:
         "ffn": (6, 12),
         "block": (6, 12),
     }
-    shapes = {("embedding", 0): (6, 12), ("output_norm", 0): (2, 12), ("logits", 0): (2, 23)}
+    shapes: dict[tuple[str, int], tuple[int, ...]] = {
+        ("embedding", 0): (6, 12),
+        ("output_norm", 0): (2, 12),
+        ("logits", 0): (2, 23),
+    }
     shapes |= {(stage, layer): shape for stage, shape in per_layer.items() for layer in range(3)}
     assert {key: values.shape for key, values in seen.items()} == shapes
     np.testing.assert_array_equal(np.isfinite(seen["scores", 1][:, 0]).sum(axis=1), [1, 2, 3, 3, 1, 2])
     np.testing.assert_allclose(seen["block", 0], seen["embedding", 0] + seen["attn_out", 0] + seen["ffn", 0])
-    h = reference.rms_norm(seen["block", 2][[3, 5]], checkpoint.tensors["output_norm.weight"].array(), 1e-5)
+    h = reference.rms_norm(
+        seen["block", 2][[3, 5]], checkpoint.tensors["output_norm.weight"].array().astype(np.float64), 1e-5
+    )
     np.testing.assert_allclose(seen["output_norm", 0], h)
 
 

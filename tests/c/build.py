@@ -1,9 +1,9 @@
 """Builds and runs the C tests, with the flags of the shipped build.
 
-    python tests/c/build.py                                       compile for this machine and run
-    python tests/c/build.py --sanitize address,undefined          instrumented
-    python tests/c/build.py --cc aarch64-linux-gnu-gcc --machine aarch64 --run "qemu-aarch64 -L /usr/aarch64-linux-gnu"
-    python tests/c/build.py --run "qemu-x86_64 -cpu Nehalem"      the scalar path on an old processor
+python tests/c/build.py                                       compile for this machine and run
+python tests/c/build.py --sanitize address,undefined          instrumented
+python tests/c/build.py --cc aarch64-linux-gnu-gcc --machine aarch64 --run "qemu-aarch64 -L /usr/aarch64-linux-gnu"
+python tests/c/build.py --run "qemu-x86_64 -cpu Nehalem"      the scalar path on an old processor
 """
 
 from __future__ import annotations

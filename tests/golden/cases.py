@@ -1,5 +1,5 @@
 """The parity cases: tiny configs that cover what the importers can meet, and for every config key that matters a pair
-of configs that differ in this key alone.
+of configs that differ in this key.
 
 Base values are unusual on purpose (a large epsilon, a small theta): a reader that ignores a key and takes the common
 default computes something else.
@@ -19,7 +19,7 @@ TEETH = 100 * TOLERANCE  # what a config key that matters moves at least
 
 @dataclass(frozen=True)
 class Case:
-    """A config and the session context that it runs with. base: the case that differs from it in one key alone."""
+    """A config and the session context that it runs with. base: the case that differs from it in what the name says."""
 
     name: str
     config: Config
@@ -187,6 +187,14 @@ _add(
     rope_scaling=LONGROPE,
     max_position_embeddings=512,
 )
+_add(
+    "llama-longrope-original-outside",
+    LLAMA,
+    "llama-longrope",
+    rope_scaling=LONGROPE,
+    original_max_position_embeddings=8,
+)
+_add("llama-yarn-factor-null", LLAMA, "llama-yarn", rope_scaling={**YARN, "factor": None}, max_position_embeddings=128)
 _add("llama-longrope-below", LLAMA, context=16, rope_scaling=LONGROPE)
 _add(
     "llama-longrope-below-short_factor",

@@ -1,6 +1,6 @@
 """Makes references.npz: what transformers computes in float32 for the cases of cases.py.
 
-    python tests/golden/make.py        (with the extra `parity`: torch and transformers, CPU)
+    cd tests; python -m golden.make        (with the extra `parity`: torch and transformers on the CPU)
 
 Stored are, per case, the logits of a few positions, and in "about" the config and token ids that they belong to and the
 versions that made them. Weights are not stored: tiny_checkpoints.py draws them anew.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,22 +19,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from golden.cases import CASES, Case  # noqa: E402
-from golden.tiny_checkpoints import write_checkpoint  # noqa: E402
+from golden.cases import CASES, Case
+from golden.tiny_checkpoints import write_checkpoint
 
 REFERENCES = Path(__file__).parent / "references.npz"
 
 
 @functools.cache
 def stored_references() -> dict[str, NDArray[np.float32]]:
-    """Logits of each case's stored rows, (n, vocab_size), after a check that they belong to the cases as they are now."""
+    """Logits of each case's stored rows, (n, vocab_size). Raises ValueError if the cases have changed since."""
     with np.load(REFERENCES) as file:
         notes = json.loads(str(file["about"]))
         stale = [case.name for case in CASES.values() if notes["cases"].get(case.name) != about(case)]
         if stale or len(notes["cases"]) != len(CASES):
-            raise ValueError(f"references.npz is stale: run tests/golden/make.py (cases that changed: {stale})")
+            raise ValueError(f"references.npz is stale: run golden.make (cases that changed: {stale})")
         return {name: file[name] for name in CASES}
 
 
@@ -61,7 +58,7 @@ def transformers_logits(folder: Path, ids: list[int], double: bool = False) -> N
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
     with torch.no_grad(), all_in_double(model) if double else contextlib.nullcontext():
-        logits = model(torch.tensor([ids])).logits[0].numpy()
+        logits: NDArray[np.floating[Any]] = model(torch.tensor([ids])).logits[0].numpy()
     return logits
 
 
@@ -97,7 +94,7 @@ def main() -> None:
     import transformers
 
     torch.set_num_threads(1)
-    arrays = {}
+    arrays: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for case in CASES.values():
             folder = write_checkpoint(Path(temporary) / case.name, case.config)

@@ -1,0 +1,150 @@
+"""RoPE frequencies as transformers computes them from a LLaMA config, in float32.
+
+Each kind is a function of the same name as its rope_type. What is a Python float there (64 bits) is one here, what is a
+float32 tensor there is a float32 array here, and every operation rounds at the same place. One differs: powers are
+rounded correctly here, while those of torch depend on the machine's vector width in the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.errors import ExportError
+
+Floats = NDArray[np.float32]
+Parameters = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Rope:
+    """inv_freq: (head_dim / 2). inv_freq_long replaces it in contexts beyond original_context, if that is not 0.
+    attention_factor multiplies cosines and sines."""
+
+    inv_freq: Floats
+    inv_freq_long: Floats | None = None
+    original_context: int = 0
+    attention_factor: float = 1.0
+
+
+def make_rope(kind: str, parameters: Parameters, dim: int, context: int) -> Rope:
+    """The frequencies of one of KINDS, for heads of `dim` dimensions and a model made for `context` positions.
+
+    parameters: numbers, with rope_theta; what is optional may be None. Raises ExportError if they make no sense.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            rope = KINDS[kind](parameters, dim, context)
+    except (ArithmeticError, ValueError) as error:
+        raise ExportError(f"config.json: the RoPE parameters of type {kind!r} cannot be computed: {error}") from None
+    tables = [table for table in (rope.inv_freq, rope.inv_freq_long) if table is not None]
+    if not all((np.isfinite(table) & (table > 0)).all() for table in tables) or not 0 < rope.attention_factor < 1e6:
+        raise ExportError(f"config.json: the RoPE parameters of type {kind!r} give frequencies or factors out of range")
+    return rope
+
+
+def _powers(theta: float, dim: int) -> Floats:
+    """theta^(2j / dim), (dim / 2), correctly rounded."""
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    powers: Floats = np.power(np.float64(np.float32(theta)), exponents.astype(np.float64)).astype(np.float32)
+    return powers
+
+
+def _plain(theta: float, dim: int) -> Floats:
+    inverse: Floats = np.float32(1) / _powers(theta, dim)
+    return inverse
+
+
+def _default(parameters: Parameters, dim: int, context: int) -> Rope:
+    """Su et al., "RoFormer" (arXiv:2104.09864)."""
+    return Rope(_plain(parameters["rope_theta"], dim))
+
+
+def _linear(parameters: Parameters, dim: int, context: int) -> Rope:
+    """Chen et al., "Extending Context Window via Positional Interpolation" (arXiv:2306.15595)."""
+    return Rope(_plain(parameters["rope_theta"], dim) / np.float32(parameters["factor"]))
+
+
+def _dynamic(parameters: Parameters, dim: int, context: int) -> Rope:
+    """NTK-aware scaling of the base, which begins beyond max_position_embeddings: up to there the default."""
+    factor = parameters["factor"]
+    growth = factor * context / context - (factor - 1)
+    return Rope(_plain(parameters["rope_theta"] * growth ** (dim / (dim - 2)), dim))
+
+
+def _llama3(parameters: Parameters, dim: int, context: int) -> Rope:
+    """Low frequencies divided by the factor, high ones kept, a smooth passage between (Llama 3.1)."""
+    one = np.float32(1)
+    factor, original = parameters["factor"], parameters["original_max_position_embeddings"]
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    inv_freq = _plain(parameters["rope_theta"], dim)
+    wave = one / inv_freq * np.float32(2 * math.pi)
+    is_low, is_high = wave > np.float32(original / low), wave < np.float32(original / high)
+    scaled = np.where(is_low, inv_freq / np.float32(factor), inv_freq)
+    smooth = (one / wave * np.float32(original) - np.float32(low)) / np.float32(high - low)
+    smoothed = (one - smooth) * scaled / np.float32(factor) + smooth * scaled
+    return Rope(np.where(is_low | is_high, scaled, smoothed))
+
+
+def _yarn(parameters: Parameters, dim: int, context: int) -> Rope:
+    """Peng et al., "YaRN" (arXiv:2309.00071)."""
+    theta, original = parameters["rope_theta"], parameters["original_max_position_embeddings"]
+    factor = parameters["factor"] if parameters["factor"] is not None else context / original
+
+    def correction_dim(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = correction_dim(parameters["beta_fast"] or 32), correction_dim(parameters["beta_slow"] or 1)
+    if parameters["truncate"]:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    one, powers = np.float32(1), _powers(theta, dim)
+    ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, one)
+    kept = one - ramp
+    inv_freq = one / (np.float32(factor) * powers) * (one - kept) + one / powers * kept
+    return Rope(inv_freq, attention_factor=_yarn_attention_factor(parameters, factor))
+
+
+def _yarn_attention_factor(parameters: Parameters, factor: float) -> float:
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    given: float | None = parameters["attention_factor"]
+    if given is not None:
+        return given
+    if parameters["mscale"] and parameters["mscale_all_dim"]:
+        return scale(parameters["mscale"]) / scale(parameters["mscale_all_dim"])
+    return scale(1)
+
+
+def _longrope(parameters: Parameters, dim: int, context: int) -> Rope:
+    """Ding et al., "LongRoPE" (arXiv:2402.13753): one set of factors up to the original context, one beyond."""
+    original = parameters["original_max_position_embeddings"]
+    factor = parameters["factor"] if parameters["factor"] is not None else context / original
+    attention_factor = parameters["attention_factor"]
+    if attention_factor is None:
+        attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    powers = _powers(parameters["rope_theta"], dim)
+    tables = []
+    for name in ("short_factor", "long_factor"):
+        if len(parameters[name]) != len(powers):
+            raise ValueError(f"{name} has {len(parameters[name])} numbers, expected {len(powers)}")
+        tables.append(np.float32(1) / (np.array(parameters[name], np.float32) * powers))
+    return Rope(tables[0], tables[1], original, attention_factor)
+
+
+KINDS: dict[str, Callable[[Parameters, int, int], Rope]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "llama3": _llama3,
+}

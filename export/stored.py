@@ -1,0 +1,96 @@
+"""A tensor as it lies in a file: where, which dtype, which strides; read some rows at a time, never mapped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.errors import ExportError
+from llamac.export.checkpoint import LazyTensor
+
+Floats = NDArray[np.float32]
+
+# Numbers of the source that are held at once beside the rows that are asked for.
+BLOCK_NUMBERS = 1 << 22
+
+# Stored dtypes of weights: how the numbers lie in the file, and the dtype that a flat file needs to keep them.
+WEIGHT_DTYPES = {"f64": ("<f8", "f32"), "f32": ("<f4", "f32"), "f16": ("<f2", "f16"), "bf16": ("<u2", "bf16")}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Numbers in a file. offset: of the first one in bytes; strides: in numbers, one per dimension, none negative.
+
+    The numbers within shape and strides must lie inside the file: who makes one of these has checked it. dtype: one of
+    WEIGHT_DTYPES, or any other name, which cannot be read.
+    """
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    @property
+    def transposed(self) -> StoredTensor:
+        """The same numbers with dimensions in reverse order."""
+        return replace(self, shape=self.shape[::-1], strides=self.strides[::-1])
+
+    def rows(self, first: int, last: int) -> StoredTensor:
+        """The part [first, last) along the first dimension."""
+        offset = self.offset + first * self.strides[0] * np.dtype(WEIGHT_DTYPES[self.dtype][0]).itemsize
+        return replace(self, shape=(last - first, *self.shape[1:]), offset=offset)
+
+    def lazy(self) -> LazyTensor:
+        """As a tensor of a checkpoint; for one or two dimensions and a dtype of WEIGHT_DTYPES."""
+        return LazyTensor(self.shape, WEIGHT_DTYPES[self.dtype][1], self.read)
+
+    def read(self, first: int, last: int) -> Floats:
+        """Rows [first, last) as float32, (last - first, columns); of a vector its elements."""
+        if len(self.shape) == 1:
+            return self._matrix(first, last, 1, 0)[:, 0]
+        return self._matrix(first, last, self.shape[1], self.strides[1])
+
+    def _matrix(self, first: int, last: int, columns: int, stride: int) -> Floats:
+        """Rows [first, last) of a matrix whose columns are `stride` apart, a block of columns at a time.
+
+        Blocks, because the rows of a transposed matrix are spread over all of its bytes.
+        """
+        result = np.empty((last - first, columns), np.float32)
+        step = columns if stride <= 1 else max(1, BLOCK_NUMBERS // stride)
+        for start in range(0, columns, step):
+            shape = (last - first, min(columns, start + step) - start)
+            numbers = self._numbers(first * self.strides[0] + start * stride, shape, (self.strides[0], stride))
+            result[:, start : start + shape[1]] = numbers
+        return result
+
+    def _numbers(self, start: int, shape: tuple[int, int], strides: tuple[int, int]) -> Floats:
+        """A view of the numbers from `start` on, of this shape and strides, as float32."""
+        kind = np.dtype(WEIGHT_DTYPES[self.dtype][0])
+        if 0 in shape:
+            return np.zeros(shape, np.float32)
+        count = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        flat = np.fromfile(self.path, kind, count, offset=self.offset + start * kind.itemsize)
+        if len(flat) != count:
+            raise ExportError(f"{self.path} has become shorter while it was read")
+        in_bytes = (strides[0] * kind.itemsize, strides[1] * kind.itemsize)
+        return _as_float32(np.lib.stride_tricks.as_strided(flat, shape, in_bytes, writeable=False), self.dtype)
+
+
+def _as_float32(numbers: NDArray[np.generic], dtype: str) -> Floats:
+    if dtype == "bf16":
+        return (numbers.astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, which the writer tells with its name
+        return numbers.astype(np.float32, copy=False)
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of numbers that lie row after row without gaps."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))

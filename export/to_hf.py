@@ -1,0 +1,316 @@
+"""Writes a Hugging Face directory that transformers loads: config.json, model.safetensors, the tokenizer and its rules.
+
+The original config.json is the base where the checkpoint carries one; otherwise one is made from the canonical config.
+Whether it says all that the checkpoint says is not argued but tried out: the directory is read back by the importer,
+before the weights are written, and whatever would come back otherwise is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from llamac.errors import ExportError, UnsupportedError
+from llamac.export.checkpoint import Checkpoint, ModelConfig
+from llamac.export.families import ACTIVATIONS, FAMILIES, HEAD, Family, Module
+from llamac.export.llama2c import ROPE_THETA
+from llamac.export.vocab import Vocabulary, load_vocabulary
+from llamac.export.vocab_json import token_ids
+from llamac.export.vocab_spm import looks_like_sentencepiece
+from llamac.export.writer import (
+    DTYPES,
+    Progress,
+    check_space,
+    checked_chunks,
+    matching_tensors,
+    temporary_folder_beside,
+    to_dtype,
+)
+from llamac.tokenizer import SpecialTokens
+
+Json = dict[str, Any]
+TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+SAFETENSORS_NAMES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
+ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of model.safetensors. parts: the canonical tensors that lie in it one after another along the output
+    dimension. shape: as stored, which is (in, out) if it is transposed."""
+
+    name: str
+    parts: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    transposed: bool
+
+    @property
+    def bytes(self) -> int:
+        return ITEM_BYTES[self.dtype] * int(np.prod(self.shape))
+
+
+def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress | None) -> int:
+    """Writes the directory `out`, which must not exist or be empty, and returns the bytes of its files.
+
+    dtype: of the matrices; vectors are float32, as they are in the flat file. Raises UnsupportedError with everything
+    that a Hugging Face directory cannot say.
+    """
+    if dtype not in DTYPES:
+        raise UnsupportedError(f"dtype is {dtype!r}, a Hugging Face directory takes {', '.join(DTYPES)}")
+    family = FAMILIES.get(checkpoint.metadata.get("architecture", ""))
+    if family is None:
+        raise UnsupportedError(f"models of the families {', '.join(FAMILIES)} can be written for Hugging Face only")
+    matching_tensors(checkpoint)
+    stored = list(_stored_tensors(checkpoint, family, dtype))
+    files = _texts(checkpoint, family, dtype)
+    check_space(out.parent, sum(map(len, files.values())) + sum(tensor.bytes for tensor in stored))
+    with temporary_folder_beside(out) as folder:
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+        with open(folder / WEIGHTS, "wb") as file:
+            _write_header(file, stored)
+            _check_read_back(checkpoint, folder)
+            done, total = 0, sum(tensor.bytes for tensor in stored)
+            for tensor in stored:
+                _write_tensor(file, checkpoint, tensor)
+                done += tensor.bytes
+                if progress:
+                    progress(done, total)
+            file.flush()
+            os.fsync(file.fileno())
+        return sum(path.stat().st_size for path in folder.iterdir())
+
+
+# ---- weights
+
+
+def _stored_tensors(checkpoint: Checkpoint, family: Family, dtype: str) -> Iterator[Stored]:
+    for module in (*family.modules, HEAD):
+        prefix = "" if module is HEAD else family.prefix
+        for layer in range(len(checkpoint.config.layers) if module.per_layer else 1):
+            for kind in ("weight", "bias"):
+                found = _stored_tensor(checkpoint, module, prefix, layer, kind, dtype)
+                if found:
+                    yield found
+
+
+def _stored_tensor(
+    checkpoint: Checkpoint, module: Module, prefix: str, layer: int, kind: str, dtype: str
+) -> Stored | None:
+    """None if the checkpoint has none of the parts (a bias, or the output matrix of tied embeddings)."""
+    parts = module.part_names(kind, layer)
+    present = [name for name in parts if name in checkpoint.tensors]
+    if not present:
+        return None
+    name = prefix + module.full_name(kind, layer)
+    if len(present) < len(parts):
+        missing = ", ".join(sorted(set(parts) - set(present)))
+        raise UnsupportedError(f"{name} holds {', '.join(parts)} together, but the model has no {missing}")
+    shapes = [checkpoint.tensors[part].shape for part in parts]
+    shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    is_matrix = len(shape) == 2
+    transposed = module.transposed and is_matrix
+    return Stored(name, parts, shape[::-1] if transposed else shape, dtype if is_matrix else "f32", transposed)
+
+
+def _write_header(file: BinaryIO, stored: list[Stored]) -> None:
+    """The safetensors header, and room for the data behind it."""
+    header: Json = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in stored:
+        offsets = [end, end + tensor.bytes]
+        header[tensor.name] = {
+            "dtype": SAFETENSORS_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": offsets,
+        }
+        end += tensor.bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # safetensors aligns its data to 8 bytes with spaces
+    file.write(struct.pack("<Q", len(text)) + text)
+    file.flush()
+    file.truncate(file.tell() + end)
+
+
+def _write_tensor(file: BinaryIO, checkpoint: Checkpoint, stored: Stored) -> None:
+    """Some rows at a time; a transposed one, whose rows go through all the parts, is put together in memory."""
+    chunks = (
+        to_dtype(rows, stored.dtype)
+        for part in stored.parts
+        for rows in checked_chunks(part, checkpoint.tensors[part], stored.dtype)
+    )
+    if not stored.transposed:
+        for rows in chunks:
+            file.write(np.ascontiguousarray(rows).data)
+        return
+    whole, end = None, 0
+    for rows in chunks:
+        if whole is None:
+            whole = np.empty(stored.shape, rows.dtype)
+        whole[:, end : end + len(rows)] = rows.T
+        end += len(rows)
+    assert whole is not None
+    file.write(whole.data)
+
+
+# ---- texts
+
+
+def _texts(checkpoint: Checkpoint, family: Family, dtype: str) -> dict[str, bytes]:
+    """Names and contents of the small files."""
+    special = checkpoint.tokenizer[1] if checkpoint.tokenizer else None
+    config = _config(checkpoint, family) | {"dtype": TORCH_NAMES[dtype]}
+    config.pop("torch_dtype", None)  # its old name
+    if special:
+        config |= {"bos_token_id": special.bos_id, "eos_token_id": special.eos_id}
+    files: dict[str, Json] = {"config.json": config}
+    if special:
+        stop_ids = list(special.stop_ids)
+        eos = None if not stop_ids else stop_ids[0] if len(stop_ids) == 1 else stop_ids
+        files["generation_config.json"] = {"bos_token_id": special.bos_id, "eos_token_id": eos}
+    texts = {name: json.dumps(document, indent=2).encode() + b"\n" for name, document in files.items()}
+    if checkpoint.chat_template:
+        texts["chat_template.jinja"] = checkpoint.chat_template.encode()
+    return texts | _tokenizer_files(checkpoint)
+
+
+def _config(checkpoint: Checkpoint, family: Family) -> Json:
+    """config.json of the family; what the canonical config does not hold comes from the original one."""
+    config = checkpoint.config
+    activation = next(name for name, meaning in ACTIVATIONS.items() if meaning == config.activation)
+    base = checkpoint.metadata.get("config") or {}
+    common = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "vocab_size": config.vocab_size,
+        "tie_word_embeddings": config.tied_output,
+    }
+    if family.model_type == "gpt2":
+        return {**base, **common} | {
+            "n_embd": config.dim,
+            "n_layer": len(config.layers),
+            "n_head": config.n_heads,
+            "n_positions": config.context,
+            "n_inner": config.layers[0].ffn_dim,
+            "activation_function": activation,
+            "layer_norm_epsilon": _shortest(config.norm_eps),
+        }
+    rope = {} if base else {"rope_theta": ROPE_THETA}
+    return {**base, **common, **rope} | {
+        "hidden_size": config.dim,
+        "intermediate_size": config.layers[0].ffn_dim,
+        "num_hidden_layers": len(config.layers),
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": activation,
+        "max_position_embeddings": config.context,
+        "rms_norm_eps": _shortest(config.norm_eps),
+        "attention_bias": "layers.0.attn_q.bias" in checkpoint.tensors,
+        "mlp_bias": "layers.0.ffn_up.bias" in checkpoint.tensors,
+    }
+
+
+def _shortest(number: float) -> float:
+    """The float32 as people write it: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(number)))
+
+
+def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
+    if checkpoint.tokenizer is None:
+        return {}
+    data, special, spm = checkpoint.tokenizer
+    document = json.loads(data)
+    names = {token: text for text, token in token_ids(document).items()}
+    document["post_processor"] = _post_processor(special, names)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": checkpoint.config.context,
+        "clean_up_tokenization_spaces": False,
+        "add_bos_token": special.add_bos,
+        "add_eos_token": special.add_eos,
+        "bos_token": names.get(special.bos_id) if special.bos_id is not None else None,
+        "eos_token": names.get(special.eos_id) if special.eos_id is not None else None,
+    }
+    files = {
+        "tokenizer.json": json.dumps(document, ensure_ascii=False, indent=1).encode(),
+        "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=2).encode() + b"\n",
+    }
+    if spm is not None and looks_like_sentencepiece(spm):
+        files["tokenizer.model"] = spm
+    return files
+
+
+def _post_processor(special: SpecialTokens, names: dict[int, str]) -> Json | None:
+    """What puts BOS in front and EOS behind in the library tokenizers."""
+    front = [special.bos_id] if special.add_bos and special.bos_id is not None else []
+    back = [special.eos_id] if special.add_eos and special.eos_id is not None else []
+    if not front and not back:
+        return None
+
+    def around(sequence: str, kind: int) -> list[Json]:
+        def token(index: int) -> Json:
+            return {"SpecialToken": {"id": names[index], "type_id": kind}}
+
+        return [*map(token, front), {"Sequence": {"id": sequence, "type_id": kind}}, *map(token, back)]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": around("A", 0),
+        "pair": [*around("A", 0), *around("B", 1)],
+        "special_tokens": {
+            names[index]: {"id": names[index], "ids": [index], "tokens": [names[index]]} for index in (*front, *back)
+        },
+    }
+
+
+# ---- the check
+
+
+def _check_read_back(checkpoint: Checkpoint, folder: Path) -> None:
+    """UnsupportedError with everything that the importer would read otherwise than it is."""
+    from llamac.export.hf import read
+
+    try:
+        again = read(folder, [])
+        tokenizer = load_vocabulary(folder) if checkpoint.tokenizer else None
+    except (ExportError, UnsupportedError) as error:
+        raise UnsupportedError(f"a Hugging Face directory cannot hold this model: {error}") from None
+    problems = list(_differences(checkpoint, again))
+    if tokenizer is not None and checkpoint.tokenizer is not None:
+        problems += _token_differences(Vocabulary(*checkpoint.tokenizer), tokenizer)
+    if problems:
+        raise UnsupportedError("a Hugging Face directory cannot hold this model:\n  " + "\n  ".join(problems))
+
+
+def _differences(checkpoint: Checkpoint, again: Checkpoint) -> Iterator[str]:
+    for field in fields(ModelConfig):
+        ours, theirs = getattr(checkpoint.config, field.name), getattr(again.config, field.name)
+        if field.name == "n_token_ids":  # the importer does not look at the tokenizer
+            continue
+        is_float = isinstance(ours, float) or field.name == "rope_attention_factor"
+        if not (np.array_equal(np.float32(ours), np.float32(theirs)) if is_float else ours == theirs):
+            yield f"{field.name} is {ours}, config.json can only say {theirs}"
+    for name in sorted(set(checkpoint.tensors) ^ set(again.tensors)):
+        yield f"tensor {name} has no place" if name in checkpoint.tensors else f"tensor {name} would have to be there"
+    for name, tensor in checkpoint.tensors.items():
+        if name.startswith("rope.") and name in again.tensors:
+            ours, theirs = tensor.array(), again.tensors[name].array()
+            if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=1e-6, atol=0):
+                yield f"{name}: config.json has no RoPE with these frequencies"
+
+
+def _token_differences(ours: Vocabulary, theirs: Vocabulary) -> Iterator[str]:
+    if ours.json != theirs.json:
+        yield "the tokenizer would be read back differently"
+    if ours.special != theirs.special:
+        yield f"the rules for special tokens are {ours.special}, they would be read as {theirs.special}"

@@ -1,0 +1,156 @@
+"""Writes llama2.c's checkpoint of version 0 (float32, no magic), with tokenizer.bin beside it.
+
+What that format has no place for is refused by name: it holds a LLaMA with RMSNorm (epsilon 1e-5), SiLU gates, RoPE
+with theta 10000 over whole heads and no biases, and nothing in its header says otherwise. RoPE's rows are put back into
+interleaved pairs, and its cosines and sines are stored for all positions, as llama2.c's own export does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+
+from llamac.errors import ArgumentError, ExportError, TokenizerError, UnsupportedError
+from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.export.llama2c import NORM_EPS, ROPE_THETA, halves, inverse_frequencies, reordered
+from llamac.export.probes import PROMPTS
+from llamac.export.vocab import Vocabulary, to_llama2c
+from llamac.export.vocab_llama2c import from_llama2c
+from llamac.export.writer import Progress, check_space, checked_chunks, matching_tensors, temporary_beside
+from llamac.tokenizer import Tokenizer
+
+TOKENIZER = "tokenizer.bin"
+
+
+def write_llama2c(checkpoint: Checkpoint, out: Path, progress: Progress | None, *, overwrite: bool = False) -> int:
+    """Writes `out` and, where the checkpoint has a tokenizer, tokenizer.bin in the same folder. Returns their bytes.
+
+    overwrite: a tokenizer.bin that is there and differs may be replaced. Raises UnsupportedError with everything that
+    llama2.c cannot represent.
+    """
+    vocabulary = _vocabulary(checkpoint)
+    place = out.parent / TOKENIZER
+    if vocabulary and out.name == TOKENIZER:
+        raise ArgumentError(f"{out} is where llama2.c's tokenizer goes: choose another name for the model")
+    if vocabulary and place.exists() and place.read_bytes() == vocabulary:
+        vocabulary = b""
+    if vocabulary and place.exists() and not overwrite:
+        raise ExportError(f"{place} exists and is another tokenizer: choose another folder, or allow overwriting")
+    tensors = list(_in_order(checkpoint.config, matching_tensors(checkpoint)))
+    size = 28 + sum(4 * int(np.prod(tensor.shape)) for _, tensor in tensors)
+    check_space(out.parent, size + len(vocabulary))
+    with contextlib.ExitStack() as stack:
+        if vocabulary:
+            stack.enter_context(temporary_beside(place)).write(vocabulary)
+        file = stack.enter_context(temporary_beside(out))
+        done = file.write(_header(checkpoint.config))
+        for name, tensor in tensors:
+            for rows in checked_chunks(name, tensor, "f32"):
+                done += file.write(np.ascontiguousarray(rows, "<f4").tobytes())
+                if progress:
+                    progress(done, size)
+    return size + len(vocabulary)
+
+
+def _vocabulary(checkpoint: Checkpoint) -> bytes:
+    """tokenizer.bin of a checkpoint that llama2.c can represent; empty if it has no tokenizer."""
+    problems = list(_problems(checkpoint))
+    data = b""
+    if checkpoint.tokenizer is not None:
+        try:
+            data = to_llama2c(Vocabulary(*checkpoint.tokenizer))
+            problems += _other_tokens(checkpoint, data)
+        except (ExportError, TokenizerError) as error:
+            problems.append(str(error))
+    if problems:
+        raise UnsupportedError("llama2.c's format cannot hold this model:\n  " + "\n  ".join(problems))
+    return data
+
+
+def _problems(checkpoint: Checkpoint) -> Iterator[str]:
+    """What llama2.c computes in another way than this config says."""
+    config = checkpoint.config
+    wanted = {"norm": "rms", "position": "rope", "activation": "silu"}
+    for name, value in wanted.items():
+        if getattr(config, name) != value:
+            yield f"{name} is {getattr(config, name)!r}, llama2.c has {value!r}"
+    if np.float32(config.norm_eps) != np.float32(NORM_EPS):
+        yield f"norm_eps is {config.norm_eps:.6g}, llama2.c has {NORM_EPS:g}"
+    if config.n_heads * config.head_dim != config.dim:
+        yield f"n_heads * head_dim is {config.n_heads * config.head_dim}, llama2.c needs dim, which is {config.dim}"
+    if not np.isclose(config.attention_scale, config.head_dim**-0.5, rtol=1e-6, atol=0):
+        yield f"attention_scale is {config.attention_scale:.6g}, llama2.c has 1/sqrt({config.head_dim})"
+    for field in fields(ModelConfig):  # the scales and caps have neutral defaults, which are all that llama2.c knows
+        if isinstance(field.default, float) and getattr(config, field.name) != field.default:
+            yield f"{field.name} is {getattr(config, field.name):.6g}, llama2.c has {field.default:g}"
+    if config.n_token_ids != config.vocab_size:
+        yield f"the tokenizer has {config.n_token_ids} ids, llama2.c needs one for each of {config.vocab_size} logits"
+    for index, layer in enumerate(config.layers):
+        if layer != LayerConfig("gated", config.layers[0].ffn_dim, rope=0):
+            yield f"layer {index} is {layer}, llama2.c's are gated, of one width, with RoPE and without a window"
+    if config.position == "rope":
+        yield from _rope_problems(checkpoint)
+    for name in checkpoint.tensors:
+        if name.endswith(".bias"):
+            yield f"{name}: llama2.c has no biases"
+    special = checkpoint.tokenizer[1] if checkpoint.tokenizer else None
+    if special and not special.add_bos:
+        yield "add_bos is off, llama2.c begins every text with BOS"
+
+
+def _rope_problems(checkpoint: Checkpoint) -> Iterator[str]:
+    config = checkpoint.config
+    if config.rope_dim != (config.head_dim,):
+        yield f"rope_dim is {config.rope_dim}, llama2.c rotates all {config.head_dim} dimensions of a head"
+    elif config.rope_original_context != (0,) or config.rope_attention_factor != (1.0,):
+        yield "RoPE has a second table or an attention factor, llama2.c has neither"
+    elif not np.allclose(
+        checkpoint.tensors["rope.0.inv_freq"].array(), inverse_frequencies(config.head_dim), rtol=1e-6, atol=0
+    ):
+        yield f"RoPE's frequencies are not those of theta {ROPE_THETA:g} without scaling, which llama2.c has"
+
+
+def _other_tokens(checkpoint: Checkpoint, data: bytes) -> Iterator[str]:
+    """Whether llama2.c would encode a text otherwise (it always puts a space in front, for one)."""
+    assert checkpoint.tokenizer is not None
+    vocabulary = from_llama2c(data)
+    theirs = Tokenizer.from_json(vocabulary.json, vocabulary.special)
+    ours = Tokenizer.from_json(*checkpoint.tokenizer[:2])
+    for text in PROMPTS:
+        if ours.encode(text) != theirs.encode(text):
+            yield f"llama2.c's tokenizer would give other tokens for {text!r}"
+            return
+
+
+def _header(config: ModelConfig) -> bytes:
+    vocab_size = config.vocab_size if config.tied_output else -config.vocab_size
+    widths = (config.dim, config.layers[0].ffn_dim, len(config.layers))
+    return struct.pack("<7i", *widths, config.n_heads, config.n_kv_heads, vocab_size, config.context)
+
+
+def _in_order(config: ModelConfig, tensors: dict[str, LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
+    """The file's tensors with their canonical names: all layers of a kind lie together."""
+
+    def layers(kinds: Iterable[str]) -> Iterator[tuple[str, LazyTensor]]:
+        for kind in kinds:
+            for index in range(len(config.layers)):
+                name = f"layers.{index}.{kind}.weight"
+                tensor = tensors[name]
+                if kind in ("attn_q", "attn_k"):
+                    tensor = replace(tensor, read=reordered(tensor.read, np.argsort(halves(config.head_dim))))
+                yield name, tensor
+
+    yield "token_embedding.weight", tensors["token_embedding.weight"]
+    yield from layers(("attn_norm", "attn_q", "attn_k", "attn_v", "attn_out"))
+    yield from layers(("ffn_norm", "ffn_gate", "ffn_down", "ffn_up"))
+    yield "output_norm.weight", tensors["output_norm.weight"]
+    angles = np.outer(np.arange(config.context, dtype=np.float32), inverse_frequencies(config.head_dim))
+    for name, table in (("freq_cis_real", np.cos(angles)), ("freq_cis_imag", np.sin(angles))):
+        yield name, LazyTensor.of(table)
+    if not config.tied_output:
+        yield "output.weight", tensors["output.weight"]

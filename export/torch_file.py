@@ -1,0 +1,227 @@
+"""Reads the files of torch.save without PyTorch and without running what they ask for.
+
+Such a file is a ZIP archive: data.pkl, a pickle that says how to rebuild the tensors, and data/0, data/1, ..., their
+storages. A pickle can name any function and call it; here only those names exist that state dicts of plain tensors
+need, and they stand for objects of this module.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, BinaryIO, NamedTuple
+
+from llamac.errors import ExportError, LlamacError, UnsupportedError
+from llamac.export.stored import StoredTensor
+
+MAX_PICKLE_BYTES = 1 << 28
+STORAGE_DTYPES = {
+    "DoubleStorage": "f64",
+    "FloatStorage": "f32",
+    "HalfStorage": "f16",
+    "BFloat16Storage": "bf16",
+    "LongStorage": "i64",
+    "IntStorage": "i32",
+    "ShortStorage": "i16",
+    "CharStorage": "i8",
+    "ByteStorage": "u8",
+    "BoolStorage": "bool",
+}
+DTYPE_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "bool": 1}
+
+
+def read_torch(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a state dict by name.
+
+    Raises UnsupportedError for torch's old format and for pickles that need more than tensors, ExportError for damage.
+    """
+    with open(path, "rb") as file:
+        head = file.read(4)
+        if head[:4] != b"PK\x03\x04":
+            raise _not_an_archive(path, head)
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return _Archive(path, file, archive).tensors()
+        except (LlamacError, OSError):
+            raise
+        except Exception as error:  # zipfile and pickle raise whatever a damaged file leads them to
+            raise ExportError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+
+
+def _not_an_archive(path: Path, head: bytes) -> Exception:
+    if head[:1] == b"\x80":
+        return UnsupportedError(
+            f"{path} is in PyTorch's format from before version 1.6, which this version does not read. Use the model's "
+            "safetensors file, or rewrite it with PyTorch: torch.save(torch.load(name, weights_only=True), name)"
+        )
+    return ExportError(f"{path} is no file of torch.save: it is no ZIP archive")
+
+
+# What a pickle gets to hold are tuples: unlike other objects, their content cannot be changed by its instructions.
+
+
+class _StorageClass(NamedTuple):
+    """Stands for one of torch's storage classes."""
+
+    dtype: str
+
+
+class _Storage(NamedTuple):
+    """A storage in the archive: where it lies in the file, and how many numbers it has."""
+
+    dtype: str
+    offset: int
+    numbers: int
+
+
+class _Tensor(NamedTuple):
+    """The arguments of torch._utils._rebuild_tensor_v2 that describe a tensor, unchecked."""
+
+    storage: Any
+    offset: Any
+    shape: Any
+    strides: Any
+
+
+class _Function(NamedTuple):
+    """Stands for one of torch's functions."""
+
+    call: Callable[..., Any]
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.call(*arguments)
+
+
+class _Dict(dict[Any, Any]):
+    """Stands for collections.OrderedDict; the attributes that modules hang on it (_metadata) are dropped."""
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
+    return _Tensor(storage, offset, shape, strides)  # what follows concerns training
+
+
+def _rebuild_parameter(data: Any, *_: Any) -> Any:
+    return data
+
+
+class _Archive:
+    """One archive while it is being read."""
+
+    def __init__(self, path: Path, file: BinaryIO, archive: zipfile.ZipFile) -> None:
+        self._path = path
+        self._file = file
+        self._archive = archive
+        pickles = [name for name in archive.namelist() if name == "data.pkl" or name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise ExportError(f"{path} is no file of torch.save: it has {len(pickles)} members data.pkl, expected one")
+        self._root = pickles[0][: -len("data.pkl")]
+
+    def tensors(self) -> dict[str, StoredTensor]:
+        self._check_byte_order()
+        document = self._unpickled()
+        # Training scripts wrap the weights once; which other entries there are does not matter then.
+        if isinstance(document, dict) and isinstance(document.get("state_dict"), dict):
+            document = document["state_dict"]
+        if not isinstance(document, dict):
+            raise ExportError(f"{self._path} holds a {type(document).__name__}, expected a dict of tensors")
+        wrong = [
+            name for name, value in document.items() if not isinstance(name, str) or not isinstance(value, _Tensor)
+        ]
+        if wrong:
+            raise ExportError(f"{self._path} holds more than tensors: {', '.join(map(repr, wrong[:10]))}")
+        return {name: self._checked(name, value) for name, value in document.items()}
+
+    def _check_byte_order(self) -> None:
+        name = self._root + "byteorder"
+        if name in self._archive.namelist() and self._archive.read(name) != b"little":
+            raise UnsupportedError(f"{self._path} was written on a big-endian machine")
+
+    def _unpickled(self) -> Any:
+        member = self._archive.getinfo(self._root + "data.pkl")
+        if member.file_size > MAX_PICKLE_BYTES:
+            raise ExportError(f"{self._path}: data.pkl has {member.file_size} bytes, at most are {MAX_PICKLE_BYTES}")
+        with self._archive.open(member) as stream:
+            return _Unpickler(stream, self._path, self._storage).load()
+
+    def _storage(self, identity: Any) -> _Storage:
+        """The storage that a pickle refers to as ("storage", class, key, device, number of elements)."""
+        match identity:
+            case ("storage", _StorageClass() as kind, str(key), str(), int(numbers)) if numbers >= 0:
+                pass
+            case _:
+                raise ExportError(f"{self._path}: data.pkl refers to something that is no storage: {identity!r:.200}")
+        try:
+            member = self._archive.getinfo(f"{self._root}data/{key}")
+        except KeyError:
+            raise ExportError(f"{self._path}: the storage data/{key} is missing") from None
+        if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
+            raise UnsupportedError(f"{self._path}: the storage data/{key} is compressed; torch.save stores it as it is")
+        needed = numbers * DTYPE_BYTES[kind.dtype]
+        if needed > member.file_size:
+            raise ExportError(f"{self._path}: the storage data/{key} has {member.file_size} bytes, {needed} are needed")
+        return _Storage(kind.dtype, self._data_offset(member), numbers)
+
+    def _data_offset(self, member: zipfile.ZipInfo) -> int:
+        """Where a stored member's bytes begin: behind its local header, whose length only that header tells."""
+        self._file.seek(member.header_offset)
+        header = self._file.read(30)
+        if len(header) < 30 or header[:4] != b"PK\x03\x04":
+            raise ExportError(f"{self._path}: the archive's member {member.filename} has no header")
+        offset = member.header_offset + 30 + sum(struct.unpack("<HH", header[26:]))
+        if offset + member.file_size > os.path.getsize(self._path):
+            raise ExportError(f"{self._path}: the archive's member {member.filename} ends after the file")
+        return offset
+
+    def _checked(self, name: str, tensor: _Tensor) -> StoredTensor:
+        """A tensor that lies whole inside its storage."""
+        storage, offset, shape, strides = tensor
+        where = f"{self._path}: tensor {name!r}"
+        if not isinstance(storage, _Storage) or not all(map(_are_sizes, ((offset,), shape, strides))):
+            raise ExportError(f"{where} is described in a way that torch.save does not use")
+        if len(shape) != len(strides):
+            raise ExportError(f"{where} has shape {shape}, but strides {strides}")
+        end = offset + 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        if 0 not in shape and end > storage.numbers:
+            raise ExportError(
+                f"{where} of shape {shape} and strides {strides} needs {end} numbers, its storage has {storage.numbers}"
+            )
+        first = storage.offset + offset * DTYPE_BYTES[storage.dtype]
+        return StoredTensor(self._path, storage.dtype, shape, strides, first)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows a handful of names, and what it returns for them is made in this module."""
+
+    def __init__(self, stream: IO[bytes], path: Path, storage: Callable[[Any], _Storage]) -> None:
+        super().__init__(stream)
+        self._path = path
+        self._storage = storage
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and name in STORAGE_DTYPES:
+            return _StorageClass(STORAGE_DTYPES[name])
+        match module, name:
+            case "torch._utils", "_rebuild_tensor_v2":
+                return _Function(_rebuild_tensor)
+            case "torch._utils", "_rebuild_parameter":
+                return _Function(_rebuild_parameter)
+            case "collections", "OrderedDict":
+                return _Dict
+        raise UnsupportedError(
+            f"{self._path} names {module}.{name}, which a file of plain tensors has no need of; nothing of it was run. "
+            "Use the model's safetensors file, or rewrite this one from a state dict"
+        )
+
+    def persistent_load(self, identity: Any) -> _Storage:
+        return self._storage(identity)
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, tuple) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)

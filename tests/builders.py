@@ -1,0 +1,126 @@
+"""Small models for the tests, written by the exporter's own writer: random ones, and one that follows a script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from golden.tiny_checkpoints import random_tensor
+from numpy.typing import NDArray
+from vocab_samples import llama2c_file
+
+from llamac import _core
+from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.export.vocab_llama2c import from_llama2c
+from llamac.export.writer import config_records, make_plan, temporary_beside, write
+from llamac.tokenizer import SpecialTokens, Tokenizer
+
+Floats = NDArray[np.float32]
+
+WORDS = ("he", "ll", "hell", " hell", "lo", "  ", " h", "Th", "The", " The", "en", "end", " end", "world", " world")
+BYTES = 3  # the token of byte b is BYTES + b
+
+
+def llama_config(
+    *, dim: int = 48, n_layers: int = 2, n_heads: int = 6, n_kv_heads: int = 2, ffn: int = 76, context: int = 600
+) -> ModelConfig:
+    """A LLaMA with grouped queries; by default no width is a multiple of 32."""
+    return ModelConfig(
+        dim=dim,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=dim // n_heads,
+        vocab_size=301,
+        n_token_ids=301,
+        context=context,
+        norm="rms",
+        position="rope",
+        activation="silu",
+        tied_output=False,
+        norm_eps=1e-5,
+        attention_scale=(dim // n_heads) ** -0.5,
+        layers=(LayerConfig("gated", ffn, rope=0),) * n_layers,
+        rope_dim=(dim // n_heads,),
+        rope_original_context=(0,),
+        rope_attention_factor=(1.0,),
+    )
+
+
+def gpt2_config(*, dim: int = 40, context: int = 600, tied: bool = True) -> ModelConfig:
+    """A GPT-2 of two layers."""
+    return ModelConfig(
+        dim=dim,
+        n_heads=dim // 8,
+        n_kv_heads=dim // 8,
+        head_dim=8,
+        vocab_size=301,
+        n_token_ids=301,
+        context=context,
+        norm="layer",
+        position="learned",
+        activation="gelu_tanh",
+        tied_output=tied,
+        norm_eps=1e-5,
+        attention_scale=8**-0.5,
+        layers=(LayerConfig("plain", 70),) * 2,
+    )
+
+
+def checkpoint(
+    config: ModelConfig, given: Mapping[str, Floats] | None = None, stop_ids: Sequence[int] = ()
+) -> Checkpoint:
+    """A checkpoint with the tokenizer of WORDS. Tensors that are not given are random; GPT-2 has its biases."""
+    data, _, spm = from_llama2c(llama2c_file(WORDS))
+    special = SpecialTokens(bos_id=1, add_bos=True, add_eos=False, eos_id=None, stop_ids=tuple(stop_ids))
+    config = replace(config, n_token_ids=Tokenizer.from_json(data, special).n_ids)
+    made = Checkpoint(config, {}, (data, special, spm))
+    given = given or {}
+    for name, required, is_matrix, rows, columns in _core.slots(*config_records(made)):
+        if required or name in given or (config.norm == "layer" and name != "output.bias"):
+            values = given[name] if name in given else _values(name, (rows, columns) if is_matrix else (columns,))
+            made.tensors[name] = LazyTensor(values.shape, "f32", lambda first, last, x=values: x[first:last])
+    return made
+
+
+def _values(name: str, shape: tuple[int, ...]) -> Floats:
+    if name.endswith("inv_freq"):
+        return (10000.0 ** (-np.arange(shape[0]) / shape[0])).astype(np.float32)
+    return random_tensor(name, shape)
+
+
+def write_model(path: Path, made: Checkpoint, dtype: str = "f32") -> Path:
+    """Writes a flat file without probes; returns its path."""
+    data, _, spm = made.tokenizer or (b"", None, None)
+    metadata = b'{"architecture":"llama","dtype":"%s","name":"tiny","source":{"format":"test"}}' % dtype.encode()
+    texts = {"metadata": metadata, "tokenizer": data, "spm": spm or b"", "template": b"", "probes": b""}
+    with temporary_beside(path) as file:
+        write(file, make_plan(made, dtype, texts))
+    return path
+
+
+def script_checkpoint(script: Sequence[int], *, stop_ids: Sequence[int] = (), context: int = 64) -> Checkpoint:
+    """A model that gives script[p] after position p, whatever stands there, with a logit far above all others."""
+    config = gpt2_config(dim=64, context=context, tied=False)
+    positions = np.eye(context, 64, dtype=np.float32)
+    output = np.zeros((config.vocab_size, 64), np.float32)
+    output[list(script), range(len(script))] = 1
+    zero: dict[str, Floats] = {}
+    for name, _, is_matrix, rows, columns in _core.slots(*config_records(Checkpoint(config, {}))):
+        if not name.endswith("norm.weight"):
+            zero[name] = np.zeros((rows, columns) if is_matrix else (columns,), np.float32)
+        else:
+            zero[name] = np.ones(columns, np.float32)
+    return checkpoint(config, {**zero, "position_embedding.weight": positions, "output.weight": output}, stop_ids)
+
+
+def byte_ids(text: str | bytes) -> list[int]:
+    """The byte tokens of a text."""
+    return [BYTES + byte for byte in (text.encode() if isinstance(text, str) else text)]
+
+
+def some_ids(count: int, seed: int = 1) -> list[int]:
+    """Random ids of tokens of the models here; the same every time."""
+    found: list[int] = np.random.RandomState(seed).randint(0, 284, count).tolist()
+    return found

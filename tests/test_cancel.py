@@ -1,0 +1,228 @@
+"""Cancelling: from another thread and by Ctrl-C, within 50 ms, and what is left afterwards goes on with the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import Floats, some_ids
+from processes import TIMEOUT
+
+import llamac
+from llamac.errors import CancelledError
+
+LIMIT = 0.050
+MARGIN = 0.030  # for the operating system to run the waiting thread
+EXIT = 0.100  # for the interpreter to end
+CHUNK = 256  # rows that are finished together
+
+
+def best_of_three(measure: Callable[[], float], limit: float) -> float:
+    """The first time that is short enough, of at most three; the machine may be busy with other things."""
+    times: list[float] = []
+    while len(times) < 3 and not (times and times[-1] < limit):
+        times.append(measure())
+    return min(times)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def cancel_during(session: llamac.Session, count: int, begun: Callable[[], bool]) -> tuple[float, CancelledError]:
+    """Cancels an eval once it has begun so far: (seconds until it had ended, its error)."""
+    ended: list[tuple[float, CancelledError]] = []
+
+    def compute() -> None:
+        try:
+            session.eval(some_ids(count), logits=None)
+        except CancelledError as error:
+            ended.append((time.perf_counter(), error))
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    until(begun)
+    asked = time.perf_counter()
+    session.cancel()
+    thread.join()
+    assert ended, "the eval ended before it was cancelled"
+    return ended[0][0] - asked, ended[0][1]
+
+
+# ---- from another thread
+
+
+@pytest.mark.parametrize(("threads", "isa"), [(1, None), (2, None), (1, "scalar")])
+def test_a_cancel_takes_effect_within_50_ms(big_llama: Path, threads: int, isa: str | None) -> None:
+    def measure() -> float:
+        with model.session() as session:
+            began = time.perf_counter()
+            seconds, error = cancel_during(
+                session, 8000, lambda: session.memory()["kv"] > 0 and time.perf_counter() > began + 0.1
+            )
+            assert session.length() == error.done
+            return seconds
+
+    with llamac.load(big_llama, threads=threads, isa=isa) as model:
+        assert best_of_three(measure, LIMIT + MARGIN) < LIMIT + MARGIN
+
+
+def test_finished_rows_are_kept_and_the_rest_gives_the_same_bits(big_llama: Path) -> None:
+    ids = some_ids(700)
+    with llamac.load(big_llama) as model:
+        with model.session() as session:
+            expected = session.eval(ids)
+        with model.session() as session:
+            _, error = cancel_during(session, len(ids), lambda: session.length() > 0)
+            assert error.done in (CHUNK, 2 * CHUNK)
+            assert str(error) == f"cancelled: {error.done} of 700 rows were computed and kept"
+            assert session.length() == error.done
+            found = session.eval(ids[error.done :])
+    assert expected is not None
+    assert found is not None
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_a_cancel_concerns_the_running_eval_only(tiny: Path) -> None:
+    with llamac.load(tiny) as model, model.session() as session:
+        session.cancel()
+        logits = session.eval(some_ids(20), logits="all")
+        session.cancel()
+        assert logits is not None
+        assert logits.tobytes() == model.logits(some_ids(20)).tobytes()
+
+
+# ---- Ctrl-C
+
+LONG_PROMPT = """
+    import sys, time
+    import llamac
+    with llamac.load(sys.argv[1], threads=int(sys.argv[2])) as model, model.session() as session:
+        for _ in range(3):
+            session.rewind(0)
+            print("begun", flush=True)
+            try:
+                session.eval([token % 280 for token in range(8000)], logits=None)
+            except KeyboardInterrupt:
+                print(time.monotonic(), session.length(), flush=True)
+        session.rewind(0)
+        print(session.eval([1, 2, 3], logits="all").tobytes().hex())
+"""
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_ctrl_c_interrupts_a_long_prompt_within_50_ms(big_llama: Path, threads: int) -> None:
+    import textwrap
+
+    times = []
+    with start("-c", textwrap.dedent(LONG_PROMPT), big_llama, threads) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        for _ in range(3):
+            assert program.stdout.readline() == "begun\n"
+            time.sleep(0.3)
+            asked = time.monotonic()  # one clock for all processes
+            program.send_signal(signal.SIGINT)
+            ended, length = program.stdout.readline().split()
+            times.append(float(ended) - asked)
+            assert int(length) % CHUNK == 0
+        logits = np.frombuffer(bytes.fromhex(program.stdout.readline()), np.float32)
+        assert program.stderr.read() == ""
+    assert program.returncode == 0
+    assert min(times) < LIMIT + MARGIN
+    with llamac.load(big_llama) as model:
+        assert logits.tobytes() == model.logits([1, 2, 3]).tobytes()
+
+
+def test_ctrl_c_ends_llamac_run_quietly(big_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("The hello world " * 800)
+
+    def measure() -> float:
+        with start("-m", "llamac", "run", big_llama, "-f", tmp_path / "prompt.txt", "-n", 0) as program:
+            assert program.stdout is not None
+            assert program.stderr is not None
+            assert program.stdout.read(3) == "The"  # the echo comes before the work
+            time.sleep(0.3)
+            asked = time.monotonic()
+            program.send_signal(signal.SIGINT)
+            program.wait(TIMEOUT)
+            seconds = time.monotonic() - asked
+            assert program.stderr.read() == ""
+        assert program.returncode == 130
+        return seconds
+
+    assert best_of_three(measure, LIMIT + MARGIN + EXIT) < LIMIT + MARGIN + EXIT
+
+
+def test_ctrl_c_between_tokens_ends_llamac_run_quietly(tiny_llama: Path) -> None:
+    arguments = ("-m", "llamac", "run", tiny_llama, "-i", "he", "-n", 0, "--no-echo", "-t", 1)
+    with start(*arguments) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        assert program.stdout.read(1)
+        os.kill(program.pid, signal.SIGINT)
+        program.stdout.read()
+        program.wait(TIMEOUT)
+        text = program.stderr.read()
+    # it may have been faster than the signal
+    assert (program.returncode, text) == (130, "") or (program.returncode == 0 and text.startswith("prompt "))
+
+
+# ---- the moments around the helper thread's life
+
+
+def interrupted(session: llamac.Session, monkeypatch: pytest.MonkeyPatch, before: bool) -> Floats:
+    """Raises KeyboardInterrupt while the helper thread is being started: before it exists, or when it already runs."""
+    begin = threading.Thread.start
+
+    def begin_and_raise(thread: threading.Thread) -> None:
+        if not before:
+            begin(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "start", begin_and_raise)
+        session.eval(some_ids(300))
+    rest = session.eval(some_ids(300)[session.length() :])
+    assert rest is not None
+    return rest
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_an_interruption_while_the_helper_starts_leaves_the_session_free(
+    big_llama: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    with llamac.load(big_llama) as model, model.session() as session:
+        found = interrupted(session, monkeypatch, before)
+        session.rewind(0)
+        expected = session.eval(some_ids(300))
+    assert expected is not None
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_errors_come_out_of_the_helper_thread(big_llama: Path) -> None:
+    with llamac.load(big_llama) as model, model.session(context=20) as session:
+        with pytest.raises(llamac.ContextFullError, match="position 20"):
+            session.eval([1] * 21)
+        assert session.length() == 0

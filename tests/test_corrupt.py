@@ -1,0 +1,434 @@
+"""Damaged flat files: every truncation and flip is found and named, and no file crashes the process or raises anything
+but this library's errors.
+
+Each flip is made twice: raw, which a hash must find, and with all hashes computed anew, where the field's own check must.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import struct
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from builders import checkpoint, llama_config
+from vocab_samples import gguf_file, llama2c_file
+
+import llamac
+from llamac import _core
+from llamac.errors import LlamacError, ModelError, UnsupportedError
+from llamac.export import probes as making
+from llamac.export.writer import make_plan, temporary_beside, write
+from llamac.flatfile import FIELDS, RECORD_BYTES, SECTIONS, FlatFile, Section, pack_record, unpack_record
+from llamac.probes import encode, replay
+
+HEAD_BYTES = RECORD_BYTES["header"] + RECORD_BYTES["section"] * len(SECTIONS)
+TABLES = ("config", "layers", "tensors")
+RECORDS = {"config": "config", "layers": "layer", "tensors": "tensor"}
+TEXTS = ("metadata", "tokenizer", "spm", "template", "probes")
+
+
+class Sample:
+    """A file to be damaged. `with sample.holding(data)` puts other bytes into it, and the sound ones back afterwards."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sound = path.read_bytes()
+        with open_file(path) as file:
+            self.sections = dict(file.sections)
+            self.tensors = file.tensors
+
+    @contextlib.contextmanager
+    def holding(self, data: bytes) -> Iterator[Path]:
+        """The file with these bytes."""
+        try:
+            self.path.write_bytes(data)
+            yield self.path
+        finally:
+            self.path.write_bytes(self.sound)
+
+    @contextlib.contextmanager
+    def patched(self, offset: int, patch: bytes) -> Iterator[Path]:
+        """The file with some bytes replaced in place; quick."""
+        with open(self.path, "r+b") as file:
+            try:
+                os.pwrite(file.fileno(), patch, offset)
+                yield self.path
+            finally:
+                os.pwrite(file.fileno(), self.sound[offset : offset + len(patch)], offset)
+
+    def flipped(self, offset: int, bit: int) -> bytes:
+        return bytes([self.sound[offset] ^ 1 << bit])
+
+
+@contextlib.contextmanager
+def open_file(path: Path) -> Iterator[FlatFile]:
+    file = FlatFile(path)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    """A LLaMA of two layers with every section filled."""
+    config = replace(llama_config(dim=16, n_heads=2, n_kv_heads=1, ffn=20, context=64), tied_output=True)
+    made = checkpoint(config)
+    assert made.tokenizer is not None
+    texts = {
+        "metadata": b'{"name":"sample"}',
+        "tokenizer": made.tokenizer[0],
+        "spm": llama2c_file(["he"]),
+        "template": "{{ messages }} Zoë".encode(),
+        "probes": encode(making.make(made, 1, prompts=["The hello"])),
+    }
+    path = tmp_path_factory.mktemp("corrupt") / "sample.bin"
+    with temporary_beside(path) as file:
+        write(file, make_plan(made, "f16", texts))
+    return Sample(path)
+
+
+def rehashed(data: bytes | bytearray) -> bytes:
+    """The file with all hashes computed anew, as far as its own tables say where things are."""
+    fixed = bytearray(data)
+    header = unpack_record("header", bytes(fixed[: RECORD_BYTES["header"]]))
+    sections = read_sections(fixed)
+    tensors = sections["tensors"]
+    hashes = b""
+    for start in range(tensors.offset, tensors.offset + tensors.bytes, RECORD_BYTES["tensor"]):
+        record = unpack_record("tensor", bytes(fixed[start : start + RECORD_BYTES["tensor"]]))
+        digest = hashlib.sha256(fixed[record["offset"] : record["offset"] + record["bytes"]]).digest()
+        put(fixed, "tensor", start, "sha256", digest)
+        hashes += digest
+    digests = []
+    for index, (name, section) in enumerate(sections.items()):
+        covered = hashes if name == "data" else fixed[section.offset : section.offset + section.bytes]
+        digests.append(hashlib.sha256(covered).digest())
+        put(fixed, "section", RECORD_BYTES["header"] + index * RECORD_BYTES["section"], "sha256", digests[-1])
+    put(fixed, "header", 0, "id", hashlib.sha256(b"".join(digests)).digest())
+    put(fixed, "header", 0, "sha256", bytes(len(header["sha256"])))
+    put(fixed, "header", 0, "sha256", hashlib.sha256(fixed[:HEAD_BYTES]).digest())
+    return bytes(fixed)
+
+
+def read_sections(data: bytes | bytearray) -> dict[str, Section]:
+    """The section table, by the places of its records: a damaged name does not matter."""
+    found = {}
+    for index, name in enumerate(SECTIONS):
+        start = RECORD_BYTES["header"] + index * RECORD_BYTES["section"]
+        record = unpack_record("section", bytes(data[start : start + RECORD_BYTES["section"]]))
+        found[name] = Section(record["offset"], record["bytes"], record["sha256"])
+    return found
+
+
+def put(data: bytearray, record: str, start: int, name: str, value: bytes) -> None:
+    member = next(member for member in FIELDS[record] if member.name == name)
+    data[start + member.offset : start + member.offset + len(value)] = value
+
+
+def use(path: Path) -> None:
+    """Everything that a user does with a file: load, look at its texts, compute, check."""
+    with llamac.load(path, threads=1) as model:
+        file = model.file
+        assert isinstance(model.metadata, dict)
+        assert isinstance(model.name, str)
+        for name in TEXTS:
+            file.section(name)
+        file.text("template")
+        model.logits([0, model.config["vocab_size"] - 1])
+        if file.sections["tokenizer"].bytes:
+            model.detokenize(model.tokenize("The hello"))
+        if file.sections["probes"].bytes:
+            replay(model)
+        problems = [f"tensor {record.name}: {problem}" for record, problem in file.verify_data() if problem]
+        if problems:
+            raise ModelError(problems[0])
+
+
+def outcome(path: Path) -> str:
+    """What using the file says: the error's message, or "" if all is well. Any other exception is a failure."""
+    try:
+        use(path)
+    except LlamacError as error:
+        return str(error)
+    return ""
+
+
+# ---- truncation
+
+
+def test_the_sound_file_is_sound(sample: Sample) -> None:
+    assert outcome(sample.path) == ""
+    with sample.holding(rehashed(sample.sound)):
+        assert sample.path.read_bytes() == sample.sound
+
+
+def test_every_truncation_is_found(sample: Sample) -> None:
+    starts = [section.offset for section in sample.sections.values()]
+    ends = [section.offset + section.bytes for section in sample.sections.values()]
+    tensors = [place for record in sample.tensors for place in (record.offset, record.offset + record.bytes)]
+    places = {place + step for place in (0, 8, 128, HEAD_BYTES, *starts, *ends, *tensors) for step in (-1, 0, 1)}
+    cut = sorted(place for place in places if 0 < place < len(sample.sound))
+    assert len(cut) > 60
+    for size in cut:
+        with sample.holding(sample.sound[:size]):
+            message = outcome(sample.path)
+        assert "truncated" in message, (size, message)
+    with sample.holding(sample.sound + b"\0"):
+        assert "too long" in outcome(sample.path)
+
+
+# ---- raw flips: the hash of the section names it
+
+
+def test_every_flip_in_header_and_section_table_is_found(sample: Sample) -> None:
+    for offset in range(HEAD_BYTES):
+        for bit in range(8) if offset < RECORD_BYTES["header"] else (offset % 8,):
+            with sample.patched(offset, sample.flipped(offset, bit)), pytest.raises(LlamacError) as caught:
+                FlatFile(sample.path)
+            if offset < 8:
+                assert "not a llamac file" in str(caught.value)
+            elif offset < 12:
+                assert "header: version is" in str(caught.value)
+            else:
+                assert "header: its SHA-256 does not match" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_flip_in_a_table_names_its_section(name: str, sample: Sample) -> None:
+    section = sample.sections[name]
+    for offset in range(section.offset, section.offset + section.bytes):
+        with sample.patched(offset, sample.flipped(offset, offset % 8)), pytest.raises(ModelError) as caught:
+            llamac.load(sample.path)
+        assert f"section {name}: its SHA-256 does not match" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_flips_in_texts_name_their_section_when_they_are_used(name: str, sample: Sample) -> None:
+    section = sample.sections[name]
+    for offset in range(section.offset, section.offset + section.bytes, max(1, section.bytes // 40)):
+        with sample.patched(offset, sample.flipped(offset, offset % 8)):
+            assert f"section {name}: its SHA-256 does not match" in outcome(sample.path)
+
+
+def test_padding_must_be_zero(sample: Sample) -> None:
+    end = HEAD_BYTES
+    checked = 0
+    for name, section in sample.sections.items():
+        for offset in range(end, section.offset):
+            with sample.patched(offset, b"\1"):
+                assert f"section table, {name}: the padding before it is not zero" in outcome(sample.path)
+            checked += 1
+        end = section.offset + section.bytes
+    assert checked > 50
+
+
+def test_flips_in_weights_are_found_by_the_check_of_the_data(sample: Sample) -> None:
+    end = sample.sections["data"].offset
+    for record in sample.tensors:
+        for offset in (record.offset, record.offset + record.bytes // 2, record.offset + record.bytes - 1):
+            with sample.patched(offset, sample.flipped(offset, offset % 8)), open_file(sample.path) as file:
+                wrong = {tensor.name: problem for tensor, problem in file.verify_data() if problem}
+            assert wrong == {record.name: "its SHA-256 does not match: it is damaged"}
+        if record.offset > end:
+            with sample.patched(end, b"\1"), open_file(sample.path) as file:
+                wrong = {tensor.name: problem for tensor, problem in file.verify_data() if problem}
+            assert wrong == {record.name: "the padding before it is not zero"}
+        end = record.offset + record.bytes
+
+
+# ---- with hashes computed anew: the field's own check
+
+
+def numbers() -> Iterator[tuple[str, str, int, float]]:
+    """(record, field, element, a number out of the field's range) for both ends of every range."""
+    largest = {"I": 2**32 - 1, "i": 2**31 - 1, "f": 3e38, "Q": 2**64 - 1}
+    for record, name, kind, _, count, low, high, _ in _core.fields():
+        if kind >= len(largest):
+            continue
+        code = "IifQ"[kind]
+        for element in {0, count - 1}:
+            if high < largest[code]:
+                yield record, name, element, high * 2 if code == "f" else int(high) + 1
+            if code in "if" or low > 0:
+                yield record, name, element, low - 1 if code in "if" else int(low) - 1
+            if code == "f":
+                yield record, name, element, float("nan")
+
+
+@pytest.mark.parametrize("record", ["header", "section", "config", "layer", "tensor"])
+def test_every_number_out_of_its_range_is_refused_by_name(record: str, sample: Sample) -> None:
+    starts = {"header": 0, "section": RECORD_BYTES["header"] + RECORD_BYTES["section"]}
+    starts |= {RECORDS[name]: sample.sections[name].offset for name in TABLES}
+    checked = 0
+    for owner, name, element, value in numbers():
+        if owner != record:
+            continue
+        member = next(member for member in FIELDS[record] if member.name == name)
+        code = member.format[-1]
+        patch = struct.pack(f"<{code}", value)
+        data = bytearray(sample.sound)
+        start = starts[record] + member.offset + element * len(patch)
+        data[start : start + len(patch)] = patch
+        fixed = rehashed(data) if record != "section" else rehashed_header(data)
+        with sample.holding(fixed):
+            message = outcome(sample.path)
+        assert name in message, (record, name, element, value, message)
+        checked += 1
+    assert checked >= 3
+
+
+def rehashed_header(data: bytes | bytearray) -> bytes:
+    """Only the header's own hash anew: for section tables that do not say any more where things are."""
+    fixed = bytearray(data)
+    put(fixed, "header", 0, "sha256", bytes(32))
+    put(fixed, "header", 0, "sha256", hashlib.sha256(fixed[:HEAD_BYTES]).digest())
+    return bytes(fixed)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_flips_in_tables_with_right_hashes_are_refused_or_make_a_model(name: str, sample: Sample) -> None:
+    section = sample.sections[name]
+    refused = 0
+    step = 1 if name != "tensors" else 5
+    for offset in range(section.offset, section.offset + section.bytes, step):
+        data = bytearray(sample.sound)
+        data[offset] ^= 1 << offset % 8
+        with sample.holding(rehashed(data)):
+            message = outcome(sample.path)
+        if message:
+            refused += 1
+            assert "SHA-256" not in message
+            assert any(word in message for word in ("config", "layer", "tensor", "section", "rope", "graph")), message
+    assert refused > section.bytes // step // 2
+
+
+def test_flips_in_the_section_table_with_right_hashes_are_refused_by_name(sample: Sample) -> None:
+    for offset in range(RECORD_BYTES["header"], HEAD_BYTES):
+        data = bytearray(sample.sound)
+        data[offset] ^= 1 << offset % 8
+        with sample.holding(rehashed_header(data)), pytest.raises(LlamacError) as caught:
+            use(sample.path)
+        assert any(word in str(caught.value) for word in ("section table", "sections", "header: id"))
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_damaged_texts_with_right_hashes_raise_errors_of_this_library(name: str, sample: Sample) -> None:
+    section = sample.sections[name]
+    rng = random.Random(name)
+    refused = 0
+    for _ in range(150):
+        data = bytearray(sample.sound)
+        for _ in range(rng.choice((1, 1, 4))):
+            data[section.offset + rng.randrange(section.bytes)] = rng.randrange(256)
+        with sample.holding(rehashed(data)):
+            refused += bool(outcome(sample.path))
+    assert refused > 20 or name == "spm"  # the original SentencePiece model is carried along, not read
+
+
+def test_what_is_reserved_or_newer_is_unsupported(sample: Sample) -> None:
+    def changed(record: str, start: int, **values: object) -> bytes:
+        size = RECORD_BYTES[record]
+        now = unpack_record(record, sample.sound[start : start + size]) | values
+        now.pop("reserved", None)
+        return rehashed(sample.sound[:start] + pack_record(record, now) + sample.sound[start + size :])
+
+    matrix = next(index for index, record in enumerate(sample.tensors) if len(record.shape) == 2)
+    tensor = sample.sections["tensors"].offset + matrix * RECORD_BYTES["tensor"]
+    config, layer = sample.sections["config"].offset, sample.sections["layers"].offset
+    cases = {
+        "incompatible": changed("header", 0, incompatible=4),
+        "q8": changed("tensor", tensor, dtype="q8"),
+        "placement": changed("layer", layer, placement="post"),
+        "attention_soft_cap": changed("config", config, attention_soft_cap=30.0),
+        "embedding_scale": changed("config", config, embedding_scale=2.0),
+    }
+    for word, data in cases.items():
+        with sample.holding(data), pytest.raises(UnsupportedError, match=word):
+            llamac.load(sample.path)
+    with sample.holding(changed("header", 0, compatible=4)):
+        assert outcome(sample.path) == ""
+
+
+# ---- anything at all
+
+
+def test_random_mutations_never_crash(sample: Sample) -> None:
+    rng = random.Random(20240607)
+    data_start = sample.sections["data"].offset
+    outcomes: dict[bool, int] = {True: 0, False: 0}
+    for round_ in range(2500):
+        data = bytearray(sample.sound)
+        for _ in range(rng.choice((1, 2, 8, 64))):
+            start = rng.randrange(data_start if rng.random() < 0.8 else len(data))
+            length = rng.choice((1, 1, 2, 4, 8, 32))
+            kind = rng.randrange(4)
+            if kind == 0:
+                patch = rng.randbytes(length)
+            elif kind == 1:
+                patch = bytes([rng.choice((0, 0x7F, 0x80, 0xFF))]) * length
+            elif kind == 2:
+                source = rng.randrange(len(data))
+                patch = bytes(data[source : source + length])
+            else:
+                patch = bytes([data[start] ^ 1 << rng.randrange(8)])
+            data[start : start + len(patch)] = patch[: len(data) - start]
+        if rng.random() < 0.1:
+            del data[rng.randrange(len(data)) :]
+        fixed = bytes(data)
+        if round_ % 2 and len(data) == len(sample.sound):
+            fixed = rehashed(restored_header(data, sample.sound))
+        with sample.holding(fixed or b"\0"):
+            outcomes[bool(outcome(sample.path))] += 1
+    assert outcomes[True] > 1000  # most of them are found out
+    assert outcomes[False] > 10  # and some only change a weight
+
+
+def restored_header(data: bytearray, sound: bytes) -> bytearray:
+    """Mutations behind the section table only, so that hashes can be computed and reach the checks behind them."""
+    return bytearray(sound[:HEAD_BYTES]) + data[HEAD_BYTES:]
+
+
+def test_nothing_is_left_open(sample: Sample) -> None:
+    before = _core.live_objects()
+    for offset in range(0, len(sample.sound), len(sample.sound) // 50):
+        with sample.patched(offset, sample.flipped(offset, 0)):
+            outcome(sample.path)
+    assert _core.live_objects() == before
+
+
+# ---- other files
+
+
+def test_other_kinds_of_files_are_told_by_name(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
+        archive.writestr("data.pkl", b"x" * 100)
+    header = struct.pack("<7i", 64, 172, 5, 8, 4, 512, 512)
+    cases = {
+        "this is a GGUF file: run `llamac export` on it first": gguf_file([("general.architecture", "llama")]),
+        "this is a ZIP archive (a PyTorch checkpoint?): run `llamac": (tmp_path / "model.zip").read_bytes(),
+        "this is a safetensors file: run `llamac export`": struct.pack("<Q", 2) + b'{"a":{}}' + bytes(40),
+        "this looks like a llama2.c checkpoint: run `llamac": header + bytes(1000),
+        "this is a llama2.c checkpoint: run `llamac": struct.pack("<Ii", 0x616B3432, 1) + header + bytes(300),
+        "this is a Python pickle": b"\x80\x02}q\x00." + bytes(50),
+        "this is not a llamac file: it does not begin with the magic": b"Once upon a time, there was a text.\n",
+        "the file is empty": b"",
+    }
+    for message, data in cases.items():
+        path = tmp_path / "model.bin"
+        path.write_bytes(data)
+        with pytest.raises(ModelError) as caught:
+            llamac.load(path)
+        assert str(caught.value).startswith(f"{path}: ")
+        assert message in str(caught.value)
+    with pytest.raises(ModelError, match="is a directory: run `llamac export` on it first"):
+        llamac.load(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        llamac.load(tmp_path / "nothing.bin")

@@ -1,0 +1,536 @@
+"""Generation: where it ends, what it reports, how it streams, and sampling against a definition written here in NumPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from builders import BYTES, Floats, byte_ids, checkpoint, llama_config, script_checkpoint, some_ids, write_model
+from numpy.typing import NDArray
+
+import llamac
+from llamac import _core
+from llamac.errors import ArgumentError, ClosedError, ContextFullError, ModelError
+from llamac.generation import StopStrings
+
+Script = Callable[..., llamac.Model]
+BOS = 1
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[Script]:
+    """Makes models that give the tokens of a script, one per position, from position 0 on."""
+    made: list[llamac.Model] = []
+
+    def make(script: str | list[int], **options: Any) -> llamac.Model:
+        ids = byte_ids(script) if isinstance(script, str) else script
+        path = tmp_path / f"script{len(made)}.bin"
+        made.append(llamac.load(write_model(path, script_checkpoint(ids, **options))))
+        return made[-1]
+
+    yield make
+    for model in made:
+        model.close()
+
+
+# ---- greedy generation and its report
+
+
+def test_greedy_generation_takes_the_largest_logit_each_time(tiny: Path) -> None:
+    with llamac.load(tiny) as model:
+        prompt = model.tokenize("The hello world")
+        result = model.generate("The hello world", max_tokens=40)
+        ids, expected = list(prompt), []
+        with model.session() as session:
+            logits = session.eval(ids)
+            for _ in range(40):
+                assert logits is not None
+                expected.append(int(np.argmax(logits[: model.n_token_ids])))
+                logits = session.eval(expected[-1:])
+        assert result.tokens == expected
+        assert len(set(expected)) > 3
+        assert result.text == model.tokenizer.decode(expected, start=False)
+        assert (result.finish_reason, result.stopped_by) == ("length", None)
+        assert (result.usage.prompt_tokens, result.usage.completion_tokens) == (len(prompt), 40)
+        assert result.timings.prefill > 0
+        assert result.timings.decode > 0
+        assert model.generate(prompt, max_tokens=40).tokens == expected  # ids as they are
+
+
+def test_ids_without_a_token_are_never_generated(tmp_path: Path) -> None:
+    ones = np.zeros((301, 48), np.float32)
+    ones[290] = 1  # the row of an id that the tokenizer does not have
+    config = llama_config()
+    weights = {"output.weight": ones, "output_norm.weight": np.ones(48, np.float32)}
+    path = write_model(tmp_path / "padded.bin", checkpoint(config, weights))
+    with llamac.load(path) as model:
+        rows = model.logits(some_ids(20))
+        assert (np.argmax(np.abs(rows), axis=1) == 290).all()
+        for seed in range(5):
+            tokens = model.generate("he", max_tokens=30, temperature=1.0, seed=seed).tokens
+            assert max(tokens) < model.n_token_ids == 284
+
+
+def test_max_tokens_counts_new_tokens_only(scripted: Script) -> None:
+    model = scripted("abcdefghijklmnop")
+    for prompt in ([BOS], [BOS, 5, 6]):
+        result = model.generate(prompt, max_tokens=4)
+        assert len(result.tokens) == 4
+        assert (result.finish_reason, result.usage.completion_tokens) == ("length", 4)
+    assert result.text == "cdef"  # what stands after position 2 and on
+    assert model.generate([BOS], max_tokens=1).text == "a"
+
+
+def test_the_end_of_the_context_ends_the_generation(scripted: Script) -> None:
+    model = scripted("abcdefghijklmnop")
+    result = model.generate([BOS, 5, 6], context=8)
+    assert (result.text, result.finish_reason, result.stopped_by) == ("cdefgh", "context", None)
+    assert result.usage.prompt_tokens + result.usage.completion_tokens == 9  # the last token needs no position
+    assert model.generate([BOS] * 8, context=8).text == "h"
+    assert model.generate([BOS, 5, 6], context=8, max_tokens=6).finish_reason == "length"
+    with pytest.raises(ContextFullError, match="the prompt has 9 tokens, but the context holds 8"):
+        model.generate([BOS] * 9, context=8)
+    with pytest.raises(ContextFullError, match="the prompt has 65 tokens, but the context holds 64"):
+        model.stream([BOS] * 65)
+
+
+def test_the_context_that_load_was_told_holds_for_generation(scripted: Script) -> None:
+    path = scripted("abcdefghijklmnop").file.path
+    with llamac.load(path, context=8) as model:
+        assert model.generate([BOS, 5, 6]).text == "cdefgh"
+        with pytest.raises(ContextFullError, match="the prompt has 9 tokens, but the context holds 8"):
+            model.generate([BOS] * 9)
+
+
+def test_stop_tokens_end_the_text_and_are_no_part_of_it(scripted: Script) -> None:
+    model = scripted([*byte_ids("abc"), 2, *byte_ids("d")], stop_ids=(2, 7))
+    result = model.generate([BOS])
+    assert (result.text, result.tokens) == ("abc", byte_ids("abc"))
+    assert (result.finish_reason, result.stopped_by, result.usage.completion_tokens) == ("stop", 2, 3)
+    result = model.generate([BOS, 3, 3, 3])
+    assert (result.text, result.tokens, result.finish_reason) == ("", [], "stop")
+
+
+# ---- stop strings
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "by"),
+    [
+        ("gh", "abcdef", "gh"),
+        (["gh"], "abcdef", "gh"),
+        (["zz", "gh", "hi"], "abcdef", "gh"),
+        (["hi", "defgh"], "abc", "defgh"),
+        (["a"], "", "a"),
+        (["efz", "bcz", "p"], "abcdefghijklmno", "p"),
+        (["ghz", "p!"], "abcdefghijklmnop", None),
+        ((), "abcdefghijklmnop", None),
+    ],
+)
+def test_the_earliest_stop_string_ends_the_text(scripted: Script, stop: Any, text: str, by: str | None) -> None:
+    model = scripted("abcdefghijklmnop")
+    result = model.generate([BOS], stop=stop, max_tokens=16)
+    assert (result.text, result.stopped_by) == (text, by)
+    assert result.finish_reason == ("stop" if by else "length")
+    assert result.tokens[: len(text)] == byte_ids(text)
+
+
+def test_stop_strings_are_found_across_tokens_and_inside_of_one(scripted: Script) -> None:
+    words = [281, 282, 283]  # whatever words of the vocabulary; their texts are asked for
+    model = scripted([*words, *byte_ids("!?")])
+    whole = model.generate([BOS], max_tokens=5).text
+    assert whole == model.tokenizer.decode(words, start=False) + "!?"
+    for first in range(len(whole)):
+        for last in range(first + 1, len(whole) + 1):
+            stop = whole[first:last]
+            result = model.generate([BOS], max_tokens=5, stop=stop)
+            assert (result.text, result.stopped_by) == (whole[: whole.index(stop)], stop)
+
+
+def test_text_that_is_held_back_comes_at_the_end(scripted: Script) -> None:
+    model = scripted("abcdefgh")
+    stream = model.stream([BOS], stop="defghX", max_tokens=8)
+    assert list(stream) == ["a", "b", "c", "defgh"]
+    assert stream.completion.text == "abcdefgh"
+    stream = model.stream([BOS], stop="bcX", max_tokens=8)
+    assert list(stream) == ["a", "bcd", "e", "f", "g", "h"]
+
+
+def test_a_stop_token_lets_held_back_text_out(scripted: Script) -> None:
+    model = scripted([*byte_ids("abc"), 2], stop_ids=(2,))
+    result = model.generate([BOS], stop="bcd")
+    assert (result.text, result.stopped_by) == ("abc", 2)
+
+
+def test_stop_strings_never_lose_or_double_text() -> None:
+    text = "aabaabaaabab"
+    for stops in (["aab!"], ["ab!", "aba!"], ["b!", "aabaabaab"], ["baaab"]):
+        cut = min((text.index(stop) for stop in stops if stop in text), default=len(text))
+        for size in (1, 2, 3, 5):
+            search = StopStrings(stops)
+            shown = ""
+            for at in range(0, len(text), size):
+                shown += search.push(text[at : at + size])
+                if search.found:
+                    break
+            shown += "" if search.found else search.flush()
+            assert shown == text[:cut]
+
+
+# ---- streaming
+
+
+def test_the_pieces_are_the_text(tiny: Path) -> None:
+    with llamac.load(tiny) as model:
+        for settings in ({}, {"temperature": 1.0, "seed": 3}, {"temperature": 1.5, "seed": 4, "stop": ["he", "\n"]}):
+            options = cast("dict[str, Any]", {"max_tokens": 60, **settings})
+            stream = model.stream("hello", **options)
+            pieces = list(stream)
+            result = model.generate("hello", **options)
+            assert "".join(pieces) == result.text == stream.completion.text
+            assert all(pieces)
+            assert stream.completion.tokens == result.tokens
+
+
+def test_characters_are_never_broken(scripted: Script) -> None:
+    text = "aé東🙂z"
+    model = scripted(text)
+    assert list(model.stream([BOS], max_tokens=len(text.encode()))) == list(text)
+    cut = model.stream([BOS], max_tokens=len(text.encode()) - 2)  # ends within the last character but one
+    assert list(cut) == ["a", "é", "東", "\ufffd"]
+    assert cut.completion.text == "aé東\ufffd"
+    broken = scripted([BYTES + 0xC3, BYTES + ord("x"), BYTES + 0x80])
+    assert broken.generate([BOS], max_tokens=3).text == "\ufffdx\ufffd"
+
+
+def test_the_space_of_the_first_word_is_dropped_at_the_start_only(scripted: Script) -> None:
+    space = byte_ids(" ")
+    model = scripted([*space, *byte_ids("a"), *space, *byte_ids("b")])
+    assert model.generate([BOS], max_tokens=4).text == "a b"
+    assert model.generate([BOS, BOS, 9], max_tokens=2).text == " b"
+
+
+def test_the_completion_is_there_when_the_stream_has_ended(scripted: Script) -> None:
+    model = scripted("abcd")
+    stream = model.stream([BOS], max_tokens=3)
+    with pytest.raises(ArgumentError, match="has not ended"):
+        _ = stream.completion
+    assert next(stream) == "a"
+    with pytest.raises(ArgumentError, match="has not ended"):
+        _ = stream.completion
+    assert "".join(stream) == "bc"
+    assert stream.completion.text == "abc"
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 3])
+def test_closing_a_stream_frees_its_session(scripted: Script, pieces: int) -> None:
+    model = scripted("abcdefgh")
+    before = _core.live_objects()
+    stream = model.stream([BOS], max_tokens=8)
+    assert _core.live_objects() == before + 1
+    with stream:
+        for _ in range(pieces):
+            next(stream)
+    assert _core.live_objects() == before
+    assert list(stream) == []
+    with pytest.raises(ArgumentError, match="has not ended"):
+        _ = stream.completion
+    stream.close()
+
+
+def test_a_stream_that_ends_or_is_dropped_frees_its_session(scripted: Script) -> None:
+    model = scripted("abcdefgh")
+    before = _core.live_objects()
+    stream = model.stream([BOS], max_tokens=8)
+    assert "".join(stream) == "abcdefgh"
+    assert _core.live_objects() == before
+    dropped = model.stream([BOS], max_tokens=8)
+    next(dropped)
+    del dropped
+    assert _core.live_objects() == before
+
+
+def test_closing_the_model_ends_its_streams(scripted: Script) -> None:
+    model = scripted("abcdefgh")
+    stream = model.stream([BOS])
+    next(stream)
+    model.close()
+    with pytest.raises(ClosedError):
+        next(stream)
+
+
+# ---- prompts
+
+
+def test_an_empty_prompt_becomes_bos(scripted: Script, tiny_llama: Path) -> None:
+    model = scripted("abcd")
+    assert model.generate("", max_tokens=2).text == "ab"
+    assert model.generate([], max_tokens=2).usage.prompt_tokens == 1
+    with llamac.load(tiny_llama) as other:
+        assert other.generate([], max_tokens=9).tokens == other.generate([BOS], max_tokens=9).tokens
+
+
+def test_a_model_without_bos_needs_a_prompt(tmp_path: Path) -> None:
+    made = checkpoint(llama_config())
+    made.tokenizer = None
+    with llamac.load(write_model(tmp_path / "bare.bin", made)) as model:
+        for empty in ([], iter([])):
+            with pytest.raises(ArgumentError, match="prompt is empty, and the model has no BOS"):
+                model.generate(cast("Any", empty))
+        for use in (
+            lambda: model.generate("text"),
+            lambda: model.tokenize("text"),
+            lambda: model.detokenize([5]),
+            lambda: model.tokenizer,
+            lambda: model.generate([5], stop="a"),
+        ):
+            with pytest.raises(ArgumentError, match="tokenizer"):
+                use()
+        result = model.generate([5, 6], max_tokens=7)
+        assert (len(result.tokens), result.text) == (7, "")
+        assert list(model.stream([5, 6], max_tokens=7)) == []
+
+
+def test_prompts_get_bos_once(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+        ids = model.tokenize("hello")
+        assert ids[0] == BOS != ids[1]
+        assert model.tokenize("hello", add_special=False) == ids[1:]
+        assert model.detokenize(ids) == "hello"
+        assert model.generate("hello", max_tokens=1).usage.prompt_tokens == len(ids)
+        assert model.generate(np.array(ids), max_tokens=3).tokens == model.generate("hello", max_tokens=3).tokens  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", [[1, 301], [-1], [1.5], b"bytes", None, 7, [[1]]])
+def test_prompts_that_are_none_are_refused(tiny_llama: Path, prompt: Any) -> None:
+    with llamac.load(tiny_llama) as model, pytest.raises(ArgumentError):
+        model.generate(prompt, max_tokens=1)
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"temperature": math.inf}, "temperature is inf"),
+        ({"temperature": 1e-300}, "too small"),
+        ({"top_p": 0.0}, "top_p is 0"),
+        ({"top_p": 1.01}, "top_p is 1.01"),
+        ({"top_p": math.nan}, "top_p is nan"),
+        ({"min_p": -0.1}, "min_p is -0.1"),
+        ({"min_p": 1.1}, "min_p is 1.1"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_k": 2**40}, "top_k is 1099511627776"),
+        ({"max_tokens": 0}, "max_tokens is 0, expected at least 1"),
+        ({"max_tokens": -3}, "max_tokens is -3"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**64}, "seed is 18446744073709551616"),
+        ({"stop": ""}, "stop is ''"),
+        ({"stop": ["a", ""]}, "none of them empty"),
+        ({"stop": ["a", 3]}, "stop is"),
+        ({"stop": b"ab"}, "stop is"),
+        ({"context": 0}, "context is 0, expected 1 to 600"),
+        ({"context": 601}, "context is 601"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_settings_out_of_range_are_refused(tiny_llama: Path, settings: dict[str, Any], message: str) -> None:
+    with llamac.load(tiny_llama) as model:
+        for make in (model.generate, model.stream):
+            with pytest.raises(ArgumentError, match=message):
+                make("a", **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": "1"},
+        {"max_tokens": 2.5},
+        {"top_k": 2.5},
+        {"seed": 1.5},
+        {"seed": "x"},
+        {"stop": 5},
+        {"echo": True},
+        {"max_new_tokens": 5},
+    ],
+    ids=str,
+)
+def test_settings_of_wrong_types_or_names_are_refused(tiny_llama: Path, settings: dict[str, Any]) -> None:
+    with llamac.load(tiny_llama) as model:
+        for make in (model.generate, model.stream):
+            with pytest.raises(TypeError):
+                make("a", **settings)
+
+
+# ---- seeds
+
+
+def test_a_seed_repeats_and_none_is_told(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+
+        def tokens(seed: int | None) -> tuple[list[int], int]:
+            result = model.generate("hello", max_tokens=30, temperature=1.0, seed=seed)
+            return result.tokens, result.seed
+
+        assert tokens(7) == tokens(7)
+        assert tokens(7)[1] == 7
+        assert tokens(7)[0] != tokens(8)[0]
+        assert tokens(2**64 - 1)[0] != tokens(2**32 - 1)[0]  # all 64 bits count
+        random, seed = tokens(None)
+        assert tokens(seed)[0] == random
+        assert tokens(None)[1] != tokens(None)[1]
+
+
+def test_a_draw_depends_on_seed_and_position_only(tiny_llama: Path) -> None:
+    settings: dict[str, Any] = {"temperature": 1.2, "seed": 11}
+    with llamac.load(tiny_llama) as model:
+        whole = model.generate([BOS, 40, 50], max_tokens=40, **settings).tokens
+        for cut in (1, 7, 39):  # the same text as a prompt: other calls, the same positions
+            rest = model.generate([BOS, 40, 50, *whole[:cut]], max_tokens=40 - cut, **settings).tokens
+            assert rest == whole[cut:]
+        sampling = _core.Sampling(temperature=1.2, seed=11)
+        with model.session() as session:
+            ids = [BOS, 40, 50, *whole]
+            for length in (20, 5, 30, 5):  # there and back again
+                session.rewind(min(length - 1, session.length()))
+                session.prefill(llamac.session.as_ids(ids[session.length() : length]))
+                assert [session.sample(sampling, model.n_token_ids) for _ in range(3)] == [ids[length]] * 3
+
+
+def test_draws_at_other_positions_and_of_other_seeds_are_independent() -> None:
+    flat = np.zeros(2, np.float32)
+
+    def bits(seeds: range, positions: range) -> NDArray[np.int64]:
+        samplings = [_core.Sampling(temperature=1.0, seed=seed) for seed in seeds]
+        return np.array([[_core.sample(flat, s, position) for position in positions] for s in samplings])
+
+    found = 2 * bits(range(64), range(64)) - 1
+    assert abs(found.sum()) < 4.5 * 64  # 4.5 standard deviations of 4096 fair coins
+    for along in (found[1:] * found[:-1], found[:, 1:] * found[:, :-1], found[1:, 1:] * found[:-1, :-1]):
+        assert abs(along.sum()) < 4.5 * math.sqrt(along.size)
+
+
+# ---- sampling against its definition
+
+
+def definition(logits: Floats, temperature: float, top_k: int, top_p: float, min_p: float) -> NDArray[np.float64]:
+    """Probabilities of all tokens: temperature, then top-k, then top-p, then min-p; written for clarity."""
+    with np.errstate(over="ignore"):
+        scores = logits.astype(np.float64) / temperature
+    order = np.lexsort((np.arange(len(scores)), -scores))  # the best first, of equals the lowest id
+    kept = order[: top_k or len(order)]
+
+    def shares() -> NDArray[np.float64]:
+        weights = np.exp(scores[kept] - scores[order[0]])
+        return weights / weights.sum()
+
+    kept = kept[: 1 + int(np.sum(np.cumsum(shares())[:-1] < top_p))] if top_p < 1 else kept
+    kept = kept[shares() >= min_p * shares()[0]]
+    found = np.zeros(len(scores))
+    found[kept] = shares()
+    return found
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.5},
+    {"temperature": 3.0},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 1.0, "top_k": 4},
+    {"temperature": 1.0, "top_k": 100},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 2.0, "top_p": 0.6},
+    {"temperature": 1.0, "top_p": 1e-9},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 2.0, "min_p": 0.1},
+    {"temperature": 1.0, "min_p": 1.0},
+    {"temperature": 1.5, "top_k": 8, "top_p": 0.85},
+    {"temperature": 1.5, "top_k": 8, "top_p": 0.95, "min_p": 0.2},
+    {"temperature": 0.8, "top_k": 30, "top_p": 0.99, "min_p": 0.01},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_samples_follow_the_definition(settings: dict[str, Any]) -> None:
+    logits = (np.random.RandomState(5).standard_normal(40) * 2).astype(np.float32)
+    full = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, **settings}
+    expected = definition(logits, **full)
+    draws = 20_000
+    sampling = _core.Sampling(**settings, seed=99)
+    counts = np.bincount([_core.sample(logits, sampling, position) for position in range(draws)], minlength=40)
+    assert not counts[expected == 0].any()
+    likely = expected * draws >= 5
+    assert counts[likely].all()  # every candidate comes
+    rest = ~likely & (expected > 0)
+    observed = np.append(counts[likely], counts[rest].sum())
+    mean = np.append(expected[likely], expected[rest].sum()) * draws
+    chi_square = float((((observed - mean) ** 2)[mean > 0] / mean[mean > 0]).sum())
+    degrees = max(1, int((mean > 0).sum()) - 1)
+    assert chi_square < degrees + 5 * math.sqrt(2 * degrees)
+
+
+def test_the_filters_apply_in_the_documented_order() -> None:
+    """Logits for which another order would leave other candidates."""
+    logits = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.05], np.float32))
+
+    def candidates(**settings: Any) -> set[int]:
+        sampling = _core.Sampling(seed=1, **settings)
+        return {_core.sample(logits, sampling, position) for position in range(500)}
+
+    assert candidates(temperature=1.0, top_p=0.6) == {0, 1}
+    assert candidates(temperature=2.0, top_p=0.6) == {0, 1, 2}  # temperature flattens before top-p counts
+    # top-k first: of 0.4 + 0.3 + 0.15 the first two already are 0.82
+    assert candidates(temperature=1.0, top_k=3, top_p=0.8) == {0, 1}
+    assert candidates(temperature=1.0, top_p=0.8) == {0, 1, 2}
+    assert candidates(temperature=1.0, min_p=0.3) == {0, 1, 2}
+    assert candidates(temperature=2.0, min_p=0.45) == {0, 1, 2, 3}  # square roots of the ratios: 1, .87, .61, .5, .35
+    assert candidates(temperature=1.0, top_k=2, min_p=0.3) == {0, 1}
+
+
+def test_equals_are_told_apart_by_their_ids() -> None:
+    equal = np.zeros(50, np.float32)
+    for settings, expected in (
+        ({"temperature": 0.0}, {0}),
+        ({"temperature": 1.0, "top_k": 3}, {0, 1, 2}),
+        ({"temperature": 1.0, "top_p": 0.0999}, {0, 1, 2, 3, 4}),
+        ({"temperature": 1.0, "min_p": 1.0}, set(range(50))),
+    ):
+        sampling = _core.Sampling(seed=4, **cast("dict[str, Any]", settings))
+        assert {_core.sample(equal, sampling, position) for position in range(1000)} == expected
+
+
+def test_extreme_logits() -> None:
+    inf, nan = np.float32(np.inf), np.float32(np.nan)
+    warm = _core.Sampling(temperature=1.0, seed=1)
+    greedy = _core.Sampling()
+    partial = np.array([-inf, nan, 3e38, -3e38], np.float32)
+    assert {_core.sample(partial, warm, position) for position in range(50)} == {2}
+    assert _core.sample(partial, greedy, 0) == 2
+    hidden = np.array([-inf, 1, -inf, 1], np.float32)
+    assert {_core.sample(hidden, warm, position) for position in range(50)} == {1, 3}
+    for sampling in (warm, greedy):
+        with pytest.raises(ModelError, match="none of the logits is a number"):
+            _core.sample(np.array([nan, -inf], np.float32), sampling, 0)
+        with pytest.raises(ModelError, match="a logit is infinite"):
+            _core.sample(np.array([1, inf], np.float32), sampling, 0)
+        with pytest.raises(ArgumentError, match="no logits"):
+            _core.sample(np.array([], np.float32), sampling, 0)
+
+
+def test_a_higher_temperature_spreads(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+        kinds = [
+            len({model.generate("he", max_tokens=1, temperature=t, seed=seed).tokens[0] for seed in range(60)})
+            for t in (0.1, 5.0, 50.0)
+        ]
+    assert all(one < other for one, other in pairwise(kinds))

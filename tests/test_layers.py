@@ -1,0 +1,179 @@
+"""Rules of the sources that no compiler checks: who may include and import whom, what the core never calls, sizes, build flags."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+
+if not CSRC.is_dir():
+    pytest.skip("the sources are not here: this is an installed copy", allow_module_level=True)
+
+# The C core's files from the bottom to the top: a file includes its own header and those of lower layers only.
+LADDER: tuple[tuple[str, ...], ...] = (
+    ("llamac", "common", "half", "cancel", "fpenv", "sha256"),
+    ("error", "dtype", "rope", "pool", "simd_scalar", "simd_avx2"),
+    ("mem", "format", "sampler"),
+    ("kernels", "model"),
+    ("kernels_tmpl", "session"),
+    ("kernels_scalar", "kernels_avx2", "eval"),
+    ("forward", "attention", "observe"),
+)
+LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}
+
+# The core prints nothing, ends nothing, opens nothing, asks the environment for nothing; memory comes from mem.c alone.
+FORBIDDEN = (
+    *("printf", "fprintf", "puts", "putchar", "fputs", "fwrite", "perror"),
+    *("exit", "_Exit", "abort", "assert", "raise", "longjmp", "signal"),
+    *("fopen", "open", "read", "write", "mmap", "getenv", "setenv", "time", "clock", "rand", "srand"),
+    *("sprintf", "strcpy", "strcat", "gets", "alloca"),
+)
+ALLOCATORS = ("malloc", "calloc", "realloc", "free", "aligned_alloc", "posix_memalign", "strdup")
+# What a C library may round in its own way; sqrt, fma and the like are exact.
+INEXACT = ("exp", "log", "sin", "cos", "tan", "pow", "tanh", "erf", "cbrt", "hypot", "exp2", "log2", "sinh", "cosh")
+
+MAX_LINES = 600
+
+
+def c_files() -> list[Path]:
+    return sorted([*CSRC.glob("*.c"), *CSRC.glob("*.h")])
+
+
+def code(path: Path) -> str:
+    """A C file without comments and without the contents of strings."""
+    text = re.sub(r"/\*.*?\*/", " ", path.read_text(), flags=re.DOTALL)
+    return re.sub(r'"(\\.|[^"\\\n])*"|//[^\n]*', lambda found: '""' if found[0][0] == '"' else "", text)
+
+
+def calls(path: Path, names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if re.search(rf"(?<![\w.>]){name}\s*\(", code(path))]
+
+
+# ---- C
+
+
+@pytest.mark.parametrize("path", c_files(), ids=lambda path: path.name)
+def test_includes_go_downward_only(path: Path) -> None:
+    assert path.stem in LAYER, f"{path.name} has no place yet: put it into LADDER"
+    for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), flags=re.MULTILINE):
+        header = Path(name).stem
+        assert header == path.stem or LAYER[header] < LAYER[path.stem], f"{path.name} must not include {name}"
+
+
+def test_every_file_of_the_ladder_exists() -> None:
+    assert {path.stem for path in c_files()} == set(LAYER)
+
+
+@pytest.mark.parametrize("path", c_files(), ids=lambda path: path.name)
+def test_the_core_calls_nothing_that_acts_on_the_process(path: Path) -> None:
+    assert calls(path, FORBIDDEN) == []
+    if path.name != "mem.c":
+        assert calls(path, ALLOCATORS) == []
+
+
+@pytest.mark.parametrize("path", c_files(), ids=lambda path: path.name)
+def test_the_core_rounds_like_no_c_library(path: Path) -> None:
+    assert calls(path, tuple(name + suffix for name in INEXACT for suffix in ("", "f", "l"))) == []
+
+
+def test_only_the_pool_knows_of_threads() -> None:
+    users = [path.name for path in c_files() if re.search(r"#\s*pragma omp|\bomp_\w+\(|\bpthread_\w+\(", code(path))]
+    assert users == ["pool.c"]
+
+
+def test_the_search_finds_what_it_looks_for(tmp_path: Path) -> None:
+    """The rules above can fail."""
+    sample = tmp_path / "sample.c"
+    sample.write_text('// exit(1)\n/* abort() */ int x = f("free(1)"); s->free(x); snprintf(a); printf ("%d", my_exit(1));\n')
+    assert calls(sample, FORBIDDEN) == ["printf"]
+    assert calls(sample, ALLOCATORS) == []
+    sample.write_text("void f(void) { free(malloc(1)); expf(1); }")
+    assert calls(sample, ALLOCATORS) == ["malloc", "free"]
+    assert calls(sample, ("exp", "expf")) == ["expf"]
+
+
+# ---- Python
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """(module, whether it is imported when the file is) of a file's imports; those for type checkers are left out."""
+    found: list[tuple[str, bool]] = []
+
+    def visit(node: ast.AST, at_once: bool) -> None:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.Import):
+            found.extend((alias.name, at_once) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.extend((f"{node.module}.{alias.name}", at_once) for alias in node.names)
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            visit(child, at_once and not inside)
+
+    visit(ast.parse(path.read_text()), True)
+    return found
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", python_files("llamac"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_package_imports_other_libraries_where_they_are_needed_only(path: Path) -> None:
+    at_once = {module.split(".")[0] for module, at_once in imports(path) if at_once}
+    assert at_once <= {"llamac", *sys.stdlib_module_names}
+
+
+def test_the_library_knows_nothing_of_the_command_line() -> None:
+    library = [path for path in python_files("llamac", "export") if path.parent.name != "cli" and path.name != "__main__.py"]
+    users = [path.name for path in library for module, _ in imports(path) if module.startswith("llamac.cli")]
+    assert users == []
+
+
+def test_the_library_prints_nothing_and_ends_nothing() -> None:
+    found = []
+    for path in python_files("llamac", "export"):
+        if path.parent.name == "cli":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.exit", "exit", "breakpoint", "os._exit"):
+                found.append(f"{path.name}:{node.lineno}")
+    assert found == []
+
+
+# ---- sizes and the build
+
+
+def test_files_stay_short() -> None:
+    files = [*c_files(), *python_files("llamac", "export", "models", "bench", "tests"), *(ROOT / "llamac").glob("*.px?")]
+    files += (ROOT / "tests" / "c").glob("*.[ch]")
+    long = {str(path.relative_to(ROOT)): lines for path in files if (lines := path.read_text().count("\n")) > MAX_LINES}
+    assert long == {}
+
+
+def test_every_source_file_says_what_it_owns() -> None:
+    silent = [path.name for path in c_files() if not re.match(r"// SPDX-License-Identifier: MIT\n// \w+\.[ch] - .", path.read_text())]
+    for path in python_files("llamac", "export", "models", "bench", "tests"):
+        tree = ast.parse(path.read_text())
+        if tree.body and not ast.get_docstring(tree):
+            silent.append(str(path.relative_to(ROOT)))
+    assert silent == []
+
+
+def test_the_flags_keep_the_bits() -> None:
+    flags = json.loads((CSRC / "flags.json").read_text())
+    every = [*flags["core"], *(flag for machine in flags["isa"].values() for isa in machine.values() for flag in isa)]
+    assert "-ffp-contract=off" in flags["core"]
+    for flag in every:
+        assert not re.match(r"-Ofast|-ffast-math|-funsafe|-fassociative|-freciprocal|-ffinite|-march=native", flag)
+    setup = (ROOT / "setup.py").read_text()
+    assert not re.search(r"[\"'](-Ofast|-ffast-math|-funsafe)", setup)
+    asked_for = re.findall(r'if asked\("NATIVE"\):\n\s+flags\.append\("-march=native"\)', setup)
+    assert setup.count("-march=native") == len(asked_for)  # only where the user asks for it

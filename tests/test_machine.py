@@ -1,0 +1,172 @@
+"""What the machine offers: control groups of both versions, siblings, affinity, and the reasons that are told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from processes import output_of
+
+from llamac import machine
+from llamac.machine import ThreadPlan, cgroup_quota, physical_cores, plan_threads
+
+
+def tree(root: Path, **files: str) -> Path:
+    """Files by path, with "__" for "/" and "_dot_" for "."."""
+    for name, text in files.items():
+        path = root / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def quota(tmp_path: Path, membership: str, **files: str) -> float | None:
+    (tmp_path / "membership").write_text(membership)
+    return cgroup_quota(tmp_path / "membership", tree(tmp_path / "fs", **files))
+
+
+# ---- control groups
+
+
+def test_version_2_reads_the_groups_own_quota(tmp_path: Path) -> None:
+    assert quota(tmp_path, "0::/a/b\n", a__b__cpu_dot_max="150000 100000\n") == 1.5
+
+
+def test_version_2_takes_the_smallest_of_the_ancestors(tmp_path: Path) -> None:
+    files = {
+        "a__b__c__cpu_dot_max": "400000 100000\n",
+        "a__cpu_dot_max": "250000 100000\n",
+        "cpu_dot_max": "max 100000",
+    }
+    assert quota(tmp_path, "0::/a/b/c\n", **files) == 2.5
+    assert quota(tmp_path, "0::/a/b/c\n", **{**files, "a__b__cpu_dot_max": "50000 100000"}) == 0.5
+    assert quota(tmp_path, "0::/z\n") is None  # another branch; the root itself says max
+
+
+def test_version_2_without_limit(tmp_path: Path) -> None:
+    assert quota(tmp_path, "0::/\n", cpu_dot_max="max 100000\n") is None
+    assert quota(tmp_path, "0::/\n") is None
+
+
+def test_a_path_of_the_host_leads_to_the_containers_own_mount(tmp_path: Path) -> None:
+    """Inside of a container the group's path may be the host's, which is not mounted there."""
+    assert quota(tmp_path, "0::/docker/0123abc\n", cpu_dot_max="200000 100000\n") == 2.0
+
+
+def test_version_1_reads_quota_and_period(tmp_path: Path) -> None:
+    membership = "12:memory:/x\n4:cpu,cpuacct:/a/b\n1:name=systemd:/y\n"
+    files = {
+        "cpu__a__b__cpu_dot_cfs_quota_us": "-1\n",
+        "cpu__a__b__cpu_dot_cfs_period_us": "100000\n",
+        "cpu__a__cpu_dot_cfs_quota_us": "300000\n",
+        "cpu__a__cpu_dot_cfs_period_us": "100000\n",
+        "cpu__x__cpu_dot_cfs_quota_us": "1000\n",
+        "cpu__x__cpu_dot_cfs_period_us": "100000\n",
+    }
+    assert quota(tmp_path, membership, **files) == 3.0
+    assert quota(tmp_path, membership, cpu__a__cpu_dot_cfs_quota_us="-1\n") is None
+
+
+def test_both_versions_at_once_give_the_smaller(tmp_path: Path) -> None:
+    files = {
+        "cpu__a__cpu_dot_cfs_quota_us": "300000\n",
+        "cpu__a__cpu_dot_cfs_period_us": "100000\n",
+        "b__cpu_dot_max": "200000 100000\n",
+    }
+    assert quota(tmp_path, "4:cpu:/a\n0::/b\n", **files) == 2.0
+    assert quota(tmp_path, "4:cpu:/a\n0::/z\n", **files) == 3.0
+
+
+@pytest.mark.parametrize("text", ["", "max", "abc 100000", "100000", "100000 0", "1 2 3", "max max", "1.5 100000"])
+def test_nonsense_in_version_2_is_no_quota(tmp_path: Path, text: str) -> None:
+    assert quota(tmp_path, "0::/\n", cpu_dot_max=text) is None
+
+
+@pytest.mark.parametrize(("count", "period"), [("", "100000"), ("x", "100000"), ("100000", "0"), ("0", "100000")])
+def test_nonsense_in_version_1_is_no_quota(tmp_path: Path, count: str, period: str) -> None:
+    files = {"cpu__cpu_dot_cfs_quota_us": count, "cpu__cpu_dot_cfs_period_us": period}
+    assert quota(tmp_path, "1:cpu:/\n", **files) is None
+
+
+@pytest.mark.parametrize("membership", ["", "nonsense\n", "\n\n", "0::", "1:cpuset:/a\n", "7\n"])
+def test_nonsense_in_the_membership_is_no_quota(tmp_path: Path, membership: str) -> None:
+    assert quota(tmp_path, membership, a__cpu_dot_max="100000 100000") is None
+
+
+def test_a_system_without_control_groups(tmp_path: Path) -> None:
+    assert cgroup_quota(tmp_path / "absent", tmp_path) is None
+
+
+# ---- cores
+
+
+def test_siblings_count_once(tmp_path: Path) -> None:
+    siblings = {0: "0,4", 1: "1,5", 2: "2,6", 3: "3,7"}
+    files = {f"cpu{cpu}__topology__core_cpus_list": f"{siblings[cpu % 4]}\n" for cpu in range(8)}
+    root = tree(tmp_path, **files)
+    assert physical_cores(set(range(8)), root) == 4
+    assert physical_cores({0, 4}, root) == 1
+    assert physical_cores({0, 1, 5}, root) == 2
+    assert physical_cores({3}, root) == 1
+
+
+def test_older_kernels_call_the_list_otherwise(tmp_path: Path) -> None:
+    root = tree(tmp_path, cpu0__topology__thread_siblings_list="0-1", cpu1__topology__thread_siblings_list="0-1")
+    assert physical_cores({0, 1}, root) == 1
+
+
+def test_unknown_siblings_are_no_limit(tmp_path: Path) -> None:
+    root = tree(tmp_path, cpu0__topology__core_cpus_list="0")
+    assert physical_cores({0}, root) == 1
+    assert physical_cores({0, 1}, root) is None
+
+
+# ---- the plan
+
+
+@pytest.mark.parametrize(
+    ("cpus", "limit", "cores", "threads"),
+    [(8, None, 4, 4), (8, 2.9, 4, 2), (8, 0.5, 4, 1), (2, 16.0, 2, 2), (3, None, None, 3), (1, 1.0, 1, 1)],
+)
+def test_the_default_is_the_smallest_limit_rounded_down(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, limit: float | None, cores: int | None, threads: int
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(machine, "usable_cpus", lambda: set(range(cpus)))
+    monkeypatch.setattr(machine, "cgroup_quota", lambda *_: limit)
+    monkeypatch.setattr(machine, "physical_cores", lambda *_: cores)
+    monkeypatch.setattr(machine._core, "has_threads", lambda: True)
+    plan = plan_threads()
+    assert plan == ThreadPlan(threads, cpus, limit, cores, True)
+    assert machine.default_threads(machine.TINY_MODEL_BYTES) == threads
+    assert machine.default_threads(machine.TINY_MODEL_BYTES - 1) == 1
+    monkeypatch.setattr(machine._core, "has_threads", lambda: False)
+    assert plan_threads().threads == 1
+
+
+def test_the_reason_names_every_limit() -> None:
+    whole = "2 = min(usable CPUs 8, cgroup quota 2.5 CPUs, physical cores 4)"
+    assert ThreadPlan(2, 8, 2.5, 4, True).reason() == whole
+    unknown = "8 = min(usable CPUs 8, cgroup quota none, physical cores unknown)"
+    assert ThreadPlan(8, 8, None, None, True).reason() == unknown
+    assert ThreadPlan(1, 8, None, 4, False).reason() == "1: this build has no OpenMP"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity")
+def test_affinity_limits_the_threads_while_the_program_runs() -> None:
+    program = """
+        import os
+        from llamac import machine
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        plan = machine.plan_threads()
+        print(plan.threads, plan.affinity, machine.default_threads(1 << 30), plan.reason())
+    """
+    assert output_of(program).startswith("1 1 1 1 = min(usable CPUs 1,")
+
+
+def test_the_plan_of_this_machine_is_possible() -> None:
+    plan = plan_threads()
+    assert 1 <= plan.threads <= plan.affinity == len(machine.usable_cpus())
+    assert str(plan.threads) == plan.reason()[: len(str(plan.threads))]

@@ -1,0 +1,292 @@
+"""Threads: one pool for the whole process, forks, other thread pools beside ours, the host's floating-point settings, idleness."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import platform
+from pathlib import Path
+
+import pytest
+from builders import checkpoint, llama_config, write_model
+from processes import output_of, run_python
+
+import llamac
+from llamac import _core
+
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc"),
+    pytest.mark.skipif(not _core.has_threads(), reason="this build has no OpenMP"),
+]
+
+IDS = range(280)
+# What the programs below begin with: an eval of IDS, given as a hash of its logits; the number of threads of the process.
+START = """
+    import hashlib, os, sys, threading, time
+    import numpy  # which starts threads of its own
+    import llamac
+    model = llamac.load(sys.argv[1])
+    def digest(threads):
+        with model.session(threads=threads) as session:
+            return hashlib.sha256(session.eval(range(280), logits="all").tobytes()).hexdigest()
+    def count():
+        return len(os.listdir("/proc/self/task"))
+    def settled():  # a thread that was joined may take a moment to vanish
+        return min((count(), time.sleep(0.005))[0] for _ in range(20))
+"""
+OURS = 3  # the thread that owns the team, and OpenMP's for teams of up to 3
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_llama: Path) -> str:
+    """What `digest` gives, computed alone with one thread."""
+    with llamac.load(tiny_llama, threads=1) as model:
+        return hashlib.sha256(model.logits(IDS).tobytes()).hexdigest()
+
+
+# ---- one pool
+
+
+def test_eight_python_threads_share_one_pool(tiny_llama: Path, expected: str) -> None:
+    program = f"""{START}
+    before, most, found, end = count(), 0, [], threading.Event()
+    def work():
+        for _ in range(3):
+            found.append(digest(2))
+    def watch():
+        global most
+        while not end.wait(0.001):
+            most = max(most, count())
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    workers = [threading.Thread(target=work) for _ in range(8)]
+    for worker in workers: worker.start()
+    for worker in workers: worker.join()
+    end.set()
+    watcher.join()
+    print(len(found), *set(found))
+    print(most - before - 9, settled() - before)
+    """
+    bits, threads = output_of(program, tiny_llama).splitlines()
+    assert bits == f"24 {expected}"
+    most, left = map(int, threads.split())
+    assert 0 < left <= OURS
+    assert most <= OURS
+
+
+def test_evals_with_one_thread_need_no_pool(tiny_llama: Path, expected: str) -> None:
+    program = f"""{START}
+    before, found = count(), []
+    workers = [threading.Thread(target=lambda: found.append(digest(1))) for _ in range(8)]
+    for worker in workers: worker.start()
+    for worker in workers: worker.join()
+    print(len(found), *set(found), settled() - before)
+    """
+    assert output_of(program, tiny_llama) == f"8 {expected} 0\n"
+
+
+def test_evals_with_one_thread_run_beside_others(big_llama: Path) -> None:
+    """A long eval does not hold up a short one, also while it has the pool."""
+    program = """
+    import sys, threading, time
+    import llamac
+    with llamac.load(sys.argv[1]) as model, model.session(threads=2) as long, model.session(threads=1) as short:
+        states = []
+        def compute():
+            try:
+                long.eval([token % 280 for token in range(8000)], logits=None)
+            except llamac.CancelledError:
+                states.append("cancelled")
+        worker = threading.Thread(target=compute)
+        worker.start()
+        while long.memory()["kv"] == 0:
+            time.sleep(0.001)
+        short.eval([1, 2, 3])
+        states.append("short" if worker.is_alive() else "late")
+        long.cancel()
+        worker.join()
+        print(*states)
+    """
+    assert output_of(program, big_llama) == "short cancelled\n"
+
+
+def test_threads_do_not_pile_up(tiny_llama: Path) -> None:
+    program = f"""{START}
+    before, counts, found = count(), [], set()
+    for round in range(30):
+        found.add(digest(2 + round % 2))
+        counts.append(count() - before)
+    print(max(counts), settled() - before - counts[3], len(found))
+    """
+    most, growth, kinds = map(int, output_of(program, tiny_llama).split())
+    assert most <= OURS
+    assert growth <= 0
+    assert kinds == 1
+
+
+def test_more_threads_than_processors_give_the_same_bits(tiny_llama: Path, expected: str) -> None:
+    program = f"{START}\n    print(digest(9))"
+    assert output_of(program, tiny_llama) == f"{expected}\n"
+
+
+def test_idle_threads_sleep(tiny_llama: Path) -> None:
+    program = f"""{START}
+    digest(2)
+    time.sleep(0.02)
+    before = time.process_time()
+    time.sleep(0.3)
+    print(time.process_time() - before)
+    """
+    assert float(output_of(program, tiny_llama)) < 0.1
+
+
+def test_our_threads_take_no_signals(tiny_llama: Path) -> None:
+    program = f"""{START}
+    before = set(os.listdir("/proc/self/task"))
+    digest(2)
+    for task in set(os.listdir("/proc/self/task")) - before:
+        for line in open(f"/proc/self/task/{{task}}/status"):
+            if line.startswith("SigBlk:"):
+                mask = int(line.split()[1], 16)
+                print(all(mask >> number - 1 & 1 for number in (1, 2, 10, 12, 14, 15)))
+    """
+    found = output_of(program, tiny_llama).split()
+    assert found
+    assert set(found) == {"True"}
+
+
+# ---- forks
+
+CHILD = """
+    def in_child(work):
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            import signal
+            signal.alarm(20)  # a child that hangs ends with a signal
+            print(work(), flush=True)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+# From 3.12 on Python warns of forks while there are threads: that is what is tested here.
+QUIET = {"PYTHONWARNINGS": "ignore:This process:DeprecationWarning"}
+
+
+def test_a_child_evals_after_the_parent_did(tiny_llama: Path, expected: str) -> None:
+    program = f"""{START}{CHILD}
+    print(digest(2))
+    in_child(lambda: digest(2))
+    in_child(lambda: digest(1))
+    print(digest(2))
+    """
+    assert output_of(program, tiny_llama, **QUIET).split() == [expected, expected, "0", expected, "0", expected]
+
+
+def test_a_child_evals_in_a_session_that_it_inherited(tiny_llama: Path) -> None:
+    program = f"""{START}{CHILD}
+    session = model.session(threads=2)
+    session.eval(range(100))
+    def go_on():
+        return session.eval(range(100, 130)).tobytes().hex()
+    in_child(go_on)
+    in_child(go_on)
+    print(go_on())
+    """
+    one, code, other, other_code, parent = output_of(program, tiny_llama, **QUIET).split()
+    assert (code, other_code) == ("0", "0")
+    assert one == other == parent
+
+
+def test_a_child_evals_while_the_parent_computes(big_llama: Path, tiny_llama: Path, expected: str) -> None:
+    """The fork may come at any moment: here another thread of the parent has the pool."""
+    program = f"""{START}{CHILD}
+    with llamac.load(sys.argv[2]) as big, big.session(threads=2) as long:
+        states = []
+        def compute():
+            try:
+                long.eval([token % 280 for token in range(8000)], logits=None)
+            except llamac.CancelledError:
+                states.append("cancelled")
+        worker = threading.Thread(target=compute)
+        worker.start()
+        while long.memory()["kv"] == 0:
+            time.sleep(0.001)
+        time.sleep(0.02)
+        in_child(lambda: digest(2))
+        long.cancel()
+        worker.join()
+        print(*states)
+    print(digest(2))
+    """
+    assert output_of(program, tiny_llama, big_llama, **QUIET).split() == [expected, "0", "cancelled", expected]
+
+
+def test_forked_workers_of_multiprocessing_eval(tiny_llama: Path, expected: str) -> None:
+    program = f"""{START}
+    import multiprocessing
+    digest(2)
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        print(*pool.map_async(digest, [2, 1, 2, 3]).get(timeout=30))
+    """
+    assert output_of(program, tiny_llama, **QUIET).split() == [expected] * 4
+
+
+# ---- hosts with pools and settings of their own
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed (extra: parity)")
+@pytest.mark.parametrize("first", ["torch", "llamac"])
+def test_beside_torch(tiny_llama: Path, expected: str, first: str) -> None:
+    """torch brings an OpenMP of its own; both compute with two threads, in turns, and torch flushes denormals."""
+    program = f"""
+    if {first == "torch"}:
+        import torch
+    {START}
+    found = [digest(2)]
+    import torch
+    torch.set_num_threads(2)
+    matrix = torch.eye(300) * 2
+    for _ in range(3):
+        assert (matrix @ matrix).sum() == 1200
+        found.append(digest(2))
+    assert torch.set_flush_denormal(True)
+    found += [digest(1), digest(2)]
+    assert float(torch.tensor(1e-39) * 1) == 0
+    print(len(found), *set(found))
+    """
+    done = run_python(program, tiny_llama)
+    assert (done.returncode, done.stdout) == (0, f"6 {expected}\n"), done.stderr
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc", reason="sets MXCSR through glibc")
+def test_a_host_that_flushes_denormals_gets_the_same_bits_and_keeps_its_setting(tmp_path: Path) -> None:
+    config = llama_config()
+    weights = checkpoint(config).tensors["output_norm.weight"].array() * 1e-39  # logits become denormal
+    path = write_model(tmp_path / "denormal.bin", checkpoint(config, {"output_norm.weight": weights}))
+    program = f"""
+    import ctypes
+    {START}
+    libm = ctypes.CDLL("libm.so.6")
+    def control():
+        state = (ctypes.c_uint32 * 8)()  # fenv_t: the last word is MXCSR
+        libm.fegetenv(state)
+        return state
+    strange = control()
+    strange[7] |= 0x8040 | 0x6000  # flush to zero, denormals are zero, round toward zero
+    libm.fesetenv(strange)
+    one = ctypes.c_double(5e-324)
+    print(one.value * 1.0, [digest(1), digest(2)], control()[7] & 0xe040 == 0xe040)
+    with model.session() as session:
+        session._limit_rows = 1  # through the helper thread of long evals
+        session.eval([1, 2, 3])
+    sampled = [model.generate([1, 2], max_tokens=9, temperature=1e-37, seed=seed).tokens for seed in range(5)]
+    print(sampled, control()[7] & 0xe040 == 0xe040)
+    """
+    with llamac.load(path, threads=1) as model:
+        logits = model.logits(IDS)
+        assert 0 < abs(logits).max() < 1e-37
+        assert len(set(logits[0].tolist())) > 100
+        bits = hashlib.sha256(logits.tobytes()).hexdigest()
+        drawn = [model.generate([1, 2], max_tokens=9, temperature=1e-37, seed=seed).tokens for seed in range(5)]
+    assert len({tuple(tokens) for tokens in drawn}) > 1
+    assert output_of(program, path).splitlines() == [f"0.0 {[bits, bits]} True", f"{drawn} True"]
