@@ -189,7 +189,7 @@ static void hash_of(const void *data, size_t bytes, uint8_t digest[HASH_BYTES]) 
 static int refuse_foreign(const uint8_t *data, size_t bytes, llamac_error *err) {
     static const struct { const char *magic; size_t bytes, at; const char *kind; } foreign[] = {
         { "GGUF", 4, 0, "a GGUF file" }, { "lmgg", 4, 0, "an old GGML file" }, { "tjgg", 4, 0, "an old GGML file" },
-        { "PK\3\4", 4, 0, "a ZIP archive (a PyTorch checkpoint?)" }, { "ak42", 4, 0, "a llama2.c checkpoint" },
+        { "PK\3\4", 4, 0, "a ZIP archive (a PyTorch checkpoint?)" }, { "24ka", 4, 0, "a llama2.c checkpoint" },
         { "\200\2", 2, 0, "a Python pickle (an old PyTorch checkpoint?)" }, { "{\"", 2, 8, "a safetensors file" },
     };
     for (size_t i = 0; i < ARRAY_LEN(foreign); i++)

@@ -1,8 +1,8 @@
 """What every importer produces and every writer consumes: a checkpoint in canonical form.
 
-Canonical means: the tensor names and shapes of docs/format.md, matrices as (out, in), RoPE pairs in halves, the family's
-oddities already folded away. Tensors are lazy: rows are read, converted to float32 and transformed when they are asked for,
-so that a model much larger than memory can be converted.
+Canonical means: the tensor names and shapes of docs/format.md, matrices as (out, in), RoPE pairs in halves, the
+family's oddities already folded away. Tensors are lazy: rows are read, converted to float32 and transformed when they
+are asked for, so that a model much larger than memory can be converted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LazyTensor:
         return self.read(0, self.shape[0])
 
     def chunks(self, multiple: int = 16) -> Iterator[tuple[int, Floats]]:
-        """(first row, rows) in order; every chunk but the last holds a multiple of `multiple` rows and about CHUNK_BYTES."""
+        """(first row, rows) in order; every chunk but the last has a multiple of `multiple` rows, of some CHUNK_BYTES."""
         columns = self.shape[1] if len(self.shape) > 1 else 1
         step = max(multiple, CHUNK_BYTES // (4 * columns) // multiple * multiple)
         for first in range(0, self.shape[0], step):
@@ -97,8 +97,8 @@ class ModelConfig:
 class Checkpoint:
     """A whole model: config, tensors by canonical name (in any order), texts.
 
-    tokenizer: (canonical tokenizer.json, rules for special tokens, original SentencePiece model or None), or None if the
-    source has none. metadata: the JSON object of the metadata section, without "exporter" and "dtype".
+    tokenizer: (canonical tokenizer.json, rules for special tokens, original SentencePiece model or None), or None if
+    the source has none. metadata: the JSON object of the metadata section, without "exporter" and "dtype".
     """
 
     config: ModelConfig

@@ -1,4 +1,4 @@
-"""Reads a Hugging Face directory: config.json, weights (safetensors or PyTorch files, whole or sharded), chat template."""
+"""Reads a Hugging Face directory: config.json, weights (safetensors or PyTorch, whole or sharded), chat template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from llamac import _core
-from llamac.errors import ExportError, UnsupportedError
+from llamac.errors import ExportError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.families import FAMILIES, HEAD, Family, Module
 from llamac.export.hf_config import HfConfig, parse_config
@@ -235,5 +235,5 @@ def _chat_template(folder: Path, warnings: list[str]) -> str:
             names = ", ".join(map(str, named))
             warnings.append(f"none of the chat templates ({names}) is named 'default': none is stored")
     if template is not None and not isinstance(template, str):
-        raise UnsupportedError("tokenizer_config.json: chat_template is neither a text nor a list of named texts")
+        raise ExportError("tokenizer_config.json: chat_template is neither a text nor a list of named texts")
     return template or ""

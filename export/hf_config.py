@@ -251,7 +251,7 @@ def _rope_parameters(keys: _Keys, context: int, warnings: list[str]) -> tuple[st
         inner.need(key)
     if kind == "yarn" and "factor" not in values:  # null is a value here: the ratio of the two contexts
         inner.need("factor")
-    parameters = {key: _rope_parameter(inner, key) for key in (*needed, *optional)}
+    parameters = {key: _rope_parameter(inner, key, is_there=key in values) for key in (*needed, *optional)}
     parameters["rope_theta"] = _theta(keys, inner, warnings)
     if kind in WITH_ORIGINAL_CONTEXT:
         own = inner.size("original_max_position_embeddings", "context", context)
@@ -282,11 +282,11 @@ def _rope_object(keys: _Keys) -> tuple[str, dict[str, Any]]:
     return found[0] if found else ("rope_parameters", {})
 
 
-def _rope_parameter(inner: _Keys, key: str) -> Any:
+def _rope_parameter(inner: _Keys, key: str, *, is_there: bool) -> Any:
     if key in ("short_factor", "long_factor"):
         return inner.numbers(key)
     if key == "truncate":
-        return inner.flag(key, True)
+        return inner.flag(key, not is_there)  # as in transformers, null is no
     return inner.number(key)
 
 

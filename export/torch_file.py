@@ -46,9 +46,9 @@ def read_torch(path: Path) -> dict[str, StoredTensor]:
         try:
             with zipfile.ZipFile(file) as archive:
                 return _Archive(path, file, archive).tensors()
-        except (LlamacError, OSError):
+        except LlamacError:
             raise
-        except Exception as error:  # zipfile and pickle raise whatever a damaged file leads them to
+        except Exception as error:  # zipfile and pickle raise whatever a damaged file leads them to, OSError too
             raise ExportError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
@@ -174,7 +174,7 @@ class _Archive:
         header = self._file.read(30)
         if len(header) < 30 or header[:4] != b"PK\x03\x04":
             raise ExportError(f"{self._path}: the archive's member {member.filename} has no header")
-        offset = member.header_offset + 30 + sum(struct.unpack("<HH", header[26:]))
+        offset: int = member.header_offset + 30 + sum(struct.unpack("<HH", header[26:]))
         if offset + member.file_size > os.path.getsize(self._path):
             raise ExportError(f"{self._path}: the archive's member {member.filename} ends after the file")
         return offset

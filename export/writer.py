@@ -156,11 +156,11 @@ def pack_strips(rows: NDArray[np.float32], dtype: str) -> bytes:
     """Rows of a matrix (n, columns) as strips of 16 rows (docs/format.md), filled up with zeros."""
     n, columns = rows.shape
     strips = -(-n // STRIP_ROWS)
+    numbers = to_dtype(rows, dtype)  # first, because the narrower numbers are transposed faster
     padded_columns = columns if dtype == "f32" else columns + columns % 2
-    padded = np.zeros((strips * STRIP_ROWS, padded_columns), np.float32)
-    padded[:n, :columns] = rows
-    lines = padded.reshape(strips, STRIP_ROWS, padded_columns).transpose(0, 2, 1)
-    return np.ascontiguousarray(to_dtype(lines, dtype)).tobytes()
+    padded = np.zeros((strips * STRIP_ROWS, padded_columns), numbers.dtype)
+    padded[:n, :columns] = numbers
+    return np.ascontiguousarray(padded.reshape(strips, STRIP_ROWS, padded_columns).transpose(0, 2, 1)).tobytes()
 
 
 def to_dtype(numbers: NDArray[np.float32], dtype: str) -> Numbers:

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import final
 
 from typing_extensions import Buffer
 
@@ -15,6 +16,7 @@ def live_objects() -> int: ...
 def fail_allocation(n: int) -> int: ...
 def sample(logits: Buffer, sampling: Sampling, position: int) -> int: ...
 
+@final
 class Model:
     def __init__(self, data: Buffer) -> None: ...
     def close(self) -> None: ...
@@ -23,11 +25,13 @@ class Model:
     @property
     def released(self) -> bool: ...
 
+@final
 class Sampling:
     def __init__(
         self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0
     ) -> None: ...
 
+@final
 class Session:
     vocab_size: int
     def __init__(

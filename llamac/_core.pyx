@@ -1,9 +1,10 @@
-# cython: language_level=3, binding=True, embedsignature=False
+# cython: language_level=3, binding=True, embedsignature=False, auto_pickle=False, autotestdict=False
 """The C core for Python: check, convert, call, turn errors into exceptions. No loop over numbers.
 
 Memory: a Model holds the buffer it was opened over, a Session holds its Model. Every C call that computes runs without the GIL.
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.number cimport PyNumber_Index
@@ -119,6 +120,7 @@ def fail_allocation(long n):
 
 # ---- model
 
+@cython.final
 cdef class Model:
     """A checked model over a buffer that holds a whole flat file, aligned to 64 bytes (a memory map is)."""
 
@@ -162,6 +164,7 @@ cdef class Model:
 
 # ---- sampling
 
+@cython.final
 cdef class Sampling:
     """Settings of one draw; checked when they are made."""
 
@@ -194,6 +197,7 @@ def sample(const float[::1] logits not None, Sampling sampling not None, uint64_
 
 # ---- session
 
+@cython.final
 cdef class Session:
     """Sequences of tokens with their KV cache. Used by one thread at a time: a second one gets BusyError."""
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Digest = bytes  # for classes with a member named bytes
 
-Digest = bytes  # of 32 bytes, SHA-256
 STRIP_ROWS = 16
 ALIGNMENT = 64
 SECTIONS = _core.section_names()
@@ -37,12 +36,14 @@ _TEXT = 5
 
 @dataclass(frozen=True)
 class Field:
-    """One member of a record. names: for enumerations, the names of the values 1, 2, ..."""
+    """One member of a record. low, high: range of each number. names: of an enumeration's values 1, 2, ..."""
 
     name: str
     type: int
     offset: int
     count: int
+    low: float
+    high: float
     names: tuple[str, ...]
 
     @property
@@ -53,8 +54,9 @@ class Field:
 
 def _field_table() -> dict[str, tuple[Field, ...]]:
     table: dict[str, list[Field]] = {}
-    for record, name, kind, offset, count, _low, _high, names in _core.fields():
-        table.setdefault(record, []).append(Field(name, kind, offset, count, tuple(names.split(",")) if names else ()))
+    for record, name, kind, offset, count, low, high, names in _core.fields():
+        values = tuple(names.split(",")) if names else ()
+        table.setdefault(record, []).append(Field(name, kind, offset, count, low, high, values))
     return {record: tuple(fields) for record, fields in table.items()}
 
 
@@ -77,7 +79,10 @@ def unpack_record(record: str, data: bytes | memoryview) -> dict[str, Any]:
 
 
 def pack_record(record: str, values: dict[str, Any]) -> bytes:
-    """The opposite of `unpack_record`. Members left out are zero; lists may be shorter than the member."""
+    """The opposite of `unpack_record`. Members left out are zero; lists may be shorter than the member.
+
+    Raises ArgumentError for a number that the core would refuse.
+    """
     known = {member.name: member for member in FIELDS[record]}
     unknown = set(values) - set(known)
     if unknown:
@@ -97,6 +102,9 @@ def pack_record(record: str, values: dict[str, Any]) -> bytes:
         if len(items) > member.count:
             raise ArgumentError(f"{record}: {name} has {len(items)} elements, at most {member.count} fit")
         if member.type < _TEXT - 1:
+            wrong = [item for item in items if not member.low <= item <= member.high]
+            if wrong:
+                raise ArgumentError(f"{record}: {name} is {wrong[0]}, expected {member.low:g} to {member.high:g}")
             items += [0] * (member.count - len(items))
         struct.pack_into(member.format, data, member.offset, *items)
     return bytes(data)

@@ -15,7 +15,7 @@ from llamac import _core
 from llamac.errors import ArgumentError, UnsupportedError
 
 # Below this many bytes of weights a second thread costs more in meetings than it saves in work (bench/LOG.md).
-TINY_MODEL_BYTES = 4 << 20
+TINY_MODEL_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)

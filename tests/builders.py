@@ -80,8 +80,12 @@ def checkpoint(
     for name, required, is_matrix, rows, columns in _core.slots(*config_records(made)):
         if required or name in given or (config.norm == "layer" and name != "output.bias"):
             values = given[name] if name in given else _values(name, (rows, columns) if is_matrix else (columns,))
-            made.tensors[name] = LazyTensor(values.shape, "f32", lambda first, last, x=values: x[first:last])
+            made.tensors[name] = _tensor(values)
     return made
+
+
+def _tensor(values: Floats) -> LazyTensor:
+    return LazyTensor(values.shape, "f32", lambda first, last: values[first:last])
 
 
 def _values(name: str, shape: tuple[int, ...]) -> Floats:

@@ -1,7 +1,8 @@
 """Damaged flat files: every truncation and flip is found and named, and no file crashes the process or raises anything
 but this library's errors.
 
-Each flip is made twice: raw, which a hash must find, and with all hashes computed anew, where the field's own check must.
+Each flip is made twice: raw, which a hash must find, and with all hashes computed anew, where the field's own check
+must.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import checkpoint, llama_config
 from vocab_samples import gguf_file, llama2c_file
 
 import llamac
+from builders import checkpoint, llama_config
 from llamac import _core
 from llamac.errors import LlamacError, ModelError, UnsupportedError
 from llamac.export import probes as making
@@ -35,7 +36,7 @@ TEXTS = ("metadata", "tokenizer", "spm", "template", "probes")
 
 
 class Sample:
-    """A file to be damaged. `with sample.holding(data)` puts other bytes into it, and the sound ones back afterwards."""
+    """A file to be damaged, its sound bytes, and where things lie in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,12 +47,15 @@ class Sample:
 
     @contextlib.contextmanager
     def holding(self, data: bytes) -> Iterator[Path]:
-        """The file with these bytes."""
-        try:
-            self.path.write_bytes(data)
-            yield self.path
-        finally:
-            self.path.write_bytes(self.sound)
+        """The file with these bytes. Written over the old ones: emptying a file first makes some file systems wait."""
+        with open(self.path, "r+b") as file:
+            try:
+                os.pwrite(file.fileno(), data, 0)
+                file.truncate(len(data))
+                yield self.path
+            finally:
+                os.pwrite(file.fileno(), self.sound, 0)
+                file.truncate(len(self.sound))
 
     @contextlib.contextmanager
     def patched(self, offset: int, patch: bytes) -> Iterator[Path]:
@@ -258,7 +262,7 @@ def numbers() -> Iterator[tuple[str, str, int, float]]:
             if high < largest[code]:
                 yield record, name, element, high * 2 if code == "f" else int(high) + 1
             if code in "if" or low > 0:
-                yield record, name, element, low - 1 if code in "if" else int(low) - 1
+                yield record, name, element, low - 1 if code == "f" else int(low) - 1
             if code == "f":
                 yield record, name, element, float("nan")
 
@@ -316,7 +320,7 @@ def test_flips_in_the_section_table_with_right_hashes_are_refused_by_name(sample
         data[offset] ^= 1 << offset % 8
         with sample.holding(rehashed_header(data)), pytest.raises(LlamacError) as caught:
             use(sample.path)
-        assert any(word in str(caught.value) for word in ("section table", "sections", "header: id"))
+        assert any(word in str(caught.value) for word in ("section", "header: id")), caught.value
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -364,7 +368,7 @@ def test_random_mutations_never_crash(sample: Sample) -> None:
     rng = random.Random(20240607)
     data_start = sample.sections["data"].offset
     outcomes: dict[bool, int] = {True: 0, False: 0}
-    for round_ in range(2500):
+    for round_ in range(4000):
         data = bytearray(sample.sound)
         for _ in range(rng.choice((1, 2, 8, 64))):
             start = rng.randrange(data_start if rng.random() < 0.8 else len(data))

@@ -8,18 +8,18 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import checkpoint, llama_config, write_model
 from numpy.typing import NDArray
 from vocab_samples import WORDS, llama2c_file
 
 import llamac
+from builders import checkpoint, llama_config, write_model
 from llamac.errors import ArgumentError, ExportError, ModelError, UnsupportedError
-from llamac.export import convert, flat
+from llamac.export import flat
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.convert import export
 from llamac.export.writer import make_plan, pack_strips, to_dtype
@@ -54,7 +54,9 @@ def write_llama2c_v1(path: Path, *, dim: int, hidden: int, layers: int, heads: i
     ones = np.ones((2 * layers + 1) * dim, "<f4").tobytes()
     rest = 4 * (vocab * dim + layers * (4 * dim * dim + 3 * dim * hidden))
     with open(path, "wb") as file:
-        file.write(struct.pack("<Ii7iB", 0x616B3432, 1, dim, hidden, layers, heads, heads, vocab, 64, 1).ljust(256, b"\0"))
+        file.write(
+            struct.pack("<Ii7iB", 0x616B3432, 1, dim, hidden, layers, heads, heads, vocab, 64, 1).ljust(256, b"\0")
+        )
         file.write(ones)
         while rest > 0:
             rest -= file.write(block[:rest])
@@ -64,7 +66,7 @@ def write_llama2c_v1(path: Path, *, dim: int, hidden: int, layers: int, heads: i
 
 
 def bits_of(number: np.float32, dtype: str) -> bytes:
-    """One number as it is stored; bf16 by the definition: the nearest of the two neighbours, the even one if both are."""
+    """One number as it is stored; bf16 by definition: the nearest of two neighbours, the even one if both are."""
     if dtype != "bf16":
         return struct.pack("<f" if dtype == "f32" else "<e", number)
     (bits,) = struct.unpack("<I", struct.pack("<f", number))
@@ -103,7 +105,9 @@ def test_a_file_holds_every_matrix_in_strips(dtype: str, tmp_path: Path) -> None
     for record in file.tensors:
         values = made.tensors[record.name].array()
         stored = data[record.offset : record.offset + record.bytes]
-        assert stored == (naive_strips(values, dtype) if values.ndim == 2 else values.astype("<f4").tobytes()), record.name
+        assert stored == (naive_strips(values, dtype) if values.ndim == 2 else values.astype("<f4").tobytes()), (
+            record.name
+        )
         rounded = to_dtype(values, dtype) if values.ndim == 2 else values
         wide = (rounded.astype(np.uint32) << 16).view(np.float32) if rounded.dtype == np.uint16 else rounded
         np.testing.assert_array_equal(file.tensor(record.name), wide.astype(np.float32))
@@ -112,7 +116,17 @@ def test_a_file_holds_every_matrix_in_strips(dtype: str, tmp_path: Path) -> None
 
 
 def test_bf16_rounds_to_the_nearest_and_ties_to_even() -> None:
-    patterns = [0x3F800000, 0x3F807FFF, 0x3F808000, 0x3F808001, 0x3F818000, 0x3F817FFF, 0x00000001, 0x7F7F7FFF, 0x80000000]
+    patterns = [
+        0x3F800000,
+        0x3F807FFF,
+        0x3F808000,
+        0x3F808001,
+        0x3F818000,
+        0x3F817FFF,
+        0x00000001,
+        0x7F7F7FFF,
+        0x80000000,
+    ]
     numbers = np.array([*patterns, *(pattern | 0x80000000 for pattern in patterns)], np.uint32).view(np.float32)
     expected = [struct.unpack("<H", bits_of(number, "bf16"))[0] for number in numbers]
     assert expected[:5] == [0x3F80, 0x3F80, 0x3F80, 0x3F81, 0x3F82]
@@ -211,7 +225,10 @@ def test_arguments_that_would_have_no_effect_are_refused(source: Path, tmp_path:
 def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="does not exist"):
         export(tmp_path / "nothing", tmp_path / "out.bin")
-    for content, message in ((b"GGUF" + bytes(60), "is a GGUF file"), (b"text" * 99, "expected a Hugging Face directory")):
+    for content, message in (
+        (b"GGUF" + bytes(60), "is a GGUF file"),
+        (b"text" * 99, "expected a Hugging Face directory"),
+    ):
         (tmp_path / "source").write_bytes(content)
         with pytest.raises(ExportError, match=message):
             export(tmp_path / "source", tmp_path / "out.bin")
@@ -286,7 +303,11 @@ def test_metadata_say_where_a_model_came_from(source: Path, tmp_path: Path) -> N
         "source": {"format": "llama2c", "version": 1, "file": "model.bin"},
         "tokenizer": {"source": "tokenizer.bin"},
     }
-    assert (report.dtype, report.tokenizer, report.bytes) == ("f16", "tokenizer.bin", (tmp_path / "out.bin").stat().st_size)
+    assert (report.dtype, report.tokenizer, report.bytes) == (
+        "f16",
+        "tokenizer.bin",
+        (tmp_path / "out.bin").stat().st_size,
+    )
     assert 16 < report.bits_per_weight < 32
     file.close()
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import checkpoint, gpt2_config, llama_config
 from numpy.typing import NDArray
 
 import llamac
+from builders import checkpoint, gpt2_config, llama_config
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export import llama2c
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
@@ -221,9 +221,7 @@ def test_grouped_queries_and_odd_widths_come_back(tmp_path: Path) -> None:
 # ---- refusals
 
 
-def replace_config(
-    made: Checkpoint, tokenizer: object = "kept", **changes: Any
-) -> Checkpoint:
+def replace_config(made: Checkpoint, tokenizer: object = "kept", **changes: Any) -> Checkpoint:
     """The checkpoint with members of its config changed, and perhaps without a tokenizer."""
     config = replace(made.config, **changes)
     kept = made.tokenizer if tokenizer == "kept" else None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from processes import output_of
 
-from llamac import machine
+from llamac import _core, machine
 from llamac.machine import ThreadPlan, cgroup_quota, physical_cores, plan_threads
 
 
@@ -137,12 +137,12 @@ def test_the_default_is_the_smallest_limit_rounded_down(
     monkeypatch.setattr(machine, "usable_cpus", lambda: set(range(cpus)))
     monkeypatch.setattr(machine, "cgroup_quota", lambda *_: limit)
     monkeypatch.setattr(machine, "physical_cores", lambda *_: cores)
-    monkeypatch.setattr(machine._core, "has_threads", lambda: True)
+    monkeypatch.setattr(_core, "has_threads", lambda: True)
     plan = plan_threads()
     assert plan == ThreadPlan(threads, cpus, limit, cores, True)
     assert machine.default_threads(machine.TINY_MODEL_BYTES) == threads
     assert machine.default_threads(machine.TINY_MODEL_BYTES - 1) == 1
-    monkeypatch.setattr(machine._core, "has_threads", lambda: False)
+    monkeypatch.setattr(_core, "has_threads", lambda: False)
     assert plan_threads().threads == 1
 
 
@@ -158,7 +158,7 @@ def test_the_reason_names_every_limit() -> None:
 def test_affinity_limits_the_threads_while_the_program_runs() -> None:
     program = """
         import os
-        from llamac import machine
+        from llamac import _core, machine
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         plan = machine.plan_threads()
         print(plan.threads, plan.affinity, machine.default_threads(1 << 30), plan.reason())

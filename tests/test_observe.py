@@ -31,13 +31,16 @@ def near(found: Floats, expected: NDArray[Any], tolerance: float = 1e-5) -> None
     assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
 
 
-def tensor(model: llamac.Model, name: str) -> NDArray[np.float64]:
+Doubles = NDArray[np.float64]
+
+
+def tensor(model: llamac.Model, name: str) -> Doubles:
     return model.file.tensor(name).astype(np.float64)
 
 
-def product(model: llamac.Model, name: str, rows: NDArray[Any]) -> NDArray[np.float64]:
+def product(model: llamac.Model, name: str, rows: NDArray[Any]) -> Doubles:
     """rows times a matrix of the file, plus its bias if it has one."""
-    found = rows.astype(np.float64) @ tensor(model, f"{name}.weight").T
+    found: Doubles = rows.astype(np.float64) @ tensor(model, f"{name}.weight").T
     has_bias = any(record.name == f"{name}.bias" for record in model.file.tensors)
     return found + tensor(model, f"{name}.bias") if has_bias else found
 
@@ -61,7 +64,7 @@ def test_stages_have_the_same_bits_however_tokens_are_grouped(model: llamac.Mode
     with model.session() as session:
         whole = session.observe(IDS, llamac.STAGES)
     for sizes, options in (([299, 1], {}), ([1, 6, 7, 286], {"threads": 2}), ([300], {"threads": 3, "isa": "scalar"})):
-        with model.session(**options) as session:  # type: ignore[arg-type]
+        with model.session(**options) as session:
             parts, at = [], 0
             for size in sizes:
                 parts.append(session.observe(IDS[at : at + size], llamac.STAGES))
@@ -150,14 +153,14 @@ def test_stages_follow_from_one_another(model: llamac.Model, seen: dict[tuple[st
     near(seen["logits", 0], product(model, output, seen["output_norm", 0]))
 
 
-def normed(model: llamac.Model, name: str, rows: NDArray[Any]) -> NDArray[np.float64]:
-    rows = rows.astype(np.float64)
-    if model.config["norm"] == "layer":
-        rows = rows - rows.mean(axis=1, keepdims=True)
-        return rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + 1e-5) * tensor(
-            model, f"{name}.weight"
-        ) + tensor(model, f"{name}.bias")
-    return rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + 1e-5) * tensor(model, f"{name}.weight")
+def normed(model: llamac.Model, name: str, rows: NDArray[Any]) -> Doubles:
+    """The model's kind of norm of each row."""
+    x: Doubles = rows.astype(np.float64)
+    layer_norm = model.config["norm"] == "layer"
+    if layer_norm:
+        x = x - x.mean(axis=1, keepdims=True)
+    x = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + model.config["norm_eps"])
+    return x * tensor(model, f"{name}.weight") + (tensor(model, f"{name}.bias") if layer_norm else 0.0)
 
 
 def test_the_cache_holds_keys_and_values(seen: dict[tuple[str, int], Floats]) -> None:

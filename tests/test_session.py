@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,12 +56,14 @@ def session(model: llamac.Model) -> Iterator[llamac.Session]:
 def test_logits_of_all_tokens_of_the_last_or_none(model: llamac.Model) -> None:
     with model.session() as session:
         every = evaluate(session, IDS)
-    assert (every.shape, every.dtype) == ((len(IDS), 301), np.float32)
+    assert every.shape == (len(IDS), 301)
+    assert every.dtype == np.float32
     assert np.isfinite(every).all()
     assert len(np.unique(every[:, 5])) > 300  # rows differ
     with model.session() as session:
         last = evaluate(session, IDS, "last")
-        assert (last.shape, last.dtype) == ((301,), np.float32)
+        assert last.shape == (301,)
+        assert last.dtype == np.float32
         assert same_bits(last, every[-1])
     with model.session() as session:
         assert session.eval(IDS[:-1], logits=None) is None
@@ -385,15 +387,15 @@ def test_closing_a_model_closes_its_sessions_and_everything_says_so(tiny: Path) 
 def busy(big_llama: Path) -> Iterator[tuple[llamac.Model, llamac.Session]]:
     """A session that a thread computes with until the test ends."""
     outcomes: list[BaseException | None] = []
-
-    def compute() -> None:
-        try:
-            session.eval(some_ids(8000), logits=None)
-            outcomes.append(None)
-        except CancelledError as error:
-            outcomes.append(error)
-
     with llamac.load(big_llama, threads=1) as model, model.session() as session:
+
+        def compute() -> None:
+            try:
+                session.eval(some_ids(8000), logits=None)
+                outcomes.append(None)
+            except CancelledError as error:
+                outcomes.append(error)
+
         thread = threading.Thread(target=compute)
         thread.start()
         deadline = time.monotonic() + 20
@@ -408,13 +410,14 @@ def busy(big_llama: Path) -> Iterator[tuple[llamac.Model, llamac.Session]]:
 
 def test_a_busy_session_refuses_a_second_thread(busy: tuple[llamac.Model, llamac.Session]) -> None:
     model, session = busy
-    for use in (
+    uses: tuple[Callable[[], object], ...] = (
         lambda: session.eval([1]),
         lambda: session.eval_rows([(1, 0, 0, True)]),
         lambda: session.rewind(0),
-        lambda: session.close(),
-        lambda: model.close(),
-    ):
+        session.close,
+        model.close,
+    )
+    for use in uses:
         with pytest.raises(BusyError, match="another thread"):
             use()
     assert not session.closed

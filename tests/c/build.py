@@ -57,7 +57,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for program in build(Path(folder), options.cc, options.machine, options.sanitize):
             print(f"--- {program.name}", flush=True)
-            code = subprocess.run([*shlex.split(options.run), str(program)], env=environment).returncode
+            emulated = ["--emulated"] if options.run else []
+            code = subprocess.run([*shlex.split(options.run), str(program), *emulated], env=environment).returncode
             if code:
                 print(f"{program.name} ended with {code}")
                 return 1

@@ -1,0 +1,21 @@
+"""The built-in models: their names and where their files lie. The recipe that makes them is in train.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+NAMES = ("stories", "stories-gpt2")
+DEFAULT = "stories"
+
+
+def path(name: str = DEFAULT) -> Path:
+    """Return the flat file of a built-in model.
+
+    name: one of `NAMES`. Raises `llamac.errors.ArgumentError` (a `ValueError`) for any other name. The file is not
+    opened here.
+    """
+    if name not in NAMES:
+        from llamac.errors import ArgumentError
+
+        raise ArgumentError(f"no built-in model is called {name!r}: choose one of {', '.join(NAMES)}")
+    return Path(__file__).resolve().parent / f"{name}.bin"
