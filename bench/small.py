@@ -1,0 +1,61 @@
+"""Decode speed of a small llama2.c model through `Model.generate`, in turn with llama2.c's own program.
+
+    python -m bench.small stories260K.bin tok512.bin path/to/llama2.c/run
+
+`run` is llama2.c's run.c built as its Makefile's "runfast" does (-Ofast, one thread). Both decode 256 positions greedily; llama2.c tells
+tokens per second itself, without its first token; so does the figure here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+
+import llamac
+from llamac.export.convert import export
+
+
+def ours(model: llamac.Model, steps: int) -> float:
+    """Tokens per second of one generation, its first token left out."""
+    result = model.generate("", max_tokens=steps)
+    return (result.usage.completion_tokens - 1) / result.timings.decode
+
+
+def theirs(program: Path, model: Path, tokenizer: Path, steps: int) -> float:
+    """Tokens per second that llama2.c's program reports."""
+    command = [program, model, "-z", tokenizer, "-t", "0", "-n", str(steps)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    found = re.search(r"achieved tok/s: ([0-9.]+)", told)
+    if found is None:
+        raise SystemExit(f"{program} did not tell its speed: {told!r}")
+    return float(found[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("tokenizer", type=Path)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=256)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        flat = Path(folder, "model.bin")
+        export(options.model, flat, tokenizer=options.tokenizer)
+        with llamac.load(flat, threads=1) as model:
+            ours(model, options.steps)
+            rows = []
+            for _ in range(options.rounds):
+                a = ours(model, options.steps)
+                rows.append((a, theirs(options.run, options.model, options.tokenizer, options.steps)))
+    for name, values in (("llamac", [a for a, _ in rows]), ("llama2.c", [b for _, b in rows]), ("ratio", [a / b for a, b in rows])):
+        digits = 2 if name == "ratio" else 0
+        print(f"{name:<9} median {statistics.median(values):.{digits}f}, {min(values):.{digits}f} to {max(values):.{digits}f}")
+
+
+if __name__ == "__main__":
+    main()
