@@ -73,12 +73,12 @@ static void rotate_and_store(const struct worker *w, int layer, int head, int ro
 // ---- queries
 
 // Collects the queries of one tile of a run.
-static void load_tile(const struct eval *e, struct run run, int layer, int head, int tile, struct attend *a, float *panel) {
+static void load_tile(struct eval *e, struct run run, int layer, int head, int tile, struct attend *a, float *panel) {
     const struct llamac_session *s = e->session;
     const struct config *c = s->model->config;
     const int group = group_of(e), queries = (run.last - run.first) * group, start = panel_start(queries, tile);
     *a = (struct attend){ .kv = session_kv(s, e->rows[run.first].sequence, layer, head), .head_dim = (int)c->head_dim,
-                          .n_queries = panel_start(queries, tile + 1) - start, .q = panel };
+                          .n_queries = panel_start(queries, tile + 1) - start, .q = panel, .cancel = &e->cancel };
     for (int t = 0; t < a->n_queries; t++) {
         const int row = run.first + (start + t) / group, q_head = head * group + (start + t) % group;
         const float *q = s->scratch.q + ((size_t)row * c->n_heads + (size_t)q_head) * c->head_dim;
@@ -149,7 +149,7 @@ void observe_cache(const struct worker *w, int layer) {
 }
 
 void observe_scores(const struct worker *w, int layer) {
-    const struct eval *e = w->eval;
+    struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
     const struct config *c = s->model->config;
     float *scores = observed(e, LLAMAC_STAGE_SCORES, layer);
@@ -164,7 +164,8 @@ void observe_scores(const struct worker *w, int layer) {
         for (int p = 0; p < s->context; p++) to[p] = -INFINITY;
         for (int d = 0; d < (int)c->head_dim; d++) panel[d] = q[d] * c->attention_scale;
         const struct attend a = { .kv = session_kv(s, e->rows[row].sequence, layer, q_head / group), .head_dim = (int)c->head_dim, .n_queries = 1,
-                                  .q = panel, .visible = { e->rows[row].position + 1 }, .scratch = scratch, .scores = to, .scores_stride = stride };
+                                  .q = panel, .visible = { e->rows[row].position + 1 }, .scratch = scratch, .scores = to,
+                                  .scores_stride = stride, .cancel = &e->cancel };
         s->kernels->attend[s->kv_dtype](&a);
     }
     pool_barrier(w->member);

@@ -69,6 +69,7 @@ struct attend {
     float *scratch;                 // attend_scratch(head_dim) floats
     float *scores;                  // NULL, or (n_queries, scores_stride): the scores alone, for an observer; then nothing else is done
     size_t scores_stride;
+    struct cancel *cancel;
 };
 static inline int value_width(int head_dim) { return (head_dim + 15) / 16 * 16; }
 static inline size_t attend_scratch(int head_dim) {

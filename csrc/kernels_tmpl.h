@@ -79,13 +79,14 @@ INLINE void finish(const struct gemm *g, const int dtype, int s, int t, const fl
 INLINE void gemm(const int dtype, const struct gemm *g) {
     const int panels = panel_count(g->m);
     tile_function *const *const tiles = tiles_of(dtype);
-    for (int s = g->first; s < g->last && !cancelled(g->cancel); s += GEMM_STRIPS) {
+    for (int s = g->first; s < g->last; s += GEMM_STRIPS) {
         const int strips = min_int(GEMM_STRIPS, g->last - s);
         memset(g->sums, 0, sizeof(float) * 16 * (size_t)strips * (size_t)g->m);
         for (int k = 0; k < g->columns; k += GEMM_COLUMNS) {
             const int columns = min_int(GEMM_COLUMNS, g->columns - k);
             const uint8_t *w = g->w + (size_t)s * g->strip_bytes + (size_t)k * 16 * element_bytes(dtype);
             for (int p = 0; p < panels; p++) {
+                if (cancelled(g->cancel)) return;
                 const int start = panel_start(g->m, p), T = panel_start(g->m, p + 1) - start;
                 const float *x = g->x + (size_t)start * (size_t)g->columns + (size_t)k * (size_t)T;
                 tiles[T](w, g->strip_bytes, strips, x, columns, g->sums + (size_t)start * 16 * (size_t)strips);
@@ -303,10 +304,10 @@ INLINE void attend(const int dtype, const struct attend *a) {
     const int T = a->n_queries, width = value_width(a->head_dim), value_strips = width / 16;
     const size_t value_strip = float_strip_bytes(dtype, KV_PAGE);
     float *scores = a->scratch, *p = scores + PANEL_ROWS * ATTENTION_BLOCK, *o = p + PANEL_ROWS * ATTENTION_BLOCK, *o_row = o + PANEL_ROWS * width;
-    float *sums = o_row + PANEL_ROWS * width, run_m[PANEL_ROWS], run_l[PANEL_ROWS];
+    float *sums = o_row + PANEL_ROWS * width, run_m[PANEL_ROWS] = { 0 }, run_l[PANEL_ROWS] = { 0 };
     int last = 0;
     for (int t = 0; t < T; t++) last = max_int(last, a->visible[t]);
-    for (int b = 0; b < last; b += ATTENTION_BLOCK) {
+    for (int b = 0; b < last && !cancelled(a->cancel); b += ATTENTION_BLOCK) {
         const int n = min_int(ATTENTION_BLOCK, last - b), padded = ceil_div(n, 16) * 16;
         for (int i = 0; i < n; i += KV_PAGE) {
             const uint8_t *keys = a->kv.pages[(b + i) / KV_PAGE] + a->kv.key_offset;

@@ -4,7 +4,8 @@
     python docs/hexdump.py FILE         write the model file
     python docs/hexdump.py --update     put the dump into docs/format.md
 
-Names, types and offsets come from the core's table of fields; the numbers are chosen so that bytes can be told apart by eye.
+Names, types and offsets come from the core's table of fields. The model's numbers are chosen so that they are easily
+found in the bytes.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def annotated_dump(path: Path) -> str:
     """The dump of a model file: offset, bytes, and what they mean; one line or more per field."""
     file = FlatFile(path)
     data = bytes(file.buffer)
-    end, lines = 0, []
+    end = 0
+    lines: list[str] = []
     for first, last, meaning in _pieces(file):
         if any(data[end:first]) or first < end:
             raise AssertionError(f"bytes {end:#x} to {first:#x} were skipped or shown twice")
@@ -120,7 +122,7 @@ def annotated_dump(path: Path) -> str:
 
 
 def _pieces(file: FlatFile) -> Iterator[tuple[int, int, str | None]]:
-    """(first byte, byte behind the last, meaning) of everything but padding; None for the meaning: a heading stands here."""
+    """(first byte, byte behind the last, meaning) of everything but padding; a heading where the meaning is None."""
     yield 0, 0, None
     yield from _record(file, "header", 0)
     at = RECORD_BYTES["header"]

@@ -2,7 +2,8 @@
 
     python docs/make_cli.py
 
-The text is laid out here, 100 columns wide, from the parser's actions: argparse's own layout differs between versions of Python.
+The text is laid out here, 100 columns wide, from the parser's actions: argparse's own layout differs between versions
+of Python.
 """
 
 from __future__ import annotations

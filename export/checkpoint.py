@@ -45,7 +45,7 @@ class LazyTensor:
         return self.read(0, self.shape[0])
 
     def chunks(self, multiple: int = 16) -> Iterator[tuple[int, Floats]]:
-        """(first row, rows) in order; every chunk but the last has a multiple of `multiple` rows, of some CHUNK_BYTES."""
+        """(first row, rows) in order, about CHUNK_BYTES each: a multiple of `multiple` rows in all but the last."""
         columns = self.shape[1] if len(self.shape) > 1 else 1
         step = max(multiple, CHUNK_BYTES // (4 * columns) // multiple * multiple)
         for first in range(0, self.shape[0], step):

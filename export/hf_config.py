@@ -241,7 +241,8 @@ def _rope_parameters(keys: _Keys, context: int, warnings: list[str]) -> tuple[st
     place, values = _rope_object(keys)
     inner = _Keys(values, f"{place}.")
     kind = values.get("rope_type") or values.get("type") or "default"
-    inner.value("rope_type"), inner.value("type"), inner.value("finetuned")  # the last is a note of YaRN's authors
+    for key in ("rope_type", "type", "finetuned"):  # the last is a note of YaRN's authors
+        inner.value(key)
     if not isinstance(kind, str) or kind not in ROPE_KEYS:
         raise UnsupportedError(
             f"config.json: {place} has the type {_shortened(kind)}; supported are {', '.join(ROPE_KEYS)}"

@@ -82,7 +82,9 @@ class StoredTensor:
 
 def _as_float32(numbers: NDArray[np.generic], dtype: str) -> Floats:
     if dtype == "bf16":
-        return (numbers.astype(np.uint32) << 16).view(np.float32)
+        bits = numbers.astype(np.uint32)
+        bits <<= 16
+        return bits.view(np.float32)
     with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, which the writer tells with its name
         return numbers.astype(np.float32, copy=False)
 

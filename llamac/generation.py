@@ -38,9 +38,9 @@ class Timings:
 class Completion:
     """A finished generation.
 
-    text: what was generated, without the prompt and without the stop. tokens: the generated ids that the text comes from.
-    finish_reason: "stop" (a stop token or string; `stopped_by` says which), "length" (max_tokens) or "context" (the context
-    is full). seed: what repeats the result.
+    text: what was generated, without the prompt and without the stop. tokens: the generated ids that the text comes
+    from. finish_reason: "stop" (a stop token or string; `stopped_by` says which), "length" (max_tokens) or "context"
+    (the context is full). seed: what repeats the result.
     """
 
     text: str
@@ -112,9 +112,10 @@ class StopStrings:
 
 
 class Stream(Iterator[str]):
-    """Pieces of text as they are generated; whole characters, none of them empty. `completion` is there when it has ended.
+    """Pieces of text as they are generated; whole characters, none of them empty.
 
-    Closing it (or leaving its `with` block) ends the generation early and frees its memory.
+    `completion` is there when it has ended. Closing it (or leaving its `with` block) ends the generation early and
+    frees its memory.
     """
 
     def __init__(self, model: Model, session: Session, prompt: array[int], settings: Settings) -> None:
@@ -221,7 +222,7 @@ def _starts_text(model: Model, prompt: array[int]) -> bool:
 
 
 def prompt_ids(model: Model, prompt: str | Sequence[int]) -> array[int]:
-    """The token ids of a prompt. A text gets BOS by the model's rule; ids are taken as they are. Nothing at all becomes BOS."""
+    """Ids of a prompt. A text gets BOS by the model's rule, ids are taken as they are, nothing at all becomes BOS."""
     from llamac.session import as_ids
 
     ids = as_ids(model.tokenize(prompt) if isinstance(prompt, str) else prompt)

@@ -84,7 +84,7 @@ def cgroup_quota(membership: Path, root: Path) -> float | None:
     except OSError:
         return None
     for line in lines:
-        _, controllers, group = (line.split(":", 2) + ["", ""])[:3]
+        _, controllers, group = [*line.split(":", 2), "", ""][:3]
         if controllers == "":
             base, read = root, _quota_v2
         elif "cpu" in controllers.split(","):
@@ -118,7 +118,7 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 def choose_isa(asked: str | None) -> str | None:
-    """The kernel set to force: the argument, else the environment variable LLAMAC_ISA, else None (the best of this machine).
+    """The kernel set to force: the argument, else the environment variable LLAMAC_ISA, else None (the machine's best).
 
     Raises ArgumentError for an unknown name and UnsupportedError for one that this machine does not run.
     """

@@ -32,8 +32,8 @@ def load(
     """Opens a model file; without a path the built-in model. Reads its header and tables and maps the rest.
 
     context, kv, threads and isa are what the model's sessions use unless they are told otherwise:
-    context: positions per sequence (default: the model's). kv: number format of the KV cache, "f32" or "f16" (default: f32 for
-    f32 files, else f16). threads: default from affinity, cgroup quota and physical cores, see `llamac inspect`.
+    context: positions per sequence (default: the model's). kv: number format of the KV cache, "f32" or "f16" (default:
+    f32 for f32 files, else f16). threads: default from affinity, cgroup quota and physical cores, see `llamac inspect`.
     isa: a kernel set, "avx2" or "scalar" (default: the environment variable LLAMAC_ISA, else the best of this machine).
     tokenizer: a tokenizer file or directory to use instead of the file's own, of any kind that `llamac export` reads.
 
@@ -52,8 +52,8 @@ def load(
 class Model:
     """An opened model; immutable, may be used by many threads at once. A context manager.
 
-    config: the file's config record as a dict (docs/format.md). file: the flat file itself. special: the rules for special
-    tokens, n_token_ids: the ids that have a token; both are the file's, or those of the tokenizer given to `load`.
+    config: the file's config record as a dict (docs/format.md). file: the flat file itself. special: the rules for
+    special tokens, n_token_ids: the ids that have a token; both are the file's, or of the tokenizer given to `load`.
     """
 
     def __init__(
@@ -86,7 +86,8 @@ class Model:
         size = self.config["vocab_size"]
         if tokenizer.n_ids > size:
             raise ArgumentError(
-                f"the tokenizer has {tokenizer.n_ids} ids, but the model's vocabulary has {size}: they do not belong together"
+                f"the tokenizer has {tokenizer.n_ids} ids, but the model's vocabulary has {size}: "
+                "they do not belong together"
             )
         self.n_token_ids = tokenizer.n_ids
         # where the model was trained to stop stays true
@@ -178,10 +179,11 @@ class Model:
         """Continues a prompt (text, or token ids as they are) and returns the whole result.
 
         max_tokens: new tokens at most (default: until a stop or the end of the context). temperature: 0 takes the most
-        probable token; otherwise logits are divided by it, then top_k (0: off) keeps the k most probable tokens, top_p (1: off)
-        the fewest that together reach that probability, min_p (0: off) those at least so probable relative to the best, in this order.
-        seed: the draw at a position depends on it and on the position only; None takes a random one, told in the
-        result. stop: texts that end the generation and are not part of it. Raises ContextFullError if the prompt does not fit.
+        probable token; otherwise logits are divided by it, then top_k (0: off) keeps the k most probable tokens, top_p
+        (1: off) the fewest that together reach that probability, min_p (0: off) those at least so probable relative to
+        the best, in this order. seed: the draw at a position depends on it and on the position only; None takes a
+        random one, told in the result. stop: texts that end the generation and are not part of it. Raises
+        ContextFullError if the prompt does not fit.
         """
         stream = self.stream(
             prompt,
@@ -234,4 +236,3 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-

@@ -1,8 +1,8 @@
 """A session: sequences of tokens with their KV cache, and the passes over them.
 
 Long computations are made interruptible here. Python runs signal handlers only in its main thread, and only between
-instructions; so an eval that may take long and was called from the main thread is computed by a helper thread while the main
-thread waits, ready for Ctrl-C. The core looks at the cancel flag every few milliseconds.
+instructions; so an eval that may take long and was called from the main thread is computed by a helper thread while
+the main thread waits, ready for Ctrl-C. The core looks at the cancel flag every few milliseconds.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def as_ids(ids: Iterable[int]) -> array[int]:
 
 
 class Session:
-    """Made by `Model.session()`. Used by one thread at a time (another one gets BusyError); `cancel` may come from anywhere.
+    """Made by `Model.session()`. Used by one thread at a time: another one gets BusyError.
 
-    A context manager: leaving it frees the memory.
+    `cancel` may come from anywhere. A context manager: leaving it frees the memory.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class Session:
     ) -> Logits | None:
         """Appends tokens to a sequence.
 
-        logits: "last" returns those of the last token, shape (vocab_size); "all" those of every token, shape (n, vocab_size);
-        None computes none and returns None. Raises ContextFullError if the tokens do not fit, before anything is
-        computed, and CancelledError (with `done`, the tokens that were kept) after `cancel`.
+        logits: "last" returns those of the last token, shape (vocab_size); "all" those of every token, shape
+        (n, vocab_size); None computes none and returns None. Raises ContextFullError if the tokens do not fit, before
+        anything is computed, and CancelledError (with `done`, the tokens that were kept) after `cancel`.
         """
         tokens = as_ids(ids)
         if logits not in ("last", "all", None):
@@ -140,9 +140,9 @@ class Session:
         return out if logits == "all" else out[0]
 
     def eval_rows(self, rows: Sequence[tuple[int, int, int, bool]]) -> Logits:
-        """Computes rows of several sequences in one pass: (token, sequence, position, whether its logits are wanted) each.
+        """Computes rows of several sequences in one pass: (token, sequence, position, are its logits wanted) each.
 
-        Rows of a sequence come in order and continue it. Returns the wanted logits in order, shape (n_wanted, vocab_size).
+        Rows of a sequence come in order and continue it. Returns the wanted logits in order, (n_wanted, vocab_size).
         """
         import numpy as np
 
@@ -160,7 +160,7 @@ class Session:
     def observe(
         self, ids: Iterable[int], stages: Iterable[str | tuple[str, int]], *, sequence: int = 0
     ) -> dict[tuple[str, int], Logits]:
-        """Appends tokens like `eval` and returns what named stages of the graph held, without changing a bit of the logits.
+        """Appends tokens like `eval` and returns what named stages of the graph held. No bit of the logits changes.
 
         stages: names of `llamac.STAGES`, for all layers, or (name, layer). The result maps (name, layer) to an array of
         shape (n, width) (layer is 0 for stages outside the layers); "scores" has shape (n, n_heads, context).

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from golden.tiny_checkpoints import random_tensor
 from numpy.typing import NDArray
 from vocab_samples import llama2c_file
 
+from golden.tiny_checkpoints import random_tensor
 from llamac import _core
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.vocab_llama2c import from_llama2c

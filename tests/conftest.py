@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from builders import checkpoint, gpt2_config, llama_config, write_model
 
 ROOT = Path(__file__).parent.parent

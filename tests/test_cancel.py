@@ -1,4 +1,4 @@
-"""Cancelling: from another thread and by Ctrl-C, within 50 ms, and what is left afterwards goes on with the same bits."""
+"""Cancelling: from another thread and by Ctrl-C, within 50 ms; what is left goes on with the same bits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -13,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import Floats, some_ids
-from processes import TIMEOUT
 
 import llamac
+from builders import Floats, some_ids
 from llamac.errors import CancelledError
+from processes import TIMEOUT
 
 LIMIT = 0.050
 MARGIN = 0.030  # for the operating system to run the waiting thread
@@ -133,8 +134,6 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_ctrl_c_interrupts_a_long_prompt_within_50_ms(big_llama: Path, threads: int) -> None:
-    import textwrap
-
     times = []
     with start("-c", textwrap.dedent(LONG_PROMPT), big_llama, threads) as program:
         assert program.stdout is not None
@@ -201,9 +200,10 @@ def interrupted(session: llamac.Session, monkeypatch: pytest.MonkeyPatch, before
             begin(thread)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", begin_and_raise)
-        session.eval(some_ids(300))
+        with pytest.raises(KeyboardInterrupt):
+            session.eval(some_ids(300))
     rest = session.eval(some_ids(300)[session.length() :])
     assert rest is not None
     return rest

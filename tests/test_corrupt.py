@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import random
 import struct
@@ -26,12 +27,13 @@ from llamac import _core
 from llamac.errors import LlamacError, ModelError, UnsupportedError
 from llamac.export import probes as making
 from llamac.export.writer import make_plan, temporary_beside, write
-from llamac.flatfile import FIELDS, RECORD_BYTES, SECTIONS, FlatFile, Section, pack_record, unpack_record
+from llamac.flatfile import FIELDS, RECORD_BYTES, SECTIONS, Field, FlatFile, Section, unpack_record
 from llamac.probes import encode, replay
 
 HEAD_BYTES = RECORD_BYTES["header"] + RECORD_BYTES["section"] * len(SECTIONS)
 TABLES = ("config", "layers", "tensors")
 RECORDS = {"config": "config", "layers": "layer", "tensors": "tensor"}
+RESERVED_DTYPE = 4  # q8
 TEXTS = ("metadata", "tokenizer", "spm", "template", "probes")
 
 
@@ -251,20 +253,23 @@ def test_flips_in_weights_are_found_by_the_check_of_the_data(sample: Sample) -> 
 # ---- with hashes computed anew: the field's own check
 
 
-def numbers() -> Iterator[tuple[str, str, int, float]]:
-    """(record, field, element, a number out of the field's range) for both ends of every range."""
+def numbers(record: str) -> Iterator[tuple[Field, int, float]]:
+    """(field, element, a number out of the field's range) for both ends of every range of a record."""
     largest = {"I": 2**32 - 1, "i": 2**31 - 1, "f": 3e38, "Q": 2**64 - 1}
-    for record, name, kind, _, count, low, high, _ in _core.fields():
-        if kind >= len(largest):
+    for member in FIELDS[record]:
+        code = member.format[-1]
+        if code not in largest:
             continue
-        code = "IifQ"[kind]
-        for element in {0, count - 1}:
-            if high < largest[code]:
-                yield record, name, element, high * 2 if code == "f" else int(high) + 1
-            if code in "if" or low > 0:
-                yield record, name, element, low - 1 if code == "f" else int(low) - 1
-            if code == "f":
-                yield record, name, element, float("nan")
+        wrong: list[float] = []
+        if member.high < largest[code]:
+            wrong.append(member.high * 2 if code == "f" else int(member.high) + 1)
+        if code in "if" or member.low > 0:
+            wrong.append(member.low - 1 if code == "f" else int(member.low) - 1)
+        if code == "f":
+            wrong.append(math.nan)
+        for element in {0, member.count - 1}:
+            for value in wrong:
+                yield member, element, value
 
 
 @pytest.mark.parametrize("record", ["header", "section", "config", "layer", "tensor"])
@@ -272,19 +277,15 @@ def test_every_number_out_of_its_range_is_refused_by_name(record: str, sample: S
     starts = {"header": 0, "section": RECORD_BYTES["header"] + RECORD_BYTES["section"]}
     starts |= {RECORDS[name]: sample.sections[name].offset for name in TABLES}
     checked = 0
-    for owner, name, element, value in numbers():
-        if owner != record:
-            continue
-        member = next(member for member in FIELDS[record] if member.name == name)
-        code = member.format[-1]
-        patch = struct.pack(f"<{code}", value)
+    for member, element, value in numbers(record):
+        patch = struct.pack(f"<{member.format[-1]}", value)
         data = bytearray(sample.sound)
         start = starts[record] + member.offset + element * len(patch)
         data[start : start + len(patch)] = patch
         fixed = rehashed(data) if record != "section" else rehashed_header(data)
         with sample.holding(fixed):
             message = outcome(sample.path)
-        assert name in message, (record, name, element, value, message)
+        assert member.name in message, (element, value, message)
         checked += 1
     assert checked >= 3
 
@@ -338,26 +339,26 @@ def test_damaged_texts_with_right_hashes_raise_errors_of_this_library(name: str,
 
 
 def test_what_is_reserved_or_newer_is_unsupported(sample: Sample) -> None:
-    def changed(record: str, start: int, **values: object) -> bytes:
-        size = RECORD_BYTES[record]
-        now = unpack_record(record, sample.sound[start : start + size]) | values
-        now.pop("reserved", None)
-        return rehashed(sample.sound[:start] + pack_record(record, now) + sample.sound[start + size :])
+    def changed(record: str, start: int, name: str, value: float) -> bytes:
+        data = bytearray(sample.sound)
+        code = next(member for member in FIELDS[record] if member.name == name).format[-1]
+        put(data, record, start, name, struct.pack(f"<{code}", value))
+        return rehashed(data)
 
     matrix = next(index for index, record in enumerate(sample.tensors) if len(record.shape) == 2)
     tensor = sample.sections["tensors"].offset + matrix * RECORD_BYTES["tensor"]
     config, layer = sample.sections["config"].offset, sample.sections["layers"].offset
     cases = {
-        "incompatible": changed("header", 0, incompatible=4),
-        "q8": changed("tensor", tensor, dtype="q8"),
-        "placement": changed("layer", layer, placement="post"),
-        "attention_soft_cap": changed("config", config, attention_soft_cap=30.0),
-        "embedding_scale": changed("config", config, embedding_scale=2.0),
+        "incompatible": changed("header", 0, "incompatible", 4),
+        "q8": changed("tensor", tensor, "dtype", RESERVED_DTYPE),
+        "placement": changed("layer", layer, "placement", 2),
+        "attention_soft_cap": changed("config", config, "attention_soft_cap", 30.0),
+        "embedding_scale": changed("config", config, "embedding_scale", 2.0),
     }
     for word, data in cases.items():
         with sample.holding(data), pytest.raises(UnsupportedError, match=word):
             llamac.load(sample.path)
-    with sample.holding(changed("header", 0, compatible=4)):
+    with sample.holding(changed("header", 0, "compatible", 4)):
         assert outcome(sample.path) == ""
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import pickle
 import struct
+import tracemalloc
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -82,14 +83,14 @@ class Global:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __reduce__(self) -> str:
-        return self.name
+    def __call__(self) -> None:
+        """Only what is callable can be pickled as a function."""
 
 
 class TorchPickler(pickle._Pickler):  # the C one cannot be told to write names of modules that are not there
     """Writes what torch.save writes, without torch."""
 
-    dispatch: ClassVar[dict[Any, Any]] = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
+    dispatch: ClassVar[dict[Any, Any]] = dict(pickle._Pickler.dispatch)
 
     def save_named(self, value: Global) -> None:
         module, _, name = value.name.rpartition(".")
@@ -108,15 +109,7 @@ class Call:
         self.name, self.arguments = name, arguments
 
     def __reduce__(self) -> Any:
-        return callable_named(self.name), self.arguments
-
-
-def callable_named(name: str) -> Any:
-    class Named(Global):
-        def __call__(self) -> None: ...
-
-    TorchPickler.dispatch[Named] = TorchPickler.save_named
-    return Named(name)
+        return Global(self.name), self.arguments
 
 
 def storage(key: str, numbers: int, kind: str = "FloatStorage") -> Any:
@@ -221,6 +214,22 @@ def test_wide_transposed_matrices_are_read_in_blocks(tmp_path: Path, monkeypatch
     monkeypatch.setattr("llamac.export.stored.BLOCK_NUMBERS", 20)
     np.testing.assert_array_equal(stored.read(0, 10), values.T)
     np.testing.assert_array_equal(stored.read(4, 7), values.T[4:7])
+
+
+@pytest.mark.parametrize("form", ["rows", "columns"])
+def test_a_tensor_is_never_whole_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    data = bytes(2 * 2048 * 2048)
+    header = {"x": {"dtype": "BF16", "shape": [2048, 2048], "data_offsets": [0, len(data)]}}
+    stored = read_safetensors(raw_safetensors(tmp_path / "x.safetensors", header, data))["x"]
+    monkeypatch.setattr("llamac.export.checkpoint.CHUNK_BYTES", 1 << 19)
+    monkeypatch.setattr("llamac.export.stored.BLOCK_NUMBERS", 1 << 16)
+    tensor = (stored if form == "rows" else stored.transposed).lazy()
+    tracemalloc.start()
+    rows = sum(len(chunk) for _, chunk in tensor.chunks())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert rows == 2048
+    assert peak < len(data) / 4
 
 
 def test_a_file_that_shrinks_is_noticed(tmp_path: Path) -> None:
@@ -747,6 +756,7 @@ ROPE_KINDS: dict[str, Config | None] = {
     "linear": {"rope_type": "linear", "factor": 2.7},
     "dynamic": {"rope_type": "dynamic", "factor": 1.1},
     "yarn": {"rope_type": "yarn", "factor": 4.3, "original_max_position_embeddings": 4096},
+    "yarn-without-ramp": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 6},
     "yarn-all": {**YARN, "mscale": 1.3, "mscale_all_dim": 0.7},
     "llama3": {**LLAMA3, "low_freq_factor": 1.3, "original_max_position_embeddings": 2048},
     "longrope": {
@@ -889,7 +899,8 @@ def test_an_exported_model_computes_what_the_checkpoint_says(tmp_path: Path, con
 
 def bf16(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Numbers that bf16 holds exactly, cut off."""
-    return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    cut: NDArray[np.float32] = (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    return cut
 
 
 def test_metadata_says_where_a_model_comes_from(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Generation: where it ends, what it reports, how it streams, and sampling against a definition written here in NumPy."""
+"""Generation: where it ends, what it reports, how it streams; and sampling against a definition in NumPy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from builders import BYTES, Floats, byte_ids, checkpoint, llama_config, script_checkpoint, some_ids, write_model
 from numpy.typing import NDArray
 
 import llamac
+from builders import BYTES, Floats, byte_ids, checkpoint, llama_config, script_checkpoint, some_ids, write_model
 from llamac import _core
 from llamac.errors import ArgumentError, ClosedError, ContextFullError, ModelError
 from llamac.generation import StopStrings

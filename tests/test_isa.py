@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import checkpoint, gpt2_config, llama_config, some_ids, write_model
-from processes import output_of, run_python
 
 import llamac
+from builders import checkpoint, gpt2_config, llama_config, some_ids, write_model
 from llamac import _core, machine
 from llamac.errors import ArgumentError, UnsupportedError
+from processes import output_of, run_python
 
 RUNS_HERE = [name for name, supported in _core.isas() if supported]
 IDS = some_ids(300)

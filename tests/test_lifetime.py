@@ -5,19 +5,22 @@ from __future__ import annotations
 import errno
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import some_ids
-from processes import output_of, run_python
 
 import llamac
+from builders import some_ids
 from llamac import _core
 from llamac.errors import ArgumentError, ModelError, OutOfMemoryError
+from processes import output_of, run_python
 
-HEAVY = ("numpy", "tokenizers", "sentencepiece", "rich", "click", "torch", "transformers", "safetensors", "gguf", "llamac.export")
+HEAVY = (
+    *("numpy", "tokenizers", "sentencepiece", "rich", "click", "torch", "transformers", "safetensors", "gguf"),
+    *("llamac.export", "llamac.probes", "ctypes", "asyncio", "multiprocessing"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -217,17 +220,17 @@ def test_arrays_outlive_their_session_and_model(tiny_llama: Path) -> None:
 # ---- memory that cannot be had
 
 
-def failures_of(use: object) -> int:
+def failures_of(use: Callable[[], object]) -> int:
     """Lets each allocation of a call fail in turn until it succeeds; returns how many there were."""
-    assert callable(use)
+    messages: list[str] = []
     for number in range(1, 100):
         _core.fail_allocation(number)
         try:
             use()
+            assert all("memory" in message for message in messages)
+            return len(messages)
         except OutOfMemoryError as error:
-            assert "memory" in str(error)
-        else:
-            return number - 1
+            messages.append(str(error))
         finally:
             _core.fail_allocation(0)
     raise AssertionError("the call never succeeded")

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import output_of
 
 from llamac import _core, machine
 from llamac.machine import ThreadPlan, cgroup_quota, physical_cores, plan_threads
+from processes import output_of
 
 
 def tree(root: Path, **files: str) -> Path:

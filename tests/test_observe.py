@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import Floats, some_ids
 from numpy.typing import NDArray
 
 import llamac
+from builders import Floats, some_ids
 from llamac.errors import ArgumentError, ContextFullError
 
 IDS = some_ids(300)

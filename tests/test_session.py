@@ -1,4 +1,4 @@
-"""Sessions: what an eval returns and keeps, the same bits however tokens are grouped, what is refused, and closed or busy objects."""
+"""Sessions: what an eval gives and keeps, the same bits in every grouping, what is refused, closed and busy."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from builders import Floats, some_ids
 
 import llamac
+from builders import Floats, some_ids
 from llamac.errors import (
     ArgumentError,
     BusyError,

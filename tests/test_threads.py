@@ -1,4 +1,4 @@
-"""Threads: one pool for the whole process, forks, other thread pools beside ours, the host's floating-point settings, idleness."""
+"""Threads: one pool for the process, forks, other pools beside ours, the host's floating-point settings, idleness."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import platform
 from pathlib import Path
 
 import pytest
-from builders import checkpoint, llama_config, write_model
-from processes import output_of, run_python
 
 import llamac
+from builders import checkpoint, llama_config, write_model
 from llamac import _core
+from processes import output_of, run_python
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc"),
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 IDS = range(280)
-# What the programs below begin with: an eval of IDS, given as a hash of its logits; the number of threads of the process.
+# What the programs below begin with: an eval of IDS, given as a hash of its logits; the number of threads.
 START = """
     import hashlib, os, sys, threading, time
     import numpy  # which starts threads of its own
@@ -258,7 +258,9 @@ def test_beside_torch(tiny_llama: Path, expected: str, first: str) -> None:
     assert (done.returncode, done.stdout) == (0, f"6 {expected}\n"), done.stderr
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc", reason="sets MXCSR through glibc")
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc", reason="sets MXCSR through glibc"
+)
 def test_a_host_that_flushes_denormals_gets_the_same_bits_and_keeps_its_setting(tmp_path: Path) -> None:
     config = llama_config()
     weights = checkpoint(config).tensors["output_norm.weight"].array() * 1e-39  # logits become denormal

@@ -142,7 +142,9 @@ def with_tokenizer(vocabulary: Vocabulary) -> Checkpoint:
     """A LLaMA with as many logits as the tokenizer has ids."""
     n_ids = Tokenizer.from_json(vocabulary.json, vocabulary.special).n_ids
     made = checkpoint(replace(llama_config(), vocab_size=n_ids, n_token_ids=n_ids))
-    return replace(made, tokenizer=(vocabulary.json, vocabulary.special, vocabulary.spm), metadata={"architecture": "llama"})
+    return replace(
+        made, tokenizer=(vocabulary.json, vocabulary.special, vocabulary.spm), metadata={"architecture": "llama"}
+    )
 
 
 def test_stop_ids_and_chat_template_come_back(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Static checks of the sources: mypy in its strict mode, the stub of the compiled module against the module, ruff's rules."""
+"""Static checks: mypy in its strict mode, the stub of the compiled module against the module, ruff's rules."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def needs(tool: str) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def tree(request: pytest.FixtureRequest) -> Path:
-    """The package as it is installed, made of links: export/ and models/ inside of llamac/. Keeps mypy's cache between runs."""
-    folder: Path = request.config.cache.mkdir("typing")  # type: ignore[union-attr]
+    """The package as it is installed, made of links: export/ and models/ in llamac/. mypy's cache stays between runs."""
+    assert request.config.cache is not None
+    folder = request.config.cache.mkdir("typing")
     package = folder / "llamac"
     package.mkdir(exist_ok=True)
     for link in package.iterdir():
@@ -62,7 +63,7 @@ def test_the_stub_describes_the_compiled_module(tree: Path) -> None:
 @needs("mypy")
 def test_a_program_that_uses_the_package_is_checked(tree: Path, tmp_path: Path) -> None:
     """The types reach users: right uses pass, wrong ones are found."""
-    good = "import llamac\nwith llamac.load('m', threads=2) as model:\n    text: str = model.generate('a', max_tokens=3).text\n"
+    good = "import llamac\nwith llamac.load('m', threads=2) as model:\n    text: str = model.generate('a').text\n"
     wrong = "import llamac\nmodel = llamac.load('m')\nmodel.generate(3)\nmodel.stream('a', tokens=3)\n"
     (tmp_path / "good.py").write_text(good)
     (tmp_path / "wrong.py").write_text(wrong)

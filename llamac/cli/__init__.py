@@ -1,17 +1,20 @@
 """The command line: its parser, and what becomes of errors.
 
-Exit codes: 0 done; 1 an error, told in one line on stderr, or a check that found a difference; 2 wrong usage; 130 Ctrl-C.
-Each command is a module of its own that is imported when it is called: the first token of `llamac run` should not wait for
-what other commands need.
+Exit codes: 0 done; 1 an error, told in one line on stderr, or a check that found a difference; 2 wrong usage;
+130 Ctrl-C. Each command is a module of its own that is imported when it is called: the first token of `llamac run`
+should not wait for what other commands need.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
+
+from llamac import __version__
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -22,12 +25,24 @@ EXIT_INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs a command and ends the process with its exit code."""
+    _prepare_output()
     sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
 
 
 def export_main() -> NoReturn:
     """`llamac-export`: the same as `llamac export`."""
+    _prepare_output()
     sys.exit(run_command(["export", *sys.argv[1:]], program="llamac-export"))
+
+
+def _prepare_output() -> None:
+    """A stream that the caller closed drops what it gets; a character that a terminal lacks becomes a question mark."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it stays open until the process ends
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # names of files may hold bytes that are no UTF-8: they go out as they came in
+        sys.stdout.reconfigure(errors="surrogateescape" if sys.stdout.encoding.lower() == "utf-8" else "replace")
 
 
 def run_command(arguments: Sequence[str], program: str = "llamac") -> int:
@@ -46,9 +61,14 @@ def run_command(arguments: Sequence[str], program: str = "llamac") -> int:
         return _end_of_output(EXIT_ERROR)
     except (LlamacError, OSError, MemoryError) as error:
         sys.stdout.flush()
-        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        print(f"llamac: error: {text or type(error).__name__}", file=sys.stderr)
+        print(f"llamac: error: {_one_line(error)}", file=sys.stderr)
         return EXIT_ERROR
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
 
 
 def _end_of_output(code: int) -> int:
@@ -61,11 +81,19 @@ def _end_of_output(code: int) -> int:
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the examples' lines and shows defaults where there are any."""
+    """Wraps descriptions, keeps the examples' lines, and shows defaults where there are any."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("examples:"):
+            return super()._fill_text(text, width, indent)
+        import textwrap
+
+        return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        if action.default in (None, False, argparse.SUPPRESS) or action.option_strings == [] or "%(default)" in text:
+        has_default = action.default not in (None, False, [], argparse.SUPPRESS)
+        if not has_default or not action.option_strings or "default" in text:
             return text
         return f"{text} (default: %(default)s)"
 
@@ -83,7 +111,7 @@ def make_parser(program: str = "llamac") -> argparse.ArgumentParser:
         "  llamac inspect model.bin                      what is in a model file\n"
         "  llamac check model.bin --data                 is the file whole, does it compute here as it should\n",
     )
-    parser.add_argument("--version", action="version", version=_Version())
+    parser.add_argument("--version", action="version", version=f"llamac {__version__}")
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
     _add_run(commands)
     _add_inspect(commands)
@@ -92,26 +120,18 @@ def make_parser(program: str = "llamac") -> argparse.ArgumentParser:
     return parser
 
 
-class _Version(str):
-    """The version's text, looked up when it is printed."""
-
-    def __str__(self) -> str:
-        from llamac import __version__
-
-        return f"llamac {__version__}"
-
-    def __mod__(self, _values: object) -> str:
-        return str(self)
-
-
 def _add_model(parser: argparse.ArgumentParser, help_text: str, optional: bool) -> None:
     parser.add_argument("model", metavar="MODEL", nargs="?" if optional else None, help=help_text)
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="threads (default: see `llamac inspect`)")
-    parser.add_argument("--kv", choices=("f16", "f32"), help="number format of the KV cache (default: f32 for f32 files, else f16)")
-    parser.add_argument("--isa", metavar="NAME", help="kernel set, e.g. avx2 or scalar (default: the best; also LLAMAC_ISA)")
+    parser.add_argument(
+        "--kv", choices=("f16", "f32"), help="number format of the KV cache (default: f32 for f32 files, else f16)"
+    )
+    parser.add_argument(
+        "--isa", metavar="NAME", help="kernel set, e.g. avx2 or scalar (default: the best; also LLAMAC_ISA)"
+    )
 
 
 def _add_run(commands: Commands) -> None:
@@ -130,14 +150,51 @@ def _add_run(commands: Commands) -> None:
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("-i", dest="prompt", metavar="PROMPT", help="the text to continue")
     prompt.add_argument("-f", dest="file", metavar="FILE", help="read the prompt from a file (- for standard input)")
-    parser.add_argument("-n", dest="steps", type=int, default=256, metavar="STEPS", help="positions to compute, the prompt's included; 0: the whole context")
-    parser.add_argument("-t", dest="temperature", type=float, default=1.0, metavar="T", help="temperature; 0 takes the most probable token")
-    parser.add_argument("-p", dest="top_p", type=float, default=0.9, metavar="P", help="top-p: sample from the most probable tokens that together have this probability; 1: off")
-    parser.add_argument("-s", dest="seed", type=int, metavar="SEED", help="seed of the random choices (default: a random one, told at the end)")
+    parser.add_argument(
+        "-n",
+        dest="steps",
+        type=int,
+        default=256,
+        metavar="STEPS",
+        help="positions to compute, the prompt's included; 0: the whole context",
+    )
+    parser.add_argument(
+        "-t",
+        dest="temperature",
+        type=float,
+        default=1.0,
+        metavar="T",
+        help="temperature; 0 takes the most probable token",
+    )
+    parser.add_argument(
+        "-p",
+        dest="top_p",
+        type=float,
+        default=0.9,
+        metavar="P",
+        help="top-p: sample from the most probable tokens that together have this probability; 1: off",
+    )
+    parser.add_argument(
+        "-s",
+        dest="seed",
+        type=int,
+        metavar="SEED",
+        help="seed of the random choices (default: a random one, told at the end)",
+    )
     parser.add_argument("-z", dest="tokenizer", metavar="FILE", help="a tokenizer to use instead of the model's own")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample from the K most probable tokens; 0: off")
-    parser.add_argument("--min-p", type=float, default=0.0, metavar="P", help="leave out tokens less probable than P times the best; 0: off")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text (may be given several times)")
+    parser.add_argument(
+        "--top-k", type=int, default=0, metavar="K", help="sample from the K most probable tokens; 0: off"
+    )
+    parser.add_argument(
+        "--min-p",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="leave out tokens less probable than P times the best; 0: off",
+    )
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text (may be given several times)"
+    )
     parser.add_argument("--no-echo", action="store_true", help="do not print the prompt")
     parser.add_argument("-q", "--quiet", action="store_true", help="no line of figures on stderr")
     _add_machine(parser)
@@ -148,8 +205,8 @@ def _add_inspect(commands: Commands) -> None:
     parser = commands.add_parser(
         "inspect",
         help="show what is in a model file, or what this machine offers",
-        description="Shows a model file's configuration, tensors, tokenizer and provenance; without MODEL this machine: "
-        "kernel set, threads and the reasons.",
+        description="Shows a model file's configuration, tensors, tokenizer and provenance; without MODEL this "
+        "machine: kernel set, threads and the reasons.",
         formatter_class=_HelpFormatter,
     )
     _add_model(parser, "a model file; without it this machine is described", optional=True)
@@ -162,8 +219,8 @@ def _add_check(commands: Commands) -> None:
     parser = commands.add_parser(
         "check",
         help="test a model file on this machine",
-        description="Checks a file's structure and texts and replays its probes (prompts with stored logits) on this machine: "
-        "'identical', 'within tolerance', or which probe differs and by how much.",
+        description="Checks a file's structure and texts and replays its probes (prompts with stored logits) on this "
+        "machine: 'identical', 'within tolerance', or which probe differs and by how much.",
         formatter_class=_HelpFormatter,
     )
     _add_model(parser, "a model file (default: the built-in model)", optional=True)
@@ -186,11 +243,25 @@ def _add_export(commands: Commands, program: str) -> None:
     )
     parser.add_argument("source", metavar="SRC", help="a Hugging Face directory, a llama2.c file, or a model file")
     parser.add_argument("out", metavar="OUT", help="what to write")
-    parser.add_argument("--dtype", choices=("f32", "f16", "bf16"), help="number format of the matrices (default: the source's)")
-    parser.add_argument("--tokenizer", metavar="FILE", help="tokenizer file or directory (default: what lies in or beside SRC)")
+    parser.add_argument(
+        "--dtype", choices=("f32", "f16", "bf16"), help="number format of the matrices (default: the source's)"
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="FILE", help="tokenizer file or directory (default: what lies in or beside SRC)"
+    )
     parser.add_argument("--name", help="the model's name (default: the source's)")
-    parser.add_argument("--to", choices=("llamac", "hf", "llama2c"), default="llamac", help="what to write: a model file, a Hugging Face directory, or llama2.c's files")
-    parser.add_argument("--probe-source", choices=("llamac", "transformers"), default="llamac", help="who computes the reference logits that the file carries")
+    parser.add_argument(
+        "--to",
+        choices=("llamac", "hf", "llama2c"),
+        default="llamac",
+        help="what to write: a model file, a Hugging Face directory, or llama2.c's files",
+    )
+    parser.add_argument(
+        "--probe-source",
+        choices=("llamac", "transformers"),
+        default="llamac",
+        help="who computes the reference logits that the file carries",
+    )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     parser.set_defaults(command=_export)
 

@@ -42,7 +42,10 @@ def _check_probes(model: Model) -> bool:
     different = [result for result in results if result.status == "different"]
     for result in different:
         shown = repr(result.prompt) if result.prompt is not None else f"ids {list(result.ids)}"
-        print(f"probes     DIFFERENT: probe {result.index} ({shown}): error {result.error:.3g}, expected at most {result.tolerance:.3g}")
+        print(
+            f"probes     DIFFERENT: probe {result.index} ({shown}): "
+            f"error {result.error:.3g}, expected at most {result.tolerance:.3g}"
+        )
     if not different:
         worst = max(result.error for result in results)
         print(f"probes     {results[0].status}: {len(results)} probes, largest error {worst:.3g} of the largest logit")

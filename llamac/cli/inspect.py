@@ -93,7 +93,8 @@ def describe_file(file: FlatFile) -> dict[str, Any]:
         "chat_template": bool(file.sections["template"].bytes),
         "probes": bool(file.sections["probes"].bytes),
         "tensors": [
-            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.bytes, "sha256": t.sha256.hex()} for t in tensors
+            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.bytes, "sha256": t.sha256.hex()}
+            for t in tensors
         ],
     }
 
@@ -101,18 +102,21 @@ def describe_file(file: FlatFile) -> dict[str, Any]:
 def _file_lines(facts: dict[str, Any], all_tensors: bool) -> list[str]:
     config, metadata = facts["config"], facts["metadata"]
     layer = facts["layers"][0]
-    source = ", ".join(f"{key} {value}" for key, value in metadata.get("source", {}).items() if not isinstance(value, list | dict))
+    source = ", ".join(
+        f"{key} {value}" for key, value in metadata.get("source", {}).items() if not isinstance(value, list | dict)
+    )
     stops = config["stop_ids"][: config["n_stop_ids"]]
     special = f"BOS {config['bos_id']}{' added' if config['add_bos'] else ''}, EOS {config['eos_id']}, stops at {stops}"
     lines = [
         f"name        {metadata.get('name', '')} ({metadata.get('architecture', 'unknown architecture')})",
         f"file        {facts['file']}, {_size(facts['file_bytes'])}, format {facts['format_version']}",
         f"id          {facts['id'][:16]}...",
-        f"weights     {facts['parameters']:,} numbers, {metadata.get('dtype', '')}, {facts['bits_per_weight']:.2f} bits each",
-        f"shape       {config['n_layers']} layers of {config['dim']}, {config['n_heads']} heads ({config['n_kv_heads']} KV) of "
-        f"{config['head_dim']}, FFN {layer['ffn']} {layer['ffn_dim']}",
-        f"graph       norm {config['norm']} (eps {config['norm_eps']:g}), position {config['position']}, {config['activation']}, "
-        f"{'tied' if config['tied_output'] else 'separate'} output",
+        f"weights     {facts['parameters']:,} numbers, {metadata.get('dtype', '')}, "
+        f"{facts['bits_per_weight']:.2f} bits each",
+        f"shape       {config['n_layers']} layers of {config['dim']}, "
+        f"{config['n_heads']} heads ({config['n_kv_heads']} KV) of {config['head_dim']}, FFN {layer['ffn']} {layer['ffn_dim']}",
+        f"graph       norm {config['norm']} (eps {config['norm_eps']:g}), position {config['position']}, "
+        f"{config['activation']}, {'tied' if config['tied_output'] else 'separate'} output",
         f"context     {config['context']} positions",
         f"vocabulary  {config['vocab_size']} ({config['n_token_ids']} with a token); {special}",
         f"tokenizer   {_size(facts['tokenizer']['bytes']) if facts['tokenizer'] else 'none'}; chat template "
@@ -125,7 +129,8 @@ def _file_lines(facts: dict[str, Any], all_tensors: bool) -> list[str]:
 
 def _tensor_lines(facts: dict[str, Any]) -> list[str]:
     return [
-        f"  {tensor['name']:<32} {tensor['dtype']:<5} {_shape(tensor['shape']):<14} {_size(tensor['bytes'])}" for tensor in facts["tensors"]
+        f"  {tensor['name']:<32} {tensor['dtype']:<5} {_shape(tensor['shape']):<14} {_size(tensor['bytes'])}"
+        for tensor in facts["tensors"]
     ]
 
 
@@ -136,7 +141,10 @@ def _kind_lines(facts: dict[str, Any]) -> list[str]:
         parts = tensor["name"].split(".")
         name = ".".join(["layers", "*", *parts[2:]] if parts[0] == "layers" else parts)
         kinds.setdefault((name, tensor["dtype"], _shape(tensor["shape"])), []).append(tensor["bytes"])
-    return [f"  {len(sizes):>4} x {name:<28} {dtype:<5} {shape:<14} {_size(sum(sizes))}" for (name, dtype, shape), sizes in kinds.items()]
+    return [
+        f"  {len(sizes):>4} x {name:<28} {dtype:<5} {shape:<14} {_size(sum(sizes))}"
+        for (name, dtype, shape), sizes in kinds.items()
+    ]
 
 
 def _shape(shape: list[int]) -> str:

@@ -47,34 +47,36 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_prompt(options: argparse.Namespace) -> str:
-    """The prompt from -i, -f or a pipe; empty if there is none."""
+    """The prompt from -i, -f or a pipe; empty if there is none. A line feed at a file's end is no part of it."""
     if options.prompt is not None:
         text: str = options.prompt
         return text
     if options.file not in (None, "-"):
         with open(options.file, "rb") as file:
             return _decode(file.read(), options.file)
-    if options.file == "-" or not sys.stdin.isatty():
-        return _decode(sys.stdin.buffer.read(), "standard input").rstrip("\n")
+    if sys.stdin is not None and (options.file == "-" or not sys.stdin.isatty()):
+        return _decode(sys.stdin.buffer.read(), "standard input")
     return ""
 
 
 def _decode(data: bytes, name: str) -> str:
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise ArgumentError(f"{name} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}") from None
 
 
 def new_tokens(model: Model, prompt: str, steps: int) -> int:
-    """How many tokens to generate so that `steps` positions are computed, the prompt's included (0: the whole context)."""
+    """Tokens to generate so that `steps` positions are computed, the prompt's included (0: the whole context)."""
     context = model.config["context"]
     if steps < 0:
         raise ArgumentError(f"-n is {steps}, expected 0 (the whole context) or more")
     steps = min(steps or context, context)
     used = max(1, len(model.tokenize(prompt)))
     if steps < used:
-        raise ArgumentError(f"the prompt has {used} tokens, but -n allows {steps} positions (of a context of {context})")
+        raise ArgumentError(
+            f"the prompt has {used} tokens, but -n allows {steps} positions (of a context of {context})"
+        )
     return steps - used + 1
 
 
@@ -86,6 +88,7 @@ def figures(result: Completion, to_first: float) -> str:
     decode = f"{later / max(timings.decode, 1e-9):.1f} tok/s" if later > 0 else "-"
     reason = result.finish_reason + (f" {result.stopped_by!r}" if result.stopped_by is not None else "")
     return (
-        f"prompt {usage.prompt_tokens} tokens, {prompt:.1f} tok/s | decode {usage.completion_tokens} tokens, {decode} | "
+        f"prompt {usage.prompt_tokens} tokens, {prompt:.1f} tok/s | "
+        f"decode {usage.completion_tokens} tokens, {decode} | "
         f"first token after {to_first * 1e3:.0f} ms | {reason} | seed {result.seed}"
     )

@@ -165,7 +165,8 @@ static void check_attention(int dtype, int head_dim, int positions, int n_querie
             tables[t]->store_key[dtype](pages[p / KV_PAGE], p % KV_PAGE, head_dim, k + p * head_dim);
             tables[t]->store_value[dtype](pages[p / KV_PAGE] + key_bytes, p % KV_PAGE, head_dim, v + p * head_dim);
         }
-    struct attend a = { .kv = { (const uint8_t *const *)pages, 0, key_bytes }, .head_dim = head_dim, .n_queries = n_queries, .q = panel, .out = out, .scratch = scratch };
+    struct cancel cancel = { 0 };
+    struct attend a = { .cancel = &cancel, .kv = { (const uint8_t *const *)pages, 0, key_bytes }, .head_dim = head_dim, .n_queries = n_queries, .q = panel, .out = out, .scratch = scratch };
     for (int i = 0; i < n_queries; i++) {
         a.visible[i] = 1 + random_below(state, positions);
         for (int d = 0; d < head_dim; d++) panel[d * n_queries + i] = q[i * head_dim + d];

@@ -1,0 +1,410 @@
+"""The documents against the code: tables of the file format, generated pages, signatures, links; every example runs."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib.util
+import inspect
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import groupby, product
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import llamac
+from builders import checkpoint, llama_config, write_model
+from llamac import _core, errors, machine, models
+from llamac.flatfile import FIELDS, RECORD_BYTES, SECTIONS, FlatFile, pack_record
+from llamac.probes import EngineRecord, Probe, ProbeSet, encode
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+IDS = [path.name for path in DOCUMENTS]
+
+
+@functools.cache
+def text_of(name: str) -> str:
+    return (ROOT / "docs" / name).read_text("utf-8")
+
+
+def script(name: str) -> ModuleType:
+    """A script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def table_after(text: str, mark: str) -> list[list[str]]:
+    """The cells of the first table after a mark, without its two lines of head."""
+    assert text.count(mark) == 1, f"{mark!r} stands in the document {text.count(mark)} times"
+    found: list[list[str]] = []
+    for line in text.split(mark)[1].splitlines():
+        if line.startswith("|"):
+            found.append([cell.strip() for cell in line.strip("|").split("|")])
+        elif found:
+            break
+    return found[2:]
+
+
+# ---- format.md: fields
+
+
+TYPES = ("u32", "i32", "f32", "u64", "u8", "char")
+
+
+def number(text: str) -> float:
+    """A number as the document writes it: 12, 1e-30, 2^24, 2^24 - 1."""
+    power = re.fullmatch(r"2\^(\d+)( - 1)?", text)
+    return 2.0 ** int(power[1]) - bool(power[2]) if power else float(text)
+
+
+def value_range(values: str) -> tuple[float, float, tuple[str, ...]]:
+    """(least, greatest, names) of a cell such as "1", "0 to 2^20" or "1 `rms`, 2 `layer`"; (0, 0) for an empty one."""
+    if not values:
+        return 0, 0, ()
+    if "`" in values:
+        pairs = [re.fullmatch(r"(\d+) `(\w+)`", part) for part in values.split(", ")]
+        assert [int(pair[1]) for pair in pairs if pair] == list(range(1, len(pairs) + 1)), values
+        return 1, len(pairs), tuple(pair[2] for pair in pairs if pair)
+    least, _, greatest = values.partition(" to ")
+    return number(least), number(greatest or least), ()
+
+
+@pytest.mark.parametrize("record", list(FIELDS))
+def test_every_field_is_specified_as_the_core_has_it(record: str) -> None:
+    described = []
+    for offset, name, kind, values, _ in table_after(text_of("format.md"), f"<!-- fields: {record} -->"):
+        parts = re.fullmatch(r"(\w+?)(?:\[(\d+)\])?", kind)
+        assert parts is not None, kind
+        place = (name.strip("`"), TYPES.index(parts[1]), int(offset), int(parts[2] or 1))
+        described.append((*place, *value_range(values)))
+    found = [(f.name, f.type, f.offset, f.count, f.low, f.high, f.names) for f in FIELDS[record]]
+    assert described == found
+
+
+@pytest.mark.parametrize("record", list(FIELDS))
+def test_the_size_of_every_record_is_told(record: str) -> None:
+    introduction = text_of("format.md").split(f"<!-- fields: {record} -->")[0].rsplit("\n## ", 1)[1]
+    assert re.search(rf"\b{RECORD_BYTES[record]} bytes", introduction)
+
+
+def test_the_sections_are_told_in_their_order() -> None:
+    assert ", ".join(f"`{name}`" for name in SECTIONS) in text_of("format.md").replace("\n", " ")
+
+
+# ---- format.md: tensors
+
+
+class Case(NamedTuple):
+    """What the list of tensors depends on. rope: each table's original context; ffn: each layer's kind."""
+
+    position: str
+    norm: str
+    tied: bool
+    rope: tuple[int, ...]
+    ffn: tuple[str, ...]
+
+
+SIZES = {"dim": 7, "n_heads": 6, "n_kv_heads": 3, "head_dim": 10, "vocab_size": 41, "n_token_ids": 40, "context": 29}
+SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_scale")
+
+
+def rope_dim(table: int) -> int:
+    return 2 * table + 2
+
+
+def ffn_dim(layer: int) -> int:
+    return 50 + layer
+
+
+def records(case: Case) -> tuple[bytes, bytes]:
+    """Config and layers of a case, in which every extent is another number."""
+    values = {
+        **SIZES,
+        **dict.fromkeys(SCALES, 1.0),
+        "n_layers": len(case.ffn),
+        "norm": case.norm,
+        "position": case.position,
+        "activation": "silu",
+        "tied_output": int(case.tied),
+        "n_rope": len(case.rope),
+        "rope_dim": [rope_dim(table) for table in range(len(case.rope))],
+        "rope_original_context": list(case.rope),
+    }
+    layers = [
+        pack_record("layer", {"placement": "pre", "ffn": kind, "ffn_dim": ffn_dim(layer)})
+        for layer, kind in enumerate(case.ffn)
+    ]
+    return pack_record("config", values), b"".join(layers)
+
+
+# What the column "Present" says -> whether a tensor is there, given the index of its table or layer.
+PRESENT: dict[str, Callable[[Case, int], bool]] = {
+    "always": lambda case, index: True,
+    "optional": lambda case, index: True,
+    "if `position` = `learned`": lambda case, index: case.position == "learned",
+    "if `norm` = `layer`": lambda case, index: case.norm == "layer",
+    "if `rope_original_context` > 0": lambda case, index: case.rope[index] > 0,
+    "if `ffn` = `gated`": lambda case, index: case.ffn[index] == "gated",
+    "optional if `ffn` = `gated`": lambda case, index: case.ffn[index] == "gated",
+    "if `tied_output` = 0": lambda case, index: not case.tied,
+}
+
+
+def extent(name: str, index: int) -> int:
+    """A number of the column "Shape"."""
+    heads = {"q_dim": "n_heads", "kv_dim": "n_kv_heads"}
+    if name in heads:
+        return SIZES[heads[name]] * SIZES["head_dim"]
+    return {"ffn_dim": ffn_dim(index), "rope_dim / 2": rope_dim(index) // 2, **SIZES}[name]
+
+
+def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
+    """The document's list for a case, as `_core.slots` gives it."""
+    counts = {"{r}": len(case.rope), "{l}": len(case.ffn)}
+    rows = table_after(text_of("format.md"), "<!-- slots -->")
+    found = []
+    for mark, run in groupby(rows, lambda row: next((mark for mark in counts if mark in row[0]), "")):
+        for index, (name, shape, present) in product(range(counts.get(mark, 1)), list(run)):
+            if PRESENT[present](case, index):
+                sizes = [extent(part, index) for part in shape.split(", ")]
+                name = name.strip("`").replace(mark or " ", str(index))
+                found.append((name, "optional" not in present, len(sizes) == 2, [1, *sizes][-2], sizes[-1]))
+    return found
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("rope", "rms", True, (0,), ("gated", "gated")),
+        Case("rope", "layer", False, (17, 0, 5), ("plain", "gated", "plain")),
+        Case("learned", "layer", True, (), ("plain",)),
+        Case("none", "rms", False, (), ("gated", "plain")),
+    ],
+    ids=["llama", "mixture", "gpt2", "no position"],
+)
+def test_the_list_of_tensors_is_the_cores(case: Case) -> None:
+    assert documented_slots(case) == _core.slots(*records(case))
+
+
+# ---- format.md: examples
+
+
+def test_the_hexdump_is_that_of_the_tiny_file() -> None:
+    hexdump, document = script("hexdump"), text_of("format.md")
+    assert document == hexdump.with_dump(document, hexdump.dump_of_tiny_file()), "run python docs/hexdump.py --update"
+
+
+def test_the_bytes_of_the_hexdump_are_those_of_the_tiny_file(tmp_path: Path) -> None:
+    """Independent of how the dump was made: its lines, read back, are the file but for the shortened records."""
+    script("hexdump").write_tiny_file(tmp_path / "tiny.bin")
+    data = (tmp_path / "tiny.bin").read_bytes()
+    shown = 0
+    for line in text_of("format.md").split("## Example: a whole file")[1].splitlines():
+        parts = re.match(r"([0-9a-f]{8})  ((?:[0-9a-f]{2} |00 x \d+ )+) ", f"{line}  ")
+        if parts is None:
+            continue
+        items = re.findall(r"00 x (\d+)|([0-9a-f]{2})", parts[2])
+        piece = b"".join(bytes(int(zeros)) if zeros else bytes.fromhex(byte) for zeros, byte in items)
+        assert data[int(parts[1], 16) :].startswith(piece), line
+        shown += len(piece)
+    shortened = len(re.findall(r"^[0-9a-f]{8}  the record of ", text_of("format.md"), re.MULTILINE))
+    assert shown + shortened * RECORD_BYTES["tensor"] == len(data)
+
+
+def test_the_tiny_file_is_a_model(tmp_path: Path) -> None:
+    script("hexdump").write_tiny_file(tmp_path / "tiny.bin")
+    with llamac.load(tmp_path / "tiny.bin") as model:
+        assert np.isfinite(model.logits([0, 2, 1])).all()
+        assert list(model.file.verify_data()) == [(tensor, None) for tensor in model.file.tensors]
+        np.testing.assert_array_equal(model.file.tensor("layers.0.ffn_down.weight"), [[1, 2, 3], [4, 5, 6]])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_the_documents_reader_finds_every_number(dtype: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.bin", checkpoint(llama_config(dim=18, n_heads=3, n_kv_heads=1, ffn=37)), dtype)
+    reader: dict[str, Any] = {}
+    exec(blocks(ROOT / "docs" / "format.md")[0].code, reader)
+    _, tensors = reader["read"](path)
+    file = FlatFile(path)
+    for name in ("layers.1.ffn_gate.weight", "layers.0.ffn_down.weight"):
+        expected = file.tensor(name)
+        rows, columns = expected.shape
+        found = [[reader["element"](tensors[name], r, k) for k in range(columns)] for r in range(rows)]
+        np.testing.assert_array_equal(found, expected)
+    file.close()
+
+
+def test_the_probes_header_is_as_shown() -> None:
+    logits = np.array([1.0, 2.0, 3.0], np.float32)
+    records = {"f16": EngineRecord(tolerance=1.5e-3), "f32": EngineRecord(tolerance=1e-4)}
+    blob = encode(ProbeSet("llamac-numpy", 1, (Probe((1, 2), logits, "Hi"),), records))
+    shown = text_of("format.md").split("<!-- probes header -->")[1].split("```json\n")[1].split("```")[0]
+    assert json.loads(shown) == json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
+
+
+def test_every_key_of_the_metadata_is_told() -> None:
+    keys = [row[0].strip("`") for row in table_after(text_of("format.md"), "<!-- metadata keys -->")]
+    for name in models.NAMES:
+        file = FlatFile(models.path(name))
+        assert set(file.metadata) <= set(keys)
+        file.close()
+
+
+# ---- cli.md
+
+
+@pytest.mark.parametrize("columns", ["100", "40"])
+def test_the_command_line_is_as_its_parser_has_it(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)  # the page must not depend on the terminal
+    assert text_of("cli.md") == script("make_cli").cli_document(), "run python docs/make_cli.py"
+
+
+# ---- python.md
+
+
+def bare_signature(function: Callable[..., object], *, skip_first: bool) -> str:
+    """A signature without annotations, and without self."""
+    parameters = list(inspect.signature(function).parameters.values())[int(skip_first) :]
+    return str(inspect.Signature([parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]))
+
+
+SIGNATURES = re.findall(r"^#+ `([\w.]+)(\(.*\))`$", text_of("python.md"), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "signature"), SIGNATURES, ids=[name for name, _ in SIGNATURES])
+def test_signatures_are_told_as_they_are(name: str, signature: str) -> None:
+    owner, _, method = name.rpartition(".")
+    found = getattr(getattr(llamac, owner), method) if owner else getattr(llamac, method)
+    assert bare_signature(found, skip_first=bool(owner) and not inspect.ismethod(found)) == signature
+
+
+def chapter(name: str) -> str:
+    """A chapter of python.md: from its heading to the next of the same rank."""
+    return re.split(rf"^## .*\b{name}\b.*$", text_of("python.md"), maxsplit=1, flags=re.MULTILINE)[1].split("\n## ")[0]
+
+
+def test_every_public_name_is_told() -> None:
+    for name in llamac.__all__:
+        assert re.search(rf"`(llamac\.)?{name}[`(]", text_of("python.md")), f"docs/python.md does not tell of {name}"
+
+
+PUBLIC = (
+    llamac.Model,
+    llamac.Session,
+    llamac.Stream,
+    llamac.Completion,
+    llamac.Usage,
+    llamac.Timings,
+    llamac.Tokenizer,
+    llamac.SpecialTokens,
+)
+
+
+@pytest.mark.parametrize("kind", PUBLIC, ids=[kind.__name__ for kind in PUBLIC])
+def test_every_public_member_is_told(kind: type) -> None:
+    members = {name for name in vars(kind) if not name.startswith("_")} | set(getattr(kind, "__dataclass_fields__", ()))
+    if kind is llamac.Model:
+        with llamac.load() as model:
+            members |= {name for name in vars(model) if not name.startswith("_")}
+    text = chapter("Tokenizer" if kind is llamac.SpecialTokens else kind.__name__)
+    missing = [name for name in sorted(members) if not re.search(rf"`({kind.__name__}\.)?{name}[`(]", text)]
+    assert not missing
+
+
+def test_every_error_is_told_with_its_base() -> None:
+    rows = {name.strip("`"): base.strip("`") for name, base, _ in table_after(text_of("python.md"), "## Errors")}
+    found = {
+        name: kind
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.LlamacError)
+    }
+    assert set(rows) == set(found)
+    assert all(issubclass(kind, getattr(builtins, rows[name])) for name, kind in found.items())
+
+
+def test_every_stage_is_told_with_its_shape() -> None:
+    rows = [(name.strip("`"), shape) for name, shape, _ in table_after(text_of("python.md"), "## STAGES")]
+    assert tuple(name for name, _ in rows) == llamac.STAGES
+    with llamac.load() as model, model.session(context=33) as session:
+        sizes = {**model.config, "context": session.context}
+        for index, (name, shape) in enumerate(rows):
+            factors = [sizes[part] for part in re.split(r" \* |, ", shape)]
+            assert session._core.stage_width(index)[0] == np.prod(factors), name
+
+
+def test_the_size_of_a_tiny_model_is_told() -> None:
+    assert f"Models under {machine.TINY_MODEL_BYTES >> 20} MiB" in text_of("python.md")
+
+
+# ---- building.md
+
+
+def test_every_build_option_is_told() -> None:
+    setup = (ROOT / "setup.py").read_text("utf-8")
+    used = {f"LLAMAC_{name}" for name in re.findall(r'asked\("(\w+)"\)', setup)}
+    used |= set(re.findall(r"environ\S+(LLAMAC_\w+)", setup))
+    told = {row[0].strip("`").partition("=")[0] for row in table_after(text_of("building.md"), "## Options")}
+    assert told == used
+
+
+# ---- examples and links
+
+
+class Block(NamedTuple):
+    """A fenced block of Python: the line before its first, its text, and why it is not run, if it is not."""
+
+    line: int
+    code: str
+    reason: str | None
+
+
+def blocks(path: Path) -> list[Block]:
+    """The blocks that begin with ```python. One is not run where `<!-- not run: REASON -->` is the line before it."""
+    found, lines = [], path.read_text("utf-8").splitlines()
+    for start, line in enumerate(lines):
+        if line.startswith("```python"):
+            assert line == "```python", f"{path.name}, line {start + 1}: a block is Python or it is not: {line}"
+            end = lines.index("```", start)
+            mark = re.fullmatch(r"<!-- not run: (.{10,}) -->", lines[start - 1]) if start else None
+            found.append(Block(start + 1, "\n".join(lines[start + 1 : end]) + "\n", mark[1] if mark else None))
+    return found
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path)], ids=lambda path: path.name)
+def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, in one namespace per document; model.bin is the built-in model."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(models.path(), "model.bin")
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks(path):
+        if block.reason is None:
+            # as many empty lines in front as the document has, so that a traceback tells its line
+            exec(compile("\n" * block.line + block.code, str(path), "exec"), namespace)
+
+
+def headings(path: Path) -> Iterator[str]:
+    """The anchors of a document, as GitHub makes them."""
+    for title in re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE):
+        yield re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=IDS)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", path.read_text("utf-8")):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        other = (path.parent / file).resolve() if file else path
+        assert other.exists(), f"{path.name} links to {target}"
+        assert not anchor or anchor in headings(other), f"{path.name} links to {target}"
