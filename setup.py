@@ -43,7 +43,7 @@ class BuildCore(build_ext):
             flags.append("-flto")
             link += ["-flto", "-O3"]
         if os.environ.get("LLAMAC_SANITIZE"):
-            sanitize = [f"-fsanitize={os.environ['LLAMAC_SANITIZE']}", "-fno-omit-frame-pointer", "-g"]
+            sanitize = [f"-fsanitize={os.environ['LLAMAC_SANITIZE']}", "-fno-omit-frame-pointer", "-g", "-O1"]
             flags += sanitize
             link += sanitize
         warnings = FLAGS["warnings"] + (["-Werror"] if asked("WERROR") else [])

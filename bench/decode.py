@@ -2,8 +2,8 @@
 
     python -m bench.decode MODEL [--threads 1,2] [--rounds 7] [--prompt 128] [--json FILE]
 
-Bandwidth (the best of 1, 2 and 4 streams, without software prefetch) and decode take turns, so that a busy neighbour slows both.
-Bytes are those that a step reads: all matrices, the embedding only where it is also the output.
+Bandwidth (the best of 1, 2 and 4 streams, without software prefetch) and decode take turns, so that a busy neighbour
+slows both. Bytes are those that a step reads: all matrices, the embedding only where it is also the output.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Bandwidth:
         source = Path(__file__).with_name("read_bandwidth.c")
         with tempfile.TemporaryDirectory() as folder:
             library = Path(folder, "read_bandwidth.so")
-            subprocess.run(["cc", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", source, "-o", library], check=True)
+            subprocess.run(
+                ["cc", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", source, "-o", library], check=True
+            )
             self._pass = ctypes.CDLL(str(library)).read_pass
         self._pass.restype = ctypes.c_double
         self._block = mmap.mmap(-1, BLOCK_BYTES)
@@ -52,7 +54,11 @@ class Bandwidth:
 def step_bytes(model: llamac.Model) -> int:
     """Bytes of weights that one decode step reads."""
     skipped = () if model.config["tied_output"] else ("token_embedding.weight",)
-    return sum(t.bytes for t in model.file.tensors if len(t.shape) == 2 and t.name not in (*skipped, "position_embedding.weight"))
+    return sum(
+        t.bytes
+        for t in model.file.tensors
+        if len(t.shape) == 2 and t.name not in (*skipped, "position_embedding.weight")
+    )
 
 
 def measure(path: Path, threads: int, rounds: int, prompt: int, bandwidth: Bandwidth) -> dict[str, Any]:
@@ -96,7 +102,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the result here")
     options = parser.parse_args()
     bandwidth = Bandwidth()
-    results = [measure(options.model, int(n), options.rounds, options.prompt, bandwidth) for n in options.threads.split(",")]
+    results = [
+        measure(options.model, int(n), options.rounds, options.prompt, bandwidth) for n in options.threads.split(",")
+    ]
     for r in results:
         print(
             f"{r['threads']} threads: prefill {r['prefill_tok_s']:.1f} tok/s, decode {r['decode_tok_s']:.1f} tok/s = "
@@ -105,7 +113,9 @@ def main() -> None:
         )
     if options.json:
         machine = {"processor": platform.processor() or platform.machine(), "python": sys.version.split()[0]}
-        options.json.write_text(json.dumps({"model": options.model.name, "machine": machine, "results": results}, indent=2) + "\n")
+        options.json.write_text(
+            json.dumps({"model": options.model.name, "machine": machine, "results": results}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Makes a model file with random weights in the shape of a real model, for benchmarks.
 
-    python -m bench.make_model --shape tinyllama-1.1b --dtype bf16 /tmp/tinyllama.bin
+python -m bench.make_model --shape tinyllama-1.1b --dtype bf16 /tmp/tinyllama.bin
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def random_checkpoint(shape: str) -> Checkpoint:
     checkpoint = Checkpoint(model_config(shape), {}, metadata={"name": f"random {shape}", "architecture": shape})
     pool = np.random.default_rng(0).standard_normal(POOL, np.float32)
     for name, required, is_matrix, rows, columns in _core.slots(*config_records(checkpoint)):
-        if required or checkpoint.config.norm == "layer" and name.startswith("layers."):
+        if required or (checkpoint.config.norm == "layer" and name.startswith("layers.")):
             checkpoint.tensors[name] = _matrix(pool, name, rows, columns) if is_matrix else _vector(name, columns)
     return checkpoint
 

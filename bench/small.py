@@ -2,8 +2,8 @@
 
     python -m bench.small stories260K.bin tok512.bin path/to/llama2.c/run
 
-`run` is llama2.c's run.c built as its Makefile's "runfast" does (-Ofast, one thread). Both decode 256 positions greedily; llama2.c tells
-tokens per second itself, without its first token; so does the figure here.
+`run` is llama2.c's run.c built as its Makefile's "runfast" does (-Ofast, one thread). Both decode 256 positions
+greedily; llama2.c tells tokens per second itself, without its first token; so does the figure here.
 """
 
 from __future__ import annotations
@@ -52,9 +52,14 @@ def main() -> None:
             for _ in range(options.rounds):
                 a = ours(model, options.steps)
                 rows.append((a, theirs(options.run, options.model, options.tokenizer, options.steps)))
-    for name, values in (("llamac", [a for a, _ in rows]), ("llama2.c", [b for _, b in rows]), ("ratio", [a / b for a, b in rows])):
+    for name, values in (
+        ("llamac", [a for a, _ in rows]),
+        ("llama2.c", [b for _, b in rows]),
+        ("ratio", [a / b for a, b in rows]),
+    ):
         digits = 2 if name == "ratio" else 0
-        print(f"{name:<9} median {statistics.median(values):.{digits}f}, {min(values):.{digits}f} to {max(values):.{digits}f}")
+        middle, least, most = (f"{f(values):.{digits}f}" for f in (statistics.median, min, max))
+        print(f"{name:<9} median {middle}, {least} to {most}")
 
 
 if __name__ == "__main__":

@@ -14,14 +14,15 @@ import subprocess
 import sys
 import time
 
+OPEN = "import llamac.cli.run; llamac.cli.make_parser(); m = llamac.load()"
 STEPS = {
     "bare Python": "pass",
     "import llamac": "import llamac",
     "its command line": "import llamac.cli, llamac.cli.run; llamac.cli.make_parser()",
-    "open the model": "import llamac.cli.run; llamac.cli.make_parser(); m = llamac.load()",
-    "import tokenizers": "import llamac.cli.run; llamac.cli.make_parser(); m = llamac.load(); import tokenizers",
-    "tokenize": "import llamac.cli.run; llamac.cli.make_parser(); m = llamac.load(); m.tokenize('Once upon a time')",
-    "first token": "import llamac.cli.run; llamac.cli.make_parser(); m = llamac.load(); next(m.stream('Once upon a time'))",
+    "open the model": OPEN,
+    "import tokenizers": f"{OPEN}; import tokenizers",
+    "tokenize": f"{OPEN}; m.tokenize('Once upon a time')",
+    "first token": f"{OPEN}; next(m.stream('Once upon a time'))",
 }
 
 

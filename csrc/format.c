@@ -38,7 +38,7 @@ static const llamac_field fields[] = {
     BYTES("header", header, magic),
     HEADER(version, U32, FORMAT_VERSION, FORMAT_VERSION),
     HEADER(numerics, U32, FORMAT_NUMERICS, FORMAT_NUMERICS),
-    HEADER(compatible, U64, 0, MAX_FILE),
+    HEADER(compatible, U64, 0, 0x1p64),   // any bits
     HEADER(incompatible, U64, 0, 0),
     HEADER(file_bytes, U64, sizeof(struct header), MAX_FILE),
     HEADER(alignment, U32, FORMAT_ALIGNMENT, FORMAT_ALIGNMENT),

@@ -39,7 +39,7 @@ static inline float fused_multiply_add(float a, float b, float c) {
     int64_t bits;
     memcpy(&bits, &sum, 8);
     const int64_t toward = (lost > 0) == (bits >= 0) ? 1 : -1, even = ~bits & 1;
-    bits += (lost > 0) | (lost < 0) ? toward & -even : 0;
+    if (lost > 0 || lost < 0) bits += toward & -even;
     double odd;
     memcpy(&odd, &bits, 8);
     return (float)odd;

@@ -3,12 +3,19 @@
 #include "kernels.h"
 
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include "common.h"
 #include "error.h"
 
 static int always(void) { return 1; }
 #if defined(__x86_64__)
-static int has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+// "avx2" includes that the system saves the wide registers. Not every compiler knows "f16c" by name.
+static int has_avx2(void) {
+    unsigned a, b, c, d;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
 #endif
 
 static const struct { const struct kernels *table; int (*supported)(void); const char *needs; } tables[] = {

@@ -91,7 +91,7 @@ struct kernels {
     void (*add)(const float *x, int n, float *y);   // y += x
     // Rotates pairs (x[j], x[j + half]) by the angles whose cosines and sines are given (Su et al. 2021).
     void (*rotate)(float *x, const float *cosines, const float *sines, int half);
-    // Writes one position's key or value of one head into its page; f16 saturates at +-65504. And reads it back.
+    // Writes one position's key or value of one head into its page; f16 saturates at +-65504.
     void (*store_key[LLAMAC_N_DTYPES])(uint8_t *keys, int slot, int head_dim, const float *x);
     void (*store_value[LLAMAC_N_DTYPES])(uint8_t *values, int slot, int head_dim, const float *x);
 };

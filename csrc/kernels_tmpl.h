@@ -38,8 +38,8 @@ INLINE void tile(const int dtype, const int S, const int T, const uint8_t *w, si
     UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < T; t++) v16_store(sums + 16 * (s * T + t), c[s][t]);
 }
 
-// Strips side by side for T rows: enough independent sums to hide the latency of the multiply-add.
-INLINE int strips_for(int T) { return T == 1 ? 4 : T == 2 ? 3 : T == 3 ? 2 : 1; }
+// Strips side by side for T rows: with few rows several, so that there are enough independent sums.
+INLINE int strips_for(int T) { return min_int(STRIPS_IN_FLIGHT, T == 1 ? 4 : T == 2 ? 3 : T == 3 ? 2 : 1); }
 
 // All strips of a group for one panel: sums[strip][T][16].
 INLINE void tile_group(const int dtype, const int T, const uint8_t *w, size_t strip_bytes, int strips, const float *x, int columns, float *sums) {

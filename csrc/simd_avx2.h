@@ -6,6 +6,7 @@
 #include "common.h"
 
 typedef struct { __m256 a, b; } v16;   // lanes 0..7 and 8..15
+enum { STRIPS_IN_FLIGHT = 4 };         // 8 registers of sums hide the latency of the multiply-add
 
 #define BOTH(intrinsic, x) (v16){ intrinsic(x.a), intrinsic(x.b) }
 #define BOTH2(intrinsic, x, y) (v16){ intrinsic(x.a, y.a), intrinsic(x.b, y.b) }

@@ -135,7 +135,7 @@ def train(recipe: Recipe, directory: Path, steps: int, minutes: float | None) ->
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = network(ids[:, :-1], use_cache=False).logits
         loss = cross_entropy(logits.float().transpose(1, 2), ids[:, 1:])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()

@@ -39,7 +39,8 @@ ALLOCATORS = ("malloc", "calloc", "realloc", "free", "aligned_alloc", "posix_mem
 # What a C library may round in its own way; sqrt, fma and the like are exact.
 INEXACT = ("exp", "log", "sin", "cos", "tan", "pow", "tanh", "erf", "cbrt", "hypot", "exp2", "log2", "sinh", "cosh")
 
-MAX_LINES = 600
+MAX_LINES = {"tests": 1000}  # of a file, by folder
+MAX_LINES_ELSEWHERE = 600
 
 
 def c_files() -> list[Path]:
@@ -164,8 +165,9 @@ def test_files_stay_short() -> None:
         *ROOT.glob("llamac/*.p[yx][xdi]"),
     ]
     files += ROOT.glob("tests/c/*.[ch]")
-    lines = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in files}
-    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
+    lines = {path.relative_to(ROOT): path.read_text().count("\n") for path in files}
+    long = {name for name, count in lines.items() if count > MAX_LINES.get(name.parts[0], MAX_LINES_ELSEWHERE)}
+    assert long == set()
 
 
 def test_every_source_file_says_what_it_owns() -> None:

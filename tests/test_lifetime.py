@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import gc
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -215,6 +217,14 @@ def test_arrays_outlive_their_session_and_model(tiny_llama: Path) -> None:
     assert logits is not None
     assert np.isfinite(logits).all()
     assert stage[0].tobytes() == embedding[4].tobytes()
+
+
+def test_nothing_that_lives_in_memory_can_be_pickled_or_copied(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model, model.session() as session:
+        for made in (model, session, model.file, model._core, session._core, model.stream([1])):
+            for use in (pickle.dumps, copy.deepcopy):
+                with pytest.raises(TypeError):
+                    use(made)
 
 
 # ---- memory that cannot be had

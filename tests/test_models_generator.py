@@ -8,11 +8,11 @@ from collections import Counter
 from itertools import islice, pairwise
 
 import pytest
-from llamac.models import consistency, generator, lexicon
-from llamac.models.telling import Draw, Telling
 
 from llamac import models
 from llamac.errors import ArgumentError
+from llamac.models import adventures, consistency, generator, lexicon
+from llamac.models.telling import Draw, Telling
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_heroes_do_not_need_help_with_their_own_skill() -> None:
     for index in range(4000):
         draw = Draw(5, index)
         telling = Telling(draw)
-        generator.lost(telling)
+        adventures.lost(telling)
         skills = [skill for skill, nouns in lexicon.SKILLS.items() if telling.cast["f"].noun in nouns]
         if len(skills) == 1:
             heroes.setdefault(skills[0], set()).add(telling.cast["h"].noun)

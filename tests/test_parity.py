@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden.cases import CASES, CLOSE_PAIRS, TEETH, TOLERANCE
-from golden.make import relative_errors, stored_references, transformers_logits
-from golden.tiny_checkpoints import write_checkpoint
 from numpy.typing import NDArray
 
 import llamac
+from golden.cases import CASES, CLOSE_PAIRS, TEETH, TOLERANCE
+from golden.make import relative_errors, stored_references, transformers_logits
+from golden.tiny_checkpoints import write_checkpoint
 from llamac.export import hf, llama2c, reference
 from llamac.export.convert import export
 

@@ -14,10 +14,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from golden.cases import CASES
-from golden.tiny_checkpoints import random_tensor, write_checkpoint
 
 import llamac
+from golden.cases import CASES
+from golden.tiny_checkpoints import random_tensor, write_checkpoint
 from llamac.errors import ArgumentError, ExportError, ModelError
 from llamac.export import hf
 from llamac.export import probes as making

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from golden.cases import CASES, Case
 from golden.make import relative_errors, stored_references, transformers_logits
 from golden.tiny_checkpoints import write_checkpoint
-
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export import hf, llama2c, reference
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llamac.export.gguf_metadata import read_metadata
 from vocab_samples import (
     byte_level_gguf,
     check_vectors,
@@ -22,6 +21,7 @@ from vocab_samples import (
 )
 
 from llamac.errors import ArgumentError
+from llamac.export.gguf_metadata import read_metadata
 from llamac.tokenizer import SpecialTokens, Tokenizer
 
 VECTORS = ("llama-spm", "llama-bpe", "gpt-2", "phi-3")

@@ -24,7 +24,7 @@ def needs(tool: str) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def tree(request: pytest.FixtureRequest) -> Path:
-    """The package as it is installed, made of links: export/ and models/ in llamac/. mypy's cache stays between runs."""
+    """The package as it is installed, made of links: export/ and models/ in llamac/. mypy's cache stays."""
     assert request.config.cache is not None
     folder = request.config.cache.mkdir("typing")
     package = folder / "llamac"

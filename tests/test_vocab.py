@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llamac.export.vocab import Vocabulary, load_vocabulary, to_llama2c
 from vocab_samples import (
     NO_SPECIAL,
     RUNS,
@@ -27,6 +26,7 @@ from vocab_samples import (
 )
 
 from llamac.errors import ExportError, LlamacError, TokenizerError, UnsupportedError
+from llamac.export.vocab import Vocabulary, load_vocabulary, to_llama2c
 from llamac.tokenizer import SpecialTokens, Tokenizer, byte_alphabet
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llamac.export import vocab_gguf
-from llamac.export.gguf_metadata import parse_metadata, read_metadata
 from vocab_samples import byte_level_gguf, from_gguf, gguf_file, gguf_value, spm_gguf
 
 from llamac.errors import LlamacError, ModelError, TokenizerError, UnsupportedError
+from llamac.export import vocab_gguf
+from llamac.export.gguf_metadata import parse_metadata, read_metadata
 from llamac.tokenizer import SpecialTokens
 
 

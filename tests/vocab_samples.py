@@ -12,7 +12,6 @@ from typing import Any
 
 from llamac.export import vocab_gguf
 from llamac.export.gguf_metadata import parse_metadata
-
 from llamac.tokenizer import SpecialTokens, Tokenizer, byte_alphabet
 
 NO_SPECIAL = SpecialTokens(bos_id=None, add_bos=False, add_eos=False, eos_id=None, stop_ids=())

@@ -8,6 +8,7 @@ should not wait for what other commands need.
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import os
 import sys
@@ -52,7 +53,9 @@ def run_command(arguments: Sequence[str], program: str = "llamac") -> int:
     from llamac.errors import LlamacError
 
     try:
-        code: int = options.command(options)
+        # a command is a function in the module of its name
+        command = getattr(importlib.import_module(f"llamac.cli.{options.command}"), options.command)
+        code: int = command(options)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -92,7 +95,8 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        has_default = action.default not in (None, False, [], argparse.SUPPRESS)
+        # by identity: 0 is a default to tell, although it equals False
+        has_default = action.default != [] and not any(action.default is x for x in (None, False, argparse.SUPPRESS))
         if not has_default or not action.option_strings or "default" in text:
             return text
         return f"{text} (default: %(default)s)"
@@ -112,7 +116,7 @@ def make_parser(program: str = "llamac") -> argparse.ArgumentParser:
         "  llamac check model.bin --data                 is the file whole, does it compute here as it should\n",
     )
     parser.add_argument("--version", action="version", version=f"llamac {__version__}")
-    commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_run(commands)
     _add_inspect(commands)
     _add_check(commands)
@@ -198,7 +202,6 @@ def _add_run(commands: Commands) -> None:
     parser.add_argument("--no-echo", action="store_true", help="do not print the prompt")
     parser.add_argument("-q", "--quiet", action="store_true", help="no line of figures on stderr")
     _add_machine(parser)
-    parser.set_defaults(command=_run)
 
 
 def _add_inspect(commands: Commands) -> None:
@@ -212,7 +215,6 @@ def _add_inspect(commands: Commands) -> None:
     _add_model(parser, "a model file; without it this machine is described", optional=True)
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="everything as one JSON object")
-    parser.set_defaults(command=_inspect)
 
 
 def _add_check(commands: Commands) -> None:
@@ -226,7 +228,6 @@ def _add_check(commands: Commands) -> None:
     _add_model(parser, "a model file (default: the built-in model)", optional=True)
     parser.add_argument("--data", action="store_true", help="also verify the checksum of every tensor")
     _add_machine(parser)
-    parser.set_defaults(command=_check)
 
 
 def _add_export(commands: Commands, program: str) -> None:
@@ -263,28 +264,3 @@ def _add_export(commands: Commands, program: str) -> None:
         help="who computes the reference logits that the file carries",
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
-    parser.set_defaults(command=_export)
-
-
-def _run(options: argparse.Namespace) -> int:
-    from llamac.cli.run import run
-
-    return run(options)
-
-
-def _inspect(options: argparse.Namespace) -> int:
-    from llamac.cli.inspect import inspect
-
-    return inspect(options)
-
-
-def _check(options: argparse.Namespace) -> int:
-    from llamac.cli.check import check
-
-    return check(options)
-
-
-def _export(options: argparse.Namespace) -> int:
-    from llamac.cli.export import export
-
-    return export(options)

@@ -114,7 +114,8 @@ def _file_lines(facts: dict[str, Any], all_tensors: bool) -> list[str]:
         f"weights     {facts['parameters']:,} numbers, {metadata.get('dtype', '')}, "
         f"{facts['bits_per_weight']:.2f} bits each",
         f"shape       {config['n_layers']} layers of {config['dim']}, "
-        f"{config['n_heads']} heads ({config['n_kv_heads']} KV) of {config['head_dim']}, FFN {layer['ffn']} {layer['ffn_dim']}",
+        f"{config['n_heads']} heads ({config['n_kv_heads']} KV) of {config['head_dim']}, "
+        f"FFN {layer['ffn']} {layer['ffn_dim']}",
         f"graph       norm {config['norm']} (eps {config['norm_eps']:g}), position {config['position']}, "
         f"{config['activation']}, {'tied' if config['tied_output'] else 'separate'} output",
         f"context     {config['context']} positions",
