@@ -122,9 +122,15 @@ LONG_PROMPT = """
 """
 
 
+def heed_ctrl_c() -> None:
+    """A job that a shell started in the background ignores SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, *map(str, arguments)],
+        preexec_fn=heed_ctrl_c,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
