@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from llamac.errors import ExportError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.export.rope import make_rope
 
 Floats = NDArray[np.float32]
 MAGIC = 0x616B3432  # "ak42"
@@ -92,8 +93,8 @@ def read(path: Path) -> Checkpoint:
 
 
 def inverse_frequencies(head_dim: int) -> Floats:
-    """RoPE's frequencies as llama2.c has them, (head_dim / 2): theta 10000 over the whole head, no scaling."""
-    return (1.0 / ROPE_THETA ** (np.arange(head_dim // 2, dtype=np.float32) * 2 / head_dim)).astype(np.float32)
+    """RoPE frequencies of llama2.c's models, (head_dim / 2)."""
+    return make_rope("default", {"rope_theta": ROPE_THETA}, head_dim, 1).inv_freq
 
 
 def halves(head_dim: int) -> NDArray[np.intp]:
