@@ -14,7 +14,7 @@ from pathlib import Path
 from llamac import _core
 from llamac.errors import ArgumentError, UnsupportedError
 
-# Below this many bytes of weights a second thread saves little, and costs much where others want its core (bench/LOG.md).
+# Below this many bytes of weights a second thread saves little and costs much where others want its core: bench/LOG.md.
 TINY_MODEL_BYTES = 16 << 20
 
 
