@@ -31,7 +31,8 @@ class Recipe:
 
     `tokenizer` writes the tokenizer's files into a directory and returns the tokenizer; `network` returns a freshly
     initialised transformers model. `bos` begins a document and `eos` ends it; where both are the same id, one token
-    stands between two documents. Every step reads `tokens_per_step` tokens.
+    stands between two documents. Every step reads `tokens_per_step` tokens; `long_rows` (step, steps) says whether in
+    rows of the full context or in short ones.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Recipe:
     peak_lr: float
     steps: int
     tokens_per_step: int
+    long_rows: Callable[[int, int], bool]
 
 
 def _tokenizer_text() -> list[str]:
@@ -196,11 +198,32 @@ def gpt2_network() -> Any:
     return GPT2LMHeadModel(config)
 
 
+def last_part(step: int, steps: int) -> bool:
+    """Long rows at the end: enough for rotary positions, which carry over from short rows."""
+    return step >= 0.85 * steps
+
+
 RECIPES = {
     "stories": Recipe(
-        "stories", llama_tokenizer, llama_network, bos=1, eos=2, peak_lr=2e-3, steps=3600, tokens_per_step=4096
+        name="stories",
+        tokenizer=llama_tokenizer,
+        network=llama_network,
+        bos=1,
+        eos=2,
+        peak_lr=2e-3,
+        steps=3600,
+        tokens_per_step=4096,
+        long_rows=last_part,
     ),
     "stories-gpt2": Recipe(
-        "stories-gpt2", gpt2_tokenizer, gpt2_network, bos=0, eos=0, peak_lr=1.5e-3, steps=3000, tokens_per_step=2048
+        name="stories-gpt2",
+        tokenizer=gpt2_tokenizer,
+        network=gpt2_network,
+        bos=0,
+        eos=0,
+        peak_lr=1.5e-3,
+        steps=3000,
+        tokens_per_step=2048,
+        long_rows=last_part,
     ),
 }

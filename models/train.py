@@ -20,8 +20,7 @@ from torch.nn.functional import cross_entropy
 from .generator import Story, stories, story
 from .recipes import CONTEXT, RECIPES, TRAIN_SEED, VALIDATION_SEED, Recipe
 
-SHORT_ROWS = CONTEXT // 2  # holds a whole story and costs less per token than a full context ...
-LONG_PART = 0.15  # ... which the last part of the training reads, so that all positions are learned
+SHORT_ROWS = CONTEXT // 2  # holds a whole story, and costs less per token than a row of the full context
 WARM_UP = 0.04
 FINAL_LR = 0.02
 WEIGHT_DECAY = 0.1
@@ -127,7 +126,7 @@ def train(recipe: Recipe, directory: Path, steps: int, minutes: float | None) ->
     running = math.nan
     step = 0
     while step < steps:
-        length = SHORT_ROWS if step < (1 - LONG_PART) * steps else CONTEXT
+        length = CONTEXT if recipe.long_rows(step, steps) else SHORT_ROWS
         ids = rows.batch(recipe.tokens_per_step // length, length + 1)
         lr = learning_rate(step, steps, recipe.peak_lr)
         for group in optimizer.param_groups:
