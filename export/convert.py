@@ -6,13 +6,17 @@ source -> checkpoint (canonical, lazy) -> tokenizer -> probes -> plan -> tempora
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llamac.errors import ArgumentError, ExportError, TokenizerError
+from llamac.errors import ArgumentError, ExportError, LlamacError, TokenizerError
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.writer import Plan, Progress, check_space, make_plan, temporary_beside, write, write_tables
+from llamac.export.lfs import HEAD_BYTES, refuse_pointer
+from llamac.export.vocab import Vocabulary, load_vocabulary
+from llamac.export.writer import MAGIC, Plan, Progress, check_space, make_plan, temporary_beside, write, write_tables
+from llamac.tokenizer import Tokenizer
 
 TARGETS = ("llamac", "hf", "llama2c")
 SOURCES = "a Hugging Face directory, a llama2.c model file or a flat file"
@@ -21,14 +25,20 @@ NUMERICS = 1
 
 @dataclass
 class Report:
-    """What an export did. path: what was written. bits_per_weight: of a flat file's data, else 0.
+    """What an export did.
 
-    warnings: what the user should know."""
+    path: what was written. bytes: of all its files. bits_per_weight: of a flat file's data, else 0. layers, dim,
+    parameters: the model's size; parameters are the numbers in all tensors. source: as in the flat file's metadata.
+    tokenizer: the name of the file or directory it came from, or "none". warnings: what the user should know.
+    """
 
     path: Path
     bytes: int
     dtype: str
     bits_per_weight: float
+    layers: int
+    dim: int
+    parameters: int
     source: dict[str, Any]
     tokenizer: str
     warnings: list[str] = field(default_factory=list)
@@ -86,8 +96,18 @@ def export(
     else:
         plan = _write_flat(checkpoint, source, out, dtype, probe_source, progress)
         size, bits = plan.file_bytes, plan.bits_per_weight
-    kind = checkpoint.metadata.get("tokenizer", {}).get("source", "none")
-    return Report(out, size, dtype, bits, checkpoint.metadata["source"], kind, warnings)
+    return Report(
+        path=out,
+        bytes=size,
+        dtype=dtype,
+        bits_per_weight=bits,
+        layers=len(checkpoint.config.layers),
+        dim=checkpoint.config.dim,
+        parameters=sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
+        source=checkpoint.metadata["source"],
+        tokenizer=_tokenizer_name(checkpoint),
+        warnings=warnings,
+    )
 
 
 def _check_target(out: Path, to: str, overwrite: bool) -> None:
@@ -108,12 +128,12 @@ def read_checkpoint(source: Path, warnings: list[str]) -> Checkpoint:
         from llamac.export.hf import read as read_hf
 
         return read_hf(source, warnings)
-    with open(source, "rb") as file:
-        head = file.read(16)
-    if head[:8] == b"\x89llamac\n":
+    head = _head(source)
+    if head.startswith(MAGIC):
         from llamac.export.flat import read as read_flat
 
         return read_flat(source)
+    refuse_pointer(source, head)
     from llamac.export.llama2c import looks_like_llama2c
     from llamac.export.llama2c import read as read_llama2c
 
@@ -122,6 +142,11 @@ def read_checkpoint(source: Path, warnings: list[str]) -> Checkpoint:
     if not looks_like_llama2c(source) and head[:4] != b"24ka":
         raise ExportError(f"{source} is no checkpoint this version knows: expected {SOURCES}")
     return read_llama2c(source)
+
+
+def _head(source: Path) -> bytes:
+    with open(source, "rb") as file:
+        return file.read(HEAD_BYTES)
 
 
 def _own_dtype(checkpoint: Checkpoint) -> str:
@@ -136,54 +161,84 @@ IDS_ONLY = "the file takes and gives token ids only (--tokenizer adds one)"
 
 
 def _attach_tokenizer(checkpoint: Checkpoint, source: Path, given: str | Path | None, warnings: list[str]) -> None:
-    from llamac.export.vocab import load_vocabulary
-
-    place = Path(given) if given is not None else _tokenizer_beside(source)
-    if place is None and checkpoint.tokenizer is None:
-        warnings.append(f"no tokenizer was found: {IDS_ONLY}")
-        return
-    if place is not None:
+    """Reads the tokenizer that is given, or the source's own; without one there is a warning."""
+    if given is not None:
+        place = Path(given)
         try:
             checkpoint.tokenizer = load_vocabulary(place)
         except FileNotFoundError:
             raise ExportError(f"the tokenizer {place} does not exist") from None
-        except TokenizerError:
-            if given is not None:
-                raise
-            warnings.append(f"{place} holds no tokenizer: {IDS_ONLY}")
-            return
         checkpoint.metadata["tokenizer"] = {"source": place.name}
-    _fit_tokenizer(checkpoint)
+    elif source.is_dir():
+        _attach_tokenizer_inside(checkpoint, source, warnings)
+    elif not _head(source).startswith(MAGIC):
+        _attach_tokenizer_beside(checkpoint, source, warnings)
+    elif checkpoint.tokenizer is None:
+        warnings.append(f"no tokenizer was found: {IDS_ONLY}")
+    if checkpoint.tokenizer is not None:
+        _fit_tokenizer(checkpoint)
 
 
-def _tokenizer_beside(source: Path) -> Path | None:
-    """The tokenizer of a source: the directory itself, or the one tok*.bin beside a llama2.c model."""
-    if source.is_dir():
-        return source
-    with open(source, "rb") as file:
-        if file.read(8) == b"\x89llamac\n":
-            return None
-    found = [path for path in sorted(source.parent.glob("tok*.bin")) if path.is_file() and path != source]
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise ExportError(f"several tokenizers lie beside {source.name}: {names}; choose one with --tokenizer")
-    return found[0] if found else None
+def _attach_tokenizer_inside(checkpoint: Checkpoint, folder: Path, warnings: list[str]) -> None:
+    try:
+        checkpoint.tokenizer = load_vocabulary(folder)
+    except TokenizerError as error:
+        warnings.append(f"{error}: {IDS_ONLY}")
+    else:
+        checkpoint.metadata["tokenizer"] = {"source": folder.name}
+
+
+def _attach_tokenizer_beside(checkpoint: Checkpoint, source: Path, warnings: list[str]) -> None:
+    """llama2c's models lie beside their tokenizer: one of the tok*.bin, which has as many ids as the model has."""
+    size = checkpoint.config.vocab_size
+    fitting: list[tuple[Path, Vocabulary]] = []
+    others: list[str] = []
+    for path in sorted(path for path in source.parent.glob("tok*.bin") if path.is_file() and path != source):
+        try:
+            vocabulary = load_vocabulary(path)
+        except LlamacError:
+            others.append(f"{path.name} is no tokenizer")
+            continue
+        n_ids = _count_ids(vocabulary)
+        if n_ids == size:
+            fitting.append((path, vocabulary))
+        else:
+            others.append(f"{path.name} has {n_ids} ids")
+    if len({vocabulary for _, vocabulary in fitting}) > 1:
+        names = ", ".join(path.name for path, _ in fitting)
+        raise ExportError(f"several tokenizers that fit lie beside {source.name}: {names}; choose one with --tokenizer")
+    if fitting:
+        place, checkpoint.tokenizer = fitting[0]
+        checkpoint.metadata["tokenizer"] = {"source": place.name}
+    elif others:
+        warnings.append(f"no tokenizer with the model's {size} ids lies beside it ({', '.join(others)}): {IDS_ONLY}")
+    else:
+        warnings.append(f"no tokenizer was found: {IDS_ONLY}")
+
+
+def _tokenizer_name(checkpoint: Checkpoint) -> str:
+    """What metadata say of the tokenizer's origin, if there is one."""
+    if checkpoint.tokenizer is None:
+        return "none"
+    return str(checkpoint.metadata.get("tokenizer", {}).get("source", "unknown"))
+
+
+def _count_ids(vocabulary: Vocabulary) -> int:
+    return Tokenizer.from_json(vocabulary.json, vocabulary.special).n_ids
 
 
 def _fit_tokenizer(checkpoint: Checkpoint) -> None:
     """Notes how many ids the tokenizer knows, and what else the source's kind says of special tokens."""
-    from llamac.tokenizer import Tokenizer
-
     assert checkpoint.tokenizer is not None
     data, special, spm = checkpoint.tokenizer
-    n_ids = Tokenizer.from_json(data, special).n_ids
+    n_ids = _count_ids(Vocabulary(data, special, spm))
     if n_ids > checkpoint.config.vocab_size:
         raise ExportError(
             f"the tokenizer has {n_ids} ids, but the model's vocabulary has {checkpoint.config.vocab_size}:"
             " they do not belong together"
         )
     checkpoint.config = replace(checkpoint.config, n_token_ids=n_ids)
-    if checkpoint.metadata["source"]["format"] == "llama2c" and special.bos_id is not None:
+    if checkpoint.metadata["source"].get("format") == "llama2c" and special.bos_id is not None:
         # llama2.c's models were trained on texts that follow one another: BOS begins the next, so it ends this one
         stop_ids = tuple(sorted({special.bos_id, *special.stop_ids}))
         checkpoint.tokenizer = (data, replace(special, add_bos=True, add_eos=False, stop_ids=stop_ids), spm)
@@ -201,8 +256,9 @@ def _write_flat(
 
     metadata = {**checkpoint.metadata, "dtype": dtype, "exporter": f"llamac {__version__}"}
     tokenizer, _, spm = checkpoint.tokenizer or (b"", None, None)
+    text = json.dumps(metadata, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     texts = {
-        "metadata": json.dumps(metadata, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(),
+        "metadata": text.encode(errors="replace"),  # names of files may hold what is no character
         "tokenizer": tokenizer,
         "spm": spm or b"",
         "template": checkpoint.chat_template.encode(),

@@ -39,11 +39,13 @@ class Module:
 class Family:
     """One model_type. prefix: before all names but HEAD's in a complete checkpoint, and before none in a bare model's.
 
+    architectures: transformers' classes with an output matrix, the first is the one to write. bare: its class without.
     ignored: patterns of tensors, without prefix, that are no weights (masks and tables that old versions stored).
     """
 
     model_type: str
-    architecture: str
+    architectures: tuple[str, ...]
+    bare: str
     prefix: str
     modules: tuple[Module, ...]
     ignored: tuple[str, ...]
@@ -54,7 +56,8 @@ HEAD = Module("lm_head", ("output",))
 
 LLAMA = Family(
     model_type="llama",
-    architecture="LlamaForCausalLM",
+    architectures=("LlamaForCausalLM", "LLaMAForCausalLM"),  # the second is of the first conversions
+    bare="LlamaModel",
     prefix="model.",
     modules=(
         Module("embed_tokens", ("token_embedding",)),
@@ -74,7 +77,8 @@ LLAMA = Family(
 
 GPT2 = Family(
     model_type="gpt2",
-    architecture="GPT2LMHeadModel",
+    architectures=("GPT2LMHeadModel",),
+    bare="GPT2Model",
     prefix="transformer.",
     modules=(
         Module("wte", ("token_embedding",)),

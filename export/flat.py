@@ -13,6 +13,9 @@ from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelC
 from llamac.flatfile import STRIP_ROWS, FlatFile, TensorRecord, unpack_tensor
 from llamac.tokenizer import SpecialTokens
 
+# What the exporter takes from a file's metadata.
+METADATA_TYPES: dict[str, type] = {"name": str, "architecture": str, "source": dict, "tokenizer": dict, "config": dict}
+
 
 def read(path: Path) -> Checkpoint:
     """The checkpoint of a flat file. Raises ModelError if anything in it is damaged, the weights included."""
@@ -27,12 +30,20 @@ def read(path: Path) -> Checkpoint:
     kept: dict[str, Any] = {name: values[name] for name in names} | rope
     config = ModelConfig(**kept | {"tied_output": bool(values["tied_output"]), "layers": layers})
     tensors = {record.name: _lazy(path, record) for record in file.tensors}
-    checkpoint = Checkpoint(config, tensors, chat_template=file.text("template"), metadata=dict(file.metadata))
+    checkpoint = Checkpoint(config, tensors, chat_template=file.text("template"), metadata=_metadata(file))
     tokenizer = file.section("tokenizer")
     if tokenizer:
         special = SpecialTokens.from_config(values)
         checkpoint.tokenizer = (tokenizer, special, file.section("spm") or None)
     return checkpoint
+
+
+def _metadata(file: FlatFile) -> dict[str, Any]:
+    """The file's metadata. Other programs write them, too: an entry of another type than here counts as absent."""
+    known = {
+        name: value for name, value in file.metadata.items() if isinstance(value, METADATA_TYPES.get(name, object))
+    }
+    return {"source": {"format": "llamac"}, **known}
 
 
 def _check_data(file: FlatFile) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from llamac import _core
-from llamac.errors import ExportError
+from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.families import FAMILIES, HEAD, Family, Module
 from llamac.export.hf_config import HfConfig, parse_config
@@ -132,6 +132,11 @@ def _is_tied(family: Family, config: HfConfig, stored: Stored, names: dict[str, 
     """
     head, embedding = HEAD.full_name("weight"), family.modules[0].full_name("weight")
     if head not in names:
+        if not config.tied and config.bare:
+            raise UnsupportedError(
+                f"the architecture {family.bare} is a language model only where the output matrix is the embedding, "
+                "and config.json says that it is not (tie_word_embeddings)"
+            )
         if not config.tied:
             warnings.append(
                 "config.json says that the output matrix is not tied, but there is none: it is the embedding"

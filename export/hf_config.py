@@ -5,13 +5,13 @@ Missing values are what transformers takes for them. All problems of a file are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
-from llamac.export.families import ACTIVATIONS, FAMILIES
+from llamac.export.families import ACTIVATIONS, FAMILIES, Family
 from llamac.export.rope import Rope, make_rope
 
 # The largest value of every number of the flat file's records.
@@ -63,12 +63,17 @@ MAX_FLOAT = 3.4e38
 
 @dataclass(frozen=True)
 class HfConfig:
-    """A config.json, understood. tied: what it says of the output matrix. biases: which of families' there are."""
+    """A config.json, understood.
+
+    tied: what it says of the output matrix. bare: whether its class is the family's without an output matrix. biases:
+    which of families' there are.
+    """
 
     model: ModelConfig
     rope: Rope | None
     tied: bool
     biases: frozenset[str]
+    bare: bool = False
 
 
 def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
@@ -84,7 +89,23 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
     ]
     if unsupported:
         raise UnsupportedError(f"config.json asks for what this version does not support: {', '.join(unsupported)}")
-    return {"llama": _llama, "gpt2": _gpt2}[kind](_Keys(values), warnings)
+    is_bare = _is_bare(FAMILIES[kind], values.get("architectures"))
+    return replace({"llama": _llama, "gpt2": _gpt2}[kind](_Keys(values), warnings), bare=is_bare)
+
+
+def _is_bare(family: Family, classes: Any) -> bool:
+    """Whether config.json names the family's class without an output matrix. UnsupportedError for any other class."""
+    if classes in (None, []):
+        return False
+    known = (*family.architectures, family.bare)
+    names = classes if isinstance(classes, list) else [classes]
+    for name in names:
+        if name not in known:
+            raise UnsupportedError(
+                f"config.json: architectures has {_shortened(name)}, which is no language model of the family "
+                f"{family.model_type!r}; supported are {', '.join(known)}"
+            )
+    return family.bare in names
 
 
 class _Keys:
@@ -119,6 +140,8 @@ class _Keys:
         if value is None:
             if default is None:
                 self.need(key)
+            elif default > most and not self.problems:  # else it may follow from what is wrong
+                self.problems.append(f"{self._place}{key} is missing and taken to be {default}, at most are {most}")
             return default or 1
         if type(value) is not int or not 1 <= value <= most:
             self.wrong(key, f"an integer from 1 to {most}")

@@ -88,7 +88,7 @@ def read(path: Path) -> Checkpoint:
         rope_original_context=(0,),
         rope_attention_factor=(1.0,),
     )
-    source = {"format": "llama2c", "version": header.version, "file": path.name}
+    source = {"format": "llama2c", "version": header.version, "files": [path.name]}
     return Checkpoint(config, tensors, metadata={"name": path.stem, "architecture": "llama", "source": source})
 
 

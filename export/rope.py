@@ -72,6 +72,8 @@ def _linear(parameters: Parameters, dim: int, context: int) -> Rope:
 
 def _dynamic(parameters: Parameters, dim: int, context: int) -> Rope:
     """NTK-aware scaling of the base, which begins beyond max_position_embeddings: up to there the default."""
+    if dim == 2:
+        raise ValueError("heads of 2 dimensions have one frequency, which does not depend on the base")
     factor = parameters["factor"]
     growth = factor * context / context - (factor - 1)
     return Rope(_plain(parameters["rope_theta"] * growth ** (dim / (dim - 2)), dim))

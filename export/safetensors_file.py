@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llamac.errors import ExportError
+from llamac.export.lfs import HEAD_BYTES, refuse_pointer
 from llamac.export.stored import StoredTensor, contiguous_strides
 from llamac.export.strict_json import parse_object
 
@@ -27,16 +28,18 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file by name, in the order of their bytes. Raises ExportError for any file that is not whole."""
     size = os.path.getsize(path)
     with open(path, "rb") as file:
-        head = file.read(8)
+        head = file.read(HEAD_BYTES)
+        refuse_pointer(path, head)
         if len(head) < 8:
             raise ExportError(f"{path} has {size} bytes, too few for a safetensors file")
-        (length,) = struct.unpack("<Q", head)
+        (length,) = struct.unpack_from("<Q", head)
         if length > MAX_HEADER_BYTES:
             raise ExportError(
                 f"{path} is no safetensors file: its header would have {length} bytes, at most are {MAX_HEADER_BYTES}"
             )
         if 8 + length > size:
             raise ExportError(f"{path} is incomplete: its header ends at byte {8 + length}, the file has {size}")
+        file.seek(8)
         text = file.read(length)
     if not text.startswith(b"{"):
         raise ExportError(f"{path} is no safetensors file: its header does not begin with '{{'")

@@ -189,7 +189,7 @@ def _config(checkpoint: Checkpoint, family: Family) -> Json:
     activation = next(name for name, meaning in ACTIVATIONS.items() if meaning == config.activation)
     base = checkpoint.metadata.get("config") or {}
     common = {
-        "architectures": [family.architecture],
+        "architectures": [family.architectures[0]],
         "model_type": family.model_type,
         "vocab_size": config.vocab_size,
         "tie_word_embeddings": config.tied_output,

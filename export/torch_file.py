@@ -1,24 +1,26 @@
 """Reads the files of torch.save without PyTorch and without running what they ask for.
 
 Such a file is a ZIP archive: data.pkl, a pickle that says how to rebuild the tensors, and data/0, data/1, ..., their
-storages. A pickle can name any function and call it; here only those names exist that state dicts of plain tensors
-need, and they stand for objects of this module.
+storages. Of the names in the pickle only those exist here that state dicts of plain tensors need, and they stand for
+objects of this module.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from llamac.errors import ExportError, LlamacError, UnsupportedError
+from llamac.export.lfs import HEAD_BYTES, refuse_pointer
 from llamac.export.stored import StoredTensor
+from llamac.export.torch_pickle import Dict, unpickle
 
-MAX_PICKLE_BYTES = 1 << 28
+MAX_PICKLE_BYTES = 1 << 26
+MAX_DIMS = 64  # as in torch
 STORAGE_DTYPES = {
     "DoubleStorage": "f64",
     "FloatStorage": "f32",
@@ -40,7 +42,8 @@ def read_torch(path: Path) -> dict[str, StoredTensor]:
     Raises UnsupportedError for torch's old format and for pickles that need more than tensors, ExportError for damage.
     """
     with open(path, "rb") as file:
-        head = file.read(4)
+        head = file.read(HEAD_BYTES)
+        refuse_pointer(path, head)
         if head[:4] != b"PK\x03\x04":
             raise _not_an_archive(path, head)
         try:
@@ -96,19 +99,16 @@ class _Function(NamedTuple):
         return self.call(*arguments)
 
 
-class _Dict(dict[Any, Any]):
-    """Stands for collections.OrderedDict; the attributes that modules hang on it (_metadata) are dropped."""
-
-    def __setstate__(self, state: object) -> None:
-        pass
-
-
 def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
     return _Tensor(storage, offset, shape, strides)  # what follows concerns training
 
 
 def _rebuild_parameter(data: Any, *_: Any) -> Any:
-    return data
+    return data  # what follows concerns training, or is the parameter's Python attributes
+
+
+def _rebuild_ordered_dict() -> Dict:
+    return Dict()
 
 
 class _Archive:
@@ -147,8 +147,23 @@ class _Archive:
         member = self._archive.getinfo(self._root + "data.pkl")
         if member.file_size > MAX_PICKLE_BYTES:
             raise ExportError(f"{self._path}: data.pkl has {member.file_size} bytes, at most are {MAX_PICKLE_BYTES}")
-        with self._archive.open(member) as stream:
-            return _Unpickler(stream, self._path, self._storage).load()
+        return unpickle(self._archive.read(member), str(self._path), self._lookup, self._storage)
+
+    def _lookup(self, module: str, name: str) -> _StorageClass | _Function:
+        """What a handful of names stand for; all of it is made in this module."""
+        if module == "torch" and name in STORAGE_DTYPES:
+            return _StorageClass(STORAGE_DTYPES[name])
+        match module, name:
+            case "torch._utils", "_rebuild_tensor_v2":
+                return _Function(_rebuild_tensor)
+            case "torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state":
+                return _Function(_rebuild_parameter)
+            case "collections", "OrderedDict":
+                return _Function(_rebuild_ordered_dict)
+        raise UnsupportedError(
+            f"{self._path} names {module}.{name}, which a file of plain tensors has no need of; nothing of it was run. "
+            "Use the model's safetensors file, or rewrite this one from a state dict"
+        )
 
     def _storage(self, identity: Any) -> _Storage:
         """The storage that a pickle refers to as ("storage", class, key, device, number of elements)."""
@@ -156,7 +171,7 @@ class _Archive:
             case ("storage", _StorageClass() as kind, str(key), str(), int(numbers)) if numbers >= 0:
                 pass
             case _:
-                raise ExportError(f"{self._path}: data.pkl refers to something that is no storage: {identity!r:.200}")
+                raise ExportError(f"{self._path}: data.pkl refers to something that is no storage")
         try:
             member = self._archive.getinfo(f"{self._root}data/{key}")
         except KeyError:
@@ -196,32 +211,7 @@ class _Archive:
         return StoredTensor(self._path, storage.dtype, shape, strides, first)
 
 
-class _Unpickler(pickle.Unpickler):
-    """Knows a handful of names, and what it returns for them is made in this module."""
-
-    def __init__(self, stream: IO[bytes], path: Path, storage: Callable[[Any], _Storage]) -> None:
-        super().__init__(stream)
-        self._path = path
-        self._storage = storage
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and name in STORAGE_DTYPES:
-            return _StorageClass(STORAGE_DTYPES[name])
-        match module, name:
-            case "torch._utils", "_rebuild_tensor_v2":
-                return _Function(_rebuild_tensor)
-            case "torch._utils", "_rebuild_parameter":
-                return _Function(_rebuild_parameter)
-            case "collections", "OrderedDict":
-                return _Dict
-        raise UnsupportedError(
-            f"{self._path} names {module}.{name}, which a file of plain tensors has no need of; nothing of it was run. "
-            "Use the model's safetensors file, or rewrite this one from a state dict"
-        )
-
-    def persistent_load(self, identity: Any) -> _Storage:
-        return self._storage(identity)
-
-
 def _are_sizes(values: Any) -> bool:
-    return isinstance(values, tuple) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
+    if not isinstance(values, tuple) or len(values) > MAX_DIMS:
+        return False
+    return all(type(value) is int and 0 <= value < 1 << 63 for value in values)

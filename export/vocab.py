@@ -7,6 +7,7 @@ from pathlib import Path
 
 from llamac.errors import TokenizerError, UnsupportedError
 
+from .lfs import refuse_pointer
 from .vocab_json import Vocabulary, from_tokenizer_json, from_vocab_and_merges, parse_json, read_sidecars
 from .vocab_llama2c import from_llama2c, to_llama2c
 from .vocab_spm import from_sentencepiece, looks_like_sentencepiece
@@ -22,7 +23,7 @@ def load_vocabulary(path: str | Path) -> Vocabulary:
     """Read the tokenizer at `path`, a file or a directory that holds one, in any of the forms that
     `llamac.tokenizer.Tokenizer.from_file` lists. The kind of a file is told from its content, not from its name.
 
-    Raises OSError, TokenizerError, UnsupportedError or (GGUF) ModelError.
+    Raises OSError, TokenizerError, UnsupportedError, (GGUF) ModelError, or ExportError for a Git LFS pointer.
     """
     path = Path(path)
     if path.is_dir():
@@ -34,6 +35,7 @@ def load_vocabulary(path: str | Path) -> Vocabulary:
 
             return from_gguf(path)
         data = head + file.read(MAX_FILE_BYTES)
+    refuse_pointer(path, data)
     if len(data) > MAX_FILE_BYTES:
         raise TokenizerError(f"{path} is no tokenizer: it has more than {MAX_FILE_BYTES} bytes")
     try:

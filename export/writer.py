@@ -31,6 +31,9 @@ Numbers = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
 
 DTYPES = {str(_core.dtype_name(number)): number for number in (1, 2, 3)}
 RESERVED = ("q8", "q4", "q4s")
+# The smallest numbers that are rounded to infinity.
+F16_OVERFLOW = 65520.0
+BF16_OVERFLOW = float.fromhex("0x1.ffp127")
 MAGIC = b"\x89llamac\n"
 COPY_BYTES = 1 << 24
 
@@ -110,7 +113,7 @@ def make_plan(checkpoint: Checkpoint, dtype: str, texts: dict[str, bytes]) -> Pl
 
 
 def config_records(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
-    """(the config record, the layer records) of a checkpoint."""
+    """(the config record, the layer records) of a checkpoint. Raises ExportError for a number out of range."""
     config = checkpoint.config
     special = checkpoint.tokenizer[1] if checkpoint.tokenizer else None
     stop_ids = sorted(special.stop_ids) if special else []
@@ -126,7 +129,10 @@ def config_records(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
         "n_stop_ids": len(stop_ids),
         "stop_ids": stop_ids,
     }
-    return pack_record("config", values), b"".join(pack_record("layer", vars(layer)) for layer in config.layers)
+    try:
+        return pack_record("config", values), b"".join(pack_record("layer", vars(layer)) for layer in config.layers)
+    except ArgumentError as error:
+        raise ExportError(f"the model does not fit into a flat file: {error}") from None
 
 
 def matching_tensors(checkpoint: Checkpoint) -> dict[str, LazyTensor]:
@@ -176,13 +182,14 @@ def to_dtype(numbers: NDArray[np.float32], dtype: str) -> Numbers:
 
 def checked_chunks(name: str, tensor: LazyTensor, dtype: str) -> Iterator[NDArray[np.float32]]:
     """A tensor some rows at a time. Raises ExportError for a number that is not finite or does not fit `dtype`."""
-    largest = {"f16": 65520.0, "bf16": float.fromhex("0x1.ffp127")}.get(dtype, np.inf)
+    largest = {"f16": F16_OVERFLOW, "bf16": BF16_OVERFLOW}.get(dtype, np.inf)
     for _, rows in tensor.chunks(STRIP_ROWS):
         peak = float(np.abs(rows).max(initial=0.0))
         if not np.isfinite(peak):
             raise ExportError(f"tensor {name} holds numbers that are not finite")
         if peak >= largest:
-            raise ExportError(f"tensor {name} holds {peak:g}, which does not fit {dtype}: use --dtype f32 or bf16")
+            wider = "f32" if peak >= BF16_OVERFLOW else "f32 or bf16"
+            raise ExportError(f"tensor {name} holds {peak:g}, which does not fit {dtype}: use --dtype {wider}")
         yield rows
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # rows * bytes of weights from which an eval may take longer than some 10 ms
 LONG_WORK = 100_000_000
+LONG_WORK_SCALAR = 2_000_000
 
 KV_DTYPES = {None: 0, "f32": 1, "f16": 2}
 assert all(name is None or _core.dtype_name(number) == name for name, number in KV_DTYPES.items())
@@ -69,7 +70,8 @@ class Session:
             threads=threads,
             isa=machine.choose_isa(isa),
         )
-        self._limit_rows = max(1, LONG_WORK // max(1, model.weight_bytes))
+        long_work = LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
+        self._limit_rows = max(1, long_work // max(1, model.weight_bytes))
 
     # ---- facts
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 from typing import Any
 
 TIMEOUT = 60
+
+
+def heed_ctrl_c() -> None:
+    """For preexec_fn: a job that a shell started in the background ignores SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run_python(code: str, *arguments: Any, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,7 @@ import pytest
 import llamac
 from builders import Floats, some_ids
 from llamac.errors import CancelledError
-from processes import TIMEOUT
+from processes import TIMEOUT, heed_ctrl_c
 
 LIMIT = 0.050
 MARGIN = 0.030  # for the operating system to run the waiting thread
@@ -120,11 +120,6 @@ LONG_PROMPT = """
         session.rewind(0)
         print(session.eval([1, 2, 3], logits="all").tobytes().hex())
 """
-
-
-def heed_ctrl_c() -> None:
-    """A job that a shell started in the background ignores SIGINT, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:

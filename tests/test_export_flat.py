@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,13 @@ from numpy.typing import NDArray
 from vocab_samples import WORDS, llama2c_file
 
 import llamac
+import llamac.cli as main
 from builders import checkpoint, llama_config, write_model
 from llamac.errors import ArgumentError, ExportError, ModelError, UnsupportedError
 from llamac.export import flat
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.convert import export
-from llamac.export.writer import make_plan, pack_strips, to_dtype
+from llamac.export.writer import make_plan, pack_strips, temporary_beside, to_dtype, write
 from llamac.flatfile import FlatFile
 from llamac.probes import decode, replay
 
@@ -157,9 +159,10 @@ def with_number(made: Checkpoint, name: str, number: float) -> Checkpoint:
 @pytest.mark.parametrize(
     ("number", "dtype", "message"),
     [
-        (65520.0, "f16", "holds 65520, which does not fit f16"),
-        (-7e4, "f16", "holds 70000, which does not fit f16"),
-        (3.4e38, "bf16", "holds 3.4e\\+38, which does not fit bf16"),
+        (65520.0, "f16", "holds 65520, which does not fit f16: use --dtype f32 or bf16$"),
+        (-7e4, "f16", "holds 70000, which does not fit f16: use --dtype f32 or bf16$"),
+        (3.4e38, "f16", "holds 3.4e\\+38, which does not fit f16: use --dtype f32$"),
+        (3.4e38, "bf16", "holds 3.4e\\+38, which does not fit bf16: use --dtype f32$"),
         (math.nan, "f32", "not finite"),
         (math.inf, "bf16", "not finite"),
     ],
@@ -228,6 +231,7 @@ def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
     for content, message in (
         (b"GGUF" + bytes(60), "is a GGUF file"),
         (b"text" * 99, "expected a Hugging Face directory"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 60816028\n", "run `git lfs pull`"),
     ):
         (tmp_path / "source").write_bytes(content)
         with pytest.raises(ExportError, match=message):
@@ -273,6 +277,48 @@ def test_a_smaller_tokenizer_limits_what_is_drawn(source: Path, tmp_path: Path) 
         assert model.config["n_token_ids"] == small < model.config["vocab_size"]
 
 
+@pytest.fixture
+def beside(source: Path, tmp_path: Path) -> Path:
+    """A folder with a model of 275 tokens, no tokenizer, and where one will lie, a tokenizer of 260."""
+    shutil.copy(source, tmp_path / "model.bin")
+    (tmp_path / "tok260.bin").write_bytes(llama2c_file(WORDS[:1]))
+    (tmp_path / "token-of-love.bin").write_bytes(b"no tokenizer")
+    return tmp_path
+
+
+def test_a_tokenizer_of_another_model_is_not_taken(beside: Path) -> None:
+    report = export(beside / "model.bin", beside / "out.bin", probe_source=None)
+    assert report.tokenizer == "none"
+    size = vocabulary_size((beside / "tok260.bin").read_bytes())
+    (warning,) = report.warnings
+    assert f"tok260.bin has {size} ids" in warning
+    assert "token-of-love.bin is no tokenizer" in warning
+    with llamac.load(beside / "out.bin") as model:
+        assert f"the model's {model.config['vocab_size']} ids" in warning
+
+
+def test_of_several_tokenizers_the_one_that_fits_is_taken(beside: Path, source: Path) -> None:
+    shutil.copy(source.with_name("tokenizer.bin"), beside / "tokenizer.bin")
+    shutil.copy(source.with_name("tokenizer.bin"), beside / "tok-copy.bin")  # the same one leaves nothing to choose
+    report = export(beside / "model.bin", beside / "out.bin", probe_source=None)
+    assert (report.tokenizer, report.warnings) == ("tok-copy.bin", [])
+
+
+def test_several_tokenizers_that_fit_must_be_told_apart(beside: Path) -> None:
+    for name, words in (("tok-a.bin", WORDS), ("tok-b.bin", WORDS[::-1])):
+        (beside / name).write_bytes(llama2c_file(words))
+    with pytest.raises(ExportError, match=r"several tokenizers that fit .*: tok-a\.bin, tok-b\.bin; choose"):
+        export(beside / "model.bin", beside / "out.bin")
+
+
+def test_a_flat_file_has_its_tokenizer_inside_or_none(beside: Path, source: Path) -> None:
+    export(beside / "model.bin", beside / "out.bin", probe_source=None)
+    shutil.copy(source.with_name("tokenizer.bin"), beside / "tokenizer.bin")
+    report = export(beside / "out.bin", beside / "again.bin", probe_source=None)
+    assert report.tokenizer == "none"
+    assert len(report.warnings) == 1
+
+
 # ---- metadata, probes, determinism
 
 
@@ -300,7 +346,7 @@ def test_metadata_say_where_a_model_came_from(source: Path, tmp_path: Path) -> N
         "dtype": "f16",
         "exporter": f"llamac {llamac.__version__}",
         "name": "Zoë",
-        "source": {"format": "llama2c", "version": 1, "file": "model.bin"},
+        "source": {"format": "llama2c", "version": 1, "files": ["model.bin"]},
         "tokenizer": {"source": "tokenizer.bin"},
     }
     assert (report.dtype, report.tokenizer, report.bytes) == (
@@ -309,6 +355,47 @@ def test_metadata_say_where_a_model_came_from(source: Path, tmp_path: Path) -> N
         (tmp_path / "out.bin").stat().st_size,
     )
     assert 16 < report.bits_per_weight < 32
+    assert (report.layers, report.dim) == (2, 24)
+    assert report.parameters == sum(math.prod(tensor.shape) for tensor in file.tensors)
+    file.close()
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"source": "x", "tokenizer": [1], "name": 3},
+        {"source": {"format": ["llama2c"]}, "tokenizer": {"source": 5}},
+        {"architecture": ["llama"], "source": None},
+        {"architecture": "llama", "config": [1]},
+        {"architecture": "llama", "name": "\ud800", "mystery": {"\udfff": 1}},
+    ],
+    ids=str,
+)
+def test_metadata_of_other_programs_do_no_harm(metadata: Any, tmp_path: Path) -> None:
+    made = checkpoint(llama_config(n_layers=1))
+    assert made.tokenizer is not None
+    data, _, spm = made.tokenizer
+    texts = {**TEXTS, "metadata": json.dumps(metadata).encode(), "tokenizer": data, "spm": spm or b""}
+    with temporary_beside(tmp_path / "model.bin") as file:
+        write(file, make_plan(made, "f32", texts))
+    report = export(tmp_path / "model.bin", tmp_path / "again.bin")
+    assert isinstance(report.source, dict)
+    assert isinstance(report.tokenizer, str)
+    assert main.run_command(["inspect", str(tmp_path / "model.bin")]) == 0
+    assert main.run_command(["inspect", str(tmp_path / "again.bin"), "--json"]) == 0
+    if metadata.get("architecture") == "llama":
+        export(tmp_path / "model.bin", tmp_path / "hf", to="hf")
+    else:
+        with pytest.raises(UnsupportedError, match="families llama, gpt2"):
+            export(tmp_path / "model.bin", tmp_path / "hf", to="hf")
+
+
+def test_a_name_that_is_no_text_is_stored_with_question_marks(source: Path, tmp_path: Path) -> None:
+    """A shell gives bytes that are no UTF-8 as halves of surrogate pairs."""
+    export(source, tmp_path / "out.bin", name="a\udcffb", probe_source=None)
+    file = FlatFile(tmp_path / "out.bin")
+    assert file.metadata["name"] == "a?b"
     file.close()
 
 

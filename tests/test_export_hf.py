@@ -22,7 +22,7 @@ import llamac
 from golden.cases import GPT2, LLAMA, LLAMA3, LONGROPE, YARN
 from golden.tiny_checkpoints import Config, Tensors, tensors, write_checkpoint, write_safetensors
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import hf, hf_config, reference, rope
+from llamac.export import hf, hf_config, reference, rope, torch_pickle
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.convert import export
 from llamac.export.safetensors_file import MAX_HEADER_BYTES, read_safetensors
@@ -295,7 +295,7 @@ def test_a_malformed_safetensors_file_is_refused(tmp_path: Path, name: str) -> N
         (struct.pack("<Q", 3) + b"{}", "ends at byte 11"),
         (struct.pack("<Q", MAX_HEADER_BYTES + 1) + b"{}", "at most"),
         (struct.pack("<Q", (1 << 64) - 1) + b"{}", "at most"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "no safetensors file"),
+        (b"<!DOCTYPE html>\n<html>404</html>", "no safetensors file"),
     ],
 )
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
@@ -410,7 +410,7 @@ def test_other_files_than_archives_are_refused(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, 2))  # how the old format begins
     with pytest.raises(UnsupportedError, match=r"torch\.save\(torch\.load"):
         read_torch(path)
-    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    path.write_bytes(b"<html>404</html>")
     with pytest.raises(ExportError, match="no ZIP archive"):
         read_torch(path)
     write_archive(path, {}, {}, byteorder=b"big")
@@ -420,6 +420,97 @@ def test_other_files_than_archives_are_refused(tmp_path: Path) -> None:
         archive.writestr("a/b", b"")
     with pytest.raises(ExportError, match=r"members data\.pkl"):
         read_torch(path)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "tokenizer.json", "tokenizer.model"])
+def test_git_lfs_pointers_are_told_as_such(tmp_path: Path, name: str) -> None:
+    folder = write_checkpoint(tmp_path / "tiny", GPT2)
+    if name == "pytorch_model.bin":
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(POINTER)
+    with pytest.raises(ExportError, match=f"{name} is a Git LFS pointer.*git lfs pull"):
+        export(folder, tmp_path / "out.bin")
+
+
+def write_pickle(path: Path, data: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", data)
+    return path
+
+
+def nested(levels: int) -> bytes:
+    """Instructions that make a tuple of 2^levels elements, all of them shared."""
+    return b")" + b"".join(b"q" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(levels))
+
+
+BOMBS = {
+    "memo": (b"\x80\x02}r" + struct.pack("<I", (1 << 32) - 1) + b".", None),
+    "bytes": (b"\x80\x05\x8e" + struct.pack("<Q", 1 << 40) + b".", "damaged"),
+    "bytearray": (b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".", "damaged"),
+    "nested reference": (b"\x80\x02" + nested(100) + b"Q.", "no storage"),
+    "nested key": (b"\x80\x02}" + nested(100) + b"Ns.", "texts and numbers as keys"),
+    "nested value": (b"\x80\x02}X\x01\x00\x00\x00a" + nested(100) + b"s.", "more than tensors: 'a'"),
+    "nested name": (b"\x80\x02" + nested(100) + b"h\x00\x93.", "no text"),
+    "nested argument": (b"\x80\x02ccollections\nOrderedDict\n" + nested(100) + b"R.", "damaged"),
+    "deep": (b"\x80\x02" + b")" + b"\x85" * 200_000 + b".", "holds a tuple"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_small_pickles_cannot_take_much_time_or_memory(tmp_path: Path, name: str) -> None:
+    data, message = BOMBS[name]
+    path = write_pickle(tmp_path / "pytorch_model.bin", data)
+    tracemalloc.start()
+    try:
+        if message is None:
+            assert read_torch(path) == {}
+        else:
+            with pytest.raises((ExportError, UnsupportedError), match=message):
+                read_torch(path)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_number_of_instructions_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_pickle(tmp_path / "pytorch_model.bin", pickle.dumps({"a": [1] * 1000}, 2))
+    monkeypatch.setattr(torch_pickle, "MAX_INSTRUCTIONS", 1000)
+    with pytest.raises(ExportError, match="more than 1000 instructions"):
+        read_torch(path)
+
+
+def test_instructions_that_plain_tensors_do_not_need_are_refused(tmp_path: Path) -> None:
+    for data in (pickle.dumps({"a": {1, 2}}, 4), pickle.dumps({"a": 1}, 0), pickle.dumps({"a": bytearray(9)}, 5)):
+        with pytest.raises(UnsupportedError, match="has the instruction"):
+            read_torch(write_pickle(tmp_path / "pytorch_model.bin", data))
+
+
+@pytest.mark.parametrize("data", [b"", b".", b"\x80\x02}", b"\x80\x02t.", b"\x80\x02\x86.", b"\x80\x02)NR."])
+def test_a_pickle_that_takes_what_is_not_there_is_damaged(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(ExportError, match="damaged"):
+        read_torch(write_pickle(tmp_path / "pytorch_model.bin", data))
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_named_parameters_of_torch_are_read(tmp_path: Path, protocol: int) -> None:
+    """torch.save(dict(model.named_parameters())), where training has hung something on a parameter, and more beside."""
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Linear(3, 4)
+    layer.weight.is_mine = True
+    more = {
+        "epoch": 3,
+        "best": 0.5,
+        "log": [1, None, "x", 2**70],
+        "optimizer": torch.optim.Adam([layer.weight]).state_dict(),
+    }
+    document = {"state_dict": dict(layer.named_parameters()), **more}
+    torch.save(document, tmp_path / "x.bin", pickle_protocol=protocol)
+    found = read_torch(tmp_path / "x.bin")
+    assert set(found) == {"weight", "bias"}
+    np.testing.assert_array_equal(found["weight"].read(0, 4), layer.weight.detach().numpy())
 
 
 def test_compressed_storages_are_refused(tmp_path: Path) -> None:
@@ -576,6 +667,16 @@ def test_the_tensors_decide_whether_the_output_is_tied(tmp_path: Path) -> None:
     assert_same(hf.read(tmp_path / "another output", []), untied)
 
 
+def test_a_bare_model_is_a_language_model_if_its_output_is_the_embedding(tmp_path: Path) -> None:
+    bare = {**TIED, "architectures": ["LlamaModel"]}
+    assert with_output(tmp_path / "tied", bare, None) == []
+    with pytest.raises(UnsupportedError, match=r"LlamaModel is a language model only .*tie_word_embeddings"):
+        with_output(tmp_path / "untied", {**bare, "tie_word_embeddings": False}, None)
+    assert with_output(tmp_path / "own", {**bare, "tie_word_embeddings": False}, tensors(LLAMA)["lm_head.weight"]) == []
+    for name in ("LlamaForCausalLM", "LLaMAForCausalLM"):
+        assert parse({**LLAMA, "architectures": [name]}).model == parse(LLAMA).model
+
+
 @pytest.mark.parametrize("output", ["none", "equal", "other"])
 def test_transformers_ties_likewise(tmp_path: Path, output: str) -> None:
     pytest.importorskip("torch")
@@ -636,6 +737,10 @@ def test_harmless_keys_are_harmless(config: Config) -> None:
         (LLAMA, {"rope_interleaved": True}, "interleaved"),
         (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "differ by layer"),
         (GPT2, {"add_cross_attention": True}, "cross-attention"),
+        (LLAMA, {"architectures": ["LlamaForSequenceClassification"]}, "'LlamaForSequenceClassification'.*no language"),
+        (LLAMA, {"architectures": ["LlamaForCausalLM", "GPT2LMHeadModel"]}, "'GPT2LMHeadModel'"),
+        (LLAMA, {"architectures": 7}, "architectures has 7"),
+        (GPT2, {"architectures": ["GPT2DoubleHeadsModel"]}, "supported are GPT2LMHeadModel, GPT2Model"),
     ],
 )
 def test_what_the_engine_cannot_compute_is_refused(config: Config, change: Config, message: str) -> None:
@@ -706,6 +811,36 @@ def test_a_wrong_size_is_told(config: Config, key: str, value: Any) -> None:
 def test_a_wrong_value_is_told(config: Config, change: Config, message: str) -> None:
     with pytest.raises(ExportError, match=message):
         parse(changed(config, **change))
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "key"),
+    [
+        (LLAMA, {"num_hidden_layers": 200_000}, "num_hidden_layers"),
+        (LLAMA, {"rms_norm_eps": 5.0}, "rms_norm_eps"),
+        (LLAMA, {"num_attention_heads": "4", "num_key_value_heads": None, "head_dim": None}, "num_attention_heads"),
+        (LLAMA, {"rope_scaling": 3}, "rope_scaling"),
+        (LLAMA, {"hidden_size": 1 << 20, "num_attention_heads": 1, "head_dim": None}, "head_dim"),
+        (GPT2, {"n_layer": 1 << 30}, "n_layer"),
+        (GPT2, {"n_embd": 1 << 19, "n_inner": None}, "n_inner"),
+    ],
+)
+def test_one_wrong_value_is_one_problem(tmp_path: Path, config: Config, change: Config, key: str) -> None:
+    folder = write_checkpoint(tmp_path / "tiny", config)
+    write_config(folder, changed(config, **{"num_key_value_heads": None, **change}))
+    with pytest.raises(ExportError) as caught:
+        export(folder, tmp_path / "out.bin", probe_source=None)
+    (problem,) = str(caught.value).splitlines()[1:]
+    assert problem.strip().startswith(f"{key} is ")
+    assert not (tmp_path / "out.bin").exists()
+
+
+def test_a_damaged_tokenizer_is_told_and_left_out(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "tiny", GPT2)
+    (folder / "tokenizer.json").write_text("{")
+    (warning,) = export(folder, tmp_path / "out.bin", probe_source=None).warnings
+    assert "tokenizer.json" in warning
+    assert "token ids only" in warning
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1, "a": 2}', '{"rms_norm_eps": NaN}', "\xff"])

@@ -365,12 +365,8 @@ def test_headers_that_make_no_sense_are_refused_by_field(stories: Stories, tmp_p
             export(path, tmp_path / "out.bin")
 
 
-def test_several_tokenizers_beside_a_model_must_be_told_apart(stories: Stories, tmp_path: Path) -> None:
+def test_the_tokenizer_beside_a_model_is_found(stories: Stories, tmp_path: Path) -> None:
     shutil.copy(stories.path, tmp_path / "stories.bin")
-    for name in ("tok512.bin", "tokenizer.bin"):
-        shutil.copy(stories.tokenizer, tmp_path / name)
-    with pytest.raises(ExportError, match="several tokenizers"):
-        export(tmp_path / "stories.bin", tmp_path / "out.bin")
-    (tmp_path / "tok512.bin").unlink()
+    shutil.copy(stories.tokenizer, tmp_path / "tokenizer.bin")
     report = export(tmp_path / "stories.bin", tmp_path / "out.bin")
     assert (report.tokenizer, report.warnings) == ("tokenizer.bin", [])

@@ -119,7 +119,7 @@ def test_threads_do_not_pile_up(tiny_llama: Path) -> None:
     print(max(counts), settled() - before - counts[3], len(found))
     """
     most, growth, kinds = map(int, output_of(program, tiny_llama).split())
-    assert most <= OURS
+    assert most <= OURS + 1  # one may be ending while another begins
     assert growth <= 0
     assert kinds == 1
 

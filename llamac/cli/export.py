@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Callable
 
 from llamac.cli.progress import progress_bar
 from llamac.export.convert import export as convert
@@ -11,13 +13,16 @@ from llamac.export.convert import export as convert
 
 def export(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    with progress_bar("exporting", 1) as advance:
-        shown = [0, 1]  # bytes done so far, and in all: known when the work has begun
+    with contextlib.ExitStack() as stack:
+        shown = 0
+        advance: Callable[[int], None] | None = None
 
         def progress(done: int, total: int) -> None:
-            advance_by = done / total - shown[0] / shown[1]
-            shown[:] = done, total
-            advance(advance_by)  # type: ignore[arg-type]  # a bar of length 1 advances by fractions
+            nonlocal shown, advance
+            if advance is None:  # how much there is to write is known when the first of it is written
+                advance = stack.enter_context(progress_bar("exporting", total))
+            advance(done - shown)
+            shown = done
 
         report = convert(
             options.source,

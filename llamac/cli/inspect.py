@@ -83,7 +83,7 @@ def describe_file(file: FlatFile) -> dict[str, Any]:
         "format_version": file.header["version"],
         "numerics": file.header["numerics"],
         "id": file.id,
-        "metadata": {key: value for key, value in file.metadata.items() if key != "config"},
+        "metadata": _printable({key: value for key, value in file.metadata.items() if key != "config"}),
         "parameters": numbers,
         "bits_per_weight": round(8 * data / numbers, 3),
         "sections": {name: section.bytes for name, section in file.sections.items()},
@@ -99,12 +99,18 @@ def describe_file(file: FlatFile) -> dict[str, Any]:
     }
 
 
+def _printable(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Metadata with question marks for what JSON can write, but no stream can: halves of surrogate pairs."""
+    printable: dict[str, Any] = json.loads(json.dumps(metadata, ensure_ascii=False).encode(errors="replace"))
+    return printable
+
+
 def _file_lines(facts: dict[str, Any], all_tensors: bool) -> list[str]:
     config, metadata = facts["config"], facts["metadata"]
     layer = facts["layers"][0]
-    source = ", ".join(
-        f"{key} {value}" for key, value in metadata.get("source", {}).items() if not isinstance(value, list | dict)
-    )
+    source = metadata.get("source")
+    if isinstance(source, dict):
+        source = ", ".join(f"{key} {value}" for key, value in source.items() if not isinstance(value, list | dict))
     stops = config["stop_ids"][: config["n_stop_ids"]]
     special = f"BOS {config['bos_id']}{' added' if config['add_bos'] else ''}, EOS {config['eos_id']}, stops at {stops}"
     lines = [

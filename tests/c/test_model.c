@@ -13,6 +13,7 @@
 #include "tiny_model.h"
 
 static llamac_error err;
+static int emulated;   // the programs run in an emulator: some fifty times slower, and without fork
 
 static llamac_session *open_session(const llamac_model *model, int sequences, int kv, int threads, const char *isa) {
     const llamac_session_options options = { .n_sequences = sequences, .kv_dtype = kv, .threads = threads, .isa = isa };
@@ -52,7 +53,7 @@ static void check_same_bits(const struct tiny_shape *shape, int kv) {
     for (size_t i = 0; llamac_isa_at(i, &supported); i++) {
         if (!supported) continue;
         const char *isa = llamac_isa_at(i, &supported);
-        for (int threads = 1; threads <= 3; threads++) {
+        for (int threads = 1; threads <= (emulated ? 2 : 3); threads++) {
             s = open_session(model, 1, kv, threads, isa);
             prefill_whole(s, 0, N, shape->vocab, logits);
             CHECK(!memcmp(logits, expected, sizeof(float) * vocab * N), "%s, %d threads, one prefill", isa, threads);
@@ -74,9 +75,10 @@ static void check_same_bits(const struct tiny_shape *shape, int kv) {
 }
 
 static void bits_do_not_depend_on_threads_chunks_or_isa(void) {
-    check_same_bits(&tiny_llama, LLAMAC_F32);
     check_same_bits(&tiny_llama, LLAMAC_F16);
     check_same_bits(&tiny_gpt2, 0);
+    if (emulated) return;
+    check_same_bits(&tiny_llama, LLAMAC_F32);
     struct tiny_shape f16 = tiny_llama;
     f16.dtype = LLAMAC_F16, f16.tied = 1, f16.biases = 0;
     check_same_bits(&f16, 0);
@@ -544,8 +546,7 @@ static void sha256_matches_the_standard(void) {
 }
 
 int main(int argc, char **argv) {
-    // qemu's user emulation ends with an assertion of its own when a process with threads forks
-    const int emulated = argc > 1 && !strcmp(argv[1], "--emulated");
+    emulated = argc > 1 && !strcmp(argv[1], "--emulated");
     RUN(sha256_matches_the_standard);
     RUN(bits_do_not_depend_on_threads_chunks_or_isa);
     RUN(logits_have_the_recorded_bits);
@@ -560,7 +561,7 @@ int main(int argc, char **argv) {
     RUN(bad_rows_change_nothing);
     RUN(every_allocation_may_fail);
     RUN(a_cancel_keeps_whole_chunks);
-    if (!emulated) RUN(a_forked_child_can_eval);
+    if (!emulated) RUN(a_forked_child_can_eval);   // qemu's user emulation asserts when a process with threads forks
     RUN(sampling_follows_its_definition);
     CHECK(llamac_live_objects() == 0, "%ld objects leak", llamac_live_objects());
     return finish_tests("test_model");
