@@ -119,7 +119,7 @@ def _check_target(out: Path, to: str, overwrite: bool) -> None:
     elif out.is_dir():
         raise ExportError(f"{out} is a directory: the target is a file")
     elif out.exists() and not overwrite:
-        raise ExportError(f"{out} exists: choose another name, or allow it to be overwritten")
+        raise ExportError(f"{out} exists: choose another name, or allow it to be overwritten (--force)")
 
 
 def read_checkpoint(source: Path, warnings: list[str]) -> Checkpoint:

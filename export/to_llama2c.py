@@ -40,7 +40,9 @@ def write_llama2c(checkpoint: Checkpoint, out: Path, progress: Progress | None, 
     if vocabulary and place.exists() and place.read_bytes() == vocabulary:
         vocabulary = b""
     if vocabulary and place.exists() and not overwrite:
-        raise ExportError(f"{place} exists and is another tokenizer: choose another folder, or allow overwriting")
+        raise ExportError(
+            f"{place} exists and is another tokenizer: choose another folder, or allow overwriting (--force)"
+        )
     tensors = list(_in_order(checkpoint.config, matching_tensors(checkpoint)))
     size = 28 + sum(4 * int(np.prod(tensor.shape)) for _, tensor in tensors)
     check_space(out.parent, size + len(vocabulary))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,15 +23,16 @@ TIMEOUT = 60
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "tiny.bin", checkpoint(llama_config()))
+    """A model that all targets can hold: as many tokens as logits."""
+    config = llama_config()
+    n_ids = checkpoint(config).config.n_token_ids
+    return write_model(tmp_path_factory.mktemp("model") / "tiny.bin", checkpoint(replace(config, vocab_size=n_ids)))
 
 
 def start(*arguments: object, stderr: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "llamac", "export", *map(str, arguments)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=stderr, env=environment, preexec_fn=heed_ctrl_c
-    )
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environment, preexec_fn=heed_ctrl_c)
 
 
 def test_a_terminal_shows_bytes_and_a_pipe_nothing(model: Path, tmp_path: Path) -> None:
@@ -78,6 +80,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         ((), r"out: [\d.]+ MB, f32, 3\d\.\d\d bits per weight, tokenizer unknown\n"),
         (("--dtype", "bf16"), r"out: [\d.]+ MB, bf16, 1\d\.\d\d bits per weight, tokenizer unknown\n"),
         (("--to", "hf"), r"out: [\d.]+ MB, f32, tokenizer unknown\n"),
+        (("--to", "llama2c"), r"out: [\d.]+ MB, f32, tokenizer unknown, as tokenizer\.bin beside it\n"),
     ],
 )
 def test_the_last_line_tells_what_was_written(

@@ -38,5 +38,6 @@ def export(options: argparse.Namespace) -> int:
     for warning in report.warnings:
         print(f"llamac: warning: {warning}", file=sys.stderr)
     bits = f", {report.bits_per_weight:.2f} bits per weight" if report.bits_per_weight else ""
-    print(f"{report.path}: {report.bytes / 1e6:.1f} MB, {report.dtype}{bits}, tokenizer {report.tokenizer}")
+    place = ", as tokenizer.bin beside it" if options.to == "llama2c" and report.tokenizer != "none" else ""
+    print(f"{report.path}: {report.bytes / 1e6:.1f} MB, {report.dtype}{bits}, tokenizer {report.tokenizer}{place}")
     return 0
