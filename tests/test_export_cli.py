@@ -109,3 +109,11 @@ def test_options_without_effect_are_refused(
     assert message in errors
     assert errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_option_that_the_target_has_no_use_for_is_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["export", str(model), str(tmp_path / "out"), "--to", "hf", "--probe-source", "llamac"]) == 1
+    assert "--probe-source goes with model files" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

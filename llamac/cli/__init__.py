@@ -260,7 +260,6 @@ def _add_export(commands: Commands, program: str) -> None:
     parser.add_argument(
         "--probe-source",
         choices=("llamac", "transformers"),
-        default="llamac",
-        help="who computes the reference logits that the file carries",
+        help="who computes the reference logits that the file carries (default: llamac)",
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
