@@ -52,7 +52,7 @@ def export(
     tokenizer: str | Path | None = None,
     name: str | None = None,
     to: str = "llamac",
-    probe_source: str | None = "llamac",
+    probe_source: str | None = "auto",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Report:
@@ -62,18 +62,14 @@ def export(
     "bf16" (default: the source's own). tokenizer: a file or directory to use instead of the source's. name: stored in
     the flat file (default: the source's). to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a
     llama2.c model (always f32) with tokenizer.bin beside it. probe_source: who computes the flat file's reference
-    logits, "llamac" or "transformers"; None leaves the probes out. overwrite: replace an existing file `out`; a folder
-    is never replaced. progress: called with (bytes done, bytes in all).
+    logits, "llamac" (what "auto" means) or "transformers"; None leaves the probes out. overwrite: replace an existing
+    file `out`; a folder is never replaced. progress: called with (bytes done, bytes in all).
 
-    Raises ExportError or UnsupportedError with everything that stands against it, before anything is written.
+    Raises ArgumentError for an argument that would have no effect with this `to`, and ExportError or UnsupportedError
+    with everything that stands against the export, before anything is written.
     """
     source, out = Path(source), Path(out)
-    if to not in TARGETS:
-        raise ArgumentError(f"to is {to!r}, expected one of {', '.join(TARGETS)}")
-    if to != "llamac" and name is not None:
-        raise ArgumentError(f"name is stored in flat files only, not with to={to!r}")
-    if to == "llama2c" and dtype not in (None, "f32"):
-        raise ArgumentError(f"dtype is {dtype!r}, but llama2.c's checkpoint of version 0 is always f32")
+    _check_arguments(to, dtype, name, probe_source, overwrite)
     if not source.exists():
         raise ExportError(f"{source} does not exist")
     _check_target(out, to, overwrite)
@@ -94,6 +90,7 @@ def export(
         size = write_llama2c(checkpoint, out, progress, overwrite=overwrite)
         bits = 0.0
     else:
+        probe_source = "llamac" if probe_source == "auto" else probe_source
         plan = _write_flat(checkpoint, source, out, dtype, probe_source, progress)
         size, bits = plan.file_bytes, plan.bits_per_weight
     return Report(
@@ -108,6 +105,20 @@ def export(
         tokenizer=_tokenizer_name(checkpoint),
         warnings=warnings,
     )
+
+
+def _check_arguments(to: str, dtype: str | None, name: str | None, probe_source: str | None, overwrite: bool) -> None:
+    """ArgumentError for a target that there is not, or an argument that has no effect with this one."""
+    if to not in TARGETS:
+        raise ArgumentError(f"to is {to!r}, expected one of {', '.join(TARGETS)}")
+    if to != "llamac" and name is not None:
+        raise ArgumentError(f"name is stored in flat files only, not with to={to!r}")
+    if to != "llamac" and probe_source != "auto":
+        raise ArgumentError(f"probe_source is for flat files only: to={to!r} writes no probes")
+    if to == "hf" and overwrite:
+        raise ArgumentError("overwrite (--force) replaces files only: to='hf' needs a directory that is new or empty")
+    if to == "llama2c" and dtype not in (None, "f32"):
+        raise ArgumentError(f"dtype is {dtype!r}, but llama2.c's checkpoint of version 0 is always f32")
 
 
 def _check_target(out: Path, to: str, overwrite: bool) -> None:

@@ -98,6 +98,8 @@ def test_the_last_line_tells_what_was_written(
         (("--to", "hf", "--name", "x"), "name is stored in flat files only"),
         (("--to", "llama2c", "--name", "x"), "name is stored in flat files only"),
         (("--to", "llama2c", "--dtype", "bf16"), "always f32"),
+        (("--to", "hf", "--probe-source", "llamac"), "probe_source is for flat files only"),
+        (("--to", "hf", "--force"), "overwrite (--force) replaces files only"),
     ],
 )
 def test_options_without_effect_are_refused(
@@ -109,11 +111,3 @@ def test_options_without_effect_are_refused(
     assert message in errors
     assert errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_option_that_the_target_has_no_use_for_is_refused(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(["export", str(model), str(tmp_path / "out"), "--to", "hf", "--probe-source", "llamac"]) == 1
-    assert "--probe-source goes with model files" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

@@ -462,8 +462,6 @@ def test_existing_targets_are_kept_unless_allowed(source: Path, tmp_path: Path) 
     for to in ("llamac", "llama2c", "hf"):
         with pytest.raises(ExportError, match=r"out\.bin exists"):
             export(source, out, to=to)
-    with pytest.raises(ExportError, match="no empty directory"):
-        export(source, out, to="hf", overwrite=True)
     assert out.read_bytes() == b"old"
     export(source, out, overwrite=True)
     with llamac.load(out) as model:
@@ -471,6 +469,20 @@ def test_existing_targets_are_kept_unless_allowed(source: Path, tmp_path: Path) 
     export(out, out, dtype="bf16", overwrite=True)  # a file may become its own successor
     with llamac.load(out) as model:
         assert model.metadata["dtype"] == "bf16"
+
+
+@pytest.mark.parametrize("to", ["hf", "llama2c"])
+@pytest.mark.parametrize("given", ["llamac", "transformers", None])
+def test_a_target_without_probes_refuses_their_source(to: str, given: str | None, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=f"probe_source is for flat files only: to='{to}' writes no probes"):
+        export(source, tmp_path / "out", to=to, probe_source=given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_that_is_never_replaced_refuses_overwrite(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"overwrite \(--force\) replaces files only: to='hf' needs a directory"):
+        export(source, tmp_path / "out", to="hf", overwrite=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_are_never_replaced(source: Path, tmp_path: Path) -> None:
@@ -481,7 +493,7 @@ def test_folders_are_never_replaced(source: Path, tmp_path: Path) -> None:
             export(source, folder, to=to, overwrite=True)
     (folder / "precious").touch()
     with pytest.raises(ExportError, match="no empty directory"):
-        export(source, folder, to="hf", overwrite=True)
+        export(source, folder, to="hf")
     (folder / "precious").unlink()
     export(source, folder, to="hf")
     assert (folder / "model.safetensors").is_file()

@@ -8,14 +8,11 @@ import sys
 from collections.abc import Callable
 
 from llamac.cli.progress import progress_bar
-from llamac.errors import ArgumentError
 from llamac.export.convert import export as convert
 
 
 def export(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    if options.probe_source and options.to != "llamac":
-        raise ArgumentError(f"--probe-source goes with model files: --to {options.to} writes no probes")
     with contextlib.ExitStack() as stack:
         shown = 0
         advance: Callable[[int], None] | None = None
@@ -34,7 +31,7 @@ def export(options: argparse.Namespace) -> int:
             tokenizer=options.tokenizer,
             name=options.name,
             to=options.to,
-            probe_source=options.probe_source or "llamac",
+            probe_source=options.probe_source or "auto",
             overwrite=options.force,
             progress=progress,
         )
