@@ -1,4 +1,4 @@
-"""Small models for the tests, written by the exporter's own writer: random ones, and one that follows a script."""
+"""Small models for the tests: flat files by the exporter's writer, random or after a script; a llama2.c checkpoint."""
 
 from __future__ import annotations
 
@@ -101,6 +101,19 @@ def write_model(path: Path, made: Checkpoint, dtype: str = "f32") -> Path:
     texts = {"metadata": metadata, "tokenizer": data, "spm": spm or b"", "template": b"", "probes": b""}
     with temporary_beside(path) as file:
         write(file, make_plan(made, dtype, texts))
+    return path
+
+
+def write_llama2c_v0(path: Path) -> Path:
+    """A random llama2.c checkpoint of version 0 with tied weights, and its tokenizer beside it."""
+    dim, hidden, layers, heads, kv_heads, vocab, context = 48, 64, 2, 6, 3, 284, 64
+    kv_dim = dim // heads * kv_heads
+    layer = 2 * dim + 2 * dim * dim + 2 * kv_dim * dim + 3 * dim * hidden
+    count = vocab * dim + layers * layer + dim + context * dim // heads
+    header = np.array([dim, hidden, layers, heads, kv_heads, vocab, context], np.int32)
+    weights = np.random.RandomState(3).standard_normal(count).astype(np.float32) * 0.3
+    path.write_bytes(header.tobytes() + weights.tobytes())
+    (path.parent / "tokenizer.bin").write_bytes(llama2c_file([f"a{char}" for char in "bcdefghijklm"]))
     return path
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import pytest
 
-from builders import checkpoint, gpt2_config, llama_config, write_model
+from builders import byte_ids, checkpoint, gpt2_config, llama_config, script_checkpoint, write_llama2c_v0, write_model
+from commands import Command, Result, Terminal
 from llamac import machine
+from llamac.cli import run_command
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,3 +58,32 @@ def tiny(request: pytest.FixtureRequest) -> Path:
     """Each of the tiny models in turn."""
     path: Path = request.getfixturevalue(request.param)
     return path
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A model that continues any prompt of n tokens with the alphabet from its n-th letter on."""
+    return write_model(tmp_path / "script.bin", script_checkpoint(byte_ids("abcdefghijklmnopqrstuvwxyz")))
+
+
+@pytest.fixture
+def llama2c(tmp_path: Path) -> Path:
+    """A llama2.c checkpoint with its tokenizer beside it, alone in the test's folder."""
+    return write_llama2c_v0(tmp_path / "small.bin")
+
+
+@pytest.fixture
+def llamac_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs a command in this process. stdin: the bytes of a pipe; without it a terminal."""
+
+    def run(*arguments: object, stdin: bytes | None = None) -> Result:
+        source = Terminal(io.BytesIO(b"typed")) if stdin is None else io.TextIOWrapper(io.BytesIO(stdin))
+        monkeypatch.setattr(sys, "stdin", source)
+        capsys.readouterr()
+        try:
+            code: int | str | None = run_command([str(argument) for argument in arguments])
+        except SystemExit as end:  # argparse ends by itself
+            code = end.code
+        return Result(code, *capsys.readouterr())
+
+    return run

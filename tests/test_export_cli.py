@@ -1,7 +1,8 @@
-"""`llamac export` as a person meets it: the bar on a terminal, silence in a pipe, Ctrl-C, options, its last line."""
+"""`llamac export` as a person meets it: there and back, options, its last line, the bar on a terminal, Ctrl-C."""
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -14,11 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from builders import checkpoint, llama_config, write_model
-from llamac.cli import run_command
-from processes import heed_ctrl_c
-
-TIMEOUT = 60
+import llamac
+from builders import checkpoint, llama_config, some_ids, write_model
+from commands import GREEDY, Command
+from processes import TIMEOUT, heed_ctrl_c
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +27,60 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = llama_config()
     n_ids = checkpoint(config).config.n_token_ids
     return write_model(tmp_path_factory.mktemp("model") / "tiny.bin", checkpoint(replace(config, vocab_size=n_ids)))
+
+
+def test_export_run_check_and_back(llamac_command: Command, llama2c: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.bin"
+    done = llamac_command("export", llama2c, out)
+    assert (done.code, done.err) == (0, "")
+    assert re.fullmatch(
+        rf"{re.escape(str(out))}: [\d.]+ MB, f32, 3\d\.\d\d bits per weight, tokenizer tokenizer\.bin\n", done.out
+    )
+    assert llamac_command("run", out, "-i", "ab", *GREEDY, "-n", 20, "-q").code == 0
+    checked = llamac_command("check", out, "--data")
+    assert checked.code == 0
+    assert "probes     identical: 4 probes" in checked.out
+    assert json.loads(llamac_command("inspect", out, "--json").out)["probes"] is True
+    done = llamac_command("export", out, tmp_path / "back.bin", "--to", "llama2c")
+    assert (done.code, done.err) == (0, "")
+    again = tmp_path / "again.bin"
+    tokenizer = ("--tokenizer", llama2c.parent / "tokenizer.bin")
+    assert llamac_command("export", tmp_path / "back.bin", again, "--name", "small", *tokenizer).code == 0
+    with llamac.load(out) as one, llamac.load(again) as other:
+        assert one.logits(some_ids(20)).tobytes() == other.logits(some_ids(20)).tobytes()
+
+
+def test_export_options(llamac_command: Command, llama2c: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.bin"
+    assert "bf16, 16." in llamac_command("export", llama2c, out, "--dtype", "bf16", "--name", "Tiny").out
+    facts = json.loads(llamac_command("inspect", out, "--json").out)
+    assert facts["metadata"]["name"] == "Tiny"
+    assert {tensor["dtype"] for tensor in facts["tensors"]} == {"f32", "bf16"}
+    llamac_command("export", llama2c, out).fails_with("model.bin exists")
+    assert llamac_command("export", llama2c, out, "--force", "--dtype", "f16").code == 0
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "tokenizer.bin").rename(tmp_path / "elsewhere" / "tok.bin")
+    bare = llamac_command("export", llama2c, out, "--force")
+    assert bare.code == 0
+    assert re.fullmatch(r"llamac: warning: no tokenizer was found[^\n]+\n", bare.err)
+    given = llamac_command("export", llama2c, out, "--force", "--tokenizer", tmp_path / "elsewhere" / "tok.bin")
+    assert (given.code, given.err) == (0, "")
+    to_hf = llamac_command("export", out, tmp_path / "hf", "--to", "hf")
+    assert (to_hf.code, to_hf.err) == (0, "")
+    assert (tmp_path / "hf" / "config.json").is_file()
+
+
+def test_exports_that_cannot_be(llamac_command: Command, llama2c: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.bin"
+    llamac_command("export", tmp_path / "absent", out).fails_with("absent does not exist")
+    llamac_command("export", llama2c, tmp_path / "no" / "out.bin").fails_with("does not exist")
+    llamac_command("export", llama2c, out, "--tokenizer", tmp_path / "none").fails_with("none does not exist")
+    llamac_command("export", llama2c, out, "--probe-source", "transformers").fails_with("Hugging Face directory")
+    (tmp_path / "text.txt").write_text("no checkpoint at all, but a text that is long enough")
+    llamac_command("export", tmp_path / "text.txt", out).fails_with("text.txt")
+    llama2c.write_bytes(llama2c.read_bytes()[:-4])
+    llamac_command("export", llama2c, out).fails_with("damaged or incomplete")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.bin", "text.txt", "tokenizer.bin"]
 
 
 def start(*arguments: object, stderr: int) -> subprocess.Popen[bytes]:
@@ -84,12 +138,11 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_the_last_line_tells_what_was_written(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], line: str
+    llamac_command: Command, model: Path, tmp_path: Path, options: tuple[str, ...], line: str
 ) -> None:
-    assert run_command(["export", str(model), str(tmp_path / "out"), *options]) == 0
-    out, errors = capsys.readouterr()
-    assert re.fullmatch(re.escape(f"{tmp_path}/") + line, out)
-    assert errors == ""
+    done = llamac_command("export", model, tmp_path / "out", *options)
+    assert (done.code, done.err) == (0, "")
+    assert re.fullmatch(re.escape(f"{tmp_path}/") + line, done.out)
 
 
 @pytest.mark.parametrize(
@@ -103,11 +156,7 @@ def test_the_last_line_tells_what_was_written(
     ],
 )
 def test_options_without_effect_are_refused(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+    llamac_command: Command, model: Path, tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
-    assert run_command(["export", str(model), str(tmp_path / "out"), *options]) == 1
-    out, errors = capsys.readouterr()
-    assert out == ""
-    assert message in errors
-    assert errors.count("\n") == 1
+    llamac_command("export", model, tmp_path / "out", *options).fails_with(message)
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from golden.tiny_checkpoints import Config
+from golden.tiny_checkpoints import Config, changed
 
 TOLERANCE = 1e-4  # of max|difference| / max|reference| per row
 TEETH = 100 * TOLERANCE  # what a config key that matters moves at least
@@ -107,8 +107,7 @@ _cases: dict[str, Case] = {}
 
 def _add(name: str, start: Config, base: str | None = None, context: int = 64, **changes: object) -> None:
     """A case: `start` with changes (None removes a key)."""
-    config = {key: value for key, value in {**start, **changes}.items() if value is not None}
-    _cases[name] = Case(name, config, context, min(40, context), base)
+    _cases[name] = Case(name, changed(start, **changes), context, min(40, context), base)
 
 
 def _add_scaling(name: str, scaling: Config, **variants: object) -> None:

@@ -21,6 +21,11 @@ Config = dict[str, Any]
 Tensors = dict[str, NDArray[np.float32]]
 
 
+def changed(config: Config, **changes: object) -> Config:
+    """The config with other values; None removes a key."""
+    return {key: value for key, value in {**config, **changes}.items() if value is not None}
+
+
 def random_tensor(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Uniform numbers with standard deviation 0.5, around 1 for norm weights and around 0 for everything else."""
     draw = np.random.RandomState(zlib.crc32(name.encode())).random_sample(shape)
@@ -95,9 +100,14 @@ def write_safetensors(path: Path, tensors: Tensors) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
+def write_config(folder: Path, config: Config) -> None:
+    """A config.json in a folder that exists."""
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+
+
 def write_checkpoint(folder: Path, config: Config) -> Path:
     """A Hugging Face directory with config.json and model.safetensors; returns it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    write_config(folder, config)
     write_safetensors(folder / "model.safetensors", tensors(config))
     return folder

@@ -1,0 +1,26 @@
+"""Hugging Face directories and configs that the importer reads without a warning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from golden.tiny_checkpoints import Config
+from llamac.export import hf, hf_config
+from llamac.export.checkpoint import Checkpoint
+
+
+def read(folder: Path) -> Checkpoint:
+    """The checkpoint of a directory that gives no reason for a warning."""
+    warnings: list[str] = []
+    checkpoint = hf.read(folder, warnings)
+    assert warnings == []
+    return checkpoint
+
+
+def parse(config: Config) -> hf_config.HfConfig:
+    """The parsed config, which gives no reason for a warning."""
+    warnings: list[str] = []
+    parsed = hf_config.parse_config(json.loads(json.dumps(config)), warnings)
+    assert warnings == []
+    return parsed

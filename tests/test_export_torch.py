@@ -1,0 +1,204 @@
+"""PyTorch's files: tensors are read from their pickles and nothing of these is run; everything else is refused."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import tracemalloc
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamac.errors import ExportError, UnsupportedError
+from llamac.export import torch_pickle
+from llamac.export.torch_file import read_torch
+from torch_samples import Call, Global, TorchPickler, storage, torch_tensor, write_archive, write_torch
+
+# ---- what is read
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_named_parameters_of_torch_are_read(tmp_path: Path, protocol: int) -> None:
+    """torch.save(dict(model.named_parameters())), where training has hung something on a parameter, and more beside."""
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Linear(3, 4)
+    layer.weight.is_mine = True
+    more = {
+        "epoch": 3,
+        "best": 0.5,
+        "log": [1, None, "x", 2**70],
+        "optimizer": torch.optim.Adam([layer.weight]).state_dict(),
+    }
+    document = {"state_dict": dict(layer.named_parameters()), **more}
+    torch.save(document, tmp_path / "x.bin", pickle_protocol=protocol)
+    found = read_torch(tmp_path / "x.bin")
+    assert set(found) == {"weight", "bias"}
+    np.testing.assert_array_equal(found["weight"].read(0, 4), layer.weight.detach().numpy())
+
+
+# ---- pickles that do more than hold tensors
+
+
+def write_pickle(path: Path, data: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", data)
+    return path
+
+
+class Harmful:
+    """Creates a file when it is unpickled by something that obeys."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("name", ["os.system", "builtins.eval", "builtins.getattr", "torch.load", "numpy.core.x.y"])
+def test_a_pickle_that_calls_something_else_is_refused(tmp_path: Path, name: str) -> None:
+    path = write_archive(tmp_path / "pytorch_model.bin", {"a": Call(name, "true")}, {})
+    with pytest.raises(UnsupportedError, match=name.replace(".", r"\.")):
+        read_torch(path)
+
+
+def test_nothing_of_a_harmful_pickle_is_run(tmp_path: Path) -> None:
+    path, trace = tmp_path / "pytorch_model.bin", tmp_path / "trace"
+    write_pickle(path, pickle.dumps({"a": Harmful(trace)}, 2))
+    with pytest.raises(UnsupportedError, match="nothing of it was run"):
+        read_torch(path)
+    assert not trace.exists()
+    pickle.loads(pickle.dumps(Harmful(trace)))
+    assert trace.exists(), "the trap itself does not work"
+
+
+@pytest.mark.parametrize("state", [{"dtype": "f64"}, (None, {"dtype": "f64"}), (None, {"__class__": 1})])
+@pytest.mark.parametrize("target", ["torch.FloatStorage", "torch._utils._rebuild_tensor_v2"])
+def test_a_pickle_cannot_change_what_it_is_given(tmp_path: Path, target: str, state: Any) -> None:
+    class Built(Global):
+        pass
+
+    def save_built(pickler: Any, value: Built) -> None:
+        TorchPickler.save_named(pickler, value)
+        pickler.save(state)
+        pickler.write(pickle.BUILD)
+
+    TorchPickler.dispatch[Built] = save_built
+    path = write_archive(tmp_path / "pytorch_model.bin", {"a": Built(target)}, {})
+    with pytest.raises(ExportError, match="damaged"):
+        read_torch(path)
+
+
+# ---- malformed files
+
+BAD_ARCHIVES: dict[str, tuple[Any, dict[str, bytes], str]] = {
+    "a number": ({"a": 1}, {}, "more than tensors: 'a'"),
+    "a list": ([1], {}, "holds a list"),
+    "a name that is none": ({1: torch_tensor(storage("0", 1), (1,), (1,))}, {"0": bytes(4)}, "more than tensors: 1"),
+    "no storage": ({"a": torch_tensor(storage("0", 1), (1,), (1,))}, {}, "data/0 is missing"),
+    "a short storage": ({"a": torch_tensor(storage("0", 4), (4,), (1,))}, {"0": bytes(15)}, "16 are needed"),
+    "too large": ({"a": torch_tensor(storage("0", 4), (5,), (1,))}, {"0": bytes(64)}, "needs 5 numbers"),
+    "beyond by offset": ({"a": torch_tensor(storage("0", 4), (4,), (1,), 1)}, {"0": bytes(64)}, "needs 5 numbers"),
+    "beyond by stride": ({"a": torch_tensor(storage("0", 8), (2, 4), (5, 1))}, {"0": bytes(64)}, "needs 9 numbers"),
+    "negative offset": ({"a": torch_tensor(storage("0", 4), (4,), (1,), -1)}, {"0": bytes(64)}, "in a way"),
+    "negative stride": ({"a": torch_tensor(storage("0", 4), (4,), (-1,))}, {"0": bytes(64)}, "in a way"),
+    "strides missing": ({"a": torch_tensor(storage("0", 4), (2, 2), (1,))}, {"0": bytes(64)}, "strides"),
+    "no storage but a text": ({"a": torch_tensor("x", (4,), (1,))}, {}, "in a way"),
+    "another reference": ({"a": ("persistent", ("file", "x"))}, {}, "no storage"),
+    "a negative storage": ({"a": torch_tensor(storage("0", -1), (4,), (1,))}, {"0": bytes(64)}, "no storage"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ARCHIVES)
+def test_a_malformed_torch_file_is_refused(tmp_path: Path, name: str) -> None:
+    document, storages, message = BAD_ARCHIVES[name]
+    with pytest.raises(ExportError, match=message):
+        read_torch(write_archive(tmp_path / "pytorch_model.bin", document, storages))
+
+
+def test_other_files_than_archives_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    path.write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, 2))  # how the old format begins
+    with pytest.raises(UnsupportedError, match=r"torch\.save\(torch\.load"):
+        read_torch(path)
+    path.write_bytes(b"<html>404</html>")
+    with pytest.raises(ExportError, match="no ZIP archive"):
+        read_torch(path)
+    write_archive(path, {}, {}, byteorder=b"big")
+    with pytest.raises(UnsupportedError, match="big-endian"):
+        read_torch(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/b", b"")
+    with pytest.raises(ExportError, match=r"members data\.pkl"):
+        read_torch(path)
+
+
+def test_compressed_storages_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    write_torch(path, {"a": np.ones(1000, np.float32)})
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    with pytest.raises(UnsupportedError, match="compressed"):
+        read_torch(path)
+
+
+# ---- malformed pickles
+
+
+def nested(levels: int) -> bytes:
+    """Instructions that make a tuple of 2^levels elements, all of them shared."""
+    return b")" + b"".join(b"q" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(levels))
+
+
+BOMBS = {
+    "memo": (b"\x80\x02}r" + struct.pack("<I", (1 << 32) - 1) + b".", None),
+    "bytes": (b"\x80\x05\x8e" + struct.pack("<Q", 1 << 40) + b".", "damaged"),
+    "bytearray": (b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".", "damaged"),
+    "nested reference": (b"\x80\x02" + nested(100) + b"Q.", "no storage"),
+    "nested key": (b"\x80\x02}" + nested(100) + b"Ns.", "texts and numbers as keys"),
+    "nested value": (b"\x80\x02}X\x01\x00\x00\x00a" + nested(100) + b"s.", "more than tensors: 'a'"),
+    "nested name": (b"\x80\x02" + nested(100) + b"h\x00\x93.", "no text"),
+    "nested argument": (b"\x80\x02ccollections\nOrderedDict\n" + nested(100) + b"R.", "damaged"),
+    "deep": (b"\x80\x02" + b")" + b"\x85" * 200_000 + b".", "holds a tuple"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_small_pickles_cannot_take_much_time_or_memory(tmp_path: Path, name: str) -> None:
+    data, message = BOMBS[name]
+    path = write_pickle(tmp_path / "pytorch_model.bin", data)
+    tracemalloc.start()
+    try:
+        if message is None:
+            assert read_torch(path) == {}
+        else:
+            with pytest.raises((ExportError, UnsupportedError), match=message):
+                read_torch(path)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_number_of_instructions_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_pickle(tmp_path / "pytorch_model.bin", pickle.dumps({"a": [1] * 1000}, 2))
+    monkeypatch.setattr(torch_pickle, "MAX_INSTRUCTIONS", 1000)
+    with pytest.raises(ExportError, match="more than 1000 instructions"):
+        read_torch(path)
+
+
+def test_instructions_that_plain_tensors_do_not_need_are_refused(tmp_path: Path) -> None:
+    for data in (pickle.dumps({"a": {1, 2}}, 4), pickle.dumps({"a": 1}, 0), pickle.dumps({"a": bytearray(9)}, 5)):
+        with pytest.raises(UnsupportedError, match="has the instruction"):
+            read_torch(write_pickle(tmp_path / "pytorch_model.bin", data))
+
+
+@pytest.mark.parametrize("data", [b"", b".", b"\x80\x02}", b"\x80\x02t.", b"\x80\x02\x86.", b"\x80\x02)NR."])
+def test_a_pickle_that_takes_what_is_not_there_is_damaged(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(ExportError, match="damaged"):
+        read_torch(write_pickle(tmp_path / "pytorch_model.bin", data))

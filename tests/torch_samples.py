@@ -1,0 +1,82 @@
+"""Files as torch.save writes them, good ones and bad ones, without torch."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from golden.tiny_checkpoints import Tensors
+
+
+class Global:
+    """Pickles as a name that the reader looks up, whether it exists here or not."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self) -> None:
+        """Only what is callable can be pickled as a function."""
+
+
+class TorchPickler(pickle._Pickler):  # the C one cannot be told to write names of modules that are not there
+    """Writes what torch.save writes, without torch."""
+
+    dispatch: ClassVar[dict[Any, Any]] = dict(pickle._Pickler.dispatch)
+
+    def save_named(self, value: Global) -> None:
+        module, _, name = value.name.rpartition(".")
+        self.write(pickle.GLOBAL + f"{module}\n{name}\n".encode())  # type: ignore[attr-defined]
+
+    dispatch[Global] = save_named
+
+    def persistent_id(self, value: Any) -> Any:
+        return value[1] if isinstance(value, tuple) and value[:1] == ("persistent",) else None
+
+
+class Call:
+    """Pickles as a call of a name."""
+
+    def __init__(self, name: str, *arguments: Any) -> None:
+        self.name, self.arguments = name, arguments
+
+    def __reduce__(self) -> Any:
+        return Global(self.name), self.arguments
+
+
+def storage(key: str, numbers: int, kind: str = "FloatStorage") -> Any:
+    return ("persistent", ("storage", Global(f"torch.{kind}"), key, "cpu", numbers))
+
+
+def torch_tensor(store: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> Call:
+    hooks = Call("collections.OrderedDict")
+    return Call("torch._utils._rebuild_tensor_v2", store, offset, shape, strides, False, hooks)
+
+
+def write_archive(path: Path, document: Any, storages: dict[str, bytes], **members: bytes) -> Path:
+    """A file as torch.save writes it."""
+    stream = io.BytesIO()
+    TorchPickler(stream, 2).dump(document)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", stream.getvalue())
+        for name, data in ({"byteorder": b"little"} | members).items():
+            archive.writestr(f"archive/{name}", data)
+        for key, data in storages.items():
+            archive.writestr(f"archive/data/{key}", data)
+    return path
+
+
+def write_torch(path: Path, weights: Tensors) -> None:
+    """Weights as a pytorch_model.bin; every matrix with strides of its transpose, as training leaves some of them."""
+    document: dict[str, Any] = {}
+    storages = {}
+    for index, (name, values) in enumerate(weights.items()):
+        # in one storage behind seven other numbers, so that the offset counts
+        storages[str(index)] = np.zeros(7, "<f4").tobytes() + values.T.astype("<f4").tobytes()
+        strides = (1,) if values.ndim == 1 else (1, values.shape[0])
+        document[name] = torch_tensor(storage(str(index), values.size + 7), values.shape, strides, 7)
+    write_archive(path, document, storages)
