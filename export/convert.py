@@ -15,7 +15,8 @@ from llamac.errors import ArgumentError, ExportError, LlamacError, TokenizerErro
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.lfs import HEAD_BYTES, refuse_pointer
 from llamac.export.vocab import Vocabulary, load_vocabulary
-from llamac.export.writer import MAGIC, Plan, Progress, check_space, make_plan, temporary_beside, write, write_tables
+from llamac.export.writer import MAGIC, Plan, check_space, make_plan, temporary_beside, write, write_tables
+from llamac.progress import Progress, silent
 from llamac.tokenizer import Tokenizer
 
 TARGETS = ("llamac", "hf", "llama2c")
@@ -63,18 +64,20 @@ def export(
     the flat file (default: the source's). to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a
     llama2.c model (always f32) with tokenizer.bin beside it. probe_source: who computes the flat file's reference
     logits, "llamac" (what "auto" means) or "transformers"; None leaves the probes out. overwrite: replace an existing
-    file `out`; a folder is never replaced. progress: called with (bytes done, bytes in all).
+    file `out`; a folder is never replaced. progress: called with (phase, done, all there is to do in
+    this phase): "verifying" (bytes of a flat file that is read), "reference logits" (steps of the probes), "writing"
+    (bytes), "engine's logits" (steps of the probes, on the written file).
 
     Raises ArgumentError for an argument that would have no effect with this `to`, and ExportError or UnsupportedError
     with everything that stands against the export, before anything is written.
     """
-    source, out = Path(source), Path(out)
+    source, out, progress = Path(source), Path(out), progress or silent
     _check_arguments(to, dtype, name, probe_source, overwrite)
     if not source.exists():
         raise ExportError(f"{source} does not exist")
     _check_target(out, to, overwrite)
     warnings: list[str] = []
-    checkpoint = read_checkpoint(source, warnings)
+    checkpoint = read_checkpoint(source, warnings, progress)
     _attach_tokenizer(checkpoint, source, tokenizer, warnings)
     if name is not None:
         checkpoint.metadata["name"] = name
@@ -133,7 +136,7 @@ def _check_target(out: Path, to: str, overwrite: bool) -> None:
         raise ExportError(f"{out} exists: choose another name, or allow it to be overwritten (--force)")
 
 
-def read_checkpoint(source: Path, warnings: list[str]) -> Checkpoint:
+def read_checkpoint(source: Path, warnings: list[str], progress: Progress = silent) -> Checkpoint:
     """The checkpoint of any source, told by its content. Raises ExportError for what it cannot be."""
     if source.is_dir():
         from llamac.export.hf import read as read_hf
@@ -143,7 +146,7 @@ def read_checkpoint(source: Path, warnings: list[str]) -> Checkpoint:
     if head.startswith(MAGIC):
         from llamac.export.flat import read as read_flat
 
-        return read_flat(source)
+        return read_flat(source, progress)
     refuse_pointer(source, head)
     from llamac.export.llama2c import looks_like_llama2c
     from llamac.export.llama2c import read as read_llama2c
@@ -259,7 +262,7 @@ def _fit_tokenizer(checkpoint: Checkpoint) -> None:
 
 
 def _write_flat(
-    checkpoint: Checkpoint, source: Path, out: Path, dtype: str, probe_source: str | None, progress: Progress | None
+    checkpoint: Checkpoint, source: Path, out: Path, dtype: str, probe_source: str | None, progress: Progress
 ) -> Plan:
     from llamac import __version__
     from llamac.export import probes
@@ -279,7 +282,7 @@ def _write_flat(
     probe_set = None
     if probe_source is not None:
         folder = source if source.is_dir() else None
-        probe_set = probes.make(checkpoint, NUMERICS, source=probe_source, folder=folder)
+        probe_set = probes.make(checkpoint, NUMERICS, source=probe_source, folder=folder, progress=progress)
         texts["probes"] = encode(probe_set)
     plan = make_plan(checkpoint, dtype, texts)
     check_space(out.parent, plan.file_bytes)
@@ -289,7 +292,7 @@ def _write_flat(
             # the engine's own logits need the finished file; their records have the same size as the empty ones
             file.flush()
             exact = all(slot.tensor.dtype == slot.dtype for slot in plan.slots if slot.is_matrix)
-            measured = encode(probes.measure(Path(file.name), probe_set, exact=exact))
-            plan = replace(plan, sections={**plan.sections, "probes": measured})
+            measured = probes.measure(Path(file.name), probe_set, exact=exact, progress=progress)
+            plan = replace(plan, sections={**plan.sections, "probes": encode(measured)})
             write_tables(file, plan, hashes)
     return plan

@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 from llamac.errors import ModelError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.flatfile import STRIP_ROWS, FlatFile, TensorRecord, unpack_tensor
+from llamac.progress import Progress, silent
 from llamac.tokenizer import SpecialTokens
 
 # What the exporter takes from a file's metadata.
 METADATA_TYPES: dict[str, type] = {"name": str, "architecture": str, "source": dict, "tokenizer": dict, "config": dict}
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path, progress: Progress = silent) -> Checkpoint:
     """The checkpoint of a flat file. Raises ModelError if anything in it is damaged, the weights included."""
     file = FlatFile(path)
-    _check_data(file)
+    _check_data(file, progress)
     values = file.config
     layers = tuple(
         LayerConfig(**{name: record[name] for name in LayerConfig.__dataclass_fields__}) for record in file.layers
@@ -46,9 +47,9 @@ def _metadata(file: FlatFile) -> dict[str, Any]:
     return {"source": {"format": "llamac"}, **known}
 
 
-def _check_data(file: FlatFile) -> None:
+def _check_data(file: FlatFile, progress: Progress) -> None:
     """What is damaged must not get fresh hashes."""
-    for record, problem in file.verify_data():
+    for record, problem in file.verify_data(progress):
         if problem:
             raise ModelError(f"{file.path}: tensor {record.name}: {problem}")
         file.release_pages()  # or the whole file would count as this process's memory

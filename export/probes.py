@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from llamac.export.checkpoint import Checkpoint, ModelConfig
 from llamac.export.reference import forward
 from llamac.flatfile import FlatFile
 from llamac.probes import KV_DTYPES, EngineRecord, Probe, ProbeSet, engine_logits, relative_error
+from llamac.progress import Progress, silent
 from llamac.tokenizer import Tokenizer
 
 SOURCES = ("llamac", "transformers")
@@ -52,6 +53,7 @@ def make(
     source: str = "llamac",
     folder: Path | None = None,
     prompts: Sequence[str] = PROMPTS,
+    progress: Progress = silent,
 ) -> ProbeSet:
     """The probes of a checkpoint, without the engine's records. numerics: the header's number of the operations' order.
 
@@ -61,9 +63,9 @@ def make(
     """
     texts, sequences = _sequences(checkpoint, prompts)
     if source == "llamac":
-        name, rows = "llamac-numpy", _numpy_logits(checkpoint, sequences)
+        name, rows = "llamac-numpy", _numpy_logits(checkpoint, sequences, progress)
     elif source == "transformers":
-        name, rows = _transformers_logits(folder, sequences)
+        name, rows = _transformers_logits(folder, sequences, progress)
     else:
         raise ArgumentError(f"the probes' source is {source!r}, expected one of {', '.join(SOURCES)}")
     probes = []
@@ -77,15 +79,23 @@ def make(
     return ProbeSet(name, numerics, tuple(probes), {kv: EngineRecord() for kv in KV_DTYPES})
 
 
-def measure(path: Path, probe_set: ProbeSet, *, exact: bool) -> ProbeSet:
+def measure(path: Path, probe_set: ProbeSet, *, exact: bool, progress: Progress = silent) -> ProbeSet:
     """The probes with what the engine gives on the file at `path`: hashes and tolerances for both KV dtypes.
 
     exact: the file stores the source's weights without rounding. Raises ExportError if the engine's logits are not
     finite, or too far from the reference for a file that is exact: then the engine, the import or the probes' source is
     wrong.
     """
+    records: dict[str, EngineRecord] = {}
+
+    def told(done: int) -> None:
+        count = len(probe_set.probes)
+        progress("engine's logits", len(records) * count + done, len(KV_DTYPES) * count)
+
     with llamac.load(path) as model, _few_pages(model.file):
-        return probe_set.with_engine({kv: _engine_record(model, probe_set, kv, exact) for kv in KV_DTYPES})
+        for kv in KV_DTYPES:
+            records[kv] = _engine_record(model, probe_set, kv, exact, told)
+    return probe_set.with_engine(records)
 
 
 @contextlib.contextmanager
@@ -102,9 +112,9 @@ def _few_pages(file: FlatFile) -> Iterator[None]:
             file.release_pages()
 
     thread = threading.Thread(target=release, daemon=True)
-    if file.sections["data"].bytes > MANY_BYTES:
-        thread.start()
     try:
+        if file.sections["data"].bytes > MANY_BYTES:
+            thread.start()
         yield
     finally:
         done.set()
@@ -112,9 +122,11 @@ def _few_pages(file: FlatFile) -> Iterator[None]:
             thread.join()
 
 
-def _engine_record(model: llamac.Model, probe_set: ProbeSet, kv: str, exact: bool) -> EngineRecord:
+def _engine_record(
+    model: llamac.Model, probe_set: ProbeSet, kv: str, exact: bool, progress: Callable[[int], None]
+) -> EngineRecord:
     with model.session(context=probe_set.context, kv=kv) as session:
-        digest, rows = engine_logits(session, probe_set)
+        digest, rows = engine_logits(session, probe_set, progress)
     pairs = zip(rows, probe_set.probes, strict=True)
     error = max(relative_error(row, probe.logits) for row, probe in pairs)
     limit = MAX_EXACT_ERROR if exact and kv == "f32" else np.finfo(np.float32).max
@@ -154,13 +166,23 @@ def _random_ids(n_token_ids: int, longest: int) -> Iterator[list[int]]:
         yield ids
 
 
-def _numpy_logits(checkpoint: Checkpoint, sequences: list[list[int]]) -> list[NDArray[np.float64]]:
+def _numpy_logits(checkpoint: Checkpoint, sequences: list[list[int]], progress: Progress) -> list[NDArray[np.float64]]:
     """The float64 logits after the last token of each sequence, (vocab_size) each."""
     context = max(len(ids) for ids in sequences)
-    return [logits[0] for logits in forward(checkpoint, sequences, context=context, last_only=True)]
+    total = len(checkpoint.config.layers) + 1  # the output matrix counts as a layer
+
+    def observe(stage: str, layer: int, values: NDArray[np.float64]) -> None:
+        if stage in ("block", "logits"):
+            progress("reference logits", layer + 1 if stage == "block" else total, total)
+
+    progress("reference logits", 0, total)
+    found = forward(checkpoint, sequences, context=context, last_only=True, observe=observe)
+    return [logits[0] for logits in found]
 
 
-def _transformers_logits(folder: Path | None, sequences: list[list[int]]) -> tuple[str, list[NDArray[np.float64]]]:
+def _transformers_logits(
+    folder: Path | None, sequences: list[list[int]], progress: Progress
+) -> tuple[str, list[NDArray[np.float64]]]:
     """(name and version, the float32 logits after the last token of each sequence by transformers)."""
     if folder is None:
         raise ExportError("probes from transformers need a Hugging Face directory as the source")
@@ -170,9 +192,15 @@ def _transformers_logits(folder: Path | None, sequences: list[list[int]]) -> tup
     except ImportError as error:
         raise ExportError(f"probes from transformers need `pip install llamac[parity]`: {error}") from None
     load = transformers.AutoModelForCausalLM.from_pretrained
+    total = 1 + len(sequences)  # loading is a step, too
+    rows = []
+    progress("reference logits", 0, total)
     with _quiet_transformers(), torch.inference_mode():
         model = load(folder, dtype=torch.float32, local_files_only=True)  # in evaluation mode
-        rows = [model(torch.tensor([ids])).logits[0, -1].double().numpy() for ids in sequences]
+        progress("reference logits", 1, total)
+        for ids in sequences:
+            rows.append(model(torch.tensor([ids])).logits[0, -1].double().numpy())
+            progress("reference logits", 1 + len(rows), total)
     return f"transformers {transformers.__version__}", rows
 
 

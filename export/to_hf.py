@@ -26,13 +26,13 @@ from llamac.export.vocab_json import token_ids
 from llamac.export.vocab_spm import looks_like_sentencepiece
 from llamac.export.writer import (
     DTYPES,
-    Progress,
     check_space,
     checked_chunks,
     matching_tensors,
     temporary_folder_beside,
     to_dtype,
 )
+from llamac.progress import Progress, silent
 from llamac.tokenizer import SpecialTokens
 
 Json = dict[str, Any]
@@ -58,7 +58,7 @@ class Stored:
         return ITEM_BYTES[self.dtype] * int(np.prod(self.shape))
 
 
-def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress | None) -> int:
+def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress = silent) -> int:
     """Writes the directory `out`, which must not exist or be empty, and returns the bytes of its files.
 
     dtype: of the matrices; vectors are float32, as they are in the flat file. Raises UnsupportedError with everything
@@ -80,11 +80,11 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress |
             _write_header(file, stored)
             _check_read_back(checkpoint, folder)
             done, total = 0, sum(tensor.bytes for tensor in stored)
+            progress("writing", done, total)
             for tensor in stored:
                 _write_tensor(file, checkpoint, tensor)
                 done += tensor.bytes
-                if progress:
-                    progress(done, total)
+                progress("writing", done, total)
             file.flush()
             os.fsync(file.fileno())
         return sum(path.stat().st_size for path in folder.iterdir())

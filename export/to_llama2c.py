@@ -21,13 +21,14 @@ from llamac.export.llama2c import NORM_EPS, ROPE_THETA, halves, inverse_frequenc
 from llamac.export.probes import PROMPTS
 from llamac.export.vocab import Vocabulary, to_llama2c
 from llamac.export.vocab_llama2c import from_llama2c
-from llamac.export.writer import Progress, check_space, checked_chunks, matching_tensors, temporary_beside
+from llamac.export.writer import check_space, checked_chunks, matching_tensors, temporary_beside
+from llamac.progress import Progress, silent
 from llamac.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer.bin"
 
 
-def write_llama2c(checkpoint: Checkpoint, out: Path, progress: Progress | None, *, overwrite: bool = False) -> int:
+def write_llama2c(checkpoint: Checkpoint, out: Path, progress: Progress = silent, *, overwrite: bool = False) -> int:
     """Writes `out` and, where the checkpoint has a tokenizer, tokenizer.bin in the same folder. Returns their bytes.
 
     overwrite: a tokenizer.bin that is there and differs may be replaced. Raises UnsupportedError with everything that
@@ -50,12 +51,12 @@ def write_llama2c(checkpoint: Checkpoint, out: Path, progress: Progress | None, 
         if vocabulary:
             stack.enter_context(temporary_beside(place)).write(vocabulary)
         file = stack.enter_context(temporary_beside(out))
+        progress("writing", 0, size)
         done = file.write(_header(checkpoint.config))
         for name, tensor in tensors:
             for rows in checked_chunks(name, tensor, "f32"):
                 done += file.write(np.ascontiguousarray(rows, "<f4").tobytes())
-                if progress:
-                    progress(done, size)
+                progress("writing", done, size)
     return size + len(vocabulary)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -23,9 +23,7 @@ from llamac import _core
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.flatfile import ALIGNMENT, RECORD_BYTES, SECTIONS, STRIP_ROWS, pack_record
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes of weights written, bytes in all)."""
+from llamac.progress import Progress, silent
 
 Numbers = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
 
@@ -246,11 +244,12 @@ def check_space(folder: Path, needed: int) -> None:
         raise ExportError(f"the disk of {folder} has {free / 1e6:.1f} MB free, the file needs {needed / 1e6:.1f} MB")
 
 
-def write(file: BinaryIO, plan: Plan, progress: Progress | None = None) -> list[bytes]:
+def write(file: BinaryIO, plan: Plan, progress: Progress = silent) -> list[bytes]:
     """Writes the whole file and returns the tensors' hashes. Tensors go from source to file some rows at a time."""
     places = plan.offsets()
     hashes = []
     file.truncate(plan.file_bytes)  # gaps are zero
+    progress("writing", 0, plan.data_bytes)
     for slot in plan.slots:
         digest = hashlib.sha256()
         file.seek(places["data"] + slot.offset)
@@ -259,8 +258,7 @@ def write(file: BinaryIO, plan: Plan, progress: Progress | None = None) -> list[
             digest.update(data)
             file.write(data)
             written += len(data)
-            if progress:
-                progress(slot.offset + written, plan.data_bytes)
+            progress("writing", slot.offset + written, plan.data_bytes)
         if written != slot.bytes:
             raise ExportError(f"tensor {slot.name} gave {written} bytes, expected {slot.bytes}")
         hashes.append(digest.digest())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamac import _core
 from llamac.errors import ArgumentError, ClosedError, LlamacError, ModelError
+from llamac.progress import Progress, silent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -244,9 +245,11 @@ class FlatFile:
         data = self.buffer[record.offset : record.offset + record.bytes]
         return unpack_tensor(data, record.dtype, record.shape)
 
-    def verify_data(self) -> Iterator[tuple[TensorRecord, str | None]]:
+    def verify_data(self, progress: Progress = silent) -> Iterator[tuple[TensorRecord, str | None]]:
         """Checks every tensor's hash and the padding before it: yields each with what is wrong, or None."""
-        end = self.sections["data"].offset
+        start, total = self.sections["data"].offset, self.sections["data"].bytes
+        end = start
+        progress("verifying", 0, total)
         for record in self.tensors:
             problem = None
             if any(self.buffer[end : record.offset]):
@@ -254,6 +257,7 @@ class FlatFile:
             elif _hash_of_range(self.buffer, record.offset, record.bytes) != record.sha256:
                 problem = "its SHA-256 does not match: it is damaged"
             end = record.offset + record.bytes
+            progress("verifying", end - start, total)
             yield record, problem
 
 

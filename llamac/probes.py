@@ -19,8 +19,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from llamac.errors import ModelError
+from llamac.progress import Progress, silent
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -89,7 +92,7 @@ class ProbeResult:
 # ---- replay
 
 
-def replay(model: Model) -> list[ProbeResult]:
+def replay(model: Model, progress: Progress = silent) -> list[ProbeResult]:
     """Runs the probes of the model's file on this machine, with the model's own settings (KV dtype, threads, ISA).
 
     "identical": the hash of the logits of all probes is the stored one. Otherwise each probe is "within tolerance" or
@@ -102,7 +105,8 @@ def replay(model: Model) -> list[ProbeResult]:
     if probe_set.context > model.config["context"]:
         raise _damaged(f"a probe has {probe_set.context} tokens, the model's context {model.config['context']}")
     with model.session(context=probe_set.context) as session:
-        digest, rows = engine_logits(session, probe_set)
+        total = len(probe_set.probes)
+        digest, rows = engine_logits(session, probe_set, lambda done: progress("probes", done, total))
         expected = probe_set.engine[session.kv]
     identical = digest == expected.sha256
     results = []
@@ -114,20 +118,22 @@ def replay(model: Model) -> list[ProbeResult]:
     return results
 
 
-def engine_logits(session: Session, probe_set: ProbeSet) -> tuple[str, list[Logits]]:
+def engine_logits(session: Session, probe_set: ProbeSet, progress: Callable[[int], None]) -> tuple[str, list[Logits]]:
     """(SHA-256 over the logits of all positions of all probes as little-endian float32, the last logits of each probe).
 
     The session's context is to be the probes' (`ProbeSet.context`): it fixes the RoPE table of models that have a short
-    and a long one.
+    and a long one. progress: called with the number of probes that are done, first with 0.
     """
     digest = hashlib.sha256()
-    rows = []
+    rows: list[Logits] = []
+    progress(0)
     for probe in probe_set.probes:
         session.rewind(0)
         logits = session.eval(probe.ids, logits="all")
         assert logits is not None
         digest.update(logits.astype("<f4", copy=False).tobytes())
         rows.append(logits[-1].copy())
+        progress(len(rows))
     return digest.hexdigest(), rows
 
 

@@ -104,9 +104,10 @@ def test_a_terminal_shows_bytes_and_a_pipe_nothing(model: Path, tmp_path: Path) 
     os.close(reader)
     assert process.returncode == 0
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    assert "exporting" in text
-    (unit,) = {unit for _, unit in re.findall(r"(\d+)(?:\.\d)?/[\d.]+ (\w+)", text)}
-    assert unit == "kB"
+    assert re.search(r"verifying .* [\d.]+ (bytes|kB) / [\d.]+ kB", text)
+    assert re.search(r"reference logits .* \d / 3", text)  # two layers, and the output matrix
+    assert re.search(r"writing .* [\d.]+ (bytes|kB) / [\d.]+ kB", text)
+    assert re.search(r"engine's logits .* \d / 8", text)  # four probes, two formats of the KV cache
     assert out.startswith(f"{tmp_path / 'a.bin'}: ")
     with start(model, tmp_path / "b.bin", stderr=subprocess.PIPE) as process:
         _, errors = process.communicate(timeout=TIMEOUT)

@@ -422,25 +422,6 @@ def test_the_disks_room_is_checked_first(source: Path, tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("to", ["llamac", "hf", "llama2c"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("at", [1, 8])
-def test_what_breaks_off_leaves_nothing(
-    to: str, error: type[BaseException], at: int, source: Path, tmp_path: Path
-) -> None:
-    calls: list[int] = []
-
-    def stop(done: int, total: int) -> None:
-        calls.append(done)
-        if len(calls) == at:
-            assert list(tmp_path.iterdir()), "the temporary file is there by now"
-            raise error
-
-    with pytest.raises(error):
-        export(source, tmp_path / "out", to=to, progress=stop)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_breaks_off_in_the_probe_pass_leaves_the_old_file(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,20 +488,14 @@ def test_a_written_file_has_the_usual_permissions(source: Path, tmp_path: Path) 
     assert (tmp_path / "out.bin").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-def test_progress_ends_with_all_bytes(source: Path, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    export(source, tmp_path / "out.bin", progress=lambda done, total: seen.append((done, total)))
-    assert seen == sorted(seen)
-    assert seen[-1][0] == seen[-1][1]
-
-
 # ---- memory
 
-PEAK = """
-import resource, sys
+PEAK = r"""
+import re, sys
 from llamac.export.convert import export
 export(*sys.argv[1:3], to=sys.argv[3], dtype=sys.argv[4])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+# not getrusage: what it tells is at least what the process had that started this one
+print(1024 * int(re.search(r"VmHWM:\s*(\d+) kB", open("/proc/self/status").read())[1]))
 """
 
 

@@ -125,7 +125,7 @@ def test_auto_tokenizer_gives_the_same_ids(source: Any, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     vocabulary = load_vocabulary(source(tmp_path / "tokenizer"))
     made = with_tokenizer(vocabulary)
-    write_hf(made, tmp_path / "hf", "f32", None)
+    write_hf(made, tmp_path / "hf", "f32")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     ours = Tokenizer.from_json(vocabulary.json, vocabulary.special)
     assert (theirs.bos_token_id, theirs.eos_token_id) == (vocabulary.special.bos_id, vocabulary.special.eos_id)
@@ -151,7 +151,7 @@ def test_stop_ids_and_chat_template_come_back(tmp_path: Path) -> None:
     vocabulary = load_vocabulary(bpe_source(tmp_path / "tokenizer"))
     special = replace(vocabulary.special, stop_ids=(5, 257))
     made = replace(with_tokenizer(vocabulary._replace(special=special)), chat_template="{{ messages }} Zoë")
-    write_hf(made, tmp_path / "hf", "f32", None)
+    write_hf(made, tmp_path / "hf", "f32")
     generation = json.loads((tmp_path / "hf" / "generation_config.json").read_text())
     assert generation == {"bos_token_id": 256, "eos_token_id": [5, 257]}
     export(tmp_path / "hf", tmp_path / "again.bin", probe_source=None)
@@ -170,7 +170,7 @@ def test_what_config_json_cannot_say_is_refused_by_name(tmp_path: Path) -> None:
     made.config = replace(made.config, attention_scale=1.0, logit_scale=0.5, layers=layers)
     made.tensors["rope.0.inv_freq"] = LazyTensor.of(other)
     with pytest.raises(UnsupportedError) as caught:
-        write_hf(made, tmp_path / "hf", "f32", None)
+        write_hf(made, tmp_path / "hf", "f32")
     assert list(tmp_path.iterdir()) == []
     for problem in (
         "attention_scale is 1.0,",
@@ -185,16 +185,16 @@ def test_a_bias_without_the_others_is_refused(tmp_path: Path) -> None:
     made = replace(checkpoint(llama_config()), metadata={"architecture": "llama"})
     made.tensors["layers.0.attn_q.bias"] = LazyTensor.of(np.zeros(48, np.float32))
     with pytest.raises(UnsupportedError, match=r"missing: model\.layers\.0\.self_attn\.k_proj\.bias"):
-        write_hf(made, tmp_path / "hf", "f32", None)
+        write_hf(made, tmp_path / "hf", "f32")
 
 
 def test_unknown_families_and_missing_biases_are_refused(tmp_path: Path) -> None:
     made = checkpoint(gpt2_config())
     with pytest.raises(UnsupportedError, match="families llama, gpt2"):
-        write_hf(replace(made, metadata={"architecture": "mamba"}), tmp_path / "hf", "f32", None)
+        write_hf(replace(made, metadata={"architecture": "mamba"}), tmp_path / "hf", "f32")
     del made.tensors["layers.0.attn_k.bias"]
     with pytest.raises(UnsupportedError, match=r"c_attn\.bias holds .* has no layers\.0\.attn_k\.bias"):
-        write_hf(replace(made, metadata={"architecture": "gpt2"}), tmp_path / "hf", "f32", None)
+        write_hf(replace(made, metadata={"architecture": "gpt2"}), tmp_path / "hf", "f32")
     del made.tensors["output_norm.bias"]
     with pytest.raises(ExportError, match=r"missing: output_norm\.bias"):
-        write_hf(replace(made, metadata={"architecture": "gpt2"}), tmp_path / "hf", "f32", None)
+        write_hf(replace(made, metadata={"architecture": "gpt2"}), tmp_path / "hf", "f32")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from llamac.cli import EXIT_ERROR
-from llamac.cli.progress import progress_bar
+from llamac.cli.progress import progress_bars
 from llamac.flatfile import SECTIONS
 from llamac.model import Model, load
 
@@ -23,9 +23,8 @@ def check(options: argparse.Namespace) -> int:
 
 def _check_data(model: Model) -> bool:
     problems = []
-    with progress_bar("verifying", model.weight_bytes) as advance:
-        for record, problem in model.file.verify_data():
-            advance(record.bytes)
+    with progress_bars() as progress:
+        for record, problem in model.file.verify_data(progress):
             if problem:
                 problems.append(f"data       DAMAGED: tensor {record.name}: {problem}")
     print("\n".join(problems) or "data       ok: every tensor has its SHA-256")
@@ -38,7 +37,8 @@ def _check_probes(model: Model) -> bool:
         return True
     from llamac.probes import replay
 
-    results = replay(model)
+    with progress_bars() as progress:
+        results = replay(model, progress)
     different = [result for result in results if result.status == "different"]
     for result in different:
         shown = repr(result.prompt) if result.prompt is not None else f"ids {list(result.ids)}"

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Callable
 
-from llamac.cli.progress import progress_bar
+from llamac.cli.progress import progress_bars
 from llamac.export.convert import export as convert
 
 
 def export(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    with contextlib.ExitStack() as stack:
-        shown = 0
-        advance: Callable[[int], None] | None = None
-
-        def progress(done: int, total: int) -> None:
-            nonlocal shown, advance
-            if advance is None:  # how much there is to write is known when the first of it is written
-                advance = stack.enter_context(progress_bar("exporting", total))
-            advance(done - shown)
-            shown = done
-
+    with progress_bars() as progress:
         report = convert(
             options.source,
             options.out,

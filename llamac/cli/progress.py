@@ -1,22 +1,34 @@
-"""A progress bar on stderr for long work; nothing where stderr is no terminal."""
+"""Progress bars on stderr for long work; nothing where stderr is no terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+
+from llamac.progress import Progress, silent
 
 
 @contextlib.contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Shows `what` with a bar of `total` bytes; the block gets a function that advances it."""
+def progress_bars() -> Iterator[Progress]:
+    """The block gets what long work tells its progress to: each phase is a bar that takes the place of the last one."""
     if not sys.stderr.isatty():
-        yield lambda count: None
+        yield silent
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.filesize import decimal
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda count: progress.advance(task, count)
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.TextColumn("{task.fields[count]}"))
+    with rich.Progress(*columns, rich.TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bars:
+
+        def show(phase: str, done: int, total: int) -> None:
+            shown = decimal if phase in ("verifying", "writing") else str
+            count = f"{shown(done)} / {shown(total)}"
+            if not bars.tasks or bars.tasks[0].description != phase:
+                for task in bars.task_ids:
+                    bars.remove_task(task)
+                bars.add_task(phase, total=total, count=count)
+            bars.update(bars.task_ids[0], completed=done, count=count)
+
+        yield show
