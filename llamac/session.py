@@ -39,6 +39,9 @@ def as_ids(ids: Iterable[int]) -> array[int]:
     if hasattr(ids, "tolist"):
         ids = ids.tolist()
     try:
+        ids = list(ids)
+        if bool in map(type, ids):  # which an array would take for 0 and 1
+            raise TypeError("'bool' object cannot be interpreted as an integer")
         return array("i", ids)
     except (TypeError, OverflowError) as error:
         raise ArgumentError(f"token ids must be whole numbers of 32 bits: {error}") from None
@@ -153,7 +156,7 @@ class Session:
         packed = array("i")
         wanted = 0
         for token, sequence, position, want in rows:
-            packed.extend(as_ids((token, sequence, position, bool(want))))
+            packed.extend(as_ids((token, sequence, position, int(bool(want)))))
             wanted += bool(want)
         out = np.empty((wanted, self._core.vocab_size), np.float32)
         self._run(memoryview(packed).cast("B").cast("i", (len(packed) // 4, 4)), out.reshape(-1), ())

@@ -124,10 +124,11 @@ class _Pieces:
         self.texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
 
     def token_bytes(self, token: int) -> bytes:
+        if type(token) is not int:  # what equals a known id (True, 1.0) is none
+            token = self.check(token)
         data = self.known.get(token)
         if data is None:
-            token = self.check(token)
-            data = self.known[token] = self._bytes(token)
+            data = self.known[token] = self._bytes(self.check(token))
         return data
 
     def shown_bytes(self, token: int, skip_special: bool) -> bytes:
@@ -138,7 +139,9 @@ class _Pieces:
         try:
             number = operator.index(token)
         except TypeError:
-            raise ArgumentError(f"a token id must be an integer, not {type(token).__name__}") from None
+            number = None
+        if number is None or isinstance(token, bool):
+            raise ArgumentError(f"a token id must be an integer, not {type(token).__name__}")
         if not 0 <= number < self.size:
             raise ArgumentError(f"token id {number} is out of range: this tokenizer has the ids 0 to {self.size - 1}")
         return number
@@ -315,7 +318,7 @@ class StreamDecoder:
         """The text that `token` completes; empty while a character is unfinished."""
         if self._plain:
             text = self._texts.get(token)
-            if text is not None:
+            if text is not None and type(token) is int:
                 return text
         return self._push_bytes(token)
 

@@ -355,6 +355,13 @@ def test_settings_out_of_range_are_refused(tiny_llama: Path, settings: dict[str,
                 make("a", **settings)
 
 
+def test_bools_are_no_token_ids(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+        for use in (model.generate, model.stream, model.logits, model.detokenize):
+            with pytest.raises(ArgumentError, match="whole numbers of 32 bits: 'bool' object"):
+                use([1, True])
+
+
 @pytest.mark.parametrize(
     "settings",
     [

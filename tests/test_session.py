@@ -182,6 +182,10 @@ def test_wrong_ids_are_refused_and_change_nothing(model: llamac.Model, session: 
         (bytearray(8), "text: use model.tokenize"),
         ([1, 2.0], "whole numbers"),
         ([1, None], "whole numbers"),
+        ([1, True], "whole numbers of 32 bits: 'bool' object"),
+        (np.array([True, False]), "whole numbers of 32 bits: 'bool' object"),
+        (np.array([True, False], object), "whole numbers of 32 bits: 'bool' object"),
+        ([1, np.True_], "whole numbers"),
         (["1"], "whole numbers"),
         (np.array([1.0, 2.0]), "whole numbers"),
         (np.ones((2, 3), np.int64), "whole numbers"),
@@ -213,6 +217,7 @@ def test_wrong_rows_are_refused_and_change_nothing(model: llamac.Model) -> None:
             ((1, -1, 0, True), "row 1: sequence is -1, expected 0 to 1"),
             ((999, 0, 5, True), "row 1: token is 999, expected 0 to 300"),
             ((1.5, 0, 5, True), "whole numbers"),
+            ((True, 0, 5, True), "whole numbers of 32 bits: 'bool' object"),
         ):
             with pytest.raises(ArgumentError, match=message):
                 session.eval_rows(cast("Any", [good, row]))
