@@ -28,7 +28,8 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of a request. The first token comes after `prefill`; `decode` is the time from then on."""
+    """Seconds that a request was computed. The first token comes after `prefill`; `decode` is the time from then on,
+    without what the consumer of a stream spent between its pieces."""
 
     prefill: float
     decode: float
@@ -169,7 +170,8 @@ def _generate(
     try:
         started = time.perf_counter()
         session.prefill(prompt)
-        first = time.perf_counter()
+        resumed = time.perf_counter()
+        prefill, decode = resumed - started, 0.0
         while True:
             token = session.sample(settings.sampling, n_ids)
             if token in stop_ids:
@@ -182,7 +184,9 @@ def _generate(
                     piece = stops.push(piece)
                 if piece:
                     texts.append(piece)
+                    decode += time.perf_counter() - resumed
                     yield piece
+                    resumed = time.perf_counter()
                 if stops.found is not None:
                     reason, stopped_by = "stop", stops.found
                     break
@@ -200,8 +204,10 @@ def _generate(
                 reason, stopped_by = "stop", stops.found
             if rest:
                 texts.append(rest)
+                decode += time.perf_counter() - resumed
                 yield rest
-        ended = time.perf_counter()
+                resumed = time.perf_counter()
+        decode += time.perf_counter() - resumed
     finally:
         session.close()
     assert settings.seed is not None
@@ -212,7 +218,7 @@ def _generate(
         stopped_by,
         settings.seed,
         Usage(len(prompt), len(tokens)),
-        Timings(first - started, ended - first),
+        Timings(prefill, decode),
     )
 
 

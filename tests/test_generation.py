@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -232,6 +233,16 @@ def test_the_completion_is_there_when_the_stream_has_ended(scripted: Script) -> 
     assert stream.completion.text == "abc"
     with pytest.raises(StopIteration):
         next(stream)
+
+
+def test_the_time_of_a_slow_consumer_does_not_count(scripted: Script) -> None:
+    model = scripted("abcdeé")
+    began = time.perf_counter()
+    stream = model.stream([BOS], max_tokens=6)  # the last character is cut: it comes when nothing more is computed
+    for _ in stream:
+        time.sleep(0.1)
+    assert time.perf_counter() - began > 0.6
+    assert 0 < stream.completion.timings.decode < 0.1
 
 
 @pytest.mark.parametrize("pieces", [0, 1, 3])
