@@ -2,7 +2,7 @@
 
 Each kind is a function of the same name as its rope_type. What is a Python float there (64 bits) is one here, what is a
 float32 tensor there is a float32 array here, and every operation rounds at the same place. One differs: powers are
-rounded correctly here, while those of torch depend on the machine's vector width in the last bit.
+computed in float64 and rounded once here, while those of torch depend on the machine's vector width in the last bit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def make_rope(kind: str, parameters: Parameters, dim: int, context: int) -> Rope
 
 
 def _powers(theta: float, dim: int) -> Floats:
-    """theta^(2j / dim), (dim / 2), correctly rounded."""
+    """theta^(2j / dim), (dim / 2), rounded from float64: the nearest float32 (tests/test_export_bits.py)."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     powers: Floats = np.power(np.float64(np.float32(theta)), exponents.astype(np.float64)).astype(np.float32)
     return powers
