@@ -21,6 +21,7 @@ from setuptools.command.build_ext import build_ext
 
 # Never -ffast-math, -Ofast or -ffp-contract=fast: the same bits everywhere is what this library promises.
 FLAGS = json.loads(Path("csrc/flags.json").read_text())
+OPENMP = "#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n"
 MACHINE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
 
 
@@ -34,7 +35,7 @@ class BuildCore(build_ext):
     def build_extension(self, ext: Extension) -> None:
         flags = list(FLAGS["core"])
         link: list[str] = []
-        if os.environ.get("LLAMAC_OPENMP") != "0" and self.compiles("-fopenmp"):
+        if os.environ.get("LLAMAC_OPENMP") != "0" and self.compiles("-fopenmp", source=OPENMP):
             flags.append("-fopenmp")
             link.append("-fopenmp")
         if asked("NATIVE"):
@@ -43,9 +44,10 @@ class BuildCore(build_ext):
             flags.append("-flto")
             link += ["-flto", "-O3"]
         if os.environ.get("LLAMAC_SANITIZE"):
-            sanitize = [f"-fsanitize={os.environ['LLAMAC_SANITIZE']}", "-fno-omit-frame-pointer", "-g", "-O1"]
-            flags += sanitize
+            sanitize = [f"-fsanitize={os.environ['LLAMAC_SANITIZE']}", *FLAGS["sanitize"]]
             link += sanitize
+            # checks as calls: inlined into the unrolled kernels they take minutes and gigabytes to compile
+            flags += sanitize + (FLAGS["sanitize_gcc"] if self.compiles(*FLAGS["sanitize_gcc"], "-Werror") else [])
         warnings = FLAGS["warnings"] + (["-Werror"] if asked("WERROR") else [])
         sources = sorted(Path("csrc").glob("*.c"))
         headers = [str(path) for path in sorted(Path("csrc").glob("*.h"))]
@@ -60,14 +62,14 @@ class BuildCore(build_ext):
         ext.depends = headers
         super().build_extension(ext)
 
-    def compiles(self, flag: str) -> bool:
-        """Whether the compiler and linker take a flag."""
+    def compiles(self, *flags: str, source: str = "int main(void) { return 0; }\n") -> bool:
+        """Whether the compiler and linker take these flags."""
         with tempfile.TemporaryDirectory() as folder:
-            source = Path(folder, "probe.c")
-            source.write_text("#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n")
+            probe = Path(folder, "probe.c")
+            probe.write_text(source)
             try:
-                objects = self.compiler.compile([str(source)], output_dir=folder, extra_postargs=[flag])
-                self.compiler.link_executable(objects, "probe", output_dir=folder, extra_postargs=[flag])
+                objects = self.compiler.compile([str(probe)], output_dir=folder, extra_postargs=list(flags))
+                self.compiler.link_executable(objects, "probe", output_dir=folder, extra_postargs=list(flags))
             except Exception:  # distutils has no common class for "the tool failed"
                 return False
             return True

@@ -28,9 +28,9 @@ def build(folder: Path, cc: str, machine: str, sanitize: str | None) -> list[Pat
     flags = json.loads((ROOT / "csrc" / "flags.json").read_text())
     common = [*flags["core"], *flags["warnings"], "-Werror", "-fopenmp", "-g1", f"-I{ROOT / 'csrc'}", "-D_GNU_SOURCE"]
     if sanitize:
-        common += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1"]
+        common += [f"-fsanitize={sanitize}", *flags["sanitize"]]
         if "clang" not in cc:  # checks as calls: inlined into unrolled kernels they take minutes to compile
-            common += ["--param", "asan-instrumentation-with-call-threshold=0"]
+            common += flags["sanitize_gcc"]
 
     def compile_one(source: Path) -> Path:
         out = folder / f"{source.stem}.o"
