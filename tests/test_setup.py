@@ -75,9 +75,7 @@ def test_options_are_passed_on(tmp_path: Path, name: str, value: str, flags: str
 
 
 @pytest.mark.parametrize(("options", "refused"), [({"LLAMAC_OPENMP": "0"}, ""), ({}, "-fopenmp")])
-def test_openmp_is_left_out_if_it_is_unwanted_or_missing(
-    tmp_path: Path, options: dict[str, str], refused: str
-) -> None:
+def test_openmp_is_left_out_if_it_is_unwanted_or_missing(tmp_path: Path, options: dict[str, str], refused: str) -> None:
     assert not any("-fopenmp" in command for command in commands(tmp_path, refused, **options))
 
 

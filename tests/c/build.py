@@ -2,6 +2,7 @@
 
 python tests/c/build.py                                       compile for this machine and run
 python tests/c/build.py --sanitize address,undefined          instrumented
+python tests/c/build.py --no-openmp                           one thread only
 python tests/c/build.py --cc aarch64-linux-gnu-gcc --machine aarch64 --run "qemu-aarch64 -L /usr/aarch64-linux-gnu"
 python tests/c/build.py --run "qemu-x86_64 -cpu Nehalem"      the scalar path on an old processor
 """
@@ -23,10 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = ("test_kernels", "test_model")
 
 
-def build(folder: Path, cc: str, machine: str, sanitize: str | None) -> list[Path]:
+def build(folder: Path, cc: str, machine: str, sanitize: str | None, openmp: bool) -> list[Path]:
     """Compiles core and tests into a folder; returns the test programs."""
     flags = json.loads((ROOT / "csrc" / "flags.json").read_text())
-    common = [*flags["core"], *flags["warnings"], "-Werror", "-fopenmp", "-g1", f"-I{ROOT / 'csrc'}", "-D_GNU_SOURCE"]
+    common = [*flags["core"], *flags["warnings"], "-Werror", "-g1", f"-I{ROOT / 'csrc'}", "-D_GNU_SOURCE"]
+    if openmp:
+        common.append("-fopenmp")
     if sanitize:
         common += [f"-fsanitize={sanitize}", *flags["sanitize"]]
         if "clang" not in cc:  # checks as calls: inlined into unrolled kernels they take minutes to compile
@@ -52,11 +55,12 @@ def main() -> int:
     parser.add_argument("--cc", default="cc", help="the compiler, with options (default: %(default)s)")
     parser.add_argument("--machine", default=platform.machine(), help="what it compiles for (default: %(default)s)")
     parser.add_argument("--sanitize", help="sanitizers, e.g. address,undefined")
+    parser.add_argument("--no-openmp", action="store_true", help="one thread only")
     parser.add_argument("--run", default="", help="what runs the programs, e.g. an emulator")
     options = parser.parse_args()
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
     with tempfile.TemporaryDirectory() as folder:
-        for program in build(Path(folder), options.cc, options.machine, options.sanitize):
+        for program in build(Path(folder), options.cc, options.machine, options.sanitize, not options.no_openmp):
             print(f"--- {program.name}", flush=True)
             emulated = ["--emulated"] if options.run else []
             code = subprocess.run([*shlex.split(options.run), str(program), *emulated], env=environment).returncode

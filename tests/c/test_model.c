@@ -15,6 +15,11 @@
 static llamac_error err;
 static int emulated;   // the programs run in an emulator: some fifty times slower, and without fork
 
+// As many threads as are wanted, or 1 if this build has no others.
+static int most_threads(int wanted) {
+    return llamac_has_threads() ? wanted : 1;
+}
+
 static llamac_session *open_session(const llamac_model *model, int sequences, int kv, int threads, const char *isa) {
     const llamac_session_options options = { .n_sequences = sequences, .kv_dtype = kv, .threads = threads, .isa = isa };
     llamac_session *session;
@@ -53,7 +58,7 @@ static void check_same_bits(const struct tiny_shape *shape, int kv) {
     for (size_t i = 0; llamac_isa_at(i, &supported); i++) {
         if (!supported) continue;
         const char *isa = llamac_isa_at(i, &supported);
-        for (int threads = 1; threads <= (emulated ? 2 : 3); threads++) {
+        for (int threads = 1; threads <= most_threads(emulated ? 2 : 3); threads++) {
             s = open_session(model, 1, kv, threads, isa);
             prefill_whole(s, 0, N, shape->vocab, logits);
             CHECK(!memcmp(logits, expected, sizeof(float) * vocab * N), "%s, %d threads, one prefill", isa, threads);
@@ -120,7 +125,7 @@ static void bits_do_not_depend_on_neighbours(void) {
         llamac_session_close(&s);
     }
     uint64_t state = 4;
-    for (int threads = 1; threads <= 3; threads++) {
+    for (int threads = 1; threads <= most_threads(3); threads++) {
         llamac_session *s = open_session(model, S, 0, threads, NULL);
         int length[S] = { 0 };
         for (int round = 0; round < 60; round++) {   // rows of all sequences, mixed at random
@@ -151,7 +156,7 @@ static void bits_do_not_depend_on_the_hosts_control_word(void) {
     llamac_session *s = open_session(model, 1, 0, 1, NULL);
     prefill_whole(s, 0, 20, tiny_gpt2.vocab, expected);
     llamac_session_close(&s);
-    for (int threads = 1; threads <= 2; threads++) {
+    for (int threads = 1; threads <= most_threads(2); threads++) {
         s = open_session(model, 1, 0, threads, NULL);
         fesetround(FE_UPWARD);
 #if defined(__x86_64__)
@@ -211,10 +216,10 @@ static void observers_change_nothing(void) {
         const size_t vocab = (size_t)shapes[which]->vocab;
         enum { ROWS = 270 };
         float *expected = take(sizeof(float) * vocab * ROWS), *logits = take(sizeof(float) * vocab * ROWS);
-        float *seen[LLAMAC_N_STAGES], *again[LLAMAC_N_STAGES];
+        float *seen[LLAMAC_N_STAGES], *again[LLAMAC_N_STAGES] = { NULL };
         llamac_row rows[ROWS];
         for (int i = 0; i < ROWS; i++) rows[i] = (llamac_row){ token_at(0, i, (int)vocab), 0, i, 1 };
-        for (int threads = 1; threads <= 2; threads++) {
+        for (int threads = 1; threads <= most_threads(2); threads++) {
             llamac_session *s = open_session(model, 1, 0, threads, NULL);
             CHECK(!llamac_eval(s, rows, ROWS, expected, NULL, &err), "%s", err.message);
             CHECK(!llamac_rewind(s, 0, 0, &err), "%s", err.message);
@@ -447,7 +452,7 @@ static void every_allocation_may_fail(void) {
 static void a_cancel_keeps_whole_chunks(void) {
     struct tiny_file file = tiny_model(&tiny_llama);
     llamac_model *model = open_model(file);
-    for (int threads = 1; threads <= 2; threads++) {
+    for (int threads = 1; threads <= most_threads(2); threads++) {
         llamac_session *s = open_session(model, 1, 0, threads, NULL);
         const int32_t stop = 1;
         int done = -1;
