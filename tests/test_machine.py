@@ -10,6 +10,7 @@ import pytest
 
 from llamac import _core, machine
 from llamac.machine import ThreadPlan, cgroup_quota, physical_cores, plan_threads
+from openmp import needs_threads
 from processes import output_of
 
 
@@ -155,6 +156,7 @@ def test_the_reason_names_every_limit() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity")
+@needs_threads
 def test_affinity_limits_the_threads_while_the_program_runs() -> None:
     program = """
         import os

@@ -26,6 +26,7 @@ from llamac.export.convert import export
 from llamac.export.reference import forward
 from llamac.probes import EngineRecord, Probe, ProbeSet, decode, encode, relative_error, replay
 from llamac.tokenizer import SpecialTokens, byte_alphabet
+from openmp import up_to
 
 VOCAB = 5
 SAMPLE = ProbeSet(
@@ -322,7 +323,7 @@ Exported = Callable[[str, str], Path]
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_an_exported_file_replays_identically(exported: Exported, name: str, dtype: str, kv: str) -> None:
-    for settings in ({"threads": 1}, {"threads": 2, "isa": "scalar"}):
+    for settings in ({"threads": 1}, {"threads": up_to(2), "isa": "scalar"}):
         with llamac.load(exported(name, dtype), kv=kv, **settings) as model:
             results = replay(model)
         assert [result.status for result in results] == ["identical"] * len(making.RANDOM_LENGTHS)

@@ -22,6 +22,7 @@ from llamac.errors import (
     LlamacError,
     UnsupportedError,
 )
+from openmp import up_to
 
 CONTEXT = 600
 IDS = some_ids(311)  # more than one chunk of rows and more than one block of attention
@@ -289,9 +290,9 @@ def test_options_of_one_place_only(tiny_llama: Path, model: llamac.Model) -> Non
 
 
 def test_sessions_take_what_load_was_told_unless_told_otherwise(tiny_llama: Path) -> None:
-    with llamac.load(tiny_llama, context=50, kv="f16", threads=2, isa="scalar") as model:
+    with llamac.load(tiny_llama, context=50, kv="f16", threads=up_to(2), isa="scalar") as model:
         with model.session() as session:
-            assert (session.context, session.kv, session.threads, session.isa) == (50, "f16", 2, "scalar")
+            assert (session.context, session.kv, session.threads, session.isa) == (50, "f16", up_to(2), "scalar")
             assert session.model is model
         with model.session(context=600, kv="f32", threads=1) as session:
             assert (session.context, session.kv, session.threads, session.isa) == (600, "f32", 1, "scalar")

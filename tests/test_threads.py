@@ -11,12 +11,12 @@ import pytest
 
 import llamac
 from builders import checkpoint, llama_config, write_model
-from llamac import _core
+from openmp import needs_threads
 from processes import output_of, run_python
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc"),
-    pytest.mark.skipif(not _core.has_threads(), reason="this build has no OpenMP"),
+    needs_threads,
 ]
 
 IDS = range(280)
