@@ -34,6 +34,23 @@ START = """
     def settled():  # a thread that was joined may take a moment to vanish
         return min((count(), time.sleep(0.005))[0] for _ in range(20))
 """
+# An eval of seconds in a thread of its own, until it is cancelled.
+LONG_EVAL = """
+    import sys, threading, time
+    import llamac
+    states = []
+    def compute(session):
+        try:
+            session.eval([token % 280 for token in range(8000)], logits=None)
+        except llamac.CancelledError:
+            states.append("cancelled")
+    def begin(session):
+        worker = threading.Thread(target=compute, args=(session,))
+        worker.start()
+        while session.length() == 0:  # from the second chunk on the pool is surely at work
+            time.sleep(0.001)
+        return worker
+"""
 OURS = 3  # the thread that owns the team, and OpenMP's for teams of up to 3
 
 
@@ -87,20 +104,9 @@ def test_evals_with_one_thread_need_no_pool(tiny_llama: Path, expected: str) -> 
 
 def test_evals_with_one_thread_run_beside_others(big_llama: Path) -> None:
     """A long eval does not hold up a short one, also while it has the pool."""
-    program = """
-    import sys, threading, time
-    import llamac
+    program = f"""{LONG_EVAL}
     with llamac.load(sys.argv[1]) as model, model.session(threads=2) as long, model.session(threads=1) as short:
-        states = []
-        def compute():
-            try:
-                long.eval([token % 280 for token in range(8000)], logits=None)
-            except llamac.CancelledError:
-                states.append("cancelled")
-        worker = threading.Thread(target=compute)
-        worker.start()
-        while long.length() == 0:  # from the second chunk on the pool is surely at work
-            time.sleep(0.001)
+        worker = begin(long)
         short.eval([1, 2, 3])
         states.append("short" if worker.is_alive() else "late")
         long.cancel()
@@ -199,18 +205,9 @@ def test_a_child_evals_in_a_session_that_it_inherited(tiny_llama: Path) -> None:
 
 def test_a_child_evals_while_the_parent_computes(big_llama: Path, tiny_llama: Path, expected: str) -> None:
     """The fork may come at any moment: here another thread of the parent has the pool."""
-    program = f"""{START}{CHILD}
+    program = f"""{START}{CHILD}{LONG_EVAL}
     with llamac.load(sys.argv[2]) as big, big.session(threads=2) as long:
-        states = []
-        def compute():
-            try:
-                long.eval([token % 280 for token in range(8000)], logits=None)
-            except llamac.CancelledError:
-                states.append("cancelled")
-        worker = threading.Thread(target=compute)
-        worker.start()
-        while long.length() == 0:  # from the second chunk on the pool is surely at work
-            time.sleep(0.001)
+        worker = begin(long)
         in_child(lambda: digest(2))
         long.cancel()
         worker.join()

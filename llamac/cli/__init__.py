@@ -124,8 +124,8 @@ def make_parser(program: str = "llamac") -> argparse.ArgumentParser:
     return parser
 
 
-def _add_model(parser: argparse.ArgumentParser, help_text: str, optional: bool) -> None:
-    parser.add_argument("model", metavar="MODEL", nargs="?" if optional else None, help=help_text)
+def _add_model(parser: argparse.ArgumentParser, help_text: str) -> None:
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=help_text)
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
@@ -150,7 +150,7 @@ def _add_run(commands: Commands) -> None:
         '  llamac run model.bin -i "Once" -t 0.8 -p 0.95 -s 42 -n 100\n'
         '  echo "The quick brown" | llamac run model.bin --no-echo\n',
     )
-    _add_model(parser, "a model file made by `llamac export` (default: the built-in model)", optional=True)
+    _add_model(parser, "a model file made by `llamac export` (default: the built-in model)")
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("-i", dest="prompt", metavar="PROMPT", help="the text to continue")
     prompt.add_argument("-f", dest="file", metavar="FILE", help="read the prompt from a file (- for standard input)")
@@ -212,7 +212,7 @@ def _add_inspect(commands: Commands) -> None:
         "machine: kernel set, threads and the reasons.",
         formatter_class=_HelpFormatter,
     )
-    _add_model(parser, "a model file; without it this machine is described", optional=True)
+    _add_model(parser, "a model file; without it this machine is described")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="everything as one JSON object")
 
@@ -225,7 +225,7 @@ def _add_check(commands: Commands) -> None:
         "machine: 'identical', 'within tolerance', or which probe differs and by how much.",
         formatter_class=_HelpFormatter,
     )
-    _add_model(parser, "a model file (default: the built-in model)", optional=True)
+    _add_model(parser, "a model file (default: the built-in model)")
     parser.add_argument("--data", action="store_true", help="also verify the checksum of every tensor")
     _add_machine(parser)
 
