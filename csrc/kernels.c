@@ -16,10 +16,17 @@ static int has_avx2(void) {
     unsigned a, b, c, d;
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
+static int has_avx512(void) {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
+static int has_avx512vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 #endif
 
 static const struct { const struct kernels *table; int (*supported)(void); const char *needs; } tables[] = {
 #if defined(__x86_64__)
+    { &kernels_avx512vnni, has_avx512vnni, "AVX-512 F, BW, DQ, VL and VNNI" },
+    { &kernels_avx512, has_avx512, "AVX-512 F, BW, DQ and VL" },
     { &kernels_avx2, has_avx2, "AVX2, FMA and F16C" },
 #endif
     { &kernels_scalar, always, "nothing" },

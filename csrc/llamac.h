@@ -27,12 +27,12 @@ typedef struct { int code; char message[400]; } llamac_error;
 
 // ---- numbers in memory
 
-// How numbers are stored: tensors of the file and the KV cache. The quantized ones are reserved in this version.
+// How numbers are stored: tensors of the file and the KV cache.
 enum llamac_dtype { LLAMAC_F32 = 1, LLAMAC_F16, LLAMAC_BF16, LLAMAC_Q8, LLAMAC_Q4, LLAMAC_Q4S, LLAMAC_N_DTYPES };
 
 // "f32" ... ; NULL for a number that is no dtype.
 const char *llamac_dtype_name(int dtype);
-// Bytes of a matrix of rows x columns in strips of 16 rows (docs/format.md); 0 if the dtype is reserved or the size overflows.
+// Bytes of a matrix of rows x columns in strips of 16 rows (docs/format.md); 0 if the number is no dtype or the size overflows.
 size_t llamac_matrix_bytes(int dtype, uint64_t rows, uint64_t columns);
 
 // ---- the file's structures, described for readers and writers
@@ -69,7 +69,7 @@ void llamac_model_close(llamac_model **model);
 
 // ---- instruction sets
 
-// The kernel sets of this build, best first: "avx2", "scalar"; NULL past the end. `supported`: whether this machine runs it.
+// The kernel sets of this build, best first: "avx2", ..., "scalar"; NULL past the end. `supported`: whether this machine runs it.
 const char *llamac_isa_at(size_t index, int *supported);
 // Whether this build can use more than one thread (OpenMP).
 int llamac_has_threads(void);

@@ -22,23 +22,25 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     const struct config *c = s->model->config;
     const size_t rows = (size_t)x->rows, dim = c->dim, q_dim = (size_t)c->n_heads * c->head_dim, kv_dim = (size_t)c->n_kv_heads * c->head_dim;
     const size_t ffn = (size_t)s->model->max_ffn_dim, width = (size_t)value_width((int)c->head_dim);
+    unsigned inputs = 0;
+    for (int dtype = 1; dtype < LLAMAC_N_DTYPES; dtype++) if (s->model->dtypes & 1u << dtype) inputs |= 1u << input_of(dtype);
+    const int widest = max_int((int)(dim > q_dim ? dim : q_dim), (int)ffn);
     x->x = arena_floats(a, rows * dim);
-    x->panel = arena_floats(a, rows * dim);
+    for (int kind = 0; kind < N_INPUTS; kind++) x->panels[kind] = arena_floats(a, inputs & 1u << kind ? rows * input_words(kind, widest) : 0);
     x->q = arena_floats(a, rows * q_dim);
     x->k = arena_floats(a, rows * kv_dim);
     x->v = arena_floats(a, rows * kv_dim);
     x->mix = arena_floats(a, rows * q_dim);
     x->gate = arena_floats(a, rows * ffn);
     x->up = arena_floats(a, rows * ffn);
-    x->hidden = arena_floats(a, rows * ffn);
     x->angles = arena_floats(a, c->n_rope * rows * c->head_dim);
     for (int t = 0; t < s->threads; t++) {
         struct thread_scratch own = {
-            .panel = arena_floats(a, REDUNDANT_ROWS * dim),
-            .row = arena_floats(a, dim > ffn ? dim : ffn),
-            .sums = arena_floats(a, (size_t)GEMM_STRIPS * STRIP_ROWS * rows),
+            .row = arena_floats(a, dim),
+            .gemm = arena_floats(a, gemm_scratch(x->rows) / sizeof(float)),
             .attention = arena_floats(a, attend_scratch((int)c->head_dim) + PANEL_ROWS * (c->head_dim + width)),
         };
+        for (int kind = 0; kind < N_INPUTS; kind++) own.panels[kind] = arena_floats(a, inputs & 1u << kind ? REDUNDANT_ROWS * input_words(kind, widest) : 0);
         if (a->memory) x->threads[t] = own;
     }
 }
@@ -115,7 +117,7 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
     s->model = model;
     s->kernels = kernels;
     s->context = options->context ? options->context : (int)model->config->context;
-    s->kv_dtype = options->kv_dtype ? options->kv_dtype : model->all_f32 ? LLAMAC_F32 : LLAMAC_F16;
+    s->kv_dtype = options->kv_dtype ? options->kv_dtype : model->dtypes == 1u << LLAMAC_F32 ? LLAMAC_F32 : LLAMAC_F16;
     s->threads = options->threads;
     s->n_sequences = options->n_sequences;
     if (fill_session(s, err)) {
