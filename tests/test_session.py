@@ -331,7 +331,7 @@ def test_memory_tells_what_is_held(tiny_llama: Path) -> None:
         for length, pages in ((64, 1), (65, 2), (300, 5)):
             session.eval([1] * (length - session.length()), logits=None)
             assert session.memory()["kv"] == pages * page
-        assert 0 < small < 256 * model.config["dim"] * 4 < session.memory()["activations"] < 1_000_000
+        assert 0 < small < session.memory()["activations"] < 1_000_000
         session.eval([1], sequence=1, logits=None)
         assert session.memory()["kv"] == 6 * page
         session.rewind(64)
