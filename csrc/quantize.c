@@ -2,7 +2,8 @@
 // quantize.c - weights to the strips of q8, q4 and q4s: for each block the scale with the least error of all that make sense, and
 // with it the grid; with feedback, what rounding a column costs is made up for in the columns after it.
 //
-// Nothing here depends on the machine or on who computes which strip: a row's bytes follow from the row alone.
+// Nothing here depends on the machine or on who computes which strip: a row's bytes follow from the row alone. A row is computed in units of its
+// scale D, in which the scales of blocks are whole numbers.
 #include <string.h>
 #include "common.h"
 #include "dtype.h"
@@ -15,6 +16,7 @@ enum {
     GRIDS = 4,
     GRID_STEPS = 160,      // half units from -40 to 40: between the codes' midpoints, which are multiples of a half, the nearest is the same
     TOP_CODE = 32, TOP_CODE_Q8 = 127, TOP_SCALE = 127,
+    LARGEST = 124 * TOP_CODE, LARGEST_Q8 = TOP_SCALE * TOP_CODE_Q8,   // |s * c|; the code -32 needs a scale that is a multiple of 4
     MAX_COLUMNS = 1 << 24, // as in the tensor record
     FINALISTS = 6,         // scales that are tried with feedback within the block
 };
@@ -92,9 +94,9 @@ static void consider(struct finalists *f, int scale, float error) {
     f->error[at] = error, f->scale[at] = scale;
 }
 
-// Tries every scale of one sign and grid under which the block's largest number, `top` row units, comes to lie between a multiple of the grid's
-// last code that clips it and one that leaves codes unused: 0.64 to 1.12 holds nearly all that are ever the best.
-static void try_scales(const struct block *b, int wide, float unit, float top, int side, int sign, int offset, float clip, const struct grid *grid, struct finalists *f) {
+// Tries every scale of one sign and grid under which the block's largest number, `top`, comes to lie between a multiple of the grid's last
+// code that clips it and one that leaves codes unused: 0.64 to 1.12 holds nearly all that are ever the best.
+static void try_scales(const struct block *b, int wide, float top, int side, int sign, int offset, float clip, const struct grid *grid, struct finalists *f) {
     const float end = (float)(side < 0 ? TOP_CODE - offset : q4_codebook[15] + offset);
     const float low = top / (clip * end), high = top / (0.64f * end);
     // sizes whose lowest bits, with the sign, choose this grid
@@ -103,15 +105,15 @@ static void try_scales(const struct block *b, int wide, float unit, float top, i
     size += (residue - size % GRIDS + GRIDS) % GRIDS;
     for (; size <= TOP_SCALE && ((float)size <= high || size < GRIDS); size += GRIDS) {
         if (!size) continue;
-        const float step = unit * (float)(sign * size);
+        const float step = (float)(sign * size);
         float error = nearest_error(b->x, b->weight, step, grid->code);
         if (wide && (f->n < f->most || error < f->error[f->n - 1])) error += nearest_error(b->x + 16, b->weight + 16, step, grid->code);
         consider(f, sign * size, error);
     }
 }
 
-// The scale of a block of q4 or q4s, and its codes. `unit` is the row's scale D.
-static int fit_block(const struct block *b, int wide, float unit, float clip, const struct grid *grids, uint8_t *nibbles, float *values) {
+// The scale of a block of q4 or q4s, and its codes.
+static int fit_block(const struct block *b, int wide, float clip, const struct grid *grids, uint8_t *nibbles, float *values) {
     float top = 0, nothing = 0;
     int negative = 0;
     for (int i = 0; i < b->n; i++) {
@@ -128,19 +130,19 @@ static int fit_block(const struct block *b, int wide, float unit, float clip, co
     for (int offset = 0; offset < GRIDS; offset++)
         for (int side = -1; side <= 1; side += 2) {
             const int sign = negative ? -side : side;
-            try_scales(b, wide, unit, top / unit, side, sign, offset, clip, &grids[offset], &f);
+            try_scales(b, wide, top, side, sign, offset, clip, &grids[offset], &f);
         }
     int best = f.scale[0];
     if (b->feedback) {
         float least = 3.4e38f;
         for (int i = 0; i < f.n; i++) {
-            const float e = f.scale[i] ? assign(b, unit * (float)f.scale[i], &grids[f.scale[i] & 3], nibbles, values) : nothing;
+            const float e = f.scale[i] ? assign(b, (float)f.scale[i], &grids[f.scale[i] & 3], nibbles, values) : nothing;
             if (e < least) best = f.scale[i], least = e;
         }
     }
     memset(nibbles, 0, GROUP_COLUMNS);
     memset(values, 0, sizeof(float) * GROUP_COLUMNS);
-    if (best) assign(b, unit * (float)best, &grids[best & 3], nibbles, values);
+    if (best) assign(b, (float)best, &grids[best & 3], nibbles, values);
     return best;
 }
 
@@ -152,7 +154,7 @@ INLINE int nearest_q8(float x, float inverse) {
 }
 
 // The same of q8: codes are the nearest whole numbers, so that few scales come into question.
-static int fit_block_q8(const struct block *b, float unit, uint8_t *bytes) {
+static int fit_block_q8(const struct block *b, uint8_t *bytes) {
     float top = 0;
     for (int i = 0; i < b->n; i++) {
         const float a = b->x[i] < 0 ? -b->x[i] : b->x[i];
@@ -160,9 +162,9 @@ static int fit_block_q8(const struct block *b, float unit, uint8_t *bytes) {
     }
     int best = 0;
     float least = 3.4e38f;
-    const int enough = min_int(TOP_SCALE, (int)(top / (unit * TOP_CODE_Q8)) + 1);
+    const int enough = min_int(TOP_SCALE, (int)(top / TOP_CODE_Q8) + 1);
     for (int s = enough; top > 0 && s >= max_int(1, enough - 2); s--) {
-        const float step = unit * (float)s, inverse = 1 / step;
+        const float step = (float)s, inverse = 1 / step;
         float error = 0;
         for (int i = 0; i < b->n; i++) {
             const float left = b->x[i] - step * (float)nearest_q8(b->x[i], inverse);
@@ -170,7 +172,7 @@ static int fit_block_q8(const struct block *b, float unit, uint8_t *bytes) {
         }
         if (error < least) least = error, best = s;
     }
-    const float inverse = best ? 1 / (unit * (float)best) : 0;
+    const float inverse = best ? 1 / (float)best : 0;
     for (int i = 0; i < b->n; i++) bytes[i] = (uint8_t)(Q8_OFFSET + (best ? nearest_q8(b->x[i], inverse) : 0));
     return best;
 }
@@ -184,7 +186,7 @@ struct strip {
     const float *feedback;          // (columns, columns) or NULL
     const struct grid *grids;
     float clip;
-    float *targets;                 // (16, columns): the numbers, with feedback with what was left before them
+    float *originals, *targets;     // (16, columns): the numbers; and with what was left before them
     float *errors;                  // (16, 128), with feedback: of the block
 };
 
@@ -194,8 +196,9 @@ static void store_code(uint8_t *codes, int dtype, int row, int column, uint8_t c
 }
 
 // One row of one block of n columns from `first` on.
-static void quantize_block(const struct strip *p, int row, int first, int n, float unit, const float *original, uint8_t *scales, uint8_t *codes) {
+static void quantize_block(const struct strip *p, int row, int first, int n, uint8_t *scales, uint8_t *codes) {
     const int per_scale = scale_columns(p->dtype);
+    const float *original = p->originals + (size_t)row * (size_t)p->columns;
     float *x = p->targets + (size_t)row * (size_t)p->columns;
     for (int k = 0; k < n; k += per_scale) {
         uint8_t found[GROUP_COLUMNS];
@@ -207,7 +210,7 @@ static void quantize_block(const struct strip *p, int row, int first, int n, flo
         };
         memcpy(b.x, x + at, sizeof(float) * (size_t)b.n);
         memcpy(b.weight, p->weight + at, sizeof(float) * (size_t)b.n);
-        const int s = p->dtype == LLAMAC_Q8 ? fit_block_q8(&b, unit, found) : fit_block(&b, per_scale == 32, unit, p->clip, p->grids, found, values);
+        const int s = p->dtype == LLAMAC_Q8 ? fit_block_q8(&b, found) : fit_block(&b, per_scale == 32, p->clip, p->grids, found, values);
         scales[k / per_scale * STRIP_ROWS + row] = (uint8_t)(int8_t)s;
         for (int i = 0; i < b.n; i++) store_code(codes, p->dtype, row, k + i, found[i]);
         if (!p->feedback) continue;
@@ -248,24 +251,31 @@ static void hand_on(const struct strip *p, int first, int n) {
             for (int i = 0; i < n; i++) p->targets[(size_t)row * columns + j] += p->errors[row * BLOCK_COLUMNS + i] * feedback[(size_t)i * columns + j];
 }
 
-// The largest number of a row as a code of the largest scale; 0 for a row of next to nothing.
-static float row_unit(const float *x, int n, int dtype) {
+// The unit in which a row's largest number is the largest there is, and its inverse; both 0 for a row of next to nothing.
+static float row_unit(const float *x, int n, int dtype, float *inverse) {
     float top = 0;
     for (int i = 0; i < n; i++) {
         const float a = x[i] < 0 ? -x[i] : x[i];
         top = a > top ? a : top;
     }
-    return top < NEXT_TO_NOTHING ? 0 : top / (float)(TOP_SCALE * (dtype == LLAMAC_Q8 ? TOP_CODE_Q8 : TOP_CODE));
+    const float largest = (float)(dtype == LLAMAC_Q8 ? LARGEST_Q8 : LARGEST);
+    *inverse = top < NEXT_TO_NOTHING ? 0 : largest / top;
+    return top < NEXT_TO_NOTHING ? 0 : top / largest;
 }
 
 static void quantize_strip(const struct strip *p, const float *w, int rows, uint8_t *out) {
     const int columns = p->columns;
     float units[STRIP_ROWS] = { 0 };
-    for (int r = 0; r < rows; r++) units[r] = row_unit(w + (size_t)r * (size_t)columns, columns, p->dtype);
+    memset(p->originals, 0, sizeof(float) * STRIP_ROWS * (size_t)columns);
+    for (int r = 0; r < rows; r++) {
+        const float *from = w + (size_t)r * (size_t)columns;
+        float inverse, *to = p->originals + (size_t)r * (size_t)columns;
+        units[r] = row_unit(from, columns, p->dtype, &inverse);
+        for (int k = 0; k < columns; k++) to[k] = from[k] * inverse;
+    }
+    memcpy(p->targets, p->originals, sizeof(float) * STRIP_ROWS * (size_t)columns);
     memcpy(out, units, sizeof units);
     out += LINE_BYTES;
-    memset(p->targets, 0, sizeof(float) * STRIP_ROWS * (size_t)columns);
-    memcpy(p->targets, w, sizeof(float) * (size_t)rows * (size_t)columns);
     for (int first = 0; first < columns; first += BLOCK_COLUMNS) {
         const int n = min_int(BLOCK_COLUMNS, columns - first), groups = ceil_div(n, GROUP_COLUMNS);
         uint8_t *codes = out + block_scale_bytes(p->dtype, groups);
@@ -273,7 +283,7 @@ static void quantize_strip(const struct strip *p, const float *w, int rows, uint
         memset(codes, p->dtype == LLAMAC_Q8 ? Q8_OFFSET : 0, (size_t)groups * group_code_bytes(p->dtype));
         if (p->feedback) memset(p->errors, 0, sizeof(float) * STRIP_ROWS * BLOCK_COLUMNS);
         for (int r = 0; r < rows; r++)
-            if (units[r] > 0) quantize_block(p, r, first, n, units[r], w + (size_t)r * (size_t)columns, out, codes);
+            if (units[r] > 0) quantize_block(p, r, first, n, out, codes);
         if (p->feedback) hand_on(p, first, n);
         out += block_bytes(p->dtype, groups);
     }
@@ -286,14 +296,14 @@ int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, cons
     if (feedback && dtype == LLAMAC_Q8) return err_set(err, LLAMAC_BAD_ARGUMENT, "q8 is quantized without feedback");
     struct grid grids[GRIDS];
     for (int i = 0; i < GRIDS; i++) make_grid(&grids[i], i);
-    float *numbers = mem_take(STRIP_ROWS * columns + columns + STRIP_ROWS * BLOCK_COLUMNS, sizeof(float), "a strip that is quantized", err);
+    float *numbers = mem_take(2 * STRIP_ROWS * columns + columns + STRIP_ROWS * BLOCK_COLUMNS, sizeof(float), "a strip that is quantized", err);
     if (!numbers) return -1;
-    float *ones = numbers + STRIP_ROWS * columns;
+    float *ones = numbers + 2 * STRIP_ROWS * columns;
     for (size_t k = 0; k < columns; k++) ones[k] = 1;
     const struct strip p = {
         .dtype = dtype, .columns = (int)columns, .weight = importance ? importance : ones, .feedback = feedback, .grids = grids,
         .clip = importance ? 1.25f : 1.12f,
-        .targets = numbers, .errors = ones + columns,
+        .originals = numbers, .targets = numbers + STRIP_ROWS * columns, .errors = ones + columns,
     };
     const fp_control saved = fp_enter();
     for (size_t first = 0; first < rows; first += STRIP_ROWS)
