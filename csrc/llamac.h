@@ -35,6 +35,12 @@ const char *llamac_dtype_name(int dtype);
 // Bytes of a matrix of rows x columns in strips of 16 rows (docs/format.md); 0 if the number is no dtype or the size overflows.
 size_t llamac_matrix_bytes(int dtype, uint64_t rows, uint64_t columns);
 
+// Quantizes `rows` rows of `columns` finite numbers, |number| < 2^120, to strips of q8, q4 or q4s: llamac_matrix_bytes(dtype, rows, columns)
+// bytes. A strip's bytes follow from its own 16 rows: a matrix may be handed over in parts of whole strips, by several threads.
+//     importance  (columns): of a column's error, not negative; NULL: all alike
+//     feedback    (columns, columns) or NULL; q4 and q4s: row i, column j > i: how much of the error of column i column j takes over
+int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, const float *importance, const float *feedback, void *out, llamac_error *err);
+
 // ---- the file's structures, described for readers and writers
 
 enum llamac_type { LLAMAC_TYPE_U32, LLAMAC_TYPE_I32, LLAMAC_TYPE_F32, LLAMAC_TYPE_U64, LLAMAC_TYPE_BYTES, LLAMAC_TYPE_TEXT };

@@ -81,6 +81,31 @@ def matrix_bytes(int dtype, uint64_t rows, uint64_t columns):
     return llamac_matrix_bytes(dtype, rows, columns)
 
 
+def quantize(int dtype, const float[:, ::1] rows not None, unsigned char[::1] out not None, const float[::1] importance=None,
+             const float[:, ::1] feedback=None):
+    """Quantizes rows (n, columns) to strips of q8, q4 or q4s in `out`, without the GIL. importance (columns) and feedback (columns, columns):
+    see llamac_quantize. Parts of a matrix may be quantized by several threads."""
+    cdef size_t n = <size_t>rows.shape[0], columns = <size_t>rows.shape[1]
+    cdef size_t needed = llamac_matrix_bytes(dtype, n, columns)
+    cdef const float *weights = NULL
+    cdef const float *shares = NULL
+    cdef llamac_error err
+    cdef int result
+    if n == 0 or columns == 0 or <size_t>out.shape[0] != needed:
+        raise ArgumentError(f"{n} x {columns} numbers of dtype {dtype} take {needed} bytes, the buffer has {out.shape[0]}")
+    if importance is not None:
+        if <size_t>importance.shape[0] != columns:
+            raise ArgumentError(f"importance has {importance.shape[0]} numbers, expected {columns}")
+        weights = &importance[0]
+    if feedback is not None:
+        if <size_t>feedback.shape[0] != columns or <size_t>feedback.shape[1] != columns:
+            raise ArgumentError(f"feedback is {feedback.shape[0]} x {feedback.shape[1]}, expected {columns} x {columns}")
+        shares = &feedback[0, 0]
+    with nogil:
+        result = llamac_quantize(dtype, &rows[0, 0], n, columns, weights, shares, &out[0], &err)
+    check(result, &err)
+
+
 def dtype_name(int dtype):
     """Name of a dtype number, or None."""
     cdef const char *name = llamac_dtype_name(dtype)

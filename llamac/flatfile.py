@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from llamac import _core
 from llamac.errors import ArgumentError, ClosedError, LlamacError, ModelError
 from llamac.progress import Progress, silent
+from llamac.strips import unpack_tensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 Digest = bytes  # for classes with a member named bytes
 
-STRIP_ROWS = 16
 ALIGNMENT = 64
 SECTIONS = _core.section_names()
 
@@ -268,20 +268,3 @@ def _hash_of_range(buffer: mmap.mmap, offset: int, count: int, step: int = 1 << 
             with view[start : min(start + step, offset + count)] as part:
                 digest.update(part)
     return digest.digest()
-
-
-def unpack_tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """float32 numbers of a stored tensor. data: its bytes, a vector's as they are, a matrix's in strips."""
-    import numpy as np
-
-    if len(shape) == 1:
-        vector: NDArray[np.float32] = np.frombuffer(data, np.float32).copy()
-        return vector
-    rows, columns = shape
-    numbers = np.frombuffer(data, {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[dtype])
-    if dtype == "bf16":
-        numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
-    strips = numbers.reshape(-(-rows // STRIP_ROWS), -1, STRIP_ROWS)  # (strip, k, row)
-    lines = strips.transpose(0, 2, 1).reshape(-1, strips.shape[1])[:rows, :columns]
-    result: NDArray[np.float32] = np.ascontiguousarray(lines, np.float32)
-    return result

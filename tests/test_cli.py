@@ -50,7 +50,7 @@ def process(*arguments: object, stdin: bytes = b"", **environment: str) -> subpr
         ("check", "--deep"),
         ("export",),
         ("export", "one"),
-        ("export", "one", "two", "--dtype", "q4"),
+        ("export", "one", "two", "--dtype", "q5"),
         ("export", "one", "two", "--to", "gguf"),
     ],
     ids=" ".join,

@@ -393,5 +393,7 @@ def test_an_exact_file_far_from_its_reference_is_refused(exported: Exported) -> 
         probe_set = decode(model.file.section("probes"), 301)
     wrong = replace(probe_set, probes=tuple(replace(probe, logits=probe.logits * 1.1) for probe in probe_set.probes))
     with pytest.raises(ExportError, match=r"differ from the reference \(llamac-numpy\) by 0\.09"):
-        making.measure(path, wrong, exact=True)
-    assert making.measure(path, wrong, exact=False).engine["f32"].tolerance == pytest.approx(2 * 0.1 / 1.1, rel=0.01)
+        making.measure(path, wrong, kind="exact")
+    rounded, quantized = (making.measure(path, wrong, kind=kind).engine["f32"] for kind in ("rounded", "quantized"))
+    assert rounded.tolerance == pytest.approx(2 * 0.1 / 1.1, rel=0.01)
+    assert quantized.tolerance == pytest.approx(1.1 * 0.1 / 1.1, rel=0.01)

@@ -245,7 +245,20 @@ def _add_export(commands: Commands, program: str) -> None:
     parser.add_argument("source", metavar="SRC", help="a Hugging Face directory, a llama2.c file, or a model file")
     parser.add_argument("out", metavar="OUT", help="what to write")
     parser.add_argument(
-        "--dtype", choices=("f32", "f16", "bf16"), help="number format of the matrices (default: the source's)"
+        "--dtype",
+        choices=("f32", "f16", "bf16", "q8", "q4", "q4s"),
+        help="number format of the matrices (default: the source's); q8, q4 and q4s have about 8.25, 4.5 and 4.25 "
+        "bits, and with q4 and q4s the output head and attn_v stay in q8",
+    )
+    parser.add_argument("--pure", action="store_true", help="with q4 and q4s: no matrix stays in q8")
+    parser.add_argument(
+        "--dtype-map",
+        metavar="PATTERN=DTYPE,...",
+        help="number format of the matrices whose name fits a pattern, e.g. 'layers.0.*=q8,*.ffn_down.weight=q4'; "
+        "* stands for any text, the first pattern that fits decides",
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads that quantize (default: as many as a model would use)"
     )
     parser.add_argument(
         "--tokenizer", metavar="FILE", help="tokenizer file or directory (default: what lies in or beside SRC)"
