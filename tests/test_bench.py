@@ -29,7 +29,7 @@ FAST = ("--prompt", "8", "--decode", "2", "--rounds", "1", "--threads", "1")
 
 @pytest.mark.parametrize("isa", RUNS_HERE)
 def test_reading_reads_what_it_says(isa: str) -> None:
-    block = np.full(100_000, 0.5, np.float32)
+    block: Any = np.full(100_000, 0.5, np.float32)
     for threads in (1, 2, 3):
         for streams in (1, 2, 4):
             read = _core.measure_read(block, 3, threads=threads, streams=streams, isa=isa)
@@ -47,7 +47,7 @@ def test_multiply_adds_are_counted(isa: str, dtype: int) -> None:
 
 
 def test_wrong_settings_of_the_loops_are_refused() -> None:
-    block = np.ones(1000, np.float32)
+    block: Any = np.ones(1000, np.float32)
     with pytest.raises(ArgumentError, match=r"streams 3; expected .* 1, 2 or 4"):
         _core.measure_read(block, 1, streams=3)
     with pytest.raises(ArgumentError, match="threads is 0"):
