@@ -17,78 +17,82 @@ static float read_block(const float *block, size_t floats, int streams) {
 
 // ---- multiply-adds: a tile of S strips x PANEL_ROWS inputs over PEAK_STEPS lines that stay in the first cache, again and again
 
-enum { PEAK_STEPS = 32, PEAK_ROUNDS = 16 };   // as long as whole numbers do not overflow
+enum { PEAK_STEPS = 32, PEAK_ROUNDS = 16, PEAK_LINE = 128 };   // few enough that no sum overflows
 
-// What lies in memory may have changed: products that do not change could be taken out of the loop otherwise.
-#define TOUCHED(w, x) __asm__ volatile("" : : "r"(w), "r"(x) : "memory")
+_Static_assert((int)EXPANDED_LINE_Q8 <= (int)PEAK_LINE, "a line of operands is too short");
 
-INLINE double peak_float(const int S, const int T, int passes, float *result) {
-    _Alignas(64) float w[GEMM_STRIPS][16 * PEAK_STEPS], x[PANEL_ROWS * PEAK_STEPS];
-    v16 c[GEMM_STRIPS][PANEL_ROWS], total = v16_set1(0);
-    for (int i = 0; i < GEMM_STRIPS * 16 * PEAK_STEPS; i++) w[i / (16 * PEAK_STEPS)][i % (16 * PEAK_STEPS)] = (float)(i % 7 - 3);
-    for (int i = 0; i < PANEL_ROWS * PEAK_STEPS; i++) x[i] = (float)(i % 5 - 2);
-    UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < T; t++) c[s][t] = v16_set1(0);
-    for (int round = 0; round < passes * PEAK_ROUNDS; round++) {
-        TOUCHED(w, x);
-        for (int k = 0; k < PEAK_STEPS; k++) UNROLL for (int s = 0; s < S; s++) {
-            const v16 weights = v16_load(w[s] + 16 * k);
-            UNROLL for (int t = 0; t < T; t++) c[s][t] = v16_fma(weights, v16_set1(x[k * T + t]), c[s][t]);
-        }
-    }
-    UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < T; t++) total = v16_add(total, c[s][t]);
-    *result = v16_sum(total);
-    return (double)passes * PEAK_ROUNDS * PEAK_STEPS * S * T * 16;
+struct peak_operands {
+    _Alignas(64) uint8_t lines[GEMM_STRIPS][PEAK_STEPS * PEAK_LINE];
+    int32_t words[2 * PANEL_ROWS * PEAK_STEPS];
+};
+// What lies there may be anything, and may change: products that do not change could be taken out of a loop.
+#define TOUCHED(operands) __asm__ volatile("" : : "r"(operands) : "memory")
+
+// One loop over all sums of a tile: of two loops in each other GCC unrolls the outer one too late to keep the sums in registers.
+#define EACH_SUM(j) _Pragma("GCC unroll 32") for (int j = 0; j < S * T; j++)
+
+INLINE void pass_f32(const int S, const int T, const struct peak_operands *o, float *sums) {
+    v16 c[GEMM_STRIPS * PANEL_ROWS];
+    EACH_SUM(j) c[j] = v16_set1(0);
+    for (int k = 0; k < PEAK_STEPS; k++)
+        EACH_SUM(j) c[j] = v16_fma(v16_load((const float *)(const void *)(o->lines[j % S] + LINE_BYTES * k)), v16_set1(float_at(o->words + k * T + j / S)), c[j]);
+    EACH_SUM(j) v16_store(sums + 16 * j, c[j]);
 }
 
-INLINE double peak_q4(const int S, const int T, int passes, float *result) {
-    _Alignas(64) uint8_t w[GEMM_STRIPS][LINE_BYTES * PEAK_STEPS];
-    int32_t x[PANEL_ROWS * PEAK_STEPS];
-    uint8_t ones[STRIP_ROWS];
-    v16 total = v16_set1(0);
-    memset(ones, 1, sizeof ones);
-    for (int i = 0; i < GEMM_STRIPS * LINE_BYTES * PEAK_STEPS; i++) w[i / (LINE_BYTES * PEAK_STEPS)][i % (LINE_BYTES * PEAK_STEPS)] = (uint8_t)(i % 61);
-    for (int i = 0; i < PANEL_ROWS * PEAK_STEPS; i++) x[i] = 0x01020304 * (i % 9);
-    const scales scale = scales_load(ones);
-    for (int pass = 0; pass < passes; pass++) {
-        dots c[GEMM_STRIPS][PANEL_ROWS];
-        UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < T; t++) c[s][t] = dots_from(0);
-        for (int round = 0; round < PEAK_ROUNDS; round++) {
-            TOUCHED(w, x);
-            for (int k = 0; k < PEAK_STEPS; k++) UNROLL for (int s = 0; s < S; s++) {
-                const line codes = line_load(w[s] + LINE_BYTES * k);
-                UNROLL for (int t = 0; t < T; t++) c[s][t] = dots_add(c[s][t], codes, x[k * T + t]);
-            }
-        }
-        UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < T; t++) total = v16_add(total, scaled_float(scaled_first(c[s][t], scale)));
-    }
-    *result = v16_sum(total);
-    return (double)passes * PEAK_ROUNDS * PEAK_STEPS * S * T * LINE_BYTES;
+INLINE void pass_int8(const int S, const int T, const struct peak_operands *o, float *sums) {
+    const scales scale = scales_load(o->lines[0]);
+    dots c[GEMM_STRIPS * PANEL_ROWS];
+    EACH_SUM(j) c[j] = dots_from(0);
+    for (int k = 0; k < PEAK_STEPS; k++)
+        EACH_SUM(j) c[j] = dots_add(c[j], line_load(o->lines[j % S] + LINE_BYTES * k), o->words[k * T + j / S]);
+    EACH_SUM(j) v16_store(sums + 16 * j, scaled_float(scaled_first(c[j], scale)));
 }
 
-INLINE double peak_q8(const int S, const int T, int passes, float *result) {
-    _Alignas(64) uint8_t lines[LINE_BYTES * GEMM_STRIPS], w[GEMM_STRIPS][EXPANDED_LINE_Q8 * PEAK_STEPS];
-    int32_t x[2 * PANEL_ROWS * PEAK_STEPS];
-    v16 total = v16_set1(0);
-    for (int i = 0; i < LINE_BYTES * GEMM_STRIPS; i++) lines[i] = (uint8_t)(100 + i % 61);
-    for (int i = 0; i < GEMM_STRIPS * PEAK_STEPS; i++) wide_expand(w[i / PEAK_STEPS] + i % PEAK_STEPS * EXPANDED_LINE_Q8, lines + i % GEMM_STRIPS * LINE_BYTES);
-    for (int i = 0; i < PANEL_ROWS * PEAK_STEPS; i++) pack8((const int16_t[]){ 1, 2, 3, (int16_t)(i % 9) }, x + 2 * i);
-    for (int pass = 0; pass < passes; pass++) {
-        dots8 c[GEMM_STRIPS][PANEL_ROWS];
-        UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < T; t++) c[s][t] = dots8_start(0, 1);
-        for (int round = 0; round < PEAK_ROUNDS; round++) {
-            TOUCHED(w, x);
-            for (int k = 0; k < PEAK_STEPS; k++) UNROLL for (int part = 0; part < WIDE_PARTS; part++) UNROLL for (int s = 0; s < S; s++) {
-                const wide codes = wide_reload(w[s] + EXPANDED_LINE_Q8 * k, part);
-                UNROLL for (int t = 0; t < T; t++) c[s][t] = dots8_add(c[s][t], codes, x + 2 * k * T + t, T, part);
-            }
-        }
-        UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < T; t++) total = v16_add(total, dots8_float(c[s][t]));
-    }
-    *result = v16_sum(total);
-    return (double)passes * PEAK_ROUNDS * PEAK_STEPS * S * T * LINE_BYTES;
+INLINE void pass_int16(const int S, const int T, const struct peak_operands *o, float *sums) {
+    dots8 c[GEMM_STRIPS * PANEL_ROWS];
+    EACH_SUM(j) c[j] = dots8_start(0, 1);
+    for (int k = 0; k < PEAK_STEPS; k++)
+        UNROLL for (int part = 0; part < WIDE_PARTS; part++)
+            EACH_SUM(j) c[j] = dots8_add(c[j], wide_reload(o->lines[j % S] + EXPANDED_LINE_Q8 * k, part), o->words + 2 * k * T + j / S, T, part);
+    EACH_SUM(j) v16_store(sums + 16 * j, dots8_float(c[j]));
 }
+#undef EACH_SUM
+
+// Small whole numbers in every kind's own format.
+static void fill_operands(int input, struct peak_operands *o) {
+    const float w = 3, x = -2;
+    uint8_t codes[LINE_BYTES];
+    for (int i = 0; i < LINE_BYTES; i++) codes[i] = (uint8_t)(1 + i % 31);
+    for (int s = 0; s < GEMM_STRIPS; s++)
+        for (int k = 0; k < PEAK_STEPS; k++) {
+            uint8_t *to = o->lines[s] + k * (input == INPUT_INT16 ? EXPANDED_LINE_Q8 : LINE_BYTES);
+            if (input == INPUT_INT16) wide_expand(to, codes);
+            else if (input == INPUT_INT8) memcpy(to, codes, LINE_BYTES);
+            else for (int r = 0; r < STRIP_ROWS; r++) memcpy(to + 4 * r, &w, 4);
+        }
+    for (int i = 0; i < PANEL_ROWS * PEAK_STEPS; i++) {
+        if (input == INPUT_INT16) pack8((const int16_t[]){ 1, -2, 3, -4 }, o->words + 2 * i);
+        else if (input == INPUT_INT8) o->words[i] = 0x01020304;
+        else memcpy(o->words + i, &x, 4);
+    }
+}
+
+#define PEAK(kind, input, strips, weights_per_line) \
+    static __attribute__((noinline)) void run_##kind(const struct peak_operands *operands, float *sums) { \
+        TOUCHED(operands); \
+        pass_##kind(max_int(1, min_int(GEMM_STRIPS, strips)), PANEL_ROWS, operands, sums); \
+    } \
+    static double peak_##kind(int passes, float *result) { \
+        const int S = max_int(1, min_int(GEMM_STRIPS, strips)); \
+        struct peak_operands operands; \
+        _Alignas(64) float sums[16 * GEMM_STRIPS * PANEL_ROWS] = { 0 }; \
+        fill_operands(input, &operands); \
+        for (int i = 0; i < passes * PEAK_ROUNDS; i++) run_##kind(&operands, sums); \
+        *result = v16_sum(v16_load(sums)); \
+        return (double)passes * PEAK_ROUNDS * PEAK_STEPS * S * PANEL_ROWS * weights_per_line; \
+    }
+PEAK(f32, INPUT_F32, SUMS_IN_FLIGHT / PANEL_ROWS, 16)
+PEAK(int8, INPUT_INT8, LINES_IN_FLIGHT, 64)
+PEAK(int16, INPUT_INT16, LINES_IN_FLIGHT_Q8, 64)
+#undef PEAK
 #undef TOUCHED
-
-static double peak_f32(int passes, float *result) { return peak_float(strips_for(PANEL_ROWS, SUMS_IN_FLIGHT), PANEL_ROWS, passes, result); }
-static double peak_int8(int passes, float *result) { return peak_q4(LINES_IN_FLIGHT, PANEL_ROWS, passes, result); }
-static double peak_int16(int passes, float *result) { return peak_q8(LINES_IN_FLIGHT_Q8, PANEL_ROWS, passes, result); }

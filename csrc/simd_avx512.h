@@ -100,7 +100,11 @@ INLINE void scales_store(uint8_t *p, scales s) { _mm512_storeu_ps(p, s); }
 INLINE scales scales_reload(const uint8_t *p) { return _mm512_loadu_ps(p); }
 INLINE int32_t dots_start(int first, int second) { return -CODE_LIMIT * (first + second); }
 INLINE dots dots_from(int32_t start) { return every64(start); }
-INLINE dots dots_add(dots d, line codes, int32_t inputs) { return _mm512_dpbusd_epi32(d, codes, every64(inputs)); }
+INLINE dots dots_add(dots d, line codes, int32_t inputs) {
+    d = _mm512_dpbusd_epi32(d, codes, every64(inputs));
+    PIN(d);
+    return d;
+}
 INLINE scaled scaled_first(dots d, scales s) { return _mm512_mul_ps(_mm512_cvtepi32_ps(d), s); }
 INLINE scaled scaled_add(scaled w, dots d, scales s) { return _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), s, w); }
 INLINE v16 scaled_float(scaled w) { return w; }
@@ -145,7 +149,11 @@ INLINE void pack8(const int16_t x[4], int32_t words[2]) {
 INLINE dots8 dots8_start(int32_t sum, const int expanded) { (void)expanded; return (dots8){ _mm512_setzero_si512(), every64(-Q8_OFFSET * sum) }; }
 INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, int height, const int part) {
     (void)part;
-    return (dots8){ _mm512_dpbusd_epi32(d.h, w, every64(inputs[0])), _mm512_dpbusd_epi32(d.l, w, every64(inputs[height])) };
+    d.h = _mm512_dpbusd_epi32(d.h, w, every64(inputs[0]));
+    PIN(d.h);
+    d.l = _mm512_dpbusd_epi32(d.l, w, every64(inputs[height]));
+    PIN(d.l);
+    return d;
 }
 INLINE v16 dots8_float(dots8 d) { return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(d.h, 7), d.l)); }
 #else
