@@ -26,6 +26,7 @@ enum {
     KV_PAGE = 64,            // positions of a KV page
     ATTENTION_BLOCK = 256,   // positions of one partial softmax, counted from position 0
     BLOCK_PAGES = ATTENTION_BLOCK / KV_PAGE,
+    READ_STEP = 64,          // floats of one run of read_block at a time
 };
 
 static inline int panel_count(int m) { return (m + PANEL_ROWS - 1) / PANEL_ROWS; }
@@ -118,6 +119,10 @@ struct kernels {
     // Writes one position's key or value of one head into its page; f16 saturates at +-65504.
     void (*store_key[LLAMAC_N_DTYPES])(uint8_t *keys, int slot, int head_dim, const float *x);
     void (*store_value[LLAMAC_N_DTYPES])(uint8_t *values, int slot, int head_dim, const float *x);
+    // For measuring. Reads a multiple of streams * READ_STEP floats as 1, 2 or 4 runs side by side and returns their sum.
+    float (*read_block)(const float *block, size_t floats, int streams);
+    // The multiply-adds of products with this kind of input, with operands in the first cache. Returns how many were done.
+    double (*peak[N_INPUTS])(int passes, float *result);
 };
 
 extern const struct kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_avx512vnni;

@@ -379,6 +379,8 @@ INLINE void attend(const int dtype, const struct attend *a) {
 static void attend_f32(const struct attend *a) { attend(LLAMAC_F32, a); }
 static void attend_f16(const struct attend *a) { attend(LLAMAC_F16, a); }
 
+#include "kernels_measure.h"
+
 // ---- the table
 
 const struct kernels KERNELS = {
@@ -396,4 +398,6 @@ const struct kernels KERNELS = {
     .rotate = rotate,
     .store_key = { [LLAMAC_F32] = store_key_f32, [LLAMAC_F16] = store_key_f16 },
     .store_value = { [LLAMAC_F32] = store_value_f32, [LLAMAC_F16] = store_value_f16 },
+    .read_block = read_block,
+    .peak = { [INPUT_F32] = peak_f32, [INPUT_INT8] = peak_int8, [INPUT_INT16] = peak_int16 },
 };

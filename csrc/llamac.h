@@ -164,6 +164,16 @@ enum { LLAMAC_SAMPLE_SCRATCH = 8 };
 int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch, llamac_error *err);
 int llamac_sampling_check(const llamac_sampling *sampling, llamac_error *err);
 
+// ---- the machine's limits: loops to be timed by the caller (`llamac bench` does)
+
+// Reads a block `times` times, without software prefetch. Each thread reads its own part, as `streams` (1, 2 or 4) runs side by side.
+// `bytes` receives how much was read; what does not divide evenly is left out. The numbers should be neither tiny nor huge.
+int llamac_measure_read(const float *block, size_t floats, int times, int threads, int streams, const char *isa, uint64_t *bytes, llamac_error *err);
+// The multiply-adds that products with weights of this dtype are made of, with nothing around them: independent sums in registers,
+// operands in the first cache, in the instructions of the kernel set (NULL: the best). `count` receives their number, of all threads.
+enum { LLAMAC_MEASURE_PASSES = 1 << 20 };
+int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa, uint64_t *count, llamac_error *err);
+
 // ---- memory, for tests
 
 // Lets the n-th allocation from now on (in this thread) fail once; 0: none. Returns the number of allocations since the last call.

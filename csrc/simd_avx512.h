@@ -105,7 +105,11 @@ INLINE void dots_starts(const int8_t *x, int32_t starts[2]) {
     starts[0] = _mm256_extract_epi32(halves, 0), starts[1] = _mm256_extract_epi32(halves, 4);
 }
 INLINE dots dots_from(int32_t start) { return every64(start); }
-INLINE dots dots_add(dots d, line codes, int32_t inputs) { return _mm512_dpbusd_epi32(d, codes, every64(inputs)); }
+INLINE dots dots_add(dots d, line codes, int32_t inputs) {
+    d = _mm512_dpbusd_epi32(d, codes, every64(inputs));
+    PIN(d);
+    return d;
+}
 INLINE scaled scaled_first(dots d, scales s) { return _mm512_mul_ps(_mm512_cvtepi32_ps(d), s); }
 INLINE scaled scaled_add(scaled w, dots d, scales s) { return _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), s, w); }
 INLINE v16 scaled_float(scaled w) { return w; }
@@ -156,7 +160,11 @@ INLINE void pack8(const int16_t *x, int32_t *words) {
 INLINE dots8 dots8_start(int32_t sum, const int expanded) { (void)expanded; return (dots8){ _mm512_setzero_si512(), every64(-Q8_OFFSET * sum) }; }
 INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, int height, const int part) {
     (void)part;
-    return (dots8){ _mm512_dpbusd_epi32(d.h, w, every64(inputs[0])), _mm512_dpbusd_epi32(d.l, w, every64(inputs[height])) };
+    d.h = _mm512_dpbusd_epi32(d.h, w, every64(inputs[0]));
+    PIN(d.h);
+    d.l = _mm512_dpbusd_epi32(d.l, w, every64(inputs[height]));
+    PIN(d.l);
+    return d;
 }
 INLINE v16 dots8_float(dots8 d) { return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(d.h, 7), d.l)); }
 #else

@@ -143,6 +143,39 @@ def fail_allocation(long n):
     return llamac_test_fail_allocation(n)
 
 
+# ---- the machine's limits
+
+def measure_read(const float[::1] block not None, times, *, threads=1, streams=1, str isa=None):
+    """Reads a block `times` times as `streams` (1, 2 or 4) runs side by side per thread; returns the bytes read. To be timed."""
+    cdef llamac_error err
+    cdef uint64_t read = 0
+    cdef int n = as_int(times, "times"), team = as_int(threads, "threads"), runs = as_int(streams, "streams"), result
+    cdef bytes name = isa.encode() if isa is not None else None
+    cdef const char *which = NULL
+    if name is not None:
+        which = name
+    cdef const float *numbers = &block[0] if block.shape[0] else NULL
+    with nogil:
+        result = llamac_measure_read(numbers, <size_t>block.shape[0], n, team, runs, which, &read, &err)
+    check(result, &err)
+    return read
+
+
+def measure_multiply(int dtype, passes, *, threads=1, str isa=None):
+    """Does the multiply-adds of products with weights of a dtype, with operands in the first cache; returns how many. To be timed."""
+    cdef llamac_error err
+    cdef uint64_t count = 0
+    cdef int n = as_int(passes, "passes"), team = as_int(threads, "threads"), result
+    cdef bytes name = isa.encode() if isa is not None else None
+    cdef const char *which = NULL
+    if name is not None:
+        which = name
+    with nogil:
+        result = llamac_measure_multiply(dtype, n, team, which, &count, &err)
+    check(result, &err)
+    return count
+
+
 # ---- model
 
 @cython.final

@@ -101,6 +101,9 @@ cdef extern from "llamac.h" nogil:
     int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch, llamac_error *err)
     int llamac_sampling_check(const llamac_sampling *sampling, llamac_error *err)
 
+    int llamac_measure_read(const float *block, size_t floats, int times, int threads, int streams, const char *isa, uint64_t *bytes, llamac_error *err)
+    int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa, uint64_t *count, llamac_error *err)
+
     long llamac_test_fail_allocation(long n)
     long llamac_live_objects()
     int llamac_has_threads()

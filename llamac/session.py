@@ -213,12 +213,12 @@ class Session:
         """Appends tokens to sequence 0 and keeps the last one's logits for `sample`."""
         self._run(self._rows(tokens, 0, "last"), None, ())
 
-    def step(self, token: int) -> None:
-        """Appends one token to sequence 0 and keeps its logits for `sample`."""
+    def step(self, token: int, *, sequence: int = 0) -> None:
+        """Appends one token to a sequence and keeps its logits for `sample`."""
         if self._limit_rows > 1 or threading.current_thread() is not threading.main_thread():
-            self._core.step(token)
+            self._core.step(token, sequence)
         else:
-            self._interruptible(lambda: self._core.step(token))
+            self._interruptible(lambda: self._core.step(token, sequence))
 
     def sample(self, sampling: _core.Sampling, n: int) -> int:
         """Draws the token that follows sequence 0 from its first n logits."""

@@ -18,7 +18,7 @@ from commands import GREEDY, Command, Result
 from llamac import models
 from processes import TIMEOUT
 
-COMMANDS = ("run", "inspect", "check", "export")
+COMMANDS = ("run", "inspect", "check", "bench", "export")
 
 
 def process(*arguments: object, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:

@@ -21,9 +21,9 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("llamac", "common", "half", "cancel", "fpenv", "sha256"),
     ("error", "dtype", "rope", "pool"),
     ("mem", "format", "sampler", "simd_scalar", "simd_avx2", "simd_avx512"),
-    ("kernels", "kernels_quant", "model", "quantize"),
+    ("kernels", "kernels_quant", "kernels_measure", "model", "quantize"),
     ("kernels_tmpl", "session"),
-    ("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni", "eval"),
+    ("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni", "eval", "measure"),
     ("forward", "attention", "observe"),
 )
 LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}

@@ -113,13 +113,15 @@ def make_parser(program: str = "llamac") -> argparse.ArgumentParser:
         "  llamac export path/to/checkpoint model.bin    convert a Hugging Face or llama2.c model\n"
         '  llamac run model.bin -i "Hello" -t 0          the most probable continuation\n'
         "  llamac inspect model.bin                      what is in a model file\n"
-        "  llamac check model.bin --data                 is the file whole, does it compute here as it should\n",
+        "  llamac check model.bin --data                 is the file whole, does it compute here as it should\n"
+        "  llamac bench model.bin                        how fast it is here, and what the limit would be\n",
     )
     parser.add_argument("--version", action="version", version=f"llamac {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_run(commands)
     _add_inspect(commands)
     _add_check(commands)
+    _add_bench(commands)
     _add_export(commands, program)
     return parser
 
@@ -130,6 +132,10 @@ def _add_model(parser: argparse.ArgumentParser, help_text: str) -> None:
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="threads (default: see `llamac inspect`)")
+    _add_kernels(parser)
+
+
+def _add_kernels(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv", choices=("f16", "f32"), help="number format of the KV cache (default: f32 for f32 files, else f16)"
     )
@@ -228,6 +234,52 @@ def _add_check(commands: Commands) -> None:
     _add_model(parser, "a model file (default: the built-in model)")
     parser.add_argument("--data", action="store_true", help="also verify the checksum of every tensor")
     _add_machine(parser)
+
+
+def _numbers(text: str) -> list[int]:
+    """Whole numbers separated by commas; an empty text: none."""
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers like 1,2,4") from None
+
+
+def _add_bench(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="measure how fast a model runs on this machine",
+        description="Measures prefill and decode in turn with the machine's own limits, and tells each speed as a "
+        "share of its limit: reading all weights and cache positions at the bare speed of reading memory (the best of "
+        "1, 2 and 4 streams without software prefetch), or doing all multiply-adds at the rate of the kernels' own "
+        "instructions with operands in the first cache, whichever takes longer. A LIST is numbers separated by commas. "
+        "Tokens per second count all sequences of a batch. The machine should have nothing else to do.",
+        formatter_class=_HelpFormatter,
+        epilog="examples:\n"
+        "  llamac bench model.bin\n"
+        "  llamac bench model.bin --threads 1,2 --prompt 128,512 --json speed.json\n"
+        "  llamac bench model.bin --prompt '' --context 0,2048 --batch 1,4,8\n",
+    )
+    _add_model(parser, "a model file (default: the built-in model)", optional=True)
+    parser.add_argument(
+        "--threads", type=_numbers, metavar="LIST", help="numbers of threads (default: the one `llamac inspect` tells)"
+    )
+    parser.add_argument(
+        "--prompt", type=_numbers, default="128", metavar="LIST", help="lengths of prompts to prefill; '': none"
+    )
+    parser.add_argument("--decode", type=int, default=32, metavar="N", help="steps that are decoded in a run; 0: none")
+    parser.add_argument(
+        "--context",
+        type=_numbers,
+        default="0",
+        metavar="LIST",
+        help="positions that sequences hold before decoding; fewer where the steps would not fit the model's context",
+    )
+    parser.add_argument(
+        "--batch", type=_numbers, default="1", metavar="LIST", help="numbers of sequences that decode together"
+    )
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each measurement")
+    parser.add_argument("--json", metavar="FILE", help="also write all figures as JSON; - for standard output, alone")
+    _add_kernels(parser)
 
 
 def _add_export(commands: Commands, program: str) -> None:

@@ -295,6 +295,25 @@ static void the_f16_cache_saturates(void) {
     }
 }
 
+// What the measuring loops claim to have done, they have done.
+static void measuring_loops_do_their_work(void) {
+    enum { FLOATS = 4 * 5 * READ_STEP };
+    float *block = take(sizeof(float) * FLOATS), result;
+    for (int i = 0; i < FLOATS; i++) block[i] = (float)(i % 9);
+    float sum = 0;
+    for (int i = 0; i < FLOATS; i++) sum += block[i];
+    for (int t = 0; t < n_tables; t++) {
+        for (int streams = 1; streams <= 4; streams *= 2) CHECK(tables[t]->read_block(block, FLOATS, streams) == sum, "%s: %d streams", tables[t]->name, streams);
+        for (int input = 0; input < N_INPUTS; input++) {
+            result = NAN;
+            const double once = tables[t]->peak[input](1, &result);
+            CHECK(once > 0 && result == result, "%s: %g multiply-adds of input %d", tables[t]->name, once, input);
+            CHECK(tables[t]->peak[input](3, &result) == 3 * once, "%s: three passes of input %d", tables[t]->name, input);
+        }
+    }
+    free(block);
+}
+
 static void unknown_isas_are_refused(void) {
     llamac_error err;
     CHECK(!kernels_select("sse9", &err) && err.code == LLAMAC_BAD_ARGUMENT, "sse9");
@@ -316,6 +335,7 @@ int main(void) {
     RUN(activations_are_accurate);
     RUN(attention_has_the_same_bits);
     RUN(the_f16_cache_saturates);
+    RUN(measuring_loops_do_their_work);
     RUN(unknown_isas_are_refused);
     return finish_tests("test_kernels");
 }
