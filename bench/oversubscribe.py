@@ -2,8 +2,8 @@
 
     python -m bench.oversubscribe [MODEL] [--cpus 2] [--threads 1,2,4,8] [--neighbours 0,1,2] [--rounds 5] [--json FILE]
 
-Everything runs on the first CPUs that this process may use. A neighbour is a process that counts and does nothing else. The settings
-take turns, so that drift of the machine meets all of them.
+Everything runs on the first CPUs that this process may use. A neighbour is a process that takes all the CPU time it
+gets. Thread counts take turns, so that drift of the machine meets all of them.
 """
 
 from __future__ import annotations

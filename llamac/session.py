@@ -63,8 +63,9 @@ class Session:
         from llamac import machine
 
         # only a number that nobody gave follows the machine
-        self._following = machine.DefaultThreads(model.weight_bytes) if threads is None else None
-        if self._following is not None:
+        self._following: machine.DefaultThreads | None = None
+        if threads is None:
+            self._following = machine.DefaultThreads(model.weight_bytes)
             threads = self._following.now()
         self._threads = threads
         self._model = model

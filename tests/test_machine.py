@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -174,18 +175,17 @@ def test_the_reason_names_every_limit() -> None:
 
 
 def test_the_quota_is_followed_but_not_read_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, reads, limits = [10.0], [0], [4.0]
+    clock, reads, limits, cpus = [10.0], [0], [4.0], [8]
 
     def read_quota(*_: Path) -> float:
         reads[0] += 1
         return limits[0]
 
-    monkeypatch.setattr(machine.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(machine, "usable_cpus", lambda: set(range(cpus)))
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(machine, "usable_cpus", lambda: set(range(cpus[0])))
     monkeypatch.setattr(machine, "cgroup_quota", read_quota)
     monkeypatch.setattr(machine, "physical_cores", lambda *_: None)
     monkeypatch.setattr(_core, "has_threads", lambda: True)
-    cpus = 8
     threads = DefaultThreads(1 << 30)
     assert [threads.now() for _ in range(100)] == [4] * 100
     assert reads == [1]
@@ -193,7 +193,7 @@ def test_the_quota_is_followed_but_not_read_all_the_time(monkeypatch: pytest.Mon
     clock[0] += machine.QUOTA_INTERVAL_S
     assert threads.now() == 3
     assert reads == [2]
-    cpus = 2  # the affinity at once
+    cpus[0] = 2  # the affinity at once
     assert threads.now() == 2
 
 
