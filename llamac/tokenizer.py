@@ -232,7 +232,7 @@ class Tokenizer:
 
     @property
     def memory(self) -> int:
-        """Bytes by which the process grew when the vocabulary was built; 0 before, and where the system does not tell."""
+        """Bytes by which the process grew when the vocabulary was built; 0 before, or if the system does not tell."""
         return self._parsed.memory if self._parsed is not None else 0
 
     @property
