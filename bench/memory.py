@@ -93,9 +93,8 @@ def main() -> None:
             print(*(f" {name} {value:8.1f}" for name, value in zip(FIGURES, medians, strict=True)))
     read(options.model)
     again = output_of(AGAIN, options.model)
-    print(
-        f"open again {again * 1e3:.2f} ms: {'within' if again <= LIMIT_S else 'OVER'} the limit of {LIMIT_S * 1e3:.0f} ms"
-    )
+    verdict = "within" if again <= LIMIT_S else "OVER"
+    print(f"open again {again * 1e3:.2f} ms: {verdict} the limit of {LIMIT_S * 1e3:.0f} ms")
     if options.json:
         found = {"model": options.model.name, "threads": options.threads, "open_s": again, "results": results}
         options.json.write_text(json.dumps(found, indent=2) + "\n")
