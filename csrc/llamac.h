@@ -86,7 +86,7 @@ typedef struct {
     int n_sequences;      // independent sequences, at least 1
     int context;          // positions per sequence; 0: the model's
     int kv_dtype;         // LLAMAC_F32 or LLAMAC_F16; 0: f32 for a model whose matrices are all f32, else f16
-    int threads;          // at least 1
+    int threads;          // at most so many compute an eval; at least 1
     const char *isa;      // NULL: the best of this machine
 } llamac_session_options;
 
@@ -100,6 +100,8 @@ typedef struct {
 } llamac_session_info;
 void llamac_session_describe(const llamac_session *session, llamac_session_info *info);
 
+// Changes the number of threads of the evals to come.
+int llamac_set_threads(llamac_session *session, int threads, llamac_error *err);
 // Positions held by a sequence; -1 if there is no such sequence.
 int llamac_length(const llamac_session *session, int sequence);
 // Forgets the positions from `length` on.

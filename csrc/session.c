@@ -34,7 +34,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->gate = arena_floats(a, rows * ffn);
     x->up = arena_floats(a, rows * ffn);
     x->angles = arena_floats(a, c->n_rope * rows * c->head_dim);
-    for (int t = 0; t < s->threads; t++) {
+    for (int t = 0; t < x->n_threads; t++) {
         struct thread_scratch own = {
             .row = arena_floats(a, dim),
             .gemm = arena_floats(a, gemm_scratch(x->rows) / sizeof(float)),
@@ -46,11 +46,11 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
 }
 
 int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err) {
-    if (rows <= s->scratch.rows) return 0;
-    struct scratch bigger = { .rows = rows };
+    if (rows <= s->scratch.rows && s->threads <= s->scratch.n_threads) return 0;
+    struct scratch bigger = { .rows = max_int(rows, s->scratch.rows), .n_threads = max_int(s->threads, s->scratch.n_threads) };
     struct arena count = { 0 };
     cut_scratch(s, &bigger, &count);
-    bigger.threads = mem_take((size_t)s->threads, sizeof *bigger.threads, "the threads' scratch", err);
+    bigger.threads = mem_take((size_t)bigger.n_threads, sizeof *bigger.threads, "the threads' scratch", err);
     bigger.memory = bigger.threads ? mem_take(1, count.used, "activations", err) : NULL;
     if (!bigger.memory) {
         mem_give(bigger.threads);
@@ -78,6 +78,13 @@ int session_reserve_pages(struct llamac_session *s, int sequence, int length, ll
 
 // ---- life
 
+static int check_threads(int threads, llamac_error *err) {
+    if (threads < 1 || threads > POOL_MAX) return err_set(err, LLAMAC_BAD_ARGUMENT, "threads is %d, expected 1 to %d", threads, POOL_MAX);
+    if (threads > 1 && !llamac_has_threads())
+        return err_set(err, LLAMAC_UNSUPPORTED, "threads is %d, but this build has no OpenMP: only 1 is possible", threads);
+    return 0;
+}
+
 static int check_options(const struct llamac_model *model, const llamac_session_options *o, llamac_error *err) {
     const int max_context = (int)model->config->context;
     if (o->n_sequences < 1 || o->n_sequences > 65536)
@@ -86,10 +93,7 @@ static int check_options(const struct llamac_model *model, const llamac_session_
         return err_set(err, LLAMAC_BAD_ARGUMENT, "context is %d, expected 1 to %d, the model's", o->context, max_context);
     if (o->kv_dtype != 0 && o->kv_dtype != LLAMAC_F32 && o->kv_dtype != LLAMAC_F16)
         return err_set(err, LLAMAC_BAD_ARGUMENT, "kv_dtype is %d, expected f32 or f16", o->kv_dtype);
-    if (o->threads < 1 || o->threads > 1024) return err_set(err, LLAMAC_BAD_ARGUMENT, "threads is %d, expected 1 to 1024", o->threads);
-    if (o->threads > 1 && !llamac_has_threads())
-        return err_set(err, LLAMAC_UNSUPPORTED, "threads is %d, but this build has no OpenMP: only 1 is possible", o->threads);
-    return 0;
+    return check_threads(o->threads, err);
 }
 
 static int fill_session(struct llamac_session *s, llamac_error *err) {
@@ -151,6 +155,12 @@ void llamac_session_describe(const llamac_session *s, llamac_session_info *info)
 
 int llamac_length(const llamac_session *s, int sequence) {
     return sequence >= 0 && sequence < s->n_sequences ? s->sequences[sequence].length : -1;
+}
+
+int llamac_set_threads(llamac_session *s, int threads, llamac_error *err) {
+    if (check_threads(threads, err)) return -1;
+    s->threads = threads;   // the next eval reserves what more threads need
+    return 0;
 }
 
 int llamac_rewind(llamac_session *s, int sequence, int length, llamac_error *err) {

@@ -4,6 +4,7 @@
 #define LLAMAC_SESSION_H
 #include "kernels.h"
 #include "model.h"
+#include "pool.h"
 
 enum {
     MAX_ROWS = 256,           // rows that go through the layers together; more are cut into chunks of this size
@@ -20,7 +21,7 @@ struct thread_scratch {
 
 // Buffers for `rows` rows: (rows, width); panels as kernels.h says, wide enough for any product.
 struct scratch {
-    int rows;
+    int rows, n_threads;
     void *memory;
     size_t bytes;
     float *x;                 // (rows, dim): the residual stream
@@ -29,7 +30,7 @@ struct scratch {
     float *mix;               // (rows, n_heads * head_dim): attention's result
     float *gate, *up;         // (rows, ffn_dim); up becomes the hidden layer
     float *angles;            // (rope tables, rows, 2, rope_dim / 2): cosines, then sines
-    struct thread_scratch *threads;   // (threads)
+    struct thread_scratch *threads;   // (n_threads)
 };
 
 struct sequence {
@@ -46,6 +47,7 @@ struct llamac_session {
     size_t kv_bytes;
     struct sequence *sequences;
     struct scratch scratch;
+    struct pace paces[2];     // of runs with few rows, and with more than REDUNDANT_ROWS
 };
 
 // Makes sure that `rows` rows can be computed together, and that the sequence has pages for `length` positions.

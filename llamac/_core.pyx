@@ -332,6 +332,15 @@ cdef class Session:
         llamac_session_describe(self._ptr, &info)
         return info.context, llamac_dtype_name(info.kv_dtype).decode(), info.threads, info.isa.decode(), info.scratch_bytes, info.kv_bytes
 
+    def set_threads(self, threads):
+        """Changes the number of threads of the evals to come."""
+        cdef llamac_error err
+        self._enter()
+        try:
+            check(llamac_set_threads(self._ptr, as_int(threads, "threads"), &err), &err)
+        finally:
+            self._busy = False
+
     def length(self, sequence=0):
         """Positions held by a sequence."""
         if self._ptr is NULL:

@@ -70,6 +70,7 @@ cdef extern from "llamac.h" nogil:
         size_t scratch_bytes
         size_t kv_bytes
     void llamac_session_describe(const llamac_session *session, llamac_session_info *info)
+    int llamac_set_threads(llamac_session *session, int threads, llamac_error *err)
     int llamac_length(const llamac_session *session, int sequence)
     int llamac_rewind(llamac_session *session, int sequence, int length, llamac_error *err)
 

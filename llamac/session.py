@@ -62,8 +62,12 @@ class Session:
             raise ArgumentError(f"context is {context}, expected 1 to {model.config['context']}")
         from llamac import machine
 
+        # only a number that nobody gave follows the machine
+        self._following: machine.DefaultThreads | None = None
         if threads is None:
-            threads = machine.default_threads(model.weight_bytes)
+            self._following = machine.DefaultThreads(model.weight_bytes)
+            threads = self._following.now()
+        self._threads = threads
         self._model = model
         self._core = _core.Session(
             model._core,
@@ -95,8 +99,9 @@ class Session:
 
     @property
     def threads(self) -> int:
-        """Threads an eval may use."""
-        return self._core.describe()[2]
+        """Threads an eval may use now."""
+        _, _, threads, *_ = self._core.describe()
+        return threads if self._following is None else self._following.now()
 
     @property
     def isa(self) -> str:
@@ -215,6 +220,7 @@ class Session:
 
     def step(self, token: int, *, sequence: int = 0) -> None:
         """Appends one token to a sequence and keeps its logits for `sample`."""
+        self._follow_machine()
         if self._limit_rows > 1 or threading.current_thread() is not threading.main_thread():
             self._core.step(token, sequence)
         else:
@@ -225,6 +231,12 @@ class Session:
         return self._core.sample(sampling, n, self._core.length())
 
     # ---- how
+
+    def _follow_machine(self) -> None:
+        """The default number of threads may have changed since the last pass."""
+        if self._following is not None and (threads := self._following.now()) != self._threads:
+            self._core.set_threads(threads)
+            self._threads = threads
 
     def _rows(self, tokens: array[int], sequence: int, logits: str | None) -> memoryview:
         start = self._core.length(sequence)
@@ -252,6 +264,7 @@ class Session:
         return found
 
     def _run(self, rows: memoryview, logits: Any, observations: Sequence[tuple[int, int, Any]]) -> None:
+        self._follow_machine()
         if len(rows) < self._limit_rows or threading.current_thread() is not threading.main_thread():
             self._core.eval_rows(rows, logits, observations)
         else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import json
+import mmap
 import operator
 import threading
 from collections.abc import Iterable
@@ -100,10 +101,20 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
+def resident_bytes() -> int:
+    """Memory that this process holds now; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0
+
+
 class _Pieces:
     """The parsed tokenizer: the library's object, and the bytes of the tokens that have been asked for."""
 
     def __init__(self, data: bytes, special: SpecialTokens) -> None:
+        before = resident_bytes()
         import tokenizers
 
         try:
@@ -122,6 +133,7 @@ class _Pieces:
         self.known: dict[int, bytes] = {}
         # Texts of tokens that are whole characters, for decoders that show special tokens (False) or skip them (True).
         self.texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
+        self.memory = max(0, resident_bytes() - before)
 
     def token_bytes(self, token: int) -> bytes:
         if type(token) is not int:  # what equals a known id (True, 1.0) is none
@@ -217,6 +229,11 @@ class Tokenizer:
     def json(self) -> bytes:
         """The text of the tokenizer.json this was made from."""
         return self._data
+
+    @property
+    def memory(self) -> int:
+        """Bytes by which the process grew when the vocabulary was built; 0 before, or if the system does not tell."""
+        return self._parsed.memory if self._parsed is not None else 0
 
     @property
     def special(self) -> SpecialTokens:
