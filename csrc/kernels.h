@@ -120,7 +120,7 @@ struct kernels {
     void (*store_value[LLAMAC_N_DTYPES])(uint8_t *values, int slot, int head_dim, const float *x);
 };
 
-extern const struct kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_avx512vnni;
+extern const struct kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_avx512vnni, kernels_neon, kernels_neon_dotprod;
 
 // The best table of this machine (name NULL), or the named one. NULL and an error if it is unknown or not supported here.
 const struct kernels *kernels_select(const char *name, llamac_error *err);
