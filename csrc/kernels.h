@@ -125,7 +125,7 @@ struct kernels {
     double (*peak[N_INPUTS])(int passes, float *result);
 };
 
-extern const struct kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_avx512vnni;
+extern const struct kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_avx512vnni, kernels_neon, kernels_neon_dotprod;
 
 // The best table of this machine (name NULL), or the named one. NULL and an error if it is unknown or not supported here.
 const struct kernels *kernels_select(const char *name, llamac_error *err);

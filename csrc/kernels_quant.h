@@ -82,13 +82,13 @@ INLINE void expand_q4(const int dtype, const uint8_t *w, int columns, uint8_t *t
         const uint8_t *s = w, *codes = w + block_scale_bytes(dtype, groups);
         for (int j = 0; j < groups; j++, to += EXPANDED_GROUP_Q4) {
             UNROLL for (int h = 0; h < 2; h++) {
-                const line grid = grid_load(s);
+                const grids grid = grid_load(s);
                 scales_store(to + 512 + 64 * h, scales_load(s));
                 UNROLL for (int l = 2 * h; l < 2 * h + 2; l++, codes += LINE_BYTES) {
                     const line x = line_load(codes);
                     __builtin_prefetch(codes + FETCH_AHEAD_QUANT);
-                    line_store(to + 128 * l, codes_low(codebook, x, grid));
-                    line_store(to + 128 * l + 64, codes_high(codebook, x, grid));
+                    codes_store(to + 128 * l, codes_low(codebook, x, grid), grid);
+                    codes_store(to + 128 * l + 64, codes_high(codebook, x, grid), grid);
                 }
                 if (h || dtype == LLAMAC_Q4) s += STRIP_ROWS;
             }
@@ -116,16 +116,20 @@ INLINE void expand(const int dtype, const uint8_t *w, int columns, uint8_t *to) 
 
 // ---- tiles of S strips x T rows: sums[S][T][16] += over `columns` k
 
-// Keeps n sums in memory while others need the registers; the compiler would spill in the inner loop instead.
-#define PARK(x, n) do { if ((n) > SUMS_KEPT) __asm__ volatile("" : "+m"(x)); } while (0)
+// Keeps n sums in memory while others need the registers; the compiler would spill in the inner loop instead. What was loaded before is
+// loaded again.
+#define PARK(x, n) do { if ((n) > SUMS_KEPT) __asm__ volatile("" : "+m"(x) : : "memory"); } while (0)
+#define FORGET() __asm__ volatile("" : : : "memory")
 
-INLINE void add_to(float *sums, v16 x, float d) { v16_store(sums, v16_fma(x, v16_set1(d), v16_load(sums))); }
+INLINE void add_to(float *sums, v16 x, float d) { v16_store(sums, v16_fma1(x, d, v16_load(sums))); }
 
 // The products of 16 columns, half h of a group, with scales that are still to come. `s`: the half's block scales.
 typedef struct { dots v[GEMM_STRIPS][PANEL_ROWS]; } dots_tile;
 INLINE void multiply_half(const int expanded, const int S, const int T, const int h, table codebook, const uint8_t *s, const uint8_t *codes,
                           size_t strip_bytes, const int32_t *x, dots_tile *c) {
-    UNROLL for (int i = 0; i < S; i++) UNROLL for (int t = 0; t < T; t++) c->v[i][t] = dots_from(x[(8 + h) * T + t]);
+    grids grid[GEMM_STRIPS];
+    if (!expanded) UNROLL for (int i = 0; i < S; i++) grid[i] = grid_load(s + (size_t)i * strip_bytes);
+    UNROLL for (int i = 0; i < S; i++) UNROLL for (int t = 0; t < T; t++) c->v[i][t] = dots_from(x[(8 + h) * T + t], grid[i], expanded);
     if (expanded) {
         UNROLL for (int g = 4 * h; g < 4 * h + 4; g++) UNROLL for (int i = 0; i < S; i++) {
             const line a = line_load(codes + (size_t)i * strip_bytes + 64 * g);
@@ -133,8 +137,6 @@ INLINE void multiply_half(const int expanded, const int S, const int T, const in
         }
         return;
     }
-    line grid[GEMM_STRIPS];
-    UNROLL for (int i = 0; i < S; i++) grid[i] = grid_load(s + (size_t)i * strip_bytes);
     UNROLL for (int g = 4 * h; g < 4 * h + 4; g += 2) UNROLL for (int i = 0; i < S; i++) {
         const uint8_t *at = codes + (size_t)i * strip_bytes + 32 * g;
         const line raw = line_load(at), a = codes_low(codebook, raw, grid[i]);
@@ -177,6 +179,7 @@ INLINE void tile_q4(const int dtype, const int expanded, const int S, const int 
 }
 
 INLINE void tile_q8(const int expanded, const int S, const int T, const uint8_t *w, size_t strip_bytes, const int32_t *x, int columns, float *sums) {
+    const int passes = wide_passes(T);
     for (int k = 0; k < columns; k += BLOCK_COLUMNS) {
         const int groups = min_int(BLOCK_GROUPS, ceil_div(columns - k, GROUP_COLUMNS));
         const int32_t *starts = x + groups * 16 * T;
@@ -186,11 +189,18 @@ INLINE void tile_q8(const int expanded, const int S, const int T, const uint8_t 
         for (int j = 0; j < groups; j++, starts += T) {
             dots8 c[GEMM_STRIPS][PANEL_ROWS];
             UNROLL for (int i = 0; i < S; i++) UNROLL for (int t = 0; t < T; t++) c[i][t] = dots8_start(starts[t], expanded);
-            UNROLL for (int l = 0; l < 8; l++, x += 2 * T) UNROLL for (int part = 0; part < WIDE_PARTS; part++) UNROLL for (int i = 0; i < S; i++) {
-                const uint8_t *at = codes + (size_t)i * strip_bytes + (expanded ? l * EXPANDED_LINE_Q8 : l * LINE_BYTES);
-                const wide a = expanded ? wide_reload(at, part) : wide_load(at, part);
-                if (!expanded && part == 0) __builtin_prefetch(at + FETCH_AHEAD_QUANT);
-                UNROLL for (int t = 0; t < T; t++) c[i][t] = dots8_add(c[i][t], a, x + t, T, part);
+            UNROLL for (int n = 0; n < 8 * WIDE_PARTS; n++) {
+                const int l = passes ? n % 8 : n / WIDE_PARTS, part = passes ? n / 8 : n % WIDE_PARTS;
+                if (passes && n == 8) {
+                    UNROLL for (int i = 0; i < S; i++) UNROLL for (int t = 0; t < T; t++) c[i][t] = dots8_next(c[i][t]);
+                    FORGET();
+                }
+                UNROLL for (int i = 0; i < S; i++) {
+                    const uint8_t *at = codes + (size_t)i * strip_bytes + (expanded ? l * EXPANDED_LINE_Q8 : l * LINE_BYTES);
+                    const wide a = expanded ? wide_reload(at, part) : wide_load(at, part);
+                    if (!expanded && part == 0) __builtin_prefetch(at + FETCH_AHEAD_QUANT);
+                    UNROLL for (int t = 0; t < T; t++) c[i][t] = dots8_add(c[i][t], a, x + 2 * l * T + t, T, part);
+                }
             }
             UNROLL for (int i = 0; i < S; i++) {
                 const v16 scale = expanded ? v16_load((const float *)(const void *)(codes + (size_t)i * strip_bytes + 8 * EXPANDED_LINE_Q8))
@@ -199,6 +209,7 @@ INLINE void tile_q8(const int expanded, const int S, const int T, const uint8_t 
             }
             PARK(sum, S * T);
             codes += expanded ? EXPANDED_GROUP_Q8 : 8 * LINE_BYTES;
+            x += 16 * T;
         }
         UNROLL for (int i = 0; i < S; i++) UNROLL for (int t = 0; t < T; t++) add_to(sums + 16 * (i * T + t), sum.v[i][t], float_at(starts + t));
         x = starts + T;

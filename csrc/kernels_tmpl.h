@@ -33,7 +33,7 @@ INLINE void tile(const int dtype, const int S, const int T, const uint8_t *w, si
         if (S * T <= 4) UNROLL for (int s = 0; s < S; s++) __builtin_prefetch(w + (size_t)s * strip_bytes + FETCH_AHEAD);
         UNROLL for (int s = 0; s < S; s++) {
             const v16 weights = load_weights(dtype, w + (size_t)s * strip_bytes);
-            UNROLL for (int t = 0; t < T; t++) c[s][t] = v16_fma(weights, v16_set1(x[t]), c[s][t]);
+            UNROLL for (int t = 0; t < T; t++) c[s][t] = v16_fma1(weights, x[t], c[s][t]);
         }
     }
     UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < T; t++) v16_store(sums + 16 * (s * T + t), c[s][t]);

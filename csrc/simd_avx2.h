@@ -50,6 +50,7 @@ INLINE v16 v16_sub(v16 x, v16 y) { return BOTH2(_mm256_sub_ps, x, y); }
 INLINE v16 v16_mul(v16 x, v16 y) { return BOTH2(_mm256_mul_ps, x, y); }
 INLINE v16 v16_div(v16 x, v16 y) { return BOTH2(_mm256_div_ps, x, y); }
 INLINE v16 v16_fma(v16 x, v16 y, v16 z) { return BOTH3(_mm256_fmadd_ps, x, y, z); }
+INLINE v16 v16_fma1(v16 x, float y, v16 z) { return v16_fma(x, v16_set1(y), z); }
 INLINE v16 v16_fnma(v16 x, v16 y, v16 z) { return BOTH3(_mm256_fnmadd_ps, x, y, z); }
 INLINE v16 v16_max(v16 x, v16 y) { return BOTH2(_mm256_max_ps, x, y); }
 INLINE v16 v16_min(v16 x, v16 y) { return BOTH2(_mm256_min_ps, x, y); }
@@ -103,6 +104,7 @@ typedef struct { __m256i a, b; } dots;     // per row two int16: columns 0, 1 an
 typedef struct { __m256i a, b; } scaled;
 typedef struct { __m256i a, b; } scales;   // per row the scale twice, int16
 typedef __m256i table;
+typedef line grids;
 
 INLINE table table_load(const int8_t *codebook) {
     return _mm256_broadcastsi128_si256(_mm_add_epi8(_mm_loadu_si128((const __m128i *)codebook), _mm_set1_epi8(CODE_LIMIT)));
@@ -110,16 +112,17 @@ INLINE table table_load(const int8_t *codebook) {
 INLINE line line_load(const uint8_t *p) { return (line){ load32(p), load32(p + 32) }; }
 INLINE void line_store(uint8_t *p, line x) { store32(p, x.a), store32(p + 32, x.b); }
 INLINE __m256i sixteen(const uint8_t *p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)); }
-INLINE line grid_load(const uint8_t *p) {
+INLINE grids grid_load(const uint8_t *p) {
     const __m256i first = _mm256_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7);
     const __m256i s = _mm256_and_si256(sixteen(p), _mm256_set1_epi8(3));
-    return (line){ _mm256_shuffle_epi8(s, first), _mm256_shuffle_epi8(s, _mm256_add_epi8(first, _mm256_set1_epi8(8))) };
+    return (grids){ _mm256_shuffle_epi8(s, first), _mm256_shuffle_epi8(s, _mm256_add_epi8(first, _mm256_set1_epi8(8))) };
 }
 INLINE __m256i code(table t, __m256i x, __m256i grid) { return _mm256_add_epi8(_mm256_shuffle_epi8(t, _mm256_and_si256(x, _mm256_set1_epi8(15))), grid); }
-INLINE line codes_low(table t, line x, line grid) { return (line){ code(t, x.a, grid.a), code(t, x.b, grid.b) }; }
-INLINE line codes_high(table t, line x, line grid) {
+INLINE line codes_low(table t, line x, grids grid) { return (line){ code(t, x.a, grid.a), code(t, x.b, grid.b) }; }
+INLINE line codes_high(table t, line x, grids grid) {
     return (line){ code(t, _mm256_srli_epi16(x.a, 4), grid.a), code(t, _mm256_srli_epi16(x.b, 4), grid.b) };
 }
+INLINE void codes_store(uint8_t *p, line x, grids grid) { (void)grid; line_store(p, x); }
 // The shuffle puts a byte on top of each int16, the shift extends its sign.
 INLINE scales scales_load(const uint8_t *p) {
     const __m256i first = _mm256_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1, 4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7);
@@ -134,7 +137,7 @@ INLINE void dots_starts(const int8_t *x, int32_t starts[2]) {
     const __m256i negative = _mm256_sub_epi16(_mm256_setzero_si256(), sums);
     starts[0] = _mm256_extract_epi32(negative, 0), starts[1] = _mm256_extract_epi32(negative, 4);
 }
-INLINE dots dots_from(int32_t start) { return (dots){ every32(start), every32(start) }; }
+INLINE dots dots_from(int32_t start, grids grid, const int expanded) { (void)grid, (void)expanded; return (dots){ every32(start), every32(start) }; }
 INLINE dots dots_add(dots d, line codes, int32_t inputs) {
     const __m256i x = every32(inputs);
     d.a = _mm256_add_epi16(d.a, _mm256_maddubs_epi16(codes.a, x));
@@ -173,6 +176,8 @@ INLINE dots8 dots8_start(int32_t sum, const int expanded) {
     const __m256i start = expanded ? _mm256_setzero_si256() : every32(-Q8_OFFSET * sum);
     return (dots8){ start, start };
 }
+INLINE int wide_passes(const int T) { (void)T; return 0; }
+INLINE dots8 dots8_next(dots8 d) { return d; }
 INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, int height, const int part) {
     const __m256i x = every32(inputs[part ? height : 0]);
     d.a = _mm256_add_epi32(d.a, _mm256_madd_epi16(w.a, x));

@@ -43,6 +43,7 @@ INLINE v16 v16_sub(v16 x, v16 y) { return _mm512_sub_ps(x, y); }
 INLINE v16 v16_mul(v16 x, v16 y) { return _mm512_mul_ps(x, y); }
 INLINE v16 v16_div(v16 x, v16 y) { return _mm512_div_ps(x, y); }
 INLINE v16 v16_fma(v16 x, v16 y, v16 z) { return _mm512_fmadd_ps(x, y, z); }
+INLINE v16 v16_fma1(v16 x, float y, v16 z) { return v16_fma(x, v16_set1(y), z); }
 INLINE v16 v16_fnma(v16 x, v16 y, v16 z) { return _mm512_fnmadd_ps(x, y, z); }
 INLINE v16 v16_max(v16 x, v16 y) { return _mm512_max_ps(x, y); }
 INLINE v16 v16_min(v16 x, v16 y) { return _mm512_min_ps(x, y); }
@@ -75,21 +76,23 @@ INLINE void store64(void *p, __m512i x) { _mm512_storeu_si512(p, x); }
 
 typedef __m512i line;
 typedef __m512i table;
+typedef line grids;
 INLINE table table_load(const int8_t *codebook) {
     return _mm512_broadcast_i32x4(_mm_add_epi8(_mm_loadu_si128((const __m128i *)codebook), _mm_set1_epi8(CODE_LIMIT)));
 }
 INLINE line line_load(const uint8_t *p) { return load64(p); }
 INLINE void line_store(uint8_t *p, line x) { store64(p, x); }
-INLINE line grid_load(const uint8_t *p) {   // a byte times 0x01010101 stands in all 4
+INLINE grids grid_load(const uint8_t *p) {   // a byte times 0x01010101 stands in all 4
     const __m512i s = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
     const __m512i spread = _mm512_set_epi64(0x0c0c0c0c08080808, 0x0404040400000000, 0x0c0c0c0c08080808, 0x0404040400000000,
                                             0x0c0c0c0c08080808, 0x0404040400000000, 0x0c0c0c0c08080808, 0x0404040400000000);
     return _mm512_and_si512(_mm512_shuffle_epi8(s, spread), _mm512_set1_epi8(3));
 }
-INLINE line codes_low(table t, line x, line grid) {
+INLINE line codes_low(table t, line x, grids grid) {
     return _mm512_add_epi8(_mm512_shuffle_epi8(t, _mm512_and_si512(x, _mm512_set1_epi8(15))), grid);
 }
-INLINE line codes_high(table t, line x, line grid) { return codes_low(t, _mm512_srli_epi16(x, 4), grid); }
+INLINE line codes_high(table t, line x, grids grid) { return codes_low(t, _mm512_srli_epi16(x, 4), grid); }
+INLINE void codes_store(uint8_t *p, line x, grids grid) { (void)grid; line_store(p, x); }
 
 #if defined(__AVX512VNNI__)
 typedef __m512i dots;                   // one int32 per row
@@ -104,7 +107,7 @@ INLINE void dots_starts(const int8_t *x, int32_t starts[2]) {
     const __m256i eights = _mm256_add_epi32(fours, _mm256_srli_si256(fours, 8)), halves = _mm256_add_epi32(eights, _mm256_srli_si256(eights, 4));
     starts[0] = _mm256_extract_epi32(halves, 0), starts[1] = _mm256_extract_epi32(halves, 4);
 }
-INLINE dots dots_from(int32_t start) { return every64(start); }
+INLINE dots dots_from(int32_t start, grids grid, const int expanded) { (void)grid, (void)expanded; return every64(start); }
 INLINE dots dots_add(dots d, line codes, int32_t inputs) {
     d = _mm512_dpbusd_epi32(d, codes, every64(inputs));
     PIN(d);
@@ -129,7 +132,7 @@ INLINE void dots_starts(const int8_t *x, int32_t starts[2]) {
     const __m256i negative = _mm256_sub_epi16(_mm256_setzero_si256(), sums);
     starts[0] = _mm256_extract_epi32(negative, 0), starts[1] = _mm256_extract_epi32(negative, 4);
 }
-INLINE dots dots_from(int32_t start) { return every64(start); }
+INLINE dots dots_from(int32_t start, grids grid, const int expanded) { (void)grid, (void)expanded; return every64(start); }
 INLINE dots dots_add(dots d, line codes, int32_t inputs) {
     d = _mm512_add_epi16(d, _mm512_maddubs_epi16(codes, every64(inputs)));
     PIN(d);
@@ -142,6 +145,7 @@ INLINE v16 scaled_float(scaled w) { return _mm512_cvtepi32_ps(w); }
 
 // ---- 8-bit codes
 
+INLINE int wide_passes(const int T) { (void)T; return 0; }
 INLINE v16 v16_load_int8(const uint8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
 #if defined(__AVX512VNNI__)
 // An input is 128 h + l with h and l in int8: two sums of bytes, from the codes as they lie in the file.
@@ -158,6 +162,7 @@ INLINE void pack8(const int16_t *x, int32_t *words) {
     _mm_storeu_si128((__m128i *)(words + 4), _mm_unpackhi_epi32(high, low));
 }
 INLINE dots8 dots8_start(int32_t sum, const int expanded) { (void)expanded; return (dots8){ _mm512_setzero_si512(), every64(-Q8_OFFSET * sum) }; }
+INLINE dots8 dots8_next(dots8 d) { return d; }
 INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, int height, const int part) {
     (void)part;
     d.h = _mm512_dpbusd_epi32(d.h, w, every64(inputs[0]));
@@ -181,6 +186,7 @@ INLINE void pack8(const int16_t *x, int32_t *words) {
     _mm256_storeu_si256((__m256i *)words, _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)x), order));
 }
 INLINE dots8 dots8_start(int32_t sum, const int expanded) { return expanded ? _mm512_setzero_si512() : every64(-Q8_OFFSET * sum); }
+INLINE dots8 dots8_next(dots8 d) { return d; }
 INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, int height, const int part) {
     d = _mm512_add_epi32(d, _mm512_madd_epi16(w, every64(inputs[part ? height : 0])));
     PIN(d);
