@@ -245,7 +245,8 @@ def start(model: Model, prompt: str | Sequence[int], settings: Settings, context
     ids = prompt_ids(model, prompt)
     if settings.stop and model._tokenizer is None:
         raise ArgumentError("stop needs a tokenizer, and this model has none")
-    session = model.session(context=context)
+    limit: int = model.config["context"] if settings.max_tokens is None else settings.max_tokens
+    session = model._session_for(len(ids) + limit - 1, context)  # the last token is not computed
     if len(ids) > session.context:
         message = f"the prompt has {len(ids)} tokens, but the context holds {session.context}: shorten it"
         session.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamac.errors import ArgumentError, ClosedError, UnsupportedError
 from llamac.flatfile import FlatFile
-from llamac.session import Session
+from llamac.session import Session, as_ids
 from llamac.tokenizer import SpecialTokens, Tokenizer
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def load(
     """Opens a model file; without a path the built-in model. Reads its header and tables and maps the rest.
 
     context, kv, threads and isa are what the model's sessions use unless they are told otherwise:
-    context: positions per sequence (default: the model's). kv: number format of the KV cache, "f32" or "f16" (default:
+    context: positions per sequence (default: what a request can reach, for `session` the model's). kv: number format of the KV cache, "f32" or "f16" (default:
     f32 for f32 files, else f16). threads: default from affinity, cgroup quota and physical cores, see `llamac inspect`.
     isa: a kernel set, "avx2" or "scalar" (default: the environment variable LLAMAC_ISA, else the best of this machine).
     tokenizer: a tokenizer file or directory to use instead of the file's own, of any kind that `llamac export` reads.
@@ -134,8 +134,6 @@ class Model:
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of token ids, without special tokens."""
-        from llamac.session import as_ids
-
         return self.tokenizer.decode(as_ids(ids))
 
     # ---- computing
@@ -156,10 +154,18 @@ class Model:
         self._sessions.add(session)
         return session
 
+    def _session_for(self, positions: int, context: int | None = None) -> Session:
+        """A session for a request that can reach so many positions, as far as the model has them: a model with two RoPE
+        tables then takes the one that transformers would take. A context that was given, here or to `load`, decides."""
+        if context is None and self._defaults["context"] is None:
+            context = min(max(1, positions), self.config["context"])
+        return self.session(context=context)
+
     def logits(self, ids: Iterable[int]) -> Logits:
         """Logits of every position of a sequence of token ids, shape (n, vocab_size), float32. No BOS is added."""
-        with self.session() as session:
-            logits = session.eval(ids, logits="all")
+        tokens = as_ids(ids)
+        with self._session_for(len(tokens)) as session:
+            logits = session.eval(tokens, logits="all")
         assert logits is not None
         return logits
 
