@@ -32,9 +32,10 @@ def load(
     """Opens a model file; without a path the built-in model. Reads its header and tables and maps the rest.
 
     context, kv, threads and isa are what the model's sessions use unless they are told otherwise:
-    context: positions per sequence (default: what a request can reach, for `session` the model's). kv: number format of the KV cache, "f32" or "f16" (default:
-    f32 for f32 files, else f16). threads: default from affinity, cgroup quota and physical cores, see `llamac inspect`.
-    isa: a kernel set, "avx2" or "scalar" (default: the environment variable LLAMAC_ISA, else the best of this machine).
+    context: positions per sequence (default: what a request can reach, for `session` the model's). kv: number format of
+    the KV cache, "f32" or "f16" (default: f32 for f32 files, else f16). threads: default from affinity, cgroup quota
+    and physical cores, see `llamac inspect`. isa: a kernel set, "avx2" or "scalar" (default: the environment variable
+    LLAMAC_ISA, else the best of this machine).
     tokenizer: a tokenizer file or directory to use instead of the file's own, of any kind that `llamac export` reads.
 
     Raises FileNotFoundError, or ModelError if the file is damaged or no llamac file (the message says what to do).

@@ -103,9 +103,7 @@ def test_the_context_is_what_n_allows_or_what_was_asked_for(
     llamac_command(*run, "--context", 0).fails_with("context is 0, expected 1 to 600")
 
 
-def test_a_prompt_is_tokenized_once(
-    llamac_command: Command, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_is_tokenized_once(llamac_command: Command, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = []
     original = llamac.Tokenizer.encode
 

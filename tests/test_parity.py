@@ -115,7 +115,7 @@ def exact_logits(folder: Path, ids: list[int], context: int) -> NDArray[np.float
 def test_logits_take_the_table_that_their_ids_need(
     folder: Callable[[str], Path], model_file: Callable[[str], Path], n: int
 ) -> None:
-    """As transformers does: the long one for texts beyond the original context, which is 16 here, for the whole text."""
+    """As transformers does: the long one for a text beyond the original context, which is 16 here, all of it."""
     name = "llama-longrope"
     ids = CASES[name].ids[:n]
     own, long = (exact_logits(folder(name), ids, context) for context in (max(16, n), 64))

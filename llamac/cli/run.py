@@ -8,7 +8,7 @@ import time
 
 from llamac.errors import ArgumentError
 from llamac.generation import Completion
-from llamac.model import Model, load
+from llamac.model import load
 
 
 def run(options: argparse.Namespace) -> int:
