@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from llamac.errors import ArgumentError, ClosedError, UnsupportedError
 from llamac.flatfile import FlatFile
+from llamac.interrupt import in_main_thread, interruptible
 from llamac.session import Session, as_ids
-from llamac.tokenizer import SpecialTokens, Tokenizer
+from llamac.tokenizer import LONG_TEXT, SpecialTokens, Tokenizer
 
 if TYPE_CHECKING:
     from llamac.generation import Completion, Stream
@@ -127,7 +128,11 @@ class Model:
 
     def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
         """Token ids of a text. add_special: with BOS (and never EOS) by the model's rule, exactly once."""
-        ids = self.tokenizer.encode(text)
+        tokenizer = self.tokenizer
+        if isinstance(text, str) and len(text) >= LONG_TEXT and in_main_thread():
+            ids = interruptible(lambda: tokenizer.encode(text), None)
+        else:
+            ids = tokenizer.encode(text)
         bos = self.special.bos_id
         if add_special and self.special.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)

@@ -1,20 +1,18 @@
 """A session: sequences of tokens with their KV cache, and the passes over them.
 
-Long computations are made interruptible here. Python runs signal handlers only in its main thread, and only between
-instructions; so an eval that may take long and was called from the main thread is computed by a helper thread while
-the main thread waits, ready for Ctrl-C. The core looks at the cancel flag every few milliseconds.
+A pass that may take long is made interruptible (interrupt.py). The core looks at the cancel flag every few milliseconds.
 """
 
 from __future__ import annotations
 
-import threading
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from llamac import _core
-from llamac.errors import ArgumentError, CancelledError
+from llamac.errors import ArgumentError
+from llamac.interrupt import in_main_thread, interruptible
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,9 +22,11 @@ if TYPE_CHECKING:
 
     Logits = NDArray[np.float32]
 
-# rows * bytes of weights from which an eval may take longer than some 10 ms
+# Work from which an eval may take longer than some 10 ms: per row the bytes of the weights, and per row and position
+# before it what `_attention_work` says, in bytes that take as long.
 LONG_WORK = 100_000_000
 LONG_WORK_SCALAR = 2_000_000
+EXP_WORK = 16  # an exponential takes as long as so many multiply-adds
 
 KV_DTYPES = {None: 0, "f32": 1, "f16": 2}
 assert all(name is None or _core.dtype_name(number) == name for name, number in KV_DTYPES.items())
@@ -73,8 +73,9 @@ class Session:
             threads=threads,
             isa=machine.choose_isa(isa),
         )
-        long_work = LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
-        self._limit_rows = max(1, long_work // max(1, model.weight_bytes))
+        self._long_work = LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
+        config = model.config
+        self._attention_work: int = 4 * config["n_layers"] * config["n_heads"] * (2 * config["head_dim"] + EXP_WORK)
 
     # ---- facts
 
@@ -215,10 +216,10 @@ class Session:
 
     def step(self, token: int) -> None:
         """Appends one token to sequence 0 and keeps its logits for `sample`."""
-        if self._limit_rows > 1 or threading.current_thread() is not threading.main_thread():
-            self._core.step(token)
+        if self._is_long(1, self._core.length()):
+            interruptible(lambda: self._core.step(token), self._core.cancel)
         else:
-            self._interruptible(lambda: self._core.step(token))
+            self._core.step(token)
 
     def sample(self, sampling: _core.Sampling, n: int) -> int:
         """Draws the token that follows sequence 0 from its first n logits."""
@@ -252,39 +253,13 @@ class Session:
         return found
 
     def _run(self, rows: memoryview, logits: Any, observations: Sequence[tuple[int, int, Any]]) -> None:
-        if len(rows) < self._limit_rows or threading.current_thread() is not threading.main_thread():
-            self._core.eval_rows(rows, logits, observations)
+        """Computes packed rows."""
+        if self._is_long(len(rows), max(rows.obj[2::4])):
+            interruptible(lambda: self._core.eval_rows(rows, logits, observations), self._core.cancel)
         else:
-            self._interruptible(lambda: self._core.eval_rows(rows, logits, observations))
+            self._core.eval_rows(rows, logits, observations)
 
-    def _interruptible(self, work: Callable[[], None]) -> None:
-        failures: list[BaseException] = []
-        done = threading.Event()
-        claim = threading.Lock()  # taken once: by the helper to begin, or by us to prevent that
-
-        def helper() -> None:
-            if not claim.acquire(blocking=False):
-                return
-            try:
-                work()
-            except BaseException as error:
-                failures.append(error)
-            finally:
-                done.set()
-
-        thread = threading.Thread(target=helper, name="llamac-eval", daemon=True)
-        try:
-            thread.start()
-            done.wait()
-        except BaseException as interruption:
-            if claim.acquire(blocking=False):
-                raise
-            # the helper may not have entered the core yet: ask until it has gone
-            while not done.wait(0.005):
-                self._core.cancel()
-            if failures and isinstance(failures[0], CancelledError):
-                failures.clear()
-            raise interruption from (failures[0] if failures else None)
-        thread.join()
-        if failures:
-            raise failures[0]
+    def _is_long(self, rows: int, position: int) -> bool:
+        """Whether so many rows, up to this position, may take so long that Ctrl-C has to be able to come between."""
+        work = rows * (self._model.weight_bytes + self._attention_work * position)
+        return work >= self._long_work and in_main_thread()

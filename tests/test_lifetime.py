@@ -254,7 +254,7 @@ def test_every_allocation_may_fail(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model:
         assert failures_of(lambda: model.session(sequences=2).close()) >= 2
         with model.session() as session:
-            session._limit_rows = 1 << 30  # stay in this thread, where allocations fail
+            session._long_work = 1 << 60  # stay in this thread, where allocations fail
 
             def evaluate() -> None:
                 assert session.length() == 0  # what failed before has changed nothing
