@@ -1,6 +1,6 @@
 """A session: sequences of tokens with their KV cache, and the passes over them.
 
-A pass that may take long is made interruptible (interrupt.py). The core looks at the cancel flag every few milliseconds.
+A pass that may take long is made interruptible (interrupt.py): the core looks at the cancel flag every few ms.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Session:
             packed.extend(as_ids((token, sequence, position, int(bool(want)))))
             wanted += bool(want)
         out = np.empty((wanted, self._core.vocab_size), np.float32)
-        self._run(memoryview(packed).cast("B").cast("i", (len(packed) // 4, 4)), out.reshape(-1), ())
+        self._run(packed, out.reshape(-1), ())
         return out
 
     def observe(
@@ -227,7 +227,8 @@ class Session:
 
     # ---- how
 
-    def _rows(self, tokens: array[int], sequence: int, logits: str | None) -> memoryview:
+    def _rows(self, tokens: array[int], sequence: int, logits: str | None) -> array[int]:
+        """Rows that append tokens to a sequence: (token, sequence, position, are its logits wanted), one after another."""
         start = self._core.length(sequence)
         rows = array("i", bytes(16 * len(tokens)))
         rows[0::4] = tokens
@@ -237,7 +238,7 @@ class Session:
             rows[3::4] = array("i", [1]) * len(tokens)
         elif logits == "last":
             rows[-1] = 1
-        return memoryview(rows).cast("B").cast("i", (len(tokens), 4))
+        return rows
 
     def _stages(self, stages: Iterable[str | tuple[str, int]]) -> list[tuple[str, int]]:
         found = []
@@ -252,9 +253,11 @@ class Session:
             found += [(name, layer)] if layer is not None else [(name, i) for i in range(n_layers)]
         return found
 
-    def _run(self, rows: memoryview, logits: Any, observations: Sequence[tuple[int, int, Any]]) -> None:
-        """Computes packed rows."""
-        if self._is_long(len(rows), max(rows.obj[2::4])):
+    def _run(self, packed: array[int], logits: Any, observations: Sequence[tuple[int, int, Any]]) -> None:
+        """Computes rows as `_rows` makes them."""
+        count = len(packed) // 4
+        rows = memoryview(packed).cast("B").cast("i", (count, 4))
+        if self._is_long(count, max(packed[2::4])):
             interruptible(lambda: self._core.eval_rows(rows, logits, observations), self._core.cancel)
         else:
             self._core.eval_rows(rows, logits, observations)
