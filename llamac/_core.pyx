@@ -7,12 +7,12 @@ Memory: a Model holds the buffer it was opened over, a Session holds its Model. 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.number cimport PyNumber_Index
 from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memcpy
 
 from .libllamac cimport *
 
+from .arguments import real_number, whole_number
 from .errors import (ArgumentError, BusyError, CancelledError, ClosedError, ContextFullError, LlamacError, ModelError,
                      OutOfMemoryError, UnsupportedError)
 
@@ -29,9 +29,9 @@ cdef int check(int result, llamac_error *err) except -1:
 
 
 cdef int as_int(object number, str name) except? -1:
-    """A number as a C int. TypeError if it is none, ArgumentError if it does not fit."""
+    """A number as a C int. ArgumentTypeError if it is none, ArgumentError if it does not fit."""
     try:
-        return PyNumber_Index(number)
+        return whole_number(number, name)
     except OverflowError:
         raise ArgumentError(f"{name} is {number}, which is out of range") from None
 
@@ -170,9 +170,11 @@ cdef class Sampling:
 
     cdef llamac_sampling _c
 
-    def __init__(self, double temperature=0.0, top_k=0, double top_p=1.0, double min_p=0.0, uint64_t seed=0):
+    def __init__(self, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, uint64_t seed=0):
         cdef llamac_error err
-        self._c = llamac_sampling(<float>temperature, as_int(top_k, "top_k"), <float>top_p, <float>min_p, seed)
+        temperature = real_number(temperature, "temperature")
+        self._c = llamac_sampling(<float>temperature, as_int(top_k, "top_k"), <float>real_number(top_p, "top_p"),
+                                  <float>real_number(min_p, "min_p"), seed)
         if temperature > 0 and self._c.temperature == 0:
             raise ArgumentError(f"temperature {temperature} is too small: use 0 for the most probable token")
         check(llamac_sampling_check(&self._c, &err), &err)

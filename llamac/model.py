@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from llamac.arguments import wrong_type
 from llamac.errors import ArgumentError, ClosedError, UnsupportedError
 from llamac.flatfile import FlatFile
 from llamac.interrupt import in_main_thread, interruptible
@@ -32,6 +34,8 @@ def load(
 ) -> Model:
     """Opens a model file; without a path the built-in model. Reads its header and tables and maps the rest.
 
+    path: a file, or the name of a built-in model (`llamac.models.NAMES`) where there is no file of that name.
+
     context, kv, threads and isa are what the model's sessions use unless they are told otherwise:
     context: positions per sequence (default: what a request can reach, for `session` the model's). kv: number format of
     the KV cache, "f32" or "f16" (default: f32 for f32 files, else f16). threads: default from affinity, cgroup quota
@@ -43,12 +47,23 @@ def load(
     """
     if device != "cpu":
         raise UnsupportedError(f"device is {device!r}: this version computes on 'cpu' only")
-    if path is None:
-        from llamac import models
-
-        path = models.path(models.DEFAULT)
     other = Tokenizer.from_file(tokenizer) if tokenizer is not None else None
-    return Model(FlatFile(path), context=context, kv=kv, threads=threads, isa=isa, tokenizer=other)
+    return Model(FlatFile(model_path(path)), context=context, kv=kv, threads=threads, isa=isa, tokenizer=other)
+
+
+def model_path(path: str | Path | None) -> Path:
+    """Where a model's file lies: None is the built-in one, and so is the name of a built-in one that no file has."""
+    from llamac import models
+
+    if path is None:
+        return models.path(models.DEFAULT)
+    if not isinstance(path, str | Path):
+        raise wrong_type("path", path, "a text or a Path")
+    if not str(path) or "\0" in str(path):
+        raise ArgumentError(f"path is {str(path)!r}, which is no name of a file")
+    if str(path) in models.NAMES and not os.path.lexists(path):
+        return models.path(str(path))
+    return Path(path)
 
 
 class Model:
@@ -128,6 +143,7 @@ class Model:
 
     def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
         """Token ids of a text. add_special: with BOS (and never EOS) by the model's rule, exactly once."""
+        self._check_open()
         tokenizer = self.tokenizer
         if isinstance(text, str) and len(text) >= LONG_TEXT and in_main_thread():
             ids = interruptible(lambda: tokenizer.encode(text), None)
@@ -140,6 +156,7 @@ class Model:
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of token ids, without special tokens."""
+        self._check_open()
         return self.tokenizer.decode(as_ids(ids))
 
     # ---- computing
@@ -234,14 +251,20 @@ class Model:
     # ---- life
 
     def close(self) -> None:
-        """Closes the model, its sessions and the file. BusyError while a session computes in another thread."""
+        """Closes the model, its sessions and the file. BusyError while a session computes in another thread.
+
+        Its methods then raise ClosedError. What was read before is a value and stays: `config`, `special`, a tokenizer.
+        """
         for session in list(self._sessions):
             session.close()
         self.file.close()
 
-    def __enter__(self) -> Model:
+    def _check_open(self) -> None:
         if self.closed:
             raise ClosedError("the model is closed")
+
+    def __enter__(self) -> Model:
+        self._check_open()
         return self
 
     def __exit__(

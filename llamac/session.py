@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from llamac import _core
-from llamac.errors import ArgumentError
+from llamac.arguments import whole_number, wrong_type
+from llamac.errors import ArgumentError, ArgumentTypeError, ClosedError
 from llamac.interrupt import in_main_thread, interruptible
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ assert all(name is None or _core.dtype_name(number) == name for name, number in 
 def as_ids(ids: Iterable[int]) -> array[int]:
     """Token ids as 32-bit integers. Accepts any iterable of whole numbers, a one-dimensional NumPy array too."""
     if isinstance(ids, str | bytes | bytearray):
-        raise ArgumentError("expected token ids, got text: use model.tokenize(text) first")
+        raise ArgumentTypeError("expected token ids, got text: use model.tokenize(text) first")
     if hasattr(ids, "tolist"):
         ids = ids.tolist()
     try:
@@ -43,7 +44,9 @@ def as_ids(ids: Iterable[int]) -> array[int]:
         if bool in map(type, ids):  # which an array would take for 0 and 1
             raise TypeError("'bool' object cannot be interpreted as an integer")
         return array("i", ids)
-    except (TypeError, OverflowError) as error:
+    except TypeError as error:
+        raise ArgumentTypeError(f"token ids must be whole numbers of 32 bits: {error}") from None
+    except OverflowError as error:
         raise ArgumentError(f"token ids must be whole numbers of 32 bits: {error}") from None
 
 
@@ -56,9 +59,12 @@ class Session:
     def __init__(
         self, model: Model, *, context: int | None, sequences: int, kv: str | None, threads: int | None, isa: str | None
     ) -> None:
+        for name, value in (("kv", kv), ("isa", isa)):
+            if not isinstance(value, str | None):
+                raise wrong_type(name, value, "a text")
         if kv not in KV_DTYPES:
             raise ArgumentError(f"kv is {kv!r}, expected 'f32', 'f16' or None")
-        if context is not None and context < 1:
+        if context is not None and whole_number(context, "context") < 1:
             raise ArgumentError(f"context is {context}, expected 1 to {model.config['context']}")
         from llamac import machine
 
@@ -152,11 +158,16 @@ class Session:
         """
         import numpy as np
 
+        if not isinstance(rows, Sequence):
+            raise wrong_type("rows", rows, "a list of rows")
         if not rows:
             raise ArgumentError("there are no rows to eval")
         packed = array("i")
         wanted = 0
-        for token, sequence, position, want in rows:
+        for row in rows:
+            if not isinstance(row, Sequence) or len(row) != 4:
+                raise wrong_type("a row", row, "(token, sequence, position, are its logits wanted)")
+            token, sequence, position, want = row
             packed.extend(as_ids((token, sequence, position, int(bool(want)))))
             wanted += bool(want)
         out = np.empty((wanted, self._core.vocab_size), np.float32)
@@ -194,13 +205,19 @@ class Session:
 
     def cancel(self) -> None:
         """Stops the eval that is running in another thread, within 50 ms; there it raises CancelledError."""
+        self._check_open()
         self._core.cancel()
 
     def close(self) -> None:
         """Frees the session's memory. Closing twice is fine; BusyError while another thread computes with it."""
         self._core.close()
 
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("the session is closed")
+
     def __enter__(self) -> Session:
+        self._check_open()
         return self
 
     def __exit__(
@@ -228,7 +245,7 @@ class Session:
     # ---- how
 
     def _rows(self, tokens: array[int], sequence: int, logits: str | None) -> array[int]:
-        """Rows that append tokens to a sequence: (token, sequence, position, are its logits wanted), one after another."""
+        """Rows that append tokens to a sequence, flat: token, sequence, position, are its logits wanted; and so on."""
         start = self._core.length(sequence)
         rows = array("i", bytes(16 * len(tokens)))
         rows[0::4] = tokens
@@ -242,8 +259,17 @@ class Session:
 
     def _stages(self, stages: Iterable[str | tuple[str, int]]) -> list[tuple[str, int]]:
         found = []
+        expected = "a list of names of stages, or of pairs (name, layer)"
+        if isinstance(stages, str) or not isinstance(stages, Iterable):
+            raise wrong_type("stages", stages, expected)
         for stage in stages:
-            name, layer = (stage, None) if isinstance(stage, str) else stage
+            match stage:
+                case str() as name:
+                    layer = None
+                case (str() as name, layer):
+                    layer = whole_number(layer, "a stage's layer")
+                case _:
+                    raise ArgumentTypeError(f"stages holds {stage!r}, expected {expected}")
             if name not in _core.stages():
                 raise ArgumentError(f"there is no stage {name!r}; the stages are {', '.join(_core.stages())}")
             per_layer = self._core.stage_width(_core.stages().index(name))[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 import llamac
 from builders import BYTES, Floats, byte_ids, checkpoint, llama_config, script_checkpoint, some_ids, write_model
 from llamac import _core
-from llamac.errors import ArgumentError, ClosedError, ContextFullError, ModelError
+from llamac.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, ContextFullError, ModelError
 from llamac.generation import StopStrings
 
 Script = Callable[..., llamac.Model]
@@ -282,6 +283,55 @@ def test_closing_the_model_ends_its_streams(scripted: Script) -> None:
         next(stream)
 
 
+def test_a_broken_stream_raises_its_error_again(scripted: Script) -> None:
+    model = scripted("abcdefgh")
+    stream = model.stream([BOS])
+    next(stream)
+    model.close()
+    for _ in range(2):
+        with pytest.raises(ClosedError, match="the session is closed"):
+            next(stream)
+        with pytest.raises(ClosedError, match="the session is closed"):
+            _ = stream.completion
+
+
+def test_an_interrupted_stream_says_so(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(session: llamac.Session, token: int) -> None:
+        raise KeyboardInterrupt
+
+    stream = scripted("abcdefgh").stream([BOS])
+    next(stream)
+    monkeypatch.setattr(llamac.Session, "step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    with pytest.raises(ClosedError, match="KeyboardInterrupt interrupted it"):
+        next(stream)
+    stream.close()
+
+
+def test_a_stream_is_used_by_one_thread_at_a_time(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, release = threading.Event(), threading.Event()
+    step = llamac.Session.step
+
+    def step_slowly(session: llamac.Session, token: int) -> None:
+        begun.set()
+        assert release.wait(60)
+        step(session, token)
+
+    stream = scripted("abcdefgh").stream([BOS], max_tokens=8)
+    pieces = [next(stream)]
+    monkeypatch.setattr(llamac.Session, "step", step_slowly)
+    other = threading.Thread(target=lambda: pieces.extend(stream))
+    other.start()
+    assert begun.wait(60)
+    for use in (lambda: next(stream), stream.close):
+        with pytest.raises(BusyError, match="the stream is in use by another thread"):
+            use()
+    release.set()
+    other.join()
+    assert "".join(pieces) == stream.completion.text == "abcdefgh"
+
+
 # ---- prompts
 
 
@@ -377,21 +427,64 @@ def test_bools_are_no_token_ids(tiny_llama: Path) -> None:
     "settings",
     [
         {"temperature": "1"},
+        {"temperature": None},
+        {"top_p": "0.5"},
+        {"top_p": None},
+        {"min_p": [0.5]},
+        {"min_p": True},
         {"max_tokens": 2.5},
+        {"max_tokens": "3"},
+        {"max_tokens": True},
         {"top_k": 2.5},
+        {"top_k": None},
         {"seed": 1.5},
         {"seed": "x"},
         {"stop": 5},
-        {"echo": True},
-        {"max_new_tokens": 5},
+        {"stop": None},
+        {"stop": b"ab"},
+        {"stop": ["a", 3]},
+        {"context": 2.5},
+        {"context": "3"},
     ],
     ids=str,
 )
-def test_settings_of_wrong_types_or_names_are_refused(tiny_llama: Path, settings: dict[str, Any]) -> None:
+def test_settings_of_wrong_types_are_refused_by_name(tiny_llama: Path, settings: dict[str, Any]) -> None:
+    (name,) = settings
     with llamac.load(tiny_llama) as model:
         for make in (model.generate, model.stream):
-            with pytest.raises(TypeError):
+            with pytest.raises(ArgumentTypeError, match=f"{name} (must be|is) ") as error:
                 make("a", **settings)
+            assert isinstance(error.value, TypeError)
+            assert isinstance(error.value, ArgumentError)
+
+
+def test_settings_that_there_are_not_are_refused(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+        for make in (model.generate, model.stream):
+            for settings in ({"echo": True}, {"max_new_tokens": 5}):
+                with pytest.raises(TypeError, match=r"echo|max_new_tokens"):
+                    cast("Any", make)("a", **settings)
+
+
+def test_numbers_of_numpy_are_numbers(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+        plain = model.generate("a", max_tokens=9, temperature=0.5, top_k=5, seed=3)
+        settings: Any = {"max_tokens": np.int64(9), "temperature": np.float32(0.5), "top_k": np.uint8(5)}
+        assert model.generate("a", **settings, seed=cast("int", np.int32(3))).tokens == plain.tokens
+
+
+def test_a_stream_checks_its_request_before_it_is_asked_for_a_piece(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+        before = _core.live_objects()
+        for ids in ([-1], [1, 301], [1, 2**31 - 1]):
+            with pytest.raises(ArgumentError, match=f"the prompt holds the token id {ids[-1]}, expected 0 to 300"):
+                model.stream(ids)
+        for prompt in (None, 5, b"a", [1.5], ["a"]):
+            with pytest.raises(ArgumentTypeError):
+                model.stream(cast("Any", prompt))
+        with pytest.raises(ContextFullError, match="the prompt has 601 tokens, but the context holds 600"):
+            model.stream([1] * 601, max_tokens=1)
+        assert _core.live_objects() == before
 
 
 # ---- seeds
