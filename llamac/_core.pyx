@@ -215,8 +215,7 @@ cdef class Session:
     def __init__(self, Model model not None, *, n_sequences=1, context=0, int kv_dtype=0, threads=1, str isa=None):
         if self._ptr is not NULL:
             raise LlamacError("a Session is opened once")
-        if model._closing or model._ptr is NULL:
-            raise ClosedError("the model is closed")
+        # no Python code between the question whether the model is open and its use: other threads could close it there
         cdef llamac_session_options options = llamac_session_options(
             as_int(n_sequences, "n_sequences"), as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL)
         cdef bytes name
@@ -224,6 +223,8 @@ cdef class Session:
             name = isa.encode()
             options.isa = name
         cdef llamac_error err
+        if model._closing or model._ptr is NULL:
+            raise ClosedError("the model is closed")
         check(llamac_session_open(&self._ptr, model._ptr, &options, &err), &err)
         self._model = model
         model._sessions += 1
@@ -278,9 +279,10 @@ cdef class Session:
 
     def length(self, sequence=0):
         """Positions held by a sequence."""
+        cdef int which = as_int(sequence, "sequence")
         if self._ptr is NULL:
             raise ClosedError("the session is closed")
-        cdef int n = llamac_length(self._ptr, as_int(sequence, "sequence"))
+        cdef int n = llamac_length(self._ptr, which)
         if n < 0:
             raise ArgumentError(f"there is no sequence {sequence}")
         return n

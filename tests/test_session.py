@@ -23,6 +23,7 @@ from llamac.errors import (
     LlamacError,
     UnsupportedError,
 )
+from processes import output_of
 
 CONTEXT = 600
 IDS = some_ids(311)  # more than one chunk of rows and more than one block of attention
@@ -400,6 +401,29 @@ def test_closing_a_model_closes_its_sessions_and_everything_says_so(tiny: Path) 
     assert "closed" in repr(model)
     assert model.tokenizer.decode(model.tokenizer.encode("hello")) == "hello"  # a value that outlives the model
     assert model.config["vocab_size"] == 301
+
+
+def test_a_model_may_be_closed_while_other_threads_make_sessions(tiny_llama: Path) -> None:
+    """Many switches between threads, so that they come at every place where Python code runs."""
+    program = """
+        import sys, threading, llamac
+        sys.setswitchinterval(1e-6)
+        def make(model):
+            try:
+                while True:
+                    model.session().length()
+            except llamac.ClosedError:
+                pass
+        for _ in range(50):
+            model = llamac.load(sys.argv[1])
+            threads = [threading.Thread(target=make, args=(model,)) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            model.close()
+            for thread in threads:
+                thread.join()
+    """
+    assert output_of(program, tiny_llama) == ""
 
 
 # ---- busy
