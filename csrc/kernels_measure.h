@@ -42,7 +42,7 @@ INLINE void pass_f32(const int S, const int T, const struct peak_operands *o, fl
 INLINE void pass_int8(const int S, const int T, const struct peak_operands *o, float *sums) {
     const scales scale = scales_load(o->lines[0]);
     dots c[GEMM_STRIPS * PANEL_ROWS];
-    EACH_SUM(j) c[j] = dots_from(0);
+    EACH_SUM(j) c[j] = dots_from(0, grid_load(o->lines[0]), 1);
     for (int k = 0; k < PEAK_STEPS; k++)
         EACH_SUM(j) c[j] = dots_add(c[j], line_load(o->lines[j % S] + LINE_BYTES * k), o->words[k * T + j / S]);
     EACH_SUM(j) v16_store(sums + 16 * j, scaled_float(scaled_first(c[j], scale)));

@@ -11,6 +11,7 @@ with llamac.load("model.bin") as model:
 from llamac._core import stages as _stages
 from llamac.errors import (
     ArgumentError,
+    ArgumentTypeError,
     BusyError,
     CancelledError,
     ClosedError,
@@ -34,6 +35,7 @@ STAGES = _stages()
 __all__ = [
     "STAGES",
     "ArgumentError",
+    "ArgumentTypeError",
     "BusyError",
     "CancelledError",
     "ClosedError",

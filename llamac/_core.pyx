@@ -7,12 +7,12 @@ Memory: a Model holds the buffer it was opened over, a Session holds its Model. 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.number cimport PyNumber_Index
 from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memcpy
 
 from .libllamac cimport *
 
+from .arguments import real_number, whole_number
 from .errors import (ArgumentError, BusyError, CancelledError, ClosedError, ContextFullError, LlamacError, ModelError,
                      OutOfMemoryError, UnsupportedError)
 
@@ -29,9 +29,9 @@ cdef int check(int result, llamac_error *err) except -1:
 
 
 cdef int as_int(object number, str name) except? -1:
-    """A number as a C int. TypeError if it is none, ArgumentError if it does not fit."""
+    """A number as a C int. ArgumentTypeError if it is none, ArgumentError if it does not fit."""
     try:
-        return PyNumber_Index(number)
+        return whole_number(number, name)
     except OverflowError:
         raise ArgumentError(f"{name} is {number}, which is out of range") from None
 
@@ -228,9 +228,11 @@ cdef class Sampling:
 
     cdef llamac_sampling _c
 
-    def __init__(self, double temperature=0.0, top_k=0, double top_p=1.0, double min_p=0.0, uint64_t seed=0):
+    def __init__(self, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, uint64_t seed=0):
         cdef llamac_error err
-        self._c = llamac_sampling(<float>temperature, as_int(top_k, "top_k"), <float>top_p, <float>min_p, seed)
+        temperature = real_number(temperature, "temperature")
+        self._c = llamac_sampling(<float>temperature, as_int(top_k, "top_k"), <float>real_number(top_p, "top_p"),
+                                  <float>real_number(min_p, "min_p"), seed)
         if temperature > 0 and self._c.temperature == 0:
             raise ArgumentError(f"temperature {temperature} is too small: use 0 for the most probable token")
         check(llamac_sampling_check(&self._c, &err), &err)
@@ -271,8 +273,7 @@ cdef class Session:
     def __init__(self, Model model not None, *, n_sequences=1, context=0, int kv_dtype=0, threads=1, str isa=None):
         if self._ptr is not NULL:
             raise LlamacError("a Session is opened once")
-        if model._closing or model._ptr is NULL:
-            raise ClosedError("the model is closed")
+        # no Python code between the question whether the model is open and its use: other threads could close it there
         cdef llamac_session_options options = llamac_session_options(
             as_int(n_sequences, "n_sequences"), as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL)
         cdef bytes name
@@ -280,6 +281,8 @@ cdef class Session:
             name = isa.encode()
             options.isa = name
         cdef llamac_error err
+        if model._closing or model._ptr is NULL:
+            raise ClosedError("the model is closed")
         check(llamac_session_open(&self._ptr, model._ptr, &options, &err), &err)
         self._model = model
         model._sessions += 1
@@ -343,9 +346,10 @@ cdef class Session:
 
     def length(self, sequence=0):
         """Positions held by a sequence."""
+        cdef int which = as_int(sequence, "sequence")
         if self._ptr is NULL:
             raise ClosedError("the session is closed")
-        cdef int n = llamac_length(self._ptr, as_int(sequence, "sequence"))
+        cdef int n = llamac_length(self._ptr, which)
         if n < 0:
             raise ArgumentError(f"there is no sequence {sequence}")
         return n

@@ -151,6 +151,10 @@ class FlatFile:
         self.path = Path(path)
         if self.path.is_dir():
             raise ModelError(f"{self.path} is a directory: run `llamac export` on it first")
+        if self.path.exists() and not self.path.is_file():
+            raise ModelError(
+                f"{self.path} is not a regular file: a model file is mapped, it cannot be a pipe or a device"
+            )
         with open(self.path, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise ModelError(f"{self.path}: the file is empty")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     import tokenizers
 
+LONG_TEXT = 20_000  # characters from which other threads can run while a text is encoded, which takes some 10 ms
 SPACE_MARK = "▁"  # SentencePiece writes a space as U+2581
 
 
@@ -265,7 +266,11 @@ class Tokenizer:
             raise ArgumentError(f"text must be a str, not {type(text).__name__}")
         library = self._pieces.library
         try:
-            ids: list[int] = library.encode(text, add_special_tokens=False).ids
+            if len(text) < LONG_TEXT:
+                encoding = library.encode(text, add_special_tokens=False)
+            else:  # the library lets go of the GIL for batches only
+                encoding = library.encode_batch([text], add_special_tokens=False)[0]
+            ids: list[int] = encoding.ids
         except Exception as error:
             if not _is_unicode(text):
                 raise ArgumentError("text holds a lone surrogate, which is no character") from None

@@ -9,13 +9,14 @@ import os
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import llamac
 from builders import some_ids
-from llamac import _core
+from llamac import _core, models
 from llamac.errors import ArgumentError, ModelError, OutOfMemoryError
 from openmp import up_to
 from processes import output_of, run_python
@@ -256,7 +257,7 @@ def test_every_allocation_may_fail(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model:
         assert failures_of(lambda: model.session(sequences=2).close()) >= 2
         with model.session() as session:
-            session._limit_rows = 1 << 30  # stay in this thread, where allocations fail
+            session._long_work = 1 << 60  # stay in this thread, where allocations fail
 
             def evaluate() -> None:
                 assert session.length() == 0  # what failed before has changed nothing
@@ -279,6 +280,40 @@ def test_a_missing_file_and_a_directory_are_told(tmp_path: Path) -> None:
     assert "absent.bin" in str(found.value)
     with pytest.raises(ModelError, match="is a directory: run `llamac export` on it first"):
         llamac.load(tmp_path)
+    for path, problem in (
+        (5, "path must be"),
+        (b"x", "path must be"),
+        ("", "path is ''"),
+        ("a\0b", "no name of a file"),
+    ):
+        with pytest.raises(ArgumentError, match=problem) as wrong:
+            llamac.load(cast("Any", path))
+        assert isinstance(wrong.value, TypeError) == (not isinstance(path, str))
     (tmp_path / "empty.bin").touch()
     with pytest.raises(ModelError, match=r"empty\.bin: the file is empty"):
         llamac.load(tmp_path / "empty.bin")
+
+
+def test_what_is_no_regular_file_is_told(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.bin")
+    for path in (tmp_path / "pipe.bin", Path("/dev/zero")):
+        with pytest.raises(ModelError, match=f"{path.name} is not a regular file"):
+            llamac.load(path)
+
+
+# ---- the built-in models by name
+
+
+def test_built_in_models_have_names(tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in models.NAMES:
+        with llamac.load(name) as model:
+            assert (model.name, model.file.path) == (name, models.path(name))
+    (tmp_path / "stories-gpt2").write_bytes(tiny_llama.read_bytes())
+    with llamac.load("stories-gpt2") as model:  # a file of that name comes first
+        assert model.name == "tiny"
+    with llamac.load(Path("stories")) as model:
+        assert model.name == "stories"
+    (tmp_path / "stories").symlink_to(tmp_path / "absent")
+    with pytest.raises(FileNotFoundError):
+        llamac.load("stories")

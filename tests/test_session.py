@@ -15,6 +15,7 @@ import llamac
 from builders import Floats, some_ids
 from llamac.errors import (
     ArgumentError,
+    ArgumentTypeError,
     BusyError,
     CancelledError,
     ClosedError,
@@ -23,6 +24,7 @@ from llamac.errors import (
     UnsupportedError,
 )
 from openmp import up_to
+from processes import output_of
 
 CONTEXT = 600
 IDS = some_ids(311)  # more than one chunk of rows and more than one block of attention
@@ -241,8 +243,15 @@ def test_wrong_arguments_of_a_session_are_refused(session: llamac.Session) -> No
                 use(sequence)
     with pytest.raises(ArgumentError, match="length"):
         session.rewind(2**40)
-    with pytest.raises(TypeError):
+    with pytest.raises(ArgumentTypeError, match="length must be a whole number, not float"):
         anything.rewind(1.0)
+    with pytest.raises(ArgumentTypeError, match="sequence must be a whole number, not str"):
+        anything.eval([1], sequence="a")
+    for stages in (5, None, "q", ["q", 5], [("q",)], [("q", 0, 1)], [(0, "q")], [b"q"]):
+        with pytest.raises(ArgumentTypeError, match="stages"):
+            anything.observe([1], stages)
+    with pytest.raises(ArgumentTypeError, match="a stage's layer must be a whole number, not str"):
+        anything.observe([1], [("q", "0")])
     assert session.length() == 0
 
 
@@ -278,8 +287,12 @@ def test_options_of_one_place_only(tiny_llama: Path, model: llamac.Model) -> Non
         with pytest.raises(ArgumentError, match=f"sequences is {sequences}"):
             model.session(sequences=sequences)
     for name in ("sequences", "context", "threads"):
-        with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
-            model.session(**{name: 1.5})  # type: ignore[arg-type]
+        for wrong in (1.5, "1", True):
+            with pytest.raises(ArgumentTypeError, match=f"{name} must be a whole number, not {type(wrong).__name__}"):
+                model.session(**{name: wrong})  # type: ignore[arg-type]
+    for name in ("kv", "isa"):
+        with pytest.raises(ArgumentTypeError, match=f"{name} must be a text, not list"):
+            model.session(**{name: ["f16"]})  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         model.session(batch=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
@@ -358,10 +371,11 @@ def test_a_closed_session_says_so_wherever_it_is_used(model: llamac.Model) -> No
         lambda: session.kv,
         lambda: session.threads,
         lambda: session.isa,
+        lambda: session.cancel(),
+        lambda: session.__enter__(),
     ):
         with pytest.raises(ClosedError, match="the session is closed"):
             use()
-    session.cancel()  # may come from anywhere, at any time
 
 
 def test_closing_a_model_closes_its_sessions_and_everything_says_so(tiny: Path) -> None:
@@ -377,6 +391,8 @@ def test_closing_a_model_closes_its_sessions_and_everything_says_so(tiny: Path) 
         lambda: model.logits([1]),
         lambda: model.generate("a"),
         lambda: model.stream([1]),
+        lambda: model.tokenize("a"),
+        lambda: model.detokenize([4]),
         lambda: model.__enter__(),
         lambda: model.file.section("tokenizer"),
         lambda: model.file.tensor("token_embedding.weight"),
@@ -384,6 +400,31 @@ def test_closing_a_model_closes_its_sessions_and_everything_says_so(tiny: Path) 
         with pytest.raises(ClosedError, match="closed"):
             use()
     assert "closed" in repr(model)
+    assert model.tokenizer.decode(model.tokenizer.encode("hello")) == "hello"  # a value that outlives the model
+    assert model.config["vocab_size"] == 301
+
+
+def test_a_model_may_be_closed_while_other_threads_make_sessions(tiny_llama: Path) -> None:
+    """Many switches between threads, so that they come at every place where Python code runs."""
+    program = """
+        import sys, threading, llamac
+        sys.setswitchinterval(1e-6)
+        def make(model):
+            try:
+                while True:
+                    model.session().length()
+            except llamac.ClosedError:
+                pass
+        for _ in range(50):
+            model = llamac.load(sys.argv[1])
+            threads = [threading.Thread(target=make, args=(model,)) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            model.close()
+            for thread in threads:
+                thread.join()
+    """
+    assert output_of(program, tiny_llama) == ""
 
 
 # ---- busy

@@ -205,6 +205,13 @@ def _add_run(commands: Commands) -> None:
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text (may be given several times)"
     )
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="positions of the session, at most the model's; default: as many as -n allows, but no more than the model "
+        "has. Decides between the two RoPE tables of models that have a short and a long one",
+    )
     parser.add_argument("--no-echo", action="store_true", help="do not print the prompt")
     parser.add_argument("-q", "--quiet", action="store_true", help="no line of figures on stderr")
     _add_machine(parser)
