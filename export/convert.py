@@ -14,7 +14,7 @@ from typing import Any
 from llamac.errors import ArgumentError, ExportError, LlamacError, TokenizerError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.lfs import HEAD_BYTES, refuse_pointer
-from llamac.export.vocab import Vocabulary, load_vocabulary
+from llamac.export.vocab import Room, Vocabulary, load_vocabulary
 from llamac.export.writer import MAGIC, Plan, check_space, make_plan, temporary_beside, write, write_tables
 from llamac.progress import Progress, silent
 from llamac.tokenizer import Tokenizer
@@ -179,7 +179,7 @@ def _attach_tokenizer(checkpoint: Checkpoint, source: Path, given: str | Path | 
     if given is not None:
         place = Path(given)
         try:
-            checkpoint.tokenizer = load_vocabulary(place)
+            checkpoint.tokenizer = load_vocabulary(place, Room(checkpoint.config.vocab_size, warnings))
         except FileNotFoundError:
             raise ExportError(f"the tokenizer {place} does not exist") from None
         checkpoint.metadata["tokenizer"] = {"source": place.name}
@@ -195,7 +195,7 @@ def _attach_tokenizer(checkpoint: Checkpoint, source: Path, given: str | Path | 
 
 def _attach_tokenizer_inside(checkpoint: Checkpoint, folder: Path, warnings: list[str]) -> None:
     try:
-        checkpoint.tokenizer = load_vocabulary(folder)
+        checkpoint.tokenizer = load_vocabulary(folder, Room(checkpoint.config.vocab_size, warnings))
     except TokenizerError as error:
         warnings.append(f"{error}: {IDS_ONLY}")
     else:
