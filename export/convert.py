@@ -17,7 +17,7 @@ from llamac.export.lfs import HEAD_BYTES, refuse_pointer
 from llamac.export.vocab import Room, Vocabulary, load_vocabulary
 from llamac.export.writer import MAGIC, Plan, check_space, make_plan, temporary_beside, write, write_tables
 from llamac.progress import Progress, silent
-from llamac.tokenizer import Tokenizer
+from llamac.tokenizer import SpecialTokens, Tokenizer
 
 TARGETS = ("llamac", "hf", "llama2c")
 SOURCES = "a Hugging Face directory, a llama2.c model file or a flat file"
@@ -213,7 +213,7 @@ def _attach_tokenizer_beside(checkpoint: Checkpoint, source: Path, warnings: lis
         except LlamacError:
             others.append(f"{path.name} is no tokenizer")
             continue
-        n_ids = _count_ids(vocabulary)
+        n_ids = _count_ids(vocabulary, path.name)
         if n_ids == size:
             fitting.append((path, vocabulary))
         else:
@@ -237,15 +237,15 @@ def _tokenizer_name(checkpoint: Checkpoint) -> str:
     return str(checkpoint.metadata.get("tokenizer", {}).get("source", "unknown"))
 
 
-def _count_ids(vocabulary: Vocabulary) -> int:
-    return Tokenizer.from_json(vocabulary.json, vocabulary.special).n_ids
+def _count_ids(vocabulary: tuple[bytes, SpecialTokens, bytes | None], where: str) -> int:
+    return Tokenizer(vocabulary[0], vocabulary[1], f"{where}: the tokenizer").n_ids
 
 
 def _fit_tokenizer(checkpoint: Checkpoint) -> None:
     """Notes how many ids the tokenizer knows, and what else the source's kind says of special tokens."""
     assert checkpoint.tokenizer is not None
     data, special, spm = checkpoint.tokenizer
-    n_ids = _count_ids(Vocabulary(data, special, spm))
+    n_ids = _count_ids(checkpoint.tokenizer, _tokenizer_name(checkpoint))
     if n_ids > checkpoint.config.vocab_size:
         raise ExportError(
             f"the tokenizer has {n_ids} ids, but the model's vocabulary has {checkpoint.config.vocab_size}:"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from llamac.errors import LlamacError, TokenizerError, UnsupportedError
 from llamac.tokenizer import SpecialTokens, byte_alphabet, decode_rules
+from llamac.tokenizer_json import check_structure
 
 from .vocab_added import Added, Document, Room, Sidecars, add_tokens, parse_json, read_added, special_tokens
 
@@ -142,6 +143,7 @@ def from_tokenizer_json(
     document = parse_json(data, "tokenizer.json")
     with _structure("tokenizer.json"):
         _check_model(document)
+        check_structure(data)
         decode_rules(document.get("decoder"))
         settings = sidecars.settings()
         present = [read_added(entry) for entry in document.get("added_tokens") or []]
@@ -167,6 +169,8 @@ def _check_model(document: Document) -> None:
     kind = document["model"].get("type", "BPE")
     if kind not in ("BPE", "Unigram"):
         raise UnsupportedError(f"a {kind} tokenizer (as BERT has) is not supported, only BPE and Unigram")
+    if document["model"].get("dropout"):
+        raise UnsupportedError("a tokenizer with dropout encodes at random, which is not supported")
 
 
 def token_ids(document: Document) -> dict[str, int]:
