@@ -1,7 +1,7 @@
 """What the library `tokenizers` does not check in a tokenizer.json, but panics at.
 
-A panic prints a text on stderr and raises what no `except Exception` sees. So such a tokenizer.json is refused before the
-library gets it; a panic that was not foreseen becomes an error of ours.
+A panic prints a text on stderr and raises what no `except Exception` sees. So such a tokenizer.json is refused before
+the library gets it; a panic that was not foreseen becomes an error of ours.
 """
 
 from __future__ import annotations
