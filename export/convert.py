@@ -17,7 +17,7 @@ from llamac.errors import ArgumentError, ExportError, LlamacError, TokenizerErro
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.lfs import HEAD_BYTES, refuse_pointer
 from llamac.export.quantize import choose_dtypes, widen_coarse
-from llamac.export.vocab import Vocabulary, load_vocabulary
+from llamac.export.vocab import Room, Vocabulary, load_vocabulary
 from llamac.export.writer import (
     MAGIC,
     Plan,
@@ -31,7 +31,7 @@ from llamac.export.writer import (
 from llamac.machine import plan_threads
 from llamac.progress import Progress, silent
 from llamac.strips import QUANTIZED
-from llamac.tokenizer import Tokenizer
+from llamac.tokenizer import SpecialTokens, Tokenizer
 
 if TYPE_CHECKING:
     from llamac.export import probes
@@ -233,7 +233,7 @@ def _attach_tokenizer(checkpoint: Checkpoint, source: Path, given: str | Path | 
     if given is not None:
         place = Path(given)
         try:
-            checkpoint.tokenizer = load_vocabulary(place)
+            checkpoint.tokenizer = load_vocabulary(place, Room(checkpoint.config.vocab_size, warnings))
         except FileNotFoundError:
             raise ExportError(f"the tokenizer {place} does not exist") from None
         checkpoint.metadata["tokenizer"] = {"source": place.name}
@@ -249,7 +249,7 @@ def _attach_tokenizer(checkpoint: Checkpoint, source: Path, given: str | Path | 
 
 def _attach_tokenizer_inside(checkpoint: Checkpoint, folder: Path, warnings: list[str]) -> None:
     try:
-        checkpoint.tokenizer = load_vocabulary(folder)
+        checkpoint.tokenizer = load_vocabulary(folder, Room(checkpoint.config.vocab_size, warnings))
     except TokenizerError as error:
         warnings.append(f"{error}: {IDS_ONLY}")
     else:
@@ -267,7 +267,7 @@ def _attach_tokenizer_beside(checkpoint: Checkpoint, source: Path, warnings: lis
         except LlamacError:
             others.append(f"{path.name} is no tokenizer")
             continue
-        n_ids = _count_ids(vocabulary)
+        n_ids = _count_ids(vocabulary, path.name)
         if n_ids == size:
             fitting.append((path, vocabulary))
         else:
@@ -291,15 +291,15 @@ def _tokenizer_name(checkpoint: Checkpoint) -> str:
     return str(checkpoint.metadata.get("tokenizer", {}).get("source", "unknown"))
 
 
-def _count_ids(vocabulary: Vocabulary) -> int:
-    return Tokenizer.from_json(vocabulary.json, vocabulary.special).n_ids
+def _count_ids(vocabulary: tuple[bytes, SpecialTokens, bytes | None], where: str) -> int:
+    return Tokenizer(vocabulary[0], vocabulary[1], f"{where}: the tokenizer").n_ids
 
 
 def _fit_tokenizer(checkpoint: Checkpoint) -> None:
     """Notes how many ids the tokenizer knows, and what else the source's kind says of special tokens."""
     assert checkpoint.tokenizer is not None
     data, special, spm = checkpoint.tokenizer
-    n_ids = _count_ids(Vocabulary(data, special, spm))
+    n_ids = _count_ids(checkpoint.tokenizer, _tokenizer_name(checkpoint))
     if n_ids > checkpoint.config.vocab_size:
         raise ExportError(
             f"the tokenizer has {n_ids} ids, but the model's vocabulary has {checkpoint.config.vocab_size}:"

@@ -22,7 +22,8 @@ from llamac.export.checkpoint import Checkpoint, ModelConfig
 from llamac.export.families import ACTIVATIONS, FAMILIES, HEAD, Family, Module
 from llamac.export.llama2c import ROPE_THETA
 from llamac.export.vocab import Vocabulary, load_vocabulary
-from llamac.export.vocab_json import token_ids
+from llamac.export.vocab_added import Added
+from llamac.export.vocab_json import canonical_json, token_ids
 from llamac.export.vocab_spm import looks_like_sentencepiece
 from llamac.export.writer import (
     check_space,
@@ -228,7 +229,7 @@ def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     if checkpoint.tokenizer is None:
         return {}
     data, special, spm = checkpoint.tokenizer
-    document = json.loads(data)
+    document = _tokenizer_document(data, special)
     names = {token: text for text, token in token_ids(document).items()}
     document["post_processor"] = _post_processor(special, names)
     config = {
@@ -247,6 +248,20 @@ def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     if spm is not None and looks_like_sentencepiece(spm):
         files["tokenizer.model"] = spm
     return files
+
+
+def _tokenizer_document(data: bytes, special: SpecialTokens) -> Json:
+    """The tokenizer.json with BOS and EOS among its added tokens: transformers adds them there, because they are named.
+
+    Only llama2.c's vocabularies do not have them there: to its encoder "<s>" in a text is three characters.
+    """
+    document: Json = json.loads(data)
+    known = {token["id"] for token in document["added_tokens"]}
+    names = {token: text for text, token in token_ids(document).items()}
+    for token in sorted(names.keys() & {special.bos_id, special.eos_id} - known):
+        document["added_tokens"].append(Added(token, names[token], special=True).document())
+    document["added_tokens"].sort(key=lambda entry: entry["id"])
+    return document
 
 
 def _post_processor(special: SpecialTokens, names: dict[int, str]) -> Json | None:
@@ -309,7 +324,7 @@ def _differences(checkpoint: Checkpoint, again: Checkpoint) -> Iterator[str]:
 
 
 def _token_differences(ours: Vocabulary, theirs: Vocabulary) -> Iterator[str]:
-    if ours.json != theirs.json:
+    if canonical_json(_tokenizer_document(ours.json, ours.special)) != theirs.json:
         yield "the tokenizer would be read back differently"
     if ours.special != theirs.special:
         yield f"the rules for special tokens are {ours.special}, they would be read as {theirs.special}"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import llamac
 from builders import Floats
 from llamac import _core
-from llamac.errors import ArgumentError
+from llamac.errors import ArgumentError, ModelError
 
 
 def draw(logits: Floats, sampling: _core.Sampling, position: int) -> int:
