@@ -24,8 +24,8 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("kernels", "kernels_quant", "kernels_measure", "model", "quantize"),
     ("kernels_tmpl", "session"),
     (
-        *("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni", "kernels_neon", "kernels_neon_dotprod"),
-        *("eval", "measure"),
+        *("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni"),
+        *("kernels_neon", "kernels_neon_dotprod", "eval", "measure"),
     ),
     ("forward", "attention", "observe"),
 )
