@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 import llamac
 from builders import Floats
 from llamac import _core
-from llamac.errors import ArgumentError
+from llamac.errors import ArgumentError, ModelError
+
+BOS = 1
 
 
 def draw(logits: Floats, sampling: _core.Sampling, position: int) -> int:
