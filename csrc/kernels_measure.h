@@ -70,10 +70,16 @@ static void fill_operands(int input, struct peak_operands *o) {
             else if (input == INPUT_INT8) memcpy(to, codes, LINE_BYTES);
             else for (int r = 0; r < STRIP_ROWS; r++) memcpy(to + 4 * r, &w, 4);
         }
+    int16_t x16[16];
+    for (int i = 0; i < 16; i++) x16[i] = (int16_t)(i % 2 ? -i : i);
     for (int i = 0; i < PANEL_ROWS * PEAK_STEPS; i++) {
-        if (input == INPUT_INT16) pack8((const int16_t[]){ 1, -2, 3, -4 }, o->words + 2 * i);
-        else if (input == INPUT_INT8) o->words[i] = 0x01020304;
-        else memcpy(o->words + i, &x, 4);
+        if (input == INPUT_INT16) {
+            if (i % 4 == 0) pack8(x16, o->words + 2 * i);   // 16 columns at a time
+        } else if (input == INPUT_INT8) {
+            o->words[i] = 0x01020304;
+        } else {
+            memcpy(o->words + i, &x, 4);
+        }
     }
 }
 

@@ -16,6 +16,8 @@ from builders import Floats
 from llamac import _core
 from llamac.errors import ArgumentError, ModelError
 
+BOS = 1
+
 
 def draw(logits: Floats, sampling: _core.Sampling, position: int) -> int:
     """A token from logits that are given."""
