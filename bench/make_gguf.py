@@ -102,7 +102,12 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, bool, int, int]]:
         module, kind = parts[-2:]
         if shape.family == "gpt2" and module in ("attn_q", "attn_k", "attn_v"):
             if module == "attn_q":
-                yield f"{prefix}attn_qkv.{kind}", is_matrix, 3 * rows if is_matrix else 1, columns * (1 if is_matrix else 3)
+                yield (
+                    f"{prefix}attn_qkv.{kind}",
+                    is_matrix,
+                    3 * rows if is_matrix else 1,
+                    columns * (1 if is_matrix else 3),
+                )
             continue
         yield f"{prefix}{NAMES.get(module, module)}.{kind}", is_matrix, rows, columns
 
