@@ -43,19 +43,10 @@ float *observed(const struct eval *e, int stage, int layer) {
     return NULL;
 }
 
-void observe(const struct worker *w, int stage, int layer, const float *numbers, int n, int width, int stride) {
+void observe(const struct worker *w, int stage, int layer, const float *numbers, int n, int width) {
     if (!w->eval->n_observations) return;
     float *out = observed(w->eval, stage, layer);
     if (!out) return;
-    for (int r = 0; w->member->index == 0 && r < n; r++) {
-        float *to = out + (size_t)r * (size_t)width;
-        if (stride) {
-            memcpy(to, numbers + (size_t)r * (size_t)stride, sizeof(float) * (size_t)width);
-        } else {
-            // a panel is only read here; panel_row serves the writers, too
-            const struct panel_row from = panel_row((float *)(uintptr_t)numbers, n, width, r);
-            for (int k = 0; k < width; k++) to[k] = from.panel[(size_t)k * (size_t)from.height + (size_t)from.place];
-        }
-    }
+    if (w->member->index == 0) memcpy(out, numbers, sizeof(float) * (size_t)n * (size_t)width);
     pool_barrier(w->member);
 }

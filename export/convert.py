@@ -7,17 +7,34 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamac.errors import ArgumentError, ExportError, LlamacError, TokenizerError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.lfs import HEAD_BYTES, refuse_pointer
+from llamac.export.quantize import choose_dtypes, widen_coarse
 from llamac.export.vocab import Room, Vocabulary, load_vocabulary
-from llamac.export.writer import MAGIC, Plan, check_space, make_plan, temporary_beside, write, write_tables
+from llamac.export.writer import (
+    MAGIC,
+    Plan,
+    check_space,
+    make_plan,
+    matching_tensors,
+    temporary_beside,
+    write,
+    write_tables,
+)
+from llamac.machine import plan_threads
 from llamac.progress import Progress, silent
+from llamac.strips import QUANTIZED
 from llamac.tokenizer import SpecialTokens, Tokenizer
+
+if TYPE_CHECKING:
+    from llamac.export import probes
 
 TARGETS = ("llamac", "hf", "llama2c")
 SOURCES = "a Hugging Face directory, a llama2.c model file or a flat file"
@@ -53,26 +70,40 @@ def export(
     tokenizer: str | Path | None = None,
     name: str | None = None,
     to: str = "llamac",
+    pure: bool = False,
+    dtype_map: Iterable[tuple[str, str]] = (),
+    threads: int | None = None,
     probe_source: str | None = "auto",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Converts a checkpoint.
 
-    source: a Hugging Face directory, a llama2.c model file or a flat file. dtype: of the matrices, "f32", "f16" or
-    "bf16" (default: the source's own). tokenizer: a file or directory to use instead of the source's. name: stored in
+    source: a Hugging Face directory, a llama2.c model file or a flat file. dtype: of the matrices, "f32", "f16",
+    "bf16", "q8", "q4" or "q4s" (default: the source's own, f32 if it is quantized). With q4 and q4s the output head and
+    attn_v are q8, unless `pure`; dtype_map overrides both: (pattern, dtype) pairs, the first whose pattern fits a
+    matrix's name decides (* stands for any text). threads: that quantize (default: as many as a model would use); they
+    do not change a byte. tokenizer: a file or directory to use instead of the source's. name: stored in
     the flat file (default: the source's). to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a
     llama2.c model (always f32) with tokenizer.bin beside it. probe_source: who computes the flat file's reference
     logits, "llamac" (what "auto" means) or "transformers"; None leaves the probes out. overwrite: replace an existing
     file `out`; a folder is never replaced. progress: called with (phase, done, all there is to do in
-    this phase): "verifying" (bytes of a flat file that is read), "reference logits" (steps of the probes), "writing"
+    this phase): "verifying" (bytes of a flat file that is read), "looking at scales" (rows of matrices that may be too
+    coarse for 4 bits), "reference logits" (steps of the probes), "writing"
     (bytes), "engine's logits" (steps of the probes, on the written file).
 
     Raises ArgumentError for an argument that would have no effect with this `to`, and ExportError or UnsupportedError
     with everything that stands against the export, before anything is written.
     """
     source, out, progress = Path(source), Path(out), progress or silent
+    dtype_map = list(dtype_map)
     _check_arguments(to, dtype, name, probe_source, overwrite)
+    if to != "llamac" and (pure or dtype_map or threads is not None or dtype in QUANTIZED):
+        raise ArgumentError(
+            f"quantized dtypes, pure, dtype_map and threads are for flat files only, not with to={to!r}"
+        )
+    if threads is not None and threads < 1:
+        raise ArgumentError(f"threads is {threads}, expected at least 1")
     if not source.exists():
         raise ExportError(f"{source} does not exist")
     _check_target(out, to, overwrite)
@@ -82,6 +113,8 @@ def export(
     if name is not None:
         checkpoint.metadata["name"] = name
     dtype = dtype or ("f32" if to == "llama2c" else _own_dtype(checkpoint))
+    if to == "llamac":
+        _warn_of_quantized(checkpoint, dtype, warnings)
     if to == "hf":
         from llamac.export.to_hf import write_hf
 
@@ -94,7 +127,8 @@ def export(
         bits = 0.0
     else:
         probe_source = "llamac" if probe_source == "auto" else probe_source
-        plan = _write_flat(checkpoint, source, out, dtype, probe_source, progress)
+        matrices = Matrices(dtype, pure, tuple(dtype_map), threads or plan_threads().threads)
+        plan = _write_flat(checkpoint, source, out, matrices, probe_source, progress, warnings)
         size, bits = plan.file_bytes, plan.bits_per_weight
     return Report(
         path=out,
@@ -108,6 +142,16 @@ def export(
         tokenizer=_tokenizer_name(checkpoint),
         warnings=warnings,
     )
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """How matrices are written: `export`'s arguments of the same names."""
+
+    dtype: str
+    pure: bool
+    dtype_map: tuple[tuple[str, str], ...]
+    threads: int
 
 
 def _check_arguments(to: str, dtype: str | None, name: str | None, probe_source: str | None, overwrite: bool) -> None:
@@ -167,6 +211,16 @@ def _own_dtype(checkpoint: Checkpoint) -> str:
     """The dtype that stores every matrix of the source exactly, or f32 if none does."""
     kinds = {tensor.dtype for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2}
     return kinds.pop() if len(kinds) == 1 and kinds <= {"f32", "f16", "bf16"} else "f32"
+
+
+def _warn_of_quantized(checkpoint: Checkpoint, dtype: str, warnings: list[str]) -> None:
+    """A flat file with quantized weights may be a source, but what was lost stays lost."""
+    kinds = {tensor.dtype for tensor in checkpoint.tensors.values()} & set(QUANTIZED)
+    if kinds:
+        again = "and are quantized once more" if dtype in QUANTIZED else "which a wider dtype does not undo"
+        warnings.append(
+            f"the source's weights are {', '.join(sorted(kinds))} already, {again}: better start from its source"
+        )
 
 
 # ---- tokenizer
@@ -262,13 +316,19 @@ def _fit_tokenizer(checkpoint: Checkpoint) -> None:
 
 
 def _write_flat(
-    checkpoint: Checkpoint, source: Path, out: Path, dtype: str, probe_source: str | None, progress: Progress
+    checkpoint: Checkpoint,
+    source: Path,
+    out: Path,
+    matrices: Matrices,
+    probe_source: str | None,
+    progress: Progress,
+    warnings: list[str],
 ) -> Plan:
     from llamac import __version__
     from llamac.export import probes
     from llamac.probes import encode
 
-    metadata = {**checkpoint.metadata, "dtype": dtype, "exporter": f"llamac {__version__}"}
+    metadata = {**checkpoint.metadata, "dtype": matrices.dtype, "exporter": f"llamac {__version__}"}
     tokenizer, _, spm = checkpoint.tokenizer or (b"", None, None)
     text = json.dumps(metadata, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     texts = {
@@ -278,21 +338,42 @@ def _write_flat(
         "template": checkpoint.chat_template.encode(),
         "probes": b"",
     }
-    make_plan(checkpoint, dtype, texts)  # what does not fit is told before the probes cost any time
+    make_plan(checkpoint, matrices.dtype, texts)  # what does not fit is told before anything else costs time
+    dtypes = _dtypes(checkpoint, matrices, progress, warnings)
     probe_set = None
     if probe_source is not None:
         folder = source if source.is_dir() else None
         probe_set = probes.make(checkpoint, NUMERICS, source=probe_source, folder=folder, progress=progress)
         texts["probes"] = encode(probe_set)
-    plan = make_plan(checkpoint, dtype, texts)
+    plan = make_plan(checkpoint, matrices.dtype, texts, dtypes)
     check_space(out.parent, plan.file_bytes)
     with temporary_beside(out) as file:
-        hashes = write(file, plan, progress)
+        hashes = write(file, plan, progress, threads=matrices.threads)
         if probe_set is not None:
             # the engine's own logits need the finished file; their records have the same size as the empty ones
             file.flush()
-            exact = all(slot.tensor.dtype == slot.dtype for slot in plan.slots if slot.is_matrix)
-            measured = probes.measure(Path(file.name), probe_set, exact=exact, progress=progress)
+            measured = probes.measure(Path(file.name), probe_set, kind=_kind(plan), progress=progress)
             plan = replace(plan, sections={**plan.sections, "probes": encode(measured)})
             write_tables(file, plan, hashes)
     return plan
+
+
+def _dtypes(checkpoint: Checkpoint, matrices: Matrices, progress: Progress, warnings: list[str]) -> dict[str, str]:
+    """Every tensor's dtype; a 4-bit matrix whose scales would be coarse is q8, unless dtype_map names it."""
+    tensors = matching_tensors(checkpoint)
+    chosen = choose_dtypes(tensors, matrices.dtype, pure=matrices.pure, dtype_map=matrices.dtype_map)
+
+    def fixed(name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern, _ in matrices.dtype_map)
+
+    found, coarse = widen_coarse(tensors, chosen, fixed, progress)
+    warnings += coarse
+    return found
+
+
+def _kind(plan: Plan) -> probes.Kind:
+    """What the probes may expect of a file: that it stores the source's weights exactly, rounded, or quantized."""
+    slots = [slot for slot in plan.slots if slot.is_matrix]
+    if any(slot.dtype in QUANTIZED for slot in slots):
+        return "quantized"
+    return "exact" if all(slot.tensor.dtype == slot.dtype for slot in slots) else "rounded"

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from llamac.errors import ModelError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.flatfile import STRIP_ROWS, FlatFile, TensorRecord, unpack_tensor
+from llamac.flatfile import FlatFile, TensorRecord
 from llamac.progress import Progress, silent
+from llamac.strips import STRIP_ROWS, unpack_tensor
 from llamac.tokenizer import SpecialTokens
 
 # What the exporter takes from a file's metadata.

@@ -26,7 +26,6 @@ from llamac.export.vocab_added import Added
 from llamac.export.vocab_json import canonical_json, token_ids
 from llamac.export.vocab_spm import looks_like_sentencepiece
 from llamac.export.writer import (
-    DTYPES,
     check_space,
     checked_chunks,
     matching_tensors,
@@ -65,8 +64,8 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
     dtype: of the matrices; vectors are float32, as they are in the flat file. Raises UnsupportedError with everything
     that a Hugging Face directory cannot say.
     """
-    if dtype not in DTYPES:
-        raise UnsupportedError(f"dtype is {dtype!r}, a Hugging Face directory takes {', '.join(DTYPES)}")
+    if dtype not in TORCH_NAMES:
+        raise UnsupportedError(f"dtype is {dtype!r}, a Hugging Face directory takes {', '.join(TORCH_NAMES)}")
     family = FAMILIES.get(checkpoint.metadata.get("architecture", ""))
     if family is None:
         raise UnsupportedError(f"models of the families {', '.join(FAMILIES)} can be written for Hugging Face only")

@@ -7,12 +7,12 @@ Memory: a Model holds the buffer it was opened over, a Session holds its Model. 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.number cimport PyNumber_Index
 from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memcpy
 
 from .libllamac cimport *
 
+from .arguments import real_number, whole_number
 from .errors import (ArgumentError, BusyError, CancelledError, ClosedError, ContextFullError, LlamacError, ModelError,
                      OutOfMemoryError, UnsupportedError)
 
@@ -29,9 +29,9 @@ cdef int check(int result, llamac_error *err) except -1:
 
 
 cdef int as_int(object number, str name) except? -1:
-    """A number as a C int. TypeError if it is none, ArgumentError if it does not fit."""
+    """A number as a C int. ArgumentTypeError if it is none, ArgumentError if it does not fit."""
     try:
-        return PyNumber_Index(number)
+        return whole_number(number, name)
     except OverflowError:
         raise ArgumentError(f"{name} is {number}, which is out of range") from None
 
@@ -81,6 +81,31 @@ def matrix_bytes(int dtype, uint64_t rows, uint64_t columns):
     return llamac_matrix_bytes(dtype, rows, columns)
 
 
+def quantize(int dtype, const float[:, ::1] rows not None, unsigned char[::1] out not None, const float[::1] importance=None,
+             const float[:, ::1] feedback=None):
+    """Quantizes rows (n, columns) to strips of q8, q4 or q4s in `out`, without the GIL. importance (columns) and feedback (columns, columns):
+    see llamac_quantize. Parts of a matrix may be quantized by several threads."""
+    cdef size_t n = <size_t>rows.shape[0], columns = <size_t>rows.shape[1]
+    cdef size_t needed = llamac_matrix_bytes(dtype, n, columns)
+    cdef const float *weights = NULL
+    cdef const float *shares = NULL
+    cdef llamac_error err
+    cdef int result
+    if n == 0 or columns == 0 or <size_t>out.shape[0] != needed:
+        raise ArgumentError(f"{n} x {columns} numbers of dtype {dtype} take {needed} bytes, the buffer has {out.shape[0]}")
+    if importance is not None:
+        if <size_t>importance.shape[0] != columns:
+            raise ArgumentError(f"importance has {importance.shape[0]} numbers, expected {columns}")
+        weights = &importance[0]
+    if feedback is not None:
+        if <size_t>feedback.shape[0] != columns or <size_t>feedback.shape[1] != columns:
+            raise ArgumentError(f"feedback is {feedback.shape[0]} x {feedback.shape[1]}, expected {columns} x {columns}")
+        shares = &feedback[0, 0]
+    with nogil:
+        result = llamac_quantize(dtype, &rows[0, 0], n, columns, weights, shares, &out[0], &err)
+    check(result, &err)
+
+
 def dtype_name(int dtype):
     """Name of a dtype number, or None."""
     cdef const char *name = llamac_dtype_name(dtype)
@@ -116,6 +141,39 @@ def live_objects():
 def fail_allocation(long n):
     """Lets the n-th allocation of this thread from now on fail; 0: none. Returns the allocations since the last call. For tests."""
     return llamac_test_fail_allocation(n)
+
+
+# ---- the machine's limits
+
+def measure_read(const float[::1] block not None, times, *, threads=1, streams=1, str isa=None):
+    """Reads a block `times` times as `streams` (1, 2 or 4) runs side by side per thread; returns the bytes read. To be timed."""
+    cdef llamac_error err
+    cdef uint64_t read = 0
+    cdef int n = as_int(times, "times"), team = as_int(threads, "threads"), runs = as_int(streams, "streams"), result
+    cdef bytes name = isa.encode() if isa is not None else None
+    cdef const char *which = NULL
+    if name is not None:
+        which = name
+    cdef const float *numbers = &block[0] if block.shape[0] else NULL
+    with nogil:
+        result = llamac_measure_read(numbers, <size_t>block.shape[0], n, team, runs, which, &read, &err)
+    check(result, &err)
+    return read
+
+
+def measure_multiply(int dtype, passes, *, threads=1, str isa=None):
+    """Does the multiply-adds of products with weights of a dtype, with operands in the first cache; returns how many. To be timed."""
+    cdef llamac_error err
+    cdef uint64_t count = 0
+    cdef int n = as_int(passes, "passes"), team = as_int(threads, "threads"), result
+    cdef bytes name = isa.encode() if isa is not None else None
+    cdef const char *which = NULL
+    if name is not None:
+        which = name
+    with nogil:
+        result = llamac_measure_multiply(dtype, n, team, which, &count, &err)
+    check(result, &err)
+    return count
 
 
 # ---- model
@@ -170,9 +228,11 @@ cdef class Sampling:
 
     cdef llamac_sampling _c
 
-    def __init__(self, double temperature=0.0, top_k=0, double top_p=1.0, double min_p=0.0, uint64_t seed=0):
+    def __init__(self, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, uint64_t seed=0):
         cdef llamac_error err
-        self._c = llamac_sampling(<float>temperature, as_int(top_k, "top_k"), <float>top_p, <float>min_p, seed)
+        temperature = real_number(temperature, "temperature")
+        self._c = llamac_sampling(<float>temperature, as_int(top_k, "top_k"), <float>real_number(top_p, "top_p"),
+                                  <float>real_number(min_p, "min_p"), seed)
         if temperature > 0 and self._c.temperature == 0:
             raise ArgumentError(f"temperature {temperature} is too small: use 0 for the most probable token")
         check(llamac_sampling_check(&self._c, &err), &err)
@@ -213,8 +273,7 @@ cdef class Session:
     def __init__(self, Model model not None, *, n_sequences=1, context=0, int kv_dtype=0, threads=1, str isa=None):
         if self._ptr is not NULL:
             raise LlamacError("a Session is opened once")
-        if model._closing or model._ptr is NULL:
-            raise ClosedError("the model is closed")
+        # no Python code between the question whether the model is open and its use: other threads could close it there
         cdef llamac_session_options options = llamac_session_options(
             as_int(n_sequences, "n_sequences"), as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL)
         cdef bytes name
@@ -222,6 +281,8 @@ cdef class Session:
             name = isa.encode()
             options.isa = name
         cdef llamac_error err
+        if model._closing or model._ptr is NULL:
+            raise ClosedError("the model is closed")
         check(llamac_session_open(&self._ptr, model._ptr, &options, &err), &err)
         self._model = model
         model._sessions += 1
@@ -274,11 +335,21 @@ cdef class Session:
         llamac_session_describe(self._ptr, &info)
         return info.context, llamac_dtype_name(info.kv_dtype).decode(), info.threads, info.isa.decode(), info.scratch_bytes, info.kv_bytes
 
+    def set_threads(self, threads):
+        """Changes the number of threads of the evals to come."""
+        cdef llamac_error err
+        self._enter()
+        try:
+            check(llamac_set_threads(self._ptr, as_int(threads, "threads"), &err), &err)
+        finally:
+            self._busy = False
+
     def length(self, sequence=0):
         """Positions held by a sequence."""
+        cdef int which = as_int(sequence, "sequence")
         if self._ptr is NULL:
             raise ClosedError("the session is closed")
-        cdef int n = llamac_length(self._ptr, as_int(sequence, "sequence"))
+        cdef int n = llamac_length(self._ptr, which)
         if n < 0:
             raise ArgumentError(f"there is no sequence {sequence}")
         return n

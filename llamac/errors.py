@@ -15,6 +15,10 @@ class ArgumentError(LlamacError, ValueError):
     """An argument is out of range, of the wrong form, or does not go with another one."""
 
 
+class ArgumentTypeError(ArgumentError, TypeError):
+    """An argument is of a wrong type."""
+
+
 class UnsupportedError(LlamacError, NotImplementedError):
     """The request is understood, but this version (or this machine) cannot do it."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from array import array
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import index
 from typing import TYPE_CHECKING
 
 from llamac import _core
-from llamac.errors import ArgumentError, ContextFullError
+from llamac.arguments import whole_number, wrong_type
+from llamac.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, ContextFullError
+from llamac.session import as_ids
 
 if TYPE_CHECKING:
     from llamac.model import Model
@@ -67,12 +69,16 @@ class Settings:
     sampling: _core.Sampling = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and index(self.max_tokens) < 1:
+        if self.max_tokens is not None and whole_number(self.max_tokens, "max_tokens") < 1:
             raise ArgumentError(f"max_tokens is {self.max_tokens}, expected at least 1")
+        if not isinstance(self.stop, Iterable):
+            raise wrong_type("stop", self.stop, "a text or a list of texts")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if not all(isinstance(text, str) and text for text in stop):
+        if not all(isinstance(text, str) for text in stop):
+            raise ArgumentTypeError(f"stop is {self.stop!r}, expected a text or a list of texts")
+        if "" in stop:
             raise ArgumentError(f"stop is {self.stop!r}, expected a text or a list of texts, none of them empty")
-        seed = int.from_bytes(os.urandom(4), "little") if self.seed is None else index(self.seed)
+        seed = int.from_bytes(os.urandom(4), "little") if self.seed is None else whole_number(self.seed, "seed")
         if not 0 <= seed < 1 << 64:
             raise ArgumentError(f"seed is {seed}, expected 0 to 2**64 - 1")
         object.__setattr__(self, "stop", stop)
@@ -122,15 +128,32 @@ class Stream(Iterator[str]):
     def __init__(self, model: Model, session: Session, prompt: array[int], settings: Settings) -> None:
         self._session = session
         self._completion: Completion | None = None
+        self._failure: Exception | None = None
+        self._lock = threading.Lock()  # held by who computes or closes
         self._pieces = _generate(model, session, prompt, settings)
 
     def __next__(self) -> str:
+        self._take()
         try:
+            if self._failure is not None:
+                raise self._failure
             return next(self._pieces)
         except StopIteration as end:
             if end.value is not None:
                 self._completion = end.value
             raise StopIteration from None
+        except Exception as failure:
+            self._failure = failure
+            raise
+        except BaseException as interruption:
+            self._failure = ClosedError(f"the stream has ended: {type(interruption).__name__} interrupted it")
+            raise
+        finally:
+            self._lock.release()
+
+    def _take(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise BusyError("the stream is in use by another thread")
 
     def __enter__(self) -> Stream:
         return self
@@ -139,13 +162,19 @@ class Stream(Iterator[str]):
         self.close()
 
     def close(self) -> None:
-        """Ends the generation; the rest is not computed."""
-        self._pieces.close()
-        self._session.close()
+        """Ends the generation; the rest is not computed. BusyError while another thread waits for the next piece."""
+        self._take()
+        try:
+            self._pieces.close()
+            self._session.close()
+        finally:
+            self._lock.release()
 
     @property
     def completion(self) -> Completion:
-        """The whole result. ArgumentError while the stream has not ended."""
+        """The whole result. ArgumentError while the stream has not ended, and the error that broke it if one did."""
+        if self._failure is not None:
+            raise self._failure
         if self._completion is None:
             raise ArgumentError("the stream has not ended: iterate over it first")
         return self._completion
@@ -157,7 +186,7 @@ def _generate(
     """The loop: yields pieces of text, returns the result, closes the session."""
     n_ids = model.n_token_ids
     stop_ids = frozenset(model.special.stop_ids)
-    tokenizer = model._tokenizer
+    tokenizer = model.tokenizer if model.has_tokenizer else None
     decoder = tokenizer.decoder(start=_starts_text(model, prompt)) if tokenizer else None
     stops = StopStrings(settings.stop)
     context = session.context
@@ -229,9 +258,13 @@ def _starts_text(model: Model, prompt: array[int]) -> bool:
 
 def prompt_ids(model: Model, prompt: str | Sequence[int]) -> array[int]:
     """Ids of a prompt. A text gets BOS by the model's rule, ids are taken as they are, nothing at all becomes BOS."""
-    from llamac.session import as_ids
-
+    if not isinstance(prompt, str | Iterable):
+        raise wrong_type("prompt", prompt, "a text or token ids")
     ids = as_ids(model.tokenize(prompt) if isinstance(prompt, str) else prompt)
+    size = model.config["vocab_size"]
+    wrong = next((token for token in ids if not 0 <= token < size), None)
+    if wrong is not None:
+        raise ArgumentError(f"the prompt holds the token id {wrong}, expected 0 to {size - 1}")
     if not ids:
         bos = model.special.bos_id
         if bos is None:
@@ -243,9 +276,10 @@ def prompt_ids(model: Model, prompt: str | Sequence[int]) -> array[int]:
 def start(model: Model, prompt: str | Sequence[int], settings: Settings, context: int | None) -> Stream:
     """A stream that has not computed anything yet; what can be wrong with the request is found here."""
     ids = prompt_ids(model, prompt)
-    if settings.stop and model._tokenizer is None:
+    if settings.stop and not model.has_tokenizer:
         raise ArgumentError("stop needs a tokenizer, and this model has none")
-    session = model.session(context=context)
+    limit: int = model.config["context"] if settings.max_tokens is None else settings.max_tokens
+    session = model._session_for(len(ids) + limit - 1, context)  # the last token is not computed
     if len(ids) > session.context:
         message = f"the prompt has {len(ids)} tokens, but the context holds {session.context}: shorten it"
         session.close()

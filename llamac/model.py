@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -9,10 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from llamac.arguments import wrong_type
 from llamac.errors import ArgumentError, ClosedError, UnsupportedError
 from llamac.flatfile import FlatFile
-from llamac.session import Session
-from llamac.tokenizer import SpecialTokens, Tokenizer
+from llamac.interrupt import in_main_thread, interruptible
+from llamac.session import Session, as_ids
+from llamac.tokenizer import LONG_TEXT, SpecialTokens, Tokenizer
 
 if TYPE_CHECKING:
     from llamac.generation import Completion, Stream
@@ -28,25 +32,42 @@ def load(
     threads: int | None = None,
     isa: str | None = None,
     tokenizer: str | Path | None = None,
+    memory: str = "map",
 ) -> Model:
     """Opens a model file; without a path the built-in model. Reads its header and tables and maps the rest.
 
+    path: a file, or the name of a built-in model (`llamac.models.NAMES`) where there is no file of that name.
+
     context, kv, threads and isa are what the model's sessions use unless they are told otherwise:
-    context: positions per sequence (default: the model's). kv: number format of the KV cache, "f32" or "f16" (default:
-    f32 for f32 files, else f16). threads: default from affinity, cgroup quota and physical cores, see `llamac inspect`.
-    isa: a kernel set, "avx2" or "scalar" (default: the environment variable LLAMAC_ISA, else the best of this machine).
+    context: positions per sequence (default: what a request can reach, for `session` the model's). kv: number format of
+    the KV cache, "f32" or "f16" (default: f32 for f32 files, else f16). threads: default from affinity, cgroup quota
+    and physical cores, see `llamac inspect`. isa: a kernel set, "avx2" or "scalar" (default: the environment variable
+    LLAMAC_ISA, else the best of this machine).
     tokenizer: a tokenizer file or directory to use instead of the file's own, of any kind that `llamac export` reads.
+    memory: "map" reads weights when they are first needed; "populate" reads them all now; "huge" does so and asks the
+    kernel for huge pages. Processes share one copy in each case.
 
     Raises FileNotFoundError, or ModelError if the file is damaged or no llamac file (the message says what to do).
     """
     if device != "cpu":
         raise UnsupportedError(f"device is {device!r}: this version computes on 'cpu' only")
-    if path is None:
-        from llamac import models
-
-        path = models.path(models.DEFAULT)
     other = Tokenizer.from_file(tokenizer) if tokenizer is not None else None
-    return Model(FlatFile(path), context=context, kv=kv, threads=threads, isa=isa, tokenizer=other)
+    return Model(FlatFile(model_path(path), memory), context=context, kv=kv, threads=threads, isa=isa, tokenizer=other)
+
+
+def model_path(path: str | Path | None) -> Path:
+    """Where a model's file lies: None is the built-in one, and so is the name of a built-in one that no file has."""
+    from llamac import models
+
+    if path is None:
+        return models.path(models.DEFAULT)
+    if not isinstance(path, str | Path):
+        raise wrong_type("path", path, "a text or a Path")
+    if not str(path) or "\0" in str(path):
+        raise ArgumentError(f"path is {str(path)!r}, which is no name of a file")
+    if str(path) in models.NAMES and not os.path.lexists(path):
+        return models.path(str(path))
+    return Path(path)
 
 
 class Model:
@@ -75,10 +96,9 @@ class Model:
         self.special = SpecialTokens.from_config(self.config)
         self.n_token_ids: int = self.config["n_token_ids"]
         self._tokenizer = tokenizer
+        self._lock = threading.Lock()
         if tokenizer is not None:
             self._use_other_tokenizer(tokenizer)
-        elif file.sections["tokenizer"].bytes:
-            self._tokenizer = Tokenizer.from_json(file.section("tokenizer"), self.special)
         # a session is made and thrown away, so that unusable settings are reported here and not at the first use
         self.session().close()
 
@@ -107,11 +127,19 @@ class Model:
         return self.file.metadata
 
     @property
+    def has_tokenizer(self) -> bool:
+        """Whether there is a tokenizer: the file's own, or the one given to `load`."""
+        return self._tokenizer is not None or self.file.sections["tokenizer"].bytes > 0
+
+    @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. ArgumentError if the file has none."""
-        if self._tokenizer is None:
+        """The model's tokenizer, read at the first use. ArgumentError if the file has none."""
+        if not self.has_tokenizer:
             raise ArgumentError("this model file has no tokenizer: give token ids, or export it again with --tokenizer")
-        return self._tokenizer
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = Tokenizer.from_json(self.file.section("tokenizer"), self.special)
+            return self._tokenizer
 
     @property
     def closed(self) -> bool:
@@ -126,7 +154,12 @@ class Model:
 
     def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
         """Token ids of a text. add_special: with BOS (and never EOS) by the model's rule, exactly once."""
-        ids = self.tokenizer.encode(text)
+        self._check_open()
+        tokenizer = self.tokenizer
+        if isinstance(text, str) and len(text) >= LONG_TEXT and in_main_thread():
+            ids = interruptible(lambda: tokenizer.encode(text), None)
+        else:
+            ids = tokenizer.encode(text)
         bos = self.special.bos_id
         if add_special and self.special.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
@@ -134,8 +167,7 @@ class Model:
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of token ids, without special tokens."""
-        from llamac.session import as_ids
-
+        self._check_open()
         return self.tokenizer.decode(as_ids(ids))
 
     # ---- computing
@@ -156,10 +188,18 @@ class Model:
         self._sessions.add(session)
         return session
 
+    def _session_for(self, positions: int, context: int | None = None) -> Session:
+        """A session for a request that can reach so many positions, as far as the model has them: a model with two RoPE
+        tables then takes the one that transformers would take. A context that was given, here or to `load`, decides."""
+        if context is None and self._defaults["context"] is None:
+            context = min(max(1, positions), self.config["context"])
+        return self.session(context=context)
+
     def logits(self, ids: Iterable[int]) -> Logits:
         """Logits of every position of a sequence of token ids, shape (n, vocab_size), float32. No BOS is added."""
-        with self.session() as session:
-            logits = session.eval(ids, logits="all")
+        tokens = as_ids(ids)
+        with self._session_for(len(tokens)) as session:
+            logits = session.eval(tokens, logits="all")
         assert logits is not None
         return logits
 
@@ -222,14 +262,20 @@ class Model:
     # ---- life
 
     def close(self) -> None:
-        """Closes the model, its sessions and the file. BusyError while a session computes in another thread."""
+        """Closes the model, its sessions and the file. BusyError while a session computes in another thread.
+
+        Its methods then raise ClosedError. What was read before is a value and stays: `config`, `special`, a tokenizer.
+        """
         for session in list(self._sessions):
             session.close()
         self.file.close()
 
-    def __enter__(self) -> Model:
+    def _check_open(self) -> None:
         if self.closed:
             raise ClosedError("the model is closed")
+
+    def __enter__(self) -> Model:
+        self._check_open()
         return self
 
     def __exit__(

@@ -1,20 +1,19 @@
 """A session: sequences of tokens with their KV cache, and the passes over them.
 
-Long computations are made interruptible here. Python runs signal handlers only in its main thread, and only between
-instructions; so an eval that may take long and was called from the main thread is computed by a helper thread while
-the main thread waits, ready for Ctrl-C. The core looks at the cancel flag every few milliseconds.
+A pass that may take long is made interruptible (interrupt.py): the core looks at the cancel flag every few ms.
 """
 
 from __future__ import annotations
 
-import threading
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from llamac import _core
-from llamac.errors import ArgumentError, CancelledError
+from llamac.arguments import whole_number, wrong_type
+from llamac.errors import ArgumentError, ArgumentTypeError, ClosedError
+from llamac.interrupt import in_main_thread, interruptible
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,9 +23,11 @@ if TYPE_CHECKING:
 
     Logits = NDArray[np.float32]
 
-# rows * bytes of weights from which an eval may take longer than some 10 ms
+# Work from which an eval may take longer than some 10 ms: per row the bytes of the weights, and per row and position
+# before it what `_attention_work` says, in bytes that take as long.
 LONG_WORK = 100_000_000
 LONG_WORK_SCALAR = 2_000_000
+EXP_WORK = 16  # an exponential takes as long as so many multiply-adds
 
 KV_DTYPES = {None: 0, "f32": 1, "f16": 2}
 assert all(name is None or _core.dtype_name(number) == name for name, number in KV_DTYPES.items())
@@ -35,7 +36,7 @@ assert all(name is None or _core.dtype_name(number) == name for name, number in 
 def as_ids(ids: Iterable[int]) -> array[int]:
     """Token ids as 32-bit integers. Accepts any iterable of whole numbers, a one-dimensional NumPy array too."""
     if isinstance(ids, str | bytes | bytearray):
-        raise ArgumentError("expected token ids, got text: use model.tokenize(text) first")
+        raise ArgumentTypeError("expected token ids, got text: use model.tokenize(text) first")
     if hasattr(ids, "tolist"):
         ids = ids.tolist()
     try:
@@ -43,7 +44,9 @@ def as_ids(ids: Iterable[int]) -> array[int]:
         if bool in map(type, ids):  # which an array would take for 0 and 1
             raise TypeError("'bool' object cannot be interpreted as an integer")
         return array("i", ids)
-    except (TypeError, OverflowError) as error:
+    except TypeError as error:
+        raise ArgumentTypeError(f"token ids must be whole numbers of 32 bits: {error}") from None
+    except OverflowError as error:
         raise ArgumentError(f"token ids must be whole numbers of 32 bits: {error}") from None
 
 
@@ -56,14 +59,21 @@ class Session:
     def __init__(
         self, model: Model, *, context: int | None, sequences: int, kv: str | None, threads: int | None, isa: str | None
     ) -> None:
+        for name, value in (("kv", kv), ("isa", isa)):
+            if not isinstance(value, str | None):
+                raise wrong_type(name, value, "a text")
         if kv not in KV_DTYPES:
             raise ArgumentError(f"kv is {kv!r}, expected 'f32', 'f16' or None")
-        if context is not None and context < 1:
+        if context is not None and whole_number(context, "context") < 1:
             raise ArgumentError(f"context is {context}, expected 1 to {model.config['context']}")
         from llamac import machine
 
+        # only a number that nobody gave follows the machine
+        self._following: machine.DefaultThreads | None = None
         if threads is None:
-            threads = machine.default_threads(model.weight_bytes)
+            self._following = machine.DefaultThreads(model.weight_bytes)
+            threads = self._following.now()
+        self._threads = threads
         self._model = model
         self._core = _core.Session(
             model._core,
@@ -73,8 +83,9 @@ class Session:
             threads=threads,
             isa=machine.choose_isa(isa),
         )
-        long_work = LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
-        self._limit_rows = max(1, long_work // max(1, model.weight_bytes))
+        self._long_work = LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
+        config = model.config
+        self._attention_work: int = 4 * config["n_layers"] * config["n_heads"] * (2 * config["head_dim"] + EXP_WORK)
 
     # ---- facts
 
@@ -95,8 +106,9 @@ class Session:
 
     @property
     def threads(self) -> int:
-        """Threads an eval may use."""
-        return self._core.describe()[2]
+        """Threads an eval may use now."""
+        _, _, threads, *_ = self._core.describe()
+        return threads if self._following is None else self._following.now()
 
     @property
     def isa(self) -> str:
@@ -151,15 +163,20 @@ class Session:
         """
         import numpy as np
 
+        if not isinstance(rows, Sequence):
+            raise wrong_type("rows", rows, "a list of rows")
         if not rows:
             raise ArgumentError("there are no rows to eval")
         packed = array("i")
         wanted = 0
-        for token, sequence, position, want in rows:
+        for row in rows:
+            if not isinstance(row, Sequence) or len(row) != 4:
+                raise wrong_type("a row", row, "(token, sequence, position, are its logits wanted)")
+            token, sequence, position, want = row
             packed.extend(as_ids((token, sequence, position, int(bool(want)))))
             wanted += bool(want)
         out = np.empty((wanted, self._core.vocab_size), np.float32)
-        self._run(memoryview(packed).cast("B").cast("i", (len(packed) // 4, 4)), out.reshape(-1), ())
+        self._run(packed, out.reshape(-1), ())
         return out
 
     def observe(
@@ -193,13 +210,19 @@ class Session:
 
     def cancel(self) -> None:
         """Stops the eval that is running in another thread, within 50 ms; there it raises CancelledError."""
+        self._check_open()
         self._core.cancel()
 
     def close(self) -> None:
         """Frees the session's memory. Closing twice is fine; BusyError while another thread computes with it."""
         self._core.close()
 
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("the session is closed")
+
     def __enter__(self) -> Session:
+        self._check_open()
         return self
 
     def __exit__(
@@ -213,12 +236,13 @@ class Session:
         """Appends tokens to sequence 0 and keeps the last one's logits for `sample`."""
         self._run(self._rows(tokens, 0, "last"), None, ())
 
-    def step(self, token: int) -> None:
-        """Appends one token to sequence 0 and keeps its logits for `sample`."""
-        if self._limit_rows > 1 or threading.current_thread() is not threading.main_thread():
-            self._core.step(token)
+    def step(self, token: int, *, sequence: int = 0) -> None:
+        """Appends one token to a sequence and keeps its logits for `sample`."""
+        self._follow_machine()
+        if self._is_long(1, self._core.length(sequence)):
+            interruptible(lambda: self._core.step(token, sequence), self._core.cancel)
         else:
-            self._interruptible(lambda: self._core.step(token))
+            self._core.step(token, sequence)
 
     def sample(self, sampling: _core.Sampling, n: int) -> int:
         """Draws the token that follows sequence 0 from its first n logits."""
@@ -226,7 +250,14 @@ class Session:
 
     # ---- how
 
-    def _rows(self, tokens: array[int], sequence: int, logits: str | None) -> memoryview:
+    def _follow_machine(self) -> None:
+        """The default number of threads may have changed since the last pass."""
+        if self._following is not None and (threads := self._following.now()) != self._threads:
+            self._core.set_threads(threads)
+            self._threads = threads
+
+    def _rows(self, tokens: array[int], sequence: int, logits: str | None) -> array[int]:
+        """Rows that append tokens to a sequence, flat: token, sequence, position, are its logits wanted; and so on."""
         start = self._core.length(sequence)
         rows = array("i", bytes(16 * len(tokens)))
         rows[0::4] = tokens
@@ -236,12 +267,21 @@ class Session:
             rows[3::4] = array("i", [1]) * len(tokens)
         elif logits == "last":
             rows[-1] = 1
-        return memoryview(rows).cast("B").cast("i", (len(tokens), 4))
+        return rows
 
     def _stages(self, stages: Iterable[str | tuple[str, int]]) -> list[tuple[str, int]]:
         found = []
+        expected = "a list of names of stages, or of pairs (name, layer)"
+        if isinstance(stages, str) or not isinstance(stages, Iterable):
+            raise wrong_type("stages", stages, expected)
         for stage in stages:
-            name, layer = (stage, None) if isinstance(stage, str) else stage
+            match stage:
+                case str() as name:
+                    layer = None
+                case (str() as name, layer):
+                    layer = whole_number(layer, "a stage's layer")
+                case _:
+                    raise ArgumentTypeError(f"stages holds {stage!r}, expected {expected}")
             if name not in _core.stages():
                 raise ArgumentError(f"there is no stage {name!r}; the stages are {', '.join(_core.stages())}")
             per_layer = self._core.stage_width(_core.stages().index(name))[1]
@@ -251,40 +291,17 @@ class Session:
             found += [(name, layer)] if layer is not None else [(name, i) for i in range(n_layers)]
         return found
 
-    def _run(self, rows: memoryview, logits: Any, observations: Sequence[tuple[int, int, Any]]) -> None:
-        if len(rows) < self._limit_rows or threading.current_thread() is not threading.main_thread():
-            self._core.eval_rows(rows, logits, observations)
+    def _run(self, packed: array[int], logits: Any, observations: Sequence[tuple[int, int, Any]]) -> None:
+        """Computes rows as `_rows` makes them."""
+        self._follow_machine()
+        count = len(packed) // 4
+        rows = memoryview(packed).cast("B").cast("i", (count, 4))
+        if self._is_long(count, max(packed[2::4])):
+            interruptible(lambda: self._core.eval_rows(rows, logits, observations), self._core.cancel)
         else:
-            self._interruptible(lambda: self._core.eval_rows(rows, logits, observations))
+            self._core.eval_rows(rows, logits, observations)
 
-    def _interruptible(self, work: Callable[[], None]) -> None:
-        failures: list[BaseException] = []
-        done = threading.Event()
-        claim = threading.Lock()  # taken once: by the helper to begin, or by us to prevent that
-
-        def helper() -> None:
-            if not claim.acquire(blocking=False):
-                return
-            try:
-                work()
-            except BaseException as error:
-                failures.append(error)
-            finally:
-                done.set()
-
-        thread = threading.Thread(target=helper, name="llamac-eval", daemon=True)
-        try:
-            thread.start()
-            done.wait()
-        except BaseException as interruption:
-            if claim.acquire(blocking=False):
-                raise
-            # the helper may not have entered the core yet: ask until it has gone
-            while not done.wait(0.005):
-                self._core.cancel()
-            if failures and isinstance(failures[0], CancelledError):
-                failures.clear()
-            raise interruption from (failures[0] if failures else None)
-        thread.join()
-        if failures:
-            raise failures[0]
+    def _is_long(self, rows: int, position: int) -> bool:
+        """Whether so many rows, up to this position, may take so long that Ctrl-C has to be able to come between."""
+        work = rows * (self._model.weight_bytes + self._attention_work * position)
+        return work >= self._long_work and in_main_thread()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import json
+import mmap
 import operator
 import threading
 from collections.abc import Iterable
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     import tokenizers
 
+LONG_TEXT = 20_000  # characters from which other threads can run while a text is encoded, which takes some 10 ms
 SPACE_MARK = "▁"  # SentencePiece writes a space as U+2581
 
 
@@ -101,10 +103,20 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
+def resident_bytes() -> int:
+    """Memory that this process holds now; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0
+
+
 class _Pieces:
     """The parsed tokenizer: the library's object, and the bytes of the tokens that have been asked for."""
 
     def __init__(self, data: bytes, special: SpecialTokens, where: str) -> None:
+        before = resident_bytes()
         import tokenizers
 
         with library_errors(f"{where} cannot be used"):
@@ -122,6 +134,7 @@ class _Pieces:
         self.known: dict[int, bytes] = {}
         # Texts of tokens that are whole characters, for decoders that show special tokens (False) or skip them (True).
         self.texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
+        self.memory = max(0, resident_bytes() - before)
 
     def token_bytes(self, token: int) -> bytes:
         if type(token) is not int:  # what equals a known id (True, 1.0) is none
@@ -220,6 +233,11 @@ class Tokenizer:
         return self._data
 
     @property
+    def memory(self) -> int:
+        """Bytes by which the process grew when the vocabulary was built; 0 before, or if the system does not tell."""
+        return self._parsed.memory if self._parsed is not None else 0
+
+    @property
     def special(self) -> SpecialTokens:
         """The rules for BOS, EOS and stop tokens."""
         return self._special
@@ -250,7 +268,11 @@ class Tokenizer:
         library = self._pieces.library
         try:
             with library_errors("the tokenizer cannot encode this text"):
-                ids: list[int] = library.encode(text, add_special_tokens=False).ids
+                if len(text) < LONG_TEXT:
+                    encoding = library.encode(text, add_special_tokens=False)
+                else:  # the library lets go of the GIL for batches only
+                    encoding = library.encode_batch([text], add_special_tokens=False)[0]
+                ids: list[int] = encoding.ids
         except TokenizerError:
             if not _is_unicode(text):
                 raise ArgumentError("text holds a lone surrogate, which is no character") from None

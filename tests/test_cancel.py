@@ -18,6 +18,7 @@ import pytest
 import llamac
 from builders import Floats, some_ids
 from llamac.errors import CancelledError
+from openmp import needs_threads
 from processes import TIMEOUT, heed_ctrl_c
 
 LIMIT = 0.050
@@ -64,7 +65,7 @@ def cancel_during(session: llamac.Session, count: int, begun: Callable[[], bool]
 # ---- from another thread
 
 
-@pytest.mark.parametrize(("threads", "isa"), [(1, None), (2, None), (1, "scalar")])
+@pytest.mark.parametrize(("threads", "isa"), [(1, None), pytest.param(2, None, marks=needs_threads), (1, "scalar")])
 def test_a_cancel_takes_effect_within_50_ms(big_llama: Path, threads: int, isa: str | None) -> None:
     def measure() -> float:
         with model.session() as session:
@@ -133,7 +134,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=needs_threads)])
 def test_ctrl_c_interrupts_a_long_prompt_within_50_ms(big_llama: Path, threads: int) -> None:
     times = []
     with start("-c", textwrap.dedent(LONG_PROMPT), big_llama, threads) as program:
@@ -220,6 +221,110 @@ def test_an_interruption_while_the_helper_starts_leaves_the_session_free(
         expected = session.eval(some_ids(300))
     assert expected is not None
     assert found.tobytes() == expected.tobytes()
+
+
+@pytest.fixture
+def helpers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the threads that are started."""
+    begin, started = threading.Thread.start, []
+
+    def begin_and_note(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", begin_and_note)
+    return started
+
+
+@pytest.mark.parametrize("isa", [None, "scalar"])
+def test_a_pass_is_long_for_its_attention_too(tiny_llama: Path, helpers: list[str], isa: str | None) -> None:
+    """Rows behind many positions take long although the weights are few."""
+    with llamac.load(tiny_llama, isa=isa) as model, model.session(sequences=2) as session:
+        session.eval(some_ids(400), sequence=1, logits=None)
+        helpers.clear()
+        session._long_work = model.weight_bytes + 200 * session._attention_work
+        session.eval([1])
+        session.step(2)
+        session.eval_rows([(1, 0, 2, True)])
+        assert helpers == []
+        session.eval([1], sequence=1)
+        session.observe([1], ["q"], sequence=1)
+        session.eval_rows([(1, 1, 402, True), (1, 0, 3, True)])
+        assert len(helpers) == 3
+
+
+def test_a_generation_notices_that_its_attention_becomes_long(tiny_llama: Path, helpers: list[str]) -> None:
+    with llamac.load(tiny_llama) as model, model.session() as session:
+        session._long_work = model.weight_bytes + 200 * session._attention_work
+        for _ in range(400):
+            session.step(1)
+    assert len(helpers) == 200
+
+
+def test_without_a_helper_thread_the_work_is_done_all_the_same(
+    big_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with llamac.load(big_llama, threads=1) as model, model.session() as session:
+        expected = session.eval(some_ids(300))
+        session.rewind(0)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        found = session.eval(some_ids(300))
+        with pytest.raises(llamac.ContextFullError):
+            session.eval([1] * 9000)
+    assert expected is not None
+    assert found is not None
+    assert found.tobytes() == expected.tobytes()
+
+
+# ---- a long text
+
+
+def test_ctrl_c_interrupts_the_tokenizer(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    encode = llamac.Tokenizer.encode
+
+    def encode_slowly(tokenizer: llamac.Tokenizer, text: str) -> list[int]:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert release.wait(TIMEOUT)
+        return encode(tokenizer, text)
+
+    with llamac.load(tiny_llama) as model:
+        monkeypatch.setattr(llamac.Tokenizer, "encode", encode_slowly)
+        with pytest.raises(KeyboardInterrupt):
+            model.tokenize("hello world " * 20_000)
+        release.set()
+
+
+def test_a_long_text_has_the_tokens_of_its_parts(tiny_llama: Path, helpers: list[str]) -> None:
+    with llamac.load(tiny_llama) as model:
+        short = model.tokenize("hello world", add_special=False)
+        assert helpers == []
+        long = model.tokenize("hello world" + " hello world" * 20_000)
+        assert len(helpers) == 1
+    assert long[: 1 + len(short)] == [1, *short]
+    assert len(long) >= 20_000
+    assert model.tokenizer.decode(long) == "hello world" + " hello world" * 20_000
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+        begun, ended = threading.Event(), threading.Event()
+        model.tokenize("a")
+
+        def tokenize() -> None:
+            begun.set()
+            model.tokenize("hello world " * 40_000)
+            ended.set()
+
+        threading.Thread(target=tokenize).start()
+        begun.wait(TIMEOUT)
+        steps = 0
+        while not ended.wait(0.001):
+            steps += 1
+    assert steps > 10
 
 
 def test_errors_come_out_of_the_helper_thread(big_llama: Path) -> None:

@@ -18,7 +18,7 @@ from commands import GREEDY, Command, Result
 from llamac import models
 from processes import TIMEOUT
 
-COMMANDS = ("run", "inspect", "check", "export")
+COMMANDS = ("run", "inspect", "check", "bench", "export")
 
 
 def process(*arguments: object, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -50,7 +50,7 @@ def process(*arguments: object, stdin: bytes = b"", **environment: str) -> subpr
         ("check", "--deep"),
         ("export",),
         ("export", "one"),
-        ("export", "one", "two", "--dtype", "q4"),
+        ("export", "one", "two", "--dtype", "q5"),
         ("export", "one", "two", "--to", "gguf"),
     ],
     ids=" ".join,

@@ -11,6 +11,7 @@ from vocab_samples import llama2c_file
 
 import llamac
 from commands import GREEDY, Command, Result
+from openmp import up_to
 
 
 def continuation(path: Path, prompt: str, steps: int) -> str:
@@ -82,6 +83,40 @@ def test_n_is_256_by_default_and_0_is_the_whole_context(llamac_command: Command,
         assert f"decode {steps} tokens" in done.err
 
 
+def test_the_context_is_what_n_allows_or_what_was_asked_for(
+    llamac_command: Command, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    original = llamac.Session.prefill
+
+    def prefill(session: llamac.Session, tokens: Any) -> None:
+        seen.append(session.context)
+        original(session, tokens)
+
+    monkeypatch.setattr(llamac.Session, "prefill", prefill)
+    for options in (("-n", 20), ("-n", 0), ("-n", 5000), ("-n", 20, "--context", 50), ("-n", 0, "--context", 50)):
+        assert llamac_command("run", tiny_llama, "-i", "hello", *GREEDY, *options).code == 0
+    assert seen == [20, 600, 600, 50, 50]
+    run = ("run", tiny_llama, "-i", "hello", *GREEDY)
+    assert "decode 48 tokens" in llamac_command(*run, "-n", 0, "--context", 50).err
+    llamac_command(*run, "--context", 2).fails_with("the prompt has 3 tokens", "of a context of 2")
+    llamac_command(*run, "--context", 601, "-n", 9).fails_with("context is 601, expected 1 to 600")
+    llamac_command(*run, "--context", 0).fails_with("context is 0, expected 1 to 600")
+
+
+def test_a_prompt_is_tokenized_once(llamac_command: Command, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = []
+    original = llamac.Tokenizer.encode
+
+    def encode(tokenizer: llamac.Tokenizer, text: str, **options: Any) -> list[int]:
+        texts.append(text)
+        return original(tokenizer, text, **options)
+
+    monkeypatch.setattr(llamac.Tokenizer, "encode", encode)
+    assert llamac_command("run", tiny_llama, "-i", "hello", "-n", 9).code == 0
+    assert texts == ["hello"]
+
+
 def test_sampling_options_reach_the_sampler(llamac_command: Command, tiny_llama: Path) -> None:
     def text(*options: object) -> str:
         done = llamac_command("run", tiny_llama, "-i", "he", "-n", 40, "--no-echo", "-q", *options)
@@ -100,7 +135,7 @@ def test_sampling_options_reach_the_sampler(llamac_command: Command, tiny_llama:
         assert text("-s", 5, "-t", 3, "-p", 1, "--min-p", 0.3) == expected(temperature=3.0, min_p=0.3, seed=5)
         assert text("-t", 0, "-s", 1) == expected() == text("-t", 0, "-s", 2)
         assert text("-s", 5) != text("-s", 6)
-        assert text("-t", 0, "--threads", 2, "--isa", "scalar") == expected()
+        assert text("-t", 0, "--threads", up_to(2), "--isa", "scalar") == expected()
 
 
 def test_the_kv_option_reaches_the_session(
@@ -114,9 +149,9 @@ def test_the_kv_option_reaches_the_session(
         original(session, tokens)
 
     monkeypatch.setattr(llamac.Session, "prefill", prefill)
-    llamac_command("run", tiny_llama, "-i", "a", "-n", 9, "--kv", "f16", "--threads", 2, "--isa", "scalar")
+    llamac_command("run", tiny_llama, "-i", "a", "-n", 9, "--kv", "f16", "--threads", up_to(2), "--isa", "scalar")
     llamac_command("run", tiny_llama, "-i", "a", "-n", 9, "--kv", "f32", "--threads", 1)
-    assert seen[0] == ("f16", 2, "scalar")
+    assert seen[0] == ("f16", up_to(2), "scalar")
     assert seen[1][:2] == ("f32", 1)
 
 

@@ -1,22 +1,21 @@
-"""Generation: where it ends, what it reports, how it streams; and sampling against a definition in NumPy."""
+"""Generation: where it ends, what it reports, how it streams, and what it refuses."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import llamac
-from builders import BYTES, Floats, byte_ids, checkpoint, llama_config, script_checkpoint, some_ids, write_model
+from builders import BYTES, byte_ids, checkpoint, llama_config, script_checkpoint, some_ids, write_model
 from llamac import _core
-from llamac.errors import ArgumentError, ClosedError, ContextFullError, ModelError
+from llamac.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, ContextFullError
 from llamac.generation import StopStrings
 
 Script = Callable[..., llamac.Model]
@@ -37,11 +36,6 @@ def scripted(tmp_path: Path) -> Iterator[Script]:
     yield make
     for model in made:
         model.close()
-
-
-def draw(logits: Floats, sampling: _core.Sampling, position: int) -> int:
-    """A token from logits that are given."""
-    return _core.sample(cast("Any", logits), sampling, position)
 
 
 # ---- greedy generation and its report
@@ -282,6 +276,55 @@ def test_closing_the_model_ends_its_streams(scripted: Script) -> None:
         next(stream)
 
 
+def test_a_broken_stream_raises_its_error_again(scripted: Script) -> None:
+    model = scripted("abcdefgh")
+    stream = model.stream([BOS])
+    next(stream)
+    model.close()
+    for _ in range(2):
+        with pytest.raises(ClosedError, match="the session is closed"):
+            next(stream)
+        with pytest.raises(ClosedError, match="the session is closed"):
+            _ = stream.completion
+
+
+def test_an_interrupted_stream_says_so(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(session: llamac.Session, token: int) -> None:
+        raise KeyboardInterrupt
+
+    stream = scripted("abcdefgh").stream([BOS])
+    next(stream)
+    monkeypatch.setattr(llamac.Session, "step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    with pytest.raises(ClosedError, match="KeyboardInterrupt interrupted it"):
+        next(stream)
+    stream.close()
+
+
+def test_a_stream_is_used_by_one_thread_at_a_time(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, release = threading.Event(), threading.Event()
+    step = llamac.Session.step
+
+    def step_slowly(session: llamac.Session, token: int) -> None:
+        begun.set()
+        assert release.wait(60)
+        step(session, token)
+
+    stream = scripted("abcdefgh").stream([BOS], max_tokens=8)
+    pieces = [next(stream)]
+    monkeypatch.setattr(llamac.Session, "step", step_slowly)
+    other = threading.Thread(target=lambda: pieces.extend(stream))
+    other.start()
+    assert begun.wait(60)
+    for use in (lambda: next(stream), stream.close):
+        with pytest.raises(BusyError, match="the stream is in use by another thread"):
+            use()
+    release.set()
+    other.join()
+    assert "".join(pieces) == stream.completion.text == "abcdefgh"
+
+
 # ---- prompts
 
 
@@ -377,183 +420,61 @@ def test_bools_are_no_token_ids(tiny_llama: Path) -> None:
     "settings",
     [
         {"temperature": "1"},
+        {"temperature": None},
+        {"top_p": "0.5"},
+        {"top_p": None},
+        {"min_p": [0.5]},
+        {"min_p": True},
         {"max_tokens": 2.5},
+        {"max_tokens": "3"},
+        {"max_tokens": True},
         {"top_k": 2.5},
+        {"top_k": None},
         {"seed": 1.5},
         {"seed": "x"},
         {"stop": 5},
-        {"echo": True},
-        {"max_new_tokens": 5},
+        {"stop": None},
+        {"stop": b"ab"},
+        {"stop": ["a", 3]},
+        {"context": 2.5},
+        {"context": "3"},
     ],
     ids=str,
 )
-def test_settings_of_wrong_types_or_names_are_refused(tiny_llama: Path, settings: dict[str, Any]) -> None:
+def test_settings_of_wrong_types_are_refused_by_name(tiny_llama: Path, settings: dict[str, Any]) -> None:
+    (name,) = settings
     with llamac.load(tiny_llama) as model:
         for make in (model.generate, model.stream):
-            with pytest.raises(TypeError):
+            with pytest.raises(ArgumentTypeError, match=f"{name} (must be|is) ") as error:
                 make("a", **settings)
+            assert isinstance(error.value, TypeError)
+            assert isinstance(error.value, ArgumentError)
 
 
-# ---- seeds
-
-
-def test_a_seed_repeats_and_none_is_told(tiny_llama: Path) -> None:
+def test_settings_that_there_are_not_are_refused(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model:
-
-        def tokens(seed: int | None) -> tuple[list[int], int]:
-            result = model.generate("hello", max_tokens=30, temperature=1.0, seed=seed)
-            return result.tokens, result.seed
-
-        assert tokens(7) == tokens(7)
-        assert tokens(7)[1] == 7
-        assert tokens(7)[0] != tokens(8)[0]
-        assert tokens(2**64 - 1)[0] != tokens(2**32 - 1)[0]  # all 64 bits count
-        random, seed = tokens(None)
-        assert tokens(seed)[0] == random
-        assert tokens(None)[1] != tokens(None)[1]
+        for make in (model.generate, model.stream):
+            for settings in ({"echo": True}, {"max_new_tokens": 5}):
+                with pytest.raises(TypeError, match=r"echo|max_new_tokens"):
+                    cast("Any", make)("a", **settings)
 
 
-def test_a_draw_depends_on_seed_and_position_only(tiny_llama: Path) -> None:
-    settings: dict[str, Any] = {"temperature": 1.2, "seed": 11}
+def test_numbers_of_numpy_are_numbers(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model:
-        whole = model.generate([BOS, 40, 50], max_tokens=40, **settings).tokens
-        for cut in (1, 7, 39):  # the same text as a prompt: other calls, the same positions
-            rest = model.generate([BOS, 40, 50, *whole[:cut]], max_tokens=40 - cut, **settings).tokens
-            assert rest == whole[cut:]
-        sampling = _core.Sampling(temperature=1.2, seed=11)
-        with model.session() as session:
-            ids = [BOS, 40, 50, *whole]
-            for length in (20, 5, 30, 5):  # there and back again
-                session.rewind(min(length - 1, session.length()))
-                session.prefill(llamac.session.as_ids(ids[session.length() : length]))
-                assert [session.sample(sampling, model.n_token_ids) for _ in range(3)] == [ids[length]] * 3
+        plain = model.generate("a", max_tokens=9, temperature=0.5, top_k=5, seed=3)
+        settings: Any = {"max_tokens": np.int64(9), "temperature": np.float32(0.5), "top_k": np.uint8(5)}
+        assert model.generate("a", **settings, seed=cast("int", np.int32(3))).tokens == plain.tokens
 
 
-def test_draws_at_other_positions_and_of_other_seeds_are_independent() -> None:
-    flat = np.zeros(2, np.float32)
-
-    def bits(seeds: range, positions: range) -> NDArray[np.int64]:
-        samplings = [_core.Sampling(temperature=1.0, seed=seed) for seed in seeds]
-        return np.array([[draw(flat, s, position) for position in positions] for s in samplings])
-
-    found = 2 * bits(range(64), range(64)) - 1
-    assert abs(found.sum()) < 4.5 * 64  # 4.5 standard deviations of 4096 fair coins
-    for along in (found[1:] * found[:-1], found[:, 1:] * found[:, :-1], found[1:, 1:] * found[:-1, :-1]):
-        assert abs(along.sum()) < 4.5 * math.sqrt(along.size)
-
-
-# ---- sampling against its definition
-
-
-def definition(logits: Floats, temperature: float, top_k: int, top_p: float, min_p: float) -> NDArray[np.float64]:
-    """Probabilities of all tokens: temperature, then top-k, then top-p, then min-p; written for clarity."""
-    with np.errstate(over="ignore"):
-        scores = logits.astype(np.float64) / temperature
-    order = np.lexsort((np.arange(len(scores)), -scores))  # the best first, of equals the lowest id
-    kept = order[: top_k or len(order)]
-
-    def shares() -> NDArray[np.float64]:
-        weights: NDArray[np.float64] = np.exp(scores[kept] - scores[order[0]])
-        weights /= weights.sum()
-        return weights
-
-    kept = kept[: 1 + int(np.sum(np.cumsum(shares())[:-1] < top_p))] if top_p < 1 else kept
-    kept = kept[shares() >= min_p * shares()[0]]
-    found = np.zeros(len(scores))
-    found[kept] = shares()
-    return found
-
-
-SETTINGS: list[dict[str, Any]] = [
-    {"temperature": 1.0},
-    {"temperature": 0.5},
-    {"temperature": 3.0},
-    {"temperature": 1.0, "top_k": 1},
-    {"temperature": 1.0, "top_k": 4},
-    {"temperature": 1.0, "top_k": 100},
-    {"temperature": 1.0, "top_p": 0.9},
-    {"temperature": 2.0, "top_p": 0.6},
-    {"temperature": 1.0, "top_p": 1e-9},
-    {"temperature": 1.0, "min_p": 0.1},
-    {"temperature": 2.0, "min_p": 0.1},
-    {"temperature": 1.0, "min_p": 1.0},
-    {"temperature": 1.5, "top_k": 8, "top_p": 0.85},
-    {"temperature": 1.5, "top_k": 8, "top_p": 0.95, "min_p": 0.2},
-    {"temperature": 0.8, "top_k": 30, "top_p": 0.99, "min_p": 0.01},
-]
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_samples_follow_the_definition(settings: dict[str, Any]) -> None:
-    logits = (np.random.RandomState(5).standard_normal(40) * 2).astype(np.float32)
-    full = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, **settings}
-    expected = definition(logits, **full)
-    draws = 20_000
-    sampling = _core.Sampling(**settings, seed=99)
-    counts = np.bincount([draw(logits, sampling, position) for position in range(draws)], minlength=40)
-    assert not counts[expected == 0].any()
-    likely = expected * draws >= 5
-    assert counts[likely].all()  # every candidate comes
-    rest = ~likely & (expected > 0)
-    observed = np.append(counts[likely], counts[rest].sum())
-    mean = np.append(expected[likely], expected[rest].sum()) * draws
-    chi_square = float((((observed - mean) ** 2)[mean > 0] / mean[mean > 0]).sum())
-    degrees = max(1, int((mean > 0).sum()) - 1)
-    assert chi_square < degrees + 5 * math.sqrt(2 * degrees)
-
-
-def test_the_filters_apply_in_the_documented_order() -> None:
-    """Logits for which another order would leave other candidates."""
-    logits = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.05], np.float32))
-
-    def candidates(**settings: Any) -> set[int]:
-        sampling = _core.Sampling(seed=1, **settings)
-        return {draw(logits, sampling, position) for position in range(500)}
-
-    assert candidates(temperature=1.0, top_p=0.6) == {0, 1}
-    assert candidates(temperature=2.0, top_p=0.6) == {0, 1, 2}  # temperature flattens before top-p counts
-    # top-k first: of 0.4 + 0.3 + 0.15 the first two already are 0.82
-    assert candidates(temperature=1.0, top_k=3, top_p=0.8) == {0, 1}
-    assert candidates(temperature=1.0, top_p=0.8) == {0, 1, 2}
-    assert candidates(temperature=1.0, min_p=0.3) == {0, 1, 2}
-    assert candidates(temperature=2.0, min_p=0.45) == {0, 1, 2, 3}  # square roots of the ratios: 1, .87, .61, .5, .35
-    assert candidates(temperature=1.0, top_k=2, min_p=0.3) == {0, 1}
-
-
-def test_equals_are_told_apart_by_their_ids() -> None:
-    equal = np.zeros(50, np.float32)
-    for settings, expected in (
-        ({"temperature": 0.0}, {0}),
-        ({"temperature": 1.0, "top_k": 3}, {0, 1, 2}),
-        ({"temperature": 1.0, "top_p": 0.0999}, {0, 1, 2, 3, 4}),
-        ({"temperature": 1.0, "min_p": 1.0}, set(range(50))),
-    ):
-        sampling = _core.Sampling(seed=4, **cast("dict[str, Any]", settings))
-        assert {draw(equal, sampling, position) for position in range(1000)} == expected
-
-
-def test_extreme_logits() -> None:
-    inf, nan = np.float32(np.inf), np.float32(np.nan)
-    warm = _core.Sampling(temperature=1.0, seed=1)
-    greedy = _core.Sampling()
-    partial = np.array([-inf, nan, 3e38, -3e38], np.float32)
-    assert {draw(partial, warm, position) for position in range(50)} == {2}
-    assert draw(partial, greedy, 0) == 2
-    hidden = np.array([-inf, 1, -inf, 1], np.float32)
-    assert {draw(hidden, warm, position) for position in range(50)} == {1, 3}
-    for sampling in (warm, greedy):
-        with pytest.raises(ModelError, match="none of the logits is a number"):
-            draw(np.array([nan, -inf], np.float32), sampling, 0)
-        with pytest.raises(ModelError, match="a logit is infinite"):
-            draw(np.array([1, inf], np.float32), sampling, 0)
-        with pytest.raises(ArgumentError, match="no logits"):
-            draw(np.array([], np.float32), sampling, 0)
-
-
-def test_a_higher_temperature_spreads(tiny_llama: Path) -> None:
+def test_a_stream_checks_its_request_before_it_is_asked_for_a_piece(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model:
-        kinds = [
-            len({model.generate("he", max_tokens=1, temperature=t, seed=seed).tokens[0] for seed in range(60)})
-            for t in (0.1, 5.0, 50.0)
-        ]
-    assert all(one < other for one, other in pairwise(kinds))
+        before = _core.live_objects()
+        for ids in ([-1], [1, 301], [1, 2**31 - 1]):
+            with pytest.raises(ArgumentError, match=f"the prompt holds the token id {ids[-1]}, expected 0 to 300"):
+                model.stream(ids)
+        for prompt in (None, 5, b"a", [1.5], ["a"]):
+            with pytest.raises(ArgumentTypeError):
+                model.stream(cast("Any", prompt))
+        with pytest.raises(ContextFullError, match="the prompt has 601 tokens, but the context holds 600"):
+            model.stream([1] * 601, max_tokens=1)
+        assert _core.live_objects() == before

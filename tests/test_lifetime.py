@@ -9,14 +9,16 @@ import os
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import llamac
 from builders import some_ids
-from llamac import _core
+from llamac import _core, models
 from llamac.errors import ArgumentError, ModelError, OutOfMemoryError
+from openmp import up_to
 from processes import output_of, run_python
 
 HEAVY = (
@@ -68,7 +70,7 @@ def test_running_a_prompt_imports_only_the_tokenizer(tiny_llama: Path) -> None:
 
 def test_nothing_is_printed_whatever_happens(tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "damaged.bin").write_bytes(tiny.read_bytes()[:5000])
-    with llamac.load(tiny, threads=2) as model:
+    with llamac.load(tiny, threads=up_to(2)) as model:
         model.generate("hello", max_tokens=20, temperature=0.9)
         list(model.stream("hello", max_tokens=5))
         model.logits([1, 2, 3])
@@ -91,25 +93,25 @@ def test_nothing_is_printed_whatever_happens(tiny: Path, tmp_path: Path, capfd: 
 def test_leaving_with_everything_open_prints_nothing(tiny_llama: Path) -> None:
     program = """
         import sys, llamac
-        model = llamac.load(sys.argv[1], threads=2)
+        model = llamac.load(sys.argv[1], threads=int(sys.argv[2]))
         session = model.session()
         session.eval([1, 2, 3], logits=None)
         stream = model.stream("hello")
         next(stream)
         model.self = [model, session, stream]  # a cycle, for the interpreter's last collection
     """
-    assert output_of(program, tiny_llama) == ""
+    assert output_of(program, tiny_llama, up_to(2)) == ""
 
 
 def test_leaving_during_an_eval_in_a_thread_ends_well(big_llama: Path) -> None:
     program = """
         import sys, threading, time, llamac
-        session = llamac.load(sys.argv[1], threads=2).session()
+        session = llamac.load(sys.argv[1], threads=int(sys.argv[2])).session()
         threading.Thread(target=session.eval, args=(list(range(280)) * 25,), daemon=True).start()
         while session.memory()["kv"] == 0:
             time.sleep(0.001)
     """
-    assert output_of(program, big_llama) == ""
+    assert output_of(program, big_llama, up_to(2)) == ""
 
 
 def test_leaving_with_an_error_shows_that_error_only(tiny_llama: Path) -> None:
@@ -139,7 +141,8 @@ def resident_bytes() -> int:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 def test_opening_and_closing_many_times_leaves_nothing(tiny_llama: Path) -> None:
     def cycle(number: int) -> None:
-        with llamac.load(tiny_llama, threads=1 if number % 10 else 2) as model, model.session() as session:
+        threads = 1 if number % 10 else up_to(2)
+        with llamac.load(tiny_llama, threads=threads) as model, model.session() as session:
             session.eval(some_ids(80), logits=None)
             model.generate([1, 5], max_tokens=3)
 
@@ -254,7 +257,7 @@ def test_every_allocation_may_fail(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model:
         assert failures_of(lambda: model.session(sequences=2).close()) >= 2
         with model.session() as session:
-            session._limit_rows = 1 << 30  # stay in this thread, where allocations fail
+            session._long_work = 1 << 60  # stay in this thread, where allocations fail
 
             def evaluate() -> None:
                 assert session.length() == 0  # what failed before has changed nothing
@@ -277,6 +280,40 @@ def test_a_missing_file_and_a_directory_are_told(tmp_path: Path) -> None:
     assert "absent.bin" in str(found.value)
     with pytest.raises(ModelError, match="is a directory: run `llamac export` on it first"):
         llamac.load(tmp_path)
+    for path, problem in (
+        (5, "path must be"),
+        (b"x", "path must be"),
+        ("", "path is ''"),
+        ("a\0b", "no name of a file"),
+    ):
+        with pytest.raises(ArgumentError, match=problem) as wrong:
+            llamac.load(cast("Any", path))
+        assert isinstance(wrong.value, TypeError) == (not isinstance(path, str))
     (tmp_path / "empty.bin").touch()
     with pytest.raises(ModelError, match=r"empty\.bin: the file is empty"):
         llamac.load(tmp_path / "empty.bin")
+
+
+def test_what_is_no_regular_file_is_told(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.bin")
+    for path in (tmp_path / "pipe.bin", Path("/dev/zero")):
+        with pytest.raises(ModelError, match=f"{path.name} is not a regular file"):
+            llamac.load(path)
+
+
+# ---- the built-in models by name
+
+
+def test_built_in_models_have_names(tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in models.NAMES:
+        with llamac.load(name) as model:
+            assert (model.name, model.file.path) == (name, models.path(name))
+    (tmp_path / "stories-gpt2").write_bytes(tiny_llama.read_bytes())
+    with llamac.load("stories-gpt2") as model:  # a file of that name comes first
+        assert model.name == "tiny"
+    with llamac.load(Path("stories")) as model:
+        assert model.name == "stories"
+    (tmp_path / "stories").symlink_to(tmp_path / "absent")
+    with pytest.raises(FileNotFoundError):
+        llamac.load("stories")

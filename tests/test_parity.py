@@ -53,7 +53,7 @@ def engine(model_file: Callable[[str], Path]) -> Engine:
 
     @functools.cache
     def logits(name: str) -> Logits:
-        with llamac.load(model_file(name), kv="f32", context=CASES[name].context) as model:
+        with llamac.load(model_file(name), kv="f32") as model:
             return model.logits(CASES[name].ids)
 
     return logits
@@ -101,6 +101,58 @@ def test_activations_that_are_close_are_told_apart(engine: Engine, one: str, oth
     apart = relative_errors(stored[one], stored[other]).max()
     for name in (one, other):
         assert relative_errors(engine(name)[rows], stored[name]).max() <= apart / 10
+
+
+# ---- the RoPE table of a short text, and that of a long one
+
+
+def exact_logits(folder: Path, ids: list[int], context: int) -> NDArray[np.float64]:
+    """Logits of all positions of a session of `context` positions, by the float64 forward."""
+    return reference.forward(hf.read(folder, []), [ids], context=context)[0]
+
+
+@pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 40])
+def test_logits_take_the_table_that_their_ids_need(
+    folder: Callable[[str], Path], model_file: Callable[[str], Path], n: int
+) -> None:
+    """As transformers does: the long one for a text beyond the original context, which is 16 here, all of it."""
+    name = "llama-longrope"
+    ids = CASES[name].ids[:n]
+    own, long = (exact_logits(folder(name), ids, context) for context in (max(16, n), 64))
+    assert (relative_errors(own, long).max() >= TEETH) == (1 < n <= 16)  # at position 0 there is nothing to turn
+    with llamac.load(model_file(name), kv="f32") as model:
+        assert relative_errors(model.logits(ids), own).max() <= TOLERANCE
+    with llamac.load(model_file(name), kv="f32", context=64) as model:  # what was asked for decides
+        assert relative_errors(model.logits(ids), long).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("n", [15, 16, 17])
+def test_logits_of_both_tables_are_those_of_transformers_here(
+    folder: Callable[[str], Path], model_file: Callable[[str], Path], n: int
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    name = "llama-longrope"
+    ids = CASES[name].ids[:n]
+    with llamac.load(model_file(name), kv="f32") as model:
+        assert_parity(model.logits(ids), transformers_logits(folder(name), ids))
+
+
+def test_a_generation_takes_the_table_that_it_can_come_to_need(model_file: Callable[[str], Path]) -> None:
+    ids = CASES["llama-longrope"].ids[:10]
+    with llamac.load(model_file("llama-longrope"), kv="f32") as model:
+        short, long = (model.generate(ids, max_tokens=7, context=context).tokens for context in (16, 64))
+        assert short != long
+        assert model.generate(ids, max_tokens=7).tokens == short  # 16 positions: the last token needs none
+        assert model.generate(ids, max_tokens=8).tokens[:7] == long
+        assert model.generate(ids).tokens[:7] == long
+        with model.stream(ids, max_tokens=7, context=17) as stream:
+            assert list(stream) == []  # there is no tokenizer
+        assert stream.completion.tokens == long
+    with llamac.load(model_file("llama-longrope"), kv="f32", context=64) as model:
+        assert model.generate(ids, max_tokens=7).tokens == long
+    with llamac.load(model_file("llama-longrope"), kv="f32", context=16) as model:
+        assert model.generate(ids).tokens == short
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

@@ -11,12 +11,12 @@ import pytest
 
 import llamac
 from builders import checkpoint, llama_config, write_model
-from llamac import _core
+from openmp import needs_threads
 from processes import output_of, run_python
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc"),
-    pytest.mark.skipif(not _core.has_threads(), reason="this build has no OpenMP"),
+    needs_threads,
 ]
 
 IDS = range(280)
@@ -33,6 +33,23 @@ START = """
         return len(os.listdir("/proc/self/task"))
     def settled():  # a thread that was joined may take a moment to vanish
         return min((count(), time.sleep(0.005))[0] for _ in range(20))
+"""
+# An eval of seconds in a thread of its own, until it is cancelled.
+LONG_EVAL = """
+    import sys, threading, time
+    import llamac
+    states = []
+    def compute(session):
+        try:
+            session.eval([token % 280 for token in range(8000)], logits=None)
+        except llamac.CancelledError:
+            states.append("cancelled")
+    def begin(session):
+        worker = threading.Thread(target=compute, args=(session,))
+        worker.start()
+        while session.length() == 0:  # from the second chunk on the pool is surely at work
+            time.sleep(0.001)
+        return worker
 """
 OURS = 3  # the thread that owns the team, and OpenMP's for teams of up to 3
 
@@ -87,20 +104,9 @@ def test_evals_with_one_thread_need_no_pool(tiny_llama: Path, expected: str) -> 
 
 def test_evals_with_one_thread_run_beside_others(big_llama: Path) -> None:
     """A long eval does not hold up a short one, also while it has the pool."""
-    program = """
-    import sys, threading, time
-    import llamac
+    program = f"""{LONG_EVAL}
     with llamac.load(sys.argv[1]) as model, model.session(threads=2) as long, model.session(threads=1) as short:
-        states = []
-        def compute():
-            try:
-                long.eval([token % 280 for token in range(8000)], logits=None)
-            except llamac.CancelledError:
-                states.append("cancelled")
-        worker = threading.Thread(target=compute)
-        worker.start()
-        while long.length() == 0:  # from the second chunk on the pool is surely at work
-            time.sleep(0.001)
+        worker = begin(long)
         short.eval([1, 2, 3])
         states.append("short" if worker.is_alive() else "late")
         long.cancel()
@@ -199,18 +205,9 @@ def test_a_child_evals_in_a_session_that_it_inherited(tiny_llama: Path) -> None:
 
 def test_a_child_evals_while_the_parent_computes(big_llama: Path, tiny_llama: Path, expected: str) -> None:
     """The fork may come at any moment: here another thread of the parent has the pool."""
-    program = f"""{START}{CHILD}
+    program = f"""{START}{CHILD}{LONG_EVAL}
     with llamac.load(sys.argv[2]) as big, big.session(threads=2) as long:
-        states = []
-        def compute():
-            try:
-                long.eval([token % 280 for token in range(8000)], logits=None)
-            except llamac.CancelledError:
-                states.append("cancelled")
-        worker = threading.Thread(target=compute)
-        worker.start()
-        while long.length() == 0:  # from the second chunk on the pool is surely at work
-            time.sleep(0.001)
+        worker = begin(long)
         in_child(lambda: digest(2))
         long.cancel()
         worker.join()
@@ -278,7 +275,7 @@ def test_a_host_that_flushes_denormals_gets_the_same_bits_and_keeps_its_setting(
     one = ctypes.c_double(5e-324)
     print(one.value * 1.0, [digest(1), digest(2)], control()[7] & 0xe040 == 0xe040)
     with model.session() as session:
-        session._limit_rows = 1  # through the helper thread of long evals
+        session._long_work = 0  # through the helper thread of long evals
         session.eval([1, 2, 3])
     sampled = [model.generate([1, 2], max_tokens=9, temperature=1e-37, seed=seed).tokens for seed in range(5)]
     print(sampled, control()[7] & 0xe040 == 0xe040)

@@ -8,6 +8,7 @@ from llamac.cli import EXIT_ERROR
 from llamac.cli.progress import progress_bars
 from llamac.flatfile import SECTIONS
 from llamac.model import Model, load
+from llamac.strips import QUANTIZED
 
 
 def check(options: argparse.Namespace) -> int:
@@ -49,4 +50,9 @@ def _check_probes(model: Model) -> bool:
     if not different:
         worst = max(result.error for result in results)
         print(f"probes     {results[0].status}: {len(results)} probes, largest error {worst:.3g} of the largest logit")
+    if any(tensor.dtype in QUANTIZED for tensor in model.file.tensors):
+        mean = sum(result.divergence for result in results) / len(results)
+        print(
+            f"           quantized: {mean:.3g} nats (KL divergence) from the probabilities of the weights as they were"
+        )
     return not different

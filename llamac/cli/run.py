@@ -8,18 +8,20 @@ import time
 
 from llamac.errors import ArgumentError
 from llamac.generation import Completion
-from llamac.model import Model, load
+from llamac.model import load
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     started = time.perf_counter()
     prompt = read_prompt(options)
-    settings = {"kv": options.kv, "threads": options.threads, "isa": options.isa}
+    settings = {"context": options.context, "kv": options.kv, "threads": options.threads, "isa": options.isa}
     with load(options.model, tokenizer=options.tokenizer, **settings) as model:
+        ids = model.tokenize(prompt)
+        context = model.config["context"] if options.context is None else options.context
         stream = model.stream(
-            model.tokenize(prompt),
-            max_tokens=new_tokens(model, prompt, options.steps),
+            ids,
+            max_tokens=new_tokens(len(ids), options.steps, context),
             temperature=options.temperature,
             top_k=options.top_k,
             top_p=options.top_p,
@@ -66,13 +68,12 @@ def _decode(data: bytes, name: str) -> str:
         raise ArgumentError(f"{name} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}") from None
 
 
-def new_tokens(model: Model, prompt: str, steps: int) -> int:
+def new_tokens(prompt_tokens: int, steps: int, context: int) -> int:
     """Tokens to generate so that `steps` positions are computed, the prompt's included (0: the whole context)."""
-    context = model.config["context"]
     if steps < 0:
         raise ArgumentError(f"-n is {steps}, expected 0 (the whole context) or more")
     steps = min(steps or context, context)
-    used = max(1, len(model.tokenize(prompt)))
+    used = max(1, prompt_tokens)  # without a prompt the text begins at BOS
     if steps < used:
         raise ArgumentError(
             f"the prompt has {used} tokens, but -n allows {steps} positions (of a context of {context})"
