@@ -306,10 +306,10 @@ def _fit_tokenizer(checkpoint: Checkpoint) -> None:
             " they do not belong together"
         )
     checkpoint.config = replace(checkpoint.config, n_token_ids=n_ids)
-    if checkpoint.metadata["source"].get("format") == "llama2c" and special.bos_id is not None:
-        # llama2.c's models were trained on texts that follow one another: BOS begins the next, so it ends this one
-        stop_ids = tuple(sorted({special.bos_id, *special.stop_ids}))
-        checkpoint.tokenizer = (data, replace(special, add_bos=True, add_eos=False, stop_ids=stop_ids), spm)
+    if checkpoint.metadata["source"].get("format") == "llama2c":
+        special = replace(special, add_bos=special.bos_id is not None, add_eos=False)
+    stop_ids = tuple(sorted({*checkpoint.stop_ids, *special.stop_ids}))
+    checkpoint.tokenizer = (data, replace(special, stop_ids=stop_ids), spm)
 
 
 # ---- the flat file

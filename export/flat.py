@@ -33,9 +33,10 @@ def read(path: Path, progress: Progress = silent) -> Checkpoint:
     config = ModelConfig(**kept | {"tied_output": bool(values["tied_output"]), "layers": layers})
     tensors = {record.name: _lazy(path, record) for record in file.tensors}
     checkpoint = Checkpoint(config, tensors, chat_template=file.text("template"), metadata=_metadata(file))
+    special = SpecialTokens.from_config(values)
+    checkpoint.stop_ids = special.stop_ids
     tokenizer = file.section("tokenizer")
     if tokenizer:
-        special = SpecialTokens.from_config(values)
         checkpoint.tokenizer = (tokenizer, special, file.section("spm") or None)
     return checkpoint
 

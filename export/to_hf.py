@@ -173,10 +173,10 @@ def _texts(checkpoint: Checkpoint, family: Family, dtype: str) -> dict[str, byte
     if special:
         config |= {"bos_token_id": special.bos_id, "eos_token_id": special.eos_id}
     files: dict[str, Json] = {"config.json": config}
-    if special:
-        stop_ids = list(special.stop_ids)
+    stop_ids = sorted({*checkpoint.stop_ids, *(special.stop_ids if special else ())})
+    if special or stop_ids:
         eos = None if not stop_ids else stop_ids[0] if len(stop_ids) == 1 else stop_ids
-        files["generation_config.json"] = {"bos_token_id": special.bos_id, "eos_token_id": eos}
+        files["generation_config.json"] = {"bos_token_id": special.bos_id if special else None, "eos_token_id": eos}
     texts = {name: json.dumps(document, indent=2).encode() + b"\n" for name, document in files.items()}
     if checkpoint.chat_template:
         texts["chat_template.jinja"] = checkpoint.chat_template.encode()

@@ -119,7 +119,7 @@ def config_records(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
     """(the config record, the layer records) of a checkpoint. Raises ExportError for a number out of range."""
     config = checkpoint.config
     special = checkpoint.tokenizer[1] if checkpoint.tokenizer else None
-    stop_ids = sorted(special.stop_ids) if special else []
+    stop_ids = sorted({*checkpoint.stop_ids, *(special.stop_ids if special else ())})
     values = {name: getattr(config, name) for name in ModelConfig.__dataclass_fields__ if name != "layers"}
     values |= {
         "n_layers": len(config.layers),
