@@ -266,7 +266,7 @@ def _add_bench(commands: Commands) -> None:
         "  llamac bench model.bin --threads 1,2 --prompt 128,512 --json speed.json\n"
         "  llamac bench model.bin --prompt '' --context 0,2048 --batch 1,4,8\n",
     )
-    _add_model(parser, "a model file (default: the built-in model)", optional=True)
+    _add_model(parser, "a model file (default: the built-in model)")
     parser.add_argument(
         "--threads", type=_numbers, metavar="LIST", help="numbers of threads (default: the one `llamac inspect` tells)"
     )
