@@ -317,6 +317,12 @@ def _add_export(commands: Commands, program: str) -> None:
         "* stands for any text, the first pattern that fits decides",
     )
     parser.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="with q4 and q4s: let the model read this text, or with `self` one of its own, and quantize for the "
+        "inputs it saw; loses less and takes longer",
+    )
+    parser.add_argument(
         "--threads", type=int, metavar="N", help="threads that quantize (default: as many as a model would use)"
     )
     parser.add_argument(
