@@ -149,8 +149,8 @@ FILE_KEYS = {
     *("config", "layers", "tokenizer", "chat_template", "probes", "tensors"),
 }
 MACHINE_KEYS = {
-    *("llamac", "python", "processor", "isa", "isa_reason", "isas", "threads", "threads_reason", "usable_cpus", "cgroup_quota"),
-    *("physical_cores", "openmp", "tiny_model_bytes"),
+    *("llamac", "python", "processor", "isa", "isa_reason", "isas", "threads", "threads_reason", "usable_cpus"),
+    *("cgroup_quota", "physical_cores", "openmp", "tiny_model_bytes"),
 }
 
 
