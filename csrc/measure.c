@@ -32,7 +32,8 @@ int llamac_measure_read(const float *block, size_t floats, int times, int thread
         return err_set(err, LLAMAC_BAD_ARGUMENT, "threads is %d, times %d, streams %d; expected at least 1, at least 0, and 1, 2 or 4", threads, times, streams);
     struct reading r = { kernels_select(isa, err), block, floats, times, streams, 0 };
     if (!r.kernels) return -1;
-    pool_run(threads, read_share, &r);
+    struct pace fresh = { 0 };
+    pool_run(threads, &fresh, read_share, &r);
     *bytes = r.bytes;
     return 0;
 }
@@ -42,7 +43,8 @@ int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa,
         return err_set(err, LLAMAC_BAD_ARGUMENT, "dtype is %d, threads %d, passes %d; expected a dtype, at least 1, and 0 to %d", dtype, threads, passes, LLAMAC_MEASURE_PASSES);
     struct multiplying m = { kernels_select(isa, err), input_of(dtype), passes, 0 };
     if (!m.kernels) return -1;
-    pool_run(threads, multiply_share, &m);
+    struct pace fresh = { 0 };
+    pool_run(threads, &fresh, multiply_share, &m);
     *count = m.count;
     return 0;
 }

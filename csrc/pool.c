@@ -89,7 +89,7 @@ struct seat {
     _Alignas(64) struct gate posted;
     int32_t seen;             // the last number of `posted` that was taken up
     int32_t places;           // the team's `places` that the thread is bound to
-    int64_t waited;           // nanoseconds of this run
+    int64_t waited, ended;    // nanoseconds of this run at barriers; when the work was done
 };
 
 static struct {
@@ -98,7 +98,7 @@ static struct {
     int size;                 // members, the caller included; 0: not known yet
     int wanted;               // what the region is to be opened with
     struct gate ready;        // the region is open
-    struct seat seats[POOL_MAX];   // the caller's is the first: only `waited` is used
+    struct seat seats[POOL_MAX];   // the first is the caller's, where nothing is posted
 
     // the run
     int count;
@@ -114,15 +114,18 @@ static struct {
 #endif
 } team = { .turn = PTHREAD_MUTEX_INITIALIZER };
 
-void pool_barrier(const struct member *member) {
-    if (member->count == 1) return;
+// Returns the nanoseconds of waiting, 0 for few.
+static int64_t meet(int count) {
     const int32_t round = __atomic_load_n(&team.round.number, __ATOMIC_RELAXED);
-    if (__atomic_add_fetch(&team.arrived, 1, __ATOMIC_ACQ_REL) == member->count) {
-        __atomic_store_n(&team.arrived, 0, __ATOMIC_RELAXED);
-        gate_open(&team.round);
-    } else {
-        team.seats[member->index].waited += gate_wait(&team.round, round, team.spin_ns);
-    }
+    const int64_t spin_ns = team.spin_ns;   // once everybody has come, it may be the next run's
+    if (__atomic_add_fetch(&team.arrived, 1, __ATOMIC_ACQ_REL) < count) return gate_wait(&team.round, round, spin_ns);
+    __atomic_store_n(&team.arrived, 0, __ATOMIC_RELAXED);
+    gate_open(&team.round);
+    return 0;
+}
+
+void pool_barrier(const struct member *member) {
+    if (member->count > 1) team.seats[member->index].waited += meet(member->count);
 }
 
 static void work_as(const struct member *member, void (*work)(void *argument, const struct member *member), void *argument) {
@@ -131,8 +134,19 @@ static void work_as(const struct member *member, void (*work)(void *argument, co
     fp_leave(control);
 }
 
+// A member's part of a run, up to the meeting at its end.
+static void take_part(int index) {
+    const struct member member = { index, team.count };
+    struct seat *seat = &team.seats[index];
+    seat->waited = 0;
+    work_as(&member, team.work, team.argument);
+    seat->ended = now_ns();
+    meet(member.count);
+}
+
 // A thread's life in the region. It ends when the team has to grow.
-static void serve(struct seat *seat, int index) {
+static void serve(int index) {
+    struct seat *seat = &team.seats[index];
     for (int64_t spin_ns = SPIN_NS;;) {
         gate_wait(&seat->posted, seat->seen, spin_ns);
         seat->seen++;
@@ -142,10 +156,7 @@ static void serve(struct seat *seat, int index) {
         if (seat->places != team.places) sched_setaffinity(0, sizeof team.cpus, &team.cpus);
         seat->places = team.places;
 #endif
-        const struct member member = { index, team.count };
-        seat->waited = 0;
-        work_as(&member, team.work, team.argument);
-        pool_barrier(&member);
+        take_part(index);
     }
 }
 
@@ -160,8 +171,7 @@ static void *own_team(void *unused) {
                 team.size = omp_get_num_threads() + 1;
                 gate_open(&team.ready);
             }
-            const int index = omp_get_thread_num() + 1;
-            serve(&team.seats[index], index);
+            serve(omp_get_thread_num() + 1);
         }
     }
     return NULL;
@@ -218,14 +228,12 @@ static int follow_cpus(int threads) {
 
 // With the turn held. Returns the nanoseconds that a member waited on average.
 static int64_t run_team(int count, int64_t spin_ns, void (*work)(void *argument, const struct member *member), void *argument) {
-    const struct member caller = { 0, count };
-    int64_t waited = 0;
     team.count = count, team.spin_ns = spin_ns, team.work = work, team.argument = argument;
-    team.seats[0].waited = 0;
     for (int i = 1; i < count; i++) gate_open(&team.seats[i].posted);
-    work_as(&caller, work, argument);
-    pool_barrier(&caller);
-    for (int i = 0; i < count; i++) waited += team.seats[i].waited;
+    take_part(0);
+    const int64_t now = now_ns();
+    int64_t waited = 0;
+    for (int i = 0; i < count; i++) waited += team.seats[i].waited + now - team.seats[i].ended;
     return waited / count;
 }
 
@@ -235,7 +243,7 @@ static int choose_count(struct pace *pace, int threads, int64_t now) {
     if (pace->halvings && now >= pace->retry) {
         pace->halvings--;
         pace->ran = pace->waited = 0;
-        pace->retry = now;
+        pace->retry = INT64_MAX;   // until this size has been judged
     }
     const int count = threads >> pace->halvings;
     return count > 1 ? count : 1;
@@ -249,6 +257,8 @@ static void learn(struct pace *pace, int count, int64_t ran, int64_t waited, int
     if (2 * pace->waited * count > pace->ran * (count - 1)) {
         pace->halvings++;
         pace->retry = now + REST * pace->ran;
+    } else if (pace->retry == INT64_MAX) {
+        pace->retry = now;
     }
     pace->ran = pace->waited = 0;
 }

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("test_kernels", "test_model")
+TESTS = ("test_kernels", "test_model", "test_pool")
 
 
 def build(folder: Path, cc: str, machine: str, sanitize: str | None, openmp: bool) -> list[Path]:
