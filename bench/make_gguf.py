@@ -56,9 +56,7 @@ def tensor_type(name: str, kind: str, columns: int, shape: Shape, pure: bool) ->
         layer = int(name.split(".")[1]) if name.startswith("blk.") else -1
         if name == head:
             found = Type.Q6_K
-        elif kind == "Q4_K_S" and "attn_v" in name and layer < 4:
-            found = Type.Q5_K
-        elif kind == "Q4_K_S" and "ffn_down" in name and layer < shape.layers // 8:
+        elif (kind == "Q4_K_S" and "attn_v" in name and layer < 4) or (kind == "Q4_K_S" and "ffn_down" in name and layer < shape.layers // 8):
             found = Type.Q5_K
     return NARROW.get(found, found) if columns % 256 else found
 
