@@ -228,25 +228,23 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     models = list(dict.fromkeys(row["model"] for row in rows))
-    figure, axes = plt.subplots(1, len(models), figsize=(11, 4.6), layout="constrained")
+    figure, axes = plt.subplots(1, len(models), figsize=(12, 4.4), layout="constrained")
     for axis, model in zip(np.atleast_1d(axes), models, strict=True):
-        for row in (row for row in rows if row["model"] == model):
-            theirs, calibrated = row["file"].startswith("Q4_K"), "calibrated" in row["file"]
-            color = "tab:orange" if theirs else "tab:blue" if calibrated else "tab:gray"
-            axis.plot(row["bits"], row["nats"], "s" if theirs else "o", color=color)
-            right = row["bits"] < 6
-            axis.annotate(
-                row["file"],
-                (row["bits"], row["nats"]),
-                textcoords="offset points",
-                xytext=(6 if right else -6, 0),
-                ha="left" if right else "right",
-                va="center",
-                fontsize=8,
-            )
-        axis.set(title=model, xlabel="bits per weight of the matrices", ylabel="KL divergence, nats per token")
-        axis.set_yscale("log")
-        axis.grid(alpha=0.3, which="both")
+        found = [row for row in rows if row["model"] == model][::-1]
+        colors = [
+            "tab:orange"
+            if row["file"].startswith("Q4_K")
+            else "tab:blue"
+            if "calibrated" in row["file"]
+            else "tab:gray"
+            for row in found
+        ]
+        labels = [f"{row['file']} ({row['bits']:.2f} bits)" for row in found]
+        bars = axis.barh(labels, [row["nats"] for row in found], color=colors)
+        axis.bar_label(bars, [f"{row['nats']:.1e}" for row in found], padding=3, fontsize=8)
+        axis.set(title=model, xlabel="KL divergence, nats per token", xscale="log")
+        axis.set_xlim(right=4 * max(row["nats"] for row in found))
+        axis.grid(alpha=0.3, axis="x")
     figure.savefig(path, dpi=110)
 
 
