@@ -409,7 +409,7 @@ def _teacher(
 
     with float_model(checkpoint, folder, _own_dtype(checkpoint), matrices.threads) as model:
         text = matrices.calibrate or None
-        calibration = stack.enter_context(calibrate(checkpoint, model, text, folder, progress=progress))
+        calibration = stack.enter_context(calibrate(checkpoint, model, text, folder, progress))
 
     def teach(slot: Slot) -> Lesson | None:
         return calibration.lesson(slot.name, slot.tensor.shape[1]) if slot.dtype in FOUR_BITS else None
