@@ -4,6 +4,7 @@ python tests/c/build.py                                       compile for this m
 python tests/c/build.py --sanitize address,undefined          instrumented
 python tests/c/build.py --cc aarch64-linux-gnu-gcc --machine aarch64 --run "qemu-aarch64 -L /usr/aarch64-linux-gnu"
 python tests/c/build.py --run "qemu-x86_64 -cpu Nehalem"      the scalar path on an old processor
+python tests/c/build.py --program bench/kernel_speed.c --out FILE  another program with the core in it, not run
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,13 +22,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("test_kernels", "test_model")
+TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in ("test_kernels", "test_model"))
 
 
-def build(folder: Path, cc: str, machine: str, sanitize: str | None) -> list[Path]:
-    """Compiles core and tests into a folder; returns the test programs."""
+def build(folder: Path, cc: str, machine: str, sanitize: str | None, sources: tuple[Path, ...] = TESTS) -> list[Path]:
+    """Compiles the core and programs of one file each into a folder; returns the programs."""
     flags = json.loads((ROOT / "csrc" / "flags.json").read_text())
-    common = [*flags["core"], *flags["warnings"], "-Werror", "-fopenmp", "-g1", f"-I{ROOT / 'csrc'}", "-D_GNU_SOURCE"]
+    common = [*flags["core"], *flags["warnings"], "-Werror", "-fopenmp", "-g1", "-D_GNU_SOURCE"]
+    common += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'c'}"]
     if sanitize:
         common += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1"]
         if "clang" not in cc:  # checks as calls: inlined into unrolled kernels they take minutes to compile
@@ -40,11 +43,11 @@ def build(folder: Path, cc: str, machine: str, sanitize: str | None) -> list[Pat
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         core = list(pool.map(compile_one, sorted((ROOT / "csrc").glob("*.c"))))
-        tests = list(pool.map(compile_one, [ROOT / "tests" / "c" / f"{name}.c" for name in TESTS]))
-    for test in tests:
-        program = [*shlex.split(cc), *common, str(test), *map(str, core), "-lm", "-o", str(test.with_suffix(""))]
-        subprocess.run(program, check=True)
-    return [test.with_suffix("") for test in tests]
+        programs = list(pool.map(compile_one, sources))
+    for program in programs:
+        link = [*shlex.split(cc), *common, str(program), *map(str, core), "-lm", "-o", str(program.with_suffix(""))]
+        subprocess.run(link, check=True)
+    return [program.with_suffix("") for program in programs]
 
 
 def main() -> int:
@@ -53,9 +56,17 @@ def main() -> int:
     parser.add_argument("--machine", default=platform.machine(), help="what it compiles for (default: %(default)s)")
     parser.add_argument("--sanitize", help="sanitizers, e.g. address,undefined")
     parser.add_argument("--run", default="", help="what runs the programs, e.g. an emulator")
+    parser.add_argument("--program", type=Path, metavar="FILE", help="a C file to build instead of the tests")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the program goes")
     options = parser.parse_args()
+    if (options.program is None) != (options.out is None):
+        parser.error("--program and --out belong together")
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
     with tempfile.TemporaryDirectory() as folder:
+        if options.program:
+            built = build(Path(folder), options.cc, options.machine, options.sanitize, (options.program.resolve(),))
+            shutil.copy(built[0], options.out)
+            return 0
         for program in build(Path(folder), options.cc, options.machine, options.sanitize):
             print(f"--- {program.name}", flush=True)
             emulated = ["--emulated"] if options.run else []
