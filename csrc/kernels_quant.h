@@ -15,18 +15,18 @@ static void pack_f32(struct panel_row to, const float *row, int columns) {
     else for (int k = 0; k < columns; k++) p[(size_t)k * (size_t)to.height] = row[k];
 }
 
+INLINE v16 load_some(const float *x, int n) { return n >= 16 ? v16_load(x) : v16_load_n(x, max_int(0, n)); }
+
 // The scale of n numbers whose largest shall become `limit`, and its inverse; both 0 where the numbers are next to nothing.
 INLINE float input_scale(const float *x, int n, float limit, float *inverse) {
     v16 top = v16_set1(0), poison = v16_set1(0);
     for (int i = 0; i < n; i += 16) {
-        const v16 v = v16_load_n(x + i, min_int(16, n - i));
+        const v16 v = load_some(x + i, n - i);
         top = v16_max(v16_abs(v), top);
         poison = v16_fma(v, v16_set1(0), poison);   // NaN from a NaN or an infinity, else 0
     }
-    const float max = v16_max_lane(top);
-    *inverse = max >= 0x1p-100f ? limit / max : 0;
-    const float bad = v16_sum(poison);
-    if (bad != bad) *inverse = 0;
+    const float max = v16_max_lane(top), bad = v16_sum(poison);
+    *inverse = max >= 0x1p-100f && bad == bad ? limit / max : 0;
     return bad != bad ? bad : *inverse > 0 ? max / limit : 0;
 }
 
@@ -35,19 +35,14 @@ static void pack_int8(struct panel_row to, const float *row, int columns) {
     int32_t *p = to.panel + to.place;
     for (int k = 0; k < columns; k += GROUP_COLUMNS, p += GROUP_WORDS * T) {
         const int n = min_int(GROUP_COLUMNS, columns - k);
+        int8_t x[GROUP_COLUMNS] = { 0 };
+        int32_t starts[2];
         float inverse;
         const float scale = input_scale(row + k, n, INT8_LIMIT, &inverse);
-        int8_t x[GROUP_COLUMNS];
-        for (int i = 0; i < GROUP_COLUMNS; i += 16) {
-            const v16 v = v16_load_n(row + k + i, max_int(0, min_int(16, n - i)));
-            v16_to_int8(x + i, inverse > 0 ? v16_mul(v, v16_set1(inverse)) : v16_set1(0));
-        }
+        if (inverse > 0) for (int i = 0; i < n; i += 16) v16_to_int8(x + i, v16_mul(load_some(row + k + i, n - i), v16_set1(inverse)));
+        dots_starts(x, starts);
         for (int g = 0; g < 8; g++) memcpy(p + g * T, x + 4 * g, 4);
-        for (int h = 0; h < 2; h++) {
-            int first = 0, second = 0;
-            for (int i = 16 * h; i < 16 * h + 16; i += 4) first += x[i] + x[i + 1], second += x[i + 2] + x[i + 3];
-            p[(8 + h) * T] = dots_start(first, second);
-        }
+        p[8 * T] = starts[0], p[9 * T] = starts[1];
         memcpy(p + 10 * T, &scale, 4);
     }
 }
@@ -57,17 +52,14 @@ static void pack_int16(struct panel_row to, const float *row, int columns) {
     int32_t *p = to.panel + to.place;
     for (int k = 0; k < columns; k += BLOCK_COLUMNS) {
         const int n = min_int(BLOCK_COLUMNS, columns - k), groups = ceil_div(n, GROUP_COLUMNS);
+        int16_t x[BLOCK_COLUMNS] = { 0 };
         float inverse;
         const float scale = input_scale(row + k, n, INT16_LIMIT, &inverse);
-        int16_t x[BLOCK_COLUMNS];
-        for (int i = 0; i < groups * GROUP_COLUMNS; i += 16) {
-            const v16 v = v16_load_n(row + k + i, max_int(0, min_int(16, n - i)));
-            v16_to_int16(x + i, inverse > 0 ? v16_mul(v, v16_set1(inverse)) : v16_set1(0));
-        }
-        for (int g = 0; g < 8 * groups; g++, p += 2 * T) {
-            int32_t words[2];
-            pack8(x + 4 * g, words);
-            p[0] = words[0], p[T] = words[1];
+        if (inverse > 0) for (int i = 0; i < n; i += 16) v16_to_int16(x + i, v16_mul(load_some(row + k + i, n - i), v16_set1(inverse)));
+        for (int i = 0; i < groups * GROUP_COLUMNS; i += 16, p += 8 * T) {
+            int32_t words[8];
+            pack8(x + i, words);
+            for (int g = 0; g < 8; g++) p[g * T] = words[g];
         }
         for (int j = 0; j < groups; j++, p += T) {
             int sum = 0;
@@ -220,7 +212,7 @@ INLINE void tile_quant(const int dtype, const int expanded, const int S, const i
     else tile_q4(dtype, expanded, S, T, w, strip_bytes, x, columns, sums);
 }
 INLINE void quant_group(const int dtype, const int expanded, const int T, const uint8_t *w, size_t strip_bytes, int strips, const void *inputs, int columns, float *sums) {
-    const int S = dtype == LLAMAC_Q8 ? LINES_IN_FLIGHT_Q8 : LINES_IN_FLIGHT, input = input_of(dtype);
+    const int S = strips_for(T, dtype == LLAMAC_Q8 ? LINES_IN_FLIGHT_Q8 : LINES_IN_FLIGHT), input = input_of(dtype);
     const int step = T == 1 && !expanded ? BLOCK_COLUMNS : columns;
     for (int k = 0; k < columns; k += step) {
         const int n = min_int(step, columns - k);

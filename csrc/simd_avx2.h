@@ -10,7 +10,7 @@ typedef struct { __m256 a, b; } v16;   // lanes 0..7 and 8..15
 enum {
     SUMS_IN_FLIGHT = 6,                // 12 of 16 registers; with one row 8 hide the latency of the multiply-add
     LINES_IN_FLIGHT = 1, LINES_IN_FLIGHT_Q8 = 1, SUMS_KEPT = 2,
-    EXPAND_ROWS = 12, EXPAND_ROWS_Q8 = 12,
+    EXPAND_ROWS = 7, EXPAND_ROWS_Q8 = 24,
 };
 
 #define BOTH(intrinsic, x) (v16){ intrinsic(x.a), intrinsic(x.b) }
@@ -128,7 +128,12 @@ INLINE scales scales_load(const uint8_t *p) {
 }
 INLINE void scales_store(uint8_t *p, scales s) { store32(p, s.a), store32(p + 32, s.b); }
 INLINE scales scales_reload(const uint8_t *p) { return (scales){ load32(p), load32(p + 32) }; }
-INLINE int32_t dots_start(int first, int second) { return (int32_t)((uint32_t)(uint16_t)(-CODE_LIMIT * first) | (uint32_t)(uint16_t)(-CODE_LIMIT * second) << 16); }
+INLINE void dots_starts(const int8_t *x, int32_t starts[2]) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(CODE_LIMIT), _mm256_loadu_si256((const __m256i *)x));
+    const __m256i four = _mm256_add_epi16(pairs, _mm256_srli_si256(pairs, 8)), sums = _mm256_add_epi16(four, _mm256_srli_si256(four, 4));
+    const __m256i negative = _mm256_sub_epi16(_mm256_setzero_si256(), sums);
+    starts[0] = _mm256_extract_epi32(negative, 0), starts[1] = _mm256_extract_epi32(negative, 4);
+}
 INLINE dots dots_from(int32_t start) { return (dots){ every32(start), every32(start) }; }
 INLINE dots dots_add(dots d, line codes, int32_t inputs) {
     const __m256i x = every32(inputs);
@@ -160,9 +165,9 @@ INLINE void wide_expand(uint8_t *to, const uint8_t *p) {
     }
 }
 INLINE wide wide_reload(const uint8_t *p, const int part) { return (wide){ load32(p + 64 * part), load32(p + 64 * part + 32) }; }
-INLINE void pack8(const int16_t x[4], int32_t words[2]) {
-    words[0] = (int32_t)((uint32_t)(uint16_t)x[0] | (uint32_t)(uint16_t)x[2] << 16);
-    words[1] = (int32_t)((uint32_t)(uint16_t)x[1] | (uint32_t)(uint16_t)x[3] << 16);
+INLINE void pack8(const int16_t *x, int32_t *words) {
+    const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    _mm256_storeu_si256((__m256i *)words, _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)x), order));
 }
 INLINE dots8 dots8_start(int32_t sum, const int expanded) {
     const __m256i start = expanded ? _mm256_setzero_si256() : every32(-Q8_OFFSET * sum);

@@ -11,14 +11,14 @@
 typedef __m512 v16;
 enum {
     SUMS_IN_FLIGHT = 24,               // of 32 registers
-    LINES_IN_FLIGHT = 4, SUMS_KEPT = 6,
-    EXPAND_ROWS = 24,
+    LINES_IN_FLIGHT = 12, SUMS_KEPT = 6,
+    EXPAND_ROWS = 18,
 #if defined(__AVX512VNNI__)
-    LINES_IN_FLIGHT_Q8 = 2,            // an input takes two sums
+    LINES_IN_FLIGHT_Q8 = 8,            // an input takes two sums
     EXPAND_ROWS_Q8 = 1 << 30,          // bytes are multiplied as they lie in the file
 #else
-    LINES_IN_FLIGHT_Q8 = 4,
-    EXPAND_ROWS_Q8 = 24,
+    LINES_IN_FLIGHT_Q8 = 12,
+    EXPAND_ROWS_Q8 = 36,
 #endif
 };
 
@@ -98,7 +98,12 @@ typedef __m512 scales;
 INLINE scales scales_load(const uint8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
 INLINE void scales_store(uint8_t *p, scales s) { _mm512_storeu_ps(p, s); }
 INLINE scales scales_reload(const uint8_t *p) { return _mm512_loadu_ps(p); }
-INLINE int32_t dots_start(int first, int second) { return -CODE_LIMIT * (first + second); }
+INLINE void dots_starts(const int8_t *x, int32_t starts[2]) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), _mm256_loadu_si256((const __m256i *)x));
+    const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(-CODE_LIMIT));
+    const __m256i eights = _mm256_add_epi32(fours, _mm256_srli_si256(fours, 8)), halves = _mm256_add_epi32(eights, _mm256_srli_si256(eights, 4));
+    starts[0] = _mm256_extract_epi32(halves, 0), starts[1] = _mm256_extract_epi32(halves, 4);
+}
 INLINE dots dots_from(int32_t start) { return every64(start); }
 INLINE dots dots_add(dots d, line codes, int32_t inputs) {
     d = _mm512_dpbusd_epi32(d, codes, every64(inputs));
@@ -118,7 +123,12 @@ INLINE scales scales_load(const uint8_t *p) {
 }
 INLINE void scales_store(uint8_t *p, scales s) { store64(p, s); }
 INLINE scales scales_reload(const uint8_t *p) { return load64(p); }
-INLINE int32_t dots_start(int first, int second) { return (int32_t)((uint32_t)(uint16_t)(-CODE_LIMIT * first) | (uint32_t)(uint16_t)(-CODE_LIMIT * second) << 16); }
+INLINE void dots_starts(const int8_t *x, int32_t starts[2]) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(CODE_LIMIT), _mm256_loadu_si256((const __m256i *)x));
+    const __m256i four = _mm256_add_epi16(pairs, _mm256_srli_si256(pairs, 8)), sums = _mm256_add_epi16(four, _mm256_srli_si256(four, 4));
+    const __m256i negative = _mm256_sub_epi16(_mm256_setzero_si256(), sums);
+    starts[0] = _mm256_extract_epi32(negative, 0), starts[1] = _mm256_extract_epi32(negative, 4);
+}
 INLINE dots dots_from(int32_t start) { return every64(start); }
 INLINE dots dots_add(dots d, line codes, int32_t inputs) {
     d = _mm512_add_epi16(d, _mm512_maddubs_epi16(codes, every64(inputs)));
@@ -141,10 +151,11 @@ typedef struct { __m512i h, l; } dots8;
 INLINE wide wide_load(const uint8_t *p, const int part) { (void)part; return load64(p); }
 INLINE void wide_expand(uint8_t *to, const uint8_t *p) { store64(to, load64(p)); }
 INLINE wide wide_reload(const uint8_t *p, const int part) { (void)part; return load64(p); }
-INLINE void pack8(const int16_t x[4], int32_t words[2]) {
-    int8_t h[4], l[4];
-    for (int i = 0; i < 4; i++) h[i] = (int8_t)((x[i] + 64) >> 7), l[i] = (int8_t)(x[i] - 128 * h[i]);
-    memcpy(&words[0], h, 4), memcpy(&words[1], l, 4);
+INLINE void pack8(const int16_t *x, int32_t *words) {
+    const __m256i v = _mm256_loadu_si256((const __m256i *)x), h = _mm256_srai_epi16(_mm256_add_epi16(v, _mm256_set1_epi16(64)), 7);
+    const __m128i high = _mm256_cvtepi16_epi8(h), low = _mm256_cvtepi16_epi8(_mm256_sub_epi16(v, _mm256_slli_epi16(h, 7)));
+    _mm_storeu_si128((__m128i *)words, _mm_unpacklo_epi32(high, low));
+    _mm_storeu_si128((__m128i *)(words + 4), _mm_unpackhi_epi32(high, low));
 }
 INLINE dots8 dots8_start(int32_t sum, const int expanded) { (void)expanded; return (dots8){ _mm512_setzero_si512(), every64(-Q8_OFFSET * sum) }; }
 INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, int height, const int part) {
@@ -165,9 +176,9 @@ INLINE void wide_expand(uint8_t *to, const uint8_t *p) {
     UNROLL for (int part = 0; part < 2; part++) store64(to + 64 * part, _mm512_sub_epi16(wide_load(p, part), _mm512_set1_epi16(Q8_OFFSET)));
 }
 INLINE wide wide_reload(const uint8_t *p, const int part) { return load64(p + 64 * part); }
-INLINE void pack8(const int16_t x[4], int32_t words[2]) {
-    words[0] = (int32_t)((uint32_t)(uint16_t)x[0] | (uint32_t)(uint16_t)x[2] << 16);
-    words[1] = (int32_t)((uint32_t)(uint16_t)x[1] | (uint32_t)(uint16_t)x[3] << 16);
+INLINE void pack8(const int16_t *x, int32_t *words) {
+    const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    _mm256_storeu_si256((__m256i *)words, _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)x), order));
 }
 INLINE dots8 dots8_start(int32_t sum, const int expanded) { return expanded ? _mm512_setzero_si512() : every64(-Q8_OFFSET * sum); }
 INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, int height, const int part) {

@@ -12,7 +12,7 @@
 typedef struct { float f[16]; } v16;
 enum {
     SUMS_IN_FLIGHT = 1,          // vectors of sums that a tile keeps in registers: here 16 independent sums are enough
-    LINES_IN_FLIGHT = 1, LINES_IN_FLIGHT_Q8 = 1,   // strips that are multiplied together, of q4 and of q8
+    LINES_IN_FLIGHT = 1, LINES_IN_FLIGHT_Q8 = 1,   // strips x rows that are multiplied together, of q4 and of q8
     SUMS_KEPT = 1 << 30,         // so many sums stay in registers beside those in the making
     EXPAND_ROWS = 4, EXPAND_ROWS_Q8 = 4,   // with more rows, codes are unpacked once for all of them
 };
@@ -88,8 +88,8 @@ ONCE line codes_high(table t, line x, line grid) { for (int i = 0; i < 64; i++) 
 INLINE scales scales_load(const uint8_t *p) { scales s; for (int i = 0; i < 16; i++) s.i[i] = (int8_t)p[i]; return s; }
 INLINE void scales_store(uint8_t *p, scales s) { memcpy(p, s.i, 64); }
 INLINE scales scales_reload(const uint8_t *p) { scales s; memcpy(s.i, p, 64); return s; }
-// What a panel holds for the sums to start from, given the sums of the inputs of columns 0, 1 and 2, 3 of each 4.
-INLINE int32_t dots_start(int first, int second) { (void)first, (void)second; return 0; }
+// What a panel holds for the sums to start from, for each 16 of 32 inputs.
+INLINE void dots_starts(const int8_t *x, int32_t starts[2]) { (void)x, starts[0] = starts[1] = 0; }
 INLINE dots dots_from(int32_t start) { dots d; for (int i = 0; i < 16; i++) d.i[i] = start; return d; }
 ONCE dots dots_add(dots d, line codes, int32_t inputs) {
     int8_t x[4];
@@ -101,7 +101,7 @@ INLINE scaled scaled_first(dots d, scales s) { scaled w; for (int i = 0; i < 16;
 INLINE scaled scaled_add(scaled w, dots d, scales s) { for (int i = 0; i < 16; i++) w.i[i] += d.i[i] * s.i[i]; return w; }
 INLINE v16 scaled_float(scaled w) { v16 r; for (int i = 0; i < 16; i++) r.f[i] = (float)w.i[i]; return r; }
 
-// ---- 8-bit codes with int16 inputs: 4 columns of inputs are two words of the vocabulary's own
+// ---- 8-bit codes with int16 inputs: each 4 of 16 columns of inputs become two words of the vocabulary's own
 
 enum { WIDE_PARTS = 1, EXPANDED_LINE_Q8 = 128 };   // parts in which a line is multiplied; bytes of an expanded line
 typedef struct { int16_t h[64]; } wide;
@@ -109,7 +109,7 @@ typedef struct { int32_t i[16]; } dots8;           // exact sums over 32 columns
 INLINE wide wide_load(const uint8_t *p, int part) { (void)part; wide x; for (int i = 0; i < 64; i++) x.h[i] = (int16_t)(p[i] - 128); return x; }
 INLINE void wide_expand(uint8_t *to, const uint8_t *p) { const wide x = wide_load(p, 0); memcpy(to, x.h, 128); }
 INLINE wide wide_reload(const uint8_t *p, int part) { (void)part; wide x; memcpy(x.h, p, 128); return x; }
-INLINE void pack8(const int16_t x[4], int32_t words[2]) { memcpy(words, x, 8); }
+INLINE void pack8(const int16_t *x, int32_t *words) { memcpy(words, x, 32); }
 // `expanded`: the sum starts for codes that `wide_expand` wrote.
 INLINE dots8 dots8_start(int32_t sum, const int expanded) { (void)sum, (void)expanded; return (dots8){ { 0 } }; }
 // Adds products; the second word of the inputs lies `height` words after the first.
