@@ -8,5 +8,5 @@ install_copy() {
     rm -rf "$work/source" "$1"
     mkdir "$work/source"
     tar -c --exclude ./build --exclude '*.so' --exclude ./.git --exclude '*_cache' . | tar -x -C "$work/source"
-    (cd "$work/source" && python -m pip install -q --no-deps --no-build-isolation --target "$1" .)
+    (cd "$work/source" && "${PYTHON:-python}" -m pip install -q --no-deps --no-build-isolation --target "$1" .)
 }

@@ -18,13 +18,13 @@ CFLAGS="-fprofile-generate=$profile -fprofile-update=atomic" LDFLAGS="-fprofile-
 if [ ${#models[@]} = 0 ]; then
     for dtype in f32 f16 bf16 q8 q4 q4s; do
         model=$work/$dtype.bin
-        (cd "$here" && PYTHONPATH=$work/instrumented python -m bench.make_model --shape stories15m --dtype "$dtype" "$model")
+        (cd "$here" && "${PYTHON:-python}" -m bench.make_model --shape stories15m --dtype "$dtype" "$model")
         models+=("$model")
     done
 fi
 for model in "${models[@]}"; do
     echo "training on $model" >&2
-    (cd "$work" && PYTHONPATH=$work/instrumented python -m llamac bench "$model" --threads 1,2 --rounds 1 --prompt 128 --context 0,128 --batch 1,4 >&2)
+    (cd "$work" && PYTHONPATH=$work/instrumented "${PYTHON:-python}" -m llamac bench "$model" --threads 1,2 --rounds 1 --prompt 128 --context 0,128 --batch 1,4 >&2)
 done
 echo "optimized build" >&2
 CFLAGS="-fprofile-use=$profile -fprofile-partial-training -Wno-missing-profile -Wno-coverage-mismatch" install_copy "$folder"

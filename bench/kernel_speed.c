@@ -372,7 +372,6 @@ static void every_kernel(void) {
     free(row);
 }
 
-// kernel_speed ISA|all KERNEL|all MILLISECONDS MEGABYTES
 int main(int n, char **arguments) {
     if (n != 5) {
         fprintf(stderr, "kernel_speed ISA|all KERNEL|all MILLISECONDS MEGABYTES\n");

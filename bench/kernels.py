@@ -1,12 +1,12 @@
-"""Each kernel by itself, for every instruction set of this machine: error against float64, GB/s, multiply-adds per cycle.
+"""Each kernel by itself, for every instruction set of this machine: error against float64, GB/s, MAC per cycle.
 
     python -m bench.kernels [--isa avx2] [--kernel gemm] [--milliseconds 2] [--megabytes 256] [--result NAME]
 
 Compiles kernel_speed.c with the core's own flags and runs it. Error: root mean square of the difference to float64 over
 that of the truth, the rounding of inputs (to int8 for q4 and q4s, int16 for q8, f16 in the cache) included. GB/s:
 weights, cache pages, or what a function reads and writes. Products and attention take their memory from a pool of so
-many megabytes, matrices of up to a megabyte stay in the cache. Cycles are those of a chain of dependent additions, timed
-right after each case. One thread; medians of 9 samples.
+many megabytes, matrices of up to a megabyte stay in the cache. MAC: multiply-adds. Cycles are those of a chain of
+dependent additions, timed right after each case. One thread; medians of 9 samples.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ KERNELS = ("peak", "gemm", "pack", "attend", "norm", "add", "gather", "store", "
 def build(folder: Path, cc: str) -> Path:
     """The compiled program."""
     program = folder / "kernel_speed"
-    command = [sys.executable, ROOT / "tests" / "c" / "build.py", "--cc", cc, "--out", program]
-    subprocess.run([*command, "--program", ROOT / "bench" / "kernel_speed.c"], check=True)
+    source = ROOT / "bench" / "kernel_speed.c"
+    command: list[str | Path] = [sys.executable, ROOT / "tests" / "c" / "build.py", "--cc", cc]
+    subprocess.run([*command, "--program", source, "--out", program], check=True)
     return program
 
 
@@ -70,7 +71,7 @@ def main() -> None:
     parser.add_argument("--result", metavar="NAME", help="write bench/results/DATE-NAME.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        command = [build(Path(folder), options.cc), options.isa, options.kernel]
+        command = [str(build(Path(folder), options.cc)), options.isa, options.kernel]
         command += [str(options.milliseconds), str(options.megabytes)]
         print(f"{'kernel':<10} {'isa':<10} {'':<38} {'error':>8} {'us':>10} {'GB/s':>8} {'MAC/cycle':>9}")
         found = []

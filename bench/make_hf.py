@@ -16,7 +16,7 @@ def make_hf(name: str, dtype: str, out: Path, *, shape: Shape | None = None) -> 
     write_hf(random_checkpoint(name, shape), out, dtype)
     # CTranslate2's converter asks for a vocabulary: a word for each id
     words = {f"t{i}": i for i in range(shape.vocabulary)}
-    special = {name: "t0" for name in ("bos_token", "eos_token", "unk_token")}
+    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "t0")
     tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
