@@ -11,7 +11,7 @@ import pytest
 
 import llamac
 from builders import checkpoint, llama_config, write_model
-from llamac import _core, machine
+from llamac import machine
 from openmp import needs_threads
 from processes import output_of, run_python
 
