@@ -152,6 +152,7 @@ static void block(const struct worker *w, int l) {
     h = prepare(w, (struct rows){ x->x, NULL, n, dim, &ffn_norm }, kind_of(&layer->ffn_gate) | kind_of(&layer->ffn_up));
     ffn_hidden(w, layer, &h);
     pool_barrier(w->member);
+    observe(w, LLAMAC_STAGE_FFN_HIDDEN, l, x->up, n, layer->ffn_up.rows);
     h = prepare(w, (struct rows){ x->up, NULL, n, layer->ffn_up.rows, NULL }, kind_of(&layer->ffn_down));
     const struct product down = { &layer->ffn_down, layer->ffn_down_bias, x->x, observed(e, LLAMAC_STAGE_FFN, l) };
     linear(w, &down, 1, &h, 1);

@@ -125,6 +125,7 @@ enum llamac_stage {
     LLAMAC_STAGE_ATTN_MIX,        // (n_heads, head_dim)      the heads' weighted values
     LLAMAC_STAGE_ATTN_OUT,        // (dim)                    after the output projection
     LLAMAC_STAGE_FFN_NORM,        // (dim)
+    LLAMAC_STAGE_FFN_HIDDEN,      // (largest ffn_dim)        after the activation, zeros behind a narrower layer's
     LLAMAC_STAGE_FFN,             // (dim)                    output of the feed-forward network
     LLAMAC_STAGE_BLOCK,           // (dim)               ... to here: the residual stream after the layer
     LLAMAC_STAGE_OUTPUT_NORM,     // (dim)               rows that want logits only, in order

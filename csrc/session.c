@@ -45,6 +45,15 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     }
 }
 
+// Wide models take smaller chunks: what a run needs beside weights and cache shall stay under 50 MB.
+static int choose_max_rows(const struct llamac_session *s) {
+    for (struct scratch x = { .rows = MAX_ROWS, .n_threads = s->threads };; x.rows -= MIN_ROWS) {
+        struct arena count = { 0 };
+        cut_scratch(s, &x, &count);
+        if (count.used <= MAX_SCRATCH || x.rows == MIN_ROWS) return x.rows;
+    }
+}
+
 int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err) {
     if (rows <= s->scratch.rows && s->threads <= s->scratch.n_threads) return 0;
     struct scratch bigger = { .rows = max_int(rows, s->scratch.rows), .n_threads = max_int(s->threads, s->scratch.n_threads) };
@@ -124,6 +133,7 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
     s->kv_dtype = options->kv_dtype ? options->kv_dtype : model->dtypes == 1u << LLAMAC_F32 ? LLAMAC_F32 : LLAMAC_F16;
     s->threads = options->threads;
     s->n_sequences = options->n_sequences;
+    s->max_rows = choose_max_rows(s);
     if (fill_session(s, err)) {
         llamac_session_close(&s);
         return -1;

@@ -7,7 +7,9 @@
 #include "pool.h"
 
 enum {
-    MAX_ROWS = 256,           // rows that go through the layers together; more are cut into chunks of this size
+    MAX_ROWS = 256,           // rows that go through the layers together at most; more are cut into chunks
+    MIN_ROWS = 32,            // a chunk's size is a multiple of this
+    MAX_SCRATCH = 26 << 20,   // bytes of scratch that a chunk's size keeps to, unless it is MIN_ROWS
     REDUNDANT_ROWS = 4,       // up to so many rows every thread computes norms for itself instead of meeting at a barrier
 };
 
@@ -43,6 +45,7 @@ struct llamac_session {
     const struct llamac_model *model;
     const struct kernels *kernels;
     int context, kv_dtype, threads, n_sequences;
+    int max_rows;             // of a chunk
     size_t page_bytes, head_bytes, value_offset;   // of a page; of one head in it; of the values in that
     size_t kv_bytes;
     struct sequence *sequences;

@@ -5,10 +5,11 @@ source -> checkpoint (canonical, lazy) -> tokenizer -> probes -> plan -> tempora
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 from llamac.errors import ArgumentError, ExportError, LlamacError, TokenizerError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.lfs import HEAD_BYTES, refuse_pointer
-from llamac.export.quantize import choose_dtypes, widen_coarse
+from llamac.export.quantize import FOUR_BITS, Lesson, choose_dtypes, widen_coarse
 from llamac.export.vocab import Room, Vocabulary, load_vocabulary
 from llamac.export.writer import (
     MAGIC,
     Plan,
+    Slot,
     check_space,
     make_plan,
     matching_tensors,
@@ -76,6 +78,7 @@ def export(
     to: str = "llamac",
     pure: bool = False,
     dtype_map: Iterable[tuple[str, str]] = (),
+    calibrate: str | Path | None = None,
     threads: int | None = None,
     probe_source: str | None = "auto",
     overwrite: bool = False,
@@ -86,15 +89,17 @@ def export(
     source: a Hugging Face directory, a llama2.c model file or a flat file. dtype: of the matrices, "f32", "f16",
     "bf16", "q8", "q4" or "q4s" (default: the source's own, f32 if it is quantized). With q4 and q4s the output head and
     attn_v are q8, unless `pure`; dtype_map overrides both: (pattern, dtype) pairs, the first whose pattern fits a
-    matrix's name decides (* stands for any text). threads: that quantize (default: as many as a model would use); they
-    do not change a byte. tokenizer: a file or directory to use instead of the source's. name: stored in
-    the flat file (default: the source's). to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a
-    llama2.c model (always f32) with tokenizer.bin beside it. probe_source: who computes the flat file's reference
-    logits, "llamac" (what "auto" means) or "transformers"; None leaves the probes out. overwrite: replace an existing
-    file `out`; a folder is never replaced. progress: called with (phase, done, all there is to do in
-    this phase): "verifying" (bytes of a flat file that is read), "looking at scales" (rows of matrices that may be too
-    coarse for 4 bits), "reference logits" (steps of the probes), "writing"
-    (bytes), "engine's logits" (steps of the probes, on the written file).
+    matrix's name decides (* stands for any text). calibrate: for q4 and q4s, a text file, or "self" for a text that the
+    model writes: the inputs it sees there decide which errors matter and where they are made up for. It takes a
+    temporary copy of the weights beside `out`, and more time and memory (docs/quantization.md). threads: that quantize
+    (default: as many as a model would use); they do not change a byte. tokenizer: a file or directory to use instead of
+    the source's. name: stored in the flat file (default: the source's). to: "llamac" writes a flat file, "hf" a Hugging
+    Face directory, "llama2c" a llama2.c model (always f32) with tokenizer.bin beside it. probe_source: who computes the
+    flat file's reference logits, "llamac" (what "auto" means) or "transformers"; None leaves the probes out. overwrite:
+    replace an existing file `out`; a folder is never replaced. progress: called with (phase, done, all there is to do
+    in this phase): "verifying" (bytes of a flat file that is read), "looking at scales" (rows of matrices that may be
+    too coarse for 4 bits), "reference logits" (steps of the probes), "writing a text" (tokens), "calibrating" (pieces
+    of a text), "writing" (bytes), "engine's logits" (steps of the probes, on the written file).
 
     Raises ArgumentError for an argument that would have no effect with this `to`, and ExportError or UnsupportedError
     with everything that stands against the export, before anything is written.
@@ -102,9 +107,9 @@ def export(
     source, out, progress = _folder_of(Path(source)), Path(out), progress or silent
     dtype_map = list(dtype_map)
     _check_arguments(to, dtype, name, probe_source, overwrite)
-    if to != "llamac" and (pure or dtype_map or threads is not None or dtype in QUANTIZED):
+    if to != "llamac" and (pure or dtype_map or calibrate or threads is not None or dtype in QUANTIZED):
         raise ArgumentError(
-            f"quantized dtypes, pure, dtype_map and threads are for flat files only, not with to={to!r}"
+            f"quantized dtypes, pure, dtype_map, calibrate and threads are for flat files only, not with to={to!r}"
         )
     if threads is not None and threads < 1:
         raise ArgumentError(f"threads is {threads}, expected at least 1")
@@ -132,7 +137,8 @@ def export(
         bits = 0.0
     else:
         probe_source = "llamac" if probe_source == "auto" else probe_source
-        matrices = Matrices(dtype, pure, tuple(dtype_map), threads or plan_threads().threads)
+        text = _calibration_text(calibrate)
+        matrices = Matrices(dtype, pure, tuple(dtype_map), text, threads or plan_threads().threads)
         plan = _write_flat(checkpoint, source, out, matrices, probe_source, progress, warnings)
         size, bits = plan.file_bytes, plan.bits_per_weight
     return Report(
@@ -156,7 +162,20 @@ class Matrices:
     dtype: str
     pure: bool
     dtype_map: tuple[tuple[str, str], ...]
+    calibrate: str | None  # the text, "" for the model's own
     threads: int
+
+
+def _calibration_text(calibrate: str | Path | None) -> str | None:
+    if calibrate is None or calibrate == "self":
+        return None if calibrate is None else ""
+    try:
+        text = Path(calibrate).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExportError(f"the calibration text {calibrate} cannot be read: {error}") from None
+    if not text:
+        raise ExportError(f"the calibration text {calibrate} is empty")
+    return text
 
 
 def _check_arguments(to: str, dtype: str | None, name: str | None, probe_source: str | None, overwrite: bool) -> None:
@@ -381,8 +400,10 @@ def _write_flat(
         texts["probes"] = encode(probe_set)
     plan = make_plan(checkpoint, matrices.dtype, texts, dtypes)
     check_space(out.parent, plan.file_bytes)
-    with temporary_beside(out) as file:
-        hashes = write(file, plan, progress, threads=matrices.threads)
+    with temporary_beside(out) as file, contextlib.ExitStack() as stack:
+        teach = _teacher(checkpoint, plan, matrices, out.parent, progress, stack)
+        hashes = write(file, plan, progress, threads=matrices.threads, teach=teach)
+        stack.close()
         if probe_set is not None:
             # the engine's own logits need the finished file; their records have the same size as the empty ones
             file.flush()
@@ -403,6 +424,31 @@ def _dtypes(checkpoint: Checkpoint, matrices: Matrices, progress: Progress, warn
     found, coarse = widen_coarse(tensors, chosen, fixed, progress)
     warnings += coarse
     return found
+
+
+def _teacher(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    matrices: Matrices,
+    folder: Path,
+    progress: Progress,
+    stack: contextlib.ExitStack,
+) -> Callable[[Slot], Lesson | None]:
+    """What calibration knows of the slots, where it was asked for; `stack` lets go of its temporary file."""
+    if matrices.calibrate is None:
+        return lambda slot: None
+    if not any(slot.dtype in FOUR_BITS for slot in plan.slots):
+        raise ArgumentError(f"calibrate is for matrices in q4 and q4s; with dtype {matrices.dtype!r} there is none")
+    from llamac.export.calibrate import calibrate, float_model
+
+    with float_model(checkpoint, folder, _own_dtype(checkpoint), matrices.threads) as model:
+        text = matrices.calibrate or None
+        calibration = stack.enter_context(calibrate(checkpoint, model, text, folder, progress=progress))
+
+    def teach(slot: Slot) -> Lesson | None:
+        return calibration.lesson(slot.name, slot.tensor.shape[1]) if slot.dtype in FOUR_BITS else None
+
+    return teach
 
 
 def _kind(plan: Plan) -> probes.Kind:

@@ -107,14 +107,14 @@ def measure(path: Path, probe_set: ProbeSet, *, kind: Kind, progress: Progress =
         count = len(probe_set.probes)
         progress("engine's logits", len(records) * count + done, len(KV_DTYPES) * count)
 
-    with llamac.load(path) as model, _few_pages(model.file):
+    with llamac.load(path) as model, few_pages(model.file):
         for kv in KV_DTYPES:
             records[kv] = _engine_record(model, probe_set, kv, kind, told)
     return probe_set.with_engine(records)
 
 
 @contextlib.contextmanager
-def _few_pages(file: FlatFile) -> Iterator[None]:
+def few_pages(file: FlatFile) -> Iterator[None]:
     """Keeps the pages of a large mapped file from piling up in this process while the engine runs over them.
 
     A pass touches every weight once, and a touched page counts as the process's memory until it is let go. Nothing is

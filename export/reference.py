@@ -281,7 +281,7 @@ def _block(run: _Pass, x: Array, layer: int, record: LayerConfig) -> Array:
     x = x + _attention(run, h, layer, record)
     h = run.norm(x, f"{name}.ffn_norm")
     run.observe("ffn_norm", layer, h)
-    h = _feed_forward(run, h, name, record)
+    h = _feed_forward(run, h, layer, record)
     run.observe("ffn", layer, h)
     x = x + h
     run.observe("block", layer, x)
@@ -312,14 +312,15 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     return out
 
 
-def _feed_forward(run: _Pass, h: Array, name: str, record: LayerConfig) -> Array:
+def _feed_forward(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     """Plain: down(act(up h)); gated: down(act(gate h) * up h). h (n, dim) -> (n, dim).
 
     "Attention Is All You Need", equation 2; Shazeer, "GLU Variants Improve Transformer" (arXiv:2002.05202), equation 6.
     """
-    activate = ACTIVATIONS[run.config.activation]
+    name, activate = f"layers.{layer}", ACTIVATIONS[run.config.activation]
     up = run.linear(h, f"{name}.ffn_up")
     inner = activate(run.linear(h, f"{name}.ffn_gate")) * up if record.ffn == "gated" else activate(up)
+    run.observe("ffn_hidden", layer, inner)
     return run.linear(inner, f"{name}.ffn_down")
 
 

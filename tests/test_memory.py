@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import llamac
+from builders import checkpoint, llama_config, some_ids, write_model
 from llamac import models
 from llamac.errors import ArgumentError, UnsupportedError
 from processes import output_of
@@ -168,6 +169,20 @@ def test_a_run_needs_little_beside_weights_and_cache(model: str, request: pytest
     total, weights, cache, tokenizer = map(int, output_of(program, path).split())
     assert cache > 0
     assert total < weights + cache + tokenizer + 50e6
+
+
+def test_wide_models_take_smaller_chunks(tmp_path: Path) -> None:
+    """256 rows of this one would need 60 MB."""
+    path = write_model(tmp_path / "wide.bin", checkpoint(llama_config(ffn=20000, n_layers=1)))
+    ids = some_ids(300)
+    with llamac.load(path) as model, model.session() as whole, model.session() as parts:
+        logits = whole.eval(ids)
+        assert 10_000_000 < whole.memory()["activations"] <= 26 << 20
+        for start in range(0, 300, 75):
+            last = parts.eval(ids[start : start + 75])
+        assert logits is not None
+        assert last is not None
+        assert logits.tobytes() == last.tobytes()
 
 
 def test_the_tokenizers_memory_is_told_apart(tiny_llama: Path) -> None:

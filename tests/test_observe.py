@@ -85,6 +85,7 @@ def test_shapes_of_all_stages(model: llamac.Model) -> None:
     c = model.config
     q, kv = c["n_heads"] * c["head_dim"], c["n_kv_heads"] * c["head_dim"]
     widths = dict.fromkeys(llamac.STAGES, c["dim"])
+    widths["ffn_hidden"] = max(layer["ffn_dim"] for layer in model.file.layers)
     widths |= {"q": q, "k": kv, "v": kv, "cache_k": kv, "cache_v": kv, "attn_mix": q, "logits": c["vocab_size"]}
     with model.session() as session:
         found = session.observe(IDS, llamac.STAGES)
@@ -149,6 +150,7 @@ def test_stages_follow_from_one_another(model: llamac.Model, seen: dict[tuple[st
         near(seen["v", layer], product(model, f"{name}.attn_v", seen["attn_norm", layer]))
         near(seen["attn_out", layer], product(model, f"{name}.attn_out", seen["attn_mix", layer]))
         middle = stream + seen["attn_out", layer]
+        near(seen["ffn", layer], product(model, f"{name}.ffn_down", seen["ffn_hidden", layer]))
         near(seen["block", layer], middle + seen["ffn", layer])
         for norm, rows in (("attn_norm", stream), ("ffn_norm", middle)):
             near(seen[norm, layer], normed(model, f"{name}.{norm}", rows), 1e-4)

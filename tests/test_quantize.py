@@ -245,6 +245,7 @@ def test_the_engine_computes_what_the_format_means(config: ModelConfig, dtype: s
         name = f"layers.{layer}"
         near(seen["v", layer].reshape(len(ids), -1), product(seen["attn_norm", layer], f"{name}.attn_v"))
         near(seen["attn_out", layer], product(seen["attn_mix", layer], f"{name}.attn_out"))
+        near(seen["ffn", layer], product(seen["ffn_hidden", layer], f"{name}.ffn_down"))
     head = "token_embedding" if config.tied_output else "output"
     near(seen["logits", 0], product(seen["output_norm", 0], head))
     expected = reference.forward(stored, [ids], round_inputs=True)[0]

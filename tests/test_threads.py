@@ -136,6 +136,25 @@ def test_more_threads_than_processors_give_the_same_bits(tiny_llama: Path, expec
     assert output_of(program, tiny_llama) == f"{expected}\n"
 
 
+def test_the_number_may_change_within_a_session(tiny_llama: Path) -> None:
+    """As it does when the machine's limits change; more threads need more memory, which comes with the next eval."""
+    with llamac.load(tiny_llama) as model, model.session(threads=1) as one, model.session(threads=1) as changing:
+        held = []
+        for threads in (1, 4, 2, 7, 1):
+            changing._core.set_threads(threads)
+            assert changing.threads == threads
+            logits = [session.eval(range(30), logits="all") for session in (one, changing)]
+            assert logits[0] is not None
+            assert logits[1] is not None
+            assert logits[0].tobytes() == logits[1].tobytes()
+            held.append(changing.memory()["activations"])
+        assert held[0] < held[1] == held[2] < held[3] == held[4]
+        for threads in (0, -1, 1025, 1 << 40):
+            with pytest.raises(llamac.ArgumentError, match="threads is"):
+                changing._core.set_threads(threads)
+        assert changing.threads == 1
+
+
 @pytest.mark.parametrize("policy", ["passive", "active"])
 def test_idle_threads_burn_nothing(tiny_llama: Path, policy: str) -> None:
     """From the end of the eval on; also if OpenMP is told that its threads shall never sleep."""

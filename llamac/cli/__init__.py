@@ -266,7 +266,7 @@ def _add_bench(commands: Commands) -> None:
         "  llamac bench model.bin --threads 1,2 --prompt 128,512 --json speed.json\n"
         "  llamac bench model.bin --prompt '' --context 0,2048 --batch 1,4,8\n",
     )
-    _add_model(parser, "a model file (default: the built-in model)", optional=True)
+    _add_model(parser, "a model file (default: the built-in model)")
     parser.add_argument(
         "--threads", type=_numbers, metavar="LIST", help="numbers of threads (default: the one `llamac inspect` tells)"
     )
@@ -315,6 +315,12 @@ def _add_export(commands: Commands, program: str) -> None:
         metavar="PATTERN=DTYPE,...",
         help="number format of the matrices whose name fits a pattern, e.g. 'layers.0.*=q8,*.ffn_down.weight=q4'; "
         "* stands for any text, the first pattern that fits decides",
+    )
+    parser.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="with q4 and q4s: let the model read this text, or with `self` one of its own, and quantize for the "
+        "inputs it saw; loses less and takes longer",
     )
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads that quantize (default: as many as a model would use)"

@@ -19,6 +19,7 @@ def export(options: argparse.Namespace) -> int:
             dtype=options.dtype,
             pure=options.pure,
             dtype_map=parse_dtype_map(options.dtype_map) if options.dtype_map is not None else (),
+            calibrate=options.calibrate,
             threads=options.threads,
             tokenizer=options.tokenizer,
             name=options.name,
