@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from llamac.cli.progress import progress_bars
+from llamac.cli.text import safe_error, safe_line
 from llamac.export.convert import export as convert
 
 
@@ -24,8 +25,9 @@ def export(options: argparse.Namespace) -> int:
             progress=progress,
         )
     for warning in report.warnings:
-        print(f"llamac: warning: {warning}", file=sys.stderr)
+        print(f"llamac: warning: {safe_error(warning)}", file=sys.stderr)
     bits = f", {report.bits_per_weight:.2f} bits per weight" if report.bits_per_weight else ""
     place = ", as tokenizer.bin beside it" if options.to == "llama2c" and report.tokenizer != "none" else ""
-    print(f"{report.path}: {report.bytes / 1e6:.1f} MB, {report.dtype}{bits}, tokenizer {report.tokenizer}{place}")
+    size = f"{report.bytes / 1e6:.1f} MB, {report.dtype}{bits}"
+    print(safe_line(f"{report.path}: {size}, tokenizer {report.tokenizer}{place}"))
     return 0
