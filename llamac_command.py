@@ -1,10 +1,7 @@
 """Where the installed commands begin: before the imports, so that Ctrl-C during these ends as quietly as later."""
 
-from __future__ import annotations
-
 import os
 import signal
-from typing import Any
 
 INTERRUPTED = 130
 
@@ -35,6 +32,6 @@ def _run(entry: str) -> None:
         raise
 
 
-def _leave(*_: Any) -> None:
+def _leave(*_: object) -> None:
     """Ends the process at once: an exception may get lost in what is being imported."""
     os._exit(INTERRUPTED)
