@@ -1,98 +1,164 @@
-"""Makes a model file with random weights in the shape of a real model, for benchmarks.
+"""Makes a model file with random weights in the shape of a real model, for benchmarks: speed does not depend on numbers.
 
-python -m bench.make_model --shape tinyllama-1.1b --dtype bf16 /tmp/tinyllama.bin
+    python -m bench.make_model --shape tinyllama-1.1b --dtype q4 OUT           a flat file, mixed as `llamac export` does
+    python -m bench.make_model --shape tinyllama-1.1b --dtype q4 --pure OUT    every matrix in q4
+    python -m bench.make_model --shape tinyllama-1.1b --gguf Q4_K_S OUT        the same for llama.cpp
+    python -m bench.make_model --shape tinyllama-1.1b --hf --dtype bf16 OUT    a folder for transformers and CTranslate2
+
+Quantized strips are random valid bytes under row scales that give the weights the size they would have.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import zlib
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.shapes import SHAPES, Shape, model_config, tensors, vector
 from llamac import _core
-from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.export.writer import config_records, make_plan, temporary_beside, write
+from llamac.export.checkpoint import Checkpoint
+from llamac.export.writer import Plan, Slot, aligned, config_records, temporary_beside, to_dtype, write_tables
 
-# (dim, layers, heads, KV heads, head_dim, FFN, vocabulary, context, tied)
-LLAMA_SHAPES = {
-    "tinyllama-1.1b": (2048, 22, 32, 4, 64, 5632, 32000, 2048, False),
-    "llama-3.2-1b": (2048, 16, 32, 8, 64, 8192, 128256, 8192, True),
-    "stories15m": (288, 6, 6, 6, 48, 768, 32000, 256, True),
-}
-GPT2_SHAPES = {"gpt2": (768, 12, 12, 12, 64, 3072, 50257, 1024, True)}
-SHAPES = (*LLAMA_SHAPES, *GPT2_SHAPES)
-POOL = 1 << 22  # random numbers that all tensors are cut from: making 10^9 of them would take longer than writing them
+DTYPES = ("f32", "f16", "bf16", "q8", "q4", "q4s")
+GGUF_TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_S")
+STRIP_ROWS, LINE, BLOCK, GROUP = 16, 64, 128, 32
+POOL_STRIPS = 256  # of each width that matrices are put together from
+Bytes = NDArray[np.uint8]
 
 
-def model_config(shape: str) -> ModelConfig:
-    """The config of a named shape."""
-    gpt2 = shape in GPT2_SHAPES
-    dim, layers, heads, kv_heads, head_dim, ffn, vocab, context, tied = (GPT2_SHAPES if gpt2 else LLAMA_SHAPES)[shape]
-    return ModelConfig(
-        dim=dim,
-        n_heads=heads,
-        n_kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocab_size=vocab,
-        n_token_ids=vocab,
-        context=context,
-        norm="layer" if gpt2 else "rms",
-        position="learned" if gpt2 else "rope",
-        activation="gelu_tanh" if gpt2 else "silu",
-        tied_output=tied,
-        norm_eps=1e-5,
-        attention_scale=head_dim**-0.5,
-        layers=(LayerConfig("plain" if gpt2 else "gated", ffn, rope=-1 if gpt2 else 0),) * layers,
-        rope_dim=() if gpt2 else (head_dim,),
-        rope_original_context=() if gpt2 else (0,),
-        rope_attention_factor=() if gpt2 else (1.0,),
-    )
+def tensor_dtype(name: str, is_matrix: bool, dtype: str, tied: bool, pure: bool) -> str:
+    """A tensor's dtype: in a file of 4 bits the output head and attn_v keep 8, as the exporter has it."""
+    if not is_matrix:
+        return "f32"
+    head = "token_embedding.weight" if tied else "output.weight"
+    keeps = dtype in ("q4", "q4s") and not pure and (name == head or name.endswith("attn_v.weight"))
+    return "q8" if keeps else dtype
 
 
-def random_checkpoint(shape: str) -> Checkpoint:
-    """A checkpoint of that shape whose numbers depend on nothing but the shape. Matrices have std 1 / sqrt(columns)."""
-    checkpoint = Checkpoint(model_config(shape), {}, metadata={"name": f"random {shape}", "architecture": shape})
-    pool = np.random.default_rng(0).standard_normal(POOL, np.float32)
-    for name, required, is_matrix, rows, columns in _core.slots(*config_records(checkpoint)):
-        if required or (checkpoint.config.norm == "layer" and name.startswith("layers.")):
-            checkpoint.tensors[name] = _matrix(pool, name, rows, columns) if is_matrix else _vector(name, columns)
-    return checkpoint
+# ---- strips
 
 
-def _matrix(pool: NDArray[np.float32], name: str, rows: int, columns: int) -> LazyTensor:
-    start = zlib.crc32(name.encode())
+def strip_pool(dtype: str, columns: int, numbers: np.random.Generator) -> Bytes:
+    """Random strips, (POOL_STRIPS, bytes of a strip), whose weights have std 1 / sqrt(columns)."""
+    size = _core.matrix_bytes(DTYPES.index(dtype) + 1, STRIP_ROWS, columns)
+    if dtype in ("f32", "f16", "bf16"):
+        padded = columns if dtype == "f32" else columns + columns % 2
+        values = numbers.standard_normal((POOL_STRIPS, padded * STRIP_ROWS), np.float32) * np.float32(columns**-0.5)
+        return np.ascontiguousarray(to_dtype(values, dtype)).view(np.uint8).reshape(POOL_STRIPS, size)
+    strips = numbers.integers(1, 256, (POOL_STRIPS, size), np.uint8)
+    for start, lines in scale_lines(dtype, columns):
+        magnitude = numbers.integers(32, 128, (POOL_STRIPS, lines), np.int8)
+        strips[:, start : start + lines] = np.where(strips[:, start : start + lines] & 1, magnitude, -magnitude).view(
+            np.uint8
+        )
+    code = 73.0 if dtype == "q8" else 16.0  # the codes' root mean square; that of the block scales is 84
+    strips[:, :LINE] = np.full((POOL_STRIPS, STRIP_ROWS), columns**-0.5 / (84 * code), np.float32).view(np.uint8)
+    return strips
 
-    def read(first: int, last: int) -> NDArray[np.float32]:
-        places = (start + np.arange(first, last)[:, None] * 40503 + np.arange(columns)) % POOL
-        return pool[places] * np.float32(columns**-0.5)
 
-    return LazyTensor((rows, columns), "f32", read)
-
-
-def _vector(name: str, n: int) -> LazyTensor:
-    numbers = np.zeros(n, np.float32) if name.endswith(".bias") else np.ones(n, np.float32)
-    if name.endswith("inv_freq"):
-        numbers = (10000.0 ** -(np.arange(n) / n)).astype(np.float32)
-    return LazyTensor((n,), "f32", lambda first, last: numbers[first:last])
+def scale_lines(dtype: str, columns: int) -> Iterator[tuple[int, int]]:
+    """(where they start, how many) of the block scales' bytes in a quantized strip (docs/format.md)."""
+    at = LINE
+    for k in range(0, columns, BLOCK):
+        groups = -(-min(BLOCK, columns - k) // GROUP)
+        scales = STRIP_ROWS * groups * (2 if dtype == "q4" else 1)
+        yield at, scales
+        at += -(-scales // LINE) * LINE + groups * LINE * (8 if dtype == "q8" else 4)
 
 
-def make(shape: str, dtype: str, out: Path) -> None:
-    """Writes the file."""
-    texts = dict.fromkeys(("tokenizer", "spm", "template", "probes"), b"") | {"metadata": b"{}"}
+def matrix_chunks(pool: Bytes, name: str, rows: int) -> Iterator[Bytes]:
+    """The strips of a matrix: those of the pool in an order of its own. The last one's surplus rows are not zero, which
+    readers may not rely on."""
+    strips = -(-rows // STRIP_ROWS)
+    order = np.random.default_rng(zlib.crc32(name.encode())).integers(0, len(pool), strips)
+    for first in range(0, strips, 512):
+        yield pool[order[first : first + 512]]
+
+
+# ---- the file
+
+
+def make(name: str, dtype: str, out: Path, *, pure: bool = False, shape: Shape | None = None) -> None:
+    """Writes a flat file. shape: other dimensions than the name's."""
+    shape = shape or SHAPES[name]
+    config, layers = config_records(Checkpoint(model_config(shape), {}))
+    metadata = {"architecture": shape.family, "dtype": dtype, "name": f"random {name}{' pure' if pure else ''}"}
+    texts = dict.fromkeys(("tokenizer", "spm", "template", "probes"), b"") | {
+        "metadata": json.dumps(metadata, separators=(",", ":")).encode()
+    }
+    slots, offset = [], 0
+    for tensor, is_matrix, rows, columns in tensors(shape):
+        kind = tensor_dtype(tensor, is_matrix, dtype, shape.tied, pure)
+        size = _core.matrix_bytes(DTYPES.index(kind) + 1, rows, columns) if is_matrix else 4 * columns
+        lazy = replace(vector(tensor, columns), shape=(rows, columns) if is_matrix else (columns,))
+        slots.append(Slot(tensor, lazy, kind, offset := aligned(offset), size))
+        offset += size
+    plan = Plan(tuple(slots), {"config": config, "layers": layers, **texts}, offset)
+    pools: dict[tuple[str, int], Bytes] = {}
     with temporary_beside(out) as file:
-        write(file, make_plan(random_checkpoint(shape), dtype, texts))
+        file.truncate(plan.file_bytes)
+        start, hashes = plan.offsets()["data"], []
+        for slot in plan.slots:
+            digest = hashlib.sha256()
+            file.seek(start + slot.offset)
+            for chunk in _chunks(slot, pools):
+                digest.update(chunk)
+                file.write(chunk)
+            hashes.append(digest.digest())
+        write_tables(file, plan, hashes)
+
+
+def _chunks(slot: Slot, pools: dict[tuple[str, int], Bytes]) -> Iterator[Bytes]:
+    if not slot.is_matrix:
+        yield slot.tensor.array().view(np.uint8)
+        return
+    rows, columns = slot.tensor.shape
+    key = slot.dtype, columns
+    if key not in pools:
+        pools[key] = strip_pool(*key, np.random.default_rng(columns))
+    yield from matrix_chunks(pools[key], slot.name, rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT")
-    parser.add_argument("--shape", choices=SHAPES, required=True)
-    parser.add_argument("--dtype", choices=("f32", "f16", "bf16"), required=True)
+    parser.add_argument(
+        "--shape",
+        choices=SHAPES,
+        required=True,
+        help="qwen3-4b is its dimensions only: the core has no norms of queries and keys yet",
+    )
+    parser.add_argument("--dtype", choices=DTYPES, help="of the matrices")
+    parser.add_argument("--pure", action="store_true", help="output head and attn_v have the same dtype as the others")
+    parser.add_argument("--context", type=int, metavar="N", help="positions (default: the shape's)")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--gguf", choices=GGUF_TYPES, metavar="TYPE", help=f"write a GGUF file: {', '.join(GGUF_TYPES)}")
+    kind.add_argument("--hf", action="store_true", help="write a Hugging Face folder")
     options = parser.parse_args()
-    make(options.shape, options.dtype, options.out)
+    shape = replace(SHAPES[options.shape], context=options.context or SHAPES[options.shape].context)
+    if options.gguf:
+        if options.dtype:
+            parser.error("--gguf TYPE says the number format: leave --dtype out")
+        from bench.make_gguf import make_gguf
+
+        make_gguf(options.shape, options.gguf, options.out, pure=options.pure, shape=shape)
+    elif options.dtype is None:
+        parser.error("give --dtype")
+    elif options.hf:
+        from bench.make_hf import make_hf
+
+        if options.pure or options.dtype not in ("f32", "f16", "bf16"):
+            parser.error("a Hugging Face folder takes --dtype f32, f16 or bf16, and no --pure")
+        make_hf(options.shape, options.dtype, options.out, shape=shape)
+    else:
+        make(options.shape, options.dtype, options.out, pure=options.pure, shape=shape)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // attention.c - one layer's attention for a chunk of rows: RoPE, the KV cache, and queries against it.
 //
-//     q, k, v -> rotate -> cache -> runs of queries that look at one KV head -> softmax(q K) V -> panels of mix
+//     q, k, v -> rotate -> cache -> runs of queries that look at one KV head -> softmax(q K) V -> mix
 //
 // The work is a list of items (KV head, query tile), heads outermost: where the team's shares end at heads, a thread reads just the
 // cache that it wrote itself and no barrier is needed in between.
@@ -92,9 +92,7 @@ static void store_tile(const struct eval *e, struct run run, int head, int tile,
     const int group = group_of(e), start = panel_start((run.last - run.first) * group, tile), width = value_width(a->head_dim);
     for (int t = 0; t < a->n_queries; t++) {
         const int row = run.first + (start + t) / group, q_head = head * group + (start + t) % group;
-        const struct panel_row to = panel_row(e->session->scratch.mix, e->n_rows, (int)(c->n_heads * c->head_dim), row);
-        float *mix = to.panel + (size_t)q_head * c->head_dim * (size_t)to.height + to.place;
-        for (int d = 0; d < a->head_dim; d++) mix[(size_t)d * (size_t)to.height] = a->out[t * width + d];
+        memcpy(e->session->scratch.mix + ((size_t)row * c->n_heads + (size_t)q_head) * c->head_dim, a->out + t * width, sizeof(float) * c->head_dim);
     }
 }
 

@@ -47,13 +47,13 @@ static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logi
     struct llamac_session *s = e->session;
     for (*done = 0; *done < n; *done += e->n_rows) {
         e->rows = rows + *done;
-        e->n_rows = min_int(n - *done, MAX_ROWS);
+        e->n_rows = min_int(n - *done, s->max_rows);
         e->first_row = *done;
         e->logits = logits ? logits + (size_t)e->first_wanted * s->model->config->vocab_size : NULL;
         e->n_wanted = 0;
         for (int r = 0; r < e->n_rows; r++) e->n_wanted += e->rows[r].want_logits != 0;
         if (cancelled(&e->cancel)) return -1;
-        pool_run(s->threads, run_member, e);
+        pool_run(s->threads, &s->paces[e->n_rows > REDUNDANT_ROWS], run_member, e);
         if (e->cancel.seen) return -1;
         for (int r = 0; r < e->n_rows; r++) s->sequences[e->rows[r].sequence].length++;
         e->first_wanted += e->n_wanted;
@@ -72,7 +72,7 @@ int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *lo
     if (check_options(s, o, err)) return -1;
     int *lengths = mem_take((size_t)s->n_sequences, sizeof *lengths, "the sequences' lengths", err);
     if (!lengths) return -1;
-    int failed = check_rows(s, rows, n_rows, lengths, err) || session_reserve_rows(s, min_int(n_rows, MAX_ROWS), err);
+    int failed = check_rows(s, rows, n_rows, lengths, err) || session_reserve_rows(s, min_int(n_rows, s->max_rows), err);
     for (int i = 0; i < s->n_sequences && !failed; i++) failed = session_reserve_pages(s, i, lengths[i], err);
     mem_give(lengths);
     if (failed) return -1;

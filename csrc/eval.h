@@ -27,14 +27,14 @@ struct worker {
 // forward.c: the whole graph for one chunk; every member of the team runs it.
 void forward(const struct worker *w);
 
-// attention.c: RoPE, cache and attention of one layer, from q, k, v to the panels of mix. Ends without a barrier.
+// attention.c: RoPE, cache and attention of one layer, from q, k, v to mix. Ends without a barrier.
 void attention(const struct worker *w, int layer);
 // Fills scratch.angles for the rows of the chunk; before the first layer.
 void attention_prepare(const struct worker *w);
 
 // observe.c: copies a stage, if somebody wants it, to the observer. All members call it; it ends at a barrier if it did anything.
-// `rows` is (n, width) with a stride; for panels give stride 0.
-void observe(const struct worker *w, int stage, int layer, const float *numbers, int n, int width, int stride);
+// `numbers` is (n, width).
+void observe(const struct worker *w, int stage, int layer, const float *numbers, int n, int width);
 void observe_cache(const struct worker *w, int layer);
 void observe_scores(const struct worker *w, int layer);
 // The observer's buffer for a stage at this chunk's first row, or NULL.

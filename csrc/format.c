@@ -327,7 +327,7 @@ static int check_tensor(const struct tensor_record *t, size_t i, uint64_t *end, 
         bytes = 4 * t->shape[0];
     } else {
         size_t one = llamac_matrix_bytes((int)t->dtype, t->shape[t->n_dims - 2], t->shape[t->n_dims - 1]);
-        if (!one) return err_set(err, LLAMAC_UNSUPPORTED, "%s: dtype %s is reserved: the file needs a newer llamac", where, llamac_dtype_name((int)t->dtype));
+        if (!one) return err_set(err, LLAMAC_BAD_MODEL, "%s: its size overflows", where);
         if (mul_overflows(one, matrices, &bytes)) return err_set(err, LLAMAC_BAD_MODEL, "%s: shape overflows", where);
     }
     if (t->bytes != bytes) return err_set(err, LLAMAC_BAD_MODEL, "%s: bytes is %" PRIu64 ", its shape and dtype need %" PRIu64, where, t->bytes, bytes);

@@ -5,6 +5,10 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 #include "common.h"
 #include "error.h"
@@ -16,11 +20,36 @@ static int has_avx2(void) {
     unsigned a, b, c, d;
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
+static int has_avx512(void) {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
+static int has_avx512vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+#elif defined(__aarch64__)
+// The bits are the kernel's: <asm/hwcap.h> of older systems does not know them all.
+#if defined(__linux__)
+static int has(int type, int bit) { return getauxval((unsigned long)type) >> bit & 1; }
+static int has_dotprod(void) { return has(AT_HWCAP, 20); }
+#elif defined(__APPLE__)
+static int has(const char *name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return !sysctlbyname(name, &value, &size, NULL, 0) && value;
+}
+static int has_dotprod(void) { return has("hw.optional.arm.FEAT_DotProd"); }
+#else
+static int has_dotprod(void) { return 0; }
+#endif
 #endif
 
 static const struct { const struct kernels *table; int (*supported)(void); const char *needs; } tables[] = {
 #if defined(__x86_64__)
+    { &kernels_avx512vnni, has_avx512vnni, "AVX-512 F, BW, DQ, VL and VNNI" },
+    { &kernels_avx512, has_avx512, "AVX-512 F, BW, DQ and VL" },
     { &kernels_avx2, has_avx2, "AVX2, FMA and F16C" },
+#elif defined(__aarch64__)
+    { &kernels_neon_dotprod, has_dotprod, "NEON with dot products" },
+    { &kernels_neon, always, "NEON" },
 #endif
     { &kernels_scalar, always, "nothing" },
 };

@@ -24,7 +24,8 @@ INLINE v16 finish_lanes(const int dtype, v16 sum) { return dtype == LLAMAC_BF16 
 enum { FETCH_AHEAD = 512 };
 
 // sums[S][T][16] += over `columns` k. The sums live in registers in between: 2 S T of them on AVX2.
-INLINE void tile(const int dtype, const int S, const int T, const uint8_t *w, size_t strip_bytes, const float *x, int columns, float *sums) {
+INLINE void tile(const int dtype, const int S, const int T, const uint8_t *w, size_t strip_bytes, const void *inputs, int columns, float *sums) {
+    const float *x = inputs;
     v16 c[4][PANEL_ROWS];
     const size_t step = 16 * element_bytes(dtype);
     UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < T; t++) c[s][t] = v16_load(sums + 16 * (s * T + t));
@@ -32,42 +33,60 @@ INLINE void tile(const int dtype, const int S, const int T, const uint8_t *w, si
         if (S * T <= 4) UNROLL for (int s = 0; s < S; s++) __builtin_prefetch(w + (size_t)s * strip_bytes + FETCH_AHEAD);
         UNROLL for (int s = 0; s < S; s++) {
             const v16 weights = load_weights(dtype, w + (size_t)s * strip_bytes);
-            UNROLL for (int t = 0; t < T; t++) c[s][t] = v16_fma(weights, v16_set1(x[t]), c[s][t]);
+            UNROLL for (int t = 0; t < T; t++) c[s][t] = v16_fma1(weights, x[t], c[s][t]);
         }
     }
     UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < T; t++) v16_store(sums + 16 * (s * T + t), c[s][t]);
 }
 
 // Strips side by side for T rows: with few rows several, so that there are enough independent sums.
-INLINE int strips_for(int T) { return min_int(STRIPS_IN_FLIGHT, T == 1 ? 4 : T == 2 ? 3 : T == 3 ? 2 : 1); }
+INLINE int strips_for(int T, int in_flight) { return max_int(1, min_int(GEMM_STRIPS, in_flight / T)); }
 
 // All strips of a group for one panel: sums[strip][T][16].
-INLINE void tile_group(const int dtype, const int T, const uint8_t *w, size_t strip_bytes, int strips, const float *x, int columns, float *sums) {
-    const int S = strips_for(T);
+INLINE void tile_group(const int dtype, const int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, float *sums) {
+    const int S = strips_for(T, SUMS_IN_FLIGHT);
     int s = 0;
     for (; s + S <= strips; s += S) tile(dtype, S, T, w + (size_t)s * strip_bytes, strip_bytes, x, columns, sums + (size_t)s * 16 * (size_t)T);
     for (; s < strips; s++) tile(dtype, 1, T, w + (size_t)s * strip_bytes, strip_bytes, x, columns, sums + (size_t)s * 16 * (size_t)T);
 }
 
-typedef void tile_function(const uint8_t *w, size_t strip_bytes, int strips, const float *x, int columns, float *sums);
-#define TILE(dtype, name, T) \
-    static __attribute__((noinline)) void name##_##T(const uint8_t *w, size_t strip_bytes, int strips, const float *x, int columns, float *sums) { \
-        tile_group(dtype, T, w, strip_bytes, strips, x, columns, sums); \
+// A group's tiles as functions by T: `body` with a constant T.
+typedef void tile_function(const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, float *sums);
+#define TILE(name, T, body, ...) \
+    static __attribute__((noinline)) void name##_##T(const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, float *sums) { \
+        body(__VA_ARGS__, T, w, strip_bytes, strips, x, columns, sums); \
     }
-#define TILES(dtype, name) \
-    TILE(dtype, name, 1) TILE(dtype, name, 2) TILE(dtype, name, 3) TILE(dtype, name, 4) TILE(dtype, name, 5) TILE(dtype, name, 6) \
+#define TILES(name, ...) \
+    TILE(name, 1, __VA_ARGS__) TILE(name, 2, __VA_ARGS__) TILE(name, 3, __VA_ARGS__) \
+    TILE(name, 4, __VA_ARGS__) TILE(name, 5, __VA_ARGS__) TILE(name, 6, __VA_ARGS__) \
     static tile_function *const name[PANEL_ROWS + 1] = { 0, name##_1, name##_2, name##_3, name##_4, name##_5, name##_6 };
-TILES(LLAMAC_F32, tiles_f32)
-TILES(LLAMAC_F16, tiles_f16)
-TILES(LLAMAC_BF16, tiles_bf16)
-INLINE tile_function *const *tiles_of(const int dtype) {
-    return dtype == LLAMAC_F32 ? tiles_f32 : dtype == LLAMAC_F16 ? tiles_f16 : tiles_bf16;
+TILES(tiles_f32, tile_group, LLAMAC_F32)
+TILES(tiles_f16, tile_group, LLAMAC_F16)
+TILES(tiles_bf16, tile_group, LLAMAC_BF16)
+#include "kernels_quant.h"
+
+INLINE tile_function *const *tiles_of(const int dtype, const int expanded) {
+    switch (dtype) {
+    case LLAMAC_F32: return tiles_f32;
+    case LLAMAC_F16: return tiles_f16;
+    case LLAMAC_BF16: return tiles_bf16;
+    case LLAMAC_Q8: return expanded ? tiles_q8_expanded : tiles_q8;
+    case LLAMAC_Q4: return expanded ? tiles_q4_expanded : tiles_q4;
+    default: return expanded ? tiles_q4_expanded : tiles_q4s;
+    }
 }
 
-// Bias, then store or add; `sums` is one row's 16 outputs of strip s.
+// Where the weights of column k begin in a strip; k is a multiple of GEMM_COLUMNS.
+INLINE size_t column_offset(const int dtype, int k) {
+    if (!dtype_is_quantized(dtype)) return (size_t)k * 16 * element_bytes(dtype);
+    return LINE_BYTES + (size_t)(k / BLOCK_COLUMNS) * block_bytes(dtype, BLOCK_GROUPS);
+}
+
+// Scale and bias, then store or add; `sums` is one row's 16 outputs of strip s.
 INLINE void finish(const struct gemm *g, const int dtype, int s, int t, const float *sums) {
     const int o = s * STRIP_ROWS, n = min_int(STRIP_ROWS, g->rows - o);
     v16 sum = finish_lanes(dtype, v16_load(sums));
+    if (dtype_is_quantized(dtype)) sum = v16_mul(sum, v16_load((const float *)(const void *)(g->w + (size_t)s * g->strip_bytes)));
     if (g->bias) sum = v16_add(sum, v16_load_n(g->bias + o, n));
     if (g->copy) v16_store_n(g->copy + (size_t)t * (size_t)g->rows + o, sum, n);
     float *y = g->y + (size_t)t * g->y_stride + o;
@@ -75,26 +94,35 @@ INLINE void finish(const struct gemm *g, const int dtype, int s, int t, const fl
     else v16_store_n(y, g->add ? v16_add(v16_load_n(y, n), sum) : sum, n);
 }
 
-// Groups of strips -> passes over k -> panels. The sums of the whole group stay in memory between passes.
+// Groups of strips -> passes over k -> panels. The sums of the whole group stay in memory between passes. With many rows the codes
+// of a pass are unpacked once for all of them.
 INLINE void gemm(const int dtype, const struct gemm *g) {
-    const int panels = panel_count(g->m);
-    tile_function *const *const tiles = tiles_of(dtype);
+    const int panels = panel_count(g->m), input = input_of(dtype);
+    const int expanded = dtype_is_quantized(dtype) && g->m > (dtype == LLAMAC_Q8 ? EXPAND_ROWS_Q8 : EXPAND_ROWS);
+    const size_t row_words = input_words(input, g->columns);
+    tile_function *const *const tiles = tiles_of(dtype, expanded);
+    uint8_t *const unpacked = g->scratch;
+    float *const group_sums = (float *)(void *)(unpacked + (size_t)GEMM_STRIPS * EXPANDED_STRIP_BYTES);
     for (int s = g->first; s < g->last; s += GEMM_STRIPS) {
         const int strips = min_int(GEMM_STRIPS, g->last - s);
-        memset(g->sums, 0, sizeof(float) * 16 * (size_t)strips * (size_t)g->m);
+        memset(group_sums, 0, sizeof(float) * 16 * (size_t)strips * (size_t)g->m);
         for (int k = 0; k < g->columns; k += GEMM_COLUMNS) {
             const int columns = min_int(GEMM_COLUMNS, g->columns - k);
-            const uint8_t *w = g->w + (size_t)s * g->strip_bytes + (size_t)k * 16 * element_bytes(dtype);
+            const uint8_t *w = g->w + (size_t)s * g->strip_bytes + column_offset(dtype, k);
+            if (expanded)
+                for (int i = 0; i < strips; i++) expand(dtype, w + (size_t)i * g->strip_bytes, columns, unpacked + (size_t)i * EXPANDED_STRIP_BYTES);
             for (int p = 0; p < panels; p++) {
                 if (cancelled(g->cancel)) return;
                 const int start = panel_start(g->m, p), T = panel_start(g->m, p + 1) - start;
-                const float *x = g->x + (size_t)start * (size_t)g->columns + (size_t)k * (size_t)T;
-                tiles[T](w, g->strip_bytes, strips, x, columns, g->sums + (size_t)start * 16 * (size_t)strips);
+                const int32_t *x = (const int32_t *)g->x + (size_t)start * row_words + input_words(input, k) * (size_t)T;
+                float *sums = group_sums + (size_t)start * 16 * (size_t)strips;
+                if (expanded) tiles[T](unpacked, EXPANDED_STRIP_BYTES, strips, x, columns, sums);
+                else tiles[T](w, g->strip_bytes, strips, x, columns, sums);
             }
         }
         for (int p = 0; p < panels; p++) {
             const int start = panel_start(g->m, p), T = panel_start(g->m, p + 1) - start;
-            const float *sums = g->sums + (size_t)start * 16 * (size_t)strips;
+            const float *sums = group_sums + (size_t)start * 16 * (size_t)strips;
             for (int i = 0; i < strips; i++)
                 for (int t = 0; t < T; t++) finish(g, dtype, s + i, start + t, sums + 16 * (i * T + t));
         }
@@ -103,6 +131,9 @@ INLINE void gemm(const int dtype, const struct gemm *g) {
 static void gemm_f32(const struct gemm *g) { gemm(LLAMAC_F32, g); }
 static void gemm_f16(const struct gemm *g) { gemm(LLAMAC_F16, g); }
 static void gemm_bf16(const struct gemm *g) { gemm(LLAMAC_BF16, g); }
+static void gemm_q8(const struct gemm *g) { gemm(LLAMAC_Q8, g); }
+static void gemm_q4(const struct gemm *g) { gemm(LLAMAC_Q4, g); }
+static void gemm_q4s(const struct gemm *g) { gemm(LLAMAC_Q4S, g); }
 
 // ---- one row of a matrix
 
@@ -113,14 +144,14 @@ INLINE float element(const int dtype, const uint8_t *p) {
     memcpy(&h, p, 2);
     return dtype == LLAMAC_F16 ? f32_from_f16(h) : f32_from_bf16(h);
 }
-INLINE void gather(const int dtype, const uint8_t *w, size_t strip_bytes, int row, int columns, float *y) {
+INLINE void gather_float(const int dtype, const uint8_t *w, size_t strip_bytes, int row, int columns, float *y) {
     const size_t size = element_bytes(dtype);
     const uint8_t *p = w + (size_t)(row / STRIP_ROWS) * strip_bytes + (size_t)(row % STRIP_ROWS) * size;
     for (int k = 0; k < columns; k++, p += 16 * size) y[k] = element(dtype, p);
 }
-static void gather_f32(const uint8_t *w, size_t strip_bytes, int row, int columns, float *y) { gather(LLAMAC_F32, w, strip_bytes, row, columns, y); }
-static void gather_f16(const uint8_t *w, size_t strip_bytes, int row, int columns, float *y) { gather(LLAMAC_F16, w, strip_bytes, row, columns, y); }
-static void gather_bf16(const uint8_t *w, size_t strip_bytes, int row, int columns, float *y) { gather(LLAMAC_BF16, w, strip_bytes, row, columns, y); }
+static void gather_f32(const uint8_t *w, size_t strip_bytes, int row, int columns, float *y) { gather_float(LLAMAC_F32, w, strip_bytes, row, columns, y); }
+static void gather_f16(const uint8_t *w, size_t strip_bytes, int row, int columns, float *y) { gather_float(LLAMAC_F16, w, strip_bytes, row, columns, y); }
+static void gather_bf16(const uint8_t *w, size_t strip_bytes, int row, int columns, float *y) { gather_float(LLAMAC_BF16, w, strip_bytes, row, columns, y); }
 
 // ---- functions of a row: n numbers, 16 at a time, the rest by itself. Only the first n are touched.
 
@@ -262,7 +293,7 @@ static void store_value_f16(uint8_t *values, int slot, int head_dim, const float
 INLINE void page_scores(const int dtype, const struct attend *a, const uint8_t *keys, int n, float *sums, float *scores, size_t stride) {
     const int T = a->n_queries, strips = ceil_div(n, STRIP_ROWS);
     memset(sums, 0, sizeof(float) * 16 * (size_t)strips * (size_t)T);
-    tiles_of(dtype)[T](keys, float_strip_bytes(dtype, a->head_dim), strips, a->q, a->head_dim, sums);
+    tiles_of(dtype, 0)[T](keys, float_strip_bytes(dtype, a->head_dim), strips, a->q, a->head_dim, sums);
     for (int s = 0; s < strips; s++)
         for (int t = 0; t < T; t++) v16_store(scores + (size_t)t * stride + 16 * s, v16_load(sums + 16 * (s * T + t)));
 }
@@ -330,7 +361,7 @@ INLINE void attend(const int dtype, const struct attend *a) {
         memset(o, 0, sizeof(float) * (size_t)(T * width));
         for (int i = 0; i < n; i += KV_PAGE) {
             const uint8_t *values = a->kv.pages[(b + i) / KV_PAGE] + a->kv.value_offset;
-            tiles_of(dtype)[T](values, value_strip, value_strips, p + i * T, min_int(KV_PAGE, n - i), o);
+            tiles_of(dtype, 0)[T](values, value_strip, value_strips, p + i * T, min_int(KV_PAGE, n - i), o);
         }
         for (int t = 0; t < T; t++) {
             if (a->visible[t] <= b) continue;
@@ -348,13 +379,18 @@ INLINE void attend(const int dtype, const struct attend *a) {
 static void attend_f32(const struct attend *a) { attend(LLAMAC_F32, a); }
 static void attend_f16(const struct attend *a) { attend(LLAMAC_F16, a); }
 
+#include "kernels_measure.h"
+
 // ---- the table
 
 const struct kernels KERNELS = {
     .name = KERNELS_NAME,
-    .gemm = { [LLAMAC_F32] = gemm_f32, [LLAMAC_F16] = gemm_f16, [LLAMAC_BF16] = gemm_bf16 },
+    .gemm = { [LLAMAC_F32] = gemm_f32, [LLAMAC_F16] = gemm_f16, [LLAMAC_BF16] = gemm_bf16,
+              [LLAMAC_Q8] = gemm_q8, [LLAMAC_Q4] = gemm_q4, [LLAMAC_Q4S] = gemm_q4s },
+    .pack = { [INPUT_F32] = pack_f32, [INPUT_INT8] = pack_int8, [INPUT_INT16] = pack_int16 },
     .attend = { [LLAMAC_F32] = attend_f32, [LLAMAC_F16] = attend_f16 },
-    .gather = { [LLAMAC_F32] = gather_f32, [LLAMAC_F16] = gather_f16, [LLAMAC_BF16] = gather_bf16 },
+    .gather = { [LLAMAC_F32] = gather_f32, [LLAMAC_F16] = gather_f16, [LLAMAC_BF16] = gather_bf16,
+                [LLAMAC_Q8] = gather_q8, [LLAMAC_Q4] = gather_q4, [LLAMAC_Q4S] = gather_q4s },
     .norm_rms = norm_rms,
     .norm_layer = norm_layer,
     .activate = activate,
@@ -362,4 +398,6 @@ const struct kernels KERNELS = {
     .rotate = rotate,
     .store_key = { [LLAMAC_F32] = store_key_f32, [LLAMAC_F16] = store_key_f16 },
     .store_value = { [LLAMAC_F32] = store_value_f32, [LLAMAC_F16] = store_value_f16 },
+    .read_block = read_block,
+    .peak = { [INPUT_F32] = peak_f32, [INPUT_INT8] = peak_int8, [INPUT_INT16] = peak_int16 },
 };

@@ -27,13 +27,19 @@ typedef struct { int code; char message[400]; } llamac_error;
 
 // ---- numbers in memory
 
-// How numbers are stored: tensors of the file and the KV cache. The quantized ones are reserved in this version.
+// How numbers are stored: tensors of the file and the KV cache.
 enum llamac_dtype { LLAMAC_F32 = 1, LLAMAC_F16, LLAMAC_BF16, LLAMAC_Q8, LLAMAC_Q4, LLAMAC_Q4S, LLAMAC_N_DTYPES };
 
 // "f32" ... ; NULL for a number that is no dtype.
 const char *llamac_dtype_name(int dtype);
-// Bytes of a matrix of rows x columns in strips of 16 rows (docs/format.md); 0 if the dtype is reserved or the size overflows.
+// Bytes of a matrix of rows x columns in strips of 16 rows (docs/format.md); 0 if the number is no dtype or the size overflows.
 size_t llamac_matrix_bytes(int dtype, uint64_t rows, uint64_t columns);
+
+// Quantizes `rows` rows of `columns` finite numbers, |number| < 2^120, to strips of q8, q4 or q4s: llamac_matrix_bytes(dtype, rows, columns)
+// bytes. A strip's bytes follow from its own 16 rows: a matrix may be handed over in parts of whole strips, by several threads.
+//     importance  (columns): of a column's error, not negative; NULL: all alike
+//     feedback    (columns, columns) or NULL; q4 and q4s: row i, column j > i: how much of the error of column i column j takes over
+int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, const float *importance, const float *feedback, void *out, llamac_error *err);
 
 // ---- the file's structures, described for readers and writers
 
@@ -69,7 +75,7 @@ void llamac_model_close(llamac_model **model);
 
 // ---- instruction sets
 
-// The kernel sets of this build, best first: "avx2", "scalar"; NULL past the end. `supported`: whether this machine runs it.
+// The kernel sets of this build, best first: "avx2", ..., "scalar"; NULL past the end. `supported`: whether this machine runs it.
 const char *llamac_isa_at(size_t index, int *supported);
 // Whether this build can use more than one thread (OpenMP).
 int llamac_has_threads(void);
@@ -80,7 +86,7 @@ typedef struct {
     int n_sequences;      // independent sequences, at least 1
     int context;          // positions per sequence; 0: the model's
     int kv_dtype;         // LLAMAC_F32 or LLAMAC_F16; 0: f32 for a model whose matrices are all f32, else f16
-    int threads;          // at least 1
+    int threads;          // at most so many compute an eval; at least 1
     const char *isa;      // NULL: the best of this machine
 } llamac_session_options;
 
@@ -94,6 +100,8 @@ typedef struct {
 } llamac_session_info;
 void llamac_session_describe(const llamac_session *session, llamac_session_info *info);
 
+// Changes the number of threads of the evals to come.
+int llamac_set_threads(llamac_session *session, int threads, llamac_error *err);
 // Positions held by a sequence; -1 if there is no such sequence.
 int llamac_length(const llamac_session *session, int sequence);
 // Forgets the positions from `length` on.
@@ -117,6 +125,7 @@ enum llamac_stage {
     LLAMAC_STAGE_ATTN_MIX,        // (n_heads, head_dim)      the heads' weighted values
     LLAMAC_STAGE_ATTN_OUT,        // (dim)                    after the output projection
     LLAMAC_STAGE_FFN_NORM,        // (dim)
+    LLAMAC_STAGE_FFN_HIDDEN,      // (largest ffn_dim)        after the activation, zeros behind a narrower layer's
     LLAMAC_STAGE_FFN,             // (dim)                    output of the feed-forward network
     LLAMAC_STAGE_BLOCK,           // (dim)               ... to here: the residual stream after the layer
     LLAMAC_STAGE_OUTPUT_NORM,     // (dim)               rows that want logits only, in order
@@ -157,6 +166,16 @@ typedef struct {
 enum { LLAMAC_SAMPLE_SCRATCH = 8 };
 int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch, llamac_error *err);
 int llamac_sampling_check(const llamac_sampling *sampling, llamac_error *err);
+
+// ---- the machine's limits: loops to be timed by the caller (`llamac bench` does)
+
+// Reads a block `times` times, without software prefetch. Each thread reads its own part, as `streams` (1, 2 or 4) runs side by side.
+// `bytes` receives how much was read; what does not divide evenly is left out. The numbers should be neither tiny nor huge.
+int llamac_measure_read(const float *block, size_t floats, int times, int threads, int streams, const char *isa, uint64_t *bytes, llamac_error *err);
+// The multiply-adds that products with weights of this dtype are made of, with nothing around them: independent sums in registers,
+// operands in the first cache, in the instructions of the kernel set (NULL: the best). `count` receives their number, of all threads.
+enum { LLAMAC_MEASURE_PASSES = 1 << 20 };
+int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa, uint64_t *count, llamac_error *err);
 
 // ---- memory, for tests
 

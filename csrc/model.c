@@ -184,7 +184,7 @@ static int bind_tensor(struct llamac_model *m, const struct walk *w, const struc
     if (is_matrix(s)) {
         struct matrix view = { data, (int)t->dtype, (int)rows, (int)columns, dtype_strip_bytes((int)t->dtype, columns) };
         memcpy(base + s->place, &view, sizeof view);
-        if (t->dtype != LLAMAC_F32) m->all_f32 = 0;
+        m->dtypes |= 1u << t->dtype;
     } else {
         const float *vector = (const float *)(const void *)data;
         memcpy(base + s->place, &vector, sizeof(const float *));
@@ -220,7 +220,6 @@ int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llam
     mem_count_object(1);
     m->file = file;
     m->config = file.config;
-    m->all_f32 = 1;
     m->layers = mem_take(m->config->n_layers, sizeof *m->layers, "the model's layers", err);
     if (!m->layers || bind_all(m, err)) {
         llamac_model_close(&m);

@@ -32,7 +32,7 @@ struct llamac_model {
     const float *output_norm, *output_norm_bias;               // (dim)
     struct matrix output;                                      // (vocab_size, dim): the embedding itself when tied
     const float *output_bias;                                  // (vocab_size)
-    int all_f32;                                               // no matrix is narrower than f32
+    unsigned dtypes;                                           // of the matrices, as bits
     int max_ffn_dim;
 };
 #endif

@@ -5,16 +5,16 @@
 #include "common.h"
 #include "eval.h"
 
-enum width { W_DIM, W_Q, W_KV, W_SCORES, W_VOCAB };
+enum width { W_DIM, W_Q, W_KV, W_HIDDEN, W_SCORES, W_VOCAB };
 static const struct { const char *name; enum width width; int per_layer; } stages[LLAMAC_N_STAGES] = {
     [LLAMAC_STAGE_EMBEDDING] = { "embedding", W_DIM, 0 },     [LLAMAC_STAGE_ATTN_NORM] = { "attn_norm", W_DIM, 1 },
     [LLAMAC_STAGE_Q] = { "q", W_Q, 1 },                       [LLAMAC_STAGE_K] = { "k", W_KV, 1 },
     [LLAMAC_STAGE_V] = { "v", W_KV, 1 },                      [LLAMAC_STAGE_CACHE_K] = { "cache_k", W_KV, 1 },
     [LLAMAC_STAGE_CACHE_V] = { "cache_v", W_KV, 1 },          [LLAMAC_STAGE_SCORES] = { "scores", W_SCORES, 1 },
     [LLAMAC_STAGE_ATTN_MIX] = { "attn_mix", W_Q, 1 },         [LLAMAC_STAGE_ATTN_OUT] = { "attn_out", W_DIM, 1 },
-    [LLAMAC_STAGE_FFN_NORM] = { "ffn_norm", W_DIM, 1 },       [LLAMAC_STAGE_FFN] = { "ffn", W_DIM, 1 },
-    [LLAMAC_STAGE_BLOCK] = { "block", W_DIM, 1 },             [LLAMAC_STAGE_OUTPUT_NORM] = { "output_norm", W_DIM, 0 },
-    [LLAMAC_STAGE_LOGITS] = { "logits", W_VOCAB, 0 },
+    [LLAMAC_STAGE_FFN_NORM] = { "ffn_norm", W_DIM, 1 },       [LLAMAC_STAGE_FFN_HIDDEN] = { "ffn_hidden", W_HIDDEN, 1 },
+    [LLAMAC_STAGE_FFN] = { "ffn", W_DIM, 1 },                 [LLAMAC_STAGE_BLOCK] = { "block", W_DIM, 1 },
+    [LLAMAC_STAGE_OUTPUT_NORM] = { "output_norm", W_DIM, 0 }, [LLAMAC_STAGE_LOGITS] = { "logits", W_VOCAB, 0 },
 };
 
 const char *llamac_stage_name(int stage) { return stage >= 0 && stage < LLAMAC_N_STAGES ? stages[stage].name : NULL; }
@@ -26,6 +26,7 @@ size_t llamac_stage_width(const llamac_session *s, int stage, int *per_layer) {
     switch (stages[stage].width) {
     case W_Q: return (size_t)c->n_heads * c->head_dim;
     case W_KV: return (size_t)c->n_kv_heads * c->head_dim;
+    case W_HIDDEN: return (size_t)s->model->max_ffn_dim;
     case W_SCORES: return (size_t)c->n_heads * (size_t)s->context;
     case W_VOCAB: return c->vocab_size;
     default: return c->dim;
@@ -43,19 +44,15 @@ float *observed(const struct eval *e, int stage, int layer) {
     return NULL;
 }
 
-void observe(const struct worker *w, int stage, int layer, const float *numbers, int n, int width, int stride) {
+void observe(const struct worker *w, int stage, int layer, const float *numbers, int n, int width) {
     if (!w->eval->n_observations) return;
     float *out = observed(w->eval, stage, layer);
     if (!out) return;
-    for (int r = 0; w->member->index == 0 && r < n; r++) {
-        float *to = out + (size_t)r * (size_t)width;
-        if (stride) {
-            memcpy(to, numbers + (size_t)r * (size_t)stride, sizeof(float) * (size_t)width);
-        } else {
-            // a panel is only read here; panel_row serves the writers, too
-            const struct panel_row from = panel_row((float *)(uintptr_t)numbers, n, width, r);
-            for (int k = 0; k < width; k++) to[k] = from.panel[(size_t)k * (size_t)from.height + (size_t)from.place];
-        }
+    int per_layer;
+    const size_t full = llamac_stage_width(w->eval->session, stage, &per_layer), some = (size_t)width;
+    for (size_t r = 0; r < (size_t)n && w->member->index == 0; r++) {
+        memcpy(out + r * full, numbers + r * some, sizeof(float) * some);
+        memset(out + r * full + some, 0, sizeof(float) * (full - some));
     }
     pool_barrier(w->member);
 }

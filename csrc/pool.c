@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// pool.c - see pool.h.
+// pool.c - the team's threads, how they wait, and how many of them a run gets. See pool.h.
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE   // syscall, pthread_sigmask
+#define _GNU_SOURCE   // syscall, pthread_sigmask, CPU_COUNT
 #endif
 #include "pool.h"
 
@@ -13,6 +13,8 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <string.h>
+#include <time.h>
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <limits.h>
@@ -22,7 +24,15 @@
 
 // ---- waiting: some microseconds awake, then asleep
 
-enum { SPINS = 4000 };
+enum {
+    GLANCES = 100,            // looks at a gate before the clock is read for the first time
+    SPIN_NS = 100000,         // awake at a gate: well over what a barrier costs, well under a scheduler's slice
+    WINDOW_NS = 5000000,      // runs are judged together when they have taken this long
+    REST = 16,                // a bad window is followed by that many times its length with fewer members
+};
+
+// A number that threads wait to see change.
+struct gate { int32_t number, sleepers; };
 
 static void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -32,12 +42,26 @@ static void relax(void) {
 #endif
 }
 
-// Returns when the gate's number is no longer `number`.
-static void gate_wait(struct gate *gate, int32_t number, int spins) {
-    for (int i = 0; i < spins; i++) {
-        if (__atomic_load_n(&gate->number, __ATOMIC_ACQUIRE) != number) return;
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static int changed(struct gate *gate, int32_t number, int looks) {
+    for (int i = 0; i < looks; i++) {
+        if (__atomic_load_n(&gate->number, __ATOMIC_ACQUIRE) != number) return 1;
         relax();
     }
+    return 0;
+}
+
+// Returns when the gate's number is no longer `number`. Awake for spin_ns, asleep after that. The nanoseconds that it took, 0 for few.
+static int64_t gate_wait(struct gate *gate, int32_t number, int64_t spin_ns) {
+    if (changed(gate, number, spin_ns ? GLANCES : 1)) return 0;
+    const int64_t started = now_ns();
+    for (int64_t now = started; now - started < spin_ns; now = now_ns())
+        if (changed(gate, number, 10)) return now - started;
     // sequentially consistent: either the opener sees the sleeper, or the sleeper sees the new number
     __atomic_add_fetch(&gate->sleepers, 1, __ATOMIC_SEQ_CST);
     while (__atomic_load_n(&gate->number, __ATOMIC_SEQ_CST) == number) {
@@ -48,115 +72,231 @@ static void gate_wait(struct gate *gate, int32_t number, int spins) {
 #endif
     }
     __atomic_sub_fetch(&gate->sleepers, 1, __ATOMIC_RELAXED);
+    return now_ns() - started;
 }
 
-static void gate_open(struct gate *gate, int32_t number) {
-    __atomic_store_n(&gate->number, number, __ATOMIC_SEQ_CST);
+static void gate_open(struct gate *gate) {
+    __atomic_add_fetch(&gate->number, 1, __ATOMIC_SEQ_CST);
 #if defined(__linux__)
     if (__atomic_load_n(&gate->sleepers, __ATOMIC_SEQ_CST)) syscall(SYS_futex, &gate->number, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
 #endif
 }
 
-void pool_barrier(const struct member *member) {
-    struct barrier *b = member->barrier;
-    if (member->count == 1) return;
-    const int32_t round = __atomic_load_n(&b->round.number, __ATOMIC_RELAXED);
-    if (__atomic_add_fetch(&b->arrived, 1, __ATOMIC_ACQ_REL) == b->members) {
-        __atomic_store_n(&b->arrived, 0, __ATOMIC_RELAXED);
-        gate_open(&b->round, round + 1);
-    } else {
-        gate_wait(&b->round, round, SPINS);
-    }
-}
+// ---- the team
 
-// ---- the thread that owns the team
+// A thread of ours waits here. Each on its own cache line.
+struct seat {
+    _Alignas(64) struct gate posted;
+    int32_t seen;             // the last number of `posted` that was taken up
+    int32_t places;           // the team's `places` that the thread is bound to
+    int64_t waited, ended;    // nanoseconds of this run at barriers; when the work was done
+};
 
 static struct {
-    pthread_mutex_t turn;             // held by the caller whose run it is
-    int started;
-    struct gate posted, finished;     // numbers of runs; the owner waits at the first, the caller at the second
-    int threads;
+    pthread_mutex_t turn;     // held by the caller whose run it is
+    int started;              // there is a thread that owns the region
+    int size;                 // members, the caller included; 0: not known yet
+    int wanted;               // what the region is to be opened with
+    struct gate ready;        // the region is open
+    struct seat seats[POOL_MAX];   // the first is the caller's, where nothing is posted
+
+    // the run
+    int count;
+    int64_t spin_ns;
     void (*work)(void *argument, const struct member *member);
     void *argument;
+    _Alignas(64) int32_t arrived;
+    _Alignas(64) struct gate round;
+
+#if defined(__linux__)
+    cpu_set_t cpus;           // where the caller of the last run might run
+    int32_t places;           // counts changes of it
+#endif
 } team = { .turn = PTHREAD_MUTEX_INITIALIZER };
 
-static void run_team(void) {
-    struct barrier barrier = { 0 };
-    #pragma omp parallel num_threads(team.threads)
-    {
-        const struct member member = { omp_get_thread_num(), omp_get_num_threads(), &barrier };
-        // the team may be smaller than asked for: every member knows its size before the first barrier
-        #pragma omp single
-        barrier.members = member.count;
-        fp_control control = fp_enter();
-        team.work(team.argument, &member);
-        fp_leave(control);
+// Returns the nanoseconds of waiting, 0 for few.
+static int64_t meet(int count) {
+    const int32_t round = __atomic_load_n(&team.round.number, __ATOMIC_RELAXED);
+    const int64_t spin_ns = team.spin_ns;   // once everybody has come, it may be the next run's
+    if (__atomic_add_fetch(&team.arrived, 1, __ATOMIC_ACQ_REL) < count) return gate_wait(&team.round, round, spin_ns);
+    __atomic_store_n(&team.arrived, 0, __ATOMIC_RELAXED);
+    gate_open(&team.round);
+    return 0;
+}
+
+void pool_barrier(const struct member *member) {
+    if (member->count > 1) team.seats[member->index].waited += meet(member->count);
+}
+
+static void work_as(const struct member *member, void (*work)(void *argument, const struct member *member), void *argument) {
+    fp_control control = fp_enter();
+    work(argument, member);
+    fp_leave(control);
+}
+
+// A member's part of a run, up to the meeting at its end.
+static void take_part(int index) {
+    const struct member member = { index, team.count };
+    struct seat *seat = &team.seats[index];
+    seat->waited = 0;
+    work_as(&member, team.work, team.argument);
+    seat->ended = now_ns();
+    meet(member.count);
+}
+
+// A thread's life in the region. It ends when the team has to grow.
+static void serve(int index) {
+    struct seat *seat = &team.seats[index];
+    for (int64_t spin_ns = SPIN_NS;;) {
+        gate_wait(&seat->posted, seat->seen, spin_ns);
+        seat->seen++;
+        if (team.size == 0) return;
+        spin_ns = team.spin_ns;
+#if defined(__linux__)
+        if (seat->places != team.places) sched_setaffinity(0, sizeof team.cpus, &team.cpus);
+        seat->places = team.places;
+#endif
+        take_part(index);
     }
 }
 
 static void *own_team(void *unused) {
     (void)unused;
-    for (int32_t done = team.finished.number;; done++) {
-        gate_wait(&team.posted, done, 0);
-        run_team();
-        gate_open(&team.finished, done + 1);
+    for (;;) {
+        #pragma omp parallel num_threads(team.wanted - 1)
+        {
+            // the region may be smaller than asked for: the first run must know
+            #pragma omp single
+            {
+                team.size = omp_get_num_threads() + 1;
+                gate_open(&team.ready);
+            }
+            serve(omp_get_thread_num() + 1);
+        }
     }
     return NULL;
 }
 
 // In a child process our threads do not exist, and the turn may have been held: start from nothing.
 static void forget_team(void) {
+    memset(&team, 0, sizeof team);
     pthread_mutex_init(&team.turn, NULL);
-    team.started = 0;
-    team.posted = team.finished = (struct gate){ 0 };
 }
 static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_team); }
 
-// With the turn held. 0 if a thread cannot be had.
-static int start_team(void) {
+// With the turn held: makes the team as large as `threads`, if that can be had.
+static void grow_team(int threads) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_t owner;
-    if (team.started) return 1;
-    pthread_once(&once, watch_forks);
-    // signals are the host's business: its threads take them, ours (which inherit this mask) never do
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    team.started = pthread_create(&owner, NULL, own_team, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (team.started) pthread_detach(owner);
-    return team.started;
+    if (team.wanted >= threads) return;
+    const int32_t ready = team.ready.number;
+    team.wanted = threads;
+    if (!team.started) {
+        pthread_t owner;
+        pthread_once(&once, watch_forks);
+        // signals are the host's business: its threads take them, ours (which inherit this mask) never do
+        sigset_t all, old;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &old);
+        team.started = pthread_create(&owner, NULL, own_team, NULL) == 0;
+        pthread_sigmask(SIG_SETMASK, &old, NULL);
+        if (!team.started) {
+            team.wanted = 0;
+            return;
+        }
+        pthread_detach(owner);
+    } else {
+        const int members = team.size;
+        team.size = 0;
+        for (int i = 1; i < members; i++) gate_open(&team.seats[i].posted);
+    }
+    gate_wait(&team.ready, ready, 0);
 }
 
-static int run_on_team(int threads, void (*work)(void *argument, const struct member *member), void *argument) {
+// Our threads follow the caller to the CPUs that it may run on. How many there are for the run; `threads` if nobody knows.
+static int follow_cpus(int threads) {
+#if defined(__linux__)
+    cpu_set_t cpus;
+    if (sched_getaffinity(0, sizeof cpus, &cpus)) return threads;
+    const int n = CPU_COUNT(&cpus);
+    // a caller that is alone on its CPU has been placed there by somebody who did not think of our threads, nor has who binds OpenMP's
+    if (n >= threads && !CPU_EQUAL(&cpus, &team.cpus) && omp_get_proc_bind() == omp_proc_bind_false) team.cpus = cpus, team.places++;
+    return n;
+#else
+    return threads;
+#endif
+}
+
+// With the turn held. Returns the nanoseconds that a member waited on average.
+static int64_t run_team(int count, int64_t spin_ns, void (*work)(void *argument, const struct member *member), void *argument) {
+    team.count = count, team.spin_ns = spin_ns, team.work = work, team.argument = argument;
+    for (int i = 1; i < count; i++) gate_open(&team.seats[i].posted);
+    take_part(0);
+    const int64_t now = now_ns();
+    int64_t waited = 0;
+    for (int i = 0; i < count; i++) waited += team.seats[i].waited + now - team.seats[i].ended;
+    return waited / count;
+}
+
+// ---- how many
+
+static int choose_count(struct pace *pace, int threads, int64_t now) {
+    if (pace->halvings && now >= pace->retry) {
+        pace->halvings--;
+        pace->ran = pace->waited = 0;
+        pace->retry = INT64_MAX;   // until this size has been judged
+    }
+    const int count = threads >> pace->halvings;
+    return count > 1 ? count : 1;
+}
+
+// When a team of n got on with its work less than half of the time, n / 2 would have been no slower. While one member works or has lost
+// its CPU to another program, n - 1 wait.
+static void learn(struct pace *pace, int count, int64_t ran, int64_t waited, int64_t now) {
+    pace->ran += ran, pace->waited += waited;
+    if (pace->ran < WINDOW_NS) return;
+    if (2 * pace->waited * count > pace->ran * (count - 1)) {
+        pace->halvings++;
+        pace->retry = now + REST * pace->ran;
+    } else if (pace->retry == INT64_MAX) {
+        pace->retry = now;
+    }
+    pace->ran = pace->waited = 0;
+}
+
+static int run_on_team(int threads, struct pace *pace, void (*work)(void *argument, const struct member *member), void *argument) {
+    const int64_t started = now_ns();
+    int count = choose_count(pace, threads, started);
+    if (count == 1) return 0;
     pthread_mutex_lock(&team.turn);
-    const int started = start_team();
-    if (started) {
-        const int32_t before = team.finished.number;
-        team.threads = threads, team.work = work, team.argument = argument;
-        gate_open(&team.posted, before + 1);
-        gate_wait(&team.finished, before, 0);   // asleep at once: the team needs this core
+    const int cpus = follow_cpus(count);
+    grow_team(count);
+    if (team.size < count) count = team.size;
+    if (count > 1) {
+        const int64_t waited = run_team(count, count <= cpus ? SPIN_NS : 0, work, argument), now = now_ns();
+        learn(pace, count, now - started, waited, now);
     }
     pthread_mutex_unlock(&team.turn);
-    return started;
+    return count > 1;
 }
 
 int llamac_has_threads(void) { return 1; }
 
 #else
 void pool_barrier(const struct member *member) { (void)member; }
-static int run_on_team(int threads, void (*work)(void *argument, const struct member *member), void *argument) {
-    (void)threads, (void)work, (void)argument;
+static int run_on_team(int threads, struct pace *pace, void (*work)(void *argument, const struct member *member), void *argument) {
+    (void)threads, (void)pace, (void)work, (void)argument;
     return 0;
+}
+static void work_as(const struct member *member, void (*work)(void *argument, const struct member *member), void *argument) {
+    fp_control control = fp_enter();
+    work(argument, member);
+    fp_leave(control);
 }
 int llamac_has_threads(void) { return 0; }
 #endif
 
-void pool_run(int threads, void (*work)(void *argument, const struct member *member), void *argument) {
-    if (threads > 1 && run_on_team(threads, work, argument)) return;
-    struct barrier barrier = { .members = 1 };
-    const struct member alone = { 0, 1, &barrier };
-    fp_control control = fp_enter();
-    work(argument, &alone);
-    fp_leave(control);
+void pool_run(int threads, struct pace *pace, void (*work)(void *argument, const struct member *member), void *argument) {
+    if (threads > 1 && run_on_team(threads, pace, work, argument)) return;
+    const struct member alone = { 0, 1 };
+    work_as(&alone, work, argument);
 }

@@ -1,30 +1,28 @@
 // SPDX-License-Identifier: MIT
 // pool.h - the one team of threads of the process, and the barrier its members meet at. Nothing else knows of threads.
 //
-// One OpenMP region per run. The team belongs to a thread of ours, not to the caller: GCC's OpenMP hangs in a forked child whose
-// parent's calling thread had a team, whereas our thread is simply started anew there. Runs of several callers take turns; a
-// run with one thread is computed by its caller, beside all others.
+// The caller of a run is a member of the team; the others are threads of ours. They stay in one OpenMP region for as long as the
+// team need not grow, and between runs they wait: shortly awake, then asleep. Runs of several callers take turns; a run with one
+// thread is computed by its caller, beside all others.
 #ifndef LLAMAC_POOL_H
 #define LLAMAC_POOL_H
 #include <stdint.h>
 
-// A number that threads wait to see change.
-struct gate { int32_t number, sleepers; };
+enum { POOL_MAX = 1024 };     // threads of a run
 
-struct barrier {
-    int members;
-    int32_t arrived;
-    struct gate round;
-};
+struct member { int index, count; };   // 0 <= index < count
 
-struct member {
-    int index, count;         // 0 <= index < count
-    struct barrier *barrier;
+// What a sequence of runs of one kind has learned about its team. Zeroed: nothing yet.
+struct pace {
+    int halvings;             // the team is smaller by so many halvings than it might be
+    int64_t ran, waited;      // nanoseconds of late: of the runs, and of waiting in them, a member's average
+    int64_t retry;            // when one halving less shall be tried
 };
 
 // Calls work(argument, member) on up to `threads` threads at once and returns when all are done. Floating-point control words are
-// set and restored around it. If the team cannot be had, the caller computes alone.
-void pool_run(int threads, void (*work)(void *argument, const struct member *member), void *argument);
+// set and restored around it. If the team cannot be had, the caller computes alone; if the team's members mostly wait for each other,
+// as they do where other programs want their CPUs, fewer are used for a while.
+void pool_run(int threads, struct pace *pace, void (*work)(void *argument, const struct member *member), void *argument);
 
 // Waits until every member has come. All members must pass the same barriers in the same order.
 void pool_barrier(const struct member *member);

@@ -22,33 +22,44 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     const struct config *c = s->model->config;
     const size_t rows = (size_t)x->rows, dim = c->dim, q_dim = (size_t)c->n_heads * c->head_dim, kv_dim = (size_t)c->n_kv_heads * c->head_dim;
     const size_t ffn = (size_t)s->model->max_ffn_dim, width = (size_t)value_width((int)c->head_dim);
+    unsigned inputs = 0;
+    for (int dtype = 1; dtype < LLAMAC_N_DTYPES; dtype++) if (s->model->dtypes & 1u << dtype) inputs |= 1u << input_of(dtype);
+    const int widest = max_int((int)(dim > q_dim ? dim : q_dim), (int)ffn);
     x->x = arena_floats(a, rows * dim);
-    x->panel = arena_floats(a, rows * dim);
+    for (int kind = 0; kind < N_INPUTS; kind++) x->panels[kind] = arena_floats(a, inputs & 1u << kind ? rows * input_words(kind, widest) : 0);
     x->q = arena_floats(a, rows * q_dim);
     x->k = arena_floats(a, rows * kv_dim);
     x->v = arena_floats(a, rows * kv_dim);
     x->mix = arena_floats(a, rows * q_dim);
     x->gate = arena_floats(a, rows * ffn);
     x->up = arena_floats(a, rows * ffn);
-    x->hidden = arena_floats(a, rows * ffn);
     x->angles = arena_floats(a, c->n_rope * rows * c->head_dim);
-    for (int t = 0; t < s->threads; t++) {
+    for (int t = 0; t < x->n_threads; t++) {
         struct thread_scratch own = {
-            .panel = arena_floats(a, REDUNDANT_ROWS * dim),
-            .row = arena_floats(a, dim > ffn ? dim : ffn),
-            .sums = arena_floats(a, (size_t)GEMM_STRIPS * STRIP_ROWS * rows),
+            .row = arena_floats(a, dim),
+            .gemm = arena_floats(a, gemm_scratch(x->rows) / sizeof(float)),
             .attention = arena_floats(a, attend_scratch((int)c->head_dim) + PANEL_ROWS * (c->head_dim + width)),
         };
+        for (int kind = 0; kind < N_INPUTS; kind++) own.panels[kind] = arena_floats(a, inputs & 1u << kind ? REDUNDANT_ROWS * input_words(kind, widest) : 0);
         if (a->memory) x->threads[t] = own;
     }
 }
 
+// Wide models take smaller chunks: what a run needs beside weights and cache shall stay under 50 MB.
+static int choose_max_rows(const struct llamac_session *s) {
+    for (struct scratch x = { .rows = MAX_ROWS, .n_threads = s->threads };; x.rows -= MIN_ROWS) {
+        struct arena count = { 0 };
+        cut_scratch(s, &x, &count);
+        if (count.used <= MAX_SCRATCH || x.rows == MIN_ROWS) return x.rows;
+    }
+}
+
 int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err) {
-    if (rows <= s->scratch.rows) return 0;
-    struct scratch bigger = { .rows = rows };
+    if (rows <= s->scratch.rows && s->threads <= s->scratch.n_threads) return 0;
+    struct scratch bigger = { .rows = max_int(rows, s->scratch.rows), .n_threads = max_int(s->threads, s->scratch.n_threads) };
     struct arena count = { 0 };
     cut_scratch(s, &bigger, &count);
-    bigger.threads = mem_take((size_t)s->threads, sizeof *bigger.threads, "the threads' scratch", err);
+    bigger.threads = mem_take((size_t)bigger.n_threads, sizeof *bigger.threads, "the threads' scratch", err);
     bigger.memory = bigger.threads ? mem_take(1, count.used, "activations", err) : NULL;
     if (!bigger.memory) {
         mem_give(bigger.threads);
@@ -76,6 +87,13 @@ int session_reserve_pages(struct llamac_session *s, int sequence, int length, ll
 
 // ---- life
 
+static int check_threads(int threads, llamac_error *err) {
+    if (threads < 1 || threads > POOL_MAX) return err_set(err, LLAMAC_BAD_ARGUMENT, "threads is %d, expected 1 to %d", threads, POOL_MAX);
+    if (threads > 1 && !llamac_has_threads())
+        return err_set(err, LLAMAC_UNSUPPORTED, "threads is %d, but this build has no OpenMP: only 1 is possible", threads);
+    return 0;
+}
+
 static int check_options(const struct llamac_model *model, const llamac_session_options *o, llamac_error *err) {
     const int max_context = (int)model->config->context;
     if (o->n_sequences < 1 || o->n_sequences > 65536)
@@ -84,10 +102,7 @@ static int check_options(const struct llamac_model *model, const llamac_session_
         return err_set(err, LLAMAC_BAD_ARGUMENT, "context is %d, expected 1 to %d, the model's", o->context, max_context);
     if (o->kv_dtype != 0 && o->kv_dtype != LLAMAC_F32 && o->kv_dtype != LLAMAC_F16)
         return err_set(err, LLAMAC_BAD_ARGUMENT, "kv_dtype is %d, expected f32 or f16", o->kv_dtype);
-    if (o->threads < 1 || o->threads > 1024) return err_set(err, LLAMAC_BAD_ARGUMENT, "threads is %d, expected 1 to 1024", o->threads);
-    if (o->threads > 1 && !llamac_has_threads())
-        return err_set(err, LLAMAC_UNSUPPORTED, "threads is %d, but this build has no OpenMP: only 1 is possible", o->threads);
-    return 0;
+    return check_threads(o->threads, err);
 }
 
 static int fill_session(struct llamac_session *s, llamac_error *err) {
@@ -115,9 +130,10 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
     s->model = model;
     s->kernels = kernels;
     s->context = options->context ? options->context : (int)model->config->context;
-    s->kv_dtype = options->kv_dtype ? options->kv_dtype : model->all_f32 ? LLAMAC_F32 : LLAMAC_F16;
+    s->kv_dtype = options->kv_dtype ? options->kv_dtype : model->dtypes == 1u << LLAMAC_F32 ? LLAMAC_F32 : LLAMAC_F16;
     s->threads = options->threads;
     s->n_sequences = options->n_sequences;
+    s->max_rows = choose_max_rows(s);
     if (fill_session(s, err)) {
         llamac_session_close(&s);
         return -1;
@@ -149,6 +165,12 @@ void llamac_session_describe(const llamac_session *s, llamac_session_info *info)
 
 int llamac_length(const llamac_session *s, int sequence) {
     return sequence >= 0 && sequence < s->n_sequences ? s->sequences[sequence].length : -1;
+}
+
+int llamac_set_threads(llamac_session *s, int threads, llamac_error *err) {
+    if (check_threads(threads, err)) return -1;
+    s->threads = threads;   // the next eval reserves what more threads need
+    return 0;
 }
 
 int llamac_rewind(llamac_session *s, int sequence, int length, llamac_error *err) {

@@ -4,33 +4,35 @@
 #define LLAMAC_SESSION_H
 #include "kernels.h"
 #include "model.h"
+#include "pool.h"
 
 enum {
-    MAX_ROWS = 256,           // rows that go through the layers together; more are cut into chunks of this size
+    MAX_ROWS = 256,           // rows that go through the layers together at most; more are cut into chunks
+    MIN_ROWS = 32,            // a chunk's size is a multiple of this
+    MAX_SCRATCH = 26 << 20,   // bytes of scratch that a chunk's size keeps to, unless it is MIN_ROWS
     REDUNDANT_ROWS = 4,       // up to so many rows every thread computes norms for itself instead of meeting at a barrier
 };
 
 // What one thread needs for itself.
 struct thread_scratch {
-    float *panel;             // (REDUNDANT_ROWS, dim): a normed input of its own
-    float *row;               // (the widest of dim, ffn_dim, head_dim padded)
-    float *sums;              // gemm's
+    void *panels[N_INPUTS];   // inputs of REDUNDANT_ROWS rows of its own
+    float *row;               // (dim): a normed row
+    void *gemm;               // gemm's
     float *attention;         // attend's, then a query panel and the output of PANEL_ROWS queries
 };
 
-// Buffers for `rows` rows. Activations are (rows, width); panels as kernels.h says.
+// Buffers for `rows` rows: (rows, width); panels as kernels.h says, wide enough for any product.
 struct scratch {
-    int rows;
+    int rows, n_threads;
     void *memory;
     size_t bytes;
     float *x;                 // (rows, dim): the residual stream
-    float *panel;             // panels of dim columns: normed inputs
+    void *panels[N_INPUTS];   // the inputs of the products in work
     float *q, *k, *v;         // (rows, heads * head_dim)
-    float *mix;               // panels of n_heads * head_dim columns: attention's result
-    float *gate, *up;         // (rows, ffn_dim)
-    float *hidden;            // panels of ffn_dim columns
+    float *mix;               // (rows, n_heads * head_dim): attention's result
+    float *gate, *up;         // (rows, ffn_dim); up becomes the hidden layer
     float *angles;            // (rope tables, rows, 2, rope_dim / 2): cosines, then sines
-    struct thread_scratch *threads;   // (threads)
+    struct thread_scratch *threads;   // (n_threads)
 };
 
 struct sequence {
@@ -43,10 +45,12 @@ struct llamac_session {
     const struct llamac_model *model;
     const struct kernels *kernels;
     int context, kv_dtype, threads, n_sequences;
+    int max_rows;             // of a chunk
     size_t page_bytes, head_bytes, value_offset;   // of a page; of one head in it; of the values in that
     size_t kv_bytes;
     struct sequence *sequences;
     struct scratch scratch;
+    struct pace paces[2];     // of runs with few rows, and with more than REDUNDANT_ROWS
 };
 
 // Makes sure that `rows` rows can be computed together, and that the sequence has pages for `length` positions.

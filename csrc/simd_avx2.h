@@ -4,9 +4,14 @@
 #define LLAMAC_SIMD_H
 #include <immintrin.h>
 #include "common.h"
+#include "dtype.h"
 
 typedef struct { __m256 a, b; } v16;   // lanes 0..7 and 8..15
-enum { STRIPS_IN_FLIGHT = 4 };         // 8 registers of sums hide the latency of the multiply-add
+enum {
+    SUMS_IN_FLIGHT = 6,                // 12 of 16 registers; with one row 8 hide the latency of the multiply-add
+    LINES_IN_FLIGHT = 1, LINES_IN_FLIGHT_Q8 = 1, SUMS_KEPT = 2,
+    EXPAND_ROWS = 7, EXPAND_ROWS_Q8 = 24,
+};
 
 #define BOTH(intrinsic, x) (v16){ intrinsic(x.a), intrinsic(x.b) }
 #define BOTH2(intrinsic, x, y) (v16){ intrinsic(x.a, y.a), intrinsic(x.b, y.b) }
@@ -45,6 +50,7 @@ INLINE v16 v16_sub(v16 x, v16 y) { return BOTH2(_mm256_sub_ps, x, y); }
 INLINE v16 v16_mul(v16 x, v16 y) { return BOTH2(_mm256_mul_ps, x, y); }
 INLINE v16 v16_div(v16 x, v16 y) { return BOTH2(_mm256_div_ps, x, y); }
 INLINE v16 v16_fma(v16 x, v16 y, v16 z) { return BOTH3(_mm256_fmadd_ps, x, y, z); }
+INLINE v16 v16_fma1(v16 x, float y, v16 z) { return v16_fma(x, v16_set1(y), z); }
 INLINE v16 v16_fnma(v16 x, v16 y, v16 z) { return BOTH3(_mm256_fnmadd_ps, x, y, z); }
 INLINE v16 v16_max(v16 x, v16 y) { return BOTH2(_mm256_max_ps, x, y); }
 INLINE v16 v16_min(v16 x, v16 y) { return BOTH2(_mm256_min_ps, x, y); }
@@ -72,4 +78,117 @@ INLINE v16 v16_exp2_of_shifted(v16 t) { return BOTH(exp2_of_shifted, t); }
 INLINE float v16_sum(v16 x) { FOLD(add, x); }
 INLINE float v16_max_lane(v16 x) { FOLD(max, x); }
 #undef FOLD
+
+INLINE void v16_to_int16(int16_t *p, v16 x) {
+    const __m256i mixed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(mixed, 0xd8));
+}
+INLINE void v16_to_int8(int8_t *p, v16 x) {
+    int16_t h[16];
+    v16_to_int16(h, x);
+    _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm_loadu_si128((const __m128i *)h), _mm_loadu_si128((const __m128i *)(h + 8))));
+}
+
+// An accumulator whose sum the compiler may not reorder: GCC otherwise takes all products first and spills them.
+#define PIN(x) __asm__("" : "+x"(x))
+
+INLINE __m256i every32(int32_t x) { return _mm256_set1_epi32(x); }
+INLINE __m256i load32(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+INLINE void store32(void *p, __m256i x) { _mm256_storeu_si256((__m256i *)p, x); }
+
+// ---- 4-bit codes: unsigned (codebook + 32) times signed inputs. int16 sums wrap, but start at -32 * sum of the inputs, so that the
+// final sum fits: 8 products below 32 * 127.
+
+typedef struct { __m256i a, b; } line;     // rows 0..7 and 8..15
+typedef struct { __m256i a, b; } dots;     // per row two int16: columns 0, 1 and 2, 3 of each 4
+typedef struct { __m256i a, b; } scaled;
+typedef struct { __m256i a, b; } scales;   // per row the scale twice, int16
+typedef __m256i table;
+typedef line grids;
+
+INLINE table table_load(const int8_t *codebook) {
+    return _mm256_broadcastsi128_si256(_mm_add_epi8(_mm_loadu_si128((const __m128i *)codebook), _mm_set1_epi8(CODE_LIMIT)));
+}
+INLINE line line_load(const uint8_t *p) { return (line){ load32(p), load32(p + 32) }; }
+INLINE void line_store(uint8_t *p, line x) { store32(p, x.a), store32(p + 32, x.b); }
+INLINE __m256i sixteen(const uint8_t *p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)); }
+INLINE grids grid_load(const uint8_t *p) {
+    const __m256i first = _mm256_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7);
+    const __m256i s = _mm256_and_si256(sixteen(p), _mm256_set1_epi8(3));
+    return (grids){ _mm256_shuffle_epi8(s, first), _mm256_shuffle_epi8(s, _mm256_add_epi8(first, _mm256_set1_epi8(8))) };
+}
+INLINE __m256i code(table t, __m256i x, __m256i grid) { return _mm256_add_epi8(_mm256_shuffle_epi8(t, _mm256_and_si256(x, _mm256_set1_epi8(15))), grid); }
+INLINE line codes_low(table t, line x, grids grid) { return (line){ code(t, x.a, grid.a), code(t, x.b, grid.b) }; }
+INLINE line codes_high(table t, line x, grids grid) {
+    return (line){ code(t, _mm256_srli_epi16(x.a, 4), grid.a), code(t, _mm256_srli_epi16(x.b, 4), grid.b) };
+}
+INLINE void codes_store(uint8_t *p, line x, grids grid) { (void)grid; line_store(p, x); }
+// The shuffle puts a byte on top of each int16, the shift extends its sign.
+INLINE scales scales_load(const uint8_t *p) {
+    const __m256i first = _mm256_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1, 4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7);
+    const __m256i second = _mm256_setr_epi8(-1, 8, -1, 8, -1, 9, -1, 9, -1, 10, -1, 10, -1, 11, -1, 11, -1, 12, -1, 12, -1, 13, -1, 13, -1, 14, -1, 14, -1, 15, -1, 15);
+    return (scales){ _mm256_srai_epi16(_mm256_shuffle_epi8(sixteen(p), first), 8), _mm256_srai_epi16(_mm256_shuffle_epi8(sixteen(p), second), 8) };
+}
+INLINE void scales_store(uint8_t *p, scales s) { store32(p, s.a), store32(p + 32, s.b); }
+INLINE scales scales_reload(const uint8_t *p) { return (scales){ load32(p), load32(p + 32) }; }
+INLINE void dots_starts(const int8_t *x, int32_t starts[2]) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(CODE_LIMIT), _mm256_loadu_si256((const __m256i *)x));
+    const __m256i four = _mm256_add_epi16(pairs, _mm256_srli_si256(pairs, 8)), sums = _mm256_add_epi16(four, _mm256_srli_si256(four, 4));
+    const __m256i negative = _mm256_sub_epi16(_mm256_setzero_si256(), sums);
+    starts[0] = _mm256_extract_epi32(negative, 0), starts[1] = _mm256_extract_epi32(negative, 4);
+}
+INLINE dots dots_from(int32_t start, grids grid, const int expanded) { (void)grid, (void)expanded; return (dots){ every32(start), every32(start) }; }
+INLINE dots dots_add(dots d, line codes, int32_t inputs) {
+    const __m256i x = every32(inputs);
+    d.a = _mm256_add_epi16(d.a, _mm256_maddubs_epi16(codes.a, x));
+    PIN(d.a);
+    d.b = _mm256_add_epi16(d.b, _mm256_maddubs_epi16(codes.b, x));
+    PIN(d.b);
+    return d;
+}
+INLINE scaled scaled_first(dots d, scales s) { return (scaled){ _mm256_madd_epi16(d.a, s.a), _mm256_madd_epi16(d.b, s.b) }; }
+INLINE scaled scaled_add(scaled w, dots d, scales s) {
+    return (scaled){ _mm256_add_epi32(w.a, _mm256_madd_epi16(d.a, s.a)), _mm256_add_epi32(w.b, _mm256_madd_epi16(d.b, s.b)) };
+}
+INLINE v16 scaled_float(scaled w) { return (v16){ _mm256_cvtepi32_ps(w.a), _mm256_cvtepi32_ps(w.b) }; }
+
+// ---- 8-bit codes: a line gives two vectors of int16 without a shuffle, columns (0, 2) and (1, 3) of each 4. The offset of the codes is
+// taken away by the start, or by the expansion.
+
+enum { WIDE_PARTS = 2, EXPANDED_LINE_Q8 = 128 };
+typedef struct { __m256i a, b; } wide;
+typedef struct { __m256i a, b; } dots8;
+INLINE __m256i wide_part(__m256i x, const int part) { return part ? _mm256_srli_epi16(x, 8) : _mm256_and_si256(x, _mm256_set1_epi16(255)); }
+INLINE wide wide_load(const uint8_t *p, const int part) { return (wide){ wide_part(load32(p), part), wide_part(load32(p + 32), part) }; }
+INLINE void wide_expand(uint8_t *to, const uint8_t *p) {
+    const __m256i offset = _mm256_set1_epi16(Q8_OFFSET);
+    UNROLL for (int part = 0; part < 2; part++) {
+        const wide x = wide_load(p, part);
+        store32(to + 64 * part, _mm256_sub_epi16(x.a, offset)), store32(to + 64 * part + 32, _mm256_sub_epi16(x.b, offset));
+    }
+}
+INLINE wide wide_reload(const uint8_t *p, const int part) { return (wide){ load32(p + 64 * part), load32(p + 64 * part + 32) }; }
+INLINE void pack8(const int16_t *x, int32_t *words) {
+    const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    _mm256_storeu_si256((__m256i *)words, _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)x), order));
+}
+INLINE dots8 dots8_start(int32_t sum, const int expanded) {
+    const __m256i start = expanded ? _mm256_setzero_si256() : every32(-Q8_OFFSET * sum);
+    return (dots8){ start, start };
+}
+INLINE int wide_passes(const int T) { (void)T; return 0; }
+INLINE dots8 dots8_next(dots8 d) { return d; }
+INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, int height, const int part) {
+    const __m256i x = every32(inputs[part ? height : 0]);
+    d.a = _mm256_add_epi32(d.a, _mm256_madd_epi16(w.a, x));
+    PIN(d.a);
+    d.b = _mm256_add_epi32(d.b, _mm256_madd_epi16(w.b, x));
+    PIN(d.b);
+    return d;
+}
+INLINE v16 dots8_float(dots8 d) { return (v16){ _mm256_cvtepi32_ps(d.a), _mm256_cvtepi32_ps(d.b) }; }
+INLINE v16 v16_load_int8(const uint8_t *p) {
+    return (v16){ _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))),
+                  _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))) };
+}
 #endif

@@ -98,7 +98,8 @@ class Checkpoint:
     """A whole model: config, tensors by canonical name (in any order), texts.
 
     tokenizer: (canonical tokenizer.json, rules for special tokens, original SentencePiece model or None), or None if
-    the source has none. metadata: the JSON object of the metadata section, without "exporter" and "dtype".
+    the source has none. metadata: the JSON object of the metadata section, without "exporter" and "dtype". stop_ids:
+    tokens that end a text whatever the tokenizer says, or without one.
     """
 
     config: ModelConfig
@@ -106,3 +107,4 @@ class Checkpoint:
     tokenizer: tuple[bytes, SpecialTokens, bytes | None] | None = None
     chat_template: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
+    stop_ids: tuple[int, ...] = ()

@@ -5,19 +5,38 @@ source -> checkpoint (canonical, lazy) -> tokenizer -> probes -> plan -> tempora
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamac.errors import ArgumentError, ExportError, LlamacError, TokenizerError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.lfs import HEAD_BYTES, refuse_pointer
-from llamac.export.vocab import Vocabulary, load_vocabulary
-from llamac.export.writer import MAGIC, Plan, check_space, make_plan, temporary_beside, write, write_tables
+from llamac.export.quantize import FOUR_BITS, Lesson, choose_dtypes, widen_coarse
+from llamac.export.vocab import Room, Vocabulary, load_vocabulary
+from llamac.export.writer import (
+    MAGIC,
+    Plan,
+    Slot,
+    check_space,
+    make_plan,
+    matching_tensors,
+    temporary_beside,
+    write,
+    write_tables,
+)
+from llamac.machine import plan_threads
 from llamac.progress import Progress, silent
-from llamac.tokenizer import Tokenizer
+from llamac.strips import QUANTIZED
+from llamac.tokenizer import SpecialTokens, Tokenizer
+
+if TYPE_CHECKING:
+    from llamac.export import probes
 
 TARGETS = ("llamac", "hf", "llama2c")
 SOURCES = "a Hugging Face directory, a llama2.c model file or a flat file"
@@ -53,26 +72,43 @@ def export(
     tokenizer: str | Path | None = None,
     name: str | None = None,
     to: str = "llamac",
+    pure: bool = False,
+    dtype_map: Iterable[tuple[str, str]] = (),
+    calibrate: str | Path | None = None,
+    threads: int | None = None,
     probe_source: str | None = "auto",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Converts a checkpoint.
 
-    source: a Hugging Face directory, a llama2.c model file or a flat file. dtype: of the matrices, "f32", "f16" or
-    "bf16" (default: the source's own). tokenizer: a file or directory to use instead of the source's. name: stored in
-    the flat file (default: the source's). to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a
-    llama2.c model (always f32) with tokenizer.bin beside it. probe_source: who computes the flat file's reference
-    logits, "llamac" (what "auto" means) or "transformers"; None leaves the probes out. overwrite: replace an existing
-    file `out`; a folder is never replaced. progress: called with (phase, done, all there is to do in
-    this phase): "verifying" (bytes of a flat file that is read), "reference logits" (steps of the probes), "writing"
-    (bytes), "engine's logits" (steps of the probes, on the written file).
+    source: a Hugging Face directory, a llama2.c model file or a flat file. dtype: of the matrices, "f32", "f16",
+    "bf16", "q8", "q4" or "q4s" (default: the source's own, f32 if it is quantized). With q4 and q4s the output head and
+    attn_v are q8, unless `pure`; dtype_map overrides both: (pattern, dtype) pairs, the first whose pattern fits a
+    matrix's name decides (* stands for any text). calibrate: for q4 and q4s, a text file, or "self" for a text that the
+    model writes: the inputs it sees there decide which errors matter and where they are made up for. It takes a
+    temporary copy of the weights beside `out`, and more time and memory (docs/quantization.md). threads: that quantize
+    (default: as many as a model would use); they do not change a byte. tokenizer: a file or directory to use instead of
+    the source's. name: stored in the flat file (default: the source's). to: "llamac" writes a flat file, "hf" a Hugging
+    Face directory, "llama2c" a llama2.c model (always f32) with tokenizer.bin beside it. probe_source: who computes the
+    flat file's reference logits, "llamac" (what "auto" means) or "transformers"; None leaves the probes out. overwrite:
+    replace an existing file `out`; a folder is never replaced. progress: called with (phase, done, all there is to do
+    in this phase): "verifying" (bytes of a flat file that is read), "looking at scales" (rows of matrices that may be
+    too coarse for 4 bits), "reference logits" (steps of the probes), "writing a text" (tokens), "calibrating" (pieces
+    of a text), "writing" (bytes), "engine's logits" (steps of the probes, on the written file).
 
     Raises ArgumentError for an argument that would have no effect with this `to`, and ExportError or UnsupportedError
     with everything that stands against the export, before anything is written.
     """
     source, out, progress = Path(source), Path(out), progress or silent
+    dtype_map = list(dtype_map)
     _check_arguments(to, dtype, name, probe_source, overwrite)
+    if to != "llamac" and (pure or dtype_map or calibrate or threads is not None or dtype in QUANTIZED):
+        raise ArgumentError(
+            f"quantized dtypes, pure, dtype_map, calibrate and threads are for flat files only, not with to={to!r}"
+        )
+    if threads is not None and threads < 1:
+        raise ArgumentError(f"threads is {threads}, expected at least 1")
     if not source.exists():
         raise ExportError(f"{source} does not exist")
     _check_target(out, to, overwrite)
@@ -82,6 +118,8 @@ def export(
     if name is not None:
         checkpoint.metadata["name"] = name
     dtype = dtype or ("f32" if to == "llama2c" else _own_dtype(checkpoint))
+    if to == "llamac":
+        _warn_of_quantized(checkpoint, dtype, warnings)
     if to == "hf":
         from llamac.export.to_hf import write_hf
 
@@ -94,7 +132,9 @@ def export(
         bits = 0.0
     else:
         probe_source = "llamac" if probe_source == "auto" else probe_source
-        plan = _write_flat(checkpoint, source, out, dtype, probe_source, progress)
+        text = _calibration_text(calibrate)
+        matrices = Matrices(dtype, pure, tuple(dtype_map), text, threads or plan_threads().threads)
+        plan = _write_flat(checkpoint, source, out, matrices, probe_source, progress, warnings)
         size, bits = plan.file_bytes, plan.bits_per_weight
     return Report(
         path=out,
@@ -108,6 +148,29 @@ def export(
         tokenizer=_tokenizer_name(checkpoint),
         warnings=warnings,
     )
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """How matrices are written: `export`'s arguments of the same names."""
+
+    dtype: str
+    pure: bool
+    dtype_map: tuple[tuple[str, str], ...]
+    calibrate: str | None  # the text, "" for the model's own
+    threads: int
+
+
+def _calibration_text(calibrate: str | Path | None) -> str | None:
+    if calibrate is None or calibrate == "self":
+        return None if calibrate is None else ""
+    try:
+        text = Path(calibrate).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExportError(f"the calibration text {calibrate} cannot be read: {error}") from None
+    if not text:
+        raise ExportError(f"the calibration text {calibrate} is empty")
+    return text
 
 
 def _check_arguments(to: str, dtype: str | None, name: str | None, probe_source: str | None, overwrite: bool) -> None:
@@ -169,6 +232,16 @@ def _own_dtype(checkpoint: Checkpoint) -> str:
     return kinds.pop() if len(kinds) == 1 and kinds <= {"f32", "f16", "bf16"} else "f32"
 
 
+def _warn_of_quantized(checkpoint: Checkpoint, dtype: str, warnings: list[str]) -> None:
+    """A flat file with quantized weights may be a source, but what was lost stays lost."""
+    kinds = {tensor.dtype for tensor in checkpoint.tensors.values()} & set(QUANTIZED)
+    if kinds:
+        again = "and are quantized once more" if dtype in QUANTIZED else "which a wider dtype does not undo"
+        warnings.append(
+            f"the source's weights are {', '.join(sorted(kinds))} already, {again}: better start from its source"
+        )
+
+
 # ---- tokenizer
 
 IDS_ONLY = "the file takes and gives token ids only (--tokenizer adds one)"
@@ -179,7 +252,7 @@ def _attach_tokenizer(checkpoint: Checkpoint, source: Path, given: str | Path | 
     if given is not None:
         place = Path(given)
         try:
-            checkpoint.tokenizer = load_vocabulary(place)
+            checkpoint.tokenizer = load_vocabulary(place, Room(checkpoint.config.vocab_size, warnings))
         except FileNotFoundError:
             raise ExportError(f"the tokenizer {place} does not exist") from None
         checkpoint.metadata["tokenizer"] = {"source": place.name}
@@ -195,7 +268,7 @@ def _attach_tokenizer(checkpoint: Checkpoint, source: Path, given: str | Path | 
 
 def _attach_tokenizer_inside(checkpoint: Checkpoint, folder: Path, warnings: list[str]) -> None:
     try:
-        checkpoint.tokenizer = load_vocabulary(folder)
+        checkpoint.tokenizer = load_vocabulary(folder, Room(checkpoint.config.vocab_size, warnings))
     except TokenizerError as error:
         warnings.append(f"{error}: {IDS_ONLY}")
     else:
@@ -213,7 +286,7 @@ def _attach_tokenizer_beside(checkpoint: Checkpoint, source: Path, warnings: lis
         except LlamacError:
             others.append(f"{path.name} is no tokenizer")
             continue
-        n_ids = _count_ids(vocabulary)
+        n_ids = _count_ids(vocabulary, path.name)
         if n_ids == size:
             fitting.append((path, vocabulary))
         else:
@@ -237,38 +310,44 @@ def _tokenizer_name(checkpoint: Checkpoint) -> str:
     return str(checkpoint.metadata.get("tokenizer", {}).get("source", "unknown"))
 
 
-def _count_ids(vocabulary: Vocabulary) -> int:
-    return Tokenizer.from_json(vocabulary.json, vocabulary.special).n_ids
+def _count_ids(vocabulary: tuple[bytes, SpecialTokens, bytes | None], where: str) -> int:
+    return Tokenizer(vocabulary[0], vocabulary[1], f"{where}: the tokenizer").n_ids
 
 
 def _fit_tokenizer(checkpoint: Checkpoint) -> None:
     """Notes how many ids the tokenizer knows, and what else the source's kind says of special tokens."""
     assert checkpoint.tokenizer is not None
     data, special, spm = checkpoint.tokenizer
-    n_ids = _count_ids(Vocabulary(data, special, spm))
+    n_ids = _count_ids(checkpoint.tokenizer, _tokenizer_name(checkpoint))
     if n_ids > checkpoint.config.vocab_size:
         raise ExportError(
             f"the tokenizer has {n_ids} ids, but the model's vocabulary has {checkpoint.config.vocab_size}:"
             " they do not belong together"
         )
     checkpoint.config = replace(checkpoint.config, n_token_ids=n_ids)
-    if checkpoint.metadata["source"].get("format") == "llama2c" and special.bos_id is not None:
-        # llama2.c's models were trained on texts that follow one another: BOS begins the next, so it ends this one
-        stop_ids = tuple(sorted({special.bos_id, *special.stop_ids}))
-        checkpoint.tokenizer = (data, replace(special, add_bos=True, add_eos=False, stop_ids=stop_ids), spm)
+    if checkpoint.metadata["source"].get("format") == "llama2c":
+        special = replace(special, add_bos=special.bos_id is not None, add_eos=False)
+    stop_ids = tuple(sorted({*checkpoint.stop_ids, *special.stop_ids}))
+    checkpoint.tokenizer = (data, replace(special, stop_ids=stop_ids), spm)
 
 
 # ---- the flat file
 
 
 def _write_flat(
-    checkpoint: Checkpoint, source: Path, out: Path, dtype: str, probe_source: str | None, progress: Progress
+    checkpoint: Checkpoint,
+    source: Path,
+    out: Path,
+    matrices: Matrices,
+    probe_source: str | None,
+    progress: Progress,
+    warnings: list[str],
 ) -> Plan:
     from llamac import __version__
     from llamac.export import probes
     from llamac.probes import encode
 
-    metadata = {**checkpoint.metadata, "dtype": dtype, "exporter": f"llamac {__version__}"}
+    metadata = {**checkpoint.metadata, "dtype": matrices.dtype, "exporter": f"llamac {__version__}"}
     tokenizer, _, spm = checkpoint.tokenizer or (b"", None, None)
     text = json.dumps(metadata, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     texts = {
@@ -278,21 +357,69 @@ def _write_flat(
         "template": checkpoint.chat_template.encode(),
         "probes": b"",
     }
-    make_plan(checkpoint, dtype, texts)  # what does not fit is told before the probes cost any time
+    make_plan(checkpoint, matrices.dtype, texts)  # what does not fit is told before anything else costs time
+    dtypes = _dtypes(checkpoint, matrices, progress, warnings)
     probe_set = None
     if probe_source is not None:
         folder = source if source.is_dir() else None
         probe_set = probes.make(checkpoint, NUMERICS, source=probe_source, folder=folder, progress=progress)
         texts["probes"] = encode(probe_set)
-    plan = make_plan(checkpoint, dtype, texts)
+    plan = make_plan(checkpoint, matrices.dtype, texts, dtypes)
     check_space(out.parent, plan.file_bytes)
-    with temporary_beside(out) as file:
-        hashes = write(file, plan, progress)
+    with temporary_beside(out) as file, contextlib.ExitStack() as stack:
+        teach = _teacher(checkpoint, plan, matrices, out.parent, progress, stack)
+        hashes = write(file, plan, progress, threads=matrices.threads, teach=teach)
+        stack.close()
         if probe_set is not None:
             # the engine's own logits need the finished file; their records have the same size as the empty ones
             file.flush()
-            exact = all(slot.tensor.dtype == slot.dtype for slot in plan.slots if slot.is_matrix)
-            measured = probes.measure(Path(file.name), probe_set, exact=exact, progress=progress)
+            measured = probes.measure(Path(file.name), probe_set, kind=_kind(plan), progress=progress)
             plan = replace(plan, sections={**plan.sections, "probes": encode(measured)})
             write_tables(file, plan, hashes)
     return plan
+
+
+def _dtypes(checkpoint: Checkpoint, matrices: Matrices, progress: Progress, warnings: list[str]) -> dict[str, str]:
+    """Every tensor's dtype; a 4-bit matrix whose scales would be coarse is q8, unless dtype_map names it."""
+    tensors = matching_tensors(checkpoint)
+    chosen = choose_dtypes(tensors, matrices.dtype, pure=matrices.pure, dtype_map=matrices.dtype_map)
+
+    def fixed(name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern, _ in matrices.dtype_map)
+
+    found, coarse = widen_coarse(tensors, chosen, fixed, progress)
+    warnings += coarse
+    return found
+
+
+def _teacher(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    matrices: Matrices,
+    folder: Path,
+    progress: Progress,
+    stack: contextlib.ExitStack,
+) -> Callable[[Slot], Lesson | None]:
+    """What calibration knows of the slots, where it was asked for; `stack` lets go of its temporary file."""
+    if matrices.calibrate is None:
+        return lambda slot: None
+    if not any(slot.dtype in FOUR_BITS for slot in plan.slots):
+        raise ArgumentError(f"calibrate is for matrices in q4 and q4s; with dtype {matrices.dtype!r} there is none")
+    from llamac.export.calibrate import calibrate, float_model
+
+    with float_model(checkpoint, folder, _own_dtype(checkpoint), matrices.threads) as model:
+        text = matrices.calibrate or None
+        calibration = stack.enter_context(calibrate(checkpoint, model, text, folder, progress=progress))
+
+    def teach(slot: Slot) -> Lesson | None:
+        return calibration.lesson(slot.name, slot.tensor.shape[1]) if slot.dtype in FOUR_BITS else None
+
+    return teach
+
+
+def _kind(plan: Plan) -> probes.Kind:
+    """What the probes may expect of a file: that it stores the source's weights exactly, rounded, or quantized."""
+    slots = [slot for slot in plan.slots if slot.is_matrix]
+    if any(slot.dtype in QUANTIZED for slot in slots):
+        return "quantized"
+    return "exact" if all(slot.tensor.dtype == slot.dtype for slot in slots) else "rounded"

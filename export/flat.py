@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from llamac.errors import ModelError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.flatfile import STRIP_ROWS, FlatFile, TensorRecord, unpack_tensor
+from llamac.flatfile import FlatFile, TensorRecord
 from llamac.progress import Progress, silent
+from llamac.strips import STRIP_ROWS, unpack_tensor
 from llamac.tokenizer import SpecialTokens
 
 # What the exporter takes from a file's metadata.
@@ -32,9 +33,10 @@ def read(path: Path, progress: Progress = silent) -> Checkpoint:
     config = ModelConfig(**kept | {"tied_output": bool(values["tied_output"]), "layers": layers})
     tensors = {record.name: _lazy(path, record) for record in file.tensors}
     checkpoint = Checkpoint(config, tensors, chat_template=file.text("template"), metadata=_metadata(file))
+    special = SpecialTokens.from_config(values)
+    checkpoint.stop_ids = special.stop_ids
     tokenizer = file.section("tokenizer")
     if tokenizer:
-        special = SpecialTokens.from_config(values)
         checkpoint.tokenizer = (tokenizer, special, file.section("spm") or None)
     return checkpoint
 

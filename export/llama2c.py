@@ -25,6 +25,7 @@ MAGIC = 0x616B3432  # "ak42"
 HEADER_BYTES = 256  # of versions 1 and 2
 ROPE_THETA = 10000.0
 NORM_EPS = 1e-5
+BOS = 1
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,11 @@ def read(path: Path) -> Checkpoint:
         rope_original_context=(0,),
         rope_attention_factor=(1.0,),
     )
+    # the models were trained on texts that follow one another: BOS begins the next, so it ends this one
+    stop_ids = (BOS,) if header.vocab_size > BOS else ()
     source = {"format": "llama2c", "version": header.version, "files": [path.name]}
-    return Checkpoint(config, tensors, metadata={"name": path.stem, "architecture": "llama", "source": source})
+    metadata = {"name": path.stem, "architecture": "llama", "source": source}
+    return Checkpoint(config, tensors, metadata=metadata, stop_ids=stop_ids)
 
 
 def inverse_frequencies(head_dim: int) -> Floats:

@@ -7,7 +7,9 @@ same bytes.
 
 When the file is complete, the engine runs the probes on it and `measure` fills in the hash and the tolerance of both KV
 dtypes. The tolerance is twice the error that was measured, at least 1e-4: it covers what the file's dtype costs and
-what another order of operations may add, and no more.
+what another order of operations may add, and no more. Of a quantized file the error is what quantizing cost, which is
+much more than any order of operations: there the tolerance is a tenth more than the error, so that a wrong computation,
+which comes on top of it, still shows.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +33,7 @@ from llamac.probes import KV_DTYPES, EngineRecord, Probe, ProbeSet, engine_logit
 from llamac.progress import Progress, silent
 from llamac.tokenizer import Tokenizer
 
+Kind = Literal["exact", "rounded", "quantized"]
 SOURCES = ("llamac", "transformers")
 PROMPTS = (
     "Once upon a time, there was a little girl named Lily who loved to play in the park.",
@@ -40,6 +44,7 @@ PROMPTS = (
 RANDOM_LENGTHS = (1, 7, 24)  # probes of a model that has no tokenizer
 MIN_TOLERANCE = 1e-4
 MARGIN = 2.0
+MARGIN_QUANTIZED = 1.1
 # A file that stores the source's weights exactly leaves only float32 arithmetic between engine and reference.
 MAX_EXACT_ERROR = 1e-2
 # Weights above this do not stay in memory: the exporter promises the largest tensor plus 300 MB, whatever the file has.
@@ -79,12 +84,12 @@ def make(
     return ProbeSet(name, numerics, tuple(probes), {kv: EngineRecord() for kv in KV_DTYPES})
 
 
-def measure(path: Path, probe_set: ProbeSet, *, exact: bool, progress: Progress = silent) -> ProbeSet:
+def measure(path: Path, probe_set: ProbeSet, *, kind: Kind, progress: Progress = silent) -> ProbeSet:
     """The probes with what the engine gives on the file at `path`: hashes and tolerances for both KV dtypes.
 
-    exact: the file stores the source's weights without rounding. Raises ExportError if the engine's logits are not
-    finite, or too far from the reference for a file that is exact: then the engine, the import or the probes' source is
-    wrong.
+    kind: whether the file stores the source's weights without rounding, rounded, or quantized. Raises ExportError if
+    the engine's logits are not finite, or too far from the reference for a file that is exact: then the engine, the
+    import or the probes' source is wrong.
     """
     records: dict[str, EngineRecord] = {}
 
@@ -92,14 +97,14 @@ def measure(path: Path, probe_set: ProbeSet, *, exact: bool, progress: Progress 
         count = len(probe_set.probes)
         progress("engine's logits", len(records) * count + done, len(KV_DTYPES) * count)
 
-    with llamac.load(path) as model, _few_pages(model.file):
+    with llamac.load(path) as model, few_pages(model.file):
         for kv in KV_DTYPES:
-            records[kv] = _engine_record(model, probe_set, kv, exact, told)
+            records[kv] = _engine_record(model, probe_set, kv, kind, told)
     return probe_set.with_engine(records)
 
 
 @contextlib.contextmanager
-def _few_pages(file: FlatFile) -> Iterator[None]:
+def few_pages(file: FlatFile) -> Iterator[None]:
     """Keeps the pages of a large mapped file from piling up in this process while the engine runs over them.
 
     A pass touches every weight once, and a touched page counts as the process's memory until it is let go. Nothing is
@@ -123,19 +128,20 @@ def _few_pages(file: FlatFile) -> Iterator[None]:
 
 
 def _engine_record(
-    model: llamac.Model, probe_set: ProbeSet, kv: str, exact: bool, progress: Callable[[int], None]
+    model: llamac.Model, probe_set: ProbeSet, kv: str, kind: Kind, progress: Callable[[int], None]
 ) -> EngineRecord:
     with model.session(context=probe_set.context, kv=kv) as session:
         digest, rows = engine_logits(session, probe_set, progress)
     pairs = zip(rows, probe_set.probes, strict=True)
     error = max(relative_error(row, probe.logits) for row, probe in pairs)
-    limit = MAX_EXACT_ERROR if exact and kv == "f32" else np.finfo(np.float32).max
+    limit = MAX_EXACT_ERROR if kind == "exact" and kv == "f32" else np.finfo(np.float32).max
     if error > limit:
         raise ExportError(
             f"the written file gives logits that differ from the reference ({probe_set.source}) by {error:.3g} of their"
             f" largest magnitude, expected at most {limit:.3g}: please report this model as a bug"
         )
-    return EngineRecord(digest, max(MIN_TOLERANCE, MARGIN * error))
+    margin = MARGIN_QUANTIZED if kind == "quantized" else MARGIN
+    return EngineRecord(digest, max(MIN_TOLERANCE, margin * error))
 
 
 def _sequences(checkpoint: Checkpoint, prompts: Sequence[str]) -> tuple[list[str | None], list[list[int]]]:

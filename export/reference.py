@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.strips import QUANTIZED
 
 Array: TypeAlias = NDArray[np.float64]
 # Of a matrix that are held in memory at once, in bytes of float64.
@@ -152,8 +153,31 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 }
 
 
-def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None) -> Array:
-    """W x + b for every row: (n, out). x (n, in), weight (out, in), read in chunks of rows, bias (out)."""
+def rounded_inputs(x: Array, dtype: str) -> Array:
+    """Inputs (n, columns) as products with weights of a quantized dtype see them: whole numbers times a scale.
+
+    docs/format.md, "How products are computed": of q4 and q4s int8 with a scale per 32 columns, of q8 15 bits with one
+    per 128. The steps are float32, as there, so that the whole numbers are the engine's own.
+    """
+    width, limit = (128, np.float32(16319)) if dtype == "q8" else (32, np.float32(127))
+    found = np.zeros(x.shape)
+    for first in range(0, x.shape[1], width):
+        part = x[:, first : first + width].astype(np.float32)
+        top = np.abs(part).max(axis=1, keepdims=True)
+        small = top < np.float32(2.0**-100)
+        inverse = limit / np.where(small, np.float32(1), top)
+        codes = np.rint(part * inverse).astype(np.float64)
+        found[:, first : first + width] = np.where(small, 0, codes * (top / limit))
+    return found
+
+
+def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None, *, round_inputs: bool = False) -> Array:
+    """W x + b for every row: (n, out). x (n, in), weight (out, in), read in chunks of rows, bias (out).
+
+    round_inputs: what a quantized weight multiplies with is rounded as the engine does it.
+    """
+    if round_inputs and weight.dtype in QUANTIZED:
+        x = rounded_inputs(x, weight.dtype)
     out, columns = weight.shape
     step = max(1, CHUNK_BYTES // (8 * columns))
     y = np.empty((len(x), out))
@@ -175,6 +199,7 @@ class _Pass:
     positions: NDArray[np.int64]
     angles: list[Array]
     observe: Observer
+    round_inputs: bool
 
     @property
     def config(self) -> ModelConfig:
@@ -183,7 +208,7 @@ class _Pass:
     def linear(self, x: Array, name: str) -> Array:
         """The matrix `name`.weight and, if there is one, the bias `name`.bias."""
         weight = _tensor(self.checkpoint, f"{name}.weight")
-        return linear(x, weight, self.checkpoint.tensors.get(f"{name}.bias"))
+        return linear(x, weight, self.checkpoint.tensors.get(f"{name}.bias"), round_inputs=self.round_inputs)
 
     def norm(self, x: Array, name: str) -> Array:
         """The model's kind of norm with the weights `name`.weight and, for LayerNorm, `name`.bias."""
@@ -200,12 +225,15 @@ def forward(
     context: int | None = None,
     last_only: bool = False,
     observe: Observer | None = None,
+    round_inputs: bool = False,
 ) -> list[Array]:
     """The logits of every sequence, each (n, vocab_size), or (1, vocab_size) of its last token with last_only.
 
     context is that of the session that is imitated (default: the model's); it decides between the short and the long
-    RoPE table where a model has both, and no sequence may be longer. Raises ArgumentError for token ids and lengths out
-    of range, UnsupportedError for what this version's graph does not have, ExportError for a tensor that is missing.
+    RoPE table where a model has both, and no sequence may be longer. round_inputs: inputs of quantized matrices are
+    rounded as the engine does it (else a quantized checkpoint is one of unusual weights). Raises ArgumentError for
+    token ids and lengths out of range, UnsupportedError for what this version's graph does not have, ExportError for a
+    tensor that is missing.
     """
     config = checkpoint.config
     context = config.context if context is None else context
@@ -217,7 +245,8 @@ def forward(
         rope_angles(positions, _inverse_frequencies(checkpoint, table, context))
         for table in range(len(config.rope_dim))
     ]
-    run = _Pass(checkpoint, spans, positions, angles, observe or (lambda stage, layer, values: None))
+    watch = observe or (lambda stage, layer, values: None)
+    run = _Pass(checkpoint, spans, positions, angles, watch, round_inputs)
 
     x = _embed(run, [token for ids in sequences for token in ids])
     for layer, record in enumerate(config.layers):
@@ -228,7 +257,7 @@ def forward(
     x = run.norm(x, "output_norm")
     run.observe("output_norm", 0, x)
     head = _tensor(checkpoint, "token_embedding.weight" if config.tied_output else "output.weight")
-    logits = linear(x, head, checkpoint.tensors.get("output.bias"))
+    logits = linear(x, head, checkpoint.tensors.get("output.bias"), round_inputs=round_inputs)
     run.observe("logits", 0, logits)
     return [logits[span] for span in spans]
 
@@ -252,7 +281,7 @@ def _block(run: _Pass, x: Array, layer: int, record: LayerConfig) -> Array:
     x = x + _attention(run, h, layer, record)
     h = run.norm(x, f"{name}.ffn_norm")
     run.observe("ffn_norm", layer, h)
-    h = _feed_forward(run, h, name, record)
+    h = _feed_forward(run, h, layer, record)
     run.observe("ffn", layer, h)
     x = x + h
     run.observe("block", layer, x)
@@ -283,14 +312,15 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     return out
 
 
-def _feed_forward(run: _Pass, h: Array, name: str, record: LayerConfig) -> Array:
+def _feed_forward(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     """Plain: down(act(up h)); gated: down(act(gate h) * up h). h (n, dim) -> (n, dim).
 
     "Attention Is All You Need", equation 2; Shazeer, "GLU Variants Improve Transformer" (arXiv:2002.05202), equation 6.
     """
-    activate = ACTIVATIONS[run.config.activation]
+    name, activate = f"layers.{layer}", ACTIVATIONS[run.config.activation]
     up = run.linear(h, f"{name}.ffn_up")
     inner = activate(run.linear(h, f"{name}.ffn_gate")) * up if record.ffn == "gated" else activate(up)
+    run.observe("ffn_hidden", layer, inner)
     return run.linear(inner, f"{name}.ffn_down")
 
 

@@ -22,10 +22,10 @@ from llamac.export.checkpoint import Checkpoint, ModelConfig
 from llamac.export.families import ACTIVATIONS, FAMILIES, HEAD, Family, Module
 from llamac.export.llama2c import ROPE_THETA
 from llamac.export.vocab import Vocabulary, load_vocabulary
-from llamac.export.vocab_json import token_ids
+from llamac.export.vocab_added import Added
+from llamac.export.vocab_json import canonical_json, token_ids
 from llamac.export.vocab_spm import looks_like_sentencepiece
 from llamac.export.writer import (
-    DTYPES,
     check_space,
     checked_chunks,
     matching_tensors,
@@ -64,8 +64,8 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
     dtype: of the matrices; vectors are float32, as they are in the flat file. Raises UnsupportedError with everything
     that a Hugging Face directory cannot say.
     """
-    if dtype not in DTYPES:
-        raise UnsupportedError(f"dtype is {dtype!r}, a Hugging Face directory takes {', '.join(DTYPES)}")
+    if dtype not in TORCH_NAMES:
+        raise UnsupportedError(f"dtype is {dtype!r}, a Hugging Face directory takes {', '.join(TORCH_NAMES)}")
     family = FAMILIES.get(checkpoint.metadata.get("architecture", ""))
     if family is None:
         raise UnsupportedError(f"models of the families {', '.join(FAMILIES)} can be written for Hugging Face only")
@@ -173,10 +173,10 @@ def _texts(checkpoint: Checkpoint, family: Family, dtype: str) -> dict[str, byte
     if special:
         config |= {"bos_token_id": special.bos_id, "eos_token_id": special.eos_id}
     files: dict[str, Json] = {"config.json": config}
-    if special:
-        stop_ids = list(special.stop_ids)
+    stop_ids = sorted({*checkpoint.stop_ids, *(special.stop_ids if special else ())})
+    if special or stop_ids:
         eos = None if not stop_ids else stop_ids[0] if len(stop_ids) == 1 else stop_ids
-        files["generation_config.json"] = {"bos_token_id": special.bos_id, "eos_token_id": eos}
+        files["generation_config.json"] = {"bos_token_id": special.bos_id if special else None, "eos_token_id": eos}
     texts = {name: json.dumps(document, indent=2).encode() + b"\n" for name, document in files.items()}
     if checkpoint.chat_template:
         texts["chat_template.jinja"] = checkpoint.chat_template.encode()
@@ -229,7 +229,7 @@ def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     if checkpoint.tokenizer is None:
         return {}
     data, special, spm = checkpoint.tokenizer
-    document = json.loads(data)
+    document = _tokenizer_document(data, special)
     names = {token: text for text, token in token_ids(document).items()}
     document["post_processor"] = _post_processor(special, names)
     config = {
@@ -248,6 +248,20 @@ def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     if spm is not None and looks_like_sentencepiece(spm):
         files["tokenizer.model"] = spm
     return files
+
+
+def _tokenizer_document(data: bytes, special: SpecialTokens) -> Json:
+    """The tokenizer.json with BOS and EOS among its added tokens: transformers adds them there, because they are named.
+
+    Only llama2.c's vocabularies do not have them there: to its encoder "<s>" in a text is three characters.
+    """
+    document: Json = json.loads(data)
+    known = {token["id"] for token in document["added_tokens"]}
+    names = {token: text for text, token in token_ids(document).items()}
+    for token in sorted(names.keys() & {special.bos_id, special.eos_id} - known):
+        document["added_tokens"].append(Added(token, names[token], special=True).document())
+    document["added_tokens"].sort(key=lambda entry: entry["id"])
+    return document
 
 
 def _post_processor(special: SpecialTokens, names: dict[int, str]) -> Json | None:
@@ -310,7 +324,7 @@ def _differences(checkpoint: Checkpoint, again: Checkpoint) -> Iterator[str]:
 
 
 def _token_differences(ours: Vocabulary, theirs: Vocabulary) -> Iterator[str]:
-    if ours.json != theirs.json:
+    if canonical_json(_tokenizer_document(ours.json, ours.special)) != theirs.json:
         yield "the tokenizer would be read back differently"
     if ours.special != theirs.special:
         yield f"the rules for special tokens are {ours.special}, they would be read as {theirs.special}"

@@ -1,12 +1,14 @@
 """Reads the files of torch.save without PyTorch and without running what they ask for.
 
 Such a file is a ZIP archive: data.pkl, a pickle that says how to rebuild the tensors, and data/0, data/1, ..., their
-storages. Of the names in the pickle only those exist here that state dicts of plain tensors need, and they stand for
-objects of this module.
+storages. Before PyTorch 1.6 it was a row of pickles (a magic number, a version, facts about the machine, the tensors,
+the names of the storages), and then the storages, each behind its count of numbers. Of the names in a pickle only those
+exist here that state dicts of plain tensors need, and they stand for objects of this module.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 import zipfile
@@ -21,6 +23,8 @@ from llamac.export.torch_pickle import Dict, unpickle
 
 MAX_PICKLE_BYTES = 1 << 26
 MAX_DIMS = 64  # as in torch
+OLD_MAGIC = 0x1950A86A20F9469CFC6C
+OLD_VERSION = 1001
 STORAGE_DTYPES = {
     "DoubleStorage": "f64",
     "FloatStorage": "f32",
@@ -39,29 +43,22 @@ DTYPE_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16
 def read_torch(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a state dict by name.
 
-    Raises UnsupportedError for torch's old format and for pickles that need more than tensors, ExportError for damage.
+    Raises UnsupportedError for pickles that need more than tensors, ExportError for damage.
     """
     with open(path, "rb") as file:
         head = file.read(HEAD_BYTES)
         refuse_pointer(path, head)
-        if head[:4] != b"PK\x03\x04":
-            raise _not_an_archive(path, head)
         try:
+            if head[:1] == b"\x80" and OLD_MAGIC.to_bytes(10, "little") in head[:24]:
+                return _Old(path, file).tensors()
+            if head[:4] != b"PK\x03\x04":
+                raise ExportError(f"{path} is no file of torch.save: it is no ZIP archive, nor the pickles of old ones")
             with zipfile.ZipFile(file) as archive:
                 return _Archive(path, file, archive).tensors()
         except LlamacError:
             raise
         except Exception as error:  # zipfile and pickle raise whatever a damaged file leads them to, OSError too
             raise ExportError(f"{path} is damaged: {type(error).__name__}: {error}") from None
-
-
-def _not_an_archive(path: Path, head: bytes) -> Exception:
-    if head[:1] == b"\x80":
-        return UnsupportedError(
-            f"{path} is in PyTorch's format from before version 1.6, which this version does not read. Use the model's "
-            "safetensors file, or rewrite it with PyTorch: torch.save(torch.load(name, weights_only=True), name)"
-        )
-    return ExportError(f"{path} is no file of torch.save: it is no ZIP archive")
 
 
 # What a pickle gets to hold are tuples: unlike other objects, their content cannot be changed by its instructions.
@@ -74,11 +71,12 @@ class _StorageClass(NamedTuple):
 
 
 class _Storage(NamedTuple):
-    """A storage in the archive: where it lies in the file, and how many numbers it has."""
+    """A storage in the file, or a part of one: its name, how many numbers it has, and the first of them."""
 
     dtype: str
-    offset: int
+    key: str
     numbers: int
+    first: int = 0
 
 
 class _Tensor(NamedTuple):
@@ -111,21 +109,17 @@ def _rebuild_ordered_dict() -> Dict:
     return Dict()
 
 
-class _Archive:
-    """One archive while it is being read."""
+class _File:
+    """One file while it is being read, whatever its format."""
 
-    def __init__(self, path: Path, file: BinaryIO, archive: zipfile.ZipFile) -> None:
+    def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path = path
         self._file = file
-        self._archive = archive
-        pickles = [name for name in archive.namelist() if name == "data.pkl" or name.endswith("/data.pkl")]
-        if len(pickles) != 1:
-            raise ExportError(f"{path} is no file of torch.save: it has {len(pickles)} members data.pkl, expected one")
-        self._root = pickles[0][: -len("data.pkl")]
+        self._size = os.path.getsize(path)
+        self._places: dict[str, int] = {}  # where storages begin in the file
 
     def tensors(self) -> dict[str, StoredTensor]:
-        self._check_byte_order()
-        document = self._unpickled()
+        document = self._document()
         # Training scripts wrap the weights once; which other entries there are does not matter then.
         if isinstance(document, dict) and isinstance(document.get("state_dict"), dict):
             document = document["state_dict"]
@@ -138,23 +132,16 @@ class _Archive:
             raise ExportError(f"{self._path} holds more than tensors: {', '.join(map(repr, wrong[:10]))}")
         return {name: self._checked(name, value) for name, value in document.items()}
 
-    def _check_byte_order(self) -> None:
-        name = self._root + "byteorder"
-        if name in self._archive.namelist() and self._archive.read(name) != b"little":
-            raise UnsupportedError(f"{self._path} was written on a big-endian machine")
-
-    def _unpickled(self) -> Any:
-        member = self._archive.getinfo(self._root + "data.pkl")
-        if member.file_size > MAX_PICKLE_BYTES:
-            raise ExportError(f"{self._path}: data.pkl has {member.file_size} bytes, at most are {MAX_PICKLE_BYTES}")
-        return unpickle(self._archive.read(member), str(self._path), self._lookup, self._storage)
+    def _document(self) -> Any:
+        """What the pickle of tensors describes; then `_places` has every storage it refers to."""
+        raise NotImplementedError
 
     def _lookup(self, module: str, name: str) -> _StorageClass | _Function:
         """What a handful of names stand for; all of it is made in this module."""
         if module == "torch" and name in STORAGE_DTYPES:
             return _StorageClass(STORAGE_DTYPES[name])
         match module, name:
-            case "torch._utils", "_rebuild_tensor_v2":
+            case "torch._utils", "_rebuild_tensor" | "_rebuild_tensor_v2":
                 return _Function(_rebuild_tensor)
             case "torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state":
                 return _Function(_rebuild_parameter)
@@ -164,6 +151,46 @@ class _Archive:
             f"{self._path} names {module}.{name}, which a file of plain tensors has no need of; nothing of it was run. "
             "Use the model's safetensors file, or rewrite this one from a state dict"
         )
+
+    def _checked(self, name: str, tensor: _Tensor) -> StoredTensor:
+        """A tensor that lies whole inside its storage."""
+        storage, offset, shape, strides = tensor
+        where = f"{self._path}: tensor {name!r}"
+        if not isinstance(storage, _Storage) or not all(map(_are_sizes, ((offset,), shape, strides))):
+            raise ExportError(f"{where} is described in a way that torch.save does not use")
+        if len(shape) != len(strides):
+            raise ExportError(f"{where} has shape {shape}, but strides {strides}")
+        end = offset + 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        if 0 not in shape and end > storage.numbers:
+            raise ExportError(
+                f"{where} of shape {shape} and strides {strides} needs {end} numbers, its storage has {storage.numbers}"
+            )
+        first = self._places[storage.key] + (storage.first + offset) * DTYPE_BYTES[storage.dtype]
+        return StoredTensor(self._path, storage.dtype, shape, strides, first)
+
+
+class _Archive(_File):
+    """A ZIP archive."""
+
+    def __init__(self, path: Path, file: BinaryIO, archive: zipfile.ZipFile) -> None:
+        super().__init__(path, file)
+        self._archive = archive
+        pickles = [name for name in archive.namelist() if name == "data.pkl" or name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise ExportError(f"{path} is no file of torch.save: it has {len(pickles)} members data.pkl, expected one")
+        self._root = pickles[0][: -len("data.pkl")]
+
+    def _document(self) -> Any:
+        self._check_byte_order()
+        member = self._archive.getinfo(self._root + "data.pkl")
+        if member.file_size > MAX_PICKLE_BYTES:
+            raise ExportError(f"{self._path}: data.pkl has {member.file_size} bytes, at most are {MAX_PICKLE_BYTES}")
+        return unpickle(self._archive.read(member), str(self._path), self._lookup, self._storage)
+
+    def _check_byte_order(self) -> None:
+        name = self._root + "byteorder"
+        if name in self._archive.namelist() and self._archive.read(name) != b"little":
+            raise UnsupportedError(f"{self._path} was written on a big-endian machine")
 
     def _storage(self, identity: Any) -> _Storage:
         """The storage that a pickle refers to as ("storage", class, key, device, number of elements)."""
@@ -181,7 +208,8 @@ class _Archive:
         needed = numbers * DTYPE_BYTES[kind.dtype]
         if needed > member.file_size:
             raise ExportError(f"{self._path}: the storage data/{key} has {member.file_size} bytes, {needed} are needed")
-        return _Storage(kind.dtype, self._data_offset(member), numbers)
+        self._places[key] = self._data_offset(member)
+        return _Storage(kind.dtype, key, numbers)
 
     def _data_offset(self, member: zipfile.ZipInfo) -> int:
         """Where a stored member's bytes begin: behind its local header, whose length only that header tells."""
@@ -190,25 +218,79 @@ class _Archive:
         if len(header) < 30 or header[:4] != b"PK\x03\x04":
             raise ExportError(f"{self._path}: the archive's member {member.filename} has no header")
         offset: int = member.header_offset + 30 + sum(struct.unpack("<HH", header[26:]))
-        if offset + member.file_size > os.path.getsize(self._path):
+        if offset + member.file_size > self._size:
             raise ExportError(f"{self._path}: the archive's member {member.filename} ends after the file")
         return offset
 
-    def _checked(self, name: str, tensor: _Tensor) -> StoredTensor:
-        """A tensor that lies whole inside its storage."""
-        storage, offset, shape, strides = tensor
-        where = f"{self._path}: tensor {name!r}"
-        if not isinstance(storage, _Storage) or not all(map(_are_sizes, ((offset,), shape, strides))):
-            raise ExportError(f"{where} is described in a way that torch.save does not use")
-        if len(shape) != len(strides):
-            raise ExportError(f"{where} has shape {shape}, but strides {strides}")
-        end = offset + 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-        if 0 not in shape and end > storage.numbers:
+
+class _Old(_File):
+    """A file in the format from before PyTorch 1.6."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        super().__init__(path, file)
+        file.seek(0)
+        self._pickles = io.BytesIO(file.read(MAX_PICKLE_BYTES))  # what lies behind them is read where it is needed
+        self._storages: dict[str, _Storage] = {}
+
+    def _document(self) -> Any:
+        magic, version, machine = self._next(), self._next(), self._next()
+        if (magic, version) != (OLD_MAGIC, OLD_VERSION) or not isinstance(machine, dict):
             raise ExportError(
-                f"{where} of shape {shape} and strides {strides} needs {end} numbers, its storage has {storage.numbers}"
+                f"{self._path} is damaged: it does not begin as torch.save's files of version {OLD_VERSION}"
             )
-        first = storage.offset + offset * DTYPE_BYTES[storage.dtype]
-        return StoredTensor(self._path, storage.dtype, shape, strides, first)
+        if machine.get("little_endian") is not True:
+            raise UnsupportedError(f"{self._path} was written on a big-endian machine")
+        document = unpickle(self._pickles, str(self._path), self._lookup, self._storage)
+        keys = self._next()
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            raise ExportError(f"{self._path} is damaged: its list of storages is none")
+        self._place(keys, self._pickles.tell())
+        return document
+
+    def _next(self) -> Any:
+        """The next pickle, which must describe plain values."""
+        return unpickle(self._pickles, str(self._path), self._lookup, self._refuse)
+
+    def _refuse(self, _: Any) -> Any:
+        raise ExportError(f"{self._path} is damaged: a pickle refers to storages that must not")
+
+    def _storage(self, identity: Any) -> _Storage:
+        """The storage referred to as ("storage", class, key, device, number of elements, part).
+
+        part: None, or (name, first element, number of elements)."""
+        match identity:
+            case ("storage", _StorageClass() as kind, str(key), str(), int(numbers), part) if numbers >= 0:
+                whole = self._storages.setdefault(key, _Storage(kind.dtype, key, numbers))
+            case _:
+                raise ExportError(f"{self._path}: its pickle refers to something that is no storage")
+        if whole != (kind.dtype, key, numbers, 0):
+            raise ExportError(f"{self._path}: the storage {key} is described in two ways")
+        match part:
+            case None:
+                return whole
+            case (str(), int(first), int(count)) if first >= 0 and 0 <= count <= numbers - first:
+                return whole._replace(numbers=count, first=first)
+        raise ExportError(f"{self._path}: a part of the storage {key} is not inside it")
+
+    def _place(self, keys: list[str], at: int) -> None:
+        """Finds the storages, which lie one after another from `at` on in the order of `keys`."""
+        if sorted(keys) != sorted(self._storages):
+            raise ExportError(f"{self._path} is damaged: it lists other storages than its tensors have")
+        for key in keys:
+            storage = self._storages[key]
+            self._file.seek(at)
+            head = self._file.read(8)
+            at += 8
+            if len(head) < 8 or int.from_bytes(head, "little") != storage.numbers:
+                raise ExportError(
+                    f"{self._path}: the storage {key} at byte {at} has not the {storage.numbers} numbers expected"
+                )
+            self._places[key] = at
+            at += storage.numbers * DTYPE_BYTES[storage.dtype]
+            if at > self._size:
+                raise ExportError(
+                    f"{self._path} is truncated: the storage {key} ends at byte {at}, the file at {self._size}"
+                )
 
 
 def _are_sizes(values: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickletools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
 
 from llamac.errors import UnsupportedError
 
@@ -29,8 +29,10 @@ class Dict(dict[Any, Any]):
     """Stands for collections.OrderedDict; the attributes that modules hang on it (_metadata) are dropped."""
 
 
-def unpickle(data: bytes, name: str, lookup: Lookup, refer: Callable[[Any], Any]) -> Any:
+def unpickle(data: bytes | BinaryIO, name: str, lookup: Lookup, refer: Callable[[Any], Any]) -> Any:
     """The object that a pickle describes. name: of the file, for messages. refer: gives the object of a reference.
+
+    Of a stream of bytes in memory no more is read than the pickle has, so that another can follow.
 
     What `lookup` and `refer` give must not be callable, unless a pickle may call it with any arguments.
 

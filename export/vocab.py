@@ -8,20 +8,24 @@ from pathlib import Path
 from llamac.errors import TokenizerError, UnsupportedError
 
 from .lfs import refuse_pointer
-from .vocab_json import Vocabulary, from_tokenizer_json, from_vocab_and_merges, parse_json, read_sidecars
+from .vocab_added import Room, parse_json, read_sidecars
+from .vocab_json import Vocabulary, from_tokenizer_json, from_vocab_and_merges
 from .vocab_llama2c import from_llama2c, to_llama2c
 from .vocab_spm import from_sentencepiece, looks_like_sentencepiece
 
-__all__ = ["Vocabulary", "load_vocabulary", "to_llama2c"]
+__all__ = ["Room", "Vocabulary", "load_vocabulary", "to_llama2c"]
 
 MAX_FILE_BYTES = 1 << 28  # the largest known tokenizer.json has 35 MB
 # What a directory may hold, the most exact source first.
 NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer.bin")
 
 
-def load_vocabulary(path: str | Path) -> Vocabulary:
+def load_vocabulary(path: str | Path, room: Room | None = None) -> Vocabulary:
     """Read the tokenizer at `path`, a file or a directory that holds one, in any of the forms that
     `llamac.tokenizer.Tokenizer.from_file` lists. The kind of a file is told from its content, not from its name.
+
+    room: how many ids the model has, where that is known. Tokens that the files beside the tokenizer name without an id
+    get one behind the vocabulary, as in transformers; where there is no room for that they are left out.
 
     Raises OSError, TokenizerError, UnsupportedError, (GGUF) ModelError, or ExportError for a Git LFS pointer.
     """
@@ -39,7 +43,7 @@ def load_vocabulary(path: str | Path) -> Vocabulary:
     if len(data) > MAX_FILE_BYTES:
         raise TokenizerError(f"{path} is no tokenizer: it has more than {MAX_FILE_BYTES} bytes")
     try:
-        return _from_bytes(path, data)
+        return _from_bytes(path, data, room)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from None
 
@@ -54,11 +58,11 @@ def _find(folder: Path) -> Path:
     raise TokenizerError(f"{folder} holds no tokenizer: none of {', '.join(NAMES)} (with merges.txt), *.gguf is there")
 
 
-def _from_bytes(path: Path, data: bytes) -> Vocabulary:
+def _from_bytes(path: Path, data: bytes, room: Room | None) -> Vocabulary:
     if data.lstrip()[:1] == b"{":
-        return _from_json_file(path, data)
+        return _from_json_file(path, data, room)
     if looks_like_sentencepiece(data):
-        return from_sentencepiece(data, read_sidecars(path.parent))
+        return from_sentencepiece(data, read_sidecars(path.parent), room)
     if re.match(rb"[A-Za-z0-9+/]+=* \d+\n", data):
         raise UnsupportedError(
             f"{path} is a tiktoken file, which does not say how text is cut into words; use the model's tokenizer.json"
@@ -66,15 +70,15 @@ def _from_bytes(path: Path, data: bytes) -> Vocabulary:
     return from_llama2c(data)
 
 
-def _from_json_file(path: Path, data: bytes) -> Vocabulary:
+def _from_json_file(path: Path, data: bytes, room: Room | None) -> Vocabulary:
     sidecars = read_sidecars(path.parent)
     if isinstance(parse_json(data, path.name).get("model"), dict):
         model = path.parent / "tokenizer.model"
         spm = model.read_bytes() if model.is_file() else None
-        return from_tokenizer_json(data, sidecars, spm)
+        return from_tokenizer_json(data, sidecars, spm, room)
     merges = path.parent / "merges.txt"
     if not merges.is_file():
         raise TokenizerError(
             "neither a tokenizer.json (it has no 'model') nor a vocab.json (there is no merges.txt beside it)"
         )
-    return from_vocab_and_merges(data, merges.read_bytes(), sidecars)
+    return from_vocab_and_merges(data, merges.read_bytes(), sidecars, room)

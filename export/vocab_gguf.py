@@ -15,7 +15,8 @@ from llamac.errors import TokenizerError, UnsupportedError
 from llamac.tokenizer import SpecialTokens
 
 from .gguf_metadata import Value, read_metadata
-from .vocab_json import Added, Document, Merge, Vocabulary, byte_level_document, canonical_json, split_words
+from .vocab_added import Added, Document
+from .vocab_json import Merge, Vocabulary, byte_level_document, canonical_json, split_words
 from .vocab_spm import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece, piece_ids, spm_document
 
 T = TypeVar("T", bool, int, str)

@@ -9,22 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from llamac.errors import LlamacError, TokenizerError, UnsupportedError
 from llamac.tokenizer import SpecialTokens, byte_alphabet, decode_rules
+from llamac.tokenizer_json import check_structure
 
-Document = dict[str, Any]
+from .vocab_added import Added, Document, Room, Sidecars, add_tokens, parse_json, read_added, special_tokens
+
 Merge = tuple[str, str]
 
-SIDECARS = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "generation_config.json",
-    "config.json",
-)
+END_OF_TEXT = "<|endoftext|>"
 
 
 class Vocabulary(NamedTuple):
@@ -34,16 +29,6 @@ class Vocabulary(NamedTuple):
     json: bytes
     special: SpecialTokens
     spm: bytes | None
-
-
-class Added(NamedTuple):
-    """A token that is found in the text before anything else."""
-
-    id: int
-    text: str
-    special: bool
-    rstrip: bool = False
-    normalized: bool = False
 
 
 def canonical_json(document: Document) -> bytes:
@@ -93,18 +78,7 @@ def bpe_document(
 ) -> Document:
     """A tokenizer.json with a BPE model. `unknown` is the piece for characters that have none, or None."""
     return {
-        "added_tokens": [
-            {
-                "id": token.id,
-                "content": token.text,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": token.rstrip,
-                "normalized": token.normalized,
-                "special": token.special,
-            }
-            for token in sorted(added)
-        ],
+        "added_tokens": [token.document() for token in sorted(added)],
         "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer,
         "decoder": decoder,
@@ -158,36 +132,26 @@ def split_words(splits: Iterable[str]) -> Document:
     return {"type": "Sequence", "pretokenizers": [*words, _byte_level()]}
 
 
-def read_sidecars(folder: Path) -> dict[str, Document]:
-    """The JSON files beside a tokenizer that say what its special tokens are for; absent files are empty."""
-    return {
-        name: parse_json((folder / name).read_bytes(), name) if (folder / name).is_file() else {} for name in SIDECARS
-    }
-
-
-def parse_json(data: bytes, name: str) -> Document:
-    """`data` as a JSON object; TokenizerError with `name` if it is none."""
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"{name} is no valid JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise TokenizerError(f"{name} holds no JSON object")
-    return document
-
-
-def from_tokenizer_json(data: bytes, sidecars: Mapping[str, Document], spm: bytes | None = None) -> Vocabulary:
+def from_tokenizer_json(
+    data: bytes, sidecars: Sidecars, spm: bytes | None = None, room: Room | None = None
+) -> Vocabulary:
     """The vocabulary of the tokenizer.json text `data`, encoding exactly as that file says.
 
-    BOS and EOS come from `sidecars`, and from the file's own post-processor where those say nothing.
+    More added tokens, BOS and EOS come from `sidecars`; BOS and EOS from the file's own post-processor where those say
+    nothing.
     """
     document = parse_json(data, "tokenizer.json")
     with _structure("tokenizer.json"):
         _check_model(document)
+        check_structure(data)
         decode_rules(document.get("decoder"))
-        ids = token_ids(document)
+        settings = sidecars.settings()
+        present = [read_added(entry) for entry in document.get("added_tokens") or []]
+        added = add_tokens(token_ids({"model": document["model"]}), present, sidecars, settings, room)
+        document["added_tokens"] = [token.document() for token in added]
         front, back = _post_processor(document.get("post_processor"))
-        return Vocabulary(canonical_json(document), special_tokens(ids, sidecars, front, back), spm)
+        special = special_tokens(token_ids(document), sidecars, settings, front, back)
+        return Vocabulary(canonical_json(document), special, spm)
 
 
 @contextmanager
@@ -205,6 +169,8 @@ def _check_model(document: Document) -> None:
     kind = document["model"].get("type", "BPE")
     if kind not in ("BPE", "Unigram"):
         raise UnsupportedError(f"a {kind} tokenizer (as BERT has) is not supported, only BPE and Unigram")
+    if document["model"].get("dropout"):
+        raise UnsupportedError("a tokenizer with dropout encodes at random, which is not supported")
 
 
 def token_ids(document: Document) -> dict[str, int]:
@@ -257,70 +223,26 @@ def _template(step: Document) -> tuple[list[int], list[int]]:
     return fronts, backs
 
 
-def special_tokens(
-    ids: Mapping[str, int], sidecars: Mapping[str, Document], front: int | None = None, back: int | None = None
-) -> SpecialTokens:
-    """The rules for special tokens of the vocabulary `ids`, from the files beside it.
-
-    `front` and `back` are the tokens that the tokenizer itself puts around a text; add_bos_token and add_eos_token of
-    tokenizer_config.json overrule them.
-    """
-    config = sidecars.get("tokenizer_config.json", {})
-    generation = sidecars.get("generation_config.json", {}).get("eos_token_id")
-    stops = _id_list(generation if generation is not None else sidecars.get("config.json", {}).get("eos_token_id"))
-    bos = _named(ids, sidecars, "bos_token")
-    eos = _named(ids, sidecars, "eos_token")
-    if eos is None:
-        eos = back if back is not None else next(iter(stops), None)
-    add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
-    if add_bos is None and front is not None:
-        add_bos, bos = True, front
-    if add_eos is None and back is not None:
-        add_eos, eos = True, back
-    bos = front if bos is None else bos
-    stop_ids = {*stops, *([] if eos is None else [eos])}
-    return SpecialTokens(bos, bool(add_bos), bool(add_eos), eos, tuple(sorted(stop_ids)))
-
-
-def _named(ids: Mapping[str, int], sidecars: Mapping[str, Document], name: str) -> int | None:
-    for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        token = sidecars.get(file, {}).get(name)
-        text = token.get("content") if isinstance(token, dict) else token
-        if isinstance(text, str) and text in ids:
-            return ids[text]
-    for file in ("generation_config.json", "config.json"):
-        found = _id_list(sidecars.get(file, {}).get(f"{name}_id"))
-        if found:
-            return found[0]
-    return None
-
-
-def _id_list(value: object) -> list[int]:
-    """The ids in an entry of a config file: one, several or none (null and -1 mean none)."""
-    values = value if isinstance(value, list) else [value]
-    return [entry for entry in values if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0]
-
-
-def from_vocab_and_merges(vocab_json: bytes, merges_txt: bytes, sidecars: Mapping[str, Document]) -> Vocabulary:
+def from_vocab_and_merges(
+    vocab_json: bytes, merges_txt: bytes, sidecars: Sidecars, room: Room | None = None
+) -> Vocabulary:
     """The vocabulary of a vocab.json and the merges.txt beside it: byte-level BPE with GPT-2's way to cut words."""
     vocab = parse_json(vocab_json, "vocab.json")
     with _structure("vocab.json or a file beside it"):
         token_ids({"model": {"vocab": vocab}})  # checks the ids
         _check_byte_level(vocab)
-        config = sidecars.get("tokenizer_config.json", {})
-        kind = config.get("tokenizer_class", "GPT2Tokenizer")
+        kind = sidecars.tokenizer_config.get("tokenizer_class", "GPT2Tokenizer")
         if kind not in ("GPT2Tokenizer", "GPT2TokenizerFast"):
             raise UnsupportedError(
                 f"vocab.json and merges.txt of a {kind} are not enough, its tokenizer.json is needed"
             )
-        added = _added_tokens(vocab, sidecars)
-        merges = _read_merges(merges_txt, vocab)
-        vocab.update((token.text, token.id) for token in added)
-        special = special_tokens(vocab, _with_gpt2_names(sidecars, vocab))
-        named = {special.bos_id, special.eos_id, _named(vocab, sidecars, "unk_token")} - {token.id for token in added}
-        added += [Added(token, text, special=True) for text, token in vocab.items() if token in named]
-        pre_tokenizer = _byte_level(bool(config.get("add_prefix_space")), use_regex=True)
-        document = byte_level_document(vocab, merges, added, pre_tokenizer)
+        # GPT-2's files leave out the name of its one special token.
+        names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT if END_OF_TEXT in vocab else None)
+        settings = sidecars.settings(**names)
+        added = add_tokens(vocab, [], sidecars, settings, room)
+        pre_tokenizer = _byte_level(bool(settings.get("add_prefix_space")), use_regex=True)
+        document = byte_level_document(vocab, _read_merges(merges_txt, vocab), added, pre_tokenizer)
+        special = special_tokens(token_ids(document), sidecars, settings)
         return Vocabulary(canonical_json(document), special, None)
 
 
@@ -331,28 +253,6 @@ def _check_byte_level(vocab: Mapping[str, int]) -> None:
         raise TokenizerError(
             f"vocab.json is no byte-level vocabulary: {len(missing)} byte symbols are missing ({missing[0]!r}, ...)"
         )
-
-
-def _added_tokens(vocab: Mapping[str, int], sidecars: Mapping[str, Document]) -> list[Added]:
-    """The tokens that were added to a vocab.json later, from the two places that may list them."""
-    found = {token: Added(token, text, special=True) for text, token in sidecars.get("added_tokens.json", {}).items()}
-    for key, entry in sidecars.get("tokenizer_config.json", {}).get("added_tokens_decoder", {}).items():
-        found[int(key)] = Added(int(key), entry["content"], bool(entry.get("special")), bool(entry.get("rstrip")))
-    taken = {token: text for text, token in vocab.items()}
-    for token, entry in found.items():
-        if taken.get(token, entry.text) != entry.text:
-            raise TokenizerError(
-                f"the added token {entry.text!r} has the id {token}, which vocab.json gives to {taken[token]!r}"
-            )
-    return list(found.values())
-
-
-def _with_gpt2_names(sidecars: Mapping[str, Document], vocab: Mapping[str, int]) -> Mapping[str, Document]:
-    """GPT-2's files leave out the name of its one special token."""
-    if "<|endoftext|>" not in vocab:
-        return sidecars
-    names = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
-    return {**sidecars, "special_tokens_map.json": {**names, **sidecars.get("special_tokens_map.json", {})}}
 
 
 def _read_merges(data: bytes, vocab: Mapping[str, int]) -> list[Merge]:

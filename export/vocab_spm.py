@@ -12,12 +12,13 @@ import itertools
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from llamac.errors import TokenizerError, UnsupportedError
 from llamac.tokenizer import SPACE_MARK
 
-from .vocab_json import Added, Document, Merge, Vocabulary, bpe_document, canonical_json, special_tokens
+from .vocab_added import Added, Document, Room, Sidecars, add_tokens, special_tokens
+from .vocab_json import Merge, Vocabulary, bpe_document, canonical_json, token_ids
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # piece types, in SentencePiece and in GGUF
 
@@ -147,10 +148,13 @@ def spm_document(
     added: Sequence[Added],
     space: str = SPACE_MARK,
     text_merges: bool = True,
+    scheme: Literal["first", "always"] | None = None,
 ) -> Document:
     """A tokenizer.json that encodes as SentencePiece BPE with these pieces does.
 
-    `prefix_space`: a space is put in front of a text. `space` is how pieces write a space.
+    `prefix_space`: a space is put in front of a text. `space` is how pieces write a space. `scheme` says whether the
+    text behind an added token gets a space in front, too, and leaves texts of added tokens as they are; without it that
+    text gets one, and added tokens that are `normalized` are looked for with one in front.
     """
     ids = piece_ids([piece.text for piece in pieces])
     for index, piece in enumerate(pieces):
@@ -165,23 +169,39 @@ def spm_document(
         )
     if not present and unknown is None:
         raise TokenizerError("the vocabulary has neither byte pieces nor a piece for unknown characters")
-    steps: list[Document] = [{"type": "Prepend", "prepend": space}] if prefix_space else []
+    steps: list[Document] = [{"type": "Prepend", "prepend": space}] if prefix_space and scheme is None else []
     undo: list[Document] = [{"type": "ByteFallback"}, {"type": "Fuse"}]
     if space != " ":
         steps.append({"type": "Replace", "pattern": {"String": " "}, "content": space})
         undo.insert(0, {"type": "Replace", "pattern": {"String": space}, "content": " "})
     if prefix_space:
         undo.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    by_words = prefix_space and scheme is not None
     return bpe_document(
         ids,
         ranked_merges(scores, ids, text_merges),
         added,
-        normalizer={"type": "Sequence", "normalizers": steps},
-        pre_tokenizer=None,
+        normalizer=None if by_words else {"type": "Sequence", "normalizers": steps},
+        pre_tokenizer=_prefixing(space, scheme) if by_words and scheme is not None else None,
         decoder={"type": "Sequence", "decoders": undo},
         unknown=unknown,
         byte_fallback=present == 256,
     )
+
+
+def _prefixing(space: str, scheme: str) -> Document:
+    """A pre-tokenizer that writes spaces as `space` and puts one in front of the text.
+
+    One Metaspace step would not put it in front of a text that begins with a space, as SentencePiece does. So the
+    text's own spaces are rewritten before a plain one is put in front, and that one afterwards."""
+    steps = ((space, "never"), (" ", scheme), (space, "never"))
+    return {
+        "type": "Sequence",
+        "pretokenizers": [
+            {"type": "Metaspace", "replacement": mark, "prepend_scheme": prepend, "split": False}
+            for mark, prepend in steps
+        ],
+    }
 
 
 def piece_ids(texts: Sequence[str]) -> dict[str, int]:
@@ -199,39 +219,43 @@ def piece_ids(texts: Sequence[str]) -> dict[str, int]:
 # SentencePiece's tokenizer.model: a protocol buffer, of which a few fields matter.
 
 
-def from_sentencepiece(data: bytes, sidecars: Mapping[str, Document]) -> Vocabulary:
+def from_sentencepiece(data: bytes, sidecars: Sidecars, room: Room | None = None) -> Vocabulary:
     """The vocabulary of a SentencePiece BPE model, encoding exactly as the sentencepiece library does.
 
-    BOS is put in front unless tokenizer_config.json among `sidecars` says otherwise.
+    Added tokens and their rules come from `sidecars`. BOS is put in front unless tokenizer_config.json says otherwise.
+    A space in front of the text behind an added token is put there only where that file says `legacy`.
     """
     pieces, trainer, normalizer = read_model(data)
     _check_representable(pieces, trainer, normalizer)
-    prefix_space = bool(normalizer.get(3, 1))
-    added = [
-        # User-defined pieces are looked for after spaces were replaced, the others in the text as it is.
-        Added(index, piece.text, special=piece.type != USER_DEFINED, normalized=piece.type == USER_DEFINED)
-        for index, piece in enumerate(pieces)
-        if piece.type in (CONTROL, UNKNOWN, USER_DEFINED)
-    ]
+    bos, eos = (_model_id(trainer.get(field, default), pieces) for field, default in ((41, 1), (42, 2)))
+    settings = sidecars.settings(
+        add_bos_token=bos is not None,
+        bos_token=None if bos is None else pieces[bos].text,
+        eos_token=None if eos is None else pieces[eos].text,
+        unk_token=next((piece.text for piece in pieces if piece.type == UNKNOWN), None),
+    )
+    wanted = settings.get("add_prefix_space")
+    prefix_space = bool(normalizer.get(3, 1) if wanted is None else wanted)
     if prefix_space and any(piece.type == USER_DEFINED for piece in pieces):
         raise UnsupportedError(
             "a SentencePiece model with both user-defined pieces and a space in front of the text cannot be "
             "represented exactly; use the model's tokenizer.json"
         )
-    document = spm_document(pieces, prefix_space=prefix_space, added=added)
+    implied = [
+        # User-defined pieces are looked for after spaces were replaced, the others in the text as it is.
+        Added(index, piece.text, special=piece.type != USER_DEFINED, normalized=piece.type == USER_DEFINED)
+        for index, piece in enumerate(pieces)
+        if piece.type in (CONTROL, UNKNOWN, USER_DEFINED)
+    ]
+    added = add_tokens(piece_ids([piece.text for piece in pieces]), [], sidecars, settings, room, implied)
+    scheme: Literal["first", "always"] = "always" if settings.get("legacy") else "first"
+    document = spm_document(pieces, prefix_space=prefix_space, added=added, scheme=scheme)
     unused = {piece.text for piece in pieces if piece.type == UNUSED}
     if any(left + right in unused for left, right in document["model"]["merges"]):
         raise UnsupportedError(
             "the SentencePiece model takes apart again pieces that are marked unused, which is not supported"
         )
-    bos, eos = (_model_id(trainer.get(field, default), pieces) for field, default in ((41, 1), (42, 2)))
-    config = {"add_bos_token": bos is not None, **sidecars.get("tokenizer_config.json", {})}
-    ids = {piece.text: index for index, piece in enumerate(pieces)}
-    names = {
-        "bos_token": None if bos is None else pieces[bos].text,
-        "eos_token": None if eos is None else pieces[eos].text,
-    }
-    special = special_tokens(ids, {**sidecars, "tokenizer_config.json": {**names, **config}})
+    special = special_tokens(token_ids(document), sidecars, settings)
     return Vocabulary(canonical_json(document), special, data)
 
 

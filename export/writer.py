@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -20,18 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac import _core
-from llamac.errors import ArgumentError, ExportError, UnsupportedError
+from llamac.errors import ArgumentError, ExportError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
-from llamac.flatfile import ALIGNMENT, RECORD_BYTES, SECTIONS, STRIP_ROWS, pack_record
+from llamac.export.quantize import DTYPES, Lesson, Quantizer, choose_dtypes
+from llamac.flatfile import ALIGNMENT, RECORD_BYTES, SECTIONS, pack_record
 from llamac.progress import Progress, silent
+from llamac.strips import QUANTIZED, STRIP_ROWS
 
 Numbers = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
 
-DTYPES = {str(_core.dtype_name(number)): number for number in (1, 2, 3)}
-RESERVED = ("q8", "q4", "q4s")
 # The smallest numbers that are rounded to infinity.
 F16_OVERFLOW = 65520.0
 BF16_OVERFLOW = float.fromhex("0x1.ffp127")
+QUANTIZED_OVERFLOW = 2.0**120
 MAGIC = b"\x89llamac\n"
 COPY_BYTES = 1 << 24
 
@@ -91,21 +92,25 @@ def aligned(offset: int) -> int:
 # ---- the plan
 
 
-def make_plan(checkpoint: Checkpoint, dtype: str, texts: dict[str, bytes]) -> Plan:
+def make_plan(
+    checkpoint: Checkpoint, dtype: str, texts: dict[str, bytes], dtypes: Mapping[str, str] | None = None
+) -> Plan:
     """Places all tensors of a checkpoint. texts: the sections metadata, tokenizer, spm, template and probes.
 
-    dtype: of the matrices; vectors are f32. Raises ExportError with every tensor that is missing, surplus or misshaped.
+    dtype: of the matrices; vectors are f32. dtypes: of every tensor (default: `choose_dtypes`). Raises ExportError with
+    every tensor that is missing, surplus or misshaped.
     """
-    if dtype in RESERVED:
-        raise UnsupportedError(f"dtype {dtype!r} is reserved in the format; this version writes {', '.join(DTYPES)}")
     if dtype not in DTYPES:
         raise ArgumentError(f"dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
     config, layers = config_records(checkpoint)
+    tensors = matching_tensors(checkpoint)
+    dtypes = dtypes or choose_dtypes(tensors, dtype)
     slots, offset = [], 0
-    for name, tensor in matching_tensors(checkpoint).items():
-        is_matrix = len(tensor.shape) == 2
-        size = _core.matrix_bytes(DTYPES[dtype], *tensor.shape) if is_matrix else 4 * tensor.shape[0]
-        slots.append(Slot(name, tensor, dtype if is_matrix else "f32", offset := aligned(offset), size))
+    for name, tensor in tensors.items():
+        size = (
+            _core.matrix_bytes(DTYPES[dtypes[name]], *tensor.shape) if len(tensor.shape) == 2 else 4 * tensor.shape[0]
+        )
+        slots.append(Slot(name, tensor, dtypes[name], offset := aligned(offset), size))
         offset += size
     return Plan(tuple(slots), {"config": config, "layers": layers, **texts}, offset)
 
@@ -114,7 +119,7 @@ def config_records(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
     """(the config record, the layer records) of a checkpoint. Raises ExportError for a number out of range."""
     config = checkpoint.config
     special = checkpoint.tokenizer[1] if checkpoint.tokenizer else None
-    stop_ids = sorted(special.stop_ids) if special else []
+    stop_ids = sorted({*checkpoint.stop_ids, *(special.stop_ids if special else ())})
     values = {name: getattr(config, name) for name in ModelConfig.__dataclass_fields__ if name != "layers"}
     values |= {
         "n_layers": len(config.layers),
@@ -180,7 +185,8 @@ def to_dtype(numbers: NDArray[np.float32], dtype: str) -> Numbers:
 
 def checked_chunks(name: str, tensor: LazyTensor, dtype: str) -> Iterator[NDArray[np.float32]]:
     """A tensor some rows at a time. Raises ExportError for a number that is not finite or does not fit `dtype`."""
-    largest = {"f16": F16_OVERFLOW, "bf16": BF16_OVERFLOW}.get(dtype, np.inf)
+    limits = {"f16": F16_OVERFLOW, "bf16": BF16_OVERFLOW} | dict.fromkeys(QUANTIZED, QUANTIZED_OVERFLOW)
+    largest = limits.get(dtype, np.inf)
     for _, rows in tensor.chunks(STRIP_ROWS):
         peak = float(np.abs(rows).max(initial=0.0))
         if not np.isfinite(peak):
@@ -191,10 +197,15 @@ def checked_chunks(name: str, tensor: LazyTensor, dtype: str) -> Iterator[NDArra
         yield rows
 
 
-def _chunks_as_stored(slot: Slot) -> Iterator[bytes]:
+def _chunks_as_stored(slot: Slot, quantizer: Quantizer, lesson: Lesson | None) -> Iterator[bytes]:
     """The slot's bytes as they lie in the file, some rows at a time."""
     for rows in checked_chunks(slot.name, slot.tensor, slot.dtype):
-        yield pack_strips(rows, slot.dtype) if slot.is_matrix else np.ascontiguousarray(rows, np.float32).tobytes()
+        if not slot.is_matrix:
+            yield np.ascontiguousarray(rows, np.float32).tobytes()
+        elif slot.dtype in QUANTIZED:
+            yield quantizer.pack(rows, slot.dtype, lesson)
+        else:
+            yield pack_strips(rows, slot.dtype)
 
 
 # ---- the file
@@ -244,8 +255,25 @@ def check_space(folder: Path, needed: int) -> None:
         raise ExportError(f"the disk of {folder} has {free / 1e6:.1f} MB free, the file needs {needed / 1e6:.1f} MB")
 
 
-def write(file: BinaryIO, plan: Plan, progress: Progress = silent) -> list[bytes]:
-    """Writes the whole file and returns the tensors' hashes. Tensors go from source to file some rows at a time."""
+def write(
+    file: BinaryIO,
+    plan: Plan,
+    progress: Progress = silent,
+    *,
+    threads: int = 1,
+    teach: Callable[[Slot], Lesson | None] = lambda slot: None,
+) -> list[bytes]:
+    """Writes the whole file and returns the tensors' hashes. Tensors go from source to file some rows at a time.
+
+    threads: that quantize. teach: what calibration knows of a slot's inputs.
+    """
+    with Quantizer(threads) as quantizer:
+        return _write(file, plan, progress, quantizer, teach)
+
+
+def _write(
+    file: BinaryIO, plan: Plan, progress: Progress, quantizer: Quantizer, teach: Callable[[Slot], Lesson | None]
+) -> list[bytes]:
     places = plan.offsets()
     hashes = []
     file.truncate(plan.file_bytes)  # gaps are zero
@@ -254,7 +282,7 @@ def write(file: BinaryIO, plan: Plan, progress: Progress = silent) -> list[bytes
         digest = hashlib.sha256()
         file.seek(places["data"] + slot.offset)
         written = 0
-        for data in _chunks_as_stored(slot):
+        for data in _chunks_as_stored(slot, quantizer, teach(slot)):
             digest.update(data)
             file.write(data)
             written += len(data)

@@ -1,11 +1,11 @@
 """llamac runs language models on ordinary CPUs: fast, instant to load, the same bits on every machine and thread count.
 
-    import llamac
+import llamac
 
-    with llamac.load("model.bin") as model:
-        print(model.generate("Once upon a time", max_tokens=64).text)
-        for piece in model.stream("Once", temperature=0.8, seed=1):
-            print(piece, end="", flush=True)
+with llamac.load("model.bin") as model:
+    print(model.generate("Once upon a time", max_tokens=64).text)
+    for piece in model.stream("Once", temperature=0.8, seed=1):
+        print(piece, end="", flush=True)
 """
 
 from llamac._core import stages as _stages

@@ -81,6 +81,31 @@ def matrix_bytes(int dtype, uint64_t rows, uint64_t columns):
     return llamac_matrix_bytes(dtype, rows, columns)
 
 
+def quantize(int dtype, const float[:, ::1] rows not None, unsigned char[::1] out not None, const float[::1] importance=None,
+             const float[:, ::1] feedback=None):
+    """Quantizes rows (n, columns) to strips of q8, q4 or q4s in `out`, without the GIL. importance (columns) and feedback (columns, columns):
+    see llamac_quantize. Parts of a matrix may be quantized by several threads."""
+    cdef size_t n = <size_t>rows.shape[0], columns = <size_t>rows.shape[1]
+    cdef size_t needed = llamac_matrix_bytes(dtype, n, columns)
+    cdef const float *weights = NULL
+    cdef const float *shares = NULL
+    cdef llamac_error err
+    cdef int result
+    if n == 0 or columns == 0 or <size_t>out.shape[0] != needed:
+        raise ArgumentError(f"{n} x {columns} numbers of dtype {dtype} take {needed} bytes, the buffer has {out.shape[0]}")
+    if importance is not None:
+        if <size_t>importance.shape[0] != columns:
+            raise ArgumentError(f"importance has {importance.shape[0]} numbers, expected {columns}")
+        weights = &importance[0]
+    if feedback is not None:
+        if <size_t>feedback.shape[0] != columns or <size_t>feedback.shape[1] != columns:
+            raise ArgumentError(f"feedback is {feedback.shape[0]} x {feedback.shape[1]}, expected {columns} x {columns}")
+        shares = &feedback[0, 0]
+    with nogil:
+        result = llamac_quantize(dtype, &rows[0, 0], n, columns, weights, shares, &out[0], &err)
+    check(result, &err)
+
+
 def dtype_name(int dtype):
     """Name of a dtype number, or None."""
     cdef const char *name = llamac_dtype_name(dtype)
@@ -116,6 +141,39 @@ def live_objects():
 def fail_allocation(long n):
     """Lets the n-th allocation of this thread from now on fail; 0: none. Returns the allocations since the last call. For tests."""
     return llamac_test_fail_allocation(n)
+
+
+# ---- the machine's limits
+
+def measure_read(const float[::1] block not None, times, *, threads=1, streams=1, str isa=None):
+    """Reads a block `times` times as `streams` (1, 2 or 4) runs side by side per thread; returns the bytes read. To be timed."""
+    cdef llamac_error err
+    cdef uint64_t read = 0
+    cdef int n = as_int(times, "times"), team = as_int(threads, "threads"), runs = as_int(streams, "streams"), result
+    cdef bytes name = isa.encode() if isa is not None else None
+    cdef const char *which = NULL
+    if name is not None:
+        which = name
+    cdef const float *numbers = &block[0] if block.shape[0] else NULL
+    with nogil:
+        result = llamac_measure_read(numbers, <size_t>block.shape[0], n, team, runs, which, &read, &err)
+    check(result, &err)
+    return read
+
+
+def measure_multiply(int dtype, passes, *, threads=1, str isa=None):
+    """Does the multiply-adds of products with weights of a dtype, with operands in the first cache; returns how many. To be timed."""
+    cdef llamac_error err
+    cdef uint64_t count = 0
+    cdef int n = as_int(passes, "passes"), team = as_int(threads, "threads"), result
+    cdef bytes name = isa.encode() if isa is not None else None
+    cdef const char *which = NULL
+    if name is not None:
+        which = name
+    with nogil:
+        result = llamac_measure_multiply(dtype, n, team, which, &count, &err)
+    check(result, &err)
+    return count
 
 
 # ---- model
@@ -276,6 +334,15 @@ cdef class Session:
             raise ClosedError("the session is closed")
         llamac_session_describe(self._ptr, &info)
         return info.context, llamac_dtype_name(info.kv_dtype).decode(), info.threads, info.isa.decode(), info.scratch_bytes, info.kv_bytes
+
+    def set_threads(self, threads):
+        """Changes the number of threads of the evals to come."""
+        cdef llamac_error err
+        self._enter()
+        try:
+            check(llamac_set_threads(self._ptr, as_int(threads, "threads"), &err), &err)
+        finally:
+            self._busy = False
 
     def length(self, sequence=0):
         """Positions held by a sequence."""

@@ -6,6 +6,7 @@ which is also what the core's own checks run on. docs/format.md is the specifica
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import mmap
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamac import _core
-from llamac.errors import ArgumentError, ClosedError, LlamacError, ModelError
+from llamac.errors import ArgumentError, ClosedError, LlamacError, ModelError, UnsupportedError
 from llamac.progress import Progress, silent
+from llamac.strips import unpack_tensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
 
 Digest = bytes  # for classes with a member named bytes
 
-STRIP_ROWS = 16
+MEMORY = ("map", "populate", "huge")
+MADV_POPULATE_READ = 22  # Linux 5.14; Python has no name for it
+POPULATE_STEP = 64 << 20
+
 ALIGNMENT = 64
 SECTIONS = _core.section_names()
 
@@ -136,9 +141,13 @@ class FlatFile:
     """A flat file, mapped read-only. Opening it runs the core's check of the whole structure (not of the data).
 
     core: the core's model over the mapping. Texts are verified against their section's hash when they are asked for.
+    memory: when the weights are read: "map" when they are needed; "populate" at once; "huge" at once, into huge pages
+    if the kernel has any to give.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, memory: str = "map") -> None:
+        if memory not in MEMORY:
+            raise ArgumentError(f"memory is {memory!r}, expected {', '.join(map(repr, MEMORY))}")
         self.path = Path(path)
         if self.path.is_dir():
             raise ModelError(f"{self.path} is a directory: run `llamac export` on it first")
@@ -165,6 +174,28 @@ class FlatFile:
             self.sections[record["name"]] = Section(record["offset"], record["bytes"], record["sha256"])
         self.config = unpack_record("config", self._raw("config"))
         self._metadata: dict[str, Any] | None = None
+        if memory != "map":
+            self._populate(memory == "huge")
+
+    def _populate(self, huge: bool) -> None:
+        """Reads the whole file into the mapping. In steps, so that Ctrl-C is heard."""
+        if not hasattr(mmap, "MADV_WILLNEED") or (huge and not hasattr(mmap, "MADV_HUGEPAGE")):
+            raise UnsupportedError("this system lets nobody ask for memory to be populated: use memory='map'")
+        if huge:
+            try:
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+            except OSError as error:
+                raise UnsupportedError(f"this kernel has no huge pages ({error}): use memory='populate'") from None
+        advice = MADV_POPULATE_READ
+        for start in range(0, len(self._map), POPULATE_STEP):
+            count = min(POPULATE_STEP, len(self._map) - start)
+            try:
+                self._map.madvise(advice, start, count)
+            except OSError as error:
+                if error.errno != errno.EINVAL or advice == mmap.MADV_WILLNEED:
+                    raise
+                advice = mmap.MADV_WILLNEED  # before Linux 5.14: the kernel reads on while we go on
+                self._map.madvise(advice, start, count)
 
     @property
     def buffer(self) -> mmap.mmap:
@@ -272,20 +303,3 @@ def _hash_of_range(buffer: mmap.mmap, offset: int, count: int, step: int = 1 << 
             with view[start : min(start + step, offset + count)] as part:
                 digest.update(part)
     return digest.digest()
-
-
-def unpack_tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """float32 numbers of a stored tensor. data: its bytes, a vector's as they are, a matrix's in strips."""
-    import numpy as np
-
-    if len(shape) == 1:
-        vector: NDArray[np.float32] = np.frombuffer(data, np.float32).copy()
-        return vector
-    rows, columns = shape
-    numbers = np.frombuffer(data, {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[dtype])
-    if dtype == "bf16":
-        numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
-    strips = numbers.reshape(-(-rows // STRIP_ROWS), -1, STRIP_ROWS)  # (strip, k, row)
-    lines = strips.transpose(0, 2, 1).reshape(-1, strips.shape[1])[:rows, :columns]
-    result: NDArray[np.float32] = np.ascontiguousarray(lines, np.float32)
-    return result

@@ -186,7 +186,7 @@ def _generate(
     """The loop: yields pieces of text, returns the result, closes the session."""
     n_ids = model.n_token_ids
     stop_ids = frozenset(model.special.stop_ids)
-    tokenizer = model._tokenizer
+    tokenizer = model.tokenizer if model.has_tokenizer else None
     decoder = tokenizer.decoder(start=_starts_text(model, prompt)) if tokenizer else None
     stops = StopStrings(settings.stop)
     context = session.context
@@ -276,7 +276,7 @@ def prompt_ids(model: Model, prompt: str | Sequence[int]) -> array[int]:
 def start(model: Model, prompt: str | Sequence[int], settings: Settings, context: int | None) -> Stream:
     """A stream that has not computed anything yet; what can be wrong with the request is found here."""
     ids = prompt_ids(model, prompt)
-    if settings.stop and model._tokenizer is None:
+    if settings.stop and not model.has_tokenizer:
         raise ArgumentError("stop needs a tokenizer, and this model has none")
     limit: int = model.config["context"] if settings.max_tokens is None else settings.max_tokens
     session = model._session_for(len(ids) + limit - 1, context)  # the last token is not computed

@@ -26,6 +26,8 @@ cdef extern from "llamac.h" nogil:
         LLAMAC_SAMPLE_SCRATCH
     const char *llamac_dtype_name(int dtype)
     size_t llamac_matrix_bytes(int dtype, uint64_t rows, uint64_t columns)
+    int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, const float *importance, const float *feedback,
+                        void *out, llamac_error *err)
 
     ctypedef struct llamac_field:
         const char *record
@@ -68,6 +70,7 @@ cdef extern from "llamac.h" nogil:
         size_t scratch_bytes
         size_t kv_bytes
     void llamac_session_describe(const llamac_session *session, llamac_session_info *info)
+    int llamac_set_threads(llamac_session *session, int threads, llamac_error *err)
     int llamac_length(const llamac_session *session, int sequence)
     int llamac_rewind(llamac_session *session, int sequence, int length, llamac_error *err)
 
@@ -98,6 +101,9 @@ cdef extern from "llamac.h" nogil:
         uint64_t seed
     int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch, llamac_error *err)
     int llamac_sampling_check(const llamac_sampling *sampling, llamac_error *err)
+
+    int llamac_measure_read(const float *block, size_t floats, int times, int threads, int streams, const char *isa, uint64_t *bytes, llamac_error *err)
+    int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa, uint64_t *count, llamac_error *err)
 
     long llamac_test_fail_allocation(long n)
     long llamac_live_objects()

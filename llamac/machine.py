@@ -1,13 +1,16 @@
 """What this machine offers: the kernel sets it runs and the threads it is sensible to use, each with its reason.
 
 Threads = min(CPUs this process may run on, CPU quota of its control groups rounded down, physical cores among them), at
-least 1. Nothing here is cached: affinity and quota may change while a program runs.
+least 1. Affinity and quota may change while a program runs: sessions without a number of their own follow them.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import time
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +19,12 @@ from llamac.errors import ArgumentError, UnsupportedError
 
 # Below this many bytes of weights a second thread saves little and costs much where others want its core: bench/LOG.md.
 TINY_MODEL_BYTES = 16 << 20
+# How often a quota is read again at most: it takes some 20 microseconds, and is itself a limit per 100 ms or so.
+QUOTA_INTERVAL_S = 0.005
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+CPU_FOLDERS = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True)
@@ -32,42 +41,63 @@ class ThreadPlan:
         """One line that explains the number."""
         quota = "none" if self.quota is None else f"{self.quota:g} CPUs"
         cores = "unknown" if self.physical_cores is None else str(self.physical_cores)
-        text = f"{self.threads} = min(usable CPUs {self.affinity}, cgroup quota {quota}, physical cores {cores})"
+        least = ", but at least 1" if self.quota is not None and self.quota < 1 else ""
+        text = f"{self.threads} = min(usable CPUs {self.affinity}, cgroup quota {quota}, physical cores {cores}){least}"
         return text if self.openmp else "1: this build has no OpenMP"
 
 
 def plan_threads() -> ThreadPlan:
     """The default number of threads now, and why."""
     cpus = usable_cpus()
-    quota = cgroup_quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")) if sys.platform == "linux" else None
-    cores = physical_cores(cpus, Path("/sys/devices/system/cpu")) if sys.platform == "linux" else None
+    linux = sys.platform == "linux"
+    quota = cgroup_quota(MEMBERSHIP, CGROUPS) if linux else None
+    cores = physical_cores(cpus, CPU_FOLDERS) if linux else None
     limits = [len(cpus), *([int(quota)] if quota is not None else []), *([cores] if cores is not None else [])]
     openmp = _core.has_threads()
     return ThreadPlan(max(1, min(limits)) if openmp else 1, len(cpus), quota, cores, openmp)
 
 
-def default_threads(weight_bytes: int) -> int:
-    """Threads for a model with so many bytes of weights."""
-    return 1 if weight_bytes < TINY_MODEL_BYTES else plan_threads().threads
+class DefaultThreads:
+    """The default number of threads for a model with so many bytes of weights, cheap to ask for before every pass."""
+
+    def __init__(self, weight_bytes: int) -> None:
+        self._tiny = weight_bytes < TINY_MODEL_BYTES
+        self._cpus: Set[int] = frozenset()
+        self._planned = 0.0
+        self._threads = 1
+
+    def now(self) -> int:
+        """Follows the calling thread's affinity at once, and the quota within QUOTA_INTERVAL_S."""
+        if self._tiny:
+            return 1
+        cpus, now = usable_cpus(), time.monotonic()
+        if cpus != self._cpus or now - self._planned >= QUOTA_INTERVAL_S:
+            self._threads = plan_threads().threads
+            self._cpus, self._planned = cpus, now
+        return self._threads
 
 
-def usable_cpus() -> set[int]:
+def usable_cpus() -> Set[int]:
     """Numbers of the CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
-        return set(os.sched_getaffinity(0))
-    return set(range(os.cpu_count() or 1))
+        return os.sched_getaffinity(0)
+    return frozenset(range(os.cpu_count() or 1))
 
 
-def physical_cores(cpus: set[int], root: Path) -> int | None:
+def physical_cores(cpus: Set[int], root: Path) -> int | None:
     """Cores among `cpus` when siblings (hyper-threads) count once; None if the system does not tell."""
+    return _physical_cores(frozenset(cpus), root)
+
+
+@functools.lru_cache(maxsize=4)  # the cores of a CPU never change, and large machines have many files
+def _physical_cores(cpus: frozenset[int], root: Path) -> int | None:
     cores = set()
     for cpu in cpus:
         for name in ("core_cpus_list", "thread_siblings_list"):
-            try:
-                cores.add((root / f"cpu{cpu}" / "topology" / name).read_text().strip())
+            siblings = _read(f"{root}/cpu{cpu}/topology/{name}")
+            if siblings is not None:
+                cores.add(siblings.strip())
                 break
-            except OSError:
-                continue
         else:
             return None
     return len(cores)
@@ -76,45 +106,56 @@ def physical_cores(cpus: set[int], root: Path) -> int | None:
 def cgroup_quota(membership: Path, root: Path) -> float | None:
     """The smallest CPU quota of this process's control group and its ancestors, in CPUs; None if there is none.
 
-    Reads version 2 (cpu.max: "quota period") and version 1 (cpu.cfs_quota_us, cpu.cfs_period_us).
+    Reads version 2 (cpu.max: "quota period") and version 1 (cpu.cfs_quota_us, cpu.cfs_period_us), also side by side.
     """
-    quotas = []
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
+    groups = _read(str(membership))
+    found = [_quota(folder, version) for folder, version in _quota_folders(groups or "", str(root))]
+    return min((quota for quota in found if quota is not None), default=None)
+
+
+@functools.lru_cache(maxsize=4)
+def _quota_folders(membership: str, root: str) -> tuple[tuple[str, int], ...]:
+    """Folders of the groups that a process is in, and of all above them, each with its version."""
+    folders: list[tuple[str, int]] = []
+    for line in membership.splitlines():
         _, controllers, group = [*line.split(":", 2), "", ""][:3]
         if controllers == "":
-            base, read = root, _quota_v2
+            # beside version 1 the tree of version 2 has a folder of its own
+            bases, version = [root, f"{root}/unified"], 2
         elif "cpu" in controllers.split(","):
-            base, read = root / "cpu", _quota_v1
+            bases, version = [f"{root}/cpu" if os.path.isdir(f"{root}/cpu") else f"{root}/{controllers}"], 1
         else:
             continue
-        folder = base / group.lstrip("/")
         # inside a container the path may be the host's, which does not exist here: its mount is then the group itself
-        for place in [folder, *folder.parents]:
-            if place == base or base in place.parents:
-                quota = read(place)
-                if quota is not None:
-                    quotas.append(quota)
-    return min(quotas, default=None)
+        parts = [part for part in group.split("/") if part]
+        for base in bases:
+            folders += [("/".join([base, *parts[:count]]), version) for count in range(len(parts), -1, -1)]
+    return tuple(dict.fromkeys(folders))
 
 
-def _quota_v2(folder: Path) -> float | None:
+def _quota(folder: str, version: int) -> float | None:
     try:
-        quota, period = (folder / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
+        if version == 2:
+            quota, period = (_read(f"{folder}/cpu.max") or "").split()
+            return None if quota == "max" else int(quota) / int(period)
+        count = int(_read(f"{folder}/cpu.cfs_quota_us") or "-1")
+        return count / int(_read(f"{folder}/cpu.cfs_period_us") or "") if count > 0 else None
+    except (ValueError, ZeroDivisionError):
         return None
 
 
-def _quota_v1(folder: Path) -> float | None:
+def _read(path: str) -> str | None:
+    """A small file of the kernel's; None if it cannot be read."""
     try:
-        quota = int((folder / "cpu.cfs_quota_us").read_text())
-        return quota / int((folder / "cpu.cfs_period_us").read_text()) if quota > 0 else None
-    except (OSError, ValueError, ZeroDivisionError):
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
         return None
+    try:
+        return os.read(file, 1 << 16).decode("ascii", "replace")
+    except OSError:
+        return None
+    finally:
+        os.close(file)
 
 
 def choose_isa(asked: str | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ def load(
     threads: int | None = None,
     isa: str | None = None,
     tokenizer: str | Path | None = None,
+    memory: str = "map",
 ) -> Model:
     """Opens a model file; without a path the built-in model. Reads its header and tables and maps the rest.
 
@@ -42,13 +44,15 @@ def load(
     and physical cores, see `llamac inspect`. isa: a kernel set, "avx2" or "scalar" (default: the environment variable
     LLAMAC_ISA, else the best of this machine).
     tokenizer: a tokenizer file or directory to use instead of the file's own, of any kind that `llamac export` reads.
+    memory: "map" reads weights when they are first needed; "populate" reads them all now; "huge" does so and asks the
+    kernel for huge pages. Processes share one copy in each case.
 
     Raises FileNotFoundError, or ModelError if the file is damaged or no llamac file (the message says what to do).
     """
     if device != "cpu":
         raise UnsupportedError(f"device is {device!r}: this version computes on 'cpu' only")
     other = Tokenizer.from_file(tokenizer) if tokenizer is not None else None
-    return Model(FlatFile(model_path(path)), context=context, kv=kv, threads=threads, isa=isa, tokenizer=other)
+    return Model(FlatFile(model_path(path), memory), context=context, kv=kv, threads=threads, isa=isa, tokenizer=other)
 
 
 def model_path(path: str | Path | None) -> Path:
@@ -92,10 +96,9 @@ class Model:
         self.special = SpecialTokens.from_config(self.config)
         self.n_token_ids: int = self.config["n_token_ids"]
         self._tokenizer = tokenizer
+        self._lock = threading.Lock()
         if tokenizer is not None:
             self._use_other_tokenizer(tokenizer)
-        elif file.sections["tokenizer"].bytes:
-            self._tokenizer = Tokenizer.from_json(file.section("tokenizer"), self.special)
         # a session is made and thrown away, so that unusable settings are reported here and not at the first use
         self.session().close()
 
@@ -124,11 +127,19 @@ class Model:
         return self.file.metadata
 
     @property
+    def has_tokenizer(self) -> bool:
+        """Whether there is a tokenizer: the file's own, or the one given to `load`."""
+        return self._tokenizer is not None or self.file.sections["tokenizer"].bytes > 0
+
+    @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. ArgumentError if the file has none."""
-        if self._tokenizer is None:
+        """The model's tokenizer, read at the first use. ArgumentError if the file has none."""
+        if not self.has_tokenizer:
             raise ArgumentError("this model file has no tokenizer: give token ids, or export it again with --tokenizer")
-        return self._tokenizer
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = Tokenizer.from_json(self.file.section("tokenizer"), self.special)
+            return self._tokenizer
 
     @property
     def closed(self) -> bool:

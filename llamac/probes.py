@@ -79,7 +79,8 @@ class ProbeSet:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """How one probe went. error: max|difference| / max|reference| of the last position's logits."""
+    """How one probe went. error: max|difference| / max|reference| of the last position's logits. divergence: of their
+    probabilities from the reference's (Kullback-Leibler, in nats)."""
 
     index: int
     prompt: str | None
@@ -87,6 +88,7 @@ class ProbeResult:
     status: Status
     error: float
     tolerance: float
+    divergence: float
 
 
 # ---- replay
@@ -114,7 +116,8 @@ def replay(model: Model, progress: Progress = silent) -> list[ProbeResult]:
         error = relative_error(row, probe.logits)
         close: Status = "within tolerance" if error <= expected.tolerance else "different"
         status = "identical" if identical else close
-        results.append(ProbeResult(index, probe.prompt, probe.ids, status, error, expected.tolerance))
+        nats = divergence(probe.logits, row)
+        results.append(ProbeResult(index, probe.prompt, probe.ids, status, error, expected.tolerance, nats))
     return results
 
 
@@ -144,6 +147,21 @@ def relative_error(logits: Logits, reference: Logits) -> float:
     difference = np.abs(logits.astype(np.float64) - reference)
     error = float(difference.max() / max(float(np.abs(reference).max()), np.finfo(np.float32).tiny))
     return error if math.isfinite(error) else math.inf
+
+
+def divergence(reference: NDArray[Any], logits: NDArray[Any]) -> float:
+    """The Kullback-Leibler divergence of the probabilities of `logits` from those of `reference`, in nats.
+
+    Both (..., vocab_size); the mean over rows."""
+    import numpy as np
+
+    def log_softmax(x: NDArray[Any]) -> NDArray[np.float64]:
+        shifted = x.astype(np.float64) - x.max(axis=-1, keepdims=True)
+        found: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+        return found
+
+    p, q = log_softmax(reference), log_softmax(logits)
+    return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
 
 
 # ---- encoding

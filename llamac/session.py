@@ -68,8 +68,12 @@ class Session:
             raise ArgumentError(f"context is {context}, expected 1 to {model.config['context']}")
         from llamac import machine
 
+        # only a number that nobody gave follows the machine
+        self._following: machine.DefaultThreads | None = None
         if threads is None:
-            threads = machine.default_threads(model.weight_bytes)
+            self._following = machine.DefaultThreads(model.weight_bytes)
+            threads = self._following.now()
+        self._threads = threads
         self._model = model
         self._core = _core.Session(
             model._core,
@@ -102,8 +106,9 @@ class Session:
 
     @property
     def threads(self) -> int:
-        """Threads an eval may use."""
-        return self._core.describe()[2]
+        """Threads an eval may use now."""
+        _, _, threads, *_ = self._core.describe()
+        return threads if self._following is None else self._following.now()
 
     @property
     def isa(self) -> str:
@@ -231,18 +236,25 @@ class Session:
         """Appends tokens to sequence 0 and keeps the last one's logits for `sample`."""
         self._run(self._rows(tokens, 0, "last"), None, ())
 
-    def step(self, token: int) -> None:
-        """Appends one token to sequence 0 and keeps its logits for `sample`."""
-        if self._is_long(1, self._core.length()):
-            interruptible(lambda: self._core.step(token), self._core.cancel)
+    def step(self, token: int, *, sequence: int = 0) -> None:
+        """Appends one token to a sequence and keeps its logits for `sample`."""
+        self._follow_machine()
+        if self._is_long(1, self._core.length(sequence)):
+            interruptible(lambda: self._core.step(token, sequence), self._core.cancel)
         else:
-            self._core.step(token)
+            self._core.step(token, sequence)
 
     def sample(self, sampling: _core.Sampling, n: int) -> int:
         """Draws the token that follows sequence 0 from its first n logits."""
         return self._core.sample(sampling, n, self._core.length())
 
     # ---- how
+
+    def _follow_machine(self) -> None:
+        """The default number of threads may have changed since the last pass."""
+        if self._following is not None and (threads := self._following.now()) != self._threads:
+            self._core.set_threads(threads)
+            self._threads = threads
 
     def _rows(self, tokens: array[int], sequence: int, logits: str | None) -> array[int]:
         """Rows that append tokens to a sequence, flat: token, sequence, position, are its logits wanted; and so on."""
@@ -281,6 +293,7 @@ class Session:
 
     def _run(self, packed: array[int], logits: Any, observations: Sequence[tuple[int, int, Any]]) -> None:
         """Computes rows as `_rows` makes them."""
+        self._follow_machine()
         count = len(packed) // 4
         rows = memoryview(packed).cast("B").cast("i", (count, 4))
         if self._is_long(count, max(packed[2::4])):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import json
+import mmap
 import operator
 import threading
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llamac.errors import ArgumentError, TokenizerError, UnsupportedError
+from llamac.tokenizer_json import check_structure, library_errors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,18 +103,27 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
+def resident_bytes() -> int:
+    """Memory that this process holds now; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0
+
+
 class _Pieces:
     """The parsed tokenizer: the library's object, and the bytes of the tokens that have been asked for."""
 
-    def __init__(self, data: bytes, special: SpecialTokens) -> None:
+    def __init__(self, data: bytes, special: SpecialTokens, where: str) -> None:
+        before = resident_bytes()
         import tokenizers
 
-        try:
+        with library_errors(f"{where} cannot be used"):
+            check_structure(data)
             library = tokenizers.Tokenizer.from_buffer(data)
-        except Exception as error:  # the library raises plain Exception and ValueError
-            raise TokenizerError(f"the tokenizer.json text cannot be used: {error}") from None
-        library.no_truncation()
-        library.no_padding()
+            library.no_truncation()
+            library.no_padding()
         self.library = library
         self.rules = decode_rules(json.loads(library.decoder.__getstate__()) if library.decoder else None)
         self.added = library.get_added_tokens_decoder()
@@ -123,6 +134,7 @@ class _Pieces:
         self.known: dict[int, bytes] = {}
         # Texts of tokens that are whole characters, for decoders that show special tokens (False) or skip them (True).
         self.texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
+        self.memory = max(0, resident_bytes() - before)
 
     def token_bytes(self, token: int) -> bytes:
         if type(token) is not int:  # what equals a known id (True, 1.0) is none
@@ -175,9 +187,10 @@ def _id_count(library: tokenizers.Tokenizer) -> int:
 class Tokenizer:
     """Encodes text to token ids and decodes ids to text, as the model's own tokenizer does. Threads may share it."""
 
-    def __init__(self, data: bytes, special: SpecialTokens) -> None:
+    def __init__(self, data: bytes, special: SpecialTokens, where: str = "the tokenizer.json text") -> None:
         self._data = data
         self._special = special
+        self._where = where  # what errors name
         self._parsed: _Pieces | None = None
         self._lock = threading.Lock()
 
@@ -204,20 +217,25 @@ class Tokenizer:
         from llamac.export.vocab import load_vocabulary
 
         vocabulary = load_vocabulary(path)
-        return cls(vocabulary.json, vocabulary.special)
+        return cls(vocabulary.json, vocabulary.special, f"{path}: the tokenizer")
 
     @property
     def _pieces(self) -> _Pieces:
         if self._parsed is None:
             with self._lock:
                 if self._parsed is None:
-                    self._parsed = _Pieces(self._data, self._special)
+                    self._parsed = _Pieces(self._data, self._special, self._where)
         return self._parsed
 
     @property
     def json(self) -> bytes:
         """The text of the tokenizer.json this was made from."""
         return self._data
+
+    @property
+    def memory(self) -> int:
+        """Bytes by which the process grew when the vocabulary was built; 0 before, or if the system does not tell."""
+        return self._parsed.memory if self._parsed is not None else 0
 
     @property
     def special(self) -> SpecialTokens:
@@ -249,15 +267,16 @@ class Tokenizer:
             raise ArgumentError(f"text must be a str, not {type(text).__name__}")
         library = self._pieces.library
         try:
-            if len(text) < LONG_TEXT:
-                encoding = library.encode(text, add_special_tokens=False)
-            else:  # the library lets go of the GIL for batches only
-                encoding = library.encode_batch([text], add_special_tokens=False)[0]
-            ids: list[int] = encoding.ids
-        except Exception as error:
+            with library_errors("the tokenizer cannot encode this text"):
+                if len(text) < LONG_TEXT:
+                    encoding = library.encode(text, add_special_tokens=False)
+                else:  # the library lets go of the GIL for batches only
+                    encoding = library.encode_batch([text], add_special_tokens=False)[0]
+                ids: list[int] = encoding.ids
+        except TokenizerError:
             if not _is_unicode(text):
                 raise ArgumentError("text holds a lone surrogate, which is no character") from None
-            raise TokenizerError(f"the tokenizer cannot encode this text: {error}") from None
+            raise
         if add_special:
             special = self._special
             if special.add_bos and special.bos_id is not None and ids[:1] != [special.bos_id]:

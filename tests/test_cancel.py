@@ -18,6 +18,7 @@ import pytest
 import llamac
 from builders import Floats, some_ids
 from llamac.errors import CancelledError
+from openmp import needs_threads
 from processes import TIMEOUT, heed_ctrl_c
 
 LIMIT = 0.050
@@ -64,7 +65,7 @@ def cancel_during(session: llamac.Session, count: int, begun: Callable[[], bool]
 # ---- from another thread
 
 
-@pytest.mark.parametrize(("threads", "isa"), [(1, None), (2, None), (1, "scalar")])
+@pytest.mark.parametrize(("threads", "isa"), [(1, None), pytest.param(2, None, marks=needs_threads), (1, "scalar")])
 def test_a_cancel_takes_effect_within_50_ms(big_llama: Path, threads: int, isa: str | None) -> None:
     def measure() -> float:
         with model.session() as session:
@@ -133,7 +134,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=needs_threads)])
 def test_ctrl_c_interrupts_a_long_prompt_within_50_ms(big_llama: Path, threads: int) -> None:
     times = []
     with start("-c", textwrap.dedent(LONG_PROMPT), big_llama, threads) as program:

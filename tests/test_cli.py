@@ -18,7 +18,7 @@ from commands import GREEDY, Command, Result
 from llamac import models
 from processes import TIMEOUT
 
-COMMANDS = ("run", "inspect", "check", "export")
+COMMANDS = ("run", "inspect", "check", "bench", "export")
 
 
 def process(*arguments: object, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -50,7 +50,7 @@ def process(*arguments: object, stdin: bytes = b"", **environment: str) -> subpr
         ("check", "--deep"),
         ("export",),
         ("export", "one"),
-        ("export", "one", "two", "--dtype", "q4"),
+        ("export", "one", "two", "--dtype", "q5"),
         ("export", "one", "two", "--to", "gguf"),
     ],
     ids=" ".join,
@@ -156,8 +156,8 @@ FILE_KEYS = {
     *("config", "layers", "rope", "tokenizer", "chat_template", "probes", "tensors"),
 }
 MACHINE_KEYS = {
-    *("llamac", "python", "processor", "isa", "isas", "threads", "threads_reason", "usable_cpus", "cgroup_quota"),
-    *("physical_cores", "openmp", "tiny_model_bytes"),
+    *("llamac", "python", "processor", "isa", "isa_reason", "isas", "threads", "threads_reason", "usable_cpus"),
+    *("cgroup_quota", "physical_cores", "openmp", "tiny_model_bytes"),
 }
 
 
@@ -196,12 +196,17 @@ def test_inspect_tells_a_person_what_matters(llamac_command: Command, tiny_llama
 def test_inspect_without_a_model_describes_the_machine(
     llamac_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("LLAMAC_ISA", raising=False)
     facts = json.loads(llamac_command("inspect", "--json").out)
     assert set(facts) == MACHINE_KEYS
     assert facts["llamac"] == llamac.__version__
-    assert facts["threads_reason"] in llamac_command("inspect").out
+    text = llamac_command("inspect").out
+    assert facts["threads_reason"] in text
+    assert f"{facts['isa']}: {facts['isa_reason']}" in text
+    assert facts["isa_reason"] == "the best that this processor runs"
     monkeypatch.setenv("LLAMAC_ISA", "scalar")
-    assert json.loads(llamac_command("inspect", "--json").out)["isa"] == "scalar"
+    facts = json.loads(llamac_command("inspect", "--json").out)
+    assert (facts["isa"], facts["isa_reason"]) == ("scalar", "LLAMAC_ISA asks for it")
     monkeypatch.setenv("LLAMAC_ISA", "sse9")
     llamac_command("inspect").fails_with("LLAMAC_ISA is 'sse9'")
 

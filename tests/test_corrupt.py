@@ -33,7 +33,6 @@ from llamac.probes import encode, replay
 HEAD_BYTES = RECORD_BYTES["header"] + RECORD_BYTES["section"] * len(SECTIONS)
 TABLES = ("config", "layers", "tensors")
 RECORDS = {"config": "config", "layers": "layer", "tensors": "tensor"}
-RESERVED_DTYPE = 4  # q8
 TEXTS = ("metadata", "tokenizer", "spm", "template", "probes")
 
 
@@ -345,12 +344,9 @@ def test_what_is_reserved_or_newer_is_unsupported(sample: Sample) -> None:
         put(data, record, start, name, struct.pack(f"<{code}", value))
         return rehashed(data)
 
-    matrix = next(index for index, record in enumerate(sample.tensors) if len(record.shape) == 2)
-    tensor = sample.sections["tensors"].offset + matrix * RECORD_BYTES["tensor"]
     config, layer = sample.sections["config"].offset, sample.sections["layers"].offset
     cases = {
         "incompatible": changed("header", 0, "incompatible", 4),
-        "q8": changed("tensor", tensor, "dtype", RESERVED_DTYPE),
         "placement": changed("layer", layer, "placement", 2),
         "attention_soft_cap": changed("config", config, "attention_soft_cap", 30.0),
         "embedding_scale": changed("config", config, "embedding_scale", 2.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import struct
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from vocab_samples import write_json
 
 import llamac
 from builders import checkpoint, gpt2_config, llama_config
@@ -367,3 +369,35 @@ def test_the_tokenizer_beside_a_model_is_found(stories: Stories, tmp_path: Path)
     shutil.copy(stories.tokenizer, tmp_path / "tokenizer.bin")
     report = export(tmp_path / "stories.bin", tmp_path / "out.bin")
     assert (report.tokenizer, report.warnings) == ("tokenizer.bin", [])
+
+
+def test_a_model_without_a_tokenizer_ends_at_bos_too(stories: Stories, tmp_path: Path) -> None:
+    bare = tmp_path / "bare.llama2c"
+    bare.write_bytes(stories.path.read_bytes())
+    export(bare, tmp_path / "bare.bin", probe_source=None)
+    with llamac.load(tmp_path / "bare.bin") as model:
+        assert model.special.stop_ids == (1,)
+        assert model.generate([1], max_tokens=400).finish_reason == "stop"
+    # a tokenizer that says nothing of special tokens changes nothing about it, whenever it comes
+    document = json.loads(load_vocabulary(stories.tokenizer).json)
+    (tmp_path / "plain").mkdir()
+    write_json(tmp_path / "plain", tokenizer=document)
+    with llamac.load(tmp_path / "bare.bin", tokenizer=tmp_path / "plain") as model:
+        assert model.special.stop_ids == (1,)
+    for source in (bare, tmp_path / "bare.bin"):
+        export(source, tmp_path / "plain.bin", tokenizer=tmp_path / "plain", probe_source=None, overwrite=True)
+        with llamac.load(tmp_path / "plain.bin") as model:
+            assert model.special.stop_ids == (1,)
+            assert model.generate("Once upon a time", max_tokens=400).finish_reason == "stop"
+
+
+def test_the_stop_ids_of_a_flat_file_without_a_tokenizer_are_kept(stories: Stories, tmp_path: Path) -> None:
+    bare = tmp_path / "bare.llama2c"
+    bare.write_bytes(stories.path.read_bytes())
+    export(bare, tmp_path / "bare.bin", probe_source=None)
+    export(tmp_path / "bare.bin", tmp_path / "again.bin", probe_source=None)
+    with llamac.load(tmp_path / "again.bin") as model:
+        assert model.special.stop_ids == (1,)
+    export(bare, tmp_path / "hf", to="hf")
+    generation = json.loads((tmp_path / "hf" / "generation_config.json").read_text())
+    assert generation == {"bos_token_id": None, "eos_token_id": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import struct
 import tracemalloc
 import zipfile
@@ -14,8 +15,19 @@ import pytest
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export import torch_pickle
+from llamac.export.stored import WEIGHT_DTYPES
 from llamac.export.torch_file import read_torch
-from torch_samples import Call, Global, TorchPickler, storage, torch_tensor, write_archive, write_torch
+from torch_samples import (
+    Call,
+    Global,
+    TorchPickler,
+    old_storage,
+    storage,
+    torch_tensor,
+    write_archive,
+    write_old,
+    write_torch,
+)
 
 # ---- what is read
 
@@ -37,6 +49,38 @@ def test_named_parameters_of_torch_are_read(tmp_path: Path, protocol: int) -> No
     found = read_torch(tmp_path / "x.bin")
     assert set(found) == {"weight", "bias"}
     np.testing.assert_array_equal(found["weight"].read(0, 4), layer.weight.detach().numpy())
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_the_format_from_before_1_6_is_read(tmp_path: Path, protocol: int) -> None:
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Linear(3, 4)
+    shared = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    document = {
+        **dict(layer.named_parameters()),
+        "half": torch.randn(5, 3).half(),
+        "bf16": torch.randn(5, 3).bfloat16(),
+        "double": torch.randn(2, 2, dtype=torch.float64),
+        "transposed": shared.T,
+        "part": shared[1:3],
+    }
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(document, path, _use_new_zipfile_serialization=False, pickle_protocol=protocol)
+    found = read_torch(path)
+    assert list(found) == list(document)
+    for name, tensor in document.items():
+        np.testing.assert_array_equal(found[name].read(0, tensor.shape[0]), tensor.detach().float().numpy())
+
+
+def test_a_part_of_a_storage_in_the_old_format(tmp_path: Path) -> None:
+    numbers = np.arange(12, dtype="<f4")
+    document = {
+        "whole": torch_tensor(old_storage("7", 12), (12,), (1,)),
+        "part": Call("torch._utils._rebuild_tensor", old_storage("7", 12, ("8", 4, 6)), 1, (2, 2), (2, 1)),
+    }
+    found = read_torch(write_old(tmp_path / "x.bin", document, {"7": (12, numbers.tobytes())}))
+    np.testing.assert_array_equal(found["whole"].read(0, 12), numbers)
+    np.testing.assert_array_equal(found["part"].read(0, 2), [[5, 6], [7, 8]])
 
 
 # ---- pickles that do more than hold tensors
@@ -119,11 +163,66 @@ def test_a_malformed_torch_file_is_refused(tmp_path: Path, name: str) -> None:
         read_torch(write_archive(tmp_path / "pytorch_model.bin", document, storages))
 
 
+def old_tensor(shape: tuple[int, ...] = (4,), strides: tuple[int, ...] = (1,), offset: int = 0, **more: Any) -> Any:
+    return torch_tensor(old_storage("0", 4, **more), shape, strides, offset)
+
+
+FOUR = {"0": (4, bytes(16))}
+BAD_OLD: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
+    "another version": ({}, {}, {"version": 1000}, "does not begin as"),
+    "no machine": ({}, {}, {"machine": 5}, "does not begin as"),
+    "big endian": ({}, {}, {"machine": {"little_endian": False}}, "big-endian"),
+    "no list of storages": ({"a": old_tensor()}, FOUR, {"keys": 5}, "list of storages"),
+    "a storage that is not listed": ({"a": old_tensor()}, FOUR, {"keys": []}, "lists other storages"),
+    "a storage too much": ({}, FOUR, {}, "lists other storages"),
+    "a storage twice": ({"a": old_tensor()}, FOUR, {"keys": ["0", "0"]}, "lists other storages"),
+    "another count": ({"a": old_tensor()}, {"0": (5, bytes(20))}, {}, "has not the 4 numbers"),
+    "truncated": ({"a": old_tensor()}, {"0": (4, bytes(15))}, {}, "is truncated: the storage 0 ends at"),
+    "too large": ({"a": old_tensor((5,))}, FOUR, {}, "needs 5 numbers"),
+    "beyond by offset": ({"a": old_tensor(offset=1)}, FOUR, {}, "needs 5 numbers"),
+    "beyond its part": ({"a": old_tensor(part=("1", 1, 3))}, FOUR, {}, "needs 4 numbers, its storage has 3"),
+    "a part outside": ({"a": old_tensor(part=("1", 1, 4))}, FOUR, {}, "is not inside it"),
+    "a part before": ({"a": old_tensor(part=("1", -1, 4))}, FOUR, {}, "is not inside it"),
+    "no part": ({"a": old_tensor(part=3)}, FOUR, {}, "is not inside it"),
+    "two kinds": ({"a": old_tensor(), "b": old_tensor(kind="HalfStorage")}, FOUR, {}, "described in two ways"),
+    "a reference in the wrong place": ({}, {}, {"version": old_storage("0", 4)}, "refers to storages"),
+    "another name": ({"a": Call("os.system", "true")}, {}, {}, r"os\.system"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OLD)
+def test_a_malformed_file_in_the_old_format_is_refused(tmp_path: Path, name: str) -> None:
+    document, storages, changes, message = BAD_OLD[name]
+    with pytest.raises((ExportError, UnsupportedError), match=message):
+        read_torch(write_old(tmp_path / "pytorch_model.bin", document, storages, **changes))
+
+
+def test_a_damaged_file_in_the_old_format_is_refused_or_read_inside_its_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    document = {"a": torch_tensor(old_storage("0", 4), (2, 2), (2, 1)), "b": old_tensor(part=("1", 1, 2), shape=(2,))}
+    good = write_old(path, document, FOUR).read_bytes()
+    rng = random.Random(16)
+    for size in range(len(good)):
+        path.write_bytes(good[:size])
+        with pytest.raises((ExportError, UnsupportedError)):
+            read_torch(path)
+    for _ in range(3000):
+        data = bytearray(good)
+        for _ in range(rng.randint(1, 3)):
+            data[rng.randrange(16, len(data))] = rng.randrange(256)
+        path.write_bytes(data)
+        try:
+            found = read_torch(path)
+        except (ExportError, UnsupportedError):
+            continue
+        for tensor in found.values():
+            assert tensor.offset + 4 * 4 <= len(data) or tensor.shape != (2, 2)
+            if tensor.dtype in WEIGHT_DTYPES and 1 <= len(tensor.shape) <= 2:
+                tensor.read(0, tensor.shape[0])
+
+
 def test_other_files_than_archives_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "pytorch_model.bin"
-    path.write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, 2))  # how the old format begins
-    with pytest.raises(UnsupportedError, match=r"torch\.save\(torch\.load"):
-        read_torch(path)
     path.write_bytes(b"<html>404</html>")
     with pytest.raises(ExportError, match="no ZIP archive"):
         read_torch(path)

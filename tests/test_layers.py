@@ -19,11 +19,14 @@ if not CSRC.is_dir():
 # The C core's files from the bottom to the top: a file includes its own header and those of lower layers only.
 LADDER: tuple[tuple[str, ...], ...] = (
     ("llamac", "common", "half", "cancel", "fpenv", "sha256"),
-    ("error", "dtype", "rope", "pool", "simd_scalar", "simd_avx2"),
-    ("mem", "format", "sampler"),
-    ("kernels", "model"),
+    ("error", "dtype", "rope", "pool"),
+    ("mem", "format", "sampler", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
+    ("kernels", "kernels_quant", "kernels_measure", "model", "quantize"),
     ("kernels_tmpl", "session"),
-    ("kernels_scalar", "kernels_avx2", "eval"),
+    (
+        *("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni"),
+        *("kernels_neon", "kernels_neon_dotprod", "eval", "measure"),
+    ),
     ("forward", "attention", "observe"),
 )
 LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}

@@ -18,6 +18,7 @@ import llamac
 from builders import some_ids
 from llamac import _core, models
 from llamac.errors import ArgumentError, ModelError, OutOfMemoryError
+from openmp import up_to
 from processes import output_of, run_python
 
 HEAVY = (
@@ -69,7 +70,7 @@ def test_running_a_prompt_imports_only_the_tokenizer(tiny_llama: Path) -> None:
 
 def test_nothing_is_printed_whatever_happens(tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "damaged.bin").write_bytes(tiny.read_bytes()[:5000])
-    with llamac.load(tiny, threads=2) as model:
+    with llamac.load(tiny, threads=up_to(2)) as model:
         model.generate("hello", max_tokens=20, temperature=0.9)
         list(model.stream("hello", max_tokens=5))
         model.logits([1, 2, 3])
@@ -92,25 +93,25 @@ def test_nothing_is_printed_whatever_happens(tiny: Path, tmp_path: Path, capfd: 
 def test_leaving_with_everything_open_prints_nothing(tiny_llama: Path) -> None:
     program = """
         import sys, llamac
-        model = llamac.load(sys.argv[1], threads=2)
+        model = llamac.load(sys.argv[1], threads=int(sys.argv[2]))
         session = model.session()
         session.eval([1, 2, 3], logits=None)
         stream = model.stream("hello")
         next(stream)
         model.self = [model, session, stream]  # a cycle, for the interpreter's last collection
     """
-    assert output_of(program, tiny_llama) == ""
+    assert output_of(program, tiny_llama, up_to(2)) == ""
 
 
 def test_leaving_during_an_eval_in_a_thread_ends_well(big_llama: Path) -> None:
     program = """
         import sys, threading, time, llamac
-        session = llamac.load(sys.argv[1], threads=2).session()
+        session = llamac.load(sys.argv[1], threads=int(sys.argv[2])).session()
         threading.Thread(target=session.eval, args=(list(range(280)) * 25,), daemon=True).start()
         while session.memory()["kv"] == 0:
             time.sleep(0.001)
     """
-    assert output_of(program, big_llama) == ""
+    assert output_of(program, big_llama, up_to(2)) == ""
 
 
 def test_leaving_with_an_error_shows_that_error_only(tiny_llama: Path) -> None:
@@ -140,7 +141,8 @@ def resident_bytes() -> int:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 def test_opening_and_closing_many_times_leaves_nothing(tiny_llama: Path) -> None:
     def cycle(number: int) -> None:
-        with llamac.load(tiny_llama, threads=1 if number % 10 else 2) as model, model.session() as session:
+        threads = 1 if number % 10 else up_to(2)
+        with llamac.load(tiny_llama, threads=threads) as model, model.session() as session:
             session.eval(some_ids(80), logits=None)
             model.generate([1, 5], max_tokens=3)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import llamac
 from builders import Floats, some_ids
 from llamac.errors import ArgumentError, ContextFullError
+from openmp import needs_threads, up_to
 
 IDS = some_ids(300)
 CONTEXT = 320
@@ -48,7 +49,7 @@ def product(model: llamac.Model, name: str, rows: NDArray[Any]) -> Doubles:
 # ---- nothing changes
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=needs_threads)])
 def test_watching_every_stage_changes_no_bit(model: llamac.Model, threads: int) -> None:
     with model.session(threads=threads) as session:
         expected = session.eval(IDS, logits="all")
@@ -63,7 +64,11 @@ def test_watching_every_stage_changes_no_bit(model: llamac.Model, threads: int) 
 def test_stages_have_the_same_bits_however_tokens_are_grouped(model: llamac.Model) -> None:
     with model.session() as session:
         whole = session.observe(IDS, llamac.STAGES)
-    for sizes, options in (([299, 1], {}), ([1, 6, 7, 286], {"threads": 2}), ([300], {"threads": 3, "isa": "scalar"})):
+    for sizes, options in (
+        ([299, 1], {}),
+        ([1, 6, 7, 286], {"threads": up_to(2)}),
+        ([300], {"threads": up_to(3), "isa": "scalar"}),
+    ):
         with model.session(**options) as session:
             parts, at = [], 0
             for size in sizes:
@@ -80,6 +85,7 @@ def test_shapes_of_all_stages(model: llamac.Model) -> None:
     c = model.config
     q, kv = c["n_heads"] * c["head_dim"], c["n_kv_heads"] * c["head_dim"]
     widths = dict.fromkeys(llamac.STAGES, c["dim"])
+    widths["ffn_hidden"] = max(layer["ffn_dim"] for layer in model.file.layers)
     widths |= {"q": q, "k": kv, "v": kv, "cache_k": kv, "cache_v": kv, "attn_mix": q, "logits": c["vocab_size"]}
     with model.session() as session:
         found = session.observe(IDS, llamac.STAGES)
@@ -144,6 +150,7 @@ def test_stages_follow_from_one_another(model: llamac.Model, seen: dict[tuple[st
         near(seen["v", layer], product(model, f"{name}.attn_v", seen["attn_norm", layer]))
         near(seen["attn_out", layer], product(model, f"{name}.attn_out", seen["attn_mix", layer]))
         middle = stream + seen["attn_out", layer]
+        near(seen["ffn", layer], product(model, f"{name}.ffn_down", seen["ffn_hidden", layer]))
         near(seen["block", layer], middle + seen["ffn", layer])
         for norm, rows in (("attn_norm", stream), ("ffn_norm", middle)):
             near(seen[norm, layer], normed(model, f"{name}.{norm}", rows), 1e-4)

@@ -26,6 +26,7 @@ from llamac.export.convert import export
 from llamac.export.reference import forward
 from llamac.probes import EngineRecord, Probe, ProbeSet, decode, encode, relative_error, replay
 from llamac.tokenizer import SpecialTokens, byte_alphabet
+from openmp import up_to
 
 VOCAB = 5
 SAMPLE = ProbeSet(
@@ -322,7 +323,7 @@ Exported = Callable[[str, str], Path]
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_an_exported_file_replays_identically(exported: Exported, name: str, dtype: str, kv: str) -> None:
-    for settings in ({"threads": 1}, {"threads": 2, "isa": "scalar"}):
+    for settings in ({"threads": 1}, {"threads": up_to(2), "isa": "scalar"}):
         with llamac.load(exported(name, dtype), kv=kv, **settings) as model:
             results = replay(model)
         assert [result.status for result in results] == ["identical"] * len(making.RANDOM_LENGTHS)
@@ -395,5 +396,7 @@ def test_an_exact_file_far_from_its_reference_is_refused(exported: Exported) -> 
         probe_set = decode(model.file.section("probes"), 301)
     wrong = replace(probe_set, probes=tuple(replace(probe, logits=probe.logits * 1.1) for probe in probe_set.probes))
     with pytest.raises(ExportError, match=r"differ from the reference \(llamac-numpy\) by 0\.09"):
-        making.measure(path, wrong, exact=True)
-    assert making.measure(path, wrong, exact=False).engine["f32"].tolerance == pytest.approx(2 * 0.1 / 1.1, rel=0.01)
+        making.measure(path, wrong, kind="exact")
+    rounded, quantized = (making.measure(path, wrong, kind=kind).engine["f32"] for kind in ("rounded", "quantized"))
+    assert rounded.tolerance == pytest.approx(2 * 0.1 / 1.1, rel=0.01)
+    assert quantized.tolerance == pytest.approx(1.1 * 0.1 / 1.1, rel=0.01)

@@ -224,6 +224,7 @@ def test_every_stage_is_observed_once_with_its_shape() -> None:
         "attn_mix": (6, 4, 6),
         "attn_out": (6, 12),
         "ffn_norm": (6, 12),
+        "ffn_hidden": (6, 17),
         "ffn": (6, 12),
         "block": (6, 12),
     }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("setuptools", "77", reason="setuptools is not installed")
+pytest.importorskip("setuptools", reason="setuptools is not installed (extra: test)")
 
 ROOT = Path(__file__).resolve().parent.parent
 if not (ROOT / "setup.py").is_file():
@@ -31,12 +31,9 @@ done
 
 def commands(folder: Path, refused: str = "", **options: str) -> list[list[str]]:
     """The compiler's arguments for the core's files and, last, for linking. refused: a word that it does not take."""
-    for name in ("csrc", "export"):
-        shutil.copytree(ROOT / name, folder / name)
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    (folder / "models").mkdir()
-    (folder / "llamac" / "cli").mkdir(parents=True)
+    shutil.copytree(ROOT / "csrc", folder / "csrc")
+    shutil.copy(ROOT / "setup.py", folder)
+    (folder / "llamac").mkdir()
     for name in ("_core.pyx", "_core.c"):  # nothing to translate, with Cython or without it
         (folder / "llamac" / name).touch()
     compiler, notes = folder / "compiler", folder / "notes"

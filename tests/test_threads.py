@@ -11,12 +11,13 @@ import pytest
 
 import llamac
 from builders import checkpoint, llama_config, write_model
-from llamac import _core
+from llamac import machine
+from openmp import needs_threads
 from processes import output_of, run_python
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc"),
-    pytest.mark.skipif(not _core.has_threads(), reason="this build has no OpenMP"),
+    needs_threads,
 ]
 
 IDS = range(280)
@@ -34,7 +35,24 @@ START = """
     def settled():  # a thread that was joined may take a moment to vanish
         return min((count(), time.sleep(0.005))[0] for _ in range(20))
 """
-OURS = 3  # the thread that owns the team, and OpenMP's for teams of up to 3
+# An eval of seconds in a thread of its own, until it is cancelled.
+LONG_EVAL = """
+    import sys, threading, time
+    import llamac
+    states = []
+    def compute(session):
+        try:
+            session.eval([token % 280 for token in range(8000)], logits=None)
+        except llamac.CancelledError:
+            states.append("cancelled")
+    def begin(session):
+        worker = threading.Thread(target=compute, args=(session,))
+        worker.start()
+        while session.length() == 0:  # from the second chunk on the pool is surely at work
+            time.sleep(0.001)
+        return worker
+"""
+OURS = 2  # the thread that owns the region, and OpenMP's for teams of up to 3 with their caller
 
 
 @pytest.fixture(scope="module")
@@ -87,20 +105,9 @@ def test_evals_with_one_thread_need_no_pool(tiny_llama: Path, expected: str) -> 
 
 def test_evals_with_one_thread_run_beside_others(big_llama: Path) -> None:
     """A long eval does not hold up a short one, also while it has the pool."""
-    program = """
-    import sys, threading, time
-    import llamac
+    program = f"""{LONG_EVAL}
     with llamac.load(sys.argv[1]) as model, model.session(threads=2) as long, model.session(threads=1) as short:
-        states = []
-        def compute():
-            try:
-                long.eval([token % 280 for token in range(8000)], logits=None)
-            except llamac.CancelledError:
-                states.append("cancelled")
-        worker = threading.Thread(target=compute)
-        worker.start()
-        while long.length() == 0:  # from the second chunk on the pool is surely at work
-            time.sleep(0.001)
+        worker = begin(long)
         short.eval([1, 2, 3])
         states.append("short" if worker.is_alive() else "late")
         long.cancel()
@@ -129,15 +136,85 @@ def test_more_threads_than_processors_give_the_same_bits(tiny_llama: Path, expec
     assert output_of(program, tiny_llama) == f"{expected}\n"
 
 
-def test_idle_threads_sleep(tiny_llama: Path) -> None:
+def test_the_number_may_change_within_a_session(tiny_llama: Path) -> None:
+    """As it does when the machine's limits change; more threads need more memory, which comes with the next eval."""
+    with llamac.load(tiny_llama) as model, model.session(threads=1) as one, model.session(threads=1) as changing:
+        held = []
+        for threads in (1, 4, 2, 7, 1):
+            changing._core.set_threads(threads)
+            assert changing.threads == threads
+            logits = [session.eval(range(30), logits="all") for session in (one, changing)]
+            assert logits[0] is not None
+            assert logits[1] is not None
+            assert logits[0].tobytes() == logits[1].tobytes()
+            held.append(changing.memory()["activations"])
+        assert held[0] < held[1] == held[2] < held[3] == held[4]
+        for threads in (0, -1, 1025, 1 << 40):
+            with pytest.raises(llamac.ArgumentError, match="threads is"):
+                changing._core.set_threads(threads)
+        assert changing.threads == 1
+
+
+@pytest.mark.parametrize("policy", ["passive", "active"])
+def test_idle_threads_burn_nothing(tiny_llama: Path, policy: str) -> None:
+    """From the end of the eval on; also if OpenMP is told that its threads shall never sleep."""
     program = f"""{START}
-    digest(2)
-    time.sleep(0.02)
-    before = time.process_time()
-    time.sleep(0.3)
-    print(time.process_time() - before)
+    import gc
+    used = []
+    for threads in (2, 4):
+        digest(threads)
+        gc.collect()
+        before = time.process_time()
+        time.sleep(0.4)
+        used.append(time.process_time() - before)
+    print(max(used))
     """
-    assert float(output_of(program, tiny_llama)) < 0.1
+    assert float(output_of(program, tiny_llama, OMP_WAIT_POLICY=policy)) < 0.01
+
+
+@pytest.mark.parametrize("settings", [{"OMP_THREAD_LIMIT": "1"}, {"OMP_THREAD_LIMIT": "2"}, {"OMP_PROC_BIND": "true"}])
+def test_settings_of_openmp_change_no_bit(tiny_llama: Path, expected: str, settings: dict[str, str]) -> None:
+    program = f"{START}\n    print(digest(2), digest(5), digest(3))"
+    assert output_of(program, tiny_llama, **settings) == " ".join([expected] * 3) + "\n"
+
+
+def test_beside_busy_programs_the_bits_stay(tiny_llama: Path, expected: str) -> None:
+    """Teams shrink where others want the CPUs, in the middle of a session too."""
+    program = f"""{START}
+    import subprocess
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * os.cpu_count())]
+    try:
+        found = {{digest(4) for _ in range(5)}}
+        with model.session(threads=4) as session:
+            for token in range(280):
+                session.step(token)
+            found.add(session.eval([5]).tobytes())
+        with model.session(threads=1) as session:
+            session.eval(range(280), logits=None)
+            found.add(session.eval([5]).tobytes())
+    finally:
+        for process in busy: process.kill()
+        for process in busy: process.wait()
+    print(len(found), *(bits for bits in found if isinstance(bits, str)))
+    """
+    assert output_of(program, tiny_llama) == f"2 {expected}\n"
+
+
+@pytest.mark.skipif(len(machine.usable_cpus()) < 2, reason="there is one CPU only")
+def test_the_team_follows_its_caller_to_other_cpus(tiny_llama: Path, expected: str) -> None:
+    program = f"""{START}
+    before = set(os.listdir("/proc/self/task"))
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    found = set()
+    for allowed in (cpus[:1], cpus, cpus[1:], cpus):
+        os.sched_setaffinity(0, allowed)  # of this thread alone
+        found.add(digest(2))
+        ours = set(os.listdir("/proc/self/task")) - before
+        print(*(sorted(os.sched_getaffinity(int(task))) == cpus for task in ours))
+    print(*found)
+    """
+    # one CPU is no place for a team of two: it stays where it was, at first where it began
+    assert output_of(program, tiny_llama).splitlines() == ["False", "True", "True", "True", expected]
 
 
 def test_our_threads_take_no_signals(tiny_llama: Path) -> None:
@@ -177,9 +254,11 @@ def test_a_child_evals_after_the_parent_did(tiny_llama: Path, expected: str) -> 
     print(digest(2))
     in_child(lambda: digest(2))
     in_child(lambda: digest(1))
+    in_child(lambda: digest(4))
     print(digest(2))
     """
-    assert output_of(program, tiny_llama, **QUIET).split() == [expected, expected, "0", expected, "0", expected]
+    found = output_of(program, tiny_llama, **QUIET).split()
+    assert found == [expected, expected, "0", expected, "0", expected, "0", expected]
 
 
 def test_a_child_evals_in_a_session_that_it_inherited(tiny_llama: Path) -> None:
@@ -199,18 +278,9 @@ def test_a_child_evals_in_a_session_that_it_inherited(tiny_llama: Path) -> None:
 
 def test_a_child_evals_while_the_parent_computes(big_llama: Path, tiny_llama: Path, expected: str) -> None:
     """The fork may come at any moment: here another thread of the parent has the pool."""
-    program = f"""{START}{CHILD}
+    program = f"""{START}{CHILD}{LONG_EVAL}
     with llamac.load(sys.argv[2]) as big, big.session(threads=2) as long:
-        states = []
-        def compute():
-            try:
-                long.eval([token % 280 for token in range(8000)], logits=None)
-            except llamac.CancelledError:
-                states.append("cancelled")
-        worker = threading.Thread(target=compute)
-        worker.start()
-        while long.length() == 0:  # from the second chunk on the pool is surely at work
-            time.sleep(0.001)
+        worker = begin(long)
         in_child(lambda: digest(2))
         long.cancel()
         worker.join()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import json
 import random
+import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +15,7 @@ from typing import Any
 
 import pytest
 from vocab_samples import (
+    NO_SPECIAL,
     byte_level_gguf,
     check_vectors,
     from_gguf,
@@ -20,7 +25,7 @@ from vocab_samples import (
     write_json,
 )
 
-from llamac.errors import ArgumentError
+from llamac.errors import ArgumentError, TokenizerError, UnsupportedError
 from llamac.export.gguf_metadata import read_metadata
 from llamac.tokenizer import SpecialTokens, Tokenizer
 
@@ -183,6 +188,76 @@ def test_metaspace_and_unigram(tmp_path: Path) -> None:
     assert tokenizer.encode("abc ab") == [2, 3, 2]
     assert tokenizer.decode([2, 3, 2]) == "abc ab"
     assert tokenizer.kind == "spm"
+
+
+def charsmap(units: list[int], texts: bytes) -> str:
+    data = struct.pack(f"<I{len(units)}I", 4 * len(units), *units) + texts
+    return base64.b64encode(data).decode()
+
+
+def steps(*inner: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": [{"type": "NFC"}, *inner]}
+
+
+WRONG_UNITS = [0] * 255 + [1 << 20]
+PANICS: list[dict[str, Any]] = [  # at these the library `tokenizers` panics, when it reads the text or when it encodes
+    {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    {"normalizer": {"type": "Prepend", "prepend": ""}},
+    {"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "x"}},
+    {"normalizer": steps({"type": "Replace", "pattern": {"Regex": "a*"}, "content": "x"})},
+    {"normalizer": steps({"type": "Replace", "pattern": {"Regex": "(?=a)"}, "content": "x"})},
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "x"}},
+    {"normalizer": {"type": "Precompiled"}},
+    {"normalizer": steps({"type": "Precompiled", "precompiled_charsmap": charsmap(WRONG_UNITS, b"\0")})},
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap([0] * 255 + [1 << 31 | 9], b"a\0")}},
+    {"model": {**tokenizer_json()["model"], "continuing_subword_prefix": "ab"}},
+]
+
+
+@pytest.mark.parametrize("changes", PANICS)
+def test_what_the_library_panics_at_is_an_error_of_one_line(
+    changes: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    document = tokenizer_json(**changes)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: ") as caught:
+        Tokenizer.from_file(write_json(tmp_path, tokenizer=document))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(TokenizerError, match="cannot be used: "):  # what a model file holds has seen no importer
+        Tokenizer.from_json(json.dumps(document), NO_SPECIAL).encode("Once upon a time")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_panic_that_was_not_foreseen_is_an_error_of_ours(small_bpe: Tokenizer) -> None:
+    class PanicException(BaseException):
+        """As pyo3 makes one: no Exception."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise PanicException("index out\nof bounds")
+
+    small_bpe.encode("a")
+    library = type("Library", (), {"encode": fail})()
+    small_bpe._pieces.library = library
+    with pytest.raises(TokenizerError, match="the library tokenizers failed: index out of bounds"):
+        small_bpe.encode("a")
+
+
+def test_a_sound_table_of_replacements_is_used(tmp_path: Path) -> None:
+    document = tokenizer_json(normalizer={"type": "Precompiled", "precompiled_charsmap": charsmap([0] * 256, b"\0")})
+    tokenizer = Tokenizer.from_file(write_json(tmp_path, tokenizer=document))
+    assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
+
+
+def test_a_tokenizer_that_encodes_at_random_is_refused(tmp_path: Path) -> None:
+    document = tokenizer_json(model={**tokenizer_json()["model"], "dropout": 0.5})
+    with pytest.raises(UnsupportedError, match="dropout"):
+        Tokenizer.from_file(write_json(tmp_path, tokenizer=document))
+
+
+def test_errors_of_the_library_name_the_file(tmp_path: Path) -> None:
+    document = tokenizer_json(normalizer={"type": "Unheard"})
+    with pytest.raises(TokenizerError, match=re.escape(f"{tmp_path}: the tokenizer cannot be used: ")):
+        Tokenizer.from_file(write_json(tmp_path, tokenizer=document)).encode("a")
 
 
 def test_nothing_is_loaded_before_it_is_needed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,6 +53,11 @@ def storage(key: str, numbers: int, kind: str = "FloatStorage") -> Any:
     return ("persistent", ("storage", Global(f"torch.{kind}"), key, "cpu", numbers))
 
 
+def old_storage(key: str, numbers: int, part: Any = None, kind: str = "FloatStorage") -> Any:
+    """As `storage`, in the format from before PyTorch 1.6."""
+    return ("persistent", ("storage", Global(f"torch.{kind}"), key, "cpu", numbers, part))
+
+
 def torch_tensor(store: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> Call:
     hooks = Call("collections.OrderedDict")
     return Call("torch._utils._rebuild_tensor_v2", store, offset, shape, strides, False, hooks)
@@ -67,6 +73,26 @@ def write_archive(path: Path, document: Any, storages: dict[str, bytes], **membe
             archive.writestr(f"archive/{name}", data)
         for key, data in storages.items():
             archive.writestr(f"archive/data/{key}", data)
+    return path
+
+
+def write_old(
+    path: Path,
+    document: Any,
+    storages: dict[str, tuple[int, bytes]],
+    *,
+    version: Any = 1001,
+    machine: Any = None,
+    keys: Any = None,
+) -> Path:
+    """A file as torch.save wrote it before PyTorch 1.6; storages are (number of elements, bytes)."""
+    stream = io.BytesIO()
+    machine = {"protocol_version": 1001, "little_endian": True, "type_sizes": {}} if machine is None else machine
+    for value in (0x1950A86A20F9469CFC6C, version, machine, document, list(storages) if keys is None else keys):
+        TorchPickler(stream, 2).dump(value)
+    for numbers, data in storages.values():
+        stream.write(struct.pack("<q", numbers) + data)
+    path.write_bytes(stream.getvalue())
     return path
 
 

@@ -117,23 +117,29 @@ def make_parser(program: str = "llamac") -> argparse.ArgumentParser:
         "  llamac export path/to/checkpoint model.bin    convert a Hugging Face or llama2.c model\n"
         '  llamac run model.bin -i "Hello" -t 0          the most probable continuation\n'
         "  llamac inspect model.bin                      what is in a model file\n"
-        "  llamac check model.bin --data                 is the file whole, does it compute here as it should\n",
+        "  llamac check model.bin --data                 is the file whole, does it compute here as it should\n"
+        "  llamac bench model.bin                        how fast it is here, and what the limit would be\n",
     )
     parser.add_argument("--version", action="version", version=f"llamac {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_run(commands)
     _add_inspect(commands)
     _add_check(commands)
+    _add_bench(commands)
     _add_export(commands, program)
     return parser
 
 
-def _add_model(parser: argparse.ArgumentParser, help_text: str, optional: bool) -> None:
-    parser.add_argument("model", metavar="MODEL", nargs="?" if optional else None, help=help_text)
+def _add_model(parser: argparse.ArgumentParser, help_text: str) -> None:
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=help_text)
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="threads (default: see `llamac inspect`)")
+    _add_kernels(parser)
+
+
+def _add_kernels(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv", choices=("f16", "f32"), help="number format of the KV cache (default: f32 for f32 files, else f16)"
     )
@@ -154,7 +160,7 @@ def _add_run(commands: Commands) -> None:
         '  llamac run model.bin -i "Once" -t 0.8 -p 0.95 -s 42 -n 100\n'
         '  echo "The quick brown" | llamac run model.bin --no-echo\n',
     )
-    _add_model(parser, f"a model file made by `llamac export`, or {BUILT_IN} (default: stories)", optional=True)
+    _add_model(parser, f"a model file made by `llamac export`, or {BUILT_IN} (default: stories)")
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("-i", dest="prompt", metavar="PROMPT", help="the text to continue")
     prompt.add_argument("-f", dest="file", metavar="FILE", help="read the prompt from a file (- for standard input)")
@@ -226,7 +232,7 @@ def _add_inspect(commands: Commands) -> None:
         "  llamac inspect                  this machine\n"
         "  llamac inspect stories-gpt2     a built-in model\n",
     )
-    _add_model(parser, f"a model file, or {BUILT_IN}; without it this machine is described", optional=True)
+    _add_model(parser, f"a model file, or {BUILT_IN}; without it this machine is described")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="everything as one JSON object")
 
@@ -239,9 +245,55 @@ def _add_check(commands: Commands) -> None:
         "machine: 'identical', 'within tolerance', or which probe differs and by how much.",
         formatter_class=_HelpFormatter,
     )
-    _add_model(parser, f"a model file, or {BUILT_IN} (default: stories)", optional=True)
+    _add_model(parser, f"a model file, or {BUILT_IN} (default: stories)")
     parser.add_argument("--data", action="store_true", help="also verify the checksum of every tensor")
     _add_machine(parser)
+
+
+def _numbers(text: str) -> list[int]:
+    """Whole numbers separated by commas; an empty text: none."""
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers like 1,2,4") from None
+
+
+def _add_bench(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="measure how fast a model runs on this machine",
+        description="Measures prefill and decode in turn with the machine's own limits, and tells each speed as a "
+        "share of its limit: reading all weights and cache positions at the bare speed of reading memory (the best of "
+        "1, 2 and 4 streams without software prefetch), or doing all multiply-adds at the rate of the kernels' own "
+        "instructions with operands in the first cache, whichever takes longer. A LIST is numbers separated by commas. "
+        "Tokens per second count all sequences of a batch. The machine should have nothing else to do.",
+        formatter_class=_HelpFormatter,
+        epilog="examples:\n"
+        "  llamac bench model.bin\n"
+        "  llamac bench model.bin --threads 1,2 --prompt 128,512 --json speed.json\n"
+        "  llamac bench model.bin --prompt '' --context 0,2048 --batch 1,4,8\n",
+    )
+    _add_model(parser, f"a model file, or {BUILT_IN} (default: stories)")
+    parser.add_argument(
+        "--threads", type=_numbers, metavar="LIST", help="numbers of threads (default: the one `llamac inspect` tells)"
+    )
+    parser.add_argument(
+        "--prompt", type=_numbers, default="128", metavar="LIST", help="lengths of prompts to prefill; '': none"
+    )
+    parser.add_argument("--decode", type=int, default=32, metavar="N", help="steps that are decoded in a run; 0: none")
+    parser.add_argument(
+        "--context",
+        type=_numbers,
+        default="0",
+        metavar="LIST",
+        help="positions that sequences hold before decoding; fewer where the steps would not fit the model's context",
+    )
+    parser.add_argument(
+        "--batch", type=_numbers, default="1", metavar="LIST", help="numbers of sequences that decode together"
+    )
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each measurement")
+    parser.add_argument("--json", metavar="FILE", help="also write all figures as JSON; - for standard output, alone")
+    _add_kernels(parser)
 
 
 def _add_export(commands: Commands, program: str) -> None:
@@ -261,7 +313,26 @@ def _add_export(commands: Commands, program: str) -> None:
     parser.add_argument("source", metavar="SRC", help="a Hugging Face directory, a llama2.c file, or a model file")
     parser.add_argument("out", metavar="OUT", help="what to write")
     parser.add_argument(
-        "--dtype", choices=("f32", "f16", "bf16"), help="number format of the matrices (default: the source's)"
+        "--dtype",
+        choices=("f32", "f16", "bf16", "q8", "q4", "q4s"),
+        help="number format of the matrices (default: the source's); q8, q4 and q4s have about 8.25, 4.5 and 4.25 "
+        "bits, and with q4 and q4s the output head and attn_v stay in q8",
+    )
+    parser.add_argument("--pure", action="store_true", help="with q4 and q4s: no matrix stays in q8")
+    parser.add_argument(
+        "--dtype-map",
+        metavar="PATTERN=DTYPE,...",
+        help="number format of the matrices whose name fits a pattern, e.g. 'layers.0.*=q8,*.ffn_down.weight=q4'; "
+        "* stands for any text, the first pattern that fits decides",
+    )
+    parser.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="with q4 and q4s: let the model read this text, or with `self` one of its own, and quantize for the "
+        "inputs it saw; loses less and takes longer",
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads that quantize (default: as many as a model would use)"
     )
     parser.add_argument(
         "--tokenizer", metavar="FILE", help="tokenizer file or directory (default: what lies in or beside SRC)"

@@ -9,6 +9,7 @@ from llamac.cli.progress import progress_bars
 from llamac.cli.text import safe_line
 from llamac.flatfile import SECTIONS
 from llamac.model import Model, load
+from llamac.strips import QUANTIZED
 
 
 def check(options: argparse.Namespace) -> int:
@@ -52,4 +53,9 @@ def _check_probes(model: Model) -> bool:
         worst = max(result.error for result in results)
         figures = f"{len(results)} probes, largest error {worst:.3g} of the largest logit"
         print(f"probes     {results[0].status}: {figures}, reference by {source}")
+    if any(tensor.dtype in QUANTIZED for tensor in model.file.tensors):
+        mean = sum(result.divergence for result in results) / len(results)
+        print(
+            f"           quantized: {mean:.3g} nats (KL divergence) from the probabilities of the weights as they were"
+        )
     return not different

@@ -8,6 +8,7 @@ import sys
 from llamac.cli.progress import progress_bars
 from llamac.cli.text import safe_error, safe_line
 from llamac.export.convert import export as convert
+from llamac.export.quantize import parse_dtype_map
 
 
 def export(options: argparse.Namespace) -> int:
@@ -17,6 +18,10 @@ def export(options: argparse.Namespace) -> int:
             options.source,
             options.out,
             dtype=options.dtype,
+            pure=options.pure,
+            dtype_map=parse_dtype_map(options.dtype_map) if options.dtype_map is not None else (),
+            calibrate=options.calibrate,
+            threads=options.threads,
             tokenizer=options.tokenizer,
             name=options.name,
             to=options.to,

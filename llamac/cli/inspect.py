@@ -48,11 +48,13 @@ def describe_machine() -> dict[str, Any]:
     from llamac import _core
 
     plan = machine.plan_threads()
+    forced = machine.choose_isa(None)
     return {
         "llamac": __version__,
         "python": platform.python_version(),
         "processor": _processor_name(),
-        "isa": machine.choose_isa(None) or machine.best_isa(),
+        "isa": forced or machine.best_isa(),
+        "isa_reason": "LLAMAC_ISA asks for it" if forced else "the best that this processor runs",
         "isas": dict(_core.isas()),
         "threads": plan.threads,
         "threads_reason": plan.reason(),
@@ -78,8 +80,8 @@ def _machine_lines(facts: dict[str, Any]) -> list[str]:
     return [
         f"llamac     {facts['llamac']}, Python {facts['python']}",
         f"processor  {facts['processor']}",
-        f"kernels    {facts['isa']}; this build has {isas}",
-        f"threads    {facts['threads_reason']}",
+        f"kernels    {facts['isa']}: {facts['isa_reason']}; this build has {isas}",
+        f"threads    {facts['threads_reason']}; followed while a program runs",
         f"           models under {facts['tiny_model_bytes'] >> 20} MiB use 1",
     ]
 

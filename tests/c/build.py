@@ -4,6 +4,7 @@ python tests/c/build.py                                       compile for this m
 python tests/c/build.py --sanitize address,undefined          instrumented
 python tests/c/build.py --no-openmp                           one thread only
 python tests/c/build.py --cc aarch64-linux-gnu-gcc --machine aarch64 --run "qemu-aarch64 -L /usr/aarch64-linux-gnu"
+    --run "qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu cortex-a53"      the kernels once more, on another processor
 python tests/c/build.py --run "qemu-x86_64 -cpu Nehalem"      the scalar path on an old processor
 """
 
@@ -21,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("test_kernels", "test_model")
+TESTS = ("test_kernels", "test_model", "test_pool")
 
 
 def build(folder: Path, cc: str, machine: str, sanitize: str | None, openmp: bool) -> list[Path]:
@@ -56,14 +57,21 @@ def main() -> int:
     parser.add_argument("--machine", default=platform.machine(), help="what it compiles for (default: %(default)s)")
     parser.add_argument("--sanitize", help="sanitizers, e.g. address,undefined")
     parser.add_argument("--no-openmp", action="store_true", help="one thread only")
-    parser.add_argument("--run", default="", help="what runs the programs, e.g. an emulator")
+    parser.add_argument(
+        "--run",
+        action="append",
+        help="what runs the programs, e.g. an emulator; each further one runs the kernels' tests only",
+    )
     options = parser.parse_args()
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
     with tempfile.TemporaryDirectory() as folder:
-        for program in build(Path(folder), options.cc, options.machine, options.sanitize, not options.no_openmp):
-            print(f"--- {program.name}", flush=True)
-            emulated = ["--emulated"] if options.run else []
-            code = subprocess.run([*shlex.split(options.run), str(program), *emulated], env=environment).returncode
+        programs = build(Path(folder), options.cc, options.machine, options.sanitize, not options.no_openmp)
+        runs = options.run or [""]
+        todo = [(runs[0], program) for program in programs] + [(run, programs[0]) for run in runs[1:]]
+        for run, program in todo:
+            print(f"--- {run} {program.name}", flush=True)
+            emulated = ["--emulated"] if run else []
+            code = subprocess.run([*shlex.split(run), str(program), *emulated], env=environment).returncode
             if code:
                 print(f"{program.name} ended with {code}")
                 return 1

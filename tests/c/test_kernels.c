@@ -11,7 +11,7 @@
 static const struct kernels *tables[8];
 static int n_tables;
 
-static const int dtypes[] = { LLAMAC_F32, LLAMAC_F16, LLAMAC_BF16 };
+static const int dtypes[] = { LLAMAC_F32, LLAMAC_F16, LLAMAC_BF16, LLAMAC_Q8, LLAMAC_Q4, LLAMAC_Q4S };
 
 static float stored(int dtype, float x) {
     return dtype == LLAMAC_F32 ? x : dtype == LLAMAC_F16 ? f32_from_f16(f16_from_f32(x)) : f32_from_bits(f32_bits(x) & 0xffff0000);
@@ -35,22 +35,59 @@ static void halves_convert_like_the_hardware(void) {
     CHECK(f16_from_f32(1.0f + 0x1p-11f) == 0x3c00 && f16_from_f32(1.0f + 0x1.8p-10f) == 0x3c02, "ties go to even");
 }
 
+// A matrix of random weights. Quantized: any bytes are weights, but q8's code 0, which stands for -128.
+static void fill_matrix(int dtype, uint8_t *w, size_t strip_bytes, int rows, int columns, uint64_t *state) {
+    if (!dtype_is_quantized(dtype)) {
+        for (int r = 0; r < rows; r++) for (int k = 0; k < columns; k++) put(dtype, w, strip_bytes, r, k, random_float(state));
+        return;
+    }
+    for (int s = 0; s < ceil_div(rows, 16); s++) {
+        uint8_t *p = w + (size_t)s * strip_bytes;
+        fill_random((float *)(void *)p, STRIP_ROWS, state);
+        for (size_t i = LINE_BYTES; i < strip_bytes; i++) p[i] = (uint8_t)(1 + random_below(state, 255));
+    }
+}
+// Row o, column k, decoded as docs/format.md has it.
+static double weight_at(int dtype, const uint8_t *w, size_t strip_bytes, int o, int k) {
+    const uint8_t *p = w + (size_t)(o / 16) * strip_bytes;
+    const int r = o % 16;
+    if (dtype == LLAMAC_F32) return (double)((const float *)(const void *)p)[k * 16 + r];
+    if (dtype == LLAMAC_F16) return (double)f32_from_f16(((const uint16_t *)(const void *)p)[k * 16 + r]);
+    if (dtype == LLAMAC_BF16) return (double)f32_from_bf16(((const uint16_t *)(const void *)p)[k * 16 + r]);
+    const double d = (double)((const float *)(const void *)p)[r];
+    const int per_scale = dtype == LLAMAC_Q4 ? 16 : 32, whole = dtype == LLAMAC_Q8 ? 64 + 32 * 64 : dtype == LLAMAC_Q4 ? 128 + 16 * 64 : 64 + 16 * 64;
+    const size_t groups_after = (strip_bytes - 64 - (size_t)(k / 128 * whole)) / (dtype == LLAMAC_Q8 ? 512 : 256);
+    const uint8_t *block = p + 64 + k / 128 * whole, *codes = block + (dtype == LLAMAC_Q4 && groups_after > 2 ? 128 : 64);
+    const int i = k % 128, s = (int8_t)block[i / per_scale * 16 + r];
+    if (dtype == LLAMAC_Q8) return d * s * (codes[i / 4 * 64 + 4 * r + i % 4] - 128);
+    const uint8_t byte = codes[i / 8 * 64 + 4 * r + i % 4];
+    return d * s * (q4_codebook[i % 8 < 4 ? byte & 15 : byte >> 4] + (s & 3));
+}
+// Input k of a row as the product sees it.
+static double input_at(int dtype, const float *x, int columns, int k) {
+    if (!dtype_is_quantized(dtype)) return (double)x[k];
+    const int group = dtype == LLAMAC_Q8 ? 128 : 32, start = k / group * group, limit = dtype == LLAMAC_Q8 ? 16319 : 127;
+    float top = 0;
+    for (int i = start; i < min_int(columns, start + group); i++) top = fmaxf(top, fabsf(x[i]));
+    return top > 0 ? (double)top / limit * nearbyint((double)(x[k] * ((float)limit / top))) : 0;
+}
+
 // One product by every table, in one call, row by row, and in two parts of strips.
 static void check_gemm(int dtype, int rows, int columns, int m, int biased, int add, uint64_t *state) {
     const size_t strip_bytes = dtype_strip_bytes(dtype, (uint64_t)columns), strips = (size_t)ceil_div(rows, 16);
+    const int input = input_of(dtype);
+    const size_t words = input_words(input, columns);
     uint8_t *w = take(strips * strip_bytes);
     float *x = take(sizeof(float) * (size_t)(m * columns)), *bias = take(sizeof(float) * (size_t)rows);
-    float *panels = take(sizeof(float) * (size_t)(m * columns)), *sums = take(sizeof(float) * 16 * GEMM_STRIPS * (size_t)m);
+    int32_t *panels = take(4 * words * (size_t)m), *alone = take(4 * words);
+    void *scratch = take(gemm_scratch(m));
     float *y0 = take(sizeof(float) * (size_t)(m * rows)), *y = take(sizeof(float) * (size_t)(m * rows)), *first = take(sizeof(float) * (size_t)(m * rows));
     struct cancel cancel = { 0 };
     fill_random(x, (size_t)(m * columns), state), fill_random(bias, (size_t)rows, state), fill_random(y0, (size_t)(m * rows), state);
-    for (int r = 0; r < rows; r++) for (int k = 0; k < columns; k++) put(dtype, w, strip_bytes, r, k, random_float(state));
-    for (int r = 0; r < m; r++) {
-        const struct panel_row to = panel_row(panels, m, columns, r);
-        for (int k = 0; k < columns; k++) to.panel[k * to.height + to.place] = x[r * columns + k];
-    }
-    struct gemm g = { w, strip_bytes, 0, (int)strips, rows, columns, panels, m, biased ? bias : NULL, y, (size_t)rows, add, NULL, sums, &cancel };
+    fill_matrix(dtype, w, strip_bytes, rows, columns, state);
+    struct gemm g = { w, strip_bytes, 0, (int)strips, rows, columns, panels, m, biased ? bias : NULL, y, (size_t)rows, add, NULL, scratch, &cancel };
     for (int t = 0; t < n_tables; t++) {
+        for (int r = 0; r < m; r++) tables[t]->pack[input](panel_row(panels, m, words, r), x + r * columns, columns);
         memcpy(y, y0, sizeof(float) * (size_t)(m * rows));
         tables[t]->gemm[dtype](&g);
         if (t == 0) memcpy(first, y, sizeof(float) * (size_t)(m * rows));
@@ -58,7 +95,8 @@ static void check_gemm(int dtype, int rows, int columns, int m, int biased, int 
         memcpy(y, y0, sizeof(float) * (size_t)(m * rows));
         for (int r = 0; r < m; r++) {   // a row alone, its strips in two calls
             struct gemm one = g;
-            one.x = x + r * columns, one.m = 1, one.y = y + r * rows, one.last = (int)strips / 2;
+            tables[t]->pack[input](panel_row(alone, 1, words, 0), x + r * columns, columns);
+            one.x = alone, one.m = 1, one.y = y + r * rows, one.last = (int)strips / 2;
             tables[t]->gemm[dtype](&one);
             one.first = one.last, one.last = (int)strips;
             tables[t]->gemm[dtype](&one);
@@ -69,23 +107,25 @@ static void check_gemm(int dtype, int rows, int columns, int m, int biased, int 
         const int r = random_below(state, m), o = random_below(state, rows);
         double sum = 0, size = 0;
         for (int k = 0; k < columns; k++) {
-            float weight[1];
-            uint8_t *p = w + (size_t)(o / 16) * strip_bytes;
-            weight[0] = dtype == LLAMAC_F32 ? ((float *)(void *)p)[k * 16 + o % 16]
-                      : dtype == LLAMAC_F16 ? f32_from_f16(((uint16_t *)(void *)p)[k * 16 + o % 16]) : f32_from_bf16(((uint16_t *)(void *)p)[k * 16 + o % 16]);
-            sum += (double)weight[0] * (double)x[r * columns + k];
-            size += fabs((double)weight[0] * (double)x[r * columns + k]);
+            const double product = weight_at(dtype, w, strip_bytes, o, k) * input_at(dtype, x + r * columns, columns, k);
+            sum += product;
+            size += fabs(product);
         }
         if (biased) sum += (double)bias[o];
         if (add) sum += (double)y0[r * rows + o];
-        CHECK(fabs(sum - (double)first[r * rows + o]) <= 1e-6 * (size + 2), "output %d of row %d is %g, expected %g", o, r, (double)first[r * rows + o], sum);
+        CHECK(fabs(sum - (double)first[r * rows + o]) <= 1e-6 * (size + 2), "dtype %d, %d columns: output %d of row %d is %g, expected %g", dtype, columns, o, r,
+              (double)first[r * rows + o], sum);
     }
     float *row = take(sizeof(float) * (size_t)columns), *row0 = take(sizeof(float) * (size_t)columns);
     for (int t = 0; t < n_tables; t++) {
         tables[t]->gather[dtype](w, strip_bytes, rows - 1, columns, t ? row : row0);
         if (t) CHECK(same(row, row0, (size_t)columns), "%s: gather", tables[t]->name);
     }
-    free(w), free(x), free(bias), free(panels), free(sums), free(y0), free(y), free(first), free(row), free(row0);
+    for (int k = 0; k < columns; k++) {
+        const double expected = weight_at(dtype, w, strip_bytes, rows - 1, k);
+        CHECK(fabs((double)row0[k] - expected) <= 1e-7 * fabs(expected), "gather: dtype %d, column %d is %g, expected %g", dtype, k, (double)row0[k], expected);
+    }
+    free(w), free(x), free(bias), free(panels), free(alone), free(scratch), free(y0), free(y), free(first), free(row), free(row0);
 }
 
 static void products_have_the_same_bits(void) {
@@ -93,8 +133,40 @@ static void products_have_the_same_bits(void) {
     for (size_t d = 0; d < ARRAY_LEN(dtypes); d++) {
         for (int rows = 1; rows <= 83; rows += rows < 20 ? 1 : 9) check_gemm(dtypes[d], rows, 1 + random_below(&state, 90), 1 + random_below(&state, 20), rows % 2, rows % 3 == 0, &state);
         for (int m = 1; m <= 40; m++) check_gemm(dtypes[d], 70, 33, m, 1, 0, &state);
-        for (int columns = 510; columns <= 1040; columns += 53) check_gemm(dtypes[d], 100, columns, 7, 0, 1, &state);
+        for (int columns = 510; columns <= 1040; columns += 53) check_gemm(dtypes[d], 100, columns, columns % 2 ? 7 : 27, 0, 1, &state);
+        for (int columns = 1; columns <= 300; columns += 23) check_gemm(dtypes[d], 40, columns, 1 + columns % 13, 0, 0, &state);
     }
+}
+
+// Inputs that make sums as large as they can be, and inputs that are no numbers.
+static void quantized_products_stand_extremes(void) {
+    enum { COLUMNS = 256, WORDS = COLUMNS };
+    static const float extremes[] = { 1, -1, 0, 1e-40f, 1e30f, NAN, INFINITY };
+    struct cancel cancel = { 0 };
+    for (int dtype = LLAMAC_Q8; dtype <= LLAMAC_Q4S; dtype++)
+        for (int fill = 0; fill < 256; fill += 15) for (size_t e = 0; e < ARRAY_LEN(extremes); e++) {
+            const size_t strip_bytes = dtype_strip_bytes(dtype, COLUMNS);
+            uint8_t *w = take(strip_bytes);
+            int32_t panel[WORDS];
+            float x[COLUMNS], y[16], y0[16];
+            void *scratch = take(gemm_scratch(1));
+            memset(w, dtype == LLAMAC_Q8 && !fill ? 1 : fill, strip_bytes);
+            for (int block = 0; block < 2; block++) memset(w + LINE_BYTES + (size_t)block * block_bytes(dtype, 4), fill % 2 ? 127 : 0x81, block_scale_bytes(dtype, 4));
+            for (int r = 0; r < 16; r++) ((float *)(void *)w)[r] = 1;
+            for (int k = 0; k < COLUMNS; k++) x[k] = e < 2 || k == 40 ? extremes[e] : 1;
+            struct gemm g = { w, strip_bytes, 0, 1, 16, COLUMNS, panel, 1, NULL, y, 16, 0, NULL, scratch, &cancel };
+            for (int t = 0; t < n_tables; t++) {
+                tables[t]->pack[input_of(dtype)](panel_row(panel, 1, input_words(input_of(dtype), COLUMNS), 0), x, COLUMNS);
+                tables[t]->gemm[dtype](&g);
+                if (t == 0) memcpy(y0, y, sizeof y);
+                if (x[40] - x[40] == 0) CHECK(same(y, y0, 16), "%s differs: dtype %d, bytes %d, input %g", tables[t]->name, dtype, fill, (double)x[40]);
+                else for (int i = 0; i < 16; i++) CHECK(y[i] != y[i], "%s: dtype %d hides %g", tables[t]->name, dtype, (double)x[40]);
+            }
+            double sum = 0;
+            for (int k = 0; k < COLUMNS; k++) sum += weight_at(dtype, w, strip_bytes, 3, k) * input_at(dtype, x, COLUMNS, k);
+            if (x[40] - x[40] == 0) CHECK(fabs((double)y0[3] - sum) <= 1e-5 * fabs(sum) + 1e-30, "dtype %d, bytes %d, input %g: %g, expected %g", dtype, fill, (double)x[40], (double)y0[3], sum);
+            free(w), free(scratch);
+        }
 }
 
 // Row functions: n numbers at an odd address, guards around them that must stay.
@@ -223,6 +295,25 @@ static void the_f16_cache_saturates(void) {
     }
 }
 
+// What the measuring loops claim to have done, they have done.
+static void measuring_loops_do_their_work(void) {
+    enum { FLOATS = 4 * 5 * READ_STEP };
+    float *block = take(sizeof(float) * FLOATS), result;
+    for (int i = 0; i < FLOATS; i++) block[i] = (float)(i % 9);
+    float sum = 0;
+    for (int i = 0; i < FLOATS; i++) sum += block[i];
+    for (int t = 0; t < n_tables; t++) {
+        for (int streams = 1; streams <= 4; streams *= 2) CHECK(tables[t]->read_block(block, FLOATS, streams) == sum, "%s: %d streams", tables[t]->name, streams);
+        for (int input = 0; input < N_INPUTS; input++) {
+            result = NAN;
+            const double once = tables[t]->peak[input](1, &result);
+            CHECK(once > 0 && result == result, "%s: %g multiply-adds of input %d", tables[t]->name, once, input);
+            CHECK(tables[t]->peak[input](3, &result) == 3 * once, "%s: three passes of input %d", tables[t]->name, input);
+        }
+    }
+    free(block);
+}
+
 static void unknown_isas_are_refused(void) {
     llamac_error err;
     CHECK(!kernels_select("sse9", &err) && err.code == LLAMAC_BAD_ARGUMENT, "sse9");
@@ -239,10 +330,12 @@ int main(void) {
     for (int i = 0; i < n_tables; i++) printf("testing %s\n", tables[i]->name);
     RUN(halves_convert_like_the_hardware);
     RUN(products_have_the_same_bits);
+    RUN(quantized_products_stand_extremes);
     RUN(row_functions_have_the_same_bits);
     RUN(activations_are_accurate);
     RUN(attention_has_the_same_bits);
     RUN(the_f16_cache_saturates);
+    RUN(measuring_loops_do_their_work);
     RUN(unknown_isas_are_refused);
     return finish_tests("test_kernels");
 }

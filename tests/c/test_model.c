@@ -82,7 +82,11 @@ static void check_same_bits(const struct tiny_shape *shape, int kv) {
 static void bits_do_not_depend_on_threads_chunks_or_isa(void) {
     check_same_bits(&tiny_llama, LLAMAC_F16);
     check_same_bits(&tiny_gpt2, 0);
+    check_same_bits(&tiny_mixed, 0);
     if (emulated) return;
+    check_same_bits(&tiny_q8, 0);
+    check_same_bits(&tiny_q4, 0);
+    check_same_bits(&tiny_q4s, 0);
     check_same_bits(&tiny_llama, LLAMAC_F32);
     struct tiny_shape f16 = tiny_llama;
     f16.dtype = LLAMAC_F16, f16.tied = 1, f16.biases = 0;
@@ -93,6 +97,10 @@ static void bits_do_not_depend_on_threads_chunks_or_isa(void) {
 static void logits_have_the_recorded_bits(void) {
     const struct { const struct tiny_shape *shape; int kv; const char *sha256; } recorded[] = {
         { &tiny_llama, LLAMAC_F32, "b2b9a73e9fffea128047bdd033a5a5c70b87a0416a7244757d63bc0d8ffef468" }, { &tiny_llama, LLAMAC_F16, "557a3b4ea50e4f4a9bc2b5fc87332c2a3de9529a87d3a6a2ee0a2ed466c94272" }, { &tiny_gpt2, LLAMAC_F16, "37e774927f70a30ec4c836f3af93a3340760ed39eeec311fbf329358f4ac6200" },
+        { &tiny_mixed, LLAMAC_F16, "48d9f0b51eb0098ac520702cd15b32f751a641209da77e5d79ddb07c5cf2688b" },
+        { &tiny_q8, LLAMAC_F16, "bea9c5c7f67f21331499266f1f319bbff71cebf1a0a608449a4f27c67a2155e6" },
+        { &tiny_q4, LLAMAC_F16, "5c6f2a8fbbc02819dcebde35b395e634230d41ad9713ec650a51add0d7ea1ade" },
+        { &tiny_q4s, LLAMAC_F16, "b85f2e60f49f48a30b39d0c076552c68539edbe91bab68e891de9666bd075212" },
     };
     for (size_t i = 0; i < ARRAY_LEN(recorded); i++) {
         struct tiny_file file = tiny_model(recorded[i].shape);

@@ -9,6 +9,7 @@
 #include "sha256.h"
 #include "test.h"
 
+// dtype 0: the matrices take the dtypes in turn.
 struct tiny_shape { int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context, dtype, tied, biases; };
 struct tiny_file { uint8_t *data; size_t bytes; };
 
@@ -49,7 +50,22 @@ static inline void tiny_rehash(uint8_t *data) {
     hash(h, sizeof *h, h->sha256);
 }
 
+static inline int tiny_dtype(const struct tiny_shape *shape, size_t tensor) { return shape->dtype ? shape->dtype : 1 + (int)(tensor % (LLAMAC_N_DTYPES - 1)); }
+
+// Quantized: any bytes are weights, but q8's code 0.
+static inline void tiny_fill_quantized(uint8_t *p, const llamac_slot *slot, int dtype, uint64_t *state) {
+    const size_t strip_bytes = dtype_strip_bytes(dtype, slot->columns);
+    for (uint64_t strip = 0; strip * STRIP_ROWS < slot->rows; strip++, p += strip_bytes) {
+        for (int r = 0; r < STRIP_ROWS; r++) ((float *)(void *)p)[r] = (dtype == LLAMAC_Q8 ? 0x1p-14f : 0x1p-12f) * (1 + 0.5f * random_float(state));
+        for (size_t i = LINE_BYTES; i < strip_bytes; i++) p[i] = (uint8_t)(1 + random_below(state, 255));
+    }
+}
+
 static inline void tiny_fill(uint8_t *p, const llamac_slot *slot, int dtype, uint64_t *state) {
+    if (slot->is_matrix && dtype_is_quantized(dtype)) {
+        tiny_fill_quantized(p, slot, dtype, state);
+        return;
+    }
     for (uint64_t r = 0; r < slot->rows; r++)
         for (uint64_t k = 0; k < slot->columns; k++) {
             float x = 0.5f * random_float(state);
@@ -74,11 +90,11 @@ static inline struct tiny_file tiny_model(const struct tiny_shape *shape) {
         if (!slot.required && !shape->biases) continue;
         struct tensor_record *t = &records[n++];
         memcpy(t->name, slot.name, sizeof t->name);
-        t->dtype = slot.is_matrix ? (uint32_t)shape->dtype : LLAMAC_F32;
+        t->dtype = slot.is_matrix ? (uint32_t)tiny_dtype(shape, n) : LLAMAC_F32;
         t->n_dims = slot.is_matrix ? 2 : 1;
         t->shape[0] = slot.is_matrix ? slot.rows : slot.columns;
         t->shape[1] = slot.is_matrix ? slot.columns : 0;
-        t->bytes = slot.is_matrix ? llamac_matrix_bytes(shape->dtype, slot.rows, slot.columns) : 4 * slot.columns;
+        t->bytes = slot.is_matrix ? llamac_matrix_bytes((int)t->dtype, slot.rows, slot.columns) : 4 * slot.columns;
         used = (used + 63) / 64 * 64;
         t->offset = used;
         used += t->bytes;
@@ -102,7 +118,7 @@ static inline struct tiny_file tiny_model(const struct tiny_shape *shape) {
     uint64_t state = 42;
     for (size_t i = 0, at = 0; llamac_slot_at(&config, layers, i, &slot); i++) {
         if (at >= n || strcmp(records[at].name, slot.name)) continue;
-        tiny_fill(file.data + records[at].offset, &slot, shape->dtype, &state);
+        tiny_fill(file.data + records[at].offset, &slot, (int)records[at].dtype, &state);
         at++;
     }
     free(layers);
@@ -113,4 +129,8 @@ static inline struct tiny_file tiny_model(const struct tiny_shape *shape) {
 
 static const struct tiny_shape tiny_llama = { 0, 36, 3, 6, 2, 10, 52, 101, 400, LLAMAC_F32, 0, 1 };
 static const struct tiny_shape tiny_gpt2 = { 1, 40, 2, 5, 5, 8, 70, 99, 300, LLAMAC_BF16, 1, 1 };
+static const struct tiny_shape tiny_mixed = { 0, 144, 3, 4, 2, 32, 200, 101, 400, 0, 0, 0 };
+static const struct tiny_shape tiny_q8 = { 0, 36, 2, 6, 2, 10, 52, 101, 400, LLAMAC_Q8, 1, 1 };
+static const struct tiny_shape tiny_q4 = { 1, 144, 2, 5, 5, 16, 300, 99, 300, LLAMAC_Q4, 1, 1 };
+static const struct tiny_shape tiny_q4s = { 0, 160, 2, 4, 1, 32, 100, 99, 300, LLAMAC_Q4S, 1, 1 };
 #endif

@@ -1,0 +1,163 @@
+"""Writes a GGUF file with random weights that llama.cpp loads: the right structure, random quants, sensible scales.
+
+Types of tensors are those that llama.cpp's own quantizer chooses for the file type; with `pure` all matrices have one.
+Needs the package `gguf` (the extra `test`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.shapes import SHAPES, Shape, tensors, vector
+
+POOL_ROWS = 256
+Type = gguf.GGMLQuantizationType
+BASE = {"F16": Type.F16, "Q8_0": Type.Q8_0, "Q4_0": Type.Q4_0, "Q4_K_S": Type.Q4_K}
+FILE_TYPES = {
+    "F16": gguf.LlamaFileType.MOSTLY_F16,
+    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
+    "Q4_K_S": gguf.LlamaFileType.MOSTLY_Q4_K_S,
+}
+# What llama.cpp takes where a row is no multiple of 256.
+NARROW = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
+# (byte offsets of the f16 scales in a block, what divides them so that the weights have their size)
+SCALES = {
+    Type.Q8_0: ((0,), 73.0),
+    Type.Q4_0: ((0,), 4.6),
+    Type.Q5_0: ((0,), 9.2),
+    Type.Q5_1: ((0, 2), 18.0),
+    Type.Q4_K: ((0, 2), 330.0),
+    Type.Q5_K: ((0, 2), 660.0),
+    Type.Q6_K: ((208,), 1400.0),
+}
+NAMES = {
+    "token_embedding": "token_embd",
+    "position_embedding": "position_embd",
+    "attn_out": "attn_output",
+    "output_norm": "output_norm",
+}
+
+
+def tensor_type(name: str, kind: str, columns: int, shape: Shape, pure: bool) -> Any:
+    """The type of a matrix in a file of a kind; llama.cpp's rules as of 2026."""
+    if name.startswith("position_embd"):
+        return Type.F32
+    found = BASE[kind]
+    head = "token_embd.weight" if shape.tied else "output.weight"
+    if not pure and kind in ("Q4_0", "Q4_K_S"):
+        layer = int(name.split(".")[1]) if name.startswith("blk.") else -1
+        if name == head:
+            found = Type.Q6_K
+        elif (kind == "Q4_K_S" and "attn_v" in name and layer < 4) or (kind == "Q4_K_S" and "ffn_down" in name and layer < shape.layers // 8):
+            found = Type.Q5_K
+    return NARROW.get(found, found) if columns % 256 else found
+
+
+def make_gguf(name: str, kind: str, out: Path, *, pure: bool = False, shape: Shape | None = None) -> None:
+    """Writes the file. shape: other dimensions than the name's."""
+    shape = shape or SHAPES[name]
+    writer = gguf.GGUFWriter(str(out), shape.family)
+    _describe(writer, name, kind, shape)
+    planned = [
+        (tensor, _type(tensor, is_matrix, kind, columns, shape, pure), is_matrix, rows, columns)
+        for tensor, is_matrix, rows, columns in _tensors(shape)
+    ]
+    for tensor, chosen, is_matrix, rows, columns in planned:
+        row_bytes = _row_bytes(chosen, columns)
+        dims = (rows, columns) if is_matrix else (columns,)
+        raw = np.dtype(np.float32 if chosen == Type.F32 else np.float16 if chosen == Type.F16 else np.uint8)
+        if raw == np.uint8:
+            dims = (rows, row_bytes)
+        writer.add_tensor_info(tensor, dims, raw, (rows if is_matrix else 1) * row_bytes, raw_dtype=chosen)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    pools: dict[tuple[Any, int], NDArray[np.uint8]] = {}
+    for tensor, chosen, is_matrix, rows, columns in planned:
+        writer.write_tensor_data(_data(tensor, chosen, is_matrix, rows, columns, pools))
+    writer.close()
+
+
+def _type(name: str, is_matrix: bool, kind: str, columns: int, shape: Shape, pure: bool) -> Any:
+    return tensor_type(name, kind, columns, shape, pure) if is_matrix else Type.F32
+
+
+def _tensors(shape: Shape) -> Iterator[tuple[str, bool, int, int]]:
+    """Our tensors under llama.cpp's names; GPT-2's queries, keys and values lie in one tensor."""
+    for name, is_matrix, rows, columns in tensors(shape):
+        if name.startswith("rope."):
+            continue
+        parts = name.split(".")
+        prefix = f"blk.{parts[1]}." if parts[0] == "layers" else ""
+        module, kind = parts[-2:]
+        if shape.family == "gpt2" and module in ("attn_q", "attn_k", "attn_v"):
+            if module == "attn_q":
+                yield (
+                    f"{prefix}attn_qkv.{kind}",
+                    is_matrix,
+                    3 * rows if is_matrix else 1,
+                    columns * (1 if is_matrix else 3),
+                )
+            continue
+        yield f"{prefix}{NAMES.get(module, module)}.{kind}", is_matrix, rows, columns
+
+
+def _describe(writer: Any, name: str, kind: str, shape: Shape) -> None:
+    writer.add_name(f"random {name}")
+    writer.add_file_type(FILE_TYPES[kind])
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.dim)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.ffn)
+    writer.add_head_count(shape.heads)
+    writer.add_vocab_size(shape.vocabulary)
+    if shape.family == "gpt2":
+        writer.add_layer_norm_eps(1e-5)
+    else:
+        writer.add_head_count_kv(shape.kv_heads)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_rope_dimension_count(shape.head_dim)
+        writer.add_rope_freq_base(10000.0)
+        writer.add_key_length(shape.head_dim)
+        writer.add_value_length(shape.head_dim)
+    writer.add_tokenizer_model("no_vocab")
+
+
+def _row_bytes(chosen: Any, columns: int) -> int:
+    block, size = gguf.GGML_QUANT_SIZES[chosen]
+    return int(columns // block * size)
+
+
+def _data(
+    name: str, chosen: Any, is_matrix: bool, rows: int, columns: int, pools: dict[tuple[Any, int], NDArray[np.uint8]]
+) -> NDArray[Any]:
+    if not is_matrix:
+        return vector(name, columns).array()
+    key = chosen, columns
+    if key not in pools:
+        pools[key] = _row_pool(chosen, columns)
+    order = np.random.default_rng(zlib.crc32(name.encode())).integers(0, POOL_ROWS, rows)
+    return pools[key][order]
+
+
+def _row_pool(chosen: Any, columns: int) -> NDArray[np.uint8]:
+    """Random rows, (POOL_ROWS, bytes of a row), whose weights are about 1 / sqrt(columns)."""
+    numbers = np.random.default_rng(columns)
+    if chosen in (Type.F32, Type.F16):
+        values = numbers.standard_normal((POOL_ROWS, columns), np.float32) * np.float32(columns**-0.5)
+        return np.ascontiguousarray(values.astype(np.float32 if chosen == Type.F32 else np.float16)).view(np.uint8)
+    _, size = gguf.GGML_QUANT_SIZES[chosen]
+    rows = numbers.integers(0, 256, (POOL_ROWS, _row_bytes(chosen, columns) // size, size), np.uint8)
+    places, divisor = SCALES[chosen]
+    scale = np.array([columns**-0.5 / divisor], np.float16).view(np.uint8)
+    for place in places:
+        rows[:, :, place : place + 2] = scale
+    return rows.reshape(POOL_ROWS, -1)

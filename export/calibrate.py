@@ -1,0 +1,229 @@
+"""Calibration: what the inputs of each matrix look like when the model reads text, and what follows for quantizing it.
+
+The engine runs the source's weights over the text, and the stages before each product are kept in a temporary file. For
+a matrix W with inputs x the error that counts is that of W x, the mean of (e x)^2 over the text for a row's error e:
+e H e^T with H = mean(x x^T). With H = (I + U) diag(d) (I + U)^T, U strictly upper triangular, this is the sum over
+columns k of d_k (e_k + sum_{j<k} e_j U_jk)^2: a quantizer that rounds columns one after the other, each with the share
+U_jk of the errors before it added, has to care for its own rounding alone. That is GPTQ (Frantar et al.,
+arXiv:2210.17323) as written by Chee et al. (QuIP, arXiv:2307.13304, "LDLQ").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+import llamac
+from llamac import _core
+from llamac.errors import ExportError
+from llamac.export.checkpoint import Checkpoint, ModelConfig
+from llamac.export.probes import few_pages
+from llamac.export.quantize import Lesson
+from llamac.export.writer import check_space, make_plan, write
+from llamac.progress import Progress, silent
+from llamac.tokenizer import Tokenizer
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+TOKENS = 8192
+SEQUENCE = 256  # tokens; a sequence has seen too little to be typical before, and little changes after
+BATCH = 16  # sequences that are generated together
+# What is added to the diagonal of H, as a share of its mean: more than columns that no text has used need.
+DAMPING = 0.01
+# Inputs become whole numbers of this many bits (relative to their column's largest), so that sums of products are exact
+# in float64 and do not depend on who adds them up in which order.
+INPUT_BITS = 14
+# What the triangular factor is rounded to: coarse enough to hide the last bits of another LAPACK.
+FEEDBACK_STEP = 2.0**-14
+
+ROWS_AT_ONCE = 1024
+
+# The matrices whose inputs a stage is.
+STAGES = {
+    "attn_norm": ("attn_q", "attn_k", "attn_v"),
+    "attn_mix": ("attn_out",),
+    "ffn_norm": ("ffn_gate", "ffn_up"),
+    "ffn_hidden": ("ffn_down",),
+}
+
+
+class Calibration:
+    """The inputs of a model's matrices over a text, in a temporary file. A context manager."""
+
+    def __init__(self, config: ModelConfig, folder: Path) -> None:
+        self._config = config
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  closed by __exit__
+        self._places: dict[tuple[str, int], list[tuple[int, tuple[int, int]]]] = {}
+        self._last: tuple[tuple[str, int], Lesson] | None = None
+
+    def __enter__(self) -> Calibration:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def add(self, stage: str, layer: int, rows: Floats) -> None:
+        """Keeps inputs (n, columns), as bf16: second moments need no more."""
+        bits = np.ascontiguousarray(rows).view(np.uint32)
+        self._places.setdefault((stage, layer), []).append((self._file.tell(), rows.shape))
+        self._file.write(((bits + 0x8000) >> 16).astype("<u2").tobytes())
+
+    def lesson(self, name: str, columns: int) -> Lesson | None:
+        """What the inputs of the matrix `name` teach; None for a matrix that is only looked up in."""
+        key = self._key(name)
+        if key not in self._places:
+            return None
+        if self._last is None or self._last[0] != key:  # matrices that share inputs lie side by side
+            self._last = None
+            self._last = (key, lesson_of(self._inputs(key)[:, :columns]))
+        return self._last[1]
+
+    def _key(self, name: str) -> tuple[str, int]:
+        head = "token_embedding.weight" if self._config.tied_output else "output.weight"
+        if name == head:
+            return "output_norm", 0
+        parts = name.split(".")
+        found = [stage for stage, kinds in STAGES.items() if parts[0] == "layers" and parts[2] in kinds]
+        return (found[0], int(parts[1])) if found else ("", 0)
+
+    def _inputs(self, key: tuple[str, int]) -> Floats:
+        parts = []
+        for place, shape in self._places[key]:
+            self._file.seek(place)
+            bits = np.frombuffer(self._file.read(2 * shape[0] * shape[1]), "<u2").reshape(shape)
+            parts.append((bits.astype(np.uint32) << 16).view(np.float32))
+        return np.concatenate(parts)
+
+
+def lesson_of(inputs: Floats) -> Lesson:
+    """The lesson of inputs (n, columns)."""
+    tops = np.abs(inputs).max(axis=0)
+    _, exponents = np.frexp(np.where(tops > 0, tops, 1))
+    steps = np.ldexp(1.0, exponents - INPUT_BITS)
+    square: Doubles = np.zeros((len(steps), len(steps)))
+    for first in range(0, len(inputs), ROWS_AT_ONCE):
+        whole = np.rint(inputs[first : first + ROWS_AT_ONCE] / steps)
+        square += whole.T @ whole  # exact: whole numbers below 2^53
+    square *= steps[:, None]
+    square *= steps / len(inputs)
+    diagonal = np.einsum("ii->i", square)  # a view
+    mean = float(diagonal.sum()) / len(square)
+    if mean == 0:
+        return Lesson(np.ones(len(square), np.float32), None)
+    diagonal += DAMPING * mean
+    # the factor with ones on its diagonal: H = R R^T with R upper triangular is the usual Cholesky of H turned round
+    factor = np.linalg.cholesky(square[::-1, ::-1])[::-1, ::-1]
+    roots = np.diag(factor).copy()
+    importance = (roots / roots.max()) ** 2
+    feedback = np.rint(factor / roots / FEEDBACK_STEP) * FEEDBACK_STEP
+    return Lesson(_rounded(importance), np.ascontiguousarray(feedback, np.float32))
+
+
+def _rounded(x: Doubles) -> Floats:
+    """Numbers with 10 bits: the last bits are another LAPACK's business."""
+    fractions, exponents = np.frexp(x)
+    rounded: Floats = np.ldexp(np.rint(fractions * 1024) / 1024, exponents).astype(np.float32)
+    return rounded
+
+
+# ---- the text
+
+
+@contextlib.contextmanager
+def float_model(checkpoint: Checkpoint, folder: Path, dtype: str, threads: int) -> Iterator[llamac.Model]:
+    """The engine over the checkpoint's weights, in a temporary file in `folder`, with matrices in `dtype`."""
+    with tempfile.TemporaryDirectory(prefix=".llamac-calibration.", dir=folder) as place:
+        texts = {"metadata": b"{}", "tokenizer": b"", "spm": b"", "template": b"", "probes": b""}
+        plan = make_plan(checkpoint, dtype, texts)
+        check_space(folder, plan.file_bytes)
+        with open(Path(place, "model.bin"), "w+b") as file:
+            write(file, plan)
+        with llamac.load(Path(place, "model.bin"), kv="f32", threads=threads) as model:
+            yield model
+
+
+def calibrate(
+    checkpoint: Checkpoint,
+    model: llamac.Model,
+    text: str | None,
+    folder: Path,
+    *,
+    tokens: int = TOKENS,
+    progress: Progress = silent,
+) -> Calibration:
+    """Runs `model`, which holds the checkpoint's weights, over `tokens` tokens of a text or, without one, of its own.
+
+    folder: where the temporary file lies. Raises ExportError if there is no tokenizer for a text, or too little text.
+    """
+    length = min(SEQUENCE, checkpoint.config.context)
+    count = max(1, tokens // length)
+    if text is None:
+        sequences = _own_text(checkpoint, model, count, length, progress)
+    else:
+        sequences = _pieces(checkpoint, text, count, length)
+    made = Calibration(checkpoint.config, folder)
+    try:
+        stages = [*STAGES, "output_norm"]
+        with model.session(context=length) as session, few_pages(model.file):
+            for done, ids in enumerate(sequences):
+                progress("calibrating", done, len(sequences))
+                session.rewind(0)
+                for (stage, layer), rows in session.observe(ids, stages).items():
+                    made.add(stage, layer, rows)
+        progress("calibrating", len(sequences), len(sequences))
+    except BaseException:
+        made.__exit__(None, None, None)
+        raise
+    return made
+
+
+def _pieces(checkpoint: Checkpoint, text: str, count: int, length: int) -> list[list[int]]:
+    """Up to `count` sequences of `length` tokens, spread evenly over the text, each with BOS by the model's rule."""
+    if checkpoint.tokenizer is None:
+        raise ExportError("calibration on a text needs a tokenizer: give one, or let the model write its own text")
+    data, special, _ = checkpoint.tokenizer
+    tokenizer = Tokenizer.from_json(data, replace(special, add_eos=False))
+    ids = tokenizer.encode(text, add_special=False)
+    start = tokenizer.encode("", add_special=True)
+    body = length - len(start)
+    if body < 1 or len(ids) < body:
+        raise ExportError(
+            f"the calibration text has {len(ids)} tokens, expected at least {body}, better {count * body}"
+        )
+    count = min(count, len(ids) // body)
+    gap = (len(ids) - body) / max(count - 1, 1)
+    return [start + ids[first : first + body] for first in (int(i * gap) for i in range(count))]
+
+
+def _own_text(
+    checkpoint: Checkpoint, model: llamac.Model, count: int, length: int, progress: Progress
+) -> list[list[int]]:
+    """`count` sequences that the model writes, drawn from its own probabilities: the same on every machine."""
+    config = checkpoint.config
+    bos = checkpoint.tokenizer[1].bos_id if checkpoint.tokenizer is not None else None
+    done: list[list[int]] = []
+    for first in range(0, count, BATCH):
+        group = range(first, min(first + BATCH, count))
+        # without a BOS a text begins with any token
+        texts = [[bos if bos is not None else number * 7919 % config.n_token_ids] for number in group]
+        with model.session(sequences=len(group), context=length) as session, few_pages(model.file):
+            for position in range(length - 1):
+                progress("writing a text", first * (length - 1) + len(group) * position, count * (length - 1))
+                rows = [(text[-1], i, position, True) for i, text in enumerate(texts)]
+                logits = session.eval_rows(rows)[:, : config.n_token_ids]
+                for number, row, text in zip(group, logits, texts, strict=True):
+                    draw = _core.Sampling(temperature=1.0, seed=number)
+                    text.append(_core.sample(np.ascontiguousarray(row).data, draw, position))
+        done += texts
+    progress("writing a text", count * (length - 1), count * (length - 1))
+    return done

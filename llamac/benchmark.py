@@ -1,0 +1,348 @@
+"""How fast a model runs here, and what share that is of the machine's own limits, measured in turn with it.
+
+Limits: the bare speed of reading memory, and the multiply-adds of the kernels' own instructions (`_core.measure_read`,
+`_core.measure_multiply`). A step or prompt cannot be faster than the slower of: its bytes at the speed of reading; its
+multiply-adds at their peaks. Everything takes turns, round by round, so that a busy neighbour slows all of it alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import mean, median
+from typing import Any
+
+from llamac import _core
+from llamac.errors import ArgumentError
+from llamac.model import Model
+from llamac.progress import Progress, silent
+from llamac.session import Session
+
+BLOCK_BYTES = 512 << 20  # of the block that is read, at most; smaller for a model whose step reads less
+PASS_BYTES = 128 << 20  # that are read at least before the clock is looked at
+PASS_SECONDS = 0.005  # that multiply-adds take at least before the clock is looked at
+STREAMS = (1, 2, 4)
+TRIES = 3  # of the multiply-adds in a turn; the best counts, as it does of the streams
+STRIP_ROWS = 16
+KV_BYTES = {"f32": 4, "f16": 2}
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What to measure: every prompt, and decoding `steps` steps at every context with every batch; for every number of
+    threads. Empty `prompts`, or no `steps`: not that."""
+
+    threads: Sequence[int]
+    prompts: Sequence[int] = (128,)
+    steps: int = 32
+    contexts: Sequence[int] = (0,)
+    batches: Sequence[int] = (1,)
+    rounds: int = 5
+    isa: str | None = None
+    kv: str | None = None
+
+    def check(self, model: Model) -> None:
+        """ArgumentError for what cannot be measured with this model."""
+        context = model.config["context"]
+        for name, values, least in (
+            ("threads", self.threads, 1),
+            ("prompt", self.prompts, 1),
+            ("context", self.contexts, 0),
+            ("batch", self.batches, 1),
+            ("decode", (self.steps,), 0),
+            ("rounds", (self.rounds,), 1),
+        ):
+            most = context if name in ("prompt", "context", "decode") else None
+            for value in values:
+                if value < least or (most is not None and value > most):
+                    limit = f"{least} to {most}, the model's context" if most is not None else f"at least {least}"
+                    raise ArgumentError(f"{name} is {value}, expected {limit}")
+        if not self.threads or not (self.prompts or (self.steps and self.contexts and self.batches)):
+            raise ArgumentError("there is nothing to measure: give threads, and prompts or decode steps")
+
+    def start(self, context: int, model: Model) -> int:
+        """The position of the first decode step "at" a context: earlier where the steps would leave the model's."""
+        last: int = model.config["context"] - self.steps
+        return min(context, last)
+
+
+# ---- what a step must read and multiply
+
+
+@dataclass
+class Work:
+    """The least that an eval does: bytes that it reads, multiply-adds by the weights' dtype (attention: f32)."""
+
+    bytes: float = 0
+    multiply_adds: dict[str, float] = field(default_factory=dict)
+
+    def multiply(self, dtype: str, count: float) -> None:
+        """Adds multiply-adds."""
+        self.multiply_adds[dtype] = self.multiply_adds.get(dtype, 0) + count
+
+
+def work_of(model: Model, *, kv: str, rows: int, batch: int, start: int, steps: int = 1) -> Work:
+    """The work of one eval: `rows` rows of each of `batch` sequences at `start`, the last one's logits wanted.
+
+    Weights are read once, of an embedding the strips that the rows lie in, of the cache all positions that are looked
+    at, once. steps: the mean over so many evals, each `rows` positions farther.
+    """
+    config, work = model.config, Work()
+    for tensor in model.file.tensors:
+        matrix = len(tensor.shape) == 2
+        embedding = tensor.name in ("token_embedding.weight", "position_embedding.weight")
+        output = tensor.name == ("token_embedding.weight" if config["tied_output"] else "output.weight")
+        if embedding:
+            strips = -(-tensor.shape[0] // STRIP_ROWS)
+            work.bytes += min(rows * batch, strips) * (tensor.bytes / strips)
+        if output or not embedding:
+            work.bytes += tensor.bytes
+            if matrix:
+                work.multiply(tensor.dtype, tensor.shape[0] * tensor.shape[1] * batch * (1 if output else rows))
+    layers, head_dim = config["n_layers"], config["head_dim"]
+    seen = mean(start + step * rows + rows for step in range(steps))  # positions, by the last row
+    looks = mean(sum(range(start + step * rows + 1, start + step * rows + rows + 1)) for step in range(steps))
+    work.bytes += batch * layers * 2 * config["n_kv_heads"] * head_dim * KV_BYTES[kv] * seen
+    work.multiply("f32", batch * layers * 2 * config["n_heads"] * head_dim * looks)
+    return work
+
+
+# ---- the limits
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the machine did in one turn: bytes per second, multiply-adds per second by dtype."""
+
+    read: float
+    multiply: dict[str, float]
+
+    def seconds(self, work: Work) -> tuple[float, float]:
+        """(seconds to read, seconds to multiply) that the work takes at least."""
+        return work.bytes / self.read, sum(count / self.multiply[d] for d, count in work.multiply_adds.items())
+
+
+class Machine:
+    """Measures the limits with one number of threads."""
+
+    def __init__(self, block: Any, dtypes: Sequence[str], threads: int, isa: str) -> None:
+        self._block, self._threads, self._isa = block, threads, isa
+        self._times = max(1, PASS_BYTES // (4 * len(block)))
+        numbers = {_core.dtype_name(number): number for number in range(1, 16)}
+        self._dtypes = {name: numbers[name] for name in dtypes}
+        self._passes = {name: self._enough_passes(number) for name, number in self._dtypes.items()}
+
+    def measure(self) -> Limits:
+        """One turn: reading by the best of 1, 2 and 4 streams, and the multiply-adds of each dtype."""
+        read = max(self._speed_of_reading(streams) for streams in STREAMS)
+        multiply = {
+            name: max(self._speed_of_multiplying(number, self._passes[name], self._threads) for _ in range(TRIES))
+            for name, number in self._dtypes.items()
+        }
+        return Limits(read, multiply)
+
+    def _speed_of_reading(self, streams: int) -> float:
+        started = time.perf_counter()
+        count = _core.measure_read(self._block, self._times, threads=self._threads, streams=streams, isa=self._isa)
+        return count / (time.perf_counter() - started)
+
+    def _speed_of_multiplying(self, number: int, passes: int, threads: int) -> float:
+        started = time.perf_counter()
+        count = _core.measure_multiply(number, passes, threads=threads, isa=self._isa)
+        return count / (time.perf_counter() - started)
+
+    def _enough_passes(self, number: int) -> int:
+        """By one thread alone, whose time the scheduler stretches least, and from the best of some tries."""
+        one = _core.measure_multiply(number, 1, threads=1, isa=self._isa)
+        passes = 1
+        while passes * one / max(self._speed_of_multiplying(number, passes, 1) for _ in range(TRIES)) < PASS_SECONDS:
+            passes *= 2
+        return passes
+
+
+def read_block(step_bytes: float) -> Any:
+    """The block to read: as large as what a step reads; a model that fits a cache is compared with that cache."""
+    import numpy as np
+
+    return np.full(int(min(BLOCK_BYTES, max(step_bytes, 1 << 16))) // 4, 0.5, np.float32)
+
+
+# ---- cases
+
+
+@dataclass
+class Case:
+    """One setting and what was measured of it: seconds per eval and the limits before and after, by round."""
+
+    phase: str
+    threads: int
+    prompt: int
+    context: int
+    batch: int
+    tokens: int  # of one eval
+    work: Work
+    run: Callable[[], float]
+    seconds: list[float] = field(default_factory=list)
+    limits: list[Limits] = field(default_factory=list)
+
+    def result(self) -> dict[str, Any]:
+        """Medians and spread, ready for JSON."""
+        shares = [self._shares(*pair) for pair in zip(self.seconds, self.limits, strict=True)]
+        of_read, of_peak = (median(share[i] for share in shares) for i in range(2))
+        of_limit = [max(share) for share in shares]
+        speeds = [self.tokens / seconds for seconds in self.seconds]
+        middle = median(self.seconds)
+        return {
+            "phase": self.phase,
+            "threads": self.threads,
+            "prompt": self.prompt,
+            "context": self.context,
+            "batch": self.batch,
+            "tok_s": median(speeds),
+            "tok_s_spread": [min(speeds), max(speeds)],
+            "share_of_limit": median(of_limit),
+            "share_of_limit_spread": [min(of_limit), max(of_limit)],
+            "limit": "read" if of_read >= of_peak else "multiply",
+            "share_of_read": of_read,
+            "share_of_peak": of_peak,
+            "bytes": round(self.work.bytes),
+            "gb_s": self.work.bytes / middle / 1e9,
+            "mac_s": sum(self.work.multiply_adds.values()) / middle,
+        }
+
+    def _shares(self, seconds: float, limits: Limits) -> tuple[float, float]:
+        read, multiply = limits.seconds(self.work)
+        return read / seconds, multiply / seconds
+
+
+def measure(model: Model, wishes: Wishes, progress: Progress = silent) -> dict[str, Any]:
+    """Measures all that is wished for; the result holds `read_gb_s`, `mac_per_s`, `limits` and `results`."""
+    wishes.check(model)
+    block = read_block(work_of(model, kv="f16", rows=1, batch=1, start=0).bytes)
+    facts: dict[str, Any] = {}
+    limits: list[dict[str, Any]] = []
+    results = []
+    for threads in wishes.threads:
+        with _session(model, wishes, threads) as session:
+            facts = {"isa": session.isa, "kv": session.kv}
+            cases = list(_cases(model, session, wishes, progress))
+            dtypes = sorted({name for case in cases for name in case.work.multiply_adds})
+            turns = _take_turns(cases, Machine(block, dtypes, threads, session.isa), wishes.rounds, progress)
+        results += [case.result() for case in cases]
+        read = [turn.read / 1e9 for turn in turns]
+        limits.append(
+            {
+                "threads": threads,
+                "read_gb_s": median(read),
+                "read_gb_s_spread": [min(read), max(read)],
+                "mac_per_s": {name: median(turn.multiply[name] for turn in turns) for name in dtypes},
+            }
+        )
+    most = max(limits, key=lambda entry: entry["threads"])
+    return {
+        **facts,
+        "rounds": wishes.rounds,
+        "decode": wishes.steps,
+        "read_gb_s": most["read_gb_s"],
+        "mac_per_s": most["mac_per_s"][main_dtype(model)],
+        "limits": limits,
+        "results": results,
+    }
+
+
+def main_dtype(model: Model) -> str:
+    """The dtype that most of the weights have."""
+    sizes: dict[str, int] = {}
+    for tensor in model.file.tensors:
+        if len(tensor.shape) == 2 and not tensor.name.endswith("embedding.weight"):
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.shape[0] * tensor.shape[1]
+    return max(sizes, key=lambda name: sizes[name])
+
+
+def _session(model: Model, wishes: Wishes, threads: int) -> Session:
+    """A session with sequences for every context and batch, and the last one for prompts."""
+    ends = [wishes.start(context, model) + wishes.steps for context in wishes.contexts]
+    return model.session(
+        context=max([*wishes.prompts, *ends, 1]),
+        sequences=len(wishes.contexts) * max(wishes.batches, default=0) + 1,
+        threads=threads,
+        isa=wishes.isa,
+        kv=wishes.kv,
+    )
+
+
+def _take_turns(cases: list[Case], machine: Machine, rounds: int, progress: Progress) -> list[Limits]:
+    """Runs every case once per round, the limits before and after it; the first run of each is not counted."""
+    for case in cases:
+        case.run()
+    turns = [machine.measure()]
+    phase = f"measuring, {cases[0].threads} thread{'s' if cases[0].threads > 1 else ''}"
+    for done in range(rounds * len(cases)):
+        progress(phase, done, rounds * len(cases))
+        case = cases[done % len(cases)]
+        case.seconds.append(case.run())
+        turns.append(machine.measure())
+        before, after = turns[-2:]
+        middle = {name: mean((speed, after.multiply[name])) for name, speed in before.multiply.items()}
+        case.limits.append(Limits(mean((before.read, after.read)), middle))
+    progress(phase, rounds * len(cases), rounds * len(cases))
+    return turns
+
+
+def _cases(model: Model, session: Session, wishes: Wishes, progress: Progress) -> Iterator[Case]:
+    batches = sorted(wishes.batches)
+    prompts_sequence = len(wishes.contexts) * max(batches, default=0)
+    for prompt in wishes.prompts:
+        work = work_of(model, kv=session.kv, rows=prompt, batch=1, start=0)
+        run = _prefill(model, session, prompts_sequence, prompt)
+        yield Case("prefill", session.threads, prompt, 0, 1, prompt, work, run)
+    if not wishes.steps:
+        return
+    for index, context in enumerate(wishes.contexts):
+        start = wishes.start(context, model)
+        first = index * max(batches)
+        for i in range(max(batches) if start else 0):
+            progress(f"filling a context of {start}", i, max(batches))
+            session.eval(_tokens(model, start), sequence=first + i, logits=None)
+        for batch in batches:
+            work = work_of(model, kv=session.kv, rows=1, batch=batch, start=start, steps=wishes.steps)
+            run = _decode(model, session, range(first, first + batch), start, wishes.steps)
+            yield Case("decode", session.threads, 0, context, batch, batch, work, run)
+
+
+def _tokens(model: Model, n: int) -> list[int]:
+    return [i % min(97, model.n_token_ids) for i in range(n)]
+
+
+def _prefill(model: Model, session: Session, sequence: int, prompt: int) -> Callable[[], float]:
+    """Seconds of one prompt, its last token's logits included."""
+    tokens = _tokens(model, prompt)
+
+    def run() -> float:
+        session.rewind(0, sequence=sequence)
+        started = time.perf_counter()
+        session.eval(tokens, sequence=sequence)
+        return time.perf_counter() - started
+
+    return run
+
+
+def _decode(model: Model, session: Session, sequences: range, start: int, steps: int) -> Callable[[], float]:
+    """Seconds of one step of all the sequences, the mean over `steps` steps; every row's logits are computed."""
+    tokens = _tokens(model, steps)
+    alone = sequences[0] if len(sequences) == 1 else None
+    rows = [[(token, s, start + i, True) for s in sequences] for i, token in enumerate(tokens)]
+
+    def run() -> float:
+        for sequence in sequences:
+            session.rewind(start, sequence=sequence)
+        started = time.perf_counter()
+        for token, row in zip(tokens, rows, strict=True):
+            if alone is not None:
+                session.step(token, sequence=alone)
+            else:
+                session.eval_rows(row)
+        return (time.perf_counter() - started) / steps
+
+    return run

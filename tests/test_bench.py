@@ -1,0 +1,226 @@
+"""`llamac bench`: what a step's work is, the measuring loops, the table and the JSON, wrong wishes, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import llamac
+from builders import checkpoint, llama_config, write_model
+from commands import Command
+from llamac import _core, benchmark
+from llamac.benchmark import Limits, Wishes, Work, main_dtype, work_of
+from llamac.errors import ArgumentError
+from processes import TIMEOUT, heed_ctrl_c
+
+RUNS_HERE = [name for name, supported in _core.isas() if supported]
+FAST = ("--prompt", "8", "--decode", "2", "--rounds", "1", "--threads", "1")
+
+# ---- the measuring loops
+
+
+@pytest.mark.parametrize("isa", RUNS_HERE)
+def test_reading_reads_what_it_says(isa: str) -> None:
+    block: Any = np.full(100_000, 0.5, np.float32)
+    for threads in (1, 2, 3):
+        for streams in (1, 2, 4):
+            read = _core.measure_read(block, 3, threads=threads, streams=streams, isa=isa)
+            # whole runs of every stream of every thread
+            assert read == 3 * threads * (100_000 // threads // (64 * streams)) * 64 * streams * 4
+
+
+@pytest.mark.parametrize("isa", RUNS_HERE)
+@pytest.mark.parametrize("dtype", range(1, 7))
+def test_multiply_adds_are_counted(isa: str, dtype: int) -> None:
+    one = _core.measure_multiply(dtype, 1, isa=isa)
+    assert one > 0
+    assert _core.measure_multiply(dtype, 3, isa=isa) == 3 * one
+    assert _core.measure_multiply(dtype, 1, threads=2, isa=isa) == 2 * one
+
+
+def test_wrong_settings_of_the_loops_are_refused() -> None:
+    block: Any = np.ones(1000, np.float32)
+    with pytest.raises(ArgumentError, match=r"streams 3; expected .* 1, 2 or 4"):
+        _core.measure_read(block, 1, streams=3)
+    with pytest.raises(ArgumentError, match="threads is 0"):
+        _core.measure_read(block, 1, threads=0)
+    with pytest.raises(ArgumentError, match="dtype is 0"):
+        _core.measure_multiply(0, 1)
+    with pytest.raises(ArgumentError, match="passes -1"):
+        _core.measure_multiply(1, -1)
+    with pytest.raises(ArgumentError, match='isa "sse9"'):
+        _core.measure_multiply(1, 1, isa="sse9")
+
+
+# ---- what a step must do
+
+
+def matrices(model: llamac.Model) -> list[Any]:
+    return [t for t in model.file.tensors if len(t.shape) == 2 and not t.name.endswith("embedding.weight")]
+
+
+def test_the_work_of_a_step(tiny_llama: Path) -> None:
+    """LLaMA with its own output: 2 layers, 6 heads, 2 KV heads of 8, vocabulary 301."""
+    with llamac.load(tiny_llama) as model:
+        whole = sum(t.bytes for t in model.file.tensors if t.name != "token_embedding.weight")
+        strip = 4 * 16 * 48
+        kv = 2 * 2 * 2 * 8 * 4  # bytes of a position: layers, keys and values, heads, dimensions, f32
+        work = work_of(model, kv="f32", rows=1, batch=1, start=10)
+        assert work.bytes == whole + strip + 11 * kv
+        products = sum(t.shape[0] * t.shape[1] for t in matrices(model))
+        attention = 2 * 2 * 6 * 8  # per position: layers, both products, heads, dimensions
+        assert work.multiply_adds == {"f32": products + 11 * attention}
+        # three sequences share the weights; the mean of 4 steps is at 2.5 positions more
+        work = work_of(model, kv="f16", rows=1, batch=3, start=0, steps=4)
+        assert work.bytes == whole + 3 * strip + 3 * 2.5 * kv / 2
+        # of a prompt only the last row's logits are computed
+        work = work_of(model, kv="f32", rows=5, batch=1, start=0)
+        assert work.bytes == whole + 5 * strip + 5 * kv
+        assert work.multiply_adds["f32"] == 5 * products - 4 * 301 * 48 + (1 + 2 + 3 + 4 + 5) * attention
+
+
+def test_the_work_of_a_step_with_a_tied_output(tiny_gpt2: Path) -> None:
+    with llamac.load(tiny_gpt2) as model:
+        whole = sum(t.bytes for t in model.file.tensors if t.name != "position_embedding.weight")
+        strip = 2 * 16 * 40
+        work = work_of(model, kv="f16", rows=1, batch=1, start=0)
+        assert work.bytes == whole + 2 * strip + 2 * 2 * 5 * 8 * 2
+        assert work.multiply_adds == {
+            "bf16": sum(t.shape[0] * t.shape[1] for t in matrices(model)) + 301 * 40,
+            "f32": 2 * 2 * 5 * 8,
+        }
+        assert main_dtype(model) == "bf16"
+
+
+def test_shares_are_of_the_slower_limit() -> None:
+    limits = Limits(read=100.0, multiply={"q4": 50.0, "f32": 10.0})
+    work = Work(200.0, {"q4": 100.0, "f32": 5.0})
+    assert limits.seconds(work) == (2.0, 2.5)
+    case = benchmark.Case("decode", 1, 0, 0, 2, 2, work, lambda: 0.0, [5.0, 10.0, 2.5], [limits] * 3)
+    result = case.result()
+    assert (result["limit"], result["share_of_limit"], result["share_of_limit_spread"]) == ("multiply", 0.5, [0.25, 1])
+    assert (result["tok_s"], result["tok_s_spread"]) == (0.4, [0.2, 0.8])
+    assert (result["share_of_read"], result["share_of_peak"]) == (0.4, 0.5)
+    assert (result["gb_s"], result["mac_s"]) == (40.0 / 1e9, 21.0)
+
+
+# ---- the command
+
+
+def test_the_json_holds_every_setting(llamac_command: Command, tiny_llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "speed.json"
+    options = ("--threads", "1,2", "--prompt", "3,20", "--decode", "4", "--context", "0,600", "--batch", "1,3")
+    done = llamac_command("bench", tiny_llama, *options, "--rounds", "2", "--isa", "scalar", "--json", out)
+    assert (done.code, done.err) == (0, "")
+    report = json.loads(out.read_text())
+    found = [(r["threads"], r["phase"], r["prompt"], r["context"], r["batch"]) for r in report["results"]]
+    assert found == [
+        (threads, *case)
+        for threads in (1, 2)
+        for case in (
+            *(("prefill", prompt, 0, 1) for prompt in (3, 20)),
+            *(("decode", 0, context, batch) for context in (0, 600) for batch in (1, 3)),
+        )
+    ]
+    for result in report["results"]:
+        assert result["tok_s_spread"][0] <= result["tok_s"] <= result["tok_s_spread"][1]
+        assert result["share_of_limit"] > 0
+        assert result["limit"] in ("read", "multiply")
+    assert report["read_gb_s"] > 0
+    assert report["mac_per_s"] > 0
+    assert [entry["threads"] for entry in report["limits"]] == [1, 2]
+    assert report["model"]["dtype"] == "f32"
+    assert (report["isa"], report["kv"]) == ("scalar", "f32")
+
+
+def test_a_context_at_the_models_end_is_reached_by_its_steps(tiny_llama: Path) -> None:
+    """Steps at the whole context end with it instead of leaving it."""
+    wishes = Wishes(threads=[1], prompts=(), steps=4, contexts=(600,), rounds=1)
+    with llamac.load(tiny_llama) as model:
+        assert wishes.start(600, model) == 596
+        (result,) = benchmark.measure(model, wishes)["results"]
+        assert result["bytes"] == round(work_of(model, kv="f32", rows=1, batch=1, start=596, steps=4).bytes)
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_the_table_fits_the_terminal(
+    llamac_command: Command, monkeypatch: pytest.MonkeyPatch, tiny_gpt2: Path, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    done = llamac_command("bench", tiny_gpt2, *FAST, "--context", "500")
+    lines = done.out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "\x1b" not in done.out
+    assert lines[0].startswith("tiny: bf16, ")
+    prefill, decode = lines[-2:]
+    assert prefill.split()[1:3] == ["prefill" if columns == 80 else "prompt", "8"]
+    assert decode.split()[1:4] == ["decode", "at", "500"] if columns == 80 else ["at", "500", "1"]
+    assert all("%" in line for line in (prefill, decode))
+
+
+def test_json_on_standard_output_stands_alone(llamac_command: Command, tiny_llama: Path) -> None:
+    done = llamac_command("bench", tiny_llama, *FAST, "--decode", "0", "--json", "-")
+    assert (done.code, done.err) == (0, "")
+    assert [result["phase"] for result in json.loads(done.out)["results"]] == ["prefill"]
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (("--prompt", "601"), ["prompt is 601", "1 to 600, the model's context"]),
+        (("--context", "0,601"), ["context is 601", "0 to 600, the model's context"]),
+        (("--context", "-1"), ["context is -1"]),
+        (("--decode", "601"), ["decode is 601"]),
+        (("--batch", "0"), ["batch is 0", "at least 1"]),
+        (("--threads", "1,0"), ["threads is 0", "at least 1"]),
+        (("--rounds", "0"), ["rounds is 0", "at least 1"]),
+        (("--prompt", "", "--decode", "0"), ["nothing to measure"]),
+        (("--isa", "sse9"), ["'sse9'"]),
+        (("--json", "/no/such/folder/speed.json"), ["--json /no/such/folder/speed.json", "cannot be written"]),
+        (("--json", "/"), ["--json /", "is a directory"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_wishes_are_told_in_one_line(
+    llamac_command: Command, tiny_llama: Path, options: tuple[str, ...], parts: list[str]
+) -> None:
+    llamac_command("bench", tiny_llama, *options).fails_with(*parts)
+
+
+def test_what_is_no_list_is_wrong_usage(llamac_command: Command, tiny_llama: Path) -> None:
+    done = llamac_command("bench", tiny_llama, "--threads", "1,two")
+    assert (done.code, done.out) == (2, "")
+    assert "'1,two' is not a list of whole numbers" in done.err
+
+
+TOLD = """
+    import sys
+    from llamac import benchmark
+    from llamac.cli import main
+    work = benchmark._take_turns
+    benchmark._take_turns = lambda *arguments: (print("measuring", flush=True), work(*arguments))[1]
+    main(sys.argv[1:])
+"""
+
+
+def test_ctrl_c_ends_it_quietly(tmp_path: Path) -> None:
+    """While a prompt is computed that takes seconds; nothing is written."""
+    model = write_model(tmp_path / "model.bin", checkpoint(llama_config(context=8192)))
+    out = tmp_path / "speed.json"
+    arguments = ("bench", model, "--prompt", "8192", "--rounds", "1000", "--json", out)
+    command = [sys.executable, "-c", textwrap.dedent(TOLD), *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_ctrl_c) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"measuring\n"
+        program.send_signal(signal.SIGINT)
+        told, complaints = program.communicate(timeout=TIMEOUT)
+    assert (program.returncode, told, complaints) == (130, b"", b"")
+    assert not out.exists()
