@@ -334,9 +334,11 @@ def _add_export(commands: Commands, program: str) -> None:
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads that quantize (default: as many as a model would use)"
     )
-    parser.add_argument(
+    tokenizer = parser.add_mutually_exclusive_group()
+    tokenizer.add_argument(
         "--tokenizer", metavar="FILE", help="tokenizer file or directory (default: what lies in or beside SRC)"
     )
+    tokenizer.add_argument("--no-tokenizer", action="store_true", help="no tokenizer: the file takes token ids only")
     parser.add_argument("--name", help="the model's name (default: the source's)")
     parser.add_argument(
         "--to",
@@ -349,4 +351,4 @@ def _add_export(commands: Commands, program: str) -> None:
         choices=("llamac", "transformers"),
         help="who computes the reference logits that the file carries (default: llamac)",
     )
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is a file that exists")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it is a file that exists; of a symbolic link, its target")

@@ -22,7 +22,7 @@ def export(options: argparse.Namespace) -> int:
             dtype_map=parse_dtype_map(options.dtype_map) if options.dtype_map is not None else (),
             calibrate=options.calibrate,
             threads=options.threads,
-            tokenizer=options.tokenizer,
+            tokenizer=False if options.no_tokenizer else options.tokenizer,
             name=options.name,
             to=options.to,
             probe_source=options.probe_source or "auto",
