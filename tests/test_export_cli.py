@@ -40,7 +40,7 @@ def test_export_run_check_and_back(llamac_command: Command, llama2c: Path, tmp_p
     checked = llamac_command("check", out, "--data")
     assert checked.code == 0
     assert "probes     identical: 4 probes" in checked.out
-    assert json.loads(llamac_command("inspect", out, "--json").out)["probes"] is True
+    assert json.loads(llamac_command("inspect", out, "--json").out)["probes"] == {"source": "llamac-numpy"}
     done = llamac_command("export", out, tmp_path / "back.bin", "--to", "llama2c")
     assert (done.code, done.err) == (0, "")
     again = tmp_path / "again.bin"

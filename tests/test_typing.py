@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+COMMAND = ROOT / "llamac_command.py"
 CONFIG = ROOT / "pyproject.toml"
 CHECKED_TESTS = sorted(ROOT.glob("tests/*.py"))
 
@@ -37,6 +38,8 @@ def tree(request: pytest.FixtureRequest) -> Path:
     for source in [*(ROOT / "llamac").iterdir(), ROOT / "export", ROOT / "models"]:
         if source.suffix in (".py", ".pyi", ".typed", "") and source.name != "__pycache__":
             (package / source.name).symlink_to(source)
+    if not (folder / COMMAND.name).exists():
+        (folder / COMMAND.name).symlink_to(COMMAND)
     return folder
 
 
@@ -50,7 +53,7 @@ def run(tree: Path, *arguments: object) -> str:
 
 @needs("mypy")
 def test_mypy_is_content_with_the_package(tree: Path) -> None:
-    assert run(tree, "mypy", "--config-file", CONFIG, "-p", "llamac") == ""
+    assert run(tree, "mypy", "--config-file", CONFIG, "-p", "llamac", "-m", "llamac_command") == ""
 
 
 @needs("mypy")
