@@ -124,6 +124,44 @@ static void quantized_products_stand_extremes(void) {
         }
 }
 
+// Rows of any width, with and without weights and feedback: near what they were, in exactly their bytes, the same bytes from every compiler.
+static void rows_are_quantized(void) {
+    uint64_t state = 4, hash = 14695981039346656037u;   // FNV-1a
+    for (int dtype = LLAMAC_Q8; dtype <= LLAMAC_Q4S; dtype++)
+        for (int columns = 1; columns <= 300; columns += 1 + columns / 3) for (int way = 0; way < (dtype == LLAMAC_Q8 ? 2 : 3); way++) {
+            const int rows = 1 + random_below(&state, 33);
+            const size_t n = (size_t)columns, bytes = llamac_matrix_bytes(dtype, (uint64_t)rows, n), strip_bytes = dtype_strip_bytes(dtype, n);
+            float *w = take(sizeof(float) * (size_t)rows * n), *weights = take(sizeof(float) * n), *feedback = take(sizeof(float) * n * n), *back = take(sizeof(float) * n);
+            uint8_t *out = take(bytes + 64);
+            fill_random(w, (size_t)rows * n, &state), fill_random(feedback, n * n, &state);
+            for (size_t k = 0; k < n; k++) weights[k] = 0.5f + (float)(k % 7);
+            for (size_t i = 0; i < n * n; i++) feedback[i] *= 0x1p-7f;
+            memset(out + bytes, 0xa5, 64);
+            llamac_error err;
+            CHECK(!llamac_quantize(dtype, w, (size_t)rows, n, way ? weights : NULL, way == 2 ? feedback : NULL, out, &err), "%s", err.message);
+            double error = 0, all = 0;
+            for (int r = 0; r < rows; r++) {
+                tables[0]->gather[dtype](out, strip_bytes, r, columns, back);
+                for (size_t k = 0; k < n; k++) {
+                    const double x = (double)w[(size_t)r * n + k], d = (double)back[k] - x;
+                    error += d * d, all += x * x;
+                }
+            }
+            CHECK(error < 0.02 * all, "dtype %d, %d columns, way %d: %g of %g", dtype, columns, way, error, all);
+            for (int i = 0; i < 64; i++) CHECK(out[bytes + (size_t)i] == 0xa5, "written behind the end");
+            for (size_t i = 0; i < bytes; i++) hash = (hash ^ out[i]) * 1099511628211u;
+            free(w), free(weights), free(feedback), free(back), free(out);
+        }
+    CHECK(hash == 10110740812635404679u, "the bytes have changed: %llu", (unsigned long long)hash);
+    llamac_error err;
+    float w[16] = { 1 };
+    uint8_t out[1024];
+    CHECK(llamac_quantize(LLAMAC_F16, w, 1, 16, NULL, NULL, out, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "f16");
+    llamac_test_fail_allocation(1);
+    CHECK(llamac_quantize(LLAMAC_Q4, w, 1, 16, NULL, NULL, out, &err) < 0 && err.code == LLAMAC_NO_MEMORY, "no memory");
+    llamac_test_fail_allocation(0);
+}
+
 // Row functions: n numbers at an odd address, guards around them that must stay.
 static void row_functions_have_the_same_bits(void) {
     uint64_t state = 2;
@@ -286,6 +324,7 @@ int main(void) {
     RUN(halves_convert_like_the_hardware);
     RUN(products_have_the_same_bits);
     RUN(quantized_products_stand_extremes);
+    RUN(rows_are_quantized);
     RUN(row_functions_have_the_same_bits);
     RUN(activations_are_accurate);
     RUN(attention_has_the_same_bits);
