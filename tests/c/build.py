@@ -29,7 +29,12 @@ BENCHMARK = ROOT / "bench" / "kernel_speed.c"  # built with the tests and run on
 
 
 def build(
-    folder: Path, cc: str, machine: str, sanitize: str | None, openmp: bool, sources: tuple[Path, ...] = (*TESTS, BENCHMARK)
+    folder: Path,
+    cc: str,
+    machine: str,
+    sanitize: str | None,
+    openmp: bool,
+    sources: tuple[Path, ...] = (*TESTS, BENCHMARK),
 ) -> list[Path]:
     """Compiles the core and programs of one file each into a folder; returns the programs."""
     flags = json.loads((ROOT / "csrc" / "flags.json").read_text())
