@@ -11,10 +11,11 @@ cd "$(dirname "$0")/.."
 here=$PWD
 . bench/build_copy.sh
 profile=$work/profile
+cc=${CC:-cc}   # the options stand in CC, because setup.py also links to find out what the compiler can do
 export PYTHONDONTWRITEBYTECODE=1
 
 echo "instrumented build" >&2
-CFLAGS="-fprofile-generate=$profile -fprofile-update=atomic" LDFLAGS="-fprofile-generate=$profile" install_copy "$work/instrumented"
+CC="$cc -fprofile-generate=$profile -fprofile-update=atomic" install_copy "$work/instrumented"
 if [ ${#models[@]} = 0 ]; then
     for dtype in f32 f16 bf16 q8 q4 q4s; do
         model=$work/$dtype.bin
@@ -27,4 +28,4 @@ for model in "${models[@]}"; do
     (cd "$work" && PYTHONPATH=$work/instrumented "${PYTHON:-python}" -m llamac bench "$model" --threads 1,2 --rounds 1 --prompt 128 --context 0,128 --batch 1,4 >&2)
 done
 echo "optimized build" >&2
-CFLAGS="-fprofile-use=$profile -fprofile-partial-training -Wno-missing-profile -Wno-coverage-mismatch" install_copy "$folder"
+CC="$cc -fprofile-use=$profile -fprofile-partial-training -Wno-missing-profile" install_copy "$folder"

@@ -8,7 +8,7 @@
 
 static double sample_seconds = 0.002;        // a sample is at least so long
 static size_t pool_bytes = (size_t)256 << 20;   // weights of products come from so much memory
-static const char *only_isa, *only_kernel;
+static const char *only_isa, *only_kernel, *only_with;
 static const struct kernels *table;
 static struct cancel cancel;
 enum { SAMPLES = 9 };
@@ -40,9 +40,13 @@ static int compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+static int wanted(const char *kernel) { return !only_kernel || !strcmp(only_kernel, kernel); }
+static int wanted_case(const char *what) { return !only_with || strstr(what, only_with) != NULL; }
+
 // One case: `run` is called with ascending numbers, so that it can take other memory each time.
 typedef void run_function(void *argument, long i);
 static void measure(const char *kernel, const char *what, double error, run_function *run, void *argument, double bytes, double macs) {
+    if (!wanted_case(what)) return;
     double seconds[SAMPLES];
     long i = 0, n = 1;
     for (double took = 0; took < sample_seconds; n *= took < sample_seconds ? 2 : 1) {   // enough calls for a sample; warms up, too
@@ -60,7 +64,6 @@ static void measure(const char *kernel, const char *what, double error, run_func
     printf("%s\t%s\t%s\t%.3e\t%.4e\t%.4e\t%.0f\t%.0f\t%.4e\n", kernel, table->name, what, error, seconds[SAMPLES / 2], seconds[0], bytes, macs, hertz);
     fflush(stdout);
 }
-static int wanted(const char *kernel) { return !only_kernel || !strcmp(only_kernel, kernel); }
 
 // Root mean square of the difference over that of the truth.
 struct rms { double difference, truth; };
@@ -90,6 +93,9 @@ static void run_gemm(void *argument, long i) {
 }
 
 static void gemm_case(int dtype, int rows, int columns, int m, uint64_t *state) {
+    char what[80];
+    snprintf(what, sizeof what, "%s %d x %d, %d row%s", llamac_dtype_name(dtype), rows, columns, m, m > 1 ? "s" : "");
+    if (!wanted_case(what)) return;
     const size_t strip_bytes = dtype_strip_bytes(dtype, (uint64_t)columns), bytes = llamac_matrix_bytes(dtype, (uint64_t)rows, (uint64_t)columns);
     const size_t words = input_words(input_of(dtype), columns);
     const long copies = bytes > (1 << 20) ? (long)(pool_bytes / bytes) + 1 : 1;   // a small one stays in the second cache
@@ -110,8 +116,6 @@ static void gemm_case(int dtype, int rows, int columns, int m, uint64_t *state) 
         for (int k = 0; k < columns; k++) sum += weight_at(dtype, w, strip_bytes, o, k) * (double)x[(size_t)r * (size_t)columns + (size_t)k];
         rms_add(&error, (double)y[(size_t)r * (size_t)rows + (size_t)o], sum);
     }
-    char what[80];
-    snprintf(what, sizeof what, "%s %d x %d, %d row%s", llamac_dtype_name(dtype), rows, columns, m, m > 1 ? "s" : "");
     measure("gemm", what, rms_of(error), run_gemm, &p, (double)bytes, (double)rows * columns * m);
     free(w), free(x), free(y), free(panels), free(p.g.scratch);
 }
@@ -186,6 +190,9 @@ static void run_attend(void *argument, long i) {
 }
 
 static void attend_case(int dtype, int head_dim, int positions, int queries, uint64_t *state) {
+    char what[80];
+    snprintf(what, sizeof what, "%s heads of %d, %d positions, %d quer%s", llamac_dtype_name(dtype), head_dim, positions, queries, queries > 1 ? "ies" : "y");
+    if (!wanted_case(what)) return;
     const int width = value_width(head_dim), n_pages = ceil_div(positions, KV_PAGE);
     const size_t key_bytes = KV_PAGE / 16 * float_strip_bytes(dtype, head_dim), page_bytes = key_bytes + (size_t)(width / 16) * float_strip_bytes(dtype, KV_PAGE);
     const int heads = (int)(pool_bytes / 4 / (page_bytes * (size_t)n_pages)) + 1;
@@ -219,8 +226,6 @@ static void attend_case(int dtype, int head_dim, int positions, int queries, uin
             rms_add(&error, (double)t.a.out[i * width + d], o);
         }
     }
-    char what[80];
-    snprintf(what, sizeof what, "%s heads of %d, %d positions, %d quer%s", llamac_dtype_name(dtype), head_dim, positions, queries, queries > 1 ? "ies" : "y");
     measure("attend", what, rms_of(error), run_attend, &t, (double)page_bytes * n_pages, 2.0 * positions * head_dim * queries);
     for (int h = 0; h < heads; h++) {
         for (int i = 0; i < n_pages; i++) free(pages[h][i]);
@@ -373,13 +378,14 @@ static void every_kernel(void) {
 }
 
 int main(int n, char **arguments) {
-    if (n != 5) {
-        fprintf(stderr, "kernel_speed ISA|all KERNEL|all MILLISECONDS MEGABYTES\n");
+    if (n != 6) {
+        fprintf(stderr, "kernel_speed ISA|all KERNEL|all MILLISECONDS MEGABYTES TEXT|all\n");
         return 2;
     }
     if (strcmp(arguments[1], "all")) only_isa = arguments[1];
     if (strcmp(arguments[2], "all")) only_kernel = arguments[2];
     sample_seconds = atof(arguments[3]) / 1e3, pool_bytes = (size_t)atol(arguments[4]) << 20;
+    if (strcmp(arguments[5], "all")) only_with = arguments[5];
     int supported, done = 0;
     llamac_error err;
     for (size_t i = 0; llamac_isa_at(i, &supported); i++) {

@@ -1,6 +1,6 @@
 """Each kernel by itself, for every instruction set of this machine: error against float64, GB/s, MAC per cycle.
 
-    python -m bench.kernels [--isa avx2] [--kernel gemm] [--milliseconds 2] [--megabytes 256] [--result NAME]
+    python -m bench.kernels [--isa avx2] [--kernel gemm] [--case "q4 2048"] [--result NAME]
 
 Compiles kernel_speed.c with the core's own flags and runs it. Error: root mean square of the difference to float64 over
 that of the truth, the rounding of inputs (to int8 for q4 and q4s, int16 for q8, f16 in the cache) included. GB/s:
@@ -46,6 +46,7 @@ def parse(line: str) -> dict[str, Any]:
         "seconds_best": best,
         "gb_s": count / seconds / 1e9,
         "mac_per_cycle": macs / seconds / hertz,
+        "mac_per_cycle_best": macs / best / hertz,
         "mac_s": macs / seconds,
         "clock_ghz": hertz / 1e9,
     }
@@ -65,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--isa", default="all", help="one kernel set (default: all that this machine runs)")
     parser.add_argument("--kernel", default="all", choices=("all", *KERNELS), help="one kernel (default: all)")
+    parser.add_argument("--case", default="all", help="only cases with this text, e.g. 'q4 2048' (default: all)")
     parser.add_argument("--milliseconds", type=float, default=2, help="length of a sample (default: %(default)s)")
     parser.add_argument("--megabytes", type=int, default=256, help="pool of weights (default: %(default)s)")
     parser.add_argument("--cc", default="cc", help="the compiler (default: %(default)s)")
@@ -72,7 +74,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         command = [str(build(Path(folder), options.cc)), options.isa, options.kernel]
-        command += [str(options.milliseconds), str(options.megabytes)]
+        command += [str(options.milliseconds), str(options.megabytes), options.case]
         print(f"{'kernel':<10} {'isa':<10} {'':<38} {'error':>8} {'us':>10} {'GB/s':>8} {'MAC/cycle':>9}")
         found = []
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:

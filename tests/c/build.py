@@ -91,7 +91,7 @@ def main() -> int:
             print(f"--- {run} {program.name}", flush=True)
             arguments = ["--emulated"] if run else []
             if program.name == BENCHMARK.stem:
-                arguments = ["all", "pack", "0", "1"]
+                arguments = ["all", "pack", "0", "1", "all"]
             code = subprocess.run([*shlex.split(run), str(program), *arguments], env=environment).returncode
             if code:
                 print(f"{program.name} ended with {code}")
