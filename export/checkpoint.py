@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from llamac.errors import ExportError
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -43,6 +45,18 @@ class LazyTensor:
     def array(self) -> Floats:
         """The whole tensor as float32."""
         return self.read(0, self.shape[0])
+
+    def finite(self, name: str) -> LazyTensor:
+        """The same tensor, with an ExportError that has its name where a number is read that is not finite."""
+        import numpy as np
+
+        def read(first: int, last: int) -> Floats:
+            rows = self.read(first, last)
+            if not np.isfinite(rows).all():
+                raise ExportError(f"tensor {name} holds numbers that are not finite: the source is damaged")
+            return rows
+
+        return LazyTensor(self.shape, self.dtype, read)
 
     def chunks(self, multiple: int = 16) -> Iterator[tuple[int, Floats]]:
         """(first row, rows) in order, about CHUNK_BYTES each: a multiple of `multiple` rows in all but the last."""

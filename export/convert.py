@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 TARGETS = ("llamac", "hf", "llama2c")
 SOURCES = "a Hugging Face directory, a llama2.c model file or a flat file"
+# A file that names its directory, in the order in which the import of a directory takes them.
+HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+HF_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin.index.json", "config.json")
 NUMERICS = 1
 
 
@@ -102,7 +106,7 @@ def export(
     Raises ArgumentError for an argument that would have no effect with this `to`, and ExportError or UnsupportedError
     with everything that stands against the export, before anything is written.
     """
-    source, out, progress = Path(source), Path(out), progress or silent
+    source, out, progress = _folder_of(Path(source)), Path(out), progress or silent
     dtype_map = list(dtype_map)
     _check_arguments(to, dtype, name, probe_source, overwrite)
     if to != "llamac" and (pure or dtype_map or calibrate or threads is not None or dtype in QUANTIZED):
@@ -116,6 +120,7 @@ def export(
     _check_target(out, to, overwrite)
     warnings: list[str] = []
     checkpoint = read_checkpoint(source, warnings, progress)
+    checkpoint.tensors = {name: tensor.finite(name) for name, tensor in checkpoint.tensors.items()}
     _attach_tokenizer(checkpoint, source, tokenizer, warnings)
     if name is not None:
         checkpoint.metadata["name"] = name
@@ -219,10 +224,39 @@ def read_checkpoint(source: Path, warnings: list[str], progress: Progress = sile
     from llamac.export.llama2c import read as read_llama2c
 
     if head[:4] == b"GGUF":
-        raise ExportError(f"{source} is a GGUF file; this version imports Hugging Face directories and llama2.c files")
+        raise ExportError(
+            f"{source} is a GGUF file, whose weights this version does not import: give the Hugging Face directory that"
+            " it was made from (and the GGUF file with --tokenizer, if only its tokenizer is at hand)"
+        )
     if not looks_like_llama2c(source) and head[:4] != b"24ka":
+        if source.name.endswith(HF_ENDINGS) or head[:4] == b"PK\x03\x04" or head[:1] == b"\x80":
+            raise ExportError(_advice(source))
         raise ExportError(f"{source} is no checkpoint this version knows: expected {SOURCES}")
     return read_llama2c(source)
+
+
+def _folder_of(source: Path) -> Path:
+    """The Hugging Face directory of a file of weights in it, if that file is what the import of it reads."""
+    if source.name in HF_WEIGHTS and source.is_file() and (source.parent / "config.json").is_file():
+        taken = next(name for name in HF_WEIGHTS if (source.parent / name).is_file())
+        if source.name == taken:
+            return source.parent
+    return source
+
+
+def _advice(source: Path) -> str:
+    """What to do with a file that makes a checkpoint together with others only."""
+    if (source.parent / "config.json").is_file():
+        return f"{source} is one of several files of a Hugging Face directory: give the directory, {source.parent}"
+    return (
+        f"{source} holds weights only: give a Hugging Face directory, in which config.json lies beside them"
+        " (and the tokenizer's files)"
+    )
+
+
+def _named(place: Path) -> str:
+    """The name of a file or directory, also of "." and ".."."""
+    return os.path.basename(os.path.abspath(place))
 
 
 def _head(source: Path) -> bytes:
@@ -264,7 +298,7 @@ def _attach_tokenizer(
             checkpoint.tokenizer = load_vocabulary(place, Room(checkpoint.config.vocab_size, warnings))
         except FileNotFoundError:
             raise ExportError(f"the tokenizer {place} does not exist") from None
-        checkpoint.metadata["tokenizer"] = {"source": place.name}
+        checkpoint.metadata["tokenizer"] = {"source": _named(place)}
     elif source.is_dir():
         _attach_tokenizer_inside(checkpoint, source, warnings)
     elif not _head(source).startswith(MAGIC):
@@ -283,7 +317,7 @@ def _attach_tokenizer_inside(checkpoint: Checkpoint, folder: Path, warnings: lis
         checkpoint.tokenizer = load_vocabulary(folder, Room(checkpoint.config.vocab_size, warnings))
     except (TokenizerError, UnsupportedError) as error:
         raise type(error)(f"{error}; --no-tokenizer leaves it out, --tokenizer takes another one") from None
-    checkpoint.metadata["tokenizer"] = {"source": folder.name}
+    checkpoint.metadata["tokenizer"] = {"source": _named(folder)}
 
 
 def _attach_tokenizer_beside(checkpoint: Checkpoint, source: Path, warnings: list[str]) -> None:
@@ -420,7 +454,7 @@ def _teacher(
 
     with float_model(checkpoint, folder, _own_dtype(checkpoint), matrices.threads) as model:
         text = matrices.calibrate or None
-        calibration = stack.enter_context(calibrate(checkpoint, model, text, folder, progress=progress))
+        calibration = stack.enter_context(calibrate(checkpoint, model, text, folder, progress))
 
     def teach(slot: Slot) -> Lesson | None:
         return calibration.lesson(slot.name, slot.tensor.shape[1]) if slot.dtype in FOUR_BITS else None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 import llamac
 from llamac.errors import ArgumentError, ExportError
-from llamac.export.checkpoint import Checkpoint, ModelConfig
+from llamac.export import flat
+from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.reference import forward
 from llamac.flatfile import FlatFile
 from llamac.probes import KV_DTYPES, EngineRecord, Probe, ProbeSet, engine_logits, relative_error
@@ -47,6 +48,8 @@ MARGIN = 2.0
 MARGIN_QUANTIZED = 1.1
 # A file that stores the source's weights exactly leaves only float32 arithmetic between engine and reference.
 MAX_EXACT_ERROR = 1e-2
+NO_ROUNDING = 0.5  # an error above this may have another cause than the file's dtype
+MAX_SQUARE = 2.0**63  # the square of a larger number overflows float32, and a norm sums squares
 # Weights above this do not stay in memory: the exporter promises the largest tensor plus 300 MB, whatever the file has.
 MANY_BYTES = 64 << 20
 
@@ -70,6 +73,9 @@ def make(
     if source == "llamac":
         name, rows = "llamac-numpy", _numpy_logits(checkpoint, sequences, progress)
     elif source == "transformers":
+        for weights in checkpoint.tensors.values():  # transformers reads the files itself, and names nothing
+            for _ in weights.chunks():
+                pass
         name, rows = _transformers_logits(folder, sequences, progress)
     else:
         raise ArgumentError(f"the probes' source is {source!r}, expected one of {', '.join(SOURCES)}")
@@ -79,7 +85,11 @@ def make(
             raise ExportError(f"{name} gives {row.size} logits, the checkpoint has {checkpoint.config.vocab_size}")
         logits = _rounded(row)
         if not np.isfinite(logits).all():
-            raise ExportError(f"the reference logits of probe {index} ({text or 'random ids'!r}) are not finite")
+            tensor, peak = _largest(checkpoint.tensors)
+            raise ExportError(
+                f"the reference logits of probe {index} ({text or 'random ids'!r}) are not finite in float32: the"
+                f" largest weight is {peak:.3g}, in tensor {tensor}"
+            )
         probes.append(Probe(tuple(ids), logits, text))
     return ProbeSet(name, numerics, tuple(probes), {kv: EngineRecord() for kv in KV_DTYPES})
 
@@ -135,6 +145,13 @@ def _engine_record(
     pairs = zip(rows, probe_set.probes, strict=True)
     error = max(relative_error(row, probe.logits) for row, probe in pairs)
     limit = MAX_EXACT_ERROR if kind == "exact" and kv == "f32" else np.finfo(np.float32).max
+    if error > min(limit, NO_ROUNDING):
+        name, peak = _largest(flat.read(model.file.path).tensors)
+        if peak > MAX_SQUARE or not np.isfinite(error):
+            raise ExportError(
+                "the written file gives wrong logits, because the engine computes in float32, which overflows: the"
+                f" largest weight is {peak:.3g}, in tensor {name}"
+            )
     if error > limit:
         raise ExportError(
             f"the written file gives logits that differ from the reference ({probe_set.source}) by {error:.3g} of their"
@@ -142,6 +159,12 @@ def _engine_record(
         )
     margin = MARGIN_QUANTIZED if kind == "quantized" else MARGIN
     return EngineRecord(digest, max(MIN_TOLERANCE, margin * error))
+
+
+def _largest(tensors: Mapping[str, LazyTensor]) -> tuple[str, float]:
+    """The tensor with the largest magnitude, and that magnitude."""
+    peaks = {name: max(float(np.abs(rows).max()) for _, rows in tensor.chunks()) for name, tensor in tensors.items()}
+    return max(peaks.items(), key=lambda item: item[1])
 
 
 def _sequences(checkpoint: Checkpoint, prompts: Sequence[str]) -> tuple[list[str | None], list[list[int]]]:
@@ -182,7 +205,8 @@ def _numpy_logits(checkpoint: Checkpoint, sequences: list[list[int]], progress: 
             progress("reference logits", layer + 1 if stage == "block" else total, total)
 
     progress("reference logits", 0, total)
-    found = forward(checkpoint, sequences, context=context, last_only=True, observe=observe)
+    with np.errstate(over="ignore", invalid="ignore"):  # logits that are not finite are refused by the caller
+        found = forward(checkpoint, sequences, context=context, last_only=True, observe=observe)
     return [logits[0] for logits in found]
 
 

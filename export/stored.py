@@ -85,7 +85,8 @@ def _as_float32(numbers: NDArray[np.generic], dtype: str) -> Floats:
         bits = numbers.astype(np.uint32)
         bits <<= 16
         return bits.view(np.float32)
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, which the writer tells with its name
+    # a float64 beyond float32 becomes infinite, which is told with the tensor's name, as NaN is
+    with np.errstate(over="ignore", invalid="ignore"):
         return numbers.astype(np.float32, copy=False)
 
 

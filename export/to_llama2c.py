@@ -63,6 +63,7 @@ def write_llama2c(checkpoint: Checkpoint, out: Path, progress: Progress = silent
 
 def _vocabulary(checkpoint: Checkpoint) -> bytes:
     """tokenizer.bin of a checkpoint that llama2.c can represent; empty if it has no tokenizer."""
+    _check_family(checkpoint.config)
     problems = list(_problems(checkpoint))
     data = b""
     if checkpoint.tokenizer is not None:
@@ -76,13 +77,18 @@ def _vocabulary(checkpoint: Checkpoint) -> bytes:
     return data
 
 
+def _check_family(config: ModelConfig) -> None:
+    """What is no LLaMA at all gets one line, not one for each of its tensors."""
+    wanted = {"norm": "rms", "position": "rope", "activation": "silu"}
+    others = [f"{name} {getattr(config, name)}" for name, value in wanted.items() if getattr(config, name) != value]
+    others += [f"ffn {kind}" for kind in sorted({layer.ffn for layer in config.layers} - {"gated"})]
+    if others:
+        raise UnsupportedError(f"llama2.c's format holds LLaMA models only; this one is another: {', '.join(others)}")
+
+
 def _problems(checkpoint: Checkpoint) -> Iterator[str]:
     """What llama2.c computes in another way than this config says."""
     config = checkpoint.config
-    wanted = {"norm": "rms", "position": "rope", "activation": "silu"}
-    for name, value in wanted.items():
-        if getattr(config, name) != value:
-            yield f"{name} is {getattr(config, name)!r}, llama2.c has {value!r}"
     if np.float32(config.norm_eps) != np.float32(NORM_EPS):
         yield f"norm_eps is {config.norm_eps:.6g}, llama2.c has {NORM_EPS:g}"
     if config.n_heads * config.head_dim != config.dim:
@@ -94,17 +100,21 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
             yield f"{field.name} is {getattr(config, field.name):.6g}, llama2.c has {field.default:g}"
     if config.n_token_ids != config.vocab_size:
         yield f"the tokenizer has {config.n_token_ids} ids, llama2.c needs one for each of {config.vocab_size} logits"
-    for index, layer in enumerate(config.layers):
-        if layer != LayerConfig("gated", config.layers[0].ffn_dim, rope=0):
-            yield f"layer {index} is {layer}, llama2.c's are gated, of one width, with RoPE and without a window"
-    if config.position == "rope":
-        yield from _rope_problems(checkpoint)
-    for name in checkpoint.tensors:
-        if name.endswith(".bias"):
-            yield f"{name}: llama2.c has no biases"
+    usual = LayerConfig("gated", config.layers[0].ffn_dim, rope=0)
+    layers = [f"layer {index} is {layer}" for index, layer in enumerate(config.layers) if layer != usual]
+    if layers:
+        yield f"{_first_of(layers)}: llama2.c's are gated, of one width, with RoPE and without a window"
+    yield from _rope_problems(checkpoint)
+    biases = [name for name in checkpoint.tensors if name.endswith(".bias")]
+    if biases:
+        yield f"{_first_of(biases)}: llama2.c has no biases"
     special = checkpoint.tokenizer[1] if checkpoint.tokenizer else None
     if special and not special.add_bos:
         yield "add_bos is off, llama2.c begins every text with BOS"
+
+
+def _first_of(problems: list[str]) -> str:
+    return problems[0] if len(problems) == 1 else f"{problems[0]} (and {len(problems) - 1} more)"
 
 
 def _rope_problems(checkpoint: Checkpoint) -> Iterator[str]:

@@ -517,6 +517,7 @@ def test_memory_stays_below_the_largest_tensor_plus_300_mb(large: Path) -> None:
     flat_file = large.with_name("flat.bin")
     assert peak(large, flat_file, "llamac", "f32") < bound  # reads, writes, and the engine's probes on the result
     assert peak(flat_file, large.with_name("hf"), "hf", "bf16") < bound
+    assert peak(flat_file, large.with_name("q4s.bin"), "llamac", "q4s") < bound
 
 
 @pytest.mark.parametrize("to", ["llamac", "llama2c"])

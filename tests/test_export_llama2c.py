@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from vocab_samples import write_json
 
 import llamac
-from builders import checkpoint, gpt2_config, llama_config
+from builders import checkpoint, llama_config
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export import llama2c
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
@@ -241,9 +241,9 @@ def with_layer(**changes: Any) -> Callable[[ModelConfig], dict[str, Any]]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any] | Callable[[ModelConfig], dict[str, Any]], str]] = {
-    "norm": ({"norm": "layer"}, "norm is 'layer'"),
-    "activation": ({"activation": "relu"}, "activation is 'relu'"),
-    "position": ({"position": "learned"}, "position is 'learned'"),
+    "norm": ({"norm": "layer"}, "norm layer"),
+    "activation": ({"activation": "relu"}, "activation relu"),
+    "position": ({"position": "learned"}, "position learned"),
     "eps": ({"norm_eps": 1e-6}, "norm_eps is 1e-06"),
     "head_dim": ({"head_dim": 16}, "n_heads \\* head_dim is 96"),
     "scale": ({"attention_scale": 1.0}, "attention_scale is 1,"),
@@ -257,7 +257,7 @@ REFUSED: dict[str, tuple[dict[str, Any] | Callable[[ModelConfig], dict[str, Any]
     "factor": ({"rope_attention_factor": (1.5,)}, "attention factor"),
     "long": ({"rope_original_context": (8,)}, "second table"),
     "window": (with_layer(window=8), "layer 1 is .*window=8"),
-    "ffn": (with_layer(ffn="plain"), "layer 1 is .*plain"),
+    "ffn": (with_layer(ffn="plain"), "ffn plain"),
     "ffn_dim": (with_layer(ffn_dim=8), "layer 1 is .*ffn_dim=8"),
     "placement": (with_layer(placement="post"), "layer 1 is .*post"),
     "no_rope": (with_layer(rope=-1), "layer 1 is .*rope=-1"),
@@ -280,16 +280,11 @@ def test_what_the_format_cannot_hold_is_refused_by_name(case: str, tmp_path: Pat
 
 
 def test_all_reasons_are_told_at_once(tmp_path: Path) -> None:
-    made = checkpoint(gpt2_config())
-    text = refusal(replace_config(made, norm_eps=1e-6, n_token_ids=301), tmp_path)
-    for reason in (
-        "norm is 'layer'",
-        "position is",
-        "activation is",
-        "norm_eps",
-        "layer 1 is",
-        "attn_q.bias: llama2.c has",
-    ):
+    made = representable()
+    made.tensors["layers.0.attn_q.bias"] = LazyTensor.of(np.zeros(made.config.dim, np.float32))
+    changes = with_layer(window=8)(made.config)
+    text = refusal(replace_config(made, norm_eps=1e-6, n_token_ids=7, **changes), tmp_path)
+    for reason in ("norm_eps", "has 7 ids", "layer 1 is", "layers.0.attn_q.bias: llama2.c has"):
         assert reason in text
 
 

@@ -351,4 +351,6 @@ def _add_export(commands: Commands, program: str) -> None:
         choices=("llamac", "transformers"),
         help="who computes the reference logits that the file carries (default: llamac)",
     )
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is a file that exists; of a symbolic link, its target")
+    parser.add_argument(
+        "--force", action="store_true", help="replace OUT if it is a file that exists; of a symbolic link, its target"
+    )

@@ -26,7 +26,7 @@ def bench(options: argparse.Namespace) -> int:
     _check_target(options.json)
     with load(options.model, threads=1, isa=options.isa, kv=options.kv) as model:
         wishes = benchmark.Wishes(
-            threads=options.threads or [machine.default_threads(model.weight_bytes)],
+            threads=options.threads or [machine.DefaultThreads(model.weight_bytes).now()],
             prompts=options.prompt,
             steps=options.decode,
             contexts=options.context,
