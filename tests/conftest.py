@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Programs that tests run in processes of their own shall find the llamac that is installed. In a checkout they would
+    """Programs that tests run in processes of their own shall find the llamac that is installed. Here they would
     find the folder llamac/, where the compiled core is missing after a plain `pip install .`."""
     before = Path.cwd()
     os.chdir(tmp_path_factory.mktemp("elsewhere"))
