@@ -56,6 +56,8 @@ def interruptible(work: Callable[[], Result], cancel: Callable[[], None] | None)
         if failures and isinstance(failures[0], CancelledError):
             failures.clear()
         raise interruption from (failures[0] if failures else None)
+    if thread.ident is not None:
+        thread.join()  # it has nothing left to do: whoever looks at the threads now shall not find it
     if failures:
         raise failures[0]
     return results[0]

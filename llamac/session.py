@@ -85,7 +85,7 @@ class Session:
         )
         self._long_work = LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
         config = model.config
-        self._attention_work: int = 4 * config["n_layers"] * config["n_heads"] * (2 * config["head_dim"] + EXP_WORK)
+        self._attention_work: int = 2 * config["n_layers"] * config["n_heads"] * (2 * config["head_dim"] + EXP_WORK)
 
     # ---- facts
 
@@ -303,5 +303,6 @@ class Session:
 
     def _is_long(self, rows: int, position: int) -> bool:
         """Whether so many rows, up to this position, may take so long that Ctrl-C has to be able to come between."""
-        work = rows * (self._model.weight_bytes + self._attention_work * position)
+        seen = rows * position - rows * (rows - 1) // 2  # positions before each row, together
+        work = rows * self._model.weight_bytes + self._attention_work * seen
         return work >= self._long_work and in_main_thread()

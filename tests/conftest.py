@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,21 @@ ROOT = Path(__file__).parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of real models and tokenizers"
+        "--data",
+        type=lambda name: Path(name).resolve(),
+        default=ROOT.parent / "shared" / "data",
+        help="folder of real models and tokenizers",
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Programs that tests run in processes of their own shall find the llamac that is installed. Here they would
+    find the folder llamac/, where the compiled core is missing after a plain `pip install .`."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("elsewhere"))
+    yield
+    os.chdir(before)
 
 
 @pytest.fixture(scope="session")

@@ -133,7 +133,7 @@ def python_files(*folders: str) -> list[Path]:
 @pytest.mark.parametrize("path", python_files("llamac"), ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_package_imports_other_libraries_where_they_are_needed_only(path: Path) -> None:
     at_once = {module.split(".")[0] for module, at_once in imports(path) if at_once}
-    assert at_once <= {"llamac", *sys.stdlib_module_names}
+    assert at_once <= {"llamac", "llamac_command", *sys.stdlib_module_names}
 
 
 def library() -> list[Path]:

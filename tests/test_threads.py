@@ -29,6 +29,7 @@ START = """
     model = llamac.load(sys.argv[1])
     def digest(threads):
         with model.session(threads=threads) as session:
+            session._long_work = 1 << 60  # in this thread: no helper appears among those that are counted
             return hashlib.sha256(session.eval(range(280), logits="all").tobytes()).hexdigest()
     def count():
         return len(os.listdir("/proc/self/task"))
