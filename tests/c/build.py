@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument(
         "--run",
         action="append",
-        help="what runs the programs, e.g. an emulator; every further one runs the kernels' tests only: another processor",
+        help="what runs the programs, e.g. an emulator; each further one, another processor, for the kernels only",
     )
     options = parser.parse_args()
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
