@@ -228,7 +228,7 @@ INLINE void tile_quant(const int dtype, const int expanded, const int S, const i
     if (dtype == LLAMAC_Q8) tile_q8(expanded, S, T, w, strip_bytes, x, columns, sums);
     else tile_q4(dtype, expanded, S, T, w, strip_bytes, x, columns, sums);
 }
-INLINE void quant_group(const int dtype, const int expanded, const int T, const uint8_t *w, size_t strip_bytes, int strips, const void *inputs, int columns, float *sums) {
+SHARED void quant_group(const int dtype, const int expanded, const int T, const uint8_t *w, size_t strip_bytes, int strips, const void *inputs, int columns, float *sums) {
     const int S = strips_for(T, dtype == LLAMAC_Q8 ? LINES_IN_FLIGHT_Q8 : LINES_IN_FLIGHT), input = input_of(dtype);
     const int step = T == 1 && !expanded ? BLOCK_COLUMNS : columns;
     for (int k = 0; k < columns; k += step) {

@@ -23,6 +23,7 @@ enum {
 
 // What takes many instructions without hardware is a function of its own: inlined everywhere it would be most of the library.
 #define ONCE static __attribute__((noinline, unused))
+#define SHARED ONCE              // nor do tiles gain from a copy for each height and dtype (see kernels_tmpl.h)
 
 #define EACH(expression) v16 r; for (int i = 0; i < 16; i++) r.f[i] = (expression); return r
 
