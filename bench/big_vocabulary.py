@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.make_model import random_checkpoint
+from bench.shapes import random_checkpoint
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.writer import make_plan, temporary_beside, write
 from llamac.tokenizer import byte_alphabet

@@ -30,6 +30,7 @@ static int has_avx512vnni(void) { return has_avx512() && __builtin_cpu_supports(
 #if defined(__linux__)
 static int has(int type, int bit) { return getauxval((unsigned long)type) >> bit & 1; }
 static int has_dotprod(void) { return has(AT_HWCAP, 20); }
+static int has_i8mm(void) { return has_dotprod() && has(AT_HWCAP2, 13); }
 #elif defined(__APPLE__)
 static int has(const char *name) {
     int value = 0;
@@ -37,8 +38,10 @@ static int has(const char *name) {
     return !sysctlbyname(name, &value, &size, NULL, 0) && value;
 }
 static int has_dotprod(void) { return has("hw.optional.arm.FEAT_DotProd"); }
+static int has_i8mm(void) { return has_dotprod() && has("hw.optional.arm.FEAT_I8MM"); }
 #else
 static int has_dotprod(void) { return 0; }
+static int has_i8mm(void) { return 0; }
 #endif
 #endif
 
@@ -48,6 +51,7 @@ static const struct { const struct kernels *table; int (*supported)(void); const
     { &kernels_avx512, has_avx512, "AVX-512 F, BW, DQ and VL" },
     { &kernels_avx2, has_avx2, "AVX2, FMA and F16C" },
 #elif defined(__aarch64__)
+    { &kernels_neon_i8mm, has_i8mm, "NEON with dot products and int8 matrix multiplication" },
     { &kernels_neon_dotprod, has_dotprod, "NEON with dot products" },
     { &kernels_neon, always, "NEON" },
 #endif

@@ -10,7 +10,8 @@
 //     f32      the numbers
 //     int8     for q4, q4s. Per group of 32 columns: 8 words of 4 codes, 2 of starts, the scale d = max|x| / 127
 //     int16    for q8. Per block of 128 columns: 2 words per 4 codes, the codes' sum of each group, the scale d = max|x| / 16319
-// Codes are x / d, rounded to nearest even. Starts and the order in the words of int16 are the instruction set's own.
+// Codes are x / d, rounded to nearest even. Starts, the order in the words of int16 and the order of a block's words of codes are the
+// instruction set's own.
 #ifndef LLAMAC_KERNELS_H
 #define LLAMAC_KERNELS_H
 #include "cancel.h"
@@ -125,7 +126,8 @@ struct kernels {
     double (*peak[N_INPUTS])(int passes, float *result);
 };
 
-extern const struct kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_avx512vnni, kernels_neon, kernels_neon_dotprod;
+extern const struct kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_avx512vnni, kernels_neon, kernels_neon_dotprod,
+                            kernels_neon_i8mm;
 
 // The best table of this machine (name NULL), or the named one. NULL and an error if it is unknown or not supported here.
 const struct kernels *kernels_select(const char *name, llamac_error *err);

@@ -40,22 +40,25 @@ INLINE void pass_f32(const int S, const int T, const struct peak_operands *o, fl
     EACH_SUM(j) v16_store(sums + 16 * j, c[j]);
 }
 
+// Of the rows that share sums the first stands for all.
 INLINE void pass_int8(const int S, const int T, const struct peak_operands *o, float *sums) {
     const scales scale = scales_load(o->lines[0]);
+    const int R = dots_rows(1);
     dots c[GEMM_STRIPS * PANEL_ROWS];
-    EACH_SUM(j) c[j] = dots_from(0, grid_load(o->lines[0]), 1);
+    EACH_SUM(j) if (j / S % R == 0) c[j] = dots_from(0, grid_load(o->lines[0]), 1);
     for (int k = 0; k < PEAK_STEPS; k++)
-        EACH_SUM(j) c[j] = dots_add(c[j], line_load(o->lines[j % S] + LINE_BYTES * k), o->words[k * T + j / S]);
-    EACH_SUM(j) v16_store(sums + 16 * j, scaled_float(scaled_first(c[j], scale)));
+        EACH_SUM(j) if (j / S % R == 0) c[j] = dots_add(c[j], line_load(o->lines[j % S] + LINE_BYTES * k), o->words, k, T, j / S, 1);
+    EACH_SUM(j) if (j / S % R == 0) v16_store(sums + 16 * j, scaled_float(scaled_first(dots_row(c[j], 0, 1), scale)));
 }
 
 INLINE void pass_int16(const int S, const int T, const struct peak_operands *o, float *sums) {
+    const int R = dots8_rows(T);
     dots8 c[GEMM_STRIPS * PANEL_ROWS];
-    EACH_SUM(j) c[j] = dots8_start(0, 1);
+    EACH_SUM(j) if (j / S % R == 0) c[j] = dots8_start(o->words, T, 0, 1);
     for (int k = 0; k < PEAK_STEPS; k++)
         UNROLL for (int part = 0; part < WIDE_PARTS; part++)
-            EACH_SUM(j) c[j] = dots8_add(c[j], wide_reload(o->lines[j % S] + EXPANDED_LINE_Q8 * k, part), o->words + 2 * k * T + j / S, T, part);
-    EACH_SUM(j) v16_store(sums + 16 * j, dots8_float(c[j]));
+            EACH_SUM(j) if (j / S % R == 0) c[j] = dots8_add(c[j], wide_reload(o->lines[j % S], k, part), o->words, k, part, T, j / S);
+    EACH_SUM(j) if (j / S % R == 0) v16_store(sums + 16 * j, dots8_float(c[j], T, 0));
 }
 #undef EACH_SUM
 
@@ -67,7 +70,7 @@ static void fill_operands(int input, struct peak_operands *o) {
     for (int s = 0; s < GEMM_STRIPS; s++)
         for (int k = 0; k < PEAK_STEPS; k++) {
             uint8_t *to = o->lines[s] + k * (input == INPUT_INT16 ? EXPANDED_LINE_Q8 : LINE_BYTES);
-            if (input == INPUT_INT16) wide_expand(to, codes);
+            if (input == INPUT_INT16) wide_expand(to, codes, 0);
             else if (input == INPUT_INT8) memcpy(to, codes, LINE_BYTES);
             else for (int r = 0; r < STRIP_ROWS; r++) memcpy(to + 4 * r, &w, 4);
         }

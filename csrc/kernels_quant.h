@@ -32,7 +32,7 @@ INLINE float input_scale(const float *x, int n, float limit, float *inverse) {
 
 static void pack_int8(struct panel_row to, const float *row, int columns) {
     const int T = to.height;
-    int32_t *p = to.panel + to.place;
+    int32_t *p = to.panel;
     for (int k = 0; k < columns; k += GROUP_COLUMNS, p += GROUP_WORDS * T) {
         const int n = min_int(GROUP_COLUMNS, columns - k);
         int8_t x[GROUP_COLUMNS] = { 0 };
@@ -41,15 +41,15 @@ static void pack_int8(struct panel_row to, const float *row, int columns) {
         const float scale = input_scale(row + k, n, INT8_LIMIT, &inverse);
         if (inverse > 0) for (int i = 0; i < n; i += 16) v16_to_int8(x + i, v16_mul(load_some(row + k + i, n - i), v16_set1(inverse)));
         dots_starts(x, starts);
-        for (int g = 0; g < 8; g++) memcpy(p + g * T, x + 4 * g, 4);
-        p[8 * T] = starts[0], p[9 * T] = starts[1];
-        memcpy(p + 10 * T, &scale, 4);
+        for (int g = 0; g < 8; g++) memcpy(p + word_place(g, T, to.place), x + 4 * g, 4);
+        p[8 * T + to.place] = starts[0], p[9 * T + to.place] = starts[1];
+        memcpy(p + 10 * T + to.place, &scale, 4);
     }
 }
 
 static void pack_int16(struct panel_row to, const float *row, int columns) {
     const int T = to.height;
-    int32_t *p = to.panel + to.place;
+    int32_t *p = to.panel;
     for (int k = 0; k < columns; k += BLOCK_COLUMNS) {
         const int n = min_int(BLOCK_COLUMNS, columns - k), groups = ceil_div(n, GROUP_COLUMNS);
         int16_t x[BLOCK_COLUMNS] = { 0 };
@@ -59,14 +59,14 @@ static void pack_int16(struct panel_row to, const float *row, int columns) {
         for (int i = 0; i < groups * GROUP_COLUMNS; i += 16, p += 8 * T) {
             int32_t words[8];
             pack8(x + i, words);
-            for (int g = 0; g < 8; g++) p[g * T] = words[g];
+            for (int g = 0; g < 8; g++) p[word_place(g, T, to.place)] = words[g];
         }
         for (int j = 0; j < groups; j++, p += T) {
             int sum = 0;
             for (int i = 0; i < GROUP_COLUMNS; i++) sum += x[GROUP_COLUMNS * j + i];
-            *p = sum;
+            p[to.place] = sum;
         }
-        memcpy(p, &scale, 4);
+        memcpy(p + to.place, &scale, 4);
         p += T;
     }
 }
@@ -87,8 +87,8 @@ INLINE void expand_q4(const int dtype, const uint8_t *w, int columns, uint8_t *t
                 UNROLL for (int l = 2 * h; l < 2 * h + 2; l++, codes += LINE_BYTES) {
                     const line x = line_load(codes);
                     __builtin_prefetch(codes + FETCH_AHEAD_QUANT);
-                    codes_store(to + 128 * l, codes_low(codebook, x, grid), grid);
-                    codes_store(to + 128 * l + 64, codes_high(codebook, x, grid), grid);
+                    line_store(to + 128 * l, codes_of(codebook, x, grid, 0, 1));
+                    line_store(to + 128 * l + 64, codes_of(codebook, x, grid, 1, 1));
                 }
                 if (h || dtype == LLAMAC_Q4) s += STRIP_ROWS;
             }
@@ -102,7 +102,8 @@ INLINE void expand_q8(const uint8_t *w, int columns, uint8_t *to) {
         const int groups = min_int(BLOCK_GROUPS, ceil_div(columns - k, GROUP_COLUMNS));
         const uint8_t *codes = w + block_scale_bytes(LLAMAC_Q8, groups);
         for (int j = 0; j < groups; j++, to += EXPANDED_GROUP_Q8) {
-            for (int l = 0; l < 8; l++, codes += LINE_BYTES) wide_expand(to + l * EXPANDED_LINE_Q8, codes);
+            for (int l = 0; l < 8; l++) wide_expand(to, codes, l);
+            codes += 8 * LINE_BYTES;
             v16_store((float *)(void *)(to + 8 * EXPANDED_LINE_Q8), v16_load_int8(w + STRIP_ROWS * j));
         }
         w = codes;
@@ -116,35 +117,39 @@ INLINE void expand(const int dtype, const uint8_t *w, int columns, uint8_t *to) 
 
 // ---- tiles of S strips x T rows: sums[S][T][16] += over `columns` k
 
-// Keeps n sums in memory while others need the registers; the compiler would spill in the inner loop instead. What was loaded before is
-// loaded again.
-#define PARK(x, n) do { if ((n) > SUMS_KEPT) __asm__ volatile("" : "+m"(x) : : "memory"); } while (0)
+// Keeps n sums in memory while others need the registers; the compiler would spill in the inner loop instead.
+#define PARK(x, n) do { if ((n) > SUMS_KEPT) __asm__ volatile("" : "+m"(x)); } while (0)
+// What is in memory is read and written there, not kept in registers from before to after.
 #define FORGET() __asm__ volatile("" : : : "memory")
 
 INLINE void add_to(float *sums, v16 x, float d) { v16_store(sums, v16_fma1(x, d, v16_load(sums))); }
 
 // The products of 16 columns, half h of a group, with scales that are still to come. `s`: the half's block scales.
-typedef struct { dots v[GEMM_STRIPS][PANEL_ROWS]; } dots_tile;
+typedef struct { row_dots v[GEMM_STRIPS][PANEL_ROWS]; } dots_tile;
 INLINE void multiply_half(const int expanded, const int S, const int T, const int h, table codebook, const uint8_t *s, const uint8_t *codes,
-                          size_t strip_bytes, const int32_t *x, dots_tile *c) {
+                          size_t strip_bytes, const int32_t *x, dots_tile *to) {
+    const int R = dots_rows(expanded);
+    const int32_t *starts = x + (8 + h) * T;
+    dots c[GEMM_STRIPS][PANEL_ROWS];
     grids grid[GEMM_STRIPS];
     if (!expanded) UNROLL for (int i = 0; i < S; i++) grid[i] = grid_load(s + (size_t)i * strip_bytes);
-    UNROLL for (int i = 0; i < S; i++) UNROLL for (int t = 0; t < T; t++) c->v[i][t] = dots_from(x[(8 + h) * T + t], grid[i], expanded);
+    UNROLL for (int i = 0; i < S; i++) UNROLL for (int t = 0; t < T; t += R) c[i][t] = dots_from(starts[t], grid[i], expanded);
     if (expanded) {
         UNROLL for (int g = 4 * h; g < 4 * h + 4; g++) UNROLL for (int i = 0; i < S; i++) {
             const line a = line_load(codes + (size_t)i * strip_bytes + 64 * g);
-            UNROLL for (int t = 0; t < T; t++) c->v[i][t] = dots_add(c->v[i][t], a, x[g * T + t]);
+            UNROLL for (int t = 0; t < T; t += R) c[i][t] = dots_add(c[i][t], a, x, g, T, t, expanded);
         }
-        return;
+    } else {
+        UNROLL for (int g = 4 * h; g < 4 * h + 4; g += 2) UNROLL for (int i = 0; i < S; i++) {
+            const uint8_t *at = codes + (size_t)i * strip_bytes + 32 * g;
+            const line raw = line_load(at), a = codes_of(codebook, raw, grid[i], 0, 0);
+            __builtin_prefetch(at + FETCH_AHEAD_QUANT);
+            UNROLL for (int t = 0; t < T; t += R) c[i][t] = dots_add(c[i][t], a, x, g, T, t, expanded);
+            const line b = codes_of(codebook, raw, grid[i], 1, 0);
+            UNROLL for (int t = 0; t < T; t += R) c[i][t] = dots_add(c[i][t], b, x, g + 1, T, t, expanded);
+        }
     }
-    UNROLL for (int g = 4 * h; g < 4 * h + 4; g += 2) UNROLL for (int i = 0; i < S; i++) {
-        const uint8_t *at = codes + (size_t)i * strip_bytes + 32 * g;
-        const line raw = line_load(at), a = codes_low(codebook, raw, grid[i]);
-        __builtin_prefetch(at + FETCH_AHEAD_QUANT);
-        UNROLL for (int t = 0; t < T; t++) c->v[i][t] = dots_add(c->v[i][t], a, x[g * T + t]);
-        const line b = codes_high(codebook, raw, grid[i]);
-        UNROLL for (int t = 0; t < T; t++) c->v[i][t] = dots_add(c->v[i][t], b, x[(g + 1) * T + t]);
-    }
+    UNROLL for (int i = 0; i < S; i++) UNROLL for (int t = 0; t < T; t++) to->v[i][t] = dots_row(c[i][t - t % R], t % R, expanded);
 }
 INLINE scales half_scales(const int expanded, const int h, const uint8_t *s, const uint8_t *codes) {
     return expanded ? scales_reload(codes + 8 * LINE_BYTES + 64 * h) : scales_load(s);
@@ -165,6 +170,7 @@ INLINE void tile_q4(const int dtype, const int expanded, const int S, const int 
                 UNROLL for (int t = 0; t < T; t++) sum.v[i][t] = scaled_first(c.v[i][t], scale);
             }
             PARK(sum, S * T);
+            if (S * T > SUMS_HELD) FORGET();
             multiply_half(expanded, S, T, 1, codebook, s1, codes, strip_bytes, x, &c);
             UNROLL for (int i = 0; i < S; i++) {
                 const scales scale = half_scales(expanded, 1, s1 + (size_t)i * strip_bytes, codes + (size_t)i * strip_bytes);
@@ -179,7 +185,7 @@ INLINE void tile_q4(const int dtype, const int expanded, const int S, const int 
 }
 
 INLINE void tile_q8(const int expanded, const int S, const int T, const uint8_t *w, size_t strip_bytes, const int32_t *x, int columns, float *sums) {
-    const int passes = wide_passes(T);
+    const int passes = wide_passes(T), R = dots8_rows(T);
     for (int k = 0; k < columns; k += BLOCK_COLUMNS) {
         const int groups = min_int(BLOCK_GROUPS, ceil_div(columns - k, GROUP_COLUMNS));
         const int32_t *starts = x + groups * 16 * T;
@@ -188,24 +194,24 @@ INLINE void tile_q8(const int expanded, const int S, const int T, const uint8_t 
         UNROLL for (int i = 0; i < S; i++) UNROLL for (int t = 0; t < T; t++) sum.v[i][t] = v16_set1(0);
         for (int j = 0; j < groups; j++, starts += T) {
             dots8 c[GEMM_STRIPS][PANEL_ROWS];
-            UNROLL for (int i = 0; i < S; i++) UNROLL for (int t = 0; t < T; t++) c[i][t] = dots8_start(starts[t], expanded);
+            UNROLL for (int i = 0; i < S; i++) UNROLL for (int t = 0; t < T; t += R) c[i][t] = dots8_start(starts, T, t, expanded);
             UNROLL for (int n = 0; n < 8 * WIDE_PARTS; n++) {
                 const int l = passes ? n % 8 : n / WIDE_PARTS, part = passes ? n / 8 : n % WIDE_PARTS;
                 if (passes && n == 8) {
-                    UNROLL for (int i = 0; i < S; i++) UNROLL for (int t = 0; t < T; t++) c[i][t] = dots8_next(c[i][t]);
+                    UNROLL for (int i = 0; i < S; i++) UNROLL for (int t = 0; t < T; t += R) c[i][t] = dots8_next(c[i][t]);
                     FORGET();
                 }
                 UNROLL for (int i = 0; i < S; i++) {
-                    const uint8_t *at = codes + (size_t)i * strip_bytes + (expanded ? l * EXPANDED_LINE_Q8 : l * LINE_BYTES);
-                    const wide a = expanded ? wide_reload(at, part) : wide_load(at, part);
-                    if (!expanded && part == 0) __builtin_prefetch(at + FETCH_AHEAD_QUANT);
-                    UNROLL for (int t = 0; t < T; t++) c[i][t] = dots8_add(c[i][t], a, x + 2 * l * T + t, T, part);
+                    const uint8_t *group = codes + (size_t)i * strip_bytes;
+                    const wide a = expanded ? wide_reload(group, l, part) : wide_load(group, l, part);
+                    if (!expanded && part == 0) __builtin_prefetch(group + l * LINE_BYTES + FETCH_AHEAD_QUANT);
+                    UNROLL for (int t = 0; t < T; t += R) c[i][t] = dots8_add(c[i][t], a, x, l, part, T, t);
                 }
             }
             UNROLL for (int i = 0; i < S; i++) {
                 const v16 scale = expanded ? v16_load((const float *)(const void *)(codes + (size_t)i * strip_bytes + 8 * EXPANDED_LINE_Q8))
                                            : v16_load_int8(w + (size_t)i * strip_bytes + STRIP_ROWS * j);
-                UNROLL for (int t = 0; t < T; t++) sum.v[i][t] = v16_fma(dots8_float(c[i][t]), scale, sum.v[i][t]);
+                UNROLL for (int t = 0; t < T; t++) sum.v[i][t] = v16_fma(dots8_float(c[i][t - t % R], T, t % R), scale, sum.v[i][t]);
             }
             PARK(sum, S * T);
             codes += expanded ? EXPANDED_GROUP_Q8 : 8 * LINE_BYTES;
@@ -222,7 +228,7 @@ INLINE void tile_quant(const int dtype, const int expanded, const int S, const i
     if (dtype == LLAMAC_Q8) tile_q8(expanded, S, T, w, strip_bytes, x, columns, sums);
     else tile_q4(dtype, expanded, S, T, w, strip_bytes, x, columns, sums);
 }
-INLINE void quant_group(const int dtype, const int expanded, const int T, const uint8_t *w, size_t strip_bytes, int strips, const void *inputs, int columns, float *sums) {
+SHARED void quant_group(const int dtype, const int expanded, const int T, const uint8_t *w, size_t strip_bytes, int strips, const void *inputs, int columns, float *sums) {
     const int S = strips_for(T, dtype == LLAMAC_Q8 ? LINES_IN_FLIGHT_Q8 : LINES_IN_FLIGHT), input = input_of(dtype);
     const int step = T == 1 && !expanded ? BLOCK_COLUMNS : columns;
     for (int k = 0; k < columns; k += step) {

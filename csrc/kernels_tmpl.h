@@ -6,6 +6,11 @@
 #include "format.h"
 #include "kernels.h"
 
+// A function that is compiled into each of its callers with what is constant there, unless the vocabulary wants it once.
+#ifndef SHARED
+#define SHARED INLINE
+#endif
+
 // ---- loading weights: how one k of a strip becomes 16 floats. bf16 keeps the vocabulary's own lane order until `finish`.
 
 enum { WEIGHT_BYTES_F32 = 4, WEIGHT_BYTES_HALF = 2 };
@@ -43,7 +48,7 @@ INLINE void tile(const int dtype, const int S, const int T, const uint8_t *w, si
 INLINE int strips_for(int T, int in_flight) { return max_int(1, min_int(GEMM_STRIPS, in_flight / T)); }
 
 // All strips of a group for one panel: sums[strip][T][16].
-INLINE void tile_group(const int dtype, const int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, float *sums) {
+SHARED void tile_group(const int dtype, const int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, float *sums) {
     const int S = strips_for(T, SUMS_IN_FLIGHT);
     int s = 0;
     for (; s + S <= strips; s += S) tile(dtype, S, T, w + (size_t)s * strip_bytes, strip_bytes, x, columns, sums + (size_t)s * 16 * (size_t)T);
@@ -188,7 +193,7 @@ static void norm_layer(const float *x, const float *w, const float *bias, float 
 }
 
 // exp for x <= 88: 2^n * polynomial (Cephes expf's coefficients, 2 ulp); 0 below -87, where f32 would leave its normal range.
-INLINE v16 exp16(v16 x) {
+SHARED v16 exp16(v16 x) {
     const v16 shift = v16_set1(0x1.8p23f), low = v16_set1(-87.0f);
     const v16 clamped = v16_min(v16_set1(88.0f), v16_max(low, x));   // a NaN passes: max and min then return their second operand
     const v16 t = v16_fma(clamped, v16_set1(0x1.715476p0f), shift), n = v16_sub(t, shift);

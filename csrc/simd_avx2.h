@@ -5,11 +5,12 @@
 #include <immintrin.h>
 #include "common.h"
 #include "dtype.h"
+#include "simd_rows.h"
 
 typedef struct { __m256 a, b; } v16;   // lanes 0..7 and 8..15
 enum {
     SUMS_IN_FLIGHT = 6,                // 12 of 16 registers; with one row 8 hide the latency of the multiply-add
-    LINES_IN_FLIGHT = 1, LINES_IN_FLIGHT_Q8 = 1, SUMS_KEPT = 2,
+    LINES_IN_FLIGHT = 1, LINES_IN_FLIGHT_Q8 = 1, SUMS_KEPT = 2, SUMS_HELD = 2,
     EXPAND_ROWS = 7, EXPAND_ROWS_Q8 = 24,
 };
 
@@ -118,11 +119,11 @@ INLINE grids grid_load(const uint8_t *p) {
     return (grids){ _mm256_shuffle_epi8(s, first), _mm256_shuffle_epi8(s, _mm256_add_epi8(first, _mm256_set1_epi8(8))) };
 }
 INLINE __m256i code(table t, __m256i x, __m256i grid) { return _mm256_add_epi8(_mm256_shuffle_epi8(t, _mm256_and_si256(x, _mm256_set1_epi8(15))), grid); }
-INLINE line codes_low(table t, line x, grids grid) { return (line){ code(t, x.a, grid.a), code(t, x.b, grid.b) }; }
-INLINE line codes_high(table t, line x, grids grid) {
-    return (line){ code(t, _mm256_srli_epi16(x.a, 4), grid.a), code(t, _mm256_srli_epi16(x.b, 4), grid.b) };
+INLINE line codes_of(table t, line x, grids grid, const int part, const int expanded) {
+    (void)expanded;
+    if (part) x = (line){ _mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4) };
+    return (line){ code(t, x.a, grid.a), code(t, x.b, grid.b) };
 }
-INLINE void codes_store(uint8_t *p, line x, grids grid) { (void)grid; line_store(p, x); }
 // The shuffle puts a byte on top of each int16, the shift extends its sign.
 INLINE scales scales_load(const uint8_t *p) {
     const __m256i first = _mm256_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1, 4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7);
@@ -137,17 +138,23 @@ INLINE void dots_starts(const int8_t *x, int32_t starts[2]) {
     const __m256i negative = _mm256_sub_epi16(_mm256_setzero_si256(), sums);
     starts[0] = _mm256_extract_epi32(negative, 0), starts[1] = _mm256_extract_epi32(negative, 4);
 }
-INLINE dots dots_from(int32_t start, grids grid, const int expanded) { (void)grid, (void)expanded; return (dots){ every32(start), every32(start) }; }
-INLINE dots dots_add(dots d, line codes, int32_t inputs) {
-    const __m256i x = every32(inputs);
+INLINE dots dots_from(int32_t start, grids grid, const int expanded) {
+    (void)grid, (void)expanded;
+    return (dots){ every32(start), every32(start) };
+}
+INLINE dots dots_add(dots d, line codes, const int32_t *inputs, const int word, const int T, const int t, const int expanded) {
+    (void)expanded;
+    const __m256i x = every32(inputs[word_place(word, T, t)]);
     d.a = _mm256_add_epi16(d.a, _mm256_maddubs_epi16(codes.a, x));
     PIN(d.a);
     d.b = _mm256_add_epi16(d.b, _mm256_maddubs_epi16(codes.b, x));
     PIN(d.b);
     return d;
 }
-INLINE scaled scaled_first(dots d, scales s) { return (scaled){ _mm256_madd_epi16(d.a, s.a), _mm256_madd_epi16(d.b, s.b) }; }
-INLINE scaled scaled_add(scaled w, dots d, scales s) {
+typedef dots row_dots;
+INLINE row_dots dots_row(dots d, const int r, const int expanded) { (void)r, (void)expanded; return d; }
+INLINE scaled scaled_first(row_dots d, scales s) { return (scaled){ _mm256_madd_epi16(d.a, s.a), _mm256_madd_epi16(d.b, s.b) }; }
+INLINE scaled scaled_add(scaled w, row_dots d, scales s) {
     return (scaled){ _mm256_add_epi32(w.a, _mm256_madd_epi16(d.a, s.a)), _mm256_add_epi32(w.b, _mm256_madd_epi16(d.b, s.b)) };
 }
 INLINE v16 scaled_float(scaled w) { return (v16){ _mm256_cvtepi32_ps(w.a), _mm256_cvtepi32_ps(w.b) }; }
@@ -159,34 +166,45 @@ enum { WIDE_PARTS = 2, EXPANDED_LINE_Q8 = 128 };
 typedef struct { __m256i a, b; } wide;
 typedef struct { __m256i a, b; } dots8;
 INLINE __m256i wide_part(__m256i x, const int part) { return part ? _mm256_srli_epi16(x, 8) : _mm256_and_si256(x, _mm256_set1_epi16(255)); }
-INLINE wide wide_load(const uint8_t *p, const int part) { return (wide){ wide_part(load32(p), part), wide_part(load32(p + 32), part) }; }
-INLINE void wide_expand(uint8_t *to, const uint8_t *p) {
+INLINE wide wide_load(const uint8_t *group, const int l, const int part) {
+    const uint8_t *p = group + l * LINE_BYTES;
+    return (wide){ wide_part(load32(p), part), wide_part(load32(p + 32), part) };
+}
+INLINE void wide_expand(uint8_t *to, const uint8_t *group, int l) {
     const __m256i offset = _mm256_set1_epi16(Q8_OFFSET);
     UNROLL for (int part = 0; part < 2; part++) {
-        const wide x = wide_load(p, part);
-        store32(to + 64 * part, _mm256_sub_epi16(x.a, offset)), store32(to + 64 * part + 32, _mm256_sub_epi16(x.b, offset));
+        const wide x = wide_load(group, l, part);
+        uint8_t *p = to + l * EXPANDED_LINE_Q8 + 64 * part;
+        store32(p, _mm256_sub_epi16(x.a, offset)), store32(p + 32, _mm256_sub_epi16(x.b, offset));
     }
 }
-INLINE wide wide_reload(const uint8_t *p, const int part) { return (wide){ load32(p + 64 * part), load32(p + 64 * part + 32) }; }
+INLINE wide wide_reload(const uint8_t *group, const int l, const int part) {
+    const uint8_t *p = group + l * EXPANDED_LINE_Q8 + 64 * part;
+    return (wide){ load32(p), load32(p + 32) };
+}
 INLINE void pack8(const int16_t *x, int32_t *words) {
     const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
     _mm256_storeu_si256((__m256i *)words, _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)x), order));
 }
-INLINE dots8 dots8_start(int32_t sum, const int expanded) {
-    const __m256i start = expanded ? _mm256_setzero_si256() : every32(-Q8_OFFSET * sum);
+INLINE dots8 dots8_start(const int32_t *sums, const int T, const int t, const int expanded) {
+    (void)T;
+    const __m256i start = expanded ? _mm256_setzero_si256() : every32(-Q8_OFFSET * sums[t]);
     return (dots8){ start, start };
 }
 INLINE int wide_passes(const int T) { (void)T; return 0; }
 INLINE dots8 dots8_next(dots8 d) { return d; }
-INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, int height, const int part) {
-    const __m256i x = every32(inputs[part ? height : 0]);
+INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, const int l, const int part, const int T, const int t) {
+    const __m256i x = every32(inputs[word_place(2 * l + part, T, t)]);
     d.a = _mm256_add_epi32(d.a, _mm256_madd_epi16(w.a, x));
     PIN(d.a);
     d.b = _mm256_add_epi32(d.b, _mm256_madd_epi16(w.b, x));
     PIN(d.b);
     return d;
 }
-INLINE v16 dots8_float(dots8 d) { return (v16){ _mm256_cvtepi32_ps(d.a), _mm256_cvtepi32_ps(d.b) }; }
+INLINE v16 dots8_float(dots8 d, const int T, const int row) {
+    (void)T, (void)row;
+    return (v16){ _mm256_cvtepi32_ps(d.a), _mm256_cvtepi32_ps(d.b) };
+}
 INLINE v16 v16_load_int8(const uint8_t *p) {
     return (v16){ _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))),
                   _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))) };

@@ -7,11 +7,12 @@
 #include <string.h>
 #include "common.h"
 #include "dtype.h"
+#include "simd_rows.h"
 
 typedef __m512 v16;
 enum {
     SUMS_IN_FLIGHT = 24,               // of 32 registers
-    LINES_IN_FLIGHT = 12, SUMS_KEPT = 6,
+    LINES_IN_FLIGHT = 12, SUMS_KEPT = 6, SUMS_HELD = 24,
     EXPAND_ROWS = 18,
 #if defined(__AVX512VNNI__)
     LINES_IN_FLIGHT_Q8 = 8,            // an input takes two sums
@@ -88,11 +89,10 @@ INLINE grids grid_load(const uint8_t *p) {   // a byte times 0x01010101 stands i
                                             0x0c0c0c0c08080808, 0x0404040400000000, 0x0c0c0c0c08080808, 0x0404040400000000);
     return _mm512_and_si512(_mm512_shuffle_epi8(s, spread), _mm512_set1_epi8(3));
 }
-INLINE line codes_low(table t, line x, grids grid) {
-    return _mm512_add_epi8(_mm512_shuffle_epi8(t, _mm512_and_si512(x, _mm512_set1_epi8(15))), grid);
+INLINE line codes_of(table t, line x, grids grid, const int part, const int expanded) {
+    (void)expanded;
+    return _mm512_add_epi8(_mm512_shuffle_epi8(t, _mm512_and_si512(part ? _mm512_srli_epi16(x, 4) : x, _mm512_set1_epi8(15))), grid);
 }
-INLINE line codes_high(table t, line x, grids grid) { return codes_low(t, _mm512_srli_epi16(x, 4), grid); }
-INLINE void codes_store(uint8_t *p, line x, grids grid) { (void)grid; line_store(p, x); }
 
 #if defined(__AVX512VNNI__)
 typedef __m512i dots;                   // one int32 per row
@@ -107,14 +107,20 @@ INLINE void dots_starts(const int8_t *x, int32_t starts[2]) {
     const __m256i eights = _mm256_add_epi32(fours, _mm256_srli_si256(fours, 8)), halves = _mm256_add_epi32(eights, _mm256_srli_si256(eights, 4));
     starts[0] = _mm256_extract_epi32(halves, 0), starts[1] = _mm256_extract_epi32(halves, 4);
 }
-INLINE dots dots_from(int32_t start, grids grid, const int expanded) { (void)grid, (void)expanded; return every64(start); }
-INLINE dots dots_add(dots d, line codes, int32_t inputs) {
-    d = _mm512_dpbusd_epi32(d, codes, every64(inputs));
+INLINE dots dots_from(int32_t start, grids grid, const int expanded) {
+    (void)grid, (void)expanded;
+    return every64(start);
+}
+INLINE dots dots_add(dots d, line codes, const int32_t *inputs, const int word, const int T, const int t, const int expanded) {
+    (void)expanded;
+    d = _mm512_dpbusd_epi32(d, codes, every64(inputs[word_place(word, T, t)]));
     PIN(d);
     return d;
 }
-INLINE scaled scaled_first(dots d, scales s) { return _mm512_mul_ps(_mm512_cvtepi32_ps(d), s); }
-INLINE scaled scaled_add(scaled w, dots d, scales s) { return _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), s, w); }
+typedef dots row_dots;
+INLINE row_dots dots_row(dots d, const int r, const int expanded) { (void)r, (void)expanded; return d; }
+INLINE scaled scaled_first(row_dots d, scales s) { return _mm512_mul_ps(_mm512_cvtepi32_ps(d), s); }
+INLINE scaled scaled_add(scaled w, row_dots d, scales s) { return _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), s, w); }
 INLINE v16 scaled_float(scaled w) { return w; }
 #else
 typedef __m512i dots;                   // per row two int16, as on AVX2
@@ -132,14 +138,20 @@ INLINE void dots_starts(const int8_t *x, int32_t starts[2]) {
     const __m256i negative = _mm256_sub_epi16(_mm256_setzero_si256(), sums);
     starts[0] = _mm256_extract_epi32(negative, 0), starts[1] = _mm256_extract_epi32(negative, 4);
 }
-INLINE dots dots_from(int32_t start, grids grid, const int expanded) { (void)grid, (void)expanded; return every64(start); }
-INLINE dots dots_add(dots d, line codes, int32_t inputs) {
-    d = _mm512_add_epi16(d, _mm512_maddubs_epi16(codes, every64(inputs)));
+INLINE dots dots_from(int32_t start, grids grid, const int expanded) {
+    (void)grid, (void)expanded;
+    return every64(start);
+}
+INLINE dots dots_add(dots d, line codes, const int32_t *inputs, const int word, const int T, const int t, const int expanded) {
+    (void)expanded;
+    d = _mm512_add_epi16(d, _mm512_maddubs_epi16(codes, every64(inputs[word_place(word, T, t)])));
     PIN(d);
     return d;
 }
-INLINE scaled scaled_first(dots d, scales s) { return _mm512_madd_epi16(d, s); }
-INLINE scaled scaled_add(scaled w, dots d, scales s) { return _mm512_add_epi32(w, _mm512_madd_epi16(d, s)); }
+typedef dots row_dots;
+INLINE row_dots dots_row(dots d, const int r, const int expanded) { (void)r, (void)expanded; return d; }
+INLINE scaled scaled_first(row_dots d, scales s) { return _mm512_madd_epi16(d, s); }
+INLINE scaled scaled_add(scaled w, row_dots d, scales s) { return _mm512_add_epi32(w, _mm512_madd_epi16(d, s)); }
 INLINE v16 scaled_float(scaled w) { return _mm512_cvtepi32_ps(w); }
 #endif
 
@@ -152,46 +164,62 @@ INLINE v16 v16_load_int8(const uint8_t *p) { return _mm512_cvtepi32_ps(_mm512_cv
 enum { WIDE_PARTS = 1, EXPANDED_LINE_Q8 = 64 };
 typedef __m512i wide;
 typedef struct { __m512i h, l; } dots8;
-INLINE wide wide_load(const uint8_t *p, const int part) { (void)part; return load64(p); }
-INLINE void wide_expand(uint8_t *to, const uint8_t *p) { store64(to, load64(p)); }
-INLINE wide wide_reload(const uint8_t *p, const int part) { (void)part; return load64(p); }
+INLINE wide wide_load(const uint8_t *group, const int l, const int part) { (void)part; return load64(group + l * LINE_BYTES); }
+INLINE void wide_expand(uint8_t *to, const uint8_t *group, int l) { store64(to + l * EXPANDED_LINE_Q8, wide_load(group, l, 0)); }
+INLINE wide wide_reload(const uint8_t *group, const int l, const int part) { (void)part; return load64(group + l * EXPANDED_LINE_Q8); }
 INLINE void pack8(const int16_t *x, int32_t *words) {
     const __m256i v = _mm256_loadu_si256((const __m256i *)x), h = _mm256_srai_epi16(_mm256_add_epi16(v, _mm256_set1_epi16(64)), 7);
     const __m128i high = _mm256_cvtepi16_epi8(h), low = _mm256_cvtepi16_epi8(_mm256_sub_epi16(v, _mm256_slli_epi16(h, 7)));
     _mm_storeu_si128((__m128i *)words, _mm_unpacklo_epi32(high, low));
     _mm_storeu_si128((__m128i *)(words + 4), _mm_unpackhi_epi32(high, low));
 }
-INLINE dots8 dots8_start(int32_t sum, const int expanded) { (void)expanded; return (dots8){ _mm512_setzero_si512(), every64(-Q8_OFFSET * sum) }; }
+INLINE dots8 dots8_start(const int32_t *sums, const int T, const int t, const int expanded) {
+    (void)T, (void)expanded;
+    return (dots8){ _mm512_setzero_si512(), every64(-Q8_OFFSET * sums[t]) };
+}
 INLINE dots8 dots8_next(dots8 d) { return d; }
-INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, int height, const int part) {
+INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, const int l, const int part, const int T, const int t) {
     (void)part;
-    d.h = _mm512_dpbusd_epi32(d.h, w, every64(inputs[0]));
+    d.h = _mm512_dpbusd_epi32(d.h, w, every64(inputs[word_place(2 * l, T, t)]));
     PIN(d.h);
-    d.l = _mm512_dpbusd_epi32(d.l, w, every64(inputs[height]));
+    d.l = _mm512_dpbusd_epi32(d.l, w, every64(inputs[word_place(2 * l + 1, T, t)]));
     PIN(d.l);
     return d;
 }
-INLINE v16 dots8_float(dots8 d) { return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(d.h, 7), d.l)); }
+INLINE v16 dots8_float(dots8 d, const int T, const int row) {
+    (void)T, (void)row;
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(d.h, 7), d.l));
+}
 #else
 enum { WIDE_PARTS = 2, EXPANDED_LINE_Q8 = 128 };   // as on AVX2
 typedef __m512i wide;
 typedef __m512i dots8;
-INLINE wide wide_load(const uint8_t *p, const int part) { return part ? _mm512_srli_epi16(load64(p), 8) : _mm512_and_si512(load64(p), _mm512_set1_epi16(255)); }
-INLINE void wide_expand(uint8_t *to, const uint8_t *p) {
-    UNROLL for (int part = 0; part < 2; part++) store64(to + 64 * part, _mm512_sub_epi16(wide_load(p, part), _mm512_set1_epi16(Q8_OFFSET)));
+INLINE wide wide_load(const uint8_t *group, const int l, const int part) {
+    const __m512i x = load64(group + l * LINE_BYTES);
+    return part ? _mm512_srli_epi16(x, 8) : _mm512_and_si512(x, _mm512_set1_epi16(255));
 }
-INLINE wide wide_reload(const uint8_t *p, const int part) { return load64(p + 64 * part); }
+INLINE void wide_expand(uint8_t *to, const uint8_t *group, int l) {
+    UNROLL for (int part = 0; part < 2; part++)
+        store64(to + l * EXPANDED_LINE_Q8 + 64 * part, _mm512_sub_epi16(wide_load(group, l, part), _mm512_set1_epi16(Q8_OFFSET)));
+}
+INLINE wide wide_reload(const uint8_t *group, const int l, const int part) { return load64(group + l * EXPANDED_LINE_Q8 + 64 * part); }
 INLINE void pack8(const int16_t *x, int32_t *words) {
     const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
     _mm256_storeu_si256((__m256i *)words, _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)x), order));
 }
-INLINE dots8 dots8_start(int32_t sum, const int expanded) { return expanded ? _mm512_setzero_si512() : every64(-Q8_OFFSET * sum); }
+INLINE dots8 dots8_start(const int32_t *sums, const int T, const int t, const int expanded) {
+    (void)T;
+    return expanded ? _mm512_setzero_si512() : every64(-Q8_OFFSET * sums[t]);
+}
 INLINE dots8 dots8_next(dots8 d) { return d; }
-INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, int height, const int part) {
-    d = _mm512_add_epi32(d, _mm512_madd_epi16(w, every64(inputs[part ? height : 0])));
+INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, const int l, const int part, const int T, const int t) {
+    d = _mm512_add_epi32(d, _mm512_madd_epi16(w, every64(inputs[word_place(2 * l + part, T, t)])));
     PIN(d);
     return d;
 }
-INLINE v16 dots8_float(dots8 d) { return _mm512_cvtepi32_ps(d); }
+INLINE v16 dots8_float(dots8 d, const int T, const int row) {
+    (void)T, (void)row;
+    return _mm512_cvtepi32_ps(d);
+}
 #endif
 #endif

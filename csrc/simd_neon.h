@@ -1,18 +1,25 @@
 // SPDX-License-Identifier: MIT
 // simd_neon.h - the vector vocabulary (see simd_scalar.h) for NEON: four registers of 4 floats or 4 rows each. With the dot product
-// extension, sums of products of bytes are one instruction.
+// extension, sums of products of bytes are one instruction; with i8mm one instruction makes them for two rows of inputs.
 #ifndef LLAMAC_SIMD_H
 #define LLAMAC_SIMD_H
 #include <arm_neon.h>
 #include <string.h>
 #include "common.h"
 #include "dtype.h"
+#if !defined(__ARM_FEATURE_MATMUL_INT8)
+#include "simd_rows.h"
+#endif
 
 typedef struct { float32x4_t a, b, c, d; } v16;   // lanes 0..3, 4..7, 8..11, 12..15
 enum {
     SUMS_IN_FLIGHT = 6,                // 24 of 32 registers
-    LINES_IN_FLIGHT = 1, LINES_IN_FLIGHT_Q8 = 1, SUMS_KEPT = 2,
-    EXPAND_ROWS = 6, EXPAND_ROWS_Q8 = 6,
+    LINES_IN_FLIGHT = 1, LINES_IN_FLIGHT_Q8 = 1, SUMS_KEPT = 2, SUMS_HELD = 2,
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    EXPAND_ROWS = 5, EXPAND_ROWS_Q8 = 4,
+#else
+    EXPAND_ROWS = 8, EXPAND_ROWS_Q8 = 6,
+#endif
 };
 
 #define ALL(f, x) (v16){ f(x.a), f(x.b), f(x.c), f(x.d) }
@@ -110,7 +117,7 @@ INLINE void v16_to_int16(int16_t *p, v16 x) { vst1q_s16(p, to_int16(x.a, x.b)), 
 
 typedef struct { int8x16_t a, b, c, d; } line;
 typedef struct { int32x4_t a, b, c, d; } ints;
-typedef ints dots, scaled, scales, grids;
+typedef ints scaled, scales, grids, row_dots;
 
 INLINE line line_load(const uint8_t *p) {
     const int8_t *q = (const int8_t *)p;
@@ -120,8 +127,13 @@ INLINE void line_store(uint8_t *p, line x) {
     int8_t *q = (int8_t *)p;
     vst1q_s8(q, x.a), vst1q_s8(q + 16, x.b), vst1q_s8(q + 32, x.c), vst1q_s8(q + 48, x.d);
 }
-INLINE ints ints_zero(void) { const int32x4_t zero = vdupq_n_s32(0); return (ints){ zero, zero, zero, zero }; }
+INLINE ints ints_set1(int32x4_t x) { return (ints){ x, x, x, x }; }
+INLINE ints ints_zero(void) { return ints_set1(vdupq_n_s32(0)); }
 INLINE v16 ints_float(ints w) { return (v16){ vcvtq_f32_s32(w.a), vcvtq_f32_s32(w.b), vcvtq_f32_s32(w.c), vcvtq_f32_s32(w.d) }; }
+INLINE ints ints_times_128_plus(ints h, ints l) {
+    return (ints){ vaddq_s32(vshlq_n_s32(h.a, 7), l.a), vaddq_s32(vshlq_n_s32(h.b, 7), l.b),
+                   vaddq_s32(vshlq_n_s32(h.c, 7), l.c), vaddq_s32(vshlq_n_s32(h.d, 7), l.d) };
+}
 
 // Adds each row's 4 products. Without the instruction two products in int16 at a time: 2 * 127 * 127 fits.
 INLINE int32x4_t dot(int32x4_t sum, int8x16_t codes, int32x2_t inputs) {
@@ -137,7 +149,42 @@ INLINE ints ints_dot(ints sum, line codes, int32_t inputs) {
     return (ints){ dot(sum.a, codes.a, x), dot(sum.b, codes.b, x), dot(sum.c, codes.c, x), dot(sum.d, codes.d, x) };
 }
 
-// ---- 4-bit codes. The grid is no part of them in a tile: its share, grid * sum of the inputs, is what sums start from, so that it
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+// Sums of two input rows: a register holds (code row 0: input rows 0, 1; code row 1: input rows 0, 1). `zip` takes two lines, 8 columns, apart
+// into code rows 0, 1 of each 4 and code rows 2, 3; `unzip` gives one input row's sums in order. The words of two columns and
+// two rows lie together. Of an odd number of rows the last has a place beside it that is computed and not used.
+typedef struct { ints first, second; } pairs;
+
+INLINE int dots_rows(const int expanded) { return expanded ? 2 : 1; }
+INLINE int dots8_rows(const int T) { return T > 1 ? 2 : 1; }
+INLINE int word_place(int word, const int T, int t) { return (word & ~1) * T + 2 * t + (word & 1); }
+
+INLINE int8x16_t zip_half(int8x16_t x, int8x16_t y, const int half) {
+    const int32x4_t v = vreinterpretq_s32_s8(x), w = vreinterpretq_s32_s8(y);
+    return vreinterpretq_s8_s32(half ? vzip2q_s32(v, w) : vzip1q_s32(v, w));
+}
+INLINE line zip(line x, line y, const int half) {
+    return (line){ zip_half(x.a, y.a, half), zip_half(x.b, y.b, half), zip_half(x.c, y.c, half), zip_half(x.d, y.d, half) };
+}
+INLINE int32x4_t unzip_half(int32x4_t x, int32x4_t y, const int r) { return r ? vuzp2q_s32(x, y) : vuzp1q_s32(x, y); }
+INLINE ints unzip(pairs p, const int r) {
+    return (ints){ unzip_half(p.first.a, p.second.a, r), unzip_half(p.first.b, p.second.b, r),
+                   unzip_half(p.first.c, p.second.c, r), unzip_half(p.first.d, p.second.d, r) };
+}
+// Two words of row t, and of row t + 1 if there is one.
+INLINE int32x4_t two_rows(const int32_t *p, const int rows_left) {
+    return rows_left > 1 ? vld1q_s32(p) : vcombine_s32(vld1_s32(p), vdup_n_s32(0));
+}
+INLINE ints ints_mmla(ints sum, line codes, int32x4_t inputs) {
+    const int8x16_t x = vreinterpretq_s8_s32(inputs);
+    return (ints){ vmmlaq_s32(sum.a, codes.a, x), vmmlaq_s32(sum.b, codes.b, x), vmmlaq_s32(sum.c, codes.c, x), vmmlaq_s32(sum.d, codes.d, x) };
+}
+INLINE pairs pairs_mmla(pairs p, line codes, int32x4_t inputs, const int half) {
+    return half ? (pairs){ p.first, ints_mmla(p.second, codes, inputs) } : (pairs){ ints_mmla(p.first, codes, inputs), p.second };
+}
+#endif
+
+// ---- 4-bit codes. The grid is no part of them in a tile: its share, grid * sum of the inputs, is added as a whole, so that it
 // costs nothing per code. In expanded lines it is.
 
 typedef int8x16_t table;
@@ -160,23 +207,44 @@ INLINE grids grid_load(const uint8_t *p) {
     const int32x4_t mask = vdupq_n_s32(3);
     return (grids){ vandq_s32(s.a, mask), vandq_s32(s.b, mask), vandq_s32(s.c, mask), vandq_s32(s.d, mask) };
 }
-INLINE int8x16_t low_code(table t, int8x16_t x) { return vqtbl1q_s8(t, vandq_u8(vreinterpretq_u8_s8(x), vdupq_n_u8(15))); }
-INLINE int8x16_t high_code(table t, int8x16_t x) { return vqtbl1q_s8(t, vshrq_n_u8(vreinterpretq_u8_s8(x), 4)); }
-INLINE line codes_low(table t, line x, grids grid) { (void)grid; return (line){ low_code(t, x.a), low_code(t, x.b), low_code(t, x.c), low_code(t, x.d) }; }
-INLINE line codes_high(table t, line x, grids grid) { (void)grid; return (line){ high_code(t, x.a), high_code(t, x.b), high_code(t, x.c), high_code(t, x.d) }; }
-INLINE int8x16_t on_grid(int8x16_t codes, int32x4_t grid) { return vaddq_s8(codes, vreinterpretq_s8_s32(vmulq_n_s32(grid, 0x01010101))); }
-INLINE void codes_store(uint8_t *p, line x, grids grid) {
-    line_store(p, (line){ on_grid(x.a, grid.a), on_grid(x.b, grid.b), on_grid(x.c, grid.c), on_grid(x.d, grid.d) });
+INLINE int8x16_t code(table t, int8x16_t x, int32x4_t grid, const int high, const int expanded) {
+    const uint8x16_t nibbles = vreinterpretq_u8_s8(x);
+    const int8x16_t codes = vqtbl1q_s8(t, high ? vshrq_n_u8(nibbles, 4) : vandq_u8(nibbles, vdupq_n_u8(15)));
+    return expanded ? vaddq_s8(codes, vreinterpretq_s8_s32(vmulq_n_s32(grid, 0x01010101))) : codes;
+}
+INLINE line nibbles_of(table t, line x, grids g, const int high, const int expanded) {
+    return (line){ code(t, x.a, g.a, high, expanded), code(t, x.b, g.b, high, expanded), code(t, x.c, g.c, high, expanded), code(t, x.d, g.d, high, expanded) };
 }
 INLINE void dots_starts(const int8_t *x, int32_t starts[2]) { starts[0] = vaddlvq_s8(vld1q_s8(x)), starts[1] = vaddlvq_s8(vld1q_s8(x + 16)); }
-INLINE dots dots_from(int32_t start, grids grid, const int expanded) {
-    if (expanded) return ints_zero();
-    const int32x2_t x = lane_s32(start);
-    return (dots){ vmulq_lane_s32(grid.a, x, 0), vmulq_lane_s32(grid.b, x, 0), vmulq_lane_s32(grid.c, x, 0), vmulq_lane_s32(grid.d, x, 0) };
+INLINE ints share_of_grid(grids grid, int32_t inputs) {
+    const int32x2_t x = lane_s32(inputs);
+    return (ints){ vmulq_lane_s32(grid.a, x, 0), vmulq_lane_s32(grid.b, x, 0), vmulq_lane_s32(grid.c, x, 0), vmulq_lane_s32(grid.d, x, 0) };
 }
-INLINE dots dots_add(dots d, line codes, int32_t inputs) { return ints_dot(d, codes, inputs); }
-INLINE scaled scaled_first(dots d, scales s) { return (scaled){ vmulq_s32(d.a, s.a), vmulq_s32(d.b, s.b), vmulq_s32(d.c, s.c), vmulq_s32(d.d, s.d) }; }
-INLINE scaled scaled_add(scaled w, dots d, scales s) {
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+// Only expanded strips are worth the zips. Sums of one row are the first half alone.
+typedef pairs dots;
+INLINE line codes_of(table t, line x, grids grid, const int part, const int expanded) {
+    return expanded ? zip(nibbles_of(t, x, grid, 0, 1), nibbles_of(t, x, grid, 1, 1), part) : nibbles_of(t, x, grid, part, 0);
+}
+INLINE dots dots_from(int32_t start, grids grid, const int expanded) { return (dots){ expanded ? ints_zero() : share_of_grid(grid, start), ints_zero() }; }
+INLINE dots dots_add(dots d, line codes, const int32_t *inputs, const int word, const int T, const int t, const int expanded) {
+    if (!expanded) return (dots){ ints_dot(d.first, codes, inputs[word_place(word, T, t)]), d.second };
+    return pairs_mmla(d, codes, two_rows(inputs + word_place(word & ~1, T, t), T - t), word & 1);
+}
+INLINE row_dots dots_row(dots d, const int r, const int expanded) { return expanded ? unzip(d, r) : d.first; }
+#else
+typedef ints dots;
+INLINE line codes_of(table t, line x, grids grid, const int part, const int expanded) { return nibbles_of(t, x, grid, part, expanded); }
+INLINE dots dots_from(int32_t start, grids grid, const int expanded) { return expanded ? ints_zero() : share_of_grid(grid, start); }
+INLINE dots dots_add(dots d, line codes, const int32_t *inputs, const int word, const int T, const int t, const int expanded) {
+    (void)expanded;
+    return ints_dot(d, codes, inputs[word_place(word, T, t)]);
+}
+INLINE row_dots dots_row(dots d, const int r, const int expanded) { (void)r, (void)expanded; return d; }
+#endif
+INLINE scaled scaled_first(row_dots d, scales s) { return (scaled){ vmulq_s32(d.a, s.a), vmulq_s32(d.b, s.b), vmulq_s32(d.c, s.c), vmulq_s32(d.d, s.d) }; }
+INLINE scaled scaled_add(scaled w, row_dots d, scales s) {
     return (scaled){ vmlaq_s32(w.a, d.a, s.a), vmlaq_s32(w.b, d.b, s.b), vmlaq_s32(w.c, d.c, s.c), vmlaq_s32(w.d, d.d, s.d) };
 }
 INLINE v16 scaled_float(scaled w) { return ints_float(w); }
@@ -185,33 +253,81 @@ INLINE v16 scaled_float(scaled w) { return ints_float(w); }
 // the registers suffice: all lines are multiplied with h, the sums shifted, all lines multiplied with l.
 
 enum { WIDE_PARTS = 2, EXPANDED_LINE_Q8 = 64 };
-INLINE int wide_passes(const int T) { return T > 3; }
 typedef line wide;
-typedef struct { ints h, l; } dots8;
-INLINE int8x16_t without_offset(int8x16_t x) { return veorq_s8(x, vdupq_n_s8(-128)); }
-INLINE wide wide_load(const uint8_t *p, const int part) {
-    (void)part;
-    const line x = line_load(p);
-    return (wide){ without_offset(x.a), without_offset(x.b), without_offset(x.c), without_offset(x.d) };
-}
-INLINE void wide_expand(uint8_t *to, const uint8_t *p) { line_store(to, wide_load(p, 0)); }
-INLINE wide wide_reload(const uint8_t *p, const int part) { (void)part; return line_load(p); }
+INLINE v16 v16_load_int8(const uint8_t *p) { return ints_float(scales_load(p)); }
+INLINE wide wide_reload(const uint8_t *group, const int l, const int part) { (void)part; return line_load(group + l * EXPANDED_LINE_Q8); }
+// 16 numbers as words of 4 bytes.
+INLINE int32x4_t narrow_words(int16x8_t v, int16x8_t w) { return vreinterpretq_s32_s8(vcombine_s8(vmovn_s16(v), vmovn_s16(w))); }
 INLINE void pack8(const int16_t *x, int32_t *words) {
     const int16x8_t v = vld1q_s16(x), w = vld1q_s16(x + 8), half = vdupq_n_s16(64);
     const int16x8_t vh = vshrq_n_s16(vaddq_s16(v, half), 7), wh = vshrq_n_s16(vaddq_s16(w, half), 7);
-    const int32x4_t high = vreinterpretq_s32_s8(vcombine_s8(vmovn_s16(vh), vmovn_s16(wh)));
-    const int32x4_t low = vreinterpretq_s32_s8(vcombine_s8(vmovn_s16(vsubq_s16(v, vshlq_n_s16(vh, 7))), vmovn_s16(vsubq_s16(w, vshlq_n_s16(wh, 7)))));
+    const int32x4_t high = narrow_words(vh, wh), low = narrow_words(vsubq_s16(v, vshlq_n_s16(vh, 7)), vsubq_s16(w, vshlq_n_s16(wh, 7)));
+#if defined(__ARM_FEATURE_MATMUL_INT8)   // two columns' h, then their l
+    vst1q_s32(words, vcombine_s32(vget_low_s32(high), vget_low_s32(low)));
+    vst1q_s32(words + 4, vcombine_s32(vget_high_s32(high), vget_high_s32(low)));
+#else
     vst1q_s32(words, vzip1q_s32(high, low)), vst1q_s32(words + 4, vzip2q_s32(high, low));
+#endif
 }
-INLINE ints ints_times_128_plus(ints h, ints l) {
-    return (ints){ vaddq_s32(vshlq_n_s32(h.a, 7), l.a), vaddq_s32(vshlq_n_s32(h.b, 7), l.b),
-                   vaddq_s32(vshlq_n_s32(h.c, 7), l.c), vaddq_s32(vshlq_n_s32(h.d, 7), l.d) };
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+// Bytes are multiplied as they lie in the file, unsigned; sums start at -128 * sum of the inputs, as -sum before the shift. A single row's h and l are
+// multiplied like two rows. Half l & 1 of two lines stands for line l.
+typedef struct { pairs h, l; } dots8;
+INLINE int wide_passes(const int T) { return T > 2; }
+INLINE wide wide_load(const uint8_t *group, const int l, const int part) {
+    (void)part;
+    const uint8_t *p = group + (l & ~1) * LINE_BYTES;
+    return zip(line_load(p), line_load(p + LINE_BYTES), l & 1);
 }
-INLINE dots8 dots8_start(int32_t sum, const int expanded) { (void)sum, (void)expanded; return (dots8){ ints_zero(), ints_zero() }; }
+INLINE void wide_expand(uint8_t *to, const uint8_t *group, const int l) { line_store(to + l * EXPANDED_LINE_Q8, wide_load(group, l, 0)); }
+INLINE int32x4_t usmmla(int32x4_t sum, int8x16_t codes, int32x4_t inputs) { return vusmmlaq_s32(sum, vreinterpretq_u8_s8(codes), vreinterpretq_s8_s32(inputs)); }
+INLINE ints ints_usmmla(ints sum, wide w, int32x4_t inputs) {
+    return (ints){ usmmla(sum.a, w.a, inputs), usmmla(sum.b, w.b, inputs), usmmla(sum.c, w.c, inputs), usmmla(sum.d, w.d, inputs) };
+}
+INLINE pairs pairs_usmmla(pairs p, wide w, int32x4_t inputs, const int half) {
+    return half ? (pairs){ p.first, ints_usmmla(p.second, w, inputs) } : (pairs){ ints_usmmla(p.first, w, inputs), p.second };
+}
+INLINE dots8 dots8_start(const int32_t *sums, const int T, const int t, const int expanded) {
+    (void)expanded;
+    const int32x2_t two = vneg_s32(T - t > 1 ? vld1_s32(sums + t) : vset_lane_s32(sums[t], vdup_n_s32(0), 0));
+    const ints start = ints_set1(vcombine_s32(two, two));
+    return (dots8){ { start, start }, { ints_zero(), ints_zero() } };
+}
+INLINE dots8 dots8_next(dots8 d) {
+    return (dots8){ { ints_zero(), ints_zero() }, { ints_times_128_plus(d.h.first, d.l.first), ints_times_128_plus(d.h.second, d.l.second) } };
+}
+INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, const int l, const int part, const int T, const int t) {
+    if (T == 1) return part ? d : (dots8){ pairs_usmmla(d.h, w, vld1q_s32(inputs + word_place(2 * (l & ~1), T, t)), l & 1), d.l };
+    const int32x4_t x = two_rows(inputs + word_place(2 * (l & ~1) + 2 * part, T, t), T - t);
+    return part ? (dots8){ d.h, pairs_usmmla(d.l, w, x, l & 1) } : (dots8){ pairs_usmmla(d.h, w, x, l & 1), d.l };
+}
+INLINE v16 dots8_float(dots8 d, const int T, const int row) {
+    if (T == 1) return ints_float(ints_times_128_plus(unzip(d.h, 0), unzip(d.h, 1)));
+    return ints_float(ints_times_128_plus(unzip(d.h, row), unzip(d.l, row)));
+}
+#else
+typedef struct { ints h, l; } dots8;
+INLINE int wide_passes(const int T) { return T > 3; }
+INLINE int8x16_t without_offset(int8x16_t x) { return veorq_s8(x, vdupq_n_s8(-Q8_OFFSET)); }
+INLINE wide wide_load(const uint8_t *group, const int l, const int part) {
+    (void)part;
+    const line x = line_load(group + l * LINE_BYTES);
+    return (wide){ without_offset(x.a), without_offset(x.b), without_offset(x.c), without_offset(x.d) };
+}
+INLINE void wide_expand(uint8_t *to, const uint8_t *group, const int l) { line_store(to + l * EXPANDED_LINE_Q8, wide_load(group, l, 0)); }
+INLINE dots8 dots8_start(const int32_t *sums, const int T, const int t, const int expanded) {
+    (void)sums, (void)T, (void)t, (void)expanded;
+    return (dots8){ ints_zero(), ints_zero() };
+}
 INLINE dots8 dots8_next(dots8 d) { return (dots8){ ints_zero(), ints_times_128_plus(d.h, d.l) }; }
-INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, int height, const int part) {
-    return part ? (dots8){ d.h, ints_dot(d.l, w, inputs[height]) } : (dots8){ ints_dot(d.h, w, inputs[0]), d.l };
+INLINE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, const int l, const int part, const int T, const int t) {
+    const int32_t x = inputs[word_place(2 * l + part, T, t)];
+    return part ? (dots8){ d.h, ints_dot(d.l, w, x) } : (dots8){ ints_dot(d.h, w, x), d.l };
 }
-INLINE v16 dots8_float(dots8 d) { return ints_float(ints_times_128_plus(d.h, d.l)); }
-INLINE v16 v16_load_int8(const uint8_t *p) { return ints_float(scales_load(p)); }
+INLINE v16 dots8_float(dots8 d, const int T, const int row) {
+    (void)T, (void)row;
+    return ints_float(ints_times_128_plus(d.h, d.l));
+}
+#endif
 #endif

@@ -8,12 +8,14 @@
 #include "common.h"
 #include "dtype.h"
 #include "half.h"
+#include "simd_rows.h"
 
 typedef struct { float f[16]; } v16;
 enum {
     SUMS_IN_FLIGHT = 1,          // vectors of sums that a tile keeps in registers: here 16 independent sums are enough
     LINES_IN_FLIGHT = 1, LINES_IN_FLIGHT_Q8 = 1,   // strips x rows that are multiplied together, of q4 and of q8
     SUMS_KEPT = 1 << 30,         // so many sums stay in registers beside those in the making
+    SUMS_HELD = 1 << 30,         // so many of a q4 tile from group to group
     EXPAND_ROWS = 4, EXPAND_ROWS_Q8 = 4,   // with more rows, codes are unpacked once for all of them
 };
 #undef UNROLL
@@ -21,6 +23,7 @@ enum {
 
 // What takes many instructions without hardware is a function of its own: inlined everywhere it would be most of the library.
 #define ONCE static __attribute__((noinline, unused))
+#define SHARED ONCE              // nor do tiles gain from a copy for each height and dtype (see kernels_tmpl.h)
 
 #define EACH(expression) v16 r; for (int i = 0; i < 16; i++) r.f[i] = (expression); return r
 
@@ -84,26 +87,36 @@ INLINE table table_load(const int8_t *codebook) { table t; memcpy(t.b, codebook,
 INLINE line line_load(const uint8_t *p) { line x; memcpy(x.b, p, 64); return x; }
 INLINE void line_store(uint8_t *p, line x) { memcpy(p, x.b, 64); }
 INLINE grids grid_load(const uint8_t *p) { grids g; for (int i = 0; i < 64; i++) g.b[i] = p[i / 4] & 3; return g; }
-// The codes of the low or high nibbles, as `dots_add` wants them in sums from `dots_from(.., grid, 0)`: codebook + grid, or the
-// codebook's values alone where such sums start with the grid's share.
-ONCE line codes_low(table t, line x, grids grid) { for (int i = 0; i < 64; i++) x.b[i] = (int8_t)(t.b[x.b[i] & 15] + grid.b[i]); return x; }
-ONCE line codes_high(table t, line x, grids grid) { for (int i = 0; i < 64; i++) x.b[i] = (int8_t)(t.b[x.b[i] >> 4 & 15] + grid.b[i]); return x; }
-// The same codes for expanded strips: in sums from `dots_from(.., 1)`.
-INLINE void codes_store(uint8_t *p, line x, grids grid) { (void)grid; line_store(p, x); }
+// Half of a line's codes as `dots_add` wants them, which is codebook + grid, or the codebook's values alone where the grid's share is added
+// as a whole. Part 0 and 1: what is multiplied with words g and g + 1, here the low and the high nibbles.
+ONCE line codes_of(table t, line x, grids grid, const int part, const int expanded) {
+    (void)expanded;
+    for (int i = 0; i < 64; i++) x.b[i] = (int8_t)(t.b[x.b[i] >> 4 * part & 15] + grid.b[i]);
+    return x;
+}
 INLINE scales scales_load(const uint8_t *p) { scales s; for (int i = 0; i < 16; i++) s.i[i] = (int8_t)p[i]; return s; }
 INLINE void scales_store(uint8_t *p, scales s) { memcpy(p, s.i, 64); }
 INLINE scales scales_reload(const uint8_t *p) { scales s; memcpy(s.i, p, 64); return s; }
 // What a panel holds for the sums to start from, for each 16 of 32 inputs.
 INLINE void dots_starts(const int8_t *x, int32_t starts[2]) { (void)x, starts[0] = starts[1] = 0; }
-INLINE dots dots_from(int32_t start, grids grid, const int expanded) { (void)grid, (void)expanded; dots d; for (int i = 0; i < 16; i++) d.i[i] = start; return d; }
-ONCE dots dots_add(dots d, line codes, int32_t inputs) {
+INLINE dots dots_from(int32_t start, grids grid, const int expanded) {
+    (void)grid, (void)expanded;
+    dots d;
+    for (int i = 0; i < 16; i++) d.i[i] = start;
+    return d;
+}
+ONCE dots dots_add(dots d, line codes, const int32_t *inputs, const int word, const int T, const int t, const int expanded) {
+    (void)expanded;
     int8_t x[4];
-    memcpy(x, &inputs, 4);
+    memcpy(x, inputs + word_place(word, T, t), 4);
     for (int r = 0; r < 16; r++) for (int i = 0; i < 4; i++) d.i[r] += codes.b[4 * r + i] * x[i];
     return d;
 }
-INLINE scaled scaled_first(dots d, scales s) { scaled w; for (int i = 0; i < 16; i++) w.i[i] = d.i[i] * s.i[i]; return w; }
-INLINE scaled scaled_add(scaled w, dots d, scales s) { for (int i = 0; i < 16; i++) w.i[i] += d.i[i] * s.i[i]; return w; }
+// The sums of one of the rows.
+typedef dots row_dots;
+INLINE row_dots dots_row(dots d, const int r, const int expanded) { (void)r, (void)expanded; return d; }
+INLINE scaled scaled_first(row_dots d, scales s) { scaled w; for (int i = 0; i < 16; i++) w.i[i] = d.i[i] * s.i[i]; return w; }
+INLINE scaled scaled_add(scaled w, row_dots d, scales s) { for (int i = 0; i < 16; i++) w.i[i] += d.i[i] * s.i[i]; return w; }
 INLINE v16 scaled_float(scaled w) { v16 r; for (int i = 0; i < 16; i++) r.f[i] = (float)w.i[i]; return r; }
 
 // ---- 8-bit codes with int16 inputs: each 4 of 16 columns of inputs become two words of the vocabulary's own
@@ -113,22 +126,33 @@ enum { WIDE_PARTS = 1, EXPANDED_LINE_Q8 = 128 };   // parts in which a line is m
 INLINE int wide_passes(const int T) { (void)T; return 0; }
 typedef struct { int16_t h[64]; } wide;
 typedef struct { int32_t i[16]; } dots8;           // exact sums over 32 columns
-INLINE wide wide_load(const uint8_t *p, int part) { (void)part; wide x; for (int i = 0; i < 64; i++) x.h[i] = (int16_t)(p[i] - 128); return x; }
-INLINE void wide_expand(uint8_t *to, const uint8_t *p) { const wide x = wide_load(p, 0); memcpy(to, x.h, 128); }
-INLINE wide wide_reload(const uint8_t *p, int part) { (void)part; wide x; memcpy(x.h, p, 128); return x; }
+// Line l of a group.
+INLINE wide wide_load(const uint8_t *group, const int l, const int part) {
+    (void)part;
+    wide x;
+    for (int i = 0; i < 64; i++) x.h[i] = (int16_t)(group[l * LINE_BYTES + i] - 128);
+    return x;
+}
+INLINE void wide_expand(uint8_t *to, const uint8_t *group, int l) { const wide x = wide_load(group, l, 0); memcpy(to + l * EXPANDED_LINE_Q8, x.h, 128); }
+INLINE wide wide_reload(const uint8_t *group, const int l, const int part) { (void)part; wide x; memcpy(x.h, group + l * EXPANDED_LINE_Q8, 128); return x; }
 INLINE void pack8(const int16_t *x, int32_t *words) { memcpy(words, x, 32); }
-// `expanded`: the sum starts for codes that `wide_expand` wrote.
-INLINE dots8 dots8_start(int32_t sum, const int expanded) { (void)sum, (void)expanded; return (dots8){ { 0 } }; }
+// `expanded`: the sum starts for codes that `wide_expand` wrote. `sums`: of all rows' inputs.
+INLINE dots8 dots8_start(const int32_t *sums, const int T, const int t, const int expanded) { (void)sums, (void)T, (void)t, (void)expanded; return (dots8){ { 0 } }; }
 INLINE dots8 dots8_next(dots8 d) { return d; }
-// Adds products; the second word of the inputs lies `height` words after the first.
-ONCE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, int height, const int part) {
+ONCE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, const int l, const int part, const int T, const int t) {
     (void)part;
     int16_t x[4];
-    memcpy(x, inputs, 4), memcpy(x + 2, inputs + height, 4);
+    for (int i = 0; i < 2; i++) memcpy(x + 2 * i, inputs + word_place(2 * l + i, T, t), 4);
     for (int r = 0; r < 16; r++) for (int i = 0; i < 4; i++) d.i[r] += w.h[4 * r + i] * x[i];
     return d;
 }
-INLINE v16 dots8_float(dots8 d) { v16 r; for (int i = 0; i < 16; i++) r.f[i] = (float)d.i[i]; return r; }
+// Of one of the rows.
+INLINE v16 dots8_float(dots8 d, const int T, const int row) {
+    (void)T, (void)row;
+    v16 r;
+    for (int i = 0; i < 16; i++) r.f[i] = (float)d.i[i];
+    return r;
+}
 // 16 block scales as floats.
 INLINE v16 v16_load_int8(const uint8_t *p) { v16 r; for (int i = 0; i < 16; i++) r.f[i] = (float)(int8_t)p[i]; return r; }
 #endif

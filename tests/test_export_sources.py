@@ -69,8 +69,8 @@ def test_the_tokenizers_name_is_known_from_within_its_directory(
 ) -> None:
     folder = write_json(write_checkpoint(tmp_path / "model", LLAMA), tokenizer=tokenizer_json())
     monkeypatch.chdir(folder)
-    for given in ({}, {"tokenizer": "."}, {"tokenizer": "../model/../model"}):
-        report = export(".", tmp_path / "out.bin", probe_source=None, overwrite=True, **given)
+    for given in (None, ".", "../model/../model"):
+        report = export(".", tmp_path / "out.bin", tokenizer=given, probe_source=None, overwrite=True)
         assert report.tokenizer == "model"
         with llamac.load(tmp_path / "out.bin") as model:
             assert model.metadata["tokenizer"] == {"source": "model"}

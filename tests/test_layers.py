@@ -20,13 +20,12 @@ if not CSRC.is_dir():
 LADDER: tuple[tuple[str, ...], ...] = (
     ("llamac", "common", "half", "cancel", "fpenv", "sha256"),
     ("error", "dtype", "rope", "pool"),
-    ("mem", "format", "sampler", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
+    ("mem", "format", "sampler", "simd_rows"),
+    ("simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
     ("kernels", "kernels_quant", "kernels_measure", "model", "quantize"),
     ("kernels_tmpl", "session"),
-    (
-        *("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni"),
-        *("kernels_neon", "kernels_neon_dotprod", "eval", "measure"),
-    ),
+    ("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni", "eval", "measure"),
+    ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
     ("forward", "attention", "observe"),
 )
 LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}
