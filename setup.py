@@ -76,6 +76,7 @@ class BuildCore(build_ext):
 
 
 setup(
+    py_modules=["llamac_command"],
     packages=["llamac", "llamac.cli", "llamac.export", "llamac.models"],
     package_dir={"llamac": "llamac", "llamac.export": "export", "llamac.models": "models"},
     ext_modules=[Extension("llamac._core", sources=["llamac/_core.pyx"], include_dirs=["csrc"], libraries=["m"])],

@@ -1,4 +1,4 @@
-"""llamac and its peers behind one face, each in a process of its own: `python -m bench.engines ENGINE PATH THREADS KIND`.
+"""llamac and its peers behind one face, each in a process: `python -m bench.engines ENGINE PATH THREADS KIND`.
 
 A worker loads a model, prints "ready", and answers each line "prefill N", "decode N" or "end" with the seconds it took.
 All start from an empty context, take fixed tokens, and compute the logits of the last token only. Idle workers wait in

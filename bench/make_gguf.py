@@ -56,7 +56,8 @@ def tensor_type(name: str, kind: str, columns: int, shape: Shape, pure: bool) ->
         layer = int(name.split(".")[1]) if name.startswith("blk.") else -1
         if name == head:
             found = Type.Q6_K
-        elif (kind == "Q4_K_S" and "attn_v" in name and layer < 4) or (kind == "Q4_K_S" and "ffn_down" in name and layer < shape.layers // 8):
+        early = ("attn_v" in name and layer < 4) or ("ffn_down" in name and layer < shape.layers // 8)
+        if kind == "Q4_K_S" and layer >= 0 and early:
             found = Type.Q5_K
     return NARROW.get(found, found) if columns % 256 else found
 

@@ -1,9 +1,9 @@
-"""Makes a model file with random weights in the shape of a real model, for benchmarks: speed does not depend on numbers.
+"""Makes a model file with random weights in the shape of a real model, for benchmarks.
 
-    python -m bench.make_model --shape tinyllama-1.1b --dtype q4 OUT           a flat file, mixed as `llamac export` does
-    python -m bench.make_model --shape tinyllama-1.1b --dtype q4 --pure OUT    every matrix in q4
-    python -m bench.make_model --shape tinyllama-1.1b --gguf Q4_K_S OUT        the same for llama.cpp
-    python -m bench.make_model --shape tinyllama-1.1b --hf --dtype bf16 OUT    a folder for transformers and CTranslate2
+    python -m bench.make_model --shape tinyllama-1.1b --dtype q4 OUT          a flat file, mixed as the exporter does
+    python -m bench.make_model --shape tinyllama-1.1b --dtype q4 --pure OUT   every matrix in q4
+    python -m bench.make_model --shape tinyllama-1.1b --gguf Q4_K_S OUT       the same for llama.cpp
+    python -m bench.make_model --shape tinyllama-1.1b --hf --dtype bf16 OUT   a folder for transformers and CTranslate2
 
 Quantized strips are random valid bytes under row scales that give the weights the size they would have.
 """
@@ -109,8 +109,8 @@ def make(name: str, dtype: str, out: Path, *, pure: bool = False, shape: Shape |
             digest = hashlib.sha256()
             file.seek(start + slot.offset)
             for chunk in _chunks(slot, pools):
-                digest.update(chunk)
-                file.write(chunk)
+                digest.update(chunk.data)
+                file.write(chunk.data)
             hashes.append(digest.digest())
         write_tables(file, plan, hashes)
 

@@ -67,8 +67,9 @@ def model_config(shape: Shape) -> ModelConfig:
     )
 
 
-def random_checkpoint(name: str, shape: Shape) -> Checkpoint:
+def random_checkpoint(name: str, shape: Shape | None = None) -> Checkpoint:
     """A checkpoint of that shape whose numbers depend on nothing but the shape. Matrices have std 1 / sqrt(columns)."""
+    shape = shape or SHAPES[name]
     checkpoint = Checkpoint(model_config(shape), {}, metadata={"name": f"random {name}", "architecture": shape.family})
     pool = np.random.default_rng(0).standard_normal(POOL, np.float32)
     for tensor, is_matrix, rows, columns in tensors(shape):
@@ -87,7 +88,9 @@ def _matrix(pool: NDArray[np.float32], name: str, rows: int, columns: int) -> La
     start, windows = zlib.crc32(name.encode()), sliding_window_view(pool, columns)
 
     def read(first: int, last: int) -> NDArray[np.float32]:
-        return windows[(start + np.arange(first, last) * 40503) % len(windows)] * np.float32(columns**-0.5)
+        rows: NDArray[np.float32] = windows[(start + np.arange(first, last) * 40503) % len(windows)]
+        rows *= np.float32(columns**-0.5)
+        return rows
 
     return LazyTensor((rows, columns), "f32", read)
 

@@ -27,7 +27,7 @@ def ours(model: llamac.Model, steps: int) -> float:
 
 def theirs(program: Path, model: Path, tokenizer: Path, steps: int) -> float:
     """Tokens per second that llama2.c's program reports."""
-    command = [program, model, "-z", tokenizer, "-t", "0", "-n", str(steps)]
+    command: list[str | Path] = [program, model, "-z", tokenizer, "-t", "0", "-n", str(steps)]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     found = re.search(r"achieved tok/s: ([0-9.]+)", told)
     if found is None:

@@ -17,13 +17,14 @@ static float read_block(const float *block, size_t floats, int streams) {
 
 // ---- multiply-adds: a tile of S strips x PANEL_ROWS inputs over PEAK_STEPS lines that stay in the first cache, again and again
 
-enum { PEAK_STEPS = 32, PEAK_ROUNDS = 16, PEAK_LINE = 128 };   // few enough that no sum overflows
+enum { PEAK_STEPS = 32, PEAK_ROUNDS = 16, PEAK_LINE = 128 };
 
+_Static_assert(4 * (int)PEAK_STEPS == (int)BLOCK_COLUMNS, "the inputs are one block of int16");
 _Static_assert((int)EXPANDED_LINE_Q8 <= (int)PEAK_LINE, "a line of operands is too short");
 
 struct peak_operands {
     _Alignas(64) uint8_t lines[GEMM_STRIPS][PEAK_STEPS * PEAK_LINE];
-    int32_t words[2 * PANEL_ROWS * PEAK_STEPS];
+    int32_t words[PANEL_ROWS * (2 * PEAK_STEPS + 5)];   // the inputs of a block in int16
 };
 // What lies there may be anything, and may change: products that do not change could be taken out of a loop.
 #define TOUCHED(operands) __asm__ volatile("" : : "r"(operands) : "memory")
@@ -70,26 +71,25 @@ static void fill_operands(int input, struct peak_operands *o) {
             else if (input == INPUT_INT8) memcpy(to, codes, LINE_BYTES);
             else for (int r = 0; r < STRIP_ROWS; r++) memcpy(to + 4 * r, &w, 4);
         }
-    int16_t x16[16];
-    for (int i = 0; i < 16; i++) x16[i] = (int16_t)(i % 2 ? -i : i);
     for (int i = 0; i < PANEL_ROWS * PEAK_STEPS; i++) {
-        if (input == INPUT_INT16) {
-            if (i % 4 == 0) pack8(x16, o->words + 2 * i);   // 16 columns at a time
-        } else if (input == INPUT_INT8) {
-            o->words[i] = 0x01020304;
-        } else {
-            memcpy(o->words + i, &x, 4);
-        }
+        if (input == INPUT_F32) memcpy(o->words + i, &x, 4);
+        else o->words[i] = 0x01020304;
     }
+    if (input != INPUT_INT16) return;
+    float row[4 * PEAK_STEPS];
+    for (int i = 0; i < 4 * PEAK_STEPS; i++) row[i] = (float)(i % 5);
+    for (int t = 0; t < PANEL_ROWS; t++) pack_int16((struct panel_row){ o->words, PANEL_ROWS, t }, row, 4 * PEAK_STEPS);
 }
 
-#define PEAK(kind, input, strips, weights_per_line) \
+// As many strips as there are registers for their sums.
+#define PEAK(kind, input, sum, weights_per_line) \
+    enum { PEAK_SUMS_##kind = SUMS_IN_FLIGHT * sizeof(v16) / sizeof(sum) }; \
     static __attribute__((noinline)) void run_##kind(const struct peak_operands *operands, float *sums) { \
         TOUCHED(operands); \
-        pass_##kind(max_int(1, min_int(GEMM_STRIPS, strips)), PANEL_ROWS, operands, sums); \
+        pass_##kind(strips_for(PANEL_ROWS, PEAK_SUMS_##kind), PANEL_ROWS, operands, sums); \
     } \
     static double peak_##kind(int passes, float *result) { \
-        const int S = max_int(1, min_int(GEMM_STRIPS, strips)); \
+        const int S = strips_for(PANEL_ROWS, PEAK_SUMS_##kind); \
         struct peak_operands operands; \
         _Alignas(64) float sums[16 * GEMM_STRIPS * PANEL_ROWS] = { 0 }; \
         fill_operands(input, &operands); \
@@ -97,8 +97,8 @@ static void fill_operands(int input, struct peak_operands *o) {
         *result = v16_sum(v16_load(sums)); \
         return (double)passes * PEAK_ROUNDS * PEAK_STEPS * S * PANEL_ROWS * weights_per_line; \
     }
-PEAK(f32, INPUT_F32, SUMS_IN_FLIGHT / PANEL_ROWS, 16)
-PEAK(int8, INPUT_INT8, LINES_IN_FLIGHT, 64)
-PEAK(int16, INPUT_INT16, LINES_IN_FLIGHT_Q8, 64)
+PEAK(f32, INPUT_F32, v16, 16)
+PEAK(int8, INPUT_INT8, dots, 64)
+PEAK(int16, INPUT_INT16, dots8, 64)
 #undef PEAK
 #undef TOUCHED

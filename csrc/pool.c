@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// pool.c - the team's threads, how they wait, and how many of them a run gets. See pool.h.
+// pool.c - the team's threads and how they wait. See pool.h.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE   // syscall, pthread_sigmask, CPU_COUNT
 #endif
@@ -27,8 +27,9 @@
 enum {
     GLANCES = 100,            // looks at a gate before the clock is read for the first time
     SPIN_NS = 100000,         // awake at a gate: well over what a barrier costs, well under a scheduler's slice
-    WINDOW_NS = 5000000,      // runs are judged together when they have taken this long
-    REST = 16,                // a bad window is followed by that many times its length with fewer members
+    LATE_NS = 1000000,        // who comes so late has lost its CPU to another program
+    WINDOW_NS = 10000000,     // runs are judged together when they have taken this long
+    REST = 32,                // a bad window is followed by that many times its length without spinning
 };
 
 // A number that threads wait to see change.
@@ -117,7 +118,7 @@ static struct {
 // Returns the nanoseconds of waiting, 0 for few.
 static int64_t meet(int count) {
     const int32_t round = __atomic_load_n(&team.round.number, __ATOMIC_RELAXED);
-    const int64_t spin_ns = team.spin_ns;   // once everybody has come, it may be the next run's
+    const int64_t spin_ns = __atomic_load_n(&team.spin_ns, __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&team.arrived, 1, __ATOMIC_ACQ_REL) < count) return gate_wait(&team.round, round, spin_ns);
     __atomic_store_n(&team.arrived, 0, __ATOMIC_RELAXED);
     gate_open(&team.round);
@@ -125,7 +126,10 @@ static int64_t meet(int count) {
 }
 
 void pool_barrier(const struct member *member) {
-    if (member->count > 1) team.seats[member->index].waited += meet(member->count);
+    if (member->count == 1) return;
+    const int64_t waited = meet(member->count);
+    team.seats[member->index].waited += waited;
+    if (waited > LATE_NS) __atomic_store_n(&team.spin_ns, 0, __ATOMIC_RELAXED);   // no more in this run
 }
 
 static void work_as(const struct member *member, void (*work)(void *argument, const struct member *member), void *argument) {
@@ -151,7 +155,7 @@ static void serve(int index) {
         gate_wait(&seat->posted, seat->seen, spin_ns);
         seat->seen++;
         if (team.size == 0) return;
-        spin_ns = team.spin_ns;
+        spin_ns = __atomic_load_n(&team.spin_ns, __ATOMIC_RELAXED);
 #if defined(__linux__)
         if (seat->places != team.places) sched_setaffinity(0, sizeof team.cpus, &team.cpus);
         seat->places = team.places;
@@ -228,7 +232,8 @@ static int follow_cpus(int threads) {
 
 // With the turn held. Returns the nanoseconds that a member waited on average.
 static int64_t run_team(int count, int64_t spin_ns, void (*work)(void *argument, const struct member *member), void *argument) {
-    team.count = count, team.spin_ns = spin_ns, team.work = work, team.argument = argument;
+    team.count = count, team.work = work, team.argument = argument;
+    __atomic_store_n(&team.spin_ns, spin_ns, __ATOMIC_RELAXED);
     for (int i = 1; i < count; i++) gate_open(&team.seats[i].posted);
     take_part(0);
     const int64_t now = now_ns();
@@ -237,43 +242,29 @@ static int64_t run_team(int count, int64_t spin_ns, void (*work)(void *argument,
     return waited / count;
 }
 
-// ---- how many
+// ---- whether to spin
 
-static int choose_count(struct pace *pace, int threads, int64_t now) {
-    if (pace->halvings && now >= pace->retry) {
-        pace->halvings--;
-        pace->ran = pace->waited = 0;
-        pace->retry = INT64_MAX;   // until this size has been judged
-    }
-    const int count = threads >> pace->halvings;
-    return count > 1 ? count : 1;
-}
-
-// When a team of n got on with its work less than half of the time, n / 2 would have been no slower. While one member works or has lost
-// its CPU to another program, n - 1 wait.
+// While one member works or has lost its CPU to another program, n - 1 wait. A team that got on with its work less than half of the
+// time would do better asleep: its threads then take their CPUs back as soon as they have something to do, whereas the scheduler counts
+// spinning as their share of the time.
 static void learn(struct pace *pace, int count, int64_t ran, int64_t waited, int64_t now) {
     pace->ran += ran, pace->waited += waited;
     if (pace->ran < WINDOW_NS) return;
-    if (2 * pace->waited * count > pace->ran * (count - 1)) {
-        pace->halvings++;
-        pace->retry = now + REST * pace->ran;
-    } else if (pace->retry == INT64_MAX) {
-        pace->retry = now;
-    }
+    if (pace->waited * count / (count - 1) > pace->ran / 2) pace->asleep_until = now + REST * pace->ran;
     pace->ran = pace->waited = 0;
 }
 
+// 0 if there is no team, and the caller must compute alone.
 static int run_on_team(int threads, struct pace *pace, void (*work)(void *argument, const struct member *member), void *argument) {
-    const int64_t started = now_ns();
-    int count = choose_count(pace, threads, started);
-    if (count == 1) return 0;
     pthread_mutex_lock(&team.turn);
-    const int cpus = follow_cpus(count);
-    grow_team(count);
-    if (team.size < count) count = team.size;
+    const int64_t started = now_ns();
+    const int cpus = follow_cpus(threads);
+    grow_team(threads);
+    const int count = team.size < threads ? team.size : threads;
     if (count > 1) {
-        const int64_t waited = run_team(count, count <= cpus ? SPIN_NS : 0, work, argument), now = now_ns();
-        learn(pace, count, now - started, waited, now);
+        const int64_t spin_ns = count <= cpus && started >= pace->asleep_until ? SPIN_NS : 0;
+        const int64_t waited = run_team(count, spin_ns, work, argument), now = now_ns();
+        if (spin_ns) learn(pace, count, now - started, waited, now);
     }
     pthread_mutex_unlock(&team.turn);
     return count > 1;

@@ -12,16 +12,14 @@ enum { POOL_MAX = 1024 };     // threads of a run
 
 struct member { int index, count; };   // 0 <= index < count
 
-// What a sequence of runs of one kind has learned about its team. Zeroed: nothing yet.
+// What a sequence of runs of one kind has learned about waiting. Zeroed: nothing yet.
 struct pace {
-    int halvings;             // the team is smaller by so many halvings than it might be
     int64_t ran, waited;      // nanoseconds of late: of the runs, and of waiting in them, a member's average
-    int64_t retry;            // when one halving less shall be tried
+    int64_t asleep_until;     // before that time members wait asleep, because other programs want their CPUs
 };
 
 // Calls work(argument, member) on up to `threads` threads at once and returns when all are done. Floating-point control words are
-// set and restored around it. If the team cannot be had, the caller computes alone; if the team's members mostly wait for each other,
-// as they do where other programs want their CPUs, fewer are used for a while.
+// set and restored around it. If the team cannot be had, the caller computes alone.
 void pool_run(int threads, struct pace *pace, void (*work)(void *argument, const struct member *member), void *argument);
 
 // Waits until every member has come. All members must pass the same barriers in the same order.

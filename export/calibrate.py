@@ -33,8 +33,9 @@ from llamac.tokenizer import Tokenizer
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
-TOKENS = 8192
+TOKENS = 4096
 SEQUENCE = 256  # tokens; a sequence has seen too little to be typical before, and little changes after
+OBSERVED = 64  # tokens whose stages of all layers are in memory together
 BATCH = 16  # sequences that are generated together
 # What is added to the diagonal of H, as a share of its mean: more than columns that no text has used need.
 DAMPING = 0.01
@@ -81,12 +82,22 @@ class Calibration:
     def lesson(self, name: str, columns: int) -> Lesson | None:
         """What the inputs of the matrix `name` teach; None for a matrix that is only looked up in."""
         key = self._key(name)
-        if key not in self._places:
-            return None
         if self._last is None or self._last[0] != key:  # matrices that share inputs lie side by side
             self._last = None
-            self._last = (key, lesson_of(self._inputs(key)[:, :columns]))
+            inputs = self.inputs(name)
+            if inputs is None:
+                return None
+            self._last = (key, lesson_of(inputs[:, :columns]))
         return self._last[1]
+
+    def inputs(self, name: str) -> Floats | None:
+        """The inputs of the matrix `name` (n, columns or more); None for a matrix that is only looked up in."""
+        parts = []
+        for place, shape in self._places.get(self._key(name), []):
+            self._file.seek(place)
+            bits = np.frombuffer(self._file.read(2 * shape[0] * shape[1]), "<u2").reshape(shape)
+            parts.append((bits.astype(np.uint32) << 16).view(np.float32))
+        return np.concatenate(parts) if parts else None
 
     def _key(self, name: str) -> tuple[str, int]:
         head = "token_embedding.weight" if self._config.tied_output else "output.weight"
@@ -95,14 +106,6 @@ class Calibration:
         parts = name.split(".")
         found = [stage for stage, kinds in STAGES.items() if parts[0] == "layers" and parts[2] in kinds]
         return (found[0], int(parts[1])) if found else ("", 0)
-
-    def _inputs(self, key: tuple[str, int]) -> Floats:
-        parts = []
-        for place, shape in self._places[key]:
-            self._file.seek(place)
-            bits = np.frombuffer(self._file.read(2 * shape[0] * shape[1]), "<u2").reshape(shape)
-            parts.append((bits.astype(np.uint32) << 16).view(np.float32))
-        return np.concatenate(parts)
 
 
 def lesson_of(inputs: Floats) -> Lesson:
@@ -157,16 +160,14 @@ def calibrate(
     model: llamac.Model,
     text: str | None,
     folder: Path,
-    *,
-    tokens: int = TOKENS,
     progress: Progress = silent,
 ) -> Calibration:
-    """Runs `model`, which holds the checkpoint's weights, over `tokens` tokens of a text or, without one, of its own.
+    """Runs `model`, which holds the checkpoint's weights, over TOKENS tokens of a text or, without one, of its own.
 
     folder: where the temporary file lies. Raises ExportError if there is no tokenizer for a text, or too little text.
     """
     length = min(SEQUENCE, checkpoint.config.context)
-    count = max(1, tokens // length)
+    count = max(1, TOKENS // length)
     if text is None:
         sequences = _own_text(checkpoint, model, count, length, progress)
     else:
@@ -178,8 +179,9 @@ def calibrate(
             for done, ids in enumerate(sequences):
                 progress("calibrating", done, len(sequences))
                 session.rewind(0)
-                for (stage, layer), rows in session.observe(ids, stages).items():
-                    made.add(stage, layer, rows)
+                for first in range(0, length, OBSERVED):
+                    for (stage, layer), rows in session.observe(ids[first : first + OBSERVED], stages).items():
+                        made.add(stage, layer, rows)
         progress("calibrating", len(sequences), len(sequences))
     except BaseException:
         made.__exit__(None, None, None)

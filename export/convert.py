@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from llamac.errors import ArgumentError, ExportError, LlamacError, TokenizerError
+from llamac.errors import ArgumentError, ExportError, LlamacError, TokenizerError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.lfs import HEAD_BYTES, refuse_pointer
 from llamac.export.quantize import FOUR_BITS, Lesson, choose_dtypes, widen_coarse
-from llamac.export.vocab import Room, Vocabulary, load_vocabulary
+from llamac.export.vocab import Room, Vocabulary, find_tokenizer, load_vocabulary
 from llamac.export.writer import (
     MAGIC,
     Plan,
@@ -27,6 +27,7 @@ from llamac.export.writer import (
     check_space,
     make_plan,
     matching_tensors,
+    refuse_special,
     temporary_beside,
     write,
     write_tables,
@@ -73,7 +74,7 @@ def export(
     out: str | Path,
     *,
     dtype: str | None = None,
-    tokenizer: str | Path | None = None,
+    tokenizer: str | Path | Literal[False] | None = None,
     name: str | None = None,
     to: str = "llamac",
     pure: bool = False,
@@ -93,13 +94,14 @@ def export(
     model writes: the inputs it sees there decide which errors matter and where they are made up for. It takes a
     temporary copy of the weights beside `out`, and more time and memory (docs/quantization.md). threads: that quantize
     (default: as many as a model would use); they do not change a byte. tokenizer: a file or directory to use instead of
-    the source's. name: stored in the flat file (default: the source's). to: "llamac" writes a flat file, "hf" a Hugging
-    Face directory, "llama2c" a llama2.c model (always f32) with tokenizer.bin beside it. probe_source: who computes the
-    flat file's reference logits, "llamac" (what "auto" means) or "transformers"; None leaves the probes out. overwrite:
-    replace an existing file `out`; a folder is never replaced. progress: called with (phase, done, all there is to do
-    in this phase): "verifying" (bytes of a flat file that is read), "looking at scales" (rows of matrices that may be
-    too coarse for 4 bits), "reference logits" (steps of the probes), "writing a text" (tokens), "calibrating" (pieces
-    of a text), "writing" (bytes), "engine's logits" (steps of the probes, on the written file).
+    the source's, or False for none. name: stored in the flat file (default: the source's). to: "llamac" writes a flat
+    file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with tokenizer.bin beside it.
+    probe_source: who computes the flat file's reference logits, "llamac" (what "auto" means) or "transformers"; None
+    leaves the probes out. overwrite: replace an existing file `out` (of a symbolic link: its target); only regular
+    files are ever replaced. progress: called with (phase, done, all there is to do in this phase): "verifying" (bytes
+    of a flat file that is read), "looking at scales" (rows of matrices that may be too coarse for 4 bits), "reference
+    logits" (steps of the probes), "writing a text" (tokens), "calibrating" (pieces of a text), "writing" (bytes),
+    "engine's logits" (steps of the probes, on the written file).
 
     Raises ArgumentError for an argument that would have no effect with this `to`, and ExportError or UnsupportedError
     with everything that stands against the export, before anything is written.
@@ -198,9 +200,11 @@ def _check_target(out: Path, to: str, overwrite: bool) -> None:
     if to == "hf":
         if out.exists() and (not out.is_dir() or any(out.iterdir())):  # a directory is never replaced: it may hold more
             raise ExportError(f"{out} exists and is no empty directory: choose another name")
-    elif out.is_dir():
+        return
+    if out.is_dir():
         raise ExportError(f"{out} is a directory: the target is a file")
-    elif out.exists() and not overwrite:
+    refuse_special(out)
+    if out.exists() and not overwrite:
         raise ExportError(f"{out} exists: choose another name, or allow it to be overwritten (--force)")
 
 
@@ -281,9 +285,14 @@ def _warn_of_quantized(checkpoint: Checkpoint, dtype: str, warnings: list[str]) 
 IDS_ONLY = "the file takes and gives token ids only (--tokenizer adds one)"
 
 
-def _attach_tokenizer(checkpoint: Checkpoint, source: Path, given: str | Path | None, warnings: list[str]) -> None:
-    """Reads the tokenizer that is given, or the source's own; without one there is a warning."""
-    if given is not None:
+def _attach_tokenizer(
+    checkpoint: Checkpoint, source: Path, given: str | Path | Literal[False] | None, warnings: list[str]
+) -> None:
+    """Reads the tokenizer that is given, or the source's own; where there is none, there is a warning."""
+    if given is False:
+        checkpoint.tokenizer = None
+        checkpoint.metadata.pop("tokenizer", None)
+    elif given is not None:
         place = Path(given)
         try:
             checkpoint.tokenizer = load_vocabulary(place, Room(checkpoint.config.vocab_size, warnings))
@@ -301,12 +310,14 @@ def _attach_tokenizer(checkpoint: Checkpoint, source: Path, given: str | Path | 
 
 
 def _attach_tokenizer_inside(checkpoint: Checkpoint, folder: Path, warnings: list[str]) -> None:
+    if find_tokenizer(folder) is None:
+        warnings.append(f"{folder} holds no tokenizer: {IDS_ONLY}")
+        return
     try:
         checkpoint.tokenizer = load_vocabulary(folder, Room(checkpoint.config.vocab_size, warnings))
-    except TokenizerError as error:
-        warnings.append(f"{error}: {IDS_ONLY}")
-    else:
-        checkpoint.metadata["tokenizer"] = {"source": _named(folder)}
+    except (TokenizerError, UnsupportedError) as error:
+        raise type(error)(f"{error}; --no-tokenizer leaves it out, --tokenizer takes another one") from None
+    checkpoint.metadata["tokenizer"] = {"source": _named(folder)}
 
 
 def _attach_tokenizer_beside(checkpoint: Checkpoint, source: Path, warnings: list[str]) -> None:
@@ -443,7 +454,7 @@ def _teacher(
 
     with float_model(checkpoint, folder, _own_dtype(checkpoint), matrices.threads) as model:
         text = matrices.calibrate or None
-        calibration = stack.enter_context(calibrate(checkpoint, model, text, folder, progress=progress))
+        calibration = stack.enter_context(calibrate(checkpoint, model, text, folder, progress))
 
     def teach(slot: Slot) -> Lesson | None:
         return calibration.lesson(slot.name, slot.tensor.shape[1]) if slot.dtype in FOUR_BITS else None

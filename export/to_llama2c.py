@@ -21,7 +21,7 @@ from llamac.export.llama2c import NORM_EPS, ROPE_THETA, halves, inverse_frequenc
 from llamac.export.probes import PROMPTS
 from llamac.export.vocab import Vocabulary, to_llama2c
 from llamac.export.vocab_llama2c import from_llama2c
-from llamac.export.writer import check_space, checked_chunks, matching_tensors, temporary_beside
+from llamac.export.writer import check_space, checked_chunks, matching_tensors, refuse_special, temporary_beside
 from llamac.progress import Progress, silent
 from llamac.tokenizer import Tokenizer
 
@@ -38,6 +38,7 @@ def write_llama2c(checkpoint: Checkpoint, out: Path, progress: Progress = silent
     place = out.parent / TOKENIZER
     if vocabulary and out.name == TOKENIZER:
         raise ArgumentError(f"{out} is where llama2.c's tokenizer goes: choose another name for the model")
+    refuse_special(place)
     if vocabulary and place.exists() and place.read_bytes() == vocabulary:
         vocabulary = b""
     if vocabulary and place.exists() and not overwrite:

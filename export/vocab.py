@@ -13,7 +13,7 @@ from .vocab_json import Vocabulary, from_tokenizer_json, from_vocab_and_merges
 from .vocab_llama2c import from_llama2c, to_llama2c
 from .vocab_spm import from_sentencepiece, looks_like_sentencepiece
 
-__all__ = ["Room", "Vocabulary", "load_vocabulary", "to_llama2c"]
+__all__ = ["Room", "Vocabulary", "find_tokenizer", "load_vocabulary", "to_llama2c"]
 
 MAX_FILE_BYTES = 1 << 28  # the largest known tokenizer.json has 35 MB
 # What a directory may hold, the most exact source first.
@@ -31,7 +31,12 @@ def load_vocabulary(path: str | Path, room: Room | None = None) -> Vocabulary:
     """
     path = Path(path)
     if path.is_dir():
-        path = _find(path)
+        found = find_tokenizer(path)
+        if found is None:
+            raise TokenizerError(
+                f"{path} holds no tokenizer: none of {', '.join(NAMES)} (with merges.txt), *.gguf is there"
+            )
+        path = found
     with open(path, "rb") as file:
         head = file.read(8)
         if head[:4] == b"GGUF":
@@ -48,14 +53,12 @@ def load_vocabulary(path: str | Path, room: Room | None = None) -> Vocabulary:
         raise TokenizerError(f"{path}: {error}") from None
 
 
-def _find(folder: Path) -> Path:
+def find_tokenizer(folder: Path) -> Path | None:
+    """The file of a folder's tokenizer, if there is any."""
     for name in NAMES:
         if (folder / name).is_file() and (name != "vocab.json" or (folder / "merges.txt").is_file()):
             return folder / name
-    ggufs = sorted(folder.glob("*.gguf"))
-    if ggufs:
-        return ggufs[0]
-    raise TokenizerError(f"{folder} holds no tokenizer: none of {', '.join(NAMES)} (with merges.txt), *.gguf is there")
+    return min(folder.glob("*.gguf"), default=None)
 
 
 def _from_bytes(path: Path, data: bytes, room: Room | None) -> Vocabulary:

@@ -211,9 +211,18 @@ def _chunks_as_stored(slot: Slot, quantizer: Quantizer, lesson: Lesson | None) -
 # ---- the file
 
 
+def refuse_special(target: Path) -> None:
+    """ExportError if the target is a device, a pipe or the like, which a file would take the place of."""
+    if target.exists() and not target.is_file():
+        raise ExportError(f"{target} is not a regular file, and nothing else is ever replaced: choose another name")
+
+
 @contextlib.contextmanager
 def temporary_beside(target: Path) -> Iterator[BinaryIO]:
-    """A new file in the target's folder; it becomes the target when the block ends well, else it vanishes."""
+    """A new file in the target's folder; it becomes the target when the block ends well, else it vanishes.
+
+    A target that is a symbolic link stays one: the file it leads to is replaced."""
+    target = Path(os.path.realpath(target))
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
     os.close(handle)
     try:

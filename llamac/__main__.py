@@ -1,6 +1,6 @@
 """`python -m llamac`: the command line."""
 
-from llamac.cli import main
+from llamac_command import main
 
 if __name__ == "__main__":
     main()

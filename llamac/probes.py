@@ -206,6 +206,7 @@ def _json(value: Any) -> str:
 
 def decode(blob: bytes, vocab_size: int) -> ProbeSet:
     """The probes in a section of a model with vocab_size logits. Raises ModelError that names what is wrong."""
+    source = source_of(blob)
     header, data = _split(blob)
     metadata = _get(header, "__metadata__", dict)
     prompts = _parse(_get(metadata, "prompts", str), list, "prompts")
@@ -223,10 +224,15 @@ def decode(blob: bytes, vocab_size: int) -> ProbeSet:
     if end != len(data):
         raise _damaged(f"the data has {len(data)} bytes, the tensors need {end}")
     records = {kv: _engine_record(engine, kv) for kv in KV_DTYPES}
-    source = _get(metadata, "source", str)
+    return ProbeSet(source, _get(engine, "numerics", int), tuple(probes), records)
+
+
+def source_of(blob: bytes) -> str:
+    """Who computed the reference logits of a section's probes. Raises ModelError for a damaged section."""
+    source: str = _get(_get(_split(blob)[0], "__metadata__", dict), "source", str)
     if not _is_text(source):
         raise _damaged("source is no text")
-    return ProbeSet(source, _get(engine, "numerics", int), tuple(probes), records)
+    return source
 
 
 def _split(blob: bytes) -> tuple[dict[str, Any], bytes]:

@@ -132,6 +132,13 @@ def test_directories_and_damaged_files_are_told_in_one_line(
     llamac_command(command, tmp_path / "flipped.bin", *options).fails_with("flipped.bin", "header")
 
 
+@pytest.mark.parametrize("command", ["run", "inspect", "check"])
+def test_pipes_and_devices_are_told_in_one_line(llamac_command: Command, tmp_path: Path, command: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    llamac_command(command, tmp_path / "pipe").fails_with("pipe is not a regular file")
+    llamac_command(command, "/dev/zero").fails_with("/dev/zero is not a regular file")
+
+
 # ---- inspect
 
 FILE_KEYS = {
@@ -146,7 +153,7 @@ FILE_KEYS = {
         "bits_per_weight",
         "sections",
     ),
-    *("config", "layers", "tokenizer", "chat_template", "probes", "tensors"),
+    *("config", "layers", "rope", "tokenizer", "chat_template", "probes", "tensors"),
 }
 MACHINE_KEYS = {
     *("llamac", "python", "processor", "isa", "isa_reason", "isas", "threads", "threads_reason", "usable_cpus"),
@@ -169,7 +176,7 @@ def test_inspect_json_is_whole(llamac_command: Command, tiny_gpt2: Path) -> None
     assert facts["config"]["dim"] == 40
     assert [layer["ffn_dim"] for layer in facts["layers"]] == [70, 70]
     assert facts["tokenizer"]["ids"] == 284
-    assert (facts["chat_template"], facts["probes"]) == (False, False)
+    assert (facts["chat_template"], facts["probes"]) == (False, None)
 
 
 def test_inspect_tells_a_person_what_matters(llamac_command: Command, tiny_llama: Path) -> None:
@@ -265,16 +272,20 @@ def test_python_m_llamac_and_the_installed_commands(script: Path, llama2c: Path,
         assert done.stdout == expected or done.stdout.startswith(bytes(tmp_path / "m.bin"))
 
 
-def test_help_of_llamac_export_has_its_name(
+def test_help_and_version_of_llamac_export_have_its_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from llamac.cli import export_main
 
-    monkeypatch.setattr(sys, "argv", ["llamac-export", "--help"])
-    with pytest.raises(SystemExit) as end:
-        export_main()
-    assert end.value.code == 0
-    assert capsys.readouterr().out.startswith("usage: llamac-export [-h]")
+    for option, answer in (
+        ("--help", "usage: llamac-export [-h]"),
+        ("--version", f"llamac-export {llamac.__version__}\n"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["llamac-export", option])
+        with pytest.raises(SystemExit) as end:
+            export_main()
+        assert end.value.code == 0
+        assert capsys.readouterr().out.startswith(answer)
 
 
 def test_a_broken_pipe_ends_quietly(tiny_llama: Path) -> None:

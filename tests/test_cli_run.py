@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from vocab_samples import llama2c_file
 
 import llamac
 from commands import GREEDY, Command, Result
+from llamac.cli import run
+from llamac.errors import ContextFullError
 from openmp import up_to
 
 
@@ -58,6 +61,42 @@ def test_prompts_that_cannot_be_read(llamac_command: Command, script: Path, tmp_
     llamac_command("run", script, "-i", "\udcff").fails_with("surrogate")
     both = llamac_command("run", script, "-i", "a", "-f", "b")
     assert (both.code, "not allowed with argument" in both.err) == (2, True)
+
+
+def test_prompts_without_end_are_not_read_to_the_end(llamac_command: Command, script: Path, tmp_path: Path) -> None:
+    """A token has at most 6 bytes here, so the limit is that of what is read without asking: 1 MiB."""
+
+    class Endless(io.RawIOBase):
+        read_bytes = 0
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            self.read_bytes += len(buffer)
+            assert self.read_bytes < 3 << 20
+            buffer[:] = b"a" * len(buffer)
+            return len(buffer)
+
+    with (
+        llamac.load(script) as model,
+        pytest.raises(ContextFullError, match="more than 1048576 bytes: no prompt so long"),
+    ):
+        run._read(io.BufferedReader(Endless()), "it", model, 64)
+    llamac_command("run", script, "-f", "/dev/zero").fails_with("/dev/zero has more than 1048576 bytes", "64 positions")
+    llamac_command("run", script, stdin=b"a" * (1 << 20) + b"b").fails_with("standard input has more than")
+    (tmp_path / "whole.txt").write_text("a" * (1 << 20))
+    llamac_command("run", script, "-f", tmp_path / "whole.txt").fails_with("tokens, but -n allows 64 positions")
+
+
+def test_a_long_prompt_is_read_as_far_as_the_context_can_hold_it(script: Path) -> None:
+    with llamac.load(script) as model:
+        longest = max(len(model.tokenizer.token_bytes(token)) for token in range(model.tokenizer.n_ids))
+        context = (1 << 20) // longest + 1000
+        data = b"a" * (context * longest)
+        assert run._read(io.BytesIO(data), "it", model, context) == data
+        with pytest.raises(ContextFullError, match=f"it has more than {len(data)} bytes"):
+            run._read(io.BytesIO(data + b"a"), "it", model, context)
 
 
 # ---- options

@@ -353,7 +353,8 @@ def test_every_stage_is_told_with_its_shape() -> None:
     rows = [(name.strip("`"), shape) for name, shape, _ in table_after(text_of("python.md"), "## STAGES")]
     assert tuple(name for name, _ in rows) == llamac.STAGES
     with llamac.load() as model, model.session(context=33) as session:
-        sizes = {**model.config, "context": session.context}
+        widest = max(layer["ffn_dim"] for layer in model.file.layers)
+        sizes = {**model.config, "context": session.context, "ffn_dim": widest}
         for index, (name, shape) in enumerate(rows):
             factors = [sizes[part] for part in re.split(r" \* |, ", shape)]
             assert session._core.stage_width(index)[0] == np.prod(factors), name

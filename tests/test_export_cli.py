@@ -21,6 +21,26 @@ from commands import GREEDY, Command
 from processes import TIMEOUT, heed_ctrl_c
 
 
+def test_quantizing_from_the_command_line(llamac_command: Command, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.bin"
+    options = ("--pure", "--dtype-map", "*.attn_k.weight=q8,output.weight=bf16", "--threads", 2)
+    done = llamac_command("export", model, out, "--dtype", "q4", *options)
+    assert (done.code, done.err) == (0, "")
+    assert ", q4, " in done.out
+    tensors = json.loads(llamac_command("inspect", out, "--json").out)["tensors"]
+    kinds = {tensor["name"].split(".")[-2]: tensor["dtype"] for tensor in tensors if len(tensor["shape"]) == 2}
+    expected = dict.fromkeys(
+        ("attn_q", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down", "token_embedding"), "q4"
+    )
+    assert kinds == {**expected, "attn_k": "q8", "output": "bf16"}
+    checked = llamac_command("check", out)
+    assert checked.code == 0
+    assert re.search(r"probes     identical: .*\n           quantized: [\d.e-]+ nats", checked.out)
+    assert llamac_command("run", out, "-i", "ab", *GREEDY, "-n", 5, "-q").code == 0
+    wrong = llamac_command("export", model, out, "--force", "--dtype", "q4", "--dtype-map", "x")
+    assert (wrong.code, "'x' is no PATTERN=DTYPE" in wrong.err) == (1, True)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that all targets can hold: as many tokens as logits."""
@@ -40,7 +60,7 @@ def test_export_run_check_and_back(llamac_command: Command, llama2c: Path, tmp_p
     checked = llamac_command("check", out, "--data")
     assert checked.code == 0
     assert "probes     identical: 4 probes" in checked.out
-    assert json.loads(llamac_command("inspect", out, "--json").out)["probes"] is True
+    assert json.loads(llamac_command("inspect", out, "--json").out)["probes"] == {"source": "llamac-numpy"}
     done = llamac_command("export", out, tmp_path / "back.bin", "--to", "llama2c")
     assert (done.code, done.err) == (0, "")
     again = tmp_path / "again.bin"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import struct
 import subprocess
@@ -516,3 +517,36 @@ def test_memory_stays_below_the_largest_tensor_plus_300_mb(large: Path) -> None:
     flat_file = large.with_name("flat.bin")
     assert peak(large, flat_file, "llamac", "f32") < bound  # reads, writes, and the engine's probes on the result
     assert peak(flat_file, large.with_name("hf"), "hf", "bf16") < bound
+    assert peak(flat_file, large.with_name("q4s.bin"), "llamac", "q4s") < bound
+
+
+@pytest.mark.parametrize("to", ["llamac", "llama2c"])
+def test_only_regular_files_are_replaced(source: Path, tmp_path: Path, to: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for target in (tmp_path / "pipe", Path("/dev/null")):
+        for overwrite in (False, True):
+            with pytest.raises(ExportError, match=f"{target.name} is not a regular file"):
+                export(source, target, to=to, overwrite=overwrite)
+    assert (tmp_path / "pipe").is_fifo()
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_symbolic_link_keeps_leading_to_its_target(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to(Path("far") / "model.bin")
+    export(source, tmp_path / "link", probe_source=None)  # what it leads to is not there yet
+    first = (tmp_path / "far" / "model.bin").read_bytes()
+    with pytest.raises(ExportError, match="link exists"):
+        export(source, tmp_path / "link", probe_source=None)
+    export(source, tmp_path / "link", name="other", probe_source=None, overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert first != (tmp_path / "far" / "model.bin").read_bytes()
+    assert [path.name for path in (tmp_path / "far").iterdir()] == ["model.bin"]
+
+
+def test_a_tokenizer_can_be_left_out(source: Path, tmp_path: Path) -> None:
+    report = export(source, tmp_path / "bare.bin", tokenizer=False)
+    assert (report.tokenizer, report.warnings) == ("none", [])
+    with llamac.load(tmp_path / "bare.bin") as model:
+        assert not model.has_tokenizer
+        assert {result.status for result in replay(model)} == {"identical"}

@@ -15,7 +15,7 @@ import llamac
 from golden.cases import GPT2, LLAMA
 from golden.tiny_checkpoints import Config, Tensors, changed, tensors, write_checkpoint, write_config, write_safetensors
 from hf_reading import parse, read
-from llamac.errors import ExportError, UnsupportedError
+from llamac.errors import ExportError, TokenizerError, UnsupportedError
 from llamac.export import hf, reference
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.convert import export
@@ -304,12 +304,22 @@ def test_transformers_ties_likewise(tmp_path: Path, output: str) -> None:
 # ---- tokenizer and chat template
 
 
-def test_a_damaged_tokenizer_is_told_and_left_out(tmp_path: Path) -> None:
+def test_a_damaged_tokenizer_is_left_out_only_on_request(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "tiny", GPT2)
-    (folder / "tokenizer.json").write_text("{")
-    (warning,) = export(folder, tmp_path / "out.bin", probe_source=None).warnings
-    assert "tokenizer.json" in warning
+    out = tmp_path / "out.bin"
+    (warning,) = export(folder, out, probe_source=None).warnings
+    assert "holds no tokenizer" in warning
     assert "token ids only" in warning
+    out.unlink()
+    for name, data in {"tokenizer.json": b"{", "tokenizer.model": b"\x0a\x03abc"}.items():
+        (folder / name).write_bytes(data)
+        with pytest.raises((TokenizerError, UnsupportedError), match=rf"{name}.*--no-tokenizer leaves it out"):
+            export(folder, out)
+        assert not out.exists()
+        report = export(folder, out, tokenizer=False, probe_source=None)
+        assert (report.tokenizer, report.warnings) == ("none", [])
+        out.unlink()
+        (folder / name).unlink()
 
 
 def test_the_chat_template_is_found(tmp_path: Path) -> None:

@@ -381,6 +381,7 @@ def test_a_closed_session_says_so_wherever_it_is_used(model: llamac.Model) -> No
 def test_closing_a_model_closes_its_sessions_and_everything_says_so(tiny: Path) -> None:
     model = llamac.load(tiny)
     session = model.session()
+    tokenizer = model.tokenizer
     model.close()
     model.close()
     assert model.closed
@@ -400,7 +401,7 @@ def test_closing_a_model_closes_its_sessions_and_everything_says_so(tiny: Path) 
         with pytest.raises(ClosedError, match="closed"):
             use()
     assert "closed" in repr(model)
-    assert model.tokenizer.decode(model.tokenizer.encode("hello")) == "hello"  # a value that outlives the model
+    assert tokenizer.decode(tokenizer.encode("hello")) == "hello"  # a value that outlives the model
     assert model.config["vocab_size"] == 301
 
 

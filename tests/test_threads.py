@@ -179,7 +179,7 @@ def test_settings_of_openmp_change_no_bit(tiny_llama: Path, expected: str, setti
 
 
 def test_beside_busy_programs_the_bits_stay(tiny_llama: Path, expected: str) -> None:
-    """Teams shrink where others want the CPUs, in the middle of a session too."""
+    """Threads wait in another way where others want the CPUs, in the middle of a session too."""
     program = f"""{START}
     import subprocess
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * os.cpu_count())]

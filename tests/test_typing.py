@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+COMMAND = ROOT / "llamac_command.py"
 CONFIG = ROOT / "pyproject.toml"
 CHECKED_TESTS = sorted(ROOT.glob("tests/*.py"))
 
@@ -24,16 +25,21 @@ def needs(tool: str) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def tree(request: pytest.FixtureRequest) -> Path:
-    """The package as it is installed, made of links: export/ and models/ in llamac/. mypy's cache stays."""
+    """The package as it is installed, made of links: export/ and models/ in llamac/; and bench/. mypy's cache stays."""
     assert request.config.cache is not None
     folder = request.config.cache.mkdir("typing")
     package = folder / "llamac"
     package.mkdir(exist_ok=True)
     for link in package.iterdir():
         link.unlink()
+    bench = folder / "bench"
+    if not bench.is_symlink():
+        bench.symlink_to(ROOT / "bench")
     for source in [*(ROOT / "llamac").iterdir(), ROOT / "export", ROOT / "models"]:
         if source.suffix in (".py", ".pyi", ".typed", "") and source.name != "__pycache__":
             (package / source.name).symlink_to(source)
+    if not (folder / COMMAND.name).exists():
+        (folder / COMMAND.name).symlink_to(COMMAND)
     return folder
 
 
@@ -47,12 +53,17 @@ def run(tree: Path, *arguments: object) -> str:
 
 @needs("mypy")
 def test_mypy_is_content_with_the_package(tree: Path) -> None:
-    assert run(tree, "mypy", "--config-file", CONFIG, "-p", "llamac") == ""
+    assert run(tree, "mypy", "--config-file", CONFIG, "-p", "llamac", "-m", "llamac_command") == ""
 
 
 @needs("mypy")
 def test_mypy_is_content_with_the_tests(tree: Path) -> None:
     assert run(tree, "mypy", "--config-file", CONFIG, *CHECKED_TESTS) == ""
+
+
+@needs("mypy")
+def test_mypy_is_content_with_the_benchmarks(tree: Path) -> None:
+    assert run(tree, "mypy", "--config-file", CONFIG, "-p", "bench") == ""
 
 
 @needs("mypy")

@@ -12,28 +12,29 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from llamac import __version__
+from llamac_command import INTERRUPTED
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 EXIT_ERROR = 1
-EXIT_INTERRUPTED = 130
+BUILT_IN = "the name of a built-in model, stories or stories-gpt2"
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs a command and ends the process with its exit code."""
+def main(begin: Callable[[], object] = lambda: None) -> NoReturn:
+    """Runs a command and ends the process with its exit code. begin: called when all is imported, before the work."""
     _prepare_output()
-    sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
+    sys.exit(run_command(sys.argv[1:], begin=begin))
 
 
-def export_main() -> NoReturn:
+def export_main(begin: Callable[[], object] = lambda: None) -> NoReturn:
     """`llamac-export`: the same as `llamac export`."""
     _prepare_output()
-    sys.exit(run_command(["export", *sys.argv[1:]], program="llamac-export"))
+    sys.exit(run_command(["export", *sys.argv[1:]], program="llamac-export", begin=begin))
 
 
 def _prepare_output() -> None:
@@ -46,7 +47,7 @@ def _prepare_output() -> None:
         sys.stdout.reconfigure(errors="surrogateescape" if sys.stdout.encoding.lower() == "utf-8" else "replace")
 
 
-def run_command(arguments: Sequence[str], program: str = "llamac") -> int:
+def run_command(arguments: Sequence[str], program: str = "llamac", begin: Callable[[], object] = lambda: None) -> int:
     """Runs a command and returns its exit code. Errors of the library and of the system become one line on stderr."""
     parser = make_parser(program)
     options = parser.parse_args(arguments)
@@ -55,16 +56,19 @@ def run_command(arguments: Sequence[str], program: str = "llamac") -> int:
     try:
         # a command is a function in the module of its name
         command = getattr(importlib.import_module(f"llamac.cli.{options.command}"), options.command)
+        begin()
         code: int = command(options)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        return _end_of_output(EXIT_INTERRUPTED)
+        return _end_of_output(INTERRUPTED)
     except BrokenPipeError:
         return _end_of_output(EXIT_ERROR)
     except (LlamacError, OSError, MemoryError) as error:
+        from llamac.cli.text import safe_error
+
         sys.stdout.flush()
-        print(f"llamac: error: {_one_line(error)}", file=sys.stderr)
+        print(f"llamac: error: {safe_error(_one_line(error))}", file=sys.stderr)
         return EXIT_ERROR
 
 
@@ -156,7 +160,7 @@ def _add_run(commands: Commands) -> None:
         '  llamac run model.bin -i "Once" -t 0.8 -p 0.95 -s 42 -n 100\n'
         '  echo "The quick brown" | llamac run model.bin --no-echo\n',
     )
-    _add_model(parser, "a model file made by `llamac export` (default: the built-in model)")
+    _add_model(parser, f"a model file made by `llamac export`, or {BUILT_IN} (default: stories)")
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("-i", dest="prompt", metavar="PROMPT", help="the text to continue")
     prompt.add_argument("-f", dest="file", metavar="FILE", help="read the prompt from a file (- for standard input)")
@@ -224,8 +228,11 @@ def _add_inspect(commands: Commands) -> None:
         description="Shows a model file's configuration, tensors, tokenizer and provenance; without MODEL this "
         "machine: kernel set, threads and the reasons.",
         formatter_class=_HelpFormatter,
+        epilog="examples:\n"
+        "  llamac inspect                  this machine\n"
+        "  llamac inspect stories-gpt2     a built-in model\n",
     )
-    _add_model(parser, "a model file; without it this machine is described")
+    _add_model(parser, f"a model file, or {BUILT_IN}; without it this machine is described")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="everything as one JSON object")
 
@@ -238,7 +245,7 @@ def _add_check(commands: Commands) -> None:
         "machine: 'identical', 'within tolerance', or which probe differs and by how much.",
         formatter_class=_HelpFormatter,
     )
-    _add_model(parser, "a model file (default: the built-in model)")
+    _add_model(parser, f"a model file, or {BUILT_IN} (default: stories)")
     parser.add_argument("--data", action="store_true", help="also verify the checksum of every tensor")
     _add_machine(parser)
 
@@ -266,7 +273,7 @@ def _add_bench(commands: Commands) -> None:
         "  llamac bench model.bin --threads 1,2 --prompt 128,512 --json speed.json\n"
         "  llamac bench model.bin --prompt '' --context 0,2048 --batch 1,4,8\n",
     )
-    _add_model(parser, "a model file (default: the built-in model)")
+    _add_model(parser, f"a model file, or {BUILT_IN} (default: stories)")
     parser.add_argument(
         "--threads", type=_numbers, metavar="LIST", help="numbers of threads (default: the one `llamac inspect` tells)"
     )
@@ -301,6 +308,8 @@ def _add_export(commands: Commands, program: str) -> None:
         "  llamac export stories15M.bin stories15M.llamac.bin --tokenizer tokenizer.bin\n"
         "  llamac export model.bin ./checkpoint --to hf\n",
     )
+    if program != "llamac":
+        parser.add_argument("--version", action="version", version=f"{program} {__version__}")
     parser.add_argument("source", metavar="SRC", help="a Hugging Face directory, a llama2.c file, or a model file")
     parser.add_argument("out", metavar="OUT", help="what to write")
     parser.add_argument(
@@ -325,9 +334,11 @@ def _add_export(commands: Commands, program: str) -> None:
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads that quantize (default: as many as a model would use)"
     )
-    parser.add_argument(
+    tokenizer = parser.add_mutually_exclusive_group()
+    tokenizer.add_argument(
         "--tokenizer", metavar="FILE", help="tokenizer file or directory (default: what lies in or beside SRC)"
     )
+    tokenizer.add_argument("--no-tokenizer", action="store_true", help="no tokenizer: the file takes token ids only")
     parser.add_argument("--name", help="the model's name (default: the source's)")
     parser.add_argument(
         "--to",
@@ -340,4 +351,6 @@ def _add_export(commands: Commands, program: str) -> None:
         choices=("llamac", "transformers"),
         help="who computes the reference logits that the file carries (default: llamac)",
     )
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is a file that exists")
+    parser.add_argument(
+        "--force", action="store_true", help="replace OUT if it is a file that exists; of a symbolic link, its target"
+    )

@@ -6,6 +6,7 @@ import argparse
 
 from llamac.cli import EXIT_ERROR
 from llamac.cli.progress import progress_bars
+from llamac.cli.text import safe_line
 from llamac.flatfile import SECTIONS
 from llamac.model import Model, load
 from llamac.strips import QUANTIZED
@@ -36,8 +37,9 @@ def _check_probes(model: Model) -> bool:
     if not model.file.sections["probes"].bytes:
         print("probes     none: the file was exported without them")
         return True
-    from llamac.probes import replay
+    from llamac.probes import replay, source_of
 
+    source = safe_line(source_of(model.file.section("probes")))
     with progress_bars() as progress:
         results = replay(model, progress)
     different = [result for result in results if result.status == "different"]
@@ -45,11 +47,12 @@ def _check_probes(model: Model) -> bool:
         shown = repr(result.prompt) if result.prompt is not None else f"ids {list(result.ids)}"
         print(
             f"probes     DIFFERENT: probe {result.index} ({shown}): "
-            f"error {result.error:.3g}, expected at most {result.tolerance:.3g}"
+            f"error {result.error:.3g}, expected at most {result.tolerance:.3g}, reference by {source}"
         )
     if not different:
         worst = max(result.error for result in results)
-        print(f"probes     {results[0].status}: {len(results)} probes, largest error {worst:.3g} of the largest logit")
+        figures = f"{len(results)} probes, largest error {worst:.3g} of the largest logit"
+        print(f"probes     {results[0].status}: {figures}, reference by {source}")
     if any(tensor.dtype in QUANTIZED for tensor in model.file.tensors):
         mean = sum(result.divergence for result in results) / len(results)
         print(

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from llamac.cli.progress import progress_bars
+from llamac.cli.text import safe_error, safe_line
 from llamac.export.convert import export as convert
 from llamac.export.quantize import parse_dtype_map
 
@@ -21,7 +22,7 @@ def export(options: argparse.Namespace) -> int:
             dtype_map=parse_dtype_map(options.dtype_map) if options.dtype_map is not None else (),
             calibrate=options.calibrate,
             threads=options.threads,
-            tokenizer=options.tokenizer,
+            tokenizer=False if options.no_tokenizer else options.tokenizer,
             name=options.name,
             to=options.to,
             probe_source=options.probe_source or "auto",
@@ -29,8 +30,9 @@ def export(options: argparse.Namespace) -> int:
             progress=progress,
         )
     for warning in report.warnings:
-        print(f"llamac: warning: {warning}", file=sys.stderr)
+        print(f"llamac: warning: {safe_error(warning)}", file=sys.stderr)
     bits = f", {report.bits_per_weight:.2f} bits per weight" if report.bits_per_weight else ""
     place = ", as tokenizer.bin beside it" if options.to == "llama2c" and report.tokenizer != "none" else ""
-    print(f"{report.path}: {report.bytes / 1e6:.1f} MB, {report.dtype}{bits}, tokenizer {report.tokenizer}{place}")
+    size = f"{report.bytes / 1e6:.1f} MB, {report.dtype}{bits}"
+    print(safe_line(f"{report.path}: {size}, tokenizer {report.tokenizer}{place}"))
     return 0

@@ -5,23 +5,39 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
 from math import prod
 from typing import Any
 
 from llamac import __version__, machine
+from llamac.cli.text import safe_line
+from llamac.errors import ArgumentError, LlamacError
 from llamac.flatfile import FlatFile
+from llamac.model import model_path
+from llamac.probes import source_of
+from llamac.tokenizer import decode_rules
 
 
 def inspect(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    facts = describe_machine() if options.model is None else describe_file(FlatFile(options.model))
+    if options.tensors and options.model is None:
+        raise ArgumentError(
+            "--tensors lists what is in a model file: name one, as in `llamac inspect stories --tensors`"
+        )
+    facts = describe_machine() if options.model is None else describe_file(FlatFile(model_path(options.model)))
     if options.json:
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
-    elif options.model is None:
-        print("\n".join(_machine_lines(facts)))
+        is_utf8 = sys.stdout.encoding.lower() == "utf-8"
+        print(json.dumps(_printable(facts), indent=2, ensure_ascii=not is_utf8))
     else:
-        print("\n".join(_file_lines(facts, options.tensors)))
+        lines = _machine_lines(facts) if options.model is None else _file_lines(facts, options.tensors)
+        print("\n".join(map(safe_line, lines)))
     return 0
+
+
+def _printable(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts with question marks for what JSON can write, but no stream can: halves of surrogate pairs."""
+    printable: dict[str, Any] = json.loads(json.dumps(facts, ensure_ascii=False).encode(errors="replace"))
+    return printable
 
 
 # ---- the machine
@@ -78,22 +94,23 @@ def describe_file(file: FlatFile) -> dict[str, Any]:
     tensors = file.tensors
     numbers = sum(prod(tensor.shape) for tensor in tensors)
     data = file.sections["data"].bytes
-    tokenizer = file.section("tokenizer")
+    probes = file.section("probes")
     return {
         "file": str(file.path),
         "file_bytes": file.header["file_bytes"],
         "format_version": file.header["version"],
         "numerics": file.header["numerics"],
         "id": file.id,
-        "metadata": _printable({key: value for key, value in file.metadata.items() if key != "config"}),
+        "metadata": {key: value for key, value in file.metadata.items() if key != "config"},
         "parameters": numbers,
         "bits_per_weight": round(8 * data / numbers, 3),
         "sections": {name: section.bytes for name, section in file.sections.items()},
         "config": {key: value for key, value in file.config.items() if key != "reserved"},
         "layers": [{key: value for key, value in layer.items() if key != "reserved"} for layer in file.layers],
-        "tokenizer": {"bytes": len(tokenizer), "ids": file.config["n_token_ids"]} if tokenizer else None,
+        "rope": _rope_tables(file),
+        "tokenizer": _tokenizer(file),
         "chat_template": bool(file.sections["template"].bytes),
-        "probes": bool(file.sections["probes"].bytes),
+        "probes": {"source": source_of(probes)} if probes else None,
         "tensors": [
             {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.bytes, "sha256": t.sha256.hex()}
             for t in tensors
@@ -101,14 +118,40 @@ def describe_file(file: FlatFile) -> dict[str, Any]:
     }
 
 
-def _printable(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Metadata with question marks for what JSON can write, but no stream can: halves of surrogate pairs."""
-    printable: dict[str, Any] = json.loads(json.dumps(metadata, ensure_ascii=False).encode(errors="replace"))
-    return printable
+def _rope_tables(file: FlatFile) -> list[dict[str, Any]]:
+    """The tables of RoPE frequencies. kind: of their scaling, as far as the source's own config.json tells it."""
+    config = file.config
+    source: Any = file.metadata.get("config")
+    kind = "unknown"
+    if isinstance(source, dict):
+        scaling: Any = source.get("rope_parameters") or source.get("rope_scaling") or {}
+        if isinstance(scaling, dict):
+            kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    return [
+        {
+            "kind": kind,
+            "dim": config["rope_dim"][table],
+            "original_context": config["rope_original_context"][table],
+            "attention_factor": config["rope_attention_factor"][table],
+        }
+        for table in range(config["n_rope"])
+    ]
+
+
+def _tokenizer(file: FlatFile) -> dict[str, Any] | None:
+    """The tokenizer in figures. Its kind is read from the text, which takes less time than making a tokenizer of it."""
+    data = file.section("tokenizer")
+    if not data:
+        return None
+    try:
+        kind: str = decode_rules(json.loads(data).get("decoder")).kind
+    except (LlamacError, ValueError, AttributeError, TypeError, RecursionError):
+        kind = "unknown"
+    return {"kind": kind, "bytes": len(data), "ids": file.config["n_token_ids"]}
 
 
 def _file_lines(facts: dict[str, Any], all_tensors: bool) -> list[str]:
-    config, metadata = facts["config"], facts["metadata"]
+    config, metadata, tokenizer = facts["config"], facts["metadata"], facts["tokenizer"]
     layer = facts["layers"][0]
     source = metadata.get("source")
     if isinstance(source, dict):
@@ -127,13 +170,22 @@ def _file_lines(facts: dict[str, Any], all_tensors: bool) -> list[str]:
         f"graph       norm {config['norm']} (eps {config['norm_eps']:g}), position {config['position']}, "
         f"{config['activation']}, {'tied' if config['tied_output'] else 'separate'} output",
         f"context     {config['context']} positions",
+        *map(_rope_line, facts["rope"]),
         f"vocabulary  {config['vocab_size']} ({config['n_token_ids']} with a token); {special}",
-        f"tokenizer   {_size(facts['tokenizer']['bytes']) if facts['tokenizer'] else 'none'}; chat template "
-        f"{'yes' if facts['chat_template'] else 'no'}; probes {'yes' if facts['probes'] else 'no'}",
+        f"tokenizer   {tokenizer['kind'] + ', ' + _size(tokenizer['bytes']) if tokenizer else 'none'}; chat template "
+        f"{'yes' if facts['chat_template'] else 'no'}",
+        f"probes      {'reference by ' + facts['probes']['source'] if facts['probes'] else 'none'}",
         f"source      {source or 'unknown'}; written by {metadata.get('exporter', 'unknown')}",
         "tensors",
     ]
     return lines + (_tensor_lines(facts) if all_tensors else _kind_lines(facts))
+
+
+def _rope_line(table: dict[str, Any]) -> str:
+    kind = "unknown scaling" if table["kind"] == "unknown" else f"{table['kind']} scaling"
+    original = table["original_context"]
+    tables = f"a short table up to {original} positions, a long one beyond" if original else "one table"
+    return f"rope        {kind}; {tables}; {table['dim']} dimensions, factor {table['attention_factor']:g}"
 
 
 def _tensor_lines(facts: dict[str, Any]) -> list[str]:

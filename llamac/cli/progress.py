@@ -18,9 +18,16 @@ def progress_bars() -> Iterator[Progress]:
     from rich import progress as rich
     from rich.console import Console
     from rich.filesize import decimal
+    from rich.table import Column
 
-    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.TextColumn("{task.fields[count]}"))
-    with rich.Progress(*columns, rich.TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bars:
+    # on a narrow terminal the bar becomes shorter, then the texts are cut; a second line would stay behind
+    columns = (
+        rich.TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        rich.BarColumn(bar_width=None, table_column=Column(ratio=1, max_width=40)),
+        rich.TextColumn("{task.fields[count]}", table_column=Column(no_wrap=True)),
+        rich.TimeRemainingColumn(table_column=Column(no_wrap=True)),
+    )
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bars:
 
         def show(phase: str, done: int, total: int) -> None:
             shown = decimal if phase in ("verifying", "writing") else str

@@ -5,20 +5,25 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
+from typing import BinaryIO
 
-from llamac.errors import ArgumentError
+from llamac.errors import ArgumentError, ContextFullError
 from llamac.generation import Completion
-from llamac.model import load
+from llamac.model import Model, load
+
+# Bytes of a prompt that are read before it is asked how many the context can hold at most.
+PROMPT_BYTES = 1 << 20
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     started = time.perf_counter()
-    prompt = read_prompt(options)
     settings = {"context": options.context, "kv": options.kv, "threads": options.threads, "isa": options.isa}
     with load(options.model, tokenizer=options.tokenizer, **settings) as model:
-        ids = model.tokenize(prompt)
         context = model.config["context"] if options.context is None else options.context
+        prompt = read_prompt(options, model, context)
+        ids = model.tokenize(prompt)
         stream = model.stream(
             ids,
             max_tokens=new_tokens(len(ids), options.steps, context),
@@ -30,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
             stop=options.stop,
         )
         first = None
-        write, flush = sys.stdout.write, sys.stdout.flush
+        write, flush = _writer(), sys.stdout.flush
         try:
             with stream:
                 if not options.no_echo:
@@ -48,17 +53,42 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def read_prompt(options: argparse.Namespace) -> str:
+def _writer() -> Callable[[str], object]:
+    """Writes to stdout: as it is to a file or a pipe, without what would command a terminal to a terminal."""
+    write = sys.stdout.write
+    if not sys.stdout.isatty():
+        return write
+    from llamac.cli.text import safe_text
+
+    return lambda text: write(safe_text(text))
+
+
+def read_prompt(options: argparse.Namespace, model: Model, context: int) -> str:
     """The prompt from -i, -f or a pipe; empty if there is none. A line feed at a file's end is no part of it."""
     if options.prompt is not None:
         text: str = options.prompt
         return text
     if options.file not in (None, "-"):
         with open(options.file, "rb") as file:
-            return _decode(file.read(), options.file)
+            return _decode(_read(file, options.file, model, context), options.file)
     if sys.stdin is not None and (options.file == "-" or not sys.stdin.isatty()):
-        return _decode(sys.stdin.buffer.read(), "standard input")
+        return _decode(_read(sys.stdin.buffer, "standard input", model, context), "standard input")
     return ""
+
+
+def _read(file: BinaryIO, name: str, model: Model, context: int) -> bytes:
+    """A whole file, which may be without end: ContextFullError as soon as it is longer than any prompt can be."""
+    data = file.read(PROMPT_BYTES + 1)
+    if len(data) > PROMPT_BYTES:
+        tokenizer = model.tokenizer
+        longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.n_ids))
+        limit = max(PROMPT_BYTES, context * longest)
+        data += file.read(limit + 1 - len(data))
+        if len(data) > limit:
+            raise ContextFullError(
+                f"{name} has more than {limit} bytes: no prompt so long fits the context of {context} positions"
+            )
+    return data
 
 
 def _decode(data: bytes, name: str) -> str:

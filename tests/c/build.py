@@ -6,6 +6,7 @@ python tests/c/build.py --no-openmp                           one thread only
 python tests/c/build.py --cc aarch64-linux-gnu-gcc --machine aarch64 --run "qemu-aarch64 -L /usr/aarch64-linux-gnu"
     --run "qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu cortex-a53"      the kernels once more, on another processor
 python tests/c/build.py --run "qemu-x86_64 -cpu Nehalem"      the scalar path on an old processor
+python tests/c/build.py --program bench/kernel_speed.c --out FILE  another program with the core in it, not run
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,13 +24,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("test_kernels", "test_model", "test_pool")
+TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in ("test_kernels", "test_model", "test_pool"))
+BENCHMARK = ROOT / "bench" / "kernel_speed.c"  # built with the tests and run on a few kernels, so that it keeps working
 
 
-def build(folder: Path, cc: str, machine: str, sanitize: str | None, openmp: bool) -> list[Path]:
-    """Compiles core and tests into a folder; returns the test programs."""
+def build(
+    folder: Path,
+    cc: str,
+    machine: str,
+    sanitize: str | None,
+    openmp: bool,
+    sources: tuple[Path, ...] = (*TESTS, BENCHMARK),
+) -> list[Path]:
+    """Compiles the core and programs of one file each into a folder; returns the programs."""
     flags = json.loads((ROOT / "csrc" / "flags.json").read_text())
-    common = [*flags["core"], *flags["warnings"], "-Werror", "-g1", f"-I{ROOT / 'csrc'}", "-D_GNU_SOURCE"]
+    common = [*flags["core"], *flags["warnings"], "-Werror", "-g1", "-D_GNU_SOURCE"]
+    common += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'c'}"]
     if openmp:
         common.append("-fopenmp")
     if sanitize:
@@ -44,11 +55,11 @@ def build(folder: Path, cc: str, machine: str, sanitize: str | None, openmp: boo
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         core = list(pool.map(compile_one, sorted((ROOT / "csrc").glob("*.c"))))
-        tests = list(pool.map(compile_one, [ROOT / "tests" / "c" / f"{name}.c" for name in TESTS]))
-    for test in tests:
-        program = [*shlex.split(cc), *common, str(test), *map(str, core), "-lm", "-o", str(test.with_suffix(""))]
-        subprocess.run(program, check=True)
-    return [test.with_suffix("") for test in tests]
+        programs = list(pool.map(compile_one, sources))
+    for program in programs:
+        link = [*shlex.split(cc), *common, str(program), *map(str, core), "-lm", "-o", str(program.with_suffix(""))]
+        subprocess.run(link, check=True)
+    return [program.with_suffix("") for program in programs]
 
 
 def main() -> int:
@@ -62,16 +73,26 @@ def main() -> int:
         action="append",
         help="what runs the programs, e.g. an emulator; each further one runs the kernels' tests only",
     )
+    parser.add_argument("--program", type=Path, metavar="FILE", help="a C file to build instead of the tests")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the program goes")
     options = parser.parse_args()
+    if (options.program is None) != (options.out is None):
+        parser.error("--program and --out belong together")
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
     with tempfile.TemporaryDirectory() as folder:
-        programs = build(Path(folder), options.cc, options.machine, options.sanitize, not options.no_openmp)
+        setting = (Path(folder), options.cc, options.machine, options.sanitize, not options.no_openmp)
+        if options.program:
+            shutil.copy(build(*setting, (options.program.resolve(),))[0], options.out)
+            return 0
+        programs = build(*setting)
         runs = options.run or [""]
         todo = [(runs[0], program) for program in programs] + [(run, programs[0]) for run in runs[1:]]
         for run, program in todo:
             print(f"--- {run} {program.name}", flush=True)
-            emulated = ["--emulated"] if run else []
-            code = subprocess.run([*shlex.split(run), str(program), *emulated], env=environment).returncode
+            arguments = ["--emulated"] if run else []
+            if program.name == BENCHMARK.stem:
+                arguments = ["all", "pack", "0", "1"]
+            code = subprocess.run([*shlex.split(run), str(program), *arguments], env=environment).returncode
             if code:
                 print(f"{program.name} ended with {code}")
                 return 1

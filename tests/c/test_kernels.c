@@ -13,14 +13,6 @@ static int n_tables;
 
 static const int dtypes[] = { LLAMAC_F32, LLAMAC_F16, LLAMAC_BF16, LLAMAC_Q8, LLAMAC_Q4, LLAMAC_Q4S };
 
-static float stored(int dtype, float x) {
-    return dtype == LLAMAC_F32 ? x : dtype == LLAMAC_F16 ? f32_from_f16(f16_from_f32(x)) : f32_from_bits(f32_bits(x) & 0xffff0000);
-}
-static void put(int dtype, uint8_t *w, size_t strip_bytes, int row, int k, float x) {
-    uint8_t *p = w + (size_t)(row / 16) * strip_bytes;
-    if (dtype == LLAMAC_F32) ((float *)(void *)p)[k * 16 + row % 16] = x;
-    else ((uint16_t *)(void *)p)[k * 16 + row % 16] = dtype == LLAMAC_F16 ? f16_from_f32(x) : (uint16_t)(f32_bits(x) >> 16);
-}
 static int same(const float *a, const float *b, size_t n) { return !memcmp(a, b, n * sizeof(float)); }
 
 static void halves_convert_like_the_hardware(void) {
@@ -33,43 +25,6 @@ static void halves_convert_like_the_hardware(void) {
     CHECK(f16_from_f32(65519.0f) == 0x7bff && f16_from_f32(65520.0f) == 0x7c00, "rounding at the top");
     CHECK(f16_from_f32(0x1p-25f) == 0 && f16_from_f32(0x1.000002p-25f) == 1 && f16_from_f32(0x1.8p-24f) == 2, "rounding at the bottom");
     CHECK(f16_from_f32(1.0f + 0x1p-11f) == 0x3c00 && f16_from_f32(1.0f + 0x1.8p-10f) == 0x3c02, "ties go to even");
-}
-
-// A matrix of random weights. Quantized: any bytes are weights, but q8's code 0, which stands for -128.
-static void fill_matrix(int dtype, uint8_t *w, size_t strip_bytes, int rows, int columns, uint64_t *state) {
-    if (!dtype_is_quantized(dtype)) {
-        for (int r = 0; r < rows; r++) for (int k = 0; k < columns; k++) put(dtype, w, strip_bytes, r, k, random_float(state));
-        return;
-    }
-    for (int s = 0; s < ceil_div(rows, 16); s++) {
-        uint8_t *p = w + (size_t)s * strip_bytes;
-        fill_random((float *)(void *)p, STRIP_ROWS, state);
-        for (size_t i = LINE_BYTES; i < strip_bytes; i++) p[i] = (uint8_t)(1 + random_below(state, 255));
-    }
-}
-// Row o, column k, decoded as docs/format.md has it.
-static double weight_at(int dtype, const uint8_t *w, size_t strip_bytes, int o, int k) {
-    const uint8_t *p = w + (size_t)(o / 16) * strip_bytes;
-    const int r = o % 16;
-    if (dtype == LLAMAC_F32) return (double)((const float *)(const void *)p)[k * 16 + r];
-    if (dtype == LLAMAC_F16) return (double)f32_from_f16(((const uint16_t *)(const void *)p)[k * 16 + r]);
-    if (dtype == LLAMAC_BF16) return (double)f32_from_bf16(((const uint16_t *)(const void *)p)[k * 16 + r]);
-    const double d = (double)((const float *)(const void *)p)[r];
-    const int per_scale = dtype == LLAMAC_Q4 ? 16 : 32, whole = dtype == LLAMAC_Q8 ? 64 + 32 * 64 : dtype == LLAMAC_Q4 ? 128 + 16 * 64 : 64 + 16 * 64;
-    const size_t groups_after = (strip_bytes - 64 - (size_t)(k / 128 * whole)) / (dtype == LLAMAC_Q8 ? 512 : 256);
-    const uint8_t *block = p + 64 + k / 128 * whole, *codes = block + (dtype == LLAMAC_Q4 && groups_after > 2 ? 128 : 64);
-    const int i = k % 128, s = (int8_t)block[i / per_scale * 16 + r];
-    if (dtype == LLAMAC_Q8) return d * s * (codes[i / 4 * 64 + 4 * r + i % 4] - 128);
-    const uint8_t byte = codes[i / 8 * 64 + 4 * r + i % 4];
-    return d * s * (q4_codebook[i % 8 < 4 ? byte & 15 : byte >> 4] + (s & 3));
-}
-// Input k of a row as the product sees it.
-static double input_at(int dtype, const float *x, int columns, int k) {
-    if (!dtype_is_quantized(dtype)) return (double)x[k];
-    const int group = dtype == LLAMAC_Q8 ? 128 : 32, start = k / group * group, limit = dtype == LLAMAC_Q8 ? 16319 : 127;
-    float top = 0;
-    for (int i = start; i < min_int(columns, start + group); i++) top = fmaxf(top, fabsf(x[i]));
-    return top > 0 ? (double)top / limit * nearbyint((double)(x[k] * ((float)limit / top))) : 0;
 }
 
 // One product by every table, in one call, row by row, and in two parts of strips.
@@ -167,6 +122,44 @@ static void quantized_products_stand_extremes(void) {
             if (x[40] - x[40] == 0) CHECK(fabs((double)y0[3] - sum) <= 1e-5 * fabs(sum) + 1e-30, "dtype %d, bytes %d, input %g: %g, expected %g", dtype, fill, (double)x[40], (double)y0[3], sum);
             free(w), free(scratch);
         }
+}
+
+// Rows of any width, with and without weights and feedback: near what they were, in exactly their bytes, the same bytes from every compiler.
+static void rows_are_quantized(void) {
+    uint64_t state = 4, hash = 14695981039346656037u;   // FNV-1a
+    for (int dtype = LLAMAC_Q8; dtype <= LLAMAC_Q4S; dtype++)
+        for (int columns = 1; columns <= 300; columns += 1 + columns / 3) for (int way = 0; way < (dtype == LLAMAC_Q8 ? 2 : 3); way++) {
+            const int rows = 1 + random_below(&state, 33);
+            const size_t n = (size_t)columns, bytes = llamac_matrix_bytes(dtype, (uint64_t)rows, n), strip_bytes = dtype_strip_bytes(dtype, n);
+            float *w = take(sizeof(float) * (size_t)rows * n), *weights = take(sizeof(float) * n), *feedback = take(sizeof(float) * n * n), *back = take(sizeof(float) * n);
+            uint8_t *out = take(bytes + 64);
+            fill_random(w, (size_t)rows * n, &state), fill_random(feedback, n * n, &state);
+            for (size_t k = 0; k < n; k++) weights[k] = 0.5f + (float)(k % 7);
+            for (size_t i = 0; i < n * n; i++) feedback[i] *= 0x1p-7f;
+            memset(out + bytes, 0xa5, 64);
+            llamac_error err;
+            CHECK(!llamac_quantize(dtype, w, (size_t)rows, n, way ? weights : NULL, way == 2 ? feedback : NULL, out, &err), "%s", err.message);
+            double error = 0, all = 0;
+            for (int r = 0; r < rows; r++) {
+                tables[0]->gather[dtype](out, strip_bytes, r, columns, back);
+                for (size_t k = 0; k < n; k++) {
+                    const double x = (double)w[(size_t)r * n + k], d = (double)back[k] - x;
+                    error += d * d, all += x * x;
+                }
+            }
+            CHECK(error < 0.02 * all, "dtype %d, %d columns, way %d: %g of %g", dtype, columns, way, error, all);
+            for (int i = 0; i < 64; i++) CHECK(out[bytes + (size_t)i] == 0xa5, "written behind the end");
+            for (size_t i = 0; i < bytes; i++) hash = (hash ^ out[i]) * 1099511628211u;
+            free(w), free(weights), free(feedback), free(back), free(out);
+        }
+    CHECK(hash == 10110740812635404679u, "the bytes have changed: %llu", (unsigned long long)hash);
+    llamac_error err;
+    float w[16] = { 1 };
+    uint8_t out[1024];
+    CHECK(llamac_quantize(LLAMAC_F16, w, 1, 16, NULL, NULL, out, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "f16");
+    llamac_test_fail_allocation(1);
+    CHECK(llamac_quantize(LLAMAC_Q4, w, 1, 16, NULL, NULL, out, &err) < 0 && err.code == LLAMAC_NO_MEMORY, "no memory");
+    llamac_test_fail_allocation(0);
 }
 
 // Row functions: n numbers at an odd address, guards around them that must stay.
@@ -331,6 +324,7 @@ int main(void) {
     RUN(halves_convert_like_the_hardware);
     RUN(products_have_the_same_bits);
     RUN(quantized_products_stand_extremes);
+    RUN(rows_are_quantized);
     RUN(row_functions_have_the_same_bits);
     RUN(activations_are_accurate);
     RUN(attention_has_the_same_bits);

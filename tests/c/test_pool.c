@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// test_pool.c - the team of threads: everybody takes part, barriers hold, teams grow, and shrink while their members mostly wait.
+// test_pool.c - the team of threads: everybody takes part, barriers hold, teams grow, and those that mostly wait sleep.
 #include "pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <time.h>
 #include "llamac.h"
 #include "test.h"
@@ -66,7 +67,7 @@ static void callers_take_turns(void) {
     }
 }
 
-// ---- how many
+// ---- busy machines
 
 struct late { int count, index; };
 
@@ -75,50 +76,48 @@ static void be_late(void *argument, const struct member *member) {
     struct late *late = argument;
     const struct timespec pause = { .tv_nsec = 2000000 };
     if (member->index == 0) late->count = member->count;
-    if (member->index == late->index && member->count > 1) nanosleep(&pause, NULL);
+    if (member->index == late->index) nanosleep(&pause, NULL);
     pool_barrier(member);
 }
 
-static void a_team_that_mostly_waits_shrinks(void) {
-    if (!llamac_has_threads()) return;
-    for (int index = 0; index < 2; index++) {
+// CPUs that a team may have; more members than that never spin.
+static int cpu_count(void) {
+    cpu_set_t cpus;
+    return llamac_has_threads() && !sched_getaffinity(0, sizeof cpus, &cpus) ? CPU_COUNT(&cpus) : 1;
+}
+
+static void a_team_that_mostly_waits_goes_to_sleep_for_a_while(void) {
+    for (int index = 0; index < 2 && cpu_count() > 1; index++) {
         struct pace pace = { 0 };
         struct late late = { .index = index };
-        int before = 8, smallest = 8;
-        for (int run = 0; run < 2000 && late.count != 1; run++) {
-            pool_run(8, &pace, be_late, &late);
-            CHECK(late.count == before || late.count == before / 2 || late.count > before, "from %d to %d", before, late.count);
-            before = late.count;
-            if (before < smallest) smallest = before;
+        for (int run = 0; run < 1000 && !pace.asleep_until; run++) pool_run(2, &pace, be_late, &late);
+        CHECK(pace.asleep_until > 0, "member %d is late", index);
+        // what comes while the team sleeps is not counted
+        const struct pace before = pace;
+        pool_run(2, &pace, be_late, &late);
+        CHECK(!memcmp(&before, &pace, sizeof pace), "member %d is late", index);
+        CHECK(late.count == 2, "%d", late.count);
+        // in time spinning is tried again, and judged
+        int again = 0;
+        for (int run = 0; run < 100000 && !again; run++) {
+            pool_run(2, &pace, be_late, &late);
+            again = pace.asleep_until != before.asleep_until;
         }
-        CHECK(smallest == 1, "%d", smallest);
-        // nobody is late when there is one only; and in time more are tried again
-        int largest = 1;
-        for (int64_t run = 0; run < 100000000 && largest < 2; run++) {
-            pool_run(8, &pace, be_late, &late);
-            if (late.count > largest) largest = late.count;
-        }
-        CHECK(largest > 1, "never tried again");
+        CHECK(again, "member %d is late", index);
     }
 }
 
-static void another_pace_is_not_disturbed(void) {
-    if (!llamac_has_threads()) return;
-    struct pace bad = { .halvings = 2, .retry = INT64_MAX }, good = { 0 };
-    struct late late = { .index = -1 };
-    pool_run(8, &bad, be_late, &late);
-    CHECK(late.count == 2, "%d", late.count);
-    pool_run(8, &good, be_late, &late);
-    CHECK(late.count == 8, "%d", late.count);
-    bad.halvings = 9;
-    pool_run(8, &bad, be_late, &late);
-    CHECK(late.count == 1, "%d", late.count);
+static void a_team_larger_than_its_cpus_sleeps_at_once(void) {
+    struct pace pace = { 0 };
+    struct late late = { .index = 0 };
+    for (int run = 0; run < 20; run++) pool_run(cpu_count() + 1, &pace, be_late, &late);
+    CHECK(pace.ran == 0 && pace.asleep_until == 0, "it learned of spinning");
 }
 
 int main(void) {
     RUN(every_member_passes_every_barrier);
     RUN(callers_take_turns);
-    RUN(a_team_that_mostly_waits_shrinks);
-    RUN(another_pace_is_not_disturbed);
+    RUN(a_team_that_mostly_waits_goes_to_sleep_for_a_while);
+    RUN(a_team_larger_than_its_cpus_sleeps_at_once);
     return finish_tests("test_pool");
 }

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: MIT
+// kernel_speed.c - each kernel of each instruction set by itself: its error against double, and its time. One line per case, for
+// bench/kernels.py: kernel, isa, what, error, seconds (median), seconds (best), bytes, multiply-adds, clock in Hz; separated by tabs.
+#include <time.h>
+#include "format.h"
+#include "kernels.h"
+#include "samples.h"
+
+static double sample_seconds = 0.002;        // a sample is at least so long
+static size_t pool_bytes = (size_t)256 << 20;   // weights of products come from so much memory
+static const char *only_isa, *only_kernel;
+static const struct kernels *table;
+static struct cancel cancel;
+enum { SAMPLES = 9 };
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// The processor's clock: a chain of additions of registers, each waiting one cycle for the one before.
+static double clock_now(void) {
+    enum { ADDS = 16, LOOPS = 20000 };
+    uint64_t x = 1, y = 3;
+    double best = 1;
+    for (int i = 0; i < 3; i++) {
+        __asm__ volatile("" : "+r"(y));
+        const double start = now();
+        for (int loop = 0; loop < LOOPS; loop++)
+            UNROLL for (int j = 0; j < ADDS; j++) { x += y; __asm__ volatile("" : "+r"(x)); }
+        const double seconds = now() - start;
+        if (seconds < best) best = seconds;
+    }
+    return (double)ADDS * LOOPS / best;
+}
+
+static int compare(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+// One case: `run` is called with ascending numbers, so that it can take other memory each time.
+typedef void run_function(void *argument, long i);
+static void measure(const char *kernel, const char *what, double error, run_function *run, void *argument, double bytes, double macs) {
+    double seconds[SAMPLES];
+    long i = 0, n = 1;
+    for (double took = 0; took < sample_seconds; n *= took < sample_seconds ? 2 : 1) {   // enough calls for a sample; warms up, too
+        const double start = now();
+        for (long j = 0; j < n; j++) run(argument, i++);
+        took = now() - start;
+    }
+    for (int s = 0; s < SAMPLES; s++) {
+        const double start = now();
+        for (long j = 0; j < n; j++) run(argument, i++);
+        seconds[s] = (now() - start) / (double)n;
+    }
+    const double hertz = clock_now();
+    qsort(seconds, SAMPLES, sizeof *seconds, compare);
+    printf("%s\t%s\t%s\t%.3e\t%.4e\t%.4e\t%.0f\t%.0f\t%.4e\n", kernel, table->name, what, error, seconds[SAMPLES / 2], seconds[0], bytes, macs, hertz);
+    fflush(stdout);
+}
+static int wanted(const char *kernel) { return !only_kernel || !strcmp(only_kernel, kernel); }
+
+// Root mean square of the difference over that of the truth.
+struct rms { double difference, truth; };
+static void rms_add(struct rms *r, double found, double truth) { r->difference += (found - truth) * (found - truth), r->truth += truth * truth; }
+static double rms_of(struct rms r) { return r.truth > 0 ? sqrt(r.difference / r.truth) : sqrt(r.difference); }
+
+// ---- the limit
+
+struct peak { int input; float result; };
+enum { PEAK_PASSES = 32 };   // so many that the time to fill the operands does not count
+static void run_peak(void *argument, long i) { (void)i; struct peak *p = argument; table->peak[p->input](PEAK_PASSES, &p->result); }
+static void peaks(void) {
+    static const char *const names[N_INPUTS] = { [INPUT_F32] = "f32, f16, bf16", [INPUT_INT8] = "q4, q4s", [INPUT_INT16] = "q8" };
+    for (int input = 0; input < N_INPUTS; input++) {
+        struct peak p = { input, 0 };
+        measure("peak", names[input], 0, run_peak, &p, 0, table->peak[input](PEAK_PASSES, &p.result));
+    }
+}
+
+// ---- products
+
+struct product { struct gemm g; int dtype; const uint8_t *weights; size_t matrix_bytes; long copies; };
+static void run_gemm(void *argument, long i) {
+    struct product *p = argument;
+    p->g.w = p->weights + (size_t)(i % p->copies) * p->matrix_bytes;
+    table->gemm[p->dtype](&p->g);
+}
+
+static void gemm_case(int dtype, int rows, int columns, int m, uint64_t *state) {
+    const size_t strip_bytes = dtype_strip_bytes(dtype, (uint64_t)columns), bytes = llamac_matrix_bytes(dtype, (uint64_t)rows, (uint64_t)columns);
+    const size_t words = input_words(input_of(dtype), columns);
+    const long copies = bytes > (1 << 20) ? (long)(pool_bytes / bytes) + 1 : 1;   // a small one stays in the second cache
+    uint8_t *w = take(bytes * (size_t)copies);
+    float *x = take(sizeof(float) * (size_t)m * (size_t)columns), *y = take(sizeof(float) * (size_t)m * (size_t)rows);
+    int32_t *panels = take(4 * words * (size_t)m);
+    fill_matrix(dtype, w, strip_bytes, rows, columns, state);
+    for (long i = 1; i < copies; i++) memcpy(w + (size_t)i * bytes, w, bytes);
+    fill_random(x, (size_t)m * (size_t)columns, state);
+    for (int r = 0; r < m; r++) table->pack[input_of(dtype)](panel_row(panels, m, words, r), x + (size_t)r * (size_t)columns, columns);
+    struct product p = { { w, strip_bytes, 0, ceil_div(rows, 16), rows, columns, panels, m, NULL, y, (size_t)rows, 0, NULL, take(gemm_scratch(m)), &cancel },
+                         dtype, w, bytes, copies };
+    run_gemm(&p, 0);
+    struct rms error = { 0 };
+    for (int i = 0; i < 64; i++) {
+        const int r = random_below(state, m), o = random_below(state, rows);
+        double sum = 0;
+        for (int k = 0; k < columns; k++) sum += weight_at(dtype, w, strip_bytes, o, k) * (double)x[(size_t)r * (size_t)columns + (size_t)k];
+        rms_add(&error, (double)y[(size_t)r * (size_t)rows + (size_t)o], sum);
+    }
+    char what[80];
+    snprintf(what, sizeof what, "%s %d x %d, %d row%s", llamac_dtype_name(dtype), rows, columns, m, m > 1 ? "s" : "");
+    measure("gemm", what, rms_of(error), run_gemm, &p, (double)bytes, (double)rows * columns * m);
+    free(w), free(x), free(y), free(panels), free(p.g.scratch);
+}
+
+static void gemms(uint64_t *state) {
+    static const int shapes[][2] = { { 256, 2048 }, { 2048, 2048 }, { 5632, 2048 }, { 2048, 5632 } }, heights[] = { 1, 2, 4, 8, 16, 32, 128, 512 };
+    for (int dtype = LLAMAC_F32; dtype < LLAMAC_N_DTYPES; dtype++)
+        for (size_t s = 0; s < ARRAY_LEN(shapes); s++)
+            for (size_t h = 0; h < ARRAY_LEN(heights); h++) {
+                if (table == &kernels_scalar && heights[h] > 8) continue;   // it takes seconds and tells nothing new
+                gemm_case(dtype, shapes[s][0], shapes[s][1], heights[h], state);
+            }
+}
+
+// ---- inputs of products: their error is that of a product with the unit matrix
+
+static void unit_matrix(int dtype, uint8_t *w, int n) {
+    const size_t strip_bytes = dtype_strip_bytes(dtype, (uint64_t)n), block = block_bytes(dtype, BLOCK_GROUPS), scales = block_scale_bytes(dtype, BLOCK_GROUPS);
+    for (int o = 0; o < n; o++) {
+        uint8_t *strip = w + (size_t)(o / 16) * strip_bytes;
+        const int r = o % 16;
+        const float d = dtype == LLAMAC_Q8 ? 1.0f : -1.0f / 128;   // q4: 4 * codebook[0] = -128, and codebook[8] = 0
+        memcpy(strip + 4 * r, &d, 4);
+        for (int k = 0; k < n; k++) {
+            uint8_t *at = strip + LINE_BYTES + (size_t)(k / BLOCK_COLUMNS) * block, *codes = at + scales;
+            const int i = k % BLOCK_COLUMNS;
+            at[i / scale_columns(dtype) * STRIP_ROWS + r] = dtype == LLAMAC_Q8 ? 1 : 4;
+            if (dtype == LLAMAC_Q8) codes[i / 4 * LINE_BYTES + 4 * r + i % 4] = (uint8_t)(Q8_OFFSET + (o == k));
+            else codes[i / 8 * LINE_BYTES + 4 * r + i % 4] |= (uint8_t)((o == k ? 0 : 8) << (i % 8 < 4 ? 0 : 4));
+        }
+    }
+}
+
+struct packing { int input, columns; const float *x; int32_t *panel; };
+static void run_pack(void *argument, long i) {
+    (void)i;
+    const struct packing *p = argument;
+    table->pack[p->input](panel_row(p->panel, 1, input_words(p->input, p->columns), 0), p->x, p->columns);
+}
+static void packs(uint64_t *state) {
+    enum { N = 2048 };
+    static const char *const names[N_INPUTS] = { [INPUT_F32] = "f32", [INPUT_INT8] = "int8, for q4 and q4s", [INPUT_INT16] = "int16, for q8" };
+    float *x = take(sizeof(float) * N), *y = take(sizeof(float) * N);
+    int32_t *panel = take(4 * N * 2);
+    for (int input = 0; input < N_INPUTS; input++) {
+        struct packing p = { input, N, x, panel };
+        struct rms error = { 0 };
+        fill_random(x, N, state);
+        if (input != INPUT_F32) {
+            const int dtype = input == INPUT_INT16 ? LLAMAC_Q8 : LLAMAC_Q4S;
+            const size_t strip_bytes = dtype_strip_bytes(dtype, N);
+            uint8_t *w = take(strip_bytes * N / 16);
+            unit_matrix(dtype, w, N);
+            struct gemm g = { w, strip_bytes, 0, N / 16, N, N, panel, 1, NULL, y, N, 0, NULL, take(gemm_scratch(1)), &cancel };
+            run_pack(&p, 0);
+            table->gemm[dtype](&g);
+            for (int i = 0; i < N; i++) rms_add(&error, (double)y[i], (double)x[i]);
+            free(w), free(g.scratch);
+        }
+        measure("pack", names[input], rms_of(error), run_pack, &p, sizeof(float) * N, 0);
+    }
+    free(x), free(y), free(panel);
+}
+
+// ---- attention of one KV head, the heads of a pool in turn
+
+struct attention { struct attend a; int dtype, heads, n_pages; uint8_t ***pages; };
+static void run_attend(void *argument, long i) {
+    struct attention *t = argument;
+    t->a.kv.pages = (const uint8_t *const *)t->pages[i % t->heads];
+    table->attend[t->dtype](&t->a);
+}
+
+static void attend_case(int dtype, int head_dim, int positions, int queries, uint64_t *state) {
+    const int width = value_width(head_dim), n_pages = ceil_div(positions, KV_PAGE);
+    const size_t key_bytes = KV_PAGE / 16 * float_strip_bytes(dtype, head_dim), page_bytes = key_bytes + (size_t)(width / 16) * float_strip_bytes(dtype, KV_PAGE);
+    const int heads = (int)(pool_bytes / 4 / (page_bytes * (size_t)n_pages)) + 1;
+    float *k = take(sizeof(float) * (size_t)(positions * head_dim)), *v = take(sizeof(float) * (size_t)(positions * head_dim)), *q = take(sizeof(float) * (size_t)(queries * head_dim));
+    uint8_t ***pages = take(sizeof *pages * (size_t)heads);
+    double *p = take(sizeof(double) * (size_t)positions);
+    fill_random(k, (size_t)(positions * head_dim), state), fill_random(v, (size_t)(positions * head_dim), state), fill_random(q, (size_t)(queries * head_dim), state);
+    for (int h = 0; h < heads; h++) {
+        pages[h] = take(sizeof *pages[h] * (size_t)n_pages);
+        for (int i = 0; i < n_pages; i++) pages[h][i] = take(page_bytes);
+        for (int i = 0; i < positions; i++) {
+            table->store_key[dtype](pages[h][i / KV_PAGE], i % KV_PAGE, head_dim, k + i * head_dim);
+            table->store_value[dtype](pages[h][i / KV_PAGE] + key_bytes, i % KV_PAGE, head_dim, v + i * head_dim);
+        }
+    }
+    struct attention t = { { .kv = { NULL, 0, key_bytes }, .head_dim = head_dim, .n_queries = queries, .q = q, .out = take(sizeof(float) * (size_t)(PANEL_ROWS * width)),
+                             .scratch = take(sizeof(float) * attend_scratch(head_dim)), .cancel = &cancel }, dtype, heads, n_pages, pages };
+    for (int i = 0; i < queries; i++) t.a.visible[i] = positions;
+    run_attend(&t, 0);
+    struct rms error = { 0 };
+    for (int i = 0; i < queries; i++) {
+        double sum = 0;
+        for (int j = 0; j < positions; j++) {
+            double s = 0;
+            for (int d = 0; d < head_dim; d++) s += (double)k[j * head_dim + d] * (double)q[d * queries + i];   // queries lie as a panel
+            sum += p[j] = exp(s);
+        }
+        for (int d = 0; d < head_dim; d++) {
+            double o = 0;
+            for (int j = 0; j < positions; j++) o += p[j] / sum * (double)v[j * head_dim + d];
+            rms_add(&error, (double)t.a.out[i * width + d], o);
+        }
+    }
+    char what[80];
+    snprintf(what, sizeof what, "%s heads of %d, %d positions, %d quer%s", llamac_dtype_name(dtype), head_dim, positions, queries, queries > 1 ? "ies" : "y");
+    measure("attend", what, rms_of(error), run_attend, &t, (double)page_bytes * n_pages, 2.0 * positions * head_dim * queries);
+    for (int h = 0; h < heads; h++) {
+        for (int i = 0; i < n_pages; i++) free(pages[h][i]);
+        free(pages[h]);
+    }
+    free(pages), free(k), free(v), free(q), free(p), free(t.a.out), free(t.a.scratch);
+}
+static void attends(uint64_t *state) {
+    for (int dtype = LLAMAC_F32; dtype <= LLAMAC_F16; dtype++)
+        for (int head_dim = 64; head_dim <= 128; head_dim *= 2)
+            for (int positions = 128; positions <= 2048; positions *= 16)
+                for (int queries = 1; queries <= 6; queries += queries == 1 ? 3 : 2) attend_case(dtype, head_dim, positions, queries, state);
+}
+
+// ---- functions of a row
+
+enum { ROW = 5632, HALF = 32 };
+struct row { float x[ROW], w[ROW], b[ROW], y[ROW]; int n, activation; };
+static void run_norm_rms(void *argument, long i) { (void)i; struct row *r = argument; table->norm_rms(r->x, r->w, NULL, 1e-5f, r->n, r->y); }
+static void run_norm_layer(void *argument, long i) { (void)i; struct row *r = argument; table->norm_layer(r->x, r->w, r->b, 1e-5f, r->n, r->y); }
+static void run_add(void *argument, long i) { (void)i; struct row *r = argument; table->add(r->x, r->n, r->y); }
+static void run_rotate(void *argument, long i) { (void)i; struct row *r = argument; table->rotate(r->y, r->w, r->b, HALF); }
+static void run_activate(void *argument, long i) { (void)i; struct row *r = argument; table->activate(r->activation, r->x, r->w, r->n, r->y); }
+
+static double activation(int which, double x) {
+    switch (which) {
+    case ACTIVATION_SILU: return x / (1 + exp(-x));
+    case ACTIVATION_GELU_TANH: return 0.5 * x * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+    case ACTIVATION_GELU_ERF: return 0.5 * x * erfc(-x / sqrt(2));
+    case ACTIVATION_RELU: return x > 0 ? x : 0;
+    default: return x / (1 + exp(-1.702 * x));
+    }
+}
+
+static void norms(struct row *r) {
+    double squares = 0, mean = 0, variance = 0;
+    struct rms error[2] = { 0 };
+    r->n = 2048;
+    for (int i = 0; i < r->n; i++) squares += (double)r->x[i] * (double)r->x[i] / r->n, mean += (double)r->x[i] / r->n;
+    for (int i = 0; i < r->n; i++) variance += ((double)r->x[i] - mean) * ((double)r->x[i] - mean) / r->n;
+    run_norm_rms(r, 0);
+    for (int i = 0; i < r->n; i++) rms_add(&error[0], (double)r->y[i], (double)r->x[i] / sqrt(squares + (double)1e-5f) * (double)r->w[i]);
+    measure("norm_rms", "2048", rms_of(error[0]), run_norm_rms, r, 3.0 * sizeof(float) * r->n, 0);
+    run_norm_layer(r, 0);
+    for (int i = 0; i < r->n; i++)
+        rms_add(&error[1], (double)r->y[i], ((double)r->x[i] - mean) / sqrt(variance + (double)1e-5f) * (double)r->w[i] + (double)r->b[i]);
+    measure("norm_layer", "2048", rms_of(error[1]), run_norm_layer, r, 4.0 * sizeof(float) * r->n, 0);
+}
+
+static void rotates(struct row *r) {
+    struct rms error = { 0 };
+    for (int i = 0; i < HALF; i++) r->w[i] = (float)cos(i), r->b[i] = (float)sin(i);
+    memcpy(r->y, r->x, sizeof r->y);
+    run_rotate(r, 0);
+    for (int i = 0; i < HALF; i++) {
+        rms_add(&error, (double)r->y[i], (double)r->x[i] * (double)r->w[i] - (double)r->x[i + HALF] * (double)r->b[i]);
+        rms_add(&error, (double)r->y[i + HALF], (double)r->x[i] * (double)r->b[i] + (double)r->x[i + HALF] * (double)r->w[i]);
+    }
+    measure("rotate", "64", rms_of(error), run_rotate, r, 6.0 * sizeof(float) * HALF, 0);
+}
+
+static void adds(struct row *r) {
+    r->n = 2048;
+    memset(r->y, 0, sizeof r->y);
+    struct rms error = { 0 };
+    run_add(r, 0);
+    for (int i = 0; i < r->n; i++) rms_add(&error, (double)r->y[i], (double)r->x[i]);
+    measure("add", "2048", rms_of(error), run_add, r, 3.0 * sizeof(float) * r->n, 0);
+}
+
+static void activations(struct row *r) {
+    static const char *const names[] = { [ACTIVATION_SILU] = "silu", [ACTIVATION_GELU_TANH] = "gelu_tanh", [ACTIVATION_GELU_ERF] = "gelu_erf",
+                                         [ACTIVATION_RELU] = "relu", [ACTIVATION_QUICK_GELU] = "quick_gelu" };
+    r->n = ROW;
+    for (int i = 0; i < ROW; i++) r->x[i] *= 6;
+    for (r->activation = 1; r->activation < (int)ARRAY_LEN(names); r->activation++) {
+        struct rms error = { 0 };
+        run_activate(r, 0);
+        for (int i = 0; i < ROW; i++) rms_add(&error, (double)r->y[i], activation(r->activation, (double)r->x[i]) * (double)r->w[i]);
+        char what[40];
+        snprintf(what, sizeof what, "%s, gated, %d", names[r->activation], ROW);
+        measure("activate", what, rms_of(error), run_activate, r, 3.0 * sizeof(float) * ROW, 0);
+    }
+}
+
+// ---- single rows of matrices and of the cache
+
+struct gathering { int dtype, rows, columns; const uint8_t *w; size_t strip_bytes; float *y; };
+static void run_gather(void *argument, long i) {
+    const struct gathering *g = argument;
+    table->gather[g->dtype](g->w, g->strip_bytes, (int)(i * 17 % g->rows), g->columns, g->y);
+}
+static void gathers(uint64_t *state) {
+    for (int dtype = LLAMAC_F32; dtype < LLAMAC_N_DTYPES; dtype++) {
+        struct gathering g = { dtype, 4096, 2048, NULL, dtype_strip_bytes(dtype, 2048), take(sizeof(float) * 2048) };
+        uint8_t *w = take(llamac_matrix_bytes(dtype, 4096, 2048));
+        struct rms error = { 0 };
+        fill_matrix(dtype, w, g.strip_bytes, g.rows, g.columns, state);
+        g.w = w;
+        for (int i = 0; i < 8; i++) {
+            run_gather(&g, i);
+            for (int k = 0; k < g.columns; k++) rms_add(&error, (double)g.y[k], weight_at(dtype, w, g.strip_bytes, i * 17 % g.rows, k));
+        }
+        measure("gather", llamac_dtype_name(dtype), rms_of(error), run_gather, &g, (double)g.strip_bytes, 0);
+        free(w), free(g.y);
+    }
+}
+
+struct storing { int dtype, key; uint8_t *page; const float *x; };
+enum { HEAD = 64 };
+static void run_store(void *argument, long i) {
+    const struct storing *s = argument;
+    (s->key ? table->store_key : table->store_value)[s->dtype](s->page, (int)(i % KV_PAGE), HEAD, s->x);
+}
+static void stores(uint64_t *state) {
+    float x[HEAD], back[HEAD];
+    fill_random(x, HEAD, state);
+    for (int dtype = LLAMAC_F32; dtype <= LLAMAC_F16; dtype++)
+        for (int key = 0; key < 2; key++) {
+            struct storing s = { dtype, key, take(KV_PAGE * HEAD * sizeof(float)), x };
+            struct rms error = { 0 };
+            run_store(&s, 5);
+            for (int d = 0; d < HEAD; d++) {
+                if (key) { if (!d) table->gather[dtype](s.page, float_strip_bytes(dtype, HEAD), 5, HEAD, back); }
+                else { float column[KV_PAGE]; table->gather[dtype](s.page, float_strip_bytes(dtype, KV_PAGE), d, KV_PAGE, column); back[d] = column[5]; }
+                rms_add(&error, (double)back[d], (double)x[d]);
+            }
+            char what[40];
+            snprintf(what, sizeof what, "%s, %s of %d", llamac_dtype_name(dtype), key ? "key" : "value", HEAD);
+            measure("store", what, rms_of(error), run_store, &s, HEAD * (sizeof(float) + (dtype == LLAMAC_F32 ? 4 : 2)), 0);
+            free(s.page);
+        }
+}
+
+static void every_kernel(void) {
+    uint64_t state = 1;
+    struct row *row = take(sizeof *row);
+    fill_random(row->x, ROW, &state), fill_random(row->w, ROW, &state), fill_random(row->b, ROW, &state);
+    if (wanted("peak")) peaks();
+    if (wanted("gemm")) gemms(&state);
+    if (wanted("pack")) packs(&state);
+    if (wanted("attend")) attends(&state);
+    if (wanted("norm")) norms(row);
+    if (wanted("add")) adds(row);
+    if (wanted("gather")) gathers(&state);
+    if (wanted("store")) stores(&state);
+    if (wanted("activate")) activations(row);
+    if (wanted("rotate")) rotates(row);
+    free(row);
+}
+
+int main(int n, char **arguments) {
+    if (n != 5) {
+        fprintf(stderr, "kernel_speed ISA|all KERNEL|all MILLISECONDS MEGABYTES\n");
+        return 2;
+    }
+    if (strcmp(arguments[1], "all")) only_isa = arguments[1];
+    if (strcmp(arguments[2], "all")) only_kernel = arguments[2];
+    sample_seconds = atof(arguments[3]) / 1e3, pool_bytes = (size_t)atol(arguments[4]) << 20;
+    int supported, done = 0;
+    llamac_error err;
+    for (size_t i = 0; llamac_isa_at(i, &supported); i++) {
+        if (!supported || (only_isa && strcmp(only_isa, llamac_isa_at(i, &supported)))) continue;
+        table = kernels_select(llamac_isa_at(i, &supported), &err);
+        every_kernel();
+        done = 1;
+    }
+    if (!done) fprintf(stderr, "this machine runs no kernels \"%s\"\n", only_isa);
+    return !done;
+}

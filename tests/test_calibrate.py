@@ -1,0 +1,195 @@
+"""Calibration: what it keeps of the inputs, what follows from them, and what it gains in an exported file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import llamac
+from builders import checkpoint, gpt2_config, llama_config, write_model
+from llamac.errors import ArgumentError, ExportError
+from llamac.export import calibrate as calibrating
+from llamac.export import reference
+from llamac.export.calibrate import calibrate, lesson_of
+from llamac.export.checkpoint import Checkpoint
+from llamac.export.convert import export
+from llamac.export.quantize import FOUR_BITS
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+TEXT = "The world tells the end: hello, the well held bell. " * 60
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibration on few tokens, in pieces that are observed in two parts."""
+    monkeypatch.setattr(calibrating, "TOKENS", 400)
+    monkeypatch.setattr(calibrating, "SEQUENCE", 100)
+
+
+@pytest.fixture(params=["llama", "gpt2"])
+def made(request: pytest.FixtureRequest) -> Checkpoint:
+    return checkpoint(llama_config() if request.param == "llama" else gpt2_config())
+
+
+def inputs_of_a_text(made: Checkpoint, path: Path, text: str | None = TEXT) -> dict[str, Floats]:
+    """The inputs of every matrix that has any."""
+    with llamac.load(path, kv="f32") as model, calibrate(made, model, text, path.parent) as calibration:
+        found = {name: calibration.inputs(name) for name, tensor in made.tensors.items() if len(tensor.shape) == 2}
+    return {name: rows for name, rows in found.items() if rows is not None}
+
+
+# ---- the inputs
+
+
+def test_every_product_has_its_inputs(made: Checkpoint, tmp_path: Path) -> None:
+    found = inputs_of_a_text(made, write_model(tmp_path / "model.bin", made))
+    head = "token_embedding.weight" if made.config.tied_output else "output.weight"
+    products = {name for name in made.tensors if name.startswith("layers.") and len(made.tensors[name].shape) == 2}
+    assert set(found) == products | {head}
+    assert list(tmp_path.iterdir()) == [tmp_path / "model.bin"]
+    assert {len(rows) for rows in found.values()} == {400}
+    with llamac.load(tmp_path / "model.bin") as model:
+        ids = list(model.tokenize(TEXT))[:100]
+    expected: dict[tuple[str, int], Doubles] = {}
+    reference.forward(made, [ids], observe=lambda stage, layer, x: expected.__setitem__((stage, layer), x))
+    for name, stage in (
+        ("attn_v", "attn_norm"),
+        ("attn_out", "attn_mix"),
+        ("ffn_up", "ffn_norm"),
+        ("ffn_down", "ffn_hidden"),
+    ):
+        wanted = expected[stage, 1].reshape(100, -1)
+        np.testing.assert_allclose(found[f"layers.1.{name}.weight"][:100], wanted, rtol=2**-8, atol=1e-3)
+    np.testing.assert_allclose(found[head][:100], expected["output_norm", 0], rtol=2**-8, atol=1e-3)
+
+
+def test_the_models_own_text_is_the_same_every_time_and_has_variety(made: Checkpoint, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.bin", made)
+    one, two = (inputs_of_a_text(made, path, None) for _ in range(2))
+    for name in one:
+        assert one[name].tobytes() == two[name].tobytes()
+    rows = one["layers.1.attn_q.weight"]
+    assert len(np.unique(rows, axis=0)) > 0.5 * len(rows)
+    made.tokenizer = None  # it needs none
+    assert len(inputs_of_a_text(made, path, None)["layers.0.attn_q.weight"]) == 400
+
+
+# ---- the lesson
+
+
+def test_a_lesson_is_the_errors_cost_written_column_by_column() -> None:
+    random = np.random.RandomState(0)
+    inputs = (random.standard_normal((500, 30)) @ random.standard_normal((30, 70))).astype(np.float32)
+    inputs[:, 9] = 0
+    inputs[:, 11] *= 300
+    lesson = lesson_of(inputs)
+    assert lesson.feedback is not None
+    moments = inputs.astype(np.float64).T @ inputs / len(inputs)
+    moments += calibrating.DAMPING * np.trace(moments) / 70 * np.eye(70)
+    unit = lesson.feedback.astype(np.float64)
+    assert (np.diag(unit) == 1).all()
+    assert not np.tril(unit, -1).any()
+    assert lesson.importance.max() == 1
+    again = unit @ np.diag(lesson.importance.astype(np.float64)) @ unit.T
+    np.testing.assert_allclose(again / again[11, 11], moments / moments[11, 11], atol=2e-3)
+
+
+def test_inputs_that_are_all_zero_teach_nothing() -> None:
+    lesson = lesson_of(np.zeros((40, 33), np.float32))
+    assert lesson.feedback is None
+    assert (lesson.importance == 1).all()
+
+
+# ---- export
+
+
+def cost(made: Checkpoint, path: Path, inputs: dict[str, Floats]) -> float:
+    """The squared error of all 4-bit products over the inputs, each relative to the product."""
+    total = 0.0
+    with llamac.load(path) as model:
+        for tensor in model.file.tensors:
+            if tensor.dtype in FOUR_BITS and tensor.name in inputs:
+                rows, weight = inputs[tensor.name].astype(np.float64), made.tensors[tensor.name].array()
+                error = rows @ (model.file.tensor(tensor.name) - weight).T
+                total += float((error**2).sum() / ((rows @ weight.T) ** 2).sum())
+    return total
+
+
+@pytest.mark.parametrize("dtype", FOUR_BITS)
+def test_calibrated_products_are_nearer(made: Checkpoint, dtype: str, tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model.bin", made)
+    inputs = inputs_of_a_text(made, source)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    paths = [tmp_path / f"{number}.bin" for number in range(3)]
+    for path, way in zip(paths, (None, text, "self"), strict=True):
+        export(source, path, dtype=dtype, pure=True, calibrate=way)
+    plain, taught, own = (cost(made, path, inputs) for path in paths)
+    assert taught < 0.7 * plain
+    assert own < 0.97 * plain  # on another text than its own, of a model that knows no language
+    assert {path.suffix for path in tmp_path.iterdir()} == {".bin", ".txt"}  # nothing temporary stays
+
+
+def test_threads_change_no_byte_of_a_calibrated_file(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model.bin", checkpoint(llama_config()))
+    for threads in (1, 3):
+        export(source, tmp_path / f"{threads}.bin", dtype="q4", calibrate="self", threads=threads)
+    assert (tmp_path / "1.bin").read_bytes() == (tmp_path / "3.bin").read_bytes()
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model.bin", checkpoint(llama_config()))
+    phases: dict[str, tuple[int, int]] = {}
+
+    def progress(phase: str, done: int, total: int) -> None:
+        assert done >= phases.get(phase, (0, 0))[0]
+        phases[phase] = (done, total)
+
+    export(source, tmp_path / "out.bin", dtype="q4", calibrate="self", progress=progress)
+    assert {"looking at scales", "writing a text", "calibrating", "writing"} < set(phases)
+    assert all(done == total for done, total in phases.values())
+
+
+def with_text(text: str) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        (folder / "text").write_text(text)
+        return folder / "text"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (with_text("too short"), "calibration text has [0-9]+ tokens, expected at least 99, better 396"),
+        (with_text(""), "is empty"),
+        (lambda folder: folder / "absent", "absent cannot be read"),
+    ],
+    ids=["short", "empty", "absent"],
+)
+def test_texts_that_do_not_serve_are_refused(text: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model.bin", checkpoint(llama_config()))
+    with pytest.raises(ExportError, match=message):
+        export(source, tmp_path / "out.bin", dtype="q4", calibrate=text(tmp_path))
+    assert not (tmp_path / "out.bin").exists()
+
+
+def test_calibration_without_a_use_is_refused(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model.bin", checkpoint(llama_config()))
+    with pytest.raises(ArgumentError, match="calibrate is for matrices in q4 and q4s; with dtype 'q8' there is none"):
+        export(source, tmp_path / "out.bin", dtype="q8", calibrate="self")
+    with pytest.raises(ArgumentError, match="flat files only"):
+        export(source, tmp_path / "out", to="hf", calibrate="self")
+
+
+def test_a_text_needs_a_tokenizer(tmp_path: Path) -> None:
+    made = checkpoint(llama_config())
+    made.tokenizer = None
+    source = write_model(tmp_path / "model.bin", made)
+    with pytest.raises(ExportError, match="needs a tokenizer"):
+        export(source, tmp_path / "out.bin", dtype="q4", calibrate=with_text(TEXT)(tmp_path))
