@@ -117,6 +117,20 @@ size_t llamac_record_bytes(const char *record) {
     return 0;
 }
 
+void format_value_name(const char *record, const char *member, uint32_t value, char name[FORMAT_VALUE_BYTES]) {
+    const char *at = NULL;
+    for (size_t i = 0; i < ARRAY_LEN(fields); i++)
+        if (!strcmp(fields[i].record, record) && !strcmp(fields[i].name, member)) at = fields[i].names;
+    for (; at && value > 1; value--) {
+        at = strchr(at, ',');
+        if (at) at++;
+    }
+    size_t n = at && value ? strcspn(at, ",") : 0;
+    if (n >= FORMAT_VALUE_BYTES) n = FORMAT_VALUE_BYTES - 1;
+    if (n) memcpy(name, at, n);
+    name[n] = 0;
+}
+
 static const char *const section_names[N_SECTIONS] = {
     "config", "layers", "tensors", "metadata", "tokenizer", "spm", "template", "probes", "data"
 };
@@ -169,7 +183,8 @@ static int check_record(const char *name, const char *where, const uint8_t *reco
                 if (x >= f->min && x <= f->max) continue;   // false for a NaN, too
                 char element[24] = "";
                 if (f->count > 1) snprintf(element, sizeof element, "[%" PRIu32 "]", e);
-                return err_set(err, LLAMAC_BAD_MODEL, "%s: %s%s is %.9g, expected %.9g to %.9g", where, f->name, element, x, f->min, f->max);
+                return err_set(err, LLAMAC_BAD_MODEL, "%s: %s%s is %.9g, expected %.9g to %.9g%s%s%s", where, f->name, element, x, f->min, f->max,
+                               f->names ? " (" : "", f->names ? f->names : "", f->names ? ")" : "");
             }
         }
     }
@@ -208,7 +223,8 @@ static int refuse_foreign(const uint8_t *data, size_t bytes, llamac_error *err) 
 
 static int check_header(const struct header *h, size_t bytes, llamac_error *err) {
     if (h->version != FORMAT_VERSION)
-        return err_set(err, LLAMAC_BAD_MODEL, "header: version is %" PRIu32 ", this library reads version %d", h->version, FORMAT_VERSION);
+        return err_set(err, LLAMAC_BAD_MODEL, "header: version is %" PRIu32 ", this library reads version %d: the file %s", h->version, FORMAT_VERSION,
+                       h->version > FORMAT_VERSION && h->version < 1000 ? "needs a newer llamac, which wrote it" : "is damaged");
     struct header copy = *h;
     uint8_t digest[HASH_BYTES];
     memset(copy.sha256, 0, sizeof copy.sha256);
@@ -218,6 +234,10 @@ static int check_header(const struct header *h, size_t bytes, llamac_error *err)
     if (h->incompatible)
         return err_set(err, LLAMAC_UNSUPPORTED, "header: incompatible has feature bits 0x%" PRIx64 " that this library does not know: "
                        "the file needs a newer llamac", h->incompatible);
+    if (h->numerics != FORMAT_NUMERICS)
+        return err_set(err, LLAMAC_UNSUPPORTED, "header: numerics is %" PRIu32 ", this library computes by numerics %d: %s llamac wrote the file, and would "
+                       "give other bits; use that one, or export the model again", h->numerics, FORMAT_NUMERICS,
+                       h->numerics > FORMAT_NUMERICS ? "a newer" : "an older");
     if (check_record("header", "header", (const uint8_t *)h, err)) return -1;
     if (h->file_bytes != bytes)
         return err_set(err, LLAMAC_BAD_MODEL, "header: file_bytes is %" PRIu64 " but the file has %zu bytes: it is %s", h->file_bytes, bytes,
@@ -278,13 +298,16 @@ static int check_config(const struct config *c, llamac_error *err) {
         if (i < c->n_stop_ids ? (uint32_t)c->stop_ids[i] >= c->vocab_size : c->stop_ids[i] != 0)
             return err_set(err, LLAMAC_BAD_MODEL, "config: stop_ids[%" PRIu32 "] is %" PRId32 ", expected %s", i, c->stop_ids[i],
                            i < c->n_stop_ids ? "an id below vocab_size" : "0 (unused)");
-    if ((c->position == POSITION_ROPE) != (c->n_rope > 0))
-        return err_set(err, LLAMAC_BAD_MODEL, "config: n_rope is %" PRIu32 " with position %" PRIu32, c->n_rope, c->position);
+    if ((c->position == POSITION_ROPE) != (c->n_rope > 0)) {
+        char position[FORMAT_VALUE_BYTES];
+        format_value_name("config", "position", c->position, position);
+        return err_set(err, LLAMAC_BAD_MODEL, "config: n_rope is %" PRIu32 " with position %s", c->n_rope, position);
+    }
     for (uint32_t i = 0; i < FORMAT_MAX_ROPE; i++) {
         int used = i < c->n_rope;
         if (used ? c->rope_dim[i] == 0 || c->rope_dim[i] % 2 || c->rope_dim[i] > c->head_dim : c->rope_dim[i] != 0)
-            return err_set(err, LLAMAC_BAD_MODEL, "config: rope_dim[%" PRIu32 "] is %" PRIu32 ", expected %s", i, c->rope_dim[i],
-                           used ? "an even number up to head_dim" : "0 (unused)");
+            return err_set(err, LLAMAC_BAD_MODEL, "config: rope_dim[%" PRIu32 "] is %" PRIu32 ", expected %s (n_rope is %" PRIu32 ")", i, c->rope_dim[i],
+                           used ? "an even number up to head_dim" : "0", c->n_rope);
         if (used ? !(c->rope_attention_factor[i] > 0) : c->rope_attention_factor[i] != 0)
             return err_set(err, LLAMAC_BAD_MODEL, "config: rope_attention_factor[%" PRIu32 "] is %.9g, expected %s", i,
                            (double)c->rope_attention_factor[i], used ? "more than 0" : "0 (unused)");
@@ -302,9 +325,11 @@ static int check_layer(const struct config *c, const struct layer_record *layer,
     if (layer->rope >= (int32_t)c->n_rope)
         return err_set(err, LLAMAC_BAD_MODEL, "%s: rope is %" PRId32 ", but n_rope is %" PRIu32, where, layer->rope, c->n_rope);
     int experts = layer->ffn == FFN_EXPERTS;
+    char ffn[FORMAT_VALUE_BYTES];
+    format_value_name("layer", "ffn", layer->ffn, ffn);
     if (experts ? layer->n_experts == 0 || layer->n_experts_used == 0 || layer->n_experts_used > layer->n_experts : layer->n_experts || layer->n_experts_used)
-        return err_set(err, LLAMAC_BAD_MODEL, "%s: n_experts is %" PRIu32 " and n_experts_used is %" PRIu32 ", which does not go with ffn %" PRIu32, where,
-                       layer->n_experts, layer->n_experts_used, layer->ffn);
+        return err_set(err, LLAMAC_BAD_MODEL, "%s: n_experts is %" PRIu32 " and n_experts_used is %" PRIu32 ", which does not go with ffn %s", where,
+                       layer->n_experts, layer->n_experts_used, ffn);
     return 0;
 }
 

@@ -118,6 +118,10 @@ struct flat_file {
     size_t n_tensors;
 };
 
+// The name of an enumeration's value as the table of fields has it: "" if it has none.
+enum { FORMAT_VALUE_BYTES = 24 };
+void format_value_name(const char *record, const char *member, uint32_t value, char name[FORMAT_VALUE_BYTES]);
+
 // Checks header, section table, config, layers and tensor table of a file in memory. `data` must be aligned to 64 bytes.
 int format_open(struct flat_file *file, const void *data, size_t bytes, llamac_error *err);
 #endif

@@ -162,23 +162,75 @@ static int check_supported(const struct flat_file *file, llamac_error *err) {
             return err_set(err, LLAMAC_UNSUPPORTED, "config: %s %.9g is not supported by this version", neutral[i].name, (double)neutral[i].value);
     for (uint32_t l = 0; l < c->n_layers; l++) {
         const struct layer_record *r = &file->layers[l];
-        if (r->placement != PLACEMENT_PRE || r->ffn == FFN_EXPERTS || r->window)
-            return err_set(err, LLAMAC_UNSUPPORTED, "layer %" PRIu32 ": placement %" PRIu32 ", ffn %" PRIu32 ", window %" PRIu32
-                           " is not supported by this version", l, r->placement, r->ffn, r->window);
+        if (r->placement == PLACEMENT_PRE && r->ffn != FFN_EXPERTS && !r->window) continue;
+        char placement[FORMAT_VALUE_BYTES], ffn[FORMAT_VALUE_BYTES];
+        format_value_name("layer", "placement", r->placement, placement);
+        format_value_name("layer", "ffn", r->ffn, ffn);
+        return err_set(err, LLAMAC_UNSUPPORTED, "layer %" PRIu32 ": placement %s with ffn %s and window %" PRIu32 " is not supported by this version",
+                       l, placement, ffn, r->window);
     }
     return 0;
 }
 
 // ---- binding
 
+// Which fields of config and layer say that an extent is what it is.
+static void describe_extent(const struct walk *w, enum extent e, char text[FORMAT_NAME_BYTES]) {
+    const struct config *c = w->config;
+    switch (e) {
+    case DIM: snprintf(text, FORMAT_NAME_BYTES, "dim %" PRIu32, c->dim); break;
+    case VOCAB: snprintf(text, FORMAT_NAME_BYTES, "vocab_size %" PRIu32, c->vocab_size); break;
+    case CONTEXT: snprintf(text, FORMAT_NAME_BYTES, "context %" PRIu32, c->context); break;
+    case ROPE_HALF: snprintf(text, FORMAT_NAME_BYTES, "half of rope_dim[%" PRIu32 "] %" PRIu32, w->table, c->rope_dim[w->table]); break;
+    case Q_DIM: snprintf(text, FORMAT_NAME_BYTES, "n_heads %" PRIu32 " times head_dim %" PRIu32, c->n_heads, c->head_dim); break;
+    case KV_DIM: snprintf(text, FORMAT_NAME_BYTES, "n_kv_heads %" PRIu32 " times head_dim %" PRIu32, c->n_kv_heads, c->head_dim); break;
+    case FFN_DIM: snprintf(text, FORMAT_NAME_BYTES, "ffn_dim %" PRIu32 " of layer %" PRIu32, w->layers[w->layer].ffn_dim, w->layer); break;
+    default: snprintf(text, FORMAT_NAME_BYTES, "1"); break;
+    }
+}
+
+// Which field says that a model has the slot or has not; empty for those that every model has, or may have.
+static void describe_presence(const struct walk *w, char text[FORMAT_NAME_BYTES]) {
+    const struct config *c = w->config;
+    char value[FORMAT_VALUE_BYTES];
+    text[0] = 0;
+    switch (w->slot->presence) {
+    case IF_LAYER_NORM:
+        format_value_name("config", "norm", c->norm, value);
+        snprintf(text, FORMAT_NAME_BYTES, ", with norm %s", value);
+        break;
+    case IF_LEARNED:
+        format_value_name("config", "position", c->position, value);
+        snprintf(text, FORMAT_NAME_BYTES, ", with position %s", value);
+        break;
+    case IF_LONG_ROPE:
+        snprintf(text, FORMAT_NAME_BYTES, ", with rope_original_context[%" PRIu32 "] %" PRIu32, w->table, c->rope_original_context[w->table]);
+        break;
+    case IF_GATED: case IF_GATED_OPTIONAL:
+        format_value_name("layer", "ffn", w->layers[w->layer].ffn, value);
+        snprintf(text, FORMAT_NAME_BYTES, ", with ffn %s", value);
+        break;
+    case IF_UNTIED: snprintf(text, FORMAT_NAME_BYTES, ", with tied_output %" PRIu32, c->tied_output); break;
+    default: break;
+    }
+}
+
 static int bind_tensor(struct llamac_model *m, const struct walk *w, const struct tensor_record *t, llamac_error *err) {
     const struct slot *s = w->slot;
     const uint64_t rows = extent_of(w, s->rows), columns = extent_of(w, s->columns);
     const uint32_t n_dims = is_matrix(s) ? 2 : 1;
     const uint64_t first = is_matrix(s) ? rows : columns, second = is_matrix(s) ? columns : 0;
-    if (t->n_dims != n_dims || t->shape[0] != first || t->shape[1] != second)
-        return err_set(err, LLAMAC_BAD_MODEL, "tensor %s: its shape is (%" PRIu64 ", %" PRIu64 "), the config needs (%" PRIu64 ", %" PRIu64 ")", t->name,
-                       t->shape[0], t->shape[1], first, second);
+    if (t->n_dims != n_dims)
+        return err_set(err, LLAMAC_BAD_MODEL, "tensor %s: n_dims is %" PRIu32 ", expected %" PRIu32, t->name, t->n_dims, n_dims);
+    if (t->shape[0] != first || t->shape[1] != second) {
+        // only what differs is named: a wrong number in the config shows at one extent
+        const int rows_differ = is_matrix(s) && t->shape[0] != first, columns_differ = t->shape[is_matrix(s) ? 1 : 0] != columns;
+        char of_rows[FORMAT_NAME_BYTES] = "", of_columns[FORMAT_NAME_BYTES] = "";
+        if (rows_differ) describe_extent(w, s->rows, of_rows);
+        if (columns_differ) describe_extent(w, s->columns, of_columns);
+        return err_set(err, LLAMAC_BAD_MODEL, "tensor %s: its shape is (%" PRIu64 ", %" PRIu64 "), the config needs (%" PRIu64 ", %" PRIu64 "): %s%s%s", t->name,
+                       t->shape[0], t->shape[1], first, second, of_rows, rows_differ && columns_differ ? ", " : "", of_columns);
+    }
     char *base = of_rope(s) ? (char *)&m->rope[w->table] : of_layer(s) ? (char *)&m->layers[w->layer] : (char *)m;
     const uint8_t *data = m->file.data + t->offset;
     if (is_matrix(s)) {
@@ -195,15 +247,19 @@ static int bind_tensor(struct llamac_model *m, const struct walk *w, const struc
 static int bind_all(struct llamac_model *m, llamac_error *err) {
     struct walk w = { .config = m->config, .layers = m->file.layers };
     const struct tensor_record *t = m->file.tensors, *end = t + m->file.n_tensors;
-    char name[FORMAT_NAME_BYTES];
+    char name[FORMAT_NAME_BYTES], because[FORMAT_NAME_BYTES];
     for (size_t i = 0; walk_to(&w, i); i++) {
         enum presence p = presence_of(&w);
-        if (p != REQUIRED && p != OPTIONAL) continue;
         name_of(&w, name);
-        if (t < end && !strcmp(t->name, name)) {
+        describe_presence(&w, because);
+        const int is_next = t < end && !strcmp(t->name, name);
+        if (p != REQUIRED && p != OPTIONAL) {
+            if (is_next) return err_set(err, LLAMAC_BAD_MODEL, "tensor %s does not belong to a model of this config%s", name, because);
+        } else if (is_next) {
             if (bind_tensor(m, &w, t++, err)) return -1;
         } else if (p == REQUIRED) {
-            return err_set(err, LLAMAC_BAD_MODEL, "tensor %s is missing: %s%s", name, t < end ? "in its place is " : "the table ends", t < end ? t->name : "");
+            return err_set(err, LLAMAC_BAD_MODEL, "tensor %s is missing%s: %s%s", name, because, t < end ? "in its place is " : "the table ends",
+                           t < end ? t->name : "");
         }
     }
     if (t < end) return err_set(err, LLAMAC_BAD_MODEL, "tensor %s does not belong to a model of this config, or not in this place", t->name);

@@ -12,6 +12,7 @@ import hashlib
 import math
 import os
 import random
+import re
 import struct
 import zipfile
 from collections.abc import Iterator
@@ -297,6 +298,12 @@ def rehashed_header(data: bytes | bytearray) -> bytes:
     return bytes(fixed)
 
 
+def field_at(record: str, offset: int) -> str:
+    """The name of the field at a byte of a table of such records."""
+    offset %= RECORD_BYTES[record]
+    return next(member.name for member in reversed(FIELDS[record]) if member.offset <= offset)
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_flips_in_tables_with_right_hashes_are_refused_or_make_a_model(name: str, sample: Sample) -> None:
     section = sample.sections[name]
@@ -311,6 +318,8 @@ def test_flips_in_tables_with_right_hashes_are_refused_or_make_a_model(name: str
             refused += 1
             assert "SHA-256" not in message
             assert any(word in message for word in ("config", "layer", "tensor", "section", "rope", "graph")), message
+            if name != "tensors":
+                assert field_at(RECORDS[name], offset - section.offset) in message, (offset - section.offset, message)
     assert refused > section.bytes // step // 2
 
 
@@ -356,6 +365,45 @@ def test_what_is_reserved_or_newer_is_unsupported(sample: Sample) -> None:
             llamac.load(sample.path)
     with sample.holding(changed("header", 0, "compatible", 4)):
         assert outcome(sample.path) == ""
+
+
+def test_a_wrong_number_in_the_config_is_told_beside_what_the_tensor_has(sample: Sample) -> None:
+    start = sample.sections["config"].offset
+    config = unpack_record("config", sample.sound[start : start + RECORD_BYTES["config"]])
+    for name, value, told in (
+        ("dim", config["dim"] + 32, rf"tensor token_embedding\.weight: its shape is .*: dim {config['dim'] + 32}$"),
+        (
+            "vocab_size",
+            config["vocab_size"] + 1,
+            rf"token_embedding\.weight: .* vocab_size {config['vocab_size'] + 1}$",
+        ),
+        ("n_heads", 2 * config["n_heads"], rf"attn_q\.weight: .*: n_heads {2 * config['n_heads']} times head_dim"),
+        ("tied_output", 1 - config["tied_output"], rf"output\.weight .*, with tied_output {1 - config['tied_output']}"),
+        ("norm", 3, r"norm is 3, expected 1 to 2 \(rms,layer\)$"),
+        ("norm", {"rms": 2, "layer": 1}[config["norm"]], r"attn_norm\.bias .*, with norm (rms|layer)"),
+    ):
+        data = bytearray(sample.sound)
+        put(data, "config", start, name, struct.pack("<I", value))
+        with sample.holding(rehashed(data)):
+            assert re.search(told, outcome(sample.path)), outcome(sample.path)
+
+
+def test_a_file_of_another_llamac_says_so(sample: Sample) -> None:
+    numerics = unpack_record("header", sample.sound[: RECORD_BYTES["header"]])["numerics"]
+    for name, value, told in (
+        ("version", 2, "version is 2, this library reads version 1: the file needs a newer llamac"),
+        ("numerics", numerics + 1, f"numerics is {numerics + 1}, this library computes by numerics .*: a newer llamac"),
+        ("numerics", numerics - 1, "an older llamac wrote the file, .* export the model again"),
+    ):
+        data = bytearray(sample.sound)
+        put(data, "header", 0, name, struct.pack("<I", value))
+        with sample.holding(rehashed(data)):
+            assert re.search(told, outcome(sample.path)), outcome(sample.path)
+    start = sample.sections["layers"].offset
+    data = bytearray(sample.sound)
+    put(data, "layer", start, "placement", struct.pack("<I", 4))
+    with sample.holding(rehashed(data)):
+        assert "layer 0: placement parallel with ffn" in outcome(sample.path)
 
 
 # ---- anything at all

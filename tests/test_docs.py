@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
+import importlib
 import importlib.util
 import inspect
 import json
@@ -21,6 +23,7 @@ import pytest
 import llamac
 from builders import checkpoint, llama_config, write_model
 from llamac import _core, errors, machine, models
+from llamac.export import Report
 from llamac.flatfile import FIELDS, RECORD_BYTES, SECTIONS, FlatFile, pack_record
 from llamac.probes import EngineRecord, Probe, ProbeSet, encode
 
@@ -279,14 +282,25 @@ def bare_signature(function: Callable[..., object], *, skip_first: bool) -> str:
     return str(inspect.Signature([parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]))
 
 
+def public_object(name: str) -> Any:
+    """What a dotted name in python.md stands for: in the package llamac, or with it in front."""
+    found: Any = llamac
+    for part in name.removeprefix("llamac.").split("."):
+        with contextlib.suppress(ImportError):  # a module becomes an attribute when it is imported
+            importlib.import_module(f"llamac.{part}")
+        found = getattr(found, part)
+    return found
+
+
 SIGNATURES = re.findall(r"^#+ `([\w.]+)(\(.*\))`$", text_of("python.md"), re.MULTILINE)
 
 
 @pytest.mark.parametrize(("name", "signature"), SIGNATURES, ids=[name for name, _ in SIGNATURES])
 def test_signatures_are_told_as_they_are(name: str, signature: str) -> None:
-    owner, _, method = name.rpartition(".")
-    found = getattr(getattr(llamac, owner), method) if owner else getattr(llamac, method)
-    assert bare_signature(found, skip_first=bool(owner) and not inspect.ismethod(found)) == signature
+    owner = name.rpartition(".")[0]
+    found = public_object(name)
+    of_class = bool(owner) and inspect.isclass(public_object(owner))
+    assert bare_signature(found, skip_first=of_class and not inspect.ismethod(found)) == signature
 
 
 def chapter(name: str) -> str:
@@ -308,6 +322,7 @@ PUBLIC = (
     llamac.Timings,
     llamac.Tokenizer,
     llamac.SpecialTokens,
+    Report,
 )
 
 
@@ -317,7 +332,8 @@ def test_every_public_member_is_told(kind: type) -> None:
     if kind is llamac.Model:
         with llamac.load() as model:
             members |= {name for name in vars(model) if not name.startswith("_")}
-    text = chapter("Tokenizer" if kind is llamac.SpecialTokens else kind.__name__)
+    chapters = {llamac.SpecialTokens: "Tokenizer", Report: "Export"}
+    text = chapter(chapters.get(kind, kind.__name__))
     missing = [name for name in sorted(members) if not re.search(rf"`({kind.__name__}\.)?{name}[`(]", text)]
     assert not missing
 

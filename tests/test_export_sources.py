@@ -95,17 +95,17 @@ def test_what_is_no_number_is_named_by_its_tensor(bits: int, to: str, tmp_path: 
     if to == "transformers":
         pytest.importorskip("transformers")
     folder = write_with(tmp_path / "model", bits)
-    arguments: dict[str, Any] = {
+    arguments: dict[str, dict[str, Any]] = {
         "llamac": {},
         "hf": {"to": "hf"},
         "q4": {"dtype": "q4"},
         "no probes": {"probe_source": None},
         "transformers": {"probe_source": "transformers"},
-    }[to]
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # NumPy's
         with pytest.raises(ExportError, match=r"tensor layers\.1\.ffn_up\.weight holds numbers that are not finite"):
-            export(folder, tmp_path / "out", **arguments)
+            export(folder, tmp_path / "out", **arguments[to])
     assert not (tmp_path / "out").exists()
 
 
