@@ -53,9 +53,9 @@ def tokenizer_json(entries: int, seed: int = 1) -> bytes:
             merges.append([first, second])
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     split = {"type": "Split", "pattern": {"Regex": SPLIT}, "behavior": "Isolated", "invert": False}
-    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None}
+    model: dict[str, object] = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None}
     model |= {"end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True}
-    document = {
+    document: dict[str, object] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -77,7 +77,8 @@ def make_small(path: Path, entries: int) -> None:
 
     def rows(first: int, last: int) -> NDArray[np.float32]:
         numbers = np.random.default_rng(first).standard_normal((last - first, dim), np.float32)
-        return numbers * np.float32(dim**-0.5)
+        numbers *= np.float32(dim**-0.5)
+        return numbers
 
     made.tensors["token_embedding.weight"] = LazyTensor((entries, dim), "f32", rows)
     texts = dict.fromkeys(("spm", "template", "probes"), b"") | {

@@ -52,9 +52,10 @@ INLINE void pass_int8(const int S, const int T, const struct peak_operands *o, f
 }
 
 INLINE void pass_int16(const int S, const int T, const struct peak_operands *o, float *sums) {
+    static const int32_t none[PANEL_ROWS];
     const int R = dots8_rows(T);
     dots8 c[GEMM_STRIPS * PANEL_ROWS];
-    EACH_SUM(j) if (j / S % R == 0) c[j] = dots8_start(o->words, T, 0, 1);
+    EACH_SUM(j) if (j / S % R == 0) c[j] = dots8_start(none, T, 0, 1);
     for (int k = 0; k < PEAK_STEPS; k++)
         UNROLL for (int part = 0; part < WIDE_PARTS; part++)
             EACH_SUM(j) if (j / S % R == 0) c[j] = dots8_add(c[j], wide_reload(o->lines[j % S], k, part), o->words, k, part, T, j / S);

@@ -202,12 +202,11 @@ def test_what_is_no_list_is_wrong_usage(llamac_command: Command, tiny_llama: Pat
 
 
 TOLD = """
-    import sys
     from llamac import benchmark
-    from llamac.cli import main
+    from llamac_command import main
     work = benchmark._take_turns
     benchmark._take_turns = lambda *arguments: (print("measuring", flush=True), work(*arguments))[1]
-    main(sys.argv[1:])
+    main()
 """
 
 

@@ -161,6 +161,7 @@ def test_idle_threads_burn_nothing(tiny_llama: Path, policy: str) -> None:
     """From the end of the eval on; also if OpenMP is told that its threads shall never sleep."""
     program = f"""{START}
     import gc
+    time.sleep(0.2)  # numpy's own threads spin for some 25 ms when they are new
     used = []
     for threads in (2, 4):
         digest(threads)
