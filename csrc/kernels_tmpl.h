@@ -100,36 +100,40 @@ INLINE void finish(const struct gemm *g, const int dtype, int s, int t, const fl
 }
 
 // Groups of strips -> passes over k -> panels. The sums of the whole group stay in memory between passes. With many rows the codes
-// of a pass are unpacked once for all of them.
+// of a pass are unpacked once for all of them; one row takes all of k in one pass. The strips of a group are a quarter of the whole range
+// apart: so each of four streams runs through memory without a jump, and what is fetched ahead is always what comes next.
 INLINE void gemm(const int dtype, const struct gemm *g) {
-    const int panels = panel_count(g->m), input = input_of(dtype);
+    const int panels = panel_count(g->m), input = input_of(dtype), pass = g->m == 1 ? max_int(g->columns, 1) : GEMM_COLUMNS;
     const int expanded = dtype_is_quantized(dtype) && g->m > (dtype == LLAMAC_Q8 ? EXPAND_ROWS_Q8 : EXPAND_ROWS);
+    const int quarter = (g->last - g->first) / GEMM_STRIPS, rest = (g->last - g->first) % GEMM_STRIPS;
     const size_t row_words = input_words(input, g->columns);
     tile_function *const *const tiles = tiles_of(dtype, expanded);
     uint8_t *const unpacked = g->scratch;
     float *const group_sums = (float *)(void *)(unpacked + (size_t)GEMM_STRIPS * EXPANDED_STRIP_BYTES);
-    for (int s = g->first; s < g->last; s += GEMM_STRIPS) {
-        const int strips = min_int(GEMM_STRIPS, g->last - s);
+    for (int group = 0; group < quarter + (rest > 0); group++) {
+        const int whole = group < quarter, strips = whole ? GEMM_STRIPS : rest, apart = whole ? quarter : 1;
+        const int s = g->first + (whole ? group : GEMM_STRIPS * quarter);
+        const size_t stride = (size_t)apart * g->strip_bytes;
         memset(group_sums, 0, sizeof(float) * 16 * (size_t)strips * (size_t)g->m);
-        for (int k = 0; k < g->columns; k += GEMM_COLUMNS) {
-            const int columns = min_int(GEMM_COLUMNS, g->columns - k);
+        for (int k = 0; k < g->columns; k += pass) {
+            const int columns = min_int(pass, g->columns - k);
             const uint8_t *w = g->w + (size_t)s * g->strip_bytes + column_offset(dtype, k);
             if (expanded)
-                for (int i = 0; i < strips; i++) expand(dtype, w + (size_t)i * g->strip_bytes, columns, unpacked + (size_t)i * EXPANDED_STRIP_BYTES);
+                for (int i = 0; i < strips; i++) expand(dtype, w + (size_t)i * stride, columns, unpacked + (size_t)i * EXPANDED_STRIP_BYTES);
             for (int p = 0; p < panels; p++) {
                 if (cancelled(g->cancel)) return;
                 const int start = panel_start(g->m, p), T = panel_start(g->m, p + 1) - start;
                 const int32_t *x = (const int32_t *)g->x + (size_t)start * row_words + input_words(input, k) * (size_t)T;
                 float *sums = group_sums + (size_t)start * 16 * (size_t)strips;
                 if (expanded) tiles[T](unpacked, EXPANDED_STRIP_BYTES, strips, x, columns, sums);
-                else tiles[T](w, g->strip_bytes, strips, x, columns, sums);
+                else tiles[T](w, stride, strips, x, columns, sums);
             }
         }
         for (int p = 0; p < panels; p++) {
             const int start = panel_start(g->m, p), T = panel_start(g->m, p + 1) - start;
             const float *sums = group_sums + (size_t)start * 16 * (size_t)strips;
             for (int i = 0; i < strips; i++)
-                for (int t = 0; t < T; t++) finish(g, dtype, s + i, start + t, sums + 16 * (i * T + t));
+                for (int t = 0; t < T; t++) finish(g, dtype, s + i * apart, start + t, sums + 16 * (i * T + t));
         }
     }
 }

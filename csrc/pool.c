@@ -26,7 +26,7 @@
 
 enum {
     GLANCES = 100,            // looks at a gate before the clock is read for the first time
-    SPIN_NS = 100000,         // awake at a gate: well over what a barrier costs, well under a scheduler's slice
+    SPIN_NS = 500000,         // awake at a gate: over what one member of a large model is late, under a scheduler's slice
     LATE_NS = 1000000,        // who comes so late has lost its CPU to another program
     WINDOW_NS = 10000000,     // runs are judged together when they have taken this long
     REST = 32,                // a bad window is followed by that many times its length without spinning
