@@ -188,27 +188,45 @@ static void forget_team(void) {
 }
 static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_team); }
 
+static void *wait_for(void *gate) {
+    gate_wait(gate, 0, 0);
+    return NULL;
+}
+
+// Whether n more threads can be had now. GCC's OpenMP ends the process where it cannot have its threads: it is not asked before this is known.
+static int can_have(int n) {
+    pthread_t threads[POOL_MAX];
+    struct gate end = { 0 };
+    int had = 0;
+    while (had < n && pthread_create(&threads[had], NULL, wait_for, &end) == 0) had++;
+    gate_open(&end);
+    for (int i = 0; i < had; i++) pthread_join(threads[i], NULL);
+    return had == n;
+}
+
 // With the turn held: makes the team as large as `threads`, if that can be had.
 static void grow_team(int threads) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     if (team.wanted >= threads) return;
     const int32_t ready = team.ready.number;
-    team.wanted = threads;
-    if (!team.started) {
+    const int starts = !team.started;
+    // signals are the host's business: its threads take them, ours (which inherit this mask) never do
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int had = can_have(threads - (team.wanted > 1 ? team.wanted : 1));
+    if (had && starts) {
         pthread_t owner;
         pthread_once(&once, watch_forks);
-        // signals are the host's business: its threads take them, ours (which inherit this mask) never do
-        sigset_t all, old;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &old);
-        team.started = pthread_create(&owner, NULL, own_team, NULL) == 0;
-        pthread_sigmask(SIG_SETMASK, &old, NULL);
-        if (!team.started) {
-            team.wanted = 0;
-            return;
-        }
-        pthread_detach(owner);
-    } else {
+        team.wanted = threads;
+        had = team.started = pthread_create(&owner, NULL, own_team, NULL) == 0;
+        if (had) pthread_detach(owner);
+        else team.wanted = 0;
+    }
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!had) return;
+    if (!starts) {
+        team.wanted = threads;
         const int members = team.size;
         team.size = 0;
         for (int i = 1; i < members; i++) gate_open(&team.seats[i].posted);

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import platform
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,48 @@ def test_eight_python_threads_share_one_pool(tiny_llama: Path, expected: str) ->
     most, left = map(int, threads.split())
     assert 0 < left <= OURS
     assert most <= OURS
+
+
+LIMITED = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+int threads_left = 1000;   /* that may run beside those there are */
+struct start { void *(*work)(void *); void *argument; };
+static void *run(void *p) {
+    struct start start = *(struct start *)p;
+    free(p);
+    void *result = start.work(start.argument);
+    __atomic_add_fetch(&threads_left, 1, __ATOMIC_SEQ_CST);
+    return result;
+}
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*work)(void *), void *argument) {
+    int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = dlsym(RTLD_NEXT, "pthread_create");
+    if (__atomic_sub_fetch(&threads_left, 1, __ATOMIC_SEQ_CST) < 0) {
+        __atomic_add_fetch(&threads_left, 1, __ATOMIC_SEQ_CST);
+        return EAGAIN;
+    }
+    struct start *start = malloc(sizeof *start);
+    *start = (struct start){ work, argument };
+    return real(thread, attributes, run, start);
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_where_threads_cannot_be_had_fewer_compute(tiny_llama: Path, expected: str, tmp_path: Path) -> None:
+    """GCC's OpenMP would end the process."""
+    (tmp_path / "limited.c").write_text(LIMITED)
+    library = tmp_path / "limited.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "limited.c", "-ldl"], check=True)
+    program = f"""{START}
+    import ctypes
+    left = ctypes.c_int.in_dll(ctypes.CDLL(None), "threads_left")
+    print(*{{(setattr(left, "value", n), digest(threads))[1] for n in (0, 1, 2, 3, 4) for threads in (2, 4)}})
+    """
+    assert output_of(program, tiny_llama, LD_PRELOAD=str(library)) == f"{expected}\n"
 
 
 def test_evals_with_one_thread_need_no_pool(tiny_llama: Path, expected: str) -> None:
