@@ -41,7 +41,8 @@ def as_ids(ids: Iterable[int]) -> array[int]:
         ids = ids.tolist()
     try:
         ids = list(ids)
-        if bool in map(type, ids):  # which an array would take for 0 and 1
+        # which an array would take for 0 and 1; NumPy's own kind has one of these names
+        if not {"bool", "bool_"}.isdisjoint(kind.__name__ for kind in set(map(type, ids))):
             raise TypeError("'bool' object cannot be interpreted as an integer")
         return array("i", ids)
     except TypeError as error:
