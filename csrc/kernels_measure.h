@@ -66,8 +66,8 @@ INLINE void pass_int16(const int S, const int T, const struct peak_operands *o, 
 // Small whole numbers in every kind's own format.
 static void fill_operands(int input, struct peak_operands *o) {
     const float w = 3, x = -2;
-    uint8_t codes[LINE_BYTES];
-    for (int i = 0; i < LINE_BYTES; i++) codes[i] = (uint8_t)(1 + i % 31);
+    uint8_t codes[8 * LINE_BYTES];   // a group: some vocabularies expand two lines together
+    for (int i = 0; i < 8 * LINE_BYTES; i++) codes[i] = (uint8_t)(1 + i % 31);
     for (int s = 0; s < GEMM_STRIPS; s++)
         for (int k = 0; k < PEAK_STEPS; k++) {
             uint8_t *to = o->lines[s] + k * (input == INPUT_INT16 ? EXPANDED_LINE_Q8 : LINE_BYTES);
