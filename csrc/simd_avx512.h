@@ -7,6 +7,9 @@
 #include <string.h>
 #include "common.h"
 #include "dtype.h"
+#if !defined(__AVX512VNNI__)
+#include "simd_pairs.h"
+#endif
 #include "simd_rows.h"
 
 typedef __m512 v16;
@@ -132,12 +135,6 @@ INLINE scales scales_load(const uint8_t *p) {
 }
 INLINE void scales_store(uint8_t *p, scales s) { store64(p, s); }
 INLINE scales scales_reload(const uint8_t *p) { return load64(p); }
-INLINE void dots_starts(const int8_t *x, int32_t starts[2]) {
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(CODE_LIMIT), _mm256_loadu_si256((const __m256i *)x));
-    const __m256i four = _mm256_add_epi16(pairs, _mm256_srli_si256(pairs, 8)), sums = _mm256_add_epi16(four, _mm256_srli_si256(four, 4));
-    const __m256i negative = _mm256_sub_epi16(_mm256_setzero_si256(), sums);
-    starts[0] = _mm256_extract_epi32(negative, 0), starts[1] = _mm256_extract_epi32(negative, 4);
-}
 INLINE dots dots_from(int32_t start, grids grid, const int expanded) {
     (void)grid, (void)expanded;
     return every64(start);
@@ -203,10 +200,6 @@ INLINE void wide_expand(uint8_t *to, const uint8_t *group, int l) {
         store64(to + l * EXPANDED_LINE_Q8 + 64 * part, _mm512_sub_epi16(wide_load(group, l, part), _mm512_set1_epi16(Q8_OFFSET)));
 }
 INLINE wide wide_reload(const uint8_t *group, const int l, const int part) { return load64(group + l * EXPANDED_LINE_Q8 + 64 * part); }
-INLINE void pack8(const int16_t *x, int32_t *words) {
-    const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
-    _mm256_storeu_si256((__m256i *)words, _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)x), order));
-}
 INLINE dots8 dots8_start(const int32_t *sums, const int T, const int t, const int expanded) {
     (void)T;
     return expanded ? _mm512_setzero_si512() : every64(-Q8_OFFSET * sums[t]);

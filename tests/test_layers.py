@@ -20,7 +20,7 @@ if not CSRC.is_dir():
 LADDER: tuple[tuple[str, ...], ...] = (
     ("llamac", "common", "half", "cancel", "fpenv", "sha256"),
     ("error", "dtype", "rope", "pool"),
-    ("mem", "format", "sampler", "simd_rows"),
+    ("mem", "format", "sampler", "simd_rows", "simd_pairs"),
     ("simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
     ("kernels", "kernels_quant", "kernels_measure", "model", "quantize"),
     ("kernels_tmpl", "session"),
