@@ -197,6 +197,7 @@ static void attend_case(int dtype, int head_dim, int positions, int queries, uin
     const size_t key_bytes = KV_PAGE / 16 * float_strip_bytes(dtype, head_dim), page_bytes = key_bytes + (size_t)(width / 16) * float_strip_bytes(dtype, KV_PAGE);
     const int heads = (int)(pool_bytes / 4 / (page_bytes * (size_t)n_pages)) + 1;
     float *k = take(sizeof(float) * (size_t)(positions * head_dim)), *v = take(sizeof(float) * (size_t)(positions * head_dim)), *q = take(sizeof(float) * (size_t)(queries * head_dim));
+    float *panels = take(sizeof(float) * (size_t)(queries * head_dim));
     uint8_t ***pages = take(sizeof *pages * (size_t)heads);
     double *p = take(sizeof(double) * (size_t)positions);
     fill_random(k, (size_t)(positions * head_dim), state), fill_random(v, (size_t)(positions * head_dim), state), fill_random(q, (size_t)(queries * head_dim), state);
@@ -208,16 +209,19 @@ static void attend_case(int dtype, int head_dim, int positions, int queries, uin
             table->store_value[dtype](pages[h][i / KV_PAGE] + key_bytes, i % KV_PAGE, head_dim, v + i * head_dim);
         }
     }
-    struct attention t = { { .kv = { NULL, 0, key_bytes }, .head_dim = head_dim, .n_queries = queries, .q = q, .out = take(sizeof(float) * (size_t)(PANEL_ROWS * width)),
+    struct attention t = { { .kv = { NULL, 0, key_bytes }, .head_dim = head_dim, .n_queries = queries, .q = panels, .out = take(sizeof(float) * (size_t)(queries * width)),
                              .scratch = take(sizeof(float) * attend_scratch(head_dim)), .cancel = &cancel }, dtype, heads, n_pages, pages };
-    for (int i = 0; i < queries; i++) t.a.visible[i] = positions;
+    for (int i = 0; i < queries; i++) {
+        t.a.visible[i] = positions;
+        table->pack[INPUT_F32](panel_row(panels, queries, (size_t)head_dim, i), q + i * head_dim, head_dim);
+    }
     run_attend(&t, 0);
     struct rms error = { 0 };
     for (int i = 0; i < queries; i++) {
         double sum = 0;
         for (int j = 0; j < positions; j++) {
             double s = 0;
-            for (int d = 0; d < head_dim; d++) s += (double)k[j * head_dim + d] * (double)q[d * queries + i];   // queries lie as a panel
+            for (int d = 0; d < head_dim; d++) s += (double)k[j * head_dim + d] * (double)q[i * head_dim + d];
             sum += p[j] = exp(s);
         }
         for (int d = 0; d < head_dim; d++) {
@@ -231,13 +235,13 @@ static void attend_case(int dtype, int head_dim, int positions, int queries, uin
         for (int i = 0; i < n_pages; i++) free(pages[h][i]);
         free(pages[h]);
     }
-    free(pages), free(k), free(v), free(q), free(p), free(t.a.out), free(t.a.scratch);
+    free(pages), free(k), free(v), free(q), free(panels), free(p), free(t.a.out), free(t.a.scratch);
 }
 static void attends(uint64_t *state) {
     for (int dtype = LLAMAC_F32; dtype <= LLAMAC_F16; dtype++)
         for (int head_dim = 64; head_dim <= 128; head_dim *= 2)
             for (int positions = 128; positions <= 2048; positions *= 16)
-                for (int queries = 1; queries <= 6; queries += queries == 1 ? 3 : 2) attend_case(dtype, head_dim, positions, queries, state);
+                for (int queries = 1; queries <= ATTENTION_QUERIES; queries = queries == 1 ? 4 : queries == 4 ? 8 : queries + 16) attend_case(dtype, head_dim, positions, queries, state);
 }
 
 // ---- functions of a row

@@ -3,7 +3,7 @@
 //
 //     q, k, v -> rotate -> cache -> runs of queries that look at one KV head -> softmax(q K) V -> mix
 //
-// The work is a list of items (KV head, query tile), heads outermost: where the team's shares end at heads, a thread reads just the
+// The work is a list of items (KV head, some queries), heads outermost: where the team's shares end at heads, a thread reads just the
 // cache that it wrote itself and no barrier is needed in between.
 #include <math.h>
 #include <string.h>
@@ -24,7 +24,10 @@ static int group_of(const struct eval *e) {
     const struct config *c = e->session->model->config;
     return (int)(c->n_heads / c->n_kv_heads);
 }
-static int tiles_of_run(const struct eval *e, struct run run) { return panel_count((run.last - run.first) * group_of(e)); }
+// A run's queries for one KV head in parts that are computed together. Small parts where heads alone do not keep every thread busy.
+static int parts_of_run(const struct eval *e, struct run run, int whole_heads) {
+    return ceil_div((run.last - run.first) * group_of(e), whole_heads ? ATTENTION_QUERIES : PANEL_ROWS);
+}
 
 // ---- RoPE and cache
 
@@ -72,27 +75,30 @@ static void rotate_and_store(const struct worker *w, int layer, int head, int ro
 
 // ---- queries
 
-// Collects the queries of one tile of a run.
-static void load_tile(struct eval *e, struct run run, int layer, int head, int tile, struct attend *a, float *panel) {
+// Queries [first, last) of a run for one KV head, counted by row, then by head of the group.
+struct queries { struct run run; int head, first, last; };
+
+static void load_queries(const struct eval *e, int layer, struct queries part, struct attend *a, float *panels) {
     const struct llamac_session *s = e->session;
     const struct config *c = s->model->config;
-    const int group = group_of(e), queries = (run.last - run.first) * group, start = panel_start(queries, tile);
-    *a = (struct attend){ .kv = session_kv(s, e->rows[run.first].sequence, layer, head), .head_dim = (int)c->head_dim,
-                          .n_queries = panel_start(queries, tile + 1) - start, .q = panel, .cancel = &e->cancel };
-    for (int t = 0; t < a->n_queries; t++) {
-        const int row = run.first + (start + t) / group, q_head = head * group + (start + t) % group;
+    const int group = group_of(e), head_dim = (int)c->head_dim, n = part.last - part.first;
+    *a = (struct attend){ .kv = session_kv(s, e->rows[part.run.first].sequence, layer, part.head), .head_dim = head_dim, .n_queries = n, .q = panels };
+    for (int t = 0; t < n; t++) {
+        const int row = part.run.first + (part.first + t) / group, q_head = part.head * group + (part.first + t) % group;
         const float *q = s->scratch.q + ((size_t)row * c->n_heads + (size_t)q_head) * c->head_dim;
-        for (int d = 0; d < a->head_dim; d++) panel[d * a->n_queries + t] = q[d] * c->attention_scale;
+        const struct panel_row to = panel_row(panels, n, (size_t)head_dim, t);
+        float *p = (float *)(void *)to.panel + to.place;
+        for (int d = 0; d < head_dim; d++) p[d * to.height] = q[d] * c->attention_scale;
         a->visible[t] = e->rows[row].position + 1;
     }
 }
 
-static void store_tile(const struct eval *e, struct run run, int head, int tile, const struct attend *a) {
+static void store_queries(const struct eval *e, struct queries part, const float *out) {
     const struct config *c = e->session->model->config;
-    const int group = group_of(e), start = panel_start((run.last - run.first) * group, tile), width = value_width(a->head_dim);
-    for (int t = 0; t < a->n_queries; t++) {
-        const int row = run.first + (start + t) / group, q_head = head * group + (start + t) % group;
-        memcpy(e->session->scratch.mix + ((size_t)row * c->n_heads + (size_t)q_head) * c->head_dim, a->out + t * width, sizeof(float) * c->head_dim);
+    const int group = group_of(e), width = value_width((int)c->head_dim);
+    for (int t = 0; t < part.last - part.first; t++) {
+        const int row = part.run.first + (part.first + t) / group, q_head = part.head * group + (part.first + t) % group;
+        memcpy(e->session->scratch.mix + ((size_t)row * c->n_heads + (size_t)q_head) * c->head_dim, out + t * width, sizeof(float) * c->head_dim);
     }
 }
 
@@ -100,26 +106,29 @@ void attention(const struct worker *w, int layer) {
     struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
     const struct config *c = s->model->config;
-    const int heads = (int)c->n_kv_heads, ends_at_heads = heads % w->member->count == 0;
-    int tiles = 0, first, last;
-    for (struct run run = { 0 }; next_run(e, &run);) tiles += tiles_of_run(e, run);
+    const int heads = (int)c->n_kv_heads, whole_heads = heads % w->member->count == 0;
+    int items = 0, first, last;
+    for (struct run run = { 0 }; next_run(e, &run);) items += parts_of_run(e, run, whole_heads);
 
     pool_share(w->member, heads * e->n_rows, &first, &last);
     for (int i = first; i < last && !cancelled(&e->cancel); i++) rotate_and_store(w, layer, i / e->n_rows, i % e->n_rows);
-    if (!ends_at_heads) pool_barrier(w->member);
+    if (!whole_heads) pool_barrier(w->member);
 
-    float *panel = w->own->attention, *out = panel + PANEL_ROWS * c->head_dim, *scratch = out + PANEL_ROWS * value_width((int)c->head_dim);
-    pool_share(w->member, heads * tiles, &first, &last);
+    float *panels = w->own->attention, *out = panels + ATTENTION_QUERIES * c->head_dim, *scratch = out + ATTENTION_QUERIES * value_width((int)c->head_dim);
+    pool_share(w->member, heads * items, &first, &last);
     for (int head = 0, item = 0; head < heads; head++)
-        for (struct run run = { 0 }; next_run(e, &run);)
-            for (int tile = 0, n = tiles_of_run(e, run); tile < n; tile++, item++) {
+        for (struct run run = { 0 }; next_run(e, &run);) {
+            const int queries = (run.last - run.first) * group_of(e), parts = parts_of_run(e, run, whole_heads);
+            for (int i = 0; i < parts; i++, item++) {
                 if (item < first || item >= last || cancelled(&e->cancel)) continue;
+                const struct queries part = { run, head, (int)((int64_t)queries * i / parts), (int)((int64_t)queries * (i + 1) / parts) };
                 struct attend a;
-                load_tile(e, run, layer, head, tile, &a, panel);
-                a.out = out, a.scratch = scratch;
+                load_queries(e, layer, part, &a, panels);
+                a.out = out, a.scratch = scratch, a.cancel = &e->cancel;
                 s->kernels->attend[s->kv_dtype](&a);
-                store_tile(e, run, head, tile, &a);
+                store_queries(e, part, out);
             }
+        }
 }
 
 // ---- what an observer may ask for
@@ -153,7 +162,7 @@ void observe_scores(const struct worker *w, int layer) {
     float *scores = observed(e, LLAMAC_STAGE_SCORES, layer);
     if (!scores) return;
     const size_t stride = (size_t)s->context;
-    float *panel = w->own->attention, *scratch = panel + PANEL_ROWS * (c->head_dim + (size_t)value_width((int)c->head_dim));
+    float *panel = w->own->attention, *scratch = panel + ATTENTION_QUERIES * (c->head_dim + (size_t)value_width((int)c->head_dim));
     // one query at a time, so that rows land where the observer expects them: same sums in the same order as in `attention`
     for (int i = 0; w->member->index == 0 && i < e->n_rows * (int)c->n_heads; i++) {
         const int row = i / (int)c->n_heads, q_head = i % (int)c->n_heads, group = group_of(e);

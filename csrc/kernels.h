@@ -21,11 +21,13 @@
 enum {
     PANEL_ROWS = 6,          // 6 rows x 16 outputs fill AVX2's registers: 12 sums, 2 weights, 1 input
     GEMM_STRIPS = 4,         // strips that share a panel while it is in the first cache
-    GEMM_COLUMNS = 512,      // k per pass: up to 12 KiB of panel and 32 KiB per strip
-    EXPANDED_STRIP_BYTES = GEMM_COLUMNS / 4 * 128 + GEMM_COLUMNS / GROUP_COLUMNS * 128,   // of a pass, codes unpacked
+    GEMM_COLUMNS = 512,      // codes per pass: up to 6 KiB of panel and 18 KiB per strip
+    GEMM_COLUMNS_FLOAT = 128,   // floats per pass: a panel and 8 KiB per strip stay in the first cache together
+    EXPANDED_STRIP_BYTES = GEMM_COLUMNS / 4 * 128 + GEMM_COLUMNS / GROUP_COLUMNS * 128,   // of a pass, unpacked: codes take the most
     INT8_LIMIT = 127, INT16_LIMIT = 16319,   // of input codes; 127 * 128 + 63 splits into two int8
     KV_PAGE = 64,            // positions of a KV page
     ATTENTION_BLOCK = 256,   // positions of one partial softmax, counted from position 0
+    ATTENTION_QUERIES = 4 * PANEL_ROWS,   // that share one reading of keys and values
     BLOCK_PAGES = ATTENTION_BLOCK / KV_PAGE,
     READ_STEP = 64,          // floats of one run of read_block at a time
 };
@@ -72,6 +74,7 @@ struct gemm {
     void *scratch;                  // gemm_scratch(m) bytes
     struct cancel *cancel;
 };
+_Static_assert(GEMM_COLUMNS_FLOAT * 64 <= EXPANDED_STRIP_BYTES, "a pass of unpacked floats");
 static inline size_t gemm_scratch(int m) { return (size_t)GEMM_STRIPS * (EXPANDED_STRIP_BYTES + sizeof(float) * STRIP_ROWS * (size_t)m); }
 
 // One KV head's pages: keys as strips of 16 positions, values as strips of 16 dimensions whose columns are positions.
@@ -80,15 +83,16 @@ struct kv_view {
     size_t key_offset, value_offset;     // of this layer and head in a page
 };
 
-// Up to PANEL_ROWS queries that look at one KV head: softmax(q K) V, for each its own number of positions.
+// Up to ATTENTION_QUERIES queries that look at one KV head: softmax(q K) V, for each its own number of positions.
 //
 // Scores are sums over d ascending. Per block of ATTENTION_BLOCK positions, from empty: m = max, p = exp(score - m), l = sum p as 16 sums by
-// position mod 16 and one fixed tree, o = sum over positions ascending of p * v. Blocks are merged in ascending order.
+// position mod 16 and one fixed tree, o = sum over positions ascending of p * v. Blocks are merged in ascending order. What a query does not
+// see has no part in its result.
 struct attend {
     struct kv_view kv;
     int head_dim, n_queries;
-    const float *q;                 // panel (head_dim, n_queries), already scaled
-    int visible[PANEL_ROWS];        // positions [0, visible) are seen
+    const float *q;                 // panels of f32, already scaled
+    int visible[ATTENTION_QUERIES]; // positions [0, visible) are seen
     float *out;                     // (n_queries, value_width(head_dim))
     float *scratch;                 // attend_scratch(head_dim) floats
     float *scores;                  // NULL, or (n_queries, scores_stride): the scores alone, for an observer; then nothing else is done
@@ -97,7 +101,8 @@ struct attend {
 };
 static inline int value_width(int head_dim) { return (head_dim + 15) / 16 * 16; }
 static inline size_t attend_scratch(int head_dim) {
-    return (size_t)PANEL_ROWS * (2 * ATTENTION_BLOCK + 2 * (size_t)value_width(head_dim)) + GEMM_STRIPS * STRIP_ROWS * PANEL_ROWS;
+    const size_t width = (size_t)value_width(head_dim);
+    return (size_t)ATTENTION_QUERIES * (ATTENTION_BLOCK + width) + KV_PAGE * (width + PANEL_ROWS) + width;
 }
 
 struct kernels {

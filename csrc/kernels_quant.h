@@ -110,11 +110,6 @@ INLINE void expand_q8(const uint8_t *w, int columns, uint8_t *to) {
     }
 }
 
-INLINE void expand(const int dtype, const uint8_t *w, int columns, uint8_t *to) {
-    if (dtype == LLAMAC_Q8) expand_q8(w, columns, to);
-    else expand_q4(dtype, w, columns, to);
-}
-
 // ---- tiles of S strips x T rows: sums[S][T][16] += over `columns` k
 
 // Keeps n sums in memory while others need the registers; the compiler would spill in the inner loop instead.

@@ -2,6 +2,7 @@
 // kernels_tmpl.h - every inner loop, written once on the vector vocabulary and compiled once per instruction set.
 //
 // Included by kernels_<isa>.c after the vocabulary, with KERNELS naming the table. Contracts stand in kernels.h.
+#include <limits.h>
 #include <string.h>
 #include "format.h"
 #include "kernels.h"
@@ -25,20 +26,23 @@ INLINE v16 finish_lanes(const int dtype, v16 sum) { return dtype == LLAMAC_BF16 
 
 // ---- products: tiles of S strips x T rows
 
-// Bytes that the weights are fetched ahead of their use; the hardware's prefetchers stop at page ends.
-enum { FETCH_AHEAD = 512 };
+enum {
+    FETCH_AHEAD = 512,   // bytes that weights are fetched ahead of their use; the hardware's prefetchers stop at page ends
+    FETCH_PANELS = 5,    // from so many panels on, a pass takes long enough to fetch the next one's weights
+};
 
-// sums[S][T][16] += over `columns` k. The sums live in registers in between: 2 S T of them on AVX2.
-INLINE void tile(const int dtype, const int S, const int T, const uint8_t *w, size_t strip_bytes, const void *inputs, int columns, float *sums) {
+// sums[S][T][16] += over `columns` k. The sums live in registers in between: 2 S T of them on AVX2. Inputs lie as a panel, or each row by
+// itself, `apart` numbers from one to the next.
+INLINE void tile(const int dtype, const int apart, const int S, const int T, const uint8_t *w, size_t strip_bytes, const void *inputs, int columns, float *sums) {
     const float *x = inputs;
     v16 c[4][PANEL_ROWS];
     const size_t step = 16 * element_bytes(dtype);
     UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < T; t++) c[s][t] = v16_load(sums + 16 * (s * T + t));
-    for (int k = 0; k < columns; k++, w += step, x += T) {
+    for (int k = 0; k < columns; k++, w += step, x += apart ? 1 : T) {
         if (S * T <= 4) UNROLL for (int s = 0; s < S; s++) __builtin_prefetch(w + (size_t)s * strip_bytes + FETCH_AHEAD);
         UNROLL for (int s = 0; s < S; s++) {
             const v16 weights = load_weights(dtype, w + (size_t)s * strip_bytes);
-            UNROLL for (int t = 0; t < T; t++) c[s][t] = v16_fma1(weights, x[t], c[s][t]);
+            UNROLL for (int t = 0; t < T; t++) c[s][t] = v16_fma1(weights, x[apart ? apart * t : t], c[s][t]);
         }
     }
     UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < T; t++) v16_store(sums + 16 * (s * T + t), c[s][t]);
@@ -48,11 +52,11 @@ INLINE void tile(const int dtype, const int S, const int T, const uint8_t *w, si
 INLINE int strips_for(int T, int in_flight) { return max_int(1, min_int(GEMM_STRIPS, in_flight / T)); }
 
 // All strips of a group for one panel: sums[strip][T][16].
-SHARED void tile_group(const int dtype, const int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, float *sums) {
+SHARED void tile_group(const int dtype, const int apart, const int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, float *sums) {
     const int S = strips_for(T, SUMS_IN_FLIGHT);
     int s = 0;
-    for (; s + S <= strips; s += S) tile(dtype, S, T, w + (size_t)s * strip_bytes, strip_bytes, x, columns, sums + (size_t)s * 16 * (size_t)T);
-    for (; s < strips; s++) tile(dtype, 1, T, w + (size_t)s * strip_bytes, strip_bytes, x, columns, sums + (size_t)s * 16 * (size_t)T);
+    for (; s + S <= strips; s += S) tile(dtype, apart, S, T, w + (size_t)s * strip_bytes, strip_bytes, x, columns, sums + (size_t)s * 16 * (size_t)T);
+    for (; s < strips; s++) tile(dtype, apart, 1, T, w + (size_t)s * strip_bytes, strip_bytes, x, columns, sums + (size_t)s * 16 * (size_t)T);
 }
 
 // A group's tiles as functions by T: `body` with a constant T.
@@ -65,26 +69,50 @@ typedef void tile_function(const uint8_t *w, size_t strip_bytes, int strips, con
     TILE(name, 1, __VA_ARGS__) TILE(name, 2, __VA_ARGS__) TILE(name, 3, __VA_ARGS__) \
     TILE(name, 4, __VA_ARGS__) TILE(name, 5, __VA_ARGS__) TILE(name, 6, __VA_ARGS__) \
     static tile_function *const name[PANEL_ROWS + 1] = { 0, name##_1, name##_2, name##_3, name##_4, name##_5, name##_6 };
-TILES(tiles_f32, tile_group, LLAMAC_F32)
-TILES(tiles_f16, tile_group, LLAMAC_F16)
-TILES(tiles_bf16, tile_group, LLAMAC_BF16)
+TILES(tiles_f32, tile_group, LLAMAC_F32, 0)
+TILES(tiles_f16, tile_group, LLAMAC_F16, 0)
+TILES(tiles_bf16, tile_group, LLAMAC_BF16, 0)
 #include "kernels_quant.h"
 
 INLINE tile_function *const *tiles_of(const int dtype, const int expanded) {
     switch (dtype) {
     case LLAMAC_F32: return tiles_f32;
-    case LLAMAC_F16: return tiles_f16;
-    case LLAMAC_BF16: return tiles_bf16;
+    case LLAMAC_F16: return expanded ? tiles_f32 : tiles_f16;
+    case LLAMAC_BF16: return expanded ? tiles_f32 : tiles_bf16;   // in the vocabulary's lane order, too
     case LLAMAC_Q8: return expanded ? tiles_q8_expanded : tiles_q8;
     case LLAMAC_Q4: return expanded ? tiles_q4_expanded : tiles_q4;
     default: return expanded ? tiles_q4_expanded : tiles_q4s;
     }
 }
 
-// Where the weights of column k begin in a strip; k is a multiple of GEMM_COLUMNS.
+// A pass's weights as its tiles for many rows read them.
+INLINE void expand(const int dtype, const uint8_t *w, int columns, uint8_t *to) {
+    if (dtype == LLAMAC_Q8) expand_q8(w, columns, to);
+    else if (dtype_is_quantized(dtype)) expand_q4(dtype, w, columns, to);
+    else for (int k = 0; k < columns; k++) v16_store((float *)(void *)(to + LINE_BYTES * k), load_weights(dtype, w + (size_t)k * 16 * element_bytes(dtype)));
+}
+// The number of rows from which on unpacking pays.
+INLINE int expand_rows(const int dtype) {
+    switch (dtype) {
+    case LLAMAC_F32: return INT_MAX;
+    case LLAMAC_F16: return EXPAND_ROWS_F16;
+    case LLAMAC_BF16: return EXPAND_ROWS_BF16;
+    case LLAMAC_Q8: return EXPAND_ROWS_Q8;
+    default: return EXPAND_ROWS;
+    }
+}
+
+// Where the weights of column k begin in a strip; k is a multiple of a pass.
 INLINE size_t column_offset(const int dtype, int k) {
     if (!dtype_is_quantized(dtype)) return (size_t)k * 16 * element_bytes(dtype);
     return LINE_BYTES + (size_t)(k / BLOCK_COLUMNS) * block_bytes(dtype, BLOCK_GROUPS);
+}
+
+// A share of what follows the `bytes` of a pass in each of its strips: the next pass, or the next strip's first.
+INLINE void fetch_next(const uint8_t *w, size_t stride, int strips, size_t bytes, int part, int parts) {
+    const size_t lines = bytes / LINE_BYTES, first = lines * (size_t)part / (size_t)parts, last = lines * (size_t)(part + 1) / (size_t)parts;
+    for (int i = 0; i < strips; i++)
+        for (size_t l = first; l < last; l++) __builtin_prefetch(w + (size_t)i * stride + bytes + l * LINE_BYTES, 0, 2);
 }
 
 // Scale and bias, then store or add; `sums` is one row's 16 outputs of strip s.
@@ -99,12 +127,13 @@ INLINE void finish(const struct gemm *g, const int dtype, int s, int t, const fl
     else v16_store_n(y, g->add ? v16_add(v16_load_n(y, n), sum) : sum, n);
 }
 
-// Groups of strips -> passes over k -> panels. The sums of the whole group stay in memory between passes. With many rows the codes
-// of a pass are unpacked once for all of them; one row takes all of k in one pass. The strips of a group are a quarter of the whole range
-// apart: so each of four streams runs through memory without a jump, and what is fetched ahead is always what comes next.
+// Groups of strips -> passes over k -> panels. The sums of the whole group stay in memory between passes. With many rows the weights
+// of a pass are unpacked once for all of them, and those of the next are fetched meanwhile; one row takes all of k in one pass. The strips
+// of a group are a quarter of the whole range apart: so each of four streams runs through memory without a jump, and what is fetched ahead
+// is always what comes next.
 INLINE void gemm(const int dtype, const struct gemm *g) {
-    const int panels = panel_count(g->m), input = input_of(dtype), pass = g->m == 1 ? max_int(g->columns, 1) : GEMM_COLUMNS;
-    const int expanded = dtype_is_quantized(dtype) && g->m > (dtype == LLAMAC_Q8 ? EXPAND_ROWS_Q8 : EXPAND_ROWS);
+    const int panels = panel_count(g->m), input = input_of(dtype), pass = g->m == 1 ? max_int(g->columns, 1) : dtype_is_quantized(dtype) ? GEMM_COLUMNS : GEMM_COLUMNS_FLOAT;
+    const int expanded = g->m > expand_rows(dtype);
     const int quarter = (g->last - g->first) / GEMM_STRIPS, rest = (g->last - g->first) % GEMM_STRIPS;
     const size_t row_words = input_words(input, g->columns);
     tile_function *const *const tiles = tiles_of(dtype, expanded);
@@ -118,6 +147,7 @@ INLINE void gemm(const int dtype, const struct gemm *g) {
         for (int k = 0; k < g->columns; k += pass) {
             const int columns = min_int(pass, g->columns - k);
             const uint8_t *w = g->w + (size_t)s * g->strip_bytes + column_offset(dtype, k);
+            const size_t bytes = column_offset(dtype, k + pass) - column_offset(dtype, k);
             if (expanded)
                 for (int i = 0; i < strips; i++) expand(dtype, w + (size_t)i * stride, columns, unpacked + (size_t)i * EXPANDED_STRIP_BYTES);
             for (int p = 0; p < panels; p++) {
@@ -125,6 +155,7 @@ INLINE void gemm(const int dtype, const struct gemm *g) {
                 const int start = panel_start(g->m, p), T = panel_start(g->m, p + 1) - start;
                 const int32_t *x = (const int32_t *)g->x + (size_t)start * row_words + input_words(input, k) * (size_t)T;
                 float *sums = group_sums + (size_t)start * 16 * (size_t)strips;
+                if (panels >= FETCH_PANELS) fetch_next(w, stride, strips, bytes, p, panels);
                 if (expanded) tiles[T](unpacked, EXPANDED_STRIP_BYTES, strips, x, columns, sums);
                 else tiles[T](w, stride, strips, x, columns, sums);
             }
@@ -268,126 +299,7 @@ static void rotate(float *x, const float *cosines, const float *sines, int half)
         v16_store_n(x + i, v16_fnma(b, s, v16_mul(a, c)), some); v16_store_n(z + i, v16_fma(a, s, v16_mul(b, c)), some));
 }
 
-// ---- KV cache: a page holds, per layer and head, keys as KV_PAGE / 16 strips of head_dim columns, then values as strips of 16
-// dimensions of KV_PAGE columns.
-
-// 16 numbers as the cache holds them: in f32 as they are, in f16 saturated.
-INLINE void store16(const int dtype, void *p, v16 x) {
-    if (dtype == LLAMAC_F32) v16_store(p, x);
-    else v16_store_f16(p, v16_max(v16_set1(-65504.0f), v16_min(v16_set1(65504.0f), x)));   // a NaN passes
-}
-INLINE void store_key(const int dtype, uint8_t *keys, int slot, int head_dim, const float *x) {
-    const size_t size = element_bytes(dtype), strip = float_strip_bytes(dtype, head_dim);
-    uint8_t *p = keys + (size_t)(slot / STRIP_ROWS) * strip + (size_t)(slot % STRIP_ROWS) * size;
-    uint8_t sixteen[64];
-    for (int d = 0; d < head_dim; d += 16) {
-        const int n = min_int(16, head_dim - d);
-        store16(dtype, sixteen, v16_load_n(x + d, n));
-        for (int i = 0; i < n; i++) memcpy(p + (size_t)(d + i) * 16 * size, sixteen + (size_t)i * size, size);
-    }
-}
-INLINE void store_value(const int dtype, uint8_t *values, int slot, int head_dim, const float *x) {
-    const size_t size = element_bytes(dtype);
-    for (int d = 0; d < head_dim; d += 16)
-        store16(dtype, values + ((size_t)d * KV_PAGE + (size_t)slot * 16) * size, v16_load_n(x + d, min_int(16, head_dim - d)));
-}
-static void store_key_f32(uint8_t *keys, int slot, int head_dim, const float *x) { store_key(LLAMAC_F32, keys, slot, head_dim, x); }
-static void store_key_f16(uint8_t *keys, int slot, int head_dim, const float *x) { store_key(LLAMAC_F16, keys, slot, head_dim, x); }
-static void store_value_f32(uint8_t *values, int slot, int head_dim, const float *x) { store_value(LLAMAC_F32, values, slot, head_dim, x); }
-static void store_value_f16(uint8_t *values, int slot, int head_dim, const float *x) { store_value(LLAMAC_F16, values, slot, head_dim, x); }
-
-// ---- attention
-
-// Scores of positions [first, first + n) of one page for T queries: scores[t][position], 16 at a time.
-INLINE void page_scores(const int dtype, const struct attend *a, const uint8_t *keys, int n, float *sums, float *scores, size_t stride) {
-    const int T = a->n_queries, strips = ceil_div(n, STRIP_ROWS);
-    memset(sums, 0, sizeof(float) * 16 * (size_t)strips * (size_t)T);
-    tiles_of(dtype, 0)[T](keys, float_strip_bytes(dtype, a->head_dim), strips, a->q, a->head_dim, sums);
-    for (int s = 0; s < strips; s++)
-        for (int t = 0; t < T; t++) v16_store(scores + (size_t)t * stride + 16 * s, v16_load(sums + 16 * (s * T + t)));
-}
-
-// One query's softmax numerators over a block: p[i] = exp(score - max) for the first `visible` positions, 0 for the rest of the n
-// (a multiple of 16). Returns max and sum.
-INLINE void softmax_block(const float *scores, int visible, int n, float *p, float *max, float *sum) {
-    const v16 nothing = v16_set1(-__builtin_inff());
-    v16 top = nothing, total = v16_set1(0);
-    for (int i = 0; i < n; i += 16)
-        top = v16_max(top, v16_first(v16_load(scores + i), nothing, max_int(0, min_int(16, visible - i))));
-    const float m = v16_max_lane(top);
-    for (int i = 0; i < n; i += 16) {
-        const v16 e = v16_first(exp16(v16_sub(v16_load(scores + i), v16_set1(m))), v16_set1(0), max_int(0, min_int(16, visible - i)));
-        v16_store(p + i, e);
-        total = v16_add(total, e);
-    }
-    *max = m;
-    *sum = v16_sum(total);
-}
-
-INLINE float exp1(float x) { float y[16]; v16_store(y, exp16(v16_set1(x))); return y[0]; }
-
-// Merges a block's (m, l, o) into the running one; the first block is taken as it is.
-INLINE void merge_block(int first, float m, float l, const float *o, int n, float *run_m, float *run_l, float *run_o) {
-    if (first) {
-        *run_m = m, *run_l = l;
-        memcpy(run_o, o, sizeof(float) * (size_t)n);
-        return;
-    }
-    const float top = *run_m > m ? *run_m : m, keep = exp1(*run_m - top), take = exp1(m - top);
-    const v16 kept = v16_set1(keep), taken = v16_set1(take);
-    for (int i = 0; i < n; i += 16) v16_store(run_o + i, v16_fma(v16_load(o + i), taken, v16_mul(v16_load(run_o + i), kept)));
-    *run_l = fused_multiply_add(l, take, *run_l * keep);
-    *run_m = top;
-}
-
-INLINE void attend(const int dtype, const struct attend *a) {
-    const int T = a->n_queries, width = value_width(a->head_dim), value_strips = width / 16;
-    const size_t value_strip = float_strip_bytes(dtype, KV_PAGE);
-    float *scores = a->scratch, *p = scores + PANEL_ROWS * ATTENTION_BLOCK, *o = p + PANEL_ROWS * ATTENTION_BLOCK, *o_row = o + PANEL_ROWS * width;
-    float *sums = o_row + PANEL_ROWS * width, run_m[PANEL_ROWS] = { 0 }, run_l[PANEL_ROWS] = { 0 };
-    int last = 0;
-    for (int t = 0; t < T; t++) last = max_int(last, a->visible[t]);
-    for (int b = 0; b < last && !cancelled(a->cancel); b += ATTENTION_BLOCK) {
-        const int n = min_int(ATTENTION_BLOCK, last - b), padded = ceil_div(n, 16) * 16;
-        for (int i = 0; i < n; i += KV_PAGE) {
-            const uint8_t *keys = a->kv.pages[(b + i) / KV_PAGE] + a->kv.key_offset;
-            page_scores(dtype, a, keys, min_int(KV_PAGE, n - i), sums, scores + i, ATTENTION_BLOCK);
-        }
-        if (a->scores) {
-            for (int t = 0; t < T; t++) {
-                const int seen = max_int(0, min_int(n, a->visible[t] - b));
-                memcpy(a->scores + (size_t)t * a->scores_stride + b, scores + (size_t)t * ATTENTION_BLOCK, sizeof(float) * (size_t)seen);
-            }
-            continue;
-        }
-        float m[PANEL_ROWS], l[PANEL_ROWS];
-        for (int t = 0; t < T; t++) {
-            const int seen = max_int(0, min_int(n, a->visible[t] - b));
-            float *row = scores + (size_t)t * ATTENTION_BLOCK;
-            softmax_block(row, seen, padded, row, &m[t], &l[t]);
-            for (int i = 0; i < n; i++) p[i * T + t] = row[i];
-        }
-        memset(o, 0, sizeof(float) * (size_t)(T * width));
-        for (int i = 0; i < n; i += KV_PAGE) {
-            const uint8_t *values = a->kv.pages[(b + i) / KV_PAGE] + a->kv.value_offset;
-            tiles_of(dtype, 0)[T](values, value_strip, value_strips, p + i * T, min_int(KV_PAGE, n - i), o);
-        }
-        for (int t = 0; t < T; t++) {
-            if (a->visible[t] <= b) continue;
-            for (int s = 0; s < value_strips; s++) v16_store(o_row + 16 * s, v16_load(o + 16 * (s * T + t)));
-            merge_block(b == 0, m[t], l[t], o_row, width, &run_m[t], &run_l[t], a->out + (size_t)t * (size_t)width);
-        }
-    }
-    if (a->scores) return;
-    for (int t = 0; t < T; t++) {
-        float *out = a->out + (size_t)t * (size_t)width;
-        const v16 whole = v16_set1(run_l[t]);
-        for (int i = 0; i < width; i += 16) v16_store(out + i, v16_div(v16_load(out + i), whole));
-    }
-}
-static void attend_f32(const struct attend *a) { attend(LLAMAC_F32, a); }
-static void attend_f16(const struct attend *a) { attend(LLAMAC_F16, a); }
-
+#include "kernels_attention.h"
 #include "kernels_measure.h"
 
 // ---- the table

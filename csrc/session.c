@@ -38,7 +38,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
         struct thread_scratch own = {
             .row = arena_floats(a, dim),
             .gemm = arena_floats(a, gemm_scratch(x->rows) / sizeof(float)),
-            .attention = arena_floats(a, attend_scratch((int)c->head_dim) + PANEL_ROWS * (c->head_dim + width)),
+            .attention = arena_floats(a, attend_scratch((int)c->head_dim) + ATTENTION_QUERIES * (c->head_dim + width)),
         };
         for (int kind = 0; kind < N_INPUTS; kind++) own.panels[kind] = arena_floats(a, inputs & 1u << kind ? REDUNDANT_ROWS * input_words(kind, widest) : 0);
         if (a->memory) x->threads[t] = own;

@@ -18,7 +18,7 @@ struct thread_scratch {
     void *panels[N_INPUTS];   // inputs of REDUNDANT_ROWS rows of its own
     float *row;               // (dim): a normed row
     void *gemm;               // gemm's
-    float *attention;         // attend's, then a query panel and the output of PANEL_ROWS queries
+    float *attention;         // attend's, then the panels and the output of ATTENTION_QUERIES queries
 };
 
 // Buffers for `rows` rows: (rows, width); panels as kernels.h says, wide enough for any product.

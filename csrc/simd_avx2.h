@@ -12,7 +12,7 @@ typedef struct { __m256 a, b; } v16;   // lanes 0..7 and 8..15
 enum {
     SUMS_IN_FLIGHT = 6,                // 12 of 16 registers; with one row 8 hide the latency of the multiply-add
     LINES_IN_FLIGHT = 1, LINES_IN_FLIGHT_Q8 = 1, SUMS_KEPT = 2, SUMS_HELD = 2,
-    EXPAND_ROWS = 7, EXPAND_ROWS_Q8 = 24,
+    EXPAND_ROWS_F16 = 30, EXPAND_ROWS_BF16 = 1 << 30, EXPAND_ROWS = 7, EXPAND_ROWS_Q8 = 24,
 };
 
 #define BOTH(intrinsic, x) (v16){ intrinsic(x.a), intrinsic(x.b) }

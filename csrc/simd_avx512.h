@@ -16,7 +16,7 @@ typedef __m512 v16;
 enum {
     SUMS_IN_FLIGHT = 24,               // of 32 registers
     LINES_IN_FLIGHT = 12, SUMS_KEPT = 6, SUMS_HELD = 24,
-    EXPAND_ROWS = 18,
+    EXPAND_ROWS_F16 = 30, EXPAND_ROWS_BF16 = 30, EXPAND_ROWS = 18,
 #if defined(__AVX512VNNI__)
     LINES_IN_FLIGHT_Q8 = 8,            // an input takes two sums
     EXPAND_ROWS_Q8 = 1 << 30,          // bytes are multiplied as they lie in the file

@@ -16,7 +16,7 @@ enum {
     LINES_IN_FLIGHT = 1, LINES_IN_FLIGHT_Q8 = 1,   // strips x rows that are multiplied together, of q4 and of q8
     SUMS_KEPT = 1 << 30,         // so many sums stay in registers beside those in the making
     SUMS_HELD = 1 << 30,         // so many of a q4 tile from group to group
-    EXPAND_ROWS = 4, EXPAND_ROWS_Q8 = 4,   // with more rows, codes are unpacked once for all of them
+    EXPAND_ROWS_F16 = 4, EXPAND_ROWS_BF16 = 1 << 30, EXPAND_ROWS = 4, EXPAND_ROWS_Q8 = 4,   // with more rows, weights are unpacked once for all of them
 };
 #undef UNROLL
 #define UNROLL                   // nothing to keep in registers: unrolled loops would only be long
