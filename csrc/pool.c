@@ -33,7 +33,7 @@ enum {
 };
 
 // A number that threads wait to see change.
-struct gate { int32_t number, sleepers; };
+struct gate { uint32_t number, sleepers; };
 
 static void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -49,7 +49,7 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static int changed(struct gate *gate, int32_t number, int looks) {
+static int changed(struct gate *gate, uint32_t number, int looks) {
     for (int i = 0; i < looks; i++) {
         if (__atomic_load_n(&gate->number, __ATOMIC_ACQUIRE) != number) return 1;
         relax();
@@ -58,7 +58,7 @@ static int changed(struct gate *gate, int32_t number, int looks) {
 }
 
 // Returns when the gate's number is no longer `number`. Awake for spin_ns, asleep after that. The nanoseconds that it took, 0 for few.
-static int64_t gate_wait(struct gate *gate, int32_t number, int64_t spin_ns) {
+static int64_t gate_wait(struct gate *gate, uint32_t number, int64_t spin_ns) {
     if (changed(gate, number, spin_ns ? GLANCES : 1)) return 0;
     const int64_t started = now_ns();
     for (int64_t now = started; now - started < spin_ns; now = now_ns())
@@ -88,8 +88,8 @@ static void gate_open(struct gate *gate) {
 // A thread of ours waits here. Each on its own cache line.
 struct seat {
     _Alignas(64) struct gate posted;
-    int32_t seen;             // the last number of `posted` that was taken up
-    int32_t places;           // the team's `places` that the thread is bound to
+    uint32_t seen;            // the last number of `posted` that was taken up
+    uint32_t places;          // the team's `places` that the thread is bound to
     int64_t waited, ended;    // nanoseconds of this run at barriers; when the work was done
 };
 
@@ -111,13 +111,13 @@ static struct {
 
 #if defined(__linux__)
     cpu_set_t cpus;           // where the caller of the last run might run
-    int32_t places;           // counts changes of it
+    uint32_t places;          // counts changes of it
 #endif
 } team = { .turn = PTHREAD_MUTEX_INITIALIZER };
 
 // Returns the nanoseconds of waiting, 0 for few.
 static int64_t meet(int count) {
-    const int32_t round = __atomic_load_n(&team.round.number, __ATOMIC_RELAXED);
+    const uint32_t round = __atomic_load_n(&team.round.number, __ATOMIC_RELAXED);
     const int64_t spin_ns = __atomic_load_n(&team.spin_ns, __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&team.arrived, 1, __ATOMIC_ACQ_REL) < count) return gate_wait(&team.round, round, spin_ns);
     __atomic_store_n(&team.arrived, 0, __ATOMIC_RELAXED);
@@ -208,7 +208,7 @@ static int can_have(int n) {
 static void grow_team(int threads) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     if (team.wanted >= threads) return;
-    const int32_t ready = team.ready.number;
+    const uint32_t ready = team.ready.number;
     const int starts = !team.started;
     // signals are the host's business: its threads take them, ours (which inherit this mask) never do
     sigset_t all, old;
