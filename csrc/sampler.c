@@ -81,7 +81,8 @@ static void keep_first(struct candidate *c, int n, int k) {
 
 // What is left of the n candidates after top-k, top-p and min-p, as unnormalized probabilities with their sum.
 static int choose(struct candidate *c, int n, const llamac_sampling *s, float top, double *total) {
-    if (s->top_k && s->top_k < n) {
+    const int sorted = s->top_k && s->top_k < n;
+    if (sorted) {
         keep_first(c, n, s->top_k);
         n = s->top_k;
     }
@@ -91,7 +92,7 @@ static int choose(struct candidate *c, int n, const llamac_sampling *s, float to
         *total += (double)c[i].p;
     }
     if (s->top_p < 1) {
-        if (!(s->top_k && s->top_k <= n)) qsort(c, (size_t)n, sizeof *c, compare);
+        if (!sorted) qsort(c, (size_t)n, sizeof *c, compare);
         const double enough = (double)s->top_p * *total;
         double sum = 0;
         int kept = 0;

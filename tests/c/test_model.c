@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // test_model.c - the core as a whole: the same bits however an input is computed, every way a file can lie, every allocation
-// that can fail, cancelling, observing, sampling.
+// that can fail, cancelling, observing.
 #include <fenv.h>
 #include <math.h>
 #include <sys/wait.h>
@@ -502,45 +502,6 @@ static void a_forked_child_can_eval(void) {
     free(file.data);
 }
 
-// ---- sampling
-
-static int sample(const float *logits, int n, llamac_sampling s, uint64_t position) {
-    static uint64_t scratch[1000];
-    return llamac_sample(logits, n, &s, position, scratch, &err);
-}
-
-static void sampling_follows_its_definition(void) {
-    float logits[6] = { 1, 3, 3, -2, 0.5f, -INFINITY };
-    CHECK(sample(logits, 6, (llamac_sampling){ .top_p = 1 }, 0) == 1, "greedy takes the lowest id among equals");
-    double p[6], sum = 0;
-    for (int i = 0; i < 6; i++) sum += p[i] = exp((double)logits[i] / 0.7);
-    int counts[6] = { 0 };
-    const int draws = 40000;
-    for (int i = 0; i < draws; i++) counts[sample(logits, 6, (llamac_sampling){ .temperature = 0.7f, .top_p = 1, .seed = 5 }, (uint64_t)i)]++;
-    for (int i = 0; i < 6; i++) {
-        const double expected = draws * p[i] / sum, spread = sqrt(expected + 1);
-        CHECK(fabs(counts[i] - expected) < 5 * spread, "token %d drawn %d times, expected %.0f", i, counts[i], expected);
-    }
-    for (int i = 0; i < 500; i++) {
-        const uint64_t at = (uint64_t)i;
-        const int top1 = sample(logits, 6, (llamac_sampling){ .temperature = 1, .top_k = 1, .top_p = 1, .seed = 1 }, at);
-        const int top3 = sample(logits, 6, (llamac_sampling){ .temperature = 9, .top_k = 3, .top_p = 1, .seed = 1 }, at);
-        const int nucleus = sample(logits, 6, (llamac_sampling){ .temperature = 1, .top_p = 0.5f, .seed = 1 }, at);
-        const int likely = sample(logits, 6, (llamac_sampling){ .temperature = 1, .top_p = 1, .min_p = 0.2f, .seed = 1 }, at);
-        CHECK(top1 == 1, "top-k 1 is %d", top1);
-        CHECK(top3 == 1 || top3 == 2 || top3 == 0, "top-k 3 is %d", top3);
-        CHECK(nucleus == 1 || nucleus == 2, "top-p is %d", nucleus);
-        CHECK(likely == 1 || likely == 2, "min-p is %d", likely);
-        CHECK(sample(logits, 6, (llamac_sampling){ .temperature = 2, .top_p = 1, .seed = 3 }, at) == sample(logits, 6, (llamac_sampling){ .temperature = 2, .top_p = 1, .seed = 3 }, at), "repeats");
-    }
-    const llamac_sampling bad[] = { { .temperature = -1, .top_p = 1 }, { .temperature = NAN, .top_p = 1 }, { .top_k = -1, .top_p = 1 }, { .top_p = 0 }, { .top_p = 1.5f }, { .top_p = 1, .min_p = 2 } };
-    for (size_t i = 0; i < ARRAY_LEN(bad); i++) CHECK(sample(logits, 6, bad[i], 0) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "settings %zu", i);
-    const float none[2] = { NAN, -INFINITY }, infinite[2] = { 1, INFINITY }, one[3] = { NAN, 2, NAN };
-    CHECK(sample(none, 2, (llamac_sampling){ .top_p = 1 }, 0) < 0, "no numbers");
-    CHECK(sample(infinite, 2, (llamac_sampling){ .temperature = 1, .top_p = 1 }, 0) < 0, "infinity");
-    CHECK(sample(one, 3, (llamac_sampling){ .temperature = 1, .top_p = 1 }, 0) == 1, "NaNs are never drawn");
-}
-
 static void sha256_matches_the_standard(void) {
     uint8_t digest[32], expected[32] = { 0xba, 0x78, 0x16, 0xbf, 0x8f, 0x01, 0xcf, 0xea, 0x41, 0x41, 0x40, 0xde, 0x5d, 0xae, 0x22, 0x23,
                                          0xb0, 0x03, 0x61, 0xa3, 0x96, 0x17, 0x7a, 0x9c, 0xb4, 0x10, 0xff, 0x61, 0xf2, 0x00, 0x15, 0xad };
@@ -575,7 +536,6 @@ int main(int argc, char **argv) {
     RUN(every_allocation_may_fail);
     RUN(a_cancel_keeps_whole_chunks);
     if (!emulated) RUN(a_forked_child_can_eval);   // qemu's user emulation asserts when a process with threads forks
-    RUN(sampling_follows_its_definition);
     CHECK(llamac_live_objects() == 0, "%ld objects leak", llamac_live_objects());
     return finish_tests("test_model");
 }
