@@ -162,7 +162,8 @@ typedef struct {
     uint64_t seed;
 } llamac_sampling;
 // Draws a token from n logits: temperature, then top-k, top-p, min-p. The draw depends on seed and position alone. `scratch` holds
-// n * LLAMAC_SAMPLE_SCRATCH bytes. Returns the token, or a negative code if no logit is a finite number.
+// n * LLAMAC_SAMPLE_SCRATCH bytes. NaNs and -inf are never drawn. Returns the token, or a negative number if a setting is out of its
+// range, if no logit is a finite number, or if any is +inf.
 enum { LLAMAC_SAMPLE_SCRATCH = 8 };
 int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch, llamac_error *err);
 int llamac_sampling_check(const llamac_sampling *sampling, llamac_error *err);

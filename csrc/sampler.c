@@ -121,14 +121,17 @@ static int draw(const float *logits, int n, const llamac_sampling *s, uint64_t p
     return c[m - 1].id;
 }
 
-int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch, llamac_error *err) {
-    if (llamac_sampling_check(sampling, err)) return -1;
+static int choose_token(const float *logits, int n, const llamac_sampling *s, uint64_t position, void *scratch, llamac_error *err) {
+    if (llamac_sampling_check(s, err)) return -1;
     const int best = greatest(logits, n);
     if (best < 0 || logits[best] == INFINITY)
         return err_set(err, LLAMAC_BAD_MODEL, "no token can be chosen: %s", best < 0 ? "none of the logits is a number" : "a logit is infinite");
-    if (sampling->temperature == 0) return best;
-    const fp_control control = fp_enter();
-    const int token = draw(logits, n, sampling, position, scratch, best);
+    return s->temperature == 0 ? best : draw(logits, n, s, position, scratch, best);
+}
+
+int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch, llamac_error *err) {
+    const fp_control control = fp_enter();   // comparisons depend on it, too: with denormals taken for 0
+    const int token = choose_token(logits, n, sampling, position, scratch, err);
     fp_leave(control);
     return token;
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 // test_sampler.c - the sampler's settings against their definitions.
 #include <math.h>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 #include "common.h"
 #include "llamac.h"
 #include "test.h"
@@ -78,8 +81,25 @@ static void top_p_cuts_the_least_probable_with_any_top_k(void) {
     }
 }
 
+// A host that takes denormal numbers for 0 gets the same token.
+static void draws_do_not_depend_on_the_hosts_control_word(void) {
+#if defined(__x86_64__)
+    const float logits[3] = { 0, 0x1p-140f, 0x1p-135f };
+    const unsigned host = _mm_getcsr() | 0x8040;
+    _mm_setcsr(host);
+    const int greedy = sample(logits, 3, (llamac_sampling){ .top_p = 1 }, 0);
+    const int first = sample(logits, 3, (llamac_sampling){ .temperature = 1, .top_k = 1, .top_p = 1 }, 0);
+    const int denormal = sample(logits, 3, (llamac_sampling){ .temperature = 0x1p-142f, .top_p = 1, .min_p = 0.1f }, 0);
+    const unsigned after = _mm_getcsr();
+    _mm_setcsr(0x1f80);
+    CHECK(greedy == 2 && first == 2 && denormal == 2, "tokens %d, %d, %d", greedy, first, denormal);
+    CHECK((after & 0xffc0) == (host & 0xffc0), "the host's control word is put back");
+#endif
+}
+
 int main(void) {
     RUN(sampling_follows_its_definition);
     RUN(top_p_cuts_the_least_probable_with_any_top_k);
+    RUN(draws_do_not_depend_on_the_hosts_control_word);
     return finish_tests("test_sampler");
 }
