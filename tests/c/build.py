@@ -24,7 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in ("test_kernels", "test_model", "test_sampler", "test_pool"))
+NAMES = ("test_kernels", "test_format", "test_model", "test_sampler", "test_pool")
+TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 BENCHMARK = ROOT / "bench" / "kernel_speed.c"  # built with the tests and run on a few kernels, so that it keeps working
 
 
