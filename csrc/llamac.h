@@ -57,7 +57,8 @@ size_t llamac_record_bytes(const char *record);   // 0: no such record; the head
 // The file's sections in order: "config", ..., "data"; NULL past the end.
 const char *llamac_section_at(size_t index);
 
-// The tensors that a model of this config must or may have, in the file's order. `index` runs from 0; returns 0 past the end.
+// The tensors that a model of this config must or may have, in the file's order. `index` runs from 0; returns 0 past the end, and -1
+// if n_rope exceeds the RoPE tables that a config has. There are n_layers layer records; other fields may be anything.
 typedef struct {
     char name[64];
     int required;             // 0: optional (a bias)

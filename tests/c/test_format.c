@@ -154,6 +154,21 @@ static void nothing_behind_the_end_is_read(void) {
     free(exact);
 }
 
+// Before a config has been checked: what its fields would index is looked up only where that exists.
+static void slots_of_damaged_configs_are_refused(void) {
+    struct config config = tiny_config(&tiny_llama);
+    const struct layer_record layers[3] = { { .ffn = FFN_GATED }, { .ffn = FFN_GATED }, { .ffn = FFN_GATED } };
+    llamac_slot slot;
+    size_t n = 0;
+    while (llamac_slot_at(&config, layers, n, &slot) == 1) n++;
+    CHECK(n > 30 && llamac_slot_at(&config, layers, n, &slot) == 0, "%zu slots", n);
+    const uint32_t wrong[] = { FORMAT_MAX_ROPE + 1, 1000000, UINT32_MAX };
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        config.n_rope = wrong[i];
+        for (size_t index = 0; index < 12; index++) CHECK(llamac_slot_at(&config, layers, index, &slot) < 0, "n_rope %u, slot %zu", wrong[i], index);
+    }
+}
+
 static void sha256_matches_the_standard(void) {
     uint8_t digest[32], expected[32] = { 0xba, 0x78, 0x16, 0xbf, 0x8f, 0x01, 0xcf, 0xea, 0x41, 0x41, 0x40, 0xde, 0x5d, 0xae, 0x22, 0x23,
                                          0xb0, 0x03, 0x61, 0xa3, 0x96, 0x17, 0x7a, 0x9c, 0xb4, 0x10, 0xff, 0x61, 0xf2, 0x00, 0x15, 0xad };
@@ -178,6 +193,7 @@ int main(void) {
     RUN(lies_with_true_hashes_are_refused_or_harmless);
     RUN(other_files_are_told_by_their_kind);
     RUN(nothing_behind_the_end_is_read);
+    RUN(slots_of_damaged_configs_are_refused);
     CHECK(llamac_live_objects() == 0, "%ld objects leak", llamac_live_objects());
     return finish_tests("test_format");
 }
