@@ -32,6 +32,10 @@ static int check_options(const struct llamac_session *s, const llamac_eval_optio
         const llamac_observation *w = &o->observations[i];
         if (!w->out || !llamac_stage_width(s, w->stage, &per_layer) || (per_layer && (w->layer < 0 || w->layer >= (int)s->model->config->n_layers)))
             return err_set(err, LLAMAC_BAD_ARGUMENT, "observation %d: there is no stage %d in layer %d, or no buffer for it", i, w->stage, w->layer);
+        for (int j = 0; j < i; j++)
+            if (o->observations[j].stage == w->stage && (!per_layer || o->observations[j].layer == w->layer))
+                return err_set(err, LLAMAC_BAD_ARGUMENT, "observation %d: stage %s of layer %d is observed twice, see observation %d: expected once", i,
+                               llamac_stage_name(w->stage), w->layer, j);
     }
     return 0;
 }

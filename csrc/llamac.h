@@ -138,7 +138,8 @@ const char *llamac_stage_name(int stage);
 // Floats per row of a stage in this session; `per_layer` tells whether it exists once per layer. 0: no such stage.
 size_t llamac_stage_width(const llamac_session *session, int stage, int *per_layer);
 
-// A wish to see one stage of one layer: eval writes rows * width floats to `out`.
+// A wish to see one stage of one layer: eval writes rows * width floats to `out`. A stage of a layer can be wished for once per eval;
+// of stages that are in no layer, `layer` does not matter.
 typedef struct { int stage, layer; float *out; } llamac_observation;
 
 typedef struct {

@@ -271,6 +271,14 @@ static void bad_rows_change_nothing(void) {
         const llamac_eval_options o = { .observations = wishes[i], .n_observations = 1 };
         CHECK(llamac_eval(s, &(llamac_row){ 1, 0, 0, 1 }, 1, logits, &o, &err) && err.code == LLAMAC_BAD_ARGUMENT, "observation %d", i);
     }
+    float numbers[60];
+    const llamac_observation twice[] = { { LLAMAC_STAGE_Q, 1, numbers }, { LLAMAC_STAGE_Q, 0, numbers }, { LLAMAC_STAGE_Q, 1, numbers } };
+    const llamac_observation again[] = { { LLAMAC_STAGE_LOGITS, 0, logits }, { LLAMAC_STAGE_LOGITS, 1, logits } };   // not of a layer
+    const llamac_eval_options doubled[] = { { .observations = twice, .n_observations = 3 }, { .observations = again, .n_observations = 2 } };
+    for (int i = 0; i < 2; i++) {
+        CHECK(llamac_eval(s, &(llamac_row){ 1, 0, 0, 1 }, 1, logits, &doubled[i], &err) && err.code == LLAMAC_BAD_ARGUMENT, "doubled %d", i);
+        CHECK(strstr(err.message, i ? "observation 1" : "observation 2") && strstr(err.message, i ? "logits" : "stage q of layer 1"), "%s", err.message);
+    }
     llamac_session_close(&s);
     const llamac_session_options options[] = {
         { .n_sequences = 0, .threads = 1 }, { .n_sequences = 1, .threads = 0 }, { .n_sequences = 1, .threads = 1, .context = 401 },
