@@ -79,10 +79,12 @@ int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *lo
     int failed = check_rows(s, rows, n_rows, lengths, err) || session_reserve_rows(s, min_int(n_rows, s->max_rows), err);
     for (int i = 0; i < s->n_sequences && !failed; i++) failed = session_reserve_pages(s, i, lengths[i], err);
     mem_give(lengths);
-    if (failed) return -1;
-
-    struct eval e = { .session = s, .observations = o->observations, .n_observations = o->n_observations, .cancel = { .request = o->cancel } };
-    failed = run_chunks(&e, rows, n_rows, logits, &done);
-    if (o->rows_done) *o->rows_done = done;
-    return failed ? err_set(err, LLAMAC_CANCELLED, "cancelled: %d of %d rows were computed and kept", done, n_rows) : 0;
+    if (!failed) {
+        struct eval e = { .session = s, .observations = o->observations, .n_observations = o->n_observations, .cancel = { .request = o->cancel } };
+        if (run_chunks(&e, rows, n_rows, logits, &done)) failed = err_set(err, LLAMAC_CANCELLED, "cancelled: %d of %d rows were computed and kept", done, n_rows);
+        if (o->rows_done) *o->rows_done = done;
+    }
+    // pages of positions that were not computed are not kept
+    for (int i = 0; i < s->n_sequences && failed; i++) session_trim_pages(s, i);
+    return failed ? -1 : 0;
 }

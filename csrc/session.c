@@ -85,6 +85,14 @@ int session_reserve_pages(struct llamac_session *s, int sequence, int length, ll
     return 0;
 }
 
+void session_trim_pages(struct llamac_session *s, int sequence) {
+    struct sequence *q = &s->sequences[sequence];
+    while (q->n_pages > ceil_div(q->length, KV_PAGE)) {
+        mem_give(q->pages[--q->n_pages]);
+        s->kv_bytes -= s->page_bytes;
+    }
+}
+
 // ---- life
 
 static int check_threads(int threads, llamac_error *err) {
@@ -177,11 +185,7 @@ int llamac_rewind(llamac_session *s, int sequence, int length, llamac_error *err
     const int now = llamac_length(s, sequence);
     if (now < 0) return err_set(err, LLAMAC_BAD_ARGUMENT, "sequence is %d, expected 0 to %d", sequence, s->n_sequences - 1);
     if (length < 0 || length > now) return err_set(err, LLAMAC_BAD_ARGUMENT, "cannot rewind to length %d: expected 0 to %d, the sequence's length", length, now);
-    struct sequence *q = &s->sequences[sequence];
-    q->length = length;
-    while (q->n_pages > ceil_div(length, KV_PAGE)) {
-        mem_give(q->pages[--q->n_pages]);
-        s->kv_bytes -= s->page_bytes;
-    }
+    s->sequences[sequence].length = length;
+    session_trim_pages(s, sequence);
     return 0;
 }

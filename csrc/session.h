@@ -56,6 +56,8 @@ struct llamac_session {
 // Makes sure that `rows` rows can be computed together, and that the sequence has pages for `length` positions.
 int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err);
 int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err);
+// Gives back the pages behind the sequence's length.
+void session_trim_pages(struct llamac_session *s, int sequence);
 
 // Where one layer's KV head lies in each of a sequence's pages.
 static inline struct kv_view session_kv(const struct llamac_session *s, int sequence, int layer, int head) {

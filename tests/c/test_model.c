@@ -261,7 +261,7 @@ static void bad_rows_change_nothing(void) {
         { { { 1, 0, 0, 0 } }, -1, LLAMAC_BAD_ARGUMENT },
     };
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
-        CHECK(llamac_eval(s, bad[i].rows, bad[i].n, logits, NULL, &err) && err.code == (int)bad[i].code, "row %zu: %s", i, err.message);
+        CHECK(llamac_eval(s, bad[i].rows, bad[i].n, logits, NULL, &err) < 0 && err.code == (int)bad[i].code, "row %zu: %s", i, err.message);
         CHECK(llamac_length(s, 0) == 0, "length");
     }
     CHECK(llamac_eval(s, &(llamac_row){ 1, 0, 0, 1 }, 1, NULL, NULL, &err), "no buffer");
@@ -340,6 +340,35 @@ static void a_cancel_keeps_whole_chunks(void) {
     free(file.data);
 }
 
+// Pages of positions that were not computed are given back.
+static void failed_evals_hold_no_pages(void) {
+    struct tiny_file file = tiny_model(&tiny_llama);
+    llamac_model *model = open_model(file);
+    llamac_session *s = open_session(model, 2, 0, 1, NULL);
+    llamac_session_info before, after;
+    llamac_row rows[400];
+    const int32_t stop = 1;
+    const llamac_eval_options cancelling = { .cancel = &stop };
+    float *logits = take(sizeof(float) * 5 * 101);
+    prefill_whole(s, 1, 5, 101, logits);
+    free(logits);
+    llamac_session_describe(s, &before);
+    for (int i = 0; i < 400; i++) rows[i] = (llamac_row){ 1, i % 2, i / 2 + (i % 2 ? 5 : 0), 0 };
+    CHECK(llamac_eval(s, rows, 390, NULL, &cancelling, &err) && err.code == LLAMAC_CANCELLED, "%s", err.message);
+    llamac_session_describe(s, &after);
+    CHECK(after.kv_bytes == before.kv_bytes, "%zu bytes, then %zu", before.kv_bytes, after.kv_bytes);
+    CHECK(!llamac_eval(s, rows, 300, NULL, NULL, &err), "%s", err.message);   // activations are there now
+    CHECK(!llamac_rewind(s, 0, 0, &err) && !llamac_rewind(s, 1, 5, &err), "%s", err.message);
+    llamac_test_fail_allocation(1 + 2 + 2);   // the lengths, pages of sequence 0, one of sequence 1
+    CHECK(llamac_eval(s, rows, 390, NULL, NULL, &err) && err.code == LLAMAC_NO_MEMORY && strstr(err.message, "page"), "%s", err.message);
+    llamac_test_fail_allocation(0);
+    llamac_session_describe(s, &after);
+    CHECK(after.kv_bytes == before.kv_bytes, "%zu bytes, then %zu", before.kv_bytes, after.kv_bytes);
+    llamac_session_close(&s);
+    llamac_model_close(&model);
+    free(file.data);
+}
+
 static void a_forked_child_can_eval(void) {
     if (!llamac_has_threads()) return;
     struct tiny_file file = tiny_model(&tiny_llama);
@@ -379,6 +408,7 @@ int main(int argc, char **argv) {
     RUN(bad_rows_change_nothing);
     RUN(every_allocation_may_fail);
     RUN(a_cancel_keeps_whole_chunks);
+    RUN(failed_evals_hold_no_pages);
     if (!emulated) RUN(a_forked_child_can_eval);   // qemu's user emulation asserts when a process with threads forks
     CHECK(llamac_live_objects() == 0, "%ld objects leak", llamac_live_objects());
     return finish_tests("test_model");
