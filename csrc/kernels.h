@@ -103,7 +103,8 @@ static inline size_t attend_scratch(int head_dim) {
 struct kernels {
     const char *name;
     void (*gemm[LLAMAC_N_DTYPES])(const struct gemm *g);
-    // Writes a row of `columns` numbers into its place in a panel. A row with a NaN or an infinity becomes one of NaNs.
+    // Writes a row of `columns` numbers into its place in a panel. As codes, the scale of a group (a block) with a NaN or an infinity
+    // becomes a NaN, and so does every sum over that group.
     void (*pack[N_INPUTS])(struct panel_row to, const float *row, int columns);
     void (*attend[LLAMAC_N_DTYPES])(const struct attend *a);
     // Row r of a matrix in strips, times scale, as f32.
