@@ -31,7 +31,7 @@ enum {
 };
 
 static inline int panel_count(int m) { return (m + PANEL_ROWS - 1) / PANEL_ROWS; }
-static inline int panel_start(int m, int panel) { return (int)((long)m * panel / panel_count(m)); }
+static inline int panel_start(int m, int panel) { return share_start(m, panel, panel_count(m)); }
 
 enum input { INPUT_F32, INPUT_INT8, INPUT_INT16, N_INPUTS };
 static inline int input_of(int dtype) { return !dtype_is_quantized(dtype) ? INPUT_F32 : dtype == LLAMAC_Q8 ? INPUT_INT16 : INPUT_INT8; }
@@ -46,7 +46,7 @@ static inline size_t input_words(int input, int columns) {
 struct panel_row { int32_t *panel; int height, place; };
 static inline struct panel_row panel_row(void *panels, int m, size_t words, int r) {
     const int n = panel_count(m);
-    int p = (int)((long)r * n / m);
+    int p = share_start(n, r, m);
     while (panel_start(m, p + 1) <= r) p++;
     const int start = panel_start(m, p);
     return (struct panel_row){ (int32_t *)panels + (size_t)start * words, panel_start(m, p + 1) - start, r - start };

@@ -6,7 +6,7 @@
 // thread is computed by its caller, beside all others.
 #ifndef LLAMAC_POOL_H
 #define LLAMAC_POOL_H
-#include <stdint.h>
+#include "common.h"
 
 enum { POOL_MAX = 1024 };     // threads of a run
 
@@ -27,7 +27,7 @@ void pool_barrier(const struct member *member);
 
 // The part [*first, *last) of n items that this member works on: contiguous, of nearly equal size.
 static inline void pool_share(const struct member *m, int n, int *first, int *last) {
-    *first = (int)((int64_t)n * m->index / m->count);
-    *last = (int)((int64_t)n * (m->index + 1) / m->count);
+    *first = share_start(n, m->index, m->count);
+    *last = share_start(n, m->index + 1, m->count);
 }
 #endif
