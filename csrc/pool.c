@@ -305,7 +305,7 @@ int llamac_has_threads(void) { return 0; }
 #endif
 
 void pool_run(int threads, struct pace *pace, void (*work)(void *argument, const struct member *member), void *argument) {
-    if (threads > 1 && run_on_team(threads, pace, work, argument)) return;
+    if (threads > 1 && run_on_team(min_int(threads, POOL_MAX), pace, work, argument)) return;
     const struct member alone = { 0, 1 };
     work_as(&alone, work, argument);
 }

@@ -18,8 +18,8 @@ struct pace {
     int64_t asleep_until;     // before that time members wait asleep, because other programs want their CPUs
 };
 
-// Calls work(argument, member) on up to `threads` threads at once and returns when all are done. Floating-point control words are
-// set and restored around it. If the team cannot be had, the caller computes alone.
+// Calls work(argument, member) on up to `threads` threads at once, POOL_MAX at most, and returns when all are done. Floating-point
+// control words are set and restored around it. If the team cannot be had, the caller computes alone.
 void pool_run(int threads, struct pace *pace, void (*work)(void *argument, const struct member *member), void *argument);
 
 // Waits until every member has come. All members must pass the same barriers in the same order.

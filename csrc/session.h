@@ -53,6 +53,9 @@ struct llamac_session {
     struct pace paces[2];     // of runs with few rows, and with more than REDUNDANT_ROWS
 };
 
+// Whether a run may be asked for with so many threads.
+int session_check_threads(int threads, llamac_error *err);
+
 // Makes sure that `rows` rows can be computed together, and that the sequence has pages for `length` positions.
 int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err);
 int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err);

@@ -8,6 +8,7 @@
 #include "llamac.h"
 #include "test.h"
 
+static int emulated;   // the programs run in an emulator: it may not have a thousand threads
 enum { ROUNDS = 40, LARGE = 9 };
 
 struct sums { int count, came[POOL_MAX]; int32_t total; int wrong; };
@@ -114,10 +115,28 @@ static void a_team_larger_than_its_cpus_sleeps_at_once(void) {
     CHECK(pace.ran == 0 && pace.asleep_until == 0, "it learned of spinning");
 }
 
-int main(void) {
+// ---- limits
+
+static void too_many_threads_are_refused_or_cut(void) {
+    static float block[64 * 16];
+    llamac_error err;
+    uint64_t n;
+    CHECK(llamac_measure_read(block, ARRAY_LEN(block), 1, POOL_MAX + 1, 1, NULL, &n, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "read");
+    CHECK(strstr(err.message, "threads is 1025, expected 1 to 1024"), "%s", err.message);
+    CHECK(llamac_measure_multiply(LLAMAC_F32, 1, 2000, NULL, &n, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "multiply");
+    if (emulated) return;
+    struct pace pace = { 0 };
+    struct late late = { .index = -1 };
+    pool_run(INT32_MAX, &pace, be_late, &late);
+    CHECK(late.count >= 1 && late.count <= POOL_MAX, "%d members", late.count);
+}
+
+int main(int argc, char **argv) {
+    emulated = argc > 1 && !strcmp(argv[1], "--emulated");
     RUN(every_member_passes_every_barrier);
     RUN(callers_take_turns);
     RUN(a_team_that_mostly_waits_goes_to_sleep_for_a_while);
     RUN(a_team_larger_than_its_cpus_sleeps_at_once);
+    RUN(too_many_threads_are_refused_or_cut);
     return finish_tests("test_pool");
 }
