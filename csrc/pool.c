@@ -21,6 +21,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if !defined(__linux__) && !defined(POOL_WITHOUT_FUTEX)
+#define POOL_WITHOUT_FUTEX   // tests define it, too
+#endif
 
 // ---- waiting: some microseconds awake, then asleep
 
@@ -49,6 +52,36 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+#if !defined(POOL_WITHOUT_FUTEX)
+// Asleep while the gate's number is `number`, until it is opened; may also return early.
+static void sleep_at(struct gate *gate, uint32_t number) { syscall(SYS_futex, &gate->number, FUTEX_WAIT_PRIVATE, number, 0, 0, 0); }
+static void wake_at(struct gate *gate) { syscall(SYS_futex, &gate->number, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0); }
+static void forget_sleepers(void) {}
+#else
+// Where threads sleep, by the address of their gate. Those of different gates may meet here: they are woken together and look again.
+enum { BEDS = 64 };
+static struct bed { pthread_mutex_t lock; pthread_cond_t opened; } beds[BEDS] = { [0 ... BEDS - 1] = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER } };
+static struct bed *bed_of(const struct gate *gate) { return &beds[(uintptr_t)gate / 64 % BEDS]; }
+
+static void sleep_at(struct gate *gate, uint32_t number) {
+    struct bed *bed = bed_of(gate);
+    pthread_mutex_lock(&bed->lock);
+    if (__atomic_load_n(&gate->number, __ATOMIC_SEQ_CST) == number) pthread_cond_wait(&bed->opened, &bed->lock);
+    pthread_mutex_unlock(&bed->lock);
+}
+
+static void wake_at(struct gate *gate) {
+    struct bed *bed = bed_of(gate);
+    pthread_mutex_lock(&bed->lock);   // a sleeper has either seen the new number or lies down already
+    pthread_cond_broadcast(&bed->opened);
+    pthread_mutex_unlock(&bed->lock);
+}
+
+static void forget_sleepers(void) {
+    for (int i = 0; i < BEDS; i++) pthread_mutex_init(&beds[i].lock, NULL), pthread_cond_init(&beds[i].opened, NULL);
+}
+#endif
+
 static int changed(struct gate *gate, uint32_t number, int looks) {
     for (int i = 0; i < looks; i++) {
         if (__atomic_load_n(&gate->number, __ATOMIC_ACQUIRE) != number) return 1;
@@ -65,22 +98,14 @@ static int64_t gate_wait(struct gate *gate, uint32_t number, int64_t spin_ns) {
         if (changed(gate, number, 10)) return now - started;
     // sequentially consistent: either the opener sees the sleeper, or the sleeper sees the new number
     __atomic_add_fetch(&gate->sleepers, 1, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&gate->number, __ATOMIC_SEQ_CST) == number) {
-#if defined(__linux__)
-        syscall(SYS_futex, &gate->number, FUTEX_WAIT_PRIVATE, number, 0, 0, 0);
-#else
-        sched_yield();
-#endif
-    }
+    while (__atomic_load_n(&gate->number, __ATOMIC_SEQ_CST) == number) sleep_at(gate, number);
     __atomic_sub_fetch(&gate->sleepers, 1, __ATOMIC_RELAXED);
     return now_ns() - started;
 }
 
 static void gate_open(struct gate *gate) {
     __atomic_add_fetch(&gate->number, 1, __ATOMIC_SEQ_CST);
-#if defined(__linux__)
-    if (__atomic_load_n(&gate->sleepers, __ATOMIC_SEQ_CST)) syscall(SYS_futex, &gate->number, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
-#endif
+    if (__atomic_load_n(&gate->sleepers, __ATOMIC_SEQ_CST)) wake_at(gate);
 }
 
 // ---- the team
@@ -185,6 +210,7 @@ static void *own_team(void *unused) {
 static void forget_team(void) {
     memset(&team, 0, sizeof team);
     pthread_mutex_init(&team.turn, NULL);
+    forget_sleepers();
 }
 static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_team); }
 

@@ -2,6 +2,7 @@
 // test_pool.c - the team of threads: everybody takes part, barriers hold, teams grow, and those that mostly wait sleep.
 #include "pool.h"
 
+#include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
 #include <time.h>
@@ -131,10 +132,37 @@ static void too_many_threads_are_refused_or_cut(void) {
     CHECK(late.count >= 1 && late.count <= POOL_MAX, "%d members", late.count);
 }
 
+// ---- idle
+
+// Threads of this process beside the caller that run or could.
+static int awake(void) {
+    int n = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    for (const struct dirent *task; tasks && (task = readdir(tasks));) {
+        char path[300], line[300] = "";
+        snprintf(path, sizeof path, "/proc/self/task/%s/stat", task->d_name);
+        FILE *file = atoi(task->d_name) ? fopen(path, "r") : NULL;
+        if (!file) continue;
+        if (fgets(line, sizeof line, file) && strrchr(line, ')')) n += strrchr(line, ')')[2] == 'R';
+        fclose(file);
+    }
+    if (tasks) closedir(tasks);
+    return n - 1;
+}
+
+static void idle_members_sleep(void) {
+    const struct timespec pause = { .tv_nsec = 5000000 };
+    check_run(LARGE);
+    int looks = 0;
+    while (awake() > 0 && looks < 400) looks++, nanosleep(&pause, NULL);
+    CHECK(awake() <= 0, "%d threads are awake", awake());
+}
+
 int main(int argc, char **argv) {
     emulated = argc > 1 && !strcmp(argv[1], "--emulated");
     RUN(every_member_passes_every_barrier);
     RUN(callers_take_turns);
+    RUN(idle_members_sleep);
     RUN(a_team_that_mostly_waits_goes_to_sleep_for_a_while);
     RUN(a_team_larger_than_its_cpus_sleeps_at_once);
     RUN(too_many_threads_are_refused_or_cut);
