@@ -17,6 +17,9 @@ static inline int min_int(int a, int b) { return a < b ? a : b; }
 static inline int max_int(int a, int b) { return a > b ? a : b; }
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+// Where share i of n items begins when `of` take contiguous shares of nearly equal size; share i ends where i + 1 begins.
+static inline int share_start(int n, int i, int of) { return (int)((int64_t)n * i / of); }
+
 // Checked arithmetic on sizes that come from a file or a caller: 1 on overflow.
 static inline int mul_overflows(uint64_t a, uint64_t b, uint64_t *product) { return __builtin_mul_overflow(a, b, product); }
 static inline int add_overflows(uint64_t a, uint64_t b, uint64_t *sum) { return __builtin_add_overflow(a, b, sum); }

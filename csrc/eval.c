@@ -32,6 +32,10 @@ static int check_options(const struct llamac_session *s, const llamac_eval_optio
         const llamac_observation *w = &o->observations[i];
         if (!w->out || !llamac_stage_width(s, w->stage, &per_layer) || (per_layer && (w->layer < 0 || w->layer >= (int)s->model->config->n_layers)))
             return err_set(err, LLAMAC_BAD_ARGUMENT, "observation %d: there is no stage %d in layer %d, or no buffer for it", i, w->stage, w->layer);
+        for (int j = 0; j < i; j++)
+            if (o->observations[j].stage == w->stage && (!per_layer || o->observations[j].layer == w->layer))
+                return err_set(err, LLAMAC_BAD_ARGUMENT, "observation %d: stage %s of layer %d is observed twice, see observation %d: expected once", i,
+                               llamac_stage_name(w->stage), w->layer, j);
     }
     return 0;
 }
@@ -75,10 +79,12 @@ int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *lo
     int failed = check_rows(s, rows, n_rows, lengths, err) || session_reserve_rows(s, min_int(n_rows, s->max_rows), err);
     for (int i = 0; i < s->n_sequences && !failed; i++) failed = session_reserve_pages(s, i, lengths[i], err);
     mem_give(lengths);
-    if (failed) return -1;
-
-    struct eval e = { .session = s, .observations = o->observations, .n_observations = o->n_observations, .cancel = { .request = o->cancel } };
-    failed = run_chunks(&e, rows, n_rows, logits, &done);
-    if (o->rows_done) *o->rows_done = done;
-    return failed ? err_set(err, LLAMAC_CANCELLED, "cancelled: %d of %d rows were computed and kept", done, n_rows) : 0;
+    if (!failed) {
+        struct eval e = { .session = s, .observations = o->observations, .n_observations = o->n_observations, .cancel = { .request = o->cancel } };
+        if (run_chunks(&e, rows, n_rows, logits, &done)) failed = err_set(err, LLAMAC_CANCELLED, "cancelled: %d of %d rows were computed and kept", done, n_rows);
+        if (o->rows_done) *o->rows_done = done;
+    }
+    // pages of positions that were not computed are not kept
+    for (int i = 0; i < s->n_sequences && failed; i++) session_trim_pages(s, i);
+    return failed ? -1 : 0;
 }

@@ -257,8 +257,9 @@ static int check_section_places(const struct flat_file *file, llamac_error *err)
         if (strcmp(r->name, section_names[s])) return err_set(err, LLAMAC_BAD_MODEL, "%s: name is \"%s\"", where, r->name);
         uint64_t start = round_up(end, FORMAT_ALIGNMENT);
         if (r->offset != start) return err_set(err, LLAMAC_BAD_MODEL, "%s: offset is %" PRIu64 ", expected %" PRIu64, where, r->offset, start);
-        if (r->bytes > file->bytes - (start < file->bytes ? start : file->bytes))
-            return err_set(err, LLAMAC_BAD_MODEL, "%s: bytes is %" PRIu64 ", which ends after the file (%zu bytes)", where, r->bytes, file->bytes);
+        if (start > file->bytes || r->bytes > file->bytes - start)
+            return err_set(err, LLAMAC_BAD_MODEL, "%s: bytes is %" PRIu64 ", which at %" PRIu64 " ends after the file (%zu bytes)", where, r->bytes, start,
+                           file->bytes);
         if (!all_zero(file->data + end, start - end)) return err_set(err, LLAMAC_BAD_MODEL, "%s: the padding before it is not zero", where);
         end = start + r->bytes;
         sha256_add(&id, r->sha256, HASH_BYTES);

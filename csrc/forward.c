@@ -3,8 +3,9 @@
 //
 //     rows -> embed -> [ norm -> q,k,v -> rope, cache, attention -> out -> + -> norm -> ffn -> + ] x layers -> norm -> logits
 //
-// Every thread of the team runs this text. It works on its share of each operation, and they meet at four barriers a layer, or five
-// where the KV heads do not divide evenly among them; with many rows three more, after the preparation of inputs.
+// Every thread of the team runs this text. It works on its share of each operation, and they meet at four barriers a layer. Where
+// the KV heads do not divide evenly among them it is six: also after q, k, v, and after what the cache gets of them; where only
+// head_dim is no multiple of STRIP_ROWS, five. With many rows there are four more, after each preparation of inputs.
 #include "eval.h"
 
 #include <string.h>

@@ -33,7 +33,7 @@ enum {
 };
 
 static inline int panel_count(int m) { return (m + PANEL_ROWS - 1) / PANEL_ROWS; }
-static inline int panel_start(int m, int panel) { return (int)((long)m * panel / panel_count(m)); }
+static inline int panel_start(int m, int panel) { return share_start(m, panel, panel_count(m)); }
 
 enum input { INPUT_F32, INPUT_INT8, INPUT_INT16, N_INPUTS };
 static inline int input_of(int dtype) { return !dtype_is_quantized(dtype) ? INPUT_F32 : dtype == LLAMAC_Q8 ? INPUT_INT16 : INPUT_INT8; }
@@ -48,7 +48,7 @@ static inline size_t input_words(int input, int columns) {
 struct panel_row { int32_t *panel; int height, place; };
 static inline struct panel_row panel_row(void *panels, int m, size_t words, int r) {
     const int n = panel_count(m);
-    int p = (int)((long)r * n / m);
+    int p = share_start(n, r, m);
     while (panel_start(m, p + 1) <= r) p++;
     const int start = panel_start(m, p);
     return (struct panel_row){ (int32_t *)panels + (size_t)start * words, panel_start(m, p + 1) - start, r - start };
@@ -108,7 +108,8 @@ static inline size_t attend_scratch(int head_dim) {
 struct kernels {
     const char *name;
     void (*gemm[LLAMAC_N_DTYPES])(const struct gemm *g);
-    // Writes a row of `columns` numbers into its place in a panel. A row with a NaN or an infinity becomes one of NaNs.
+    // Writes a row of `columns` numbers into its place in a panel. As codes, the scale of a group (a block) with a NaN or an infinity
+    // becomes a NaN, and so does every sum over that group.
     void (*pack[N_INPUTS])(struct panel_row to, const float *row, int columns);
     void (*attend[LLAMAC_N_DTYPES])(const struct attend *a);
     // Row r of a matrix in strips, times scale, as f32.

@@ -57,7 +57,8 @@ size_t llamac_record_bytes(const char *record);   // 0: no such record; the head
 // The file's sections in order: "config", ..., "data"; NULL past the end.
 const char *llamac_section_at(size_t index);
 
-// The tensors that a model of this config must or may have, in the file's order. `index` runs from 0; returns 0 past the end.
+// The tensors that a model of this config must or may have, in the file's order. `index` runs from 0; returns 0 past the end, and -1
+// if n_rope exceeds the RoPE tables that a config has. There are n_layers layer records; other fields may be anything.
 typedef struct {
     char name[64];
     int required;             // 0: optional (a bias)
@@ -137,7 +138,8 @@ const char *llamac_stage_name(int stage);
 // Floats per row of a stage in this session; `per_layer` tells whether it exists once per layer. 0: no such stage.
 size_t llamac_stage_width(const llamac_session *session, int stage, int *per_layer);
 
-// A wish to see one stage of one layer: eval writes rows * width floats to `out`.
+// A wish to see one stage of one layer: eval writes rows * width floats to `out`. A stage of a layer can be wished for once per eval;
+// of stages that are in no layer, `layer` does not matter.
 typedef struct { int stage, layer; float *out; } llamac_observation;
 
 typedef struct {
@@ -162,7 +164,8 @@ typedef struct {
     uint64_t seed;
 } llamac_sampling;
 // Draws a token from n logits: temperature, then top-k, top-p, min-p. The draw depends on seed and position alone. `scratch` holds
-// n * LLAMAC_SAMPLE_SCRATCH bytes. Returns the token, or a negative code if no logit is a finite number.
+// n * LLAMAC_SAMPLE_SCRATCH bytes. NaNs and -inf are never drawn. Returns the token, or a negative number if a setting is out of its
+// range, if no logit is a finite number, or if any is +inf.
 enum { LLAMAC_SAMPLE_SCRATCH = 8 };
 int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch, llamac_error *err);
 int llamac_sampling_check(const llamac_sampling *sampling, llamac_error *err);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // measure.c - runs a kernel table's measuring loops on the team of threads. Whoever calls keeps the time.
 #include "error.h"
-#include "kernels.h"
-#include "pool.h"
+#include "session.h"
 
 struct reading { const struct kernels *kernels; const float *block; size_t floats; int times, streams; uint64_t bytes; };
 
@@ -28,8 +27,9 @@ static void multiply_share(void *argument, const struct member *member) {
 }
 
 int llamac_measure_read(const float *block, size_t floats, int times, int threads, int streams, const char *isa, uint64_t *bytes, llamac_error *err) {
-    if (threads < 1 || times < 0 || (streams != 1 && streams != 2 && streams != 4))
-        return err_set(err, LLAMAC_BAD_ARGUMENT, "threads is %d, times %d, streams %d; expected at least 1, at least 0, and 1, 2 or 4", threads, times, streams);
+    if (session_check_threads(threads, err)) return -1;
+    if (times < 0 || (streams != 1 && streams != 2 && streams != 4))
+        return err_set(err, LLAMAC_BAD_ARGUMENT, "times is %d, streams %d; expected at least 0, and 1, 2 or 4", times, streams);
     struct reading r = { kernels_select(isa, err), block, floats, times, streams, 0 };
     if (!r.kernels) return -1;
     struct pace fresh = { 0 };
@@ -39,8 +39,9 @@ int llamac_measure_read(const float *block, size_t floats, int times, int thread
 }
 
 int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa, uint64_t *count, llamac_error *err) {
-    if (threads < 1 || passes < 0 || passes > LLAMAC_MEASURE_PASSES || !llamac_dtype_name(dtype))
-        return err_set(err, LLAMAC_BAD_ARGUMENT, "dtype is %d, threads %d, passes %d; expected a dtype, at least 1, and 0 to %d", dtype, threads, passes, LLAMAC_MEASURE_PASSES);
+    if (session_check_threads(threads, err)) return -1;
+    if (passes < 0 || passes > LLAMAC_MEASURE_PASSES || !llamac_dtype_name(dtype))
+        return err_set(err, LLAMAC_BAD_ARGUMENT, "dtype is %d, passes %d; expected a dtype, and 0 to %d", dtype, passes, LLAMAC_MEASURE_PASSES);
     struct multiplying m = { kernels_select(isa, err), input_of(dtype), passes, 0 };
     if (!m.kernels) return -1;
     struct pace fresh = { 0 };

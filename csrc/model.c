@@ -133,6 +133,7 @@ static void name_of(const struct walk *w, char name[FORMAT_NAME_BYTES]) {
 
 int llamac_slot_at(const void *config, const void *layers, size_t index, llamac_slot *out) {
     struct walk w = { .config = config, .layers = layers };
+    if (w.config->n_rope > FORMAT_MAX_ROPE) return -1;
     // slots that this config cannot have are skipped: the index counts the others
     for (size_t i = 0; walk_to(&w, i); i++) {
         enum presence p = presence_of(&w);

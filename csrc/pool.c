@@ -21,6 +21,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if !defined(__linux__) && !defined(POOL_WITHOUT_FUTEX)
+#define POOL_WITHOUT_FUTEX   // tests define it, too
+#endif
 
 // ---- waiting: some microseconds awake, then asleep
 
@@ -33,7 +36,7 @@ enum {
 };
 
 // A number that threads wait to see change.
-struct gate { int32_t number, sleepers; };
+struct gate { uint32_t number, sleepers; };
 
 static void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -49,7 +52,37 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static int changed(struct gate *gate, int32_t number, int looks) {
+#if !defined(POOL_WITHOUT_FUTEX)
+// Asleep while the gate's number is `number`, until it is opened; may also return early.
+static void sleep_at(struct gate *gate, uint32_t number) { syscall(SYS_futex, &gate->number, FUTEX_WAIT_PRIVATE, number, 0, 0, 0); }
+static void wake_at(struct gate *gate) { syscall(SYS_futex, &gate->number, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0); }
+static void forget_sleepers(void) {}
+#else
+// Where threads sleep, by the address of their gate. Those of different gates may meet here: they are woken together and look again.
+enum { BEDS = 64 };
+static struct bed { pthread_mutex_t lock; pthread_cond_t opened; } beds[BEDS] = { [0 ... BEDS - 1] = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER } };
+static struct bed *bed_of(const struct gate *gate) { return &beds[(uintptr_t)gate / 64 % BEDS]; }
+
+static void sleep_at(struct gate *gate, uint32_t number) {
+    struct bed *bed = bed_of(gate);
+    pthread_mutex_lock(&bed->lock);
+    if (__atomic_load_n(&gate->number, __ATOMIC_SEQ_CST) == number) pthread_cond_wait(&bed->opened, &bed->lock);
+    pthread_mutex_unlock(&bed->lock);
+}
+
+static void wake_at(struct gate *gate) {
+    struct bed *bed = bed_of(gate);
+    pthread_mutex_lock(&bed->lock);   // a sleeper has either seen the new number or lies down already
+    pthread_cond_broadcast(&bed->opened);
+    pthread_mutex_unlock(&bed->lock);
+}
+
+static void forget_sleepers(void) {
+    for (int i = 0; i < BEDS; i++) pthread_mutex_init(&beds[i].lock, NULL), pthread_cond_init(&beds[i].opened, NULL);
+}
+#endif
+
+static int changed(struct gate *gate, uint32_t number, int looks) {
     for (int i = 0; i < looks; i++) {
         if (__atomic_load_n(&gate->number, __ATOMIC_ACQUIRE) != number) return 1;
         relax();
@@ -58,29 +91,21 @@ static int changed(struct gate *gate, int32_t number, int looks) {
 }
 
 // Returns when the gate's number is no longer `number`. Awake for spin_ns, asleep after that. The nanoseconds that it took, 0 for few.
-static int64_t gate_wait(struct gate *gate, int32_t number, int64_t spin_ns) {
+static int64_t gate_wait(struct gate *gate, uint32_t number, int64_t spin_ns) {
     if (changed(gate, number, spin_ns ? GLANCES : 1)) return 0;
     const int64_t started = now_ns();
     for (int64_t now = started; now - started < spin_ns; now = now_ns())
         if (changed(gate, number, 10)) return now - started;
     // sequentially consistent: either the opener sees the sleeper, or the sleeper sees the new number
     __atomic_add_fetch(&gate->sleepers, 1, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&gate->number, __ATOMIC_SEQ_CST) == number) {
-#if defined(__linux__)
-        syscall(SYS_futex, &gate->number, FUTEX_WAIT_PRIVATE, number, 0, 0, 0);
-#else
-        sched_yield();
-#endif
-    }
+    while (__atomic_load_n(&gate->number, __ATOMIC_SEQ_CST) == number) sleep_at(gate, number);
     __atomic_sub_fetch(&gate->sleepers, 1, __ATOMIC_RELAXED);
     return now_ns() - started;
 }
 
 static void gate_open(struct gate *gate) {
     __atomic_add_fetch(&gate->number, 1, __ATOMIC_SEQ_CST);
-#if defined(__linux__)
-    if (__atomic_load_n(&gate->sleepers, __ATOMIC_SEQ_CST)) syscall(SYS_futex, &gate->number, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
-#endif
+    if (__atomic_load_n(&gate->sleepers, __ATOMIC_SEQ_CST)) wake_at(gate);
 }
 
 // ---- the team
@@ -88,8 +113,8 @@ static void gate_open(struct gate *gate) {
 // A thread of ours waits here. Each on its own cache line.
 struct seat {
     _Alignas(64) struct gate posted;
-    int32_t seen;             // the last number of `posted` that was taken up
-    int32_t places;           // the team's `places` that the thread is bound to
+    uint32_t seen;            // the last number of `posted` that was taken up
+    uint32_t places;          // the team's `places` that the thread is bound to
     int64_t waited, ended;    // nanoseconds of this run at barriers; when the work was done
 };
 
@@ -111,13 +136,13 @@ static struct {
 
 #if defined(__linux__)
     cpu_set_t cpus;           // where the caller of the last run might run
-    int32_t places;           // counts changes of it
+    uint32_t places;          // counts changes of it
 #endif
 } team = { .turn = PTHREAD_MUTEX_INITIALIZER };
 
 // Returns the nanoseconds of waiting, 0 for few.
 static int64_t meet(int count) {
-    const int32_t round = __atomic_load_n(&team.round.number, __ATOMIC_RELAXED);
+    const uint32_t round = __atomic_load_n(&team.round.number, __ATOMIC_RELAXED);
     const int64_t spin_ns = __atomic_load_n(&team.spin_ns, __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&team.arrived, 1, __ATOMIC_ACQ_REL) < count) return gate_wait(&team.round, round, spin_ns);
     __atomic_store_n(&team.arrived, 0, __ATOMIC_RELAXED);
@@ -185,6 +210,7 @@ static void *own_team(void *unused) {
 static void forget_team(void) {
     memset(&team, 0, sizeof team);
     pthread_mutex_init(&team.turn, NULL);
+    forget_sleepers();
 }
 static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_team); }
 
@@ -208,7 +234,7 @@ static int can_have(int n) {
 static void grow_team(int threads) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     if (team.wanted >= threads) return;
-    const int32_t ready = team.ready.number;
+    const uint32_t ready = team.ready.number;
     const int starts = !team.started;
     // signals are the host's business: its threads take them, ours (which inherit this mask) never do
     sigset_t all, old;
@@ -305,7 +331,7 @@ int llamac_has_threads(void) { return 0; }
 #endif
 
 void pool_run(int threads, struct pace *pace, void (*work)(void *argument, const struct member *member), void *argument) {
-    if (threads > 1 && run_on_team(threads, pace, work, argument)) return;
+    if (threads > 1 && run_on_team(min_int(threads, POOL_MAX), pace, work, argument)) return;
     const struct member alone = { 0, 1 };
     work_as(&alone, work, argument);
 }

@@ -6,7 +6,7 @@
 // thread is computed by its caller, beside all others.
 #ifndef LLAMAC_POOL_H
 #define LLAMAC_POOL_H
-#include <stdint.h>
+#include "common.h"
 
 enum { POOL_MAX = 1024 };     // threads of a run
 
@@ -18,8 +18,8 @@ struct pace {
     int64_t asleep_until;     // before that time members wait asleep, because other programs want their CPUs
 };
 
-// Calls work(argument, member) on up to `threads` threads at once and returns when all are done. Floating-point control words are
-// set and restored around it. If the team cannot be had, the caller computes alone.
+// Calls work(argument, member) on up to `threads` threads at once, POOL_MAX at most, and returns when all are done. Floating-point
+// control words are set and restored around it. If the team cannot be had, the caller computes alone.
 void pool_run(int threads, struct pace *pace, void (*work)(void *argument, const struct member *member), void *argument);
 
 // Waits until every member has come. All members must pass the same barriers in the same order.
@@ -27,7 +27,7 @@ void pool_barrier(const struct member *member);
 
 // The part [*first, *last) of n items that this member works on: contiguous, of nearly equal size.
 static inline void pool_share(const struct member *m, int n, int *first, int *last) {
-    *first = (int)((int64_t)n * m->index / m->count);
-    *last = (int)((int64_t)n * (m->index + 1) / m->count);
+    *first = share_start(n, m->index, m->count);
+    *last = share_start(n, m->index + 1, m->count);
 }
 #endif

@@ -81,7 +81,8 @@ static void keep_first(struct candidate *c, int n, int k) {
 
 // What is left of the n candidates after top-k, top-p and min-p, as unnormalized probabilities with their sum.
 static int choose(struct candidate *c, int n, const llamac_sampling *s, float top, double *total) {
-    if (s->top_k && s->top_k < n) {
+    const int sorted = s->top_k && s->top_k < n;
+    if (sorted) {
         keep_first(c, n, s->top_k);
         n = s->top_k;
     }
@@ -91,7 +92,7 @@ static int choose(struct candidate *c, int n, const llamac_sampling *s, float to
         *total += (double)c[i].p;
     }
     if (s->top_p < 1) {
-        if (!(s->top_k && s->top_k <= n)) qsort(c, (size_t)n, sizeof *c, compare);
+        if (!sorted) qsort(c, (size_t)n, sizeof *c, compare);
         const double enough = (double)s->top_p * *total;
         double sum = 0;
         int kept = 0;
@@ -120,14 +121,17 @@ static int draw(const float *logits, int n, const llamac_sampling *s, uint64_t p
     return c[m - 1].id;
 }
 
-int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch, llamac_error *err) {
-    if (llamac_sampling_check(sampling, err)) return -1;
+static int choose_token(const float *logits, int n, const llamac_sampling *s, uint64_t position, void *scratch, llamac_error *err) {
+    if (llamac_sampling_check(s, err)) return -1;
     const int best = greatest(logits, n);
     if (best < 0 || logits[best] == INFINITY)
         return err_set(err, LLAMAC_BAD_MODEL, "no token can be chosen: %s", best < 0 ? "none of the logits is a number" : "a logit is infinite");
-    if (sampling->temperature == 0) return best;
-    const fp_control control = fp_enter();
-    const int token = draw(logits, n, sampling, position, scratch, best);
+    return s->temperature == 0 ? best : draw(logits, n, s, position, scratch, best);
+}
+
+int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch, llamac_error *err) {
+    const fp_control control = fp_enter();   // comparisons depend on it, too: with denormals taken for 0
+    const int token = choose_token(logits, n, sampling, position, scratch, err);
     fp_leave(control);
     return token;
 }

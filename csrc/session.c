@@ -85,9 +85,17 @@ int session_reserve_pages(struct llamac_session *s, int sequence, int length, ll
     return 0;
 }
 
+void session_trim_pages(struct llamac_session *s, int sequence) {
+    struct sequence *q = &s->sequences[sequence];
+    while (q->n_pages > ceil_div(q->length, KV_PAGE)) {
+        mem_give(q->pages[--q->n_pages]);
+        s->kv_bytes -= s->page_bytes;
+    }
+}
+
 // ---- life
 
-static int check_threads(int threads, llamac_error *err) {
+int session_check_threads(int threads, llamac_error *err) {
     if (threads < 1 || threads > POOL_MAX) return err_set(err, LLAMAC_BAD_ARGUMENT, "threads is %d, expected 1 to %d", threads, POOL_MAX);
     if (threads > 1 && !llamac_has_threads())
         return err_set(err, LLAMAC_UNSUPPORTED, "threads is %d, but this build has no OpenMP: only 1 is possible", threads);
@@ -102,7 +110,7 @@ static int check_options(const struct llamac_model *model, const llamac_session_
         return err_set(err, LLAMAC_BAD_ARGUMENT, "context is %d, expected 1 to %d, the model's", o->context, max_context);
     if (o->kv_dtype != 0 && o->kv_dtype != LLAMAC_F32 && o->kv_dtype != LLAMAC_F16)
         return err_set(err, LLAMAC_BAD_ARGUMENT, "kv_dtype is %d, expected f32 or f16", o->kv_dtype);
-    return check_threads(o->threads, err);
+    return session_check_threads(o->threads, err);
 }
 
 static int fill_session(struct llamac_session *s, llamac_error *err) {
@@ -168,7 +176,7 @@ int llamac_length(const llamac_session *s, int sequence) {
 }
 
 int llamac_set_threads(llamac_session *s, int threads, llamac_error *err) {
-    if (check_threads(threads, err)) return -1;
+    if (session_check_threads(threads, err)) return -1;
     s->threads = threads;   // the next eval reserves what more threads need
     return 0;
 }
@@ -177,11 +185,7 @@ int llamac_rewind(llamac_session *s, int sequence, int length, llamac_error *err
     const int now = llamac_length(s, sequence);
     if (now < 0) return err_set(err, LLAMAC_BAD_ARGUMENT, "sequence is %d, expected 0 to %d", sequence, s->n_sequences - 1);
     if (length < 0 || length > now) return err_set(err, LLAMAC_BAD_ARGUMENT, "cannot rewind to length %d: expected 0 to %d, the sequence's length", length, now);
-    struct sequence *q = &s->sequences[sequence];
-    q->length = length;
-    while (q->n_pages > ceil_div(length, KV_PAGE)) {
-        mem_give(q->pages[--q->n_pages]);
-        s->kv_bytes -= s->page_bytes;
-    }
+    s->sequences[sequence].length = length;
+    session_trim_pages(s, sequence);
     return 0;
 }

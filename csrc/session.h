@@ -53,9 +53,14 @@ struct llamac_session {
     struct pace paces[2];     // of runs with few rows, and with more than REDUNDANT_ROWS
 };
 
+// Whether a run may be asked for with so many threads.
+int session_check_threads(int threads, llamac_error *err);
+
 // Makes sure that `rows` rows can be computed together, and that the sequence has pages for `length` positions.
 int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err);
 int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err);
+// Gives back the pages behind the sequence's length.
+void session_trim_pages(struct llamac_session *s, int sequence);
 
 // Where one layer's KV head lies in each of a sequence's pages.
 static inline struct kv_view session_kv(const struct llamac_session *s, int sequence, int layer, int head) {

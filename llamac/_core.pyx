@@ -70,9 +70,13 @@ def slots(const unsigned char[::1] config not None, const unsigned char[::1] lay
     if layers.shape[0] == 0 or <size_t>layers.shape[0] // llamac_record_bytes(b"layer") != (<const int32_t *>&config[4])[0]:
         raise ArgumentError("slots needs as many layer records as the config's n_layers")
     found = []
-    while llamac_slot_at(&config[0], &layers[0], i, &slot):
+    cdef int there = llamac_slot_at(&config[0], &layers[0], i, &slot)
+    while there > 0:
         found.append((slot.name.decode(), bool(slot.required), bool(slot.is_matrix), slot.rows, slot.columns))
         i += 1
+        there = llamac_slot_at(&config[0], &layers[0], i, &slot)
+    if there < 0:
+        raise ArgumentError("slots needs a config whose n_rope is no more than the tables it has room for")
     return found
 
 

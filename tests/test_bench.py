@@ -52,6 +52,11 @@ def test_wrong_settings_of_the_loops_are_refused() -> None:
         _core.measure_read(block, 1, streams=3)
     with pytest.raises(ArgumentError, match="threads is 0"):
         _core.measure_read(block, 1, threads=0)
+    for threads in (1025, 2000):
+        with pytest.raises(ArgumentError, match=f"threads is {threads}, expected 1 to 1024"):
+            _core.measure_read(block, 1, threads=threads)
+        with pytest.raises(ArgumentError, match=f"threads is {threads}, expected 1 to 1024"):
+            _core.measure_multiply(1, 1, threads=threads)
     with pytest.raises(ArgumentError, match="dtype is 0"):
         _core.measure_multiply(0, 1)
     with pytest.raises(ArgumentError, match="passes -1"):

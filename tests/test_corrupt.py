@@ -25,7 +25,7 @@ from vocab_samples import gguf_file, llama2c_file
 import llamac
 from builders import checkpoint, llama_config
 from llamac import _core
-from llamac.errors import LlamacError, ModelError, UnsupportedError
+from llamac.errors import ArgumentError, LlamacError, ModelError, UnsupportedError
 from llamac.export import probes as making
 from llamac.export.writer import make_plan, temporary_beside, write
 from llamac.flatfile import FIELDS, RECORD_BYTES, SECTIONS, Field, FlatFile, Section, unpack_record
@@ -386,6 +386,15 @@ def test_a_wrong_number_in_the_config_is_told_beside_what_the_tensor_has(sample:
         put(data, "config", start, name, struct.pack("<I", value))
         with sample.holding(rehashed(data)):
             assert re.search(told, outcome(sample.path)), outcome(sample.path)
+
+
+def test_the_tensors_of_a_damaged_config_are_refused(sample: Sample) -> None:
+    places = [sample.sections[name] for name in ("config", "layers")]
+    config, layers = (bytearray(sample.sound[place.offset : place.offset + place.bytes]) for place in places)
+    assert _core.slots(config, layers)
+    put(config, "config", 0, "n_rope", struct.pack("<I", 1_000_000))
+    with pytest.raises(ArgumentError, match="n_rope"):
+        _core.slots(config, layers)
 
 
 def test_a_file_of_another_llamac_says_so(sample: Sample) -> None:

@@ -108,6 +108,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 2.0, "min_p": 0.1},
     {"temperature": 1.0, "min_p": 1.0},
     {"temperature": 1.5, "top_k": 8, "top_p": 0.85},
+    {"temperature": 1.5, "top_k": 40, "top_p": 0.85},  # as many as there are logits
     {"temperature": 1.5, "top_k": 8, "top_p": 0.95, "min_p": 0.2},
     {"temperature": 0.8, "top_k": 30, "top_p": 0.99, "min_p": 0.01},
 ]

@@ -24,7 +24,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in ("test_kernels", "test_model", "test_pool"))
+NAMES = ("test_kernels", "test_format", "test_model", "test_sampler", "test_pool", "test_pool_portable")
+TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
+INCLUDED = {"test_pool_portable": "pool"}  # programs with a file of the core in them, compiled in another way
 BENCHMARK = ROOT / "bench" / "kernel_speed.c"  # built with the tests and run on a few kernels, so that it keeps working
 
 
@@ -57,7 +59,8 @@ def build(
         core = list(pool.map(compile_one, sorted((ROOT / "csrc").glob("*.c"))))
         programs = list(pool.map(compile_one, sources))
     for program in programs:
-        link = [*shlex.split(cc), *common, str(program), *map(str, core), "-lm", "-o", str(program.with_suffix(""))]
+        objects = [str(file) for file in (program, *core) if file.stem != INCLUDED.get(program.stem)]
+        link = [*shlex.split(cc), *common, *objects, "-lm", "-o", str(program.with_suffix(""))]
         subprocess.run(link, check=True)
     return [program.with_suffix("") for program in programs]
 

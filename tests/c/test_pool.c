@@ -2,12 +2,14 @@
 // test_pool.c - the team of threads: everybody takes part, barriers hold, teams grow, and those that mostly wait sleep.
 #include "pool.h"
 
+#include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
 #include <time.h>
 #include "llamac.h"
 #include "test.h"
 
+static int emulated;   // the programs run in an emulator: it may not have a thousand threads
 enum { ROUNDS = 40, LARGE = 9 };
 
 struct sums { int count, came[POOL_MAX]; int32_t total; int wrong; };
@@ -114,10 +116,55 @@ static void a_team_larger_than_its_cpus_sleeps_at_once(void) {
     CHECK(pace.ran == 0 && pace.asleep_until == 0, "it learned of spinning");
 }
 
-int main(void) {
+// ---- limits
+
+static void too_many_threads_are_refused_or_cut(void) {
+    static float block[64 * 16];
+    llamac_error err;
+    uint64_t n;
+    CHECK(llamac_measure_read(block, ARRAY_LEN(block), 1, POOL_MAX + 1, 1, NULL, &n, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "read");
+    CHECK(strstr(err.message, "threads is 1025, expected 1 to 1024"), "%s", err.message);
+    CHECK(llamac_measure_multiply(LLAMAC_F32, 1, 2000, NULL, &n, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "multiply");
+    if (emulated) return;
+    struct pace pace = { 0 };
+    struct late late = { .index = -1 };
+    pool_run(INT32_MAX, &pace, be_late, &late);
+    CHECK(late.count >= 1 && late.count <= POOL_MAX, "%d members", late.count);
+}
+
+// ---- idle
+
+// Threads of this process beside the caller that run or could.
+static int awake(void) {
+    int n = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    for (const struct dirent *task; tasks && (task = readdir(tasks));) {
+        char path[300], line[300] = "";
+        snprintf(path, sizeof path, "/proc/self/task/%s/stat", task->d_name);
+        FILE *file = atoi(task->d_name) ? fopen(path, "r") : NULL;
+        if (!file) continue;
+        if (fgets(line, sizeof line, file) && strrchr(line, ')')) n += strrchr(line, ')')[2] == 'R';
+        fclose(file);
+    }
+    if (tasks) closedir(tasks);
+    return n - 1;
+}
+
+static void idle_members_sleep(void) {
+    const struct timespec pause = { .tv_nsec = 5000000 };
+    check_run(LARGE);
+    int looks = 0;
+    while (awake() > 0 && looks < 400) looks++, nanosleep(&pause, NULL);
+    CHECK(awake() <= 0, "%d threads are awake", awake());
+}
+
+int main(int argc, char **argv) {
+    emulated = argc > 1 && !strcmp(argv[1], "--emulated");
     RUN(every_member_passes_every_barrier);
     RUN(callers_take_turns);
+    RUN(idle_members_sleep);
     RUN(a_team_that_mostly_waits_goes_to_sleep_for_a_while);
     RUN(a_team_larger_than_its_cpus_sleeps_at_once);
+    RUN(too_many_threads_are_refused_or_cut);
     return finish_tests("test_pool");
 }

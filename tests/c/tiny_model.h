@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tiny_model.h - a whole flat file in memory with random weights, for the tests of the core.
+// tiny_model.h - a whole flat file in memory with random weights, for the tests of the core; how they open it.
 #ifndef LLAMAC_TINY_MODEL_H
 #define LLAMAC_TINY_MODEL_H
 #include <math.h>
@@ -125,6 +125,21 @@ static inline struct tiny_file tiny_model(const struct tiny_shape *shape) {
     free(records);
     tiny_rehash(file.data);
     return file;
+}
+
+// What the core said last.
+static llamac_error err;
+
+static inline llamac_session *open_session(const llamac_model *model, int sequences, int kv, int threads, const char *isa) {
+    const llamac_session_options options = { .n_sequences = sequences, .kv_dtype = kv, .threads = threads, .isa = isa };
+    llamac_session *session;
+    if (llamac_session_open(&session, model, &options, &err)) { printf("session: %s\n", err.message); exit(1); }
+    return session;
+}
+static inline llamac_model *open_model(struct tiny_file file) {
+    llamac_model *model;
+    if (llamac_model_open(&model, file.data, file.bytes, &err)) { printf("model: %s\n", err.message); exit(1); }
+    return model;
 }
 
 static const struct tiny_shape tiny_llama = { 0, 36, 3, 6, 2, 10, 52, 101, 400, LLAMAC_F32, 0, 1 };
