@@ -1,27 +1,46 @@
 // SPDX-License-Identifier: MIT
 // mem.c - see mem.h.
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE   // madvise
+#endif
 #include "mem.h"
 
 #include <stdlib.h>
 #include <string.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 #include "common.h"
 #include "error.h"
 
 static _Thread_local long allocations, fail_at;
 static long live_objects;
 
-void *mem_take(size_t count, size_t size, const char *purpose, llamac_error *err) {
-    uint64_t bytes, padded;
-    void *memory = NULL;
-    int overflow = mul_overflows(count, size, &bytes) || add_overflows(bytes, 64, &padded) || padded > SIZE_MAX / 2;
+// NULL if there is none, or if this allocation is to fail.
+static void *take(size_t alignment, size_t bytes) {
     allocations++;
-    int refused = fail_at && allocations == fail_at;
-    if (!overflow && !refused) memory = aligned_alloc(64, round_up(bytes ? bytes : 1, 64));
-    if (!memory) {
-        err_set(err, LLAMAC_NO_MEMORY, "out of memory: %zu x %zu bytes for %s", count, size, purpose);
-        return NULL;
-    }
-    return memset(memory, 0, round_up(bytes ? bytes : 1, 64));
+    if ((fail_at && allocations == fail_at) || bytes > SIZE_MAX / 2) return NULL;
+    return aligned_alloc(alignment, round_up(bytes ? bytes : 1, alignment));
+}
+
+void *mem_take(size_t count, size_t size, const char *purpose, llamac_error *err) {
+    uint64_t bytes;
+    void *memory = mul_overflows(count, size, &bytes) ? NULL : take(64, bytes);
+    if (memory) return memset(memory, 0, bytes);
+    err_set(err, LLAMAC_NO_MEMORY, "out of memory: %zu x %zu bytes for %s", count, size, purpose);
+    return NULL;
+}
+
+enum { HUGE_PAGE = 2 << 20 };
+
+void *mem_take_huge(size_t bytes, const char *purpose, llamac_error *err) {
+    void *memory = take(bytes < HUGE_PAGE ? 64 : HUGE_PAGE, bytes);
+    if (!memory) err_set(err, LLAMAC_NO_MEMORY, "out of memory: %zu bytes for %s", bytes, purpose);
+#if defined(MADV_HUGEPAGE)
+    // only whole huge pages: what is behind them shall not take up more memory than it needs. A refusal changes no result.
+    else if (bytes >= HUGE_PAGE) (void)madvise(memory, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+#endif
+    return memory;
 }
 
 void mem_give(void *memory) { free(memory); }

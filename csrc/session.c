@@ -77,10 +77,10 @@ int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err) 
 int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err) {
     struct sequence *q = &s->sequences[sequence];
     while (q->n_pages * KV_PAGE < length) {
-        uint8_t *page = mem_take(1, s->page_bytes, "a page of the KV cache", err);
+        uint8_t *page = kv_page_take(&s->pages, err);
         if (!page) return -1;
         q->pages[q->n_pages++] = page;
-        s->kv_bytes += s->page_bytes;
+        s->kv_bytes += s->pages.page_bytes;
     }
     return 0;
 }
@@ -88,8 +88,8 @@ int session_reserve_pages(struct llamac_session *s, int sequence, int length, ll
 void session_trim_pages(struct llamac_session *s, int sequence) {
     struct sequence *q = &s->sequences[sequence];
     while (q->n_pages > ceil_div(q->length, KV_PAGE)) {
-        mem_give(q->pages[--q->n_pages]);
-        s->kv_bytes -= s->page_bytes;
+        kv_page_give(&s->pages, q->pages[--q->n_pages]);
+        s->kv_bytes -= s->pages.page_bytes;
     }
 }
 
@@ -118,7 +118,7 @@ static int fill_session(struct llamac_session *s, llamac_error *err) {
     const size_t page_entry = (size_t)ceil_div(s->context, KV_PAGE);
     s->value_offset = (size_t)(KV_PAGE / STRIP_ROWS) * float_strip_bytes(s->kv_dtype, (int)c->head_dim);
     s->head_bytes = s->value_offset + (size_t)(value_width((int)c->head_dim) / 16) * float_strip_bytes(s->kv_dtype, KV_PAGE);
-    s->page_bytes = (size_t)c->n_layers * c->n_kv_heads * s->head_bytes;
+    s->pages = kv_pages_of((size_t)c->n_layers * c->n_kv_heads * s->head_bytes, (size_t)s->n_sequences * page_entry);
     s->sequences = mem_take((size_t)s->n_sequences, sizeof *s->sequences, "the sequences", err);
     if (!s->sequences) return -1;
     for (int i = 0; i < s->n_sequences; i++) {
@@ -154,7 +154,7 @@ void llamac_session_close(llamac_session **session) {
     llamac_session *s = *session;
     if (!s) return;
     for (int i = 0; s->sequences && i < s->n_sequences; i++) {
-        for (int p = 0; p < s->sequences[i].n_pages; p++) mem_give(s->sequences[i].pages[p]);
+        for (int p = 0; p < s->sequences[i].n_pages; p++) kv_page_give(&s->pages, s->sequences[i].pages[p]);
         mem_give(s->sequences[i].pages);
     }
     mem_give(s->sequences);

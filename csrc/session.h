@@ -3,6 +3,7 @@
 #ifndef LLAMAC_SESSION_H
 #define LLAMAC_SESSION_H
 #include "kernels.h"
+#include "kv_pages.h"
 #include "model.h"
 #include "pool.h"
 
@@ -46,8 +47,9 @@ struct llamac_session {
     const struct kernels *kernels;
     int context, kv_dtype, threads, n_sequences;
     int max_rows;             // of a chunk
-    size_t page_bytes, head_bytes, value_offset;   // of a page; of one head in it; of the values in that
-    size_t kv_bytes;
+    size_t head_bytes, value_offset;   // of one head in a page; of the values in that
+    struct kv_pages pages;
+    size_t kv_bytes;          // of pages in use
     struct sequence *sequences;
     struct scratch scratch;
     struct pace paces[2];     // of runs with few rows, and with more than REDUNDANT_ROWS

@@ -22,7 +22,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("error", "dtype", "rope", "pool"),
     ("mem", "format", "sampler", "simd_rows", "simd_pairs"),
     ("simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
-    ("kernels", "kernels_quant", "kernels_attention", "kernels_measure", "model", "quantize"),
+    ("kernels", "kernels_quant", "kernels_attention", "kernels_measure", "model", "quantize", "kv_pages"),
     ("kernels_tmpl", "session"),
     ("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni", "eval", "measure"),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),

@@ -9,6 +9,7 @@
 #include <xmmintrin.h>
 #endif
 #include "common.h"
+#include "kv_pages.h"
 #include "model.h"
 #include "tiny_model.h"
 
@@ -358,15 +359,44 @@ static void failed_evals_hold_no_pages(void) {
     llamac_session_describe(s, &after);
     CHECK(after.kv_bytes == before.kv_bytes, "%zu bytes, then %zu", before.kv_bytes, after.kv_bytes);
     CHECK(!llamac_eval(s, rows, 300, NULL, NULL, &err), "%s", err.message);   // activations are there now
-    CHECK(!llamac_rewind(s, 0, 0, &err) && !llamac_rewind(s, 1, 5, &err), "%s", err.message);
-    llamac_test_fail_allocation(1 + 2 + 2);   // the lengths, pages of sequence 0, one of sequence 1
-    CHECK(llamac_eval(s, rows, 390, NULL, NULL, &err) && err.code == LLAMAC_NO_MEMORY && strstr(err.message, "page"), "%s", err.message);
+    CHECK(!llamac_rewind(s, 0, 0, &err) && !llamac_rewind(s, 1, 0, &err), "%s", err.message);
+    llamac_session_describe(s, &after);
+    CHECK(after.kv_bytes == 0, "%zu bytes of no positions", after.kv_bytes);
+    llamac_test_fail_allocation(1 + 1);   // the lengths, a slab
+    CHECK(llamac_eval(s, rows, 1, NULL, NULL, &err) && err.code == LLAMAC_NO_MEMORY && strstr(err.message, "page"), "%s", err.message);
     llamac_test_fail_allocation(0);
     llamac_session_describe(s, &after);
-    CHECK(after.kv_bytes == before.kv_bytes, "%zu bytes, then %zu", before.kv_bytes, after.kv_bytes);
+    CHECK(after.kv_bytes == 0, "%zu bytes of no positions", after.kv_bytes);
     llamac_session_close(&s);
     llamac_model_close(&model);
     free(file.data);
+}
+
+// Pages of several slabs, taken and given back in any order: each zeroed, none twice, all memory back at the end.
+static void kv_pages_are_cut_from_slabs(void) {
+    enum { MOST = 40, PAGE = 3 << 20 };   // two to a slab
+    struct kv_pages pages = kv_pages_of(PAGE, MOST);
+    CHECK(pages.per_slab == 2, "%d pages to a slab", pages.per_slab);
+    CHECK(kv_pages_of(PAGE, 1).per_slab == 1 && kv_pages_of((size_t)1 << 30, MOST).per_slab == 1, "at least one page, no more than there can be");
+    uint8_t *taken[MOST] = { 0 };
+    uint64_t state = 1;
+    for (int i = 0; i < 400; i++) {
+        const int place = random_below(&state, MOST / 4);
+        if (taken[place]) {
+            CHECK(taken[place][0] == place && taken[place][PAGE - 1] == place, "page %d was given out twice", place);
+            kv_page_give(&pages, taken[place]);
+            taken[place] = NULL;
+            continue;
+        }
+        llamac_test_fail_allocation(i % 5 ? 0 : 1);
+        taken[place] = kv_page_take(&pages, &err);
+        llamac_test_fail_allocation(0);
+        if (!taken[place]) continue;
+        CHECK(taken[place][0] == 0 && taken[place][PAGE - 1] == 0 && (uintptr_t)taken[place] % 64 == 0, "a page is not zeroed, or not aligned");
+        taken[place][0] = taken[place][PAGE - 1] = (uint8_t)place;
+    }
+    for (int i = 0; i < MOST; i++) if (taken[i]) kv_page_give(&pages, taken[i]);
+    CHECK(!pages.slabs, "a slab without pages is kept");
 }
 
 static void a_forked_child_can_eval(void) {
@@ -409,6 +439,7 @@ int main(int argc, char **argv) {
     RUN(every_allocation_may_fail);
     RUN(a_cancel_keeps_whole_chunks);
     RUN(failed_evals_hold_no_pages);
+    RUN(kv_pages_are_cut_from_slabs);
     if (!emulated) RUN(a_forked_child_can_eval);   // qemu's user emulation asserts when a process with threads forks
     CHECK(llamac_live_objects() == 0, "%ld objects leak", llamac_live_objects());
     return finish_tests("test_model");
