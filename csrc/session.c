@@ -60,11 +60,12 @@ int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err) 
     struct arena count = { 0 };
     cut_scratch(s, &bigger, &count);
     bigger.threads = mem_take((size_t)bigger.n_threads, sizeof *bigger.threads, "the threads' scratch", err);
-    bigger.memory = bigger.threads ? mem_take(1, count.used, "activations", err) : NULL;
+    bigger.memory = bigger.threads ? mem_take_huge(count.used, "activations", err) : NULL;
     if (!bigger.memory) {
         mem_give(bigger.threads);
         return -1;
     }
+    memset(bigger.memory, 0, count.used);
     bigger.bytes = count.used;
     struct arena cut = { .memory = bigger.memory };
     cut_scratch(s, &bigger, &cut);
