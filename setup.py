@@ -50,16 +50,16 @@ class BuildCore(build_ext):
             flags += sanitize + (FLAGS["sanitize_gcc"] if self.compiles(*FLAGS["sanitize_gcc"], "-Werror") else [])
         warnings = FLAGS["warnings"] + (["-Werror"] if asked("WERROR") else [])
         sources = sorted(Path("csrc").glob("*.c"))
-        headers = [str(path) for path in sorted(Path("csrc").glob("*.h"))]
         for source in sources:
             isa = FLAGS["isa"].get(MACHINE, {}).get(source.name, [])
             ext.extra_objects += self.compiler.compile(
-                [str(source)], output_dir=self.build_temp, extra_postargs=flags + warnings + isa, depends=headers
+                [str(source)], output_dir=self.build_temp, extra_postargs=flags + warnings + isa
             )
         # Cython's own C is not ours to warn about
         ext.extra_compile_args = ["-O2", "-fvisibility=hidden", "-w"]
         ext.extra_link_args = link
-        ext.depends = headers
+        # all that is linked has just been compiled: an extension of an earlier build is never up to date
+        ext.depends = ext.extra_objects
         super().build_extension(ext)
 
     def compiles(self, *flags: str, source: str = "int main(void) { return 0; }\n") -> bool:
