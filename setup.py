@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import tempfile
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -50,11 +51,16 @@ class BuildCore(build_ext):
             flags += sanitize + (FLAGS["sanitize_gcc"] if self.compiles(*FLAGS["sanitize_gcc"], "-Werror") else [])
         warnings = FLAGS["warnings"] + (["-Werror"] if asked("WERROR") else [])
         sources = sorted(Path("csrc").glob("*.c"))
-        for source in sources:
+
+        def compile_one(source: Path) -> list[str]:
             isa = FLAGS["isa"].get(MACHINE, {}).get(source.name, [])
-            ext.extra_objects += self.compiler.compile(
-                [str(source)], output_dir=self.build_temp, extra_postargs=flags + warnings + isa
+            return list(
+                self.compiler.compile([str(source)], output_dir=self.build_temp, extra_postargs=flags + warnings + isa)
             )
+
+        # the compiler is a process of its own: threads of Python's are enough to run several
+        with ThreadPool(os.cpu_count()) as pool:
+            ext.extra_objects += sum(pool.map(compile_one, sources, chunksize=1), [])
         # Cython's own C is not ours to warn about
         ext.extra_compile_args = ["-O2", "-fvisibility=hidden", "-w"]
         ext.extra_link_args = link
