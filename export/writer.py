@@ -26,6 +26,7 @@ from llamac.export.quantize import DTYPES, Lesson, Quantizer, choose_dtypes
 from llamac.flatfile import ALIGNMENT, RECORD_BYTES, SECTIONS, pack_record
 from llamac.progress import Progress, silent
 from llamac.strips import QUANTIZED, STRIP_ROWS
+from llamac.tokenizer import SpecialTokens
 
 Numbers = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
 
@@ -120,6 +121,7 @@ def config_records(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
     config = checkpoint.config
     special = checkpoint.tokenizer[1] if checkpoint.tokenizer else None
     stop_ids = sorted({*checkpoint.stop_ids, *(special.stop_ids if special else ())})
+    _check_special_ids(special, stop_ids, config.vocab_size)
     values = {name: getattr(config, name) for name in ModelConfig.__dataclass_fields__ if name != "layers"}
     values |= {
         "n_layers": len(config.layers),
@@ -136,6 +138,18 @@ def config_records(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
         return pack_record("config", values), b"".join(pack_record("layer", vars(layer)) for layer in config.layers)
     except ArgumentError as error:
         raise ExportError(f"the model does not fit into a flat file: {error}") from None
+
+
+def _check_special_ids(special: SpecialTokens | None, stop_ids: list[int], vocab_size: int) -> None:
+    """ExportError with every id that the model has no logit for."""
+    named = [("bos_id", special.bos_id), ("eos_id", special.eos_id)] if special else []
+    named += [("a stop id", token) for token in stop_ids]
+    beyond = [f"{name} is {token}" for name, token in named if token is not None and token >= vocab_size]
+    if beyond:
+        raise ExportError(
+            f"special tokens lie beyond the model's vocabulary of {vocab_size} ids: {', '.join(beyond)}; they come from"
+            " the tokenizer's files, config.json or generation_config.json (bos_token_id, eos_token_id): mend them there"
+        )
 
 
 def matching_tensors(checkpoint: Checkpoint) -> dict[str, LazyTensor]:
