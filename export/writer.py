@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import shutil
-import tempfile
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,40 +236,66 @@ def refuse_special(target: Path) -> None:
 def temporary_beside(target: Path) -> Iterator[BinaryIO]:
     """A new file in the target's folder; it becomes the target when the block ends well, else it vanishes.
 
-    A target that is a symbolic link stays one: the file it leads to is replaced."""
+    A target that is a symbolic link stays one: the file it leads to is replaced. Permissions stay what they were."""
     target = Path(os.path.realpath(target))
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
-    os.close(handle)
+    temporary = target.parent / _temporary_name(target)
     try:
-        with open(name, "r+b") as file:
+        with _errors_name(target):
+            opened = open(temporary, "x+b")  # noqa: SIM115  closed by the next statement
+        with opened as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, target)
+        with _errors_name(target):
+            os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(name)
+            os.unlink(temporary)
         raise
 
 
 @contextlib.contextmanager
-def temporary_folder_beside(target: Path) -> Iterator[Path]:
-    """The same with a folder. The target must not exist, or be an empty folder."""
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+def temporary_folder(target: Path) -> Iterator[Path]:
+    """A new folder; the files written to it are the target's when the block ends well, else they vanish.
+
+    The target must not exist, or be an empty folder. Such a folder stays, and the files move into it one by one: it may
+    be where a disk is mounted, or where a shell is."""
+    target = Path(os.path.realpath(target))
+    is_there = target.is_dir()
+    folder = (target if is_there else target.parent) / _temporary_name(target)
+    moved: list[Path] = []
     try:
+        with _errors_name(target):
+            folder.mkdir()
         yield folder
-        os.chmod(folder, 0o777 & ~_umask())
-        os.replace(folder, target)
+        with _errors_name(target):
+            if not is_there:
+                os.replace(folder, target)
+                return
+            for path in sorted(folder.iterdir()):
+                moved.append(target / path.name)
+                os.rename(path, moved[-1])
+            folder.rmdir()
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
+        for path in moved:
+            path.unlink(missing_ok=True)
         raise
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _temporary_name(target: Path) -> str:
+    return f".{target.name}.{secrets.token_hex(4)}.partial"
+
+
+@contextlib.contextmanager
+def _errors_name(target: Path) -> Iterator[None]:
+    """Errors of the system speak of the target: nobody knows the temporary file's name."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from None
 
 
 def check_space(folder: Path, needed: int) -> None:
