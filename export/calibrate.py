@@ -148,7 +148,7 @@ def float_model(checkpoint: Checkpoint, folder: Path, dtype: str, threads: int) 
     with tempfile.TemporaryDirectory(prefix=".llamac-calibration.", dir=folder) as place:
         texts = {"metadata": b"{}", "tokenizer": b"", "spm": b"", "template": b"", "probes": b""}
         plan = make_plan(checkpoint, dtype, texts)
-        check_space(folder, plan.file_bytes)
+        check_space(Path(place), plan.file_bytes)
         with open(Path(place, "model.bin"), "w+b") as file:
             write(file, plan)
         with llamac.load(Path(place, "model.bin"), kv="f32", threads=threads) as model:

@@ -197,6 +197,8 @@ def _check_arguments(to: str, dtype: str | None, name: str | None, probe_source:
 def _check_target(out: Path, to: str, overwrite: bool) -> None:
     if not out.parent.is_dir():
         raise ExportError(f"the folder {out.parent} does not exist")
+    if out.is_symlink() and not (real := Path(os.path.realpath(out))).parent.is_dir():
+        raise ExportError(f"{out} is a link to {real}, but the folder {real.parent} does not exist")
     if to == "hf":
         if out.exists() and (not out.is_dir() or any(out.iterdir())):  # a directory is never replaced: it may hold more
             raise ExportError(f"{out} exists and is no empty directory: choose another name")
@@ -410,7 +412,7 @@ def _write_flat(
         probe_set = probes.make(checkpoint, NUMERICS, source=probe_source, folder=folder, progress=progress)
         texts["probes"] = encode(probe_set)
     plan = make_plan(checkpoint, matrices.dtype, texts, dtypes)
-    check_space(out.parent, plan.file_bytes)
+    check_space(out, plan.file_bytes)
     with temporary_beside(out) as file, contextlib.ExitStack() as stack:
         teach = _teacher(checkpoint, plan, matrices, out.parent, progress, stack)
         hashes = write(file, plan, progress, threads=matrices.threads, teach=teach)

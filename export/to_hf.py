@@ -72,7 +72,7 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
     matching_tensors(checkpoint)
     stored = list(_stored_tensors(checkpoint, family, dtype))
     files = _texts(checkpoint, family, dtype)
-    check_space(out.parent, sum(map(len, files.values())) + sum(tensor.bytes for tensor in stored))
+    check_space(out, sum(map(len, files.values())) + sum(tensor.bytes for tensor in stored))
     with temporary_folder(out) as folder:
         for name, data in files.items():
             (folder / name).write_bytes(data)

@@ -47,7 +47,7 @@ def write_llama2c(checkpoint: Checkpoint, out: Path, progress: Progress = silent
         )
     tensors = list(_in_order(checkpoint.config, matching_tensors(checkpoint)))
     size = 28 + sum(4 * int(np.prod(tensor.shape)) for _, tensor in tensors)
-    check_space(out.parent, size + len(vocabulary))
+    check_space(out, size + len(vocabulary))
     with contextlib.ExitStack() as stack:
         if vocabulary:
             stack.enter_context(temporary_beside(place)).write(vocabulary)

@@ -298,11 +298,13 @@ def _errors_name(target: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(target)) from None
 
 
-def check_space(folder: Path, needed: int) -> None:
-    """ExportError if the folder's disk has less room than `needed` bytes."""
+def check_space(target: Path, needed: int) -> None:
+    """ExportError if the disk on which the target will lie has less room than `needed` bytes."""
+    place = Path(os.path.realpath(target))
+    folder = place if place.is_dir() else place.parent
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise ExportError(f"the disk of {folder} has {free / 1e6:.1f} MB free, the file needs {needed / 1e6:.1f} MB")
+        raise ExportError(f"the disk of {folder} has {free / 1e6:.1f} MB free, the export needs {needed / 1e6:.1f} MB")
 
 
 def write(

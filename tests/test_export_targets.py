@@ -19,9 +19,29 @@ def test_the_disks_room_is_checked_first(source: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     targets = {"llamac": "out.bin", "hf": "out", "llama2c": "out.bin"}
     for to, name in targets.items():
-        with pytest.raises(ExportError, match=r"0\.0 MB free, the file needs"):
+        with pytest.raises(ExportError, match=r"0\.0 MB free, the export needs"):
             export(source, tmp_path / name, to=to)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_disk_is_that_of_a_links_target(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "file").symlink_to(Path("far") / "out.bin")
+    (tmp_path / "folder").symlink_to("far")
+    asked: list[Path] = []
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: asked.append(path) or usage._replace(free=1000))
+    for to, name in (("llamac", "file"), ("llama2c", "file"), ("hf", "folder")):
+        with pytest.raises(ExportError, match=r"the disk of .*far has 0\.0 MB free"):
+            export(source, tmp_path / name, to=to)
+    assert set(asked) == {tmp_path / "far"}
+
+
+def test_a_link_into_nowhere_is_told_first(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(Path("nowhere") / "out")
+    for to in ("llamac", "llama2c", "hf"):
+        with pytest.raises(ExportError, match=r"link is a link to .*out, but the folder .*nowhere does not exist"):
+            export(source, tmp_path / "link", to=to)
 
 
 def test_what_breaks_off_in_the_probe_pass_leaves_the_old_file(
