@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from llamac.errors import ArgumentError, ExportError, LlamacError, TokenizerError, UnsupportedError
+from llamac.export.calibrate import TEXT_CHARACTERS, calibrate, disk_bytes, float_model, sequences_of
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.lfs import HEAD_BYTES, refuse_pointer
 from llamac.export.quantize import FOUR_BITS, Lesson, choose_dtypes, widen_coarse
@@ -172,7 +173,8 @@ def _calibration_text(calibrate: str | Path | None) -> str | None:
     if calibrate is None or calibrate == "self":
         return None if calibrate is None else ""
     try:
-        text = Path(calibrate).read_text(encoding="utf-8")
+        with open(calibrate, encoding="utf-8") as file:
+            text = file.read(TEXT_CHARACTERS)
     except (OSError, UnicodeDecodeError) as error:
         raise ExportError(f"the calibration text {calibrate} cannot be read: {error}") from None
     if not text:
@@ -405,16 +407,20 @@ def _write_flat(
         "probes": b"",
     }
     make_plan(checkpoint, matrices.dtype, texts)  # what does not fit is told before anything else costs time
+    sequences = sequences_of(checkpoint, matrices.calibrate) if matrices.calibrate else None
     dtypes = _dtypes(checkpoint, matrices, progress, warnings)
+    plan = make_plan(checkpoint, matrices.dtype, texts, dtypes)
+    if not any(slot.dtype in FOUR_BITS for slot in plan.slots):
+        matrices = replace(matrices, calibrate=None)  # all were too coarse for 4 bits: there is nothing left to learn
+    _check_room(out, checkpoint, plan, matrices)
     probe_set = None
     if probe_source is not None:
         folder = source if source.is_dir() else None
         probe_set = probes.make(checkpoint, NUMERICS, source=probe_source, folder=folder, progress=progress)
-        texts["probes"] = encode(probe_set)
-    plan = make_plan(checkpoint, matrices.dtype, texts, dtypes)
-    check_space(out, plan.file_bytes)
+        plan = replace(plan, sections={**plan.sections, "probes": encode(probe_set)})
+    _check_room(out, checkpoint, plan, matrices)
     with temporary_beside(out) as file, contextlib.ExitStack() as stack:
-        teach = _teacher(checkpoint, plan, matrices, out.parent, progress, stack)
+        teach = _teacher(checkpoint, matrices, sequences, Path(file.name).parent, progress, stack)
         hashes = write(file, plan, progress, threads=matrices.threads, teach=teach)
         stack.close()
         if probe_set is not None:
@@ -430,6 +436,8 @@ def _dtypes(checkpoint: Checkpoint, matrices: Matrices, progress: Progress, warn
     """Every tensor's dtype; a 4-bit matrix whose scales would be coarse is q8, unless dtype_map names it."""
     tensors = matching_tensors(checkpoint)
     chosen = choose_dtypes(tensors, matrices.dtype, pure=matrices.pure, dtype_map=matrices.dtype_map)
+    if matrices.calibrate is not None and not any(dtype in FOUR_BITS for dtype in chosen.values()):
+        raise ArgumentError(f"calibrate is for matrices in q4 and q4s; with dtype {matrices.dtype!r} there is none")
 
     def fixed(name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern, _ in matrices.dtype_map)
@@ -439,10 +447,18 @@ def _dtypes(checkpoint: Checkpoint, matrices: Matrices, progress: Progress, warn
     return found
 
 
+def _check_room(out: Path, checkpoint: Checkpoint, plan: Plan, matrices: Matrices) -> None:
+    """ExportError if the disk has no room for the file, and for what calibration keeps beside it meanwhile."""
+    needed = plan.file_bytes
+    if matrices.calibrate is not None:
+        needed = disk_bytes(checkpoint, _own_dtype(checkpoint), needed)
+    check_space(out, needed)
+
+
 def _teacher(
     checkpoint: Checkpoint,
-    plan: Plan,
     matrices: Matrices,
+    sequences: list[list[int]] | None,
     folder: Path,
     progress: Progress,
     stack: contextlib.ExitStack,
@@ -450,13 +466,8 @@ def _teacher(
     """What calibration knows of the slots, where it was asked for; `stack` lets go of its temporary file."""
     if matrices.calibrate is None:
         return lambda slot: None
-    if not any(slot.dtype in FOUR_BITS for slot in plan.slots):
-        raise ArgumentError(f"calibrate is for matrices in q4 and q4s; with dtype {matrices.dtype!r} there is none")
-    from llamac.export.calibrate import calibrate, float_model
-
     with float_model(checkpoint, folder, _own_dtype(checkpoint), matrices.threads) as model:
-        text = matrices.calibrate or None
-        calibration = stack.enter_context(calibrate(checkpoint, model, text, folder, progress))
+        calibration = stack.enter_context(calibrate(checkpoint, model, sequences, folder, progress))
 
     def teach(slot: Slot) -> Lesson | None:
         return calibration.lesson(slot.name, slot.tensor.shape[1]) if slot.dtype in FOUR_BITS else None

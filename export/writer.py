@@ -148,8 +148,8 @@ def _check_special_ids(special: SpecialTokens | None, stop_ids: list[int], vocab
     beyond = [f"{name} is {token}" for name, token in named if token is not None and token >= vocab_size]
     if beyond:
         raise ExportError(
-            f"special tokens lie beyond the model's vocabulary of {vocab_size} ids: {', '.join(beyond)}; they come from"
-            " the tokenizer's files, config.json or generation_config.json (bos_token_id, eos_token_id): mend them there"
+            f"special tokens lie beyond the model's vocabulary of {vocab_size} ids: {', '.join(beyond)}; mend them in"
+            " the tokenizer's files, config.json or generation_config.json (bos_token_id, eos_token_id)"
         )
 
 
