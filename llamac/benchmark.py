@@ -219,6 +219,8 @@ class Case:
 def measure(model: Model, wishes: Wishes, progress: Progress = silent) -> dict[str, Any]:
     """Measures all that is wished for; the result holds `read_gb_s`, `mac_per_s`, `limits` and `results`."""
     wishes.check(model)
+    for threads in wishes.threads:  # whether it can be had is not found out after the others were measured
+        _session(model, wishes, threads).close()
     block = read_block(work_of(model, kv="f16", rows=1, batch=1, start=0).bytes)
     facts: dict[str, Any] = {}
     limits: list[dict[str, Any]] = []
