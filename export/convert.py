@@ -98,8 +98,8 @@ def export(
     the source's, or False for none. name: stored in the flat file (default: the source's). to: "llamac" writes a flat
     file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with tokenizer.bin beside it.
     probe_source: who computes the flat file's reference logits, "llamac" (what "auto" means) or "transformers"; None
-    leaves the probes out. overwrite: replace an existing file `out` (of a symbolic link: its target); only regular
-    files are ever replaced. progress: called with (phase, done, all there is to do in this phase): "verifying" (bytes
+    leaves the probes out. overwrite: replace an existing file `out` (of a symbolic link: its target), and with
+    "llama2c" another tokenizer.bin beside it; only regular files are ever replaced. progress: called with (phase, done, all there is to do in this phase): "verifying" (bytes
     of a flat file that is read), "looking at scales" (rows of matrices that may be too coarse for 4 bits), "reference
     logits" (steps of the probes), "writing a text" (tokens), "calibrating" (pieces of a text), "writing" (bytes),
     "engine's logits" (steps of the probes, on the written file).
@@ -136,7 +136,7 @@ def export(
     elif to == "llama2c":
         from llamac.export.to_llama2c import write_llama2c
 
-        size = write_llama2c(checkpoint, out, progress, overwrite=overwrite)
+        size = write_llama2c(checkpoint, out, warnings, progress, overwrite=overwrite)
         bits = 0.0
     else:
         probe_source = "llamac" if probe_source == "auto" else probe_source

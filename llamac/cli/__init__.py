@@ -354,5 +354,8 @@ def _add_export(commands: Commands, program: str) -> None:
         help="who computes the reference logits that the file carries (default: llamac)",
     )
     parser.add_argument(
-        "--force", action="store_true", help="replace OUT if it is a file that exists; of a symbolic link, its target"
+        "--force",
+        action="store_true",
+        help="replace OUT if it is a file that exists; of a symbolic link, its target. With --to llama2c also another "
+        "tokenizer.bin beside it",
     )
