@@ -52,15 +52,14 @@ class BuildCore(build_ext):
         warnings = FLAGS["warnings"] + (["-Werror"] if asked("WERROR") else [])
         sources = sorted(Path("csrc").glob("*.c"))
 
-        def compile_one(source: Path) -> list[str]:
-            isa = FLAGS["isa"].get(MACHINE, {}).get(source.name, [])
-            return list(
-                self.compiler.compile([str(source)], output_dir=self.build_temp, extra_postargs=flags + warnings + isa)
-            )
+        def compile_one(source: Path) -> str:
+            own = flags + warnings + FLAGS["isa"].get(MACHINE, {}).get(source.name, [])
+            (made,) = self.compiler.compile([str(source)], output_dir=self.build_temp, extra_postargs=own)
+            return made
 
         # the compiler is a process of its own: threads of Python's are enough to run several
         with ThreadPool(os.cpu_count()) as pool:
-            ext.extra_objects += sum(pool.map(compile_one, sources, chunksize=1), [])
+            ext.extra_objects += pool.map(compile_one, sources, chunksize=1)
         # Cython's own C is not ours to warn about
         ext.extra_compile_args = ["-O2", "-fvisibility=hidden", "-w"]
         ext.extra_link_args = link

@@ -99,10 +99,10 @@ def export(
     file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with tokenizer.bin beside it.
     probe_source: who computes the flat file's reference logits, "llamac" (what "auto" means) or "transformers"; None
     leaves the probes out. overwrite: replace an existing file `out` (of a symbolic link: its target), and with
-    "llama2c" another tokenizer.bin beside it; only regular files are ever replaced. progress: called with (phase, done, all there is to do in this phase): "verifying" (bytes
-    of a flat file that is read), "looking at scales" (rows of matrices that may be too coarse for 4 bits), "reference
-    logits" (steps of the probes), "writing a text" (tokens), "calibrating" (pieces of a text), "writing" (bytes),
-    "engine's logits" (steps of the probes, on the written file).
+    "llama2c" another tokenizer.bin beside it; only regular files are ever replaced. progress: called with (phase, done,
+    all there is to do in this phase): "verifying" (bytes of a flat file that is read), "looking at scales" (rows of
+    matrices that may be too coarse for 4 bits), "reference logits" (steps of the probes), "writing a text" (tokens),
+    "calibrating" (pieces of a text), "writing" (bytes), "engine's logits" (steps of the probes, on the written file).
 
     Raises ArgumentError for an argument that would have no effect with this `to`, and ExportError or UnsupportedError
     with everything that stands against the export, before anything is written.

@@ -33,8 +33,8 @@ def write_llama2c(
 ) -> int:
     """Writes `out` and, where the checkpoint has a tokenizer, tokenizer.bin in the same folder. Returns their bytes.
 
-    overwrite: a tokenizer.bin that is there and differs may be replaced, which is told in `warnings`. Raises UnsupportedError with everything that
-    llama2.c cannot represent.
+    overwrite: a tokenizer.bin that is there and differs may be replaced, which is told in `warnings`. Raises
+    UnsupportedError with everything that llama2.c cannot represent.
     """
     vocabulary = _vocabulary(checkpoint)
     place = out.parent / TOKENIZER
