@@ -328,6 +328,12 @@ def test_a_full_disk_is_told_in_one_line(tiny_llama: Path, tmp_path: Path) -> No
         assert writing_to(full.fileno(), "export", tiny_llama, tmp_path / "out.bin", "--no-tokenizer") == told
 
 
+def test_text_that_is_none_is_told_in_one_line(llamac_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it comes from."""
+    monkeypatch.setattr("llamac.cli.check.check", lambda options: "\ud800".encode())
+    llamac_command("check").fails_with("surrogates not allowed")
+
+
 @pytest.mark.skipif(os.name != "posix", reason="needs a shell")
 def test_closed_streams_do_no_harm(script: Path) -> None:
     run = f"'{sys.executable}' -m llamac run '{script}' -t 0 -n 5"

@@ -361,6 +361,9 @@ def test_the_chat_template_is_found(tmp_path: Path) -> None:
     place.write_text(json.dumps({"chat_template": 1}))
     with pytest.raises(ExportError, match="chat_template"):
         read(folder)
+    place.write_text(json.dumps({"chat_template": "x\ud800"}))
+    with pytest.raises(ExportError, match="chat_template holds a lone surrogate"):
+        read(folder)
     (folder / "chat_template.jinja").write_text("{{ ß }}", encoding="utf-8")
     assert read(folder).chat_template == "{{ ß }}"
     (folder / "chat_template.jinja").write_bytes(b"\xff")

@@ -64,7 +64,7 @@ def run_command(arguments: Sequence[str], program: str = "llamac", begin: Callab
         return INTERRUPTED
     except BrokenPipeError:
         return EXIT_ERROR
-    except (LlamacError, OSError, MemoryError) as error:
+    except (LlamacError, OSError, MemoryError, UnicodeError) as error:  # the last one: text that is none, unforeseen
         from llamac.cli.text import safe_error
 
         _end_output()
