@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import threading
 import weakref
@@ -140,6 +142,11 @@ class Model:
             if self._tokenizer is None:
                 self._tokenizer = Tokenizer.from_json(self.file.section("tokenizer"), self.special)
             return self._tokenizer
+
+    @functools.cached_property
+    def _multiply_adds(self) -> int:
+        """Multiply-adds of a row with all matrices, those that are only looked up in included."""
+        return sum(math.prod(tensor.shape) for tensor in self.file.tensors if len(tensor.shape) == 2)
 
     @property
     def closed(self) -> bool:

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
     Logits = NDArray[np.float32]
 
-# Work from which an eval may take longer than some 10 ms: per row the bytes of the weights, and per row and position
-# before it what `_attention_work` says, in bytes that take as long.
+# Work from which an eval may take longer than some 10 ms, in bytes that are read in that time: the weights once,
+# MULTIPLY_ADD for every multiply-add of the rows after the first, `_attention_work` per row and position before it.
 LONG_WORK = 100_000_000
 LONG_WORK_SCALAR = 2_000_000
+MULTIPLY_ADD = 2
 EXP_WORK = 16  # an exponential takes as long as so many multiply-adds
 
 KV_DTYPES = {None: 0, "f32": 1, "f16": 2}
@@ -86,7 +87,8 @@ class Session:
         )
         self._long_work = LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
         config = model.config
-        self._attention_work: int = 2 * config["n_layers"] * config["n_heads"] * (2 * config["head_dim"] + EXP_WORK)
+        per_head: int = 2 * config["head_dim"] + EXP_WORK
+        self._attention_work: int = MULTIPLY_ADD * config["n_layers"] * config["n_heads"] * per_head
 
     # ---- facts
 
@@ -297,13 +299,15 @@ class Session:
         self._follow_machine()
         count = len(packed) // 4
         rows = memoryview(packed).cast("B").cast("i", (count, 4))
-        if self._is_long(count, max(packed[2::4])):
+        if self._is_long(count, sum(packed[2::4])):
             interruptible(lambda: self._core.eval_rows(rows, logits, observations), self._core.cancel)
         else:
             self._core.eval_rows(rows, logits, observations)
 
-    def _is_long(self, rows: int, position: int) -> bool:
-        """Whether so many rows, up to this position, may take so long that Ctrl-C has to be able to come between."""
-        seen = rows * position - rows * (rows - 1) // 2  # positions before each row, together
-        work = rows * self._model.weight_bytes + self._attention_work * seen
+    def _is_long(self, rows: int, seen: int) -> bool:
+        """Whether so many rows may take so long that Ctrl-C has to be able to come between. seen: the positions before
+        each of them, together."""
+        work = self._model.weight_bytes + self._attention_work * seen
+        if rows > 1:
+            work += MULTIPLY_ADD * (rows - 1) * self._model._multiply_adds
         return work >= self._long_work and in_main_thread()
