@@ -15,7 +15,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from llamac.errors import ArgumentError, ExportError, LlamacError, TokenizerError, UnsupportedError
+from llamac.arguments import file_path, whole_number, wrong_type
+from llamac.errors import ArgumentError, ArgumentTypeError, ExportError, LlamacError, TokenizerError, UnsupportedError
 from llamac.export.calibrate import TEXT_CHARACTERS, calibrate, disk_bytes, float_model, sequences_of
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.lfs import HEAD_BYTES, refuse_pointer
@@ -34,6 +35,7 @@ from llamac.export.writer import (
     write_tables,
 )
 from llamac.machine import plan_threads
+from llamac.model import model_path
 from llamac.progress import Progress, silent
 from llamac.strips import QUANTIZED
 from llamac.tokenizer import SpecialTokens, Tokenizer
@@ -88,33 +90,35 @@ def export(
 ) -> Report:
     """Converts a checkpoint.
 
-    source: a Hugging Face directory, a llama2.c model file or a flat file. dtype: of the matrices, "f32", "f16",
-    "bf16", "q8", "q4" or "q4s" (default: the source's own, f32 if it is quantized). With q4 and q4s the output head and
-    attn_v are q8, unless `pure`; dtype_map overrides both: (pattern, dtype) pairs, the first whose pattern fits a
-    matrix's name decides (* stands for any text). calibrate: for q4 and q4s, a text file, or "self" for a text that the
-    model writes: the inputs it sees there decide which errors matter and where they are made up for. It takes a
-    temporary copy of the weights beside `out`, and more time and memory (docs/quantization.md). threads: that quantize
-    (default: as many as a model would use); they do not change a byte. tokenizer: a file or directory to use instead of
-    the source's, or False for none. name: stored in the flat file (default: the source's). to: "llamac" writes a flat
-    file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with tokenizer.bin beside it.
-    probe_source: who computes the flat file's reference logits, "llamac" (what "auto" means) or "transformers"; None
-    leaves the probes out. overwrite: replace an existing file `out` (of a symbolic link: its target), and with
-    "llama2c" another tokenizer.bin beside it; only regular files are ever replaced. progress: called with (phase, done,
-    all there is to do in this phase): "verifying" (bytes of a flat file that is read), "looking at scales" (rows of
-    matrices that may be too coarse for 4 bits), "reference logits" (steps of the probes), "writing a text" (tokens),
-    "calibrating" (pieces of a text), "writing" (bytes), "engine's logits" (steps of the probes, on the written file).
+    source: a Hugging Face directory, a llama2.c model file, a flat file, or a built-in model's name. dtype: of the
+    matrices, "f32", "f16", "bf16", "q8", "q4" or "q4s" (default: the source's own, f32 if it is quantized). With q4 and
+    q4s the output head and attn_v are q8, unless `pure`; dtype_map overrides both: (pattern, dtype) pairs, the first
+    whose pattern fits a matrix's name decides (* stands for any text). calibrate: for q4 and q4s, a text file, or
+    "self" for a text that the model writes: the inputs it sees there decide which errors matter and where they are made
+    up for. It takes a temporary copy of the weights beside `out`, and more time and memory (docs/quantization.md).
+    threads: that quantize (default: as many as a model would use); they do not change a byte. tokenizer: a file or
+    directory to use instead of the source's, or False for none. name: stored in the flat file (default: the source's).
+    to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with
+    tokenizer.bin beside it. probe_source: who computes the flat file's reference logits, "llamac" (what "auto" means)
+    or "transformers"; None leaves the probes out. overwrite: replace an existing file `out` (of a symbolic link: its
+    target), and with "llama2c" another tokenizer.bin beside it; only regular files are ever replaced. progress: called
+    with (phase, done, all there is to do in this phase): "verifying" (bytes of a flat file that is read), "looking at
+    scales" (rows of matrices that may be too coarse for 4 bits), "reference logits" (steps of the probes), "writing a
+    text" (tokens), "calibrating" (pieces of a text), "writing" (bytes), "engine's logits" (steps of the probes, on the
+    written file).
 
     Raises ArgumentError for an argument that would have no effect with this `to`, and ExportError or UnsupportedError
     with everything that stands against the export, before anything is written.
     """
-    source, out, progress = _folder_of(Path(source)), Path(out), progress or silent
-    dtype_map = list(dtype_map)
+    source, out = _folder_of(model_path(file_path(source, "source"))), file_path(out, "out")
+    progress = progress or silent
+    dtype_map = _pairs(dtype_map)
     _check_arguments(to, dtype, name, probe_source, overwrite)
     if to != "llamac" and (pure or dtype_map or calibrate or threads is not None or dtype in QUANTIZED):
         raise ArgumentError(
             f"quantized dtypes, pure, dtype_map, calibrate and threads are for flat files only, not with to={to!r}"
         )
-    if threads is not None and threads < 1:
+    if threads is not None and whole_number(threads, "threads") < 1:
         raise ArgumentError(f"threads is {threads}, expected at least 1")
     if not source.exists():
         raise ExportError(f"{source} does not exist")
@@ -126,8 +130,7 @@ def export(
     if name is not None:
         checkpoint.metadata["name"] = name
     dtype = dtype or ("f32" if to == "llama2c" else _own_dtype(checkpoint))
-    if to == "llamac":
-        _warn_of_quantized(checkpoint, dtype, warnings)
+    _warn_of_quantized(checkpoint, dtype, warnings)
     if to == "hf":
         from llamac.export.to_hf import write_hf
 
@@ -173,7 +176,7 @@ def _calibration_text(calibrate: str | Path | None) -> str | None:
     if calibrate is None or calibrate == "self":
         return None if calibrate is None else ""
     try:
-        with open(calibrate, encoding="utf-8") as file:
+        with open(file_path(calibrate, "calibrate"), encoding="utf-8") as file:
             text = file.read(TEXT_CHARACTERS)
     except (OSError, UnicodeDecodeError) as error:
         raise ExportError(f"the calibration text {calibrate} cannot be read: {error}") from None
@@ -182,8 +185,20 @@ def _calibration_text(calibrate: str | Path | None) -> str | None:
     return text
 
 
+def _pairs(dtype_map: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """ArgumentTypeError for anything but pairs of texts."""
+    pairs = list(dtype_map) if isinstance(dtype_map, Iterable) and not isinstance(dtype_map, str) else [None]
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            raise ArgumentTypeError(f"dtype_map is {dtype_map!r}, expected pairs (pattern of names, dtype)")
+    return pairs
+
+
 def _check_arguments(to: str, dtype: str | None, name: str | None, probe_source: str | None, overwrite: bool) -> None:
     """ArgumentError for a target that there is not, or an argument that has no effect with this one."""
+    for label, value in (("to", to), ("dtype", dtype), ("name", name), ("probe_source", probe_source)):
+        if not isinstance(value, str | None):
+            raise wrong_type(label, value, "a text")
     if to not in TARGETS:
         raise ArgumentError(f"to is {to!r}, expected one of {', '.join(TARGETS)}")
     if to != "llamac" and name is not None:
@@ -275,7 +290,7 @@ def _own_dtype(checkpoint: Checkpoint) -> str:
 
 
 def _warn_of_quantized(checkpoint: Checkpoint, dtype: str, warnings: list[str]) -> None:
-    """A flat file with quantized weights may be a source, but what was lost stays lost."""
+    """A flat file with quantized weights may be a source of anything, but what was lost stays lost."""
     kinds = {tensor.dtype for tensor in checkpoint.tensors.values()} & set(QUANTIZED)
     if kinds:
         again = "and are quantized once more" if dtype in QUANTIZED else "which a wider dtype does not undo"
@@ -297,7 +312,7 @@ def _attach_tokenizer(
         checkpoint.tokenizer = None
         checkpoint.metadata.pop("tokenizer", None)
     elif given is not None:
-        place = Path(given)
+        place = file_path(given, "tokenizer")
         try:
             checkpoint.tokenizer = load_vocabulary(place, Room(checkpoint.config.vocab_size, warnings))
         except FileNotFoundError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llamac import _core
 from llamac.arguments import whole_number, wrong_type
-from llamac.errors import ArgumentError, ArgumentTypeError, ClosedError
+from llamac.errors import ArgumentError, ArgumentTypeError, ClosedError, ContextFullError
 from llamac.interrupt import in_main_thread, interruptible
 
 if TYPE_CHECKING:
@@ -146,8 +146,6 @@ class Session:
         tokens = as_ids(ids)
         if logits not in ("last", "all", None):
             raise ArgumentError(f"logits is {logits!r}, expected 'last', 'all' or None")
-        if not tokens:
-            raise ArgumentError("there are no tokens to eval")
         rows = self._rows(tokens, sequence, logits)
         if logits is None:
             self._run(rows, None, ())
@@ -193,15 +191,14 @@ class Session:
         import numpy as np
 
         tokens = as_ids(ids)
-        if not tokens:
-            raise ArgumentError("there are no tokens to eval")
+        rows = self._rows(tokens, sequence, "all")
         found: dict[tuple[str, int], Logits] = {}
         for name, layer in self._stages(stages):
             width, _ = self._core.stage_width(_core.stages().index(name))
             found[name, layer] = np.empty((len(tokens), width), np.float32)
         wishes = [(_core.stages().index(name), layer, out.reshape(-1)) for (name, layer), out in found.items()]
         logits = np.empty(len(tokens) * self._core.vocab_size, np.float32)
-        self._run(self._rows(tokens, sequence, "all"), logits, wishes)
+        self._run(rows, logits, wishes)
         for (name, _), out in found.items():
             if name == "scores":
                 out.shape = (len(tokens), self._model.config["n_heads"], self.context)
@@ -235,9 +232,9 @@ class Session:
 
     # ---- for generation: logits stay in the core
 
-    def prefill(self, tokens: array[int]) -> None:
+    def prefill(self, ids: Iterable[int]) -> None:
         """Appends tokens to sequence 0 and keeps the last one's logits for `sample`."""
-        self._run(self._rows(tokens, 0, "last"), None, ())
+        self._run(self._rows(as_ids(ids), 0, "last"), None, ())
 
     def step(self, token: int, *, sequence: int = 0) -> None:
         """Appends one token to a sequence and keeps its logits for `sample`."""
@@ -260,8 +257,16 @@ class Session:
             self._threads = threads
 
     def _rows(self, tokens: array[int], sequence: int, logits: str | None) -> array[int]:
-        """Rows that append tokens to a sequence, flat: token, sequence, position, are its logits wanted; and so on."""
+        """Rows that append tokens to a sequence, flat: token, sequence, position, are its logits wanted; and so on.
+
+        What does not fit is told here, before memory is taken for it."""
+        if not tokens:
+            raise ArgumentError("there are no tokens to eval")
         start = self._core.length(sequence)
+        if start + len(tokens) > self.context:
+            raise ContextFullError(
+                f"{len(tokens)} tokens do not fit: {start} of the context's {self.context} positions are taken"
+            )
         rows = array("i", bytes(16 * len(tokens)))
         rows[0::4] = tokens
         rows[1::4] = array("i", [sequence]) * len(tokens)

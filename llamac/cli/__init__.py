@@ -312,7 +312,9 @@ def _add_export(commands: Commands, program: str) -> None:
     )
     if program != "llamac":
         parser.add_argument("--version", action="version", version=f"{program} {__version__}")
-    parser.add_argument("source", metavar="SRC", help="a Hugging Face directory, a llama2.c file, or a model file")
+    parser.add_argument(
+        "source", metavar="SRC", help=f"a Hugging Face directory, a llama2.c file, a model file, or {BUILT_IN}"
+    )
     parser.add_argument("out", metavar="OUT", help="what to write")
     parser.add_argument(
         "--dtype",
