@@ -34,6 +34,7 @@ from llamac.export.writer import (
     write,
     write_tables,
 )
+from llamac.flatfile import NUMERICS
 from llamac.machine import plan_threads
 from llamac.model import model_path
 from llamac.progress import Progress, silent
@@ -48,7 +49,6 @@ SOURCES = "a Hugging Face directory, a llama2.c model file or a flat file"
 # A file that names its directory, in the order in which the import of a directory takes them.
 HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 HF_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin.index.json", "config.json")
-NUMERICS = 1
 
 
 @dataclass

@@ -24,7 +24,7 @@ from llamac import _core
 from llamac.errors import ArgumentError, ExportError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.quantize import DTYPES, Lesson, Quantizer, choose_dtypes
-from llamac.flatfile import ALIGNMENT, RECORD_BYTES, SECTIONS, pack_record
+from llamac.flatfile import ALIGNMENT, NUMERICS, RECORD_BYTES, SECTIONS, VERSION, pack_record
 from llamac.progress import Progress, silent
 from llamac.strips import QUANTIZED, STRIP_ROWS
 from llamac.tokenizer import SpecialTokens
@@ -363,8 +363,8 @@ def write_tables(file: BinaryIO, plan: Plan, tensor_hashes: list[bytes]) -> None
     )
     values = {
         "magic": MAGIC,
-        "version": 1,
-        "numerics": 1,
+        "version": VERSION,
+        "numerics": NUMERICS,
         "file_bytes": plan.file_bytes,
         "alignment": ALIGNMENT,
         "n_sections": len(SECTIONS),
