@@ -30,7 +30,12 @@ def test_the_disk_is_that_of_a_links_target(source: Path, tmp_path: Path, monkey
     (tmp_path / "folder").symlink_to("far")
     asked: list[Path] = []
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: asked.append(path) or usage._replace(free=1000))
+
+    def almost_full(path: Path) -> object:
+        asked.append(path)
+        return usage._replace(free=1000)
+
+    monkeypatch.setattr(shutil, "disk_usage", almost_full)
     for to, name in (("llamac", "file"), ("llama2c", "file"), ("hf", "folder")):
         with pytest.raises(ExportError, match=r"the disk of .*far has 0\.0 MB free"):
             export(source, tmp_path / name, to=to)
