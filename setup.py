@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import tempfile
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -50,16 +51,20 @@ class BuildCore(build_ext):
             flags += sanitize + (FLAGS["sanitize_gcc"] if self.compiles(*FLAGS["sanitize_gcc"], "-Werror") else [])
         warnings = FLAGS["warnings"] + (["-Werror"] if asked("WERROR") else [])
         sources = sorted(Path("csrc").glob("*.c"))
-        headers = [str(path) for path in sorted(Path("csrc").glob("*.h"))]
-        for source in sources:
-            isa = FLAGS["isa"].get(MACHINE, {}).get(source.name, [])
-            ext.extra_objects += self.compiler.compile(
-                [str(source)], output_dir=self.build_temp, extra_postargs=flags + warnings + isa, depends=headers
-            )
+
+        def compile_one(source: Path) -> str:
+            own = flags + warnings + FLAGS["isa"].get(MACHINE, {}).get(source.name, [])
+            (made,) = self.compiler.compile([str(source)], output_dir=self.build_temp, extra_postargs=own)
+            return made
+
+        # the compiler is a process of its own: threads of Python's are enough to run several
+        with ThreadPool(os.cpu_count()) as pool:
+            ext.extra_objects += pool.map(compile_one, sources, chunksize=1)
         # Cython's own C is not ours to warn about
         ext.extra_compile_args = ["-O2", "-fvisibility=hidden", "-w"]
         ext.extra_link_args = link
-        ext.depends = headers
+        # all that is linked has just been compiled: an extension of an earlier build is never up to date
+        ext.depends = ext.extra_objects
         super().build_extension(ext)
 
     def compiles(self, *flags: str, source: str = "int main(void) { return 0; }\n") -> bool:

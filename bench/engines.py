@@ -1,4 +1,4 @@
-"""llamac and its peers behind one face, each in a process: `python -m bench.engines ENGINE PATH THREADS KIND`.
+"""llamac and its peers behind one face, each in a process: `python -m bench.engines ENGINE PATH THREADS KIND CONTEXT`.
 
 A worker loads a model, prints "ready", and answers each line "prefill N", "decode N" or "end" with the seconds it took.
 All start from an empty context, take fixed tokens, and compute the logits of the last token only. Idle workers wait in
@@ -14,11 +14,13 @@ from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from typing import Any
 
-CONTEXT = 1024  # positions that every engine reserves at most; the model's, where it has fewer
-
 
 class Engine(ABC):
-    """One loaded model. `prefill` and `decode` return seconds."""
+    """One loaded model, with room for `context` positions where an engine reserves it. `prefill` and `decode` return
+    seconds."""
+
+    @abstractmethod
+    def __init__(self, path: str, threads: int, kind: str, context: int) -> None: ...
 
     @abstractmethod
     def prefill(self, n: int) -> float: ...
@@ -30,11 +32,11 @@ class Engine(ABC):
 class Llamac(Engine):
     """This library."""
 
-    def __init__(self, path: str, threads: int, kind: str) -> None:
+    def __init__(self, path: str, threads: int, kind: str, context: int) -> None:
         import llamac
 
         self._model = llamac.load(path)
-        self._session = self._model.session(context=min(CONTEXT, self._model.config["context"]), threads=threads)
+        self._session = self._model.session(context=context, threads=threads)
 
     def prefill(self, n: int) -> float:
         self._session.rewind(0)
@@ -54,7 +56,7 @@ class Llamac(Engine):
 class LlamaCpp(Engine):
     """llama.cpp through llama-cpp-python's bare functions."""
 
-    def __init__(self, path: str, threads: int, kind: str) -> None:
+    def __init__(self, path: str, threads: int, kind: str, context: int) -> None:
         import llama_cpp
 
         self._lib: Any = llama_cpp
@@ -65,8 +67,10 @@ class LlamaCpp(Engine):
         if not self._model:
             raise SystemExit(f"llama.cpp does not load {path}")
         settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx = min(CONTEXT, llama_cpp.llama_model_n_ctx_train(self._model))
-        settings.n_batch = settings.n_ubatch = 512
+        settings.n_ctx = settings.n_batch = (
+            context  # a prompt goes in by one call, which cuts it into pieces of n_ubatch
+        )
+        settings.n_ubatch = 512
         settings.n_threads = settings.n_threads_batch = threads
         self._context = llama_cpp.llama_init_from_model(self._model, settings)
         if not self._context:
@@ -100,7 +104,7 @@ class LlamaCpp(Engine):
 class CTranslate2(Engine):
     """CTranslate2's generator. A step is the difference of a generation of n + 1 tokens and of one."""
 
-    def __init__(self, path: str, threads: int, kind: str) -> None:
+    def __init__(self, path: str, threads: int, kind: str, context: int) -> None:
         import ctranslate2
 
         self._generator = ctranslate2.Generator(path, compute_type=kind, intra_threads=threads, inter_threads=1)
@@ -123,7 +127,7 @@ class CTranslate2(Engine):
 class Transformers(Engine):
     """transformers with PyTorch on the CPU."""
 
-    def __init__(self, path: str, threads: int, kind: str) -> None:
+    def __init__(self, path: str, threads: int, kind: str, context: int) -> None:
         import torch
         import transformers
 
@@ -172,12 +176,12 @@ def missing(engine: str) -> list[str]:
 
 
 def main() -> None:
-    engine, path, threads, kind = sys.argv[1:]
+    engine, path, threads, kind, context = sys.argv[1:]
     os.environ["OMP_NUM_THREADS"] = threads
     # what libraries print must not stand between the answers
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    loaded = ENGINES[engine](path, int(threads), kind)
+    loaded = ENGINES[engine](path, int(threads), kind, int(context))
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         what, _, count = line.partition(" ")

@@ -24,22 +24,13 @@ from numpy.typing import NDArray
 from bench.shapes import SHAPES, Shape, model_config, tensors, vector
 from llamac import _core
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.writer import Plan, Slot, aligned, config_records, temporary_beside, to_dtype, write_tables
+from llamac.export.quantize import DTYPES, FOUR_BITS, choose_dtypes
+from llamac.export.writer import Slot, make_plan, temporary_beside, to_dtype, write_tables
+from llamac.strips import BLOCK_COLUMNS, GROUP_COLUMNS, LINE_BYTES, STRIP_ROWS
 
-DTYPES = ("f32", "f16", "bf16", "q8", "q4", "q4s")
 GGUF_TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_S")
-STRIP_ROWS, LINE, BLOCK, GROUP = 16, 64, 128, 32
 POOL_STRIPS = 256  # of each width that matrices are put together from
 Bytes = NDArray[np.uint8]
-
-
-def tensor_dtype(name: str, is_matrix: bool, dtype: str, tied: bool, pure: bool) -> str:
-    """A tensor's dtype: in a file of 4 bits the output head and attn_v keep 8, as the exporter has it."""
-    if not is_matrix:
-        return "f32"
-    head = "token_embedding.weight" if tied else "output.weight"
-    keeps = dtype in ("q4", "q4s") and not pure and (name == head or name.endswith("attn_v.weight"))
-    return "q8" if keeps else dtype
 
 
 # ---- strips
@@ -47,7 +38,7 @@ def tensor_dtype(name: str, is_matrix: bool, dtype: str, tied: bool, pure: bool)
 
 def strip_pool(dtype: str, columns: int, numbers: np.random.Generator) -> Bytes:
     """Random strips, (POOL_STRIPS, bytes of a strip), whose weights have std 1 / sqrt(columns)."""
-    size = _core.matrix_bytes(DTYPES.index(dtype) + 1, STRIP_ROWS, columns)
+    size = _core.matrix_bytes(DTYPES[dtype], STRIP_ROWS, columns)
     if dtype in ("f32", "f16", "bf16"):
         padded = columns if dtype == "f32" else columns + columns % 2
         values = numbers.standard_normal((POOL_STRIPS, padded * STRIP_ROWS), np.float32) * np.float32(columns**-0.5)
@@ -59,18 +50,18 @@ def strip_pool(dtype: str, columns: int, numbers: np.random.Generator) -> Bytes:
             np.uint8
         )
     code = 73.0 if dtype == "q8" else 16.0  # the codes' root mean square; that of the block scales is 84
-    strips[:, :LINE] = np.full((POOL_STRIPS, STRIP_ROWS), columns**-0.5 / (84 * code), np.float32).view(np.uint8)
+    strips[:, :LINE_BYTES] = np.full((POOL_STRIPS, STRIP_ROWS), columns**-0.5 / (84 * code), np.float32).view(np.uint8)
     return strips
 
 
 def scale_lines(dtype: str, columns: int) -> Iterator[tuple[int, int]]:
     """(where they start, how many) of the block scales' bytes in a quantized strip (docs/format.md)."""
-    at = LINE
-    for k in range(0, columns, BLOCK):
-        groups = -(-min(BLOCK, columns - k) // GROUP)
+    at = LINE_BYTES
+    for k in range(0, columns, BLOCK_COLUMNS):
+        groups = -(-min(BLOCK_COLUMNS, columns - k) // GROUP_COLUMNS)
         scales = STRIP_ROWS * groups * (2 if dtype == "q4" else 1)
         yield at, scales
-        at += -(-scales // LINE) * LINE + groups * LINE * (8 if dtype == "q8" else 4)
+        at += -(-scales // LINE_BYTES) * LINE_BYTES + groups * LINE_BYTES * (8 if dtype == "q8" else 4)
 
 
 def matrix_chunks(pool: Bytes, name: str, rows: int) -> Iterator[Bytes]:
@@ -88,19 +79,16 @@ def matrix_chunks(pool: Bytes, name: str, rows: int) -> Iterator[Bytes]:
 def make(name: str, dtype: str, out: Path, *, pure: bool = False, shape: Shape | None = None) -> None:
     """Writes a flat file. shape: other dimensions than the name's."""
     shape = shape or SHAPES[name]
-    config, layers = config_records(Checkpoint(model_config(shape), {}))
     metadata = {"architecture": shape.family, "dtype": dtype, "name": f"random {name}{' pure' if pure else ''}"}
     texts = dict.fromkeys(("tokenizer", "spm", "template", "probes"), b"") | {
         "metadata": json.dumps(metadata, separators=(",", ":")).encode()
     }
-    slots, offset = [], 0
-    for tensor, is_matrix, rows, columns in tensors(shape):
-        kind = tensor_dtype(tensor, is_matrix, dtype, shape.tied, pure)
-        size = _core.matrix_bytes(DTYPES.index(kind) + 1, rows, columns) if is_matrix else 4 * columns
-        lazy = replace(vector(tensor, columns), shape=(rows, columns) if is_matrix else (columns,))
-        slots.append(Slot(tensor, lazy, kind, offset := aligned(offset), size))
-        offset += size
-    plan = Plan(tuple(slots), {"config": config, "layers": layers, **texts}, offset)
+    found = {
+        tensor: replace(vector(tensor, columns), shape=(rows, columns) if is_matrix else (columns,))
+        for tensor, is_matrix, rows, columns in tensors(shape)
+    }
+    dtypes = choose_dtypes(found, dtype, pure=pure and dtype in FOUR_BITS)
+    plan = make_plan(Checkpoint(model_config(shape), found), dtype, texts, dtypes)
     pools: dict[tuple[str, int], Bytes] = {}
     with temporary_beside(out) as file:
         file.truncate(plan.file_bytes)

@@ -12,10 +12,11 @@ says how to install them). `--result NAME` writes bench/results/DATE-NAME.json.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -59,31 +60,35 @@ def model_path(entry: Entry, shape: str, folder: Path, pure: bool) -> Path:
     """The entry's model in the folder; made if it is not there."""
     kind = "" if pure or entry.kind not in ("q4", "q4s", "Q4_0", "Q4_K_S") else "-mixed"
     if entry.engine == "llamac":
-        path = folder / f"{shape}-{entry.kind}{kind}.bin"
-        if not path.exists():
-            make(shape, entry.kind, path, pure=pure)
-        return path
+        return once(folder / f"{shape}-{entry.kind}{kind}.bin", lambda out: make(shape, entry.kind, out, pure=pure))
     if entry.engine == "llama.cpp":
-        path = folder / f"{shape}-{entry.kind}{kind}.gguf"
-        if not path.exists():
-            from bench.make_gguf import make_gguf
+        from bench.make_gguf import make_gguf
 
-            make_gguf(shape, entry.kind, path, pure=pure)
-        return path
-    hf = folder / f"{shape}-hf"
-    if not hf.exists():
-        from bench.make_hf import make_hf
+        return once(
+            folder / f"{shape}-{entry.kind}{kind}.gguf", lambda out: make_gguf(shape, entry.kind, out, pure=pure)
+        )
+    from bench.make_hf import make_hf
 
-        make_hf(shape, "bf16", hf)
+    hf = once(folder / f"{shape}-hf", lambda out: make_hf(shape, "bf16", out))
     if entry.engine == "transformers":
         return hf
-    path = folder / f"{shape}-ct2-{entry.kind}"
+    # in a process of its own: it leaves PyTorch's threads and much memory behind
+    code = "import sys; from ctranslate2.converters import TransformersConverter as C; " + (
+        "C(sys.argv[1]).convert(sys.argv[2], quantization=sys.argv[3])"
+    )
+
+    def convert(out: Path) -> None:
+        subprocess.run([sys.executable, "-c", code, hf, out, entry.kind], check=True, stdout=subprocess.DEVNULL)
+
+    return once(folder / f"{shape}-ct2-{entry.kind}", convert)
+
+
+def once(path: Path, write: Callable[[Path], object]) -> Path:
+    """The path of a file or folder. If there is none, `write` makes it elsewhere first: what is there is whole."""
     if not path.exists():
-        # in a process of its own: it leaves PyTorch's threads and much memory behind
-        code = "import sys; from ctranslate2.converters import TransformersConverter as C; " + (
-            "C(sys.argv[1]).convert(sys.argv[2], quantization=sys.argv[3])"
-        )
-        subprocess.run([sys.executable, "-c", code, hf, path, entry.kind], check=True, stdout=subprocess.DEVNULL)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".making-") as folder:
+            write(Path(folder, path.name))
+            os.replace(Path(folder, path.name), path)
     return path
 
 
@@ -93,10 +98,16 @@ def model_path(entry: Entry, shape: str, folder: Path, pure: bool) -> Path:
 class Worker:
     """A process with one engine and one loaded model."""
 
-    def __init__(self, entry: Entry, path: Path, threads: int) -> None:
-        command = [sys.executable, "-m", "bench.engines", entry.engine, str(path), str(threads), entry.kind]
+    def __init__(self, entry: Entry, path: Path, threads: int, context: int) -> None:
+        command = [sys.executable, "-m", "bench.engines", entry.engine, path, threads, entry.kind, context]
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  not a pipe, which nobody would empty meanwhile
         self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*map(str, command)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            text=True,
         )
 
     def ask(self, question: str = "") -> str:
@@ -108,15 +119,17 @@ class Worker:
             self._process.stdin.flush()
         answer = self._process.stdout.readline().strip()
         if not answer:
-            assert self._process.stderr is not None
-            last = self._process.stderr.read().strip().splitlines()[-1:] or ["without a word"]
-            raise RuntimeError(f"it ended with {self._process.wait()}: {last[0]}")
+            code = self._process.wait()
+            self._complaints.seek(0)
+            last = self._complaints.read().strip().splitlines()[-1:] or ["without a word"]
+            raise RuntimeError(f"it ended with {code}: {last[0]}")
         return answer
 
     def end(self) -> None:
         """Ends the process."""
         self._process.kill()
         self._process.communicate()
+        self._complaints.close()
 
 
 @dataclass
@@ -151,9 +164,10 @@ def compare(entries: dict[Entry, Path], threads: int, tasks: list[tuple[str, int
     """All tasks by all entries in turn, `rounds` times; the first time is not counted."""
     series = [Series(threads, *task) for task in tasks]
     workers: dict[Entry, Worker] = {}
+    context = max(count for _, count in tasks)
     try:
         for entry, path in entries.items():
-            workers[entry] = Worker(entry, path, threads)
+            workers[entry] = Worker(entry, path, threads, context)
         _ask_all(workers, "", series)
         for turn in range(rounds + 1):
             for one in series:
@@ -230,6 +244,8 @@ def main() -> None:
     if unknown:
         parser.error(f"there is no group {', '.join(sorted(unknown))}")
     context = SHAPES[options.shape].context
+    if options.decode > context:
+        parser.error(f"--decode is {options.decode}, but {options.shape} has {context} positions")
     tasks = [("prefill", n) for n in options.prompt if n <= context] + [("decode", options.decode)]
     told: set[str] = set()
     results: list[dict[str, Any]] = []

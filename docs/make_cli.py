@@ -30,7 +30,8 @@ Written by `python docs/make_cli.py` from the parser itself; `llamac COMMAND --h
 * Exit codes: 0 done; 1 an error, or a check that found a difference; 2 wrong usage; 130 interrupted (Ctrl-C).
 * What terminals take for commands is escaped (`\\x1b`): in names and other texts from files always, in generated
   text on a terminal only. JSON is UTF-8 always.
-* MODEL may be the name of a built-in model, `stories` or `stories-gpt2`; a file of that name comes first.
+* MODEL (SRC of `export`, too) may be the name of a built-in model, `stories` or `stories-gpt2`; a file of that
+  name comes first.
 * Progress bars appear on a terminal only.
 * The environment variable `LLAMAC_ISA` forces a kernel set where `--isa` is not given.
 """

@@ -26,7 +26,7 @@ from llamac.errors import ExportError
 from llamac.export.checkpoint import Checkpoint, ModelConfig
 from llamac.export.probes import few_pages
 from llamac.export.quantize import Lesson
-from llamac.export.writer import check_space, make_plan, write
+from llamac.export.writer import Plan, make_plan, write
 from llamac.progress import Progress, silent
 from llamac.tokenizer import Tokenizer
 
@@ -34,6 +34,7 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
 TOKENS = 4096
+TEXT_CHARACTERS = 1 << 20  # of a text that are looked at
 SEQUENCE = 256  # tokens; a sequence has seen too little to be typical before, and little changes after
 OBSERVED = 64  # tokens whose stages of all layers are in memory together
 BATCH = 16  # sequences that are generated together
@@ -142,15 +143,33 @@ def _rounded(x: Doubles) -> Floats:
 # ---- the text
 
 
+def disk_bytes(checkpoint: Checkpoint, dtype: str, file_bytes: int) -> int:
+    """What a calibrated export to a file of `file_bytes` takes of the disk at most: the inputs, and beside them first
+    the float model with matrices in `dtype`, then the file."""
+    config = checkpoint.config
+    count, length = _size(config)
+    widest = max(layer.ffn_dim for layer in config.layers)
+    columns = len(config.layers) * (2 * config.dim + config.n_heads * config.head_dim + widest) + config.dim
+    return 2 * count * length * columns + max(file_bytes, _float_plan(checkpoint, dtype).file_bytes)
+
+
+def _float_plan(checkpoint: Checkpoint, dtype: str) -> Plan:
+    texts = dict.fromkeys(("tokenizer", "spm", "template", "probes"), b"")
+    return make_plan(checkpoint, dtype, {"metadata": b"{}", **texts})
+
+
+def _size(config: ModelConfig) -> tuple[int, int]:
+    """(how many sequences are read, their tokens)."""
+    length = min(SEQUENCE, config.context)
+    return max(1, TOKENS // length), length
+
+
 @contextlib.contextmanager
 def float_model(checkpoint: Checkpoint, folder: Path, dtype: str, threads: int) -> Iterator[llamac.Model]:
     """The engine over the checkpoint's weights, in a temporary file in `folder`, with matrices in `dtype`."""
     with tempfile.TemporaryDirectory(prefix=".llamac-calibration.", dir=folder) as place:
-        texts = {"metadata": b"{}", "tokenizer": b"", "spm": b"", "template": b"", "probes": b""}
-        plan = make_plan(checkpoint, dtype, texts)
-        check_space(folder, plan.file_bytes)
         with open(Path(place, "model.bin"), "w+b") as file:
-            write(file, plan)
+            write(file, _float_plan(checkpoint, dtype))
         with llamac.load(Path(place, "model.bin"), kv="f32", threads=threads) as model:
             yield model
 
@@ -158,20 +177,15 @@ def float_model(checkpoint: Checkpoint, folder: Path, dtype: str, threads: int) 
 def calibrate(
     checkpoint: Checkpoint,
     model: llamac.Model,
-    text: str | None,
+    sequences: list[list[int]] | None,
     folder: Path,
     progress: Progress = silent,
 ) -> Calibration:
-    """Runs `model`, which holds the checkpoint's weights, over TOKENS tokens of a text or, without one, of its own.
-
-    folder: where the temporary file lies. Raises ExportError if there is no tokenizer for a text, or too little text.
-    """
-    length = min(SEQUENCE, checkpoint.config.context)
-    count = max(1, TOKENS // length)
-    if text is None:
-        sequences = _own_text(checkpoint, model, count, length, progress)
-    else:
-        sequences = _pieces(checkpoint, text, count, length)
+    """Runs `model`, which holds the checkpoint's weights, over sequences of tokens or, without them, over TOKENS tokens
+    of its own. folder: where the temporary file lies."""
+    if sequences is None:
+        sequences = _own_text(checkpoint, model, progress)
+    length = len(sequences[0])
     made = Calibration(checkpoint.config, folder)
     try:
         stages = [*STAGES, "output_norm"]
@@ -189,8 +203,10 @@ def calibrate(
     return made
 
 
-def _pieces(checkpoint: Checkpoint, text: str, count: int, length: int) -> list[list[int]]:
-    """Up to `count` sequences of `length` tokens, spread evenly over the text, each with BOS by the model's rule."""
+def sequences_of(checkpoint: Checkpoint, text: str) -> list[list[int]]:
+    """TOKENS tokens of a text, or what it has of them, in sequences spread evenly over it, each with BOS by the model's
+    rule. Raises ExportError if there is no tokenizer, or too little text."""
+    count, length = _size(checkpoint.config)
     if checkpoint.tokenizer is None:
         raise ExportError("calibration on a text needs a tokenizer: give one, or let the model write its own text")
     data, special, _ = checkpoint.tokenizer
@@ -207,11 +223,10 @@ def _pieces(checkpoint: Checkpoint, text: str, count: int, length: int) -> list[
     return [start + ids[first : first + body] for first in (int(i * gap) for i in range(count))]
 
 
-def _own_text(
-    checkpoint: Checkpoint, model: llamac.Model, count: int, length: int, progress: Progress
-) -> list[list[int]]:
-    """`count` sequences that the model writes, drawn from its own probabilities: the same on every machine."""
+def _own_text(checkpoint: Checkpoint, model: llamac.Model, progress: Progress) -> list[list[int]]:
+    """Sequences that the model writes, drawn from its own probabilities: the same on every machine."""
     config = checkpoint.config
+    count, length = _size(config)
     bos = checkpoint.tokenizer[1].bos_id if checkpoint.tokenizer is not None else None
     done: list[list[int]] = []
     for first in range(0, count, BATCH):

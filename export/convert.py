@@ -15,7 +15,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from llamac.errors import ArgumentError, ExportError, LlamacError, TokenizerError, UnsupportedError
+from llamac.arguments import file_path, whole_number, wrong_type
+from llamac.errors import ArgumentError, ArgumentTypeError, ExportError, LlamacError, TokenizerError, UnsupportedError
+from llamac.export.calibrate import TEXT_CHARACTERS, calibrate, disk_bytes, float_model, sequences_of
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.lfs import HEAD_BYTES, refuse_pointer
 from llamac.export.quantize import FOUR_BITS, Lesson, choose_dtypes, widen_coarse
@@ -32,7 +34,9 @@ from llamac.export.writer import (
     write,
     write_tables,
 )
+from llamac.flatfile import NUMERICS
 from llamac.machine import plan_threads
+from llamac.model import model_path
 from llamac.progress import Progress, silent
 from llamac.strips import QUANTIZED
 from llamac.tokenizer import SpecialTokens, Tokenizer
@@ -45,7 +49,6 @@ SOURCES = "a Hugging Face directory, a llama2.c model file or a flat file"
 # A file that names its directory, in the order in which the import of a directory takes them.
 HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 HF_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin.index.json", "config.json")
-NUMERICS = 1
 
 
 @dataclass
@@ -87,33 +90,35 @@ def export(
 ) -> Report:
     """Converts a checkpoint.
 
-    source: a Hugging Face directory, a llama2.c model file or a flat file. dtype: of the matrices, "f32", "f16",
-    "bf16", "q8", "q4" or "q4s" (default: the source's own, f32 if it is quantized). With q4 and q4s the output head and
-    attn_v are q8, unless `pure`; dtype_map overrides both: (pattern, dtype) pairs, the first whose pattern fits a
-    matrix's name decides (* stands for any text). calibrate: for q4 and q4s, a text file, or "self" for a text that the
-    model writes: the inputs it sees there decide which errors matter and where they are made up for. It takes a
-    temporary copy of the weights beside `out`, and more time and memory (docs/quantization.md). threads: that quantize
-    (default: as many as a model would use); they do not change a byte. tokenizer: a file or directory to use instead of
-    the source's, or False for none. name: stored in the flat file (default: the source's). to: "llamac" writes a flat
-    file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with tokenizer.bin beside it.
-    probe_source: who computes the flat file's reference logits, "llamac" (what "auto" means) or "transformers"; None
-    leaves the probes out. overwrite: replace an existing file `out` (of a symbolic link: its target); only regular
-    files are ever replaced. progress: called with (phase, done, all there is to do in this phase): "verifying" (bytes
-    of a flat file that is read), "looking at scales" (rows of matrices that may be too coarse for 4 bits), "reference
-    logits" (steps of the probes), "writing a text" (tokens), "calibrating" (pieces of a text), "writing" (bytes),
-    "engine's logits" (steps of the probes, on the written file).
+    source: a Hugging Face directory, a llama2.c model file, a flat file, or a built-in model's name. dtype: of the
+    matrices, "f32", "f16", "bf16", "q8", "q4" or "q4s" (default: the source's own, f32 if it is quantized). With q4 and
+    q4s the output head and attn_v are q8, unless `pure`; dtype_map overrides both: (pattern, dtype) pairs, the first
+    whose pattern fits a matrix's name decides (* stands for any text). calibrate: for q4 and q4s, a text file, or
+    "self" for a text that the model writes: the inputs it sees there decide which errors matter and where they are made
+    up for. It takes a temporary copy of the weights beside `out`, and more time and memory (docs/quantization.md).
+    threads: that quantize (default: as many as a model would use); they do not change a byte. tokenizer: a file or
+    directory to use instead of the source's, or False for none. name: stored in the flat file (default: the source's).
+    to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with
+    tokenizer.bin beside it. probe_source: who computes the flat file's reference logits, "llamac" (what "auto" means)
+    or "transformers"; None leaves the probes out. overwrite: replace an existing file `out` (of a symbolic link: its
+    target), and with "llama2c" another tokenizer.bin beside it; only regular files are ever replaced. progress: called
+    with (phase, done, all there is to do in this phase): "verifying" (bytes of a flat file that is read), "looking at
+    scales" (rows of matrices that may be too coarse for 4 bits), "reference logits" (steps of the probes), "writing a
+    text" (tokens), "calibrating" (pieces of a text), "writing" (bytes), "engine's logits" (steps of the probes, on the
+    written file).
 
     Raises ArgumentError for an argument that would have no effect with this `to`, and ExportError or UnsupportedError
     with everything that stands against the export, before anything is written.
     """
-    source, out, progress = _folder_of(Path(source)), Path(out), progress or silent
-    dtype_map = list(dtype_map)
+    source, out = _folder_of(model_path(file_path(source, "source"))), file_path(out, "out")
+    progress = progress or silent
+    dtype_map = _pairs(dtype_map)
     _check_arguments(to, dtype, name, probe_source, overwrite)
     if to != "llamac" and (pure or dtype_map or calibrate or threads is not None or dtype in QUANTIZED):
         raise ArgumentError(
             f"quantized dtypes, pure, dtype_map, calibrate and threads are for flat files only, not with to={to!r}"
         )
-    if threads is not None and threads < 1:
+    if threads is not None and whole_number(threads, "threads") < 1:
         raise ArgumentError(f"threads is {threads}, expected at least 1")
     if not source.exists():
         raise ExportError(f"{source} does not exist")
@@ -125,8 +130,7 @@ def export(
     if name is not None:
         checkpoint.metadata["name"] = name
     dtype = dtype or ("f32" if to == "llama2c" else _own_dtype(checkpoint))
-    if to == "llamac":
-        _warn_of_quantized(checkpoint, dtype, warnings)
+    _warn_of_quantized(checkpoint, dtype, warnings)
     if to == "hf":
         from llamac.export.to_hf import write_hf
 
@@ -135,7 +139,7 @@ def export(
     elif to == "llama2c":
         from llamac.export.to_llama2c import write_llama2c
 
-        size = write_llama2c(checkpoint, out, progress, overwrite=overwrite)
+        size = write_llama2c(checkpoint, out, warnings, progress, overwrite=overwrite)
         bits = 0.0
     else:
         probe_source = "llamac" if probe_source == "auto" else probe_source
@@ -172,7 +176,8 @@ def _calibration_text(calibrate: str | Path | None) -> str | None:
     if calibrate is None or calibrate == "self":
         return None if calibrate is None else ""
     try:
-        text = Path(calibrate).read_text(encoding="utf-8")
+        with open(file_path(calibrate, "calibrate"), encoding="utf-8") as file:
+            text = file.read(TEXT_CHARACTERS)
     except (OSError, UnicodeDecodeError) as error:
         raise ExportError(f"the calibration text {calibrate} cannot be read: {error}") from None
     if not text:
@@ -180,8 +185,20 @@ def _calibration_text(calibrate: str | Path | None) -> str | None:
     return text
 
 
+def _pairs(dtype_map: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """ArgumentTypeError for anything but pairs of texts."""
+    pairs = list(dtype_map) if isinstance(dtype_map, Iterable) and not isinstance(dtype_map, str) else [None]
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            raise ArgumentTypeError(f"dtype_map is {dtype_map!r}, expected pairs (pattern of names, dtype)")
+    return pairs
+
+
 def _check_arguments(to: str, dtype: str | None, name: str | None, probe_source: str | None, overwrite: bool) -> None:
     """ArgumentError for a target that there is not, or an argument that has no effect with this one."""
+    for label, value in (("to", to), ("dtype", dtype), ("name", name), ("probe_source", probe_source)):
+        if not isinstance(value, str | None):
+            raise wrong_type(label, value, "a text")
     if to not in TARGETS:
         raise ArgumentError(f"to is {to!r}, expected one of {', '.join(TARGETS)}")
     if to != "llamac" and name is not None:
@@ -197,6 +214,8 @@ def _check_arguments(to: str, dtype: str | None, name: str | None, probe_source:
 def _check_target(out: Path, to: str, overwrite: bool) -> None:
     if not out.parent.is_dir():
         raise ExportError(f"the folder {out.parent} does not exist")
+    if out.is_symlink() and not (real := Path(os.path.realpath(out))).parent.is_dir():
+        raise ExportError(f"{out} is a link to {real}, but the folder {real.parent} does not exist")
     if to == "hf":
         if out.exists() and (not out.is_dir() or any(out.iterdir())):  # a directory is never replaced: it may hold more
             raise ExportError(f"{out} exists and is no empty directory: choose another name")
@@ -271,7 +290,7 @@ def _own_dtype(checkpoint: Checkpoint) -> str:
 
 
 def _warn_of_quantized(checkpoint: Checkpoint, dtype: str, warnings: list[str]) -> None:
-    """A flat file with quantized weights may be a source, but what was lost stays lost."""
+    """A flat file with quantized weights may be a source of anything, but what was lost stays lost."""
     kinds = {tensor.dtype for tensor in checkpoint.tensors.values()} & set(QUANTIZED)
     if kinds:
         again = "and are quantized once more" if dtype in QUANTIZED else "which a wider dtype does not undo"
@@ -293,7 +312,7 @@ def _attach_tokenizer(
         checkpoint.tokenizer = None
         checkpoint.metadata.pop("tokenizer", None)
     elif given is not None:
-        place = Path(given)
+        place = file_path(given, "tokenizer")
         try:
             checkpoint.tokenizer = load_vocabulary(place, Room(checkpoint.config.vocab_size, warnings))
         except FileNotFoundError:
@@ -403,16 +422,20 @@ def _write_flat(
         "probes": b"",
     }
     make_plan(checkpoint, matrices.dtype, texts)  # what does not fit is told before anything else costs time
+    sequences = sequences_of(checkpoint, matrices.calibrate) if matrices.calibrate else None
     dtypes = _dtypes(checkpoint, matrices, progress, warnings)
+    plan = make_plan(checkpoint, matrices.dtype, texts, dtypes)
+    if not any(slot.dtype in FOUR_BITS for slot in plan.slots):
+        matrices = replace(matrices, calibrate=None)  # all were too coarse for 4 bits: there is nothing left to learn
+    _check_room(out, checkpoint, plan, matrices)
     probe_set = None
     if probe_source is not None:
         folder = source if source.is_dir() else None
         probe_set = probes.make(checkpoint, NUMERICS, source=probe_source, folder=folder, progress=progress)
-        texts["probes"] = encode(probe_set)
-    plan = make_plan(checkpoint, matrices.dtype, texts, dtypes)
-    check_space(out.parent, plan.file_bytes)
+        plan = replace(plan, sections={**plan.sections, "probes": encode(probe_set)})
+    _check_room(out, checkpoint, plan, matrices)
     with temporary_beside(out) as file, contextlib.ExitStack() as stack:
-        teach = _teacher(checkpoint, plan, matrices, out.parent, progress, stack)
+        teach = _teacher(checkpoint, matrices, sequences, Path(file.name).parent, progress, stack)
         hashes = write(file, plan, progress, threads=matrices.threads, teach=teach)
         stack.close()
         if probe_set is not None:
@@ -428,6 +451,8 @@ def _dtypes(checkpoint: Checkpoint, matrices: Matrices, progress: Progress, warn
     """Every tensor's dtype; a 4-bit matrix whose scales would be coarse is q8, unless dtype_map names it."""
     tensors = matching_tensors(checkpoint)
     chosen = choose_dtypes(tensors, matrices.dtype, pure=matrices.pure, dtype_map=matrices.dtype_map)
+    if matrices.calibrate is not None and not any(dtype in FOUR_BITS for dtype in chosen.values()):
+        raise ArgumentError(f"calibrate is for matrices in q4 and q4s; with dtype {matrices.dtype!r} there is none")
 
     def fixed(name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern, _ in matrices.dtype_map)
@@ -437,10 +462,18 @@ def _dtypes(checkpoint: Checkpoint, matrices: Matrices, progress: Progress, warn
     return found
 
 
+def _check_room(out: Path, checkpoint: Checkpoint, plan: Plan, matrices: Matrices) -> None:
+    """ExportError if the disk has no room for the file, and for what calibration keeps beside it meanwhile."""
+    needed = plan.file_bytes
+    if matrices.calibrate is not None:
+        needed = disk_bytes(checkpoint, _own_dtype(checkpoint), needed)
+    check_space(out, needed)
+
+
 def _teacher(
     checkpoint: Checkpoint,
-    plan: Plan,
     matrices: Matrices,
+    sequences: list[list[int]] | None,
     folder: Path,
     progress: Progress,
     stack: contextlib.ExitStack,
@@ -448,13 +481,8 @@ def _teacher(
     """What calibration knows of the slots, where it was asked for; `stack` lets go of its temporary file."""
     if matrices.calibrate is None:
         return lambda slot: None
-    if not any(slot.dtype in FOUR_BITS for slot in plan.slots):
-        raise ArgumentError(f"calibrate is for matrices in q4 and q4s; with dtype {matrices.dtype!r} there is none")
-    from llamac.export.calibrate import calibrate, float_model
-
     with float_model(checkpoint, folder, _own_dtype(checkpoint), matrices.threads) as model:
-        text = matrices.calibrate or None
-        calibration = stack.enter_context(calibrate(checkpoint, model, text, folder, progress))
+        calibration = stack.enter_context(calibrate(checkpoint, model, sequences, folder, progress))
 
     def teach(slot: Slot) -> Lesson | None:
         return calibration.lesson(slot.name, slot.tensor.shape[1]) if slot.dtype in FOUR_BITS else None

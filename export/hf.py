@@ -241,4 +241,10 @@ def _chat_template(folder: Path, warnings: list[str]) -> str:
             warnings.append(f"none of the chat templates ({names}) is named 'default': none is stored")
     if template is not None and not isinstance(template, str):
         raise ExportError("tokenizer_config.json: chat_template is neither a text nor a list of named texts")
+    try:
+        (template or "").encode()
+    except UnicodeEncodeError:
+        raise ExportError(
+            "tokenizer_config.json: chat_template holds a lone surrogate, which is no character"
+        ) from None
     return template or ""

@@ -29,7 +29,7 @@ from llamac.export.writer import (
     check_space,
     checked_chunks,
     matching_tensors,
-    temporary_folder_beside,
+    temporary_folder,
     to_dtype,
 )
 from llamac.progress import Progress, silent
@@ -72,8 +72,8 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
     matching_tensors(checkpoint)
     stored = list(_stored_tensors(checkpoint, family, dtype))
     files = _texts(checkpoint, family, dtype)
-    check_space(out.parent, sum(map(len, files.values())) + sum(tensor.bytes for tensor in stored))
-    with temporary_folder_beside(out) as folder:
+    check_space(out, sum(map(len, files.values())) + sum(tensor.bytes for tensor in stored))
+    with temporary_folder(out) as folder:
         for name, data in files.items():
             (folder / name).write_bytes(data)
         with open(folder / WEIGHTS, "wb") as file:

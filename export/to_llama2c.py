@@ -28,11 +28,13 @@ from llamac.tokenizer import Tokenizer
 TOKENIZER = "tokenizer.bin"
 
 
-def write_llama2c(checkpoint: Checkpoint, out: Path, progress: Progress = silent, *, overwrite: bool = False) -> int:
+def write_llama2c(
+    checkpoint: Checkpoint, out: Path, warnings: list[str], progress: Progress = silent, *, overwrite: bool = False
+) -> int:
     """Writes `out` and, where the checkpoint has a tokenizer, tokenizer.bin in the same folder. Returns their bytes.
 
-    overwrite: a tokenizer.bin that is there and differs may be replaced. Raises UnsupportedError with everything that
-    llama2.c cannot represent.
+    overwrite: a tokenizer.bin that is there and differs may be replaced, which is told in `warnings`. Raises
+    UnsupportedError with everything that llama2.c cannot represent.
     """
     vocabulary = _vocabulary(checkpoint)
     place = out.parent / TOKENIZER
@@ -47,11 +49,13 @@ def write_llama2c(checkpoint: Checkpoint, out: Path, progress: Progress = silent
         )
     tensors = list(_in_order(checkpoint.config, matching_tensors(checkpoint)))
     size = 28 + sum(4 * int(np.prod(tensor.shape)) for _, tensor in tensors)
-    check_space(out.parent, size + len(vocabulary))
+    check_space(out, size + len(vocabulary))
+    if vocabulary and place.exists():
+        warnings.append(f"{place} was another tokenizer: it has been replaced by this model's")
     with contextlib.ExitStack() as stack:
-        if vocabulary:
-            stack.enter_context(temporary_beside(place)).write(vocabulary)
         file = stack.enter_context(temporary_beside(out))
+        if vocabulary:  # the last one in is the first one to get its name: no model stands beside another's tokenizer
+            stack.enter_context(temporary_beside(place)).write(vocabulary)
         progress("writing", 0, size)
         done = file.write(_header(checkpoint.config))
         for name, tensor in tensors:
@@ -163,8 +167,9 @@ def _in_order(config: ModelConfig, tensors: dict[str, LazyTensor]) -> Iterator[t
     yield from layers(("attn_norm", "attn_q", "attn_k", "attn_v", "attn_out"))
     yield from layers(("ffn_norm", "ffn_gate", "ffn_down", "ffn_up"))
     yield "output_norm.weight", tensors["output_norm.weight"]
-    angles = np.outer(np.arange(config.context, dtype=np.float32), inverse_frequencies(config.head_dim))
+    # in float64: the last bit of NumPy's float32 functions depends on the processor
+    angles = np.outer(np.arange(config.context, dtype=np.float64), inverse_frequencies(config.head_dim))
     for name, table in (("freq_cis_real", np.cos(angles)), ("freq_cis_imag", np.sin(angles))):
-        yield name, LazyTensor.of(table)
+        yield name, LazyTensor.of(table.astype(np.float32))
     if not config.tied_output:
         yield "output.weight", tensors["output.weight"]

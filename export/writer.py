@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import shutil
-import tempfile
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,10 @@ from llamac import _core
 from llamac.errors import ArgumentError, ExportError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.quantize import DTYPES, Lesson, Quantizer, choose_dtypes
-from llamac.flatfile import ALIGNMENT, RECORD_BYTES, SECTIONS, pack_record
+from llamac.flatfile import ALIGNMENT, NUMERICS, RECORD_BYTES, SECTIONS, VERSION, pack_record
 from llamac.progress import Progress, silent
 from llamac.strips import QUANTIZED, STRIP_ROWS
+from llamac.tokenizer import SpecialTokens
 
 Numbers = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
 
@@ -120,6 +122,7 @@ def config_records(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
     config = checkpoint.config
     special = checkpoint.tokenizer[1] if checkpoint.tokenizer else None
     stop_ids = sorted({*checkpoint.stop_ids, *(special.stop_ids if special else ())})
+    _check_special_ids(special, stop_ids, config.vocab_size)
     values = {name: getattr(config, name) for name in ModelConfig.__dataclass_fields__ if name != "layers"}
     values |= {
         "n_layers": len(config.layers),
@@ -136,6 +139,18 @@ def config_records(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
         return pack_record("config", values), b"".join(pack_record("layer", vars(layer)) for layer in config.layers)
     except ArgumentError as error:
         raise ExportError(f"the model does not fit into a flat file: {error}") from None
+
+
+def _check_special_ids(special: SpecialTokens | None, stop_ids: list[int], vocab_size: int) -> None:
+    """ExportError with every id that the model has no logit for."""
+    named = [("bos_id", special.bos_id), ("eos_id", special.eos_id)] if special else []
+    named += [("a stop id", token) for token in stop_ids]
+    beyond = [f"{name} is {token}" for name, token in named if token is not None and token >= vocab_size]
+    if beyond:
+        raise ExportError(
+            f"special tokens lie beyond the model's vocabulary of {vocab_size} ids: {', '.join(beyond)}; mend them in"
+            " the tokenizer's files, config.json or generation_config.json (bos_token_id, eos_token_id)"
+        )
 
 
 def matching_tensors(checkpoint: Checkpoint) -> dict[str, LazyTensor]:
@@ -221,47 +236,75 @@ def refuse_special(target: Path) -> None:
 def temporary_beside(target: Path) -> Iterator[BinaryIO]:
     """A new file in the target's folder; it becomes the target when the block ends well, else it vanishes.
 
-    A target that is a symbolic link stays one: the file it leads to is replaced."""
+    A target that is a symbolic link stays one: the file it leads to is replaced. Permissions stay what they were."""
     target = Path(os.path.realpath(target))
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
-    os.close(handle)
+    temporary = target.parent / _temporary_name(target)
     try:
-        with open(name, "r+b") as file:
+        with _errors_name(target):
+            opened = open(temporary, "x+b")  # noqa: SIM115  closed by the next statement
+        with opened as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, target)
+        with _errors_name(target):
+            os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(name)
+            os.unlink(temporary)
         raise
 
 
 @contextlib.contextmanager
-def temporary_folder_beside(target: Path) -> Iterator[Path]:
-    """The same with a folder. The target must not exist, or be an empty folder."""
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+def temporary_folder(target: Path) -> Iterator[Path]:
+    """A new folder; the files written to it are the target's when the block ends well, else they vanish.
+
+    The target must not exist, or be an empty folder. Such a folder stays, and the files move into it one by one: it may
+    be where a disk is mounted, or where a shell is."""
+    target = Path(os.path.realpath(target))
+    is_there = target.is_dir()
+    folder = (target if is_there else target.parent) / _temporary_name(target)
+    moved: list[Path] = []
     try:
+        with _errors_name(target):
+            folder.mkdir()
         yield folder
-        os.chmod(folder, 0o777 & ~_umask())
-        os.replace(folder, target)
+        with _errors_name(target):
+            if not is_there:
+                os.replace(folder, target)
+                return
+            for path in sorted(folder.iterdir()):
+                moved.append(target / path.name)
+                os.rename(path, moved[-1])
+            folder.rmdir()
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
+        for path in moved:
+            path.unlink(missing_ok=True)
         raise
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _temporary_name(target: Path) -> str:
+    return f".{target.name}.{secrets.token_hex(4)}.partial"
 
 
-def check_space(folder: Path, needed: int) -> None:
-    """ExportError if the folder's disk has less room than `needed` bytes."""
+@contextlib.contextmanager
+def _errors_name(target: Path) -> Iterator[None]:
+    """Errors of the system speak of the target: nobody knows the temporary file's name."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from None
+
+
+def check_space(target: Path, needed: int) -> None:
+    """ExportError if the disk on which the target will lie has less room than `needed` bytes."""
+    place = Path(os.path.realpath(target))
+    folder = place if place.is_dir() else place.parent
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise ExportError(f"the disk of {folder} has {free / 1e6:.1f} MB free, the file needs {needed / 1e6:.1f} MB")
+        raise ExportError(f"the disk of {folder} has {free / 1e6:.1f} MB free, the export needs {needed / 1e6:.1f} MB")
 
 
 def write(
@@ -320,8 +363,8 @@ def write_tables(file: BinaryIO, plan: Plan, tensor_hashes: list[bytes]) -> None
     )
     values = {
         "magic": MAGIC,
-        "version": 1,
-        "numerics": 1,
+        "version": VERSION,
+        "numerics": NUMERICS,
         "file_bytes": plan.file_bytes,
         "alignment": ALIGNMENT,
         "n_sections": len(SECTIONS),

@@ -440,15 +440,15 @@ cdef class Session:
             raise CancelledError(err.message.decode(), done)
         return check(result, err)
 
-    def step(self, int token, int sequence=0):
+    def step(self, token, sequence=0):
         """Computes one token at the end of a sequence; its logits stay in the session."""
-        cdef int done = 0, result
+        cdef int done = 0, result, number = as_int(token, "token"), which = as_int(sequence, "sequence")
         cdef llamac_error err
         cdef llamac_row row
         self._enter()
         try:
             self._has_logits = False
-            row = llamac_row(token, sequence, llamac_length(self._ptr, sequence), 1)
+            row = llamac_row(number, which, llamac_length(self._ptr, which), 1)
             result = self._run(&row, 1, self._logits, NULL, 0, &done, &err)
             self._has_logits = result == 0
             self._raise(result, &err, done)

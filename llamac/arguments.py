@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from operator import index
+from pathlib import Path
 
-from llamac.errors import ArgumentTypeError
+from llamac.errors import ArgumentError, ArgumentTypeError
 
 
 def wrong_type(name: str, value: object, expected: str) -> ArgumentTypeError:
@@ -31,3 +32,12 @@ def real_number(value: object, name: str) -> float:
         except TypeError:
             pass
     raise wrong_type(name, value, "a number")
+
+
+def file_path(value: object, name: str) -> Path:
+    """A path. ArgumentTypeError for what is neither a text nor a Path, ArgumentError for what no file can be called."""
+    if not isinstance(value, str | Path):
+        raise wrong_type(name, value, "a text or a Path")
+    if not str(value) or "\0" in str(value):
+        raise ArgumentError(f"{name} is {str(value)!r}, which is no name of a file")
+    return Path(value)

@@ -18,13 +18,13 @@ from llamac.errors import ArgumentError
 from llamac.model import Model
 from llamac.progress import Progress, silent
 from llamac.session import Session
+from llamac.strips import STRIP_ROWS
 
 BLOCK_BYTES = 512 << 20  # of the block that is read, at most; smaller for a model whose step reads less
 PASS_BYTES = 128 << 20  # that are read at least before the clock is looked at
 PASS_SECONDS = 0.005  # that multiply-adds take at least before the clock is looked at
 STREAMS = (1, 2, 4)
 TRIES = 3  # of the multiply-adds in a turn; the best counts, as it does of the streams
-STRIP_ROWS = 16
 KV_BYTES = {"f32": 4, "f16": 2}
 
 
@@ -219,6 +219,8 @@ class Case:
 def measure(model: Model, wishes: Wishes, progress: Progress = silent) -> dict[str, Any]:
     """Measures all that is wished for; the result holds `read_gb_s`, `mac_per_s`, `limits` and `results`."""
     wishes.check(model)
+    for threads in wishes.threads:  # whether it can be had is not found out after the others were measured
+        _session(model, wishes, threads).close()
     block = read_block(work_of(model, kv="f16", rows=1, batch=1, start=0).bytes)
     facts: dict[str, Any] = {}
     limits: list[dict[str, Any]] = []

@@ -68,6 +68,10 @@ def _field_table() -> dict[str, tuple[Field, ...]]:
 
 FIELDS = _field_table()
 RECORD_BYTES = {record: _core.record_bytes(record) for record in FIELDS}
+# members of the header that have one value only
+VERSION, NUMERICS = (
+    next(int(field.low) for field in FIELDS["header"] if field.name == name) for name in ("version", "numerics")
+)
 
 
 def unpack_record(record: str, data: bytes | memoryview) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import threading
 import weakref
@@ -11,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from llamac.arguments import wrong_type
+from llamac.arguments import file_path
 from llamac.errors import ArgumentError, ClosedError, UnsupportedError
 from llamac.flatfile import FlatFile
 from llamac.interrupt import in_main_thread, interruptible
@@ -41,8 +43,8 @@ def load(
     context, kv, threads and isa are what the model's sessions use unless they are told otherwise:
     context: positions per sequence (default: what a request can reach, for `session` the model's). kv: number format of
     the KV cache, "f32" or "f16" (default: f32 for f32 files, else f16). threads: default from affinity, cgroup quota
-    and physical cores, see `llamac inspect`. isa: a kernel set, "avx2" or "scalar" (default: the environment variable
-    LLAMAC_ISA, else the best of this machine).
+    and physical cores, see `llamac inspect`. isa: a kernel set that `llamac inspect` lists (default: the environment
+    variable LLAMAC_ISA, else the best of this machine).
     tokenizer: a tokenizer file or directory to use instead of the file's own, of any kind that `llamac export` reads.
     memory: "map" reads weights when they are first needed; "populate" reads them all now; "huge" does so and asks the
     kernel for huge pages. Processes share one copy in each case.
@@ -51,7 +53,7 @@ def load(
     """
     if device != "cpu":
         raise UnsupportedError(f"device is {device!r}: this version computes on 'cpu' only")
-    other = Tokenizer.from_file(tokenizer) if tokenizer is not None else None
+    other = Tokenizer.from_file(file_path(tokenizer, "tokenizer")) if tokenizer is not None else None
     return Model(FlatFile(model_path(path), memory), context=context, kv=kv, threads=threads, isa=isa, tokenizer=other)
 
 
@@ -61,13 +63,10 @@ def model_path(path: str | Path | None) -> Path:
 
     if path is None:
         return models.path(models.DEFAULT)
-    if not isinstance(path, str | Path):
-        raise wrong_type("path", path, "a text or a Path")
-    if not str(path) or "\0" in str(path):
-        raise ArgumentError(f"path is {str(path)!r}, which is no name of a file")
+    path = file_path(path, "path")
     if str(path) in models.NAMES and not os.path.lexists(path):
         return models.path(str(path))
-    return Path(path)
+    return path
 
 
 class Model:
@@ -140,6 +139,11 @@ class Model:
             if self._tokenizer is None:
                 self._tokenizer = Tokenizer.from_json(self.file.section("tokenizer"), self.special)
             return self._tokenizer
+
+    @functools.cached_property
+    def _multiply_adds(self) -> int:
+        """Multiply-adds of a row with all matrices, those that are only looked up in included."""
+        return sum(math.prod(tensor.shape) for tensor in self.file.tensors if len(tensor.shape) == 2)
 
     @property
     def closed(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llamac import _core
 from llamac.arguments import whole_number, wrong_type
-from llamac.errors import ArgumentError, ArgumentTypeError, ClosedError
+from llamac.errors import ArgumentError, ArgumentTypeError, ClosedError, ContextFullError
 from llamac.interrupt import in_main_thread, interruptible
 
 if TYPE_CHECKING:
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
     Logits = NDArray[np.float32]
 
-# Work from which an eval may take longer than some 10 ms: per row the bytes of the weights, and per row and position
-# before it what `_attention_work` says, in bytes that take as long.
+# Work from which an eval may take longer than some 10 ms, in bytes that are read in that time: the weights once,
+# MULTIPLY_ADD for every multiply-add of the rows after the first, `_attention_work` per row and position before it.
 LONG_WORK = 100_000_000
 LONG_WORK_SCALAR = 2_000_000
+MULTIPLY_ADD = 2
 EXP_WORK = 16  # an exponential takes as long as so many multiply-adds
 
 KV_DTYPES = {None: 0, "f32": 1, "f16": 2}
@@ -86,7 +87,8 @@ class Session:
         )
         self._long_work = LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
         config = model.config
-        self._attention_work: int = 2 * config["n_layers"] * config["n_heads"] * (2 * config["head_dim"] + EXP_WORK)
+        per_head: int = 2 * config["head_dim"] + EXP_WORK
+        self._attention_work: int = MULTIPLY_ADD * config["n_layers"] * config["n_heads"] * per_head
 
     # ---- facts
 
@@ -144,8 +146,6 @@ class Session:
         tokens = as_ids(ids)
         if logits not in ("last", "all", None):
             raise ArgumentError(f"logits is {logits!r}, expected 'last', 'all' or None")
-        if not tokens:
-            raise ArgumentError("there are no tokens to eval")
         rows = self._rows(tokens, sequence, logits)
         if logits is None:
             self._run(rows, None, ())
@@ -191,15 +191,14 @@ class Session:
         import numpy as np
 
         tokens = as_ids(ids)
-        if not tokens:
-            raise ArgumentError("there are no tokens to eval")
+        rows = self._rows(tokens, sequence, "all")
         found: dict[tuple[str, int], Logits] = {}
         for name, layer in self._stages(stages):
             width, _ = self._core.stage_width(_core.stages().index(name))
             found[name, layer] = np.empty((len(tokens), width), np.float32)
         wishes = [(_core.stages().index(name), layer, out.reshape(-1)) for (name, layer), out in found.items()]
         logits = np.empty(len(tokens) * self._core.vocab_size, np.float32)
-        self._run(self._rows(tokens, sequence, "all"), logits, wishes)
+        self._run(rows, logits, wishes)
         for (name, _), out in found.items():
             if name == "scores":
                 out.shape = (len(tokens), self._model.config["n_heads"], self.context)
@@ -233,9 +232,9 @@ class Session:
 
     # ---- for generation: logits stay in the core
 
-    def prefill(self, tokens: array[int]) -> None:
+    def prefill(self, ids: Iterable[int]) -> None:
         """Appends tokens to sequence 0 and keeps the last one's logits for `sample`."""
-        self._run(self._rows(tokens, 0, "last"), None, ())
+        self._run(self._rows(as_ids(ids), 0, "last"), None, ())
 
     def step(self, token: int, *, sequence: int = 0) -> None:
         """Appends one token to a sequence and keeps its logits for `sample`."""
@@ -258,8 +257,16 @@ class Session:
             self._threads = threads
 
     def _rows(self, tokens: array[int], sequence: int, logits: str | None) -> array[int]:
-        """Rows that append tokens to a sequence, flat: token, sequence, position, are its logits wanted; and so on."""
+        """Rows that append tokens to a sequence, flat: token, sequence, position, are its logits wanted; and so on.
+
+        What does not fit is told here, before memory is taken for it."""
+        if not tokens:
+            raise ArgumentError("there are no tokens to eval")
         start = self._core.length(sequence)
+        if start + len(tokens) > self.context:
+            raise ContextFullError(
+                f"{len(tokens)} tokens do not fit: {start} of the context's {self.context} positions are taken"
+            )
         rows = array("i", bytes(16 * len(tokens)))
         rows[0::4] = tokens
         rows[1::4] = array("i", [sequence]) * len(tokens)
@@ -297,13 +304,15 @@ class Session:
         self._follow_machine()
         count = len(packed) // 4
         rows = memoryview(packed).cast("B").cast("i", (count, 4))
-        if self._is_long(count, max(packed[2::4])):
+        if self._is_long(count, sum(packed[2::4])):
             interruptible(lambda: self._core.eval_rows(rows, logits, observations), self._core.cancel)
         else:
             self._core.eval_rows(rows, logits, observations)
 
-    def _is_long(self, rows: int, position: int) -> bool:
-        """Whether so many rows, up to this position, may take so long that Ctrl-C has to be able to come between."""
-        seen = rows * position - rows * (rows - 1) // 2  # positions before each row, together
-        work = rows * self._model.weight_bytes + self._attention_work * seen
+    def _is_long(self, rows: int, seen: int) -> bool:
+        """Whether so many rows may take so long that Ctrl-C has to be able to come between. seen: the positions before
+        each of them, together."""
+        work = self._model.weight_bytes + self._attention_work * seen
+        if rows > 1:
+            work += MULTIPLY_ADD * (rows - 1) * self._model._multiply_adds
         return work >= self._long_work and in_main_thread()

@@ -13,12 +13,12 @@ import codecs
 import contextlib
 import json
 import mmap
-import operator
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from llamac.arguments import file_path, whole_number, wrong_type
 from llamac.errors import ArgumentError, TokenizerError, UnsupportedError
 from llamac.tokenizer_json import check_structure, library_errors
 
@@ -149,12 +149,7 @@ class _Pieces:
         return b"" if skip_special and token in self.special else data
 
     def check(self, token: int) -> int:
-        try:
-            number = operator.index(token)
-        except TypeError:
-            number = None
-        if number is None or isinstance(token, bool):
-            raise ArgumentError(f"a token id must be an integer, not {type(token).__name__}")
+        number = whole_number(token, "a token id")
         if not 0 <= number < self.size:
             raise ArgumentError(f"token id {number} is out of range: this tokenizer has the ids 0 to {self.size - 1}")
         return number
@@ -202,8 +197,10 @@ class Tokenizer:
         """
         if isinstance(data, str):
             data = data.encode()
-        if not isinstance(data, bytes) or not isinstance(special, SpecialTokens):
-            raise ArgumentError("Tokenizer.from_json takes the text of a tokenizer.json and its SpecialTokens")
+        if not isinstance(data, bytes):
+            raise wrong_type("data", data, "the text of a tokenizer.json")
+        if not isinstance(special, SpecialTokens):
+            raise wrong_type("special", special, "SpecialTokens")
         return cls(data, special)
 
     @classmethod
@@ -216,6 +213,7 @@ class Tokenizer:
         """
         from llamac.export.vocab import load_vocabulary
 
+        path = file_path(path, "path")
         vocabulary = load_vocabulary(path)
         return cls(vocabulary.json, vocabulary.special, f"{path}: the tokenizer")
 
@@ -261,10 +259,10 @@ class Tokenizer:
         """The token ids of `text`. Names of special tokens within the text become those tokens.
 
         `add_special` puts BOS in front and EOS behind as far as the model wants them, but never where one already is.
-        Raises ArgumentError for anything but a str that can be written as UTF-8.
+        Raises ArgumentError for a text that cannot be written as UTF-8.
         """
         if not isinstance(text, str):
-            raise ArgumentError(f"text must be a str, not {type(text).__name__}")
+            raise wrong_type("text", text, "a str")
         library = self._pieces.library
         try:
             with library_errors("the tokenizer cannot encode this text"):
@@ -291,6 +289,8 @@ class Tokenizer:
         Bytes that are no UTF-8 become U+FFFD; `token_bytes` gives them as they are. Raises ArgumentError for an id that
         does not exist.
         """
+        if not isinstance(ids, Iterable):
+            raise wrong_type("ids", ids, "token ids")
         pieces = self._pieces
         data = b"".join([pieces.shown_bytes(token, skip_special) for token in ids])
         if start and pieces.rules.strip and data.startswith(b" "):
@@ -309,7 +309,7 @@ class Tokenizer:
     def id_of(self, token_text: str) -> int | None:
         """The id of the token written `token_text` in the vocabulary (spaces as `▁` or `Ġ`), or None."""
         if not isinstance(token_text, str):
-            raise ArgumentError(f"a token's text must be a str, not {type(token_text).__name__}")
+            raise wrong_type("token_text", token_text, "a str")
         found: int | None = self._pieces.library.token_to_id(token_text) if _is_unicode(token_text) else None
         return found
 

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,14 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random GPT-2 in bf16 with biases; context 600."""
     return write_model(tmp_path_factory.mktemp("models") / "gpt2.bin", checkpoint(gpt2_config()), "bf16")
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A flat file that all targets can hold: as many tokens as logits."""
+    config = llama_config()
+    n_ids = checkpoint(config).config.n_token_ids
+    return write_model(tmp_path_factory.mktemp("model") / "tiny.bin", checkpoint(replace(config, vocab_size=n_ids)))
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from commands import Command
 from llamac import _core, benchmark
 from llamac.benchmark import Limits, Wishes, Work, main_dtype, work_of
 from llamac.errors import ArgumentError
+from llamac.export.writer import make_plan, temporary_beside, write
 from processes import TIMEOUT, heed_ctrl_c
 
 RUNS_HERE = [name for name, supported in _core.isas() if supported]
@@ -188,6 +190,7 @@ def test_json_on_standard_output_stands_alone(llamac_command: Command, tiny_llam
         (("--threads", "1,0"), ["threads is 0", "at least 1"]),
         (("--rounds", "0"), ["rounds is 0", "at least 1"]),
         (("--prompt", "", "--decode", "0"), ["nothing to measure"]),
+        (("--threads", "1,9999"), ["threads is 9999, expected 1 to"]),
         (("--isa", "sse9"), ["'sse9'"]),
         (("--json", "/no/such/folder/speed.json"), ["--json /no/such/folder/speed.json", "cannot be written"]),
         (("--json", "/"), ["--json /", "is a directory"]),
@@ -195,9 +198,51 @@ def test_json_on_standard_output_stands_alone(llamac_command: Command, tiny_llam
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_wrong_wishes_are_told_in_one_line(
-    llamac_command: Command, tiny_llama: Path, options: tuple[str, ...], parts: list[str]
+    llamac_command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_llama: Path,
+    options: tuple[str, ...],
+    parts: list[str],
 ) -> None:
+    """Before anything is measured."""
+    monkeypatch.delattr(benchmark, "_take_turns")
     llamac_command("bench", tiny_llama, *options).fails_with(*parts)
+
+
+def test_a_kernel_set_that_is_not_asked_for_does_no_harm(
+    llamac_command: Command, monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
+) -> None:
+    monkeypatch.setenv("LLAMAC_ISA", "sse9")
+    assert llamac_command("bench", tiny_llama, *FAST, "--isa", "scalar").code == 0
+    monkeypatch.delattr(benchmark, "_take_turns")
+    llamac_command("bench", tiny_llama, *FAST).fails_with("LLAMAC_ISA is 'sse9'")
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose name clears terminals and holds what is no character."""
+    made = checkpoint(llama_config())
+    texts = {"metadata": json.dumps({"name": "\x1b[2Jé\ud800"}).encode()}
+    path = tmp_path_factory.mktemp("named") / "model.bin"
+    with temporary_beside(path) as file:
+        write(file, make_plan(made, "f32", texts | dict.fromkeys(("tokenizer", "spm", "template", "probes"), b"")))
+    return path
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_any_name_is_told_and_commands_nothing(named: Path, tmp_path: Path, encoding: str) -> None:
+    out = tmp_path / "speed.json"
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+
+    def bench(*options: object) -> bytes:
+        command = [sys.executable, "-m", "llamac", "bench", named, *FAST, "--decode", "0", *options]
+        done = subprocess.run(list(map(str, command)), capture_output=True, env=environment, timeout=TIMEOUT)
+        assert (done.returncode, done.stderr) == (0, b"")
+        return done.stdout
+
+    assert bench("--json", out).decode(encoding).startswith(r"\x1b[2Jé\ud800: f32, ")
+    for text in (out.read_bytes(), bench("--json", "-")):
+        assert json.loads(text.decode("utf-8"))["model"]["name"] == "\x1b[2Jé?"
 
 
 def test_what_is_no_list_is_wrong_usage(llamac_command: Command, tiny_llama: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,15 +127,15 @@ def test_engines_answer_in_processes_of_their_own(tmp_path: Path) -> None:
     peers = bench("peers")
     entry = peers.Entry("llamac", "q8")
     path = tmp_path / "model.bin"
-    bench("make_model").make("tiny", "q8", path, shape=shape())
-    (series,) = peers.compare({entry: path}, 1, [("decode", 4)], 2)
-    assert len(series.seconds[entry]) == 2
-    assert min(series.seconds[entry]) > 0
+    bench("make_model").make("tiny", "q8", path, shape=replace(shape(), context=1100))
+    for series in peers.compare({entry: path}, 1, [("decode", 4), ("prefill", 1100)], 2):  # a context for the longest
+        assert len(series.seconds[entry]) == 2
+        assert min(series.seconds[entry]) > 0
 
 
 def test_a_peer_that_dies_is_told_and_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     peers = bench("peers")
-    worker = peers.Worker(peers.Entry("llamac", "q8"), tmp_path / "missing.bin", 1)
+    worker = peers.Worker(peers.Entry("llamac", "q8"), tmp_path / "missing.bin", 1, 4)
     series = [peers.Series(1, "decode", 4, {"peer": [1.0]})]
     other = peers.Entry("other", "x")
     series[0].seconds[other] = [1.0]
@@ -143,6 +144,42 @@ def test_a_peer_that_dies_is_told_and_left_out(tmp_path: Path, capfd: pytest.Cap
     assert workers == {}
     assert other not in series[0].seconds
     assert "other x is left out: it ended with 1" in capfd.readouterr().err
+
+
+TALKATIVE = """#!/bin/sh
+head -c 1000000 /dev/zero | tr '\\0' 'x' >&2
+echo ready
+read question
+echo "the last word" >&2
+exit 3
+"""
+
+
+def test_a_peer_may_complain_at_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = bench("peers")
+    program = tmp_path / "talkative"
+    program.write_text(TALKATIVE)
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    worker = peers.Worker(peers.Entry("any", "x"), tmp_path, 1, 4)
+    assert worker.ask() == "ready"
+    with pytest.raises(RuntimeError, match=r"ended with 3: .*the last word"):
+        worker.ask("decode 4")
+    worker.end()
+
+
+def test_a_file_that_broke_off_is_not_taken_for_whole(tmp_path: Path) -> None:
+    once = bench("peers").once
+
+    def broken(path: Path) -> None:
+        path.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        once(tmp_path / "model", broken)
+    assert list(tmp_path.iterdir()) == []
+    for text in ("whole", "not written again"):
+        assert once(tmp_path / "model", lambda path, text=text: path.write_text(text)).read_text() == "whole"
 
 
 def test_missing_peers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

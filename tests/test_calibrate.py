@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import llamac
 from builders import checkpoint, gpt2_config, llama_config, write_model
 from llamac.errors import ArgumentError, ExportError
 from llamac.export import calibrate as calibrating
-from llamac.export import reference
-from llamac.export.calibrate import calibrate, lesson_of
+from llamac.export import convert, reference
+from llamac.export.calibrate import calibrate, disk_bytes, lesson_of, sequences_of
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.convert import export
 from llamac.export.quantize import FOUR_BITS
@@ -38,7 +39,8 @@ def made(request: pytest.FixtureRequest) -> Checkpoint:
 
 def inputs_of_a_text(made: Checkpoint, path: Path, text: str | None = TEXT) -> dict[str, Floats]:
     """The inputs of every matrix that has any."""
-    with llamac.load(path, kv="f32") as model, calibrate(made, model, text, path.parent) as calibration:
+    sequences = None if text is None else sequences_of(made, text)
+    with llamac.load(path, kv="f32") as model, calibrate(made, model, sequences, path.parent) as calibration:
         found = {name: calibration.inputs(name) for name, tensor in made.tensors.items() if len(tensor.shape) == 2}
     return {name: rows for name, rows in found.items() if rows is not None}
 
@@ -175,14 +177,48 @@ def with_text(text: str) -> Callable[[Path], Path]:
 def test_texts_that_do_not_serve_are_refused(text: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
     source = write_model(tmp_path / "model.bin", checkpoint(llama_config()))
     with pytest.raises(ExportError, match=message):
-        export(source, tmp_path / "out.bin", dtype="q4", calibrate=text(tmp_path))
+        export(source, tmp_path / "out.bin", dtype="q4", calibrate=text(tmp_path), progress=only_verifying)
     assert not (tmp_path / "out.bin").exists()
+
+
+def only_verifying(phase: str, done: int, total: int) -> None:
+    """The progress of an export that shall end before anything that takes long."""
+    assert phase == "verifying"
+
+
+def test_a_text_without_end_is_read_as_far_as_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Characters count, not bytes: none is cut."""
+    monkeypatch.setattr(convert, "TEXT_CHARACTERS", 40)
+    source = write_model(tmp_path / "model.bin", checkpoint(llama_config()))
+    text = with_text("é" * 1000)(tmp_path)
+    with pytest.raises(ExportError, match=r"calibration text has 8\d tokens, expected at least 99, better 396"):
+        export(source, tmp_path / "out.bin", dtype="q4", calibrate=text, progress=only_verifying)
+
+
+def test_the_disk_has_room_for_the_inputs_too(
+    made: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_model(tmp_path / "model.bin", made)
+    sequences = sequences_of(made, TEXT)
+    with llamac.load(source, kv="f32") as model, calibrate(made, model, sequences, tmp_path) as calibration:
+        inputs = calibration._file.seek(0, 2)
+    weights = source.stat().st_size
+    assert 0 <= weights - (disk_bytes(made, "f32", 1000) - inputs) < 20_000  # the texts are not in the copy
+    assert disk_bytes(made, "f32", 2 * weights) == 2 * weights + inputs
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=weights + inputs // 2))
+    with pytest.raises(ExportError, match="MB free, the export needs"):
+        export(source, tmp_path / "out.bin", dtype="q4", pure=True, calibrate="self", progress=before_the_reference)
+
+
+def before_the_reference(phase: str, done: int, total: int) -> None:
+    assert phase in ("verifying", "looking at scales")
 
 
 def test_calibration_without_a_use_is_refused(tmp_path: Path) -> None:
     source = write_model(tmp_path / "model.bin", checkpoint(llama_config()))
     with pytest.raises(ArgumentError, match="calibrate is for matrices in q4 and q4s; with dtype 'q8' there is none"):
-        export(source, tmp_path / "out.bin", dtype="q8", calibrate="self")
+        export(source, tmp_path / "out.bin", dtype="q8", calibrate="self", progress=only_verifying)
     with pytest.raises(ArgumentError, match="flat files only"):
         export(source, tmp_path / "out", to="hf", calibrate="self")
 

@@ -18,6 +18,7 @@ import pytest
 import llamac
 from builders import Floats, some_ids
 from llamac.errors import CancelledError
+from llamac.export.convert import export
 from openmp import needs_threads
 from processes import TIMEOUT, heed_ctrl_c
 
@@ -251,6 +252,36 @@ def test_a_pass_is_long_for_its_attention_too(tiny_llama: Path, helpers: list[st
         session.observe([1], ["q"], sequence=1)
         session.eval_rows([(1, 1, 402, True), (1, 0, 3, True)])
         assert len(helpers) == 3
+
+
+def test_a_pass_is_long_for_the_rows_of_all_sequences(tiny_llama: Path, helpers: list[str]) -> None:
+    """More sequences than positions: each row counts the positions before itself."""
+    with llamac.load(tiny_llama) as model, model.session(sequences=64) as session:
+        for position in range(20):
+            session.eval_rows([(1, s, position, False) for s in range(64)])
+        helpers.clear()
+        without_attention = model.weight_bytes + 2 * 63 * model._multiply_adds
+        session._long_work = without_attention + 64 * 20 * session._attention_work + 1
+        session.eval_rows([(1, s, 20, False) for s in range(64)])
+        assert helpers == []
+        session._long_work = without_attention + 64 * 21 * session._attention_work
+        session.eval_rows([(1, s, 21, False) for s in range(64)])
+        assert len(helpers) == 1
+
+
+def test_quantized_weights_do_not_make_a_prompt_short(tiny_llama: Path, tmp_path: Path, helpers: list[str]) -> None:
+    """Rows after the first cost multiply-adds, not bytes."""
+    export(tiny_llama, tmp_path / "q4.bin", dtype="q4", probe_source=None)
+    for path in (tiny_llama, tmp_path / "q4.bin"):
+        with llamac.load(path) as model, model.session() as session:
+            numbers = sum(t.shape[0] * t.shape[1] for t in model.file.tensors if len(t.shape) == 2)
+            helpers.clear()
+            session._long_work = model.weight_bytes + 2 * 99 * numbers
+            session.eval(some_ids(50))
+            assert helpers == []
+            session.rewind(0)
+            session.eval(some_ids(100))
+            assert len(helpers) == 1
 
 
 def test_a_generation_notices_that_its_attention_becomes_long(tiny_llama: Path, helpers: list[str]) -> None:

@@ -21,6 +21,11 @@ from processes import TIMEOUT
 COMMANDS = ("run", "inspect", "check", "bench", "export")
 
 
+def with_buffers() -> dict[str, str]:
+    """The environment for a process whose output is held back until it is flushed, as it usually is."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
 def process(*arguments: object, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
     """Runs `python -m llamac` in a process of its own."""
     return subprocess.run(
@@ -288,25 +293,45 @@ def test_help_and_version_of_llamac_export_have_its_name(
         assert capsys.readouterr().out.startswith(answer)
 
 
-def test_a_broken_pipe_ends_quietly(tiny_llama: Path) -> None:
+def writing_to(out: int, *arguments: object) -> tuple[int, bytes]:
+    """(the exit code, stderr) of a process whose output goes there."""
+    command = [sys.executable, "-m", "llamac", *map(str, arguments)]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, env=with_buffers(), timeout=TIMEOUT
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_broken_pipe_ends_quietly(tiny_llama: Path, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)  # whoever writes finds nobody
     for arguments in (["run", tiny_llama, "-i", "a", "-q"], ["inspect", tiny_llama], ["check", tiny_llama]):
-        command = [sys.executable, "-m", "llamac", *map(str, arguments)]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE, timeout=TIMEOUT)
-        assert (done.returncode, done.stderr) == (1, b"")
+        assert writing_to(writer, *arguments) == (1, b"")
+    assert writing_to(writer, "--help") == (0, b"")
+    # an error that comes when something has been printed already
+    damaged = flipped(tiny_llama, "tokenizer", tmp_path / "damaged.bin")
+    code, complaint = writing_to(writer, "check", damaged)
+    assert code == 1
+    assert re.fullmatch(rb"llamac: error: .*section tokenizer: [^\n]*SHA-256[^\n]*\n", complaint)
     os.close(writer)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_told_in_one_line(tiny_llama: Path) -> None:
+def test_a_full_disk_is_told_in_one_line(tiny_llama: Path, tmp_path: Path) -> None:
+    told = (1, b"llamac: error: No space left on device\n")
     with open("/dev/full", "wb") as full:
-        for arguments in (["run", tiny_llama, "-i", "a", "-q"], ["inspect", tiny_llama]):
-            command = [sys.executable, "-m", "llamac", *map(str, arguments)]
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, timeout=TIMEOUT
-            )
-            assert (done.returncode, done.stderr) == (1, b"llamac: error: No space left on device\n")
+        assert writing_to(full.fileno(), "run", tiny_llama, "-i", "a", "-q") == told
+        assert writing_to(full.fileno(), "inspect", tiny_llama) == told
+        assert writing_to(full.fileno(), "check", tiny_llama) == told
+        quick = ("--prompt", "1", "--decode", "0", "--rounds", "1", "--threads", "1")
+        assert writing_to(full.fileno(), "bench", tiny_llama, *quick) == told
+        assert writing_to(full.fileno(), "export", tiny_llama, tmp_path / "out.bin", "--no-tokenizer") == told
+
+
+def test_text_that_is_none_is_told_in_one_line(llamac_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it comes from."""
+    monkeypatch.setattr("llamac.cli.check.check", lambda options: "\ud800".encode())
+    llamac_command("check").fails_with("surrogates not allowed")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a shell")

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,10 @@ from commands import GREEDY, Command
 from processes import TIMEOUT, heed_ctrl_c
 
 
-def test_quantizing_from_the_command_line(llamac_command: Command, model: Path, tmp_path: Path) -> None:
+def test_quantizing_from_the_command_line(llamac_command: Command, source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.bin"
     options = ("--pure", "--dtype-map", "*.attn_k.weight=q8,output.weight=bf16", "--threads", 2)
-    done = llamac_command("export", model, out, "--dtype", "q4", *options)
+    done = llamac_command("export", source, out, "--dtype", "q4", *options)
     assert (done.code, done.err) == (0, "")
     assert ", q4, " in done.out
     tensors = json.loads(llamac_command("inspect", out, "--json").out)["tensors"]
@@ -37,16 +36,8 @@ def test_quantizing_from_the_command_line(llamac_command: Command, model: Path, 
     assert checked.code == 0
     assert re.search(r"probes     identical: .*\n           quantized: [\d.e-]+ nats", checked.out)
     assert llamac_command("run", out, "-i", "ab", *GREEDY, "-n", 5, "-q").code == 0
-    wrong = llamac_command("export", model, out, "--force", "--dtype", "q4", "--dtype-map", "x")
+    wrong = llamac_command("export", source, out, "--force", "--dtype", "q4", "--dtype-map", "x")
     assert (wrong.code, "'x' is no PATTERN=DTYPE" in wrong.err) == (1, True)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that all targets can hold: as many tokens as logits."""
-    config = llama_config()
-    n_ids = checkpoint(config).config.n_token_ids
-    return write_model(tmp_path_factory.mktemp("model") / "tiny.bin", checkpoint(replace(config, vocab_size=n_ids)))
 
 
 def test_export_run_check_and_back(llamac_command: Command, llama2c: Path, tmp_path: Path) -> None:
@@ -109,9 +100,9 @@ def start(*arguments: object, stderr: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environment, preexec_fn=heed_ctrl_c)
 
 
-def test_a_terminal_shows_bytes_and_a_pipe_nothing(model: Path, tmp_path: Path) -> None:
+def test_a_terminal_shows_bytes_and_a_pipe_nothing(source: Path, tmp_path: Path) -> None:
     reader, writer = pty.openpty()
-    with start(model, tmp_path / "a.bin", stderr=writer) as process:
+    with start(source, tmp_path / "a.bin", stderr=writer) as process:
         os.close(writer)
         shown = b""
         while True:
@@ -129,7 +120,7 @@ def test_a_terminal_shows_bytes_and_a_pipe_nothing(model: Path, tmp_path: Path) 
     assert re.search(r"writing .* [\d.]+ (bytes|kB) / [\d.]+ kB", text)
     assert re.search(r"engine's logits .* \d / 8", text)  # four probes, two formats of the KV cache
     assert out.startswith(f"{tmp_path / 'a.bin'}: ")
-    with start(model, tmp_path / "b.bin", stderr=subprocess.PIPE) as process:
+    with start(source, tmp_path / "b.bin", stderr=subprocess.PIPE) as process:
         _, errors = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, errors) == (0, b"")
 
@@ -159,9 +150,9 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_the_last_line_tells_what_was_written(
-    llamac_command: Command, model: Path, tmp_path: Path, options: tuple[str, ...], line: str
+    llamac_command: Command, source: Path, tmp_path: Path, options: tuple[str, ...], line: str
 ) -> None:
-    done = llamac_command("export", model, tmp_path / "out", *options)
+    done = llamac_command("export", source, tmp_path / "out", *options)
     assert (done.code, done.err) == (0, "")
     assert re.fullmatch(re.escape(f"{tmp_path}/") + line, done.out)
 
@@ -177,7 +168,7 @@ def test_the_last_line_tells_what_was_written(
     ],
 )
 def test_options_without_effect_are_refused(
-    llamac_command: Command, model: Path, tmp_path: Path, options: tuple[str, ...], message: str
+    llamac_command: Command, source: Path, tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
-    llamac_command("export", model, tmp_path / "out", *options).fails_with(message)
+    llamac_command("export", source, tmp_path / "out", *options).fails_with(message)
     assert list(tmp_path.iterdir()) == []

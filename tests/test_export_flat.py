@@ -1,10 +1,9 @@
-"""Writing flat files: the layout of strips, rounding, what is refused, atomicity, determinism, memory."""
+"""Writing flat files: the layout of strips, rounding, what is refused, tokenizers, metadata, determinism, memory."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import struct
 import subprocess
@@ -275,6 +274,14 @@ def test_a_smaller_tokenizer_limits_what_is_drawn(source: Path, tmp_path: Path) 
         assert model.config["n_token_ids"] == small < model.config["vocab_size"]
 
 
+def test_a_tokenizer_can_be_left_out(source: Path, tmp_path: Path) -> None:
+    report = export(source, tmp_path / "bare.bin", tokenizer=False)
+    assert (report.tokenizer, report.warnings) == ("none", [])
+    with llamac.load(tmp_path / "bare.bin") as model:
+        assert not model.has_tokenizer
+        assert {result.status for result in replay(model)} == {"identical"}
+
+
 @pytest.fixture
 def beside(source: Path, tmp_path: Path) -> Path:
     """A folder with a model of 275 tokens, no tokenizer, and where one will lie, a tokenizer of 260."""
@@ -407,85 +414,6 @@ def test_probes_are_there_and_identical_unless_left_out(source: Path, tmp_path: 
         assert model.file.sections["probes"].bytes == 0
 
 
-# ---- the disk
-
-
-def test_the_disks_room_is_checked_first(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    targets = {"llamac": "out.bin", "hf": "out", "llama2c": "out.bin"}
-    for to, name in targets.items():
-        with pytest.raises(ExportError, match=r"0\.0 MB free, the file needs"):
-            export(source, tmp_path / name, to=to)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_breaks_off_in_the_probe_pass_leaves_the_old_file(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from llamac.export import probes
-
-    def fail(*args: object, **kwargs: object) -> None:
-        raise ExportError("the engine is broken")
-
-    (tmp_path / "out.bin").write_bytes(b"old")
-    monkeypatch.setattr(probes, "measure", fail)
-    with pytest.raises(ExportError, match="broken"):
-        export(source, tmp_path / "out.bin", overwrite=True)
-    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
-
-
-def test_existing_targets_are_kept_unless_allowed(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.bin"
-    out.write_bytes(b"old")
-    for to in ("llamac", "llama2c", "hf"):
-        with pytest.raises(ExportError, match=r"out\.bin exists"):
-            export(source, out, to=to)
-    assert out.read_bytes() == b"old"
-    export(source, out, overwrite=True)
-    with llamac.load(out) as model:
-        assert model.config["dim"] == 24
-    export(out, out, dtype="bf16", overwrite=True)  # a file may become its own successor
-    with llamac.load(out) as model:
-        assert model.metadata["dtype"] == "bf16"
-
-
-@pytest.mark.parametrize("to", ["hf", "llama2c"])
-@pytest.mark.parametrize("given", ["llamac", "transformers", None])
-def test_a_target_without_probes_refuses_their_source(to: str, given: str | None, source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=f"probe_source is for flat files only: to='{to}' writes no probes"):
-        export(source, tmp_path / "out", to=to, probe_source=given)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_target_that_is_never_replaced_refuses_overwrite(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"overwrite \(--force\) replaces files only: to='hf' needs a directory"):
-        export(source, tmp_path / "out", to="hf", overwrite=True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_folders_are_never_replaced(source: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    for to in ("llamac", "llama2c"):
-        with pytest.raises(ExportError, match="is a directory"):
-            export(source, folder, to=to, overwrite=True)
-    (folder / "precious").touch()
-    with pytest.raises(ExportError, match="no empty directory"):
-        export(source, folder, to="hf")
-    (folder / "precious").unlink()
-    export(source, folder, to="hf")
-    assert (folder / "model.safetensors").is_file()
-    with pytest.raises(ExportError, match=r"the folder .*nowhere does not exist"):
-        export(source, tmp_path / "nowhere" / "out.bin")
-
-
-def test_a_written_file_has_the_usual_permissions(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "plain").touch()
-    export(source, tmp_path / "out.bin", probe_source=None)
-    assert (tmp_path / "out.bin").stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
 # ---- memory
 
 PEAK = r"""
@@ -518,35 +446,3 @@ def test_memory_stays_below_the_largest_tensor_plus_300_mb(large: Path) -> None:
     assert peak(large, flat_file, "llamac", "f32") < bound  # reads, writes, and the engine's probes on the result
     assert peak(flat_file, large.with_name("hf"), "hf", "bf16") < bound
     assert peak(flat_file, large.with_name("q4s.bin"), "llamac", "q4s") < bound
-
-
-@pytest.mark.parametrize("to", ["llamac", "llama2c"])
-def test_only_regular_files_are_replaced(source: Path, tmp_path: Path, to: str) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for target in (tmp_path / "pipe", Path("/dev/null")):
-        for overwrite in (False, True):
-            with pytest.raises(ExportError, match=f"{target.name} is not a regular file"):
-                export(source, target, to=to, overwrite=overwrite)
-    assert (tmp_path / "pipe").is_fifo()
-    assert Path("/dev/null").is_char_device()
-
-
-def test_a_symbolic_link_keeps_leading_to_its_target(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "far").mkdir()
-    (tmp_path / "link").symlink_to(Path("far") / "model.bin")
-    export(source, tmp_path / "link", probe_source=None)  # what it leads to is not there yet
-    first = (tmp_path / "far" / "model.bin").read_bytes()
-    with pytest.raises(ExportError, match="link exists"):
-        export(source, tmp_path / "link", probe_source=None)
-    export(source, tmp_path / "link", name="other", probe_source=None, overwrite=True)
-    assert (tmp_path / "link").is_symlink()
-    assert first != (tmp_path / "far" / "model.bin").read_bytes()
-    assert [path.name for path in (tmp_path / "far").iterdir()] == ["model.bin"]
-
-
-def test_a_tokenizer_can_be_left_out(source: Path, tmp_path: Path) -> None:
-    report = export(source, tmp_path / "bare.bin", tokenizer=False)
-    assert (report.tokenizer, report.warnings) == ("none", [])
-    with llamac.load(tmp_path / "bare.bin") as model:
-        assert not model.has_tokenizer
-        assert {result.status for result in replay(model)} == {"identical"}

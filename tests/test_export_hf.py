@@ -6,10 +6,12 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from vocab_samples import tokenizer_json, write_json
 
 import llamac
 from golden.cases import GPT2, LLAMA
@@ -322,6 +324,27 @@ def test_a_damaged_tokenizer_is_left_out_only_on_request(tmp_path: Path) -> None
         (folder / name).unlink()
 
 
+@pytest.mark.parametrize("to", ["llamac", "hf"])
+@pytest.mark.parametrize(
+    ("file", "eos", "told"),
+    [
+        ("generation_config.json", [2, 5000], "a stop id is 5000"),
+        ("config.json", 5000, "eos_id is 5000, a stop id is 5000"),
+    ],
+)
+def test_special_tokens_beyond_the_vocabulary_are_told_first(
+    tmp_path: Path, to: str, file: str, eos: Any, told: str
+) -> None:
+    folder = write_json(write_checkpoint(tmp_path / "tiny", GPT2), tokenizer=tokenizer_json())
+    config = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
+    (folder / file).write_text(json.dumps({**config, "eos_token_id": eos}))
+    phases: list[str] = []
+    arguments: dict[str, Any] = {} if to == "hf" else {"probe_source": "llamac"}
+    with pytest.raises(ExportError, match=f"beyond the model's vocabulary .*: {told};"):
+        export(folder, tmp_path / "out", to=to, progress=lambda phase, *_: phases.append(phase), **arguments)
+    assert phases == []
+
+
 def test_the_chat_template_is_found(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "x", GPT2)
     place = folder / "tokenizer_config.json"
@@ -337,6 +360,9 @@ def test_the_chat_template_is_found(tmp_path: Path) -> None:
     assert "tools" in warnings[0]
     place.write_text(json.dumps({"chat_template": 1}))
     with pytest.raises(ExportError, match="chat_template"):
+        read(folder)
+    place.write_text(json.dumps({"chat_template": "x\ud800"}))
+    with pytest.raises(ExportError, match="chat_template holds a lone surrogate"):
         read(folder)
     (folder / "chat_template.jinja").write_text("{{ ß }}", encoding="utf-8")
     assert read(folder).chat_template == "{{ ß }}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
 import shutil
 import struct
@@ -192,6 +194,11 @@ def test_going_back_gives_the_same_bytes(stories: Stories, flat: Path, tmp_path:
     assert written[:-tables] == original[:-tables]
     cos_sin = np.frombuffer(written[-tables:], "<f4")
     np.testing.assert_allclose(cos_sin, np.frombuffer(original[-tables:], "<f4"), rtol=0, atol=1e-4)
+    # the numbers that Python's own functions give, in float64
+    frequencies = llama2c.inverse_frequencies(stories.header[0] // stories.header[3]).tolist()
+    angles = [position * frequency for position in range(stories.header[6]) for frequency in frequencies]
+    expected = [math.cos(angle) for angle in angles] + [math.sin(angle) for angle in angles]
+    assert (cos_sin == np.array(expected, np.float32)).all()
 
 
 def test_an_output_of_its_own_is_kept(stories: Stories, tmp_path: Path) -> None:
@@ -209,7 +216,7 @@ def test_an_output_of_its_own_is_kept(stories: Stories, tmp_path: Path) -> None:
 def test_grouped_queries_and_odd_widths_come_back(tmp_path: Path) -> None:
     made = checkpoint(llama_config(dim=48, n_heads=6, n_kv_heads=2, ffn=77))
     made = replace_config(made, n_token_ids=made.config.vocab_size, tokenizer=None)
-    write_llama2c(made, tmp_path / "model.bin")
+    write_llama2c(made, tmp_path / "model.bin", [])
     assert not (tmp_path / "tokenizer.bin").exists()
     read = llama2c.read(tmp_path / "model.bin")
     assert set(read.tensors) == set(made.tensors)
@@ -266,7 +273,7 @@ REFUSED: dict[str, tuple[dict[str, Any] | Callable[[ModelConfig], dict[str, Any]
 
 def refusal(made: Checkpoint, tmp_path: Path) -> str:
     with pytest.raises(UnsupportedError) as caught:
-        write_llama2c(made, tmp_path / "model.bin")
+        write_llama2c(made, tmp_path / "model.bin", [])
     assert list(tmp_path.iterdir()) == []
     return str(caught.value)
 
@@ -315,11 +322,25 @@ def test_another_tokenizer_is_not_overwritten_unless_allowed(stories: Stories, f
     with pytest.raises(ExportError, match=r"tokenizer\.bin exists"):
         export(flat, tmp_path / "model.bin", to="llama2c")
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.bin"]
-    export(flat, tmp_path / "model.bin", to="llama2c", overwrite=True)
+    (warning,) = export(flat, tmp_path / "model.bin", to="llama2c", overwrite=True).warnings
+    assert re.search(r"tokenizer\.bin was another tokenizer: it has been replaced", warning)
     assert (tmp_path / "tokenizer.bin").read_bytes() == stories.tokenizer.read_bytes()
-    export(flat, tmp_path / "second.bin", to="llama2c")  # the same tokenizer may lie there
+    report = export(flat, tmp_path / "second.bin", to="llama2c")  # the same tokenizer may lie there
+    assert report.warnings == []
     with pytest.raises(ArgumentError, match="another name"):
         export(flat, tmp_path / "tokenizer.bin", to="llama2c", overwrite=True)
+
+
+def test_the_tokenizer_gets_its_name_first(flat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the second one fails, no model stands beside a tokenizer that is not its own."""
+
+    def broken(path: Path, target: Path) -> None:
+        raise OSError(f"no name for {Path(target).name}")
+
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(OSError, match=r"tokenizer\.bin"):
+        export(flat, tmp_path / "model.bin", to="llama2c")
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- damaged and strange sources

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -28,14 +27,6 @@ PHASES = {
     "llama2c": (VERIFYING, WRITING),
 }
 EACH = [(to, phase) for to, phases in PHASES.items() for phase in phases]
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A flat file that all targets can hold: as many tokens as logits."""
-    config = llama_config()
-    n_ids = checkpoint(config).config.n_token_ids
-    return write_model(tmp_path_factory.mktemp("model") / "tiny.bin", checkpoint(replace(config, vocab_size=n_ids)))
 
 
 Calls = list[tuple[str, int, int]]

@@ -124,7 +124,7 @@ def test_weights_too_large_to_compute_with_are_named(number: float, dtype: str, 
 
 def test_a_model_of_another_family_gets_one_line(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError) as caught:
-        write_llama2c(checkpoint(gpt2_config()), tmp_path / "out.bin")
+        write_llama2c(checkpoint(gpt2_config()), tmp_path / "out.bin", [])
     assert str(caught.value) == (
         "llama2.c's format holds LLaMA models only; this one is another: norm layer, position learned,"
         " activation gelu_tanh, ffn plain"
@@ -138,7 +138,7 @@ def test_problems_of_one_kind_get_one_line(tmp_path: Path) -> None:
     for index in range(2):
         made.tensors[f"layers.{index}.attn_q.bias"] = made.tensors["output_norm.weight"]
     with pytest.raises(UnsupportedError) as caught:
-        write_llama2c(made, tmp_path / "out.bin")
+        write_llama2c(made, tmp_path / "out.bin", [])
     lines = str(caught.value).splitlines()
     assert sum("bias" in line for line in lines) == 1
     assert any("layers.0.attn_q.bias (and 1 more): llama2.c has no biases" in line for line in lines)

@@ -360,7 +360,8 @@ def test_a_quantized_file_is_a_source_with_a_warning(tmp_path: Path) -> None:
     source = write_model(tmp_path / "q4.bin", checkpoint(llama_config()), "q4")
     report = export(source, tmp_path / "f32.bin")
     assert report.dtype == "f32"
-    assert any("weights are q4, q8 already" in text for text in report.warnings)
+    for others in (report, export(source, tmp_path / "hf", to="hf")):
+        assert any("weights are q4, q8 already" in text for text in others.warnings)
     with llamac.load(source) as one, llamac.load(tmp_path / "f32.bin") as other:
         for name in ("layers.0.attn_k.weight", "output.weight"):
             np.testing.assert_array_equal(one.file.tensor(name), other.file.tensor(name))

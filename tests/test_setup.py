@@ -30,15 +30,18 @@ done
 
 
 def commands(folder: Path, refused: str = "", **options: str) -> list[list[str]]:
-    """The compiler's arguments for the core's files and, last, for linking. refused: a word that it does not take."""
-    shutil.copytree(ROOT / "csrc", folder / "csrc")
-    shutil.copy(ROOT / "setup.py", folder)
-    (folder / "llamac").mkdir()
-    for name in ("_core.pyx", "_core.c"):  # nothing to translate, with Cython or without it
-        (folder / "llamac" / name).touch()
+    """The compiler's arguments for the core's files and, last, for linking. refused: a word that it does not take.
+    A second call builds again with what the first one left."""
     compiler, notes = folder / "compiler", folder / "notes"
-    compiler.write_text(COMPILER)
-    compiler.chmod(0o700)
+    if not compiler.exists():
+        shutil.copytree(ROOT / "csrc", folder / "csrc")
+        shutil.copy(ROOT / "setup.py", folder)
+        (folder / "llamac").mkdir()
+        for name in ("_core.pyx", "_core.c"):  # nothing to translate, with Cython or without it
+            (folder / "llamac" / name).touch()
+        compiler.write_text(COMPILER)
+        compiler.chmod(0o700)
+    notes.unlink(missing_ok=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMAC_")}
     environment |= {"CC": str(compiler), "LDSHARED": str(compiler), "NOTES": str(notes), "REFUSED": refused, **options}
     subprocess.run([sys.executable, "setup.py", "-q", "build_ext"], cwd=folder, env=environment, check=True)
@@ -69,6 +72,14 @@ def test_the_core_gets_its_flags_and_each_kernel_set_its_own(tmp_path: Path) -> 
 def test_options_are_passed_on(tmp_path: Path, name: str, value: str, flags: str) -> None:
     *core, _ = commands(tmp_path, **{f"LLAMAC_{name}": value})
     assert all(flags in command for command in core)
+
+
+def test_a_second_build_links_what_it_has_compiled(tmp_path: Path) -> None:
+    """Other flags, or other C files, would not reach the extension otherwise."""
+    commands(tmp_path)
+    *core, link = commands(tmp_path, LLAMAC_NATIVE="1")
+    assert all("-march=native" in command for command in core)
+    assert all(command[command.index("-o") + 1] in link for command in core)
 
 
 @pytest.mark.parametrize(("options", "refused"), [({"LLAMAC_OPENMP": "0"}, ""), ({}, "-fopenmp")])

@@ -152,14 +152,14 @@ def test_misuse(small_bpe: Tokenizer) -> None:
             small_bpe.token_bytes(bad)
     small_bpe.decode([1])
     for bad in (True, 1.0):  # equal to an id that is known by now
-        with pytest.raises(ArgumentError, match=f"must be an integer, not {type(bad).__name__}"):
+        with pytest.raises(ArgumentError, match=f"must be a whole number, not {type(bad).__name__}"):
             small_bpe.decode([bad])
-        with pytest.raises(ArgumentError, match="must be an integer"):
+        with pytest.raises(ArgumentError, match="must be a whole number"):
             small_bpe.decoder().push(bad)
-        with pytest.raises(ArgumentError, match="must be an integer"):
+        with pytest.raises(ArgumentError, match="must be a whole number"):
             small_bpe.token_bytes(bad)
     bad = "x"
-    with pytest.raises(ArgumentError, match="must be an integer, not str"):
+    with pytest.raises(ArgumentError, match="must be a whole number, not str"):
         small_bpe.decode(bad)
     with pytest.raises(ArgumentError, match="SpecialTokens"):
         Tokenizer.from_json(b"{}", bad)

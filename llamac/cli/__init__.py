@@ -50,10 +50,10 @@ def _prepare_output() -> None:
 def run_command(arguments: Sequence[str], program: str = "llamac", begin: Callable[[], object] = lambda: None) -> int:
     """Runs a command and returns its exit code. Errors of the library and of the system become one line on stderr."""
     parser = make_parser(program)
-    options = parser.parse_args(arguments)
     from llamac.errors import LlamacError
 
     try:
+        options = parser.parse_args(arguments)
         # a command is a function in the module of its name
         command = getattr(importlib.import_module(f"llamac.cli.{options.command}"), options.command)
         begin()
@@ -61,15 +61,17 @@ def run_command(arguments: Sequence[str], program: str = "llamac", begin: Callab
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        return _end_of_output(INTERRUPTED)
+        return INTERRUPTED
     except BrokenPipeError:
-        return _end_of_output(EXIT_ERROR)
-    except (LlamacError, OSError, MemoryError) as error:
+        return EXIT_ERROR
+    except (LlamacError, OSError, MemoryError, UnicodeError) as error:  # the last one: text that is none, unforeseen
         from llamac.cli.text import safe_error
 
-        sys.stdout.flush()
+        _end_output()
         print(f"llamac: error: {safe_error(_one_line(error))}", file=sys.stderr)
         return EXIT_ERROR
+    finally:
+        _end_output()
 
 
 def _one_line(error: BaseException) -> str:
@@ -78,13 +80,13 @@ def _one_line(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _end_of_output(code: int) -> int:
-    """Output may have lost its reader: the interpreter's last flush must not fail on it."""
+def _end_output() -> None:
+    """Writes what is still held back. If it cannot be written, because there is no reader or no room, it is dropped:
+    the next flush, at last the interpreter's own, would fail on it again."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return code
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -310,7 +312,9 @@ def _add_export(commands: Commands, program: str) -> None:
     )
     if program != "llamac":
         parser.add_argument("--version", action="version", version=f"{program} {__version__}")
-    parser.add_argument("source", metavar="SRC", help="a Hugging Face directory, a llama2.c file, or a model file")
+    parser.add_argument(
+        "source", metavar="SRC", help=f"a Hugging Face directory, a llama2.c file, a model file, or {BUILT_IN}"
+    )
     parser.add_argument("out", metavar="OUT", help="what to write")
     parser.add_argument(
         "--dtype",
@@ -352,5 +356,8 @@ def _add_export(commands: Commands, program: str) -> None:
         help="who computes the reference logits that the file carries (default: llamac)",
     )
     parser.add_argument(
-        "--force", action="store_true", help="replace OUT if it is a file that exists; of a symbolic link, its target"
+        "--force",
+        action="store_true",
+        help="replace OUT if it is a file that exists; of a symbolic link, its target. With --to llama2c also another "
+        "tokenizer.bin beside it",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import shutil
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from llamac import __version__, benchmark, machine
-from llamac.cli.inspect import describe_machine
+from llamac.cli.inspect import describe_processor
 from llamac.cli.progress import progress_bars
+from llamac.cli.text import json_text, safe_line
 from llamac.errors import ArgumentError
 from llamac.model import Model, load
 
@@ -35,20 +35,17 @@ def bench(options: argparse.Namespace) -> int:
             isa=options.isa,
             kv=options.kv,
         )
+        report = _describe(model)  # what can fail comes before what takes minutes
         load_before = _load()
         with progress_bars() as progress:
-            measured = benchmark.measure(model, wishes, progress)
-        report = {**_describe(model), **measured}
+            report |= benchmark.measure(model, wishes, progress)
     report["machine"]["load_average"] = [load_before, _load()]
-    if options.json != "-":
-        width = shutil.get_terminal_size().columns
-        print("\n".join(_table(report, width)))
+    if options.json == "-":
+        sys.stdout.write(json_text(report, sys.stdout.encoding))
+        return 0
     if options.json:
-        text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-        if options.json == "-":
-            sys.stdout.write(text)
-        else:
-            Path(options.json).write_text(text, "utf-8")
+        Path(options.json).write_bytes(json_text(report).encode())
+    print("\n".join(map(safe_line, _table(report, shutil.get_terminal_size().columns))))
     return 0
 
 
@@ -72,15 +69,14 @@ def _load() -> float | None:
 
 
 def _describe(model: Model) -> dict[str, Any]:
-    facts = describe_machine()
     dtypes = sorted({tensor.dtype for tensor in model.file.tensors if len(tensor.shape) == 2})
     return {
         "llamac": __version__,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": {
-            **{name: facts[name] for name in ("processor", "usable_cpus", "cgroup_quota", "physical_cores", "openmp")},
+            **describe_processor(machine.plan_threads()),
             "kernel": platform.release(),
-            "python": facts["python"],
+            "python": platform.python_version(),
         },
         "model": {
             "name": model.name or model.file.path.name,

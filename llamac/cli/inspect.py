@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from llamac import __version__, machine
-from llamac.cli.text import safe_line
+from llamac.cli.text import json_text, safe_line
 from llamac.errors import ArgumentError, LlamacError
 from llamac.flatfile import FlatFile
 from llamac.model import model_path
@@ -26,18 +26,11 @@ def inspect(options: argparse.Namespace) -> int:
         )
     facts = describe_machine() if options.model is None else describe_file(FlatFile(model_path(options.model)))
     if options.json:
-        is_utf8 = sys.stdout.encoding.lower() == "utf-8"
-        print(json.dumps(_printable(facts), indent=2, ensure_ascii=not is_utf8))
+        sys.stdout.write(json_text(facts, sys.stdout.encoding))
     else:
         lines = _machine_lines(facts) if options.model is None else _file_lines(facts, options.tensors)
         print("\n".join(map(safe_line, lines)))
     return 0
-
-
-def _printable(facts: dict[str, Any]) -> dict[str, Any]:
-    """Facts with question marks for what JSON can write, but no stream can: halves of surrogate pairs."""
-    printable: dict[str, Any] = json.loads(json.dumps(facts, ensure_ascii=False).encode(errors="replace"))
-    return printable
 
 
 # ---- the machine
@@ -52,17 +45,24 @@ def describe_machine() -> dict[str, Any]:
     return {
         "llamac": __version__,
         "python": platform.python_version(),
-        "processor": _processor_name(),
+        **describe_processor(plan),
         "isa": forced or machine.best_isa(),
         "isa_reason": "LLAMAC_ISA asks for it" if forced else "the best that this processor runs",
         "isas": dict(_core.isas()),
         "threads": plan.threads,
         "threads_reason": plan.reason(),
+        "tiny_model_bytes": machine.TINY_MODEL_BYTES,
+    }
+
+
+def describe_processor(plan: machine.ThreadPlan) -> dict[str, Any]:
+    """The processor, and what of it this process may use."""
+    return {
+        "processor": _processor_name(),
         "usable_cpus": plan.affinity,
         "cgroup_quota": plan.quota,
         "physical_cores": plan.physical_cores,
         "openmp": plan.openmp,
-        "tiny_model_bytes": machine.TINY_MODEL_BYTES,
     }
 
 
