@@ -162,6 +162,27 @@ def test_evals_with_one_thread_run_beside_others(big_llama: Path) -> None:
     assert output_of(program, big_llama) == "short cancelled\n"
 
 
+def test_evals_take_turns(big_llama: Path) -> None:
+    """Between two chunks of a long prompt whoever waits gets the pool."""
+    program = f"""{LONG_EVAL}
+    with llamac.load(sys.argv[1]) as model, model.session(threads=2) as long, model.session(threads=2) as other:
+        other._long_work = 1 << 60  # in this thread
+        worker = begin(long)
+        last = long.length() + 6 * 256  # after six more chunks
+        steps = 0
+        while long.length() < last:
+            other.step(1)
+            steps += 1
+        print(steps)
+        long.cancel()
+        worker.join()
+        print(*states)
+    """
+    steps, state = output_of(program, big_llama).splitlines()
+    assert int(steps) >= 5
+    assert state == "cancelled"
+
+
 def test_threads_do_not_pile_up(tiny_llama: Path) -> None:
     program = f"""{START}
     before, counts, found = count(), [], set()
