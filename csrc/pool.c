@@ -294,7 +294,6 @@ static int can_have(int n) {
 
 // In the caller's turn: makes the team as large as `threads`, if that can be had.
 static void grow_team(int threads) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     if (team.wanted >= threads) return;
     const uint32_t ready = team.ready.number;
     const int starts = !team.started;
@@ -305,7 +304,6 @@ static void grow_team(int threads) {
     int had = can_have(threads - (team.wanted > 1 ? team.wanted : 1));
     if (had && starts) {
         pthread_t owner;
-        pthread_once(&once, watch_forks);
         team.wanted = threads;
         had = team.started = pthread_create(&owner, NULL, own_team, NULL) == 0;
         if (had) pthread_detach(owner);
@@ -362,6 +360,8 @@ static void learn(struct pace *pace, int count, int64_t ran, int64_t waited, int
 
 // 0 if there is no team, and the caller must compute alone.
 static int run_on_team(int threads, struct pace *pace, struct cancel *cancel, void (*work)(void *argument, const struct member *member), void *argument) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);   // before there is a turn that a fork could find taken
     if (!take_turn(cancel)) return 1;
     const int64_t started = now_ns();
     const int cpus = follow_cpus(threads);
