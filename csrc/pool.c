@@ -147,6 +147,8 @@ static struct {
     int started;              // there is a thread that owns the region
     int size;                 // members, the caller included; 0: not known yet
     int wanted;               // what the region is to be opened with
+    int refused;              // as many could not be had, and are not asked for
+    int64_t refused_until;    // before this time
     struct gate ready;        // the region is open
     struct seat seats[POOL_MAX];   // the first is the caller's, where nothing is posted
 
@@ -293,8 +295,8 @@ static int can_have(int n) {
 }
 
 // In the caller's turn: makes the team as large as `threads`, if that can be had.
-static void grow_team(int threads) {
-    if (team.wanted >= threads) return;
+static void grow_team(int threads, int64_t now) {
+    if (team.wanted >= threads || (threads >= team.refused && now < team.refused_until)) return;
     const uint32_t ready = team.ready.number;
     const int starts = !team.started;
     // signals are the host's business: its threads take them, ours (which inherit this mask) never do
@@ -310,7 +312,10 @@ static void grow_team(int threads) {
         else team.wanted = 0;
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (!had) return;
+    if (!had) {   // trying costs dozens of threads where a team is large: not at every run
+        team.refused = threads, team.refused_until = now + SECOND_NS;
+        return;
+    }
     if (!starts) {
         team.wanted = threads;
         const int members = team.size;
@@ -365,7 +370,7 @@ static int run_on_team(int threads, struct pace *pace, struct cancel *cancel, vo
     if (!take_turn(cancel)) return 1;
     const int64_t started = now_ns();
     const int cpus = follow_cpus(threads);
-    grow_team(threads);
+    grow_team(threads, started);
     const int count = team.size < threads ? team.size : threads;
     if (count > 1) {
         const int64_t spin_ns = count <= cpus && started >= pace->asleep_until ? SPIN_NS : 0;

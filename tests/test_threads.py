@@ -173,6 +173,26 @@ def test_where_threads_cannot_be_had_fewer_compute(tiny_llama: Path, expected: s
 
 
 @needs_cc
+def test_a_refusal_is_remembered_for_a_second(tiny_llama: Path, limited: dict[str, str]) -> None:
+    program = f"""{START}{NUMBERS}
+    with model.session(threads=4) as session:
+        session._long_work = 1 << 60
+        number("threads_left").value = 0
+        before, began = number("asked").value, time.monotonic()
+        for token in range(200):
+            session.eval([token])
+        print(number("asked").value - before, int(time.monotonic() - began))
+        before = count()
+        number("threads_left").value = 1000
+        while count() == before:  # they are asked for again, and had
+            session.rewind(0)
+            session.eval([1])
+    """
+    asked, seconds = map(int, output_of(program, tiny_llama, **limited).split())
+    assert 1 <= asked <= 2 + seconds
+
+
+@needs_cc
 def test_a_child_evals_though_the_first_turn_had_just_begun(
     tiny_llama: Path, expected: str, limited: dict[str, str]
 ) -> None:
