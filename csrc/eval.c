@@ -57,7 +57,7 @@ static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logi
         e->n_wanted = 0;
         for (int r = 0; r < e->n_rows; r++) e->n_wanted += e->rows[r].want_logits != 0;
         if (cancelled(&e->cancel)) return -1;
-        pool_run(s->threads, &s->paces[e->n_rows > REDUNDANT_ROWS], run_member, e);
+        pool_run(s->threads, &s->paces[e->n_rows > REDUNDANT_ROWS], &e->cancel, run_member, e);
         if (e->cancel.seen) return -1;
         for (int r = 0; r < e->n_rows; r++) s->sequences[e->rows[r].sequence].length++;
         e->first_wanted += e->n_wanted;

@@ -33,7 +33,7 @@ int llamac_measure_read(const float *block, size_t floats, int times, int thread
     struct reading r = { kernels_select(isa, err), block, floats, times, streams, 0 };
     if (!r.kernels) return -1;
     struct pace fresh = { 0 };
-    pool_run(threads, &fresh, read_share, &r);
+    pool_run(threads, &fresh, NULL, read_share, &r);
     *bytes = r.bytes;
     return 0;
 }
@@ -45,7 +45,7 @@ int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa,
     struct multiplying m = { kernels_select(isa, err), input_of(dtype), passes, 0 };
     if (!m.kernels) return -1;
     struct pace fresh = { 0 };
-    pool_run(threads, &fresh, multiply_share, &m);
+    pool_run(threads, &fresh, NULL, multiply_share, &m);
     *count = m.count;
     return 0;
 }

@@ -29,10 +29,12 @@
 
 enum {
     GLANCES = 100,            // looks at a gate before the clock is read for the first time
+    SECOND_NS = 1000000000,
     SPIN_NS = 500000,         // awake at a gate: over what one member of a large model is late, under a scheduler's slice
     LATE_NS = 1000000,        // who comes so late has lost its CPU to another program
     WINDOW_NS = 10000000,     // runs are judged together when they have taken this long
     REST = 32,                // a bad window is followed by that many times its length without spinning
+    LOOK_NS = 5000000,        // who waits for a turn looks that often whether it shall stop
 };
 
 // A number that threads wait to see change.
@@ -49,12 +51,15 @@ static void relax(void) {
 static int64_t now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    return (int64_t)t.tv_sec * SECOND_NS + t.tv_nsec;
 }
 
 #if !defined(POOL_WITHOUT_FUTEX)
-// Asleep while the gate's number is `number`, until it is opened; may also return early.
-static void sleep_at(struct gate *gate, uint32_t number) { syscall(SYS_futex, &gate->number, FUTEX_WAIT_PRIVATE, number, 0, 0, 0); }
+// Asleep while the gate's number is `number`, until it is opened, or for most_ns if that is not 0; may also return early.
+static void sleep_at(struct gate *gate, uint32_t number, int64_t most_ns) {
+    const struct timespec most = { .tv_sec = most_ns / SECOND_NS, .tv_nsec = most_ns % SECOND_NS };
+    syscall(SYS_futex, &gate->number, FUTEX_WAIT_PRIVATE, number, most_ns ? &most : NULL, 0, 0);
+}
 static void wake_at(struct gate *gate) { syscall(SYS_futex, &gate->number, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0); }
 static void forget_sleepers(void) {}
 #else
@@ -63,10 +68,15 @@ enum { BEDS = 64 };
 static struct bed { pthread_mutex_t lock; pthread_cond_t opened; } beds[BEDS] = { [0 ... BEDS - 1] = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER } };
 static struct bed *bed_of(const struct gate *gate) { return &beds[(uintptr_t)gate / 64 % BEDS]; }
 
-static void sleep_at(struct gate *gate, uint32_t number) {
+static void sleep_at(struct gate *gate, uint32_t number, int64_t most_ns) {
     struct bed *bed = bed_of(gate);
+    struct timespec until;   // of the clock that every system's conditions know; where it is set back, the sleep becomes longer
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += (until.tv_nsec + most_ns) / SECOND_NS, until.tv_nsec = (until.tv_nsec + most_ns) % SECOND_NS;
     pthread_mutex_lock(&bed->lock);
-    if (__atomic_load_n(&gate->number, __ATOMIC_SEQ_CST) == number) pthread_cond_wait(&bed->opened, &bed->lock);
+    if (__atomic_load_n(&gate->number, __ATOMIC_SEQ_CST) != number) {}
+    else if (most_ns) pthread_cond_timedwait(&bed->opened, &bed->lock, &until);
+    else pthread_cond_wait(&bed->opened, &bed->lock);
     pthread_mutex_unlock(&bed->lock);
 }
 
@@ -90,16 +100,24 @@ static int changed(struct gate *gate, uint32_t number, int looks) {
     return 0;
 }
 
+// Asleep until the gate's number is no longer `number`, or for about most_ns if that is not 0.
+static void gate_sleep(struct gate *gate, uint32_t number, int64_t most_ns) {
+    // sequentially consistent: either the opener sees the sleeper, or the sleeper sees the new number
+    __atomic_add_fetch(&gate->sleepers, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&gate->number, __ATOMIC_SEQ_CST) == number) {
+        sleep_at(gate, number, most_ns);
+        if (most_ns) break;
+    }
+    __atomic_sub_fetch(&gate->sleepers, 1, __ATOMIC_RELAXED);
+}
+
 // Returns when the gate's number is no longer `number`. Awake for spin_ns, asleep after that. The nanoseconds that it took, 0 for few.
 static int64_t gate_wait(struct gate *gate, uint32_t number, int64_t spin_ns) {
     if (changed(gate, number, spin_ns ? GLANCES : 1)) return 0;
     const int64_t started = now_ns();
     for (int64_t now = started; now - started < spin_ns; now = now_ns())
         if (changed(gate, number, 10)) return now - started;
-    // sequentially consistent: either the opener sees the sleeper, or the sleeper sees the new number
-    __atomic_add_fetch(&gate->sleepers, 1, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&gate->number, __ATOMIC_SEQ_CST) == number) sleep_at(gate, number);
-    __atomic_sub_fetch(&gate->sleepers, 1, __ATOMIC_RELAXED);
+    gate_sleep(gate, number, 0);
     return now_ns() - started;
 }
 
@@ -118,11 +136,19 @@ struct seat {
     int64_t waited, ended;    // nanoseconds of this run at barriers; when the work was done
 };
 
+// A caller that waits for its turn; its gate is opened once.
+struct caller { struct gate called; struct caller *next; };
+
 static struct {
-    pthread_mutex_t turn;     // held by the caller whose run it is
+    pthread_mutex_t lock;     // of the next two
+    int taken;                // it is somebody's turn, and only they use what is below
+    struct caller *waiting;   // in the order in which they came
+
     int started;              // there is a thread that owns the region
     int size;                 // members, the caller included; 0: not known yet
     int wanted;               // what the region is to be opened with
+    int refused;              // as many could not be had, and are not asked for
+    int64_t refused_until;    // before this time
     struct gate ready;        // the region is open
     struct seat seats[POOL_MAX];   // the first is the caller's, where nothing is posted
 
@@ -138,7 +164,45 @@ static struct {
     cpu_set_t cpus;           // where the caller of the last run might run
     uint32_t places;          // counts changes of it
 #endif
-} team = { .turn = PTHREAD_MUTEX_INITIALIZER };
+} team = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+// Waits for the turn, behind all who came before. 0 if the caller was told to stop before that; `cancel` may be NULL.
+static int take_turn(struct cancel *cancel) {
+    struct caller self = { 0 }, **last = &team.waiting;
+    pthread_mutex_lock(&team.lock);
+    int mine = !team.taken, stop = 0;
+    team.taken = 1;
+    if (!mine) {
+        while (*last) last = &(*last)->next;
+        *last = &self;
+    }
+    pthread_mutex_unlock(&team.lock);
+    while (!mine && !stop) {
+        gate_sleep(&self.called, 0, cancel ? LOOK_NS : 0);
+        pthread_mutex_lock(&team.lock);   // who called has left our gate by now, and nobody calls while we leave the queue
+        mine = self.called.number != 0;
+        stop = !mine && cancel && cancelled(cancel);
+        if (stop) {
+            for (last = &team.waiting; *last != &self; last = &(*last)->next) {}
+            *last = self.next;
+        }
+        pthread_mutex_unlock(&team.lock);
+    }
+    return mine;
+}
+
+// Hands the turn over to the first who waits.
+static void give_turn(void) {
+    pthread_mutex_lock(&team.lock);
+    struct caller *next = team.waiting;
+    if (next) {
+        team.waiting = next->next;
+        gate_open(&next->called);
+    } else {
+        team.taken = 0;
+    }
+    pthread_mutex_unlock(&team.lock);
+}
 
 // Returns the nanoseconds of waiting, 0 for few.
 static int64_t meet(int count) {
@@ -206,10 +270,10 @@ static void *own_team(void *unused) {
     return NULL;
 }
 
-// In a child process our threads do not exist, and the turn may have been held: start from nothing.
+// In a child process our threads and waiting callers do not exist, and it may have been somebody's turn: start from nothing.
 static void forget_team(void) {
     memset(&team, 0, sizeof team);
-    pthread_mutex_init(&team.turn, NULL);
+    pthread_mutex_init(&team.lock, NULL);
     forget_sleepers();
 }
 static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_team); }
@@ -230,10 +294,9 @@ static int can_have(int n) {
     return had == n;
 }
 
-// With the turn held: makes the team as large as `threads`, if that can be had.
-static void grow_team(int threads) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    if (team.wanted >= threads) return;
+// In the caller's turn: makes the team as large as `threads`, if that can be had.
+static void grow_team(int threads, int64_t now) {
+    if (team.wanted >= threads || (threads >= team.refused && now < team.refused_until)) return;
     const uint32_t ready = team.ready.number;
     const int starts = !team.started;
     // signals are the host's business: its threads take them, ours (which inherit this mask) never do
@@ -243,14 +306,16 @@ static void grow_team(int threads) {
     int had = can_have(threads - (team.wanted > 1 ? team.wanted : 1));
     if (had && starts) {
         pthread_t owner;
-        pthread_once(&once, watch_forks);
         team.wanted = threads;
         had = team.started = pthread_create(&owner, NULL, own_team, NULL) == 0;
         if (had) pthread_detach(owner);
         else team.wanted = 0;
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (!had) return;
+    if (!had) {   // trying costs dozens of threads where a team is large: not at every run
+        team.refused = threads, team.refused_until = now + SECOND_NS;
+        return;
+    }
     if (!starts) {
         team.wanted = threads;
         const int members = team.size;
@@ -274,7 +339,7 @@ static int follow_cpus(int threads) {
 #endif
 }
 
-// With the turn held. Returns the nanoseconds that a member waited on average.
+// In the caller's turn. Returns the nanoseconds that a member waited on average.
 static int64_t run_team(int count, int64_t spin_ns, void (*work)(void *argument, const struct member *member), void *argument) {
     team.count = count, team.work = work, team.argument = argument;
     __atomic_store_n(&team.spin_ns, spin_ns, __ATOMIC_RELAXED);
@@ -299,18 +364,20 @@ static void learn(struct pace *pace, int count, int64_t ran, int64_t waited, int
 }
 
 // 0 if there is no team, and the caller must compute alone.
-static int run_on_team(int threads, struct pace *pace, void (*work)(void *argument, const struct member *member), void *argument) {
-    pthread_mutex_lock(&team.turn);
+static int run_on_team(int threads, struct pace *pace, struct cancel *cancel, void (*work)(void *argument, const struct member *member), void *argument) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);   // before there is a turn that a fork could find taken
+    if (!take_turn(cancel)) return 1;
     const int64_t started = now_ns();
     const int cpus = follow_cpus(threads);
-    grow_team(threads);
+    grow_team(threads, started);
     const int count = team.size < threads ? team.size : threads;
     if (count > 1) {
         const int64_t spin_ns = count <= cpus && started >= pace->asleep_until ? SPIN_NS : 0;
         const int64_t waited = run_team(count, spin_ns, work, argument), now = now_ns();
         if (spin_ns) learn(pace, count, now - started, waited, now);
     }
-    pthread_mutex_unlock(&team.turn);
+    give_turn();
     return count > 1;
 }
 
@@ -318,8 +385,8 @@ int llamac_has_threads(void) { return 1; }
 
 #else
 void pool_barrier(const struct member *member) { (void)member; }
-static int run_on_team(int threads, struct pace *pace, void (*work)(void *argument, const struct member *member), void *argument) {
-    (void)threads, (void)pace, (void)work, (void)argument;
+static int run_on_team(int threads, struct pace *pace, struct cancel *cancel, void (*work)(void *argument, const struct member *member), void *argument) {
+    (void)threads, (void)pace, (void)cancel, (void)work, (void)argument;
     return 0;
 }
 static void work_as(const struct member *member, void (*work)(void *argument, const struct member *member), void *argument) {
@@ -330,8 +397,8 @@ static void work_as(const struct member *member, void (*work)(void *argument, co
 int llamac_has_threads(void) { return 0; }
 #endif
 
-void pool_run(int threads, struct pace *pace, void (*work)(void *argument, const struct member *member), void *argument) {
-    if (threads > 1 && run_on_team(min_int(threads, POOL_MAX), pace, work, argument)) return;
+void pool_run(int threads, struct pace *pace, struct cancel *cancel, void (*work)(void *argument, const struct member *member), void *argument) {
+    if (threads > 1 && run_on_team(min_int(threads, POOL_MAX), pace, cancel, work, argument)) return;
     const struct member alone = { 0, 1 };
     work_as(&alone, work, argument);
 }

@@ -55,6 +55,20 @@ LONG_EVAL = """
             time.sleep(0.001)
         return worker
 """
+# Work in a forked child: what it returned, then the child's exit code.
+CHILD = """
+    def in_child(work):
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            import signal
+            signal.alarm(20)  # a child that hangs ends with a signal
+            print(work(), flush=True)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+# From 3.12 on Python warns of forks while there are threads: that is what is tested here.
+QUIET = {"PYTHONWARNINGS": "ignore:This process:DeprecationWarning"}
 OURS = 2  # the thread that owns the region, and OpenMP's for teams of up to 3 with their caller
 
 
@@ -102,6 +116,7 @@ LIMITED = """
 #include <pthread.h>
 #include <stdlib.h>
 int threads_left = 1000;   /* that may run beside those there are */
+int asked, waiting, hold;  /* calls; those that wait until `hold` is 0 */
 struct start { void *(*work)(void *); void *argument; };
 static void *run(void *p) {
     struct start start = *(struct start *)p;
@@ -112,6 +127,8 @@ static void *run(void *p) {
 }
 int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*work)(void *), void *argument) {
     int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = dlsym(RTLD_NEXT, "pthread_create");
+    __atomic_add_fetch(&asked, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&hold, __ATOMIC_SEQ_CST)) __atomic_store_n(&waiting, 1, __ATOMIC_SEQ_CST);
     if (__atomic_sub_fetch(&threads_left, 1, __ATOMIC_SEQ_CST) < 0) {
         __atomic_add_fetch(&threads_left, 1, __ATOMIC_SEQ_CST);
         return EAGAIN;
@@ -123,18 +140,80 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*
 """
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_where_threads_cannot_be_had_fewer_compute(tiny_llama: Path, expected: str, tmp_path: Path) -> None:
-    """GCC's OpenMP would end the process."""
-    (tmp_path / "limited.c").write_text(LIMITED)
-    library = tmp_path / "limited.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "limited.c", "-ldl"], check=True)
-    program = f"""{START}
+# What begins programs with that library: its numbers by their names.
+NUMBERS = """
     import ctypes
-    left = ctypes.c_int.in_dll(ctypes.CDLL(None), "threads_left")
-    print(*{{(setattr(left, "value", n), digest(threads))[1] for n in (0, 1, 2, 3, 4) for threads in (2, 4)}})
+    def number(name):
+        return ctypes.c_int.in_dll(ctypes.CDLL(None), name)
+"""
+needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of programs whose threads can be limited, counted and held."""
+    folder = tmp_path_factory.mktemp("limited")
+    (folder / "limited.c").write_text(LIMITED)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "limited.so", folder / "limited.c", "-ldl"], check=True)
+    return {"LD_PRELOAD": str(folder / "limited.so")}
+
+
+@needs_cc
+def test_where_threads_cannot_be_had_fewer_compute(tiny_llama: Path, expected: str, limited: dict[str, str]) -> None:
+    """GCC's OpenMP would end the process. Each time in a fresh process: a refusal is remembered for a while."""
+    program = f"""{START}{CHILD}{NUMBERS}
+    def try_with(n, *teams):
+        number("threads_left").value = n
+        return {{digest(threads) for threads in teams}} == {{sys.argv[2]}}
+    for n in range(5):
+        in_child(lambda: try_with(n, 2, 4))
+        in_child(lambda: try_with(n, 4, 2))
     """
-    assert output_of(program, tiny_llama, LD_PRELOAD=str(library)) == f"{expected}\n"
+    assert output_of(program, tiny_llama, expected, **limited).split() == ["True", "0"] * 10
+
+
+@needs_cc
+def test_a_refusal_is_remembered_for_a_second(tiny_llama: Path, limited: dict[str, str]) -> None:
+    program = f"""{START}{NUMBERS}
+    with model.session(threads=4) as session:
+        session._long_work = 1 << 60
+        number("threads_left").value = 0
+        before, began = number("asked").value, time.monotonic()
+        for token in range(200):
+            session.eval([token])
+        print(number("asked").value - before, int(time.monotonic() - began))
+        before = count()
+        number("threads_left").value = 1000
+        while count() == before:  # they are asked for again, and had
+            session.rewind(0)
+            session.eval([1])
+    """
+    asked, seconds = map(int, output_of(program, tiny_llama, **limited).split())
+    assert 1 <= asked <= 2 + seconds
+
+
+@needs_cc
+def test_a_child_evals_though_the_first_turn_had_just_begun(
+    tiny_llama: Path, expected: str, limited: dict[str, str]
+) -> None:
+    """The fork falls into the time in which the parent's first team is being made."""
+    program = f"""{START}{CHILD}{NUMBERS}
+    def first():
+        number("hold").value = 1
+        digest(2)
+    def in_the_child():
+        number("hold").value = 0
+        return digest(2)
+    worker = threading.Thread(target=first)
+    worker.start()
+    while not number("waiting").value:
+        time.sleep(0.001)
+    in_child(in_the_child)
+    number("hold").value = 0
+    worker.join()
+    print(digest(2))
+    """
+    assert output_of(program, tiny_llama, **limited, **QUIET).split() == [expected, "0", expected]
 
 
 def test_evals_with_one_thread_need_no_pool(tiny_llama: Path, expected: str) -> None:
@@ -160,6 +239,27 @@ def test_evals_with_one_thread_run_beside_others(big_llama: Path) -> None:
         print(*states)
     """
     assert output_of(program, big_llama) == "short cancelled\n"
+
+
+def test_evals_take_turns(big_llama: Path) -> None:
+    """Between two chunks of a long prompt whoever waits gets the pool."""
+    program = f"""{LONG_EVAL}
+    with llamac.load(sys.argv[1]) as model, model.session(threads=2) as long, model.session(threads=2) as other:
+        other._long_work = 1 << 60  # in this thread
+        worker = begin(long)
+        last = long.length() + 6 * 256  # after six more chunks
+        steps = 0
+        while long.length() < last:
+            other.step(1)
+            steps += 1
+        print(steps)
+        long.cancel()
+        worker.join()
+        print(*states)
+    """
+    steps, state = output_of(program, big_llama).splitlines()
+    assert int(steps) >= 5
+    assert state == "cancelled"
 
 
 def test_threads_do_not_pile_up(tiny_llama: Path) -> None:
@@ -279,20 +379,6 @@ def test_our_threads_take_no_signals(tiny_llama: Path) -> None:
 
 
 # ---- forks
-
-CHILD = """
-    def in_child(work):
-        sys.stdout.flush()
-        child = os.fork()
-        if child == 0:
-            import signal
-            signal.alarm(20)  # a child that hangs ends with a signal
-            print(work(), flush=True)
-            os._exit(0)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-# From 3.12 on Python warns of forks while there are threads: that is what is tested here.
-QUIET = {"PYTHONWARNINGS": "ignore:This process:DeprecationWarning"}
 
 
 def test_a_child_evals_after_the_parent_did(tiny_llama: Path, expected: str) -> None:

@@ -3,7 +3,10 @@
 // observing.
 #include <fenv.h>
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -11,6 +14,7 @@
 #include "common.h"
 #include "kv_pages.h"
 #include "model.h"
+#include "pool.h"
 #include "tiny_model.h"
 
 static int emulated;   // the programs run in an emulator: some fifty times slower, and without fork
@@ -341,6 +345,47 @@ static void a_cancel_keeps_whole_chunks(void) {
     free(file.data);
 }
 
+struct holding { int32_t begun, cancel, end; };
+
+// Another caller's turn: it lasts until the eval below has been cancelled and has returned.
+static void hold_the_turn(void *argument, const struct member *member) {
+    struct holding *h = argument;
+    const struct timespec pause = { .tv_nsec = 20000000 };
+    if (member->index) return;
+    __atomic_store_n(&h->begun, 1, __ATOMIC_RELAXED);
+    nanosleep(&pause, NULL);   // by now the eval waits
+    __atomic_store_n(&h->cancel, 1, __ATOMIC_RELAXED);
+    while (!__atomic_load_n(&h->end, __ATOMIC_RELAXED)) nanosleep(&pause, NULL);
+}
+
+static void *hold(void *holding) {
+    struct pace pace = { 0 };
+    pool_run(2, &pace, NULL, hold_the_turn, holding);
+    return NULL;
+}
+
+static void an_eval_that_waits_for_its_turn_can_be_cancelled(void) {
+    if (!llamac_has_threads()) return;
+    struct tiny_file file = tiny_model(&tiny_llama);
+    llamac_model *model = open_model(file);
+    llamac_session *s = open_session(model, 1, 0, 2, NULL);
+    struct holding holding = { 0 };
+    const llamac_eval_options options = { .cancel = &holding.cancel };
+    const llamac_row row = { 1, 0, 0, 0 };
+    pthread_t holder;
+    alarm(100);   // a hang is a failure
+    CHECK(pthread_create(&holder, NULL, hold, &holding) == 0, "holder");
+    while (!__atomic_load_n(&holding.begun, __ATOMIC_RELAXED)) sched_yield();
+    CHECK(llamac_eval(s, &row, 1, NULL, &options, &err) < 0 && err.code == LLAMAC_CANCELLED && llamac_length(s, 0) == 0, "%s", err.message);
+    __atomic_store_n(&holding.end, 1, __ATOMIC_RELAXED);
+    pthread_join(holder, NULL);
+    alarm(0);
+    CHECK(!llamac_eval(s, &row, 1, NULL, NULL, &err) && llamac_length(s, 0) == 1, "%s", err.message);
+    llamac_session_close(&s);
+    llamac_model_close(&model);
+    free(file.data);
+}
+
 // Pages of positions that were not computed are given back.
 static void failed_evals_hold_no_pages(void) {
     struct tiny_file file = tiny_model(&tiny_llama);
@@ -438,6 +483,7 @@ int main(int argc, char **argv) {
     RUN(bad_rows_change_nothing);
     RUN(every_allocation_may_fail);
     RUN(a_cancel_keeps_whole_chunks);
+    RUN(an_eval_that_waits_for_its_turn_can_be_cancelled);
     RUN(failed_evals_hold_no_pages);
     RUN(kv_pages_are_cut_from_slabs);
     if (!emulated) RUN(a_forked_child_can_eval);   // qemu's user emulation asserts when a process with threads forks

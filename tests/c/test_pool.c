@@ -31,7 +31,7 @@ static int check_run(int threads) {
     static struct sums s;
     struct pace pace = { 0 };
     memset(&s, 0, sizeof s);
-    pool_run(threads, &pace, add_up, &s);
+    pool_run(threads, &pace, NULL, add_up, &s);
     CHECK(s.count >= 1 && s.count <= threads, "%d of %d", s.count, threads);
     CHECK(!s.wrong && s.total == ROUNDS * s.count, "%d threads: total %d", s.count, s.total);
     for (int i = 0; i < POOL_MAX; i++) CHECK(s.came[i] == (i < s.count), "%d threads: %d came %d times", s.count, i, s.came[i]);
@@ -50,7 +50,7 @@ static void *call_often(void *unused) {
     for (int i = 0; i < 100; i++) {
         struct pace pace = { 0 };
         struct sums *s = take(sizeof *s);
-        pool_run(2 + i % 3, &pace, add_up, s);
+        pool_run(2 + i % 3, &pace, NULL, add_up, s);
         if (s->wrong || s->total != ROUNDS * s->count) s->came[0] = -1;
         const int failed = s->came[0] != 1;
         free(s);
@@ -67,6 +67,91 @@ static void callers_take_turns(void) {
         pthread_join(callers[i], &failed);
         CHECK(!failed, "caller %d", i);
     }
+}
+
+struct taking { int32_t begun, end; };
+
+// A turn that lasts until it is told to end.
+static void take_long(void *argument, const struct member *member) {
+    struct taking *t = argument;
+    const struct timespec pause = { .tv_nsec = 1000000 };
+    __atomic_store_n(&t->begun, 1, __ATOMIC_RELAXED);
+    while (member->index == 0 && !__atomic_load_n(&t->end, __ATOMIC_RELAXED)) nanosleep(&pause, NULL);
+}
+
+static void *call_long(void *taking) {
+    struct pace pace = { 0 };
+    pool_run(2, &pace, NULL, take_long, taking);
+    return NULL;
+}
+
+struct waiting { struct cancel cancel; struct sums *sums; };
+
+static void *call_cancellable(void *waiting) {
+    struct waiting *w = waiting;
+    struct pace pace = { 0 };
+    pool_run(2, &pace, &w->cancel, add_up, w->sums);
+    return NULL;
+}
+
+static void who_waits_for_a_turn_can_be_cancelled(void) {
+    if (!llamac_has_threads()) return;
+    struct taking taking = { 0 };
+    pthread_t holder, callers[3];
+    int32_t requests[3] = { 0 };
+    struct waiting waiting[3];
+    const struct timespec pause = { .tv_nsec = 20000000 };
+    CHECK(pthread_create(&holder, NULL, call_long, &taking) == 0, "holder");
+    while (!__atomic_load_n(&taking.begun, __ATOMIC_RELAXED)) sched_yield();
+    for (int i = 0; i < 3; i++) {
+        waiting[i] = (struct waiting){ { &requests[i], 0 }, take(sizeof(struct sums)) };
+        CHECK(pthread_create(&callers[i], NULL, call_cancellable, &waiting[i]) == 0, "caller %d", i);
+    }
+    nanosleep(&pause, NULL);   // they wait, in some order
+    for (int i = 0; i < 2; i++) {   // while it is still the holder's turn
+        __atomic_store_n(&requests[i], 1, __ATOMIC_RELAXED);
+        pthread_join(callers[i], NULL);
+        CHECK(waiting[i].cancel.seen && waiting[i].sums->total == 0, "caller %d computed", i);
+    }
+    __atomic_store_n(&taking.end, 1, __ATOMIC_RELAXED);
+    pthread_join(holder, NULL);
+    pthread_join(callers[2], NULL);
+    CHECK(!waiting[2].cancel.seen && waiting[2].sums->total == ROUNDS * waiting[2].sums->count, "the third gets its turn");
+    for (int i = 0; i < 3; i++) free(waiting[i].sums);
+    check_run(3);
+}
+
+struct calls { const int *caller; const int **last; int *changes; int32_t *end; };
+
+// Counts how often the turn goes to another caller.
+static void work_a_while(void *argument, const struct member *member) {
+    const struct calls *c = argument;
+    if (member->index) return;
+    *c->changes += *c->last != c->caller;
+    *c->last = c->caller;
+    for (volatile int i = 0; i < 300000; i++) {}   // awake: who wakes up from a sleep would be served first by the scheduler
+}
+
+static void *call_until_the_end(void *calls) {
+    struct pace pace = { 0 };
+    while (!__atomic_load_n(((struct calls *)calls)->end, __ATOMIC_RELAXED)) pool_run(2, &pace, NULL, work_a_while, calls);
+    return NULL;
+}
+
+// Who calls again at once goes behind those who wait.
+static void turns_go_round(void) {
+    if (!llamac_has_threads()) return;
+    const int names[2] = { 0 }, *last = NULL;
+    int32_t end = 0;
+    int changes = 0;
+    struct calls one = { &names[0], &last, &changes, &end }, other = { &names[1], &last, &changes, &end };
+    struct pace pace = { 0 };
+    pthread_t caller;
+    CHECK(pthread_create(&caller, NULL, call_until_the_end, &other) == 0, "caller");
+    for (int i = 0; i < 200; i++) pool_run(2, &pace, NULL, work_a_while, &one);   // on an idle machine some 400 changes; unfair ones, some 12
+    __atomic_store_n(&end, 1, __ATOMIC_RELAXED);
+    pthread_join(caller, NULL);
+    CHECK(changes > 50, "the turn went to another caller %d times", changes);
 }
 
 // ---- busy machines
@@ -92,17 +177,17 @@ static void a_team_that_mostly_waits_goes_to_sleep_for_a_while(void) {
     for (int index = 0; index < 2 && cpu_count() > 1; index++) {
         struct pace pace = { 0 };
         struct late late = { .index = index };
-        for (int run = 0; run < 1000 && !pace.asleep_until; run++) pool_run(2, &pace, be_late, &late);
+        for (int run = 0; run < 1000 && !pace.asleep_until; run++) pool_run(2, &pace, NULL, be_late, &late);
         CHECK(pace.asleep_until > 0, "member %d is late", index);
         // what comes while the team sleeps is not counted
         const struct pace before = pace;
-        pool_run(2, &pace, be_late, &late);
+        pool_run(2, &pace, NULL, be_late, &late);
         CHECK(!memcmp(&before, &pace, sizeof pace), "member %d is late", index);
         CHECK(late.count == 2, "%d", late.count);
         // in time spinning is tried again, and judged
         int again = 0;
         for (int run = 0; run < 100000 && !again; run++) {
-            pool_run(2, &pace, be_late, &late);
+            pool_run(2, &pace, NULL, be_late, &late);
             again = pace.asleep_until != before.asleep_until;
         }
         CHECK(again, "member %d is late", index);
@@ -112,7 +197,7 @@ static void a_team_that_mostly_waits_goes_to_sleep_for_a_while(void) {
 static void a_team_larger_than_its_cpus_sleeps_at_once(void) {
     struct pace pace = { 0 };
     struct late late = { .index = 0 };
-    for (int run = 0; run < 20; run++) pool_run(cpu_count() + 1, &pace, be_late, &late);
+    for (int run = 0; run < 20; run++) pool_run(cpu_count() + 1, &pace, NULL, be_late, &late);
     CHECK(pace.ran == 0 && pace.asleep_until == 0, "it learned of spinning");
 }
 
@@ -128,7 +213,7 @@ static void too_many_threads_are_refused_or_cut(void) {
     if (emulated) return;
     struct pace pace = { 0 };
     struct late late = { .index = -1 };
-    pool_run(INT32_MAX, &pace, be_late, &late);
+    pool_run(INT32_MAX, &pace, NULL, be_late, &late);
     CHECK(late.count >= 1 && late.count <= POOL_MAX, "%d members", late.count);
 }
 
@@ -162,6 +247,8 @@ int main(int argc, char **argv) {
     emulated = argc > 1 && !strcmp(argv[1], "--emulated");
     RUN(every_member_passes_every_barrier);
     RUN(callers_take_turns);
+    RUN(who_waits_for_a_turn_can_be_cancelled);
+    RUN(turns_go_round);
     RUN(idle_members_sleep);
     RUN(a_team_that_mostly_waits_goes_to_sleep_for_a_while);
     RUN(a_team_larger_than_its_cpus_sleeps_at_once);
