@@ -5,12 +5,25 @@
 #include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 #include "llamac.h"
 #include "test.h"
 
 static int emulated;   // the programs run in an emulator: it may not have a thousand threads
 enum { ROUNDS = 40, LARGE = 9 };
+
+// What a thread of this process does: 'R' runs or could, 'S' sleeps.
+static char state_of(const char *thread) {
+    char path[300], line[300] = "";
+    snprintf(path, sizeof path, "/proc/self/task/%s/stat", thread);
+    FILE *file = fopen(path, "r");
+    if (!file) return 0;
+    const char *name_end = fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
+    fclose(file);
+    return name_end ? name_end[2] : 0;
+}
 
 struct sums { int count, came[POOL_MAX]; int32_t total; int wrong; };
 
@@ -121,37 +134,43 @@ static void who_waits_for_a_turn_can_be_cancelled(void) {
     check_run(3);
 }
 
-struct calls { const int *caller; const int **last; int *changes; int32_t *end; };
+struct order { char came[3]; int n; pthread_t other; int32_t other_id; };
 
-// Counts how often the turn goes to another caller.
-static void work_a_while(void *argument, const struct member *member) {
-    const struct calls *c = argument;
+static void *call_as_other(void *order);
+
+static void come(struct order *o, char who) { o->came[o->n++] = who; }
+static void come_again(void *order, const struct member *member) { if (member->index == 0) come(order, 'a'); }
+static void come_as_other(void *order, const struct member *member) { if (member->index == 0) come(order, 'o'); }
+
+// A turn in which another caller begins to wait, which shows in its sleep.
+static void come_first(void *order, const struct member *member) {
+    struct order *o = order;
+    const struct timespec pause = { .tv_nsec = 100000 };
+    char thread[20];
     if (member->index) return;
-    *c->changes += *c->last != c->caller;
-    *c->last = c->caller;
-    for (volatile int i = 0; i < 300000; i++) {}   // awake: who wakes up from a sleep would be served first by the scheduler
+    come(o, 'f');
+    CHECK(pthread_create(&o->other, NULL, call_as_other, o) == 0, "caller");
+    while (!__atomic_load_n(&o->other_id, __ATOMIC_RELAXED)) nanosleep(&pause, NULL);
+    snprintf(thread, sizeof thread, "%d", o->other_id);
+    while (state_of(thread) != 'S') nanosleep(&pause, NULL);
 }
 
-static void *call_until_the_end(void *calls) {
+static void *call_as_other(void *order) {
     struct pace pace = { 0 };
-    while (!__atomic_load_n(((struct calls *)calls)->end, __ATOMIC_RELAXED)) pool_run(2, &pace, NULL, work_a_while, calls);
+    __atomic_store_n(&((struct order *)order)->other_id, (int32_t)syscall(SYS_gettid), __ATOMIC_RELAXED);
+    pool_run(2, &pace, NULL, come_as_other, order);
     return NULL;
 }
 
-// Who calls again at once goes behind those who wait.
-static void turns_go_round(void) {
-    if (!llamac_has_threads()) return;
-    const int names[2] = { 0 }, *last = NULL;
-    int32_t end = 0;
-    int changes = 0;
-    struct calls one = { &names[0], &last, &changes, &end }, other = { &names[1], &last, &changes, &end };
-    struct pace pace = { 0 };
-    pthread_t caller;
-    CHECK(pthread_create(&caller, NULL, call_until_the_end, &other) == 0, "caller");
-    for (int i = 0; i < 200; i++) pool_run(2, &pace, NULL, work_a_while, &one);   // on an idle machine some 400 changes; unfair ones, some 12
-    __atomic_store_n(&end, 1, __ATOMIC_RELAXED);
-    pthread_join(caller, NULL);
-    CHECK(changes > 50, "the turn went to another caller %d times", changes);
+static void who_calls_again_goes_behind_those_who_wait(void) {
+    for (int i = 0; i < 50 && llamac_has_threads(); i++) {
+        struct order order = { .n = 0 };
+        struct pace pace = { 0 };
+        pool_run(2, &pace, NULL, come_first, &order);
+        pool_run(2, &pace, NULL, come_again, &order);
+        pthread_join(order.other, NULL);
+        CHECK(!memcmp(order.came, "foa", 3), "they came as %.3s", order.came);
+    }
 }
 
 // ---- busy machines
@@ -223,14 +242,7 @@ static void too_many_threads_are_refused_or_cut(void) {
 static int awake(void) {
     int n = 0;
     DIR *tasks = opendir("/proc/self/task");
-    for (const struct dirent *task; tasks && (task = readdir(tasks));) {
-        char path[300], line[300] = "";
-        snprintf(path, sizeof path, "/proc/self/task/%s/stat", task->d_name);
-        FILE *file = atoi(task->d_name) ? fopen(path, "r") : NULL;
-        if (!file) continue;
-        if (fgets(line, sizeof line, file) && strrchr(line, ')')) n += strrchr(line, ')')[2] == 'R';
-        fclose(file);
-    }
+    for (const struct dirent *task; tasks && (task = readdir(tasks));) n += task->d_name[0] != '.' && state_of(task->d_name) == 'R';
     if (tasks) closedir(tasks);
     return n - 1;
 }
@@ -248,7 +260,7 @@ int main(int argc, char **argv) {
     RUN(every_member_passes_every_barrier);
     RUN(callers_take_turns);
     RUN(who_waits_for_a_turn_can_be_cancelled);
-    RUN(turns_go_round);
+    RUN(who_calls_again_goes_behind_those_who_wait);
     RUN(idle_members_sleep);
     RUN(a_team_that_mostly_waits_goes_to_sleep_for_a_while);
     RUN(a_team_larger_than_its_cpus_sleeps_at_once);
