@@ -152,8 +152,11 @@ INLINE scales half_scales(const int expanded, const int h, const uint8_t *s, con
 
 INLINE void tile_q4(const int dtype, const int expanded, const int S, const int T, const uint8_t *w, size_t strip_bytes, const int32_t *x, int columns, float *sums) {
     const table codebook = table_load(q4_codebook);
+    const int held = S * T <= SUMS_HELD;
     for (int k = 0; k < columns; k += BLOCK_COLUMNS) {
         const int groups = min_int(BLOCK_GROUPS, ceil_div(columns - k, GROUP_COLUMNS));
+        v16 acc[GEMM_STRIPS][PANEL_ROWS];   // sums of a block, where they can be held
+        if (held) UNROLL for (int i = 0; i < S; i++) UNROLL for (int t = 0; t < T; t++) acc[i][t] = v16_load(sums + 16 * (i * T + t));
         const uint8_t *s0 = w, *codes = expanded ? w : w + block_scale_bytes(dtype, groups);
         for (int j = 0; j < groups; j++, x += GROUP_WORDS * T) {
             const uint8_t *s1 = dtype == LLAMAC_Q4 ? s0 + STRIP_ROWS : s0;   // of the group's second half
@@ -165,16 +168,20 @@ INLINE void tile_q4(const int dtype, const int expanded, const int S, const int 
                 UNROLL for (int t = 0; t < T; t++) sum.v[i][t] = scaled_first(c.v[i][t], scale);
             }
             PARK(sum, S * T);
-            if (S * T > SUMS_HELD) FORGET();
+            if (!held) FORGET();
             multiply_half(expanded, S, T, 1, codebook, s1, codes, strip_bytes, x, &c);
             UNROLL for (int i = 0; i < S; i++) {
                 const scales scale = half_scales(expanded, 1, s1 + (size_t)i * strip_bytes, codes + (size_t)i * strip_bytes);
-                UNROLL for (int t = 0; t < T; t++)
-                    add_to(sums + 16 * (i * T + t), scaled_float(scaled_add(sum.v[i][t], c.v[i][t], scale)), float_at(x + 10 * T + t));
+                UNROLL for (int t = 0; t < T; t++) {
+                    const v16 whole = scaled_float(scaled_add(sum.v[i][t], c.v[i][t], scale));
+                    if (held) acc[i][t] = v16_fma1(whole, float_at(x + 10 * T + t), acc[i][t]);
+                    else add_to(sums + 16 * (i * T + t), whole, float_at(x + 10 * T + t));
+                }
             }
             s0 = s1 + STRIP_ROWS;
             codes += expanded ? EXPANDED_GROUP_Q4 : 4 * LINE_BYTES;
         }
+        if (held) UNROLL for (int i = 0; i < S; i++) UNROLL for (int t = 0; t < T; t++) v16_store(sums + 16 * (i * T + t), acc[i][t]);
         w = codes;
     }
 }

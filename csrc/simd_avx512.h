@@ -98,6 +98,9 @@ INLINE line codes_of(table t, line x, grids grid, const int part, const int expa
 }
 
 #if defined(__AVX512VNNI__)
+// A group's first sums start at the bits of 1.5 * 2^23, so that as floats they are shift + n, without a conversion.
+#define SHIFT 0x1.8p23f
+enum { SHIFTED_BITS = 0x4b400000 };
 typedef __m512i dots;                   // one int32 per row
 typedef __m512 scaled;                   // as floats: every step is exact
 typedef __m512 scales;
@@ -108,7 +111,7 @@ INLINE void dots_starts(const int8_t *x, int32_t starts[2]) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), _mm256_loadu_si256((const __m256i *)x));
     const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(-CODE_LIMIT));
     const __m256i eights = _mm256_add_epi32(fours, _mm256_srli_si256(fours, 8)), halves = _mm256_add_epi32(eights, _mm256_srli_si256(eights, 4));
-    starts[0] = _mm256_extract_epi32(halves, 0), starts[1] = _mm256_extract_epi32(halves, 4);
+    starts[0] = SHIFTED_BITS + _mm256_extract_epi32(halves, 0), starts[1] = _mm256_extract_epi32(halves, 4);
 }
 INLINE dots dots_from(int32_t start, grids grid, const int expanded) {
     (void)grid, (void)expanded;
@@ -122,7 +125,10 @@ INLINE dots dots_add(dots d, line codes, const int32_t *inputs, const int word, 
 }
 typedef dots row_dots;
 INLINE row_dots dots_row(dots d, const int r, const int expanded) { (void)r, (void)expanded; return d; }
-INLINE scaled scaled_first(row_dots d, scales s) { return _mm512_mul_ps(_mm512_cvtepi32_ps(d), s); }
+// (shift + n) s - shift s, with one rounding, of a number that needs none.
+INLINE scaled scaled_first(row_dots d, scales s) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(d), s, _mm512_mul_ps(s, _mm512_set1_ps(-SHIFT)));
+}
 INLINE scaled scaled_add(scaled w, row_dots d, scales s) { return _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), s, w); }
 INLINE v16 scaled_float(scaled w) { return w; }
 #else
