@@ -361,5 +361,5 @@ def test_other_threads_run_while_a_long_text_is_tokenized(tiny_llama: Path) -> N
 def test_errors_come_out_of_the_helper_thread(big_llama: Path) -> None:
     with llamac.load(big_llama) as model, model.session(context=20) as session:
         with pytest.raises(llamac.ContextFullError, match="position 20"):
-            session.eval([1] * 21)
+            session.eval_rows([(1, 0, position, False) for position in range(21)])
         assert session.length() == 0
