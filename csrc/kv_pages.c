@@ -35,7 +35,7 @@ uint8_t *kv_page_take(struct kv_pages *pages, llamac_error *err) {
     struct kv_slab *slab = slab_with_room(pages, err);
     if (!slab) return NULL;
     uint8_t *page = slab->given_back;
-    if (page) memcpy(&slab->given_back, page, sizeof page);
+    if (page) memcpy(&slab->given_back, page, sizeof slab->given_back);
     else page = first_page(slab) + (size_t)slab->untouched++ * pages->page_bytes;
     slab->in_use++;
     return memset(page, 0, pages->page_bytes);
@@ -45,7 +45,7 @@ void kv_page_give(struct kv_pages *pages, uint8_t *page) {
     struct kv_slab **link = &pages->slabs;
     while (page < first_page(*link) || page >= first_page(*link) + (size_t)pages->per_slab * pages->page_bytes) link = &(*link)->next;
     struct kv_slab *slab = *link;
-    memcpy(page, &slab->given_back, sizeof page);
+    memcpy(page, &slab->given_back, sizeof slab->given_back);
     slab->given_back = page;
     if (--slab->in_use) return;
     *link = slab->next;
