@@ -42,10 +42,13 @@ INLINE void pass_f32(const int S, const int T, const struct peak_operands *o, fl
 
 // Of the rows that share sums the first stands for all.
 INLINE void pass_int8(const int S, const int T, const struct peak_operands *o, float *sums) {
+    static const int8_t nothing[GROUP_COLUMNS];
     const scales scale = scales_load(o->lines[0]);
     const int R = dots_rows(1);
+    int32_t starts[2];
+    dots_starts(nothing, starts);
     dots c[GEMM_STRIPS * PANEL_ROWS];
-    EACH_SUM(j) if (j / S % R == 0) c[j] = dots_from(0, grid_load(o->lines[0]), 1);
+    EACH_SUM(j) if (j / S % R == 0) c[j] = dots_from(starts[0], grid_load(o->lines[0]), 1);
     for (int k = 0; k < PEAK_STEPS; k++)
         EACH_SUM(j) if (j / S % R == 0) c[j] = dots_add(c[j], line_load(o->lines[j % S] + LINE_BYTES * k), o->words, k, T, j / S, 1);
     EACH_SUM(j) if (j / S % R == 0) v16_store(sums + 16 * j, scaled_float(scaled_first(dots_row(c[j], 0, 1), scale)));
