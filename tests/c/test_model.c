@@ -419,9 +419,9 @@ static void failed_evals_hold_no_pages(void) {
 
 // Pages of several slabs, taken and given back in any order: each zeroed, none twice, all memory back at the end.
 static void kv_pages_are_cut_from_slabs(void) {
-    enum { MOST = 40, PAGE = 3 << 20 };   // two to a slab
+    enum { MOST = 40, PAGE = 2 << 20 };   // four to a slab
     struct kv_pages pages = kv_pages_of(PAGE, MOST);
-    CHECK(pages.per_slab == 2, "%d pages to a slab", pages.per_slab);
+    CHECK(pages.per_slab == 4, "%d pages to a slab", pages.per_slab);
     CHECK(kv_pages_of(PAGE, 1).per_slab == 1 && kv_pages_of((size_t)1 << 30, MOST).per_slab == 1, "at least one page, no more than there can be");
     uint8_t *taken[MOST] = { 0 };
     uint64_t state = 1;
