@@ -25,7 +25,7 @@ from bench.shapes import SHAPES, Shape, model_config, tensors, vector
 from llamac import _core
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.quantize import DTYPES, FOUR_BITS, choose_dtypes
-from llamac.export.writer import Slot, make_plan, temporary_beside, to_dtype, write_tables
+from llamac.export.writer import DataStream, Slot, make_plan, temporary_beside, to_dtype, write_tables
 from llamac.strips import BLOCK_COLUMNS, GROUP_COLUMNS, LINE_BYTES, STRIP_ROWS
 
 GGUF_TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_S")
@@ -93,13 +93,15 @@ def make(name: str, dtype: str, out: Path, *, pure: bool = False, shape: Shape |
     with temporary_beside(out) as file:
         file.truncate(plan.file_bytes)
         start, hashes = plan.offsets()["data"], []
+        stream = DataStream(file, start)
         for slot in plan.slots:
             digest = hashlib.sha256()
-            file.seek(start + slot.offset)
+            stream.skip_to(start + slot.offset)
             for chunk in _chunks(slot, pools):
                 digest.update(chunk.data)
-                file.write(chunk.data)
+                stream.write(chunk.data)
             hashes.append(digest.digest())
+        stream.flush()
         write_tables(file, plan, hashes)
 
 

@@ -14,6 +14,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -31,7 +32,8 @@ enum {
     GLANCES = 100,            // looks at a gate before the clock is read for the first time
     SECOND_NS = 1000000000,
     SPIN_NS = 500000,         // awake at a gate: over what one member of a large model is late, under a scheduler's slice
-    LATE_NS = 1000000,        // who comes so late has lost its CPU to another program
+    CROWDED_NS = 100000,      // awake so long at a barrier: who is late may be queued behind the one that waits
+    LATE_NS = 1000000,        // who comes so late may have lost its CPU to another program
     WINDOW_NS = 10000000,     // runs are judged together when they have taken this long
     REST = 32,                // a bad window is followed by that many times its length without spinning
     LOOK_NS = 5000000,        // who waits for a turn looks that often whether it shall stop
@@ -111,14 +113,17 @@ static void gate_sleep(struct gate *gate, uint32_t number, int64_t most_ns) {
     __atomic_sub_fetch(&gate->sleepers, 1, __ATOMIC_RELAXED);
 }
 
-// Returns when the gate's number is no longer `number`. Awake for spin_ns, asleep after that. The nanoseconds that it took, 0 for few.
-static int64_t gate_wait(struct gate *gate, uint32_t number, int64_t spin_ns) {
-    if (changed(gate, number, spin_ns ? GLANCES : 1)) return 0;
-    const int64_t started = now_ns();
-    for (int64_t now = started; now - started < spin_ns; now = now_ns())
-        if (changed(gate, number, 10)) return now - started;
-    gate_sleep(gate, number, 0);
-    return now_ns() - started;
+// Awake until the gate's number is no longer `number`, or for spin_ns. Whether it has changed.
+static int gate_spin(struct gate *gate, uint32_t number, int64_t spin_ns) {
+    if (changed(gate, number, spin_ns ? GLANCES : 1)) return 1;
+    for (const int64_t until = now_ns() + spin_ns; now_ns() < until;)
+        if (changed(gate, number, 10)) return 1;
+    return 0;
+}
+
+// Returns when the gate's number is no longer `number`. Awake for spin_ns, asleep after that.
+static void gate_wait(struct gate *gate, uint32_t number, int64_t spin_ns) {
+    if (!gate_spin(gate, number, spin_ns)) gate_sleep(gate, number, 0);
 }
 
 static void gate_open(struct gate *gate) {
@@ -133,7 +138,11 @@ struct seat {
     _Alignas(64) struct gate posted;
     uint32_t seen;            // the last number of `posted` that was taken up
     uint32_t places;          // the team's `places` that the thread is bound to
+    int32_t thread;           // its number in the system, 0 if there is none
+    uint32_t met;             // the round after the last one that the member has come to
+    int32_t cpu;              // the caller's at that time
     int64_t waited, ended;    // nanoseconds of this run at barriers; when the work was done
+    long lost;                // CPUs that the thread lost to another one in this run; during it, less those lost before it
 };
 
 // A caller that waits for its turn; its gate is opened once.
@@ -162,7 +171,7 @@ static struct {
 
 #if defined(__linux__)
     cpu_set_t cpus;           // where the caller of the last run might run
-    uint32_t places;          // counts changes of it
+    uint32_t places;          // counts changes of it; 0: nobody's choice but the system's
 #endif
 } team = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -204,21 +213,70 @@ static void give_turn(void) {
     pthread_mutex_unlock(&team.lock);
 }
 
+#if defined(__linux__)
+static int32_t this_thread(void) { return (int32_t)syscall(SYS_gettid); }
+static int32_t this_cpu(void) { return sched_getcpu(); }
+#else
+static int32_t this_thread(void) { return 0; }
+static int32_t this_cpu(void) { return -1; }
+#endif
+
+// A scheduler may put a thread that wakes on the CPU of one that waits for it awake, and leave it there, queued, while another CPU is
+// idle. The member `index` asks the system to keep who has not come to this round off its own CPU; if that is the caller, whose affinity
+// is not ours, it moves itself. Afterwards all may run everywhere again.
+static void make_room(int index, int count, uint32_t round) {
+#if defined(__linux__)
+    cpu_set_t others = team.cpus;
+    const int cpu = this_cpu();
+    if (cpu < 0 || cpu >= CPU_SETSIZE || !team.places) return;
+    CPU_CLR((unsigned)cpu, &others);
+    for (int i = 0; i < count; i++) {
+        if (i == index || __atomic_load_n(&team.seats[i].met, __ATOMIC_RELAXED) == round + 1) continue;
+        if (i == 0 && __atomic_load_n(&team.seats[0].cpu, __ATOMIC_RELAXED) != cpu) continue;
+        const int32_t thread = __atomic_load_n(&team.seats[i ? i : index].thread, __ATOMIC_RELAXED);
+        if (thread && sched_setaffinity(thread, sizeof others, &others) == 0) sched_setaffinity(thread, sizeof team.cpus, &team.cpus);
+    }
+#else
+    (void)index, (void)count, (void)round;
+#endif
+}
+
+// How often this thread has lost its CPU to another one so far. Where nobody counts that, it grows with every call.
+static long cpus_lost(void) {
+#if defined(RUSAGE_THREAD)
+    struct rusage use;
+    getrusage(RUSAGE_THREAD, &use);
+    return use.ru_nivcsw;
+#else
+    static __thread long calls;
+    return calls++;
+#endif
+}
+
 // Returns the nanoseconds of waiting, 0 for few.
-static int64_t meet(int count) {
+static int64_t meet(int index, int count) {
     const uint32_t round = __atomic_load_n(&team.round.number, __ATOMIC_RELAXED);
     const int64_t spin_ns = __atomic_load_n(&team.spin_ns, __ATOMIC_RELAXED);
-    if (__atomic_add_fetch(&team.arrived, 1, __ATOMIC_ACQ_REL) < count) return gate_wait(&team.round, round, spin_ns);
-    __atomic_store_n(&team.arrived, 0, __ATOMIC_RELAXED);
-    gate_open(&team.round);
-    return 0;
+    __atomic_store_n(&team.seats[index].met, round + 1, __ATOMIC_RELAXED);
+    if (index == 0) __atomic_store_n(&team.seats[0].cpu, this_cpu(), __ATOMIC_RELAXED);
+    if (__atomic_add_fetch(&team.arrived, 1, __ATOMIC_ACQ_REL) == count) {
+        __atomic_store_n(&team.arrived, 0, __ATOMIC_RELAXED);
+        gate_open(&team.round);
+        return 0;
+    }
+    if (changed(&team.round, round, spin_ns ? GLANCES : 1)) return 0;
+    const int64_t started = now_ns();
+    if (spin_ns && !gate_spin(&team.round, round, CROWDED_NS)) make_room(index, count, round);
+    gate_wait(&team.round, round, spin_ns);
+    return now_ns() - started;
 }
 
 void pool_barrier(const struct member *member) {
     if (member->count == 1) return;
-    const int64_t waited = meet(member->count);
-    team.seats[member->index].waited += waited;
-    if (waited > LATE_NS) __atomic_store_n(&team.spin_ns, 0, __ATOMIC_RELAXED);   // no more in this run
+    struct seat *seat = &team.seats[member->index];
+    const int64_t waited = meet(member->index, member->count);
+    seat->waited += waited;
+    if (waited > LATE_NS && seat->lost + cpus_lost() > 0) __atomic_store_n(&team.spin_ns, 0, __ATOMIC_RELAXED);   // no more in this run
 }
 
 static void work_as(const struct member *member, void (*work)(void *argument, const struct member *member), void *argument) {
@@ -232,18 +290,22 @@ static void take_part(int index) {
     const struct member member = { index, team.count };
     struct seat *seat = &team.seats[index];
     seat->waited = 0;
+    seat->lost = -cpus_lost();
     work_as(&member, team.work, team.argument);
     seat->ended = now_ns();
-    meet(member.count);
+    seat->lost += cpus_lost();
+    meet(index, member.count);
 }
 
+static void sit(struct seat *seat, int32_t thread) { __atomic_store_n(&seat->thread, thread, __ATOMIC_RELAXED); }
 // A thread's life in the region. It ends when the team has to grow.
 static void serve(int index) {
     struct seat *seat = &team.seats[index];
+    sit(seat, this_thread());
     for (int64_t spin_ns = SPIN_NS;;) {
         gate_wait(&seat->posted, seat->seen, spin_ns);
         seat->seen++;
-        if (team.size == 0) return;
+        if (team.size == 0) break;
         spin_ns = __atomic_load_n(&team.spin_ns, __ATOMIC_RELAXED);
 #if defined(__linux__)
         if (seat->places != team.places) sched_setaffinity(0, sizeof team.cpus, &team.cpus);
@@ -251,6 +313,7 @@ static void serve(int index) {
 #endif
         take_part(index);
     }
+    sit(seat, 0);
 }
 
 static void *own_team(void *unused) {
@@ -339,28 +402,32 @@ static int follow_cpus(int threads) {
 #endif
 }
 
-// In the caller's turn. Returns the nanoseconds that a member waited on average.
-static int64_t run_team(int count, int64_t spin_ns, void (*work)(void *argument, const struct member *member), void *argument) {
+// What a run says of the machine: nanoseconds that it took and that a member waited on average, and how many CPUs members lost.
+struct run { int64_t ran, waited; long lost; };
+
+// In the caller's turn.
+static struct run run_team(int count, int64_t spin_ns, void (*work)(void *argument, const struct member *member), void *argument) {
     team.count = count, team.work = work, team.argument = argument;
     __atomic_store_n(&team.spin_ns, spin_ns, __ATOMIC_RELAXED);
     for (int i = 1; i < count; i++) gate_open(&team.seats[i].posted);
+    const int64_t started = now_ns();
     take_part(0);
     const int64_t now = now_ns();
-    int64_t waited = 0;
-    for (int i = 0; i < count; i++) waited += team.seats[i].waited + now - team.seats[i].ended;
-    return waited / count;
+    struct run run = { .ran = now - started };
+    for (int i = 0; i < count; i++) run.waited += (team.seats[i].waited + now - team.seats[i].ended) / count, run.lost += team.seats[i].lost;
+    return run;
 }
 
 // ---- whether to spin
 
 // While one member works or has lost its CPU to another program, n - 1 wait. A team that got on with its work less than half of the
-// time would do better asleep: its threads then take their CPUs back as soon as they have something to do, whereas the scheduler counts
-// spinning as their share of the time.
-static void learn(struct pace *pace, int count, int64_t ran, int64_t waited, int64_t now) {
-    pace->ran += ran, pace->waited += waited;
+// time, and not because of its own (pages that came late, say), would do better asleep: its threads then take their CPUs back as soon as
+// they have something to do, whereas the scheduler counts spinning as their share of the time.
+static void learn(struct pace *pace, int count, struct run run) {
+    pace->ran += run.ran, pace->waited += run.waited, pace->lost += run.lost;
     if (pace->ran < WINDOW_NS) return;
-    if (pace->waited * count / (count - 1) > pace->ran / 2) pace->asleep_until = now + REST * pace->ran;
-    pace->ran = pace->waited = 0;
+    if (pace->lost && pace->waited * count / (count - 1) > pace->ran / 2) pace->asleep_until = now_ns() + REST * pace->ran;
+    pace->ran = pace->waited = pace->lost = 0;
 }
 
 // 0 if there is no team, and the caller must compute alone.
@@ -374,8 +441,8 @@ static int run_on_team(int threads, struct pace *pace, struct cancel *cancel, vo
     const int count = team.size < threads ? team.size : threads;
     if (count > 1) {
         const int64_t spin_ns = count <= cpus && started >= pace->asleep_until ? SPIN_NS : 0;
-        const int64_t waited = run_team(count, spin_ns, work, argument), now = now_ns();
-        if (spin_ns) learn(pace, count, now - started, waited, now);
+        const struct run run = run_team(count, spin_ns, work, argument);
+        if (spin_ns) learn(pace, count, run);
     }
     give_turn();
     return count > 1;

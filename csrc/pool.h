@@ -16,6 +16,7 @@ struct member { int index, count; };   // 0 <= index < count
 // What a sequence of runs of one kind has learned about waiting. Zeroed: nothing yet.
 struct pace {
     int64_t ran, waited;      // nanoseconds of late: of the runs, and of waiting in them, a member's average
+    int64_t lost;             // CPUs that members lost to other threads meanwhile
     int64_t asleep_until;     // before that time members wait asleep, because other programs want their CPUs
 };
 

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +17,13 @@ import pytest
 
 import llamac
 from builders import Floats, some_ids
+from llamac import interrupt
 from llamac.errors import CancelledError
 from llamac.export.convert import export
 from openmp import needs_threads
 from processes import TIMEOUT, heed_ctrl_c
+
+Helpers = list[interrupt._Helper]
 
 LIMIT = 0.050
 MARGIN = 0.030  # for the operating system to run the waiting thread
@@ -194,17 +197,35 @@ def test_ctrl_c_between_tokens_ends_llamac_run_quietly(tiny_llama: Path) -> None
 # ---- the moments around the helper thread's life
 
 
-def interrupted(session: llamac.Session, monkeypatch: pytest.MonkeyPatch, before: bool) -> Floats:
-    """Raises KeyboardInterrupt while the helper thread is being started: before it exists, or when it already runs."""
-    begin = threading.Thread.start
+@pytest.fixture(autouse=True)
+def no_idle_helpers() -> Iterator[None]:
+    """Each test begins without a helper thread, and leaves none."""
+    yield
+    for helper in interrupt._idle:
+        helper.end()
+    interrupt._idle.clear()
 
-    def begin_and_raise(thread: threading.Thread) -> None:
+
+MOMENTS: dict[str, tuple[type, str, bool]] = {
+    "before the thread exists": (threading.Thread, "start", True),
+    "when the thread runs": (threading.Thread, "start", False),
+    "before the work begins": (interrupt._Helper, "begin", True),
+    "when the work runs": (interrupt._Helper, "begin", False),
+}
+
+
+def interrupted(session: llamac.Session, monkeypatch: pytest.MonkeyPatch, moment: str) -> Floats:
+    """Raises KeyboardInterrupt while the helper thread is being started or given its work."""
+    owner, name, before = MOMENTS[moment]
+    begin = getattr(owner, name)
+
+    def begin_and_raise(*arguments: object) -> None:
         if not before:
-            begin(thread)
+            begin(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", begin_and_raise)
+        patch.setattr(owner, name, begin_and_raise)
         with pytest.raises(KeyboardInterrupt):
             session.eval(some_ids(300))
     rest = session.eval(some_ids(300)[session.length() :])
@@ -212,12 +233,12 @@ def interrupted(session: llamac.Session, monkeypatch: pytest.MonkeyPatch, before
     return rest
 
 
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_an_interruption_while_the_helper_starts_leaves_the_session_free(
-    big_llama: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+    big_llama: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     with llamac.load(big_llama) as model, model.session() as session:
-        found = interrupted(session, monkeypatch, before)
+        found = interrupted(session, monkeypatch, moment)
         session.rewind(0)
         expected = session.eval(some_ids(300))
     assert expected is not None
@@ -225,20 +246,20 @@ def test_an_interruption_while_the_helper_starts_leaves_the_session_free(
 
 
 @pytest.fixture
-def helpers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the threads that are started."""
-    begin, started = threading.Thread.start, []
+def helpers(monkeypatch: pytest.MonkeyPatch) -> Helpers:
+    """The helper of each work that was given to one."""
+    begin, used = interrupt._Helper.begin, []
 
-    def begin_and_note(thread: threading.Thread) -> None:
-        started.append(thread.name)
-        begin(thread)
+    def begin_and_note(helper: interrupt._Helper, work: Callable[[], None]) -> None:
+        used.append(helper)
+        begin(helper, work)
 
-    monkeypatch.setattr(threading.Thread, "start", begin_and_note)
-    return started
+    monkeypatch.setattr(interrupt._Helper, "begin", begin_and_note)
+    return used
 
 
 @pytest.mark.parametrize("isa", [None, "scalar"])
-def test_a_pass_is_long_for_its_attention_too(tiny_llama: Path, helpers: list[str], isa: str | None) -> None:
+def test_a_pass_is_long_for_its_attention_too(tiny_llama: Path, helpers: Helpers, isa: str | None) -> None:
     """Rows behind many positions take long although the weights are few."""
     with llamac.load(tiny_llama, isa=isa) as model, model.session(sequences=2) as session:
         session.eval(some_ids(400), sequence=1, logits=None)
@@ -254,7 +275,7 @@ def test_a_pass_is_long_for_its_attention_too(tiny_llama: Path, helpers: list[st
         assert len(helpers) == 3
 
 
-def test_a_pass_is_long_for_the_rows_of_all_sequences(tiny_llama: Path, helpers: list[str]) -> None:
+def test_a_pass_is_long_for_the_rows_of_all_sequences(tiny_llama: Path, helpers: Helpers) -> None:
     """More sequences than positions: each row counts the positions before itself."""
     with llamac.load(tiny_llama) as model, model.session(sequences=64) as session:
         for position in range(20):
@@ -269,7 +290,7 @@ def test_a_pass_is_long_for_the_rows_of_all_sequences(tiny_llama: Path, helpers:
         assert len(helpers) == 1
 
 
-def test_quantized_weights_do_not_make_a_prompt_short(tiny_llama: Path, tmp_path: Path, helpers: list[str]) -> None:
+def test_quantized_weights_do_not_make_a_prompt_short(tiny_llama: Path, tmp_path: Path, helpers: Helpers) -> None:
     """Rows after the first cost multiply-adds, not bytes."""
     export(tiny_llama, tmp_path / "q4.bin", dtype="q4", probe_source=None)
     for path in (tiny_llama, tmp_path / "q4.bin"):
@@ -284,12 +305,49 @@ def test_quantized_weights_do_not_make_a_prompt_short(tiny_llama: Path, tmp_path
             assert len(helpers) == 1
 
 
-def test_a_generation_notices_that_its_attention_becomes_long(tiny_llama: Path, helpers: list[str]) -> None:
+def test_a_generation_notices_that_its_attention_becomes_long(tiny_llama: Path, helpers: Helpers) -> None:
     with llamac.load(tiny_llama) as model, model.session() as session:
         session._long_work = model.weight_bytes + 200 * session._attention_work
         for _ in range(400):
             session.step(1)
     assert len(helpers) == 200
+    assert len(set(helpers)) == 1  # one thread for all of them
+
+
+def test_a_signal_handler_computes_while_a_pass_waits(big_llama: Path, tiny_llama: Path, helpers: Helpers) -> None:
+    """Its pass needs another helper: the first one is busy."""
+    found: list[Floats | None] = []
+    big, tiny = llamac.load(big_llama), llamac.load(tiny_llama)
+    with big, tiny, big.session() as session, tiny.session() as inner:
+        inner._long_work = 0
+        expected = inner.eval([1, 2, 3])
+        inner.rewind(0)
+        helpers.clear()
+        previous = signal.signal(signal.SIGUSR1, lambda *_: found.append(inner.eval([1, 2, 3])))
+        timer = threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        try:
+            timer.start()
+            session.eval(some_ids(4000), logits=None)
+        finally:
+            timer.join()
+            signal.signal(signal.SIGUSR1, previous)
+    assert expected is not None
+    assert found[0] is not None
+    assert found[0].tobytes() == expected.tobytes()
+    assert len(helpers) == len(set(helpers)) == 2
+
+
+def test_a_child_process_has_a_helper_of_its_own(tiny_llama: Path, helpers: Helpers) -> None:
+    with llamac.load(tiny_llama, threads=1) as model, model.session() as session:
+        session._long_work = 0
+        session.eval([1])
+        child = os.fork()
+        if not child:
+            session.eval([2])
+            os._exit(len(set(helpers)))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        session.eval([2])
+    assert len(set(helpers)) == 1
 
 
 def test_without_a_helper_thread_the_work_is_done_all_the_same(
@@ -329,7 +387,7 @@ def test_ctrl_c_interrupts_the_tokenizer(tiny_llama: Path, monkeypatch: pytest.M
         release.set()
 
 
-def test_a_long_text_has_the_tokens_of_its_parts(tiny_llama: Path, helpers: list[str]) -> None:
+def test_a_long_text_has_the_tokens_of_its_parts(tiny_llama: Path, helpers: Helpers) -> None:
     with llamac.load(tiny_llama) as model:
         short = model.tokenize("hello world", add_special=False)
         assert helpers == []

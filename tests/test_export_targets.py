@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
+from typing_extensions import Buffer
 
 import llamac
 from llamac.errors import ArgumentError, ExportError
 from llamac.export.convert import export
+from llamac.export.writer import BLOCK_BYTES, DataStream
 
 
 def test_the_disks_room_is_checked_first(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,3 +202,36 @@ def test_a_symbolic_link_keeps_leading_to_its_target(source: Path, tmp_path: Pat
     assert (tmp_path / "link").is_symlink()
     assert first != (tmp_path / "far" / "model.bin").read_bytes()
     assert [path.name for path in (tmp_path / "far").iterdir()] == ["model.bin"]
+
+
+# ---- how the bytes get there
+
+
+class Disk(io.BytesIO):
+    """Notes where each write begins and how long it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[tuple[int, int]] = []
+
+    def write(self, data: Buffer) -> int:
+        self.writes.append((self.tell(), len(memoryview(data))))
+        return super().write(data)
+
+
+def test_data_are_written_in_whole_blocks() -> None:
+    """Whatever the pieces are: the system keeps aligned blocks as they were written, and maps each of them at once."""
+    numbers = np.random.default_rng(1)
+    pieces = [numbers.bytes(size) for size in (1, BLOCK_BYTES - 3, 5, 3 * BLOCK_BYTES, 70_000, 1)]
+    disk = Disk()
+    stream = DataStream(disk, 1_000)
+    for piece in pieces:
+        stream.skip_to(stream.offset + 17)
+        stream.write(piece)
+    stream.flush()
+    assert disk.getvalue() == bytes(1_000) + b"".join(bytes(17) + piece for piece in pieces)
+    first, *whole, last = disk.writes
+    assert sum(first) == BLOCK_BYTES
+    assert len(whole) == 3
+    assert all(at % BLOCK_BYTES == 0 and size == BLOCK_BYTES for at, size in whole)
+    assert last[0] % BLOCK_BYTES == 0

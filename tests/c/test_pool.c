@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// test_pool.c - the team of threads: everybody takes part, barriers hold, teams grow, and those that mostly wait sleep.
+// test_pool.c - the team of threads: everybody takes part, barriers hold, teams grow, and those that lose their CPUs sleep.
 #include "pool.h"
 
 #include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -192,7 +193,18 @@ static int cpu_count(void) {
     return llamac_has_threads() && !sched_getaffinity(0, sizeof cpus, &cpus) ? CPU_COUNT(&cpus) : 1;
 }
 
-static void a_team_that_mostly_waits_goes_to_sleep_for_a_while(void) {
+// Other work for every CPU.
+static int busy;
+static void *keep_busy(void *unused) {
+    while (__atomic_load_n(&busy, __ATOMIC_RELAXED)) {}
+    return unused;
+}
+
+static void a_team_that_loses_its_cpus_goes_to_sleep_for_a_while(void) {
+    pthread_t others[64];
+    const int n = min_int(cpu_count(), ARRAY_LEN(others));
+    busy = 1;
+    for (int i = 0; i < n; i++) CHECK(!pthread_create(&others[i], NULL, keep_busy, NULL), "no thread");
     for (int index = 0; index < 2 && cpu_count() > 1; index++) {
         struct pace pace = { 0 };
         struct late late = { .index = index };
@@ -211,7 +223,58 @@ static void a_team_that_mostly_waits_goes_to_sleep_for_a_while(void) {
         }
         CHECK(again, "member %d is late", index);
     }
+    __atomic_store_n(&busy, 0, __ATOMIC_RELAXED);
+    for (int i = 0; i < n; i++) pthread_join(others[i], NULL);
 }
+
+#if defined(__linux__) && defined(RUSAGE_THREAD)
+static long cpus_lost_by_all(void) {
+    struct rusage use;
+    getrusage(RUSAGE_SELF, &use);
+    return use.ru_nivcsw;
+}
+
+// Who waits for memory or a disk, say, has not lost its CPU.
+static void a_team_that_keeps_its_cpus_stays_awake(void) {
+    struct pace pace = { 0 };
+    struct late late = { .index = 1 };
+    int judged = 0;
+    for (int window = 0; window < 5; window++) {
+        const int64_t asleep_until = pace.asleep_until;
+        const long lost = cpus_lost_by_all();
+        do pool_run(2, &pace, NULL, be_late, &late); while (pace.ran > 0);
+        if (cpus_lost_by_all() > lost) continue;
+        CHECK(pace.asleep_until == asleep_until, "it went to sleep");
+        judged++;
+    }
+    if (!judged) printf("  not judged: the machine is busy\n");
+}
+
+struct bound { int cpus; };
+
+// The second member binds itself to one CPU and comes late.
+static void be_bound(void *argument, const struct member *member) {
+    struct bound *bound = argument;
+    const struct timespec pause = { .tv_nsec = 2000000 };
+    cpu_set_t cpus;
+    if (member->index == 1) {
+        const int cpu = sched_getcpu();
+        CPU_ZERO(&cpus);
+        CPU_SET((unsigned)cpu, &cpus);
+        sched_setaffinity(0, sizeof cpus, &cpus);
+        nanosleep(&pause, NULL);
+    }
+    pool_barrier(member);
+    if (member->index == 1 && !sched_getaffinity(0, sizeof cpus, &cpus)) bound->cpus = CPU_COUNT(&cpus);
+}
+
+static void who_is_late_is_sent_to_another_cpu(void) {
+    struct pace pace = { 0 };
+    struct bound bound = { 0 };
+    for (int run = 0; run < 100 && bound.cpus < cpu_count(); run++) pool_run(2, &pace, NULL, be_bound, &bound);
+    CHECK(bound.cpus == cpu_count() || cpu_count() == 1, "it may run on %d CPUs", bound.cpus);
+}
+#endif
 
 static void a_team_larger_than_its_cpus_sleeps_at_once(void) {
     struct pace pace = { 0 };
@@ -262,7 +325,11 @@ int main(int argc, char **argv) {
     RUN(who_waits_for_a_turn_can_be_cancelled);
     RUN(who_calls_again_goes_behind_those_who_wait);
     RUN(idle_members_sleep);
-    RUN(a_team_that_mostly_waits_goes_to_sleep_for_a_while);
+    RUN(a_team_that_loses_its_cpus_goes_to_sleep_for_a_while);
+#if defined(__linux__) && defined(RUSAGE_THREAD)
+    RUN(a_team_that_keeps_its_cpus_stays_awake);
+    RUN(who_is_late_is_sent_to_another_cpu);
+#endif
     RUN(a_team_larger_than_its_cpus_sleeps_at_once);
     RUN(too_many_threads_are_refused_or_cut);
     return finish_tests("test_pool");
