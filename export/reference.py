@@ -128,8 +128,9 @@ def attention_mix(scores: Array, v: Array) -> Array:
 def expert_weights(scores: Array, n_used: int, normalized: bool) -> Array:
     """The weight of each expert, 0 for those that are not used: (n, experts). scores (n, experts) of the router.
 
-    Shazeer et al., "Outrageously Large Neural Networks" (arXiv:1701.06538), section 2.1: the largest n_used probabilities,
-    the lower index among equals; normalized: divided by their sum (Jiang et al., "Mixtral", arXiv:2401.04088, section 2.1).
+    Shazeer et al., "Outrageously Large Neural Networks" (arXiv:1701.06538), section 2.1: the n_used largest
+    probabilities, the lower index among equals; normalized: divided by their sum (Jiang et al., "Mixtral of Experts",
+    arXiv:2401.04088, section 2.1).
     """
     weights = softmax(scores)
     best = np.argsort(-weights, axis=1, kind="stable")[:, :n_used]
@@ -312,7 +313,7 @@ def _block(run: _Pass, x: Array, layer: int, record: LayerConfig) -> Array:
 
 
 def _branch(run: _Pass, x: Array, layer: int, record: LayerConfig, part: str) -> Array:
-    """What "attn" or "ffn" adds to the residual stream: (n, dim). Its norm stands before it, behind it, or at both places.
+    """What "attn" or "ffn" adds to the residual stream: (n, dim). Its norm stands before it, behind it, or both.
 
     Norms behind: Liu et al., "Swin Transformer V2" (arXiv:2111.09883), section 3.2; both: Gemma 2 (arXiv:2408.00118).
     """
@@ -342,9 +343,7 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     mix = np.empty_like(q)
     for span in run.spans:
         seen = scores[span, :, : span.stop - span.start]
-        seen[:] = attention_scores(
-            q[span], k[span], config.attention_scale, record.window, config.attention_soft_cap
-        )
+        seen[:] = attention_scores(q[span], k[span], config.attention_scale, record.window, config.attention_soft_cap)
         mix[span] = attention_mix(seen, v[span])
     out = run.linear(mix.reshape(len(h), -1), f"{name}.attn_out")
     # the cache holds exactly the keys and values: nothing is rounded here
@@ -357,7 +356,7 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
 def _head_norm(run: _Pass, x: Array, name: str) -> Array:
     """The norm of queries or keys, if the model has one: x (n, heads, d).
 
-    Henry et al., "Query-Key Normalization for Transformers" (arXiv:2010.04245), section 3, in the forms that became usual.
+    After Henry et al., "Query-Key Normalization for Transformers" (arXiv:2010.04245), in the forms that became usual.
     """
     kind, eps = run.config.qk_norm, run.config.norm_eps
     if kind == "none":
