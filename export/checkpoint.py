@@ -77,6 +77,7 @@ class LayerConfig:
     placement: str = "pre"
     n_experts: int = 0
     n_experts_used: int = 0
+    expert_weights: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class ModelConfig:
     rope_dim: tuple[int, ...] = ()
     rope_original_context: tuple[int, ...] = ()
     rope_attention_factor: tuple[float, ...] = ()
+    qk_norm: str = "none"
 
 
 @dataclass
