@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from llamac.export import hf, reference
 from llamac.export.convert import export
 from llamac.export.families import FAMILIES
 
-Logits = NDArray[np.floating]
+Logits = NDArray[np.floating[Any]]
 VARIANTS = [case.name for case in FAMILY_CASES.values() if case.base]
 BASES = [case.name for case in FAMILY_CASES.values() if not case.base]
 # float32 transformers against float64.
@@ -50,6 +51,22 @@ def exact(folder: Callable[[str], Path]) -> Callable[[str], Logits]:
     return logits
 
 
+@pytest.fixture(scope="module")
+def model_file(folder: Callable[[str], Path]) -> Callable[[str], Path]:
+    """The exported file of a case."""
+
+    @functools.cache
+    def path(name: str) -> Path:
+        target = folder(name).with_suffix(".bin")
+        export(folder(name), target, probe_source=None)
+        return target
+
+    return path
+
+
+# ---- the float64 forward
+
+
 @pytest.mark.parametrize("name", FAMILY_CASES)
 def test_the_float64_forward_gives_the_stored_logits_of_transformers(exact: Callable[[str], Logits], name: str) -> None:
     errors = relative_errors(exact(name)[FAMILY_CASES[name].stored_rows], family_references()[name])
@@ -72,3 +89,69 @@ def test_a_key_of_the_config_moves_the_logits(name: str) -> None:
     rows, base = family_references(), FAMILY_CASES[name].base
     assert base is not None
     assert relative_errors(rows[name], rows[base]).max() >= TEETH
+
+
+# ---- the engine
+
+
+@pytest.mark.parametrize("name", FAMILY_CASES)
+def test_the_engine_gives_the_logits_of_transformers(
+    model_file: Callable[[str], Path], exact: Callable[[str], Logits], name: str
+) -> None:
+    """All positions against the float64 forward, the stored ones against transformers itself."""
+    case = FAMILY_CASES[name]
+    with llamac.load(model_file(name), kv="f32") as model:
+        logits = model.logits(case.ids)
+    assert relative_errors(logits, exact(name)).max() <= TOLERANCE
+    stored = family_references()[name]
+    assert relative_errors(logits[case.stored_rows], stored).max() <= TOLERANCE
+    second, best = np.sort(stored, axis=1)[:, -2:].T
+    clear = best - second > 10 * TOLERANCE * np.abs(stored).max(axis=1)
+    assert clear.sum() >= 0.8 * len(clear)
+    np.testing.assert_array_equal(logits[case.stored_rows].argmax(axis=1)[clear], stored.argmax(axis=1)[clear])
+
+
+@pytest.mark.parametrize("name", FAMILY_CASES)
+def test_a_token_at_a_time_gives_the_same_bits(model_file: Callable[[str], Path], name: str) -> None:
+    ids = FAMILY_CASES[name].ids
+    with llamac.load(model_file(name), kv="f32") as model:
+        whole = model.logits(ids)
+        with model.session(context=len(ids)) as session:
+            steps = [session.eval(ids[:3], logits="all"), *(session.eval([token], logits="all") for token in ids[3:])]
+    assert np.concatenate(steps).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_every_stage_is_that_of_the_float64_forward(
+    folder: Callable[[str], Path], model_file: Callable[[str], Path], name: str
+) -> None:
+    ids = FAMILY_CASES[name].ids
+    expected: dict[tuple[str, int], reference.Array] = {}
+    reference.forward(
+        hf.read(folder(name), []),
+        [ids],
+        context=len(ids),
+        observe=lambda stage, layer, values: expected.update({(stage, layer): values}),
+    )
+    with llamac.load(model_file(name), kv="f32") as model, model.session(context=len(ids)) as session:
+        found = session.observe(ids, llamac.STAGES)
+    assert expected.keys() <= found.keys()
+    for key, values in expected.items():
+        unseen = np.isneginf(values).reshape(len(ids), -1)
+        stage = found[key].reshape(len(ids), -1)[:, : unseen.shape[1]]  # zeros behind those of narrower layers
+        np.testing.assert_array_equal(np.isneginf(stage), unseen)
+        rows, exact = (np.where(unseen, 0, x.reshape(len(ids), -1)) for x in (stage, values))
+        assert relative_errors(rows, exact).max() <= TOLERANCE, key
+
+
+@pytest.mark.parametrize("n", [15, 16, 17])
+def test_both_longrope_tables_of_phi3(folder: Callable[[str], Path], model_file: Callable[[str], Path], n: int) -> None:
+    """16 is the original context: a text up to there has the short table."""
+    ids = FAMILY_CASES["phi3"].ids[:n]
+    checkpoint = hf.read(folder("phi3"), [])
+    short, long = (reference.forward(checkpoint, [ids], context=context)[0] for context in (max(n, 16), 64))
+    assert (relative_errors(short, long).max() >= TEETH) == (n <= 16)
+    with llamac.load(model_file("phi3"), kv="f32") as model:
+        assert relative_errors(model.logits(ids), short).max() <= TOLERANCE
+    with llamac.load(model_file("phi3"), kv="f32", context=64) as model:
+        assert relative_errors(model.logits(ids), long).max() <= TOLERANCE
