@@ -19,9 +19,9 @@ import llamac
 from golden.cases import TEETH, TOLERANCE
 from golden.family_cases import FAMILY_CASES
 from golden.make import relative_errors, transformers_logits
-from golden.make_families import family_checkpoint, family_references
+from golden.make_families import family_references
+from golden.parity_table import DOCUMENT, cases, document, engine_logits, make_folder
 from llamac.export import hf, reference
-from llamac.export.convert import export
 from llamac.export.families import FAMILIES
 
 Logits = NDArray[np.floating[Any]]
@@ -35,7 +35,7 @@ FLOAT32_NOISE = TOLERANCE / 2
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The Hugging Face directory of a case."""
     root = tmp_path_factory.mktemp("checkpoints")
-    return functools.cache(lambda name: family_checkpoint(root / name, FAMILY_CASES[name]))
+    return functools.cache(lambda name: make_folder(root, name))
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +52,18 @@ def exact(folder: Callable[[str], Path]) -> Callable[[str], Logits]:
 
 
 @pytest.fixture(scope="module")
-def model_file(folder: Callable[[str], Path]) -> Callable[[str], Path]:
+def engine(folder: Callable[[str], Path]) -> Callable[[str], Logits]:
+    """The engine's logits of all positions of a case; the exported file lies beside the directory then."""
+    return functools.cache(lambda name: engine_logits(folder(name), cases()[name]))
+
+
+@pytest.fixture(scope="module")
+def model_file(folder: Callable[[str], Path], engine: Callable[[str], Logits]) -> Callable[[str], Path]:
     """The exported file of a case."""
 
-    @functools.cache
     def path(name: str) -> Path:
-        target = folder(name).with_suffix(".bin")
-        export(folder(name), target, probe_source=None)
-        return target
+        engine(name)
+        return folder(name).with_suffix(".bin")
 
     return path
 
@@ -96,12 +100,10 @@ def test_a_key_of_the_config_moves_the_logits(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILY_CASES)
 def test_the_engine_gives_the_logits_of_transformers(
-    model_file: Callable[[str], Path], exact: Callable[[str], Logits], name: str
+    engine: Callable[[str], Logits], exact: Callable[[str], Logits], name: str
 ) -> None:
     """All positions against the float64 forward, the stored ones against transformers itself."""
-    case = FAMILY_CASES[name]
-    with llamac.load(model_file(name), kv="f32") as model:
-        logits = model.logits(case.ids)
+    case, logits = FAMILY_CASES[name], engine(name)
     assert relative_errors(logits, exact(name)).max() <= TOLERANCE
     stored = family_references()[name]
     assert relative_errors(logits[case.stored_rows], stored).max() <= TOLERANCE
@@ -112,13 +114,14 @@ def test_the_engine_gives_the_logits_of_transformers(
 
 
 @pytest.mark.parametrize("name", FAMILY_CASES)
-def test_a_token_at_a_time_gives_the_same_bits(model_file: Callable[[str], Path], name: str) -> None:
+def test_a_token_at_a_time_gives_the_same_bits(
+    model_file: Callable[[str], Path], engine: Callable[[str], Logits], name: str
+) -> None:
     ids = FAMILY_CASES[name].ids
-    with llamac.load(model_file(name), kv="f32") as model:
-        whole = model.logits(ids)
-        with model.session(context=len(ids)) as session:
-            steps = [session.eval(ids[:3], logits="all"), *(session.eval([token], logits="all") for token in ids[3:])]
-    assert np.concatenate(steps).tobytes() == whole.tobytes()
+    with llamac.load(model_file(name), kv="f32") as model, model.session(context=len(ids)) as session:
+        parts = [ids[:3], *([token] for token in ids[3:])]
+        steps = np.concatenate([session.eval(part, logits="all") for part in parts])
+    assert steps.tobytes() == engine(name).tobytes()
 
 
 @pytest.mark.parametrize("name", BASES)
@@ -155,3 +158,9 @@ def test_both_longrope_tables_of_phi3(folder: Callable[[str], Path], model_file:
         assert relative_errors(model.logits(ids), short).max() <= TOLERANCE
     with llamac.load(model_file("phi3"), kv="f32", context=64) as model:
         assert relative_errors(model.logits(ids), long).max() <= TOLERANCE
+
+
+def test_the_tables_of_the_document_are_what_they_are_now(engine: Callable[[str], Logits]) -> None:
+    if not DOCUMENT.is_file():
+        pytest.skip("the documents are not here: this is an installed copy")
+    assert document(engine) == DOCUMENT.read_text("utf-8"), "run: cd tests; python -m golden.parity_table"
