@@ -376,20 +376,21 @@ def _feed_forward(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Arra
         inner = _hidden(run, h, name, gated=record.ffn == "gated")
         run.observe("ffn_hidden", layer, inner)
         return run.linear(inner, f"{name}.ffn_down")
-    scores = run.linear(h, f"{name}.ffn_router")
-    run.observe("ffn_router", layer, scores)
-    weights = expert_weights(scores, record.n_experts_used, normalized=bool(record.expert_weights))
-    hidden = np.empty((len(h), record.n_experts_used, record.ffn_dim))  # of each expert in use, ascending
-    places = np.cumsum(weights > 0, axis=1) - 1
+    router = run.linear(h, f"{name}.ffn_router")
+    run.observe("ffn_router", layer, router)
+    weights = expert_weights(router, record.n_experts_used, normalized=bool(record.expert_weights))
     y = np.zeros_like(h)
+    inner_of_all = np.zeros((len(h), record.n_experts_used, record.ffn_dim))
+    n_done = np.zeros(len(h), np.int64)
     for expert in range(record.n_experts):
         rows = np.flatnonzero(weights[:, expert])
         if len(rows):
             own = f"{name}.experts.{expert}"
             inner = _hidden(run, h[rows], own, gated=True)
-            hidden[rows, places[rows, expert]] = inner
             y[rows] += weights[rows, expert, None] * run.linear(inner, f"{own}.ffn_down")
-    run.observe("ffn_hidden", layer, hidden.reshape(len(h), -1))
+            inner_of_all[rows, n_done[rows]] = inner
+            n_done[rows] += 1
+    run.observe("ffn_hidden", layer, inner_of_all.reshape(len(h), -1))
     return y
 
 
