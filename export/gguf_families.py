@@ -7,21 +7,24 @@ how its converter rearranges a checkpoint's rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
 class Architecture:
     """One general.architecture.
 
-    family: what Hugging Face calls it. keys: what may be in the metadata beside COMMON_KEYS, with the values of absent
-    ones. paired: rotated pairs are neighbours in the files, so that rows of q and k are put back into halves.
-    window_every: with a sliding window, every so-manieth layer sees all positions; 0: none does. nope_every: every
-    so-manieth layer is not rotated; 0: all are. deep_scale: with this number of layers, attention is scaled by
-    (dim / n_heads)^-0.5 and not by head_dim^-0.5.
+    family: what Hugging Face calls it. others: families that are this architecture, too. keys: what may be in the
+    metadata beside COMMON_KEYS, with the values of absent ones. paired: rotated pairs are neighbours in the files, so
+    that rows of q and k are put back into halves. window_every: with a sliding window, every so-manieth layer sees all
+    positions; 0: none does. nope_every: every so-manieth layer is not rotated; 0: all are. two_ropes: layers with a
+    window have frequencies of their own. deep_scale: with this number of layers attention is scaled by
+    (dim / n_heads)^-0.5, not by head_dim^-0.5. expert_weights: 1 if those of the experts in use are divided by their
+    sum. written: whether `to_gguf` can write it.
     """
 
     family: str
+    others: tuple[str, ...] = ()
     norm: str = "rms"
     position: str = "rope"
     ffn: str = "gated"
@@ -32,9 +35,11 @@ class Architecture:
     scaled_embedding: bool = False
     window_every: int = 0
     nope_every: int = 0
+    two_ropes: bool = False
     deep_scale: int = 0
     expert_weights: int = 0
     keys: Mapping[str, object] = field(default_factory=dict)
+    written: bool = False
 
 
 # Of any architecture; those without a default must be there.
@@ -87,11 +92,68 @@ NEUTRAL_KEYS: dict[str, tuple[object, ...]] = {
     "attention.sliding_window": (0,),
 }
 
+_WINDOW: dict[str, object] = {"attention.sliding_window": 0, "attention.sliding_window_pattern": None}
+_EXPERTS: dict[str, object] = {
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "expert_feed_forward_length": None,
+    "expert_weights_norm": None,
+}
+_LLAMA = Architecture(
+    "llama",
+    others=("mistral", "mixtral"),
+    paired=True,
+    expert_weights=1,
+    keys={"attention.scale": 0.0, **_WINDOW, **_EXPERTS},
+    written=True,
+)
+_GEMMA = Architecture("gemma", activation="gelu_tanh", scaled_embedding=True)
+
 ARCHITECTURES = {
-    "llama": Architecture("llama", paired=True, keys={"attention.scale": 0.0}),
-    "gpt2": Architecture("gpt2", norm="layer", position="learned", ffn="plain", activation="gelu_tanh"),
-    "qwen2": Architecture("qwen2"),
-    "smollm3": Architecture("smollm3", paired=True, nope_every=4),
+    "llama": _LLAMA,
+    "mistral3": replace(_LLAMA, others=(), written=False),
+    "gpt2": Architecture("gpt2", norm="layer", position="learned", ffn="plain", activation="gelu_tanh", written=True),
+    "qwen2": Architecture("qwen2", written=True),
+    "qwen3": Architecture("qwen3", qk_norm="head", written=True),
+    "qwen3moe": Architecture("qwen3_moe", qk_norm="head", expert_weights=1, keys=_EXPERTS),
+    "gemma": _GEMMA,
+    "gemma2": replace(
+        _GEMMA,
+        family="gemma2",
+        placement="sandwich",
+        window_every=2,
+        deep_scale=46,
+        keys={
+            **_WINDOW,
+            "attention.sliding_window": 4096,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma3": replace(
+        _GEMMA,
+        family="gemma3_text",
+        placement="sandwich",
+        qk_norm="head",
+        window_every=6,
+        two_ropes=True,
+        deep_scale=62,
+        keys={**_WINDOW, "final_logit_softcapping": 0.0, "rope.freq_base_swa": 10000.0},
+    ),
+    "phi3": Architecture("phi3", keys=_WINDOW),
+    "gptneox": Architecture(
+        "gpt_neox", norm="layer", ffn="plain", activation="gelu_erf", keys={"use_parallel_residual": True}
+    ),
+    "olmo2": Architecture("olmo2", placement="post", qk_norm="whole"),
+    "olmoe": Architecture("olmoe", qk_norm="whole", keys=_EXPERTS),
+    # norms of q and k, and the parallel residual, are told by the tensors
+    "stablelm": Architecture("stablelm", norm="layer", qk_norm="layer_head", keys={"use_parallel_residual": None}),
+    "granite": Architecture(
+        "granite",
+        paired=True,
+        keys={"attention.scale": 0.0, "embedding_scale": 0.0, "residual_scale": 0.0, "logit_scale": 0.0},
+    ),
+    "smollm3": Architecture("smollm3", paired=True, nope_every=4, written=True),
 }
 
 # Our names of modules by llama.cpp's, where they differ; "blk.N." stands for "layers.N.".

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from llamac import _core
 from llamac.errors import ExportError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
-from llamac.export.gguf_config import ROPE_FACTORS, GGUFConfig, architecture, parse_config
+from llamac.export.gguf_config import EMBEDDING, ROPE_FACTORS, GGUFConfig, architecture, parse_config
 from llamac.export.gguf_families import FUSED, Architecture, expert_name, fused_name, gguf_name
 from llamac.export.gguf_file import GGUFFile, Tensor, open_gguf
 from llamac.export.gguf_metadata import read_metadata
@@ -20,7 +21,7 @@ from llamac.export.llama2c import halves, reordered
 from llamac.export.writer import config_records
 
 Floats = NDArray[np.float32]
-EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+HEAD = "output.weight"
 
 
 def read(path: Path, warnings: list[str], *, complete: bool = True) -> Checkpoint:
@@ -31,7 +32,7 @@ def read(path: Path, warnings: list[str], *, complete: bool = True) -> Checkpoin
     not fit, and ModelError for a damaged file.
     """
     file = open_gguf(path)
-    name, row = architecture(file.values)
+    name, _ = architecture(file.values)
     if EMBEDDING not in file.tensors:
         what = "no tensors: it is a vocabulary" if not file.tensors else f"no tensor {EMBEDDING}"
         raise ExportError(f"{path} holds {what}")
@@ -42,7 +43,8 @@ def read(path: Path, warnings: list[str], *, complete: bool = True) -> Checkpoin
     tied = HEAD not in file.tensors or (complete and _is_repeated(file))
     if tied:
         used.pop(HEAD, None)
-    config = parse_config(file.values, file.tensors[EMBEDDING].shape[0], tied, factors, warnings)
+    shapes = {full: tensor.shape for full, tensor in file.tensors.items()}
+    config = parse_config(file.values, shapes, tied, factors, warnings)
     tensors = _canonical(config, used)
     for number, rope in enumerate(config.ropes):
         tensors[f"rope.{number}.inv_freq"] = LazyTensor.of(rope.inv_freq)
@@ -51,13 +53,22 @@ def read(path: Path, warnings: list[str], *, complete: bool = True) -> Checkpoin
     title = file.values.get("general.name")
     metadata = {
         "name": title if isinstance(title, str) and 0 < len(title) <= 200 else path.stem,
-        "architecture": row.family,
+        "architecture": _family(config),
         "source": {"format": "gguf", "architecture": name, "files": [part.name for part in file.paths]},
     }
     template = file.values.get("tokenizer.chat_template", "")
     if not isinstance(template, str):
         raise ExportError("tokenizer.chat_template is no text")
     return Checkpoint(config.model, tensors, chat_template=template, metadata=metadata)
+
+
+def _family(config: GGUFConfig) -> str:
+    """What Hugging Face calls it: "llama" is also what Mistral's models are."""
+    if "mistral" not in config.row.others:
+        return config.row.family
+    if any(layer.ffn == "experts" for layer in config.model.layers):
+        return "mixtral"
+    return "mistral" if any(layer.window for layer in config.model.layers) else "llama"
 
 
 def has_tokenizer(path: Path) -> bool:
@@ -106,7 +117,9 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
             continue
         tensor, first, whole = place
         taken.add(tensor.name)
-        if _without_ones(tensor.shape, len(whole)) != whole:
+        is_qk_norm = ".attn_q_norm." in name or ".attn_k_norm." in name
+        stacked = is_qk_norm and shape == (math.prod(tensor.shape),)
+        if _without_ones(tensor.shape, len(whole)) != whole and not stacked:
             problems.append(f"misshaped: {tensor.name} is {tensor.shape}, the metadata need {whole}")
         else:
             found[name] = _lazy(tensor, first, shape, order_of_pairs(name, config.row, config.model))
@@ -135,6 +148,9 @@ def _place(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor]
     alone = expert_name(name)
     if alone in tensors:
         return _Place(tensors[alone], 0, shape)
+    if module == "ffn_norm" and config.model.layers[int(layer[1])].placement == "parallel":
+        shared = tensors.get(gguf_name(".".join([*layer, "attn_norm", kind])))
+        return None if shared is None else _Place(shared, 0, shape)
     fused = fused_name(name)
     if fused is not None and fused[0] in tensors:
         whole, number = fused

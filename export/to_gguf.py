@@ -64,9 +64,10 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
     if dtype not in DTYPES:
         raise UnsupportedError(f"dtype is {dtype!r}, a GGUF file takes {', '.join(DTYPES)}")
     name = checkpoint.metadata.get("architecture", "")
-    architecture = next((key for key, row in ARCHITECTURES.items() if row.family == name), None)
+    rows = {key: row for key, row in ARCHITECTURES.items() if row.written}
+    architecture = next((key for key, row in rows.items() if name in (row.family, *row.others)), None)
     if architecture is None:
-        known = ", ".join(row.family for row in ARCHITECTURES.values())
+        known = ", ".join(", ".join((row.family, *row.others)) for row in rows.values())
         raise UnsupportedError(f"models of the families {known} can be written as GGUF only")
     tensors = dict(matching_tensors(checkpoint))
     row = ARCHITECTURES[architecture]
@@ -164,7 +165,7 @@ def _frequencies(checkpoint: Checkpoint) -> tuple[float, Floats | None]:
 def _stored_tensors(checkpoint: Checkpoint, tensors: dict[str, LazyTensor], dtype: str) -> Iterator[Stored]:
     usual, head, _ = DTYPES[dtype]
     head_name = "token_embedding.weight" if checkpoint.config.tied_output else "output.weight"
-    is_fused = checkpoint.metadata.get("architecture") in ("gpt2", "gpt_neox")
+    is_fused = checkpoint.metadata.get("architecture") == "gpt2"
     for name, tensor in tensors.items():
         full, parts = gguf_name(name), [name]
         fused = fused_name(name) if is_fused else None

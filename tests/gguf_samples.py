@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,16 +44,51 @@ NAMES = {
     "mlp.c_proj": "ffn_down",
     "ln_f": "output_norm",
 }
-PAIRED = ("llama", "smollm3")  # converters that put the halves that RoPE turns together side by side
+NAMES |= {
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.gate": "ffn_gate_inp",
+    "embed_in": "token_embd",
+    "attention.query_key_value": "attn_qkv",
+    "attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+    "final_layer_norm": "output_norm",
+    "embed_out": "output",
+}
+POST_NORMED = ("gemma2", "gemma3_text", "olmo2")  # where post_attention_layernorm stands behind attention
+# Experts' matrices and heads' norms, which the converter stacks.
+STACKED = {
+    r"(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w1|gate_proj)": "ffn_gate_exps",
+    r"(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w3|up_proj)": "ffn_up_exps",
+    r"(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w2|down_proj)": "ffn_down_exps",
+    r"self_attn\.q_layernorm\.norms\.(\d+)": "attn_q_norm",
+    r"self_attn\.k_layernorm\.norms\.(\d+)": "attn_k_norm",
+}
+# Converters that put the halves that RoPE turns together side by side.
+PAIRED = ("llama", "mistral", "mixtral", "granite", "smollm3")
 
 
-def gguf_name(name: str) -> str:
-    """llama.cpp's name of a tensor of transformers."""
-    parts = name.removeprefix("model.").removeprefix("transformer.").split(".")
+def gguf_name(name: str, model_type: str) -> tuple[str, int | None]:
+    """(llama.cpp's name of a tensor of transformers, its place there if it is one of a stack)."""
+    for prefix in ("model.", "transformer.", "gpt_neox."):
+        name = name.removeprefix(prefix)
+    parts = name.split(".")
     kind = parts.pop()
-    if parts[0] in ("layers", "h"):
-        return f"blk.{parts[1]}.{NAMES['.'.join(parts[2:])]}.{kind}"
-    return f"{NAMES['.'.join(parts)]}.{kind}"
+    if parts[0] not in ("layers", "h"):
+        return f"{NAMES['.'.join(parts)]}.{kind}", None
+    module = ".".join(parts[2:])
+    for pattern, stack in STACKED.items():
+        if found := re.fullmatch(pattern, module):
+            return f"blk.{parts[1]}.{stack}.{kind}", int(found[1])
+    if module == "post_attention_layernorm" and model_type in POST_NORMED:
+        return f"blk.{parts[1]}.post_attention_norm.{kind}", None
+    return f"blk.{parts[1]}.{NAMES[module]}.{kind}", None
 
 
 def neighbours(rows: Array, heads: int) -> Array:
@@ -63,17 +101,33 @@ def neighbours(rows: Array, heads: int) -> Array:
 def converted(config: Config, tensors: Tensors) -> Tensors:
     """A checkpoint's tensors under llama.cpp's names, changed as the converter changes them."""
     found: Tensors = {}
+    stacks: dict[str, dict[int, Array]] = {}
+    kind = config["model_type"]
+    heads = config.get("num_attention_heads", 1)
     for name, values in tensors.items():
-        if config["model_type"] in PAIRED and ".self_attn.q_proj." in name:
-            values = neighbours(values, config["num_attention_heads"])
-        if config["model_type"] in PAIRED and ".self_attn.k_proj." in name:
-            values = neighbours(values, config.get("num_key_value_heads") or config["num_attention_heads"])
-        if config["model_type"] == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+        if kind in PAIRED and ".self_attn.q_proj." in name:
+            values = neighbours(values, heads)
+        if kind in PAIRED and ".self_attn.k_proj." in name:
+            values = neighbours(values, config.get("num_key_value_heads") or heads)
+        if kind == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
             values = values.T
-        found[gguf_name(name)] = np.ascontiguousarray(values)
+        if kind.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + np.float32(1)
+        if kind == "gpt_neox" and ".query_key_value." in name:  # stored head by head
+            values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+        full, place = gguf_name(name, kind)
+        if place is None:
+            found[full] = np.ascontiguousarray(values)
+        else:
+            stacks.setdefault(full, {})[place] = values
+    for full, stack in stacks.items():
+        found[full] = np.stack([stack[place] for place in range(len(stack))])
     scaling = rope_scaling(config)
     if scaling.get("rope_type") == "llama3":
         found["rope_freqs.weight"] = llama3_factors(config, scaling)
+    if scaling.get("rope_type") == "longrope":
+        found["rope_factors_long.weight"] = np.array(scaling["long_factor"], np.float32)
+        found["rope_factors_short.weight"] = np.array(scaling["short_factor"], np.float32)
     return found
 
 
@@ -115,18 +169,22 @@ def metadata(config: Config) -> tuple[str, Keys]:
         }
     dim, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or dim // heads
+    partial = config.get("partial_rotary_factor") or config.get("rotary_pct") or 1.0
     keys: Keys = {
         "context_length": config["max_position_embeddings"],
         "embedding_length": dim,
         "feed_forward_length": config["intermediate_size"],
         "block_count": config["num_hidden_layers"],
         "attention.head_count": heads,
-        "attention.head_count_kv": config.get("num_key_value_heads", heads),
-        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", 1e-6),
-        "rope.freq_base": float(config.get("rope_theta", 10000.0)),
-        "rope.dimension_count": head_dim,
+        "attention.head_count_kv": config.get("num_key_value_heads") or heads,
+        "rope.freq_base": float(config.get("rope_theta") or config.get("rotary_emb_base") or 10000.0),
+        "rope.dimension_count": int(partial * head_dim),
         "vocab_size": config["vocab_size"],
     }
+    if "layer_norm_eps" in config:
+        keys["attention.layer_norm_epsilon"] = config["layer_norm_eps"]
+    else:
+        keys["attention.layer_norm_rms_epsilon"] = config.get("rms_norm_eps", 1e-6)
     if "head_dim" in config:
         keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     scaling = rope_scaling(config)
@@ -140,7 +198,50 @@ def metadata(config: Config) -> tuple[str, Keys]:
         if scaling.get("attention_factor") is not None:  # llama.cpp multiplies by its own factor by itself
             own = 1 + 0.1 * math.log(scaling["factor"])
             keys["rope.scaling.attn_factor"] = scaling["attention_factor"] / own
-    return kind, keys
+    return add_family_keys(config, keys), keys
+
+
+def add_family_keys(config: Config, keys: Keys) -> str:
+    """Adds what a family has beside LLaMA's keys; returns its architecture."""
+    kind = str(config["model_type"])
+    renamed = {
+        "sliding_window": "attention.sliding_window",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+        "rope_local_base_freq": "rope.freq_base_swa",
+        "use_parallel_residual": "use_parallel_residual",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "attention_multiplier": "attention.scale",
+        "logits_scaling": "logit_scale",
+        "num_experts": "expert_count",
+        "num_local_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+    }
+    if kind in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):
+        del renamed["sliding_window"]  # their graphs in llama.cpp have none
+    keys |= {ours: config[theirs] for theirs, ours in renamed.items() if config.get(theirs) is not None}
+    if kind == "phi3" and "rope_scaling" in config:
+        original, context = config["original_max_position_embeddings"], config["max_position_embeddings"]
+        scale = context / original
+        keys["rope.scaling.original_context_length"] = original
+        keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+    names = {"mistral": "llama", "mixtral": "llama", "gpt_neox": "gptneox", "qwen3_moe": "qwen3moe"}
+    return {**names, "gemma3_text": "gemma3"}.get(kind, kind)
+
+
+def checkpoint_tensors(folder: Path) -> Tensors:
+    """The tensors of a directory's model.safetensors, which are all float32."""
+    data = (folder / "model.safetensors").read_bytes()
+    (length,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + length])
+    found: Tensors = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            first, last = (8 + length + offset for offset in entry["data_offsets"])
+            found[name] = np.frombuffer(data[first:last], "<f4").reshape(entry["shape"])
+    return found
 
 
 def write_gguf(

@@ -130,7 +130,9 @@ def test_needed_keys_are_named(tmp_path: Path, key: str) -> None:
     ("changes", "problem"),
     [
         ({"attention.of_tomorrow": 1}, r"llama\.attention\.of_tomorrow is 1.*unknown here"),
-        ({"expert_count": 8}, r"llama\.expert_count is 8"),
+        ({"expert_count": 8}, r"llama\.expert_used_count is None, expected at least 1 and at most expert_count \(8\)"),
+        ({"expert_shared_count": 1}, r"llama\.expert_shared_count is 1, expected 0"),
+        ({"expert_gating_func": 2}, r"llama\.expert_gating_func is 2, expected 0 or 1"),
         ({"attention.causal": False}, r"llama\.attention\.causal is False"),
         ({"attention.value_length": 12}, r"value_length is 12, expected the same as attention\.key_length \(10\)"),
         ({"attention.head_count_kv": 3}, r"head_count_kv is 3, expected a divisor"),
@@ -153,7 +155,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, changes: dict[str,
 
 def test_what_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
     for more, problem in (
-        ({"general.architecture": "of-tomorrow"}, "architecture 'of-tomorrow'; this version imports llama, gpt2"),
+        ({"general.architecture": "of-tomorrow"}, "'of-tomorrow'; this version imports llama, mistral3, gpt2"),
         ({"general.type": "adapter"}, "its general.type is 'adapter'"),
     ):
         with pytest.raises(UnsupportedError, match=problem):
