@@ -1,0 +1,322 @@
+"""GGUF files of tiny checkpoints, by the published conversion and the `gguf` package's writer: none of it our code."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+from vocab_samples import SPM_PIECES
+
+from golden.tiny_checkpoints import Config, Tensors
+
+Array = NDArray[Any]
+Type = gguf.GGMLQuantizationType
+Keys = dict[str, Any]
+
+NAMES = {
+    "embed_tokens": "token_embd",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "norm": "output_norm",
+    "lm_head": "output",
+    "wte": "token_embd",
+    "wpe": "position_embd",
+    "ln_1": "attn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "ln_2": "ffn_norm",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+    "ln_f": "output_norm",
+}
+NAMES |= {
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.gate": "ffn_gate_inp",
+    "embed_in": "token_embd",
+    "attention.query_key_value": "attn_qkv",
+    "attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+    "final_layer_norm": "output_norm",
+    "embed_out": "output",
+}
+POST_NORMED = ("gemma2", "gemma3_text", "olmo2")  # where post_attention_layernorm stands behind attention
+# Experts' matrices and heads' norms, which the converter stacks.
+STACKED = {
+    r"(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w1|gate_proj)": "ffn_gate_exps",
+    r"(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w3|up_proj)": "ffn_up_exps",
+    r"(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w2|down_proj)": "ffn_down_exps",
+    r"self_attn\.q_layernorm\.norms\.(\d+)": "attn_q_norm",
+    r"self_attn\.k_layernorm\.norms\.(\d+)": "attn_k_norm",
+}
+# Converters that put the halves that RoPE turns together side by side.
+PAIRED = ("llama", "mistral", "mixtral", "granite", "smollm3")
+
+
+def gguf_name(name: str, model_type: str) -> tuple[str, int | None]:
+    """(llama.cpp's name of a tensor of transformers, its place there if it is one of a stack)."""
+    for prefix in ("model.", "transformer.", "gpt_neox."):
+        name = name.removeprefix(prefix)
+    parts = name.split(".")
+    kind = parts.pop()
+    if parts[0] not in ("layers", "h"):
+        return f"{NAMES['.'.join(parts)]}.{kind}", None
+    module = ".".join(parts[2:])
+    for pattern, stack in STACKED.items():
+        if found := re.fullmatch(pattern, module):
+            return f"blk.{parts[1]}.{stack}.{kind}", int(found[1])
+    if module == "post_attention_layernorm" and model_type in POST_NORMED:
+        return f"blk.{parts[1]}.post_attention_norm.{kind}", None
+    return f"blk.{parts[1]}.{NAMES[module]}.{kind}", None
+
+
+def neighbours(rows: Array, heads: int) -> Array:
+    """Rows (or biases) of q or k as convert_hf_to_gguf.py permutes them for llama.cpp's first kind of RoPE."""
+    shape = rows.shape
+    permuted: Array = rows.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+    return permuted
+
+
+def converted(config: Config, tensors: Tensors) -> Tensors:
+    """A checkpoint's tensors under llama.cpp's names, changed as the converter changes them."""
+    found: Tensors = {}
+    stacks: dict[str, dict[int, Array]] = {}
+    kind = config["model_type"]
+    heads = config.get("num_attention_heads", 1)
+    for name, values in tensors.items():
+        if kind in PAIRED and ".self_attn.q_proj." in name:
+            values = neighbours(values, heads)
+        if kind in PAIRED and ".self_attn.k_proj." in name:
+            values = neighbours(values, config.get("num_key_value_heads") or heads)
+        if kind == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+            values = values.T
+        if kind.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + np.float32(1)
+        if kind == "gpt_neox" and ".query_key_value." in name:  # stored head by head
+            values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+        full, place = gguf_name(name, kind)
+        if place is None:
+            found[full] = np.ascontiguousarray(values)
+        else:
+            stacks.setdefault(full, {})[place] = values
+    for full, stack in stacks.items():
+        found[full] = np.stack([stack[place] for place in range(len(stack))])
+    scaling = rope_scaling(config)
+    if scaling.get("rope_type") == "llama3":
+        found["rope_freqs.weight"] = llama3_factors(config, scaling)
+    if scaling.get("rope_type") == "longrope":
+        found["rope_factors_long.weight"] = np.array(scaling["long_factor"], np.float32)
+        found["rope_factors_short.weight"] = np.array(scaling["short_factor"], np.float32)
+    return found
+
+
+def rope_scaling(config: Config) -> dict[str, Any]:
+    """How positions are scaled, with the name of the kind under its new key."""
+    scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    return {"rope_type": scaling.pop("type", "default"), **scaling}
+
+
+def llama3_factors(config: Config, scaling: Mapping[str, float]) -> NDArray[np.float32]:
+    """What divides the frequencies of Llama 3.1 and its successors."""
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    original = scaling["original_max_position_embeddings"]
+    factors = []
+    for i in range(0, dim, 2):
+        wave = 2 * math.pi * config["rope_theta"] ** (i / dim)
+        if wave < original / high:
+            factors.append(1.0)
+        elif wave > original / low:
+            factors.append(scaling["factor"])
+        else:
+            smooth = (original / wave - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
+    return np.array(factors, np.float32)
+
+
+def metadata(config: Config) -> tuple[str, Keys]:
+    """(architecture, its keys without prefix) as the converter writes them."""
+    kind = config["model_type"]
+    if kind == "gpt2":
+        return "gpt2", {
+            "context_length": config["n_positions"],
+            "embedding_length": config["n_embd"],
+            "feed_forward_length": config.get("n_inner") or 4 * config["n_embd"],
+            "block_count": config["n_layer"],
+            "attention.head_count": config["n_head"],
+            "attention.layer_norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
+        }
+    dim, heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or dim // heads
+    partial = config.get("partial_rotary_factor") or config.get("rotary_pct") or 1.0
+    keys: Keys = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": dim,
+        "feed_forward_length": config["intermediate_size"],
+        "block_count": config["num_hidden_layers"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": config.get("num_key_value_heads") or heads,
+        "rope.freq_base": float(config.get("rope_theta") or config.get("rotary_emb_base") or 10000.0),
+        "rope.dimension_count": int(partial * head_dim),
+        "vocab_size": config["vocab_size"],
+    }
+    if "layer_norm_eps" in config:
+        keys["attention.layer_norm_epsilon"] = config["layer_norm_eps"]
+    else:
+        keys["attention.layer_norm_rms_epsilon"] = config.get("rms_norm_eps", 1e-6)
+    if "head_dim" in config:
+        keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    scaling = rope_scaling(config)
+    if scaling.get("rope_type") in ("linear", "yarn"):
+        keys |= {"rope.scaling.type": scaling["rope_type"], "rope.scaling.factor": float(scaling["factor"])}
+    if scaling.get("rope_type") == "yarn":
+        keys["rope.scaling.original_context_length"] = scaling["original_max_position_embeddings"]
+        for beta in ("beta_fast", "beta_slow"):
+            if scaling.get(beta) is not None:
+                keys[f"rope.scaling.yarn_{beta}"] = float(scaling[beta])
+        if scaling.get("attention_factor") is not None:  # llama.cpp multiplies by its own factor by itself
+            own = 1 + 0.1 * math.log(scaling["factor"])
+            keys["rope.scaling.attn_factor"] = scaling["attention_factor"] / own
+    return add_family_keys(config, keys), keys
+
+
+def add_family_keys(config: Config, keys: Keys) -> str:
+    """Adds what a family has beside LLaMA's keys; returns its architecture."""
+    kind = str(config["model_type"])
+    renamed = {
+        "sliding_window": "attention.sliding_window",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+        "rope_local_base_freq": "rope.freq_base_swa",
+        "use_parallel_residual": "use_parallel_residual",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "attention_multiplier": "attention.scale",
+        "logits_scaling": "logit_scale",
+        "num_experts": "expert_count",
+        "num_local_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+    }
+    if kind in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):
+        del renamed["sliding_window"]  # their graphs in llama.cpp have none
+    keys |= {ours: config[theirs] for theirs, ours in renamed.items() if config.get(theirs) is not None}
+    if kind == "phi3" and "rope_scaling" in config:
+        original, context = config["original_max_position_embeddings"], config["max_position_embeddings"]
+        scale = context / original
+        keys["rope.scaling.original_context_length"] = original
+        keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+    names = {"mistral": "llama", "mixtral": "llama", "gpt_neox": "gptneox", "qwen3_moe": "qwen3moe"}
+    return {**names, "gemma3_text": "gemma3"}.get(kind, kind)
+
+
+def checkpoint_tensors(folder: Path) -> Tensors:
+    """The tensors of a directory's model.safetensors, which are all float32."""
+    data = (folder / "model.safetensors").read_bytes()
+    (length,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + length])
+    found: Tensors = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            first, last = (8 + length + offset for offset in entry["data_offsets"])
+            found[name] = np.frombuffer(data[first:last], "<f4").reshape(entry["shape"])
+    return found
+
+
+def write_gguf(
+    path: Path,
+    config: Config,
+    tensors: Tensors,
+    *,
+    kind: Any = Type.F32,
+    changes: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Array] | None = None,
+    part_tensors: int = 0,
+) -> Path:
+    """A checkpoint as a GGUF file. kind: of the matrices. changes: other values of the architecture's keys, None: none.
+    more: whole keys beside them. extra: more tensors. part_tensors: in each part of a split file. Returns `path`."""
+    arch, keys = metadata(config)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=part_tensors)
+    prefixed = {f"{arch}.{key}": value for key, value in (keys | dict(changes or {})).items() if value is not None}
+    for key, value in {"general.name": "tiny", **prefixed, **(more or {})}.items():
+        add_key(writer, key, value)
+    for name, values in (converted(config, tensors) | dict(extra or {})).items():
+        chosen = kind if values.ndim > 1 else Type.F32
+        raw = values if values.dtype == np.uint8 else gguf.quants.quantize(values, chosen)
+        writer.add_tensor(name, raw, raw_dtype=None if chosen in (Type.F32, Type.F16) else chosen)
+    finish(writer)
+    return path
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Array],
+    kinds: Mapping[str, Any] | None = None,
+    keys: Mapping[str, Any] | None = None,
+    arch: str = "llama",
+) -> Path:
+    """A GGUF file with these tensors and keys as they are. kinds: of those that are packed bytes. Returns `path`."""
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in (keys or {}).items():
+        add_key(writer, key, value)
+    for name, values in tensors.items():
+        writer.add_tensor(name, np.ascontiguousarray(values), raw_dtype=(kinds or {}).get(name))
+    finish(writer)
+    return path
+
+
+def finish(writer: Any) -> None:
+    """Writes all that a writer was told."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def spm_keys() -> Keys:
+    """The metadata of a vocabulary of 266 pieces."""
+    texts, scores, kinds = zip(*SPM_PIECES, strict=True)
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": list(texts),
+        "tokenizer.ggml.scores": list(scores),
+        "tokenizer.ggml.token_type": list(kinds),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+
+
+def add_key(writer: Any, key: str, value: Any) -> None:
+    """Adds a value with the type that the converter would take."""
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
