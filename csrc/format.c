@@ -81,6 +81,7 @@ static const llamac_field fields[] = {
     CONFIG(add_eos, U32, 0, 1),
     CONFIG(n_stop_ids, U32, 0, FORMAT_MAX_STOP_IDS),
     CONFIG(stop_ids, I32, 0, MAX_VOCAB - 1),
+    NUMBER("config", config, qk_norm, U32, QK_NORM_NONE, QK_NORM_LAYER_HEAD, "none,head,whole,layer_head"),
     BYTES("config", config, reserved),
 
     LAYER(window, U32, 0, MAX_CONTEXT),
@@ -88,8 +89,9 @@ static const llamac_field fields[] = {
     LAYER_NAMED(placement, PLACEMENT_PARALLEL, "pre,post,sandwich,parallel"),
     LAYER_NAMED(ffn, FFN_EXPERTS, "plain,gated,experts"),
     LAYER(ffn_dim, U32, 1, MAX_DIM),
-    LAYER(n_experts, U32, 0, 4096),
-    LAYER(n_experts_used, U32, 0, 4096),
+    LAYER(n_experts, U32, 0, FORMAT_MAX_EXPERTS),
+    LAYER(n_experts_used, U32, 0, FORMAT_MAX_EXPERTS),
+    LAYER(expert_weights, U32, 0, 1),
     BYTES("layer", layer_record, reserved),
 
     TEXT("tensor", tensor_record, name),
@@ -119,13 +121,14 @@ size_t llamac_record_bytes(const char *record) {
 
 void format_value_name(const char *record, const char *member, uint32_t value, char name[FORMAT_VALUE_BYTES]) {
     const char *at = NULL;
+    double number = value;
     for (size_t i = 0; i < ARRAY_LEN(fields); i++)
-        if (!strcmp(fields[i].record, record) && !strcmp(fields[i].name, member)) at = fields[i].names;
-    for (; at && value > 1; value--) {
+        if (!strcmp(fields[i].record, record) && !strcmp(fields[i].name, member)) at = fields[i].names, number -= fields[i].min;
+    for (; at && number > 0; number--) {
         at = strchr(at, ',');
         if (at) at++;
     }
-    size_t n = at && value ? strcspn(at, ",") : 0;
+    size_t n = at && number >= 0 ? strcspn(at, ",") : 0;
     if (n >= FORMAT_VALUE_BYTES) n = FORMAT_VALUE_BYTES - 1;
     if (n) memcpy(name, at, n);
     name[n] = 0;
@@ -331,6 +334,8 @@ static int check_layer(const struct config *c, const struct layer_record *layer,
     if (experts ? layer->n_experts == 0 || layer->n_experts_used == 0 || layer->n_experts_used > layer->n_experts : layer->n_experts || layer->n_experts_used)
         return err_set(err, LLAMAC_BAD_MODEL, "%s: n_experts is %" PRIu32 " and n_experts_used is %" PRIu32 ", which does not go with ffn %s", where,
                        layer->n_experts, layer->n_experts_used, ffn);
+    if (!experts && layer->expert_weights)
+        return err_set(err, LLAMAC_BAD_MODEL, "%s: expert_weights is %" PRIu32 ", expected 0 with ffn %s", where, layer->expert_weights, ffn);
     return 0;
 }
 

@@ -14,6 +14,7 @@ enum {
     FORMAT_NUMERICS = 1,      // the order of every floating-point operation of the forward pass
     FORMAT_ALIGNMENT = 64,    // of sections and tensors: a cache line, a strip's line, four GPU loads
     FORMAT_MAX_ROPE = 4,
+    FORMAT_MAX_EXPERTS = 4096,
     FORMAT_MAX_STOP_IDS = 16,
     FORMAT_MAX_DIMS = 4,
     FORMAT_NAME_BYTES = 64,
@@ -71,12 +72,14 @@ struct config {
     uint32_t add_bos, add_eos;                                               // whether encoding a text adds them
     uint32_t n_stop_ids;
     int32_t stop_ids[FORMAT_MAX_STOP_IDS];                                   // generation ends at any of these
-    uint8_t reserved[300];                                                   // zero
+    uint32_t qk_norm;                                                        // enum below
+    uint8_t reserved[296];                                                   // zero
 };
 
 enum norm { NORM_RMS = 1, NORM_LAYER };
 enum position { POSITION_NONE = 1, POSITION_LEARNED, POSITION_ROPE };
 enum activation { ACTIVATION_SILU = 1, ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_RELU, ACTIVATION_QUICK_GELU };
+enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WHOLE, QK_NORM_LAYER_HEAD };   // 0 in files from before it came
 enum placement { PLACEMENT_PRE = 1, PLACEMENT_POST, PLACEMENT_SANDWICH, PLACEMENT_PARALLEL };
 enum ffn { FFN_PLAIN = 1, FFN_GATED, FFN_EXPERTS };
 
@@ -86,14 +89,15 @@ struct layer_record {
     uint32_t placement;            // enum placement: where the norms stand
     uint32_t ffn, ffn_dim;         // enum ffn; width of one FFN or expert
     uint32_t n_experts, n_experts_used;
-    uint8_t reserved[36];          // zero
+    uint32_t expert_weights;       // 1: those of the experts in use are divided by their sum
+    uint8_t reserved[32];          // zero
 };
 
 struct tensor_record {
     char name[FORMAT_NAME_BYTES];  // zero padded
     uint32_t dtype;                // enum dtype
     uint32_t n_dims;
-    uint64_t shape[FORMAT_MAX_DIMS];   // (n), (rows, columns) or (experts, rows, columns); unused ones are 0
+    uint64_t shape[FORMAT_MAX_DIMS];   // (n) or (rows, columns); unused ones are 0
     uint64_t offset, bytes;        // from the start of the file
     uint8_t sha256[HASH_BYTES];
     uint8_t reserved[8];           // zero

@@ -109,8 +109,8 @@ static void embed(const struct worker *w) {
 static void ffn_hidden(const struct worker *w, const struct layer *layer, const struct panels *x) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
-    const int gated = layer->ffn_gate.data != NULL, dim = layer->ffn_up.rows;
-    const struct product up = { &layer->ffn_up, layer->ffn_up_bias, s->scratch.up, NULL }, gate = { &layer->ffn_gate, layer->ffn_gate_bias, s->scratch.gate, NULL };
+    const int gated = layer->ffn.gate.data != NULL, dim = layer->ffn.up.rows;
+    const struct product up = { &layer->ffn.up, layer->ffn.up_bias, s->scratch.up, NULL }, gate = { &layer->ffn.gate, layer->ffn.gate_bias, s->scratch.gate, NULL };
     int first, last;
     pool_share(w->member, strips_of(&up), &first, &last);
     multiply(w, &up, x, 0, first, last);
@@ -150,12 +150,12 @@ static void block(const struct worker *w, int l) {
     pool_barrier(w->member);
 
     const struct norm_step ffn_norm = { layer->ffn_norm, layer->ffn_norm_bias, observed(e, LLAMAC_STAGE_FFN_NORM, l) };
-    h = prepare(w, (struct rows){ x->x, NULL, n, dim, &ffn_norm }, kind_of(&layer->ffn_gate) | kind_of(&layer->ffn_up));
+    h = prepare(w, (struct rows){ x->x, NULL, n, dim, &ffn_norm }, kind_of(&layer->ffn.gate) | kind_of(&layer->ffn.up));
     ffn_hidden(w, layer, &h);
     pool_barrier(w->member);
-    observe(w, LLAMAC_STAGE_FFN_HIDDEN, l, x->up, n, layer->ffn_up.rows);
-    h = prepare(w, (struct rows){ x->up, NULL, n, layer->ffn_up.rows, NULL }, kind_of(&layer->ffn_down));
-    const struct product down = { &layer->ffn_down, layer->ffn_down_bias, x->x, observed(e, LLAMAC_STAGE_FFN, l) };
+    observe(w, LLAMAC_STAGE_FFN_HIDDEN, l, x->up, n, layer->ffn.up.rows);
+    h = prepare(w, (struct rows){ x->up, NULL, n, layer->ffn.up.rows, NULL }, kind_of(&layer->ffn.down));
+    const struct product down = { &layer->ffn.down, layer->ffn.down_bias, x->x, observed(e, LLAMAC_STAGE_FFN, l) };
     linear(w, &down, 1, &h, 1);
     pool_barrier(w->member);
     observe(w, LLAMAC_STAGE_BLOCK, l, x->x, n, dim);

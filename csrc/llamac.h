@@ -50,22 +50,24 @@ typedef struct {
     int type;                 // enum llamac_type
     uint32_t offset, count;   // bytes from the start of the record; elements
     double min, max;          // of each element that is a number
-    const char *names;        // enumerations: the names of the values 1, 2, ... separated by commas; else NULL
+    const char *names;        // enumerations: the names of the values min, min + 1, ... separated by commas; else NULL
 } llamac_field;
 const llamac_field *llamac_fields(size_t *n);
 size_t llamac_record_bytes(const char *record);   // 0: no such record; the header's is without its section table
 // The file's sections in order: "config", ..., "data"; NULL past the end.
 const char *llamac_section_at(size_t index);
 
-// The tensors that a model of this config must or may have, in the file's order. `index` runs from 0; returns 0 past the end, and -1
-// if n_rope exceeds the RoPE tables that a config has. There are n_layers layer records; other fields may be anything.
+// The tensors that a model of this config must or may have, in the file's order, one per call. `walk` begins as { config, layers }, with
+// n_layers layer records; fields may be anything. Returns 0 past the end, and -1 if a config or layer has more RoPE tables or experts than
+// the format knows.
+typedef struct { const void *config, *layers; uint32_t group, table, layer, expert, taken; } llamac_walk;
 typedef struct {
     char name[64];
     int required;             // 0: optional (a bias)
     int is_matrix;            // 1: strips of any dtype; 0: a vector of f32
     uint64_t rows, columns;   // a vector has 1 row
 } llamac_slot;
-int llamac_slot_at(const void *config, const void *layers, size_t index, llamac_slot *slot);
+int llamac_slot_next(llamac_walk *walk, llamac_slot *slot);
 
 // ---- model
 

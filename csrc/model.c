@@ -15,136 +15,163 @@
 
 // ---- the list
 
-enum extent { ONE, DIM, VOCAB, CONTEXT, ROPE_HALF, Q_DIM, KV_DIM, FFN_DIM };
-enum presence { REQUIRED, OPTIONAL, IF_LAYER_NORM, IF_LEARNED, IF_LONG_ROPE, IF_GATED, IF_GATED_OPTIONAL, IF_UNTIED };
+enum extent { ONE, DIM, VOCAB, CONTEXT, ROPE_HALF, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, EXPERTS };
+
+// What a model must be like to have a tensor: all of these at once. It must have it then, unless that is OPTIONAL.
+enum needs {
+    ALWAYS = 0, OPTIONAL = 1, IF_LAYER_NORM = 2, IF_LEARNED = 4, IF_LONG_ROPE = 8, IF_UNTIED = 16, IF_QK_NORM = 32,
+    IF_NORM_BEFORE = 64, IF_NORM_BEHIND = 128, IF_DENSE = 256, IF_GATED = 512, IF_EXPERTS = 1024, END_OF_NEEDS = 2048,
+};
 
 struct slot {
     const char *name;
-    enum presence presence;
+    unsigned needs;
     enum extent rows, columns;   // a vector has ONE row
-    size_t place;                // of the pointer or matrix in struct llamac_model, struct rope_table or struct layer
+    size_t place;                // of the pointer or matrix in struct llamac_model, rope_table, layer or expert
 };
 #define OF_MODEL(member) offsetof(struct llamac_model, member)
 #define OF_ROPE(member) offsetof(struct rope_table, member)
 #define OF_LAYER(member) offsetof(struct layer, member)
+#define OF_EXPERT(member) offsetof(struct expert, member)
 
 static const struct slot first_slots[] = {
-    { "token_embedding.weight", REQUIRED, VOCAB, DIM, OF_MODEL(token_embedding) },
+    { "token_embedding.weight", ALWAYS, VOCAB, DIM, OF_MODEL(token_embedding) },
     { "position_embedding.weight", IF_LEARNED, CONTEXT, DIM, OF_MODEL(position_embedding) },
 };
 static const struct slot rope_slots[] = {
-    { "inv_freq", REQUIRED, ONE, ROPE_HALF, OF_ROPE(inv_freq) },
+    { "inv_freq", ALWAYS, ONE, ROPE_HALF, OF_ROPE(inv_freq) },
     { "inv_freq_long", IF_LONG_ROPE, ONE, ROPE_HALF, OF_ROPE(inv_freq_long) },
 };
 static const struct slot layer_slots[] = {
-    { "attn_norm.weight", REQUIRED, ONE, DIM, OF_LAYER(attn_norm) },
-    { "attn_norm.bias", IF_LAYER_NORM, ONE, DIM, OF_LAYER(attn_norm_bias) },
-    { "attn_q.weight", REQUIRED, Q_DIM, DIM, OF_LAYER(attn_q) },
+    { "attn_norm.weight", IF_NORM_BEFORE, ONE, DIM, OF_LAYER(attn_norm) },
+    { "attn_norm.bias", IF_NORM_BEFORE | IF_LAYER_NORM, ONE, DIM, OF_LAYER(attn_norm_bias) },
+    { "attn_q.weight", ALWAYS, Q_DIM, DIM, OF_LAYER(attn_q) },
     { "attn_q.bias", OPTIONAL, ONE, Q_DIM, OF_LAYER(attn_q_bias) },
-    { "attn_k.weight", REQUIRED, KV_DIM, DIM, OF_LAYER(attn_k) },
+    { "attn_k.weight", ALWAYS, KV_DIM, DIM, OF_LAYER(attn_k) },
     { "attn_k.bias", OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_k_bias) },
-    { "attn_v.weight", REQUIRED, KV_DIM, DIM, OF_LAYER(attn_v) },
+    { "attn_v.weight", ALWAYS, KV_DIM, DIM, OF_LAYER(attn_v) },
     { "attn_v.bias", OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_v_bias) },
-    { "attn_out.weight", REQUIRED, DIM, Q_DIM, OF_LAYER(attn_out) },
+    { "attn_q_norm.weight", IF_QK_NORM, ONE, Q_NORM_DIM, OF_LAYER(attn_q_norm) },
+    { "attn_k_norm.weight", IF_QK_NORM, ONE, K_NORM_DIM, OF_LAYER(attn_k_norm) },
+    { "attn_out.weight", ALWAYS, DIM, Q_DIM, OF_LAYER(attn_out) },
     { "attn_out.bias", OPTIONAL, ONE, DIM, OF_LAYER(attn_out_bias) },
-    { "ffn_norm.weight", REQUIRED, ONE, DIM, OF_LAYER(ffn_norm) },
-    { "ffn_norm.bias", IF_LAYER_NORM, ONE, DIM, OF_LAYER(ffn_norm_bias) },
-    { "ffn_gate.weight", IF_GATED, FFN_DIM, DIM, OF_LAYER(ffn_gate) },
-    { "ffn_gate.bias", IF_GATED_OPTIONAL, ONE, FFN_DIM, OF_LAYER(ffn_gate_bias) },
-    { "ffn_up.weight", REQUIRED, FFN_DIM, DIM, OF_LAYER(ffn_up) },
-    { "ffn_up.bias", OPTIONAL, ONE, FFN_DIM, OF_LAYER(ffn_up_bias) },
-    { "ffn_down.weight", REQUIRED, DIM, FFN_DIM, OF_LAYER(ffn_down) },
-    { "ffn_down.bias", OPTIONAL, ONE, DIM, OF_LAYER(ffn_down_bias) },
+    { "attn_post_norm.weight", IF_NORM_BEHIND, ONE, DIM, OF_LAYER(attn_post_norm) },
+    { "attn_post_norm.bias", IF_NORM_BEHIND | IF_LAYER_NORM, ONE, DIM, OF_LAYER(attn_post_norm_bias) },
+    { "ffn_norm.weight", IF_NORM_BEFORE, ONE, DIM, OF_LAYER(ffn_norm) },
+    { "ffn_norm.bias", IF_NORM_BEFORE | IF_LAYER_NORM, ONE, DIM, OF_LAYER(ffn_norm_bias) },
+    { "ffn_gate.weight", IF_GATED, FFN_DIM, DIM, OF_LAYER(ffn.gate) },
+    { "ffn_gate.bias", IF_GATED | OPTIONAL, ONE, FFN_DIM, OF_LAYER(ffn.gate_bias) },
+    { "ffn_up.weight", IF_DENSE, FFN_DIM, DIM, OF_LAYER(ffn.up) },
+    { "ffn_up.bias", IF_DENSE | OPTIONAL, ONE, FFN_DIM, OF_LAYER(ffn.up_bias) },
+    { "ffn_down.weight", IF_DENSE, DIM, FFN_DIM, OF_LAYER(ffn.down) },
+    { "ffn_down.bias", IF_DENSE | OPTIONAL, ONE, DIM, OF_LAYER(ffn.down_bias) },
+    { "ffn_post_norm.weight", IF_NORM_BEHIND, ONE, DIM, OF_LAYER(ffn_post_norm) },
+    { "ffn_post_norm.bias", IF_NORM_BEHIND | IF_LAYER_NORM, ONE, DIM, OF_LAYER(ffn_post_norm_bias) },
+    { "ffn_router.weight", IF_EXPERTS, EXPERTS, DIM, OF_LAYER(ffn_router) },
+};
+static const struct slot expert_slots[] = {
+    { "ffn_gate.weight", ALWAYS, FFN_DIM, DIM, OF_EXPERT(gate) },
+    { "ffn_up.weight", ALWAYS, FFN_DIM, DIM, OF_EXPERT(up) },
+    { "ffn_down.weight", ALWAYS, DIM, FFN_DIM, OF_EXPERT(down) },
 };
 static const struct slot last_slots[] = {
-    { "output_norm.weight", REQUIRED, ONE, DIM, OF_MODEL(output_norm) },
+    { "output_norm.weight", ALWAYS, ONE, DIM, OF_MODEL(output_norm) },
     { "output_norm.bias", IF_LAYER_NORM, ONE, DIM, OF_MODEL(output_norm_bias) },
     { "output.weight", IF_UNTIED, VOCAB, DIM, OF_MODEL(output) },
     { "output.bias", OPTIONAL, ONE, VOCAB, OF_MODEL(output_bias) },
 };
 
-// A place in the walk over all slots of a config: first, rope tables, layers, last.
-struct walk {
-    const struct config *config;
-    const struct layer_record *layers;
-    uint32_t table, layer;       // indices, valid for slots of rope_slots and layer_slots
-    const struct slot *slot;
+// ---- the walk over all slots of a config: the first, those of each RoPE table, of each layer and then of its experts, the last
+
+enum group { GROUP_FIRST, GROUP_ROPE, GROUP_LAYER, GROUP_EXPERT, GROUP_LAST };
+static const struct { const struct slot *slots; uint32_t n; } groups[] = {
+    { first_slots, ARRAY_LEN(first_slots) }, { rope_slots, ARRAY_LEN(rope_slots) }, { layer_slots, ARRAY_LEN(layer_slots) },
+    { expert_slots, ARRAY_LEN(expert_slots) }, { last_slots, ARRAY_LEN(last_slots) },
 };
 
-static int is_matrix(const struct slot *s) { return s->rows != ONE; }
+static const struct config *config_of(const llamac_walk *w) { return w->config; }
+static const struct layer_record *layer_of(const llamac_walk *w) { return (const struct layer_record *)w->layers + w->layer; }   // in the layers' groups
+static uint32_t experts_of(const llamac_walk *w) { return layer_of(w)->ffn == FFN_EXPERTS ? layer_of(w)->n_experts : 0; }
+static const struct slot *slot_of(const llamac_walk *w) { return &groups[w->group].slots[w->taken - 1]; }
+static int is_matrix(const llamac_walk *w) { return slot_of(w)->rows != ONE; }
 
-// The slot's number in the whole walk -> its description; 0 past the end.
-static int walk_to(struct walk *w, size_t index) {
-    const struct config *c = w->config;
-    if (index < ARRAY_LEN(first_slots)) { w->slot = &first_slots[index]; return 1; }
-    index -= ARRAY_LEN(first_slots);
-    if (index < c->n_rope * ARRAY_LEN(rope_slots)) {
-        w->table = (uint32_t)(index / ARRAY_LEN(rope_slots));
-        w->slot = &rope_slots[index % ARRAY_LEN(rope_slots)];
-        return 1;
-    }
-    index -= c->n_rope * ARRAY_LEN(rope_slots);
-    if (index < c->n_layers * ARRAY_LEN(layer_slots)) {
-        w->layer = (uint32_t)(index / ARRAY_LEN(layer_slots));
-        w->slot = &layer_slots[index % ARRAY_LEN(layer_slots)];
-        return 1;
-    }
-    index -= c->n_layers * ARRAY_LEN(layer_slots);
-    if (index < ARRAY_LEN(last_slots)) { w->slot = &last_slots[index]; return 1; }
-    return 0;
+// The next slot, whether this config has it or not; 0 past the end.
+static int walk_on(llamac_walk *w) {
+    const struct config *c = config_of(w);
+    if (w->taken < groups[w->group].n) return (int)++w->taken;
+    if (w->group == GROUP_LAST) return 0;
+    w->taken = 1;
+    if (w->group == GROUP_FIRST) w->group = c->n_rope ? GROUP_ROPE : c->n_layers ? GROUP_LAYER : GROUP_LAST;
+    else if (w->group == GROUP_ROPE && ++w->table == c->n_rope) w->group = c->n_layers ? GROUP_LAYER : GROUP_LAST;
+    else if (w->group == GROUP_LAYER && experts_of(w)) w->group = GROUP_EXPERT, w->expert = 0;
+    else if (w->group == GROUP_LAYER || (w->group == GROUP_EXPERT && ++w->expert == experts_of(w)))
+        w->group = ++w->layer == c->n_layers ? GROUP_LAST : GROUP_LAYER;
+    return 1;
 }
 
-static int of_rope(const struct slot *s) { return s >= rope_slots && s < rope_slots + ARRAY_LEN(rope_slots); }
-static int of_layer(const struct slot *s) { return s >= layer_slots && s < layer_slots + ARRAY_LEN(layer_slots); }
-
-static enum presence presence_of(const struct walk *w) {
-    const struct config *c = w->config;
-    const int gated = of_layer(w->slot) && w->layers[w->layer].ffn == FFN_GATED;
-    switch (w->slot->presence) {
-    case IF_LAYER_NORM: return c->norm == NORM_LAYER ? REQUIRED : IF_LAYER_NORM;
-    case IF_LEARNED: return c->position == POSITION_LEARNED ? REQUIRED : IF_LEARNED;
-    case IF_LONG_ROPE: return c->rope_original_context[w->table] ? REQUIRED : IF_LONG_ROPE;
-    case IF_GATED: return gated ? REQUIRED : IF_GATED;
-    case IF_GATED_OPTIONAL: return gated ? OPTIONAL : IF_GATED_OPTIONAL;
-    case IF_UNTIED: return c->tied_output ? IF_UNTIED : REQUIRED;
-    default: return w->slot->presence;
+// Whether the model fulfils one of a slot's needs.
+static int fulfils(const llamac_walk *w, unsigned need) {
+    const struct config *c = config_of(w);
+    switch (need) {
+    case IF_LAYER_NORM: return c->norm == NORM_LAYER;
+    case IF_LEARNED: return c->position == POSITION_LEARNED;
+    case IF_LONG_ROPE: return c->rope_original_context[w->table] > 0;
+    case IF_UNTIED: return !c->tied_output;
+    case IF_QK_NORM: return c->qk_norm != QK_NORM_NONE;
+    case IF_NORM_BEFORE: return layer_of(w)->placement != PLACEMENT_POST;
+    case IF_NORM_BEHIND: return layer_of(w)->placement == PLACEMENT_POST || layer_of(w)->placement == PLACEMENT_SANDWICH;
+    case IF_DENSE: return layer_of(w)->ffn != FFN_EXPERTS;
+    case IF_GATED: return layer_of(w)->ffn == FFN_GATED;
+    case IF_EXPERTS: return layer_of(w)->ffn == FFN_EXPERTS;
+    default: return 1;
     }
 }
+static int belongs(const llamac_walk *w) {
+    for (unsigned need = 1; need < END_OF_NEEDS; need *= 2)
+        if (slot_of(w)->needs & need && !fulfils(w, need)) return 0;
+    return 1;
+}
+static int is_required(const llamac_walk *w) { return !(slot_of(w)->needs & OPTIONAL); }
 
-static uint64_t extent_of(const struct walk *w, enum extent e) {
-    const struct config *c = w->config;
+static uint64_t extent_of(const llamac_walk *w, enum extent e) {
+    const struct config *c = config_of(w);
+    const uint64_t q_dim = (uint64_t)c->n_heads * c->head_dim, kv_dim = (uint64_t)c->n_kv_heads * c->head_dim;
     switch (e) {
     case DIM: return c->dim;
     case VOCAB: return c->vocab_size;
     case CONTEXT: return c->context;
     case ROPE_HALF: return c->rope_dim[w->table] / 2;
-    case Q_DIM: return (uint64_t)c->n_heads * c->head_dim;
-    case KV_DIM: return (uint64_t)c->n_kv_heads * c->head_dim;
-    case FFN_DIM: return w->layers[w->layer].ffn_dim;
+    case Q_DIM: return q_dim;
+    case KV_DIM: return kv_dim;
+    case Q_NORM_DIM: return c->qk_norm == QK_NORM_HEAD ? c->head_dim : q_dim;
+    case K_NORM_DIM: return c->qk_norm == QK_NORM_HEAD ? c->head_dim : kv_dim;
+    case FFN_DIM: return layer_of(w)->ffn_dim;
+    case EXPERTS: return layer_of(w)->n_experts;
     default: return 1;
     }
 }
 
-static void name_of(const struct walk *w, char name[FORMAT_NAME_BYTES]) {
-    if (of_rope(w->slot)) snprintf(name, FORMAT_NAME_BYTES, "rope.%" PRIu32 ".%s", w->table, w->slot->name);
-    else if (of_layer(w->slot)) snprintf(name, FORMAT_NAME_BYTES, "layers.%" PRIu32 ".%s", w->layer, w->slot->name);
-    else snprintf(name, FORMAT_NAME_BYTES, "%s", w->slot->name);
+static void name_of(const llamac_walk *w, char name[FORMAT_NAME_BYTES]) {
+    const char *last = slot_of(w)->name;
+    switch (w->group) {
+    case GROUP_ROPE: snprintf(name, FORMAT_NAME_BYTES, "rope.%" PRIu32 ".%s", w->table, last); break;
+    case GROUP_LAYER: snprintf(name, FORMAT_NAME_BYTES, "layers.%" PRIu32 ".%s", w->layer, last); break;
+    case GROUP_EXPERT: snprintf(name, FORMAT_NAME_BYTES, "layers.%" PRIu32 ".experts.%" PRIu32 ".%s", w->layer, w->expert, last); break;
+    default: snprintf(name, FORMAT_NAME_BYTES, "%s", last); break;
+    }
 }
 
-int llamac_slot_at(const void *config, const void *layers, size_t index, llamac_slot *out) {
-    struct walk w = { .config = config, .layers = layers };
-    if (w.config->n_rope > FORMAT_MAX_ROPE) return -1;
-    // slots that this config cannot have are skipped: the index counts the others
-    for (size_t i = 0; walk_to(&w, i); i++) {
-        enum presence p = presence_of(&w);
-        if (p != REQUIRED && p != OPTIONAL) continue;
-        if (index--) continue;
+int llamac_slot_next(llamac_walk *w, llamac_slot *out) {
+    if (config_of(w)->n_rope > FORMAT_MAX_ROPE) return -1;
+    while (walk_on(w)) {
+        if (w->group == GROUP_LAYER && experts_of(w) > FORMAT_MAX_EXPERTS) return -1;
+        if (!belongs(w)) continue;
         *out = (llamac_slot){ 0 };
-        name_of(&w, out->name);
-        out->required = p == REQUIRED;
-        out->is_matrix = is_matrix(w.slot);
-        out->rows = extent_of(&w, w.slot->rows);
-        out->columns = extent_of(&w, w.slot->columns);
+        name_of(w, out->name);
+        out->required = is_required(w);
+        out->is_matrix = is_matrix(w);
+        out->rows = extent_of(w, slot_of(w)->rows);
+        out->columns = extent_of(w, slot_of(w)->columns);
         return 1;
     }
     return 0;
@@ -161,6 +188,7 @@ static int check_supported(const struct flat_file *file, llamac_error *err) {
     for (size_t i = 0; i < ARRAY_LEN(neutral); i++)
         if (neutral[i].value != neutral[i].neutral)
             return err_set(err, LLAMAC_UNSUPPORTED, "config: %s %.9g is not supported by this version", neutral[i].name, (double)neutral[i].value);
+    if (c->qk_norm != QK_NORM_NONE) return err_set(err, LLAMAC_UNSUPPORTED, "config: qk_norm is not supported by this version");
     for (uint32_t l = 0; l < c->n_layers; l++) {
         const struct layer_record *r = &file->layers[l];
         if (r->placement == PLACEMENT_PRE && r->ffn != FFN_EXPERTS && !r->window) continue;
@@ -175,66 +203,71 @@ static int check_supported(const struct flat_file *file, llamac_error *err) {
 
 // ---- binding
 
+enum { REASON_BYTES = 128 };
+
 // Which fields of config and layer say that an extent is what it is.
-static void describe_extent(const struct walk *w, enum extent e, char text[FORMAT_NAME_BYTES]) {
-    const struct config *c = w->config;
+static void describe_extent(const llamac_walk *w, enum extent e, char text[REASON_BYTES]) {
+    const struct config *c = config_of(w);
+    const int of_q = e == Q_DIM || e == Q_NORM_DIM, per_head = (e == Q_NORM_DIM || e == K_NORM_DIM) && c->qk_norm == QK_NORM_HEAD;
     switch (e) {
-    case DIM: snprintf(text, FORMAT_NAME_BYTES, "dim %" PRIu32, c->dim); break;
-    case VOCAB: snprintf(text, FORMAT_NAME_BYTES, "vocab_size %" PRIu32, c->vocab_size); break;
-    case CONTEXT: snprintf(text, FORMAT_NAME_BYTES, "context %" PRIu32, c->context); break;
-    case ROPE_HALF: snprintf(text, FORMAT_NAME_BYTES, "half of rope_dim[%" PRIu32 "] %" PRIu32, w->table, c->rope_dim[w->table]); break;
-    case Q_DIM: snprintf(text, FORMAT_NAME_BYTES, "n_heads %" PRIu32 " times head_dim %" PRIu32, c->n_heads, c->head_dim); break;
-    case KV_DIM: snprintf(text, FORMAT_NAME_BYTES, "n_kv_heads %" PRIu32 " times head_dim %" PRIu32, c->n_kv_heads, c->head_dim); break;
-    case FFN_DIM: snprintf(text, FORMAT_NAME_BYTES, "ffn_dim %" PRIu32 " of layer %" PRIu32, w->layers[w->layer].ffn_dim, w->layer); break;
-    default: snprintf(text, FORMAT_NAME_BYTES, "1"); break;
+    case DIM: snprintf(text, REASON_BYTES, "dim %" PRIu32, c->dim); break;
+    case VOCAB: snprintf(text, REASON_BYTES, "vocab_size %" PRIu32, c->vocab_size); break;
+    case CONTEXT: snprintf(text, REASON_BYTES, "context %" PRIu32, c->context); break;
+    case ROPE_HALF: snprintf(text, REASON_BYTES, "half of rope_dim[%" PRIu32 "] %" PRIu32, w->table, c->rope_dim[w->table]); break;
+    case Q_DIM: case KV_DIM: case Q_NORM_DIM: case K_NORM_DIM:
+        if (per_head) snprintf(text, REASON_BYTES, "head_dim %" PRIu32, c->head_dim);
+        else snprintf(text, REASON_BYTES, "%s %" PRIu32 " times head_dim %" PRIu32, of_q ? "n_heads" : "n_kv_heads", of_q ? c->n_heads : c->n_kv_heads, c->head_dim);
+        break;
+    case FFN_DIM: snprintf(text, REASON_BYTES, "ffn_dim %" PRIu32 " of layer %" PRIu32, layer_of(w)->ffn_dim, w->layer); break;
+    case EXPERTS: snprintf(text, REASON_BYTES, "n_experts %" PRIu32 " of layer %" PRIu32, layer_of(w)->n_experts, w->layer); break;
+    default: snprintf(text, REASON_BYTES, "1"); break;
     }
 }
 
-// Which field says that a model has the slot or has not; empty for those that every model has, or may have.
-static void describe_presence(const struct walk *w, char text[FORMAT_NAME_BYTES]) {
-    const struct config *c = w->config;
-    char value[FORMAT_VALUE_BYTES];
+// Which fields say that a model has the slot or has not; empty for those that every model has, or may have.
+static void describe_needs(const llamac_walk *w, char text[REASON_BYTES]) {
+    const struct config *c = config_of(w);
+    const unsigned needs = slot_of(w)->needs;
+    size_t n = 0;
     text[0] = 0;
-    switch (w->slot->presence) {
-    case IF_LAYER_NORM:
-        format_value_name("config", "norm", c->norm, value);
-        snprintf(text, FORMAT_NAME_BYTES, ", with norm %s", value);
-        break;
-    case IF_LEARNED:
-        format_value_name("config", "position", c->position, value);
-        snprintf(text, FORMAT_NAME_BYTES, ", with position %s", value);
-        break;
-    case IF_LONG_ROPE:
-        snprintf(text, FORMAT_NAME_BYTES, ", with rope_original_context[%" PRIu32 "] %" PRIu32, w->table, c->rope_original_context[w->table]);
-        break;
-    case IF_GATED: case IF_GATED_OPTIONAL:
-        format_value_name("layer", "ffn", w->layers[w->layer].ffn, value);
-        snprintf(text, FORMAT_NAME_BYTES, ", with ffn %s", value);
-        break;
-    case IF_UNTIED: snprintf(text, FORMAT_NAME_BYTES, ", with tied_output %" PRIu32, c->tied_output); break;
-    default: break;
+    const struct { unsigned needs; const char *record, *field; uint32_t value; } named[] = {
+        { IF_LAYER_NORM, "config", "norm", c->norm }, { IF_LEARNED, "config", "position", c->position }, { IF_QK_NORM, "config", "qk_norm", c->qk_norm },
+        { IF_NORM_BEFORE | IF_NORM_BEHIND, "layer", "placement", w->group == GROUP_LAYER ? layer_of(w)->placement : 0 },
+        { IF_DENSE | IF_GATED | IF_EXPERTS, "layer", "ffn", w->group == GROUP_LAYER ? layer_of(w)->ffn : 0 },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(named); i++) {
+        if (!(needs & named[i].needs)) continue;
+        char value[FORMAT_VALUE_BYTES];
+        format_value_name(named[i].record, named[i].field, named[i].value, value);
+        n += (size_t)snprintf(text + n, REASON_BYTES - n, ", with %s %s", named[i].field, value);
     }
+    if (needs & IF_LONG_ROPE)
+        snprintf(text, REASON_BYTES, ", with rope_original_context[%" PRIu32 "] %" PRIu32, w->table, c->rope_original_context[w->table]);
+    if (needs & IF_UNTIED) snprintf(text, REASON_BYTES, ", with tied_output %" PRIu32, c->tied_output);
 }
 
-static int bind_tensor(struct llamac_model *m, const struct walk *w, const struct tensor_record *t, llamac_error *err) {
-    const struct slot *s = w->slot;
+static int bind_tensor(struct llamac_model *m, const llamac_walk *w, const struct tensor_record *t, llamac_error *err) {
+    const struct slot *s = slot_of(w);
     const uint64_t rows = extent_of(w, s->rows), columns = extent_of(w, s->columns);
-    const uint32_t n_dims = is_matrix(s) ? 2 : 1;
-    const uint64_t first = is_matrix(s) ? rows : columns, second = is_matrix(s) ? columns : 0;
+    const uint32_t n_dims = is_matrix(w) ? 2 : 1;
+    const uint64_t first = is_matrix(w) ? rows : columns, second = is_matrix(w) ? columns : 0;
     if (t->n_dims != n_dims)
         return err_set(err, LLAMAC_BAD_MODEL, "tensor %s: n_dims is %" PRIu32 ", expected %" PRIu32, t->name, t->n_dims, n_dims);
     if (t->shape[0] != first || t->shape[1] != second) {
         // only what differs is named: a wrong number in the config shows at one extent
-        const int rows_differ = is_matrix(s) && t->shape[0] != first, columns_differ = t->shape[is_matrix(s) ? 1 : 0] != columns;
-        char of_rows[FORMAT_NAME_BYTES] = "", of_columns[FORMAT_NAME_BYTES] = "";
+        const int rows_differ = is_matrix(w) && t->shape[0] != first, columns_differ = t->shape[is_matrix(w) ? 1 : 0] != columns;
+        char of_rows[REASON_BYTES] = "", of_columns[REASON_BYTES] = "";
         if (rows_differ) describe_extent(w, s->rows, of_rows);
         if (columns_differ) describe_extent(w, s->columns, of_columns);
         return err_set(err, LLAMAC_BAD_MODEL, "tensor %s: its shape is (%" PRIu64 ", %" PRIu64 "), the config needs (%" PRIu64 ", %" PRIu64 "): %s%s%s", t->name,
                        t->shape[0], t->shape[1], first, second, of_rows, rows_differ && columns_differ ? ", " : "", of_columns);
     }
-    char *base = of_rope(s) ? (char *)&m->rope[w->table] : of_layer(s) ? (char *)&m->layers[w->layer] : (char *)m;
+    char *base = (char *)m;
+    if (w->group == GROUP_ROPE) base = (char *)&m->rope[w->table];
+    if (w->group == GROUP_LAYER) base = (char *)&m->layers[w->layer];
+    if (w->group == GROUP_EXPERT) base = (char *)&m->layers[w->layer].experts[w->expert];
     const uint8_t *data = m->file.data + t->offset;
-    if (is_matrix(s)) {
+    if (is_matrix(w)) {
         struct matrix view = { data, (int)t->dtype, (int)rows, (int)columns, dtype_strip_bytes((int)t->dtype, columns) };
         memcpy(base + s->place, &view, sizeof view);
         m->dtypes |= 1u << t->dtype;
@@ -246,25 +279,49 @@ static int bind_tensor(struct llamac_model *m, const struct walk *w, const struc
 }
 
 static int bind_all(struct llamac_model *m, llamac_error *err) {
-    struct walk w = { .config = m->config, .layers = m->file.layers };
+    llamac_walk w = { .config = m->config, .layers = m->file.layers };
     const struct tensor_record *t = m->file.tensors, *end = t + m->file.n_tensors;
-    char name[FORMAT_NAME_BYTES], because[FORMAT_NAME_BYTES];
-    for (size_t i = 0; walk_to(&w, i); i++) {
-        enum presence p = presence_of(&w);
+    char name[FORMAT_NAME_BYTES], because[REASON_BYTES];
+    while (walk_on(&w)) {
         name_of(&w, name);
-        describe_presence(&w, because);
         const int is_next = t < end && !strcmp(t->name, name);
-        if (p != REQUIRED && p != OPTIONAL) {
-            if (is_next) return err_set(err, LLAMAC_BAD_MODEL, "tensor %s does not belong to a model of this config%s", name, because);
-        } else if (is_next) {
+        if (belongs(&w) && is_next) {
             if (bind_tensor(m, &w, t++, err)) return -1;
-        } else if (p == REQUIRED) {
+        } else if (is_next) {
+            describe_needs(&w, because);
+            return err_set(err, LLAMAC_BAD_MODEL, "tensor %s does not belong to a model of this config%s", name, because);
+        } else if (belongs(&w) && is_required(&w)) {
+            describe_needs(&w, because);
             return err_set(err, LLAMAC_BAD_MODEL, "tensor %s is missing%s: %s%s", name, because, t < end ? "in its place is " : "the table ends",
                            t < end ? t->name : "");
         }
     }
     if (t < end) return err_set(err, LLAMAC_BAD_MODEL, "tensor %s does not belong to a model of this config, or not in this place", t->name);
     if (m->config->tied_output) m->output = m->token_embedding;
+    return 0;
+}
+
+// The layers with their records and with room for their experts.
+static int take_layers(struct llamac_model *m, llamac_error *err) {
+    uint64_t n_experts = 0;
+    for (uint32_t l = 0; l < m->config->n_layers; l++) n_experts += m->file.layers[l].n_experts;
+    if (n_experts * ARRAY_LEN(expert_slots) > m->file.n_tensors)   // no memory is taken for what cannot be there
+        return err_set(err, LLAMAC_BAD_MODEL, "section tensors: it has %zu tensors, but %" PRIu64 " experts have %zu each", m->file.n_tensors, n_experts,
+                       ARRAY_LEN(expert_slots));
+    m->layers = mem_take(m->config->n_layers, sizeof *m->layers, "the model's layers", err);
+    if (!m->layers) return -1;
+    if (n_experts) {
+        m->experts = mem_take((size_t)n_experts, sizeof *m->experts, "the model's experts", err);
+        if (!m->experts) return -1;
+    }
+    struct expert *experts = m->experts;
+    for (uint32_t l = 0; l < m->config->n_layers; l++) {
+        const struct layer_record *record = &m->file.layers[l];
+        m->layers[l].record = record;
+        m->layers[l].experts = experts;
+        if (experts) experts += record->n_experts;
+        m->max_ffn_dim = max_int(m->max_ffn_dim, (int)record->ffn_dim);
+    }
     return 0;
 }
 
@@ -277,14 +334,9 @@ int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llam
     mem_count_object(1);
     m->file = file;
     m->config = file.config;
-    m->layers = mem_take(m->config->n_layers, sizeof *m->layers, "the model's layers", err);
-    if (!m->layers || bind_all(m, err)) {
+    if (take_layers(m, err) || bind_all(m, err)) {
         llamac_model_close(&m);
         return -1;
-    }
-    for (uint32_t l = 0; l < m->config->n_layers; l++) {
-        m->layers[l].record = &file.layers[l];
-        m->max_ffn_dim = max_int(m->max_ffn_dim, (int)file.layers[l].ffn_dim);
     }
     *model = m;
     return 0;
@@ -293,6 +345,7 @@ int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llam
 void llamac_model_close(llamac_model **model) {
     if (!*model) return;
     mem_give((*model)->layers);
+    mem_give((*model)->experts);
     mem_give(*model);
     mem_count_object(-1);
     *model = NULL;

@@ -11,13 +11,23 @@ struct matrix {
     size_t strip_bytes;
 };
 
+// The feed-forward network of a layer, or one expert, which has no biases.
+struct expert {
+    struct matrix gate, up, down;                              // (ffn_dim, dim), (ffn_dim, dim), (dim, ffn_dim); gate only if gated
+    const float *gate_bias, *up_bias, *down_bias;
+};
+
 struct layer {
     const float *attn_norm, *attn_norm_bias;                   // (dim)
     struct matrix attn_q, attn_k, attn_v, attn_out;            // (heads * head_dim, dim), ..., (dim, heads * head_dim)
     const float *attn_q_bias, *attn_k_bias, *attn_v_bias, *attn_out_bias;
+    const float *attn_q_norm, *attn_k_norm;                    // (head_dim), or (heads * head_dim)
+    const float *attn_post_norm, *attn_post_norm_bias;         // (dim)
     const float *ffn_norm, *ffn_norm_bias;                     // (dim)
-    struct matrix ffn_gate, ffn_up, ffn_down;                  // (ffn_dim, dim), ..., (dim, ffn_dim)
-    const float *ffn_gate_bias, *ffn_up_bias, *ffn_down_bias;
+    struct expert ffn;                                         // all NULL where there are experts
+    const float *ffn_post_norm, *ffn_post_norm_bias;           // (dim)
+    struct matrix ffn_router;                                  // (n_experts, dim)
+    struct expert *experts;                                    // (n_experts)
     const struct layer_record *record;
 };
 
@@ -29,6 +39,7 @@ struct llamac_model {
     struct matrix token_embedding, position_embedding;         // (vocab_size, dim), (context, dim)
     struct rope_table rope[FORMAT_MAX_ROPE];
     struct layer *layers;                                      // (n_layers)
+    struct expert *experts;                                    // of all layers, or NULL
     const float *output_norm, *output_norm_bias;               // (dim)
     struct matrix output;                                      // (vocab_size, dim): the embedding itself when tied
     const float *output_bias;                                  // (vocab_size)

@@ -7,7 +7,7 @@ are asked for, so that a model much larger than memory can be converted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,22 @@ class LazyTensor:
     def of(cls, numbers: Floats) -> LazyTensor:
         """A float32 tensor that is in memory."""
         return cls(numbers.shape, "f32", lambda first, last: numbers[first:last])
+
+    @classmethod
+    def joined(cls, vectors: Sequence[LazyTensor]) -> LazyTensor:
+        """Short vectors one after another, as one."""
+        import numpy as np
+
+        def read(first: int, last: int) -> Floats:
+            return np.concatenate([vector.array() for vector in vectors])[first:last]
+
+        return cls((sum(vector.shape[0] for vector in vectors),), vectors[0].dtype, read)
+
+    def plus_one(self) -> LazyTensor:
+        """The same tensor with 1 added to every number, in float32."""
+        import numpy as np
+
+        return LazyTensor(self.shape, "f32", lambda first, last: self.read(first, last) + np.float32(1))
 
     def array(self) -> Floats:
         """The whole tensor as float32."""
@@ -77,6 +93,7 @@ class LayerConfig:
     placement: str = "pre"
     n_experts: int = 0
     n_experts_used: int = 0
+    expert_weights: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,6 +122,7 @@ class ModelConfig:
     rope_dim: tuple[int, ...] = ()
     rope_original_context: tuple[int, ...] = ()
     rope_attention_factor: tuple[float, ...] = ()
+    qk_norm: str = "none"
 
 
 @dataclass

@@ -1,78 +1,449 @@
-"""The model families as Hugging Face stores them: which tensors there are, what they are called here, how they lie.
+"""The model families as Hugging Face stores them: one row each in one table, FAMILIES.
 
-Plain data, read in both directions: `hf` imports with it, `to_hf` writes with it.
+A row says which config keys a family has, what its graph is (docs/format.md), which tensors there are, what they are
+called here and how they lie. Plain data: `hf_config` and `hf` import with it, `to_hf` writes with it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-
-@dataclass(frozen=True)
-class Module:
-    """A weight, and perhaps a bias, under one name.
-
-    name: Hugging Face's, without the family's prefix; "{l}" is the layer. parts: the canonical names, several where one
-    tensor holds several matrices one after another along the output dimension. transposed: the weight is stored as
-    (in, out). bias: the config key that says whether there is a bias, or "always", or "never".
-    """
-
-    name: str
-    parts: tuple[str, ...]
-    transposed: bool = False
-    bias: str = "never"
-
-    @property
-    def per_layer(self) -> bool:
-        return "{l}" in self.name
-
-    def full_name(self, kind: str, layer: int = 0) -> str:
-        """Hugging Face's name, without prefix, of the "weight" or "bias"."""
-        return f"{self.name.format(l=layer)}.{kind}"
-
-    def part_names(self, kind: str, layer: int = 0) -> tuple[str, ...]:
-        """The canonical names of the "weight" or "bias"."""
-        return tuple(f"{part.format(l=layer)}.{kind}" for part in self.parts)
-
-
-@dataclass(frozen=True)
-class Family:
-    """One model_type. prefix: before all names but HEAD's in a complete checkpoint, and before none in a bare model's.
-
-    architectures: transformers' classes with an output matrix, the first is the one to write. bare: its class without.
-    ignored: patterns of tensors, without prefix, that are no weights (masks and tables that old versions stored).
-    """
-
-    model_type: str
-    architectures: tuple[str, ...]
-    bare: str
-    prefix: str
-    modules: tuple[Module, ...]
-    ignored: tuple[str, ...]
-
+from llamac.export.family import Family, Module
 
 # The output matrix, the same in every family and never with the prefix; absent where the embedding serves for it.
 HEAD = Module("lm_head", ("output",))
+EMBEDDING = Module("embed_tokens", ("token_embedding",))
+L = "layers.{l}."
+
+
+# ---- pieces of rows: modules
+
+
+def _norm(name: str, *parts: str, **options: Any) -> Module:
+    return Module(L + name, tuple(L + part for part in parts), **options)
+
+
+def _attention(bias: str = "never", out_bias: str | None = None) -> tuple[Module, ...]:
+    biases = {"q": bias, "k": bias, "v": bias, "o": bias if out_bias is None else out_bias}
+    names = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_out"}
+    return tuple(Module(f"{L}self_attn.{x}_proj", (L + names[x],), bias=biases[x]) for x in "qkvo")
+
+
+def _mlp(bias: str = "never", only: str = "") -> tuple[Module, ...]:
+    return tuple(Module(f"{L}mlp.{x}_proj", (f"{L}ffn_{x}",), bias=bias, only=only) for x in ("gate", "up", "down"))
+
+
+def _experts(router: str, expert: str, names: tuple[str, str, str]) -> tuple[Module, ...]:
+    """The router and the three matrices of each expert."""
+    parts = [f"{L}experts.{{e}}.ffn_{part}" for part in ("gate", "up", "down")]
+    matrices = [Module(f"{L}{expert}.{name}", (part,), only="experts") for name, part in zip(names, parts, strict=True)]
+    return (Module(L + router, (f"{L}ffn_router",), only="experts"), *matrices)
+
+
+def _qk_norms(name: str = "self_attn.{}_norm", **options: Any) -> tuple[Module, ...]:
+    return tuple(_norm(name.replace("{}", x), f"attn_{x}_norm", only="qk_norm", **options) for x in "qk")
+
+
+def _pre(attention: tuple[Module, ...], ffn: tuple[Module, ...], **norm: Any) -> tuple[Module, ...]:
+    """The usual decoder, named as LLaMA's modules are."""
+    return (
+        EMBEDDING,
+        _norm("input_layernorm", "attn_norm", **norm),
+        *attention,
+        _norm("post_attention_layernorm", "ffn_norm", **norm),
+        *ffn,
+        Module("norm", ("output_norm",), **norm),
+    )
+
+
+def _sandwich(attention: tuple[Module, ...], ffn: tuple[Module, ...], **norm: Any) -> tuple[Module, ...]:
+    """Gemma 2's decoder."""
+    return (
+        EMBEDDING,
+        _norm("input_layernorm", "attn_norm", **norm),
+        *attention,
+        _norm("post_attention_layernorm", "attn_post_norm", **norm),
+        _norm("pre_feedforward_layernorm", "ffn_norm", **norm),
+        *ffn,
+        _norm("post_feedforward_layernorm", "ffn_post_norm", **norm),
+        Module("norm", ("output_norm",), **norm),
+    )
+
+
+# ---- pieces of rows: config keys, and what transformers takes for absent ones
+
+# None: as many as there are heads; hidden_size / heads.
+_COMMON: dict[str, Any] = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+}
+_QWEN_WINDOW: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_GEMMA: dict[str, Any] = {
+    **_COMMON,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+}
+
+
+def _without(keys: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in keys.items() if name not in names}
+
+
+# ---- the rows
 
 LLAMA = Family(
     model_type="llama",
     architectures=("LlamaForCausalLM", "LLaMAForCausalLM"),  # the second is of the first conversions
     bare="LlamaModel",
-    prefix="model.",
+    modules=_pre(_attention("attention_bias"), _mlp("mlp_bias")),
+    keys={**_COMMON, "attention_bias": False, "mlp_bias": False},
+    to_hf=True,
+)
+
+MISTRAL = Family(
+    model_type="mistral",
+    architectures=("MistralForCausalLM",),
+    bare="MistralModel",
+    modules=_pre(_attention(), _mlp()),
+    keys={**_COMMON, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+)
+
+QWEN2 = Family(
+    model_type="qwen2",
+    architectures=("Qwen2ForCausalLM",),
+    bare="Qwen2Model",
+    modules=_pre(_attention("always", out_bias="never"), _mlp()),
+    keys={
+        **_COMMON,
+        **_QWEN_WINDOW,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+        "layer_types": None,
+    },
+    windows="late",
+)
+
+QWEN3 = Family(
+    model_type="qwen3",
+    architectures=("Qwen3ForCausalLM",),
+    bare="Qwen3Model",
+    modules=_pre((*_attention("attention_bias"), *_qk_norms()), _mlp()),
+    keys={**QWEN2.keys, "head_dim": 128, "attention_bias": False},
+    windows="late",
+    qk_norm="head",
+)
+
+SMOLLM3 = Family(
+    model_type="smollm3",
+    architectures=("SmolLM3ForCausalLM",),
+    bare="SmolLM3Model",
+    modules=LLAMA.modules,
+    keys={
+        **LLAMA.keys,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+        "rope_theta": 2000000.0,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": None,  # stored, but without a meaning
+        "layer_types": None,
+        "no_rope_layers": None,
+        "no_rope_layer_interval": 4,
+    },
+    windows="unrotated",
+)
+
+GRANITE = Family(
+    model_type="granite",
+    architectures=("GraniteForCausalLM",),
+    bare="GraniteModel",
+    modules=LLAMA.modules,
+    keys={
+        **LLAMA.keys,
+        "embedding_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+    },
+)
+
+OLMO2 = Family(
+    model_type="olmo2",
+    architectures=("Olmo2ForCausalLM",),
+    bare="Olmo2Model",
     modules=(
-        Module("embed_tokens", ("token_embedding",)),
-        Module("layers.{l}.input_layernorm", ("layers.{l}.attn_norm",)),
-        Module("layers.{l}.self_attn.q_proj", ("layers.{l}.attn_q",), bias="attention_bias"),
-        Module("layers.{l}.self_attn.k_proj", ("layers.{l}.attn_k",), bias="attention_bias"),
-        Module("layers.{l}.self_attn.v_proj", ("layers.{l}.attn_v",), bias="attention_bias"),
-        Module("layers.{l}.self_attn.o_proj", ("layers.{l}.attn_out",), bias="attention_bias"),
-        Module("layers.{l}.post_attention_layernorm", ("layers.{l}.ffn_norm",)),
-        Module("layers.{l}.mlp.gate_proj", ("layers.{l}.ffn_gate",), bias="mlp_bias"),
-        Module("layers.{l}.mlp.up_proj", ("layers.{l}.ffn_up",), bias="mlp_bias"),
-        Module("layers.{l}.mlp.down_proj", ("layers.{l}.ffn_down",), bias="mlp_bias"),
+        EMBEDDING,
+        *_attention("attention_bias"),
+        *_qk_norms(),
+        _norm("post_attention_layernorm", "attn_post_norm"),
+        *_mlp(),
+        _norm("post_feedforward_layernorm", "ffn_post_norm"),
         Module("norm", ("output_norm",)),
     ),
-    ignored=(r"(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)",),
+    keys={**_COMMON, "rms_norm_eps": 1e-5, "attention_bias": False},
+    placement="post",
+    qk_norm="whole",
+)
+
+STABLELM = Family(
+    model_type="stablelm",
+    architectures=("StableLmForCausalLM",),
+    bare="StableLmModel",
+    modules=(
+        EMBEDDING,
+        _norm("input_layernorm", "attn_norm", bias="always", only="in turn"),
+        _norm("input_layernorm", "attn_norm", "ffn_norm", bias="always", only="parallel", shared=True),
+        *_attention("use_qkv_bias", out_bias="never"),
+        *_qk_norms("self_attn.{}_layernorm.norms.{h}"),
+        _norm("post_attention_layernorm", "ffn_norm", bias="always", only="in turn"),
+        *_mlp(),
+        Module("norm", ("output_norm",), bias="always"),
+    ),
+    keys={
+        **_without(_COMMON, "rms_norm_eps", "head_dim"),
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 4096,
+        "layer_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.25,
+        "use_qkv_bias": False,
+        "qk_layernorm": False,
+        "use_parallel_residual": False,
+    },
+    norm="layer",
+    qk_norm="layer_head",
+)
+
+GEMMA = Family(
+    model_type="gemma",
+    architectures=("GemmaForCausalLM",),
+    bare="GemmaModel",
+    modules=_pre(_attention("attention_bias"), _mlp(), plus_one=True),
+    keys={**_GEMMA, "num_key_value_heads": 16},
+    fixed={"use_bidirectional_attention": False},
+    scaled_embedding=True,
+)
+
+GEMMA2 = Family(
+    model_type="gemma2",
+    architectures=("Gemma2ForCausalLM",),
+    bare="Gemma2Model",
+    modules=_sandwich(_attention("attention_bias"), _mlp(), plus_one=True),
+    keys={
+        **_GEMMA,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_size": None,  # another name of it, in some checkpoints
+        "layer_types": None,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+    },
+    fixed={"use_bidirectional_attention": False},
+    placement="sandwich",
+    windows="alternate",
+    scaled_embedding=True,
+    activation="hidden_activation",
+)
+
+GEMMA3_TEXT = Family(
+    model_type="gemma3_text",
+    architectures=("Gemma3ForCausalLM",),
+    bare="Gemma3TextModel",
+    modules=_sandwich(
+        (*_attention("attention_bias"), *_qk_norms(plus_one=True)),
+        _mlp(),
+        plus_one=True,
+    ),
+    keys={
+        **_GEMMA,
+        # text_config of the larger models leaves these out
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "_sliding_window_pattern": None,  # the same, in what newer versions store
+        "layer_types": None,
+        "final_logit_softcapping": None,
+        "attn_logit_softcapping": None,  # stored, but transformers does not apply it
+    },
+    fixed={"use_bidirectional_attention": False},
+    placement="sandwich",
+    qk_norm="head",
+    windows="pattern",
+    scaled_embedding=True,
+    activation="hidden_activation",
+)
+
+# Models of text and images: what is read is the language model, which text_config describes.
+GEMMA3 = replace(
+    GEMMA3_TEXT,
+    model_type="gemma3",
+    architectures=("Gemma3ForConditionalGeneration",),
+    bare="Gemma3Model",
+    ignored=(*GEMMA3_TEXT.ignored, r"(vision_tower|multi_modal_projector)\..*"),
+    renamed=((r"^language_model\.(model\.|lm_head\.)", r"\1"), (r"^(model\.)?language_model\.", "model.")),
+)
+
+PHI3 = Family(
+    model_type="phi3",
+    architectures=("Phi3ForCausalLM",),
+    bare="Phi3Model",
+    modules=_pre(
+        (
+            Module(f"{L}self_attn.qkv_proj", (f"{L}attn_q", f"{L}attn_k", f"{L}attn_v")),
+            Module(f"{L}self_attn.o_proj", (f"{L}attn_out",)),
+        ),
+        (
+            Module(f"{L}mlp.gate_up_proj", (f"{L}ffn_gate", f"{L}ffn_up")),
+            Module(f"{L}mlp.down_proj", (f"{L}ffn_down",)),
+        ),
+    ),
+    keys={
+        **_COMMON,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 1.0,
+        "sliding_window": None,
+    },
+    fixed={
+        "attention_bias": False,
+        "mlp_bias": False,
+        "lm_head_bias": False,
+        "full_attn_mod": 1,
+        "interpolate_factor": 1,
+    },
+    rope_names={"su": "longrope", "yarn": "longrope"},
+)
+
+GPT_NEOX = Family(
+    model_type="gpt_neox",
+    architectures=("GPTNeoXForCausalLM",),
+    bare="GPTNeoXModel",
+    prefix="gpt_neox.",
+    modules=(
+        Module("embed_in", ("token_embedding",)),
+        _norm("input_layernorm", "attn_norm", bias="always"),
+        Module(
+            f"{L}attention.query_key_value",
+            (f"{L}attn_q", f"{L}attn_k", f"{L}attn_v"),
+            by_head=True,
+            bias="attention_bias",
+        ),
+        Module(f"{L}attention.dense", (f"{L}attn_out",), bias="attention_bias"),
+        _norm("post_attention_layernorm", "ffn_norm", bias="always"),
+        Module(f"{L}mlp.dense_h_to_4h", (f"{L}ffn_up",), bias="always"),
+        Module(f"{L}mlp.dense_4h_to_h", (f"{L}ffn_down",), bias="always"),
+        Module("final_layer_norm", ("output_norm",), bias="always"),
+    ),
+    keys={
+        "max_position_embeddings": 2048,
+        "layer_norm_eps": 1e-5,
+        "hidden_act": "gelu",
+        "tie_word_embeddings": False,
+        "rotary_emb_base": 10000.0,
+        "rope_theta": None,  # the same, in what some versions stored
+        "rotary_pct": 0.25,
+        "partial_rotary_factor": None,  # likewise
+        "attention_bias": True,
+        "use_parallel_residual": True,
+    },
+    norm="layer",
+    ffn="plain",
+    ignored=(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.(inv_freq|cos_cached|sin_cached))",),
+    renamed=((r"^embed_out\.", "lm_head."),),
+)
+
+MIXTRAL = Family(
+    model_type="mixtral",
+    architectures=("MixtralForCausalLM",),
+    bare="MixtralModel",
+    modules=_pre(_attention(), _experts("block_sparse_moe.gate", "block_sparse_moe.experts.{e}", ("w1", "w3", "w2"))),
+    keys={
+        **_COMMON,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    ffn="experts",
+    renamed=((r"\.mlp\.(gate|experts)\.", r".block_sparse_moe.\1."),),
+    fused=(
+        (r"(layers\.\d+\.block_sparse_moe\.experts)\.gate_up_proj", ("w1", "w3")),
+        (r"(layers\.\d+\.block_sparse_moe\.experts)\.down_proj", ("w2",)),
+    ),
+)
+
+_FUSED = (
+    (r"(layers\.\d+\.mlp\.experts)\.gate_up_proj", ("gate_proj", "up_proj")),
+    (r"(layers\.\d+\.mlp\.experts)\.down_proj", ("down_proj",)),
+)
+_EXPERTS = _experts("mlp.gate", "mlp.experts.{e}", ("gate_proj", "up_proj", "down_proj"))
+
+QWEN3_MOE = Family(
+    model_type="qwen3_moe",
+    architectures=("Qwen3MoeForCausalLM",),
+    bare="Qwen3MoeModel",
+    modules=_pre((*_attention("attention_bias"), *_qk_norms()), (*_mlp(only="dense"), *_EXPERTS)),
+    keys={
+        **_COMMON,
+        **_QWEN_WINDOW,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "attention_bias": False,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+    },
+    qk_norm="head",
+    ffn="experts",
+    fused=_FUSED,
+)
+
+OLMOE = Family(
+    model_type="olmoe",
+    architectures=("OlmoeForCausalLM",),
+    bare="OlmoeModel",
+    modules=_pre((*_attention("attention_bias"), *_qk_norms()), _EXPERTS),
+    keys={
+        **_without(_COMMON, "head_dim"),
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+    },
+    fixed={"clip_qkv": None},
+    qk_norm="whole",
+    ffn="experts",
+    fused=_FUSED,
 )
 
 GPT2 = Family(
@@ -96,10 +467,25 @@ GPT2 = Family(
         Module("h.{l}.mlp.c_proj", ("layers.{l}.ffn_down",), transposed=True, bias="always"),
         Module("ln_f", ("output_norm",), bias="always"),
     ),
+    keys={
+        "n_inner": None,  # four times n_embd
+        "n_ctx": None,
+        "layer_norm_epsilon": 1e-5,
+        "activation_function": "gelu_new",
+        "tie_word_embeddings": True,
+        "scale_attn_weights": True,
+    },
+    norm="layer",
+    ffn="plain",
     ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),
+    to_hf=True,
 )
 
-FAMILIES = {family.model_type: family for family in (LLAMA, GPT2)}
+_ROWS = (
+    *(LLAMA, GPT2, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO2),
+    *(STABLELM, GPT_NEOX, MIXTRAL, QWEN3_MOE, OLMOE),
+)
+FAMILIES = {family.model_type: family for family in _ROWS}
 
 # transformers' names of the activations that the engine computes; the first of several is the one to write.
 ACTIVATIONS = {

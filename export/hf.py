@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
-from llamac.export.families import FAMILIES, HEAD, Family, Module
+from llamac.export.families import FAMILIES, HEAD
+from llamac.export.family import Family, Module
 from llamac.export.hf_config import HfConfig, parse_config
 from llamac.export.safetensors_file import read_safetensors
 from llamac.export.stored import WEIGHT_DTYPES, StoredTensor
@@ -22,6 +24,7 @@ from llamac.export.torch_file import read_torch
 from llamac.export.writer import config_records
 
 Stored = dict[str, StoredTensor]
+Floats = NDArray[np.float32]
 
 # What weights can be in, the first that is there is taken: as in transformers.
 SOURCES: tuple[tuple[str, Callable[[Path], Stored]], ...] = (
@@ -42,14 +45,15 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     config = parse_config(values, warnings)
     family = FAMILIES[values["model_type"]]
     files, stored = _read_weights(folder, warnings)
+    stored = _published(family, stored)
     names = _names(family, stored)
     model = replace(config.model, tied_output=_is_tied(family, config, stored, names, warnings))
     config = replace(config, model=model)
-    tensors = {name: tensor.lazy() for name, tensor in _canonical(family, config, stored, names).items()}
-    if config.rope is not None:
-        tensors["rope.0.inv_freq"] = LazyTensor.of(config.rope.inv_freq)
-        if config.rope.inv_freq_long is not None:
-            tensors["rope.0.inv_freq_long"] = LazyTensor.of(config.rope.inv_freq_long)
+    tensors = _canonical(family, config, stored, names)
+    for i, table in enumerate(config.ropes):
+        tensors[f"rope.{i}.inv_freq"] = LazyTensor.of(table.inv_freq)
+        if table.inv_freq_long is not None:
+            tensors[f"rope.{i}.inv_freq_long"] = LazyTensor.of(table.inv_freq_long)
     metadata = {
         "name": folder.resolve().name,
         "architecture": family.model_type,
@@ -112,6 +116,34 @@ def _read_shards(folder: Path, index: str, reader: Callable[[Path], Stored]) -> 
 # ---- tensors
 
 
+def _published(family: Family, stored: Stored) -> Stored:
+    """The tensors by the names that the family's row has: other versions' names replaced, fused experts taken apart."""
+    found: Stored = {}
+    for old_name, tensor in stored.items():
+        name = old_name
+        for pattern, replacement in family.renamed:
+            name = re.sub(pattern, replacement, name)
+        for new_name, part in _taken_apart(family, name, tensor):
+            if new_name in found:
+                raise ExportError(f"the tensor {new_name} is there twice: alone, and as a part of {old_name}")
+            found[new_name] = part
+    return found
+
+
+def _taken_apart(family: Family, name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
+    """The matrices of all experts of a tensor (experts, rows of all parts, columns); any other tensor as it is."""
+    for pattern, parts in family.fused:
+        match = re.fullmatch(f"({re.escape(family.prefix)})?" + pattern, name)
+        if match and len(tensor.shape) == 3 and tensor.shape[1] % len(parts) == 0 and tensor.dtype in WEIGHT_DTYPES:
+            rows = tensor.shape[1] // len(parts)
+            base = (match[1] or "") + match[2]
+            for expert in range(tensor.shape[0]):
+                for i, part in enumerate(parts):
+                    yield f"{base}.{expert}.{part}.weight", tensor.part(expert).rows(i * rows, (i + 1) * rows)
+            return
+    yield name, tensor
+
+
 def _names(family: Family, stored: Stored) -> dict[str, str]:
     """The names of the tensors by their names without prefix; what is no weight is left out."""
     names: dict[str, str] = {}
@@ -154,42 +186,69 @@ def _is_tied(family: Family, config: HfConfig, stored: Stored, names: dict[str, 
     return False
 
 
-def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str, str]) -> Stored:
+@dataclass
+class _Taken:
+    """What has been found of the tensors that the config needs."""
+
+    tensors: dict[str, LazyTensor] = field(default_factory=dict)
+    heads: dict[str, list[LazyTensor]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str, str]) -> dict[str, LazyTensor]:
     """The tensors by canonical name. Raises ExportError with all that is missing, misshaped, surplus or no weights."""
     shapes = _canonical_shapes(config.model)
     unused = dict(names)
-    problems: list[str] = []
-    found: Stored = {}
-    for module, kind, layer in _expected(family, config):
-        name = module.full_name(kind, layer)
-        full_name = unused.pop(name, None)
-        if full_name is None:
-            problems.append(f"missing: {name if module is HEAD else family.prefix + name}")
-            continue
-        tensor = stored[full_name]
-        is_transposed = module.transposed and kind == "weight"
-        parts = {part: shapes[part] for part in module.part_names(kind, layer)}
-        needed = _stacked(list(parts.values()))
-        needed = needed[::-1] if is_transposed else needed
-        if tensor.shape != needed:
-            problems.append(f"misshaped: {full_name} is {tensor.shape}, the config needs {needed}")
-        elif tensor.dtype not in WEIGHT_DTYPES:
-            problems.append(f"dtype: {full_name} is {tensor.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}")
-        else:
-            found.update(_split(tensor.transposed if is_transposed else tensor, parts))
-    problems += [f"surplus: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
-    if problems:
-        raise ExportError("the tensors do not fit config.json:\n  " + "\n  ".join(problems))
-    return found
-
-
-def _expected(family: Family, config: HfConfig) -> Iterator[tuple[Module, str, int]]:
-    """(module, "weight" or "bias", layer) of every tensor that the config needs."""
+    taken = _Taken()
     for module in family.modules if config.model.tied_output else (*family.modules, HEAD):
-        for layer in range(len(config.model.layers) if module.per_layer else 1):
-            yield module, "weight", layer
-            if module.bias in config.biases:
-                yield module, "bias", layer
+        for place in module.places(config.model):
+            for kind in ("weight", "bias") if module.bias in config.biases else ("weight",):
+                name = module.full_name(kind, **place)
+                full_name = unused.pop(name, None)
+                if full_name is None:
+                    taken.problems.append(f"missing: {name if module is HEAD else family.prefix + name}")
+                    continue
+                parts = {part: shapes[part] for part in module.part_names(kind, **place)}
+                _take(taken, module, full_name, stored[full_name], parts, config.model)
+    taken.problems += [f"surplus: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
+    if taken.problems:
+        raise ExportError("the tensors do not fit config.json:\n  " + "\n  ".join(taken.problems))
+    return taken.tensors | {name: LazyTensor.joined(heads) for name, heads in taken.heads.items()}
+
+
+def _take(
+    taken: _Taken,
+    module: Module,
+    full_name: str,
+    tensor: StoredTensor,
+    parts: dict[str, tuple[int, ...]],
+    model: ModelConfig,
+) -> None:
+    """Adds the parts of a stored tensor, or the problem that it has."""
+    is_transposed = module.transposed and len(tensor.shape) == 2
+    needed = next(iter(parts.values())) if module.shared else _stacked(list(parts.values()))
+    if (n_heads := module.n_heads(model)) > 1:
+        needed = (needed[0] // n_heads, *needed[1:])
+    if is_transposed:
+        needed = needed[::-1]
+    if tensor.shape != needed:
+        taken.problems.append(f"misshaped: {full_name} is {tensor.shape}, the config needs {needed}")
+        return
+    if tensor.dtype not in WEIGHT_DTYPES:
+        taken.problems.append(f"dtype: {full_name} is {tensor.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}")
+        return
+    if is_transposed:
+        tensor = tensor.transposed
+    if module.by_head:
+        taken.tensors.update(_split_by_head(tensor.lazy(), parts, model.head_dim))
+    elif module.shared:
+        taken.tensors.update(dict.fromkeys(parts, tensor.lazy()))
+    elif "{h}" in module.name:
+        for part in parts:
+            taken.heads.setdefault(part, []).append(tensor.lazy())
+    else:
+        for part, rows in _split(tensor, parts):
+            taken.tensors[part] = rows.lazy().plus_one() if module.plus_one else rows.lazy()
 
 
 def _canonical_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -207,6 +266,25 @@ def _split(tensor: StoredTensor, parts: dict[str, tuple[int, ...]]) -> Iterator[
     for part, shape in parts.items():
         yield part, tensor.rows(first, first + shape[0])
         first += shape[0]
+
+
+def _split_by_head(
+    tensor: LazyTensor, parts: dict[str, tuple[int, ...]], width: int
+) -> Iterator[tuple[str, LazyTensor]]:
+    """The parts of a tensor that holds `width` rows of each part in turn."""
+    for i, (part, shape) in enumerate(parts.items()):
+
+        def read(first: int, last: int, i: int = i) -> Floats:
+            runs = []
+            while first < last:
+                head, row = divmod(first, width)
+                end = min(last, (head + 1) * width)
+                start = (head * len(parts) + i) * width + row
+                runs.append(tensor.read(start, start + end - first))
+                first = end
+            return np.concatenate(runs)
+
+        yield part, LazyTensor(shape, tensor.dtype, read)
 
 
 def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:

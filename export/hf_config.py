@@ -1,6 +1,7 @@
-"""Reads config.json of LLaMA and GPT-2: every key is understood, known to be harmless, or an error.
+"""Reads config.json of every family: every key is understood, known to be harmless, or an error.
 
-Missing values are what transformers takes for them. All problems of a file are told at once.
+Missing values are what transformers takes for them. All problems of a file are told at once. Which keys a family has is
+said by its row (export/families.py); a key has one meaning, whichever family has it.
 """
 
 from __future__ import annotations
@@ -8,32 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llamac import _core
-from llamac.errors import ExportError, UnsupportedError
+from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
-from llamac.export.families import ACTIVATIONS, FAMILIES, Family
-from llamac.export.rope import Rope, make_rope
-
-# The largest value of every number of the flat file's records.
-LIMITS = {name: high for record, name, *_, high, _ in _core.fields() if record in ("config", "layer")}
-
-# Keys that do not change the logits of a forward pass: provenance, training, generation, classification heads.
-_HARMLESS = """
-    architectures model_type transformers_version _name_or_path name_or_path _commit_hash torch_dtype dtype
-    transformers.js_config unsloth_version unsloth_fixed is_llama_config use_cache return_dict output_hidden_states
-    output_attentions torchscript use_bfloat16 tf_legacy_loss _attn_implementation attn_implementation
-    _attn_implementation_autoset _flash_attn_2_enabled pretraining_tp initializer_range gradient_checkpointing
-    chunk_size_feed_forward is_decoder tokenizer_class prefix attention_dropout attn_pdrop embd_pdrop resid_pdrop
-    hidden_dropout reorder_and_upcast_attn bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id
-    finetuning_task task_specific_params problem_type id2label label2id num_labels _num_labels summary_type
-    summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout predict_special_tokens n_special
-    output_past max_sequence_length max_length max_new_tokens min_length do_sample early_stopping num_beams
-    num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
-    no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
-    return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
-    exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
-"""
-HARMLESS = frozenset(_HARMLESS.split())
+from llamac.export.families import FAMILIES
+from llamac.export.family import Family
+from llamac.export.hf_keys import LIMITS, Keys, shortened
+from llamac.export.hf_rope import FULL, SLIDING, rope_parameters
+from llamac.export.rope import Rope
 
 # Keys that must have this value, and what another one would mean.
 NOT_SUPPORTED: dict[str, tuple[Any, str]] = {
@@ -45,32 +27,25 @@ NOT_SUPPORTED: dict[str, tuple[Any, str]] = {
     "rope_interleaved": (False, "RoPE on interleaved pairs"),
     "scale_attn_by_inverse_layer_idx": (False, "attention scales that differ by layer"),
 }
-
-# Keys of rope_parameters, beside rope_type and rope_theta: needed and optional ones per kind.
-ROPE_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "default": ((), ()),
-    "linear": (("factor",), ()),
-    "dynamic": (("factor",), ()),
-    "yarn": ((), ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")),
-    "longrope": (("short_factor", "long_factor"), ("factor", "attention_factor")),
-    "llama3": (("factor", "low_freq_factor", "high_freq_factor"), ()),
-}
-WITH_ORIGINAL_CONTEXT = ("yarn", "longrope", "llama3")
-ANY_ROPE_KEY = {key for keys in ROPE_KEYS.values() for group in keys for key in group}
-ANY_ROPE_KEY.add("original_max_position_embeddings")
-MAX_FLOAT = 3.4e38
+BIASES = ("attention_bias", "mlp_bias", "use_qkv_bias")
+# Of a config with a language model in text_config: what is said outside of it, and what only images need.
+OUTSIDE_TEXT = ("model_type", "architectures", "tie_word_embeddings", "quantization_config")
+OF_IMAGES = (
+    *("vision_config", "mm_tokens_per_image"),
+    *(f"{token}_token_{number}" for token in ("boi", "eoi", "image") for number in ("index", "id")),
+)
 
 
 @dataclass(frozen=True)
 class HfConfig:
     """A config.json, understood.
 
-    tied: what it says of the output matrix. bare: whether its class is the family's without an output matrix. biases:
-    which of families' there are.
+    ropes: RoPE's tables. tied: what it says of the output matrix. bare: whether its class is the family's without an
+    output matrix. biases: which of families' there are.
     """
 
     model: ModelConfig
-    rope: Rope | None
+    ropes: tuple[Rope, ...]
     tied: bool
     biases: frozenset[str]
     bare: bool = False
@@ -82,15 +57,20 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
     if not isinstance(kind, str) or kind not in FAMILIES:
         what = "config.json has no model_type" if kind is None else f"model_type {kind!r} is not supported"
         raise UnsupportedError(f"{what}; this version imports {', '.join(FAMILIES)}")
+    family = FAMILIES[kind]
+    if kind == "gemma3":
+        values = _text_config(values, warnings)
+    allowed = NOT_SUPPORTED | {key: (value, f"{kind} has it fixed here") for key, value in family.fixed.items()}
     unsupported = [
-        f"{key} is {_shortened(values[key])} ({what})"
-        for key, (allowed, what) in NOT_SUPPORTED.items()
-        if values.get(key) is not None and values[key] != allowed
+        f"{key} is {shortened(values[key])} ({what})"
+        for key, (value, what) in allowed.items()
+        if values.get(key) is not None and values[key] != value
     ]
     if unsupported:
         raise UnsupportedError(f"config.json asks for what this version does not support: {', '.join(unsupported)}")
-    is_bare = _is_bare(FAMILIES[kind], values.get("architectures"))
-    return replace({"llama": _llama, "gpt2": _gpt2}[kind](_Keys(values), warnings), bare=is_bare)
+    is_bare = _is_bare(family, values.get("architectures"))
+    parser = _gpt2 if kind == "gpt2" else _decoder
+    return replace(parser(Keys(values), family, warnings), bare=is_bare)
 
 
 def _is_bare(family: Family, classes: Any) -> bool:
@@ -102,129 +82,56 @@ def _is_bare(family: Family, classes: Any) -> bool:
     for name in names:
         if name not in known:
             raise UnsupportedError(
-                f"config.json: architectures has {_shortened(name)}, which is no language model of the family "
+                f"config.json: architectures has {shortened(name)}, which is no language model of the family "
                 f"{family.model_type!r}; supported are {', '.join(known)}"
             )
     return family.bare in names
 
 
-class _Keys:
-    """Takes keys out of a JSON object, with types and ranges, and collects what is wrong. null counts as absent."""
-
-    def __init__(self, values: dict[str, Any], place: str = "") -> None:
-        self.values = {key: value for key, value in values.items() if value is not None}
-        self.problems: list[str] = []
-        self._place = place
-        self._used: set[str] = set()
-
-    def wrong(self, key: str, expected: str) -> None:
-        """Notes that the value of a key is not what is expected."""
-        self.problems.append(f"{self._place}{key} is {_shortened(self.values.get(key))}, expected {expected}")
-
-    def value(self, key: str) -> Any:
-        """The value, or None."""
-        self._used.add(key)
-        return self.values.get(key)
-
-    def need(self, key: str) -> None:
-        """Notes that a key is missing, if it is."""
-        if key not in self.values:
-            self.problems.append(f"{self._place}{key} is missing")
-
-    def size(self, key: str, meaning: str, default: int | None = None) -> int:
-        """A positive integer up to the limit of the flat file's number `meaning`; without a default it must be there.
-
-        1 stands for one that is wrong, so that what follows can be read.
-        """
-        value, most = self.value(key), int(LIMITS[meaning])
-        if value is None:
-            if default is None:
-                self.need(key)
-            elif default > most and not self.problems:  # else it may follow from what is wrong
-                self.problems.append(f"{self._place}{key} is missing and taken to be {default}, at most are {most}")
-            return default or 1
-        if type(value) is not int or not 1 <= value <= most:
-            self.wrong(key, f"an integer from 1 to {most}")
-            return 1
-        return value
-
-    def number(self, key: str, default: float | None = None, most: float = MAX_FLOAT) -> float | None:
-        """A number from 0 to `most`, or the default if it is absent."""
-        value = self.value(key)
-        if value is None:
-            return default
-        if not _is_number(value) or not value <= most:
-            self.wrong(key, f"a number from 0 to {most:g}")
-            return default
-        return float(value)
-
-    def numbers(self, key: str) -> list[float]:
-        """A list of numbers, none negative."""
-        value = self.value(key)
-        if isinstance(value, list) and all(map(_is_number, value)):
-            return value
-        if value is not None:
-            self.wrong(key, "a list of numbers, none negative")
-        return []
-
-    def flag(self, key: str, default: bool) -> bool:
-        """true or false."""
-        value = self.value(key)
-        if value is not None and not isinstance(value, bool):
-            self.wrong(key, "true or false")
-        return value if isinstance(value, bool) else default
-
-    def activation(self, key: str, default: str) -> str:
-        """The canonical name of an activation."""
-        name = self.value(key) or default
-        if not isinstance(name, str) or name not in ACTIVATIONS:
-            raise UnsupportedError(
-                f"config.json: {key} {_shortened(name)} is not supported; supported are {', '.join(ACTIVATIONS)}"
-            )
-        return ACTIVATIONS[name]
-
-    def unused(self) -> list[str]:
-        """Keys that nobody asked for."""
-        return sorted(set(self.values) - self._used)
-
-    def finish(self) -> None:
-        """Raises ExportError with all problems, if there are any; unknown keys are problems."""
-        for key in self.unused():
-            if key not in HARMLESS and key not in NOT_SUPPORTED:
-                self.wrong(key, "no such key: it is unknown here, and could change what the model computes")
-        if self.problems:
-            problems = "\n  ".join(self.problems)
-            raise ExportError(f"config.json does not describe a model that can be converted:\n  {problems}")
+def _text_config(values: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
+    """The keys of the language model in a model of text and images."""
+    outside = Keys(values)
+    text = outside.value("text_config")
+    if not isinstance(text, dict):
+        outside.problems.append(f"text_config is {shortened(text)}, expected an object: the language model's config")
+    outside.finish({*OUTSIDE_TEXT, *OF_IMAGES})
+    warnings.append("config.json is of a model of text and images: only its language model is read")
+    inner = {key: value for key, value in text.items() if key not in ("model_type", "architectures")}
+    return inner | {key: values[key] for key in OUTSIDE_TEXT if key in values}
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= MAX_FLOAT
+# ---- decoders
 
 
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-# ---- LLaMA
-
-
-def _llama(keys: _Keys, warnings: list[str]) -> HfConfig:
-    dim, n_heads = keys.size("hidden_size", "dim"), keys.size("num_attention_heads", "n_heads")
-    n_kv_heads = keys.size("num_key_value_heads", "n_kv_heads", n_heads)
-    head_dim = keys.size("head_dim", "head_dim", max(1, dim // n_heads))
-    vocab_size = keys.size("vocab_size", "vocab_size")
-    n_layers, ffn_dim = keys.size("num_hidden_layers", "n_layers"), keys.size("intermediate_size", "ffn_dim")
-    context = keys.size("max_position_embeddings", "context", 2048)
+def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
+    """All families but GPT-2, which has other names for everything."""
+    row = family.keys
+    dim = keys.size("hidden_size", "dim", row.get("hidden_size"))
+    n_heads = keys.size("num_attention_heads", "n_heads", row.get("num_attention_heads"))
+    n_kv_heads = _n_kv_heads(keys, family, n_heads)
+    head_dim = max(1, dim // n_heads)
+    if "head_dim" in row:
+        head_dim = keys.size("head_dim", "head_dim", row["head_dim"] or head_dim)
+    vocab_size = keys.size("vocab_size", "vocab_size", row.get("vocab_size"))
+    context = keys.size("max_position_embeddings", "context", row["max_position_embeddings"])
+    eps_key = "layer_norm_eps" if family.norm == "layer" else "rms_norm_eps"
+    norm_eps = keys.number(eps_key, row[eps_key], LIMITS["norm_eps"])
+    activation = _activation(keys, family)
+    tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"])
+    biases = {key for key in BIASES if key in row and keys.flag(key, row[key])}
+    scales = _scales(keys, family, dim, head_dim, warnings)
+    is_parallel = "use_parallel_residual" in row and keys.flag("use_parallel_residual", row["use_parallel_residual"])
+    has_qk_norm = keys.flag("qk_layernorm", row["qk_layernorm"]) if "qk_layernorm" in row else True
+    layers = _layers(keys, family)
     if not keys.problems:
-        _check_heads(keys, dim, n_heads, n_kv_heads, head_dim)
-    norm_eps = keys.number("rms_norm_eps", 1e-6, LIMITS["norm_eps"])
-    activation = keys.activation("hidden_act", "silu")
-    tied = keys.flag("tie_word_embeddings", False)
-    biases = frozenset(key for key in ("attention_bias", "mlp_bias") if keys.flag(key, False))
-    kind, parameters = _rope_parameters(keys, context, warnings)
-    keys.finish()
-    rope = make_rope(kind, parameters, head_dim, context)
+        _check_heads(keys, family, dim, n_heads, n_kv_heads)
+    parameters = rope_parameters(keys, family, head_dim, context, warnings)
+    keys.finish({*NOT_SUPPORTED, *family.fixed})
+    # only the tables that a layer uses: the first is that of full attention, if both are there
+    kinds = [kind for kind in parameters if any(_rope_kind(layer, parameters) == kind for layer in layers)]
+    kinds = kinds or list(parameters)[:1]
+    tables = tuple(parameters[kind].table(context) for kind in kinds)
+    placement = "parallel" if is_parallel else family.placement
     model = ModelConfig(
         dim=dim,
         n_heads=n_heads,
@@ -233,101 +140,212 @@ def _llama(keys: _Keys, warnings: list[str]) -> HfConfig:
         vocab_size=vocab_size,
         n_token_ids=vocab_size,
         context=context,
-        norm="rms",
+        norm=family.norm,
         position="rope",
         activation=activation,
         tied_output=tied,
         norm_eps=norm_eps or 0.0,
-        attention_scale=head_dim**-0.5,
-        layers=(LayerConfig("gated", ffn_dim, rope=0),) * n_layers,
-        rope_dim=(head_dim,),
-        rope_original_context=(rope.original_context,),
-        rope_attention_factor=(rope.attention_factor,),
+        layers=tuple(
+            replace(
+                layer,
+                placement=placement,
+                rope=kinds.index(_rope_kind(layer, parameters)) if layer.rope >= 0 else -1,
+            )
+            for layer in layers
+        ),
+        rope_dim=tuple(parameters[kind].dim for kind in kinds),
+        rope_original_context=tuple(table.original_context for table in tables),
+        rope_attention_factor=tuple(table.attention_factor for table in tables),
+        qk_norm=family.qk_norm if has_qk_norm else "none",
+        **scales,
     )
-    return HfConfig(model, rope, tied, biases | {"always"})
+    return HfConfig(model, tables, tied, frozenset(biases | {"always"}))
 
 
-def _check_heads(keys: _Keys, dim: int, n_heads: int, n_kv_heads: int, head_dim: int) -> None:
+def _rope_kind(layer: LayerConfig, parameters: dict[str, Any]) -> str:
+    """Which of the tables a layer uses, if it uses one."""
+    return SLIDING if layer.window and SLIDING in parameters else FULL
+
+
+def _n_kv_heads(keys: Keys, family: Family, n_heads: int) -> int:
+    """null is as many as there are heads, also where an absent one is not."""
+    if "num_key_value_heads" not in family.keys:
+        return n_heads
+    default = None if "num_key_value_heads" in keys.nulls else family.keys["num_key_value_heads"]
+    return keys.size("num_key_value_heads", "n_kv_heads", default or n_heads)
+
+
+def _check_heads(keys: Keys, family: Family, dim: int, n_heads: int, n_kv_heads: int) -> None:
     if n_heads % n_kv_heads:
         keys.wrong("num_key_value_heads", f"a divisor of num_attention_heads ({n_heads})")
-    if "head_dim" not in keys.values and dim % n_heads:
+    if "head_dim" not in keys.values and not family.keys.get("head_dim") and dim % n_heads:
         keys.wrong("num_attention_heads", f"a divisor of hidden_size ({dim}), as there is no head_dim")
-    elif head_dim % 2:
-        keys.problems.append(f"the heads have {head_dim} dimensions, expected an even number, as RoPE turns pairs")
 
 
-# ---- RoPE
+def _activation(keys: Keys, family: Family) -> str:
+    """The feed-forward network's. Gemma has two keys for it; what counts in Gemma 1 may say gelu for its tanh form."""
+    others = [key for key in ("hidden_act", "hidden_activation") if key in family.keys and key != family.activation]
+    if not others:
+        return keys.activation(family.activation, family.keys[family.activation])
+    found = {}
+    for key in (family.activation, *others):
+        name = keys.activation(key, family.keys[family.activation])
+        is_loose = key == "hidden_act" and name == "gelu_erf"
+        found[key] = "gelu_tanh" if is_loose else name
+    for key in others:
+        if key in keys.values and found[key] != found[family.activation]:
+            keys.wrong(key, f"the same activation as {family.activation} has")
+    return found[family.activation]
 
 
-def _rope_parameters(keys: _Keys, context: int, warnings: list[str]) -> tuple[str, dict[str, Any]]:
-    """(kind, its parameters) from rope_parameters (new) or rope_theta and rope_scaling (old)."""
-    place, values = _rope_object(keys)
-    inner = _Keys(values, f"{place}.")
-    kind = values.get("rope_type") or values.get("type") or "default"
-    for key in ("rope_type", "type", "finetuned"):  # the last is a note of YaRN's authors
-        inner.value(key)
-    if not isinstance(kind, str) or kind not in ROPE_KEYS:
-        raise UnsupportedError(
-            f"config.json: {place} has the type {_shortened(kind)}; supported are {', '.join(ROPE_KEYS)}"
-        )
-    needed, optional = ROPE_KEYS[kind]
-    for key in needed:
-        inner.need(key)
-    if kind == "yarn" and "factor" not in values:  # null is a value here: the ratio of the two contexts
-        inner.need("factor")
-    parameters = {key: _rope_parameter(inner, key, is_there=key in values) for key in (*needed, *optional)}
-    parameters["rope_theta"] = _theta(keys, inner, warnings)
-    if kind in WITH_ORIGINAL_CONTEXT:
-        own = inner.size("original_max_position_embeddings", "context", context)
-        parameters["original_max_position_embeddings"] = keys.size("original_max_position_embeddings", "context", own)
-    for there in (keys, inner):
-        if there.number("partial_rotary_factor", 1.0) != 1.0:
-            there.wrong("partial_rotary_factor", "1, as LLaMA turns whole heads")
-    for key in inner.unused():
-        if key in ANY_ROPE_KEY:
-            warnings.append(f"config.json: {key} has no meaning for RoPE of type {kind!r} and is ignored")
-        else:
-            inner.wrong(key, "no such key: it is unknown here, and could change what the model computes")
-    keys.problems += inner.problems
-    return kind, parameters
+def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[str]) -> dict[str, float]:
+    """The config record's scales and soft caps."""
+    row = family.keys
+
+    def number(key: str, default: float) -> float:
+        """A multiplier; 0 would make nothing of the model."""
+        if key not in row:
+            return default
+        value = keys.number(key, row[key], LIMITS["logit_scale"])
+        if value == 0:
+            keys.wrong(key, "a number above 0")
+        return value or 1.0
+
+    def cap(key: str) -> float:
+        """null is none, also where an absent one is not."""
+        return (keys.number(key, None if key in keys.nulls else row[key], LIMITS["logit_soft_cap"])) or 0.0
+
+    caps = {}
+    if "final_logit_softcapping" in row:
+        caps["logit_soft_cap"] = cap("final_logit_softcapping")
+    if "attn_logit_softcapping" in row:
+        caps["attention_soft_cap"] = cap("attn_logit_softcapping")
+        if family.qk_norm != "none" and caps["attention_soft_cap"]:
+            warnings.append(f"config.json: attn_logit_softcapping is ignored, as in transformers' {family.model_type}")
+            caps["attention_soft_cap"] = 0.0
+    return caps | {
+        "attention_scale": number("attention_multiplier", number("query_pre_attn_scalar", head_dim) ** -0.5),
+        "embedding_scale": number("embedding_multiplier", dim**0.5 if family.scaled_embedding else 1.0),
+        "residual_scale": number("residual_multiplier", 1.0),
+        "logit_scale": 1 / number("logits_scaling", 1.0),
+    }
 
 
-def _rope_object(keys: _Keys) -> tuple[str, dict[str, Any]]:
-    """(name, content) of the one object that says how positions are scaled; it may be empty."""
-    found: list[tuple[str, dict[str, Any]]] = []
-    for name in ("rope_scaling", "rope_parameters"):
-        value = keys.value(name)
-        if isinstance(value, dict) and value:
-            found.append((name, value))
-        elif value not in (None, {}):
-            keys.wrong(name, "an object")
-    if len(found) > 1 and found[0][1] != found[1][1]:
-        keys.problems.append("rope_scaling and rope_parameters are both there and differ, expected one of them")
-    return found[0] if found else ("rope_parameters", {})
+# ---- layers
 
 
-def _rope_parameter(inner: _Keys, key: str, *, is_there: bool) -> Any:
-    if key in ("short_factor", "long_factor"):
-        return inner.numbers(key)
-    if key == "truncate":
-        return inner.flag(key, not is_there)  # as in transformers, null is no
-    return inner.number(key)
+def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
+    """The layers' records: with RoPE table 0 where they have one, with their windows and experts."""
+    row = family.keys
+    n_layers = keys.size("num_hidden_layers", "n_layers", row.get("num_hidden_layers"))
+    ffn_dim = keys.size("intermediate_size", "ffn_dim", row.get("intermediate_size"))
+    if keys.problems:
+        return []
+    rotated = _rotated(keys, family, n_layers)
+    windows = _windows(keys, family, rotated)
+    experts = _experts(keys, family, ffn_dim, n_layers) if family.ffn == "experts" else {}
+    dense = LayerConfig("gated" if experts else family.ffn, ffn_dim)
+    return [
+        replace(experts.get(layer, dense), rope=0 if is_rotated else -1, window=window)
+        for layer, (is_rotated, window) in enumerate(zip(rotated, windows, strict=True))
+    ]
 
 
-def _theta(keys: _Keys, inner: _Keys, warnings: list[str]) -> float:
-    outer = keys.number("rope_theta", 10000.0)
-    theta = inner.number("rope_theta", outer)
-    if "rope_theta" in keys.values and theta != outer:
-        warnings.append(
-            f"config.json has two values of rope_theta, {outer} and {theta}: the latter, of RoPE's own object, counts"
-        )
-    return theta or 0.0
+def _rotated(keys: Keys, family: Family, n_layers: int) -> list[bool]:
+    """Which layers have RoPE."""
+    if "no_rope_layers" not in family.keys:
+        return [True] * n_layers
+    interval = keys.size("no_rope_layer_interval", "n_layers", family.keys["no_rope_layer_interval"])
+    listed = keys.integers("no_rope_layers", 0, 1)
+    if listed is None:
+        return [(layer + 1) % interval != 0 for layer in range(n_layers)]
+    if len(listed) < n_layers:
+        keys.wrong("no_rope_layers", f"one number for each of {n_layers} layers")
+        return [True] * n_layers
+    return [bool(number) for number in listed[:n_layers]]
+
+
+def _windows(keys: Keys, family: Family, rotated: list[bool]) -> list[int]:
+    """Each layer's window, 0 where it sees all positions."""
+    row = family.keys
+    if "sliding_window" not in row:
+        return [0] * len(rotated)
+    default = None if "sliding_window" in keys.nulls else row["sliding_window"]
+    window = keys.size("sliding_window", "window", default or 1)
+    is_used = keys.flag("use_sliding_window", row["use_sliding_window"]) if "use_sliding_window" in row else True
+    if not is_used or (default is None and "sliding_window" not in keys.values):
+        window = 0
+    if "sliding_window_size" in row and keys.size("sliding_window_size", "window", window or 1) != (window or 1):
+        keys.wrong("sliding_window_size", "the same as sliding_window")
+    is_sliding = _sliding_layers(keys, family, rotated)
+    if "layer_types" in keys.values and any(is_sliding) and not window:
+        keys.wrong("layer_types", "full_attention only, as there is no sliding_window (or use_sliding_window is false)")
+    return [window if sliding else 0 for sliding in is_sliding]
+
+
+def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[bool]:
+    """Which layers have a window, if there is one."""
+    row, n_layers = family.keys, len(rotated)
+    most = int(LIMITS["n_layers"])
+    first = keys.integer("max_window_layers", 0, most) if "max_window_layers" in row else 0
+    first = row["max_window_layers"] or 0 if first is None else first
+    pattern = _pattern(keys, family)
+    rules = {
+        "all": [True] * n_layers,
+        "late": [layer >= first for layer in range(n_layers)],
+        "alternate": [layer % 2 == 0 for layer in range(n_layers)],
+        "pattern": [(layer + 1) % pattern != 0 for layer in range(n_layers)],
+        "unrotated": [not is_rotated for is_rotated in rotated],
+    }
+    types = keys.value("layer_types") if "layer_types" in row else None
+    if types is None:
+        return rules[family.windows]
+    if not isinstance(types, list) or len(types) != n_layers or any(kind not in (FULL, SLIDING) for kind in types):
+        keys.wrong("layer_types", f"{FULL} or {SLIDING} for each of {n_layers} layers")
+        return [False] * n_layers
+    return [kind == SLIDING for kind in types]
+
+
+def _pattern(keys: Keys, family: Family) -> int:
+    """Every so many layers one sees all positions."""
+    names = [name for name in ("sliding_window_pattern", "_sliding_window_pattern") if name in family.keys]
+    if not names:
+        return 1
+    found = [keys.size(name, "n_layers", family.keys[names[0]]) for name in names]
+    if len({value for name, value in zip(names, found, strict=True) if name in keys.values}) > 1:
+        keys.problems.append(f"{' and '.join(names)} are both there and differ, expected one of them")
+    return found[1] if names[1] in keys.values else found[0]
+
+
+def _experts(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[int, LayerConfig]:
+    """The records of the layers that have experts."""
+    row = family.keys
+    names = [name for name in ("num_experts", "num_local_experts") if name in keys.values]
+    default = row.get("num_experts") or row["num_local_experts"]
+    found = [keys.size(name, "n_experts", default) for name in names] or [default]
+    if len(set(found)) > 1:
+        keys.problems.append("num_experts and num_local_experts are both there and differ, expected one of them")
+    n_used = keys.size("num_experts_per_tok", "n_experts_used", row["num_experts_per_tok"])
+    if n_used > found[0]:
+        keys.wrong("num_experts_per_tok", f"at most the number of experts, {found[0]}")
+    if "moe_intermediate_size" in row:
+        ffn_dim = keys.size("moe_intermediate_size", "ffn_dim", row["moe_intermediate_size"])
+    is_normalized = keys.flag("norm_topk_prob", row["norm_topk_prob"]) if "norm_topk_prob" in row else True
+    step, dense = 1, set[int]()
+    if "decoder_sparse_step" in row:
+        step = keys.size("decoder_sparse_step", "n_layers", row["decoder_sparse_step"])
+        dense = set(keys.integers("mlp_only_layers", 0, n_layers - 1) or [])
+    layer = LayerConfig(
+        "experts", ffn_dim, n_experts=found[0], n_experts_used=n_used, expert_weights=int(is_normalized)
+    )
+    return {index: layer for index in range(n_layers) if index not in dense and (index + 1) % step == 0}
 
 
 # ---- GPT-2
 
 
-def _gpt2(keys: _Keys, warnings: list[str]) -> HfConfig:
+def _gpt2(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
+    row = family.keys
     dim, n_heads = keys.size("n_embd", "dim"), keys.size("n_head", "n_heads")
     vocab_size, n_layers = keys.size("vocab_size", "vocab_size"), keys.size("n_layer", "n_layers")
     ffn_dim = keys.size("n_inner", "ffn_dim", 4 * dim)
@@ -336,11 +354,11 @@ def _gpt2(keys: _Keys, warnings: list[str]) -> HfConfig:
     context = keys.size("n_positions", "context", n_ctx)
     if not keys.problems and dim % n_heads:
         keys.wrong("n_head", f"a divisor of n_embd ({dim})")
-    norm_eps = keys.number("layer_norm_epsilon", 1e-5, LIMITS["norm_eps"])
-    activation = keys.activation("activation_function", "gelu_new")
-    tied = keys.flag("tie_word_embeddings", True)
-    is_scaled = keys.flag("scale_attn_weights", True)
-    keys.finish()
+    norm_eps = keys.number("layer_norm_epsilon", row["layer_norm_epsilon"], LIMITS["norm_eps"])
+    activation = keys.activation("activation_function", row["activation_function"])
+    tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"])
+    is_scaled = keys.flag("scale_attn_weights", row["scale_attn_weights"])
+    keys.finish(NOT_SUPPORTED)
     if n_ctx not in (None, context):
         warnings.append(f"config.json: n_ctx is {n_ctx}, but n_positions is {context}: the latter counts")
     head_dim = dim // n_heads
@@ -352,12 +370,12 @@ def _gpt2(keys: _Keys, warnings: list[str]) -> HfConfig:
         vocab_size=vocab_size,
         n_token_ids=vocab_size,
         context=context,
-        norm="layer",
+        norm=family.norm,
         position="learned",
         activation=activation,
         tied_output=tied,
         norm_eps=norm_eps or 0.0,
         attention_scale=head_dim**-0.5 if is_scaled else 1.0,
-        layers=(LayerConfig("plain", ffn_dim),) * n_layers,
+        layers=(LayerConfig(family.ffn, ffn_dim),) * n_layers,
     )
-    return HfConfig(model, None, tied, frozenset({"always"}))
+    return HfConfig(model, (), tied, frozenset({"always"}))

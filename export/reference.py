@@ -3,10 +3,12 @@
 It is the oracle: nothing of the C core is used, every step is exact to about 1e-15, and tests compare the engine and
 transformers with it. The exporter takes the reference logits of a file's probes from it.
 
-    x = E[token] (+ P[position])
+    x = scale E[token] (+ P[position])
     per layer:  x += Wo attention(rope(Wq h), rope(Wk h), Wv h)  with h = norm(x)
                 x += ffn(norm(x))
     logits = Wout norm(x)
+
+and what families add to it: norms behind the branches or of q and k, branches side by side, experts, scales, soft caps.
 
 Weights are streamed: a matrix is read in chunks of rows and every chunk is applied to all rows of all sequences, so one
 pass over the weights serves any number of sequences and the peak of memory is a few chunks plus the activations.
@@ -31,6 +33,9 @@ from llamac.strips import QUANTIZED
 Array: TypeAlias = NDArray[np.float64]
 # Of a matrix that are held in memory at once, in bytes of float64.
 CHUNK_BYTES = 8 << 20
+
+PLACEMENTS = ("pre", "post", "sandwich", "parallel")
+QK_NORMS = ("none", "head", "whole", "layer_head")
 
 # Receives (stage, layer, values): the stages of enum llamac_stage by name; layer is 0 outside the layers; values are
 # (n, ...) for all rows, for "output_norm" and "logits" those rows whose logits are wanted.
@@ -88,15 +93,23 @@ def softmax(scores: Array) -> Array:
     return powers / total
 
 
-def attention_scores(q: Array, k: Array, scale: float, window: int) -> Array:
-    """scale q k, and -inf where a row does not look: (n, heads, n). q (n, heads, d), k (n, kv_heads, d).
+def soft_cap(x: Array, cap: float) -> Array:
+    """cap tanh(x / cap), which stays between -cap and cap; x itself for cap 0.
+
+    Gemma Team, "Gemma 2" (arXiv:2408.00118), section 2.
+    """
+    return cap * np.tanh(x / cap) if cap > 0 else x
+
+
+def attention_scores(q: Array, k: Array, scale: float, window: int, cap: float = 0.0) -> Array:
+    """scale q k, capped, and -inf where a row does not look: (n, heads, n). q (n, heads, d), k (n, kv_heads, d).
 
     Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762), equation 1, with the causal mask. Groups of query
     heads share a key head: Ainslie et al., "GQA" (arXiv:2305.13245), section 2.2. A row sees the last `window`
     positions, itself included (Beltagy et al., "Longformer", arXiv:2004.05150), or all for window 0.
     """
     k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
-    scores = scale * np.einsum("ihd,jhd->ihj", q, k, optimize=True)
+    scores = soft_cap(scale * np.einsum("ihd,jhd->ihj", q, k, optimize=True), cap)
     i, j = np.arange(len(q))[:, None], np.arange(len(k))[None, :]
     visible = (j <= i) & ((window == 0) | (i - j < window))
     return np.where(visible[:, None, :], scores, -np.inf)
@@ -110,6 +123,22 @@ def attention_mix(scores: Array, v: Array) -> Array:
     v = np.repeat(v, scores.shape[1] // v.shape[1], axis=1)
     mix: Array = np.einsum("ihj,jhd->ihd", softmax(scores), v, optimize=True)
     return mix
+
+
+def expert_weights(scores: Array, n_used: int, normalized: bool) -> Array:
+    """The weight of each expert, 0 for those that are not used: (n, experts). scores (n, experts) of the router.
+
+    Shazeer et al., "Outrageously Large Neural Networks" (arXiv:1701.06538), section 2.1: the n_used largest
+    probabilities, the lower index among equals; normalized: divided by their sum (Jiang et al., "Mixtral of Experts",
+    arXiv:2401.04088, section 2.1).
+    """
+    weights = softmax(scores)
+    best = np.argsort(-weights, axis=1, kind="stable")[:, :n_used]
+    used = np.zeros(weights.shape, bool)
+    np.put_along_axis(used, best, values=True, axis=1)
+    weights = np.where(used, weights, 0.0)
+    total: Array = weights.sum(axis=1, keepdims=True)
+    return weights / total if normalized else weights
 
 
 def sigmoid(x: Array) -> Array:
@@ -258,14 +287,16 @@ def forward(
     run.observe("output_norm", 0, x)
     head = _tensor(checkpoint, "token_embedding.weight" if config.tied_output else "output.weight")
     logits = linear(x, head, checkpoint.tensors.get("output.bias"), round_inputs=round_inputs)
+    logits = soft_cap(config.logit_scale * logits, config.logit_soft_cap)
     run.observe("logits", 0, logits)
     return [logits[span] for span in spans]
 
 
 def _embed(run: _Pass, tokens: list[int]) -> Array:
-    """E[token] (+ P[position]): (n, dim). Only the rows that are needed are read."""
+    """scale E[token] (+ P[position]): (n, dim). Only the rows that are needed are read."""
     embedding = _tensor(run.checkpoint, "token_embedding.weight")
     x = np.concatenate([embedding.read(token, token + 1) for token in tokens]).astype(np.float64)
+    x *= run.config.embedding_scale
     if run.config.position == "learned":
         longest = int(run.positions.max()) + 1
         x += _tensor(run.checkpoint, "position_embedding.weight").read(0, longest).astype(np.float64)[run.positions]
@@ -274,18 +305,27 @@ def _embed(run: _Pass, tokens: list[int]) -> Array:
 
 
 def _block(run: _Pass, x: Array, layer: int, record: LayerConfig) -> Array:
-    """One layer: x + attention(norm(x)), then the same with the feed-forward network. x (n, dim) -> (n, dim)."""
-    name = f"layers.{layer}"
-    h = run.norm(x, f"{name}.attn_norm")
-    run.observe("attn_norm", layer, h)
-    x = x + _attention(run, h, layer, record)
-    h = run.norm(x, f"{name}.ffn_norm")
-    run.observe("ffn_norm", layer, h)
-    h = _feed_forward(run, h, layer, record)
-    run.observe("ffn", layer, h)
-    x = x + h
-    run.observe("block", layer, x)
-    return x
+    """One layer: attention, then the feed-forward network, or (parallel) both of the same x. x (n, dim) -> (n, dim)."""
+    y = x + _branch(run, x, layer, record, "attn")
+    y = y + _branch(run, x if record.placement == "parallel" else y, layer, record, "ffn")
+    run.observe("block", layer, y)
+    return y
+
+
+def _branch(run: _Pass, x: Array, layer: int, record: LayerConfig, part: str) -> Array:
+    """What "attn" or "ffn" adds to the residual stream: (n, dim). Its norm stands before it, behind it, or both.
+
+    Norms behind: Liu et al., "Swin Transformer V2" (arXiv:2111.09883), section 3.2; both: Gemma 2 (arXiv:2408.00118).
+    """
+    name, h = f"layers.{layer}", x
+    if record.placement != "post":
+        h = run.norm(h, f"{name}.{part}_norm")
+        run.observe(f"{part}_norm", layer, h)
+    h = _attention(run, h, layer, record) if part == "attn" else _feed_forward(run, h, layer, record)
+    run.observe("attn_out" if part == "attn" else "ffn", layer, h)
+    if record.placement in ("post", "sandwich"):
+        h = run.norm(h, f"{name}.{part}_post_norm")
+    return run.config.residual_scale * h
 
 
 def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
@@ -294,6 +334,7 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     q = run.linear(h, f"{name}.attn_q").reshape(len(h), config.n_heads, config.head_dim)
     k = run.linear(h, f"{name}.attn_k").reshape(len(h), config.n_kv_heads, config.head_dim)
     v = run.linear(h, f"{name}.attn_v").reshape(len(h), config.n_kv_heads, config.head_dim)
+    q, k = _head_norm(run, q, f"{name}.attn_q_norm"), _head_norm(run, k, f"{name}.attn_k_norm")
     if record.rope >= 0:
         angles, factor = run.angles[record.rope], config.rope_attention_factor[record.rope]
         q, k = rotate(q, angles, factor), rotate(k, angles, factor)
@@ -302,26 +343,60 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     mix = np.empty_like(q)
     for span in run.spans:
         seen = scores[span, :, : span.stop - span.start]
-        seen[:] = attention_scores(q[span], k[span], config.attention_scale, record.window)
+        seen[:] = attention_scores(q[span], k[span], config.attention_scale, record.window, config.attention_soft_cap)
         mix[span] = attention_mix(seen, v[span])
     out = run.linear(mix.reshape(len(h), -1), f"{name}.attn_out")
     # the cache holds exactly the keys and values: nothing is rounded here
-    stages = {"q": q, "k": k, "v": v, "cache_k": k, "cache_v": v, "scores": scores, "attn_mix": mix, "attn_out": out}
+    stages = {"q": q, "k": k, "v": v, "cache_k": k, "cache_v": v, "scores": scores, "attn_mix": mix}
     for stage, values in stages.items():
         run.observe(stage, layer, values)
     return out
 
 
+def _head_norm(run: _Pass, x: Array, name: str) -> Array:
+    """The norm of queries or keys, if the model has one: x (n, heads, d).
+
+    After Henry et al., "Query-Key Normalization for Transformers" (arXiv:2010.04245), in the forms that became usual.
+    """
+    kind, eps = run.config.qk_norm, run.config.norm_eps
+    if kind == "none":
+        return x
+    weight = _vector(run.checkpoint, f"{name}.weight")
+    if kind == "whole":
+        return rms_norm(x.reshape(len(x), -1), weight, eps).reshape(x.shape)
+    if kind == "head":
+        return rms_norm(x, weight, eps)
+    return layer_norm(x, weight.reshape(x.shape[1:]), np.zeros(x.shape[1:]), eps)
+
+
 def _feed_forward(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
-    """Plain: down(act(up h)); gated: down(act(gate h) * up h). h (n, dim) -> (n, dim).
+    """One network for all rows, or experts, each for the rows that chose it. h (n, dim) -> (n, dim)."""
+    name = f"layers.{layer}"
+    if record.ffn != "experts":
+        inner = _hidden(run, h, name, gated=record.ffn == "gated")
+        run.observe("ffn_hidden", layer, inner)
+        return run.linear(inner, f"{name}.ffn_down")
+    weights = expert_weights(
+        run.linear(h, f"{name}.ffn_router"), record.n_experts_used, normalized=bool(record.expert_weights)
+    )
+    y = np.zeros_like(h)
+    for expert in range(record.n_experts):
+        rows = np.flatnonzero(weights[:, expert])
+        if len(rows):
+            own = f"{name}.experts.{expert}"
+            inner = _hidden(run, h[rows], own, gated=True)
+            y[rows] += weights[rows, expert, None] * run.linear(inner, f"{own}.ffn_down")
+    return y
+
+
+def _hidden(run: _Pass, h: Array, name: str, *, gated: bool) -> Array:
+    """Plain: act(up h); gated: act(gate h) * up h. h (n, dim) -> (n, ffn_dim).
 
     "Attention Is All You Need", equation 2; Shazeer, "GLU Variants Improve Transformer" (arXiv:2002.05202), equation 6.
     """
-    name, activate = f"layers.{layer}", ACTIVATIONS[run.config.activation]
+    activate = ACTIVATIONS[run.config.activation]
     up = run.linear(h, f"{name}.ffn_up")
-    inner = activate(run.linear(h, f"{name}.ffn_gate")) * up if record.ffn == "gated" else activate(up)
-    run.observe("ffn_hidden", layer, inner)
-    return run.linear(inner, f"{name}.ffn_down")
+    return activate(run.linear(h, f"{name}.ffn_gate")) * up if gated else activate(up)
 
 
 def _inverse_frequencies(checkpoint: Checkpoint, table: int, context: int) -> Array:
@@ -353,20 +428,13 @@ def _check(config: ModelConfig, sequences: Sequence[Sequence[int]], context: int
         wrong = [token for token in ids if not 0 <= token < config.vocab_size]
         if wrong:
             raise ArgumentError(f"sequence {i} has token id {wrong[0]}, expected 0 to {config.vocab_size - 1}")
-    neutral = {
-        "embedding_scale": 1.0,
-        "residual_scale": 1.0,
-        "logit_scale": 1.0,
-        "attention_soft_cap": 0.0,
-        "logit_soft_cap": 0.0,
-    }
-    for key, value in neutral.items():
-        if getattr(config, key) != value:
-            raise UnsupportedError(f"config: {key} {getattr(config, key):.9g} is not supported by this version")
-    if config.norm not in ("rms", "layer") or config.activation not in ACTIVATIONS:
-        raise UnsupportedError(f"config: norm {config.norm!r} with activation {config.activation!r} is not supported")
+    if config.norm not in ("rms", "layer") or config.activation not in ACTIVATIONS or config.qk_norm not in QK_NORMS:
+        raise UnsupportedError(
+            f"config: norm {config.norm!r}, qk_norm {config.qk_norm!r} with activation {config.activation!r} "
+            "is not supported"
+        )
     for layer, record in enumerate(config.layers):
-        if record.placement != "pre" or record.ffn not in ("plain", "gated"):
+        if record.placement not in PLACEMENTS or record.ffn not in ("plain", "gated", "experts"):
             raise UnsupportedError(
                 f"layer {layer}: placement {record.placement!r}, ffn {record.ffn!r} is not supported by this version"
             )

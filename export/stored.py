@@ -44,6 +44,10 @@ class StoredTensor:
         offset = self.offset + first * self.strides[0] * np.dtype(WEIGHT_DTYPES[self.dtype][0]).itemsize
         return replace(self, shape=(last - first, *self.shape[1:]), offset=offset)
 
+    def part(self, index: int) -> StoredTensor:
+        """The tensor of one dimension less at `index` of the first."""
+        return replace(self.rows(index, index + 1), shape=self.shape[1:], strides=self.strides[1:])
+
     def lazy(self) -> LazyTensor:
         """As a tensor of a checkpoint; for one or two dimensions and a dtype of WEIGHT_DTYPES."""
         return LazyTensor(self.shape, WEIGHT_DTYPES[self.dtype][1], self.read)

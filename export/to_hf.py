@@ -19,7 +19,8 @@ import numpy as np
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, ModelConfig
-from llamac.export.families import ACTIVATIONS, FAMILIES, HEAD, Family, Module
+from llamac.export.families import ACTIVATIONS, FAMILIES, HEAD
+from llamac.export.family import Family, Module
 from llamac.export.llama2c import ROPE_THETA
 from llamac.export.vocab import Vocabulary, load_vocabulary
 from llamac.export.vocab_added import Added
@@ -67,8 +68,10 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
     if dtype not in TORCH_NAMES:
         raise UnsupportedError(f"dtype is {dtype!r}, a Hugging Face directory takes {', '.join(TORCH_NAMES)}")
     family = FAMILIES.get(checkpoint.metadata.get("architecture", ""))
-    if family is None:
-        raise UnsupportedError(f"models of the families {', '.join(FAMILIES)} can be written for Hugging Face only")
+    if family is None or not family.to_hf:
+        what = "this model" if family is None else f"a model of the family {family.model_type!r}"
+        names = ", ".join(name for name, row in FAMILIES.items() if row.to_hf)
+        raise UnsupportedError(f"{what} cannot be written for Hugging Face: models of the families {names} can be")
     matching_tensors(checkpoint)
     stored = list(_stored_tensors(checkpoint, family, dtype))
     files = _texts(checkpoint, family, dtype)
@@ -96,22 +99,22 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
 def _stored_tensors(checkpoint: Checkpoint, family: Family, dtype: str) -> Iterator[Stored]:
     for module in (*family.modules, HEAD):
         prefix = "" if module is HEAD else family.prefix
-        for layer in range(len(checkpoint.config.layers) if module.per_layer else 1):
+        for place in module.places(checkpoint.config):
             for kind in ("weight", "bias"):
-                found = _stored_tensor(checkpoint, module, prefix, layer, kind, dtype)
+                found = _stored_tensor(checkpoint, module, prefix, place, kind, dtype)
                 if found:
                     yield found
 
 
 def _stored_tensor(
-    checkpoint: Checkpoint, module: Module, prefix: str, layer: int, kind: str, dtype: str
+    checkpoint: Checkpoint, module: Module, prefix: str, place: dict[str, int], kind: str, dtype: str
 ) -> Stored | None:
     """None if the checkpoint has none of the parts (a bias, or the output matrix of tied embeddings)."""
-    parts = module.part_names(kind, layer)
+    parts = module.part_names(kind, **place)
     present = [name for name in parts if name in checkpoint.tensors]
     if not present:
         return None
-    name = prefix + module.full_name(kind, layer)
+    name = prefix + module.full_name(kind, **place)
     if len(present) < len(parts):
         missing = ", ".join(sorted(set(parts) - set(present)))
         raise UnsupportedError(f"{name} holds {', '.join(parts)} together, but the model has no {missing}")

@@ -64,19 +64,18 @@ def section_names():
 def slots(const unsigned char[::1] config not None, const unsigned char[::1] layers not None):
     """The tensors a model of this config has, in the file's order: (name, required, is_matrix, rows, columns)."""
     cdef llamac_slot slot
-    cdef size_t i = 0
     if <size_t>config.shape[0] != llamac_record_bytes(b"config") or <size_t>layers.shape[0] % llamac_record_bytes(b"layer"):
         raise ArgumentError("slots needs one config record and whole layer records")
     if layers.shape[0] == 0 or <size_t>layers.shape[0] // llamac_record_bytes(b"layer") != (<const int32_t *>&config[4])[0]:
         raise ArgumentError("slots needs as many layer records as the config's n_layers")
     found = []
-    cdef int there = llamac_slot_at(&config[0], &layers[0], i, &slot)
+    cdef llamac_walk walk = llamac_walk(&config[0], &layers[0], 0, 0, 0, 0, 0)
+    cdef int there = llamac_slot_next(&walk, &slot)
     while there > 0:
         found.append((slot.name.decode(), bool(slot.required), bool(slot.is_matrix), slot.rows, slot.columns))
-        i += 1
-        there = llamac_slot_at(&config[0], &layers[0], i, &slot)
+        there = llamac_slot_next(&walk, &slot)
     if there < 0:
-        raise ArgumentError("slots needs a config whose n_rope is no more than the tables it has room for")
+        raise ArgumentError("slots needs an n_rope and an n_experts that the format has room for")
     return found
 
 

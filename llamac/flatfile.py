@@ -42,7 +42,7 @@ _TEXT = 5
 
 @dataclass(frozen=True)
 class Field:
-    """One member of a record. low, high: range of each number. names: of an enumeration's values 1, 2, ..."""
+    """One member of a record. low, high: range of each number. names: of an enumeration's values low, low + 1, ..."""
 
     name: str
     type: int
@@ -82,8 +82,8 @@ def unpack_record(record: str, data: bytes | memoryview) -> dict[str, Any]:
         value: Any = found[0] if len(found) == 1 else list(found)
         if member.type == _TEXT:
             value = value.rstrip(b"\0").decode("ascii", "replace")
-        elif member.names and isinstance(value, int) and 1 <= value <= len(member.names):
-            value = member.names[value - 1]
+        elif member.names and isinstance(value, int) and member.low <= value <= member.high:
+            value = member.names[value - int(member.low)]
         values[member.name] = value
     return values
 
@@ -103,7 +103,7 @@ def pack_record(record: str, values: dict[str, Any]) -> bytes:
         if member.names and isinstance(value, str):
             if value not in member.names:
                 raise ArgumentError(f"{record}: {name} is {value!r}, expected one of {', '.join(member.names)}")
-            value = member.names.index(value) + 1
+            value = member.names.index(value) + int(member.low)
         elif member.type == _TEXT:
             value = value.encode("ascii")
             if len(value) >= member.count:

@@ -48,7 +48,11 @@ cdef extern from "llamac.h" nogil:
         int is_matrix
         uint64_t rows
         uint64_t columns
-    int llamac_slot_at(const void *config, const void *layers, size_t index, llamac_slot *slot)
+    ctypedef struct llamac_walk:
+        const void *config
+        const void *layers
+        uint32_t group, table, layer, expert, taken
+    int llamac_slot_next(llamac_walk *walk, llamac_slot *slot)
 
     int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llamac_error *err)
     void llamac_model_close(llamac_model **model)

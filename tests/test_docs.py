@@ -12,7 +12,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from itertools import groupby, product
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -77,8 +77,9 @@ def value_range(values: str) -> tuple[float, float, tuple[str, ...]]:
         return 0, 0, ()
     if "`" in values:
         pairs = [re.fullmatch(r"(\d+) `(\w+)`", part) for part in values.split(", ")]
-        assert [int(pair[1]) for pair in pairs if pair] == list(range(1, len(pairs) + 1)), values
-        return 1, len(pairs), tuple(pair[2] for pair in pairs if pair)
+        numbers = [int(pair[1]) for pair in pairs if pair]
+        assert numbers == list(range(numbers[0], numbers[0] + len(pairs))), values
+        return numbers[0], numbers[-1], tuple(pair[2] for pair in pairs if pair)
     least, _, greatest = values.partition(" to ")
     return number(least), number(greatest or least), ()
 
@@ -109,13 +110,15 @@ def test_the_sections_are_told_in_their_order() -> None:
 
 
 class Case(NamedTuple):
-    """What the list of tensors depends on. rope: each table's original context; ffn: each layer's kind."""
+    """What the list of tensors depends on. rope: each table's original context; ffn and placement: each layer's."""
 
     position: str
     norm: str
     tied: bool
     rope: tuple[int, ...]
     ffn: tuple[str, ...]
+    placement: tuple[str, ...]
+    qk_norm: str = "none"
 
 
 SIZES = {"dim": 7, "n_heads": 6, "n_kv_heads": 3, "head_dim": 10, "vocab_size": 41, "n_token_ids": 40, "context": 29}
@@ -128,6 +131,10 @@ def rope_dim(table: int) -> int:
 
 def ffn_dim(layer: int) -> int:
     return 50 + layer
+
+
+def n_experts(case: Case, layer: int) -> int:
+    return 3 + layer if case.ffn[layer] == "experts" else 0
 
 
 def records(case: Case) -> tuple[bytes, bytes]:
@@ -143,58 +150,95 @@ def records(case: Case) -> tuple[bytes, bytes]:
         "n_rope": len(case.rope),
         "rope_dim": [rope_dim(table) for table in range(len(case.rope))],
         "rope_original_context": list(case.rope),
+        "qk_norm": case.qk_norm,
     }
     layers = [
-        pack_record("layer", {"placement": "pre", "ffn": kind, "ffn_dim": ffn_dim(layer)})
-        for layer, kind in enumerate(case.ffn)
+        pack_record(
+            "layer",
+            {
+                "placement": placement,
+                "ffn": kind,
+                "ffn_dim": ffn_dim(layer),
+                "n_experts": n_experts(case, layer),
+                "n_experts_used": min(2, n_experts(case, layer)),
+            },
+        )
+        for layer, (kind, placement) in enumerate(zip(case.ffn, case.placement, strict=True))
     ]
     return pack_record("config", values), b"".join(layers)
 
 
-# What the column "Present" says -> whether a tensor is there, given the index of its table or layer.
+# A condition of the column "Present" -> whether it holds, given the index of the tensor's table or layer.
 PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "always": lambda case, index: True,
-    "optional": lambda case, index: True,
-    "if `position` = `learned`": lambda case, index: case.position == "learned",
-    "if `norm` = `layer`": lambda case, index: case.norm == "layer",
-    "if `rope_original_context` > 0": lambda case, index: case.rope[index] > 0,
-    "if `ffn` = `gated`": lambda case, index: case.ffn[index] == "gated",
-    "optional if `ffn` = `gated`": lambda case, index: case.ffn[index] == "gated",
-    "if `tied_output` = 0": lambda case, index: not case.tied,
+    "`position` = `learned`": lambda case, index: case.position == "learned",
+    "`norm` = `layer`": lambda case, index: case.norm == "layer",
+    "`rope_original_context` > 0": lambda case, index: case.rope[index] > 0,
+    "`qk_norm` is not `none`": lambda case, index: case.qk_norm != "none",
+    "`placement` is not `post`": lambda case, index: case.placement[index] != "post",
+    "`placement` = `post` or `sandwich`": lambda case, index: case.placement[index] in ("post", "sandwich"),
+    "`ffn` = `gated`": lambda case, index: case.ffn[index] == "gated",
+    "`ffn` = `experts`": lambda case, index: case.ffn[index] == "experts",
+    "`ffn` is not `experts`": lambda case, index: case.ffn[index] != "experts",
+    "`tied_output` = 0": lambda case, index: not case.tied,
 }
 
 
-def extent(name: str, index: int) -> int:
+def is_present(present: str, case: Case, index: int) -> bool:
+    """Whether a model has, or may have, a tensor with this cell in the column "Present"."""
+    conditions = present.removeprefix("optional").removeprefix(" if ").removeprefix("if ")
+    return not conditions or all(PRESENT[condition](case, index) for condition in conditions.split(" and "))
+
+
+def extent(name: str, case: Case, index: int) -> int:
     """A number of the column "Shape"."""
-    heads = {"q_dim": "n_heads", "kv_dim": "n_kv_heads"}
-    if name in heads:
-        return SIZES[heads[name]] * SIZES["head_dim"]
-    return {"ffn_dim": ffn_dim(index), "rope_dim / 2": rope_dim(index) // 2, **SIZES}[name]
+    q_dim, kv_dim = (SIZES[heads] * SIZES["head_dim"] for heads in ("n_heads", "n_kv_heads"))
+    per_head = case.qk_norm == "head"
+    sizes = {
+        "q_dim": q_dim,
+        "kv_dim": kv_dim,
+        "q_norm_dim": SIZES["head_dim"] if per_head else q_dim,
+        "k_norm_dim": SIZES["head_dim"] if per_head else kv_dim,
+        "rope_dim / 2": rope_dim(index) // 2,
+        "ffn_dim": ffn_dim(index),
+    }
+    return n_experts(case, index) if name == "n_experts" else (sizes | SIZES)[name]
 
 
 def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
     """The document's list for a case, as `_core.slots` gives it."""
-    counts = {"{r}": len(case.rope), "{l}": len(case.ffn)}
-    rows = table_after(text_of("format.md"), "<!-- slots -->")
     found = []
-    for mark, run in groupby(rows, lambda row: next((mark for mark in counts if mark in row[0]), "")):
-        for index, (name, shape, present) in product(range(counts.get(mark, 1)), list(run)):
-            if PRESENT[present](case, index):
-                sizes = [extent(part, index) for part in shape.split(", ")]
-                name = name.strip("`").replace(mark or " ", str(index))
+
+    def add(rows: list[list[str]], index: int, mark: str = " ", number: int = 0) -> None:
+        for name, shape, present in rows:
+            if is_present(present, case, index):
+                sizes = [extent(part, case, index) for part in shape.split(", ")]
+                name = name.strip("`").replace("{r}", str(index)).replace("{l}", str(index)).replace(mark, str(number))
                 found.append((name, "optional" not in present, len(sizes) == 2, [1, *sizes][-2], sizes[-1]))
+
+    rows = table_after(text_of("format.md"), "<!-- slots -->")
+    for mark, run in groupby(rows, lambda row: next((mark for mark in ("{r}", "{l}") if mark in row[0]), "")):
+        of_group = list(run)
+        of_experts = [row for row in of_group if "{e}" in row[0]]
+        assert of_experts == of_group[len(of_group) - len(of_experts) :]
+        for index in range({"{r}": len(case.rope), "{l}": len(case.ffn)}.get(mark, 1)):
+            add([row for row in of_group if row not in of_experts], index)
+            for expert in range(n_experts(case, index) if of_experts else 0):
+                add(of_experts, index, "{e}", expert)
     return found
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        Case("rope", "rms", True, (0,), ("gated", "gated")),
-        Case("rope", "layer", False, (17, 0, 5), ("plain", "gated", "plain")),
-        Case("learned", "layer", True, (), ("plain",)),
-        Case("none", "rms", False, (), ("gated", "plain")),
+        Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre")),
+        Case("rope", "layer", False, (17, 0, 5), ("plain", "gated", "plain"), ("pre", "sandwich", "post")),
+        Case("learned", "layer", True, (), ("plain",), ("parallel",)),
+        Case("none", "rms", False, (), ("gated", "plain"), ("post", "pre"), "whole"),
+        Case("rope", "rms", True, (0,), ("experts", "gated", "experts"), ("pre", "sandwich", "post"), "head"),
+        Case("rope", "layer", True, (0,), ("experts",), ("sandwich",), "layer_head"),
     ],
-    ids=["llama", "mixture", "gpt2", "no position"],
+    ids=["llama", "mixture", "gpt2", "no position", "experts", "norms"],
 )
 def test_the_list_of_tensors_is_the_cores(case: Case) -> None:
     assert documented_slots(case) == _core.slots(*records(case))

@@ -45,7 +45,7 @@ def test_harmless_keys_are_harmless(config: Config) -> None:
 @pytest.mark.parametrize(
     ("config", "change", "message"),
     [
-        (LLAMA, {"model_type": "mamba"}, "'mamba' is not supported; this version imports llama, gpt2"),
+        (LLAMA, {"model_type": "mamba"}, "'mamba' is not supported; this version imports llama, gpt2, mistral"),
         (LLAMA, {"model_type": None}, "no model_type"),
         (LLAMA, {"model_type": ["llama"]}, "not supported"),
         (LLAMA, {"quantization_config": {"quant_method": "gptq"}}, r"quantization_config is .*gptq.*quantized weights"),
@@ -164,13 +164,12 @@ def test_ambiguous_values_are_told() -> None:
     warnings: list[str] = []
     config = changed(LLAMA, rope_parameters={"rope_type": "default", "rope_theta": 7e3, "factor": 2.0})
     parsed = hf_config.parse_config(config, warnings)
-    assert parsed.rope is not None
+    assert len(parsed.ropes) == 1
     assert any("two values of rope_theta" in warning for warning in warnings)
     assert any("factor has no meaning" in warning for warning in warnings)
     assert len(warnings) == 2
-    clear = parse(changed(LLAMA, rope_theta=7e3)).rope
-    assert clear is not None
-    np.testing.assert_array_equal(parsed.rope.inv_freq, clear.inv_freq)
+    (clear,) = parse(changed(LLAMA, rope_theta=7e3)).ropes
+    np.testing.assert_array_equal(parsed.ropes[0].inv_freq, clear.inv_freq)
     warnings.clear()
     assert hf_config.parse_config({**GPT2, "n_ctx": 32}, warnings).model.context == 64
     assert len(warnings) == 1
@@ -237,10 +236,9 @@ def test_rope_has_the_bits_of_transformers(monkeypatch: pytest.MonkeyPatch, kind
 
     monkeypatch.setattr(rope, "_powers", powers_of_torch)
     config = big_llama(theta, ROPE_KINDS[kind])
-    ours = parse(config).rope
+    (ours,) = parse(config).ropes
     theirs_config = transformers.LlamaConfig(**json.loads(json.dumps(config)))
     theirs = LlamaRotaryEmbedding(theirs_config)
-    assert ours is not None
     assert ours.inv_freq.dtype == np.float32
     np.testing.assert_array_equal(ours.inv_freq, theirs.inv_freq.numpy())
     assert ours.attention_factor == theirs.attention_scaling
@@ -269,9 +267,7 @@ def test_powers_are_correctly_rounded() -> None:
 
 def test_dynamic_is_the_default_up_to_the_context() -> None:
     dynamic, default = parse(big_llama(10000.0, ROPE_KINDS["dynamic"])), parse(big_llama(10000.0, None))
-    assert dynamic.rope is not None
-    assert default.rope is not None
-    np.testing.assert_allclose(dynamic.rope.inv_freq, default.rope.inv_freq, rtol=1e-6)
+    np.testing.assert_allclose(dynamic.ropes[0].inv_freq, default.ropes[0].inv_freq, rtol=1e-6)
     assert dynamic.model == default.model
 
 

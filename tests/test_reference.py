@@ -150,6 +150,28 @@ def test_softmax_does_not_overflow() -> None:
     np.testing.assert_allclose(reference.softmax(np.array([1e4, 1e4, -np.inf])), [0.5, 0.5, 0.0])
 
 
+def test_a_soft_cap_bends_and_never_exceeds() -> None:
+    capped = reference.soft_cap(np.array([-1e9, 0.001, 30.0, 1e9]), 30.0)
+    np.testing.assert_allclose(capped, [-30.0, 0.001, 30 * math.tanh(1), 30.0], rtol=1e-8)
+    np.testing.assert_array_equal(reference.soft_cap(np.array([1e9]), 0.0), [1e9])
+
+
+def test_scores_are_capped_before_the_mask() -> None:
+    q, k = noise(6, 4, 3) * 9, noise(6, 2, 3, seed=1) * 9
+    plain, capped = (reference.attention_scores(q, k, 0.5, 2, cap) for cap in (0.0, 5.0))
+    seen = np.isfinite(plain)
+    np.testing.assert_array_equal(np.isneginf(capped), ~seen)
+    np.testing.assert_allclose(capped[seen], 5 * np.tanh(plain[seen] / 5))
+
+
+def test_the_most_probable_experts_are_used_the_first_among_equals() -> None:
+    p = np.array([[0.1, 0.4, 0.2, 0.3], [0.25, 0.25, 0.25, 0.25]])
+    weights = reference.expert_weights(np.log(p), 2, normalized=False)
+    np.testing.assert_allclose(weights, [[0, 0.4, 0, 0.3], [0.25, 0.25, 0, 0]])
+    weights = reference.expert_weights(np.log(p), 2, normalized=True)
+    np.testing.assert_allclose(weights, [[0, 4 / 7, 0, 3 / 7], [0.5, 0.5, 0, 0]])
+
+
 @pytest.mark.parametrize(
     ("name", "at_one"),
     [
@@ -258,18 +280,97 @@ def test_a_layer_without_rope_ignores_positions() -> None:
     np.testing.assert_allclose(one, other, rtol=1e-9)  # attention alone sees a set
 
 
+def one_layer(placement: str = "pre", **changes: Any) -> Checkpoint:
+    """A model of one layer without positions, and all norms that a layer can have."""
+    checkpoint = small_checkpoint(layers=(LayerConfig("gated", 17, rope=-1, placement=placement),), **changes)
+    for i, name in enumerate(("attn_post_norm", "ffn_post_norm")):
+        checkpoint.tensors[f"layers.0.{name}.weight"] = lazy(noise(12, seed=100 + i))
+    return checkpoint
+
+
+def observed(checkpoint: Checkpoint) -> dict[str, Array]:
+    """All stages of a model of one layer."""
+    found: dict[str, Array] = {}
+    reference.forward(checkpoint, [[3, 1, 4, 1, 5]], observe=lambda stage, _, values: found.update({stage: values}))
+    return found
+
+
+@pytest.mark.parametrize("placement", reference.PLACEMENTS)
+def test_norms_stand_where_the_placement_says(placement: str) -> None:
+    checkpoint = one_layer(placement, residual_scale=0.25)
+    stages = observed(checkpoint)
+
+    def norm(x: Array, name: str) -> Array:
+        return reference.rms_norm(x, checkpoint.tensors[f"layers.0.{name}.weight"].array().astype(np.float64), 1e-5)
+
+    x, attention, ffn = stages["embedding"], stages["attn_out"], stages["ffn"]
+    if placement in ("post", "sandwich"):
+        attention, ffn = norm(attention, "attn_post_norm"), norm(ffn, "ffn_post_norm")
+    np.testing.assert_allclose(stages["block"], x + 0.25 * attention + 0.25 * ffn)
+    if placement == "post":
+        assert "attn_norm" not in stages
+        assert "ffn_norm" not in stages
+        return
+    np.testing.assert_allclose(stages["attn_norm"], norm(x, "attn_norm"))
+    middle = x if placement == "parallel" else x + 0.25 * attention
+    np.testing.assert_allclose(stages["ffn_norm"], norm(middle, "ffn_norm"))
+
+
+@pytest.mark.parametrize("kind", ["head", "whole", "layer_head"])
+def test_queries_and_keys_are_normed(kind: str) -> None:
+    plain, checkpoint = observed(one_layer()), one_layer(qk_norm=kind)
+    weights = {name: lazy(noise(6 if kind == "head" else 6 * heads)) for name, heads in (("q", 4), ("k", 2))}
+    checkpoint.tensors |= {f"layers.0.attn_{name}_norm.weight": weight for name, weight in weights.items()}
+    stages = observed(checkpoint)
+    for name, weight in weights.items():
+        x = plain[name]
+        if kind == "layer_head":
+            x = x - x.mean(axis=2, keepdims=True)
+        mean = (x * x).mean(axis=(1, 2) if kind == "whole" else 2, keepdims=True)
+        np.testing.assert_allclose(stages[name], x / np.sqrt(mean + 1e-5) * weight.array().reshape(-1, 6))
+
+
+def test_embeddings_and_logits_are_scaled_and_capped() -> None:
+    plain, scaled = observed(one_layer()), observed(one_layer(embedding_scale=3.0))
+    np.testing.assert_allclose(scaled["embedding"], 3 * plain["embedding"])
+    capped = observed(one_layer(logit_scale=0.5, logit_soft_cap=2.0))
+    np.testing.assert_allclose(capped["logits"], 2 * np.tanh(0.5 * plain["logits"] / 2))
+
+
+@pytest.mark.parametrize("normalized", [0, 1])
+def test_experts_are_networks_of_the_rows_that_chose_them(normalized: int) -> None:
+    record = LayerConfig("experts", 17, n_experts=3, n_experts_used=2, expert_weights=normalized)
+    checkpoint = small_checkpoint(layers=(record,))
+    checkpoint.tensors["layers.0.ffn_router.weight"] = lazy(noise(3, 12, seed=300))
+    shapes = {"ffn_gate": (17, 12), "ffn_up": (17, 12), "ffn_down": (12, 17)}
+    weights = {
+        (expert, name): noise(*shape, seed=301 + 10 * expert + i).astype(np.float32).astype(np.float64)
+        for expert in range(3)
+        for i, (name, shape) in enumerate(shapes.items())
+    }
+    for (expert, name), values in weights.items():
+        checkpoint.tensors[f"layers.0.experts.{expert}.{name}.weight"] = lazy(values)
+    stages = observed(checkpoint)
+    for h, y in zip(stages["ffn_norm"], stages["ffn"], strict=True):
+        p = np.exp(checkpoint.tensors["layers.0.ffn_router.weight"].array() @ h)
+        p /= p.sum()
+        used = np.argsort(p)[1:]
+        total = p[used].sum() if normalized else 1.0
+        expected = sum(
+            p[e] / total * (weights[e, "ffn_down"] @ (reference.silu(weights[e, "ffn_gate"] @ h) * (weights[e, "ffn_up"] @ h)))
+            for e in used
+        )
+        np.testing.assert_allclose(y, expected)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"embedding_scale": 2.0},
-        {"residual_scale": 0.5},
-        {"logit_scale": 0.5},
-        {"attention_soft_cap": 30.0},
-        {"logit_soft_cap": 30.0},
         {"activation": "mish"},
         {"norm": "batch"},
-        {"layers": (LayerConfig("gated", 17, placement="post"),)},
-        {"layers": (LayerConfig("experts", 17, n_experts=4, n_experts_used=2),)},
+        {"qk_norm": "half"},
+        {"layers": (LayerConfig("gated", 17, placement="between"),)},
+        {"layers": (LayerConfig("recurrent", 17),)},
     ],
     ids=str,
 )

@@ -154,18 +154,29 @@ static void nothing_behind_the_end_is_read(void) {
     free(exact);
 }
 
+// -1 where the walk ends with an error; it does so again when it is asked again.
+static int count_slots(const struct config *config, const struct layer_record *layers) {
+    llamac_walk walk = { .config = config, .layers = layers };
+    llamac_slot slot;
+    int n = 0, result;
+    while ((result = llamac_slot_next(&walk, &slot)) > 0) n++;
+    return result || llamac_slot_next(&walk, &slot) ? -1 : n;
+}
+
 // Before a config has been checked: what its fields would index is looked up only where that exists.
 static void slots_of_damaged_configs_are_refused(void) {
     struct config config = tiny_config(&tiny_llama);
-    const struct layer_record layers[3] = { { .ffn = FFN_GATED }, { .ffn = FFN_GATED }, { .ffn = FFN_GATED } };
-    llamac_slot slot;
-    size_t n = 0;
-    while (llamac_slot_at(&config, layers, n, &slot) == 1) n++;
-    CHECK(n > 30 && llamac_slot_at(&config, layers, n, &slot) == 0, "%zu slots", n);
-    const uint32_t wrong[] = { FORMAT_MAX_ROPE + 1, 1000000, UINT32_MAX };
+    struct layer_record layers[3] = { { .ffn = FFN_GATED }, { .ffn = FFN_EXPERTS, .n_experts = 5 }, { .ffn = FFN_GATED, .n_experts = UINT32_MAX } };
+    CHECK(count_slots(&config, layers) > 50, "%d slots", count_slots(&config, layers));
+    const uint32_t wrong[] = { FORMAT_MAX_ROPE + 1, FORMAT_MAX_EXPERTS + 1, 1000000, UINT32_MAX };
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        layers[1].n_experts = wrong[i];
+        CHECK((count_slots(&config, layers) < 0) == (i > 0), "n_experts %u", wrong[i]);
+    }
+    layers[1].n_experts = 5;
     for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
         config.n_rope = wrong[i];
-        for (size_t index = 0; index < 12; index++) CHECK(llamac_slot_at(&config, layers, index, &slot) < 0, "n_rope %u, slot %zu", wrong[i], index);
+        CHECK(count_slots(&config, layers) < 0, "n_rope %u", wrong[i]);
     }
 }
 

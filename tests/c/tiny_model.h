@@ -86,7 +86,7 @@ static inline struct tiny_file tiny_model(const struct tiny_shape *shape) {
     llamac_slot slot;
     size_t n = 0, used = 0;
     struct tensor_record *records = calloc(64 + 20 * (size_t)shape->n_layers, sizeof *records);
-    for (size_t i = 0; llamac_slot_at(&config, layers, i, &slot); i++) {
+    for (llamac_walk walk = { .config = &config, .layers = layers }; llamac_slot_next(&walk, &slot);) {
         if (!slot.required && !shape->biases) continue;
         struct tensor_record *t = &records[n++];
         memcpy(t->name, slot.name, sizeof t->name);
@@ -116,7 +116,8 @@ static inline struct tiny_file tiny_model(const struct tiny_shape *shape) {
     for (size_t i = 0; i < n; i++) records[i].offset += h.sections[SECTION_DATA].offset;
     for (int s = 0; s < SECTION_DATA; s++) memcpy(file.data + h.sections[s].offset, texts[s].data, texts[s].bytes);
     uint64_t state = 42;
-    for (size_t i = 0, at = 0; llamac_slot_at(&config, layers, i, &slot); i++) {
+    llamac_walk walk = { .config = &config, .layers = layers };
+    for (size_t at = 0; llamac_slot_next(&walk, &slot);) {
         if (at >= n || strcmp(records[at].name, slot.name)) continue;
         tiny_fill(file.data + records[at].offset, &slot, (int)records[at].dtype, &state);
         at++;

@@ -56,7 +56,9 @@ def transformers_logits(folder: Path, ids: list[int], double: bool = False) -> N
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+    # the plain ones: sdpa leaves out soft caps, and grouped products of experts have no float64
+    options: dict[str, Any] = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
     with torch.no_grad(), all_in_double(model) if double else contextlib.nullcontext():
         logits: NDArray[np.floating[Any]] = model(torch.tensor([ids])).logits[0].numpy()
     return logits
@@ -64,29 +66,33 @@ def transformers_logits(folder: Path, ids: list[int], double: bool = False) -> N
 
 @contextlib.contextmanager
 def all_in_double(model: Any) -> Iterator[None]:
-    """Turns a model to float64, and the two places of LLaMA that compute in float32 whatever the model's dtype is:
-    RMSNorm, and cosines and sines (the angles stay float32 products, which is how checkpoints are trained)."""
+    """Turns a model's weights to float64, and the places that compute in float32 whatever the model's dtype is: norms,
+    softmax, cosines and sines. The angles stay float32 products, which is how checkpoints are trained."""
     import torch
-    from transformers.models.llama import modeling_llama
 
-    def norm(self: Any, x: Any) -> Any:
-        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+    tensor: Any = torch.Tensor
+    plain = {name: getattr(tensor, name) for name in ("to", "float", "softmax", "cos", "sin")}
 
-    plain_rotary = modeling_llama.LlamaRotaryEmbedding.forward
+    def stays(x: Any, dtype: Any) -> bool:
+        return dtype is torch.float32 and x.dtype is torch.float64
 
-    def rotary(self: Any, x: Any, position_ids: Any) -> Any:
-        plain_rotary(self, x, position_ids)  # chooses inv_freq
-        angles = (position_ids[..., None].float() * self.inv_freq.float()).double()
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
+    def to(x: Any, *args: Any, **options: Any) -> Any:
+        given = (*args, *options.values())
+        return x if any(stays(x, value) for value in given) else plain["to"](x, *args, **options)
 
-    plain_norm = modeling_llama.LlamaRMSNorm.forward
-    modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaRotaryEmbedding.forward = norm, rotary
+    def softmax(x: Any, dim: int, dtype: Any = None) -> Any:
+        return plain["softmax"](x, dim, dtype=None if stays(x, dtype) else dtype)
+
+    tensor.to, tensor.softmax = to, softmax
+    tensor.float = lambda x: x if stays(x, torch.float32) else plain["float"](x)
+    tensor.cos, tensor.sin = (lambda x: plain["cos"](x.double())), (lambda x: plain["sin"](x.double()))
     try:
-        model.double()
+        for weights in model.parameters():
+            weights.data = weights.data.double()
         yield
     finally:
-        modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaRotaryEmbedding.forward = plain_norm, plain_rotary
+        for name, function in plain.items():
+            setattr(tensor, name, function)
 
 
 def main() -> None:

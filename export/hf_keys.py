@@ -1,0 +1,152 @@
+"""Takes keys out of config.json: with types and ranges, and with all that is wrong told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from llamac import _core
+from llamac.errors import ExportError, UnsupportedError
+from llamac.export.families import ACTIVATIONS
+
+# The largest value of every number of the flat file's records.
+LIMITS = {name: high for record, name, *_, high, _ in _core.fields() if record in ("config", "layer")}
+MAX_FLOAT = 3.4e38
+
+# Keys that do not change the logits of a forward pass: provenance, training, generation, classification heads.
+_HARMLESS = """
+    architectures model_type transformers_version _name_or_path name_or_path _commit_hash torch_dtype dtype
+    transformers.js_config unsloth_version unsloth_fixed is_llama_config use_cache return_dict output_hidden_states
+    output_attentions torchscript use_bfloat16 tf_legacy_loss _attn_implementation attn_implementation
+    _attn_implementation_autoset _flash_attn_2_enabled pretraining_tp initializer_range gradient_checkpointing
+    chunk_size_feed_forward is_decoder tokenizer_class prefix attention_dropout attn_pdrop embd_pdrop resid_pdrop
+    hidden_dropout reorder_and_upcast_attn bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id
+    finetuning_task task_specific_params problem_type id2label label2id num_labels _num_labels summary_type
+    summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout predict_special_tokens n_special
+    output_past max_sequence_length max_length max_new_tokens min_length do_sample early_stopping num_beams
+    num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
+    no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
+    return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
+    exponential_decay_length_penalty suppress_tokens begin_suppress_tokens auto_map cache_implementation
+    output_router_logits router_aux_loss_coef router_jitter_noise classifier_dropout hidden_dropout_prob
+    attention_probs_dropout_prob
+"""
+HARMLESS = frozenset(_HARMLESS.split())
+
+
+class Keys:
+    """Takes keys out of a JSON object, with types and ranges, and collects what is wrong. null counts as absent."""
+
+    def __init__(self, values: dict[str, Any], place: str = "") -> None:
+        self.values = {key: value for key, value in values.items() if value is not None}
+        self.nulls = values.keys() - self.values.keys()
+        self.problems: list[str] = []
+        self._place = place
+        self._used: set[str] = set()
+
+    def wrong(self, key: str, expected: str) -> None:
+        """Notes that the value of a key is not what is expected."""
+        self.problems.append(f"{self._place}{key} is {shortened(self.values.get(key))}, expected {expected}")
+
+    def value(self, key: str) -> Any:
+        """The value, or None."""
+        self._used.add(key)
+        return self.values.get(key)
+
+    def need(self, key: str) -> None:
+        """Notes that a key is missing, if it is."""
+        if key not in self.values:
+            self.problems.append(f"{self._place}{key} is missing")
+
+    def size(self, key: str, meaning: str, default: int | None = None) -> int:
+        """A positive integer up to the limit of the flat file's number `meaning`; without a default it must be there.
+
+        1 stands for one that is wrong, so that what follows can be read.
+        """
+        value, most = self.value(key), int(LIMITS[meaning])
+        if value is None:
+            if default is None:
+                self.need(key)
+            elif default > most and not self.problems:  # else it may follow from what is wrong
+                self.problems.append(f"{self._place}{key} is missing and taken to be {default}, at most are {most}")
+            return default or 1
+        if type(value) is not int or not 1 <= value <= most:
+            self.wrong(key, f"an integer from 1 to {most}")
+            return 1
+        return value
+
+    def number(self, key: str, default: float | None = None, most: float = MAX_FLOAT) -> float | None:
+        """A number from 0 to `most`, or the default if it is absent."""
+        value = self.value(key)
+        if value is None:
+            return default
+        if not is_number(value) or not value <= most:
+            self.wrong(key, f"a number from 0 to {most:g}")
+            return default
+        return float(value)
+
+    def numbers(self, key: str) -> list[float]:
+        """A list of numbers, none negative."""
+        value = self.value(key)
+        if isinstance(value, list) and all(map(is_number, value)):
+            return value
+        if value is not None:
+            self.wrong(key, "a list of numbers, none negative")
+        return []
+
+    def flag(self, key: str, default: bool) -> bool:
+        """true or false."""
+        value = self.value(key)
+        if value is not None and not isinstance(value, bool):
+            self.wrong(key, "true or false")
+        return value if isinstance(value, bool) else default
+
+    def integer(self, key: str, low: int, high: int) -> int | None:
+        """An integer from `low` to `high`, or None."""
+        value = self.value(key)
+        if value is not None and (type(value) is not int or not low <= value <= high):
+            self.wrong(key, f"an integer from {low} to {high}")
+            return None
+        return value
+
+    def integers(self, key: str, low: int, high: int) -> list[int] | None:
+        """A list of integers from `low` to `high`, or None."""
+        value = self.value(key)
+        if value is None:
+            return None
+        if isinstance(value, list) and all(type(number) is int and low <= number <= high for number in value):
+            return value
+        self.wrong(key, f"a list of integers from {low} to {high}")
+        return None
+
+    def activation(self, key: str, default: str) -> str:
+        """The canonical name of an activation."""
+        name = self.value(key) or default
+        if not isinstance(name, str) or name not in ACTIVATIONS:
+            raise UnsupportedError(
+                f"config.json: {key} {shortened(name)} is not supported; supported are {', '.join(ACTIVATIONS)}"
+            )
+        return ACTIVATIONS[name]
+
+    def unused(self) -> list[str]:
+        """Keys that nobody asked for."""
+        return sorted(set(self.values) - self._used)
+
+    def finish(self, checked: Iterable[str] = ()) -> None:
+        """Raises ExportError with all problems, if there are any; unknown keys are problems, but for `checked` ones."""
+        known = HARMLESS.union(checked)
+        for key in self.unused():
+            if key not in known:
+                self.wrong(key, "no such key: it is unknown here, and could change what the model computes")
+        if self.problems:
+            problems = "\n  ".join(self.problems)
+            raise ExportError(f"config.json does not describe a model that can be converted:\n  {problems}")
+
+
+def is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= MAX_FLOAT
+
+
+def shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,179 @@
+"""Reads what config.json says of RoPE: in old keys and new ones, one table for all layers or one per kind of layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llamac.errors import UnsupportedError
+from llamac.export.family import Family
+from llamac.export.hf_keys import Keys, shortened
+from llamac.export.rope import Rope, make_rope
+
+# Keys of rope_parameters, beside rope_type and rope_theta: needed and optional ones per kind.
+ROPE_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "dynamic": (("factor",), ()),
+    "yarn": ((), ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")),
+    "longrope": (("short_factor", "long_factor"), ("factor", "attention_factor")),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor"), ()),
+}
+WITH_ORIGINAL_CONTEXT = ("yarn", "longrope", "llama3")
+ORIGINAL_CONTEXT = "original_max_position_embeddings"
+ANY_ROPE_KEY = {key for keys in ROPE_KEYS.values() for group in keys for key in group} | {ORIGINAL_CONTEXT}
+# The two names that the base, and the part of a head that is turned, have in one family or another.
+BASES = ("rope_theta", "rotary_emb_base")
+PARTS = ("partial_rotary_factor", "rotary_pct")
+# Kinds of layers that may have a table each.
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class RopeParameters:
+    """What a table is computed from. dim: how many dimensions of a head are turned."""
+
+    kind: str
+    dim: int
+    values: dict[str, Any]
+
+    def table(self, context: int) -> Rope:
+        """The frequencies, for a model made for `context` positions. Raises ExportError if they make no sense."""
+        return make_rope(self.kind, self.values, self.dim, context)
+
+
+def rope_parameters(
+    keys: Keys, family: Family, head_dim: int, context: int, warnings: list[str]
+) -> dict[str, RopeParameters]:
+    """Per kind of layer (FULL, SLIDING) if the family has a table for each, else under FULL alone."""
+    place, values = _rope_object(keys)
+    reader = _Reader(keys, family, head_dim, context, warnings)
+    theta = reader.outer(BASES)
+    if "rope_local_base_freq" not in family.keys:
+        return {FULL: reader.read(place, values, theta)}
+    local = keys.number("rope_local_base_freq", family.keys["rope_local_base_freq"])
+    if place == "rope_scaling" or not values:  # the old keys, where scaling is of the layers that see everything
+        return {FULL: reader.read(place, values, theta), SLIDING: reader.read("rope_parameters", {}, local)}
+    nested = Keys(values, f"{place}.")
+    parts = {kind: nested.value(kind) or {} for kind in (FULL, SLIDING)}
+    for kind in parts:
+        if not isinstance(parts[kind], dict):
+            nested.wrong(kind, "an object")
+            parts[kind] = {}
+    for key in nested.unused():
+        nested.wrong(key, f"no such key: here it has the keys {FULL} and {SLIDING}")
+    keys.problems += nested.problems
+    bases = {FULL: theta, SLIDING: local}
+    return {kind: reader.read(f"{place}.{kind}", parts[kind], bases[kind]) for kind in parts}
+
+
+def _rope_object(keys: Keys) -> tuple[str, dict[str, Any]]:
+    """(name, content) of the one object that says how positions are scaled; it may be empty."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for name in ("rope_scaling", "rope_parameters"):
+        value = keys.value(name)
+        if isinstance(value, dict) and value:
+            found.append((name, value))
+        elif value not in (None, {}):
+            keys.wrong(name, "an object")
+    if len(found) > 1 and found[0][1] != found[1][1]:
+        keys.problems.append("rope_scaling and rope_parameters are both there and differ, expected one of them")
+    return found[0] if found else ("rope_parameters", {})
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """What all tables of a config share."""
+
+    keys: Keys
+    family: Family
+    head_dim: int
+    context: int
+    warnings: list[str]
+
+    def outer(self, names: tuple[str, ...]) -> float | None:
+        """The number of config.json itself that has one of these names in the family; None if it has none of them."""
+        known = [name for name in names if name in self.family.keys]
+        found = {name: self.keys.number(name) for name in known if name in self.keys.values}
+        if len(set(found.values())) > 1:
+            self.keys.problems.append(f"{' and '.join(found)} are both there and differ, expected one of them")
+        defaults = [self.family.keys[name] for name in known]
+        return next((value for value in (*found.values(), *defaults) if value is not None), None)
+
+    def read(self, place: str, values: dict[str, Any], theta: float | None) -> RopeParameters:
+        """The object `place` of config.json."""
+        inner = Keys(values, f"{place}.")
+        kind = values.get("rope_type") or values.get("type") or "default"
+        if isinstance(kind, str):
+            kind = self.family.rope_names.get(kind, kind)
+        for key in ("rope_type", "type", "finetuned"):  # the last is a note of YaRN's authors
+            inner.value(key)
+        if not isinstance(kind, str) or kind not in ROPE_KEYS:
+            raise UnsupportedError(
+                f"config.json: {place} has the type {shortened(kind)}; supported are {', '.join(ROPE_KEYS)}"
+            )
+        needed, optional = ROPE_KEYS[kind]
+        for key in needed:
+            inner.need(key)
+        if kind == "yarn" and "factor" not in values:  # null is a value here: the ratio of the two contexts
+            inner.need("factor")
+        parameters = {key: _parameter(inner, key, is_there=key in values) for key in (*needed, *optional)}
+        parameters["rope_theta"] = self._theta(inner, theta)
+        self._original_context(inner, kind, parameters)
+        dim = self._turned(inner)
+        for key in inner.unused():
+            if key in ANY_ROPE_KEY:
+                self.warnings.append(f"config.json: {key} has no meaning for RoPE of type {kind!r} and is ignored")
+            else:
+                inner.wrong(key, "no such key: it is unknown here, and could change what the model computes")
+        self.keys.problems += inner.problems
+        return RopeParameters(kind, dim, parameters)
+
+    def _theta(self, inner: Keys, outer: float | None) -> float:
+        theta = inner.number("rope_theta", outer)
+        if any(name in self.keys.values for name in BASES) and theta != outer:
+            self.warnings.append(
+                f"config.json has two values of rope_theta, {outer} and {theta}: the latter, of RoPE's own object, "
+                "counts"
+            )
+        return theta or 0.0
+
+    def _original_context(self, inner: Keys, kind: str, parameters: dict[str, Any]) -> None:
+        """The context before the extension. What config.json itself says counts more than what RoPE's object says."""
+        keys, default = self.keys, self.family.keys.get(ORIGINAL_CONTEXT)
+        outer = keys.size(ORIGINAL_CONTEXT, "context", default) if default else None
+        if kind not in WITH_ORIGINAL_CONTEXT:
+            return
+        own = inner.size(ORIGINAL_CONTEXT, "context", outer or self.context)
+        parameters[ORIGINAL_CONTEXT] = outer or keys.size(ORIGINAL_CONTEXT, "context", own)
+        if outer not in (None, own):
+            self.warnings.append(
+                f"config.json has two values of {ORIGINAL_CONTEXT}, {own} in RoPE's own object and {outer}: the latter "
+                "counts"
+            )
+
+    def _turned(self, inner: Keys) -> int:
+        """How many dimensions of a head are turned."""
+        outer = self.outer(PARTS)
+        if outer is None:
+            for there in (self.keys, inner):
+                if there.number(PARTS[0], 1.0) != 1.0:
+                    there.wrong(PARTS[0], f"1, as {self.family.model_type} turns whole heads")
+            outer, part = 1.0, 1.0
+        else:
+            part = inner.number(PARTS[0], outer) or 0.0
+        dim = int(self.head_dim * part)
+        if not self.keys.problems and (dim % 2 or not 0 < dim <= self.head_dim):
+            self.keys.problems.append(
+                f"RoPE turns {dim} of the {self.head_dim} dimensions of a head, expected an even number from 2 to "
+                f"{self.head_dim}, as it turns pairs"
+            )
+        return max(dim, 1)
+
+
+def _parameter(inner: Keys, key: str, *, is_there: bool) -> Any:
+    if key in ("short_factor", "long_factor"):
+        return inner.numbers(key)
+    if key == "truncate":
+        return inner.flag(key, not is_there)  # as in transformers, null is no
+    return inner.number(key)
