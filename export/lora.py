@@ -74,17 +74,20 @@ class Adapter:
     whole: dict[str, LazyTensor] = field(default_factory=dict)
 
 
-def read_adapter(folder: Path, checkpoint: Checkpoint) -> Adapter:
-    """The adapter of a PEFT directory, for a checkpoint of the model that it was trained on.
+def read_adapter(folder: Path, architecture: Any, model: ModelConfig) -> Adapter:
+    """The adapter of a PEFT directory, for the model that it was trained on, of a family of this name.
 
     Raises UnsupportedError for kinds of adapters that are not known, and ExportError for everything in it that fits no
-    matrix of the checkpoint.
+    matrix of the model.
     """
     if not (folder / CONFIG).is_file():
         raise ExportError(f"{folder} is no adapter: expected a PEFT directory with {CONFIG} in it")
     values = read_object(folder / CONFIG)
     _check_config(values, folder / CONFIG)
-    reading = _Reading(values, FAMILIES[_architecture(checkpoint)], checkpoint.config)
+    if architecture not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise UnsupportedError(f"the model's architecture is {architecture!r}: adapters are known for {known}")
+    reading = _Reading(values, FAMILIES[architecture], model)
     for name, tensor in _read_weights(folder).items():
         reading.sort(name, tensor)
     adapter = Adapter(folder.resolve().name, reading.all_factors(), reading.all_whole())
@@ -94,16 +97,6 @@ def read_adapter(folder: Path, checkpoint: Checkpoint) -> Adapter:
     if not adapter.factors and not adapter.whole:
         raise ExportError(f"the adapter {folder} changes nothing: there are no tensors in it")
     return adapter
-
-
-def _architecture(checkpoint: Checkpoint) -> str:
-    """The family whose names the adapter uses. Models that did not come from Hugging Face are LLaMAs or GPT-2s."""
-    name = checkpoint.metadata.get("architecture")
-    if name not in FAMILIES:
-        raise UnsupportedError(
-            f"the model's architecture is {name!r}: adapters are known for {', '.join(sorted(FAMILIES))}"
-        )
-    return str(name)
 
 
 def _check_config(values: dict[str, Any], path: Path) -> None:

@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "layers": ({"layer_replication": [[0, 2]]}, "layer_replication"),
     "unknown": ({"use_something_new": True}, "use_something_new"),
     "parameters": ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
-    "pattern": ({"alpha_pattern": {"(q|q)*_proj": 3}}, r"alpha_pattern .*: expected names"),
+    "pattern": ({"alpha_pattern": {"(q|q)*_proj": 3}}, r"alpha_pattern is .*, expected names"),
     "alpha": ({"lora_alpha": "much"}, "lora_alpha is 'much', expected a number"),
 }
 
