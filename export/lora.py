@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,14 @@ from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.families import FAMILIES, HEAD
 from llamac.export.family import Family
+from llamac.export.flat import model_config
 from llamac.export.hf import Taken, canonical_shapes, take
 from llamac.export.safetensors_file import read_safetensors
 from llamac.export.stored import WEIGHT_DTYPES, StoredTensor
 from llamac.export.strict_json import read_object
 from llamac.export.torch_file import read_torch
+from llamac.export.writer import pack_strips
+from llamac.flatfile import FlatFile
 
 Floats = NDArray[np.float32]
 
@@ -138,6 +142,7 @@ class _Reading:
             for place in module.places(model)
         }
         self._factors: dict[str, dict[str, StoredTensor]] = {}
+        self._embeddings: set[str] = set()  # their factors are stored as those of the transposed matrix
         self._whole: dict[tuple[str, str], StoredTensor] = {}
         self.problems: list[str] = []
 
@@ -149,10 +154,11 @@ class _Reading:
             self.problems.append(f"surplus: {full_name} {tensor.shape}")
         elif tensor.dtype not in WEIGHT_DTYPES:
             self.problems.append(f"dtype: {full_name} is {tensor.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}")
+        elif match.re is _FACTOR and "embedding" in match["kind"]:
+            self._embeddings.add(name)
+            self._factors.setdefault(name, {})[match["kind"].replace("embedding_", "")] = tensor.transposed
         elif match.re is _FACTOR:
-            self._factors.setdefault(name, {})[match["kind"].replace("embedding_", "")] = (
-                tensor.transposed if "embedding" in match["kind"] else tensor
-            )
+            self._factors.setdefault(name, {})[match["kind"]] = tensor
         elif not (match["kind"] == "weight" and ".base_layer." in full_name):  # the base's own: PEFT may store it, too
             self._whole[name, match["kind"]] = tensor
 
@@ -166,7 +172,7 @@ class _Reading:
         found: dict[str, Factors] = {}
         for name, tensors in self._factors.items():
             module, place = self._modules[name]
-            is_embedding = module is self._family.modules[0]
+            is_embedding = name in self._embeddings
             first, second = ("B", "A") if is_embedding else ("A", "B")
             a, b = tensors.get(f"lora_{first}"), tensors.get(f"lora_{second}")
             if a is None or b is None:
@@ -217,6 +223,37 @@ class _Reading:
                 alpha = own
                 break
         return float(alpha) / (math.sqrt(rank) if self._values.get("use_rslora") else rank)
+
+
+# ---- at run time
+
+
+def attach(file: FlatFile, adapters: Sequence[tuple[Path, float]]) -> None:
+    """Lets the core add the adapters' products to those of the file's matrices. (directory, strength) of each.
+
+    Raises UnsupportedError for adapters that can only be merged: with tensors of their own, or with DoRA's lengths.
+    """
+    config, architecture = model_config(file), file.metadata.get("architecture")
+    parts: dict[str, list[tuple[Floats, Floats]]] = {}
+    for folder, strength in adapters:
+        adapter = read_adapter(folder, architecture, config)
+        others = [*adapter.whole, *(name for name, factors in adapter.factors.items() if factors.lengths is not None)]
+        if others:
+            raise UnsupportedError(
+                f"the adapter {folder} cannot be applied to a model that is loaded, because of {', '.join(others[:4])}: "
+                f"merge it (llamac export MODEL OUT --lora {folder})"
+            )
+        for name, factors in adapter.factors.items():
+            b = factors.b.array() * np.float32(factors.scale * strength)
+            parts.setdefault(name, []).append((factors.a.array(), b))
+    for name, pairs in parts.items():
+        a, b = np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs], axis=1)
+        is_embedding = name in ("token_embedding.weight", "position_embedding.weight")
+        file.core.adapt(name, len(a), *(_strips(matrix) for matrix in (a.T if is_embedding else a, b)))
+
+
+def _strips(matrix: Floats) -> Floats:
+    return np.frombuffer(pack_strips(np.ascontiguousarray(matrix, np.float32), "f32"), np.float32)
 
 
 # ---- merging

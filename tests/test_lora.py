@@ -17,6 +17,7 @@ from golden.make import relative_errors
 from golden.tiny_checkpoints import write_checkpoint, write_safetensors
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.convert import export
+from llamac.flatfile import FlatFile
 
 Logits = NDArray[np.float32]
 PREFIX = "base_model.model."
@@ -88,6 +89,88 @@ def test_a_merged_adapter_gives_the_logits_of_peft(
         assert relative_errors(model.logits(ids), expected).max() <= TOLERANCE
         assert relative_errors(base.logits(ids), expected).max() >= TEETH
         assert [entry["name"] for entry in model.metadata["adapters"]] == ["adapter"]
+
+
+AT_RUN_TIME = [name for name, (_, options) in ADAPTERS.items() if not options.keys() & {"bias", "modules_to_save", "use_dora"}]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", AT_RUN_TIME)
+def test_an_adapter_at_run_time_gives_the_logits_of_peft(
+    folder: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    """Over a float base as exactly as merged, over a quantized one as exactly as its quantization."""
+    case, options = ADAPTERS[name]
+    ids = CASES[case].ids
+    expected = peft_adapter(tmp_path / "adapter", folder(case), ids, options)
+    for dtype in ("f32", "q8"):
+        export(folder(case), tmp_path / dtype, dtype=dtype, probe_source=None)
+    with llamac.load(tmp_path / "f32", kv="f32", lora=tmp_path / "adapter") as model:
+        assert relative_errors(model.logits(ids), expected).max() <= TOLERANCE
+    with llamac.load(tmp_path / "q8", kv="f32", lora=tmp_path / "adapter") as model:
+        error = np.median(relative_errors(model.logits(ids), expected))
+        assert error <= 0.05
+    with llamac.load(tmp_path / "q8", kv="f32") as model:
+        assert np.median(relative_errors(model.logits(ids), expected)) >= 4 * error
+
+
+def test_an_adapters_bits_do_not_depend_on_how_they_are_computed(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """Threads, chunks, kernel sets; and what an observer sees has the adapter's part in it."""
+    numbers, tensors = np.random.default_rng(5), {}
+    for layer in range(2):
+        for name, rows, columns in (
+            ("self_attn.q_proj", 40, 40),
+            ("self_attn.o_proj", 40, 40),
+            ("mlp.down_proj", 40, 172),
+            ("mlp.up_proj", 172, 40),
+        ):
+            module = f"{PREFIX}model.layers.{layer}.{name}"
+            tensors[f"{module}.lora_A.weight"] = numbers.standard_normal((19, columns)).astype(np.float32)
+            tensors[f"{module}.lora_B.weight"] = numbers.standard_normal((rows, 19)).astype(np.float32) / 20
+    adapter = small_adapter(tmp_path / "a", tensors)
+    ids = CASES["llama"].ids
+    for dtype in ("f32", "q4"):
+        export(folder("llama"), tmp_path / dtype, dtype=dtype, probe_source=None)
+        expected = None
+        for isa in ("scalar", None):
+            with llamac.load(tmp_path / dtype, kv="f32", lora=[(adapter, 0.7)], isa=isa) as model:
+                for threads, chunk in ((1, len(ids)), (1, 1), (2, 7)):
+                    with model.session(threads=threads) as session:
+                        rows = [session.eval(ids[i : i + chunk], logits="all") for i in range(0, len(ids), chunk)]
+                    found = np.concatenate(rows).tobytes()
+                    expected = expected or found
+                    assert found == expected
+    export(folder("llama"), tmp_path / "merged", lora=[(adapter, 0.7)], probe_source=None)
+    stages = ["attn_out", "ffn", "q"]
+    merged = llamac.load(tmp_path / "merged", kv="f32")
+    adapted = llamac.load(tmp_path / "f32", kv="f32", lora=[(adapter, 0.7)])
+    with merged, adapted, merged.session() as one, adapted.session() as other:
+        first, second = one.observe(ids, stages), other.observe(ids, stages)
+    for stage, expected_rows in first.items():
+        assert relative_errors(second[stage].reshape(len(ids), -1), expected_rows.reshape(len(ids), -1)).max() <= TOLERANCE
+
+
+def test_what_can_only_be_merged_is_refused_at_run_time(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    export(folder("llama"), tmp_path / "base.bin", probe_source=None)
+    tensors = {f"{PREFIX}lm_head.weight": np.ones((301, 40), np.float32)}
+    with pytest.raises(UnsupportedError, match=r"because of output\.weight: merge it \(llamac export MODEL OUT --lora"):
+        llamac.load(tmp_path / "base.bin", lora=small_adapter(tmp_path / "a", tensors))
+
+
+def test_wrong_adapters_of_the_core(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    export(folder("llama"), tmp_path / "base.bin", probe_source=None)
+    numbers = np.zeros(64 * 40, np.float32)
+    with llamac.load(tmp_path / "base.bin") as model:
+        core = FlatFile(tmp_path / "base.bin").core
+        for name, rank, message in (
+            ("layers.0.attn_norm.weight", 1, "has no matrix"),
+            ("layers.0.attn_q.weight", 0, "rank is 0, expected 1 to 4096"),
+            ("layers.0.attn_q.weight", 2, "a has 10240 bytes and b 10240, expected 2560 and 384"),
+        ):
+            with pytest.raises(llamac.LlamacError, match=message):
+                core.adapt(name, rank, numbers, numbers)
+        with model.session(), pytest.raises(llamac.LlamacError, match="before its first session"):
+            model.file.core.adapt("layers.0.attn_q.weight", 1, numbers, numbers)
 
 
 def small_adapter(folder: Path, tensors: dict[str, NDArray[np.float32]] | None = None, **config: Any) -> Path:
