@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from llamac.arguments import file_path, whole_number, wrong_type
+from llamac.arguments import Adapter, adapters, file_path, whole_number, wrong_type
 from llamac.errors import ArgumentError, ArgumentTypeError, ExportError, LlamacError, TokenizerError, UnsupportedError
 from llamac.export.calibrate import TEXT_CHARACTERS, calibrate, disk_bytes, float_model, sequences_of
 from llamac.export.checkpoint import Checkpoint
@@ -85,6 +85,7 @@ def export(
     pure: bool = False,
     dtype_map: Iterable[tuple[str, str]] = (),
     calibrate: str | Path | None = None,
+    lora: Adapter | Iterable[Adapter] = (),
     threads: int | None = None,
     probe_source: str | None = "auto",
     overwrite: bool = False,
@@ -99,6 +100,8 @@ def export(
     q4 and q4s, a text file, or "self" for a text that the model writes: the inputs it sees there decide which errors
     matter and where they are made up for. It takes a temporary copy of the weights beside `out`, and more time and
     memory (docs/quantization.md).
+    lora: adapters (PEFT directories, or pairs of one and its strength, which multiplies what it adds) that are merged
+    into the weights.
     threads: that quantize (default: as many as a model would use); they do not change a byte. tokenizer: a file or
     directory to use instead of the source's, or False for none. name: stored in the flat file (default: the source's).
     to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with
@@ -128,7 +131,7 @@ def export(
         raise ExportError(f"{source} does not exist")
     _check_target(out, to, overwrite)
     warnings: list[str] = []
-    checkpoint = read_checkpoint(source, warnings, progress)
+    checkpoint = _with_adapters(read_checkpoint(source, warnings, progress), lora, probe_source)
     checkpoint.tensors = {name: tensor.finite(name) for name, tensor in checkpoint.tensors.items()}
     _attach_tokenizer(checkpoint, source, tokenizer, warnings)
     if name is not None:
@@ -262,6 +265,22 @@ def read_checkpoint(source: Path, warnings: list[str], progress: Progress = sile
             raise ExportError(_advice(source))
         raise ExportError(f"{source} is no checkpoint this version knows: expected {SOURCES}")
     return read_llama2c(source)
+
+
+def _with_adapters(
+    checkpoint: Checkpoint, lora: Adapter | Iterable[Adapter], probe_source: str | None
+) -> Checkpoint:
+    found = adapters(lora)
+    if not found:
+        return checkpoint
+    if probe_source == "transformers":
+        raise ArgumentError("probe_source='transformers' computes what the source's directory holds, without adapters")
+    from llamac.export.lora import merge, read_adapter
+
+    architecture, config = checkpoint.metadata.get("architecture"), checkpoint.config
+    for folder, strength in found:
+        checkpoint = merge(checkpoint, read_adapter(folder, architecture, config), strength)
+    return checkpoint
 
 
 def _folder_of(source: Path) -> Path:

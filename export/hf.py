@@ -187,19 +187,23 @@ def _is_tied(family: Family, config: HfConfig, stored: Stored, names: dict[str, 
 
 
 @dataclass
-class _Taken:
+class Taken:
     """What has been found of the tensors that the config needs."""
 
     tensors: dict[str, LazyTensor] = field(default_factory=dict)
     heads: dict[str, list[LazyTensor]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
+    def all(self) -> dict[str, LazyTensor]:
+        """The tensors by canonical name."""
+        return self.tensors | {name: LazyTensor.joined(heads) for name, heads in self.heads.items()}
+
 
 def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str, str]) -> dict[str, LazyTensor]:
     """The tensors by canonical name. Raises ExportError with all that is missing, misshaped, surplus or no weights."""
-    shapes = _canonical_shapes(config.model)
+    shapes = canonical_shapes(config.model)
     unused = dict(names)
-    taken = _Taken()
+    taken = Taken()
     for module in family.modules if config.model.tied_output else (*family.modules, HEAD):
         for place in module.places(config.model):
             for kind in ("weight", "bias") if module.bias in config.biases else ("weight",):
@@ -209,15 +213,15 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
                     taken.problems.append(f"missing: {name if module is HEAD else family.prefix + name}")
                     continue
                 parts = {part: shapes[part] for part in module.part_names(kind, **place)}
-                _take(taken, module, full_name, stored[full_name], parts, config.model)
+                take(taken, module, full_name, stored[full_name], parts, config.model)
     taken.problems += [f"surplus: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
     if taken.problems:
         raise ExportError("the tensors do not fit config.json:\n  " + "\n  ".join(taken.problems))
-    return taken.tensors | {name: LazyTensor.joined(heads) for name, heads in taken.heads.items()}
+    return taken.all()
 
 
-def _take(
-    taken: _Taken,
+def take(
+    taken: Taken,
     module: Module,
     full_name: str,
     tensor: StoredTensor,
@@ -251,7 +255,7 @@ def _take(
             taken.tensors[part] = rows.lazy().plus_one() if module.plus_one else rows.lazy()
 
 
-def _canonical_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+def canonical_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     slots = _core.slots(*config_records(Checkpoint(model, {})))
     return {name: (rows, columns) if is_matrix else (columns,) for name, _, is_matrix, rows, columns in slots}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from llamac.arguments import file_path
+from llamac.arguments import Adapter, adapters, file_path
 from llamac.errors import ArgumentError, ClosedError, UnsupportedError
 from llamac.flatfile import FlatFile
 from llamac.interrupt import in_main_thread, interruptible
@@ -34,6 +34,7 @@ def load(
     threads: int | None = None,
     isa: str | None = None,
     tokenizer: str | Path | None = None,
+    lora: Adapter | Iterable[Adapter] = (),
     memory: str = "map",
 ) -> Model:
     """Opens a model file; without a path the built-in model. Reads its header and tables and maps the rest.
@@ -46,6 +47,7 @@ def load(
     and physical cores, see `llamac inspect`. isa: a kernel set that `llamac inspect` lists (default: the environment
     variable LLAMAC_ISA, else the best of this machine).
     tokenizer: a tokenizer file or directory to use instead of the file's own, of any kind that `llamac export` reads.
+    lora: adapters that are added to the weights' products: PEFT directories, or pairs of one and its strength.
     memory: "map" reads weights when they are first needed; "populate" reads them all now; "huge" does so and asks the
     kernel for huge pages. Processes share one copy in each case.
 
@@ -54,7 +56,17 @@ def load(
     if device != "cpu":
         raise UnsupportedError(f"device is {device!r}: this version computes on 'cpu' only")
     other = Tokenizer.from_file(file_path(tokenizer, "tokenizer")) if tokenizer is not None else None
-    return Model(FlatFile(model_path(path), memory), context=context, kv=kv, threads=threads, isa=isa, tokenizer=other)
+    adapted = adapters(lora)
+    file = FlatFile(model_path(path), memory)
+    if adapted:
+        from llamac.export.lora import attach
+
+        try:
+            attach(file, adapted)
+        except BaseException:
+            file.close()
+            raise
+    return Model(file, context=context, kv=kv, threads=threads, isa=isa, tokenizer=other)
 
 
 def model_path(path: str | Path | None) -> Path:
