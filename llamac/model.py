@@ -156,14 +156,18 @@ class Model:
 
     # ---- text and tokens
 
-    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Token ids of a text. add_special: with BOS (and never EOS) by the model's rule, exactly once."""
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a prompt.
+
+        add_special: with BOS (and never EOS) by the model's rule, exactly once. parse_special: names of special tokens
+        in it become those tokens, as prompts that follow a chat format need it.
+        """
         self._check_open()
         tokenizer = self.tokenizer
         if isinstance(text, str) and len(text) >= LONG_TEXT and in_main_thread():
-            ids = interruptible(lambda: tokenizer.encode(text), None)
+            ids = interruptible(lambda: tokenizer.encode(text, parse_special=parse_special), None)
         else:
-            ids = tokenizer.encode(text)
+            ids = tokenizer.encode(text, parse_special=parse_special)
         bos = self.special.bos_id
         if add_special and self.special.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)

@@ -57,7 +57,7 @@ def test_vectors_from_vocab_and_merges(data_dir: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(tmp_path / "vocab.json")
     check_vectors(tokenizer, vectors(data_dir, "gpt-2"))
     assert tokenizer.special == SpecialTokens(50256, False, False, 50256, (50256,))
-    assert tokenizer.encode("a<|endoftext|>") == [64, 50256]
+    assert tokenizer.encode("a<|endoftext|>", parse_special=True) == [64, 50256]
 
 
 @pytest.fixture
@@ -121,8 +121,20 @@ def test_special_tokens_are_added_once(small_spm: Tokenizer) -> None:
     both = Tokenizer.from_json(small_spm.json, dataclasses.replace(small_spm.special, add_eos=True))
     assert both.encode("ab") == [261]
     assert both.encode("ab", add_special=True) == [1, 261, 2]
-    assert both.encode("<s>ab</s>", add_special=True) == [1, 261, 2]
+    assert both.encode("<s>ab</s>", add_special=True, parse_special=True) == [1, 261, 2]
     assert both.encode("", add_special=True) == [1, 2]
+
+
+def test_names_of_special_tokens_are_text_unless_asked_for(small_spm: Tokenizer, small_bpe: Tokenizer) -> None:
+    for tokenizer, name in ((small_spm, "</s>"), (small_bpe, "<|end|>")):
+        special, text = tokenizer.id_of(name), f"ab{name}ab"
+        assert special in tokenizer.encode(text, parse_special=True)
+        ids = tokenizer.encode(text)
+        assert special not in ids
+        assert b"".join(map(tokenizer.token_bytes, ids)).decode().strip() == text
+        assert tokenizer.encode(text, parse_special=True).count(special) == 1  # the one does not change the other
+        assert special not in tokenizer.encode(text)
+    assert small_spm.encode("<s>", add_special=True)[0] == 1 != small_spm.encode("<s>", add_special=True)[1]
 
 
 def test_added_tokens_are_text(small_bpe: Tokenizer) -> None:
