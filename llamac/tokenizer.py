@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 LONG_TEXT = 20_000  # characters from which other threads can run while a text is encoded, which takes some 10 ms
 SPACE_MARK = "▁"  # SentencePiece writes a space as U+2581
+BYTE_PIECE = re.compile("<0x[0-9A-Fa-f]{2}>")
 WORD_PIECE_PREFIX = "##"  # of BERT's pieces that continue a word
 # What BERT's decoder writes without a space in front.
 _WORD_PIECE_CLEANUP = {text: text for text in (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")}
@@ -196,11 +197,8 @@ class _Pieces:
         if self.rules.kind == "wpm" and token not in self.added:
             rest = text.removeprefix(WORD_PIECE_PREFIX)
             return (rest if rest != text else _WORD_PIECE_CLEANUP.get(text, " " + text)).encode()
-        if self.rules.byte_fallback and len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-            try:
-                return bytes.fromhex(text[3:5])
-            except ValueError:
-                pass
+        if self.rules.byte_fallback and BYTE_PIECE.fullmatch(text):
+            return bytes.fromhex(text[3:5])
         return (text.replace(self.rules.spaces, " ") if self.rules.spaces else text).encode()
 
 

@@ -214,6 +214,23 @@ def test_gguf_sentencepiece() -> None:
         from_gguf(spm_gguf(remove_extra_whitespaces=True))
 
 
+def test_gguf_pieces_of_spaces_that_users_defined() -> None:
+    pieces = [*dict(spm_gguf())["tokenizer.ggml.tokens"][2], "▁▁", "▁▁▁"]
+    scores = [*dict(spm_gguf())["tokenizer.ggml.scores"][2], 0.0, 0.0]
+    types = [*dict(spm_gguf())["tokenizer.ggml.token_type"][2], 4, 4]
+    changes = {"tokens": ("[", "s", pieces), "scores": ("[", "f", scores), "token_type": ("[", "i", types)}
+    tokenizer = from_gguf(spm_gguf(**changes, add_space_prefix=False))
+    two, three = tokenizer.id_of("▁▁"), tokenizer.id_of("▁▁▁")
+    assert tokenizer.encode("a   a  a") == [
+        tokenizer.id_of("a"),
+        three,
+        tokenizer.id_of("a"),
+        two,
+        tokenizer.id_of("a"),
+    ]
+    assert tokenizer.decode(tokenizer.encode("a   a  a")) == "a   a  a"
+
+
 def test_gguf_bpe_on_text_itself() -> None:
     tokenizer = from_gguf(raw_bpe_gguf())
     ids = {text: tokenizer.id_of(text) for text in ("▁hell", "\n\n\n", "\n\n", "\n", "▁▁", "a", "<0xC3>", "<0xA9>")}
