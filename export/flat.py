@@ -16,7 +16,15 @@ from llamac.strips import STRIP_ROWS, unpack_tensor
 from llamac.tokenizer import SpecialTokens
 
 # What the exporter takes from a file's metadata.
-METADATA_TYPES: dict[str, type] = {"name": str, "architecture": str, "source": dict, "tokenizer": dict, "config": dict}
+METADATA_TYPES: dict[str, type] = {
+    "name": str,
+    "architecture": str,
+    "source": dict,
+    "tokenizer": dict,
+    "config": dict,
+    "chat_templates": dict,
+    "special_tokens": dict,
+}
 
 
 def read(path: Path, progress: Progress = silent) -> Checkpoint:

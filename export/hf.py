@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
+from llamac.export import chat_templates
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.families import FAMILIES, HEAD
 from llamac.export.family import Family, Module
@@ -54,13 +54,16 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
         tensors[f"rope.{i}.inv_freq"] = LazyTensor.of(table.inv_freq)
         if table.inv_freq_long is not None:
             tensors[f"rope.{i}.inv_freq_long"] = LazyTensor.of(table.inv_freq_long)
+    templates = chat_templates.from_folder(folder, warnings)
     metadata = {
         "name": folder.resolve().name,
         "architecture": family.model_type,
         "source": {"format": "huggingface", "files": ["config.json", *files]},
         "config": values,
+        **chat_templates.to_metadata(templates),
     }
-    return Checkpoint(model, tensors, chat_template=_chat_template(folder, warnings), metadata=metadata)
+    template = chat_templates.default_text(templates)
+    return Checkpoint(model, tensors, chat_template=template, metadata=metadata)
 
 
 # ---- files
@@ -299,34 +302,3 @@ def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:
         return False
     pairs = zip(one.lazy().chunks(), other.lazy().chunks(), strict=True)
     return all(np.array_equal(rows, others) for (_, rows), (_, others) in pairs)
-
-
-# ---- chat template
-
-
-def _chat_template(folder: Path, warnings: list[str]) -> str:
-    """The chat template: of its own file, or of tokenizer_config.json; "" if there is none."""
-    own = folder / "chat_template.jinja"
-    if own.is_file():
-        try:
-            return own.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise ExportError(f"{own} is not UTF-8") from None
-    if not (folder / "tokenizer_config.json").is_file():
-        return ""
-    template: Any = read_object(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-        if template is None:
-            names = ", ".join(map(str, named))
-            warnings.append(f"none of the chat templates ({names}) is named 'default': none is stored")
-    if template is not None and not isinstance(template, str):
-        raise ExportError("tokenizer_config.json: chat_template is neither a text nor a list of named texts")
-    try:
-        (template or "").encode()
-    except UnicodeEncodeError:
-        raise ExportError(
-            "tokenizer_config.json: chat_template holds a lone surrogate, which is no character"
-        ) from None
-    return template or ""

@@ -9,11 +9,13 @@ with llamac.load("model.bin") as model:
 """
 
 from llamac._core import stages as _stages
+from llamac.chat import ChatTemplate
 from llamac.errors import (
     ArgumentError,
     ArgumentTypeError,
     BusyError,
     CancelledError,
+    ChatTemplateError,
     ClosedError,
     ContextFullError,
     ExportError,
@@ -38,6 +40,8 @@ __all__ = [
     "ArgumentTypeError",
     "BusyError",
     "CancelledError",
+    "ChatTemplate",
+    "ChatTemplateError",
     "ClosedError",
     "Completion",
     "ContextFullError",

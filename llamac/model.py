@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ from llamac.session import Session, as_ids
 from llamac.tokenizer import LONG_TEXT, SpecialTokens, Tokenizer
 
 if TYPE_CHECKING:
+    from llamac.chat import ChatTemplate
     from llamac.generation import Completion, Stream
     from llamac.session import Logits
 
@@ -81,6 +82,12 @@ def model_path(path: str | Path | None) -> Path:
     return path
 
 
+def _texts(value: object) -> dict[str, str]:
+    """The texts by name that an entry of the metadata holds; other programs may write something else there."""
+    entries = value.items() if isinstance(value, dict) else ()
+    return {name: text for name, text in entries if isinstance(name, str) and isinstance(text, str)}
+
+
 class Model:
     """An opened model; immutable, may be used by many threads at once. A context manager.
 
@@ -107,6 +114,7 @@ class Model:
         self.special = SpecialTokens.from_config(self.config)
         self.n_token_ids: int = self.config["n_token_ids"]
         self._tokenizer = tokenizer
+        self._tokenizer_given = tokenizer is not None
         self._lock = threading.Lock()
         if tokenizer is not None:
             self._use_other_tokenizer(tokenizer)
@@ -168,14 +176,18 @@ class Model:
 
     # ---- text and tokens
 
-    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Token ids of a text. add_special: with BOS (and never EOS) by the model's rule, exactly once."""
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a prompt.
+
+        add_special: with BOS (and never EOS) by the model's rule, exactly once. parse_special: names of special tokens
+        in it become those tokens, as prompts that follow a chat format need it.
+        """
         self._check_open()
         tokenizer = self.tokenizer
         if isinstance(text, str) and len(text) >= LONG_TEXT and in_main_thread():
-            ids = interruptible(lambda: tokenizer.encode(text), None)
+            ids = interruptible(lambda: tokenizer.encode(text, parse_special=parse_special), None)
         else:
-            ids = tokenizer.encode(text)
+            ids = tokenizer.encode(text, parse_special=parse_special)
         bos = self.special.bos_id
         if add_special and self.special.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
@@ -185,6 +197,56 @@ class Model:
         """The text of token ids, without special tokens."""
         self._check_open()
         return self.tokenizer.decode(as_ids(ids))
+
+    # ---- chat
+
+    @functools.cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat templates, or None if it has none."""
+        from llamac.chat import DEFAULT, ChatTemplate
+
+        self._check_open()
+        texts, tokens = _texts(self.metadata.get("chat_templates")), _texts(self.metadata.get("special_tokens"))
+        if self.file.sections["template"].bytes:
+            texts[DEFAULT] = self.file.text("template")
+        if not texts:
+            return None
+        for name, token in (("bos_token", self.special.bos_id), ("eos_token", self.special.eos_id)):
+            if self.has_tokenizer and token is not None and (name not in tokens or self._tokenizer_given):
+                tokens[name] = self.tokenizer.token_bytes(token).decode("utf-8", "replace")
+        return ChatTemplate(texts, tokens)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt that the model's chat template makes of messages; arguments as for `ChatTemplate.render`.
+
+        ArgumentError if the model has no chat template. `generate` and `stream` take the text as it is: a BOS that the
+        template wrote is not doubled.
+        """
+        if self.chat_template is None:
+            raise ArgumentError("this model has no chat template: give a prompt in the form that it was trained on")
+        return self.chat_template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            documents=documents,
+            continue_final_message=continue_final_message,
+            template=template,
+            **variables,
+        )
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Token ids of `chat_prompt`: BOS and EOS are there where the template wrote them, and nowhere else."""
+        return self.tokenize(self.chat_prompt(messages, **options), add_special=False)
 
     # ---- computing
 

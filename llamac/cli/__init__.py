@@ -160,12 +160,19 @@ def _add_run(commands: Commands) -> None:
         epilog="examples:\n"
         '  llamac run -i "Once upon a time"\n'
         '  llamac run model.bin -i "Once" -t 0.8 -p 0.95 -s 42 -n 100\n'
-        '  echo "The quick brown" | llamac run model.bin --no-echo\n',
+        '  echo "The quick brown" | llamac run model.bin --no-echo\n'
+        '  llamac run chat.bin --chat --system "Be brief." -i "What is a whale?"\n',
     )
     _add_model(parser, f"a model file made by `llamac export`, or {BUILT_IN} (default: stories)")
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("-i", dest="prompt", metavar="PROMPT", help="the text to continue")
     prompt.add_argument("-f", dest="file", metavar="FILE", help="read the prompt from a file (- for standard input)")
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="the prompt is a user's message for the model's chat template; the answer alone is printed",
+    )
+    parser.add_argument("--system", metavar="TEXT", help="with --chat: a system message in front of the user's")
     parser.add_argument(
         "-n",
         dest="steps",
