@@ -36,7 +36,7 @@ from llamac.export.writer import (
 from llamac.flatfile import MAGIC, NUMERICS
 from llamac.machine import plan_threads
 from llamac.progress import Progress, silent
-from llamac.sources import find
+from llamac.sources import HF_ENDINGS, find
 from llamac.strips import QUANTIZED
 from llamac.tokenizer import SpecialTokens, Tokenizer
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 TARGETS = ("llamac", "hf", "llama2c")
 SOURCES = "a Hugging Face directory, a llama2.c model file or a flat file"
-HF_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin.index.json", "config.json")
 
 
 @dataclass

@@ -303,7 +303,7 @@ def digests_of(
         started, stamp = time.time_ns(), _stamp(path)
 
         def tell(count: int, before: int = done) -> None:
-            progress("reading the source", min(before + count, total), total)
+            progress("reading", min(before + count, total), total)
 
         found[name] = sha256_of_file(path, tell)
         done += stamp[2]

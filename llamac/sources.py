@@ -25,12 +25,13 @@ FOREIGN = (
     (b"GGUF", 0),
     (b"24ka", 0),
     (b"PK\3\4", 0),
-    (b"\x80\2", 0),
+    *((bytes([0x80, protocol]), 0) for protocol in range(2, 6)),
     (b'{"', 8),
     (b"version https://git-lfs", 0),
 )
 # A file that names its directory, in the order in which the import of a directory takes them.
 HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+HF_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin.index.json", "config.json")
 # Files of a Hugging Face directory that an import may read beside the weights.
 HF_TEXTS = (".json", ".jinja", ".txt", ".model", ".gguf")  # the last one as a tokenizer
 TOKENIZERS = ("tokenizer.bin",)
@@ -84,7 +85,7 @@ def is_foreign(path: Path) -> bool:
         head = file.read(HEAD_BYTES)
     if not head or head.startswith(MAGIC):
         return False
-    if any(head[at:].startswith(magic) for magic, at in FOREIGN):
+    if path.name.endswith(HF_ENDINGS) or any(head[at:].startswith(magic) for magic, at in FOREIGN):
         return True
     from llamac.export.llama2c_header import looks_like_llama2c
 

@@ -10,9 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from vocab_samples import tokenizer_json, write_json
 
 from builders import byte_ids, checkpoint, gpt2_config, llama_config, script_checkpoint, write_llama2c_v0, write_model
 from commands import Command, Result, Terminal
+from golden.cases import CASES
+from golden.tiny_checkpoints import write_checkpoint
 from llamac import cache, machine
 from llamac.cli import run_command
 
@@ -105,6 +108,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LLAMAC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "SETTLED_NS", -(10**18))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def checkpoint_folder(tmp_path: Path) -> Path:
+    """A Hugging Face directory."""
+    return write_json(write_checkpoint(tmp_path / "hf", CASES["llama"].config), tokenizer=tokenizer_json())
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from llamac.progress import Progress, silent
 
-BYTES = ("verifying", "writing", "reading the source", "downloading")  # phases that count bytes
+BYTES = ("verifying", "writing", "reading", "downloading")  # phases that count bytes
 
 
 @contextlib.contextmanager
