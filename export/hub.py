@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -339,12 +340,14 @@ class _Downloads:
     def _bring_large(self, name: str, bar: Callable[..., Any]) -> bool:
         """Downloads a large file to where the client looks for it, from the byte on at which an earlier process was
         broken off; the client itself would begin anew. False where this is left to the client: the file is a small
-        one, or the hub has it in chunks of its own (Xet), of which the client keeps those that it has."""
+        one, or comes in the hub's own chunks (Xet), several at a time."""
         client, repo = self._client, self._wanted.repo
         url = client.hf_hub_url(repo, name, revision=self._files.commit)
         found = client.get_hf_file_metadata(url)
         etag, size = str(found.etag), found.size  # of a large file it is its SHA-256
-        if not _SHA256.fullmatch(etag) or size is None or found.xet_file_data is not None:
+        has_xet = not client.constants.HF_HUB_DISABLE_XET and find_spec("hf_xet") is not None
+        in_chunks = found.xet_file_data is not None and has_xet
+        if not _SHA256.fullmatch(etag) or size is None or in_chunks:
             return False
         blob = _place(client, self._wanted) / "blobs" / etag
         partial = blob.with_name(f"{etag}.llamac.incomplete")

@@ -36,6 +36,7 @@ class Hub:
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     tokens: set[str | None] = field(default_factory=set)  # that came to the store
     tells_checksums: bool = True
+    has_xet: bool = False  # whether large files may be had by the hub's own protocol, which this server does not speak
     status: int = 0
     url: str = ""
     store: str = ""  # another host, as far as names tell
@@ -122,6 +123,9 @@ class _Handler(BaseHTTPRequestHandler):
         if name.endswith(LARGE):
             digest = hashlib.sha256(data).hexdigest()
             headers |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(data)), "ETag": '"elsewhere"'}
+            if hub.has_xet:
+                refresh = f'<{hub.url}/api/models/{repo}/xet-read-token/main>; rel="xet-auth"'
+                headers |= {"X-Xet-Hash": digest, "Link": refresh}
             return self._send(302, b"", {**headers, "Location": f"{hub.store}/store/{repo}/{name}"})
         headers["ETag"] = f'"{hashlib.sha1(data).hexdigest()}"'
         return self._send(200, data, headers)

@@ -416,3 +416,16 @@ def test_the_environment_is_the_clients(server: Hub, expected: bytes, tmp_path: 
     server.requests.clear()
     assert output_of(code, **known, HF_HUB_OFFLINE="1") == f"{expected.hex()}\n"
     assert server.requests == []
+
+
+def test_what_comes_in_chunks_is_left_to_the_client(
+    server: Hub, expected: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's own protocol is the client's; without what speaks it the file comes as any other."""
+    server.has_xet = True
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    assert logits("hf:org/name") == expected
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    downloads = hub._Downloads(client, hub.parse("hf:org/name"), hub._listed(client, hub.parse("hf:org/name")), print)
+    monkeypatch.setattr(hub, "find_spec", lambda name: object())
+    assert downloads._bring_large("model.safetensors", downloads._bar()) is False

@@ -173,7 +173,7 @@ def test_bars_cost_nothing_until_there_is_one(tiny_llama: Path, tmp_path: Path) 
         import sys
         from llamac.cli import run_command
         sys.stderr.isatty = lambda: True
-        run_command(["run", sys.argv[1], "-i", "a", "-n", "2", "-q"])
+        run_command(["run", sys.argv[1], "-i", "a", "-n", "8", "-q"])
         print("rich" in sys.modules)
     """
     assert output_of(code, tiny_llama).endswith("False\n")
