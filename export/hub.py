@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -21,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 from llamac.cache import Cache, digests_of, locked, sha256_of_file
 from llamac.errors import ArgumentError, HubError, UnsupportedError
 from llamac.progress import Progress
-from llamac.sources import GGUF_PART, HF_WEIGHTS, HUB, files_of
+from llamac.sources import HF_WEIGHTS, HUB, files_of, gguf_models
 
 FORM = "hf:ORG/NAME[@REVISION], or to choose a GGUF file hf:ORG/NAME/FILE.gguf or hf:ORG/NAME:Q4_K_M"
 # Files that tell of a model beside its weights.
@@ -124,10 +125,12 @@ class _Unreachable(Exception):
 
 
 def _listed(client: Any, wanted: Wanted) -> _Files:
+    ask = partial(client.HfApi(library_name="llamac").model_info, wanted.repo, revision=wanted.revision, timeout=20)
     with _hub_errors(client, wanted):
-        info = client.HfApi(library_name="llamac").model_info(
-            wanted.repo, revision=wanted.revision, files_metadata=True, timeout=20
-        )
+        try:
+            info = ask(files_metadata=True)
+        except (KeyError, TypeError):  # mirrors do not always tell of sizes and checksums in full
+            info = ask()
     names, known, sizes = [], {}, {}
     for sibling in info.siblings or ():
         names.append(sibling.rfilename)
@@ -222,17 +225,6 @@ def choose(wanted: Wanted, files: Iterable[str], read: Callable[[str], bytes]) -
         f"{HUB}{wanted.repo} holds no model: neither config.json with {', '.join(HF_WEIGHTS)}, nor a GGUF file"
         f"{_are_there(sorted(names))}"
     )
-
-
-def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
-    """The GGUF files that are models, by name: each with all its parts. Parts of other models are left out."""
-    found: dict[str, list[str]] = {}
-    for name in sorted(names):
-        if not name.endswith(".gguf") or "mmproj" in name.lower() or "imatrix" in name.lower():
-            continue
-        part = GGUF_PART.fullmatch(name)
-        found.setdefault(part[1] + ".gguf" if part else name, []).append(name)
-    return found
 
 
 def _has_word(name: str, word: str) -> bool:
@@ -350,17 +342,17 @@ class _Downloads:
         if not _SHA256.fullmatch(etag) or size is None or in_chunks:
             return False
         blob = _place(client, self._wanted) / "blobs" / etag
-        partial = blob.with_name(f"{etag}.llamac.incomplete")
+        part = blob.with_name(f"{etag}.llamac.incomplete")
         blob.parent.mkdir(parents=True, exist_ok=True)
-        with locked(partial), open(partial, "ab", buffering=0) as file:
+        with locked(part), open(part, "ab", buffering=0) as file:
             if blob.exists():  # another process has brought it meanwhile
-                partial.unlink()
+                part.unlink()
                 return False
             if file.tell() > size:
                 file.truncate(0)
             self._receive(url, file, size, bar(total=size, initial=file.tell()))
-            self._check(name, partial, etag)
-            os.replace(partial, blob)
+            self._check(name, part, etag)
+            os.replace(part, blob)
         return True
 
     def _receive(self, url: str, file: BinaryIO, size: int, bar: Any) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from llamac.arguments import file_path, wrong_type
-from llamac.errors import ArgumentError
+from llamac.errors import ArgumentError, ExportError
 from llamac.flatfile import MAGIC, FlatFile
 from llamac.progress import Progress, silent
 
@@ -63,16 +63,33 @@ def find(source: str | Path | None, progress: Progress = silent, cache: bool | s
         return Source(*hub.fetch(str(source), progress, cache_in(cache)))
     if str(path) in models.NAMES and not os.path.lexists(path):
         return Source(models.path(str(path)))
-    return Source(_folder_of(path))
+    return Source(_model_of(path))
 
 
-def _folder_of(path: Path) -> Path:
-    """The Hugging Face directory of a file of weights in it, if that file is what the import of it reads."""
+def _model_of(path: Path) -> Path:
+    """The Hugging Face directory of a file of weights in it, if that file is what the import of it reads; and of a
+    folder that is none the GGUF model in it."""
+    if path.is_dir() and not (path / "config.json").exists():
+        models = gguf_models(place.name for place in path.iterdir() if place.is_file())
+        if len(models) > 1:
+            raise ExportError(f"{path} holds several models, name one of them: {', '.join(models)}")
+        return next((path / parts[0] for parts in models.values()), path)
     if path.name in HF_WEIGHTS and path.is_file() and (path.parent / "config.json").is_file():
         taken = next(name for name in HF_WEIGHTS if (path.parent / name).is_file())
         if path.name == taken:
             return path.parent
     return path
+
+
+def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
+    """The GGUF files that are models, by name: each with all its parts. Parts of other models are left out."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if not name.endswith(".gguf") or "mmproj" in name.lower() or "imatrix" in name.lower():
+            continue
+        part = GGUF_PART.fullmatch(name)
+        found.setdefault(part[1] + ".gguf" if part else name, []).append(name)
+    return found
 
 
 def is_foreign(path: Path) -> bool:

@@ -36,6 +36,7 @@ class Hub:
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     tokens: set[str | None] = field(default_factory=set)  # that came to the store
     tells_checksums: bool = True
+    tells_half: bool = False  # of checksums, as some mirrors do
     has_xet: bool = False  # whether large files may be had by the hub's own protocol, which this server does not speak
     status: int = 0
     url: str = ""
@@ -101,6 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _info(self, hub: Hub, path: str) -> None:
         repo, _, revision = path.partition("/revision/")
+        has_asked = "blobs=" in self.path.lower()
         is_allowed = self.headers.get("Authorization") == f"Bearer {hub.token}"
         gated = repo in hub.gated and not is_allowed  # the hub tells everybody what a gated repository holds
         files = hub.repos.get(repo) if gated else self._files(hub, repo, revision or "main")
@@ -109,8 +111,12 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = []
         for name, data in files.items():
             sibling: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": hashlib.sha1(data).hexdigest()}
-            if name.endswith(LARGE) and hub.tells_checksums:
-                sibling["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+            if name.endswith(LARGE) and hub.tells_checksums and has_asked:
+                sibling["lfs"] = (
+                    {"oid": "sha256"}
+                    if hub.tells_half
+                    else {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+                )
             siblings.append(sibling)
         info = {"id": repo, "modelId": repo, "sha": hub.commit(repo), "siblings": siblings, "private": False}
         self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"})

@@ -273,6 +273,12 @@ def test_what_the_hub_has_not(name: str, message: str, server: Hub, llamac_comma
     assert re.search(message, done.err)
 
 
+def test_a_mirror_may_tell_less(server: Hub, expected: bytes) -> None:
+    server.tells_half = True
+    assert logits("hf:org/name") == expected
+    assert sorted(set(server.asked("GET"))) == NEEDED
+
+
 def test_export_and_inspect_take_it_too(server: Hub, expected: bytes, llamac_command: Command, tmp_path: Path) -> None:
     assert llamac_command("export", "hf:org/name", tmp_path / "out.bin").code == 0
     with llamac.load(tmp_path / "out.bin") as model:

@@ -22,7 +22,7 @@ from golden.cases import CASES
 from golden.tiny_checkpoints import tensors, write_checkpoint
 from llamac.cache import Cache
 from llamac.errors import ExportError
-from llamac.sources import files_of, is_foreign
+from llamac.sources import files_of, find, is_foreign
 from processes import TIMEOUT, output_of
 from torch_samples import write_torch
 
@@ -55,6 +55,17 @@ def test_all_parts_of_a_gguf_file_belong_together(tmp_path: Path) -> None:
         assert files_of(tmp_path / name) == {f"part {n}": tmp_path / names[n - 1] for n in (1, 2, 3)}
     (tmp_path / "whole.gguf").write_bytes(b"GGUF")
     assert files_of(tmp_path / "whole.gguf") == {"": tmp_path / "whole.gguf"}
+
+
+def test_a_folder_may_hold_one_gguf_model(tmp_path: Path) -> None:
+    for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "mmproj-m.gguf", "README.md"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    assert find(tmp_path).path == tmp_path / "m-00001-of-00002.gguf"
+    (tmp_path / "n.gguf").touch()
+    with pytest.raises(ExportError, match=r"holds several models, name one of them: m\.gguf, n\.gguf"):
+        find(tmp_path)
+    (tmp_path / "config.json").touch()
+    assert find(tmp_path).path == tmp_path
 
 
 READS = """
