@@ -85,23 +85,20 @@ def fetch(text: str, progress: Progress, notes: Cache | None) -> tuple[Path, str
     """
     wanted = parse(text)
     client = _client()
-    path = _kept(client, wanted) if _COMMIT.fullmatch(wanted.revision) else None  # a commit never changes
     known: Mapping[str, str] = {}
-    if path is None:
+    try:
+        files = _listed(client, wanted)
+    except _Unreachable as error:
+        path = _kept(client, wanted, str(error))
+    else:
+        known = files.known
         try:
-            files = _listed(client, wanted)
+            with _hub_errors(client, wanted):
+                path = _bring(client, wanted, files, progress)
         except _Unreachable as error:
-            path = _kept(client, wanted, str(error))
-        else:
-            known = files.known
-            try:
-                with _hub_errors(client, wanted):
-                    path = _bring(client, wanted, files, progress)
-            except _Unreachable as error:
-                raise HubError(
-                    f"{HUB}{wanted.repo}: the download was broken off ({error}): run this again, it goes on from there"
-                ) from None
-    assert path is not None
+            raise HubError(
+                f"{HUB}{wanted.repo}: the download was broken off ({error}): run this again, it goes on from there"
+            ) from None
     _verify(wanted, path, known, progress, notes)
     return path, None if path.is_file() else wanted.repo
 
@@ -374,6 +371,8 @@ class _Downloads:
                         file.write(piece)
                         bar.update(len(piece))
                         attempts = 0
+                if file.tell() == begun:
+                    raise ConnectionError("the hub sent nothing")
             except self._client.errors.HfHubHTTPError:
                 raise
             except _network_errors(self._client) as error:
@@ -386,9 +385,8 @@ class _Downloads:
 # ---- what is here
 
 
-def _kept(client: Any, wanted: Wanted, reason: str | None = None) -> Path | None:
-    """The model in the client's cache, as its documentation lays that out. Without a reason why it must be there: None
-    where it is not; with one: HubError."""
+def _kept(client: Any, wanted: Wanted, reason: str) -> Path:
+    """The model in the client's cache, as its documentation lays that out. reason: why the hub cannot be asked."""
     place = _place(client, wanted)
     commit = wanted.revision
     if not _COMMIT.fullmatch(commit):
@@ -397,15 +395,11 @@ def _kept(client: Any, wanted: Wanted, reason: str | None = None) -> Path | None
     folder = place / "snapshots" / commit
     here = f"the hub cannot be reached ({reason})"
     if not folder.is_dir():
-        if reason is None:
-            return None
         raise HubError(f"{HUB}{wanted.repo}: {here}, and revision {wanted.revision!r} is not in {place.parent}")
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     try:
         taken = choose(wanted, names, lambda name: (folder / name).read_bytes())
     except HubError as error:
-        if reason is None:
-            return None
         raise HubError(f"{here}, and its copy in {place.parent} is not whole: {error}") from None
     return folder / taken[0] if taken[0].endswith(".gguf") else folder
 

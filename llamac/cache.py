@@ -231,20 +231,21 @@ class Cache:
         used longest ago, until the rest is not larger. dry_run: tells what would be removed. What other processes are
         writing stays; models that are open may be removed, who has them open keeps them.
         """
-        now = time.time()
-        gone: list[Removal] = []
-        kept = 0
-        for entry in self.entries():
+        now, gone = time.time(), []
+        entries = self.entries()
+        size = sum(entry.bytes for entry in entries)
+        # the models that nobody asks for come first: what they take need not be taken from others
+        for entry in sorted(entries, key=lambda entry: (entry.problem is None, entry.used)):
             reason = entry.problem
             if everything:
                 reason = reason or "all"
             if older_than is not None and now - entry.used > older_than:
                 reason = reason or f"not used for {(now - entry.used) / 86400:.1f} days"
-            if max_bytes is not None and kept + entry.bytes > max_bytes:
+            if max_bytes is not None and size > max_bytes:
                 reason = reason or "the cache is too large"
             if reason is None or not self._is_free(entry.key):
-                kept += entry.bytes
                 continue
+            size -= entry.bytes
             gone.append(Removal(entry.source, reason, entry.bytes))
             if not dry_run:
                 self.path(entry.key).unlink(missing_ok=True)

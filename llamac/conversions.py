@@ -39,8 +39,8 @@ def converted(request: Request, cache: bool | str | Path, progress: Progress, wa
         return _temporary(request, progress, warn)
     digests = place.digests(request.path, files_of(request.path), progress)
     key = key_of(digests, request.dtype, request.probes)
-    for key_of_one in (key, key_of(digests, request.dtype, True)):  # one that has probes will do in any case
-        if file := place.find(key_of_one, request.memory):
+    for fitting in dict.fromkeys((key, key_of(digests, request.dtype, True))):  # one with probes will do in any case
+        if file := place.find(fitting, request.memory):
             return file
     with contextlib.ExitStack() as stack:
         try:

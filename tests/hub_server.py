@@ -36,6 +36,7 @@ class Hub:
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     tokens: set[str | None] = field(default_factory=set)  # that came to the store
     tells_checksums: bool = True
+    ignores_ranges: bool = False
     tells_half: bool = False  # of checksums, as some mirrors do
     has_xet: bool = False  # whether large files may be had by the hub's own protocol, which this server does not speak
     status: int = 0
@@ -142,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = hub.repos[f"{org}/{repo}"][name]
         if name in hub.damaged:
             data = data[:-1] + bytes([data[-1] ^ 1])
-        wanted = self.headers.get("Range")
+        wanted = None if hub.ignores_ranges else self.headers.get("Range")
         start = int(wanted.removeprefix("bytes=").partition("-")[0]) if wanted else 0
         headers = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if wanted else {}
         if self.command == "GET" and hub.broken:

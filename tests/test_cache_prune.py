@@ -87,6 +87,7 @@ def test_pruning_by_age_and_size(filled: Cache) -> None:
     assert filled.prune(max_bytes=sum(sizes)) == []
     assert [gone.bytes for gone in filled.prune(max_bytes=sum(sizes) - 1)] == [sizes[1]]
     assert dtypes(filled) == ["q8"]
+    assert [gone.reason for gone in filled.prune(max_bytes=sizes[0] - 1, dry_run=True)] == ["the cache is too large"]
     filled.prune(everything=True)
     assert dtypes(filled) == []
     assert [path.name for path in filled.place.rglob("*") if path.is_file()] == ["CACHEDIR.TAG"]

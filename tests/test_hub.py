@@ -299,6 +299,18 @@ def test_a_transfer_that_breaks_goes_on(breaks: list[int], server: Hub, expected
     assert (max(begun) if begun else 0) == sum(breaks)
 
 
+def test_a_server_that_begins_anew_is_followed(server: Hub, expected: bytes) -> None:
+    server.broken, server.ignores_ranges = [100_000], True
+    assert logits("hf:org/name") == expected
+
+
+def test_a_server_that_sends_nothing_is_given_up(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.broken, server.ignores_ranges = [100_000] + [0] * 100, True
+    monkeypatch.setattr(hub, "ATTEMPTS", 2)
+    with pytest.raises(HubError, match="was broken off"):
+        logits("hf:org/name")
+
+
 def test_of_two_that_want_it_one_downloads(server: Hub, expected: bytes) -> None:
     with ThreadPoolExecutor(2) as pool:
         found = [done.result() for done in [pool.submit(logits, "hf:org/name") for _ in range(2)]]
@@ -408,6 +420,15 @@ def test_what_is_here_needs_no_hub(
     (snapshot / "model.safetensors").unlink()
     with pytest.raises(HubError, match=r"cannot be reached \(.+\), and its copy in .* is not whole: .*holds no model"):
         logits("hf:org/name")
+
+
+def test_what_another_program_has_left_out_is_brought(server: Hub, expected: bytes, tmp_path: Path) -> None:
+    assert logits("hf:org/name") == expected
+    commit = server.commit("org/name")
+    for name in ("hf:org/name", f"hf:org/name@{commit}"):
+        (tmp_path / "hub" / "models--org--name" / "snapshots" / commit / "tokenizer.json").unlink()
+        with llamac.load(name, cache=False) as model:
+            assert model.has_tokenizer
 
 
 def test_the_environment_is_the_clients(server: Hub, expected: bytes, tmp_path: Path) -> None:
