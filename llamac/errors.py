@@ -39,6 +39,10 @@ class ExportError(LlamacError, ValueError):
     """A checkpoint cannot be converted."""
 
 
+class HubError(LlamacError, OSError):
+    """A model on the Hugging Face Hub is not there, is not given, comes damaged, or cannot be reached."""
+
+
 class ContextFullError(LlamacError, RuntimeError):
     """The request needs more positions than the context has."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import threading
+import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,9 @@ from llamac.arguments import Adapter, adapters, file_path
 from llamac.errors import ArgumentError, ClosedError, UnsupportedError
 from llamac.flatfile import FlatFile
 from llamac.interrupt import in_main_thread, interruptible
+from llamac.progress import Progress, silent
 from llamac.session import Session, as_ids
+from llamac.sources import open_model
 from llamac.tokenizer import LONG_TEXT, SpecialTokens, Tokenizer
 
 if TYPE_CHECKING:
@@ -37,10 +39,15 @@ def load(
     tokenizer: str | Path | None = None,
     lora: Adapter | Iterable[Adapter] = (),
     memory: str = "map",
+    dtype: str | None = None,
+    cache: bool | str | Path = True,
+    progress: Progress | None = None,
 ) -> Model:
-    """Opens a model file; without a path the built-in model. Reads its header and tables and maps the rest.
+    """Opens a model; without a path the built-in one. Reads its file's header and tables and maps the rest.
 
-    path: a file, or the name of a built-in model (`llamac.models.NAMES`) where there is no file of that name.
+    path: a flat file, the name of a built-in model (`llamac.models.NAMES`) where there is no file of that name, or
+    anything else that `llamac.export.export` reads: a Hugging Face directory, a GGUF file, a llama2.c file, or
+    "hf:org/name". What is no flat file is converted once; the result is kept in a cache and mapped from then on.
 
     context, kv, threads and isa are what the model's sessions use unless they are told otherwise:
     context: positions per sequence (default: what a request can reach, for `session` the model's). kv: number format of
@@ -51,14 +58,22 @@ def load(
     lora: adapters that are added to the weights' products: PEFT directories, or pairs of one and its strength.
     memory: "map" reads weights when they are first needed; "populate" reads them all now; "huge" does so and asks the
     kernel for huge pages. Processes share one copy in each case.
+    dtype: of the matrices of what is converted, as `export` has it (default: what keeps the source's quality); a flat
+    file of another dtype is converted, too. cache: False converts to a temporary file that is gone when the model is
+    closed; a folder is used instead of the usual one. progress: is told of the way of a download and a conversion, as
+    `export`'s. What the user should know of a conversion is a Python warning.
 
     Raises FileNotFoundError, or ModelError if the file is damaged or no llamac file (the message says what to do).
     """
     if device != "cpu":
         raise UnsupportedError(f"device is {device!r}: this version computes on 'cpu' only")
     other = Tokenizer.from_file(file_path(tokenizer, "tokenizer")) if tokenizer is not None else None
+    told: list[str] = []
+    progress = progress or silent
     adapted = adapters(lora)
-    file = FlatFile(model_path(path), memory)
+    file = open_model(path, memory=memory, dtype=dtype, cache=cache, progress=progress, warn=told.append)
+    for text in told:
+        warnings.warn(text, stacklevel=2)
     if adapted:
         from llamac.export.lora import attach
 
@@ -68,18 +83,6 @@ def load(
             file.close()
             raise
     return Model(file, context=context, kv=kv, threads=threads, isa=isa, tokenizer=other)
-
-
-def model_path(path: str | Path | None) -> Path:
-    """Where a model's file lies: None is the built-in one, and so is the name of a built-in one that no file has."""
-    from llamac import models
-
-    if path is None:
-        return models.path(models.DEFAULT)
-    path = file_path(path, "path")
-    if str(path) in models.NAMES and not os.path.lexists(path):
-        return models.path(str(path))
-    return path
 
 
 def _texts(value: object) -> dict[str, str]:

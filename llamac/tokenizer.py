@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llamac.arguments import file_path, whole_number, wrong_type
-from llamac.errors import ArgumentError, TokenizerError, UnsupportedError
+from llamac.errors import ArgumentError, LlamacError, TokenizerError, UnsupportedError
 from llamac.tokenizer_json import check_structure, library_errors
 
 if TYPE_CHECKING:
@@ -102,6 +102,14 @@ def decode_rules(decoder: dict[str, Any] | None) -> DecodeRules:
         elif kind != "Fuse":
             raise UnsupportedError(f"the tokenizer's decoder {json.dumps(step)} is not supported")
     return DecodeRules("spm", byte_fallback, spaces, strip)
+
+
+def kind_of(data: bytes) -> str:
+    """The kind of a tokenizer.json, "bpe", "spm" or "unknown": takes less time than making a tokenizer of it."""
+    try:
+        return decode_rules(json.loads(data).get("decoder")).kind
+    except (LlamacError, ValueError, AttributeError, TypeError, RecursionError):
+        return "unknown"
 
 
 def byte_alphabet() -> dict[str, int]:

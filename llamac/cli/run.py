@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
+from llamac.cli.loading import load_model
 from llamac.errors import ArgumentError, ContextFullError
 from llamac.generation import Completion
-from llamac.model import Model, load
+from llamac.model import Model
 
 # Bytes of a prompt that are read before it is asked how many the context can hold at most.
 PROMPT_BYTES = 1 << 20
@@ -22,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     if options.system is not None and not options.chat:
         raise ArgumentError("--system goes with --chat only")
     settings = {"context": options.context, "kv": options.kv, "threads": options.threads, "isa": options.isa}
-    with load(options.model, tokenizer=options.tokenizer, **settings) as model:
+    with load_model(options, tokenizer=options.tokenizer, **settings) as model:
         context = model.config["context"] if options.context is None else options.context
         prompt = read_prompt(options, model, context)
         ids = model.chat_ids(chat_messages(options, prompt)) if options.chat else model.tokenize(prompt)
