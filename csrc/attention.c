@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // attention.c - one layer's attention for a chunk of rows: RoPE, the KV cache, and queries against it.
 //
-//     q, k, v -> rotate -> cache -> runs of queries that look at one KV head -> softmax(q K) V -> mix
+//     q, k, v -> norm -> rotate -> cache -> runs of queries that look at one KV head -> softmax(q K) V -> mix
 //
 // The work is a list of items (KV head, some queries), heads outermost: where the team's shares end at heads, a thread reads just the
 // cache that it wrote itself and no barrier is needed in between.
@@ -53,6 +53,16 @@ void attention_prepare(const struct worker *w) {
     }
 }
 
+// Norms of heads by themselves, of n from `head` on; x is the first of them.
+static void head_norms(const struct llamac_session *s, const float *weight, int head, int n, float *x) {
+    const struct config *c = s->model->config;
+    const int head_dim = (int)c->head_dim;
+    for (int i = 0; i < n; i++, x += head_dim) {
+        if (c->qk_norm == QK_NORM_HEAD) s->kernels->norm_rms(x, weight, NULL, c->norm_eps, head_dim, x);
+        if (c->qk_norm == QK_NORM_LAYER_HEAD) s->kernels->norm_layer(x, weight + (head + i) * head_dim, NULL, c->norm_eps, head_dim, x);
+    }
+}
+
 static void rotate_and_store(const struct worker *w, int layer, int head, int row) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
@@ -60,10 +70,12 @@ static void rotate_and_store(const struct worker *w, int layer, int head, int ro
     const int head_dim = (int)c->head_dim, group = group_of(e), table = s->model->layers[layer].record->rope, position = e->rows[row].position;
     float *k = s->scratch.k + ((size_t)row * c->n_kv_heads + (size_t)head) * c->head_dim;
     float *v = s->scratch.v + ((size_t)row * c->n_kv_heads + (size_t)head) * c->head_dim;
+    float *q = s->scratch.q + ((size_t)row * c->n_heads + (size_t)(head * group)) * c->head_dim;
+    head_norms(s, s->model->layers[layer].attn_k_norm, head, 1, k);
+    head_norms(s, s->model->layers[layer].attn_q_norm, head * group, group, q);
     if (table >= 0) {
         const int half = (int)c->rope_dim[table] / 2;
         const float *angles = angles_of(e, (uint32_t)table, row);
-        float *q = s->scratch.q + ((size_t)row * c->n_heads + (size_t)(head * group)) * c->head_dim;
         s->kernels->rotate(k, angles, angles + half, half);
         for (int g = 0; g < group; g++) s->kernels->rotate(q + g * head_dim, angles, angles + half, half);
     }
@@ -78,11 +90,18 @@ static void rotate_and_store(const struct worker *w, int layer, int head, int ro
 // Queries [first, last) of a run for one KV head, counted by row, then by head of the group.
 struct queries { struct run run; int head, first, last; };
 
+// The first position that a row sees.
+static int first_seen(const struct llamac_session *s, int layer, int position) {
+    const int window = (int)s->model->layers[layer].record->window;
+    return window ? max_int(0, position + 1 - window) : 0;
+}
+
 static void load_queries(const struct eval *e, int layer, struct queries part, struct attend *a, float *panels) {
     const struct llamac_session *s = e->session;
     const struct config *c = s->model->config;
     const int group = group_of(e), head_dim = (int)c->head_dim, n = part.last - part.first;
-    *a = (struct attend){ .kv = session_kv(s, e->rows[part.run.first].sequence, layer, part.head), .head_dim = head_dim, .n_queries = n, .q = panels };
+    *a = (struct attend){ .kv = session_kv(s, e->rows[part.run.first].sequence, layer, part.head), .head_dim = head_dim, .n_queries = n, .q = panels,
+                          .cap = c->attention_soft_cap };
     for (int t = 0; t < n; t++) {
         const int row = part.run.first + (part.first + t) / group, q_head = part.head * group + (part.first + t) % group;
         const float *q = s->scratch.q + ((size_t)row * c->n_heads + (size_t)q_head) * c->head_dim;
@@ -90,6 +109,7 @@ static void load_queries(const struct eval *e, int layer, struct queries part, s
         float *p = (float *)(void *)to.panel + to.place;
         for (int d = 0; d < head_dim; d++) p[d * to.height] = q[d] * c->attention_scale;
         a->visible[t] = e->rows[row].position + 1;
+        a->first[t] = first_seen(s, layer, e->rows[row].position);
     }
 }
 
@@ -171,8 +191,8 @@ void observe_scores(const struct worker *w, int layer) {
         for (int p = 0; p < s->context; p++) to[p] = -INFINITY;
         for (int d = 0; d < (int)c->head_dim; d++) panel[d] = q[d] * c->attention_scale;
         const struct attend a = { .kv = session_kv(s, e->rows[row].sequence, layer, q_head / group), .head_dim = (int)c->head_dim, .n_queries = 1,
-                                  .q = panel, .visible = { e->rows[row].position + 1 }, .scratch = scratch, .scores = to,
-                                  .scores_stride = stride, .cancel = &e->cancel };
+                                  .q = panel, .first = { first_seen(s, layer, e->rows[row].position) }, .visible = { e->rows[row].position + 1 },
+                                  .cap = c->attention_soft_cap, .scratch = scratch, .scores = to, .scores_stride = stride, .cancel = &e->cancel };
         s->kernels->attend[s->kv_dtype](&a);
     }
     pool_barrier(w->member);

@@ -15,6 +15,7 @@
 
 static inline int min_int(int a, int b) { return a < b ? a : b; }
 static inline int max_int(int a, int b) { return a > b ? a : b; }
+static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // Where share i of n items begins when `of` take contiguous shares of nearly equal size; share i ends where i + 1 begins.

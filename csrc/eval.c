@@ -27,10 +27,11 @@ static int check_rows(const struct llamac_session *s, const llamac_row *rows, in
 }
 
 static int check_options(const struct llamac_session *s, const llamac_eval_options *o, llamac_error *err) {
-    int per_layer;
     for (int i = 0; i < o->n_observations; i++) {
         const llamac_observation *w = &o->observations[i];
-        if (!w->out || !llamac_stage_width(s, w->stage, &per_layer) || (per_layer && (w->layer < 0 || w->layer >= (int)s->model->config->n_layers)))
+        int per_layer = 0;
+        llamac_stage_width(s, w->stage, &per_layer);
+        if (!w->out || !llamac_stage_name(w->stage) || (per_layer && (w->layer < 0 || w->layer >= (int)s->model->config->n_layers)))
             return err_set(err, LLAMAC_BAD_ARGUMENT, "observation %d: there is no stage %d in layer %d, or no buffer for it", i, w->stage, w->layer);
         for (int j = 0; j < i; j++)
             if (o->observations[j].stage == w->stage && (!per_layer || o->observations[j].layer == w->layer))

@@ -5,6 +5,8 @@
 #include "pool.h"
 #include "session.h"
 
+struct panels;   // products.h
+
 struct eval {
     struct llamac_session *session;
     const llamac_row *rows;               // (n_rows) of this chunk
@@ -31,6 +33,12 @@ void forward(const struct worker *w);
 void attention(const struct worker *w, int layer);
 // Fills scratch.angles for the rows of the chunk; before the first layer.
 void attention_prepare(const struct worker *w);
+
+// experts.c: from the router to the hidden numbers of each row's experts; h: the rows as the router takes them. Ends without a barrier.
+void experts_hidden(const struct worker *w, int layer, const struct panels *h);
+// From there to y (rows, dim), each thread its own columns, and added to x unless that is NULL. Begins after a barrier, ends without one.
+void experts_down(const struct worker *w, int layer, float *y, float *x);
+void experts_observe(const struct worker *w, int layer);
 
 // observe.c: copies a stage, if somebody wants it, to the observer. All members call it; it ends at a barrier if it did anything.
 // `numbers` is (n, width).

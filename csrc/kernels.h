@@ -54,7 +54,8 @@ static inline struct panel_row panel_row(void *panels, int m, size_t words, int 
     return (struct panel_row){ (int32_t *)panels + (size_t)start * words, panel_start(m, p + 1) - start, r - start };
 }
 
-// y[t][o] = the product of row o of w and input t; then (+ bias), then stored or added. For the outputs of strips [first, last).
+// y[t][o] = the product of row o of w and input t; then (+ bias), then (times the input's weight), then stored or added. For the outputs of
+// strips [first, last).
 //
 // Float weights: the sum over k ascending of w[o][k] * x[t][k], one fused multiply-add each, starting from 0.
 // q4, q4s: per group the exact sum i of s * code * input code; acc = fma(i, d, acc) over groups ascending, from 0; D * acc.
@@ -70,6 +71,8 @@ struct gemm {
     float *y;                       // (m, y_stride)
     size_t y_stride;
     int add;                        // y += instead of y =
+    const float *weights;           // (m) or NULL: what each input's outputs are multiplied by
+    const int *to;                  // (m) or NULL: the row of y of each input, instead of its own number
     float *copy;                    // NULL, or (m, rows): the product (and bias) by itself, for an observer
     void *scratch;                  // gemm_scratch(m) bytes
     struct cancel *cancel;
@@ -83,16 +86,18 @@ struct kv_view {
     size_t key_offset, value_offset;     // of this layer and head in a page
 };
 
-// Up to ATTENTION_QUERIES queries that look at one KV head: softmax(q K) V, for each its own number of positions.
+// Up to ATTENTION_QUERIES queries that look at one KV head: softmax(q K) V, for each its own positions.
 //
-// Scores are sums over d ascending. Per block of ATTENTION_BLOCK positions, from empty: m = max, p = exp(score - m), l = sum p as 16 sums by
-// position mod 16 and one fixed tree, o = sum over positions ascending of p * v. Blocks are merged in ascending order. What a query does not
-// see has no part in its result.
+// Scores are sums over d ascending, then s = cap tanh(s / cap) where there is a cap. Per block of ATTENTION_BLOCK positions, counted from
+// position 0, from empty: m = max, p = exp(score - m), l = sum p as 16 sums by position mod 16 and one fixed tree, o = sum over positions
+// ascending of p * v. Blocks are merged in ascending order, from the first in which the query sees a position. What a query does not see has no
+// part in its result.
 struct attend {
     struct kv_view kv;
     int head_dim, n_queries;
     const float *q;                 // panels of f32, already scaled
-    int visible[ATTENTION_QUERIES]; // positions [0, visible) are seen
+    int first[ATTENTION_QUERIES], visible[ATTENTION_QUERIES]; // positions [first, visible) are seen, at least one
+    float cap;                      // 0: none
     float *out;                     // (n_queries, value_width(head_dim))
     float *scratch;                 // attend_scratch(head_dim) floats
     float *scores;                  // NULL, or (n_queries, scores_stride): the scores alone, for an observer; then nothing else is done
@@ -116,11 +121,15 @@ struct kernels {
     void (*gather[LLAMAC_N_DTYPES])(const uint8_t *w, size_t strip_bytes, int row, int columns, float *y);
     // y = x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019).
     void (*norm_rms)(const float *x, const float *w, const float *bias, float eps, int n, float *y);
-    // y = (x - mean) / sqrt(variance + eps) * w + bias (Ba et al. 2016).
+    // y = (x - mean) / sqrt(variance + eps) * w + bias (Ba et al. 2016); bias may be NULL. Norms may write where they read.
     void (*norm_layer)(const float *x, const float *w, const float *bias, float eps, int n, float *y);
     // y = act(gate) * up; up NULL: y = act(gate). By enum activation.
     void (*activate)(int activation, const float *gate, const float *up, int n, float *y);
     void (*add)(const float *x, int n, float *y);   // y += x
+    // y *= scale; then y = cap tanh(y / cap), unless cap is 0.
+    void (*scale)(float *y, int n, float scale, float cap);
+    // x = exp(x - max) / their sum, which is summed as in `attend`. x has room for a multiple of 16 numbers.
+    void (*softmax)(float *x, int n);
     // Rotates pairs (x[j], x[j + half]) by the angles whose cosines and sines are given (Su et al. 2021).
     void (*rotate)(float *x, const float *cosines, const float *sines, int half);
     // Writes one position's key or value of one head into its page; f16 saturates at +-65504.

@@ -58,12 +58,16 @@ INLINE struct attend_memory attend_memory(const struct attend *a) {
     return m;
 }
 
-// Queries [first, first + n) of a call: as many as a tile has rows. All of them see the positions [0, common), some up to `last`.
-struct query_panel { int first, n, common, last; };
+// Queries [first, first + n) of a call: as many as a tile has rows. All of them see the positions [from, common), some more in [begin, last).
+struct query_panel { int first, n, begin, from, common, last; };
 INLINE struct query_panel query_panel(const struct attend *a, int i) {
-    struct query_panel q = { .first = panel_start(a->n_queries, i), .common = a->visible[panel_start(a->n_queries, i)] };
-    q.n = panel_start(a->n_queries, i + 1) - q.first;
-    for (int t = q.first; t < q.first + q.n; t++) q.common = min_int(q.common, a->visible[t]), q.last = max_int(q.last, a->visible[t]);
+    const int first = panel_start(a->n_queries, i);
+    struct query_panel q = { .first = first, .n = panel_start(a->n_queries, i + 1) - first, .begin = a->first[first], .common = a->visible[first] };
+    for (int t = first; t < first + q.n; t++) {
+        q.begin = min_int(q.begin, a->first[t]), q.from = max_int(q.from, a->first[t]);
+        q.common = min_int(q.common, a->visible[t]), q.last = max_int(q.last, a->visible[t]);
+    }
+    q.common = max_int(q.common, q.from);   // where windows have nothing in common
     return q;
 }
 
@@ -98,11 +102,12 @@ struct block {
     const struct attend *a;
     const struct attend_memory *memory;
     int begin, n, last;    // positions [begin, begin + n) of `last` in all
+    int page;              // the first of its positions whose page something sees
     int panels;
     float m[ATTENTION_QUERIES], l[ATTENTION_QUERIES];   // the largest score; the sum of exp(score - m)
 };
-// How many of its positions something sees that sees `visible` of all.
-INLINE int seen_of(const struct block *b, int visible) { return max_int(0, min_int(b->n, visible - b->begin)); }
+// Where a position lies in the block: 0 if before, n if behind.
+INLINE int place_in(const struct block *b, int position) { return max_int(0, min_int(b->n, position - b->begin)); }
 INLINE const uint8_t *block_page(const struct block *b, int i, int values) {
     return b->a->kv.pages[(b->begin + i) / KV_PAGE] + (values ? b->a->kv.value_offset : b->a->kv.key_offset);
 }
@@ -110,27 +115,31 @@ INLINE const uint8_t *block_page(const struct block *b, int i, int values) {
 INLINE struct ahead ahead_of(const struct block *b, int i, int values, int columns) {
     const int more = i + KV_PAGE < b->n, over = values && b->begin + b->n >= b->last;
     if (over && !more) return (struct ahead){ 0 };
-    const uint8_t *next = block_page(b, more ? i + KV_PAGE : values ? b->n : 0, more ? values : !values);
+    const uint8_t *next = block_page(b, more ? i + KV_PAGE : values ? b->n : b->page, more ? values : !values);
     const size_t bytes = b->a->kv.value_offset - b->a->kv.key_offset;
     return (struct ahead){ next, next + bytes, ceil_div((int)(bytes / LINE_BYTES), b->panels * ceil_div(columns, FETCH_COLUMNS)) };
 }
 
-// Scores of all positions up to the last that a panel sees: scores[query][position in the block].
+// Scores of all positions from the first to the last that a panel sees: scores[query][position in the block].
 INLINE void block_scores(const int dtype, const struct block *b) {
     const struct attend *a = b->a;
     float *const sums = b->memory->sums;
-    for (int i = 0; i < b->n; i += KV_PAGE) {
+    for (int i = b->page; i < b->n; i += KV_PAGE) {
         struct ahead ahead = ahead_of(b, i, 0, a->head_dim);
         const struct page_matrix keys = page_matrix(dtype, 0, block_page(b, i, 0), ceil_div(min_int(KV_PAGE, b->n - i), STRIP_ROWS), a->head_dim,
                                                     b->panels >= EXPAND_PANELS, b->memory->unpacked);
         for (int j = 0; j < b->panels; j++) {
             const struct query_panel q = query_panel(a, j);
-            const int strips = ceil_div(max_int(0, min_int(KV_PAGE, seen_of(b, q.last) - i)), STRIP_ROWS);
+            const int first = max_int(0, place_in(b, q.begin) - i) / STRIP_ROWS, last = ceil_div(max_int(0, min_int(KV_PAGE, place_in(b, q.last) - i)), STRIP_ROWS);
+            const int strips = last - first;
+            if (strips <= 0) continue;
+            struct page_matrix some = keys;
+            some.data += (size_t)first * keys.strip_bytes;
             memset(sums, 0, sizeof(float) * 16 * (size_t)(strips * q.n));
-            page_products(&keys, q.n, strips, a->head_dim, a->q + q.first * a->head_dim, q.n, sums, &ahead);
+            page_products(&some, q.n, strips, a->head_dim, a->q + q.first * a->head_dim, q.n, sums, &ahead);
             for (int s = 0; s < strips; s++)
                 for (int t = 0; t < q.n; t++)
-                    v16_store(b->memory->scores + (q.first + t) * ATTENTION_BLOCK + i + 16 * s, v16_load(sums + 16 * (s * q.n + t)));
+                    v16_store(b->memory->scores + (q.first + t) * ATTENTION_BLOCK + i + 16 * (first + s), v16_load(sums + 16 * (s * q.n + t)));
         }
     }
 }
@@ -146,30 +155,68 @@ INLINE void softmax_block(float *scores, int n, float *max, float *sum) {
     *sum = v16_sum(total);
 }
 
-// o of each panel over the positions that all its queries see. The others of a query are its own: what it does not see, be it NaN, has no part.
+static void softmax(float *x, int n) {
+    float max, sum;
+    softmax_block(x, n, &max, &sum);
+    const v16 whole = v16_set1(sum);
+    ROW(n, v16_store(x + i, v16_div(v16_load(x + i), whole)), v16_store_n(x + i, v16_div(v16_load_n(x + i, some), whole), some));
+}
+
+// The scores of one query, of the places [first, last) of the block; softmax takes whole vectors, and what is before its first score is -inf.
+INLINE void finish_scores(const struct attend *a, float *scores, int first, int last) {
+    const int start = first / 16 * 16;
+    const v16 cap = v16_set1(a->cap);
+    if (a->cap > 0) for (int i = start; i < last; i += 16) v16_store(scores + i, cap16(v16_load(scores + i), cap));
+    for (int i = start; i < first; i++) scores[i] = -__builtin_inff();
+}
+
+// Adds to one query's row of o what the places [first, last) of the block give.
+INLINE void row_values(const int dtype, const struct block *b, int query, int first, int last, float *row) {
+    const int strips = value_width(b->a->head_dim) / 16;
+    struct ahead nothing = { 0 };
+    for (int i = first, n; i < last; i += n) {
+        n = min_int(last - i, KV_PAGE - i % KV_PAGE);
+        const struct page_matrix values = page_matrix(dtype, 1, block_page(b, i, 1) + (size_t)(i % KV_PAGE) * 16 * element_bytes(dtype), strips, KV_PAGE, 0, NULL);
+        page_products(&values, 1, strips, n, b->memory->scores + query * ATTENTION_BLOCK + i, 1, row, &nothing);
+    }
+}
+// A query's row of o, which lies in its panel among the others'.
+INLINE void load_row(const struct block *b, struct query_panel q, int t) {
+    const int width = value_width(b->a->head_dim);
+    for (int s = 0; s < width / 16; s++) v16_store(b->memory->row + 16 * s, v16_load(b->memory->o + q.first * width + 16 * (s * q.n + t)));
+}
+INLINE void store_row(const struct block *b, struct query_panel q, int t) {
+    const int width = value_width(b->a->head_dim);
+    for (int s = 0; s < width / 16; s++) v16_store(b->memory->o + q.first * width + 16 * (s * q.n + t), v16_load(b->memory->row + 16 * s));
+}
+
+// o of each panel, position after position: those before what all its queries see, each by itself, then those together. What comes behind
+// is each one's own again (see `attend`): what a query does not see, be it NaN, has no part.
 INLINE void block_values(const int dtype, const struct block *b) {
     const struct attend *a = b->a;
     const int width = value_width(a->head_dim);
     memset(b->memory->o, 0, sizeof(float) * (size_t)(a->n_queries * width));
-    for (int i = 0; i < b->n; i += KV_PAGE) {
+    for (int j = 0; j < b->panels; j++) {
+        const struct query_panel q = query_panel(a, j);
+        const int from = place_in(b, q.from);
+        if (place_in(b, q.begin) == from) continue;
+        for (int t = 0; t < q.n; t++) {
+            load_row(b, q, t);
+            row_values(dtype, b, q.first + t, place_in(b, a->first[q.first + t]), min_int(from, place_in(b, a->visible[q.first + t])), b->memory->row);
+            store_row(b, q, t);
+        }
+    }
+    for (int i = b->page; i < b->n; i += KV_PAGE) {
         struct ahead ahead = ahead_of(b, i, 1, KV_PAGE);
         const struct page_matrix values = page_matrix(dtype, 1, block_page(b, i, 1), width / 16, KV_PAGE, b->panels >= EXPAND_PANELS, b->memory->unpacked);
         for (int j = 0; j < b->panels; j++) {
             const struct query_panel q = query_panel(a, j);
-            page_products(&values, q.n, width / 16, min_int(KV_PAGE, seen_of(b, q.common) - i), b->memory->scores + q.first * ATTENTION_BLOCK + i, 1,
-                          b->memory->o + q.first * width, &ahead);
+            const int first = max_int(0, place_in(b, q.from) - i), last = min_int(KV_PAGE, place_in(b, q.common) - i);
+            if (last <= first) continue;
+            struct page_matrix some = values;
+            some.data += (size_t)first * values.column_bytes;
+            page_products(&some, q.n, width / 16, last - first, b->memory->scores + q.first * ATTENTION_BLOCK + i + first, 1, b->memory->o + q.first * width, &ahead);
         }
-    }
-}
-INLINE void row_values(const int dtype, const struct block *b, struct query_panel q, int t) {
-    const int width = value_width(b->a->head_dim), seen = seen_of(b, b->a->visible[q.first + t]);
-    float *const row = b->memory->row;
-    for (int s = 0; s < width / 16; s++) v16_store(row + 16 * s, v16_load(b->memory->o + q.first * width + 16 * (s * q.n + t)));
-    struct ahead nothing = { 0 };
-    for (int i = seen_of(b, q.common), n; i < seen; i += n) {
-        n = min_int(seen - i, KV_PAGE - i % KV_PAGE);
-        const struct page_matrix values = page_matrix(dtype, 1, block_page(b, i, 1) + (size_t)(i % KV_PAGE) * 16 * element_bytes(dtype), width / 16, KV_PAGE, 0, NULL);
-        page_products(&values, 1, width / 16, n, b->memory->scores + (q.first + t) * ATTENTION_BLOCK + i, 1, row, &nothing);
     }
 }
 
@@ -194,15 +241,19 @@ INLINE void attend(const int dtype, const struct attend *a) {
     const struct attend_memory memory = attend_memory(a);
     struct block b = { .a = a, .memory = &memory, .panels = panel_count(a->n_queries) };
     float run_m[ATTENTION_QUERIES] = { 0 }, run_l[ATTENTION_QUERIES] = { 0 };
-    for (int t = 0; t < a->n_queries; t++) b.last = max_int(b.last, a->visible[t]);
-    for (; b.begin < b.last && !cancelled(a->cancel); b.begin += ATTENTION_BLOCK) {
+    int begin = a->first[0];
+    for (int t = 0; t < a->n_queries; t++) b.last = max_int(b.last, a->visible[t]), begin = min_int(begin, a->first[t]);
+    for (b.begin = begin / ATTENTION_BLOCK * ATTENTION_BLOCK; b.begin < b.last && !cancelled(a->cancel); b.begin += ATTENTION_BLOCK) {
         b.n = min_int(ATTENTION_BLOCK, b.last - b.begin);
+        b.page = place_in(&b, begin) / KV_PAGE * KV_PAGE;
         block_scores(dtype, &b);
         for (int t = 0; t < a->n_queries; t++) {
             float *scores = memory.scores + t * ATTENTION_BLOCK;
-            const int seen = seen_of(&b, a->visible[t]);
-            if (a->scores) memcpy(a->scores + (size_t)t * a->scores_stride + b.begin, scores, sizeof(float) * (size_t)seen);
-            else if (seen) softmax_block(scores, seen, &b.m[t], &b.l[t]);
+            const int first = place_in(&b, a->first[t]), last = place_in(&b, a->visible[t]), start = first / 16 * 16;
+            if (first == last) continue;
+            finish_scores(a, scores, first, last);
+            if (a->scores) memcpy(a->scores + (size_t)t * a->scores_stride + b.begin + first, scores + first, sizeof(float) * (size_t)(last - first));
+            else softmax_block(scores + start, last - start, &b.m[t], &b.l[t]);
         }
         if (a->scores) continue;
         block_values(dtype, &b);
@@ -210,9 +261,11 @@ INLINE void attend(const int dtype, const struct attend *a) {
             const struct query_panel q = query_panel(a, j);
             for (int t = 0; t < q.n; t++) {
                 const int i = q.first + t;
-                if (a->visible[i] <= b.begin) continue;
-                row_values(dtype, &b, q, t);
-                merge_block(b.begin == 0, b.m[i], b.l[i], memory.row, width, &run_m[i], &run_l[i], a->out + (size_t)i * (size_t)width);
+                const int last = place_in(&b, a->visible[i]);
+                if (place_in(&b, a->first[i]) == last) continue;
+                load_row(&b, q, t);
+                row_values(dtype, &b, i, place_in(&b, q.common), last, memory.row);
+                merge_block(a->first[i] >= b.begin, b.m[i], b.l[i], memory.row, width, &run_m[i], &run_l[i], a->out + (size_t)i * (size_t)width);
             }
         }
     }

@@ -115,14 +115,15 @@ INLINE void fetch_next(const uint8_t *w, size_t stride, int strips, size_t bytes
         for (size_t l = first; l < last; l++) __builtin_prefetch(w + (size_t)i * stride + bytes + l * LINE_BYTES, 0, 2);
 }
 
-// Scale and bias, then store or add; `sums` is one row's 16 outputs of strip s.
+// Scale, bias and weight, then store or add; `sums` is one row's 16 outputs of strip s.
 INLINE void finish(const struct gemm *g, const int dtype, int s, int t, const float *sums) {
     const int o = s * STRIP_ROWS, n = min_int(STRIP_ROWS, g->rows - o);
     v16 sum = finish_lanes(dtype, v16_load(sums));
     if (dtype_is_quantized(dtype)) sum = v16_mul(sum, v16_load((const float *)(const void *)(g->w + (size_t)s * g->strip_bytes)));
     if (g->bias) sum = v16_add(sum, v16_load_n(g->bias + o, n));
     if (g->copy) v16_store_n(g->copy + (size_t)t * (size_t)g->rows + o, sum, n);
-    float *y = g->y + (size_t)t * g->y_stride + o;
+    if (g->weights) sum = v16_mul(sum, v16_set1(g->weights[t]));
+    float *y = g->y + (size_t)(g->to ? g->to[t] : t) * g->y_stride + o;
     if (n == STRIP_ROWS) v16_store(y, g->add ? v16_add(v16_load(y), sum) : sum);
     else v16_store_n(y, g->add ? v16_add(v16_load_n(y, n), sum) : sum, n);
 }
@@ -222,13 +223,16 @@ static void norm_layer(const float *x, const float *w, const float *bias, float 
     ROW(n, v = v16_sub(v16_load(x + i), mean); squares = v16_fma(v, v, squares),
         v = v16_first(v16_sub(v16_load_n(x + i, some), mean), v16_set1(0), some); squares = v16_fma(v, v, squares));
     const v16 scale = v16_set1(1.0f / sqrtf(v16_sum(squares) / (float)n + eps));
-    ROW(n, v = v16_mul(v16_sub(v16_load(x + i), mean), scale); v16_store(y + i, v16_fma(v, v16_load(w + i), v16_load(bias + i))),
+    const v16 none = v16_set1(0);
+    ROW(n, v = v16_mul(v16_sub(v16_load(x + i), mean), scale); v16_store(y + i, v16_fma(v, v16_load(w + i), bias ? v16_load(bias + i) : none)),
         v = v16_mul(v16_sub(v16_load_n(x + i, some), mean), scale);
-        v16_store_n(y + i, v16_fma(v, v16_load_n(w + i, some), v16_load_n(bias + i, some)), some));
+        v16_store_n(y + i, v16_fma(v, v16_load_n(w + i, some), bias ? v16_load_n(bias + i, some) : none), some));
 }
 
-// exp for x <= 88: 2^n * polynomial (Cephes expf's coefficients, 2 ulp); 0 below -87, where f32 would leave its normal range.
-SHARED v16 exp16(v16 x) {
+// exp(x) - 1 = power * part + (power - 1) for -87 <= x <= 88 and for numbers beyond, which count as these: power = 2^n, and part the polynomial
+// of what remains (Cephes expf's coefficients, 2 ulp).
+struct exp_parts { v16 power, part; };
+INLINE struct exp_parts exp_parts(v16 x) {
     const v16 shift = v16_set1(0x1.8p23f), low = v16_set1(-87.0f);
     const v16 clamped = v16_min(v16_set1(88.0f), v16_max(low, x));   // a NaN passes: max and min then return their second operand
     const v16 t = v16_fma(clamped, v16_set1(0x1.715476p0f), shift), n = v16_sub(t, shift);
@@ -240,8 +244,21 @@ SHARED v16 exp16(v16 x) {
     p = v16_fma(p, r, v16_set1(4.1665795894e-2f));
     p = v16_fma(p, r, v16_set1(1.6666665459e-1f));
     p = v16_fma(p, r, v16_set1(5.0000001201e-1f));
-    p = v16_add(v16_fma(p, v16_mul(r, r), r), v16_set1(1.0f));
-    return v16_zero_below(v16_mul(p, v16_exp2_of_shifted(t)), x, low);
+    return (struct exp_parts){ v16_exp2_of_shifted(t), v16_fma(p, v16_mul(r, r), r) };
+}
+
+// exp for x <= 88; 0 below -87, where f32 would leave its normal range.
+SHARED v16 exp16(v16 x) {
+    const struct exp_parts e = exp_parts(x);
+    return v16_zero_below(v16_mul(v16_add(e.part, v16_set1(1.0f)), e.power), x, v16_set1(-87.0f));
+}
+
+// tanh |x| = e / (e + 2) with e = exp(2 |x|) - 1, which is exact to its last bits near 0, too; then x's sign.
+SHARED v16 tanh16(v16 x) {
+    const v16 zero = v16_set1(0), one = v16_set1(1.0f), size = v16_abs(x);
+    const struct exp_parts parts = exp_parts(v16_add(size, size));
+    const v16 e = v16_fma(parts.part, parts.power, v16_sub(parts.power, one)), y = v16_div(e, v16_add(e, v16_set1(2.0f)));
+    return v16_sub(v16_zero_below(y, x, zero), v16_zero_below(y, v16_sub(zero, x), zero));   // one of the two is 0
 }
 
 // x times the logistic function of g.
@@ -290,6 +307,15 @@ static void activate(int activation, const float *gate, const float *up, int n, 
     }
 }
 
+// Between -cap and cap: cap tanh(x / cap).
+INLINE v16 cap16(v16 x, v16 cap) { return v16_mul(cap, tanh16(v16_div(x, cap))); }
+
+static void scale_row(float *y, int n, float scale, float cap) {
+    const v16 s = v16_set1(scale), c = v16_set1(cap);
+    if (cap > 0) ROW(n, v16_store(y + i, cap16(v16_mul(v16_load(y + i), s), c)), v16_store_n(y + i, cap16(v16_mul(v16_load_n(y + i, some), s), c), some));
+    else ROW(n, v16_store(y + i, v16_mul(v16_load(y + i), s)), v16_store_n(y + i, v16_mul(v16_load_n(y + i, some), s), some));
+}
+
 static void rotate(float *x, const float *cosines, const float *sines, int half) {
     float *z = x + half;
     v16 a, b, c, s;
@@ -316,6 +342,8 @@ const struct kernels KERNELS = {
     .norm_layer = norm_layer,
     .activate = activate,
     .add = add,
+    .scale = scale_row,
+    .softmax = softmax,
     .rotate = rotate,
     .store_key = { [LLAMAC_F32] = store_key_f32, [LLAMAC_F16] = store_key_f16 },
     .store_value = { [LLAMAC_F32] = store_value_f32, [LLAMAC_F16] = store_value_f16 },

@@ -118,26 +118,28 @@ typedef struct { int32_t token, sequence, position, want_logits; } llamac_row;
 // The named stages of the graph, in the order in which they are computed. Width: floats per row.
 enum llamac_stage {
     LLAMAC_STAGE_EMBEDDING,       // (dim)               token (and position) embedding
-    LLAMAC_STAGE_ATTN_NORM,       // (dim)               per layer from here ...
-    LLAMAC_STAGE_Q,               // (n_heads, head_dim)      after RoPE
-    LLAMAC_STAGE_K,               // (n_kv_heads, head_dim)   after RoPE
+    LLAMAC_STAGE_ATTN_NORM,       // (dim)               per layer from here: what q, k, v are computed from, normed or not
+    LLAMAC_STAGE_Q,               // (n_heads, head_dim)      after norm and RoPE
+    LLAMAC_STAGE_K,               // (n_kv_heads, head_dim)   after norm and RoPE
     LLAMAC_STAGE_V,               // (n_kv_heads, head_dim)
     LLAMAC_STAGE_CACHE_K,         // (n_kv_heads, head_dim)   what the cache holds of this row
     LLAMAC_STAGE_CACHE_V,         // (n_kv_heads, head_dim)
-    LLAMAC_STAGE_SCORES,          // (n_heads, context)       scaled products of q and k; -inf where the row does not look
+    LLAMAC_STAGE_SCORES,          // (n_heads, context)       scaled and capped products of q and k; -inf where the row does not look
     LLAMAC_STAGE_ATTN_MIX,        // (n_heads, head_dim)      the heads' weighted values
-    LLAMAC_STAGE_ATTN_OUT,        // (dim)                    after the output projection
-    LLAMAC_STAGE_FFN_NORM,        // (dim)
-    LLAMAC_STAGE_FFN_HIDDEN,      // (largest ffn_dim)        after the activation, zeros behind a narrower layer's
+    LLAMAC_STAGE_ATTN_OUT,        // (dim)                    after the output projection, before its norm
+    LLAMAC_STAGE_FFN_NORM,        // (dim)                    what the feed-forward network is computed from
+    LLAMAC_STAGE_FFN_ROUTER,      // (largest n_experts)      the router's products, zeros behind a smaller layer's
+    LLAMAC_STAGE_FFN_HIDDEN,      // (largest ffn_dim)        after the activation, zeros behind a narrower layer's; of each expert in use, ascending
     LLAMAC_STAGE_FFN,             // (dim)                    output of the feed-forward network
     LLAMAC_STAGE_BLOCK,           // (dim)               ... to here: the residual stream after the layer
     LLAMAC_STAGE_OUTPUT_NORM,     // (dim)               rows that want logits only, in order
-    LLAMAC_STAGE_LOGITS,          // (vocab_size)        likewise
+    LLAMAC_STAGE_LOGITS,          // (vocab_size)        likewise; scaled and capped
     LLAMAC_N_STAGES
 };
 // "embedding", "attn_norm", ...; NULL for a number that is no stage.
 const char *llamac_stage_name(int stage);
-// Floats per row of a stage in this session; `per_layer` tells whether it exists once per layer. 0: no such stage.
+// Floats per row of a stage in this session; `per_layer` tells whether it exists once per layer. 0: there is no
+// such stage, or nothing to see in this model.
 size_t llamac_stage_width(const llamac_session *session, int stage, int *per_layer);
 
 // A wish to see one stage of one layer: eval writes rows * width floats to `out`. A stage of a layer can be wished for once per eval;

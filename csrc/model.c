@@ -177,30 +177,6 @@ int llamac_slot_next(llamac_walk *w, llamac_slot *out) {
     return 0;
 }
 
-// ---- what this version of the graph cannot compute
-
-static int check_supported(const struct flat_file *file, llamac_error *err) {
-    const struct config *c = file->config;
-    const struct { const char *name; float value, neutral; } neutral[] = {
-        { "embedding_scale", c->embedding_scale, 1 }, { "residual_scale", c->residual_scale, 1 }, { "logit_scale", c->logit_scale, 1 },
-        { "attention_soft_cap", c->attention_soft_cap, 0 }, { "logit_soft_cap", c->logit_soft_cap, 0 },
-    };
-    for (size_t i = 0; i < ARRAY_LEN(neutral); i++)
-        if (neutral[i].value != neutral[i].neutral)
-            return err_set(err, LLAMAC_UNSUPPORTED, "config: %s %.9g is not supported by this version", neutral[i].name, (double)neutral[i].value);
-    if (c->qk_norm != QK_NORM_NONE) return err_set(err, LLAMAC_UNSUPPORTED, "config: qk_norm is not supported by this version");
-    for (uint32_t l = 0; l < c->n_layers; l++) {
-        const struct layer_record *r = &file->layers[l];
-        if (r->placement == PLACEMENT_PRE && r->ffn != FFN_EXPERTS && !r->window) continue;
-        char placement[FORMAT_VALUE_BYTES], ffn[FORMAT_VALUE_BYTES];
-        format_value_name("layer", "placement", r->placement, placement);
-        format_value_name("layer", "ffn", r->ffn, ffn);
-        return err_set(err, LLAMAC_UNSUPPORTED, "layer %" PRIu32 ": placement %s with ffn %s and window %" PRIu32 " is not supported by this version",
-                       l, placement, ffn, r->window);
-    }
-    return 0;
-}
-
 // ---- binding
 
 enum { REASON_BYTES = 128 };
@@ -320,7 +296,12 @@ static int take_layers(struct llamac_model *m, llamac_error *err) {
         m->layers[l].record = record;
         m->layers[l].experts = experts;
         if (experts) experts += record->n_experts;
-        m->max_ffn_dim = max_int(m->max_ffn_dim, (int)record->ffn_dim);
+        const int used = record->ffn == FFN_EXPERTS ? (int)record->n_experts_used : 0;
+        int *const widest = used ? &m->max_expert_dim : &m->max_ffn_dim;
+        *widest = max_int(*widest, (int)record->ffn_dim);
+        m->max_hidden = max_size(m->max_hidden, (size_t)max_int(1, used) * record->ffn_dim);
+        m->max_experts = max_int(m->max_experts, (int)record->n_experts), m->max_experts_used = max_int(m->max_experts_used, used);
+        m->norms_behind |= record->placement == PLACEMENT_POST || record->placement == PLACEMENT_SANDWICH;
     }
     return 0;
 }
@@ -328,7 +309,7 @@ static int take_layers(struct llamac_model *m, llamac_error *err) {
 int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llamac_error *err) {
     struct flat_file file;
     *model = NULL;
-    if (format_open(&file, data, bytes, err) || check_supported(&file, err)) return -1;
+    if (format_open(&file, data, bytes, err)) return -1;
     llamac_model *m = mem_take(1, sizeof *m, "the model", err);
     if (!m) return -1;
     mem_count_object(1);

@@ -44,6 +44,9 @@ struct llamac_model {
     struct matrix output;                                      // (vocab_size, dim): the embedding itself when tied
     const float *output_bias;                                  // (vocab_size)
     unsigned dtypes;                                           // of the matrices, as bits
-    int max_ffn_dim;
+    int max_ffn_dim, max_expert_dim;                           // of layers without, and with experts
+    size_t max_hidden;                                         // hidden numbers of one row, of all its experts together
+    int max_experts, max_experts_used;                         // 0: there are none
+    int norms_behind;                                          // whether branches are normed before they are added
 };
 #endif

@@ -5,16 +5,17 @@
 #include "common.h"
 #include "eval.h"
 
-enum width { W_DIM, W_Q, W_KV, W_HIDDEN, W_SCORES, W_VOCAB };
+enum width { W_DIM, W_Q, W_KV, W_ROUTER, W_HIDDEN, W_SCORES, W_VOCAB };
 static const struct { const char *name; enum width width; int per_layer; } stages[LLAMAC_N_STAGES] = {
     [LLAMAC_STAGE_EMBEDDING] = { "embedding", W_DIM, 0 },     [LLAMAC_STAGE_ATTN_NORM] = { "attn_norm", W_DIM, 1 },
     [LLAMAC_STAGE_Q] = { "q", W_Q, 1 },                       [LLAMAC_STAGE_K] = { "k", W_KV, 1 },
     [LLAMAC_STAGE_V] = { "v", W_KV, 1 },                      [LLAMAC_STAGE_CACHE_K] = { "cache_k", W_KV, 1 },
     [LLAMAC_STAGE_CACHE_V] = { "cache_v", W_KV, 1 },          [LLAMAC_STAGE_SCORES] = { "scores", W_SCORES, 1 },
     [LLAMAC_STAGE_ATTN_MIX] = { "attn_mix", W_Q, 1 },         [LLAMAC_STAGE_ATTN_OUT] = { "attn_out", W_DIM, 1 },
-    [LLAMAC_STAGE_FFN_NORM] = { "ffn_norm", W_DIM, 1 },       [LLAMAC_STAGE_FFN_HIDDEN] = { "ffn_hidden", W_HIDDEN, 1 },
-    [LLAMAC_STAGE_FFN] = { "ffn", W_DIM, 1 },                 [LLAMAC_STAGE_BLOCK] = { "block", W_DIM, 1 },
-    [LLAMAC_STAGE_OUTPUT_NORM] = { "output_norm", W_DIM, 0 }, [LLAMAC_STAGE_LOGITS] = { "logits", W_VOCAB, 0 },
+    [LLAMAC_STAGE_FFN_NORM] = { "ffn_norm", W_DIM, 1 },       [LLAMAC_STAGE_FFN_ROUTER] = { "ffn_router", W_ROUTER, 1 },
+    [LLAMAC_STAGE_FFN_HIDDEN] = { "ffn_hidden", W_HIDDEN, 1 }, [LLAMAC_STAGE_FFN] = { "ffn", W_DIM, 1 },
+    [LLAMAC_STAGE_BLOCK] = { "block", W_DIM, 1 },             [LLAMAC_STAGE_OUTPUT_NORM] = { "output_norm", W_DIM, 0 },
+    [LLAMAC_STAGE_LOGITS] = { "logits", W_VOCAB, 0 },
 };
 
 const char *llamac_stage_name(int stage) { return stage >= 0 && stage < LLAMAC_N_STAGES ? stages[stage].name : NULL; }
@@ -26,7 +27,8 @@ size_t llamac_stage_width(const llamac_session *s, int stage, int *per_layer) {
     switch (stages[stage].width) {
     case W_Q: return (size_t)c->n_heads * c->head_dim;
     case W_KV: return (size_t)c->n_kv_heads * c->head_dim;
-    case W_HIDDEN: return (size_t)s->model->max_ffn_dim;
+    case W_ROUTER: return (size_t)s->model->max_experts;
+    case W_HIDDEN: return s->model->max_hidden;
     case W_SCORES: return (size_t)c->n_heads * (size_t)s->context;
     case W_VOCAB: return c->vocab_size;
     default: return c->dim;

@@ -18,15 +18,34 @@ static float *arena_floats(struct arena *a, size_t count) {
     return piece;
 }
 
+static int *arena_ints(struct arena *a, size_t count) {
+    _Static_assert(sizeof(int) == sizeof(float), "pieces are counted in floats");
+    return (int *)(void *)arena_floats(a, count);
+}
+
+static struct routes cut_routes(struct arena *a, size_t n) { return (struct routes){ arena_ints(a, n), arena_floats(a, n) }; }
+
+// The most words that the inputs of one row take together, experts' or others'.
+static size_t widest_input(const struct llamac_model *m, int kind, int q_dim) {
+    const int dim = (int)m->config->dim, used = m->max_experts_used;
+    const size_t together = input_words(kind, max_int(max_int(dim, q_dim), m->max_ffn_dim)), apart = input_words(kind, max_int(dim, m->max_expert_dim));
+    return used ? max_size(together, (size_t)used * apart) : together;
+}
+
 static void cut_scratch(const struct llamac_session *s, struct scratch *x, struct arena *a) {
     const struct config *c = s->model->config;
     const size_t rows = (size_t)x->rows, dim = c->dim, q_dim = (size_t)c->n_heads * c->head_dim, kv_dim = (size_t)c->n_kv_heads * c->head_dim;
-    const size_t ffn = (size_t)s->model->max_ffn_dim, width = (size_t)value_width((int)c->head_dim);
+    const size_t ffn = s->model->max_hidden, experts = (size_t)s->model->max_experts, pairs = rows * (size_t)s->model->max_experts_used, width = (size_t)value_width((int)c->head_dim);
     unsigned inputs = 0;
     for (int dtype = 1; dtype < LLAMAC_N_DTYPES; dtype++) if (s->model->dtypes & 1u << dtype) inputs |= 1u << input_of(dtype);
-    const int widest = max_int((int)(dim > q_dim ? dim : q_dim), (int)ffn);
     x->x = arena_floats(a, rows * dim);
-    for (int kind = 0; kind < N_INPUTS; kind++) x->panels[kind] = arena_floats(a, inputs & 1u << kind ? rows * input_words(kind, widest) : 0);
+    x->other = arena_floats(a, s->model->norms_behind ? rows * dim : 0);
+    x->branch = arena_floats(a, s->model->norms_behind || experts ? rows * dim : 0);
+    x->scales = arena_floats(a, c->residual_scale == 1 ? 0 : rows);
+    x->kept = arena_floats(a, experts ? rows * dim : 0);
+    x->router = arena_floats(a, rows * experts);
+    x->routes = cut_routes(a, pairs);
+    for (int kind = 0; kind < N_INPUTS; kind++) x->panels[kind] = arena_floats(a, inputs & 1u << kind ? rows * widest_input(s->model, kind, (int)q_dim) : 0);
     x->q = arena_floats(a, rows * q_dim);
     x->k = arena_floats(a, rows * kv_dim);
     x->v = arena_floats(a, rows * kv_dim);
@@ -37,10 +56,14 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     for (int t = 0; t < x->n_threads; t++) {
         struct thread_scratch own = {
             .row = arena_floats(a, dim),
+            .kept = arena_floats(a, experts ? REDUNDANT_ROWS * dim : 0),
+            .probabilities = arena_floats(a, experts),
+            .routes = cut_routes(a, REDUNDANT_ROWS * (size_t)s->model->max_experts_used),
+            .pairs = { arena_ints(a, experts ? experts + 1 : 0), arena_ints(a, pairs), arena_floats(a, pairs) },
             .gemm = arena_floats(a, gemm_scratch(x->rows) / sizeof(float)),
             .attention = arena_floats(a, attend_scratch((int)c->head_dim) + ATTENTION_QUERIES * (c->head_dim + width)),
         };
-        for (int kind = 0; kind < N_INPUTS; kind++) own.panels[kind] = arena_floats(a, inputs & 1u << kind ? REDUNDANT_ROWS * input_words(kind, widest) : 0);
+        for (int kind = 0; kind < N_INPUTS; kind++) own.panels[kind] = arena_floats(a, inputs & 1u << kind ? REDUNDANT_ROWS * widest_input(s->model, kind, (int)q_dim) : 0);
         if (a->memory) x->threads[t] = own;
     }
 }
@@ -69,6 +92,7 @@ int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err) 
     bigger.bytes = count.used;
     struct arena cut = { .memory = bigger.memory };
     cut_scratch(s, &bigger, &cut);
+    for (int r = 0; r < bigger.rows && s->model->config->residual_scale != 1; r++) bigger.scales[r] = s->model->config->residual_scale;
     mem_give(s->scratch.threads);
     mem_give(s->scratch.memory);
     s->scratch = bigger;

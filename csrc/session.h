@@ -14,10 +14,19 @@ enum {
     REDUNDANT_ROWS = 4,       // up to so many rows every thread computes norms for itself instead of meeting at a barrier
 };
 
+// The experts of each row, ascending, and their weights: (rows, n_experts_used).
+struct routes { int *experts; float *weights; };
+// The same by expert: those of expert e are [starts[e], starts[e + 1]), rows ascending.
+struct pairs { int *starts, *rows; float *weights; };
+
 // What one thread needs for itself.
 struct thread_scratch {
     void *panels[N_INPUTS];   // inputs of REDUNDANT_ROWS rows of its own
     float *row;               // (dim): a normed row
+    float *kept;              // (REDUNDANT_ROWS, dim): normed rows for experts
+    float *probabilities;     // (n_experts)
+    struct routes routes;     // of REDUNDANT_ROWS rows
+    struct pairs pairs;
     void *gemm;               // gemm's
     float *attention;         // attend's, then the panels and the output of ATTENTION_QUERIES queries
 };
@@ -27,11 +36,16 @@ struct scratch {
     int rows, n_threads;
     void *memory;
     size_t bytes;
-    float *x;                 // (rows, dim): the residual stream
+    float *x, *other;         // (rows, dim): the residual stream; the other where branches are normed
+    float *branch;            // (rows, dim): what is normed before it is added, and the sum of experts
+    float *scales;            // (rows): residual_scale in each
+    float *kept;              // (rows, dim): normed rows for experts
+    float *router;            // (rows, n_experts)
+    struct routes routes;
     void *panels[N_INPUTS];   // the inputs of the products in work
     float *q, *k, *v;         // (rows, heads * head_dim)
     float *mix;               // (rows, n_heads * head_dim): attention's result
-    float *gate, *up;         // (rows, ffn_dim); up becomes the hidden layer
+    float *gate, *up;         // (rows, ffn_dim), with experts (pairs, ffn_dim); up becomes the hidden layer
     float *angles;            // (rope tables, rows, 2, rope_dim / 2): cosines, then sines
     struct thread_scratch *threads;   // (n_threads)
 };

@@ -44,8 +44,10 @@ from llamac.tokenizer import SpecialTokens, Tokenizer
 if TYPE_CHECKING:
     from llamac.export import probes
 
-TARGETS = ("llamac", "hf", "llama2c")
-SOURCES = "a Hugging Face directory, a llama2.c model file or a flat file"
+TARGETS = ("llamac", "hf", "llama2c", "gguf")
+GGUF = b"GGUF"
+GGUF_DTYPES = ("q8_0", "q4_0")
+SOURCES = "a Hugging Face directory, a GGUF file, a llama2.c model file or a flat file"
 # A file that names its directory, in the order in which the import of a directory takes them.
 HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 HF_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin.index.json", "config.json")
@@ -91,17 +93,20 @@ def export(
 ) -> Report:
     """Converts a checkpoint.
 
-    source: a Hugging Face directory, a llama2.c model file, a flat file, or a built-in model's name. dtype: of the
-    matrices, "f32", "f16", "bf16", "q8", "q4" or "q4s" (default: the source's own, f32 if it is quantized). With q4 and
-    q4s the output head and attn_v are q8, unless `pure`; dtype_map overrides both: (pattern, dtype) pairs, the first
-    whose pattern fits a matrix's name decides (* stands for any text). calibrate: for q4 and q4s, a text file, or
-    "self" for a text that the model writes: the inputs it sees there decide which errors matter and where they are made
-    up for. It takes a temporary copy of the weights beside `out`, and more time and memory (docs/quantization.md).
+    source: a Hugging Face directory, a GGUF file (any part of a split one), a llama2.c model file, a flat file, or a
+    built-in model's name. dtype: of the matrices, "f32", "f16", "bf16", "q8", "q4" or "q4s" (default: the source's own,
+    f32 if it is quantized). With q4 and q4s the output head and attn_v are q8, unless `pure`; dtype_map overrides both:
+    (pattern, dtype) pairs, the first whose pattern fits a matrix's name decides (* stands for any text). calibrate: for
+    q4 and q4s, a text file, or "self" for a text that the model writes: the inputs it sees there decide which errors
+    matter and where they are made up for. It takes a temporary copy of the weights beside `out`, and more time and
+    memory (docs/quantization.md).
     lora: adapters (PEFT directories, or pairs of one and its strength, which multiplies what it adds) that are merged
-    into the weights. threads: that quantize (default: as many as a model would use); they do not change a byte. tokenizer: a file or
+    into the weights. threads: that quantize (default: as many as a model would use); they do not change a byte.
+    tokenizer: a file or
     directory to use instead of the source's, or False for none. name: stored in the flat file (default: the source's).
     to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with
-    tokenizer.bin beside it. probe_source: who computes the flat file's reference logits, "llamac" (what "auto" means)
+    tokenizer.bin beside it, "gguf" a GGUF file for llama.cpp, whose matrices may also be "q8_0" and "q4_0" (the output
+    matrix then stays q8_0). probe_source: who computes the flat file's reference logits, "llamac" (what "auto" means)
     or "transformers"; None leaves the probes out. overwrite: replace an existing file `out` (of a symbolic link: its
     target), and with "llama2c" another tokenizer.bin beside it; only regular files are ever replaced. progress: called
     with (phase, done, all there is to do in this phase): "verifying" (bytes of a flat file that is read), "looking at
@@ -137,6 +142,11 @@ def export(
         from llamac.export.to_hf import write_hf
 
         size = write_hf(checkpoint, out, dtype, progress)
+        bits = 0.0
+    elif to == "gguf":
+        from llamac.export.to_gguf import write_gguf
+
+        size = write_gguf(checkpoint, out, dtype, warnings, progress)
         bits = 0.0
     elif to == "llama2c":
         from llamac.export.to_llama2c import write_llama2c
@@ -203,8 +213,10 @@ def _check_arguments(to: str, dtype: str | None, name: str | None, probe_source:
             raise wrong_type(label, value, "a text")
     if to not in TARGETS:
         raise ArgumentError(f"to is {to!r}, expected one of {', '.join(TARGETS)}")
-    if to != "llamac" and name is not None:
-        raise ArgumentError(f"name is stored in flat files only, not with to={to!r}")
+    if to not in ("llamac", "gguf") and name is not None:
+        raise ArgumentError(f"name is stored in flat files and GGUF files only, not with to={to!r}")
+    if to != "gguf" and dtype in GGUF_DTYPES:
+        raise ArgumentError(f"dtype {dtype!r} is for to='gguf' only")
     if to != "llamac" and probe_source != "auto":
         raise ArgumentError(f"probe_source is for flat files only: to={to!r} writes no probes")
     if to == "hf" and overwrite:
@@ -241,14 +253,13 @@ def read_checkpoint(source: Path, warnings: list[str], progress: Progress = sile
 
         return read_flat(source, progress)
     refuse_pointer(source, head)
+    if head.startswith(GGUF):
+        from llamac.export.gguf_model import read as read_gguf
+
+        return read_gguf(source, warnings)
     from llamac.export.llama2c import looks_like_llama2c
     from llamac.export.llama2c import read as read_llama2c
 
-    if head[:4] == b"GGUF":
-        raise ExportError(
-            f"{source} is a GGUF file, whose weights this version does not import: give the Hugging Face directory that"
-            " it was made from (and the GGUF file with --tokenizer, if only its tokenizer is at hand)"
-        )
     if not looks_like_llama2c(source) and head[:4] != b"24ka":
         if source.name.endswith(HF_ENDINGS) or head[:4] == b"PK\x03\x04" or head[:1] == b"\x80":
             raise ExportError(_advice(source))
@@ -338,6 +349,8 @@ def _attach_tokenizer(
         checkpoint.metadata["tokenizer"] = {"source": _named(place)}
     elif source.is_dir():
         _attach_tokenizer_inside(checkpoint, source, warnings)
+    elif _head(source).startswith(GGUF):
+        _attach_tokenizer_of_gguf(checkpoint, source.with_name(checkpoint.metadata["source"]["files"][0]), warnings)
     elif not _head(source).startswith(MAGIC):
         _attach_tokenizer_beside(checkpoint, source, warnings)
     elif checkpoint.tokenizer is None:
@@ -350,11 +363,24 @@ def _attach_tokenizer_inside(checkpoint: Checkpoint, folder: Path, warnings: lis
     if find_tokenizer(folder) is None:
         warnings.append(f"{folder} holds no tokenizer: {IDS_ONLY}")
         return
+    _attach_tokenizer_in(checkpoint, folder, warnings)
+
+
+def _attach_tokenizer_of_gguf(checkpoint: Checkpoint, path: Path, warnings: list[str]) -> None:
+    from llamac.export.gguf_model import has_tokenizer
+
+    if not has_tokenizer(path):
+        warnings.append(f"{path} holds no tokenizer: {IDS_ONLY}")
+        return
+    _attach_tokenizer_in(checkpoint, path, warnings)
+
+
+def _attach_tokenizer_in(checkpoint: Checkpoint, place: Path, warnings: list[str]) -> None:
     try:
-        checkpoint.tokenizer = load_vocabulary(folder, Room(checkpoint.config.vocab_size, warnings))
+        checkpoint.tokenizer = load_vocabulary(place, Room(checkpoint.config.vocab_size, warnings))
     except (TokenizerError, UnsupportedError) as error:
         raise type(error)(f"{error}; --no-tokenizer leaves it out, --tokenizer takes another one") from None
-    checkpoint.metadata["tokenizer"] = {"source": _named(folder)}
+    checkpoint.metadata["tokenizer"] = {"source": _named(place)}
 
 
 def _attach_tokenizer_beside(checkpoint: Checkpoint, source: Path, warnings: list[str]) -> None:

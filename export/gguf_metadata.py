@@ -1,8 +1,8 @@
-"""GGUF metadata: the key/value section of a GGUF file, read fast and without trust.
+"""The head of a GGUF file, read fast and without trust: metadata (keys and values) and the table of tensors.
 
 Versions 2 and 3, all value types, nested arrays included. Every count and length is checked against the bytes that
 are left before anything of that size is allocated, so a damaged or hostile file raises `ModelError` and nothing else.
-Tensor descriptions and data are not read here.
+What the tensors' types and offsets mean is gguf_file's.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import mmap
 import struct
 import sys
 from array import array
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from llamac.errors import ModelError
 
@@ -21,8 +23,8 @@ Buffer = bytes | mmap.mmap
 Value = bool | int | float | str | list["Value"]
 
 MAGIC = b"GGUF"
-MAX_METADATA_BYTES = 1 << 30  # Llama 3's 128k-entry vocabulary with its merges takes 8 MB
-MAX_ELEMENTS = 1 << 24  # of all arrays together: what bounds the memory that the decoded values take
+MAX_HEAD_BYTES = 1 << 28  # Llama 3's 128k-entry vocabulary with its merges takes 8 MB
+MAX_ELEMENTS = 1 << 22  # of all arrays together: what bounds the memory that the decoded values take; Gemma 3 has 1.3 M
 MAX_NESTING = 4  # arrays of arrays; no known file uses more than one level
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -30,16 +32,29 @@ _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
 _STRUCTS = {kind: struct.Struct("<" + code) for kind, code in _SCALARS.items()}
 _MIN_ENTRY_BYTES = 8 + 4 + 1  # key length, value type, smallest value
+_MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name, number of dimensions, one dimension, type, offset
+MAX_DIMENSIONS = 4
 
 
 @dataclass(frozen=True)
 class GGUFMetadata:
-    """What the head of a GGUF file says. `end` is the file offset at which the tensor descriptions begin."""
+    """What the head of a GGUF file says. `end` is the file offset of what follows: of the table of tensors."""
 
     version: int
     tensor_count: int
     values: dict[str, Value]
     end: int
+
+
+class TensorEntry(NamedTuple):
+    """A row of the table of tensors as it stands there, believed in nothing but its lengths.
+
+    dims: the fastest-running first, as GGUF has them. type: GGUF's number. offset: from where the data begins."""
+
+    name: str
+    dims: tuple[int, ...]
+    type: int
+    offset: int
 
 
 def read_metadata(path: str | Path) -> GGUFMetadata:
@@ -48,16 +63,36 @@ def read_metadata(path: str | Path) -> GGUFMetadata:
     Raises ModelError with the name of the field where the file is truncated, damaged or not a GGUF file, and OSError
     where it cannot be opened.
     """
-    with open(path, "rb") as file:
-        if file.seek(0, 2) == 0:
-            raise ModelError(f"{path}: the file is empty, a GGUF file was expected")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return parse_metadata(data, str(path))
+    with _mapped(path) as data:
+        return parse_metadata(data, str(path))
+
+
+def read_head(path: str | Path) -> tuple[GGUFMetadata, list[TensorEntry]]:
+    """Metadata and table of tensors; `end` is where the table ends. Errors as `read_metadata`."""
+    with _mapped(path) as data:
+        return parse_head(data, str(path))
 
 
 def parse_metadata(data: Buffer, name: str = "GGUF data") -> GGUFMetadata:
     """Read metadata from `data`, which holds a GGUF file from its first byte; `name` is for error messages."""
     return _Reader(data, name).read()
+
+
+def parse_head(data: Buffer, name: str = "GGUF data") -> tuple[GGUFMetadata, list[TensorEntry]]:
+    """Metadata and table of tensors, as `parse_metadata`."""
+    reader = _Reader(data, name)
+    metadata = reader.read()
+    tensors = reader.tensors(metadata.tensor_count)
+    return replace(metadata, end=reader.at), tensors
+
+
+@contextmanager
+def _mapped(path: str | Path) -> Iterator[Buffer]:
+    with open(path, "rb") as file:
+        if file.seek(0, 2) == 0:
+            raise ModelError(f"{path}: the file is empty, a GGUF file was expected")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield data
 
 
 class _Reader:
@@ -66,7 +101,7 @@ class _Reader:
     def __init__(self, data: Buffer, name: str) -> None:
         self.data = data
         self.name = name
-        self.size = min(len(data), MAX_METADATA_BYTES)
+        self.size = min(len(data), MAX_HEAD_BYTES)
         self.at = 0
         self.where = "the header"
         self.elements = 0
@@ -78,10 +113,29 @@ class _Reader:
             self.where = f"key {index} of {count}"
             key = self._string()
             if not key or key in values:
-                raise self._error(f"the key '{key}' is there twice" if key else "a key is empty")
-            self.where = f"'{key}'"
+                raise self._error(f"the key '{key:.80}' is there twice" if key else "a key is empty")
+            self.where = f"'{key:.80}'"
             values[key] = self._value(self._scalar(4), 0)
         return GGUFMetadata(version, tensor_count, values, self.at)
+
+    def tensors(self, count: int) -> list[TensorEntry]:
+        """The table of tensors, which follows the metadata."""
+        self.where = "the table of tensors"
+        if count > (self.size - self.at) // _MIN_TENSOR_BYTES:
+            raise self._error(f"{count} tensors do not fit into the file")
+        found: dict[str, TensorEntry] = {}
+        for index in range(count):
+            self.where = f"tensor {index} of {count}"
+            name = self._string()
+            if not name or name in found:
+                raise self._error(f"the tensor {name!r:.80} is there twice" if name else "its name is empty")
+            self.where = f"tensor {name!r:.80}"
+            n_dims = self._scalar(4)
+            if not 1 <= n_dims <= MAX_DIMENSIONS:
+                raise self._error(f"it has {n_dims} dimensions, expected 1 to {MAX_DIMENSIONS}")
+            dims = tuple(self._scalar(10) for _ in range(n_dims))
+            found[name] = TensorEntry(name, dims, self._scalar(4), self._scalar(10))
+        return list(found.values())
 
     def _header(self) -> tuple[int, int, int]:
         if self.data[:4] != MAGIC:
@@ -105,7 +159,7 @@ class _Reader:
         begin = self.at
         if count > self.size - begin:
             if len(self.data) > self.size:
-                raise self._error(f"the metadata is larger than {MAX_METADATA_BYTES} bytes")
+                raise self._error(f"metadata and table of tensors are larger than {MAX_HEAD_BYTES} bytes")
             raise self._error(
                 f"{count} bytes are needed, but the file ends after {self.size - begin}: it is truncated or damaged"
             )

@@ -108,13 +108,13 @@ def halves(head_dim: int) -> NDArray[np.intp]:
 
 
 def reordered(read: Callable[[int, int], Floats], order: NDArray[np.intp]) -> Callable[[int, int], Floats]:
-    """A matrix whose rows are taken in another order within every head of len(order) rows."""
+    """A matrix or vector whose rows are taken in another order within every head of len(order) rows."""
     head_dim = len(order)
 
     def permuted(first: int, last: int) -> Floats:
         start, end = first // head_dim * head_dim, -(-last // head_dim) * head_dim
         rows = read(start, end)
-        heads = rows.reshape(-1, head_dim, rows.shape[1])[:, order]
+        heads = rows.reshape(-1, head_dim, *rows.shape[1:])[:, order]
         return heads.reshape(rows.shape)[first - start : last - start]
 
     return permuted

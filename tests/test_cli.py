@@ -56,7 +56,7 @@ def process(*arguments: object, stdin: bytes = b"", **environment: str) -> subpr
         ("export",),
         ("export", "one"),
         ("export", "one", "two", "--dtype", "q5"),
-        ("export", "one", "two", "--to", "gguf"),
+        ("export", "one", "two", "--to", "onnx"),
     ],
     ids=" ".join,
 )

@@ -214,11 +214,11 @@ def test_unknown_dtypes_are_refused(source: Path, tmp_path: Path) -> None:
 
 
 def test_arguments_that_would_have_no_effect_are_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="expected one of llamac, hf, llama2c"):
-        export(source, tmp_path / "out", to="gguf")
+    with pytest.raises(ArgumentError, match="expected one of llamac, hf, llama2c, gguf"):
+        export(source, tmp_path / "out", to="onnx")
     with pytest.raises(ArgumentError, match="always f32"):
         export(source, tmp_path / "out", to="llama2c", dtype="bf16")
-    with pytest.raises(ArgumentError, match="flat files only"):
+    with pytest.raises(ArgumentError, match="flat files and GGUF files only"):
         export(source, tmp_path / "out", to="hf", name="x")
 
 
@@ -226,7 +226,6 @@ def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="does not exist"):
         export(tmp_path / "nothing", tmp_path / "out.bin")
     for content, message in (
-        (b"GGUF" + bytes(60), "is a GGUF file"),
         (b"text" * 99, "expected a Hugging Face directory"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 60816028\n", "run `git lfs pull`"),
     ):

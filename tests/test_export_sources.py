@@ -58,12 +58,6 @@ def test_weights_without_a_config_get_advice(tmp_path: Path) -> None:
             export(tmp_path / name, tmp_path / "out.bin")
 
 
-def test_a_gguf_file_gets_advice(tmp_path: Path) -> None:
-    (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(60))
-    with pytest.raises(ExportError, match="does not import: give the Hugging Face directory"):
-        export(tmp_path / "x.gguf", tmp_path / "out.bin")
-
-
 def test_the_tokenizers_name_is_known_from_within_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

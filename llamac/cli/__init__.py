@@ -303,24 +303,31 @@ def _add_export(commands: Commands, program: str) -> None:
         "export",
         prog=program if program != "llamac" else None,
         help="convert a checkpoint to a model file, or back",
-        description="Converts a Hugging Face directory or a llama2.c file to a model file; --to writes the other way.",
+        description="Converts a Hugging Face directory, a GGUF file or a llama2.c file to a model file; --to writes "
+        "the other way.",
         formatter_class=_HelpFormatter,
         epilog="examples:\n"
         "  llamac export ./TinyLlama-1.1B tiny.bin --dtype bf16\n"
         "  llamac export stories15M.bin stories15M.llamac.bin --tokenizer tokenizer.bin\n"
-        "  llamac export model.bin ./checkpoint --to hf\n",
+        "  llamac export tinyllama-1.1b-chat.Q8_0.gguf tiny.bin\n"
+        "  llamac export model.bin ./checkpoint --to hf\n"
+        "  llamac export model.bin model.gguf --to gguf --dtype q8_0\n",
     )
     if program != "llamac":
         parser.add_argument("--version", action="version", version=f"{program} {__version__}")
     parser.add_argument(
-        "source", metavar="SRC", help=f"a Hugging Face directory, a llama2.c file, a model file, or {BUILT_IN}"
+        "source",
+        metavar="SRC",
+        help=f"a Hugging Face directory, a GGUF file, a llama2.c file, a model file, or {BUILT_IN}",
     )
     parser.add_argument("out", metavar="OUT", help="what to write")
     parser.add_argument(
         "--dtype",
-        choices=("f32", "f16", "bf16", "q8", "q4", "q4s"),
-        help="number format of the matrices (default: the source's); q8, q4 and q4s have about 8.25, 4.5 and 4.25 "
-        "bits, and with q4 and q4s the output head and attn_v stay in q8",
+        choices=("f32", "f16", "bf16", "q8", "q4", "q4s", "q8_0", "q4_0"),
+        metavar="DTYPE",
+        help="number format of the matrices: f32, f16, bf16, q8, q4 or q4s (default: the source's); q8, q4 and q4s "
+        "have about 8.25, 4.5 and 4.25 bits, and with q4 and q4s the output head and attn_v stay in q8; with --to gguf also "
+        "q8_0 or q4_0",
     )
     parser.add_argument("--pure", action="store_true", help="with q4 and q4s: no matrix stays in q8")
     parser.add_argument(
@@ -346,9 +353,9 @@ def _add_export(commands: Commands, program: str) -> None:
     parser.add_argument("--name", help="the model's name (default: the source's)")
     parser.add_argument(
         "--to",
-        choices=("llamac", "hf", "llama2c"),
+        choices=("llamac", "hf", "llama2c", "gguf"),
         default="llamac",
-        help="what to write: a model file, a Hugging Face directory, or llama2.c's files",
+        help="what to write: a model file, a Hugging Face directory, llama2.c's files, or a GGUF file for llama.cpp",
     )
     parser.add_argument(
         "--probe-source",

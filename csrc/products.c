@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT
+// products.c - rows on their way into products, and the products. See products.h.
+#include "products.h"
+
+#include <string.h>
+#include "common.h"
+
+static void norm_row(const struct worker *w, struct norm_weights norm, const float *x, int width, float *y) {
+    const struct llamac_session *s = w->eval->session;
+    const struct config *c = s->model->config;
+    (c->norm == NORM_RMS ? s->kernels->norm_rms : s->kernels->norm_layer)(x, norm.weight, norm.bias, c->norm_eps, width, y);
+}
+
+// A row with its branch, in the thread's own row.
+static const float *with_branch(const struct worker *w, const float *x, const struct added *added, int r, int width) {
+    const struct llamac_session *s = w->eval->session;
+    const float scale = s->model->config->residual_scale;
+    norm_row(w, added->norm, added->branch + (size_t)r * (size_t)width, width, w->own->row);
+    if (scale != 1) s->kernels->scale(w->own->row, width, scale, 0);
+    s->kernels->add(x, width, w->own->row);
+    return w->own->row;
+}
+
+static float *kept(const struct worker *w, int n) { return are_own(n) ? w->own->kept : w->eval->session->scratch.kept; }
+const float *kept_rows(const struct worker *w, int n) { return kept(w, n); }
+
+struct panels prepare(const struct worker *w, struct rows rows, unsigned kinds) {
+    const struct llamac_session *s = w->eval->session;
+    const int own = are_own(rows.n), tells = !own || w->member->index == 0;
+    const size_t width = (size_t)rows.width;
+    void *const *to = own ? w->own->panels : s->scratch.panels;
+    int first = 0, last = rows.n;
+    if (!own) pool_share(w->member, rows.n, &first, &last);
+    for (int r = first; r < last && !cancelled(&w->eval->cancel); r++) {
+        const float *x = rows.x + (size_t)(rows.picked ? rows.picked[r] : r) * width;
+        if (rows.added) {
+            x = with_branch(w, x, rows.added, r, rows.width);
+            if (tells) memcpy(rows.added->to + (size_t)r * width, x, sizeof(float) * width);
+        }
+        if (rows.norm.weight) {
+            norm_row(w, rows.norm, x, rows.width, w->own->row);
+            x = w->own->row;
+        }
+        if (rows.observed && tells) memcpy(rows.observed + (size_t)r * width, x, sizeof(float) * width);
+        if (rows.keep) memcpy(kept(w, rows.n) + (size_t)r * width, x, sizeof(float) * width);
+        for (int kind = 0; kind < N_INPUTS; kind++)
+            if (kinds & 1u << kind) s->kernels->pack[kind](panel_row(to[kind], rows.n, input_words(kind, rows.width), r), x, rows.width);
+    }
+    if (!own) pool_barrier(w->member);
+    struct panels p = { .m = rows.n };
+    for (int kind = 0; kind < N_INPUTS; kind++) p.of[kind] = to[kind];
+    return p;
+}
+
+void add_branch(const struct worker *w, const float *x, const struct added *added, int n, int width) {
+    int first, last;
+    pool_share(w->member, n, &first, &last);
+    for (int r = first; r < last; r++) {
+        const size_t at = (size_t)r * (size_t)width;
+        memcpy(added->to + at, with_branch(w, x + at, added, r, width), sizeof(float) * (size_t)width);
+    }
+    pool_barrier(w->member);
+}
+
+void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, int first_strip, int last_strip) {
+    const struct gemm g = {
+        .w = p->matrix->data, .strip_bytes = p->matrix->strip_bytes, .first = first_strip, .last = last_strip,
+        .rows = p->matrix->rows, .columns = p->matrix->columns, .x = x->of[input_of(p->matrix->dtype)], .m = x->m, .bias = p->bias,
+        .y = p->y, .y_stride = (size_t)p->matrix->rows, .add = add, .weights = p->weights, .to = p->to, .copy = p->copy,
+        .scratch = w->own->gemm, .cancel = &w->eval->cancel,
+    };
+    w->eval->session->kernels->gemm[p->matrix->dtype](&g);
+}
+
+void linear(const struct worker *w, const struct product *products, int n, const struct panels *x, int add) {
+    int total = 0, first, last;
+    for (int i = 0; i < n; i++) total += strips_of(products[i].matrix);
+    pool_share(w->member, total, &first, &last);
+    for (int i = 0; i < n; i++) {
+        const int strips = strips_of(products[i].matrix);
+        multiply(w, &products[i], x, add, max_int(first, 0), min_int(last, strips));
+        first -= strips, last -= strips;
+    }
+}
+
+void hidden(const struct worker *w, const struct expert *net, const struct panels *x, float *gate, float *up) {
+    const struct llamac_session *s = w->eval->session;
+    const int gated = net->gate.data != NULL, dim = net->up.rows;
+    int first, last;
+    pool_share(w->member, strips_of(&net->up), &first, &last);
+    multiply(w, &(struct product){ .matrix = &net->up, .bias = net->up_bias, .y = up }, x, 0, first, last);
+    if (gated) multiply(w, &(struct product){ .matrix = &net->gate, .bias = net->gate_bias, .y = gate }, x, 0, first, last);
+    first *= STRIP_ROWS, last = min_int(last * STRIP_ROWS, dim);
+    for (int r = 0; r < x->m && first < last && !cancelled(&w->eval->cancel); r++) {
+        float *u = up + (size_t)r * (size_t)dim + first, *g = gate + (size_t)r * (size_t)dim + first;
+        s->kernels->activate((int)s->model->config->activation, gated ? g : u, gated ? u : NULL, last - first, u);
+    }
+}

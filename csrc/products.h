@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+// products.h - products of a chunk's rows with matrices, shared out to the threads: what the graph is made of.
+#ifndef LLAMAC_PRODUCTS_H
+#define LLAMAC_PRODUCTS_H
+#include "eval.h"
+
+// What is done to each row on its way into products, in this order: a branch's norm is added to it, it is normed, it is looked at, it is kept.
+struct norm_weights { const float *weight, *bias; };
+struct added { const float *branch; struct norm_weights norm; float *to; };   // (n, width): to = row + residual_scale norm(branch)
+struct rows {
+    const float *x;               // (n, width)
+    const int *picked;            // the rows' numbers in x, or NULL
+    int n, width;
+    const struct added *added;    // or NULL
+    struct norm_weights norm;     // weight NULL: none
+    float *observed;              // (n, width) or NULL
+    int keep;                     // whether the rows are kept, where `kept_rows` finds them
+};
+
+// The kinds of inputs that matrices multiply with, as bits.
+static inline unsigned kind_of(const struct matrix *m) { return m->data ? 1u << input_of(m->dtype) : 0; }
+
+// Inputs of products: panels of m rows, by kind of input.
+struct panels { const void *of[N_INPUTS]; int m; };
+
+// Up to REDUNDANT_ROWS rows each thread prepares for itself, which is cheaper than a meeting; more are shared, and then it ends at a barrier.
+static inline int are_own(int rows) { return rows <= REDUNDANT_ROWS; }
+struct panels prepare(const struct worker *w, struct rows rows, unsigned kinds);
+// The rows that were kept: (n, dim).
+const float *kept_rows(const struct worker *w, int n);
+
+// x = row + residual_scale norm(branch), for this thread's share of the rows; ends at a barrier.
+void add_branch(const struct worker *w, const float *x, const struct added *added, int n, int width);
+
+// One product of several that share an input: y (+)= (W x + bias) weight, stored in row `to` of y.
+struct product {
+    const struct matrix *matrix;
+    const float *bias;
+    float *y, *copy;
+    const float *weights;         // (m) or NULL
+    const int *to;                // (m) or NULL
+};
+static inline int strips_of(const struct matrix *m) { return ceil_div(m->rows, STRIP_ROWS); }
+
+void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, int first_strip, int last_strip);
+// The strips of all the products are one long list; every thread takes one contiguous part of it.
+void linear(const struct worker *w, const struct product *products, int n, const struct panels *x, int add);
+// Gate and up of a thread's own columns, then the activation, in place of up (m, ffn_dim): no barrier in between.
+void hidden(const struct worker *w, const struct expert *net, const struct panels *x, float *gate, float *up);
+#endif

@@ -1,0 +1,261 @@
+"""The model that the metadata of a GGUF file describe: keys to a canonical config, by the row of their architecture.
+
+Absent keys have the values that llama.cpp takes for them. A key of the architecture that is not known here could change
+what the model computes, and is refused by name; all problems are told at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac import _core
+from llamac.errors import ExportError, UnsupportedError
+from llamac.export.checkpoint import LayerConfig, ModelConfig
+from llamac.export.gguf_families import (
+    ARCHITECTURES,
+    COMMON_KEYS,
+    HARMLESS_KEYS,
+    NEUTRAL_KEYS,
+    REQUIRED,
+    ROPE_KEYS,
+    Architecture,
+)
+from llamac.export.gguf_metadata import Value
+from llamac.export.rope import Rope, make_rope
+
+Floats = NDArray[np.float32]
+LIMITS = {name: high for record, name, *_, high, _ in _core.fields() if record in ("config", "layer")}
+# Tensors that say how RoPE's frequencies are scaled.
+ROPE_FACTORS = {"freqs": "rope_freqs.weight", "long": "rope_factors_long.weight", "short": "rope_factors_short.weight"}
+
+
+@dataclass(frozen=True)
+class GGUFConfig:
+    """The metadata, understood. ropes: the tables' frequencies."""
+
+    model: ModelConfig
+    row: Architecture
+    ropes: tuple[Rope, ...]
+
+
+def architecture(values: Mapping[str, Value]) -> tuple[str, Architecture]:
+    """(general.architecture, its row). Raises UnsupportedError for any that is not in the table."""
+    kind = values.get("general.type", "model")
+    name = values.get("general.architecture")
+    if kind != "model":
+        raise UnsupportedError(f"the GGUF file holds no model: its general.type is {kind!r:.40}")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        what = "says nothing of its architecture" if name is None else f"is of the architecture {name!r:.40}"
+        raise UnsupportedError(f"the GGUF file {what}; this version imports {', '.join(ARCHITECTURES)}")
+    return name, ARCHITECTURES[name]
+
+
+def parse_config(
+    values: Mapping[str, Value], vocab_size: int, tied: bool, factors: Mapping[str, Floats], warnings: list[str]
+) -> GGUFConfig:
+    """vocab_size: rows of the embedding. tied: whether there is no output matrix. factors: those of ROPE_FACTORS that
+    there are. Raises UnsupportedError for what the engine cannot compute, ExportError for all keys that are wrong."""
+    name, row = architecture(values)
+    keys = _Keys(values, name, {**COMMON_KEYS, **(ROPE_KEYS if row.position == "rope" else {}), **row.keys})
+    dim, n_heads, n_layers = keys.size("embedding_length"), keys.size("attention.head_count"), keys.size("block_count")
+    n_kv_heads = keys.size("attention.head_count_kv", n_heads)
+    context = keys.size("context_length")
+    head_dim = keys.size("attention.key_length", max(1, dim // n_heads))
+    if keys.size("attention.value_length", head_dim) != head_dim:
+        keys.wrong("attention.value_length", f"the same as attention.key_length ({head_dim})")
+    eps_key = "attention.layer_norm_rms_epsilon" if row.norm == "rms" else "attention.layer_norm_epsilon"
+    norm_eps = keys.number(eps_key, most=LIMITS["norm_eps"])
+    if norm_eps is None:
+        keys.problems.append(f"{name}.{eps_key} is missing")
+    widths = keys.sizes("feed_forward_length", n_layers)
+    if not keys.problems:
+        if n_heads % n_kv_heads:
+            keys.wrong("attention.head_count_kv", f"a divisor of attention.head_count ({n_heads})")
+        if keys.value("attention.key_length") is None and dim % n_heads:
+            keys.wrong("attention.head_count", f"a divisor of embedding_length ({dim}), as there is no key_length")
+    rope_dim = keys.size("rope.dimension_count", head_dim) if row.position == "rope" else 0
+    if rope_dim % 2 or rope_dim > head_dim:
+        keys.wrong("rope.dimension_count", f"an even number, at most {head_dim}")
+    scale = keys.number("attention.scale") if "attention.scale" in row.keys else None
+    if vocab_size != values.get(f"{name}.vocab_size", vocab_size):
+        told = values[f"{name}.vocab_size"]
+        warnings.append(f"{name}.vocab_size is {told}, but the embedding has {vocab_size} rows: the latter counts")
+    keys.finish()
+    ropes = _ropes(keys, rope_dim, context, factors) if row.position == "rope" else ()
+    layers = tuple(
+        LayerConfig(
+            row.ffn,
+            width,
+            rope=-1 if not ropes or (row.nope_every and (layer + 1) % row.nope_every == 0) else 0,
+            placement=row.placement,
+        )
+        for layer, width in enumerate(widths)
+    )
+    model = ModelConfig(
+        dim=dim,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        n_token_ids=vocab_size,
+        context=context,
+        norm=row.norm,
+        position=row.position,
+        activation=row.activation,
+        tied_output=tied,
+        norm_eps=norm_eps or 0.0,
+        attention_scale=scale or head_dim**-0.5,
+        layers=layers,
+        rope_dim=(rope_dim,) * len(ropes),
+        rope_original_context=tuple(rope.original_context for rope in ropes),
+        rope_attention_factor=tuple(rope.attention_factor for rope in ropes),
+    )
+    return GGUFConfig(model, row, ropes)
+
+
+class _Keys:
+    """The keys of one architecture, with types and ranges; collects what is wrong. known: keys and their defaults."""
+
+    def __init__(self, values: Mapping[str, Value], prefix: str, known: Mapping[str, object]) -> None:
+        self._prefix = f"{prefix}."
+        self._known = known
+        self._values = {
+            key.removeprefix(self._prefix): value for key, value in values.items() if key.startswith(self._prefix)
+        }
+        self.problems = [
+            f"{self._prefix}{key} is missing"
+            for key, default in known.items()
+            if default is REQUIRED and key not in self._values
+        ]
+
+    def wrong(self, key: str, expected: str) -> None:
+        """Notes that the value of a key is not what is expected."""
+        value = repr(self._values.get(key))
+        shown = value if len(value) <= 80 else value[:77] + "..."
+        self.problems.append(f"{self._prefix}{key} is {shown}, expected {expected}")
+
+    def value(self, key: str) -> Any:
+        """The value, or its default."""
+        default = self._known[key]
+        return self._values.get(key, None if default is REQUIRED else default)
+
+    def size(self, key: str, default: int = 1) -> int:
+        """A positive integer, of layers that have a number each the one they share. 1 stands for one that is wrong."""
+        value = self.value(key)
+        if isinstance(value, list) and value and all(one == value[0] for one in value):
+            value = value[0]
+        if value is None:
+            return default
+        if type(value) is not int or not 1 <= value <= LIMITS["vocab_size"]:
+            self.wrong(key, f"an integer from 1 to {LIMITS['vocab_size']}, the same for all layers")
+            return 1
+        return value
+
+    def sizes(self, key: str, n_layers: int) -> tuple[int, ...]:
+        """A positive integer for each layer."""
+        value = self.value(key)
+        if value is None:
+            self.problems.append(f"{self._prefix}{key} is missing")
+            return ()
+        if n_layers > LIMITS["n_layers"]:
+            self.wrong("block_count", f"at most {LIMITS['n_layers']}")
+            return ()
+        found = value if isinstance(value, list) else [value] * n_layers
+        if len(found) != n_layers or not all(type(one) is int and 1 <= one <= LIMITS["ffn_dim"] for one in found):
+            self.wrong(key, f"an integer from 1 to {LIMITS['ffn_dim']}, or one for each of {n_layers} layers")
+            return ()
+        return tuple(found)
+
+    def number(self, key: str, most: float = 3.4e38) -> float | None:
+        """A number from 0 to `most`, or None if there is none."""
+        value = self.value(key)
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not 0 <= value <= most:
+            self.wrong(key, f"a number from 0 to {most:g}")
+            return 0.0
+        return float(value)
+
+    def text(self, key: str) -> str | None:
+        """A text, or None if there is none."""
+        value = self.value(key)
+        if value is not None and not isinstance(value, str):
+            self.wrong(key, "a text")
+        return value if isinstance(value, str) else None
+
+    def finish(self) -> None:
+        """Raises ExportError with all problems, if there are any; unknown keys are problems."""
+        for key, value in self._values.items():
+            if key in self._known or key in HARMLESS_KEYS:
+                continue
+            if key not in NEUTRAL_KEYS:
+                self.wrong(key, "no such key: it is unknown here, and could change what the model computes")
+            elif value not in NEUTRAL_KEYS[key]:
+                allowed = " or ".join(map(str, NEUTRAL_KEYS[key]))
+                self.wrong(key, f"{allowed}: anything else is not supported for this architecture")
+        if self.problems:
+            problems = "\n  ".join(self.problems)
+            raise ExportError(f"the GGUF metadata do not describe a model that can be converted:\n  {problems}")
+
+
+# ---- RoPE
+
+
+def _ropes(keys: _Keys, dim: int, context: int, factors: Mapping[str, Floats]) -> tuple[Rope, ...]:
+    """The tables of frequencies, as llama.cpp computes angles."""
+    theta = keys.number("rope.freq_base") or 0.0
+    attention_factor = keys.number("rope.scaling.attn_factor") or 1.0
+    original = keys.size("rope.scaling.original_context_length", context)
+    kind = keys.text("rope.scaling.type")
+    factor = keys.number("rope.scaling.factor") or keys.number("rope.scale_linear") or 1.0
+    keys.finish()
+    for name, table in factors.items():
+        if table.shape != (dim // 2,) or not (np.isfinite(table) & (table > 0)).all():
+            raise ExportError(f"the tensor {ROPE_FACTORS[name]} must hold {dim // 2} positive numbers")
+    if "long" in factors or "short" in factors:
+        if factors.keys() != {"long", "short"} or kind not in (None, "none", "longrope"):
+            raise ExportError("of the tensors rope_factors_long and rope_factors_short both must be there, and alone")
+        parameters = {f"{name}_factor": factors[name].tolist() for name in ("long", "short")}
+        parameters |= {"rope_theta": theta, "factor": None, "attention_factor": attention_factor}
+        return (make_rope("longrope", {**parameters, "original_max_position_embeddings": original}, dim, context),)
+    if kind == "yarn" and factor != 1.0:
+        rope = _yarn(keys, theta, factor, attention_factor, original, dim, context)
+    elif kind in (None, "linear", "none"):
+        scale = 1.0 if kind == "none" else factor
+        rope = make_rope("linear", {"rope_theta": theta, "factor": scale}, dim, context)
+        rope = Rope(rope.inv_freq, attention_factor=attention_factor)
+    else:
+        raise UnsupportedError(
+            f"the GGUF file's RoPE is scaled by {kind!r:.40}; supported are none, linear, yarn, and longrope with its"
+            " tensors"
+        )
+    if "freqs" in factors:
+        rope = Rope(rope.inv_freq / factors["freqs"], attention_factor=rope.attention_factor)
+    return (rope,)
+
+
+def _yarn(
+    keys: _Keys, theta: float, factor: float, attention_factor: float, original: int, dim: int, context: int
+) -> Rope:
+    """YaRN; llama.cpp, too, multiplies attention_factor by 1 + ln(factor) / 10."""
+    for key in ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
+        if (keys.number(key) or 1.0) != 1.0:
+            keys.wrong(key, "1")
+    slopes = {name: keys.number(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+    keys.finish()
+    parameters = {
+        "rope_theta": theta,
+        "factor": factor,
+        "original_max_position_embeddings": original,
+        "attention_factor": attention_factor * (1 + 0.1 * float(np.log(max(factor, 1.0)))),
+        "mscale": None,
+        "mscale_all_dim": None,
+        "truncate": True,
+        **slopes,
+    }
+    return make_rope("yarn", parameters, dim, context)

@@ -1,0 +1,169 @@
+"""Imports a GGUF file: its tensors under canonical names, with the rearrangements of llama.cpp's converter undone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac import _core
+from llamac.errors import ExportError
+from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
+from llamac.export.gguf_config import ROPE_FACTORS, GGUFConfig, architecture, parse_config
+from llamac.export.gguf_families import FUSED, Architecture, expert_name, fused_name, gguf_name
+from llamac.export.gguf_file import GGUFFile, Tensor, open_gguf
+from llamac.export.gguf_metadata import read_metadata
+from llamac.export.llama2c import halves, reordered
+from llamac.export.writer import config_records
+
+Floats = NDArray[np.float32]
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+
+
+def read(path: Path, warnings: list[str], *, complete: bool = True) -> Checkpoint:
+    """The checkpoint of a GGUF file, or of the file of which it is one part; without its tokenizer.
+
+    complete: False for a file whose matrices are not written yet.
+    Raises UnsupportedError for models that the engine cannot compute, ExportError for all keys or all tensors that do
+    not fit, and ModelError for a damaged file.
+    """
+    file = open_gguf(path)
+    name, row = architecture(file.values)
+    if EMBEDDING not in file.tensors:
+        what = "no tensors: it is a vocabulary" if not file.tensors else f"no tensor {EMBEDDING}"
+        raise ExportError(f"{path} holds {what}")
+    factors = {kind: file.tensors[full].vector().array() for kind, full in ROPE_FACTORS.items() if full in file.tensors}
+    used = dict(file.tensors)
+    for kind in factors:
+        del used[ROPE_FACTORS[kind]]
+    tied = HEAD not in file.tensors or (complete and _is_repeated(file))
+    if tied:
+        used.pop(HEAD, None)
+    config = parse_config(file.values, file.tensors[EMBEDDING].shape[0], tied, factors, warnings)
+    tensors = _canonical(config, used)
+    for number, rope in enumerate(config.ropes):
+        tensors[f"rope.{number}.inv_freq"] = LazyTensor.of(rope.inv_freq)
+        if rope.inv_freq_long is not None:
+            tensors[f"rope.{number}.inv_freq_long"] = LazyTensor.of(rope.inv_freq_long)
+    title = file.values.get("general.name")
+    metadata = {
+        "name": title if isinstance(title, str) and 0 < len(title) <= 200 else path.stem,
+        "architecture": row.family,
+        "source": {"format": "gguf", "architecture": name, "files": [part.name for part in file.paths]},
+    }
+    template = file.values.get("tokenizer.chat_template", "")
+    if not isinstance(template, str):
+        raise ExportError("tokenizer.chat_template is no text")
+    return Checkpoint(config.model, tensors, chat_template=template, metadata=metadata)
+
+
+def has_tokenizer(path: Path) -> bool:
+    """Whether the metadata of a file hold a vocabulary."""
+    return read_metadata(path).values.get("tokenizer.ggml.model") not in (None, "none", "no_vocab")
+
+
+def _is_repeated(file: GGUFFile) -> bool:
+    """Whether the output matrix is the embedding once more, as some converters write it."""
+    one, other = file.tensors[EMBEDDING], file.tensors[HEAD]
+    if one.type != other.type or one.shape != other.shape or len(one.shape) != 2:
+        return False
+    pairs = zip(one.matrix().chunks(), other.matrix().chunks(), strict=True)
+    return all(np.array_equal(rows, others) for (_, rows), (_, others) in pairs)
+
+
+# ---- tensors
+
+
+Shape = tuple[int, ...]
+
+
+class _Place(NamedTuple):
+    """Where one of our tensors lies: from row `first` on in `tensor`, which must have the shape `whole`."""
+
+    tensor: Tensor
+    first: int
+    whole: Shape
+
+
+def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
+    """The tensors by canonical name. Raises ExportError with all that is missing, misshaped or surplus."""
+    problems: list[str] = []
+    found: dict[str, LazyTensor] = {}
+    taken: set[str] = set()
+    required: dict[str, bool] = {}
+    shapes: dict[str, Shape] = {}
+    for name, needed, is_matrix, rows, columns in _core.slots(*config_records(Checkpoint(config.model, {}))):
+        if not name.startswith("rope."):
+            required[name], shapes[name] = needed, (rows, columns) if is_matrix else (columns,)
+    for name, shape in shapes.items():
+        place = _place(name, shapes, tensors, config)
+        if place is None:
+            if required[name]:
+                problems.append(f"missing: {gguf_name(name)} {shape}")
+            continue
+        tensor, first, whole = place
+        taken.add(tensor.name)
+        if _without_ones(tensor.shape, len(whole)) != whole:
+            problems.append(f"misshaped: {tensor.name} is {tensor.shape}, the metadata need {whole}")
+        else:
+            found[name] = _lazy(tensor, first, shape, order_of_pairs(name, config.row, config.model))
+    problems += [f"surplus: {name} {tensor.shape}" for name, tensor in sorted(tensors.items()) if name not in taken]
+    if problems:
+        more = [f"and {len(problems) - 20} more"] if len(problems) > 20 else []
+        raise ExportError("the GGUF file's tensors do not fit its metadata:\n  " + "\n  ".join([*problems[:20], *more]))
+    return found
+
+
+def _place(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], config: GGUFConfig) -> _Place | None:
+    """The place of one of our tensors, by itself or in one that holds several; None if it is in none."""
+    shape = shapes[name]
+    *layer, module, kind = name.split(".")
+    tensor = tensors.get(gguf_name(name))
+    gate = ".".join([*layer, "ffn_gate", "weight"])
+    up = tensors.get(gguf_name(".".join([*layer, "ffn_up", kind])))
+    if module in ("ffn_gate", "ffn_up") and gate in shapes and up and gguf_name(gate) not in tensors:
+        # where there is no gate, it is the first half of ffn_up
+        return _Place(up, shape[0] if module == "ffn_up" else 0, (2 * shape[0], *shape[1:]))
+    if tensor is not None and "experts" in layer:
+        number = int(layer[3])
+        return _Place(tensor, number * shape[0], (config.model.layers[int(layer[1])].n_experts, *shape))
+    if tensor is not None:
+        return _Place(tensor, 0, shape)
+    alone = expert_name(name)
+    if alone in tensors:
+        return _Place(tensors[alone], 0, shape)
+    fused = fused_name(name)
+    if fused is not None and fused[0] in tensors:
+        whole, number = fused
+        sizes = [shapes[".".join([*layer, part, kind])][0] for part in FUSED[whole.split(".")[-2]]]
+        return _Place(tensors[whole], sum(sizes[:number]), (sum(sizes), *shape[1:]))
+    return None
+
+
+def _without_ones(shape: Shape, dims: int) -> Shape:
+    """The shape without leading ones that are more than `dims` dimensions."""
+    while len(shape) > dims and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
+def _lazy(tensor: Tensor, first: int, shape: Shape, order: NDArray[np.intp] | None) -> LazyTensor:
+    """Rows from `first` on, of a vector its numbers; put into another order within each head, if there is one."""
+    whole = tensor.matrix() if len(shape) == 2 else tensor.vector()
+
+    def read(start: int, end: int) -> Floats:
+        return whole.read(first + start, first + end)
+
+    return LazyTensor(shape, whole.dtype, read if order is None else reordered(read, order))
+
+
+def order_of_pairs(name: str, row: Architecture, config: ModelConfig) -> NDArray[np.intp] | None:
+    """How a head's rows of one of our tensors are put from neighbours that are rotated together into halves; None for
+    tensors whose rows stay where they are."""
+    if not row.paired or name.split(".")[-2] not in ("attn_q", "attn_k"):
+        return None
+    turned = halves(config.rope_dim[0])
+    return np.concatenate([turned, np.arange(len(turned), config.head_dim)])

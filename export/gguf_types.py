@@ -1,0 +1,137 @@
+"""GGUF's number formats: how many bytes a row takes, and what numbers the bytes mean.
+
+Floats are read as every importer reads them. What quantized blocks mean is the `gguf` package's knowledge, and what it
+can unpack is asked of it, so that a newer package brings newer types. Q8_K, which lives in llama.cpp's memory only, is
+unpacked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.errors import ExportError
+from llamac.export.checkpoint import LazyTensor
+from llamac.export.stored import StoredTensor, contiguous_strides
+
+Floats = NDArray[np.float32]
+Blocks = NDArray[np.uint8]
+
+FLOATS = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16"}
+# Numbers of these were types once, or are reserved; llama.cpp refuses them, too.
+REMOVED = {
+    4: "Q4_2",
+    5: "Q4_3",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
+# Blocks that are unpacked at once: what the steps between hold stays in the second cache.
+PIECE_NUMBERS = 1 << 16
+
+
+@dataclass(frozen=True)
+class NumberType:
+    """A type of GGUF. name: GGUF's. block: numbers in a block, of `bytes` bytes."""
+
+    name: str
+    block: int
+    bytes: int
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row; `columns` is a multiple of `block`."""
+        return columns // self.block * self.bytes
+
+
+def number_type(number: int) -> NumberType:
+    """The type with GGUF's number. Raises ExportError with its name if its numbers cannot be read."""
+    try:
+        kind = gguf.GGMLQuantizationType(number)
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+    except (ValueError, KeyError):
+        name = REMOVED.get(number)
+        what = f"{name}, which GGUF no longer has" if name else f"{number}, which is unknown here"
+        raise ExportError(f"its type is {what}") from None
+    if kind.name not in FLOATS and _unpacker(kind.name) is None:
+        raise ExportError(f"its type is {kind.name}, which is no type of weights that can be unpacked")
+    return NumberType(kind.name, block, size)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Rows in quantized blocks in a file, one after another from `offset` on; they are known to lie inside it."""
+
+    path: Path
+    type: NumberType
+    shape: tuple[int, ...]
+    offset: int
+
+    def lazy(self) -> LazyTensor:
+        """As a tensor of a checkpoint; for one or two dimensions."""
+        return LazyTensor(self.shape, self.type.name.lower(), self.read)
+
+    def read(self, first: int, last: int) -> Floats:
+        """Rows [first, last) as float32; of a vector its elements."""
+        if len(self.shape) == 1:
+            return Packed(self.path, self.type, (1, *self.shape), self.offset).read(0, 1)[0, first:last]
+        size = self.type.row_bytes(self.shape[1])
+        raw = np.fromfile(self.path, np.uint8, (last - first) * size, offset=self.offset + first * size)
+        if len(raw) != (last - first) * size:
+            raise ExportError(f"{self.path} has become shorter while it was read")
+        return unpack(self.type, raw).reshape(last - first, self.shape[1])
+
+
+def lazy_tensor(path: Path, kind: NumberType, shape: tuple[int, ...], offset: int) -> LazyTensor:
+    """A vector or matrix that lies in a file."""
+    if kind.name in FLOATS:
+        return StoredTensor(path, FLOATS[kind.name], shape, contiguous_strides(shape), offset).lazy()
+    return Packed(path, kind, shape, offset).lazy()
+
+
+def unpack(kind: NumberType, raw: Blocks) -> Floats:
+    """The numbers of whole blocks."""
+    unpacker = _unpacker(kind.name)
+    assert unpacker is not None
+    blocks = raw.reshape(-1, kind.bytes)
+    numbers = np.empty((len(blocks), kind.block), np.float32)
+    step = PIECE_NUMBERS // kind.block
+    # what is not a number is told by the caller, with the tensor's name
+    with np.errstate(all="ignore"):
+        for first in range(0, len(blocks), step):
+            numbers[first : first + step] = unpacker(blocks[first : first + step])
+    return numbers.reshape(-1)
+
+
+@cache
+def _unpacker(name: str) -> Callable[[Blocks], Floats] | None:
+    """What unpacks (n, bytes of a block) to (n, numbers of a block), or None if nothing does."""
+    if name == "Q8_K":
+        return _q8_k
+    kind = gguf.GGMLQuantizationType[name]
+
+    def unpacked(blocks: Blocks) -> Floats:
+        # as one row, because the package works on 16 rows at a time, which would be 16 blocks
+        numbers: Floats = gguf.quants.dequantize(blocks.reshape(1, -1), kind)
+        return numbers.reshape(len(blocks), -1)
+
+    try:
+        unpacked(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8))
+    except NotImplementedError:
+        return None
+    return unpacked
+
+
+def _q8_k(blocks: Blocks) -> Floats:
+    """A float32 scale, 256 int8 numbers, and their sums, which serve products only."""
+    scales = np.ascontiguousarray(blocks[:, :4]).view("<f4")
+    numbers: Floats = scales * blocks[:, 4:260].view(np.int8).astype(np.float32)
+    return numbers

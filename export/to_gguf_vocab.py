@@ -1,0 +1,187 @@
+"""A tokenizer as GGUF metadata: "llama" for SentencePiece vocabularies, "gpt2" with a named pre-tokenizer for others.
+
+The metadata are read back as any GGUF file's would be, and must encode texts made of the vocabulary, and hard ones, as
+the tokenizer itself does: what GGUF's few names cannot describe is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from llamac.errors import LlamacError, UnsupportedError
+from llamac.export.checkpoint import Checkpoint
+from llamac.export.vocab_gguf import PRE_TOKENIZERS, from_metadata
+from llamac.export.vocab_json import token_ids
+from llamac.export.vocab_spm import (
+    BYTE,
+    BYTE_PIECES,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    looks_like_sentencepiece,
+    read_model,
+)
+from llamac.tokenizer import SPACE_MARK, SpecialTokens, Tokenizer
+
+Json = dict[str, Any]
+NONE = 0xFFFFFFFF
+SAMPLES = 4096
+HARD_TEXTS = (
+    "Hello, world! It's 12345 o'clock;  WE'LL see...\n\n\tIndented\r\n   \n x",
+    "na\u00efve \u00dcber \u65e5\u672c\u8a9e \uc548\ub155 \u0645\u0631\u062d\u0628\u0627 e\u0301 \u00a0\u3000.",
+    "\U0001f600\u200d\U0001f680 \U0001f1e9\U0001f1ea",
+    "def f(x):\n    return x**2 // 3  # 0x1F == 31\n",
+    " a  b   c    d     e\n\n\n  f \t\t g",
+    "100,000.50 \u20ac \u2014 \u00bd \u00b2 \u2167",
+)
+
+
+def add_tokenizer(writer: Any, checkpoint: Checkpoint, warnings: list[str]) -> None:
+    """Adds the checkpoint's tokenizer to a `gguf.GGUFWriter`. Raises UnsupportedError if GGUF cannot describe it."""
+    if checkpoint.tokenizer is None:
+        writer.add_tokenizer_model("no_vocab")
+        return
+    data, special, spm = checkpoint.tokenizer
+    values = _values(json.loads(data), special, spm, checkpoint.config.vocab_size)
+    again = _check(Tokenizer.from_json(data, special), values)
+    if lost := sorted(set(special.stop_ids) - set(again.special.stop_ids)):
+        warnings.append(f"GGUF has no place for more tokens that end a text: {', '.join(map(str, lost))} are left out")
+    for key, value in values.items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
+
+
+def _values(document: Json, special: SpecialTokens, spm: bytes | None, vocab_size: int) -> dict[str, Any]:
+    """The metadata. Ids without a token are filled up as converters do it."""
+    model = document["model"]
+    if model["type"] != "BPE":
+        raise UnsupportedError(f"a GGUF file cannot hold this tokenizer: it is a {model['type']} model, not BPE")
+    is_spm = bool(model.get("byte_fallback"))
+    ids = token_ids(document)
+    texts = {index: text for text, index in ids.items()}
+    size = max(vocab_size, max(texts) + 1)
+    added = {entry["id"]: CONTROL if entry["special"] else USER_DEFINED for entry in document["added_tokens"]}
+    types = [added.get(index, NORMAL) if index in texts else UNUSED for index in range(size)]
+    for index in (special.bos_id, special.eos_id):
+        if index is not None:
+            types[index] = CONTROL
+    tokens = [texts.get(index, f"[PAD{index}]") for index in range(size)]
+    values: dict[str, Any] = {"model": "llama" if is_spm else "gpt2"}
+    if is_spm:
+        for index, text in enumerate(tokens):
+            if text in BYTE_PIECES:
+                types[index] = BYTE
+        if model.get("unk_token") in ids:
+            types[ids[model["unk_token"]]] = UNKNOWN
+        values |= {"pre": "default", "scores": _scores(tokens, model["merges"], spm), "add_space_prefix": True}
+        if not _has_prefix(document):
+            values["add_space_prefix"] = False
+        tokens = [
+            text.replace(" ", SPACE_MARK) if kind == NORMAL else text for text, kind in zip(tokens, types, strict=True)
+        ]
+    else:
+        values |= {"pre": _pre_tokenizer(document), "merges": [" ".join(pair) for pair in model["merges"]]}
+    values |= {"tokens": tokens, "token_type": types}
+    values["bos_token_id"] = NONE if special.bos_id is None else special.bos_id
+    values["eos_token_id"] = NONE if special.eos_id is None else special.eos_id
+    for name, index in zip(("eot", "eom"), sorted(set(special.stop_ids) - {special.eos_id}), strict=False):
+        values[f"{name}_token_id"] = index
+    values |= {"add_bos_token": special.add_bos, "add_eos_token": special.add_eos}
+    return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+
+
+def _scores(tokens: Sequence[str], merges: Sequence[Sequence[str]], spm: bytes | None) -> list[float]:
+    """The pieces' own scores where they are known; otherwise descending ones, which give the same merges."""
+    if spm is not None and looks_like_sentencepiece(spm):
+        known = {piece.text: piece.score for piece in read_model(spm)[0]}
+    else:
+        known = {}
+        for left, right in merges:
+            known.setdefault(left + right, -float(len(known)))
+    lowest = min(known.values(), default=0.0) - 1
+    return [float(known.get(text, lowest)) for text in tokens]
+
+
+def _has_prefix(document: Json) -> bool:
+    """Whether a space is put in front of a text."""
+    return any(step.get("type") == "Strip" and step.get("start") for step in document["decoder"].get("decoders", ()))
+
+
+def _pre_tokenizer(document: Json) -> str:
+    """GGUF's name for the way in which this tokenizer cuts text into words."""
+    nfc = (document.get("normalizer") or {}).get("type") == "NFC"
+    splits = list(_splits(document.get("pre_tokenizer") or {}))
+    for name, rules in PRE_TOKENIZERS.items():
+        if (
+            list(rules.splits) == splits
+            and rules.nfc == nfc
+            and rules.whole_words == document["model"]["ignore_merges"]
+        ):
+            return name
+    raise UnsupportedError(
+        "a GGUF file cannot hold this tokenizer: GGUF names ways of cutting text into words, and none is this one's;"
+        " --no-tokenizer leaves it out"
+    )
+
+
+def _splits(step: Json) -> Iterator[str]:
+    """The regular expressions of a pre-tokenizer; what is not known gives one that no name has."""
+    kind = step.get("type")
+    if kind == "Sequence":
+        for inner in step["pretokenizers"]:
+            yield from _splits(inner)
+    elif kind == "ByteLevel":
+        if step.get("add_prefix_space"):
+            yield "a space in front"
+        if step.get("use_regex", True):
+            yield PRE_TOKENIZERS["gpt-2"].splits[0]
+    elif kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
+        yield step["pattern"].get("Regex", "a text")
+    elif kind == "Digits" and step.get("individual_digits"):
+        yield r"\p{N}"
+    else:
+        yield f"a step of the kind {kind}"
+
+
+# ---- the check
+
+
+def _check(ours: Tokenizer, values: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of the metadata, which encodes as ours does; UnsupportedError with a text for which it does not."""
+    try:
+        vocabulary = from_metadata(dict(values))
+        theirs = Tokenizer.from_json(vocabulary.json, vocabulary.special)
+    except LlamacError as error:
+        raise UnsupportedError(f"a GGUF file cannot hold this tokenizer: {error}") from None
+    for name in ("bos_id", "eos_id", "add_bos", "add_eos"):
+        one, other = getattr(ours.special, name), getattr(theirs.special, name)
+        if one != other:
+            raise UnsupportedError(f"a GGUF file cannot hold this tokenizer: {name} is {one}, it would become {other}")
+    added = {entry["id"] for entry in json.loads(ours.json)["added_tokens"]}
+    kinds = values["tokenizer.ggml.token_type"]
+    # to llama2.c "<s>" in a text is three characters, but all formats beside it know the names of special tokens
+    ids = [index for index in range(ours.n_ids) if index in added or kinds[index] not in (CONTROL, UNKNOWN)]
+    for text in (*HARD_TEXTS, *_texts(ours, ids)):
+        if ours.encode(text) != theirs.encode(text):
+            raise UnsupportedError(
+                f"a GGUF file cannot hold this tokenizer: {text[:80]!r} would be encoded differently; --no-tokenizer"
+                " leaves it out"
+            )
+    return theirs
+
+
+def _texts(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[str]:
+    """Texts in which tokens of the whole vocabulary follow one another."""
+    ids = ids[:: max(1, len(ids) // SAMPLES)]
+    for first in range(0, len(ids), 64):
+        yield tokenizer.decode(ids[first : first + 64])

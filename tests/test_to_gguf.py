@@ -1,0 +1,219 @@
+"""Export to GGUF: what the importer and the `gguf` package read back, what is refused, and what llama.cpp computes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builders import checkpoint, gpt2_config, llama_config
+
+pytest.importorskip("gguf")
+
+import gguf
+from vocab_samples import byte_level_gguf, gguf_file, spm_gguf
+
+import llamac
+from golden.cases import CASES
+from golden.tiny_checkpoints import write_checkpoint
+from llamac.errors import ArgumentError, ExportError, UnsupportedError
+from llamac.export import flat, gguf_model, hf
+from llamac.export.checkpoint import Checkpoint, LazyTensor
+from llamac.export.convert import export
+from llamac.export.to_gguf import write_gguf
+from llamac.export.vocab import load_vocabulary
+from llamac.models import path as built_in
+
+PROMPTS = ("Once upon a time", "Lily and 3 friends went to the park.", "The dog", "One day, a boy")
+
+
+def written(folder: Path, source: Checkpoint, dtype: str = "f32") -> Checkpoint:
+    """A checkpoint, written and read again."""
+    write_gguf(source, folder / "m.gguf", dtype, [])
+    return gguf_model.read(folder / "m.gguf", [])
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "llama-odd", "llama-tie_word_embeddings", "llama-llama3", "llama-linear", "gpt2", "gpt2-odd"]
+)
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
+    source = hf.read(write_checkpoint(tmp_path / "hf", CASES[name].config), [])
+    again = written(tmp_path, source)
+    assert again.tensors.keys() == source.tensors.keys()
+    for part, tensor in source.tensors.items():
+        if part.startswith("rope."):
+            np.testing.assert_allclose(again.tensors[part].array(), tensor.array(), rtol=2e-6)
+        else:
+            np.testing.assert_array_equal(again.tensors[part].array(), tensor.array(), part)
+    assert again.metadata["architecture"] == source.metadata["architecture"]
+
+
+def test_names_and_shapes_are_those_of_llama_cpp(tmp_path: Path) -> None:
+    for config, present in (
+        (llama_config(), {"blk.1.attn_output.weight", "output.weight", "blk.0.ffn_gate.weight"}),
+        (gpt2_config(), {"blk.1.attn_qkv.weight", "blk.1.attn_qkv.bias", "position_embd.weight"}),
+    ):
+        source = checkpoint(config)
+        source.metadata["architecture"] = "llama" if config.norm == "rms" else "gpt2"
+        written(tmp_path, source)
+        reader = gguf.GGUFReader(tmp_path / "m.gguf")
+        names = {tensor.name: tuple(tensor.shape) for tensor in reader.tensors}
+        assert present <= names.keys()
+        assert names["token_embd.weight"] == (config.dim, config.vocab_size)
+        assert reader.fields["general.architecture"].contents() == source.metadata["architecture"]
+        assert all(tensor.data_offset % 32 == 0 for tensor in reader.tensors)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "q8_0", "q4_0"])
+def test_numbers_are_those_of_the_gguf_packages_quantizer(tmp_path: Path, dtype: str) -> None:
+    config = llama_config(dim=64, n_heads=4, ffn=96)  # 96: whole blocks; the odd one is below
+    source = checkpoint(config)
+    source.metadata["architecture"] = "llama"
+    again = written(tmp_path, source, dtype)
+    for name, tensor in source.tensors.items():
+        exact, found = tensor.array(), again.tensors[name].array()
+        if len(exact.shape) == 1:
+            np.testing.assert_allclose(found, exact, rtol=2e-6)
+            continue
+        kind = gguf.GGMLQuantizationType["Q8_0" if (dtype, name) == ("q4_0", "output.weight") else dtype.upper()]
+        expected = gguf.quants.dequantize(gguf.quants.quantize(exact, kind), kind)
+        assert again.tensors[name].dtype == kind.name.lower()
+        np.testing.assert_array_equal(found, expected, name)
+
+
+def test_rows_that_are_no_whole_blocks_are_f16(tmp_path: Path) -> None:
+    source = checkpoint(llama_config(dim=64, n_heads=4, ffn=76))
+    source.metadata["architecture"] = "llama"
+    again = written(tmp_path, source, "q4_0")
+    assert again.tensors["layers.0.ffn_down.weight"].dtype == "f16"
+    assert again.tensors["layers.0.ffn_up.weight"].dtype == "q4_0"
+
+
+def test_what_gguf_cannot_say_is_refused_by_name(tmp_path: Path) -> None:
+    source = checkpoint(llama_config())
+    source.metadata["architecture"] = "llama"
+    source.config = replace(source.config, activation="relu")
+    source.tensors["layers.1.attn_q.bias"] = LazyTensor.of(np.ones(48, np.float32))
+    with pytest.raises(UnsupportedError, match="activation is relu, GGUF can only say silu"):
+        written(tmp_path, source)
+    assert list(tmp_path.iterdir()) == []
+    source.metadata["architecture"] = "of-tomorrow"
+    with pytest.raises(UnsupportedError, match="models of the families llama, gpt2"):
+        written(tmp_path, source)
+    source = hf.read(write_checkpoint(tmp_path / "hf", CASES["llama-longrope"].config), [])
+    with pytest.raises(UnsupportedError, match="rope_original_context"):
+        written(tmp_path, source)
+
+
+def test_numbers_too_large_for_a_blocks_scale(tmp_path: Path) -> None:
+    source = checkpoint(llama_config(dim=64, n_heads=4, ffn=96))
+    source.metadata["architecture"] = "llama"
+    source.tensors["layers.0.ffn_up.weight"] = LazyTensor.of(np.full((96, 64), 1e6, np.float32))
+    with pytest.raises(ExportError, match=r"layers\.0\.ffn_up\.weight holds 1e\+06, which does not fit Q4_0"):
+        written(tmp_path, source, "q4_0")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_writes_a_file(tmp_path: Path, llamac_command: Callable[..., Any]) -> None:
+    out = tmp_path / "m.gguf"
+    result = llamac_command("export", "stories", out, "--to", "gguf", "--dtype", "q8_0", "--name", "mine")
+    assert (result.code, result.err) == (0, "")
+    assert f"{out}: 3.0 MB, q8_0, tokenizer stories" in result.out
+    reader = gguf.GGUFReader(out)
+    assert reader.fields["general.name"].contents() == "mine"
+    assert {tensor.tensor_type.name for tensor in reader.tensors} == {"F32", "Q8_0"}
+    back = llamac_command("export", out, tmp_path / "m.bin", "--dtype", "q8")
+    assert back.code == 0
+    assert "tokenizer m.gguf" in back.out
+    with llamac.load(tmp_path / "m.bin") as again, llamac.load("stories") as model:
+        assert again.name == "mine"
+        assert again.special == model.special
+        assert again.tokenize("Once upon  a time, Zoë") == model.tokenize("Once upon  a time, Zoë")
+
+
+def test_arguments_of_other_targets_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"dtype 'q8_0' is for to='gguf' only"):
+        export("stories", tmp_path / "m.bin", dtype="q8_0")
+    with pytest.raises(ArgumentError, match="flat files only"):
+        export("stories", tmp_path / "m.gguf", to="gguf", dtype="q4")
+
+
+# ---- tokenizers
+
+
+@pytest.mark.parametrize("entries", [spm_gguf(), spm_gguf(add_space_prefix=False), *map(byte_level_gguf, ("gpt-2",))])
+def test_tokenizers_of_gguf_files_come_back(tmp_path: Path, entries: list[tuple[str, Any]]) -> None:
+    (tmp_path / "v.gguf").write_bytes(gguf_file(entries))
+    check_tokenizer(tmp_path, tmp_path / "v.gguf")
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "smollm", "tekken", "gpt-4o", "falcon", "deepseek-v3"])
+def test_the_pre_tokenizers_name_comes_back(tmp_path: Path, pre: str) -> None:
+    (tmp_path / "v.gguf").write_bytes(gguf_file(byte_level_gguf(pre)))
+    check_tokenizer(tmp_path, tmp_path / "v.gguf")
+
+
+@pytest.mark.parametrize("name", ["ggml-vocab-llama-spm.gguf", "ggml-vocab-llama-bpe.gguf", "ggml-vocab-gpt-2.gguf"])
+def test_real_tokenizers_come_back(tmp_path: Path, data_dir: Path, name: str) -> None:
+    check_tokenizer(tmp_path, data_dir / "tokenizers" / name)
+
+
+def check_tokenizer(folder: Path, place: Path) -> None:
+    vocabulary = load_vocabulary(place)
+    size = len(json.loads(vocabulary.json)["model"]["vocab"]) + 40  # the model has more rows than there are tokens
+    source = checkpoint(replace(llama_config(dim=16, n_heads=2, n_kv_heads=1, ffn=16), vocab_size=size, n_token_ids=1))
+    source = replace(source, tokenizer=vocabulary, metadata={"architecture": "llama", "name": "tiny"})
+    warnings: list[str] = []
+    write_gguf(source, folder / "m.gguf", "f16", warnings)
+    assert warnings == []
+    again = load_vocabulary(folder / "m.gguf")
+    ours, theirs = json.loads(vocabulary.json), json.loads(again.json)
+    assert again.special == vocabulary.special
+    assert set(map(tuple, ours["model"]["merges"])) == set(map(tuple, theirs["model"]["merges"]))
+    assert ours["model"]["vocab"].items() <= theirs["model"]["vocab"].items()
+    assert ours["added_tokens"] == theirs["added_tokens"]
+
+
+def test_a_tokenizer_that_gguf_has_no_name_for(tmp_path: Path) -> None:
+    source = flat.read(built_in("stories-gpt2"))
+    assert source.tokenizer is not None
+    data, special, _ = source.tokenizer
+    document = json.loads(data) | {"pre_tokenizer": {"type": "Whitespace"}}
+    source.tokenizer = (json.dumps(document).encode(), special, None)
+    with pytest.raises(UnsupportedError, match="names ways of cutting text into words, and none is this one's"):
+        write_gguf(source, tmp_path / "m.gguf", "f16", [])
+    source.tokenizer = None
+    write_gguf(source, tmp_path / "m.gguf", "f16", [])
+    assert gguf_model.has_tokenizer(tmp_path / "m.gguf") is False
+
+
+# ---- llama.cpp
+
+
+@pytest.mark.parametrize("dtype", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("name", ["stories", "stories-gpt2"])
+def test_llama_cpp_takes_the_same_tokens(tmp_path: Path, name: str, dtype: str) -> None:
+    """Of quantized weights llama.cpp makes products with inputs rounded to 8 bits: there, what it takes may be as good
+    as the best by our reckoning instead."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    path = tmp_path / "m.gguf"
+    export(name, path, to="gguf", dtype=dtype)
+    export(path, tmp_path / "m.bin", dtype="f32", probe_source=None)
+    theirs = llama_cpp.Llama(str(path), n_ctx=128, n_threads=1, verbose=False)
+    with llamac.load(tmp_path / "m.bin", kv="f32") as model:
+        for prompt in PROMPTS:
+            ids = theirs.tokenize(prompt.encode(), add_bos=True, special=False)
+            assert ids == model.tokenize(prompt, add_special=True)
+            theirs.reset()
+            taken = list(itertools.islice(theirs.generate(ids, temp=0.0, repeat_penalty=1.0), 60))
+            if dtype == "f16":
+                assert taken == model.generate(prompt, max_tokens=60, temperature=0).tokens
+            rows = model.logits(ids + taken)[len(ids) - 1 : -1]
+            behind = rows.max(axis=1) - rows[np.arange(len(taken)), taken]
+            assert behind.max() <= (0 if dtype == "f16" else 0.1)
