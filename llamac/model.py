@@ -67,7 +67,15 @@ def load(
     other = Tokenizer.from_file(file_path(tokenizer, "tokenizer")) if tokenizer is not None else None
     told: list[str] = []
     progress = progress or silent
-    file = open_model(path, memory=memory, dtype=dtype, cache=cache, progress=progress, warn=told.append)
+    file = open_model(
+        path,
+        memory=memory,
+        dtype=dtype,
+        cache=cache,
+        other_tokenizer=other is not None,
+        progress=progress,
+        warn=told.append,
+    )
     for text in told:
         warnings.warn(text, stacklevel=2)
     return Model(file, context=context, kv=kv, threads=threads, isa=isa, tokenizer=other)

@@ -24,7 +24,13 @@ def load_model(
     told: list[str] = []
     with progress_bars() as progress:
         file = open_model(
-            options.model, dtype=options.dtype, cache=cache, probes=probes, progress=progress, warn=told.append
+            options.model,
+            dtype=options.dtype,
+            cache=cache,
+            probes=probes,
+            other_tokenizer=other is not None,
+            progress=progress,
+            warn=told.append,
         )
     for text in told:
         print(f"llamac: warning: {safe_error(text)}", file=sys.stderr)
