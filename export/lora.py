@@ -43,7 +43,7 @@ _HARMLESS = """
     peft_type lora_alpha alpha_pattern use_rslora use_dora init_lora_weights
 """
 HARMLESS = frozenset(_HARMLESS.split())
-# Starting points of training that leave the base as it is. The others (PiSSA, OLoRA, CorDA, ...) belong to a changed base.
+# Starting points of training that leave the base as it is. Others (PiSSA, OLoRA, CorDA) belong to a changed base.
 STARTS = (True, False, "gaussian", "eva", "orthogonal")
 
 # Names of tensors. (Old versions of PEFT stored the adapter's own name, "default", in them.)
@@ -115,7 +115,7 @@ def _check_config(values: dict[str, Any], path: Path) -> None:
     patterns = values.get("alpha_pattern") or {}
     if not isinstance(patterns, dict) or not all(re.fullmatch(r"[\w.-]+", pattern) for pattern in patterns):
         # PEFT takes them as regular expressions, which a stranger's file could make run for years
-        raise ExportError(f"{path}: alpha_pattern is {patterns!r}, expected names of modules, without regular expressions")
+        raise ExportError(f"{path}: alpha_pattern is {patterns!r}, expected names of modules, no regular expressions")
     for key, alpha in {"lora_alpha": values.get("lora_alpha", 8), **patterns}.items():
         if type(alpha) not in (int, float) or not math.isfinite(alpha):
             raise ExportError(f"{path}: {key} is {alpha!r}, expected a number")
@@ -240,7 +240,7 @@ def attach(file: FlatFile, adapters: Sequence[tuple[Path, float]]) -> None:
         others = [*adapter.whole, *(name for name, factors in adapter.factors.items() if factors.lengths is not None)]
         if others:
             raise UnsupportedError(
-                f"the adapter {folder} cannot be applied to a model that is loaded, because of {', '.join(others[:4])}: "
+                f"the adapter {folder} cannot be applied to a loaded model, because of {', '.join(others[:4])}: "
                 f"merge it (llamac export MODEL OUT --lora {folder})"
             )
         for name, factors in adapter.factors.items():

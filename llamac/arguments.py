@@ -49,6 +49,21 @@ def file_path(value: object, name: str) -> Path:
     return Path(value)
 
 
+def parse_adapters(texts: Iterable[str]) -> list[tuple[Path, float]]:
+    """The command line's --lora: DIR or DIR=STRENGTH. A folder of the whole text's name is meant first."""
+    found = []
+    for text in texts:
+        folder, equals, strength = text.rpartition("=")
+        if not equals or Path(text).exists():
+            found.append((file_path(text, "--lora"), 1.0))
+            continue
+        try:
+            found.append((file_path(folder, "--lora"), float(strength)))
+        except ValueError:
+            raise ArgumentError(f"--lora {text}: the strength is {strength!r}, expected a number") from None
+    return adapters(found)
+
+
 def adapters(value: Adapter | Iterable[Adapter]) -> list[tuple[Path, float]]:
     """(directory, strength) of each adapter; one may stand alone."""
     if isinstance(value, str | Path):

@@ -325,9 +325,9 @@ def sha256_of_file(path: Path, tell: Callable[[int], object] = lambda count: Non
     return digest.hexdigest()
 
 
-def key_of(digests: Mapping[str, str], dtype: str, probes: bool) -> str:
-    """The key of what is converted from files with these SHA-256, with these options of `export`."""
-    return _sha256(json.dumps([VERSIONS, dtype, probes, sorted(digests.items())]).encode())
+def key_of(digests: Mapping[str, str], *options: str | bool) -> str:
+    """The key of what is converted from files with these SHA-256, with these options."""
+    return _sha256(json.dumps([VERSIONS, options, sorted(digests.items())]).encode())
 
 
 # ---- files

@@ -22,13 +22,15 @@ Warn = Callable[[str], object]
 
 class Request(NamedTuple):
     """What is to be opened. path: the source. name: of the model, where the path does not tell it. label: what `llamac
-    cache list` shows. dtype: as `export` has it. probes: whether there must be some. memory: as `FlatFile` has it."""
+    cache list` shows. dtype: as `export` has it. probes: whether there must be some. tokenizer: whether to take
+    the source's. memory: as `FlatFile` has it."""
 
     path: Path
     name: str | None
     label: str
     dtype: str
     probes: bool
+    tokenizer: bool
     memory: str
 
 
@@ -38,8 +40,9 @@ def converted(request: Request, cache: bool | str | Path, progress: Progress, wa
     if place is None:
         return _temporary(request, progress, warn)
     digests = place.digests(request.path, files_of(request.path), progress)
-    key = key_of(digests, request.dtype, request.probes)
-    for fitting in dict.fromkeys((key, key_of(digests, request.dtype, True))):  # one with probes will do in any case
+    keys = [key_of(digests, request.dtype, request.tokenizer, probes) for probes in (request.probes, True)]
+    key = keys[0]
+    for fitting in dict.fromkeys(keys):  # one with probes will do in any case
         if file := place.find(fitting, request.memory):
             return file
     with contextlib.ExitStack() as stack:
@@ -85,6 +88,7 @@ def _convert(request: Request, out: Path, advice: str, progress: Progress, warn:
             out,
             dtype=request.dtype,
             name=request.name,
+            tokenizer=None if request.tokenizer else False,
             overwrite=True,
             probe_source="auto" if request.probes else None,
             progress=progress,

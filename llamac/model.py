@@ -13,13 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from llamac.arguments import Adapter, adapters, file_path
+from llamac.arguments import Adapter, file_path
 from llamac.errors import ArgumentError, ClosedError, UnsupportedError
 from llamac.flatfile import FlatFile
 from llamac.interrupt import in_main_thread, interruptible
 from llamac.progress import Progress, silent
 from llamac.session import Session, as_ids
-from llamac.sources import open_model
+from llamac.sources import open_adapted
 from llamac.tokenizer import LONG_TEXT, SpecialTokens, Tokenizer
 
 if TYPE_CHECKING:
@@ -70,8 +70,16 @@ def load(
     other = Tokenizer.from_file(file_path(tokenizer, "tokenizer")) if tokenizer is not None else None
     told: list[str] = []
     progress = progress or silent
-    adapted = adapters(lora)
-    file = open_model(path, memory=memory, dtype=dtype, cache=cache, progress=progress, warn=told.append)
+    file = open_adapted(
+        path,
+        lora,
+        memory=memory,
+        dtype=dtype,
+        cache=cache,
+        other_tokenizer=other is not None,
+        progress=progress,
+        warn=told.append,
+    )
     for text in told:
         warnings.warn(text, stacklevel=2)
     if adapted:

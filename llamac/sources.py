@@ -9,10 +9,10 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from llamac.arguments import file_path, wrong_type
-from llamac.errors import ArgumentError, ExportError
+from llamac.arguments import Adapter, adapters, file_path, wrong_type
+from llamac.errors import ArgumentError, ExportError, TokenizerError, UnsupportedError
 from llamac.flatfile import MAGIC, FlatFile
 from llamac.progress import Progress, silent
 
@@ -137,6 +137,21 @@ def _files_inside(folder: Path) -> dict[str, Path]:
     return {name: place for name, place in names.items() if name in known or name.endswith(HF_TEXTS)}
 
 
+def open_adapted(source: str | Path | None, lora: Adapter | Iterable[Adapter], **options: Any) -> FlatFile:
+    """Opens any source as `open_model` does, with adapters that are added to its products."""
+    found = adapters(lora)
+    file = open_model(source, **options)
+    if found:
+        from llamac.export.lora import attach
+
+        try:
+            attach(file, found)
+        except BaseException:
+            file.close()
+            raise
+    return file
+
+
 def open_model(
     source: str | Path | None,
     *,
@@ -144,6 +159,7 @@ def open_model(
     dtype: str | None = None,
     cache: bool | str | Path = True,
     probes: bool = False,
+    other_tokenizer: bool = False,
     progress: Progress = silent,
     warn: Callable[[str], object],
 ) -> FlatFile:
@@ -151,7 +167,8 @@ def open_model(
 
     dtype: of the matrices of what is converted (default: what keeps the source's quality, docs/cache.md); a flat file
     of another dtype is converted, too. cache: whether to keep what is converted, or the folder to keep it in.
-    probes: whether what is converted shall carry some. warn: is told what a conversion's user should know.
+    probes: whether what is converted shall carry some. other_tokenizer: whether there is another one than the source's,
+    which then need not be one that can be read. warn: is told what a conversion's user should know.
     """
     if dtype is not None and not isinstance(dtype, str):
         raise wrong_type("dtype", dtype, "a text")
@@ -168,4 +185,10 @@ def open_model(
     from llamac.conversions import Request, converted
 
     label = str(source) if str(source).startswith(HUB) else os.path.abspath(found.path)
-    return converted(Request(found.path, found.name, label, dtype or "auto", probes, memory), cache, progress, warn)
+    request = Request(found.path, found.name, label, dtype or "auto", probes, True, memory)
+    try:
+        return converted(request, cache, progress, warn)
+    except (TokenizerError, UnsupportedError):
+        if not other_tokenizer:
+            raise
+        return converted(request._replace(tokenizer=False), cache, progress, warn)

@@ -24,7 +24,7 @@ from golden.cases import CASES
 from golden.tiny_checkpoints import write_checkpoint
 from llamac import cache as cache_module
 from llamac.cache import Cache
-from llamac.errors import ArgumentTypeError, ExportError
+from llamac.errors import ArgumentTypeError, ExportError, TokenizerError, UnsupportedError
 from llamac.export import convert
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.quantize import nearest_dtypes
@@ -163,6 +163,21 @@ def test_a_mixture_is_converted_matrix_by_matrix(tiny_llama: Path, place: Path, 
         assert [(t.name, t.dtype) for t in one.file.tensors] == [(t.name, t.dtype) for t in other.file.tensors]
 
 
+def test_another_tokenizer_may_be_given(checkpoint_folder: Path, place: Path, tmp_path: Path) -> None:
+    own = checkpoint_folder / "tokenizer.json"
+    own.rename(tmp_path / "good.json")
+    own.write_text("{")
+    with pytest.raises(TokenizerError):
+        llamac.load(checkpoint_folder)
+    for _ in range(2):
+        with llamac.load(checkpoint_folder, tokenizer=tmp_path / "good.json") as model:
+            assert model.detokenize(model.tokenize("ab")) == "ab"
+    assert len(models_in(place)) == 1
+    (checkpoint_folder / "config.json").write_text('{"model_type": "unheard-of"}')
+    with pytest.raises(UnsupportedError):
+        llamac.load(checkpoint_folder, tokenizer=tmp_path / "good.json")
+
+
 # ---- a source that changes
 
 
@@ -299,7 +314,7 @@ def start(source: Path, also: str = "pass") -> subprocess.Popen[str]:
 
 def test_of_two_processes_one_converts_and_the_other_waits(checkpoint_folder: Path, place: Path) -> None:
     digests = Cache(place).digests(checkpoint_folder, files_of(checkpoint_folder))
-    key = cache_module.key_of(digests, "auto", False)
+    key = cache_module.key_of(digests, "auto", True, False)
     with Cache(place).writing(key):
         both = [start(checkpoint_folder) for _ in range(2)]
         for process in both:

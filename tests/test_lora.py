@@ -15,7 +15,8 @@ import llamac
 from golden.cases import CASES, TEETH, TOLERANCE
 from golden.make import relative_errors
 from golden.tiny_checkpoints import write_checkpoint, write_safetensors
-from llamac.errors import ExportError, UnsupportedError
+from llamac.arguments import parse_adapters
+from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.convert import export
 from llamac.flatfile import FlatFile
 
@@ -24,7 +25,7 @@ PREFIX = "base_model.model."
 
 # What PEFT's LoraConfig is made with, beside r and lora_alpha; the first is the case of cases.py that is adapted.
 ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}),
+    "llama": ("llama", {"target_modules": [*(f"{x}_proj" for x in "qkvo"), "gate_proj", "up_proj", "down_proj"]}),
     "llama-rslora": ("llama", {"target_modules": ["q_proj", "down_proj"], "use_rslora": True}),
     "llama-patterns": (
         "llama",
@@ -91,7 +92,8 @@ def test_a_merged_adapter_gives_the_logits_of_peft(
         assert [entry["name"] for entry in model.metadata["adapters"]] == ["adapter"]
 
 
-AT_RUN_TIME = [name for name, (_, options) in ADAPTERS.items() if not options.keys() & {"bias", "modules_to_save", "use_dora"}]
+MERGED_ONLY = {"bias", "modules_to_save", "use_dora"}
+AT_RUN_TIME = [name for name, (_, options) in ADAPTERS.items() if not options.keys() & MERGED_ONLY]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -147,7 +149,8 @@ def test_an_adapters_bits_do_not_depend_on_how_they_are_computed(folder: Callabl
     with merged, adapted, merged.session() as one, adapted.session() as other:
         first, second = one.observe(ids, stages), other.observe(ids, stages)
     for stage, expected_rows in first.items():
-        assert relative_errors(second[stage].reshape(len(ids), -1), expected_rows.reshape(len(ids), -1)).max() <= TOLERANCE
+        rows, expected_rows = second[stage].reshape(len(ids), -1), expected_rows.reshape(len(ids), -1)
+        assert relative_errors(rows, expected_rows).max() <= TOLERANCE
 
 
 def test_what_can_only_be_merged_is_refused_at_run_time(folder: Callable[[str], Path], tmp_path: Path) -> None:
@@ -254,3 +257,13 @@ def test_a_folder_that_is_no_adapter(folder: Callable[[str], Path], tmp_path: Pa
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     with pytest.raises(ExportError, match=r"has no weights: neither adapter_model\.safetensors nor"):
         export(folder("llama"), tmp_path / "out.bin", lora=[tmp_path])
+
+
+def test_the_command_lines_adapters(tmp_path: Path) -> None:
+    (tmp_path / "a=2").mkdir()
+    texts = ["some/dir", "some/dir=0.5", f"{tmp_path}/a=2", f"{tmp_path}/a=2=3"]
+    folders = [Path("some/dir"), Path("some/dir"), tmp_path / "a=2", tmp_path / "a=2"]
+    assert parse_adapters(texts) == list(zip(folders, [1.0, 0.5, 1.0, 3.0], strict=True))
+    for text, message in (("dir=much", "the strength is 'much', expected a number"), ("dir=nan", "expected a finite")):
+        with pytest.raises(ArgumentError, match=message):
+            parse_adapters([text])

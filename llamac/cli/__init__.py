@@ -160,6 +160,17 @@ def _add_conversion(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_lora(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--lora",
+        metavar="DIR[=STRENGTH]",
+        action="append",
+        default=[],
+        help=f"a LoRA adapter, a PEFT directory, that is {what}; its strength multiplies what it adds; may be given "
+        "several times",
+    )
+
+
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="threads (default: see `llamac inspect`)")
     _add_kernels(parser)
@@ -231,6 +242,7 @@ def _add_run(commands: Commands) -> None:
         help="seed of the random choices (default: a random one, told at the end)",
     )
     parser.add_argument("-z", dest="tokenizer", metavar="FILE", help="a tokenizer to use instead of the model's own")
+    _add_lora(parser, "added to the weights' products")
     parser.add_argument(
         "--top-k", type=int, default=0, metavar="K", help="sample from the K most probable tokens; 0: off"
     )
@@ -418,8 +430,8 @@ def _add_export(commands: Commands, program: str) -> None:
         "--dtype",
         choices=(*DTYPES, "auto", "q8_0", "q4_0"),
         metavar="DTYPE",
-        help="number format of the matrices: f32, f16, bf16, q8, q4, q4s, or auto, which is for each matrix the nearest "
-        "one (default: the source's); q8, q4 and q4s have about 8.25, 4.5 and 4.25 bits, and with q4 and q4s the "
+        help="number format of the matrices: f32, f16, bf16, q8, q4, q4s, or auto, which is for each matrix the "
+        "nearest one (default: the source's); q8, q4 and q4s have about 8.25, 4.5 and 4.25 bits, and with q4 and q4s the "
         "output head and attn_v stay in q8; with --to gguf also q8_0 or q4_0",
     )
     parser.add_argument("--pure", action="store_true", help="with q4 and q4s: no matrix stays in q8")
@@ -429,6 +441,7 @@ def _add_export(commands: Commands, program: str) -> None:
         help="number format of the matrices whose name fits a pattern, e.g. 'layers.0.*=q8,*.ffn_down.weight=q4'; "
         "* stands for any text, the first pattern that fits decides",
     )
+    _add_lora(parser, "merged into the weights")
     parser.add_argument(
         "--calibrate",
         metavar="FILE",

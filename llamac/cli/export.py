@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from llamac.arguments import parse_adapters
 from llamac.cli.progress import progress_bars
 from llamac.cli.text import safe_error, safe_line
 from llamac.export.convert import export as convert
@@ -21,6 +22,7 @@ def export(options: argparse.Namespace) -> int:
             pure=options.pure,
             dtype_map=parse_dtype_map(options.dtype_map) if options.dtype_map is not None else (),
             calibrate=options.calibrate,
+            lora=parse_adapters(options.lora),
             threads=options.threads,
             tokenizer=False if options.no_tokenizer else options.tokenizer,
             name=options.name,

@@ -6,11 +6,11 @@ import argparse
 import sys
 from typing import Any
 
-from llamac.arguments import file_path
+from llamac.arguments import file_path, parse_adapters
 from llamac.cli.progress import progress_bars
 from llamac.cli.text import safe_error
 from llamac.model import Model
-from llamac.sources import open_model
+from llamac.sources import open_adapted
 from llamac.tokenizer import Tokenizer
 
 
@@ -23,8 +23,15 @@ def load_model(
     other = Tokenizer.from_file(file_path(tokenizer, "tokenizer")) if tokenizer is not None else None
     told: list[str] = []
     with progress_bars() as progress:
-        file = open_model(
-            options.model, dtype=options.dtype, cache=cache, probes=probes, progress=progress, warn=told.append
+        file = open_adapted(
+            options.model,
+            parse_adapters(getattr(options, "lora", ())),
+            dtype=options.dtype,
+            cache=cache,
+            probes=probes,
+            other_tokenizer=other is not None,
+            progress=progress,
+            warn=told.append,
         )
     for text in told:
         print(f"llamac: warning: {safe_error(text)}", file=sys.stderr)
