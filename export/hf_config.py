@@ -25,6 +25,7 @@ NOT_SUPPORTED: dict[str, tuple[Any, str]] = {
     "cross_attention_hidden_size": (None, "cross-attention"),
     "pruned_heads": ({}, "pruned heads"),
     "rope_interleaved": (False, "RoPE on interleaved pairs"),
+    "use_mrope": (False, "RoPE of images' rows and columns"),
     "scale_attn_by_inverse_layer_idx": (False, "attention scales that differ by layer"),
 }
 BIASES = ("attention_bias", "mlp_bias", "use_qkv_bias")

@@ -320,7 +320,7 @@ def _branch(run: _Pass, x: Array, layer: int, record: LayerConfig, part: str) ->
     name, h = f"layers.{layer}", x
     if record.placement != "post":
         h = run.norm(h, f"{name}.{part}_norm")
-        run.observe(f"{part}_norm", layer, h)
+    run.observe(f"{part}_norm", layer, h)
     h = _attention(run, h, layer, record) if part == "attn" else _feed_forward(run, h, layer, record)
     run.observe("attn_out" if part == "attn" else "ffn", layer, h)
     if record.placement in ("post", "sandwich"):
