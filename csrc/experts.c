@@ -17,6 +17,9 @@ static struct expert_pairs pairs_of(const struct worker *w, int expert) {
 
 // ---- routing
 
+// The largest comes first, the lowest among equals; a NaN before all numbers, so that it is not lost.
+static int is_before(float x, float y) { return x > y || (x != x && y == y); }
+
 // A row's experts, ascending, and their weights. logits (n_experts); p has room for as many.
 static void choose(const struct kernels *kernels, const struct layer_record *record, const float *logits, float *p, int *experts, float *weights) {
     const int n = (int)record->n_experts, used = (int)record->n_experts_used;
@@ -25,7 +28,7 @@ static void choose(const struct kernels *kernels, const struct layer_record *rec
     for (int i = 0; i < used; i++) {
         int best = -1;
         for (int e = 0; e < n; e++)
-            if (!taken[e] && (best < 0 || logits[e] > logits[best])) best = e;   // the lowest among equals; a NaN is never passed over
+            if (!taken[e] && (best < 0 || is_before(logits[e], logits[best]))) best = e;
         taken[best] = 1;
     }
     for (int e = 0, i = 0; e < n; e++)

@@ -289,7 +289,7 @@ static int take_layers(struct llamac_model *m, llamac_error *err) {
     uint64_t n_experts = 0;
     for (uint32_t l = 0; l < m->config->n_layers; l++) n_experts += m->file.layers[l].n_experts;
     if (n_experts * ARRAY_LEN(expert_slots) > m->file.n_tensors)   // no memory is taken for what cannot be there
-        return err_set(err, LLAMAC_BAD_MODEL, "section tensors: it has %zu tensors, but %" PRIu64 " experts have %zu each", m->file.n_tensors, n_experts,
+        return err_set(err, LLAMAC_BAD_MODEL, "section tensors: it has %zu tensors, but n_experts is %" PRIu64 " in all layers together, with %zu each", m->file.n_tensors, n_experts,
                        ARRAY_LEN(expert_slots));
     m->layers = mem_take(m->config->n_layers, sizeof *m->layers, "the model's layers", err);
     if (!m->layers) return -1;

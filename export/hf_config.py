@@ -245,7 +245,7 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
     rotated = _rotated(keys, family, n_layers)
     windows = _windows(keys, family, rotated)
     experts = _experts(keys, family, ffn_dim, n_layers) if family.ffn == "experts" else {}
-    dense = LayerConfig("gated" if experts else family.ffn, ffn_dim)
+    dense = LayerConfig("gated" if family.ffn == "experts" else family.ffn, ffn_dim)
     return [
         replace(experts.get(layer, dense), rope=0 if is_rotated else -1, window=window)
         for layer, (is_rotated, window) in enumerate(zip(rotated, windows, strict=True))

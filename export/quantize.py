@@ -24,6 +24,7 @@ DTYPES = {str(_core.dtype_name(number)): number for number in range(1, 7)}
 FOUR_BITS = ("q4", "q4s")
 # What stays at 8 bits: an error in the logits or in the values that attention mixes is not averaged over anything.
 KEPT_AT_8_BITS = "layers.*.attn_v.weight"
+ROUTERS = "layers.*.ffn_router.weight"
 # A block whose largest number is this much smaller than its row's gets a scale of about 8 of 127: a coarse choice.
 TINY = 1 / 16
 MANY_TINY = 0.25
@@ -34,6 +35,8 @@ def choose_dtypes(
     tensors: Mapping[str, LazyTensor], dtype: str, *, pure: bool = False, dtype_map: Iterable[tuple[str, str]] = ()
 ) -> dict[str, str]:
     """The dtype of every tensor: vectors f32, matrices `dtype`; with 4 bits output head and attn_v q8, unless `pure`.
+
+    A router has q8 instead of 4 bits always: it is small, and one wrong choice of experts costs more than any rounding.
 
     dtype_map: (pattern, dtype) pairs; the first whose pattern fits a matrix's name decides. In a pattern * stands for
     any text, ? for one character, [ab] for one of several. Raises ArgumentError for an unknown dtype, or a pattern that
@@ -53,6 +56,7 @@ def choose_dtypes(
     chosen = {}
     for name, tensor in tensors.items():
         kept = dtype in FOUR_BITS and not pure and (name == head or fnmatch.fnmatchcase(name, KEPT_AT_8_BITS))
+        kept = kept or (dtype in FOUR_BITS and fnmatch.fnmatchcase(name, ROUTERS))
         usual = "f32" if len(tensor.shape) == 1 else "q8" if kept else dtype
         asked = [found for pattern, found in pairs if len(tensor.shape) == 2 and fnmatch.fnmatchcase(name, pattern)]
         chosen[name] = asked[0] if asked else usual
@@ -80,9 +84,8 @@ def _nearest(dtype: str) -> str:
 
 
 def _kinds(names: Iterable[str]) -> list[str]:
-    """Names of tensors without their layer's number, each once."""
-    parts = [name.split(".") for name in names]
-    return list(dict.fromkeys(".".join(["layers", "*", *p[2:]] if p[0] == "layers" else p) for p in parts))
+    """Names of tensors without their layer's and expert's numbers, each once."""
+    return list(dict.fromkeys(re.sub(r"\b(layers|experts)\.\d+\.", r"\1.*.", name) for name in names))
 
 
 def widen_coarse(

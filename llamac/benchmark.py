@@ -8,6 +8,7 @@ multiply-adds at their peaks. Everything takes turns, round by round, so that a 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, median
@@ -86,25 +87,31 @@ def work_of(model: Model, *, kv: str, rows: int, batch: int, start: int, steps: 
     """The work of one eval: `rows` rows of each of `batch` sequences at `start`, the last one's logits wanted.
 
     Weights are read once, of an embedding the strips that the rows lie in, of the cache all positions that are looked
-    at, once. steps: the mean over so many evals, each `rows` positions farther.
+    at, once. Of experts as many as rows reach that choose evenly. steps: the mean over so many evals, each `rows`
+    positions farther.
     """
-    config, work = model.config, Work()
+    config, layers, work = model.config, model.file.layers, Work()
     for tensor in model.file.tensors:
         matrix = len(tensor.shape) == 2
         embedding = tensor.name in ("token_embedding.weight", "position_embedding.weight")
+        parts = tensor.name.split(".")
+        layer = layers[int(parts[1])] if parts[0] == "layers" else {}
+        used = layer["n_experts_used"] / layer["n_experts"] if "experts" in parts else 1.0
         output = tensor.name == ("token_embedding.weight" if config["tied_output"] else "output.weight")
         if embedding:
             strips = -(-tensor.shape[0] // STRIP_ROWS)
             work.bytes += min(rows * batch, strips) * (tensor.bytes / strips)
         if output or not embedding:
-            work.bytes += tensor.bytes
+            work.bytes += tensor.bytes * (1 - (1 - used) ** (rows * batch))
             if matrix:
-                work.multiply(tensor.dtype, tensor.shape[0] * tensor.shape[1] * batch * (1 if output else rows))
-    layers, head_dim = config["n_layers"], config["head_dim"]
-    seen = mean(start + step * rows + rows for step in range(steps))  # positions, by the last row
-    looks = mean(sum(range(start + step * rows + 1, start + step * rows + rows + 1)) for step in range(steps))
-    work.bytes += batch * layers * 2 * config["n_kv_heads"] * head_dim * KV_BYTES[kv] * seen
-    work.multiply("f32", batch * layers * 2 * config["n_heads"] * head_dim * looks)
+                work.multiply(tensor.dtype, tensor.shape[0] * tensor.shape[1] * batch * used * (1 if output else rows))
+    head_dim = config["head_dim"]
+    for window, n_layers in Counter(layer["window"] or config["context"] for layer in layers).items():
+        firsts = [start + step * rows for step in range(steps)]
+        seen = mean(min(first + rows, window + rows - 1) for first in firsts)  # positions, by any row
+        looks = mean(sum(min(first + row + 1, window) for row in range(rows)) for first in firsts)
+        work.bytes += batch * n_layers * 2 * config["n_kv_heads"] * head_dim * KV_BYTES[kv] * seen
+        work.multiply("f32", batch * n_layers * 2 * config["n_heads"] * head_dim * looks)
     return work
 
 

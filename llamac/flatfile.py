@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -268,18 +268,23 @@ class FlatFile:
     @property
     def tensors(self) -> list[TensorRecord]:
         """The tensor table, in order."""
+        return list(self._tensors(lambda record: True))
+
+    def _tensors(self, wanted: Callable[[bytes], bool]) -> Iterator[TensorRecord]:
+        """The entries of the tensor table whose bytes are wanted."""
         data, size = self._raw("tensors"), RECORD_BYTES["tensor"]
-        found = []
         for start in range(0, len(data), size):
-            values = unpack_record("tensor", data[start : start + size])
-            shape = tuple(values["shape"][: values["n_dims"]])
-            place = (values["offset"], values["bytes"], values["sha256"])
-            found.append(TensorRecord(values["name"], values["dtype"], shape, *place))
-        return found
+            record = data[start : start + size]
+            if wanted(record):
+                values = unpack_record("tensor", record)
+                shape = tuple(values["shape"][: values["n_dims"]])
+                place = (values["offset"], values["bytes"], values["sha256"])
+                yield TensorRecord(values["name"], values["dtype"], shape, *place)
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """A tensor as float32 in its own shape, unpacked from strips."""
-        record = next((tensor for tensor in self.tensors if tensor.name == name), None)
+        field = name.encode("utf-8", "replace") + b"\0"
+        record = next(self._tensors(lambda data: data.startswith(field)), None)
         if record is None:
             raise ArgumentError(f"{self.path} has no tensor {name!r}")
         data = self.buffer[record.offset : record.offset + record.bytes]

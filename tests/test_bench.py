@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from commands import Command
 from llamac import _core, benchmark
 from llamac.benchmark import Limits, Wishes, Work, main_dtype, work_of
 from llamac.errors import ArgumentError
+from llamac.export.checkpoint import LayerConfig
 from llamac.export.writer import make_plan, temporary_beside, write
 from processes import TIMEOUT, heed_ctrl_c
 
@@ -105,6 +107,23 @@ def test_the_work_of_a_step_with_a_tied_output(tiny_gpt2: Path) -> None:
             "f32": 2 * 2 * 5 * 8,
         }
         assert main_dtype(model) == "bf16"
+
+
+def test_the_work_of_a_step_with_experts_and_a_window(tmp_path: Path) -> None:
+    """Of 4 experts a row uses one, and two rows reach 7 of 16 quarters; a row sees the last 3 positions."""
+    layer = LayerConfig("experts", 20, rope=0, window=3, n_experts=4, n_experts_used=1)
+    path = write_model(tmp_path / "m.bin", checkpoint(replace(llama_config(), layers=(layer,))))
+    with llamac.load(path) as model:
+        experts = sum(t.bytes for t in model.file.tensors if ".experts." in t.name)
+        others = sum(t.bytes for t in model.file.tensors if ".experts." not in t.name and "embedding" not in t.name)
+        strip, kv = 4 * 16 * 48, 2 * 2 * 8 * 4
+        work = work_of(model, kv="f32", rows=1, batch=1, start=10)
+        assert work.bytes == others + experts / 4 + strip + 3 * kv
+        products = sum(t.shape[0] * t.shape[1] / (4 if ".experts." in t.name else 1) for t in matrices(model))
+        assert work.multiply_adds == {"f32": products + 3 * 2 * 6 * 8}
+        work = work_of(model, kv="f32", rows=2, batch=1, start=1)
+        assert work.bytes == others + experts * 7 / 16 + 2 * strip + 3 * kv
+        assert work.multiply_adds["f32"] == 2 * products - 301 * 48 + (2 + 3) * 2 * 6 * 8
 
 
 def test_shares_are_of_the_slower_limit() -> None:

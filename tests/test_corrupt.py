@@ -27,6 +27,7 @@ from builders import checkpoint, llama_config
 from llamac import _core
 from llamac.errors import ArgumentError, LlamacError, ModelError, UnsupportedError
 from llamac.export import probes as making
+from llamac.export.checkpoint import LayerConfig
 from llamac.export.writer import make_plan, temporary_beside, write
 from llamac.flatfile import FIELDS, RECORD_BYTES, SECTIONS, Field, FlatFile, Section, unpack_record
 from llamac.probes import encode, replay
@@ -84,8 +85,10 @@ def open_file(path: Path) -> Iterator[FlatFile]:
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    """A LLaMA of two layers with every section filled."""
+    """A LLaMA of two layers, one of them with experts and all kinds of norms, with every section filled."""
     config = replace(llama_config(dim=16, n_heads=2, n_kv_heads=1, ffn=20, context=64), tied_output=True)
+    experts = LayerConfig("experts", 20, rope=0, window=9, placement="sandwich", n_experts=3, n_experts_used=2)
+    config = replace(config, qk_norm="whole", layers=(config.layers[0], experts), attention_soft_cap=30.0)
     made = checkpoint(config)
     assert made.tokenizer is not None
     texts = {
@@ -346,25 +349,57 @@ def test_damaged_texts_with_right_hashes_raise_errors_of_this_library(name: str,
     assert refused > 20 or name == "spm"  # the original SentencePiece model is carried along, not read
 
 
-def test_what_is_reserved_or_newer_is_unsupported(sample: Sample) -> None:
-    def changed(record: str, start: int, name: str, value: float) -> bytes:
-        data = bytearray(sample.sound)
+def changed(sample: Sample, record: str, start: int, **values: float) -> bytes:
+    """The sample with other numbers in a record, and all hashes true."""
+    data = bytearray(sample.sound)
+    for name, value in values.items():
         code = next(member for member in FIELDS[record] if member.name == name).format[-1]
         put(data, record, start, name, struct.pack(f"<{code}", value))
-        return rehashed(data)
+    return rehashed(data)
 
-    config, layer = sample.sections["config"].offset, sample.sections["layers"].offset
-    cases = {
-        "incompatible": changed("header", 0, "incompatible", 4),
-        "placement": changed("layer", layer, "placement", 2),
-        "attention_soft_cap": changed("config", config, "attention_soft_cap", 30.0),
-        "embedding_scale": changed("config", config, "embedding_scale", 2.0),
-    }
-    for word, data in cases.items():
-        with sample.holding(data), pytest.raises(UnsupportedError, match=word):
-            llamac.load(sample.path)
-    with sample.holding(changed("header", 0, "compatible", 4)):
+
+def test_what_is_newer_is_unsupported(sample: Sample) -> None:
+    data = changed(sample, "header", 0, incompatible=4)
+    with sample.holding(data), pytest.raises(UnsupportedError, match="incompatible"):
+        llamac.load(sample.path)
+    with sample.holding(changed(sample, "header", 0, compatible=4)):
         assert outcome(sample.path) == ""
+
+
+def test_numbers_of_the_graph_that_contradict_the_tensors_are_refused(sample: Sample) -> None:
+    """Placement, norms of q and k, experts: each needs tensors that are not there, or has none for some that are."""
+    config, layers = sample.sections["config"].offset, sample.sections["layers"].offset
+    second = layers + RECORD_BYTES["layer"]
+    cases: list[tuple[str, int, dict[str, float], str]] = [
+        ("layer", layers, {"placement": 2}, r"layers\.0\.attn_norm\.weight does not belong .* placement post"),
+        ("layer", layers, {"placement": 3}, r"layers\.0\.attn_post_norm\.weight is missing, with placement sandwich"),
+        ("layer", second, {"placement": 1}, r"layers\.1\.attn_post_norm\.weight does not belong .* placement pre"),
+        ("config", config, {"qk_norm": 0}, r"layers\.0\.attn_q_norm\.weight does not belong .* qk_norm none"),
+        ("config", config, {"qk_norm": 1}, r"layers\.0\.attn_q_norm\.weight: its shape .*: head_dim 8"),
+        ("layer", second, {"n_experts": 2}, r"layers\.1\.ffn_router\.weight: its shape .*: n_experts 2 of layer 1"),
+        ("layer", second, {"n_experts": 4096}, r"it has \d+ tensors, but n_experts is 4096 in all layers together"),
+        ("layer", second, {"n_experts": 5000}, r"layer 1: n_experts is 5000, expected 0 to 4096"),
+        ("layer", second, {"n_experts_used": 4}, r"layer 1: n_experts is 3 and n_experts_used is 4"),
+        ("layer", second, {"n_experts_used": 0}, r"layer 1: n_experts is 3 and n_experts_used is 0"),
+        ("layer", layers, {"n_experts": 1, "n_experts_used": 1}, "does not go with ffn gated"),
+        ("layer", layers, {"expert_weights": 1}, "layer 0: expert_weights is 1, expected 0 with ffn gated"),
+        ("layer", second, {"ffn": 2, "n_experts": 0, "n_experts_used": 0}, r"layers\.1\.ffn_gate\.weight is missing"),
+    ]
+    for record, start, values, told in cases:
+        with sample.holding(changed(sample, record, start, **values)):
+            assert re.search(told, outcome(sample.path)), (values, outcome(sample.path))
+
+
+def test_numbers_of_the_graph_that_need_no_tensor_are_free(sample: Sample) -> None:
+    config, layers = sample.sections["config"].offset, sample.sections["layers"].offset
+    for record, start, values in (
+        ("config", config, {"embedding_scale": 2.0, "attention_soft_cap": 0.0, "logit_soft_cap": 5.0}),
+        ("config", config, {"qk_norm": 3}),
+        ("layer", layers, {"window": 5, "placement": 4}),
+        ("layer", layers + RECORD_BYTES["layer"], {"n_experts_used": 3, "expert_weights": 1}),
+    ):
+        with sample.holding(changed(sample, record, start, **values)):
+            assert outcome(sample.path) == ""
 
 
 def test_a_wrong_number_in_the_config_is_told_beside_what_the_tensor_has(sample: Sample) -> None:
@@ -408,11 +443,6 @@ def test_a_file_of_another_llamac_says_so(sample: Sample) -> None:
         put(data, "header", 0, name, struct.pack("<I", value))
         with sample.holding(rehashed(data)):
             assert re.search(told, outcome(sample.path)), outcome(sample.path)
-    start = sample.sections["layers"].offset
-    data = bytearray(sample.sound)
-    put(data, "layer", start, "placement", struct.pack("<I", 4))
-    with sample.holding(rehashed(data)):
-        assert "layer 0: placement parallel with ffn" in outcome(sample.path)
 
 
 # ---- anything at all

@@ -100,6 +100,14 @@ def test_published_details() -> None:
         assert layer.expert_weights == normalized
 
 
+def test_layers_without_experts_are_gated() -> None:
+    config = PUBLISHED["Qwen3-30B-A3B"]
+    mixed = parse({**config, "decoder_sparse_step": 3, "mlp_only_layers": [2, 3]}).model.layers
+    assert [layer.ffn for layer in mixed[:6]] == [*["gated"] * 5, "experts"]
+    assert [(layer.ffn_dim, layer.n_experts) for layer in mixed[4:6]] == [(6144, 0), (768, 128)]
+    assert {layer.ffn for layer in parse({**config, "decoder_sparse_step": 49}).model.layers} == {"gated"}
+
+
 def test_the_language_model_of_a_model_of_images_is_read() -> None:
     warnings: list[str] = []
     parsed = hf_config.parse_config(PUBLISHED["gemma-3-4b"], warnings)

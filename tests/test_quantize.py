@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from builders import checkpoint, gpt2_config, llama_config, some_ids, write_mode
 from llamac import _core
 from llamac.errors import ArgumentError, ExportError
 from llamac.export import flat, reference
-from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
+from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.convert import export
 from llamac.export.quantize import (
     DTYPES,
@@ -298,6 +299,19 @@ def test_four_bits_keep_head_and_attn_v_at_eight() -> None:
     assert chosen(tied, "q4s")["position_embedding.weight"] == "q4s"
     assert set(chosen(tied, "q4", pure=True).values()) == {"q4"}
     assert set(chosen(tied, "q8").values()) == {"q8"}
+
+
+def test_routers_of_experts_have_no_four_bits_but_by_name() -> None:
+    layer = LayerConfig("experts", 20, rope=0, n_experts=3, n_experts_used=2)
+    made = checkpoint(replace(llama_config(), layers=(layer,)))
+    router = "layers.0.ffn_router.weight"
+    for pure in (False, True):
+        assert chosen(made, "q4", pure=pure)[router] == "q8"
+        assert chosen(made, "q4", pure=pure)["layers.0.experts.2.ffn_down.weight"] == "q4"
+    assert chosen(made, "bf16")[router] == "bf16"
+    assert chosen(made, "q4", dtype_map=f"{router}=q4s")[router] == "q4s"
+    with pytest.raises(ArgumentError, match=r"is called 'x'; .*layers\.\*\.experts\.\*\.ffn_up\.weight, layers\."):
+        choose_dtypes(made.tensors, "q8", dtype_map=[("x", "q4")])
 
 
 def test_the_first_pattern_that_fits_decides() -> None:

@@ -133,7 +133,7 @@ static void lies_about_experts_are_refused(void) {
     const struct { struct layer_record record; const char *named; } lies[] = {
         { { .n_experts = 0 }, "n_experts is 0" }, { { .n_experts = 6 }, "n_experts 6 of layer" }, { { .n_experts = 4 }, "n_experts 4 of layer" },
         { { .n_experts_used = 0 }, "n_experts_used is 0" }, { { .n_experts_used = 6 }, "n_experts_used is 6" }, { { .n_experts = 4097 }, "expected 0 to 4096" },
-        { { .n_experts = 4096 }, "4106 experts have 3 each" }, { { .expert_weights = 2 }, "expert_weights is 2" }, { { .ffn = FFN_GATED }, "does not go with ffn gated" },
+        { { .n_experts = 4096 }, "n_experts is 4111 in all layers together, with 3 each" }, { { .expert_weights = 2 }, "expert_weights is 2" }, { { .ffn = FFN_GATED }, "does not go with ffn gated" },
         { { .ffn_dim = 77 }, "ffn_dim 77 of layer" },
     };
     for (size_t i = 0; i < ARRAY_LEN(lies); i++) {

@@ -31,7 +31,7 @@ static void halves_convert_like_the_hardware(void) {
     CHECK(f16_from_f32(1.0f + 0x1p-11f) == 0x3c00 && f16_from_f32(1.0f + 0x1.8p-10f) == 0x3c02, "ties go to even");
 }
 
-// One product by every table, in one call, row by row, and in two parts of strips.
+// One product by every table, in one call, row by row, and in two parts of strips; weighted, and its rows in another order.
 static void check_gemm(int dtype, int rows, int columns, int m, int biased, int add, uint64_t *state) {
     const size_t strip_bytes = dtype_strip_bytes(dtype, (uint64_t)columns), strips = (size_t)ceil_div(rows, 16);
     const int input = input_of(dtype);
@@ -61,6 +61,19 @@ static void check_gemm(int dtype, int rows, int columns, int m, int biased, int 
             tables[t]->gemm[dtype](&one);
         }
         CHECK(same(y, first, (size_t)(m * rows)), "%s: rows alone differ: dtype %d, %d x %d, %d rows", tables[t]->name, dtype, rows, columns, m);
+        float weights[64], *const plain = take(sizeof(float) * (size_t)(m * rows));
+        int to[64];
+        for (int r = 0; r < m; r++) weights[r] = 0.5f + (float)r, to[r] = m - 1 - r;
+        struct gemm other = g;
+        other.weights = weights, other.to = to, other.copy = plain, other.add = 1;
+        memset(y, 0, sizeof(float) * (size_t)(m * rows));
+        tables[t]->gemm[dtype](&other);
+        for (int r = 0; r < m; r++)
+            for (int o = 0; o < rows; o++) {
+                const float product = plain[r * rows + o], alone_ = product * weights[r];
+                CHECK(y[to[r] * rows + o] == alone_ && (add || product == first[r * rows + o]), "%s: weighted row %d", tables[t]->name, r);
+            }
+        free(plain);
     }
     for (int i = 0; i < 20; i++) {   // against double
         const int r = random_below(state, m), o = random_below(state, rows);
@@ -171,7 +184,7 @@ static void row_functions_have_the_same_bits(void) {
     uint64_t state = 2;
     enum { MAX = 80 };
     float x[MAX + 8], w[MAX + 8], b[MAX + 8], y[MAX + 8], y0[MAX + 8];
-    for (int n = 1; n <= 70; n++) for (int shift = 0; shift < 3; shift++) for (int what = 0; what < 14; what++) {
+    for (int n = 1; n <= 70; n++) for (int shift = 0; shift < 3; shift++) for (int what = 0; what < 18; what++) {
         fill_random(x, MAX + 8, &state), fill_random(w, MAX + 8, &state), fill_random(b, MAX + 8, &state);
         if (what >= 4) for (int i = 0; i < MAX; i++) x[i] *= 12;
         for (int t = 0; t < n_tables; t++) {
@@ -182,12 +195,53 @@ static void row_functions_have_the_same_bits(void) {
             else if (what == 1) k->norm_layer(x + shift, w, b, 1e-5f, n, out);
             else if (what == 2) k->add(x + shift, n, out);
             else if (what == 3) { memcpy(y, x, sizeof y); k->rotate(out, w, b, n / 2); }
-            else k->activate(1 + (what - 4) / 2, x + shift, what % 2 ? w : NULL, n, out);
+            else if (what < 14) k->activate(1 + (what - 4) / 2, x + shift, what % 2 ? w : NULL, n, out);
+            else if (what == 14) k->norm_layer(x + shift, w, NULL, 1e-5f, n, out);
+            else { memcpy(out, x, sizeof(float) * (size_t)n); k->scale(out, n, 0.7f, (float)(what - 15) * 3); }
             if (t == 0) memcpy(y0, y, sizeof y);
             else CHECK(same(y, y0, MAX + 8), "%s: function %d, n %d, shift %d", k->name, what, n, shift);
             for (int i = 0; i < MAX + 8; i++)
                 if (what != 3 && (i < shift || i >= shift + n)) CHECK(y[i] == 77, "%s: function %d wrote at %d of %d", k->name, what, i - shift, n);
         }
+    }
+}
+
+// y = cap tanh(scale y / cap): to a few units of its last place, near 0 too, odd, and never beyond the cap.
+static void caps_are_accurate(void) {
+    const float caps[] = { 0.001f, 1, 30, 50, 3e5f };
+    for (size_t c = 0; c < ARRAY_LEN(caps); c++)
+        for (int i = 0; i < 20000; i++) {
+            const float x = caps[c] * ldexpf(1 + (float)(i % 1000) / 1000, i / 1000 * 2 - 32), cap = caps[c];
+            float y = x, opposite = -x;
+            tables[0]->scale(&y, 1, 1, cap), tables[0]->scale(&opposite, 1, 1, cap);
+            const double expected = (double)cap * tanh((double)x / (double)cap);
+            CHECK(fabs((double)y - expected) <= 5e-7 * fabs(expected), "cap %g of %g is %.9g, expected %.9g", (double)cap, (double)x, (double)y, expected);
+            CHECK(y == -opposite && y <= cap, "cap %g of %g: %.9g, %.9g", (double)cap, (double)x, (double)y, (double)opposite);
+        }
+    const float special[] = { 0, INFINITY, -INFINITY, NAN };
+    for (size_t i = 0; i < ARRAY_LEN(special); i++) {
+        float y = special[i];
+        tables[0]->scale(&y, 1, 1, 30);
+        CHECK(i == 0 ? y == 0 : i == 1 ? y == 30 : i == 2 ? y == -30 : y != y, "cap of %g is %g", (double)special[i], (double)y);
+    }
+}
+
+// exp(x - max) / their sum, of any number of numbers: the same bits from all tables, near double's.
+static void softmax_has_the_same_bits(void) {
+    uint64_t state = 5;
+    for (int n = 1; n <= 130; n++) {
+        float x[144], y[144], first[144];
+        fill_random(x, (size_t)n, &state);
+        for (int i = 0; i < n; i++) x[i] *= 9;
+        double sum = 0;
+        for (int i = 0; i < n; i++) sum += exp((double)x[i]);
+        for (int t = 0; t < n_tables; t++) {
+            memcpy(y, x, sizeof y);
+            tables[t]->softmax(y, n);
+            if (!t) memcpy(first, y, sizeof y);
+            CHECK(same(y, first, (size_t)n), "%s differs, n %d", tables[t]->name, n);
+        }
+        for (int i = 0; i < n; i++) CHECK(fabs((double)first[i] - exp((double)x[i]) / sum) <= 1e-6, "%g", (double)first[i]);
     }
 }
 
@@ -245,13 +299,28 @@ static void check_attention(int dtype, int head_dim, int positions, int n_querie
         tables[0]->pack[INPUT_F32](panel_row(panel, n_queries, (size_t)head_dim, i), q + i * head_dim, head_dim);
     }
     a.visible[n_queries - 1] = positions;
+    // windows: none, or so many positions; what is before them may be NaN, like what no query sees
+    const int window = (const int[]){ 0, 0, 1, 5, 300 }[random_below(state, 5)];
+    int seen = positions;
+    for (int i = 0; i < n_queries; i++) {
+        a.first[i] = window ? max_int(0, a.visible[i] - window) : 0;
+        seen = min_int(seen, a.first[i]);
+    }
+    a.cap = window % 2 ? 0.5f : 0;
+    for (int p = 0; p < seen; p += 1 + p / 2) {
+        float *const nowhere = take(sizeof(float) * (size_t)head_dim);
+        for (int d = 0; d < head_dim; d++) nowhere[d] = NAN;
+        tables[0]->store_key[dtype](pages[p / KV_PAGE], p % KV_PAGE, head_dim, nowhere);
+        tables[0]->store_value[dtype](pages[p / KV_PAGE] + key_bytes, p % KV_PAGE, head_dim, nowhere);
+        free(nowhere);
+    }
     for (int t = 0; t < n_tables; t++) {
         tables[t]->attend[dtype](&a);
         if (t == 0) memcpy(first, out, sizeof(float) * (size_t)(n_queries * width));
         else CHECK(same(out, first, (size_t)(n_queries * width)), "%s differs: dtype %d, head_dim %d, %d positions, %d queries", tables[t]->name, dtype, head_dim, positions, n_queries);
         for (int i = 0; i < n_queries; i++) {
             struct attend one = a;
-            one.n_queries = 1, one.q = q + i * head_dim, one.visible[0] = a.visible[i];
+            one.n_queries = 1, one.q = q + i * head_dim, one.visible[0] = a.visible[i], one.first[0] = a.first[i];
             tables[t]->attend[dtype](&one);
             CHECK(same(out, first + i * width, (size_t)head_dim), "%s: query %d alone differs: dtype %d, head_dim %d, %d positions", tables[t]->name, i, dtype, head_dim, positions);
         }
@@ -263,14 +332,15 @@ static void check_attention(int dtype, int head_dim, int positions, int n_querie
             for (int d = 0; d < head_dim; d++) CHECK(first[i * width + d] != first[i * width + d], "a NaN of position %d is lost", positions - 1);
             continue;
         }
-        for (int j = 0; j < a.visible[i]; j++) {
+        for (int j = a.first[i]; j < a.visible[i]; j++) {
             double s = 0;
             for (int d = 0; d < head_dim; d++) s += (double)stored(dtype, k[j * head_dim + d]) * (double)q[i * head_dim + d];
+            if (a.cap > 0) s = (double)a.cap * tanh(s / (double)a.cap);
             sum += p[j] = exp(s);
         }
         for (int d = 0; d < head_dim; d++) {
             double o = 0;
-            for (int j = 0; j < a.visible[i]; j++) o += p[j] / sum * (double)stored(dtype, v[j * head_dim + d]);
+            for (int j = a.first[i]; j < a.visible[i]; j++) o += p[j] / sum * (double)stored(dtype, v[j * head_dim + d]);
             CHECK(fabs(o - (double)first[i * width + d]) < 2e-6, "attention %g, expected %g", (double)first[i * width + d], o);
         }
     }
@@ -282,7 +352,7 @@ static void attention_has_the_same_bits(void) {
     uint64_t state = 3;
     for (int d = 0; d < 2; d++)
         for (int head_dim = 1; head_dim <= 40; head_dim += 3)
-            check_attention(dtypes[d], head_dim, 1 + random_below(&state, 700), 1 + random_below(&state, ATTENTION_QUERIES), &state);
+            for (int i = 0; i < 4; i++) check_attention(dtypes[d], head_dim, 1 + random_below(&state, 700), 1 + random_below(&state, ATTENTION_QUERIES), &state);
     check_attention(LLAMAC_F16, 64, 1024, 8, &state);
     check_attention(LLAMAC_F32, 16, 256, 1, &state);
     check_attention(LLAMAC_F32, 16, 257, 2, &state);
@@ -339,6 +409,8 @@ int main(void) {
     RUN(rows_are_quantized);
     RUN(row_functions_have_the_same_bits);
     RUN(activations_are_accurate);
+    RUN(caps_are_accurate);
+    RUN(softmax_has_the_same_bits);
     RUN(attention_has_the_same_bits);
     RUN(the_f16_cache_saturates);
     RUN(measuring_loops_do_their_work);
