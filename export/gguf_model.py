@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.errors import ExportError
+from llamac.export import chat_templates
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.gguf_config import EMBEDDING, ROPE_FACTORS, GGUFConfig, architecture, parse_config
 from llamac.export.gguf_families import FUSED, Architecture, expert_name, fused_name, gguf_name
@@ -50,16 +51,15 @@ def read(path: Path, warnings: list[str], *, complete: bool = True) -> Checkpoin
         tensors[f"rope.{number}.inv_freq"] = LazyTensor.of(rope.inv_freq)
         if rope.inv_freq_long is not None:
             tensors[f"rope.{number}.inv_freq_long"] = LazyTensor.of(rope.inv_freq_long)
+    templates = chat_templates.from_gguf(file.values)
     title = file.values.get("general.name")
     metadata = {
         "name": title if isinstance(title, str) and 0 < len(title) <= 200 else path.stem,
         "architecture": _family(config),
         "source": {"format": "gguf", "architecture": name, "files": [part.name for part in file.paths]},
+        **chat_templates.to_metadata(templates),
     }
-    template = file.values.get("tokenizer.chat_template", "")
-    if not isinstance(template, str):
-        raise ExportError("tokenizer.chat_template is no text")
-    return Checkpoint(config.model, tensors, chat_template=template, metadata=metadata)
+    return Checkpoint(config.model, tensors, chat_template=chat_templates.default_text(templates), metadata=metadata)
 
 
 def _family(config: GGUFConfig) -> str:

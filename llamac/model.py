@@ -82,14 +82,6 @@ def load(
     )
     for text in told:
         warnings.warn(text, stacklevel=2)
-    if adapted:
-        from llamac.export.lora import attach
-
-        try:
-            attach(file, adapted)
-        except BaseException:
-            file.close()
-            raise
     return Model(file, context=context, kv=kv, threads=threads, isa=isa, tokenizer=other)
 
 

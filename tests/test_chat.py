@@ -133,7 +133,6 @@ def test_errors_of_templates(template: str, told: str) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_templates_are_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_process.render, "__defaults__", (1.5, 1 << 20))
     caught: list[BaseException] = []
 
     def render() -> None:
@@ -142,9 +141,11 @@ def test_hostile_templates_are_stopped(name: str, monkeypatch: pytest.MonkeyPatc
         except BaseException as error:
             caught.append(error)
 
-    thread = threading.Thread(target=render)
-    thread.start()
-    thread.join()
+    with monkeypatch.context() as limits:
+        limits.setattr(chat_process.render, "__defaults__", (1.5, 1 << 20))
+        thread = threading.Thread(target=render)
+        thread.start()
+        thread.join()
     assert [type(error) for error in caught] == [ChatTemplateError], caught
     assert ChatTemplate(CHATML).render(HI) == PUBLISHED["chatml"]
 

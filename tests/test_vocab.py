@@ -435,3 +435,24 @@ def test_vocabulary_is_a_tuple_of_three(tmp_path: Path) -> None:
     assert isinstance(special, SpecialTokens)
     assert original == llama2c_file()
     assert isinstance(load_vocabulary(tmp_path), Vocabulary)
+
+
+def test_json_word_piece_agrees_with_the_library(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    vocab = {
+        text: index for index, text in enumerate(["[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", ",", "n't", "a"])
+    }
+    library = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))
+    library.normalizer = tokenizers.normalizers.BertNormalizer()
+    library.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    library.decoder = tokenizers.decoders.WordPiece()
+    around = [("[CLS]", 1), ("[SEP]", 2)]
+    library.post_processor = tokenizers.processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=around)
+    library.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(tmp_path)
+    for text in ("Unaffable, a", "a[SEP]a x", "ÜN un,a", ""):
+        ids = tokenizer.encode(text, add_special=True, parse_special=True)
+        assert ids == library.encode(text).ids
+        assert tokenizer.decode(ids) == library.decode(ids)
+    assert tokenizer.decode([3, 7, 8]) == library.decode([3, 7, 8]) == "unn't a"
