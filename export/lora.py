@@ -249,11 +249,11 @@ def attach(file: FlatFile, adapters: Sequence[tuple[Path, float]]) -> None:
     for name, pairs in parts.items():
         a, b = np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs], axis=1)
         is_embedding = name in ("token_embedding.weight", "position_embedding.weight")
-        file.core.adapt(name, len(a), *(_strips(matrix) for matrix in (a.T if is_embedding else a, b)))
+        file.core.adapt(name, len(a), _strips(a.T if is_embedding else a), _strips(b))
 
 
-def _strips(matrix: Floats) -> Floats:
-    return np.frombuffer(pack_strips(np.ascontiguousarray(matrix, np.float32), "f32"), np.float32)
+def _strips(matrix: Floats) -> memoryview[float]:
+    return memoryview(pack_strips(np.ascontiguousarray(matrix, np.float32), "f32")).cast("f")
 
 
 # ---- merging

@@ -118,7 +118,8 @@ def test_an_adapter_at_run_time_gives_the_logits_of_peft(
 
 def test_an_adapters_bits_do_not_depend_on_how_they_are_computed(folder: Callable[[str], Path], tmp_path: Path) -> None:
     """Threads, chunks, kernel sets; and what an observer sees has the adapter's part in it."""
-    numbers, tensors = np.random.default_rng(5), {}
+    numbers = np.random.default_rng(5)
+    tensors: dict[str, NDArray[np.float32]] = {}
     for layer in range(2):
         for name, rows, columns in (
             ("self_attn.q_proj", 40, 40),
@@ -128,7 +129,7 @@ def test_an_adapters_bits_do_not_depend_on_how_they_are_computed(folder: Callabl
         ):
             module = f"{PREFIX}model.layers.{layer}.{name}"
             tensors[f"{module}.lora_A.weight"] = numbers.standard_normal((19, columns)).astype(np.float32)
-            tensors[f"{module}.lora_B.weight"] = numbers.standard_normal((rows, 19)).astype(np.float32) / 20
+            tensors[f"{module}.lora_B.weight"] = numbers.standard_normal((rows, 19)).astype(np.float32) / np.float32(20)
     adapter = small_adapter(tmp_path / "a", tensors)
     ids = CASES["llama"].ids
     for dtype in ("f32", "q4"):
@@ -149,8 +150,8 @@ def test_an_adapters_bits_do_not_depend_on_how_they_are_computed(folder: Callabl
     with merged, adapted, merged.session() as one, adapted.session() as other:
         first, second = one.observe(ids, stages), other.observe(ids, stages)
     for stage, expected_rows in first.items():
-        rows, expected_rows = second[stage].reshape(len(ids), -1), expected_rows.reshape(len(ids), -1)
-        assert relative_errors(rows, expected_rows).max() <= TOLERANCE
+        found_rows, merged_rows = (x.reshape(len(ids), -1) for x in (second[stage], expected_rows))
+        assert relative_errors(found_rows, merged_rows).max() <= TOLERANCE
 
 
 def test_what_can_only_be_merged_is_refused_at_run_time(folder: Callable[[str], Path], tmp_path: Path) -> None:
