@@ -94,11 +94,12 @@ def export(
 
     source: a Hugging Face directory, a GGUF file (any part of a split one), a llama2.c model file, a flat file, or a
     built-in model's name. dtype: of the matrices, "f32", "f16", "bf16", "q8", "q4" or "q4s" (default: the source's own,
-    f32 if it is quantized). With q4 and q4s the output head and attn_v are q8, unless `pure`; dtype_map overrides both:
-    (pattern, dtype) pairs, the first whose pattern fits a matrix's name decides (* stands for any text). calibrate: for
-    q4 and q4s, a text file, or "self" for a text that the model writes: the inputs it sees there decide which errors
-    matter and where they are made up for. It takes a temporary copy of the weights beside `out`, and more time and
-    memory (docs/quantization.md).
+    f32 if it is quantized; for a GGUF file each matrix's own, q4 for quantized types of up to 5 bits, q8 for others).
+    With q4 and q4s the output head and attn_v are q8, unless `pure`; dtype_map overrides both: (pattern, dtype) pairs,
+    the first whose pattern fits a matrix's name decides (* stands for any text). calibrate: for q4 and q4s, a text
+    file, or "self" for a text that the model writes: the inputs it sees there decide which errors matter and where they
+    are made up for. It takes a temporary copy of the weights beside `out`, and more time and memory
+    (docs/quantization.md).
     threads: that quantize (default: as many as a model would use); they do not change a byte. tokenizer: a file or
     directory to use instead of the source's, or False for none. name: stored in the flat file (default: the source's).
     to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with
@@ -133,6 +134,9 @@ def export(
     _attach_tokenizer(checkpoint, source, tokenizer, warnings)
     if name is not None:
         checkpoint.metadata["name"] = name
+    if dtype is None and to == "llamac" and checkpoint.metadata["source"].get("format") == "gguf":
+        dtype, own = _lasting_dtypes(checkpoint)
+        dtype_map += own
     dtype = dtype or ("f32" if to == "llama2c" else _own_dtype(checkpoint))
     _warn_of_quantized(checkpoint, dtype, warnings)
     if to == "hf":
@@ -297,6 +301,15 @@ def _own_dtype(checkpoint: Checkpoint) -> str:
     """The dtype that stores every matrix of the source exactly, or f32 if none does."""
     kinds = {tensor.dtype for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2}
     return kinds.pop() if len(kinds) == 1 and kinds <= {"f32", "f16", "bf16"} else "f32"
+
+
+def _lasting_dtypes(checkpoint: Checkpoint) -> tuple[str, list[tuple[str, str]]]:
+    """(the dtype that most matrices of a GGUF file get, a dtype map for the others), so that nothing much is lost."""
+    from llamac.export.gguf_types import lasting_dtype
+
+    found = {name: lasting_dtype(t.dtype) for name, t in checkpoint.tensors.items() if len(t.shape) == 2}
+    most = next((dtype for dtype in ("q4", "q8") if dtype in found.values()), _own_dtype(checkpoint))
+    return most, [(name, dtype) for name, dtype in found.items() if dtype != most and most in QUANTIZED]
 
 
 def _warn_of_quantized(checkpoint: Checkpoint, dtype: str, warnings: list[str]) -> None:
