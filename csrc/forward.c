@@ -9,6 +9,7 @@
 // and k take two more, a router one. Where both branches come from the same x, it is two less.
 #include <string.h>
 #include "common.h"
+#include "lora.h"
 #include "products.h"
 
 // The residual stream. Where a norm stands behind a branch, what the branch adds is known when all of it is there, after a barrier: until
@@ -79,9 +80,11 @@ static void embed(const struct worker *w) {
     for (int r = first; r < last; r++) {
         float *x = s->scratch.x + (size_t)r * m->config->dim;
         s->kernels->gather[tokens->dtype](tokens->data, tokens->strip_bytes, e->rows[r].token, tokens->columns, x);
+        if (tokens->lora) lora_gather(w, tokens->lora, e->rows[r].token, tokens->columns, x);
         if (m->config->embedding_scale != 1) s->kernels->scale(x, tokens->columns, m->config->embedding_scale, 0);
         if (!positions->data) continue;
         s->kernels->gather[positions->dtype](positions->data, positions->strip_bytes, e->rows[r].position, positions->columns, w->own->row);
+        if (positions->lora) lora_gather(w, positions->lora, e->rows[r].position, positions->columns, w->own->row);
         s->kernels->add(w->own->row, positions->columns, x);
     }
 }

@@ -74,6 +74,7 @@ struct gemm {
     const float *weights;           // (m) or NULL: what each input's outputs are multiplied by
     const int *to;                  // (m) or NULL: the row of y of each input, instead of its own number
     float *copy;                    // NULL, or (m, rows): the product (and bias) by itself, for an observer
+    int add_copy;                   // copy += instead of copy =
     void *scratch;                  // gemm_scratch(m) bytes
     struct cancel *cancel;
 };

@@ -121,7 +121,10 @@ INLINE void finish(const struct gemm *g, const int dtype, int s, int t, const fl
     v16 sum = finish_lanes(dtype, v16_load(sums));
     if (dtype_is_quantized(dtype)) sum = v16_mul(sum, v16_load((const float *)(const void *)(g->w + (size_t)s * g->strip_bytes)));
     if (g->bias) sum = v16_add(sum, v16_load_n(g->bias + o, n));
-    if (g->copy) v16_store_n(g->copy + (size_t)t * (size_t)g->rows + o, sum, n);
+    if (g->copy) {
+        float *copy = g->copy + (size_t)t * (size_t)g->rows + o;
+        v16_store_n(copy, g->add_copy ? v16_add(v16_load_n(copy, n), sum) : sum, n);
+    }
     if (g->weights) sum = v16_mul(sum, v16_set1(g->weights[t]));
     float *y = g->y + (size_t)(g->to ? g->to[t] : t) * g->y_stride + o;
     if (n == STRIP_ROWS) v16_store(y, g->add ? v16_add(v16_load(y), sum) : sum);

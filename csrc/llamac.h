@@ -10,7 +10,7 @@
 //     llamac_session_close(&session);  llamac_model_close(&model);
 //
 // The core prints nothing, opens nothing, ends nothing and reads no environment. A function that can fail returns 0 or a
-// negative number and fills `err` with what was wrong, where, and what was expected. A model is immutable and may be used by many
+// negative number and fills `err` with what was wrong, where, and what was expected. A model with sessions is immutable and may be used by many
 // sessions and threads at once; a session is used by one thread at a time.
 #ifndef LLAMAC_H
 #define LLAMAC_H
@@ -75,6 +75,12 @@ int llamac_slot_next(llamac_walk *walk, llamac_slot *slot);
 // llamac_model_close. Tensor data and texts are not read.
 int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llamac_error *err);
 void llamac_model_close(llamac_model **model);
+
+// Adds a low-rank adapter to a matrix, by the name of its tensor: its products become W x + b (a x), an embedding's rows W + b a. a (rank, columns)
+// and b (rows, rank) are f32 in strips, borrowed as the file is; of an embedding a is (columns, rank). Their sizes are checked.
+// "output.weight" is the output matrix also where the embedding serves for it. A matrix has one adapter; before the first session.
+enum { LLAMAC_MAX_RANK = 4096 };
+int llamac_model_adapt(llamac_model *model, const char *matrix, int rank, const void *a, size_t a_bytes, const void *b, size_t b_bytes, llamac_error *err);
 
 // ---- instruction sets
 

@@ -222,6 +222,16 @@ static void describe_needs(const llamac_walk *w, char text[REASON_BYTES]) {
     if (needs & IF_UNTIED) snprintf(text, REASON_BYTES, ", with tied_output %" PRIu32, c->tied_output);
 }
 
+// What a slot's place counts from.
+static char *base_of(struct llamac_model *m, const llamac_walk *w) {
+    switch (w->group) {
+    case GROUP_ROPE: return (char *)&m->rope[w->table];
+    case GROUP_LAYER: return (char *)&m->layers[w->layer];
+    case GROUP_EXPERT: return (char *)&m->layers[w->layer].experts[w->expert];
+    default: return (char *)m;
+    }
+}
+
 static int bind_tensor(struct llamac_model *m, const llamac_walk *w, const struct tensor_record *t, llamac_error *err) {
     const struct slot *s = slot_of(w);
     const uint64_t rows = extent_of(w, s->rows), columns = extent_of(w, s->columns);
@@ -238,13 +248,10 @@ static int bind_tensor(struct llamac_model *m, const llamac_walk *w, const struc
         return err_set(err, LLAMAC_BAD_MODEL, "tensor %s: its shape is (%" PRIu64 ", %" PRIu64 "), the config needs (%" PRIu64 ", %" PRIu64 "): %s%s%s", t->name,
                        t->shape[0], t->shape[1], first, second, of_rows, rows_differ && columns_differ ? ", " : "", of_columns);
     }
-    char *base = (char *)m;
-    if (w->group == GROUP_ROPE) base = (char *)&m->rope[w->table];
-    if (w->group == GROUP_LAYER) base = (char *)&m->layers[w->layer];
-    if (w->group == GROUP_EXPERT) base = (char *)&m->layers[w->layer].experts[w->expert];
+    char *base = base_of(m, w);
     const uint8_t *data = m->file.data + t->offset;
     if (is_matrix(w)) {
-        struct matrix view = { data, (int)t->dtype, (int)rows, (int)columns, dtype_strip_bytes((int)t->dtype, columns) };
+        struct matrix view = { data, (int)t->dtype, (int)rows, (int)columns, dtype_strip_bytes((int)t->dtype, columns), NULL };
         memcpy(base + s->place, &view, sizeof view);
         m->dtypes |= 1u << t->dtype;
     } else {
@@ -323,8 +330,47 @@ int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llam
     return 0;
 }
 
+// ---- adapters
+
+static struct matrix *matrix_of(struct llamac_model *m, const char *matrix) {
+    llamac_walk w = { .config = m->config, .layers = m->file.layers };
+    char name[FORMAT_NAME_BYTES];
+    if (m->config->tied_output && !strcmp(matrix, "output.weight")) return &m->output;
+    while (walk_on(&w)) {
+        if (!belongs(&w) || !is_matrix(&w)) continue;
+        name_of(&w, name);
+        if (!strcmp(name, matrix)) return (struct matrix *)(void *)(base_of(m, &w) + slot_of(&w)->place);
+    }
+    return NULL;
+}
+
+int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void *a, size_t a_bytes, const void *b, size_t b_bytes, llamac_error *err) {
+    struct matrix *adapted = matrix_of(m, matrix);
+    if (!adapted) return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter: the model has no matrix %.64s", matrix);
+    if (rank < 1 || rank > LLAMAC_MAX_RANK) return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: rank is %d, expected 1 to %d", matrix, rank, LLAMAC_MAX_RANK);
+    if (adapted->lora) return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: it has one already", matrix);
+    const int is_embedding = adapted == &m->token_embedding || adapted == &m->position_embedding;
+    const uint64_t across = (uint64_t)rank, columns = (uint64_t)adapted->columns;
+    const size_t a_needed = is_embedding ? llamac_matrix_bytes(LLAMAC_F32, columns, across) : llamac_matrix_bytes(LLAMAC_F32, across, columns);
+    const size_t b_needed = llamac_matrix_bytes(LLAMAC_F32, (uint64_t)adapted->rows, across);
+    if (a_bytes != a_needed || b_bytes != b_needed)
+        return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: a has %zu bytes and b %zu, expected %zu and %zu", matrix, a_bytes, b_bytes, a_needed, b_needed);
+    struct lora *lora = mem_take(1, sizeof *lora, "an adapter's part", err);
+    if (!lora) return -1;
+    *lora = (struct lora){ rank, a, b, m->loras };
+    m->loras = lora;
+    m->max_rank = max_int(m->max_rank, rank);
+    m->dtypes |= 1u << LLAMAC_F32;
+    adapted->lora = lora;
+    return 0;
+}
+
 void llamac_model_close(llamac_model **model) {
     if (!*model) return;
+    for (struct lora *lora = (*model)->loras, *next; lora; lora = next) {
+        next = lora->next;
+        mem_give(lora);
+    }
     mem_give((*model)->layers);
     mem_give((*model)->experts);
     mem_give(*model);

@@ -1,14 +1,22 @@
 // SPDX-License-Identifier: MIT
-// model.h - a checked model: the file's structures and a view of every tensor. Immutable; borrows the file's memory.
+// model.h - a checked model: the file's structures and a view of every tensor. Immutable once it has sessions; borrows the file's memory.
 #ifndef LLAMAC_MODEL_H
 #define LLAMAC_MODEL_H
 #include "format.h"
+
+// What an adapter adds to a matrix (llamac_model_adapt); f32 in strips.
+struct lora {
+    int rank;
+    const uint8_t *a, *b;       // (rank, columns), of an embedding (columns, rank); (rows, rank)
+    struct lora *next;          // of the model's, in no order
+};
 
 // A weight matrix in strips (dtype.h). Absent optional matrices have data NULL.
 struct matrix {
     const uint8_t *data;        // (ceil(rows / 16)) strips
     int dtype, rows, columns;
     size_t strip_bytes;
+    const struct lora *lora;    // or NULL
 };
 
 // The feed-forward network of a layer, or one expert, which has no biases.
@@ -47,6 +55,8 @@ struct llamac_model {
     int max_ffn_dim, max_expert_dim;                           // of layers without, and with experts
     size_t max_hidden;                                         // hidden numbers of one row, of all its experts together
     int max_experts, max_experts_used;                         // 0: there are none
+    struct lora *loras;                                        // all adapters' parts
+    int max_rank;                                              // of them, 0: there are none
     int norms_behind;                                          // whether branches are normed before they are added
 };
 #endif

@@ -4,6 +4,7 @@
 
 #include <string.h>
 #include "common.h"
+#include "lora.h"
 
 static void norm_row(const struct worker *w, struct norm_weights norm, const float *x, int width, float *y) {
     const struct llamac_session *s = w->eval->session;
@@ -70,6 +71,7 @@ void multiply(const struct worker *w, const struct product *p, const struct pane
         .scratch = w->own->gemm, .cancel = &w->eval->cancel,
     };
     w->eval->session->kernels->gemm[p->matrix->dtype](&g);
+    if (p->matrix->lora) lora_multiply(w, p->matrix->lora, &g, x->of[INPUT_F32]);
 }
 
 void linear(const struct worker *w, const struct product *products, int n, const struct panels *x, int add) {

@@ -17,8 +17,8 @@ struct rows {
     int keep;                     // whether the rows are kept, where `kept_rows` finds them
 };
 
-// The kinds of inputs that matrices multiply with, as bits.
-static inline unsigned kind_of(const struct matrix *m) { return m->data ? 1u << input_of(m->dtype) : 0; }
+// The kinds of inputs that a matrix multiplies with, as bits.
+static inline unsigned kind_of(const struct matrix *m) { return m->data ? 1u << input_of(m->dtype) | (m->lora ? 1u << INPUT_F32 : 0) : 0; }
 
 // Inputs of products: panels of m rows, by kind of input.
 struct panels { const void *of[N_INPUTS]; int m; };

@@ -61,6 +61,8 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
             .routes = cut_routes(a, REDUNDANT_ROWS * (size_t)s->model->max_experts_used),
             .pairs = { arena_ints(a, experts ? experts + 1 : 0), arena_ints(a, pairs), arena_floats(a, pairs) },
             .gemm = arena_floats(a, gemm_scratch(x->rows) / sizeof(float)),
+            .lora_rows = arena_floats(a, rows * (size_t)s->model->max_rank),
+            .lora_panels = arena_floats(a, rows * input_words(INPUT_F32, s->model->max_rank)),
             .attention = arena_floats(a, attend_scratch((int)c->head_dim) + ATTENTION_QUERIES * (c->head_dim + width)),
         };
         for (int kind = 0; kind < N_INPUTS; kind++) own.panels[kind] = arena_floats(a, inputs & 1u << kind ? REDUNDANT_ROWS * widest_input(s->model, kind, (int)q_dim) : 0);

@@ -28,6 +28,8 @@ struct thread_scratch {
     struct routes routes;     // of REDUNDANT_ROWS rows
     struct pairs pairs;
     void *gemm;               // gemm's
+    float *lora_rows;         // (rows, rank): an adapter's a x
+    void *lora_panels;        // the same as inputs
     float *attention;         // attend's, then the panels and the output of ATTENTION_QUERIES queries
 };
 

@@ -31,9 +31,10 @@ Written by `python docs/make_cli.py` from the parser itself; `llamac COMMAND --h
 * What terminals take for commands is escaped (`\\x1b`): in names and other texts from files always, in generated
   text on a terminal only. JSON is UTF-8 always.
 * MODEL (SRC of `export`, too) may be the name of a built-in model, `stories` or `stories-gpt2`; a file of that
-  name comes first.
+  name comes first. Any other source than a model file is converted once and kept: [cache.md](cache.md).
 * Progress bars appear on a terminal only.
-* The environment variable `LLAMAC_ISA` forces a kernel set where `--isa` is not given.
+* The environment variable `LLAMAC_ISA` forces a kernel set where `--isa` is not given; `LLAMAC_CACHE` is the folder of
+  what was converted where `--cache-dir` is not given.
 """
 
 

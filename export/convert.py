@@ -15,15 +15,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from llamac.arguments import file_path, whole_number, wrong_type
+from llamac.arguments import Adapter, adapters, file_path, whole_number, wrong_type
 from llamac.errors import ArgumentError, ArgumentTypeError, ExportError, LlamacError, TokenizerError, UnsupportedError
 from llamac.export.calibrate import TEXT_CHARACTERS, calibrate, disk_bytes, float_model, sequences_of
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.lfs import HEAD_BYTES, refuse_pointer
-from llamac.export.quantize import FOUR_BITS, Lesson, choose_dtypes, widen_coarse
+from llamac.export.quantize import FOUR_BITS, Lesson, choose_dtypes, nearest_dtypes, widen_coarse
 from llamac.export.vocab import Room, Vocabulary, find_tokenizer, load_vocabulary
 from llamac.export.writer import (
-    MAGIC,
     Plan,
     Slot,
     check_space,
@@ -34,10 +33,10 @@ from llamac.export.writer import (
     write,
     write_tables,
 )
-from llamac.flatfile import NUMERICS
+from llamac.flatfile import MAGIC, NUMERICS
 from llamac.machine import plan_threads
-from llamac.model import model_path
 from llamac.progress import Progress, silent
+from llamac.sources import HF_ENDINGS, find
 from llamac.strips import QUANTIZED
 from llamac.tokenizer import SpecialTokens, Tokenizer
 
@@ -48,9 +47,6 @@ TARGETS = ("llamac", "hf", "llama2c", "gguf")
 GGUF = b"GGUF"
 GGUF_DTYPES = ("q8_0", "q4_0")
 SOURCES = "a Hugging Face directory, a GGUF file, a llama2.c model file or a flat file"
-# A file that names its directory, in the order in which the import of a directory takes them.
-HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-HF_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin.index.json", "config.json")
 
 
 @dataclass
@@ -85,6 +81,7 @@ def export(
     pure: bool = False,
     dtype_map: Iterable[tuple[str, str]] = (),
     calibrate: str | Path | None = None,
+    lora: Adapter | Iterable[Adapter] = (),
     threads: int | None = None,
     probe_source: str | None = "auto",
     overwrite: bool = False,
@@ -92,14 +89,15 @@ def export(
 ) -> Report:
     """Converts a checkpoint.
 
-    source: a Hugging Face directory, a GGUF file (any part of a split one), a llama2.c model file, a flat file, or a
-    built-in model's name. dtype: of the matrices, "f32", "f16", "bf16", "q8", "q4" or "q4s" (default: the source's own,
-    f32 if it is quantized; for a GGUF file each matrix's own, q4 for quantized types of up to 5 bits, q8 for others).
-    With q4 and q4s the output head and attn_v are q8, unless `pure`; dtype_map overrides both: (pattern, dtype) pairs,
-    the first whose pattern fits a matrix's name decides (* stands for any text). calibrate: for q4 and q4s, a text
-    file, or "self" for a text that the model writes: the inputs it sees there decide which errors matter and where they
-    are made up for. It takes a temporary copy of the weights beside `out`, and more time and memory
-    (docs/quantization.md).
+    source: a Hugging Face directory, a GGUF file (any part of a split one), a llama2.c model file, a flat file, a
+    built-in model's name, or hf:org/name of one on the Hugging Face Hub. dtype: of the matrices, "f32", "f16", "bf16",
+    "q8", "q4" or "q4s" (default: the source's own, f32 if it is quantized); "auto", the default for GGUF files, takes
+    for each matrix what is nearest to how the source stores it. With q4 and q4s the output head and attn_v are q8,
+    unless `pure`; dtype_map overrides both: (pattern, dtype) pairs, the first whose pattern fits a matrix's name
+    decides (* stands for any text). calibrate: for q4 and q4s, a text file, or "self" for a text that the model writes:
+    the inputs it sees there decide which errors matter and where they are made up for. It takes a temporary copy of the
+    weights beside `out`, and more time and memory (docs/quantization.md). lora: adapters (PEFT directories, or pairs of
+    one and its strength, which multiplies what it adds) that are merged into the weights.
     threads: that quantize (default: as many as a model would use); they do not change a byte. tokenizer: a file or
     directory to use instead of the source's, or False for none. name: stored in the flat file (default: the source's).
     to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with
@@ -115,7 +113,7 @@ def export(
     Raises ArgumentError for an argument that would have no effect with this `to`, and ExportError or UnsupportedError
     with everything that stands against the export, before anything is written.
     """
-    source, out = _folder_of(model_path(file_path(source, "source"))), file_path(out, "out")
+    given, out = file_path(source, "source"), file_path(out, "out")
     progress = progress or silent
     dtype_map = _pairs(dtype_map)
     _check_arguments(to, dtype, name, probe_source, overwrite)
@@ -125,18 +123,21 @@ def export(
         )
     if threads is not None and whole_number(threads, "threads") < 1:
         raise ArgumentError(f"threads is {threads}, expected at least 1")
+    _check_target(out, to, overwrite)
+    source, own_name = find(given, progress)
     if not source.exists():
         raise ExportError(f"{source} does not exist")
-    _check_target(out, to, overwrite)
     warnings: list[str] = []
-    checkpoint = read_checkpoint(source, warnings, progress)
+    checkpoint = _with_adapters(read_checkpoint(source, warnings, progress), lora, probe_source)
     checkpoint.tensors = {name: tensor.finite(name) for name, tensor in checkpoint.tensors.items()}
-    _attach_tokenizer(checkpoint, source, tokenizer, warnings)
-    if name is not None:
-        checkpoint.metadata["name"] = name
+    attach_tokenizer(checkpoint, source, tokenizer, warnings)
+    if name or own_name:
+        checkpoint.metadata["name"] = name or own_name
     if dtype is None and to == "llamac" and checkpoint.metadata["source"].get("format") == "gguf":
-        dtype, own = _lasting_dtypes(checkpoint)
-        dtype_map += own
+        dtype = "auto"
+    if dtype == "auto":
+        dtype, others = nearest_dtypes(checkpoint.tensors)
+        dtype_map += others
     dtype = dtype or ("f32" if to == "llama2c" else _own_dtype(checkpoint))
     _warn_of_quantized(checkpoint, dtype, warnings)
     if to == "hf":
@@ -220,6 +221,8 @@ def _check_arguments(to: str, dtype: str | None, name: str | None, probe_source:
         raise ArgumentError(f"dtype {dtype!r} is for to='gguf' only")
     if to != "llamac" and probe_source != "auto":
         raise ArgumentError(f"probe_source is for flat files only: to={to!r} writes no probes")
+    if to != "llamac" and dtype == "auto":
+        raise ArgumentError(f"dtype 'auto' is for flat files only, not with to={to!r}")
     if to == "hf" and overwrite:
         raise ArgumentError("overwrite (--force) replaces files only: to='hf' needs a directory that is new or empty")
     if to == "llama2c" and dtype not in (None, "f32"):
@@ -258,8 +261,8 @@ def read_checkpoint(source: Path, warnings: list[str], progress: Progress = sile
         from llamac.export.gguf_model import read as read_gguf
 
         return read_gguf(source, warnings)
-    from llamac.export.llama2c import looks_like_llama2c
     from llamac.export.llama2c import read as read_llama2c
+    from llamac.export.llama2c_header import looks_like_llama2c
 
     if not looks_like_llama2c(source) and head[:4] != b"24ka":
         if source.name.endswith(HF_ENDINGS) or head[:4] == b"PK\x03\x04" or head[:1] == b"\x80":
@@ -268,13 +271,20 @@ def read_checkpoint(source: Path, warnings: list[str], progress: Progress = sile
     return read_llama2c(source)
 
 
-def _folder_of(source: Path) -> Path:
-    """The Hugging Face directory of a file of weights in it, if that file is what the import of it reads."""
-    if source.name in HF_WEIGHTS and source.is_file() and (source.parent / "config.json").is_file():
-        taken = next(name for name in HF_WEIGHTS if (source.parent / name).is_file())
-        if source.name == taken:
-            return source.parent
-    return source
+def _with_adapters(
+    checkpoint: Checkpoint, lora: Adapter | Iterable[Adapter], probe_source: str | None
+) -> Checkpoint:
+    found = adapters(lora)
+    if not found:
+        return checkpoint
+    if probe_source == "transformers":
+        raise ArgumentError("probe_source='transformers' computes what the source's directory holds, without adapters")
+    from llamac.export.lora import merge, read_adapter
+
+    architecture, config = checkpoint.metadata.get("architecture"), checkpoint.config
+    for folder, strength in found:
+        checkpoint = merge(checkpoint, read_adapter(folder, architecture, config), strength)
+    return checkpoint
 
 
 def _advice(source: Path) -> str:
@@ -303,15 +313,6 @@ def _own_dtype(checkpoint: Checkpoint) -> str:
     return kinds.pop() if len(kinds) == 1 and kinds <= {"f32", "f16", "bf16"} else "f32"
 
 
-def _lasting_dtypes(checkpoint: Checkpoint) -> tuple[str, list[tuple[str, str]]]:
-    """(the dtype that most matrices of a GGUF file get, a dtype map for the others), so that nothing much is lost."""
-    from llamac.export.gguf_types import lasting_dtype
-
-    found = {name: lasting_dtype(t.dtype) for name, t in checkpoint.tensors.items() if len(t.shape) == 2}
-    most = next((dtype for dtype in ("q4", "q8") if dtype in found.values()), _own_dtype(checkpoint))
-    return most, [(name, dtype) for name, dtype in found.items() if dtype != most and most in QUANTIZED]
-
-
 def _warn_of_quantized(checkpoint: Checkpoint, dtype: str, warnings: list[str]) -> None:
     """A flat file with quantized weights may be a source of anything, but what was lost stays lost."""
     kinds = {tensor.dtype for tensor in checkpoint.tensors.values()} & set(QUANTIZED)
@@ -327,7 +328,7 @@ def _warn_of_quantized(checkpoint: Checkpoint, dtype: str, warnings: list[str]) 
 IDS_ONLY = "the file takes and gives token ids only (--tokenizer adds one)"
 
 
-def _attach_tokenizer(
+def attach_tokenizer(
     checkpoint: Checkpoint, source: Path, given: str | Path | Literal[False] | None, warnings: list[str]
 ) -> None:
     """Reads the tokenizer that is given, or the source's own; where there is none, there is a warning."""

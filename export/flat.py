@@ -16,21 +16,22 @@ from llamac.strips import STRIP_ROWS, unpack_tensor
 from llamac.tokenizer import SpecialTokens
 
 # What the exporter takes from a file's metadata.
-METADATA_TYPES: dict[str, type] = {"name": str, "architecture": str, "source": dict, "tokenizer": dict, "config": dict}
+METADATA_TYPES: dict[str, type] = {
+    "name": str,
+    "architecture": str,
+    "source": dict,
+    "tokenizer": dict,
+    "config": dict,
+    "chat_templates": dict,
+    "special_tokens": dict,
+}
 
 
 def read(path: Path, progress: Progress = silent) -> Checkpoint:
     """The checkpoint of a flat file. Raises ModelError if anything in it is damaged, the weights included."""
     file = FlatFile(path)
     _check_data(file, progress)
-    values = file.config
-    layers = tuple(
-        LayerConfig(**{name: record[name] for name in LayerConfig.__dataclass_fields__}) for record in file.layers
-    )
-    rope = {name: tuple(values[name][: values["n_rope"]]) for name in values if name.startswith("rope_")}
-    names = [name for name in ModelConfig.__dataclass_fields__ if name in values and name not in rope]
-    kept: dict[str, Any] = {name: values[name] for name in names} | rope
-    config = ModelConfig(**kept | {"tied_output": bool(values["tied_output"]), "layers": layers})
+    values, config = file.config, model_config(file)
     tensors = {record.name: _lazy(path, record) for record in file.tensors}
     checkpoint = Checkpoint(config, tensors, chat_template=file.text("template"), metadata=_metadata(file))
     special = SpecialTokens.from_config(values)
@@ -39,6 +40,18 @@ def read(path: Path, progress: Progress = silent) -> Checkpoint:
     if tokenizer:
         checkpoint.tokenizer = (tokenizer, special, file.section("spm") or None)
     return checkpoint
+
+
+def model_config(file: FlatFile) -> ModelConfig:
+    """The config record and the layers' as one object."""
+    values = file.config
+    layers = tuple(
+        LayerConfig(**{name: record[name] for name in LayerConfig.__dataclass_fields__}) for record in file.layers
+    )
+    rope = {name: tuple(values[name][: values["n_rope"]]) for name in values if name.startswith("rope_")}
+    names = [name for name in ModelConfig.__dataclass_fields__ if name in values and name not in rope]
+    kept: dict[str, Any] = {name: values[name] for name in names} | rope
+    return ModelConfig(**kept | {"tied_output": bool(values["tied_output"]), "layers": layers})
 
 
 def _metadata(file: FlatFile) -> dict[str, Any]:

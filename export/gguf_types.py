@@ -66,15 +66,6 @@ def number_type(number: int) -> NumberType:
     return NumberType(kind.name, block, size)
 
 
-def lasting_dtype(name: str) -> str:
-    """The dtype of ours that keeps what a type has: itself for floats, else q4 or q8. The error that q4 adds is a tenth
-    of what types of up to 5 bits have cost already, but more than wider ones have (docs/gguf.md)."""
-    if name.upper() in FLOATS:
-        return FLOATS[name.upper()] if name != "f64" else "f32"
-    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]]
-    return "q4" if 8 * size <= 5 * block else "q8"
-
-
 @dataclass(frozen=True)
 class Packed:
     """Rows in quantized blocks in a file, one after another from `offset` on; they are known to lie inside it."""

@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
+from llamac.export import chat_templates
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.families import FAMILIES, HEAD
 from llamac.export.family import Family, Module
@@ -54,13 +54,16 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
         tensors[f"rope.{i}.inv_freq"] = LazyTensor.of(table.inv_freq)
         if table.inv_freq_long is not None:
             tensors[f"rope.{i}.inv_freq_long"] = LazyTensor.of(table.inv_freq_long)
+    templates = chat_templates.from_folder(folder, warnings)
     metadata = {
         "name": folder.resolve().name,
         "architecture": family.model_type,
         "source": {"format": "huggingface", "files": ["config.json", *files]},
         "config": values,
+        **chat_templates.to_metadata(templates),
     }
-    return Checkpoint(model, tensors, chat_template=_chat_template(folder, warnings), metadata=metadata)
+    template = chat_templates.default_text(templates)
+    return Checkpoint(model, tensors, chat_template=template, metadata=metadata)
 
 
 # ---- files
@@ -187,19 +190,23 @@ def _is_tied(family: Family, config: HfConfig, stored: Stored, names: dict[str, 
 
 
 @dataclass
-class _Taken:
+class Taken:
     """What has been found of the tensors that the config needs."""
 
     tensors: dict[str, LazyTensor] = field(default_factory=dict)
     heads: dict[str, list[LazyTensor]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
+    def all(self) -> dict[str, LazyTensor]:
+        """The tensors by canonical name."""
+        return self.tensors | {name: LazyTensor.joined(heads) for name, heads in self.heads.items()}
+
 
 def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str, str]) -> dict[str, LazyTensor]:
     """The tensors by canonical name. Raises ExportError with all that is missing, misshaped, surplus or no weights."""
-    shapes = _canonical_shapes(config.model)
+    shapes = canonical_shapes(config.model)
     unused = dict(names)
-    taken = _Taken()
+    taken = Taken()
     for module in family.modules if config.model.tied_output else (*family.modules, HEAD):
         for place in module.places(config.model):
             for kind in ("weight", "bias") if module.bias in config.biases else ("weight",):
@@ -209,15 +216,15 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
                     taken.problems.append(f"missing: {name if module is HEAD else family.prefix + name}")
                     continue
                 parts = {part: shapes[part] for part in module.part_names(kind, **place)}
-                _take(taken, module, full_name, stored[full_name], parts, config.model)
+                take(taken, module, full_name, stored[full_name], parts, config.model)
     taken.problems += [f"surplus: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
     if taken.problems:
         raise ExportError("the tensors do not fit config.json:\n  " + "\n  ".join(taken.problems))
-    return taken.tensors | {name: LazyTensor.joined(heads) for name, heads in taken.heads.items()}
+    return taken.all()
 
 
-def _take(
-    taken: _Taken,
+def take(
+    taken: Taken,
     module: Module,
     full_name: str,
     tensor: StoredTensor,
@@ -251,7 +258,7 @@ def _take(
             taken.tensors[part] = rows.lazy().plus_one() if module.plus_one else rows.lazy()
 
 
-def _canonical_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+def canonical_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     slots = _core.slots(*config_records(Checkpoint(model, {})))
     return {name: (rows, columns) if is_matrix else (columns,) for name, _, is_matrix, rows, columns in slots}
 
@@ -295,34 +302,3 @@ def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:
         return False
     pairs = zip(one.lazy().chunks(), other.lazy().chunks(), strict=True)
     return all(np.array_equal(rows, others) for (_, rows), (_, others) in pairs)
-
-
-# ---- chat template
-
-
-def _chat_template(folder: Path, warnings: list[str]) -> str:
-    """The chat template: of its own file, or of tokenizer_config.json; "" if there is none."""
-    own = folder / "chat_template.jinja"
-    if own.is_file():
-        try:
-            return own.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise ExportError(f"{own} is not UTF-8") from None
-    if not (folder / "tokenizer_config.json").is_file():
-        return ""
-    template: Any = read_object(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-        if template is None:
-            names = ", ".join(map(str, named))
-            warnings.append(f"none of the chat templates ({names}) is named 'default': none is stored")
-    if template is not None and not isinstance(template, str):
-        raise ExportError("tokenizer_config.json: chat_template is neither a text nor a list of named texts")
-    try:
-        (template or "").encode()
-    except UnicodeEncodeError:
-        raise ExportError(
-            "tokenizer_config.json: chat_template holds a lone surrogate, which is no character"
-        ) from None
-    return template or ""

@@ -7,10 +7,7 @@ straddle rows.
 
 from __future__ import annotations
 
-import os
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,52 +15,20 @@ from numpy.typing import NDArray
 
 from llamac.errors import ExportError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.export.llama2c_header import HEADER_BYTES, Header, parse_header
 from llamac.export.rope import make_rope
 
 Floats = NDArray[np.float32]
-MAGIC = 0x616B3432  # "ak42"
-HEADER_BYTES = 256  # of versions 1 and 2
 ROPE_THETA = 10000.0
 NORM_EPS = 1e-5
 BOS = 1
-
-
-@dataclass(frozen=True)
-class Header:
-    """What stands in front of the tensors. group: numbers per scale in version 2, else 0."""
-
-    version: int
-    dim: int
-    hidden_dim: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    vocab_size: int
-    context: int
-    shared: bool
-    group: int
-    bytes: int
-
-    @property
-    def head_dim(self) -> int:
-        return self.dim // self.n_heads
-
-
-def looks_like_llama2c(path: Path) -> bool:
-    """Whether a file begins like a llama2.c checkpoint of any version."""
-    try:
-        with open(path, "rb") as file:
-            _parse_header(file.read(HEADER_BYTES), os.path.getsize(path))
-    except (ExportError, OSError):
-        return False
-    return True
 
 
 def read(path: Path) -> Checkpoint:
     """The checkpoint of a llama2.c model file, without a tokenizer. Raises ExportError if sizes and header disagree."""
     size = path.stat().st_size
     with open(path, "rb") as file:
-        header = _parse_header(file.read(HEADER_BYTES), size)
+        header = parse_header(file.read(HEADER_BYTES))
     tensors, end = _Places(path, header).all()
     if end != size:
         raise ExportError(
@@ -118,47 +83,6 @@ def reordered(read: Callable[[int, int], Floats], order: NDArray[np.intp]) -> Ca
         return heads.reshape(rows.shape)[first - start : last - start]
 
     return permuted
-
-
-def _parse_header(data: bytes, size: int) -> Header:
-    if len(data) < 28:
-        raise ExportError("the file is too short for a llama2.c checkpoint")
-    shared, group = True, 0
-    if struct.unpack_from("<I", data)[0] == MAGIC:
-        version = struct.unpack_from("<i", data, 4)[0]
-        if version not in (1, 2):
-            raise ExportError(f"llama2.c checkpoint version {version} is unknown; 0, 1 and 2 can be read")
-        if len(data) < HEADER_BYTES:
-            raise ExportError("the llama2.c checkpoint ends within its header")
-        numbers = struct.unpack_from("<7i", data, 8)
-        if data[36] > 1:
-            raise ExportError(f"llama2.c header: shared classifier is {data[36]}, expected 0 or 1")
-        shared = bool(data[36])
-        group = struct.unpack_from("<i", data, 37)[0] if version == 2 else 0
-        start = HEADER_BYTES
-    else:
-        version, start = 0, 28
-        numbers = struct.unpack_from("<7i", data)
-        shared = numbers[5] > 0  # a negative vocabulary size says that the classifier has weights of its own
-    dim, hidden, layers, heads, kv_heads, vocab, context = (*numbers[:5], abs(numbers[5]), numbers[6])
-    limits = (
-        ("dim", dim, 1 << 20),
-        ("hidden_dim", hidden, 1 << 20),
-        ("n_layers", layers, 4096),
-        ("n_heads", heads, 4096),
-        ("n_kv_heads", kv_heads, heads),
-        ("vocab_size", vocab, 1 << 24),
-        ("max_seq_len", context, 1 << 24),
-    )
-    foreign = "this is no llama2.c checkpoint"
-    for name, value, most in limits:
-        if not 1 <= value <= most:
-            raise ExportError(f"{foreign}: its header would have {name} {value}, expected 1 to {most}")
-    if dim % heads or heads % kv_heads or dim // heads % 2:
-        raise ExportError(f"{foreign}: dim {dim}, n_heads {heads}, n_kv_heads {kv_heads} do not go together")
-    if version == 2 and not 1 <= group <= dim * hidden:
-        raise ExportError(f"llama2.c header: group size is {group}, expected a positive number")
-    return Header(version, dim, hidden, layers, heads, kv_heads, vocab, context, shared, group, start)
 
 
 class _Places:

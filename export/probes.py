@@ -174,7 +174,7 @@ def _sequences(checkpoint: Checkpoint, prompts: Sequence[str]) -> tuple[list[str
         return [None] * len(RANDOM_LENGTHS), list(_random_ids(checkpoint.config.n_token_ids, longest))
     data, special, _ = checkpoint.tokenizer
     tokenizer = Tokenizer.from_json(data, replace(special, add_eos=False))  # a prompt does not end the text
-    encoded = {text: tokenizer.encode(text, add_special=True)[:longest] for text in prompts}
+    encoded = {text: tokenizer.encode(text, add_special=True, parse_special=True)[:longest] for text in prompts}
     kept = {text: ids for text, ids in encoded.items() if ids}
     return list(kept), list(kept.values())
 

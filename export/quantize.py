@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -56,6 +57,26 @@ def choose_dtypes(
         asked = [found for pattern, found in pairs if len(tensor.shape) == 2 and fnmatch.fnmatchcase(name, pattern)]
         chosen[name] = asked[0] if asked else usual
     return chosen
+
+
+def nearest_dtypes(tensors: Mapping[str, LazyTensor]) -> tuple[str, list[tuple[str, str]]]:
+    """(dtype of most numbers, dtype_map for the other matrices) that keep a source's quality in few bits: floats stay
+    what they are, up to 4 bits become q4, more of them q8 (why: docs/gguf.md)."""
+    found = {name: _nearest(tensor.dtype) for name, tensor in tensors.items() if len(tensor.shape) == 2}
+    numbers: dict[str, int] = {}
+    for name, dtype in found.items():
+        rows, columns = tensors[name].shape
+        numbers[dtype] = numbers.get(dtype, 0) + rows * columns
+    most = max(numbers, key=lambda dtype: numbers[dtype], default="f32")
+    return most, [(name, dtype) for name, dtype in found.items() if dtype != most]
+
+
+def _nearest(dtype: str) -> str:
+    """The dtype for numbers that the source stores as `dtype`, one of ours or GGUF's, whose names tell their bits."""
+    if dtype in DTYPES:
+        return dtype
+    bits = re.search(r"\d+", dtype)
+    return "q4" if bits is not None and int(bits[0]) <= 4 else "q8"
 
 
 def _kinds(names: Iterable[str]) -> list[str]:

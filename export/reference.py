@@ -320,7 +320,7 @@ def _branch(run: _Pass, x: Array, layer: int, record: LayerConfig, part: str) ->
     name, h = f"layers.{layer}", x
     if record.placement != "post":
         h = run.norm(h, f"{name}.{part}_norm")
-        run.observe(f"{part}_norm", layer, h)
+    run.observe(f"{part}_norm", layer, h)
     h = _attention(run, h, layer, record) if part == "attn" else _feed_forward(run, h, layer, record)
     run.observe("attn_out" if part == "attn" else "ffn", layer, h)
     if record.placement in ("post", "sandwich"):
@@ -376,16 +376,21 @@ def _feed_forward(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Arra
         inner = _hidden(run, h, name, gated=record.ffn == "gated")
         run.observe("ffn_hidden", layer, inner)
         return run.linear(inner, f"{name}.ffn_down")
-    weights = expert_weights(
-        run.linear(h, f"{name}.ffn_router"), record.n_experts_used, normalized=bool(record.expert_weights)
-    )
+    router = run.linear(h, f"{name}.ffn_router")
+    run.observe("ffn_router", layer, router)
+    weights = expert_weights(router, record.n_experts_used, normalized=bool(record.expert_weights))
     y = np.zeros_like(h)
+    inner_of_all = np.zeros((len(h), record.n_experts_used, record.ffn_dim))
+    n_done = np.zeros(len(h), np.int64)
     for expert in range(record.n_experts):
         rows = np.flatnonzero(weights[:, expert])
         if len(rows):
             own = f"{name}.experts.{expert}"
             inner = _hidden(run, h[rows], own, gated=True)
             y[rows] += weights[rows, expert, None] * run.linear(inner, f"{own}.ffn_down")
+            inner_of_all[rows, n_done[rows]] = inner
+            n_done[rows] += 1
+    run.observe("ffn_hidden", layer, inner_of_all.reshape(len(h), -1))
     return y
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from llamac.errors import ExportError, UnsupportedError
+from llamac.export import chat_templates
 from llamac.export.checkpoint import Checkpoint, ModelConfig
 from llamac.export.families import ACTIVATIONS, FAMILIES, HEAD
 from llamac.export.family import Family, Module
@@ -78,6 +80,7 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
     check_space(out, sum(map(len, files.values())) + sum(tensor.bytes for tensor in stored))
     with temporary_folder(out) as folder:
         for name, data in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(data)
         with open(folder / WEIGHTS, "wb") as file:
             _write_header(file, stored)
@@ -167,6 +170,8 @@ def _write_tensor(file: BinaryIO, checkpoint: Checkpoint, stored: Stored) -> Non
 
 # ---- texts
 
+PLAIN_NAME = re.compile(r"\w[\w.-]{0,100}")  # of a chat template; others are no names of files
+
 
 def _texts(checkpoint: Checkpoint, family: Family, dtype: str) -> dict[str, bytes]:
     """Names and contents of the small files."""
@@ -182,7 +187,10 @@ def _texts(checkpoint: Checkpoint, family: Family, dtype: str) -> dict[str, byte
         files["generation_config.json"] = {"bos_token_id": special.bos_id if special else None, "eos_token_id": eos}
     texts = {name: json.dumps(document, indent=2).encode() + b"\n" for name, document in files.items()}
     if checkpoint.chat_template:
-        texts["chat_template.jinja"] = checkpoint.chat_template.encode()
+        texts[chat_templates.FILE] = checkpoint.chat_template.encode()
+    for name, template in (checkpoint.metadata.get(chat_templates.OTHERS) or {}).items():
+        if isinstance(template, str) and PLAIN_NAME.fullmatch(name):  # it becomes the name of a file
+            texts[f"{chat_templates.FOLDER}/{name}.jinja"] = template.encode()
     return texts | _tokenizer_files(checkpoint)
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from llamac.errors import LlamacError, TokenizerError, UnsupportedError
-from llamac.tokenizer import SpecialTokens, byte_alphabet, decode_rules
+from llamac.tokenizer import SPACE_MARK, WORD_PIECE_PREFIX, SpecialTokens, byte_alphabet, decode_rules
 from llamac.tokenizer_json import check_structure
 
 from .vocab_added import Added, Document, Room, Sidecars, add_tokens, parse_json, read_added, special_tokens
@@ -118,6 +118,53 @@ def byte_level_document(
     )
 
 
+def raw_bpe_document(
+    vocab: Mapping[str, int], merges: Iterable[Merge], added: Iterable[Added], splits: Iterable[str]
+) -> Document:
+    """A tokenizer.json for BPE on text that is cut by `splits`, with U+2581 for spaces and byte pieces (Gemma 4)."""
+    return bpe_document(
+        vocab,
+        merges,
+        added,
+        normalizer={"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK},
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [_split(split) for split in splits]},
+        decoder={
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+            ],
+        },
+        byte_fallback=True,
+    )
+
+
+def word_piece_document(
+    vocab: Mapping[str, int], added: Iterable[Added], *, unknown: str, lowercase: bool, strip_accents: bool
+) -> Document:
+    """A tokenizer.json for BERT's WordPiece; `unknown` is the piece for words that are not made of pieces."""
+    return {
+        "added_tokens": [token.document() for token in sorted(added)],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": strip_accents,
+            "lowercase": lowercase,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": WORD_PIECE_PREFIX, "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": unknown,
+            "continuing_subword_prefix": WORD_PIECE_PREFIX,
+            "max_input_chars_per_word": 100,
+            "vocab": dict(vocab),
+        },
+    }
+
+
 def _byte_level(prefix_space: bool = False, use_regex: bool = False) -> Document:
     return {"type": "ByteLevel", "add_prefix_space": prefix_space, "trim_offsets": True, "use_regex": use_regex}
 
@@ -126,10 +173,11 @@ def split_words(splits: Iterable[str]) -> Document:
     """The pre-tokenizer that cuts the text by each regular expression in turn.
 
     Matches and what lies between them are words; no merge reaches over the edge of a word."""
-    words = [
-        {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False} for split in splits
-    ]
-    return {"type": "Sequence", "pretokenizers": [*words, _byte_level()]}
+    return {"type": "Sequence", "pretokenizers": [*map(_split, splits), _byte_level()]}
+
+
+def _split(regex: str) -> Document:
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
 
 
 def from_tokenizer_json(
@@ -167,8 +215,8 @@ def _structure(name: str) -> Iterator[None]:
 
 def _check_model(document: Document) -> None:
     kind = document["model"].get("type", "BPE")
-    if kind not in ("BPE", "Unigram"):
-        raise UnsupportedError(f"a {kind} tokenizer (as BERT has) is not supported, only BPE and Unigram")
+    if kind not in ("BPE", "Unigram", "WordPiece"):
+        raise UnsupportedError(f"a {kind} tokenizer is not supported, only BPE, Unigram and WordPiece")
     if document["model"].get("dropout"):
         raise UnsupportedError("a tokenizer with dropout encodes at random, which is not supported")
 

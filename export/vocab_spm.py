@@ -19,6 +19,7 @@ from llamac.tokenizer import SPACE_MARK
 
 from .vocab_added import Added, Document, Room, Sidecars, add_tokens, special_tokens
 from .vocab_json import Merge, Vocabulary, bpe_document, canonical_json, token_ids
+from .vocab_unigram import UnigramPiece, check_unigram, normalizer_steps, unigram_document
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # piece types, in SentencePiece and in GGUF
 
@@ -149,12 +150,14 @@ def spm_document(
     space: str = SPACE_MARK,
     text_merges: bool = True,
     scheme: Literal["first", "always"] | None = None,
+    normalizer: Sequence[Document] = (),
 ) -> Document:
     """A tokenizer.json that encodes as SentencePiece BPE with these pieces does.
 
     `prefix_space`: a space is put in front of a text. `space` is how pieces write a space. `scheme` says whether the
     text behind an added token gets a space in front, too, and leaves texts of added tokens as they are; without it that
-    text gets one, and added tokens that are `normalized` are looked for with one in front.
+    text gets one, and added tokens that are `normalized` are looked for with one in front. `normalizer`: steps that are
+    taken instead, where there are any.
     """
     ids = piece_ids([piece.text for piece in pieces])
     for index, piece in enumerate(pieces):
@@ -169,6 +172,7 @@ def spm_document(
         )
     if not present and unknown is None:
         raise TokenizerError("the vocabulary has neither byte pieces nor a piece for unknown characters")
+    scheme = None if normalizer else scheme
     steps: list[Document] = [{"type": "Prepend", "prepend": space}] if prefix_space and scheme is None else []
     undo: list[Document] = [{"type": "ByteFallback"}, {"type": "Fuse"}]
     if space != " ":
@@ -181,7 +185,7 @@ def spm_document(
         ids,
         ranked_merges(scores, ids, text_merges),
         added,
-        normalizer=None if by_words else {"type": "Sequence", "normalizers": steps},
+        normalizer=None if by_words else {"type": "Sequence", "normalizers": [*normalizer] or steps},
         pre_tokenizer=_prefixing(space, scheme) if by_words and scheme is not None else None,
         decoder={"type": "Sequence", "decoders": undo},
         unknown=unknown,
@@ -220,13 +224,17 @@ def piece_ids(texts: Sequence[str]) -> dict[str, int]:
 
 
 def from_sentencepiece(data: bytes, sidecars: Sidecars, room: Room | None = None) -> Vocabulary:
-    """The vocabulary of a SentencePiece BPE model, encoding exactly as the sentencepiece library does.
+    """The vocabulary of a SentencePiece BPE or unigram model, encoding as the sentencepiece library does.
 
     Added tokens and their rules come from `sidecars`. BOS is put in front unless tokenizer_config.json says otherwise.
     A space in front of the text behind an added token is put there only where that file says `legacy`.
     """
     pieces, trainer, normalizer = read_model(data)
-    _check_representable(pieces, trainer, normalizer)
+    unigram = trainer.get(3, 1) == 1
+    if unigram:
+        check_unigram(trainer, normalizer, any(piece.type in (USER_DEFINED, UNUSED) for piece in pieces))
+    else:
+        _check_representable(pieces, trainer, normalizer)
     bos, eos = (_model_id(trainer.get(field, default), pieces) for field, default in ((41, 1), (42, 2)))
     settings = sidecars.settings(
         add_bos_token=bos is not None,
@@ -248,8 +256,23 @@ def from_sentencepiece(data: bytes, sidecars: Sidecars, room: Room | None = None
         if piece.type in (CONTROL, UNKNOWN, USER_DEFINED)
     ]
     added = add_tokens(piece_ids([piece.text for piece in pieces]), [], sidecars, settings, room, implied)
+    if unigram:
+        unknown = next((index for index, piece in enumerate(pieces) if piece.type == UNKNOWN), None)
+        document = unigram_document(
+            [UnigramPiece(piece.text, piece.score) for piece in pieces],
+            added,
+            unknown=unknown,
+            byte_fallback=any(piece.type == BYTE for piece in pieces),
+            prefix_space=prefix_space,
+            one_space=bool(normalizer.get(4, 1)),
+            replacements=normalizer.get(2, b""),
+        )
+        special = special_tokens(token_ids(document), sidecars, settings)
+        return Vocabulary(canonical_json(document), special, data)
     scheme: Literal["first", "always"] = "always" if settings.get("legacy") else "first"
-    document = spm_document(pieces, prefix_space=prefix_space, added=added, scheme=scheme)
+    one_space, replacements = bool(normalizer.get(4, 1)), normalizer.get(2, b"")
+    own = normalizer_steps(prefix_space, one_space, replacements) if one_space or replacements else ()
+    document = spm_document(pieces, prefix_space=prefix_space, added=added, scheme=scheme, normalizer=own)
     unused = {piece.text for piece in pieces if piece.type == UNUSED}
     if any(left + right in unused for left, right in document["model"]["merges"]):
         raise UnsupportedError(
@@ -270,11 +293,13 @@ def _check_representable(pieces: Sequence[Piece], trainer: Settings, normalizer:
     kind = {1: "unigram", 2: "BPE", 3: "word", 4: "character"}.get(trainer.get(3, 1), "unknown")
     if kind != "BPE":
         raise UnsupportedError(
-            f"a SentencePiece model of the kind {kind} is not supported, only BPE; use the model's tokenizer.json"
+            f"a SentencePiece model of the kind {kind} is not supported, only BPE and unigram; use the model's"
+            " tokenizer.json"
         )
+    rewrites = bool(normalizer.get(2)) or bool(normalizer.get(4, 1))
     problems = {
-        "a table of character replacements": bool(normalizer.get(2)),
-        "the removal of extra spaces": bool(normalizer.get(4, 1)),
+        "user-defined pieces beside replacements of characters": rewrites
+        and any(piece.type == USER_DEFINED for piece in pieces),
         "unescaped spaces": not normalizer.get(5, 1),
         "spaces at the end of words": bool(trainer.get(24, 0)),
     }

@@ -24,7 +24,7 @@ from llamac import _core
 from llamac.errors import ArgumentError, ExportError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.quantize import DTYPES, Lesson, Quantizer, choose_dtypes
-from llamac.flatfile import ALIGNMENT, NUMERICS, RECORD_BYTES, SECTIONS, VERSION, pack_record
+from llamac.flatfile import ALIGNMENT, MAGIC, NUMERICS, RECORD_BYTES, SECTIONS, VERSION, pack_record
 from llamac.progress import Progress, silent
 from llamac.strips import QUANTIZED, STRIP_ROWS
 from llamac.tokenizer import SpecialTokens
@@ -35,7 +35,6 @@ Numbers = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
 F16_OVERFLOW = 65520.0
 BF16_OVERFLOW = float.fromhex("0x1.ffp127")
 QUANTIZED_OVERFLOW = 2.0**120
-MAGIC = b"\x89llamac\n"
 COPY_BYTES = 1 << 24
 # A system keeps what is written in pieces as large as the writes, and maps pieces of 2 MiB at once: weights of a file
 # that was just written are read a tenth faster then (bench/LOG.md).
@@ -301,13 +300,17 @@ def _errors_name(target: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(target)) from None
 
 
+class NoRoomError(ExportError):
+    """The disk has no room for what is to be written."""
+
+
 def check_space(target: Path, needed: int) -> None:
-    """ExportError if the disk on which the target will lie has less room than `needed` bytes."""
+    """NoRoomError if the disk on which the target will lie has less room than `needed` bytes."""
     place = Path(os.path.realpath(target))
     folder = place if place.is_dir() else place.parent
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise ExportError(f"the disk of {folder} has {free / 1e6:.1f} MB free, the export needs {needed / 1e6:.1f} MB")
+        raise NoRoomError(f"the disk of {folder} has {free / 1e6:.1f} MB free, the export needs {needed / 1e6:.1f} MB")
 
 
 class DataStream:

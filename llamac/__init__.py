@@ -9,14 +9,17 @@ with llamac.load("model.bin") as model:
 """
 
 from llamac._core import stages as _stages
+from llamac.chat import ChatTemplate
 from llamac.errors import (
     ArgumentError,
     ArgumentTypeError,
     BusyError,
     CancelledError,
+    ChatTemplateError,
     ClosedError,
     ContextFullError,
     ExportError,
+    HubError,
     LlamacError,
     ModelError,
     OutOfMemoryError,
@@ -38,10 +41,13 @@ __all__ = [
     "ArgumentTypeError",
     "BusyError",
     "CancelledError",
+    "ChatTemplate",
+    "ChatTemplateError",
     "ClosedError",
     "Completion",
     "ContextFullError",
     "ExportError",
+    "HubError",
     "LlamacError",
     "Model",
     "ModelError",

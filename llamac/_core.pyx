@@ -189,12 +189,14 @@ cdef class Model:
     cdef Py_buffer _buffer
     cdef bint _has_buffer, _closing
     cdef int _sessions
+    cdef list _kept
 
     def __init__(self, data):
         if self._has_buffer:
             raise LlamacError("a Model is opened once")
         PyObject_GetBuffer(data, &self._buffer, PyBUF_SIMPLE)
         self._has_buffer = True
+        self._kept = []
         cdef llamac_error err
         check(llamac_model_open(&self._ptr, self._buffer.buf, <size_t>self._buffer.len, &err), &err)
 
@@ -203,6 +205,15 @@ cdef class Model:
         if self._has_buffer:
             PyBuffer_Release(&self._buffer)
             self._has_buffer = False
+
+    def adapt(self, str matrix, int rank, const float[::1] a not None, const float[::1] b not None):
+        """Adds a low-rank adapter to a matrix: see llamac_model_adapt. a and b: strips of f32, whole ones, kept from now on."""
+        cdef bytes name = matrix.encode()
+        cdef llamac_error err
+        if self._ptr is NULL or self._sessions:
+            raise LlamacError("a model is adapted before its first session")
+        check(llamac_model_adapt(self._ptr, name, rank, &a[0], a.nbytes, &b[0], b.nbytes, &err), &err)
+        self._kept.append((a, b))
 
     def close(self):
         """Lets go of the buffer as soon as the last session is closed."""

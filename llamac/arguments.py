@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from operator import index
 from pathlib import Path
+from typing import TypeAlias
 
 from llamac.errors import ArgumentError, ArgumentTypeError
+
+# A LoRA adapter: a PEFT directory, or a pair of one and its strength, which multiplies what it adds.
+Adapter: TypeAlias = str | Path | tuple[str | Path, float]
 
 
 def wrong_type(name: str, value: object, expected: str) -> ArgumentTypeError:
@@ -41,3 +47,19 @@ def file_path(value: object, name: str) -> Path:
     if not str(value) or "\0" in str(value):
         raise ArgumentError(f"{name} is {str(value)!r}, which is no name of a file")
     return Path(value)
+
+
+def adapters(value: Adapter | Iterable[Adapter]) -> list[tuple[Path, float]]:
+    """(directory, strength) of each adapter; one may stand alone."""
+    if isinstance(value, str | Path):
+        value = [value]
+    if not isinstance(value, Iterable):
+        raise wrong_type("lora", value, "a list of adapters")
+    found = []
+    for one in value:
+        folder, strength = one if isinstance(one, tuple) and len(one) == 2 else (one, 1.0)
+        number = real_number(strength, "an adapter's strength")
+        if not math.isfinite(number):
+            raise ArgumentError(f"the strength of the adapter {folder} is {number}, expected a finite number")
+        found.append((file_path(folder, "lora"), number))
+    return found

@@ -31,8 +31,16 @@ class TokenizerError(LlamacError, ValueError):
     """A tokenizer is damaged, of an unknown kind, or cannot be represented exactly."""
 
 
+class ChatTemplateError(LlamacError, ValueError):
+    """A chat template is wrong, refuses the messages, or takes more time or memory than it may."""
+
+
 class ExportError(LlamacError, ValueError):
     """A checkpoint cannot be converted."""
+
+
+class HubError(LlamacError, OSError):
+    """A model on the Hugging Face Hub is not there, is not given, comes damaged, or cannot be reached."""
 
 
 class ContextFullError(LlamacError, RuntimeError):

@@ -32,6 +32,7 @@ MEMORY = ("map", "populate", "huge")
 MADV_POPULATE_READ = 22  # Linux 5.14; Python has no name for it
 POPULATE_STEP = 64 << 20
 
+MAGIC = b"\x89llamac\n"
 ALIGNMENT = 64
 SECTIONS = _core.section_names()
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import threading
+import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from llamac.arguments import file_path
+from llamac.arguments import Adapter, adapters, file_path
 from llamac.errors import ArgumentError, ClosedError, UnsupportedError
 from llamac.flatfile import FlatFile
 from llamac.interrupt import in_main_thread, interruptible
+from llamac.progress import Progress, silent
 from llamac.session import Session, as_ids
+from llamac.sources import open_model
 from llamac.tokenizer import LONG_TEXT, SpecialTokens, Tokenizer
 
 if TYPE_CHECKING:
+    from llamac.chat import ChatTemplate
     from llamac.generation import Completion, Stream
     from llamac.session import Logits
 
@@ -34,11 +37,17 @@ def load(
     threads: int | None = None,
     isa: str | None = None,
     tokenizer: str | Path | None = None,
+    lora: Adapter | Iterable[Adapter] = (),
     memory: str = "map",
+    dtype: str | None = None,
+    cache: bool | str | Path = True,
+    progress: Progress | None = None,
 ) -> Model:
-    """Opens a model file; without a path the built-in model. Reads its header and tables and maps the rest.
+    """Opens a model; without a path the built-in one. Reads its file's header and tables and maps the rest.
 
-    path: a file, or the name of a built-in model (`llamac.models.NAMES`) where there is no file of that name.
+    path: a flat file, the name of a built-in model (`llamac.models.NAMES`) where there is no file of that name, or
+    anything else that `llamac.export.export` reads: a Hugging Face directory, a GGUF file, a llama2.c file, or
+    "hf:org/name". What is no flat file is converted once; the result is kept in a cache and mapped from then on.
 
     context, kv, threads and isa are what the model's sessions use unless they are told otherwise:
     context: positions per sequence (default: what a request can reach, for `session` the model's). kv: number format of
@@ -46,27 +55,40 @@ def load(
     and physical cores, see `llamac inspect`. isa: a kernel set that `llamac inspect` lists (default: the environment
     variable LLAMAC_ISA, else the best of this machine).
     tokenizer: a tokenizer file or directory to use instead of the file's own, of any kind that `llamac export` reads.
+    lora: adapters that are added to the weights' products: PEFT directories, or pairs of one and its strength.
     memory: "map" reads weights when they are first needed; "populate" reads them all now; "huge" does so and asks the
     kernel for huge pages. Processes share one copy in each case.
+    dtype: of the matrices of what is converted, as `export` has it (default: what keeps the source's quality); a flat
+    file of another dtype is converted, too. cache: False converts to a temporary file that is gone when the model is
+    closed; a folder is used instead of the usual one. progress: is told of the way of a download and a conversion, as
+    `export`'s. What the user should know of a conversion is a Python warning.
 
     Raises FileNotFoundError, or ModelError if the file is damaged or no llamac file (the message says what to do).
     """
     if device != "cpu":
         raise UnsupportedError(f"device is {device!r}: this version computes on 'cpu' only")
     other = Tokenizer.from_file(file_path(tokenizer, "tokenizer")) if tokenizer is not None else None
-    return Model(FlatFile(model_path(path), memory), context=context, kv=kv, threads=threads, isa=isa, tokenizer=other)
+    told: list[str] = []
+    progress = progress or silent
+    adapted = adapters(lora)
+    file = open_model(path, memory=memory, dtype=dtype, cache=cache, progress=progress, warn=told.append)
+    for text in told:
+        warnings.warn(text, stacklevel=2)
+    if adapted:
+        from llamac.export.lora import attach
+
+        try:
+            attach(file, adapted)
+        except BaseException:
+            file.close()
+            raise
+    return Model(file, context=context, kv=kv, threads=threads, isa=isa, tokenizer=other)
 
 
-def model_path(path: str | Path | None) -> Path:
-    """Where a model's file lies: None is the built-in one, and so is the name of a built-in one that no file has."""
-    from llamac import models
-
-    if path is None:
-        return models.path(models.DEFAULT)
-    path = file_path(path, "path")
-    if str(path) in models.NAMES and not os.path.lexists(path):
-        return models.path(str(path))
-    return path
+def _texts(value: object) -> dict[str, str]:
+    """The texts by name that an entry of the metadata holds; other programs may write something else there."""
+    entries = value.items() if isinstance(value, dict) else ()
+    return {name: text for name, text in entries if isinstance(name, str) and isinstance(text, str)}
 
 
 class Model:
@@ -95,6 +117,7 @@ class Model:
         self.special = SpecialTokens.from_config(self.config)
         self.n_token_ids: int = self.config["n_token_ids"]
         self._tokenizer = tokenizer
+        self._tokenizer_given = tokenizer is not None
         self._lock = threading.Lock()
         if tokenizer is not None:
             self._use_other_tokenizer(tokenizer)
@@ -156,14 +179,18 @@ class Model:
 
     # ---- text and tokens
 
-    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Token ids of a text. add_special: with BOS (and never EOS) by the model's rule, exactly once."""
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a prompt.
+
+        add_special: with BOS (and never EOS) by the model's rule, exactly once. parse_special: names of special tokens
+        in it become those tokens, as prompts that follow a chat format need it.
+        """
         self._check_open()
         tokenizer = self.tokenizer
         if isinstance(text, str) and len(text) >= LONG_TEXT and in_main_thread():
-            ids = interruptible(lambda: tokenizer.encode(text), None)
+            ids = interruptible(lambda: tokenizer.encode(text, parse_special=parse_special), None)
         else:
-            ids = tokenizer.encode(text)
+            ids = tokenizer.encode(text, parse_special=parse_special)
         bos = self.special.bos_id
         if add_special and self.special.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
@@ -173,6 +200,56 @@ class Model:
         """The text of token ids, without special tokens."""
         self._check_open()
         return self.tokenizer.decode(as_ids(ids))
+
+    # ---- chat
+
+    @functools.cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat templates, or None if it has none."""
+        from llamac.chat import DEFAULT, ChatTemplate
+
+        self._check_open()
+        texts, tokens = _texts(self.metadata.get("chat_templates")), _texts(self.metadata.get("special_tokens"))
+        if self.file.sections["template"].bytes:
+            texts[DEFAULT] = self.file.text("template")
+        if not texts:
+            return None
+        for name, token in (("bos_token", self.special.bos_id), ("eos_token", self.special.eos_id)):
+            if self.has_tokenizer and token is not None and (name not in tokens or self._tokenizer_given):
+                tokens[name] = self.tokenizer.token_bytes(token).decode("utf-8", "replace")
+        return ChatTemplate(texts, tokens)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt that the model's chat template makes of messages; arguments as for `ChatTemplate.render`.
+
+        ArgumentError if the model has no chat template. `generate` and `stream` take the text as it is: a BOS that the
+        template wrote is not doubled.
+        """
+        if self.chat_template is None:
+            raise ArgumentError("this model has no chat template: give a prompt in the form that it was trained on")
+        return self.chat_template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            documents=documents,
+            continue_final_message=continue_final_message,
+            template=template,
+            **variables,
+        )
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Token ids of `chat_prompt`: BOS and EOS are there where the template wrote them, and nowhere else."""
+        return self.tokenize(self.chat_prompt(messages, **options), add_special=False)
 
     # ---- computing
 

@@ -13,13 +13,14 @@ import codecs
 import contextlib
 import json
 import mmap
+import re
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llamac.arguments import file_path, whole_number, wrong_type
-from llamac.errors import ArgumentError, TokenizerError, UnsupportedError
+from llamac.errors import ArgumentError, LlamacError, TokenizerError, UnsupportedError
 from llamac.tokenizer_json import check_structure, library_errors
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 LONG_TEXT = 20_000  # characters from which other threads can run while a text is encoded, which takes some 10 ms
 SPACE_MARK = "▁"  # SentencePiece writes a space as U+2581
+BYTE_PIECE = re.compile("<0x[0-9A-Fa-f]{2}>")
+WORD_PIECE_PREFIX = "##"  # of BERT's pieces that continue a word
+# What BERT's decoder writes without a space in front.
+_WORD_PIECE_CLEANUP = {text: text for text in (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")}
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,8 @@ class DecodeRules(NamedTuple):
 
     `spaces` is the mark that stands for a space. `strip`: a space at the start of a text comes from encoding."""
 
-    kind: Literal["bpe", "spm"]  # "bpe": byte-level alphabet; "spm": text, with <0xNN> pieces for bytes
+    # "bpe": byte-level alphabet; "spm": text, with <0xNN> pieces for bytes; "wpm": words and ##rests (BERT)
+    kind: Literal["bpe", "spm", "wpm"]
     byte_fallback: bool = False
     spaces: str | None = None
     strip: bool = False
@@ -79,6 +85,8 @@ def decode_rules(decoder: dict[str, Any] | None) -> DecodeRules:
     steps: list[dict[str, Any]] = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
     if [step.get("type") for step in steps] == ["ByteLevel"]:
         return DecodeRules("bpe")
+    if [(step.get("type"), step.get("prefix")) for step in steps] == [("WordPiece", WORD_PIECE_PREFIX)]:
+        return DecodeRules("wpm", strip=True)
     byte_fallback, spaces, strip = False, None, False
     for step in steps:
         kind = step.get("type")
@@ -94,6 +102,14 @@ def decode_rules(decoder: dict[str, Any] | None) -> DecodeRules:
         elif kind != "Fuse":
             raise UnsupportedError(f"the tokenizer's decoder {json.dumps(step)} is not supported")
     return DecodeRules("spm", byte_fallback, spaces, strip)
+
+
+def kind_of(data: bytes) -> str:
+    """The kind of a tokenizer.json, "bpe", "spm" or "unknown": takes less time than making a tokenizer of it."""
+    try:
+        return decode_rules(json.loads(data).get("decoder")).kind
+    except (LlamacError, ValueError, AttributeError, TypeError, RecursionError):
+        return "unknown"
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -125,16 +141,39 @@ class _Pieces:
             library.no_truncation()
             library.no_padding()
         self.library = library
+        self.data = data
+        self.lock = threading.Lock()
+        self.plain: tokenizers.Tokenizer | None = None
         self.rules = decode_rules(json.loads(library.decoder.__getstate__()) if library.decoder else None)
         self.added = library.get_added_tokens_decoder()
         named = {token for token in (special.bos_id, special.eos_id) if token is not None}
         self.special = named | {token for token, added in self.added.items() if added.special}
+        # Where none of these texts occurs, it does not matter whether special tokens are looked for.
+        names = sorted(added.content for added in self.added.values() if added.special and not added.normalized)
+        self.names = re.compile("|".join(map(re.escape, names))) if names else None
+        self.normalized_names = any(added.special and added.normalized for added in self.added.values())
         self.size = _id_count(library)
         self.alphabet = byte_alphabet() if self.rules.kind == "bpe" else {}
         self.known: dict[int, bytes] = {}
         # Texts of tokens that are whole characters, for decoders that show special tokens (False) or skip them (True).
         self.texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
         self.memory = max(0, resident_bytes() - before)
+
+    def encoder(self, text: str, parse_special: bool) -> tokenizers.Tokenizer:
+        """The library's object that encodes `text`. One that takes the names of special tokens for ordinary text is a
+        second vocabulary in memory: it is made when a text first holds such a name."""
+        if parse_special or not (self.normalized_names or (self.names is not None and self.names.search(text))):
+            return self.library
+        with self.lock:
+            if self.plain is None:
+                import tokenizers
+
+                plain = tokenizers.Tokenizer.from_buffer(self.data)
+                plain.no_truncation()
+                plain.no_padding()
+                plain.encode_special_tokens = True  # the library's name for "encode them as text"
+                self.plain = plain
+            return self.plain
 
     def token_bytes(self, token: int) -> bytes:
         if type(token) is not int:  # what equals a known id (True, 1.0) is none
@@ -163,11 +202,11 @@ class _Pieces:
             if token in self.added or not all(char in alphabet for char in text):
                 return text.encode()  # added tokens are plain text
             return bytes([alphabet[char] for char in text])
-        if self.rules.byte_fallback and len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-            try:
-                return bytes.fromhex(text[3:5])
-            except ValueError:
-                pass
+        if self.rules.kind == "wpm" and token not in self.added:
+            rest = text.removeprefix(WORD_PIECE_PREFIX)
+            return (rest if rest != text else _WORD_PIECE_CLEANUP.get(text, " " + text)).encode()
+        if self.rules.byte_fallback and BYTE_PIECE.fullmatch(text):
+            return bytes.fromhex(text[3:5])
         return (text.replace(self.rules.spaces, " ") if self.rules.spaces else text).encode()
 
 
@@ -241,8 +280,8 @@ class Tokenizer:
         return self._special
 
     @property
-    def kind(self) -> Literal["bpe", "spm"]:
-        """ "bpe" for byte-level BPE (GPT-2, Llama 3), "spm" for SentencePiece's alphabet (Llama 2)."""
+    def kind(self) -> Literal["bpe", "spm", "wpm"]:
+        """ "bpe": byte-level (GPT-2, Llama 3), "spm": SentencePiece's alphabet (Llama 2), "wpm": WordPiece (BERT)."""
         return self._pieces.rules.kind
 
     @property
@@ -255,17 +294,20 @@ class Tokenizer:
         """One more than the highest token id; greater than `vocab_size` where the ids have holes."""
         return self._pieces.size
 
-    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
-        """The token ids of `text`. Names of special tokens within the text become those tokens.
+    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        """The token ids of `text`.
 
         `add_special` puts BOS in front and EOS behind as far as the model wants them, but never where one already is.
+        `parse_special`: names of special tokens within the text become those tokens; otherwise they are text like any
+        other, and no text can pass for one. Tokens that are added but not special are found in both cases.
         Raises ArgumentError for a text that cannot be written as UTF-8.
         """
         if not isinstance(text, str):
             raise wrong_type("text", text, "a str")
-        library = self._pieces.library
+        pieces = self._pieces
         try:
             with library_errors("the tokenizer cannot encode this text"):
+                library = pieces.encoder(text, parse_special)
                 if len(text) < LONG_TEXT:
                     encoding = library.encode(text, add_special_tokens=False)
                 else:  # the library lets go of the GIL for batches only

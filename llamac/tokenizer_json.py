@@ -34,7 +34,9 @@ def check_structure(data: bytes) -> None:
     if not isinstance(document, dict):
         return
     model = document.get("model")
-    if isinstance(model, dict) and model.get("continuing_subword_prefix"):
+    if not isinstance(model, dict):
+        return
+    if model.get("continuing_subword_prefix") and model.get("type", "BPE") == "BPE":
         raise TokenizerError("the model's continuing_subword_prefix is not supported")
     try:
         for step in (*_steps(document.get("normalizer")), *_steps(document.get("pre_tokenizer"))):

@@ -10,10 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from vocab_samples import tokenizer_json, write_json
 
 from builders import byte_ids, checkpoint, gpt2_config, llama_config, script_checkpoint, write_llama2c_v0, write_model
 from commands import Command, Result, Terminal
-from llamac import machine
+from golden.cases import CASES
+from golden.tiny_checkpoints import write_checkpoint
+from llamac import cache, machine
 from llamac.cli import run_command
 
 ROOT = Path(__file__).parent.parent
@@ -31,9 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Programs that tests run in processes of their own shall find the llamac that is installed. Here they would
-    find the folder llamac/, where the compiled core is missing after a plain `pip install .`."""
+    find the folder llamac/, where the compiled core is missing after a plain `pip install .`. Nor do they touch the
+    user's caches."""
     before = Path.cwd()
     os.chdir(tmp_path_factory.mktemp("elsewhere"))
+    os.environ["LLAMAC_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hub"))
     yield
     os.chdir(before)
 
@@ -94,6 +100,20 @@ def script(tmp_path: Path) -> Path:
 def llama2c(tmp_path: Path) -> Path:
     """A llama2.c checkpoint with its tokenizer beside it, alone in the test's folder."""
     return write_llama2c_v0(tmp_path / "small.bin")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of converted models that is the usual one during the test. Files count as settled at once."""
+    monkeypatch.setenv("LLAMAC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "SETTLED_NS", -(10**18))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def checkpoint_folder(tmp_path: Path) -> Path:
+    """A Hugging Face directory."""
+    return write_json(write_checkpoint(tmp_path / "hf", CASES["llama"].config), tokenizer=tokenizer_json())
 
 
 @pytest.fixture

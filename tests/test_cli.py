@@ -18,7 +18,7 @@ from commands import GREEDY, Command, Result
 from llamac import models
 from processes import TIMEOUT
 
-COMMANDS = ("run", "inspect", "check", "bench", "export")
+COMMANDS = ("run", "inspect", "check", "bench", "export", "cache")
 
 
 def with_buffers() -> dict[str, str]:
@@ -106,13 +106,14 @@ def test_help_names_every_option_and_command(llamac_command: Command) -> None:
     [
         (None, ["model.bin: No such file or directory"]),
         (b"", ["model.bin", "empty"]),
-        (b"GGUF" + bytes(100), ["model.bin", "GGUF", "llamac export"]),
-        (b"PK\3\4" + bytes(100), ["model.bin", "ZIP", "llamac export"]),
-        (b"\x30\0\0\0\0\0\0\0{" + b" " * 100, ["model.bin", "llamac"]),
+        (b"GGUF" + bytes(100), ["model.bin", "GGUF"]),
+        (b"PK\3\4" + bytes(100), ["model.bin holds weights only", "config.json"]),
+        (b'\x30\0\0\0\0\0\0\0{"' + b" " * 100, ["model.bin", "Hugging Face directory"]),
+        (b"version https://git-lfs.github.com/spec/v1", ["model.bin", "git lfs pull"]),
         (b"Once upon a time there was a text.", ["model.bin", "not a llamac file"]),
         (b"\x89llamac\n" + bytes(1000), ["model.bin"]),
     ],
-    ids=["missing", "empty", "gguf", "zip", "safetensors", "text", "zeros"],
+    ids=["missing", "empty", "gguf", "zip", "safetensors", "pointer", "text", "zeros"],
 )
 def test_other_files_are_told_in_one_line(
     llamac_command: Command, tmp_path: Path, command: str, content: bytes | None, parts: list[str]
@@ -128,7 +129,7 @@ def test_directories_and_damaged_files_are_told_in_one_line(
     llamac_command: Command, tiny_llama: Path, tmp_path: Path, command: str
 ) -> None:
     options = ("-i", "a") if command == "run" else ()
-    llamac_command(command, tmp_path, *options).fails_with("is a directory", "llamac export")
+    llamac_command(command, tmp_path, *options).fails_with("is no Hugging Face directory", "no config.json")
     data = bytearray(tiny_llama.read_bytes())
     (tmp_path / "short.bin").write_bytes(data[:-1])
     llamac_command(command, tmp_path / "short.bin", *options).fails_with("short.bin")

@@ -483,10 +483,10 @@ def test_other_kinds_of_files_are_told_by_name(tmp_path: Path) -> None:
         path = tmp_path / "model.bin"
         path.write_bytes(data)
         with pytest.raises(ModelError) as caught:
-            llamac.load(path)
+            FlatFile(path)
         assert str(caught.value).startswith(f"{path}: ")
         assert message in str(caught.value)
     with pytest.raises(ModelError, match="is a directory: run `llamac export` on it first"):
-        llamac.load(tmp_path)
+        FlatFile(tmp_path)
     with pytest.raises(FileNotFoundError):
-        llamac.load(tmp_path / "nothing.bin")
+        FlatFile(tmp_path / "nothing.bin")

@@ -398,7 +398,7 @@ def test_every_stage_is_told_with_its_shape() -> None:
     assert tuple(name for name, _ in rows) == llamac.STAGES
     with llamac.load() as model, model.session(context=33) as session:
         widest = max(layer["ffn_dim"] for layer in model.file.layers)
-        sizes = {**model.config, "context": session.context, "ffn_dim": widest}
+        sizes = {**model.config, "context": session.context, "ffn_dim": widest, "n_experts": 0}
         for index, (name, shape) in enumerate(rows):
             factors = [sizes[part] for part in re.split(r" \* |, ", shape)]
             assert session._core.stage_width(index)[0] == np.prod(factors), name

@@ -26,6 +26,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("kernels_tmpl", "session"),
     ("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni", "eval", "measure"),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
+    ("lora",),
     ("products",),
     ("forward", "attention", "experts", "observe"),
 )

@@ -17,7 +17,7 @@ import pytest
 import llamac
 from builders import some_ids
 from llamac import _core, models
-from llamac.errors import ArgumentError, ModelError, OutOfMemoryError
+from llamac.errors import ArgumentError, ExportError, ModelError, OutOfMemoryError
 from openmp import up_to
 from processes import output_of, run_python
 
@@ -278,7 +278,7 @@ def test_a_missing_file_and_a_directory_are_told(tmp_path: Path) -> None:
         llamac.load(tmp_path / "absent.bin")
     assert found.value.errno == errno.ENOENT
     assert "absent.bin" in str(found.value)
-    with pytest.raises(ModelError, match="is a directory: run `llamac export` on it first"):
+    with pytest.raises(ExportError, match="is no Hugging Face directory"):
         llamac.load(tmp_path)
     for path, problem in (
         (5, "path must be"),

@@ -87,6 +87,7 @@ def test_shapes_of_all_stages(model: llamac.Model) -> None:
     widths = dict.fromkeys(llamac.STAGES, c["dim"])
     widths["ffn_hidden"] = max(layer["ffn_dim"] for layer in model.file.layers)
     widths |= {"q": q, "k": kv, "v": kv, "cache_k": kv, "cache_v": kv, "attn_mix": q, "logits": c["vocab_size"]}
+    widths["ffn_router"] = 0  # there are no experts
     with model.session() as session:
         found = session.observe(IDS, llamac.STAGES)
     expected = {(name, 0) for name in OUTSIDE}

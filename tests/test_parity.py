@@ -165,7 +165,7 @@ def test_every_stage_is_that_of_the_float64_forward(
         hf.read(folder(name), []), [ids], observe=lambda stage, layer, values: expected.update({(stage, layer): values})
     )
     with llamac.load(model_file(name), kv="f32") as model, model.session(context=len(ids)) as session:
-        found = session.observe(ids, llamac.STAGES)
+        found = {key: rows for key, rows in session.observe(ids, llamac.STAGES).items() if rows.shape[1]}
     assert set(found) == set(expected)
     for key, values in expected.items():
         unseen = np.isneginf(values)

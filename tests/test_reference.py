@@ -307,13 +307,9 @@ def test_norms_stand_where_the_placement_says(placement: str) -> None:
     if placement in ("post", "sandwich"):
         attention, ffn = norm(attention, "attn_post_norm"), norm(ffn, "ffn_post_norm")
     np.testing.assert_allclose(stages["block"], x + 0.25 * attention + 0.25 * ffn)
-    if placement == "post":
-        assert "attn_norm" not in stages
-        assert "ffn_norm" not in stages
-        return
-    np.testing.assert_allclose(stages["attn_norm"], norm(x, "attn_norm"))
     middle = x if placement == "parallel" else x + 0.25 * attention
-    np.testing.assert_allclose(stages["ffn_norm"], norm(middle, "ffn_norm"))
+    for stage, before in (("attn_norm", x), ("ffn_norm", middle)):
+        np.testing.assert_allclose(stages[stage], before if placement == "post" else norm(before, stage))
 
 
 @pytest.mark.parametrize("kind", ["head", "whole", "layer_head"])

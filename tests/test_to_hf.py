@@ -138,7 +138,8 @@ def test_auto_tokenizer_gives_the_same_ids(source: Any, tmp_path: Path) -> None:
     again = load_vocabulary(tmp_path / "hf")
     assert (again.special, again.spm) == (vocabulary.special, vocabulary.spm if has_model else None)
     if source is llama2c_source:  # whose "<s>" is three characters; in transformers a named token is one
-        assert theirs.encode("</s>", add_special_tokens=False) == Tokenizer.from_json(*again[:2]).encode("</s>") == [2]
+        assert theirs.encode("</s>", add_special_tokens=False) == [2]
+        assert Tokenizer.from_json(*again[:2]).encode("</s>", parse_special=True) == [2]
     else:
         assert again.json == vocabulary.json
 

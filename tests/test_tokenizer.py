@@ -39,6 +39,17 @@ def test_vectors_from_gguf(data_dir: Path, name: str) -> None:
     assert tokenizer.kind == ("spm" if name in ("llama-spm", "phi-3") else "bpe")
 
 
+def test_vectors_of_all_vocabularies_that_are_here(data_dir: Path) -> None:
+    """Whatever GGUF vocabularies lie there with vectors, beside those above."""
+    for place in sorted((data_dir / "tokenizers").glob("ggml-vocab-*.gguf")):
+        name = place.name.removeprefix("ggml-vocab-").removesuffix(".gguf")
+        if name in VECTORS or not place.with_name(place.name + ".inp").exists():
+            continue
+        tokenizer = Tokenizer.from_file(place)
+        for text, ids in vectors(data_dir, name):
+            assert tokenizer.encode(text) == ids, (name, text)
+
+
 @pytest.mark.parametrize("file", ["tokenizer.model", "tokenizer.bin"])
 def test_vectors_of_llama2_from_other_files(data_dir: Path, file: str) -> None:
     tokenizer = Tokenizer.from_file(data_dir / "llama2-tokenizer" / file)
@@ -57,7 +68,7 @@ def test_vectors_from_vocab_and_merges(data_dir: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(tmp_path / "vocab.json")
     check_vectors(tokenizer, vectors(data_dir, "gpt-2"))
     assert tokenizer.special == SpecialTokens(50256, False, False, 50256, (50256,))
-    assert tokenizer.encode("a<|endoftext|>") == [64, 50256]
+    assert tokenizer.encode("a<|endoftext|>", parse_special=True) == [64, 50256]
 
 
 @pytest.fixture
@@ -105,6 +116,19 @@ def test_streaming_flush_and_reuse(small_bpe: Tokenizer) -> None:
     assert "".join(map(decoder.push, [first, *rest])) == "日"
 
 
+def test_pieces_that_only_look_like_bytes_are_text() -> None:
+    texts = ["<0x-1>", "<0x+1>", "<0x  >", "<0xG0>", "<0x00", "<0x000>", "<0x\u0661\u0662>"]
+    pieces = [*dict(spm_gguf())["tokenizer.ggml.tokens"][2], *texts]
+    scores = [*dict(spm_gguf())["tokenizer.ggml.scores"][2], *[-2000.0] * len(texts)]
+    types = [*dict(spm_gguf())["tokenizer.ggml.token_type"][2], *[4] * len(texts)]
+    tokenizer = from_gguf(spm_gguf(tokens=("[", "s", pieces), scores=("[", "f", scores), token_type=("[", "i", types)))
+    for text in texts:
+        token = tokenizer.id_of(text)
+        assert token is not None
+        assert tokenizer.token_bytes(token) == text.encode()
+    assert [tokenizer.token_bytes(3 + byte) for byte in range(256)] == [bytes([byte]) for byte in range(256)]
+
+
 def test_space_of_sentencepiece_is_dropped_at_the_start_only(small_spm: Tokenizer) -> None:
     ids = small_spm.encode(" ab ab")  # the space that is put in front, and the text's own
     assert small_spm.decode(ids) == " ab ab"
@@ -121,8 +145,20 @@ def test_special_tokens_are_added_once(small_spm: Tokenizer) -> None:
     both = Tokenizer.from_json(small_spm.json, dataclasses.replace(small_spm.special, add_eos=True))
     assert both.encode("ab") == [261]
     assert both.encode("ab", add_special=True) == [1, 261, 2]
-    assert both.encode("<s>ab</s>", add_special=True) == [1, 261, 2]
+    assert both.encode("<s>ab</s>", add_special=True, parse_special=True) == [1, 261, 2]
     assert both.encode("", add_special=True) == [1, 2]
+
+
+def test_names_of_special_tokens_are_text_unless_asked_for(small_spm: Tokenizer, small_bpe: Tokenizer) -> None:
+    for tokenizer, name in ((small_spm, "</s>"), (small_bpe, "<|end|>")):
+        special, text = tokenizer.id_of(name), f"ab{name}ab"
+        assert special in tokenizer.encode(text, parse_special=True)
+        ids = tokenizer.encode(text)
+        assert special not in ids
+        assert b"".join(map(tokenizer.token_bytes, ids)).decode().strip() == text
+        assert tokenizer.encode(text, parse_special=True).count(special) == 1  # the one does not change the other
+        assert special not in tokenizer.encode(text)
+    assert small_spm.encode("<s>", add_special=True)[0] == 1 != small_spm.encode("<s>", add_special=True)[1]
 
 
 def test_added_tokens_are_text(small_bpe: Tokenizer) -> None:

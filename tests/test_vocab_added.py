@@ -58,7 +58,7 @@ def test_a_chat_model_that_lists_its_tokens_in_the_config(kind: str, tmp_path: P
     config = {"added_tokens_decoder": listed(size), "eos_token": "<|im_end|>"}
     tokenizer = Tokenizer.from_file(write_json(make(tmp_path), tokenizer_config=config))
     assert tokenizer.n_ids == size + 2
-    ids = tokenizer.encode("a<|im_end|><|im_start|>")
+    ids = tokenizer.encode("a<|im_end|><|im_start|>", parse_special=True)
     assert ids[1:] == [size + 1, size]
     assert tokenizer.special.eos_id == size + 1
     assert tokenizer.special.stop_ids == (size + 1,)
@@ -76,7 +76,7 @@ def test_a_chat_model_with_the_older_files(kind: str, tmp_path: Path) -> None:
         tokenizer_config={"eos_token": "</s>", "additional_special_tokens": ["<|im_start|>"]},
     )
     tokenizer = Tokenizer.from_file(folder)
-    ids = tokenizer.encode("<|im_start|>word<|im_end|>")
+    ids = tokenizer.encode("<|im_start|>word<|im_end|>", parse_special=True)
     assert ids == [size, size + 2, size + 1]
     assert tokenizer.special.eos_id == size + 1
     assert tokenizer.decode(ids) == "word"
@@ -87,8 +87,8 @@ def test_the_space_in_front_of_a_text_stands_behind_an_added_token_only_if_legac
     for legacy, behind in ((False, 260), (True, 261)):
         config = {"added_tokens_decoder": listed(266), "legacy": legacy}
         tokenizer = Tokenizer.from_file(write_json(folder, tokenizer_config=config))
-        assert tokenizer.encode("ab<|im_end|>ab<|im_start|>") == [261, 267, behind, 266]
-        assert tokenizer.encode("<|im_end|>ab") == [267, behind]
+        assert tokenizer.encode("ab<|im_end|>ab<|im_start|>", parse_special=True) == [261, 267, behind, 266]
+        assert tokenizer.encode("<|im_end|>ab", parse_special=True) == [267, behind]
         assert tokenizer.encode(" ab") == [262, 261]  # as SentencePiece: one in front of the text's own
         assert tokenizer.encode("a b") == Tokenizer.from_file(spm_folder(tmp_path / "plain")).encode("a b")
     without = Tokenizer.from_file(write_json(folder, tokenizer_config={"add_prefix_space": False}))
@@ -154,7 +154,7 @@ def test_export_with_added_tokens(tmp_path: Path) -> None:
 
 def test_a_named_token_without_an_id_is_left_out_where_the_model_has_none(tmp_path: Path) -> None:
     folder = write_json(spm_folder(tmp_path / "t"), tokenizer_config={"pad_token": "<pad>", "eos_token": "</s>"})
-    assert Tokenizer.from_file(folder).encode("<pad>") == [266]  # what transformers makes of it
+    assert Tokenizer.from_file(folder).encode("<pad>", parse_special=True) == [266]  # what transformers makes of it
     model = model_of(266, tmp_path / "plain.bin")
     report = export(model, tmp_path / "out.bin", tokenizer=folder, probe_source=None)
     assert len(report.warnings) == 1
@@ -188,7 +188,7 @@ def test_any_files_agree_with_transformers(kind: str, tmp_path: Path) -> None:
         for _ in range(20):
             parts = [*NEW, "<new>", " ", "  ", "a", "b", "c", "ab", "New Word", "\n", "he", "</s>"]
             text = "a" + "".join(rng.choice(parts) for _ in range(rng.randint(1, 6)))
-            ids = ours.encode(text)
+            ids = ours.encode(text, parse_special=True)
             assert ids == theirs(text, add_special_tokens=False)["input_ids"], (folder, text)
             for skip in (True, False):
                 assert ours.decode(ids, skip_special=skip) == theirs.decode(ids, skip_special_tokens=skip), (

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
+import re
 import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vocab_samples import byte_level_gguf, from_gguf, gguf_file, gguf_value, spm_gguf
+from vocab_samples import (
+    byte_level_gguf,
+    category_texts,
+    from_gguf,
+    gguf_file,
+    gguf_value,
+    raw_bpe_gguf,
+    spm_gguf,
+    word_piece_gguf,
+)
 
 from llamac.errors import LlamacError, ModelError, TokenizerError, UnsupportedError
 from llamac.export import vocab_gguf
 from llamac.export.gguf_metadata import parse_metadata, read_metadata
+from llamac.export.pre_tokenizers import PRE_TOKENIZERS
 from llamac.tokenizer import SpecialTokens
 
 
@@ -107,7 +119,7 @@ def test_gguf_random_damage() -> None:
 def test_gguf_byte_level() -> None:
     tokenizer = from_gguf(byte_level_gguf())
     end, spaces, hell = 263, 264, tokenizer.id_of("Ġhell") or 0
-    assert tokenizer.encode(" hell<|end|>  [") == [hell, end, spaces, tokenizer.id_of("[")]
+    assert tokenizer.encode(" hell<|end|>  [", parse_special=True) == [hell, end, spaces, tokenizer.id_of("[")]
     assert tokenizer.encode("[PAD265]")[0] == tokenizer.id_of("[")  # fills a hole, is no text
     assert tokenizer.special == SpecialTokens(end, False, False, end, (end,))
     assert tokenizer.decode([end, hell, spaces]) == " hell  "
@@ -118,7 +130,7 @@ def test_gguf_byte_level() -> None:
     ("changes", "kind", "problem"),
     [
         ({"pre": "of-tomorrow"}, UnsupportedError, "pre-tokenizer 'of-tomorrow'"),
-        ({"model": "bert"}, UnsupportedError, "WordPiece"),
+        ({"model": "t5"}, UnsupportedError, "T5's unigram"),
         ({"model": "of-tomorrow"}, UnsupportedError, "'of-tomorrow'"),
         ({"model": None}, TokenizerError, "'tokenizer.ggml.model' is missing"),
         ({"tokens": None}, TokenizerError, "tokens' is missing"),
@@ -139,8 +151,8 @@ def test_gguf_tokenizer_refused(changes: dict[str, Any], kind: type[Exception], 
 
 def test_gguf_pre_tokenizers_all_work() -> None:
     text = "Hello  world's 12345 x²\n\n\tÉtudes—日本語 foo_bar(); \u0623\u0644 \U0001f600!! "
-    for name in vocab_gguf.PRE_TOKENIZERS:
-        tokenizer = from_gguf(byte_level_gguf(name))
+    for name, rules in PRE_TOKENIZERS.items():
+        tokenizer = from_gguf(raw_bpe_gguf(name) if rules.raw else byte_level_gguf(name))
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text, name
 
@@ -157,6 +169,20 @@ def test_gguf_pre_tokenizers_all_work() -> None:
         ("deepseek-llm", "ab, x\n日本", ["ab", ",", " x", "\n", "日本"]),
         ("deepseek-v3", "ab_cd 1234", ["ab", "_cd", " ", "123", "4"]),
         ("tekken", "fooBar 12", ["foo", "Bar", " ", "1", "2"]),
+        ("jais-2", "a" + " " * 9 + "b", ["a", " " * 8, " b"]),
+        ("minicpm5", "ab 12345's", ["ab", " ", "123", "45", "'s"]),
+        ("ufakzeka", "a's", ["a", "'s"]),
+        ("laguna", "a \n\nb", ["a", " ", "\n\n", "b"]),
+        ("bailingmoe", "a\n\nb'D", ["a", "\n\n", "b", "'D"]),
+        ("seed-coder", "a!\n12", ["a", "!", "\n", "1", "2"]),
+        ("exaone-moe", "a b. c", ["a b", ".", " c"]),
+        ("chameleon", "IMGIMGABZ    a.1", ["IMGIMGABZ", "    ", "a", ".", "1"]),
+        ("tiny_aya", "1234567", ["1", "234", "567"]),
+        ("youtu", "한국ab、12", ["한국", "ab", "、", "1", "2"]),
+        ("kimi-k2", "ab漢字cd12345", ["ab", "漢字", "cd", "123", "45"]),
+        ("superbpe", "1234567", ["1", "234", "567"]),
+        ("spark2_5", "a!\n\n1234", ["a", "!", "\n", "\n", "1", "2", "3", "4"]),
+        ("afmoe", "ab12345日本", ["ab", "12", "345", "日本"]),
         ("gpt-4o", "fooBar's 1234", ["foo", "Bar's", " ", "123", "4"]),
     ],
 )
@@ -177,12 +203,81 @@ def test_gguf_defaults_of_the_pre_tokenizer() -> None:
 
 def test_gguf_sentencepiece() -> None:
     tokenizer = from_gguf(spm_gguf())
-    assert tokenizer.encode("abc<|end|> a", add_special=True) == [1, 261, 265, 266, 262, 259]
+    assert tokenizer.encode("abc<|end|> a", add_special=True, parse_special=True) == [1, 261, 265, 266, 262, 259]
     assert tokenizer.special == SpecialTokens(1, True, False, 2, (2, 266))
     assert from_gguf(spm_gguf(add_space_prefix=False)).encode("abc") == [260, 265]
     phi = from_gguf([*spm_gguf(), ("general.name", "Phi-3 mini")])
-    assert phi.encode("<|end|> \na") == [266, 259]  # its tokens swallow what is white behind them
+    assert phi.encode("<|end|> \na", parse_special=True) == [266, 259]  # its tokens swallow what is white behind them
     with pytest.raises(TokenizerError, match=r"'tokenizer\.ggml\.scores' is missing"):
         from_gguf(spm_gguf(scores=None))
     with pytest.raises(UnsupportedError, match="remove_extra_whitespaces"):
         from_gguf(spm_gguf(remove_extra_whitespaces=True))
+
+
+def test_gguf_pieces_of_spaces_that_users_defined() -> None:
+    pieces = [*dict(spm_gguf())["tokenizer.ggml.tokens"][2], "▁▁", "▁▁▁"]
+    scores = [*dict(spm_gguf())["tokenizer.ggml.scores"][2], 0.0, 0.0]
+    types = [*dict(spm_gguf())["tokenizer.ggml.token_type"][2], 4, 4]
+    changes = {"tokens": ("[", "s", pieces), "scores": ("[", "f", scores), "token_type": ("[", "i", types)}
+    tokenizer = from_gguf(spm_gguf(**changes, add_space_prefix=False))
+    two, three = tokenizer.id_of("▁▁"), tokenizer.id_of("▁▁▁")
+    assert tokenizer.encode("a   a  a") == [
+        tokenizer.id_of("a"),
+        three,
+        tokenizer.id_of("a"),
+        two,
+        tokenizer.id_of("a"),
+    ]
+    assert tokenizer.decode(tokenizer.encode("a   a  a")) == "a   a  a"
+
+
+def test_gguf_bpe_on_text_itself() -> None:
+    tokenizer = from_gguf(raw_bpe_gguf())
+    ids = {text: tokenizer.id_of(text) for text in ("▁hell", "\n\n\n", "\n\n", "\n", "▁▁", "a", "<0xC3>", "<0xA9>")}
+    assert tokenizer.encode(" hell") == [ids["▁hell"]]
+    assert tokenizer.encode("a\n\n\n  é") == [*map(ids.get, ("a", "\n\n\n", "▁▁", "<0xC3>", "<0xA9>"))]  # lines apart
+    assert tokenizer.decode(tokenizer.encode(" hell\n\n é")) == " hell\n\n é"
+    assert tokenizer.special == SpecialTokens(0, True, False, None, (1,))
+    assert tokenizer.encode("<turn|>") != tokenizer.encode("<turn|>", parse_special=True) == [1]
+    no_more = from_gguf(raw_bpe_gguf("sarvam-moe"))
+    assert not no_more.special.add_bos
+
+
+def test_gguf_word_piece() -> None:
+    tokenizer = from_gguf(word_piece_gguf())
+    assert tokenizer.kind == "wpm"
+    assert tokenizer.encode("Unaffable, AB! é日x", add_special=True) == [2, 4, 5, 6, 10, 7, 8, 9, 11, 12, 1, 3]
+    assert tokenizer.decode([2, 4, 5, 6, 10, 7, 8, 9, 11, 3]) == "unaffable, ab! e"
+    assert tokenizer.decode([2, 4], skip_special=False) == "[CLS] un"
+    cased = from_gguf(word_piece_gguf(**{"normalizer.lowercase": False}))
+    assert cased.encode("A a é") == [1, 7, 1]
+
+
+# The engines do not agree which numbers are part of a word, so expressions with \b are left to the examples above.
+WITHOUT_WORDS = {rules: name for name, rules in PRE_TOKENIZERS.items() if not any(r"\b" in cut for cut in rules.splits)}
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_WORDS.values()))
+def test_gguf_pre_tokenizers_cut_like_another_engine(name: str) -> None:
+    """The library's regular expressions against those of the package `regex`, on texts of all categories."""
+    regex = pytest.importorskip("regex")
+    rules = PRE_TOKENIZERS[name]
+    splits = [re.sub(r"\\x\{(\w+)\}", _escape, split) for split in rules.splits]
+    patterns = [regex.compile(split, regex.V1) for split in splits]
+    library = from_gguf(raw_bpe_gguf(name) if rules.raw else byte_level_gguf(name))._pieces.library
+    for text in category_texts(150):
+        words = [text]
+        for pattern in patterns:
+            words = [part for word in words for part in _cut(pattern, word)]
+        spelled = library.pre_tokenizer.pre_tokenize_str(text)
+        assert [text[begin:end] for _, (begin, end) in spelled] == words, text
+
+
+def _escape(code: re.Match[str]) -> str:
+    return f"\\U{int(code[1], 16):08X}"
+
+
+def _cut(pattern: Any, text: str) -> list[str]:
+    """What a regular expression matches in a text and what lies between, without what is empty."""
+    edges = [edge for match in pattern.finditer(text) for edge in match.span()]
+    return [text[begin:end] for begin, end in itertools.pairwise([0, *edges, len(text)]) if begin < end]

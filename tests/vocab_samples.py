@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import struct
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,39 @@ def byte_level_gguf(pre: str | None = "gpt-2", **changes: Any) -> list[tuple[str
     }
     values.update({f"tokenizer.ggml.{key}": value for key, value in changes.items()})
     return [(key, value) for key, value in values.items() if value is not None]
+
+
+def raw_bpe_gguf(pre: str = "gemma4", **changes: Any) -> list[tuple[str, Any]]:
+    """Metadata of a BPE vocabulary on text itself: byte pieces, a few merges, runs of line feeds, a control token."""
+    merges = ["h e", "l l", "he ll", "▁ hell", "1 2", "12 3", "\n \n", "\n\n \n", "▁ ▁", "a \n"]
+    made = [merge[: (cut := merge.find(" ", 1))] + merge[cut + 1 :] for merge in merges]
+    letters = sorted(set("".join(made)))
+    tokens = ["<bos>", "<turn|>", *BYTE_PIECES, *letters, *made]
+    values = {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": "gemma4" if pre == "gemma4" else "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": ("[", "s", tokens),
+        "tokenizer.ggml.token_type": ("[", "i", [3, 3] + [6] * 256 + [1] * (len(tokens) - 258)),
+        "tokenizer.ggml.merges": ("[", "s", merges),
+        "tokenizer.ggml.bos_token_id": 0,
+    }
+    values.update({f"tokenizer.ggml.{key}": value for key, value in changes.items()})
+    return [(key, value) for key, value in values.items() if value is not None]
+
+
+def word_piece_gguf(**changes: Any) -> list[tuple[str, Any]]:
+    """Metadata of a WordPiece vocabulary, as llama.cpp's converter writes BERT's."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁un", "aff", "able", "▁a", "b", "▁!", "▁,", "▁e", "▁日", "[unused1]"]
+    values = {
+        "model": "bert",
+        "tokens": ("[", "s", tokens),
+        "token_type": ("[", "i", [3, 3, 3, 3] + [1] * (len(tokens) - 4)),
+        "unknown_token_id": 1,
+        "cls_token_id": 2,
+        "seperator_token_id": 3,
+    }
+    return [(f"tokenizer.ggml.{key}", value) for key, value in (values | changes).items() if value is not None]
 
 
 def from_gguf(entries: Iterable[tuple[str, Any]]) -> Tokenizer:
@@ -196,6 +230,34 @@ def random_texts(count: int, words: Sequence[str]) -> Iterable[str]:
             yield "".join(
                 rng.choice(RUNS) * rng.choice((1, 2, 3, 4, 5, 7, 16, 17, 40)) for _ in range(rng.randrange(5))
             )
+
+
+# What words are cut at, and what is hard to cut.
+HARD = (
+    "'s 'S 'RE 'll \u2019s 1 12 123 1234567 1,234.5 \u0664\u0665 x\u00b2 \u00bd \u2167 fooBar HTTPServer b_c ... ://\n "
+    "e\u0301 \u0e01\u0e33 \u0915\u093f \u0627\u0651 \u05e9\u05dc \u200d \u202e \ufb01 \ufeff \x00 \u20ac \u00e9 \u00c9 "
+    "\U0001f468\u200d\U0001f469 \U0001f3f3\ufe0f \u65e5\u672c \u3072\u3089 \u30ab\u30ca \ud55c\uad6d \uff0c \u3002"
+)
+NASTY = HARD.split(" ")
+NASTY += [" ", "  ", "   ", " a", "\n", "\n\n", "\r\n", " \n ", "\t", "\u3000", "\u00a0", "\u0085"]
+NASTY += "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+
+
+def category_texts(count: int) -> list[str]:
+    """Texts of all kinds of characters, also from every category of Unicode, and of what words are cut at."""
+    rng = random.Random(5)
+    categories: dict[str, list[str]] = {}
+    for code in range(0x20, 0x30000):
+        categories.setdefault(unicodedata.category(chr(code)), []).append(chr(code))
+    categories = {name: chars for name, chars in categories.items() if name not in ("Cn", "Co", "Cs")}
+    names = sorted(categories)
+    return [
+        "".join(
+            rng.choice(NASTY) if rng.random() < 0.75 else rng.choice(categories[rng.choice(names)])
+            for _ in range(rng.randint(1, 25))
+        )
+        for _ in range(count)
+    ]
 
 
 def vectors(data_dir: Path, name: str) -> list[tuple[str, list[int]]]:

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 EXIT_ERROR = 1
 BUILT_IN = "the name of a built-in model, stories or stories-gpt2"
+# what `llamac.load` opens
+ANY_MODEL = (
+    "a model file; a Hugging Face directory, GGUF or llama2.c file, which is converted once; hf:ORG/NAME[@REVISION] on "
+    f"the Hugging Face Hub; or {BUILT_IN}"
+)
+DTYPES = ("f32", "f16", "bf16", "q8", "q4", "q4s")
 
 
 def main(begin: Callable[[], object] = lambda: None) -> NoReturn:
@@ -116,11 +122,13 @@ def make_parser(program: str = "llamac") -> argparse.ArgumentParser:
         formatter_class=_HelpFormatter,
         epilog="examples:\n"
         '  llamac run -i "Once upon a time"              the built-in model tells a story\n'
-        "  llamac export path/to/checkpoint model.bin    convert a Hugging Face or llama2.c model\n"
+        "  llamac run path/to/checkpoint                 any model: it is converted once, and kept\n"
+        "  llamac export path/to/checkpoint model.bin    convert one to a file of your own\n"
         '  llamac run model.bin -i "Hello" -t 0          the most probable continuation\n'
         "  llamac inspect model.bin                      what is in a model file\n"
         "  llamac check model.bin --data                 is the file whole, does it compute here as it should\n"
-        "  llamac bench model.bin                        how fast it is here, and what the limit would be\n",
+        "  llamac bench model.bin                        how fast it is here, and what the limit would be\n"
+        "  llamac cache list                             what was converted by the way, and how large it is\n",
     )
     parser.add_argument("--version", action="version", version=f"llamac {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -129,11 +137,27 @@ def make_parser(program: str = "llamac") -> argparse.ArgumentParser:
     _add_check(commands)
     _add_bench(commands)
     _add_export(commands, program)
+    _add_cache(commands)
     return parser
 
 
 def _add_model(parser: argparse.ArgumentParser, help_text: str) -> None:
     parser.add_argument("model", metavar="MODEL", nargs="?", help=help_text)
+
+
+def _add_conversion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="number format of what is converted (default: what keeps the source's quality); a model file in another "
+        "one is converted, too",
+    )
+    parser.add_argument(
+        "--cache-dir", metavar="DIR", help="keep what is converted here (default: see `llamac cache path`)"
+    )
+    parser.add_argument(
+        "--no-cache", action="store_true", help="keep nothing: convert to a temporary file that is gone at the end"
+    )
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
@@ -160,12 +184,21 @@ def _add_run(commands: Commands) -> None:
         epilog="examples:\n"
         '  llamac run -i "Once upon a time"\n'
         '  llamac run model.bin -i "Once" -t 0.8 -p 0.95 -s 42 -n 100\n'
-        '  echo "The quick brown" | llamac run model.bin --no-echo\n',
+        '  llamac run ./TinyLlama-1.1B --dtype q4 -i "Once"\n'
+        '  llamac run hf:HuggingFaceTB/SmolLM2-135M -i "Once"\n'
+        '  echo "The quick brown" | llamac run model.bin --no-echo\n'
+        '  llamac run chat.bin --chat --system "Be brief." -i "What is a whale?"\n',
     )
-    _add_model(parser, f"a model file made by `llamac export`, or {BUILT_IN} (default: stories)")
+    _add_model(parser, f"{ANY_MODEL} (default: stories)")
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("-i", dest="prompt", metavar="PROMPT", help="the text to continue")
     prompt.add_argument("-f", dest="file", metavar="FILE", help="read the prompt from a file (- for standard input)")
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="the prompt is a user's message for the model's chat template; the answer alone is printed",
+    )
+    parser.add_argument("--system", metavar="TEXT", help="with --chat: a system message in front of the user's")
     parser.add_argument(
         "-n",
         dest="steps",
@@ -220,6 +253,7 @@ def _add_run(commands: Commands) -> None:
     )
     parser.add_argument("--no-echo", action="store_true", help="do not print the prompt")
     parser.add_argument("-q", "--quiet", action="store_true", help="no line of figures on stderr")
+    _add_conversion(parser)
     _add_machine(parser)
 
 
@@ -234,7 +268,7 @@ def _add_inspect(commands: Commands) -> None:
         "  llamac inspect                  this machine\n"
         "  llamac inspect stories-gpt2     a built-in model\n",
     )
-    _add_model(parser, f"a model file, or {BUILT_IN}; without it this machine is described")
+    _add_model(parser, f"{ANY_MODEL}; without it this machine is described. Nothing is converted")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="everything as one JSON object")
 
@@ -247,8 +281,9 @@ def _add_check(commands: Commands) -> None:
         "machine: 'identical', 'within tolerance', or which probe differs and by how much.",
         formatter_class=_HelpFormatter,
     )
-    _add_model(parser, f"a model file, or {BUILT_IN} (default: stories)")
+    _add_model(parser, f"{ANY_MODEL} (default: stories)")
     parser.add_argument("--data", action="store_true", help="also verify the checksum of every tensor")
+    _add_conversion(parser)
     _add_machine(parser)
 
 
@@ -275,7 +310,7 @@ def _add_bench(commands: Commands) -> None:
         "  llamac bench model.bin --threads 1,2 --prompt 128,512 --json speed.json\n"
         "  llamac bench model.bin --prompt '' --context 0,2048 --batch 1,4,8\n",
     )
-    _add_model(parser, f"a model file, or {BUILT_IN} (default: stories)")
+    _add_model(parser, f"{ANY_MODEL} (default: stories)")
     parser.add_argument(
         "--threads", type=_numbers, metavar="LIST", help="numbers of threads (default: the one `llamac inspect` tells)"
     )
@@ -295,7 +330,65 @@ def _add_bench(commands: Commands) -> None:
     )
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each measurement")
     parser.add_argument("--json", metavar="FILE", help="also write all figures as JSON; - for standard output, alone")
+    _add_conversion(parser)
     _add_kernels(parser)
+
+
+def _add_cache(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "cache",
+        help="show and delete what was converted by the way",
+        description="Sources that are no model files are converted once, and kept in a folder: LLAMAC_CACHE, or "
+        "llamac in XDG_CACHE_HOME, or ~/.cache/llamac. `path` prints the folder, `list` what is in it, and `prune` "
+        "deletes: without options what nothing will use, like half-written files. Nothing that llamac has not written "
+        "there is ever deleted, and no source.",
+        formatter_class=_HelpFormatter,
+        epilog="examples:\n"
+        "  llamac cache list\n"
+        "  llamac cache prune --older-than 30d --max-size 20G --dry-run\n"
+        "  llamac cache prune --all\n",
+    )
+    parser.add_argument("action", metavar="list|prune|path", choices=("list", "prune", "path"), help="what to do")
+    parser.add_argument("--cache-dir", metavar="DIR", help="the folder (default: as above)")
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.add_argument("--all", action="store_true", help="prune: every model")
+    parser.add_argument(
+        "--older-than", type=_age, metavar="AGE", help="prune: models not used for so long, e.g. 30d, 12h or 2w"
+    )
+    parser.add_argument(
+        "--max-size",
+        type=_size,
+        metavar="SIZE",
+        help="prune: those that were used longest ago, until the rest has at most this size, e.g. 20G or 500M",
+    )
+    parser.add_argument("-n", "--dry-run", action="store_true", help="prune: only tell what would be deleted")
+
+
+def _age(text: str) -> float:
+    """Seconds of a text like 30d."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+    try:
+        count, unit = float(text[:-1]), units[text[-1:].lower()]
+    except (ValueError, KeyError):
+        count, unit = -1, 1
+    if not 0 <= count < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no age like 30d (s, m, h, d and w are known)")
+    return count * unit
+
+
+def _size(text: str) -> int:
+    """Bytes of a text like 20G; units are powers of 1000, or of 1024 with an i."""
+    powers = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+    digits = text.rstrip("kKmMgGtTiIbB")
+    unit = text[len(digits) :].upper().removesuffix("B")
+    base, unit = (1024, unit[:-1]) if unit.endswith("I") else (1000, unit)
+    try:
+        count, power = float(digits), powers[unit]
+    except (ValueError, KeyError):
+        count, power = -1, 0
+    if not 0 <= count < 1e15:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size like 20G or 500M")
+    return int(count * base**power)
 
 
 def _add_export(commands: Commands, program: str) -> None:
@@ -303,8 +396,7 @@ def _add_export(commands: Commands, program: str) -> None:
         "export",
         prog=program if program != "llamac" else None,
         help="convert a checkpoint to a model file, or back",
-        description="Converts a Hugging Face directory, a GGUF file or a llama2.c file to a model file; --to writes "
-        "the other way.",
+        description="Converts any checkpoint to a model file; --to writes the other way.",
         formatter_class=_HelpFormatter,
         epilog="examples:\n"
         "  llamac export ./TinyLlama-1.1B tiny.bin --dtype bf16\n"
@@ -318,16 +410,17 @@ def _add_export(commands: Commands, program: str) -> None:
     parser.add_argument(
         "source",
         metavar="SRC",
-        help=f"a Hugging Face directory, a GGUF file, a llama2.c file, a model file, or {BUILT_IN}",
+        help="a Hugging Face directory, a GGUF or llama2.c file, a model file, hf:ORG/NAME[@REVISION] on the Hugging "
+        f"Face Hub, or {BUILT_IN}",
     )
     parser.add_argument("out", metavar="OUT", help="what to write")
     parser.add_argument(
         "--dtype",
-        choices=("f32", "f16", "bf16", "q8", "q4", "q4s", "q8_0", "q4_0"),
+        choices=(*DTYPES, "auto", "q8_0", "q4_0"),
         metavar="DTYPE",
-        help="number format of the matrices: f32, f16, bf16, q8, q4 or q4s (default: the source's); q8, q4 and q4s "
-        "have about 8.25, 4.5 and 4.25 bits, and with q4 and q4s the output head and attn_v stay in q8; with --to gguf "
-        "also q8_0 or q4_0",
+        help="number format of the matrices: f32, f16, bf16, q8, q4, q4s, or auto, which is for each matrix the "
+        "nearest one (default: the source's, of a GGUF file auto); q8, q4 and q4s have about 8.25, 4.5 and 4.25 bits, "
+        "and with q4 and q4s the output head and attn_v stay in q8; with --to gguf also q8_0 or q4_0",
     )
     parser.add_argument("--pure", action="store_true", help="with q4 and q4s: no matrix stays in q8")
     parser.add_argument(

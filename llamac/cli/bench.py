@@ -13,10 +13,11 @@ from typing import Any
 
 from llamac import __version__, benchmark, machine
 from llamac.cli.inspect import describe_processor
+from llamac.cli.loading import load_model
 from llamac.cli.progress import progress_bars
 from llamac.cli.text import json_text, safe_line
 from llamac.errors import ArgumentError
-from llamac.model import Model, load
+from llamac.model import Model
 
 WIDE = 76  # columns that the whole table needs
 
@@ -24,7 +25,7 @@ WIDE = 76  # columns that the whole table needs
 def bench(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     _check_target(options.json)
-    with load(options.model, threads=1, isa=options.isa, kv=options.kv) as model:
+    with load_model(options, threads=1, isa=options.isa, kv=options.kv) as model:
         wishes = benchmark.Wishes(
             threads=options.threads or [machine.DefaultThreads(model.weight_bytes).now()],
             prompts=options.prompt,

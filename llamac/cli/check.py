@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 
 from llamac.cli import EXIT_ERROR
+from llamac.cli.loading import load_model
 from llamac.cli.progress import progress_bars
 from llamac.cli.text import safe_line
 from llamac.flatfile import SECTIONS
-from llamac.model import Model, load
+from llamac.model import Model
 from llamac.strips import QUANTIZED
 
 
 def check(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    with load(options.model, kv=options.kv, threads=options.threads, isa=options.isa) as model:
+    with load_model(options, probes=True, kv=options.kv, threads=options.threads, isa=options.isa) as model:
         print(f"structure  ok: {len(model.file.tensors)} tensors, {model.file.header['file_bytes']} bytes")
         for name in SECTIONS[:-1]:
             model.file.section(name)

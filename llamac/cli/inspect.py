@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
 from llamac import __version__, machine
+from llamac.cli.progress import progress_bars
 from llamac.cli.text import json_text, safe_line
-from llamac.errors import ArgumentError, LlamacError
+from llamac.errors import ArgumentError
 from llamac.flatfile import FlatFile
-from llamac.model import model_path
 from llamac.probes import source_of
-from llamac.tokenizer import decode_rules
+from llamac.sources import find, is_foreign
+from llamac.tokenizer import kind_of
+
+Facts = dict[str, Any]
 
 
 def inspect(options: argparse.Namespace) -> int:
@@ -24,19 +27,34 @@ def inspect(options: argparse.Namespace) -> int:
         raise ArgumentError(
             "--tensors lists what is in a model file: name one, as in `llamac inspect stories --tensors`"
         )
-    facts = describe_machine() if options.model is None else describe_file(FlatFile(model_path(options.model)))
+    lines: Callable[[Facts], list[str]] = _machine_lines
+    if options.model is None:
+        facts = describe_machine()
+    else:
+        facts, lines = _describe_model(options.model, options.tensors)
     if options.json:
         sys.stdout.write(json_text(facts, sys.stdout.encoding))
     else:
-        lines = _machine_lines(facts) if options.model is None else _file_lines(facts, options.tensors)
-        print("\n".join(map(safe_line, lines)))
+        print("\n".join(map(safe_line, lines(facts))))
     return 0
+
+
+def _describe_model(model: str, all_tensors: bool) -> tuple[Facts, Callable[[Facts], list[str]]]:
+    """(facts of a model, how to show them). What is no model file is not converted for that."""
+    with progress_bars() as progress:
+        source = find(model, progress)
+        if is_foreign(source.path):
+            from llamac.export.outline import outline
+
+            facts = outline(source, progress)
+            return facts, lambda facts: _outline_lines(facts, all_tensors)
+    return describe_file(FlatFile(source.path)), lambda facts: _file_lines(facts, all_tensors)
 
 
 # ---- the machine
 
 
-def describe_machine() -> dict[str, Any]:
+def describe_machine() -> Facts:
     """This machine as the library sees it."""
     from llamac import _core
 
@@ -55,7 +73,7 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def describe_processor(plan: machine.ThreadPlan) -> dict[str, Any]:
+def describe_processor(plan: machine.ThreadPlan) -> Facts:
     """The processor, and what of it this process may use."""
     return {
         "processor": _processor_name(),
@@ -75,7 +93,7 @@ def _processor_name() -> str:
     return f"{names[0] if names else platform.processor() or 'unknown'} ({platform.machine()})"
 
 
-def _machine_lines(facts: dict[str, Any]) -> list[str]:
+def _machine_lines(facts: Facts) -> list[str]:
     isas = ", ".join(f"{name} ({'yes' if runs else 'not on this processor'})" for name, runs in facts["isas"].items())
     return [
         f"llamac     {facts['llamac']}, Python {facts['python']}",
@@ -89,7 +107,7 @@ def _machine_lines(facts: dict[str, Any]) -> list[str]:
 # ---- a file
 
 
-def describe_file(file: FlatFile) -> dict[str, Any]:
+def describe_file(file: FlatFile) -> Facts:
     """A model file's contents, without numbers of its tensors."""
     tensors = file.tensors
     numbers = sum(prod(tensor.shape) for tensor in tensors)
@@ -118,7 +136,7 @@ def describe_file(file: FlatFile) -> dict[str, Any]:
     }
 
 
-def _rope_tables(file: FlatFile) -> list[dict[str, Any]]:
+def _rope_tables(file: FlatFile) -> list[Facts]:
     """The tables of RoPE frequencies. kind: of their scaling, as far as the source's own config.json tells it."""
     config = file.config
     source: Any = file.metadata.get("config")
@@ -138,19 +156,15 @@ def _rope_tables(file: FlatFile) -> list[dict[str, Any]]:
     ]
 
 
-def _tokenizer(file: FlatFile) -> dict[str, Any] | None:
-    """The tokenizer in figures. Its kind is read from the text, which takes less time than making a tokenizer of it."""
+def _tokenizer(file: FlatFile) -> Facts | None:
+    """The tokenizer in figures."""
     data = file.section("tokenizer")
     if not data:
         return None
-    try:
-        kind: str = decode_rules(json.loads(data).get("decoder")).kind
-    except (LlamacError, ValueError, AttributeError, TypeError, RecursionError):
-        kind = "unknown"
-    return {"kind": kind, "bytes": len(data), "ids": file.config["n_token_ids"]}
+    return {"kind": kind_of(data), "bytes": len(data), "ids": file.config["n_token_ids"]}
 
 
-def _file_lines(facts: dict[str, Any], all_tensors: bool) -> list[str]:
+def _file_lines(facts: Facts, all_tensors: bool) -> list[str]:
     config, metadata, tokenizer = facts["config"], facts["metadata"], facts["tokenizer"]
     layer = facts["layers"][0]
     source = metadata.get("source")
@@ -181,31 +195,60 @@ def _file_lines(facts: dict[str, Any], all_tensors: bool) -> list[str]:
     return lines + (_tensor_lines(facts) if all_tensors else _kind_lines(facts))
 
 
-def _rope_line(table: dict[str, Any]) -> str:
+def _outline_lines(facts: Facts, all_tensors: bool) -> list[str]:
+    """A foreign source, as far as it can be told without converting it."""
+    config, tokenizer = facts["config"], facts["tokenizer"]
+    layers = config["layers"]
+    dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in facts["dtypes"].items())
+    lines = [
+        f"name        {facts['name']} ({facts['architecture']})",
+        f"source      {facts['path']}, {_size(facts['bytes'])}; {facts['format']}, not converted",
+        f"weights     {facts['parameters']:,} numbers: {dtypes}; {facts['runs_as']} when it is run",
+        f"shape       {len(layers)} layers of {config['dim']}, "
+        f"{config['n_heads']} heads ({config['n_kv_heads']} KV) of {config['head_dim']}, "
+        f"FFN {layers[0]['ffn']} {layers[0]['ffn_dim']}",
+        f"graph       norm {config['norm']} (eps {config['norm_eps']:g}), position {config['position']}, "
+        f"{config['activation']}, {'tied' if config['tied_output'] else 'separate'} output",
+        f"context     {config['context']} positions",
+        f"vocabulary  {config['vocab_size']} ({tokenizer['ids'] if tokenizer else 0} with a token)",
+        f"tokenizer   {tokenizer['kind'] if tokenizer else 'none'}; chat template "
+        f"{'yes' if facts['chat_template'] else 'no'}",
+        *(f"warning     {text}" for text in facts["warnings"]),
+        "tensors",
+    ]
+    return lines + (_tensor_lines(facts) if all_tensors else _kind_lines(facts))
+
+
+def _rope_line(table: Facts) -> str:
     kind = "unknown scaling" if table["kind"] == "unknown" else f"{table['kind']} scaling"
     original = table["original_context"]
     tables = f"a short table up to {original} positions, a long one beyond" if original else "one table"
     return f"rope        {kind}; {tables}; {table['dim']} dimensions, factor {table['attention_factor']:g}"
 
 
-def _tensor_lines(facts: dict[str, Any]) -> list[str]:
+def _tensor_lines(facts: Facts) -> list[str]:
     return [
-        f"  {tensor['name']:<32} {tensor['dtype']:<5} {_shape(tensor['shape']):<14} {_size(tensor['bytes'])}"
+        f"  {tensor['name']:<32} {tensor['dtype']:<5} {_shape(tensor['shape']):<14} {_size_in_file(tensor)}".rstrip()
         for tensor in facts["tensors"]
     ]
 
 
-def _kind_lines(facts: dict[str, Any]) -> list[str]:
+def _kind_lines(facts: Facts) -> list[str]:
     """Tensors that differ in their layer alone, as one line."""
-    kinds: dict[tuple[str, str, str], list[int]] = {}
+    kinds: dict[tuple[str, str, str], list[Facts]] = {}
     for tensor in facts["tensors"]:
         parts = tensor["name"].split(".")
         name = ".".join(["layers", "*", *parts[2:]] if parts[0] == "layers" else parts)
-        kinds.setdefault((name, tensor["dtype"], _shape(tensor["shape"])), []).append(tensor["bytes"])
+        kinds.setdefault((name, tensor["dtype"], _shape(tensor["shape"])), []).append(tensor)
     return [
-        f"  {len(sizes):>4} x {name:<28} {dtype:<5} {shape:<14} {_size(sum(sizes))}"
-        for (name, dtype, shape), sizes in kinds.items()
+        f"  {len(found):>4} x {name:<28} {dtype:<5} {shape:<14} {_size_in_file(*found)}".rstrip()
+        for (name, dtype, shape), found in kinds.items()
     ]
+
+
+def _size_in_file(*tensors: Facts) -> str:
+    """What tensors take in a model file; nothing is told of other sources."""
+    return _size(sum(tensor["bytes"] for tensor in tensors)) if "bytes" in tensors[0] else ""
 
 
 def _shape(shape: list[int]) -> str:

@@ -8,13 +8,30 @@ from collections.abc import Iterator
 
 from llamac.progress import Progress, silent
 
+BYTES = ("verifying", "writing", "reading", "downloading")  # phases that count bytes
+
 
 @contextlib.contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """The block gets what long work tells its progress to: each phase is a bar that takes the place of the last one."""
+    """The block gets what long work tells its progress to: each phase is a bar that takes the place of the last one.
+
+    What draws them is imported with the first thing that is told: most models are opened without."""
     if not sys.stderr.isatty():
         yield silent
         return
+    with contextlib.ExitStack() as stack:
+        show: Progress | None = None
+
+        def tell(phase: str, done: int, total: int) -> None:
+            nonlocal show
+            show = show or stack.enter_context(_bars())
+            show(phase, done, total)
+
+        yield tell
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator[Progress]:
     from rich import progress as rich
     from rich.console import Console
     from rich.filesize import decimal
@@ -30,7 +47,7 @@ def progress_bars() -> Iterator[Progress]:
     with rich.Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bars:
 
         def show(phase: str, done: int, total: int) -> None:
-            shown = decimal if phase in ("verifying", "writing") else str
+            shown = decimal if phase in BYTES else str
             count = f"{shown(done)} / {shown(total)}"
             if not bars.tasks or bars.tasks[0].description != phase:
                 for task in bars.task_ids:

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
+from llamac.cli.loading import load_model
 from llamac.errors import ArgumentError, ContextFullError
 from llamac.generation import Completion
-from llamac.model import Model, load
+from llamac.model import Model
 
 # Bytes of a prompt that are read before it is asked how many the context can hold at most.
 PROMPT_BYTES = 1 << 20
@@ -19,11 +20,13 @@ PROMPT_BYTES = 1 << 20
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     started = time.perf_counter()
+    if options.system is not None and not options.chat:
+        raise ArgumentError("--system goes with --chat only")
     settings = {"context": options.context, "kv": options.kv, "threads": options.threads, "isa": options.isa}
-    with load(options.model, tokenizer=options.tokenizer, **settings) as model:
+    with load_model(options, tokenizer=options.tokenizer, **settings) as model:
         context = model.config["context"] if options.context is None else options.context
         prompt = read_prompt(options, model, context)
-        ids = model.tokenize(prompt)
+        ids = model.chat_ids(chat_messages(options, prompt)) if options.chat else model.tokenize(prompt)
         stream = model.stream(
             ids,
             max_tokens=new_tokens(len(ids), options.steps, context),
@@ -38,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         write, flush = _writer(), sys.stdout.flush
         try:
             with stream:
-                if not options.no_echo:
+                if not options.no_echo and not options.chat:
                     write(prompt)
                     flush()
                 for piece in stream:
@@ -61,6 +64,14 @@ def _writer() -> Callable[[str], object]:
     from llamac.cli.text import safe_text
 
     return lambda text: write(safe_text(text))
+
+
+def chat_messages(options: argparse.Namespace, prompt: str) -> list[dict[str, str]]:
+    """The messages of `--chat`: the prompt as the user's, after `--system`'s."""
+    if not prompt:
+        raise ArgumentError("--chat needs a message: give it with -i, with -f or through a pipe")
+    system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    return [*system, {"role": "user", "content": prompt}]
 
 
 def read_prompt(options: argparse.Namespace, model: Model, context: int) -> str:

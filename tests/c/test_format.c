@@ -88,12 +88,16 @@ static void every_field_has_its_own_check(void) {
         LIE(config, config, n_kv_heads, 4), LIE(config, config, head_dim, 12), LIE(config, config, vocab_size, 0), LIE(config, config, n_token_ids, 102),
         LIE(config, config, context, 0), LIE(config, config, norm, 3), LIE(config, config, position, 0), LIE(config, config, activation, 77),
         LIE(config, config, tied_output, 2), LIE(config, config, norm_eps, 0x7fc00000), LIE(config, config, attention_scale, 0),
-        LIE(config, config, embedding_scale, 0x40000000), LIE(config, config, logit_soft_cap, 0x40000000), LIE(config, config, n_rope, 5),
+        LIE(config, config, embedding_scale, 0), LIE(config, config, residual_scale, 0x7f800000), LIE(config, config, logit_scale, 0xbf800000),
+        LIE(config, config, attention_soft_cap, 0x7fc00000), LIE(config, config, logit_soft_cap, 0xbf800000), LIE(config, config, n_rope, 5),
+        LIE(config, config, qk_norm, 4), LIE(config, config, qk_norm, QK_NORM_HEAD), LIE(config, config, qk_norm, QK_NORM_WHOLE),
         LIE(config, config, rope_dim[0], 11), LIE(config, config, rope_dim[1], 2), LIE(config, config, rope_attention_factor[0], 0),
         LIE(config, config, rope_original_context[2], 3), LIE(config, config, bos_id, -2), LIE(config, config, eos_id, 101), LIE(config, config, add_bos, 3),
         LIE(config, config, n_stop_ids, 17), LIE(config, config, stop_ids[0], 101), LIE(config, config, stop_ids[3], 1), LIE(config, config, reserved[100], 1),
-        LIE(layers, layer_record, window, 5), LIE(layers, layer_record, rope, 1), LIE(layers, layer_record, placement, 5), LIE(layers, layer_record, ffn, 0),
-        LIE(layers, layer_record, ffn_dim, 0), LIE(layers, layer_record, n_experts, 4), LIE(layers, layer_record, reserved[0], 1),
+        LIE(layers, layer_record, window, (1 << 24) + 1), LIE(layers, layer_record, rope, 1), LIE(layers, layer_record, placement, 5), LIE(layers, layer_record, placement, 0),
+        LIE(layers, layer_record, placement, PLACEMENT_POST), LIE(layers, layer_record, placement, PLACEMENT_SANDWICH), LIE(layers, layer_record, ffn, 0),
+        LIE(layers, layer_record, ffn, FFN_EXPERTS), LIE(layers, layer_record, ffn_dim, 0), LIE(layers, layer_record, n_experts, 4),
+        LIE(layers, layer_record, n_experts_used, 1), LIE(layers, layer_record, expert_weights, 1), LIE(layers, layer_record, reserved[0], 1),
         LIE(tensor, tensor_record, name[3], 'x'), LIE(tensor, tensor_record, name[63], 'x'), LIE(tensor, tensor_record, dtype, 9), LIE(tensor, tensor_record, dtype, 4),
         LIE(tensor, tensor_record, n_dims, 1), LIE(tensor, tensor_record, n_dims, 7), LIE(tensor, tensor_record, shape[0], 17), LIE(tensor, tensor_record, shape[3], 1),
         LIE(tensor, tensor_record, offset, 64), LIE(tensor, tensor_record, bytes, 64), LIE(tensor, tensor_record, reserved[1], 1),
@@ -115,6 +119,34 @@ static void every_field_has_its_own_check(void) {
         memcpy(file.data, copy, file.bytes);
     }
     free(copy);
+    free(file.data);
+}
+
+// Layers with experts: numbers that contradict one another, tensors that are not there, and none of the memory that they would take.
+static void lies_about_experts_are_refused(void) {
+    struct tiny_file file = tiny_model(&tiny_experts);
+    struct header *h = (struct header *)(void *)file.data;
+    const size_t layers = (size_t)h->sections[SECTION_LAYERS].offset;
+    struct layer_record *last = (struct layer_record *)(void *)(file.data + layers) + tiny_experts.n_layers - 1;
+    llamac_model_close(&(llamac_model *){ open_model(file) });
+    const struct layer_record sound = *last;
+    const struct { struct layer_record record; const char *named; } lies[] = {
+        { { .n_experts = 0 }, "n_experts is 0" }, { { .n_experts = 6 }, "n_experts 6 of layer" }, { { .n_experts = 4 }, "n_experts 4 of layer" },
+        { { .n_experts_used = 0 }, "n_experts_used is 0" }, { { .n_experts_used = 6 }, "n_experts_used is 6" }, { { .n_experts = 4097 }, "expected 0 to 4096" },
+        { { .n_experts = 4096 }, "4106 experts have 3 each" }, { { .expert_weights = 2 }, "expert_weights is 2" }, { { .ffn = FFN_GATED }, "does not go with ffn gated" },
+        { { .ffn_dim = 77 }, "ffn_dim 77 of layer" },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(lies); i++) {
+        const struct layer_record *l = &lies[i].record;
+        *last = sound;
+        if (strstr(lies[i].named, "n_experts_used")) last->n_experts_used = l->n_experts_used;
+        else if (l->ffn) last->ffn = l->ffn;
+        else if (l->ffn_dim) last->ffn_dim = l->ffn_dim;
+        else if (l->expert_weights) last->expert_weights = l->expert_weights;
+        else last->n_experts = l->n_experts;
+        tiny_rehash(file.data);
+        CHECK(refused(file, file.bytes) && strstr(err.message, lies[i].named), "%s: %s", lies[i].named, err.message);
+    }
     free(file.data);
 }
 
@@ -202,6 +234,7 @@ int main(void) {
     RUN(damaged_files_are_refused_by_name);
     RUN(every_field_has_its_own_check);
     RUN(lies_with_true_hashes_are_refused_or_harmless);
+    RUN(lies_about_experts_are_refused);
     RUN(other_files_are_told_by_their_kind);
     RUN(nothing_behind_the_end_is_read);
     RUN(slots_of_damaged_configs_are_refused);

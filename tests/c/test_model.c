@@ -77,6 +77,8 @@ static void bits_do_not_depend_on_threads_chunks_or_isa(void) {
     check_same_bits(&tiny_gpt2, 0);
     check_same_bits(&tiny_mixed, 0);
     if (emulated) return;
+    check_same_bits(&tiny_experts, 0);
+    check_same_bits(&tiny_experts, LLAMAC_F32);
     check_same_bits(&tiny_q8, 0);
     check_same_bits(&tiny_q4, 0);
     check_same_bits(&tiny_q4s, 0);

@@ -10,7 +10,8 @@
 #include "test.h"
 
 // dtype 0: the matrices take the dtypes in turn.
-struct tiny_shape { int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context, dtype, tied, biases; };
+// experts: so many in each layer, two of them in use; what else families may have comes with them. windows: of every second layer.
+struct tiny_shape { int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context, dtype, tied, biases, experts, window; };
 struct tiny_file { uint8_t *data; size_t bytes; };
 
 static inline struct config tiny_config(const struct tiny_shape *s) {
@@ -22,6 +23,10 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
         .attention_scale = 1.0f / sqrtf((float)s->head_dim), .embedding_scale = 1, .residual_scale = 1, .logit_scale = 1,
         .bos_id = 1, .eos_id = 2, .add_bos = 1, .n_stop_ids = 1, .stop_ids = { 2 },
     };
+    if (s->experts) {
+        c.qk_norm = QK_NORM_WHOLE, c.embedding_scale = 3, c.residual_scale = 0.5f, c.logit_scale = 0.25f;
+        c.attention_soft_cap = 5, c.logit_soft_cap = 4;
+    }
     if (!s->gpt2) c.n_rope = 1, c.rope_dim[0] = c.head_dim, c.rope_attention_factor[0] = 1;
     return c;
 }
@@ -81,11 +86,13 @@ static inline struct tiny_file tiny_model(const struct tiny_shape *shape) {
     struct config config = tiny_config(shape);
     struct layer_record *layers = calloc((size_t)shape->n_layers, sizeof *layers);
     for (int l = 0; l < shape->n_layers; l++)
-        layers[l] = (struct layer_record){ .rope = shape->gpt2 ? -1 : 0, .placement = PLACEMENT_PRE, .ffn = shape->gpt2 ? FFN_PLAIN : FFN_GATED,
-                                           .ffn_dim = (uint32_t)shape->ffn_dim };
+        layers[l] = (struct layer_record){ .rope = shape->gpt2 ? -1 : 0, .placement = shape->experts ? 1 + (uint32_t)l % PLACEMENT_PARALLEL : PLACEMENT_PRE,
+                                           .ffn = shape->experts ? FFN_EXPERTS : shape->gpt2 ? FFN_PLAIN : FFN_GATED, .ffn_dim = (uint32_t)shape->ffn_dim,
+                                           .n_experts = (uint32_t)shape->experts, .n_experts_used = shape->experts ? 2 : 0,
+                                           .expert_weights = shape->experts && l % 2, .window = l % 2 ? (uint32_t)shape->window : 0 };
     llamac_slot slot;
     size_t n = 0, used = 0;
-    struct tensor_record *records = calloc(64 + 20 * (size_t)shape->n_layers, sizeof *records);
+    struct tensor_record *records = calloc(64 + (30 + 3 * (size_t)shape->experts) * (size_t)shape->n_layers, sizeof *records);
     for (llamac_walk walk = { .config = &config, .layers = layers }; llamac_slot_next(&walk, &slot);) {
         if (!slot.required && !shape->biases) continue;
         struct tensor_record *t = &records[n++];
@@ -143,10 +150,11 @@ static inline llamac_model *open_model(struct tiny_file file) {
     return model;
 }
 
-static const struct tiny_shape tiny_llama = { 0, 36, 3, 6, 2, 10, 52, 101, 400, LLAMAC_F32, 0, 1 };
-static const struct tiny_shape tiny_gpt2 = { 1, 40, 2, 5, 5, 8, 70, 99, 300, LLAMAC_BF16, 1, 1 };
-static const struct tiny_shape tiny_mixed = { 0, 144, 3, 4, 2, 32, 200, 101, 400, 0, 0, 0 };
-static const struct tiny_shape tiny_q8 = { 0, 36, 2, 6, 2, 10, 52, 101, 400, LLAMAC_Q8, 1, 1 };
-static const struct tiny_shape tiny_q4 = { 1, 144, 2, 5, 5, 16, 300, 99, 300, LLAMAC_Q4, 1, 1 };
-static const struct tiny_shape tiny_q4s = { 0, 160, 2, 4, 1, 32, 100, 99, 300, LLAMAC_Q4S, 1, 1 };
+static const struct tiny_shape tiny_llama = { 0, 36, 3, 6, 2, 10, 52, 101, 400, LLAMAC_F32, 0, 1, 0, 0 };
+static const struct tiny_shape tiny_experts = { 0, 40, 4, 6, 2, 10, 52, 101, 400, LLAMAC_BF16, 0, 1, 5, 9 };
+static const struct tiny_shape tiny_gpt2 = { 1, 40, 2, 5, 5, 8, 70, 99, 300, LLAMAC_BF16, 1, 1, 0, 0 };
+static const struct tiny_shape tiny_mixed = { 0, 144, 3, 4, 2, 32, 200, 101, 400, 0, 0, 0, 0, 0 };
+static const struct tiny_shape tiny_q8 = { 0, 36, 2, 6, 2, 10, 52, 101, 400, LLAMAC_Q8, 1, 1, 0, 0 };
+static const struct tiny_shape tiny_q4 = { 1, 144, 2, 5, 5, 16, 300, 99, 300, LLAMAC_Q4, 1, 1, 0, 0 };
+static const struct tiny_shape tiny_q4s = { 0, 160, 2, 4, 1, 32, 100, 99, 300, LLAMAC_Q4S, 1, 1, 0, 0 };
 #endif

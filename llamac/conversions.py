@@ -1,0 +1,102 @@
+"""A foreign source as an opened flat file: from the cache, or converted into it, or into a file that is soon gone."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from llamac.cache import cache_in, key_of
+from llamac.errors import ExportError
+from llamac.flatfile import FlatFile
+from llamac.progress import Progress
+from llamac.sources import files_of
+
+IN_CACHE = "`llamac cache prune` makes room, LLAMAC_CACHE names another folder"
+
+Warn = Callable[[str], object]
+
+
+class Request(NamedTuple):
+    """What is to be opened. path: the source. name: of the model, where the path does not tell it. label: what `llamac
+    cache list` shows. dtype: as `export` has it. probes: whether there must be some. memory: as `FlatFile` has it."""
+
+    path: Path
+    name: str | None
+    label: str
+    dtype: str
+    probes: bool
+    memory: str
+
+
+def converted(request: Request, cache: bool | str | Path, progress: Progress, warn: Warn) -> FlatFile:
+    """The source as a flat file. cache: whether to keep it for the next time, or the folder to keep it in."""
+    place = cache_in(cache)
+    if place is None:
+        return _temporary(request, progress, warn)
+    digests = place.digests(request.path, files_of(request.path), progress)
+    key = key_of(digests, request.dtype, request.probes)
+    for fitting in dict.fromkeys((key, key_of(digests, request.dtype, True))):  # one with probes will do in any case
+        if file := place.find(fitting, request.memory):
+            return file
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(place.writing(key, progress))
+        except OSError as error:
+            warn(
+                f"the cache folder {place.place} cannot be written ({error.strerror or error}), so that what is "
+                "converted is not kept: LLAMAC_CACHE names another folder, --no-cache does without"
+            )
+            return _temporary(request, progress, warn)
+        if file := place.find(key, request.memory):  # another process has converted it meanwhile
+            return file
+
+        def write(path: Path) -> str:
+            dtype = _convert(request, path, IN_CACHE, progress, warn)
+            if place.digests(request.path, files_of(request.path), progress) != digests:
+                raise ExportError(f"{request.path} has changed while it was converted: run this again")
+            return dtype
+
+        place.make(key, request.label, write)
+        return FlatFile(place.path(key), request.memory)
+
+
+def _temporary(request: Request, progress: Progress, warn: Warn) -> FlatFile:
+    """A file that has no name any more when it is returned: its space is free as soon as it is closed."""
+    with tempfile.TemporaryDirectory(prefix="llamac-") as place:
+        path = Path(place, "model.bin")
+        _convert(request, path, "TMPDIR names another folder", progress, warn)
+        file = FlatFile(path, request.memory)
+        file.path = request.path  # what messages about it name
+        return file
+
+
+def _convert(request: Request, out: Path, advice: str, progress: Progress, warn: Warn) -> str:
+    """Converts, and returns the dtype of most matrices. advice: what helps where the disk is full."""
+    from llamac.export.convert import export
+    from llamac.export.writer import NoRoomError
+
+    try:
+        report = export(
+            request.path,
+            out,
+            dtype=request.dtype,
+            name=request.name,
+            overwrite=True,
+            probe_source="auto" if request.probes else None,
+            progress=progress,
+        )
+    except NoRoomError as error:
+        raise ExportError(f"{error}; {advice}") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ExportError(
+            f"{out.parent} has no room for what {request.path} is converted to ({error.strerror}); {advice}"
+        ) from None
+    for text in report.warnings:
+        warn(text)
+    return report.dtype

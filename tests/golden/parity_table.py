@@ -1,0 +1,128 @@
+"""Writes the tables of docs/families.md: the families' config keys, and how far the engine is from transformers.
+
+cd tests; python -m golden.parity_table        (needs neither torch nor transformers: the references are stored)
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import llamac
+from golden.cases import CASES, Case
+from golden.family_cases import FAMILY_CASES
+from golden.make import relative_errors, stored_references
+from golden.make_families import family_checkpoint, family_references
+from golden.tiny_checkpoints import write_checkpoint
+from llamac.export.convert import export
+from llamac.export.families import FAMILIES
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "families.md"
+Logits = NDArray[np.floating[Any]]
+
+# Models that people know by these names.
+KNOWN = {
+    "llama": "LLaMA 1, 2, 3, 3.1, 3.2; TinyLlama, SmolLM2",
+    "gpt2": "GPT-2 in all sizes",
+    "mistral": "Mistral 7B, Nemo",
+    "qwen2": "Qwen 2, 2.5",
+    "qwen3": "Qwen 3",
+    "gemma": "Gemma 1",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3 (270M, 1B)",
+    "gemma3": "Gemma 3 with images (4B, 12B, 27B): the language model",
+    "phi3": "Phi-3, Phi-3.5, Phi-4-mini, Phi-4",
+    "smollm3": "SmolLM3",
+    "granite": "Granite 3",
+    "olmo2": "OLMo 2",
+    "stablelm": "StableLM 3B, StableLM 2",
+    "gpt_neox": "GPT-NeoX, Pythia",
+    "mixtral": "Mixtral",
+    "qwen3_moe": "Qwen 3 with experts",
+    "olmoe": "OLMoE",
+}
+
+
+def cases() -> dict[str, Case]:
+    """All parity cases."""
+    return CASES | FAMILY_CASES
+
+
+@functools.cache
+def references() -> Mapping[str, NDArray[np.float32]]:
+    """What transformers computes of each case."""
+    return stored_references() | family_references()
+
+
+def make_folder(root: Path, name: str) -> Path:
+    """Writes the Hugging Face directory of a case; returns it."""
+    if name in CASES:
+        return write_checkpoint(root / name, CASES[name].config)
+    return family_checkpoint(root / name, FAMILY_CASES[name])
+
+
+def engine_logits(folder: Path, case: Case) -> Logits:
+    """The engine's logits of all positions, in float32."""
+    target = folder.with_suffix(".bin")
+    if not target.exists():
+        export(folder, target, probe_source=None)
+    with llamac.load(target, kv="f32") as model:
+        return model.logits(case.ids)
+
+
+def parity_rows(engine: Callable[[str], Logits]) -> list[str]:
+    """A row per family: its cases, their largest distance from transformers, and the least that a key moves."""
+    rows = []
+    for family in FAMILIES:
+        names = [name for name, case in cases().items() if case.config["model_type"] == family]
+        if not names:
+            continue
+        errors = [relative_errors(engine(name)[cases()[name].stored_rows], references()[name]).max() for name in names]
+        moved = []
+        for name in names:
+            base = cases()[name].base
+            if base is not None:
+                moved.append(relative_errors(references()[name], references()[base]).max())
+        rows.append(f"| `{family}` | {len(names)} | {max(errors):.0e} | {min(moved):.0e} |")
+    return rows
+
+
+def family_rows() -> list[str]:
+    """A row per family: the models and the config keys."""
+    rows = []
+    for name, family in FAMILIES.items():
+        fixed = [f"`{key}` = {'null' if value is None else str(value).lower()}" for key, value in family.fixed.items()]
+        keys = ", ".join([*(f"`{key}`" for key in family.keys), *fixed])
+        rows.append(f"| `{name}` | {KNOWN[name]} | {keys} |")
+    return rows
+
+
+def with_table(text: str, mark: str, rows: list[str]) -> str:
+    """The document with the rows of the table after a mark replaced."""
+    before, after = text.split(f"<!-- {mark} -->\n\n")
+    lines = after.split("\n")
+    end = next((i for i, line in enumerate(lines) if not line.startswith("|")), len(lines))
+    return f"{before}<!-- {mark} -->\n\n" + "\n".join([*lines[:2], *rows, *lines[end:]])
+
+
+def document(engine: Callable[[str], Logits]) -> str:
+    """docs/families.md with its tables as they are now."""
+    text = DOCUMENT.read_text("utf-8")
+    return with_table(with_table(text, "families", family_rows()), "parity", parity_rows(engine))
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        text = document(lambda name: engine_logits(make_folder(root, name), cases()[name]))
+    DOCUMENT.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

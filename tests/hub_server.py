@@ -1,0 +1,193 @@
+"""A server on this machine that speaks as much of the Hugging Face Hub's API as its client asks for a model's files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote
+
+LARGE = (".safetensors", ".gguf", ".bin", ".model")  # what the hub keeps as large files, on another server
+
+
+def commit_of(name: str) -> str:
+    return hashlib.sha1(name.encode()).hexdigest()
+
+
+@dataclass
+class Hub:
+    """What the server has, and what it was asked. repos: the files of each; revisions: other names of their one commit.
+
+    broken: after how many bytes of a large file the connection breaks, once per number. damaged: files that are sent
+    with a bit changed. requests: method, path and range of each request. status: what every request gets, if not 0.
+    """
+
+    repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    revisions: tuple[str, ...] = ("main", "v1.0", "refs/pr/1")
+    gated: set[str] = field(default_factory=set)
+    token: str = "secret"
+    broken: list[int] = field(default_factory=list)
+    damaged: set[str] = field(default_factory=set)
+    requests: list[tuple[str, str, str | None]] = field(default_factory=list)
+    tokens: set[str | None] = field(default_factory=set)  # that came to the store
+    tells_checksums: bool = True
+    ignores_ranges: bool = False
+    tells_half: bool = False  # of checksums, as some mirrors do
+    has_xet: bool = False  # whether large files may be had by the hub's own protocol, which this server does not speak
+    status: int = 0
+    url: str = ""
+    store: str = ""  # another host, as far as names tell
+
+    def commit(self, repo: str) -> str:
+        """It changes with the files."""
+        files = self.repos[repo]
+        return commit_of(repo + "".join(name + hashlib.sha1(data).hexdigest() for name, data in sorted(files.items())))
+
+    def asked(self, method: str) -> list[str]:
+        """The names of files that were asked for in this way."""
+        return [path.rsplit("/", 1)[1] for how, path, _ in self.requests if how == method and "/api/" not in path]
+
+    def ranges(self) -> list[str]:
+        return [wanted for how, _, wanted in self.requests if how == "GET" and wanted]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Any
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        hub: Hub = self.server.hub
+        path = unquote(self.path.partition("?")[0])
+        hub.requests.append((self.command, path, self.headers.get("Range")))
+        if hub.status:
+            return self._send(hub.status, b"out of order")
+        if path.startswith("/api/models/"):
+            return self._info(hub, path.removeprefix("/api/models/"))
+        if path.startswith("/store/"):
+            return self._stored(hub, path.removeprefix("/store/"))
+        repo, found, rest = path[1:].partition("/resolve/")
+        if not found:
+            return self._fail(404, "RepoNotFound")
+        files = self._files(hub, repo, rest)
+        if files is None:
+            return None
+        revision = next(known for known in (*hub.revisions, hub.commit(repo)) if rest.startswith(f"{known}/"))
+        return self._file(hub, repo, files, rest.removeprefix(f"{revision}/"))
+
+    def _files(self, hub: Hub, repo: str, rest: str) -> dict[str, bytes] | None:
+        """A repository's files, if it may be seen and has the revision; else an error has been sent."""
+        is_allowed = self.headers.get("Authorization") == f"Bearer {hub.token}"
+        if repo not in hub.repos:
+            self._fail(404 if is_allowed else 401, "RepoNotFound")
+        elif repo in hub.gated and not is_allowed:
+            self._fail(403, "GatedRepo")
+        elif not any(f"{rest}/".startswith(f"{known}/") for known in (*hub.revisions, hub.commit(repo))):
+            self._fail(404, "RevisionNotFound")
+        else:
+            return hub.repos[repo]
+        return None
+
+    def _info(self, hub: Hub, path: str) -> None:
+        repo, _, revision = path.partition("/revision/")
+        has_asked = "blobs=" in self.path.lower()
+        is_allowed = self.headers.get("Authorization") == f"Bearer {hub.token}"
+        gated = repo in hub.gated and not is_allowed  # the hub tells everybody what a gated repository holds
+        files = hub.repos.get(repo) if gated else self._files(hub, repo, revision or "main")
+        if files is None:
+            return
+        siblings = []
+        for name, data in files.items():
+            sibling: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": hashlib.sha1(data).hexdigest()}
+            if name.endswith(LARGE) and hub.tells_checksums and has_asked:
+                sibling["lfs"] = (
+                    {"oid": "sha256"}
+                    if hub.tells_half
+                    else {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+                )
+            siblings.append(sibling)
+        info = {"id": repo, "modelId": repo, "sha": hub.commit(repo), "siblings": siblings, "private": False}
+        self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
+
+    def _file(self, hub: Hub, repo: str, files: dict[str, bytes], name: str) -> None:
+        data = files.get(name)
+        if data is None:
+            return self._fail(404, "EntryNotFound", {"X-Repo-Commit": hub.commit(repo)})
+        headers = {"X-Repo-Commit": hub.commit(repo)}
+        if name.endswith(LARGE):
+            digest = hashlib.sha256(data).hexdigest()
+            headers |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(data)), "ETag": '"elsewhere"'}
+            if hub.has_xet:
+                refresh = f'<{hub.url}/api/models/{repo}/xet-read-token/main>; rel="xet-auth"'
+                headers |= {"X-Xet-Hash": digest, "Link": refresh}
+            return self._send(302, b"", {**headers, "Location": f"{hub.store}/store/{repo}/{name}"})
+        headers["ETag"] = f'"{hashlib.sha1(data).hexdigest()}"'
+        return self._send(200, data, headers)
+
+    def _stored(self, hub: Hub, path: str) -> None:
+        hub.tokens.add(self.headers.get("Authorization"))
+        org, repo, name = path.split("/", 2)
+        data = hub.repos[f"{org}/{repo}"][name]
+        if name in hub.damaged:
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        wanted = None if hub.ignores_ranges else self.headers.get("Range")
+        start = int(wanted.removeprefix("bytes=").partition("-")[0]) if wanted else 0
+        headers = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if wanted else {}
+        if self.command == "GET" and hub.broken:
+            self._head(206 if wanted else 200, len(data) - start, headers)
+            self.wfile.write(data[start : start + hub.broken.pop(0)])
+            self.wfile.flush()
+            self.close_connection = True
+            self.connection.shutdown(2)
+            return
+        self._send(206 if wanted else 200, data[start:], headers)
+
+    def _fail(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
+        self._send(status, b"", {"X-Error-Code": code, "X-Error-Message": code, **(headers or {})})
+
+    def _head(self, status: int, size: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(size), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _send(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
+        self._head(status, len(data), headers or {})
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """A client that goes away is nothing to tell of."""
+
+
+@contextmanager
+def serving(hub: Hub) -> Iterator[Hub]:
+    """The hub, at hub.url while the block runs."""
+    server = _Server(("127.0.0.1", 0), _Handler)
+    server.hub = hub  # type: ignore[attr-defined]  # for the handler
+    hub.url, hub.store = (f"http://{host}:{server.server_address[1]}" for host in ("127.0.0.1", "localhost"))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,269 @@
+"""The cache's place, what is in it, and deleting it: by age, by size, and never what is not its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+import llamac
+from commands import Command, Result
+from llamac.cache import Cache, folder
+from llamac.cli import make_parser
+
+IDS = [1, 5, 9]
+
+
+# ---- where it is
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"LLAMAC_CACHE": "/a/b", "XDG_CACHE_HOME": "/x"}, "/a/b"),
+        ({"LLAMAC_CACHE": "~/b"}, "/home/me/b"),
+        ({"LLAMAC_CACHE": "", "XDG_CACHE_HOME": "/x"}, "/x/llamac"),
+        ({"XDG_CACHE_HOME": "relative"}, "/home/me/.cache/llamac"),
+        ({}, "/home/me/.cache/llamac"),
+    ],
+)
+def test_where_the_cache_is(environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for name in ("LLAMAC_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert folder() == Path(expected)
+
+
+def test_backups_and_other_users_leave_it_alone(tiny_llama: Path, place: Path) -> None:
+    llamac.load(tiny_llama, dtype="q8").close()
+    assert (place / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
+    assert place.stat().st_mode & 0o777 == 0o700
+
+
+# ---- less of it
+
+
+@pytest.fixture
+def filled(place: Path, tiny_llama: Path) -> Cache:
+    """Three models: one of bf16 that was used 3 days ago, one of f16 that was used yesterday, one of q8."""
+    for dtype, days in (("bf16", 3), ("f16", 1), ("q8", 0)):
+        llamac.load(tiny_llama, dtype=dtype).close()
+        newest = max((place / "models").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        when = time.time() - 86400 * days - 60 * (3 - days)
+        os.utime(newest, (when, when))
+    return Cache(place)
+
+
+def dtypes(cache: Cache) -> list[str]:
+    return [entry.dtype for entry in cache.entries()]
+
+
+def test_entries_tell_what_a_model_was_made_of(filled: Cache, tiny_llama: Path) -> None:
+    assert dtypes(filled) == ["q8", "f16", "bf16"]
+    for entry in filled.entries():
+        assert entry.source == str(tiny_llama)
+        assert entry.bytes == filled.path(entry.key).stat().st_size > 10_000
+        assert entry.problem is None
+
+
+def test_opening_counts_as_use(filled: Cache, tiny_llama: Path) -> None:
+    llamac.load(tiny_llama, dtype="bf16").close()
+    assert dtypes(filled)[0] == "bf16"
+
+
+def test_pruning_by_age_and_size(filled: Cache) -> None:
+    assert filled.prune() == []
+    assert [gone.reason for gone in filled.prune(older_than=2 * 86400, dry_run=True)] == ["not used for 3.0 days"]
+    assert len(dtypes(filled)) == 3
+    filled.prune(older_than=2 * 86400)
+    assert dtypes(filled) == ["q8", "f16"]
+    sizes = [entry.bytes for entry in filled.entries()]
+    assert filled.prune(max_bytes=sum(sizes)) == []
+    assert [gone.bytes for gone in filled.prune(max_bytes=sum(sizes) - 1)] == [sizes[1]]
+    assert dtypes(filled) == ["q8"]
+    assert [gone.reason for gone in filled.prune(max_bytes=sizes[0] - 1, dry_run=True)] == ["the cache is too large"]
+    filled.prune(everything=True)
+    assert dtypes(filled) == []
+    assert [path.name for path in filled.place.rglob("*") if path.is_file()] == ["CACHEDIR.TAG"]
+
+
+def test_open_models_may_be_pruned(filled: Cache, tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama, dtype="q8") as model:
+        before = model.logits(IDS).tobytes()
+        filled.prune(everything=True)
+        assert model.logits(IDS).tobytes() == before
+    with llamac.load(tiny_llama, dtype="q8") as model:
+        assert model.logits(IDS).tobytes() == before
+    assert dtypes(filled) == ["q8"]
+
+
+def test_pruning_spares_what_is_not_ours(filled: Cache, tmp_path: Path) -> None:
+    ours = {path for path in filled.place.rglob("*") if path.is_file()}
+    elsewhere = tmp_path / "elsewhere.json"
+    elsewhere.write_text("{}")
+    others = [
+        filled.place / "letter.txt",
+        filled.place / "models" / "model.bin",
+        filled.place / "models" / f"{'A' * 64}.bin",
+        filled.place / "models" / f"{'e' * 64}.bin",
+        filled.place / "models" / f"{'f' * 64}.json",
+        filled.place / "models" / f"{'d' * 64}.bin.old",
+        filled.place / "sources" / "note.json",
+        filled.place / "sources" / f"{'f' * 64}.json",
+        filled.place / "locks" / "mine.lock",
+    ]
+    for path in others:
+        path.write_text('{"id": "mine"}')
+    (filled.place / "models" / f"{'c' * 64}.json").symlink_to(elsewhere)
+    (filled.place / "models" / f"{'b' * 64}.json").mkdir()
+    filled.prune(everything=True, older_than=0, max_bytes=0)
+    assert all(path.read_text() == '{"id": "mine"}' for path in others)
+    assert elsewhere.exists()
+    assert (filled.place / "models" / f"{'b' * 64}.json").is_dir()
+    assert not [path for path in ours if path.exists() and path.name != "CACHEDIR.TAG"]
+
+
+def test_pruning_removes_what_nothing_will_use(filled: Cache, tmp_path: Path) -> None:
+    newest = filled.entries()[0]
+    note = filled.place / "models" / f"{newest.key}.json"
+    note.write_text(note.read_text().replace('"llamac": "', '"llamac": "0.0.'))
+    (filled.place / "models" / f".{'a' * 64}.bin.0123abcd.partial").write_bytes(bytes(10))
+    gone_note = filled.place / "sources" / f"{'a' * 64}.json"
+    gone_note.write_text(json.dumps({"path": str(tmp_path / "gone"), "files": {}}))
+    gone = filled.prune()
+    assert sorted(removal.reason for removal in gone) == [
+        "half-written",
+        "made by another version of llamac",
+        "note of a source that is gone",
+    ]
+    assert dtypes(filled) == ["f16", "bf16"]
+    assert not filled.path(newest.key).exists()
+
+
+def test_what_is_being_written_stays(filled: Cache) -> None:
+    oldest = filled.entries()[-1]
+    with filled.writing(oldest.key):
+        partial = filled.place / "models" / f".{oldest.key}.bin.0123abcd.partial"
+        partial.touch()
+        filled.prune(everything=True)
+        assert partial.exists()
+        assert dtypes(filled) == ["bf16"]
+
+
+def test_no_cache_has_no_entries(tmp_path: Path) -> None:
+    nothing = Cache(tmp_path / "nothing")
+    assert (nothing.entries(), nothing.prune(everything=True)) == ([], [])
+    assert not (tmp_path / "nothing").exists()
+
+
+# ---- the command
+
+
+def test_the_path(llamac_command: Command, place: Path, tmp_path: Path) -> None:
+    assert llamac_command("cache", "path").out == f"{place}\n"
+    assert llamac_command("cache", "path", "--cache-dir", tmp_path / "x").out == f"{tmp_path / 'x'}\n"
+    assert json.loads(llamac_command("cache", "path", "--json").out) == {"path": str(place)}
+    assert not place.exists()
+
+
+def test_the_list_of_nothing(llamac_command: Command, place: Path) -> None:
+    assert llamac_command("cache", "list") == Result(0, "0 models, 0 B\n", "")
+
+
+def test_the_list_in_a_pipe_is_whole(
+    llamac_command: Command, filled: Cache, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines = llamac_command("cache", "list").out.splitlines()
+    assert [line.split()[2] for line in lines[:-1]] == ["q8", "f16", "bf16"]
+    assert all(line.endswith(f"  {tiny_llama}") for line in lines[:-1])
+    assert [line.split("  ")[-2].strip() for line in lines[:-1]] == ["3 min ago", "1 d ago", "3 d ago"]
+    total = sum(entry.bytes for entry in filled.entries())
+    assert lines[-1] == f"3 models, {total / 1e3:.1f} kB"
+
+
+@pytest.mark.parametrize("columns", [20, 40, 71, 72, 80, 200])
+def test_the_list_fits_the_terminal(
+    llamac_command: Command, filled: Cache, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = llamac_command("cache", "list").out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert len(lines) == (4 if columns >= 72 else 7)
+    assert "llama.bin" in lines[0]
+
+
+def test_the_list_as_json(llamac_command: Command, filled: Cache, tiny_llama: Path) -> None:
+    facts = json.loads(llamac_command("cache", "list", "--json").out)
+    assert facts["path"] == str(filled.place)
+    assert [(model["dtype"], model["source"]) for model in facts["models"]] == [
+        (dtype, str(tiny_llama)) for dtype in ("q8", "f16", "bf16")
+    ]
+    assert facts["bytes"] == sum(Path(model["file"]).stat().st_size for model in facts["models"])
+
+
+def test_names_are_safe_to_show(llamac_command: Command, place: Path, tiny_llama: Path, tmp_path: Path) -> None:
+    source = tmp_path / "a\x1b[2Jb\n.bin"
+    source.write_bytes(tiny_llama.read_bytes())
+    llamac.load(source, dtype="q8").close()
+    shown = llamac_command("cache", "list").out
+    assert "a\\x1b[2Jb\\n.bin" in shown
+    assert shown.count("\n") == 2
+
+
+def test_pruning_tells_what_it_does(llamac_command: Command, filled: Cache) -> None:
+    tried = llamac_command("cache", "prune", "--older-than", "2d", "--dry-run")
+    assert re.fullmatch(r"\S+llama\.bin \(not used for 3\.0 days, [\d.]+ kB\)\nwould free [\d.]+ kB\n", tried.out)
+    assert len(filled.entries()) == 3
+    assert "\nfreed " in llamac_command("cache", "prune", "--older-than", "2d").out
+    assert len(filled.entries()) == 2
+    assert llamac_command("cache", "prune", "--max-size", "1G").out == "freed 0 B\n"
+    facts = json.loads(llamac_command("cache", "prune", "--max-size", "0", "--json").out)
+    assert [gone["reason"] for gone in facts["removed"]] == ["the cache is too large"] * 2
+    assert filled.entries() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "required: list|prune|path"),
+        (("fly",), "invalid choice"),
+        (("prune", "--older-than", "30"), "'30' is no age like 30d"),
+        (("prune", "--older-than", "d"), "'d' is no age"),
+        (("prune", "--older-than", "nand"), "'nand' is no age"),
+        (("prune", "--older-than", "-1d"), "'-1d' is no age|expected one argument"),
+        (("prune", "--max-size", "20X"), "'20X' is no size like 20G"),
+        (("prune", "--max-size", "G"), "'G' is no size"),
+        (("prune", "--max-size", "infG"), "'infG' is no size"),
+    ],
+)
+def test_wrong_usage(llamac_command: Command, arguments: tuple[str, ...], message: str) -> None:
+    done = llamac_command("cache", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert re.search(message.replace("|p", r"\|p"), done.err)
+
+
+def test_options_of_prune_are_for_prune_alone(llamac_command: Command, filled: Cache) -> None:
+    llamac_command("cache", "list", "--all").fails_with("--all: for `llamac cache prune` only")
+    assert len(filled.entries()) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("0", 0), ("20G", 20 * 10**9), ("1.5gb", 1500000000), ("2KiB", 2048), ("7B", 7), ("3Mi", 3 << 20)],
+)
+def test_sizes(text: str, count: int) -> None:
+    assert make_parser().parse_args(["cache", "prune", "--max-size", text]).max_size == count
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("5m", 300), ("12h", 43200), ("0.5d", 43200), ("2W", 1209600)]
+)
+def test_ages(text: str, seconds: float) -> None:
+    assert make_parser().parse_args(["cache", "prune", "--older-than", text]).older_than == seconds

@@ -1,0 +1,314 @@
+"""Chat templates: the texts that transformers gives, where templates are found, limits on hostile ones, the prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_samples import CHATML, CHATS, ESCAPES, HOSTILE, PUBLISHED, TEMPLATES, TOOLS, USER
+from vocab_samples import byte_level_gguf, gguf_file, tokenizer_json, write_json
+
+import llamac
+from commands import GREEDY, Command
+from golden.cases import GPT2
+from golden.tiny_checkpoints import write_checkpoint
+from llamac import ChatTemplate, ChatTemplateError, chat_process
+from llamac.errors import ArgumentError, ArgumentTypeError, ExportError
+from llamac.export.convert import export
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+HI = [{"role": "user", "content": "Hi"}]
+
+
+# ---- the same as transformers
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_give_what_transformers_gives(name: str) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    template = ChatTemplate(TEMPLATES[name], TOKENS)
+    rendered = 0
+    for chat in CHATS.values():
+        given = [{key: value for key, value in message.items() if value is not None} for message in chat]
+        for options in (
+            {"add_generation_prompt": True},
+            {"add_generation_prompt": False, "tools": TOOLS},
+            {"documents": [{"title": "T", "text": "x"}], "enable_thinking": False, "controls": {"a": 1}},
+            {"add_generation_prompt": True, "date_string": "1 Jan 2030", "bos_token": "<bos>"},
+        ):
+            arguments: dict[str, Any] = {"add_generation_prompt": False, **options}
+            try:
+                expected = utils.render_jinja_template(
+                    [given], chat_template=TEMPLATES[name], **{**TOKENS, **arguments}
+                )
+            except Exception:
+                with pytest.raises(ChatTemplateError):
+                    template.render(chat, **arguments)
+                continue
+            assert template.render(chat, **arguments) == expected[0][0]
+            rendered += 1
+    assert rendered >= 8
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_templates_give_the_published_formats(name: str) -> None:
+    assert ChatTemplate(TEMPLATES[name], TOKENS).render(HI) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "mistral", "qwen", "gemma"])
+def test_a_last_message_that_is_continued(name: str) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    template = ChatTemplate(TEMPLATES[name], TOKENS)
+    contents: list[Any] = ["It is", "It is ", " It is\n\n", [{"type": "text", "text": "It"}]]
+    for content in contents:
+        chat: list[dict[str, Any]] = [USER, {"role": "assistant", "content": content}]
+        if isinstance(content, list) and name != "gemma":
+            continue
+        (expected,), _ = utils.render_jinja_template(
+            [chat], chat_template=TEMPLATES[name], continue_final_message=True, **TOKENS
+        )
+        assert template.render(chat, continue_final_message=True) == expected
+        assert chat[-1]["content"] == content
+    with pytest.raises(ArgumentError, match="no text that could be continued"):
+        template.render([{"role": "assistant", "content": [1]}], continue_final_message=True)
+    with pytest.raises(ChatTemplateError, match="leaves out or changes"):
+        ChatTemplate("{{ messages[0].content[:1] }}").render(HI, continue_final_message=True)
+
+
+def test_what_a_template_sees_is_plain_data() -> None:
+    class Role(str, enum.Enum):
+        USER = "user"
+
+    @dataclasses.dataclass
+    class Point:
+        x: int
+
+    seen = ChatTemplate("{{ messages[0] }} {{ more }}").render(
+        [{"role": Role.USER, "content": "a", "none": None}], more=(Point(1), {2: True}, [1.5, None])
+    )
+    assert seen == "{'role': 'user', 'content': 'a'} ({'x': 1}, {2: True}, [1.5, None])"
+    deep: list[Any] = []
+    deep.append(deep)
+    for wrong, told in (({"a": object()}, "not object"), ({"a": b"x"}, "not bytes"), ({"a": deep}, "nested")):
+        with pytest.raises(ArgumentError, match=told):
+            ChatTemplate("x").render(HI, **wrong)
+    bad: Any
+    for bad in ("Hi", b"Hi", {"role": "user"}, None, 5):
+        with pytest.raises(ArgumentTypeError, match="messages must be a list of dicts"):
+            ChatTemplate("x").render(bad)
+    for bad in (["Hi"], [HI]):
+        with pytest.raises(ArgumentTypeError, match=r"messages\[0\] must be a dict"):
+            ChatTemplate("x").render(bad)
+    with pytest.raises(ArgumentError, match="messages is empty"):
+        ChatTemplate("x").render([])
+    with pytest.raises(ArgumentTypeError, match=r"tools\[0\] must be"):
+        ChatTemplate("x").render(HI, tools=[{}.get])  # type: ignore[list-item]
+    for bad in (None, {"default": 1}, {1: "x"}):
+        with pytest.raises(ArgumentTypeError, match="texts by name"):
+            ChatTemplate(bad)
+
+
+# ---- errors and limits
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ raise_exception('only\ntexts') }}", "refuses these messages: only\ntexts"),
+        ("{{ a.b }}", "UndefinedError: 'a' is undefined"),
+        ("a\n{% if %}", r"TemplateSyntaxError: .* \(line 2\)"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+    ],
+)
+def test_errors_of_templates(template: str, told: str) -> None:
+    with pytest.raises(ChatTemplateError, match=told):
+        ChatTemplate(template).render(HI)
+    assert ChatTemplate(CHATML).render(HI) == PUBLISHED["chatml"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_templates_are_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_process.render, "__defaults__", (1.5, 1 << 20))
+    caught: list[BaseException] = []
+
+    def render() -> None:
+        try:
+            ChatTemplate(HOSTILE[name]).render(HI)
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=render)
+    thread.start()
+    thread.join()
+    assert [type(error) for error in caught] == [ChatTemplateError], caught
+    assert ChatTemplate(CHATML).render(HI) == PUBLISHED["chatml"]
+
+
+@pytest.mark.parametrize("template", ESCAPES)
+def test_the_sandbox_holds(template: str) -> None:
+    with pytest.raises(ChatTemplateError):
+        ChatTemplate(template).render(HI)
+
+
+def test_the_process_opens_no_files_and_goes_with_its_parent() -> None:
+    ChatTemplate("x").render(HI)
+    process = chat_process._process
+    assert process is not None
+    limits = Path(f"/proc/{process.child.pid}/limits")
+    if limits.exists():
+        values = {line[:25].strip(): line[26:].split()[0] for line in limits.read_text().splitlines()}
+        assert (values["Max open files"], values["Max file size"]) == ("0", "0")
+        assert int(values["Max address space"]) == 1 << 29
+    assert process.child.stdin is not None
+    process.child.stdin.close()
+    assert process.child.wait(20) == 0
+    assert ChatTemplate("{{ messages[0].content }}").render(HI) == "Hi"  # by a new one
+
+
+def test_many_threads_render() -> None:
+    results: list[str] = []
+
+    def render(index: int) -> None:
+        for step in range(10):
+            results.append(
+                ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": f"{index} {step}"}])
+            )
+
+    threads = [threading.Thread(target=render, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == sorted(f"{index} {step}" for index in range(4) for step in range(10))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_a_process_of_its_own() -> None:
+    ChatTemplate("x").render(HI)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = 0 if ChatTemplate("{{ messages[0].content }}").render(HI) == "Hi" else 2
+            chat_process._stop()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ChatTemplate("{{ messages[0].content }}y").render(HI) == "Hiy"
+
+
+# ---- where templates are
+
+
+def test_templates_of_directories_and_files(tmp_path: Path) -> None:
+    with pytest.raises(ChatTemplateError, match="holds no chat template"):
+        ChatTemplate.from_file(tmp_path)
+    config: dict[str, Any] = {"bos_token": {"content": "<b>"}, "eos_token": "<e>", "chat_template": "{{ bos_token }}c"}
+    write_json(tmp_path, tokenizer_config=config)
+    assert ChatTemplate.from_file(tmp_path).render(HI) == "<b>c"
+    assert ChatTemplate.from_file(tmp_path / "tokenizer_config.json").tokens == {"bos_token": "<b>", "eos_token": "<e>"}
+    write_json(tmp_path, special_tokens_map={"pad_token": "<p>"})
+    assert ChatTemplate.from_file(tmp_path).tokens["pad_token"] == "<p>"
+    named = [
+        {"name": "default", "template": "d"},
+        {"name": "tool_use", "template": "t"},
+        {"name": "rag", "template": "r"},
+    ]
+    write_json(tmp_path, tokenizer_config=config | {"chat_template": named})
+    found = ChatTemplate.from_file(tmp_path)
+    assert [found.render(HI), found.render(HI, tools=TOOLS), found.render(HI, template="rag")] == ["d", "t", "r"]
+    with pytest.raises(ArgumentError, match="no chat template named 'x', only 'default', 'rag', 'tool_use'"):
+        found.render(HI, template="x")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("own {{ eos_token }}")
+    with pytest.raises(ArgumentError, match="none of the chat templates is the default one: choose 'rag'"):
+        ChatTemplate.from_file(tmp_path).render(HI)
+    (tmp_path / "chat_template.jinja").write_text("file\n", encoding="utf-8")
+    found = ChatTemplate.from_file(tmp_path)  # files of their own are all there is, as in transformers
+    assert (found.texts, found.render(HI, tools=TOOLS)) == ({"rag": "own {{ eos_token }}", "default": "file\n"}, "file")
+    assert ChatTemplate.from_file(tmp_path / "chat_template.jinja").texts == {"default": "file\n"}
+
+
+def test_templates_of_gguf_files(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    more = [("tokenizer.chat_template", "{{ bos_token }}d"), ("tokenizer.chat_template.tool_use", "t")]
+    path.write_bytes(gguf_file([*byte_level_gguf(), *more]))
+    found = ChatTemplate.from_file(path)
+    assert found.tokens == {"bos_token": "<|end|>", "eos_token": "<|end|>"}
+    assert (found.render(HI), found.render(HI, tools=TOOLS)) == ("<|end|>d", "t")
+    path.write_bytes(gguf_file([*byte_level_gguf(), ("tokenizer.chat_template", 5)]))
+    with pytest.raises(ExportError, match="is no text"):
+        ChatTemplate.from_file(path)
+    path.write_bytes(gguf_file(byte_level_gguf()))
+    with pytest.raises(ChatTemplateError, match="holds no chat template"):
+        ChatTemplate.from_file(path)
+
+
+# ---- models
+
+
+@pytest.fixture
+def chat_model(tmp_path: Path) -> Path:
+    """A model file with two templates, made from a Hugging Face directory."""
+    folder = write_checkpoint(tmp_path / "hf", GPT2)
+    template = "{{ bos_token }}{% for m in messages %}{{ m.role ~ m.content }}{% endfor %}"
+    template += "{% if not add_generation_prompt %}</s>{% endif %}"
+    named = [{"name": "default", "template": template}, {"name": "tool_use", "template": "t{{ pad_token }}"}]
+    config = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "he", "chat_template": named}
+    write_json(folder, tokenizer=tokenizer_json(), tokenizer_config=config)
+    export(folder, tmp_path / "chat.bin", probe_source=None)
+    return tmp_path / "chat.bin"
+
+
+def test_a_model_renders_its_template_with_one_bos(chat_model: Path, tmp_path: Path) -> None:
+    with llamac.load(chat_model) as model:
+        assert model.chat_prompt(HI) == "<s>userHi"
+        assert model.chat_prompt(HI, tools=TOOLS) == "the"
+        assert model.chat_prompt(HI, bos_token="") == "userHi"
+        letters = model.tokenizer.encode("userHi")
+        assert model.special.add_bos
+        assert model.chat_ids(HI) == model.tokenize(model.chat_prompt(HI)) == [256, *letters]
+        assert model.chat_ids(HI, add_generation_prompt=False) == [256, *letters, 257]
+        assert model.chat_ids(HI, bos_token="") == letters  # as the template has it
+        template = model.chat_template
+        assert template is not None
+        assert set(template.texts) == {"default", "tool_use"}
+    export(chat_model, tmp_path / "again", to="hf")
+    again = ChatTemplate.from_file(tmp_path / "again")
+    assert again.texts == template.texts
+    export(chat_model, tmp_path / "again.bin", probe_source=None)
+    with llamac.load(tmp_path / "again.bin") as model:
+        assert model.chat_template is not None
+        assert (model.chat_template.texts, model.chat_template.tokens) == (template.texts, template.tokens)
+
+
+def test_a_model_without_a_template_says_so(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+        assert model.chat_template is None
+        with pytest.raises(ArgumentError, match="no chat template"):
+            model.chat_prompt(HI)
+
+
+# ---- the command line
+
+
+def test_run_chat(llamac_command: Command, chat_model: Path, tiny_llama: Path) -> None:
+    with llamac.load(chat_model) as model:
+        chat = [{"role": "system", "content": "S"}, *HI]
+        alone, both = (model.generate(model.chat_ids(messages), max_tokens=6).text for messages in (HI, chat))
+    ids = len("<userHi")
+    done = llamac_command("run", chat_model, "--chat", "-i", "Hi", *GREEDY, "-n", ids + 5, "-q")
+    assert (done.code, done.out) == (0, alone + "\n")
+    done = llamac_command(
+        "run", chat_model, "--chat", "--system", "S", "-i", "Hi", *GREEDY, "-n", ids + 5 + len("systemS"), "-q"
+    )
+    assert (done.code, done.out) == (0, both + "\n")
+    llamac_command("run", chat_model, "--chat", "-i", "").fails_with("--chat needs a message")
+    llamac_command("run", chat_model, "--system", "S", "-i", "Hi").fails_with("--system goes with --chat only")
+    llamac_command("run", tiny_llama, "--chat", "-i", "Hi").fails_with("no chat template")

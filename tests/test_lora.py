@@ -1,0 +1,256 @@
+"""LoRA adapters: merged at export, against PEFT's own forward pass; what cannot be merged is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import llamac
+from golden.cases import CASES, TEETH, TOLERANCE
+from golden.make import relative_errors
+from golden.tiny_checkpoints import write_checkpoint, write_safetensors
+from llamac.errors import ExportError, UnsupportedError
+from llamac.export.convert import export
+from llamac.flatfile import FlatFile
+
+Logits = NDArray[np.float32]
+PREFIX = "base_model.model."
+
+# What PEFT's LoraConfig is made with, beside r and lora_alpha; the first is the case of cases.py that is adapted.
+ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}),
+    "llama-rslora": ("llama", {"target_modules": ["q_proj", "down_proj"], "use_rslora": True}),
+    "llama-patterns": (
+        "llama",
+        {
+            "target_modules": ["q_proj", "v_proj"],
+            "rank_pattern": {"v_proj": 2, "layers.1.self_attn.q_proj": 5},
+            "alpha_pattern": {"layers.0.self_attn.q_proj": 40},
+        },
+    ),
+    "llama-dora": ("llama", {"target_modules": ["k_proj", "up_proj"], "use_dora": True}),
+    "llama-layers": ("llama", {"target_modules": ["q_proj"], "layers_to_transform": [1]}),
+    "llama-bias": ("llama", {"target_modules": ["q_proj"], "bias": "all"}),
+    "llama-head": ("llama", {"target_modules": ["lm_head", "embed_tokens"]}),
+    "llama-saved": ("llama", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"]}),
+    "llama-tied-embedding": ("llama-tie_word_embeddings", {"target_modules": ["embed_tokens"]}),
+    "gpt2": ("gpt2", {"target_modules": ["c_attn", "c_fc", "c_proj"], "fan_in_fan_out": True}),
+    "gpt2-dora": ("gpt2", {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True, "use_dora": True}),
+}
+
+
+def peft_adapter(folder: Path, base: Path, ids: list[int], options: dict[str, Any]) -> Logits:
+    """Writes a random adapter; returns the logits that PEFT computes with it."""
+    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    transformers.utils.logging.set_verbosity_error()
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=10, **options)).eval()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if "lora_magnitude" in name:
+                tensor.mul_(torch.rand_like(tensor) + 0.5)
+            elif "lora_" in name or "modules_to_save" in name or ("bias" in name and options.get("bias") == "all"):
+                tensor.normal_(0, 0.3)
+        logits: Logits = model(torch.tensor([ids])).logits[0].numpy()
+    model.save_pretrained(folder)
+    return logits
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The Hugging Face directory of a case."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def of(name: str) -> Path:
+        return root / name if (root / name).exists() else write_checkpoint(root / name, CASES[name].config)
+
+    return of
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_a_merged_adapter_gives_the_logits_of_peft(
+    folder: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    case, options = ADAPTERS[name]
+    ids = CASES[case].ids
+    expected = peft_adapter(tmp_path / "adapter", folder(case), ids, options)
+    export(folder(case), tmp_path / "base.bin", probe_source=None)
+    export(folder(case), tmp_path / "merged.bin", lora=[tmp_path / "adapter"], probe_source=None)
+    with llamac.load(tmp_path / "merged.bin", kv="f32") as model, llamac.load(tmp_path / "base.bin", kv="f32") as base:
+        assert relative_errors(model.logits(ids), expected).max() <= TOLERANCE
+        assert relative_errors(base.logits(ids), expected).max() >= TEETH
+        assert [entry["name"] for entry in model.metadata["adapters"]] == ["adapter"]
+
+
+AT_RUN_TIME = [name for name, (_, options) in ADAPTERS.items() if not options.keys() & {"bias", "modules_to_save", "use_dora"}]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", AT_RUN_TIME)
+def test_an_adapter_at_run_time_gives_the_logits_of_peft(
+    folder: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    """Over a float base as exactly as merged, over a quantized one as exactly as its quantization."""
+    case, options = ADAPTERS[name]
+    ids = CASES[case].ids
+    expected = peft_adapter(tmp_path / "adapter", folder(case), ids, options)
+    for dtype in ("f32", "q8"):
+        export(folder(case), tmp_path / dtype, dtype=dtype, probe_source=None)
+    with llamac.load(tmp_path / "f32", kv="f32", lora=tmp_path / "adapter") as model:
+        assert relative_errors(model.logits(ids), expected).max() <= TOLERANCE
+    with llamac.load(tmp_path / "q8", kv="f32", lora=tmp_path / "adapter") as model:
+        error = np.median(relative_errors(model.logits(ids), expected))
+        assert error <= 0.05
+    with llamac.load(tmp_path / "q8", kv="f32") as model:
+        assert np.median(relative_errors(model.logits(ids), expected)) >= 4 * error
+
+
+def test_an_adapters_bits_do_not_depend_on_how_they_are_computed(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """Threads, chunks, kernel sets; and what an observer sees has the adapter's part in it."""
+    numbers, tensors = np.random.default_rng(5), {}
+    for layer in range(2):
+        for name, rows, columns in (
+            ("self_attn.q_proj", 40, 40),
+            ("self_attn.o_proj", 40, 40),
+            ("mlp.down_proj", 40, 172),
+            ("mlp.up_proj", 172, 40),
+        ):
+            module = f"{PREFIX}model.layers.{layer}.{name}"
+            tensors[f"{module}.lora_A.weight"] = numbers.standard_normal((19, columns)).astype(np.float32)
+            tensors[f"{module}.lora_B.weight"] = numbers.standard_normal((rows, 19)).astype(np.float32) / 20
+    adapter = small_adapter(tmp_path / "a", tensors)
+    ids = CASES["llama"].ids
+    for dtype in ("f32", "q4"):
+        export(folder("llama"), tmp_path / dtype, dtype=dtype, probe_source=None)
+        expected = None
+        for isa in ("scalar", None):
+            with llamac.load(tmp_path / dtype, kv="f32", lora=[(adapter, 0.7)], isa=isa) as model:
+                for threads, chunk in ((1, len(ids)), (1, 1), (2, 7)):
+                    with model.session(threads=threads) as session:
+                        rows = [session.eval(ids[i : i + chunk], logits="all") for i in range(0, len(ids), chunk)]
+                    found = np.concatenate(rows).tobytes()
+                    expected = expected or found
+                    assert found == expected
+    export(folder("llama"), tmp_path / "merged", lora=[(adapter, 0.7)], probe_source=None)
+    stages = ["attn_out", "ffn", "q"]
+    merged = llamac.load(tmp_path / "merged", kv="f32")
+    adapted = llamac.load(tmp_path / "f32", kv="f32", lora=[(adapter, 0.7)])
+    with merged, adapted, merged.session() as one, adapted.session() as other:
+        first, second = one.observe(ids, stages), other.observe(ids, stages)
+    for stage, expected_rows in first.items():
+        assert relative_errors(second[stage].reshape(len(ids), -1), expected_rows.reshape(len(ids), -1)).max() <= TOLERANCE
+
+
+def test_what_can_only_be_merged_is_refused_at_run_time(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    export(folder("llama"), tmp_path / "base.bin", probe_source=None)
+    tensors = {f"{PREFIX}lm_head.weight": np.ones((301, 40), np.float32)}
+    with pytest.raises(UnsupportedError, match=r"because of output\.weight: merge it \(llamac export MODEL OUT --lora"):
+        llamac.load(tmp_path / "base.bin", lora=small_adapter(tmp_path / "a", tensors))
+
+
+def test_wrong_adapters_of_the_core(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    export(folder("llama"), tmp_path / "base.bin", probe_source=None)
+    numbers = np.zeros(64 * 40, np.float32)
+    with llamac.load(tmp_path / "base.bin") as model:
+        core = FlatFile(tmp_path / "base.bin").core
+        for name, rank, message in (
+            ("layers.0.attn_norm.weight", 1, "has no matrix"),
+            ("layers.0.attn_q.weight", 0, "rank is 0, expected 1 to 4096"),
+            ("layers.0.attn_q.weight", 2, "a has 10240 bytes and b 10240, expected 2560 and 384"),
+        ):
+            with pytest.raises(llamac.LlamacError, match=message):
+                core.adapt(name, rank, numbers, numbers)
+        with model.session(), pytest.raises(llamac.LlamacError, match="before its first session"):
+            model.file.core.adapt("layers.0.attn_q.weight", 1, numbers, numbers)
+
+
+def small_adapter(folder: Path, tensors: dict[str, NDArray[np.float32]] | None = None, **config: Any) -> Path:
+    """An adapter of one matrix of the LLaMA case, of rank 2 with alpha 4, or of the given tensors."""
+    folder.mkdir(exist_ok=True)
+    numbers = np.random.default_rng(3)
+    name = f"{PREFIX}model.layers.0.self_attn.q_proj"
+    if tensors is None:
+        tensors = {
+            f"{name}.lora_A.weight": numbers.standard_normal((2, 40)).astype(np.float32),
+            f"{name}.lora_B.weight": numbers.standard_normal((40, 2)).astype(np.float32),
+        }
+    write_safetensors(folder / "adapter_model.safetensors", tensors)
+    values = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, **config}
+    (folder / "adapter_config.json").write_text(json.dumps(values))
+    return folder
+
+
+def test_strength_and_several_adapters(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """Strengths add up: an adapter at a half twice is the adapter; with its opposite the base is left."""
+    adapter, ids = small_adapter(tmp_path / "a"), CASES["llama"].ids
+
+    def logits(*lora: tuple[Path, float]) -> Logits:
+        target = tmp_path / "model.bin"
+        export(folder("llama"), target, lora=lora, probe_source=None, overwrite=True)
+        with llamac.load(target, kv="f32") as model:
+            return model.logits(ids)
+
+    whole = logits((adapter, 1.0))
+    assert relative_errors(logits((adapter, 0.5), (adapter, 0.5)), whole).max() <= TOLERANCE
+    assert relative_errors(logits((adapter, 0.5)), whole).max() >= TEETH
+    assert relative_errors(logits((adapter, 1.0), (adapter, -1.0)), logits()).max() <= TOLERANCE
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "kind": ({"peft_type": "IA3"}, "peft_type is 'IA3'; only 'LORA'"),
+    "start": ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
+    "layers": ({"layer_replication": [[0, 2]]}, "layer_replication"),
+    "unknown": ({"use_something_new": True}, "use_something_new"),
+    "parameters": ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
+    "pattern": ({"alpha_pattern": {"(q|q)*_proj": 3}}, r"alpha_pattern is .*, expected names"),
+    "alpha": ({"lora_alpha": "much"}, "lora_alpha is 'much', expected a number"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_known_is_refused_by_name(folder: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    values, message = REFUSED[name]
+    adapter = small_adapter(tmp_path / "a", **values)
+    with pytest.raises((UnsupportedError, ExportError), match=message):
+        export(folder("llama"), tmp_path / "out.bin", lora=[adapter])
+    assert not (tmp_path / "out.bin").exists()
+
+
+def test_everything_that_does_not_fit_is_told_at_once(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    module = f"{PREFIX}model.layers.0.self_attn"
+    one = np.ones((2, 40), np.float32)
+    tensors = {
+        f"{module}.q_proj.lora_A.weight": one,
+        f"{module}.k_proj.lora_A.weight": one,
+        f"{module}.k_proj.lora_B.weight": np.ones((7, 2), np.float32),
+        f"{PREFIX}model.layers.9.self_attn.v_proj.lora_A.weight": one,
+        f"{PREFIX}lm_head.weight": one,
+        "nonsense": one,
+    }
+    with pytest.raises(ExportError) as error:
+        export(folder("llama"), tmp_path / "out.bin", lora=[small_adapter(tmp_path / "a", tensors)])
+    for part in (
+        "missing: layers.0.self_attn.q_proj.lora_B",
+        "misshaped: layers.0.self_attn.k_proj",
+        "surplus: base_model.model.model.layers.9.self_attn.v_proj.lora_A.weight",
+        "misshaped: lm_head.weight is (2, 40)",
+        "surplus: nonsense",
+    ):
+        assert part in str(error.value)
+
+
+def test_a_folder_that_is_no_adapter(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"is no adapter: expected a PEFT directory with adapter_config\.json in it"):
+        export(folder("llama"), tmp_path / "out.bin", lora=[tmp_path])
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(ExportError, match=r"has no weights: neither adapter_model\.safetensors nor"):
+        export(folder("llama"), tmp_path / "out.bin", lora=[tmp_path])
