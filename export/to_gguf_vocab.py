@@ -12,7 +12,8 @@ from typing import Any
 
 from llamac.errors import LlamacError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.vocab_gguf import PRE_TOKENIZERS, from_metadata
+from llamac.export.pre_tokenizers import PRE_TOKENIZERS
+from llamac.export.vocab_gguf import from_metadata
 from llamac.export.vocab_json import token_ids
 from llamac.export.vocab_spm import (
     BYTE,
