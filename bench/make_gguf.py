@@ -1,7 +1,6 @@
 """Writes a GGUF file with random weights that llama.cpp loads: the right structure, random quants, sensible scales.
 
 Types of tensors are those that llama.cpp's own quantizer chooses for the file type; with `pure` all matrices have one.
-Needs the package `gguf` (the extra `test`).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.shapes import SHAPES, Shape, tensors, vector
+from llamac.export.gguf_families import fused_name, gguf_name
 
 POOL_ROWS = 256
 Type = gguf.GGMLQuantizationType
@@ -37,12 +37,6 @@ SCALES = {
     Type.Q4_K: ((0, 2), 330.0),
     Type.Q5_K: ((0, 2), 660.0),
     Type.Q6_K: ((208,), 1400.0),
-}
-NAMES = {
-    "token_embedding": "token_embd",
-    "position_embedding": "position_embd",
-    "attn_out": "attn_output",
-    "output_norm": "output_norm",
 }
 
 
@@ -96,19 +90,11 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, bool, int, int]]:
     for name, is_matrix, rows, columns in tensors(shape):
         if name.startswith("rope."):
             continue
-        parts = name.split(".")
-        prefix = f"blk.{parts[1]}." if parts[0] == "layers" else ""
-        module, kind = parts[-2:]
-        if shape.family == "gpt2" and module in ("attn_q", "attn_k", "attn_v"):
-            if module == "attn_q":
-                yield (
-                    f"{prefix}attn_qkv.{kind}",
-                    is_matrix,
-                    3 * rows if is_matrix else 1,
-                    columns * (1 if is_matrix else 3),
-                )
-            continue
-        yield f"{prefix}{NAMES.get(module, module)}.{kind}", is_matrix, rows, columns
+        fused = fused_name(name) if shape.family == "gpt2" else None
+        if fused is None:
+            yield gguf_name(name), is_matrix, rows, columns
+        elif fused[1] == 0:
+            yield fused[0], is_matrix, 3 * rows if is_matrix else 1, columns * (1 if is_matrix else 3)
 
 
 def _describe(writer: Any, name: str, kind: str, shape: Shape) -> None:

@@ -27,8 +27,11 @@ from numpy.typing import NDArray
 import llamac
 from llamac.export import flat
 from llamac.export.calibrate import calibrate
-from llamac.export.checkpoint import Checkpoint, LazyTensor
+from llamac.export.checkpoint import Checkpoint
 from llamac.export.convert import export
+from llamac.export.gguf_families import fused_name, gguf_name
+from llamac.export.gguf_model import read as read_gguf
+from llamac.export.to_gguf import write_gguf
 from llamac.export.writer import make_plan, temporary_beside, write
 from llamac.models.generator import story
 from llamac.probes import divergence
@@ -51,11 +54,6 @@ OURS = (
     ("q4s pure", "q4s", True, None),
     ("q4s pure, calibrated", "q4s", True, "self"),
 )
-LLAMA_NAMES = {
-    "token_embedding": "token_embd",
-    "position_embedding": "position_embd",
-    "attn_out": "attn_output",
-}
 
 
 def sequences(model: llamac.Model) -> list[list[int]]:
@@ -125,85 +123,44 @@ def measure(source: Path, folder: Path) -> list[dict[str, Any]]:
 
 def q4_k(source: Path, path: Path, weighted: bool, folder: Path) -> Path:
     """A float file with the weights as Q4_K stores them. weighted: with the second moments of the inputs that our
-    calibration sees, llama.cpp's importance matrix."""
+    calibration sees, llama.cpp's importance matrix. Ends the program if a matrix is not Q4_K."""
     checkpoint = flat.read(source)
     importance = second_moments(checkpoint, source, folder) if weighted else {}
     before, after = folder / "f32.gguf", folder / "q4_k.gguf"
-    write_gguf(checkpoint, before)
-    quantize_gguf(before, after, importance)
-    tensors = dict(checkpoint.tensors)
-    for name, values in read_gguf(after).items():
-        tensors[name] = LazyTensor.of(values)
+    write_gguf(checkpoint, before, "f32", [])
+    quantize_gguf(before, after, "Q4_K_S", importance)
+    tensors = read_gguf(after, []).tensors
+    for name, tensor in tensors.items():
+        if len(tensor.shape) == 2 and tensor.dtype != "q4_k" and name != POSITIONS:
+            raise SystemExit(f"{name} is {tensor.dtype}, not Q4_K")
     texts = dict.fromkeys(("tokenizer", "spm", "template", "probes"), b"") | {"metadata": b"{}"}
     with temporary_beside(path) as file:
         write(file, make_plan(replace(checkpoint, tensors=tensors), "f32", texts))
     return path
 
 
-def gguf_name(name: str) -> str:
-    """llama.cpp's name of a tensor."""
-    parts = name.split(".")
-    if parts[0] == "layers":
-        return f"blk.{parts[1]}.{LLAMA_NAMES.get(parts[2], parts[2])}.{parts[3]}"
-    return f"{LLAMA_NAMES.get(parts[0], parts[0])}.{parts[1]}"
-
-
-def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
-    """What llama.cpp's quantizer needs of a model: no tokenizer. q, k and v of GPT-2 stay apart: only names matter."""
-    import gguf
-
-    config = checkpoint.config
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(config.context)
-    writer.add_embedding_length(config.dim)
-    writer.add_block_count(len(config.layers))
-    writer.add_feed_forward_length(config.layers[0].ffn_dim)
-    writer.add_head_count(config.n_heads)
-    writer.add_head_count_kv(config.n_kv_heads)
-    writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    for name, tensor in checkpoint.tensors.items():
-        if not name.startswith("rope"):
-            writer.add_tensor(gguf_name(name), np.ascontiguousarray(tensor.array()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def quantize_gguf(before: Path, after: Path, importance: Mapping[str, Floats]) -> None:
+def quantize_gguf(before: Path, after: Path, kind: str, importance: Mapping[str, Floats] | None = None) -> None:
+    """llama.cpp's quantizer, every matrix to one type. kind: llama.cpp's name of such a file. importance: of the input
+    columns of our matrices, by our names."""
     import llama_cpp
 
     settings = llama_cpp.llama_model_quantize_default_params()
-    settings.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_S
+    settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
     settings.pure = True
+    settings.nthread = 1
     if importance:
-        kind = llama_cpp.llama_cpp.llama_model_imatrix_data
-        entries = (kind * (len(importance) + 1))()  # the last one is empty: the end
-        for entry, (name, values) in zip(entries, importance.items(), strict=False):
-            entry.name = gguf_name(name).encode()
+        entry_type = llama_cpp.llama_cpp.llama_model_imatrix_data
+        # q, k and v see the same inputs, so that it does not matter whose name one tensor of the three gets
+        columns = {(fused_name(name) or (gguf_name(name),))[0]: values for name, values in importance.items()}
+        columns |= {gguf_name(name): values for name, values in importance.items()}
+        entries = (entry_type * (len(columns) + 1))()  # the last one is empty: the end
+        for entry, (name, values) in zip(entries, columns.items(), strict=False):
+            entry.name = name.encode()
             entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
             entry.size = len(values)
-        settings.imatrix = ctypes.cast(entries, ctypes.POINTER(kind))
+        settings.imatrix = ctypes.cast(entries, ctypes.POINTER(entry_type))
     if llama_cpp.llama_model_quantize(str(before).encode(), str(after).encode(), ctypes.byref(settings)):
-        raise SystemExit(f"llama.cpp does not quantize {before}")
-
-
-def read_gguf(path: Path) -> dict[str, Floats]:
-    """The quantized matrices by our names. Ends the program if a matrix is not Q4_K."""
-    import gguf
-
-    found = {}
-    ours = {value: key for key, value in LLAMA_NAMES.items()}
-    for tensor in gguf.GGUFReader(path).tensors:
-        if len(tensor.shape) < 2 or tensor.name.startswith("position"):
-            continue
-        if tensor.tensor_type != gguf.GGMLQuantizationType.Q4_K:
-            raise SystemExit(f"{tensor.name} is {tensor.tensor_type.name}, not Q4_K")
-        parts = tensor.name.replace("blk.", "layers.").split(".")
-        name = ".".join(ours.get(part, part) for part in parts)
-        found[name] = np.ascontiguousarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
-    return found
+        raise SystemExit(f"llama.cpp does not quantize {before} to {kind}")
 
 
 def second_moments(checkpoint: Checkpoint, source: Path, folder: Path) -> dict[str, Floats]:

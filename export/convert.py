@@ -91,13 +91,13 @@ def export(
 
     source: a Hugging Face directory, a GGUF file (any part of a split one), a llama2.c model file, a flat file, a
     built-in model's name, or hf:org/name of one on the Hugging Face Hub. dtype: of the matrices, "f32", "f16", "bf16",
-    "q8", "q4" or "q4s" (default: the source's own, f32 if it is quantized); "auto" takes for each matrix what is
-    nearest to how the source stores it. With q4 and q4s the output head and attn_v are q8, unless `pure`; dtype_map
-    overrides both: (pattern, dtype) pairs, the first whose pattern fits a matrix's name decides (* stands for any
-    text). calibrate: for q4 and q4s, a text file, or "self" for a text that the model writes: the inputs it sees there
-    decide which errors matter and where they are made up for. It takes a temporary copy of the weights beside `out`,
-    and more time and memory (docs/quantization.md). lora: adapters (PEFT directories, or pairs of one and its strength,
-    which multiplies what it adds) that are merged into the weights.
+    "q8", "q4" or "q4s" (default: the source's own, f32 if it is quantized); "auto", the default for GGUF files, takes
+    for each matrix what is nearest to how the source stores it. With q4 and q4s the output head and attn_v are q8,
+    unless `pure`; dtype_map overrides both: (pattern, dtype) pairs, the first whose pattern fits a matrix's name
+    decides (* stands for any text). calibrate: for q4 and q4s, a text file, or "self" for a text that the model writes:
+    the inputs it sees there decide which errors matter and where they are made up for. It takes a temporary copy of the
+    weights beside `out`, and more time and memory (docs/quantization.md). lora: adapters (PEFT directories, or pairs of
+    one and its strength, which multiplies what it adds) that are merged into the weights.
     threads: that quantize (default: as many as a model would use); they do not change a byte. tokenizer: a file or
     directory to use instead of the source's, or False for none. name: stored in the flat file (default: the source's).
     to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with
@@ -133,8 +133,11 @@ def export(
     attach_tokenizer(checkpoint, source, tokenizer, warnings)
     if name or own_name:
         checkpoint.metadata["name"] = name or own_name
+    if dtype is None and to == "llamac" and checkpoint.metadata["source"].get("format") == "gguf":
+        dtype = "auto"
     if dtype == "auto":
-        dtype, dtype_map = nearest_dtypes(checkpoint.tensors)
+        dtype, others = nearest_dtypes(checkpoint.tensors)
+        dtype_map += others
     dtype = dtype or ("f32" if to == "llama2c" else _own_dtype(checkpoint))
     _warn_of_quantized(checkpoint, dtype, warnings)
     if to == "hf":

@@ -65,7 +65,7 @@ def choose_dtypes(
 
 def nearest_dtypes(tensors: Mapping[str, LazyTensor]) -> tuple[str, list[tuple[str, str]]]:
     """(dtype of most numbers, dtype_map for the other matrices) that keep a source's quality in few bits: floats stay
-    what they are, up to 4 bits become q4, more of them q8."""
+    what they are, up to 4 bits become q4, more of them q8 (why: docs/gguf.md)."""
     found = {name: _nearest(tensor.dtype) for name, tensor in tensors.items() if len(tensor.shape) == 2}
     numbers: dict[str, int] = {}
     for name, dtype in found.items():

@@ -28,7 +28,7 @@ from llamac.export.gguf_families import ARCHITECTURES
 Logits = NDArray[np.float32]
 
 # What GGUF's graphs have fixed: no other windows, interval, activation or scale. Shapes are the base case's.
-CASES = {
+CASES: dict[str, dict[str, object]] = {
     "mistral": {},
     "mistral-no_window": {},
     "mistral-tied": {},

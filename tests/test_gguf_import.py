@@ -308,3 +308,54 @@ def test_a_converted_file_has_name_tokenizer_and_template(tmp_path: Path) -> Non
         assert model.special.eos_id == 2
         assert model.special.stop_ids == (2,)
         assert model.n_token_ids == 266
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "others"),
+    [
+        (Type.F16, "f16", {"f16"}),
+        (Type.BF16, "bf16", {"bf16"}),
+        (Type.F32, "f32", {"f32"}),
+        (Type.Q8_0, "q8", {"q8"}),
+        (Type.Q5_0, "q8", {"q8"}),
+        (Type.Q4_1, "q4", {"q4", "q8"}),  # output head and attn_v stay in q8
+        (Type.Q4_0, "q4", {"q4", "q8"}),
+    ],
+    ids=str,
+)
+def test_without_a_dtype_the_types_decide(tmp_path: Path, kind: Any, dtype: str, others: set[str]) -> None:
+    path = write_gguf(tmp_path / "m.gguf", WIDE, tensors(WIDE), kind=kind)
+    report = export(path, tmp_path / "m.bin", probe_source=None)
+    file = FlatFile(tmp_path / "m.bin")
+    assert report.dtype == dtype
+    assert {tensor.dtype for tensor in file.tensors if len(tensor.shape) == 2} == others
+    assert not [line for line in report.warnings if "tokenizer" not in line]
+
+
+def test_each_tensors_type_decides_in_mixed_files(tmp_path: Path) -> None:
+    values = tensors(WIDE)
+    mixed = {
+        name: gguf.quants.quantize(values, kind)
+        for name, kind, values in (
+            ("blk.0.ffn_down.weight", Type.Q8_0, values["model.layers.0.mlp.down_proj.weight"]),
+            ("blk.1.ffn_down.weight", Type.F16, values["model.layers.1.mlp.down_proj.weight"]),
+        )
+    }
+    base = write_gguf(tmp_path / "m.gguf", WIDE, values, kind=Type.Q4_0)
+    raw = {tensor.name: (np.array(tensor.data), tensor.tensor_type) for tensor in gguf.GGUFReader(base).tensors}
+    raw |= {"blk.0.ffn_down.weight": (mixed["blk.0.ffn_down.weight"], Type.Q8_0)}
+    raw |= {"blk.1.ffn_down.weight": (mixed["blk.1.ffn_down.weight"], Type.F16)}
+    arch, keys = metadata(WIDE)
+    write_tensors(
+        tmp_path / "mixed.gguf",
+        {name: data for name, (data, _) in raw.items()},
+        {name: kind for name, (_, kind) in raw.items() if kind not in (Type.F32, Type.F16)},
+        keys={f"{arch}.{key}": value for key, value in keys.items()},
+    )
+    export(tmp_path / "mixed.gguf", tmp_path / "m.bin", probe_source=None)
+    found = {tensor.name: tensor.dtype for tensor in FlatFile(tmp_path / "m.bin").tensors}
+    assert found["layers.0.ffn_down.weight"] == "q8"
+    assert found["layers.1.ffn_down.weight"] == "f16"
+    assert found["layers.0.ffn_up.weight"] == "q4"
+    export(tmp_path / "mixed.gguf", tmp_path / "m.bin", dtype="q8", probe_source=None, overwrite=True)
+    assert {tensor.dtype for tensor in FlatFile(tmp_path / "m.bin").tensors} == {"f32", "q8"}

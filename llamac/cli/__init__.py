@@ -431,8 +431,8 @@ def _add_export(commands: Commands, program: str) -> None:
         choices=(*DTYPES, "auto", "q8_0", "q4_0"),
         metavar="DTYPE",
         help="number format of the matrices: f32, f16, bf16, q8, q4, q4s, or auto, which is for each matrix the "
-        "nearest one (default: the source's); q8, q4 and q4s have about 8.25, 4.5 and 4.25 bits, and with q4 and q4s "
-        "the output head and attn_v stay in q8; with --to gguf also q8_0 or q4_0",
+        "nearest one (default: the source's, of a GGUF file auto); q8, q4 and q4s have about 8.25, 4.5 and 4.25 bits, "
+        "and with q4 and q4s the output head and attn_v stay in q8; with --to gguf also q8_0 or q4_0",
     )
     parser.add_argument("--pure", action="store_true", help="with q4 and q4s: no matrix stays in q8")
     parser.add_argument(

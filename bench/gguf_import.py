@@ -1,0 +1,82 @@
+"""What importing a GGUF file costs beside what its own type has cost: KL divergence on the built-in models.
+
+python -m bench.gguf_import OUT.json
+
+llama.cpp quantizes the model to each type (llama-cpp-python); the file is imported in f32, which is what its blocks
+mean, and in q8 and q4. "type": nats per token between the model and the f32 import. "q8", "q4": between the f32 import
+and those. The texts are the first of bench.quality's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import llamac
+from bench.quality import all_logits, mean_divergence, quantize_gguf, sequences
+from llamac.export import flat
+from llamac.export.convert import export
+from llamac.export.gguf_model import read as read_gguf
+from llamac.export.to_gguf import write_gguf
+
+# llama.cpp's names of files, where every matrix has this type; it makes the others with an importance matrix only.
+KINDS = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS")
+KINDS += ("Q3_K_S", "IQ3_S", "Q2_K")
+DTYPES = ("q8", "q4")
+STORIES = 16
+
+
+def measure(name: str, folder: Path) -> list[dict[str, Any]]:
+    """The rows of one model."""
+    source = llamac.models.path(name)
+    with llamac.load(source) as model:
+        texts = sequences(model)[:STORIES]
+    original = list(all_logits(source, texts))
+    before, after = folder / "f32.gguf", folder / "quantized.gguf"
+    write_gguf(flat.read(source), before, "f32", [])
+    rows = []
+    for kind in KINDS:
+        try:
+            quantize_gguf(before, after, kind)
+        except (SystemExit, AttributeError):
+            continue  # not with this version, or not without an importance matrix
+        types = sorted({tensor.dtype for tensor in read_gguf(after, []).tensors.values() if len(tensor.shape) == 2})
+        paths = {dtype: folder / f"{dtype}.bin" for dtype in ("f32", *DTYPES)}
+        for dtype, path in paths.items():
+            export(after, path, dtype=dtype, probe_source=None, overwrite=True)
+        exact = list(all_logits(paths["f32"], texts))
+        row = {"model": name, "file": kind, "types": types, "type": mean_divergence(original, paths["f32"], texts)}
+        rows.append(row | {dtype: mean_divergence(exact, paths[dtype], texts) for dtype in DTYPES})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The table of docs/gguf.md."""
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    lines = ["| file | " + " | ".join(f"{model}: its type | import as q8 | as q4" for model in models) + " |"]
+    lines.append("|---|" + "---:|" * (3 * len(models)))
+    for kind in dict.fromkeys(row["file"] for row in rows):
+        cells = [row for model in models for row in rows if (row["model"], row["file"]) == (model, kind)]
+        numbers = [f"{row[key]:.6f}" for row in cells for key in ("type", *DTYPES)]
+        lines.append(f"| {kind} | " + " | ".join(numbers) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="JSON with the figures")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for name in ("stories", "stories-gpt2"):
+        with tempfile.TemporaryDirectory() as folder:
+            rows += measure(name, Path(folder))
+    options.out.write_text(json.dumps(rows, indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
