@@ -8,7 +8,6 @@ must.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import os
 import random
@@ -24,15 +23,15 @@ from vocab_samples import gguf_file, llama2c_file
 
 import llamac
 from builders import checkpoint, llama_config
+from flat_hashes import HEAD_BYTES, put, rehashed, rehashed_header
 from llamac import _core
 from llamac.errors import ArgumentError, LlamacError, ModelError, UnsupportedError
 from llamac.export import probes as making
 from llamac.export.checkpoint import LayerConfig
 from llamac.export.writer import make_plan, temporary_beside, write
-from llamac.flatfile import FIELDS, RECORD_BYTES, SECTIONS, Field, FlatFile, Section, unpack_record
+from llamac.flatfile import FIELDS, RECORD_BYTES, Field, FlatFile, unpack_record
 from llamac.probes import encode, replay
 
-HEAD_BYTES = RECORD_BYTES["header"] + RECORD_BYTES["section"] * len(SECTIONS)
 TABLES = ("config", "layers", "tensors")
 RECORDS = {"config": "config", "layers": "layer", "tensors": "tensor"}
 TEXTS = ("metadata", "tokenizer", "spm", "template", "probes")
@@ -102,44 +101,6 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     with temporary_beside(path) as file:
         write(file, make_plan(made, "f16", texts))
     return Sample(path)
-
-
-def rehashed(data: bytes | bytearray) -> bytes:
-    """The file with all hashes computed anew, as far as its own tables say where things are."""
-    fixed = bytearray(data)
-    header = unpack_record("header", bytes(fixed[: RECORD_BYTES["header"]]))
-    sections = read_sections(fixed)
-    tensors = sections["tensors"]
-    hashes = b""
-    for start in range(tensors.offset, tensors.offset + tensors.bytes, RECORD_BYTES["tensor"]):
-        record = unpack_record("tensor", bytes(fixed[start : start + RECORD_BYTES["tensor"]]))
-        digest = hashlib.sha256(fixed[record["offset"] : record["offset"] + record["bytes"]]).digest()
-        put(fixed, "tensor", start, "sha256", digest)
-        hashes += digest
-    digests = []
-    for index, (name, section) in enumerate(sections.items()):
-        covered = hashes if name == "data" else fixed[section.offset : section.offset + section.bytes]
-        digests.append(hashlib.sha256(covered).digest())
-        put(fixed, "section", RECORD_BYTES["header"] + index * RECORD_BYTES["section"], "sha256", digests[-1])
-    put(fixed, "header", 0, "id", hashlib.sha256(b"".join(digests)).digest())
-    put(fixed, "header", 0, "sha256", bytes(len(header["sha256"])))
-    put(fixed, "header", 0, "sha256", hashlib.sha256(fixed[:HEAD_BYTES]).digest())
-    return bytes(fixed)
-
-
-def read_sections(data: bytes | bytearray) -> dict[str, Section]:
-    """The section table, by the places of its records: a damaged name does not matter."""
-    found = {}
-    for index, name in enumerate(SECTIONS):
-        start = RECORD_BYTES["header"] + index * RECORD_BYTES["section"]
-        record = unpack_record("section", bytes(data[start : start + RECORD_BYTES["section"]]))
-        found[name] = Section(record["offset"], record["bytes"], record["sha256"])
-    return found
-
-
-def put(data: bytearray, record: str, start: int, name: str, value: bytes) -> None:
-    member = next(member for member in FIELDS[record] if member.name == name)
-    data[start + member.offset : start + member.offset + len(value)] = value
 
 
 def use(path: Path) -> None:
@@ -291,14 +252,6 @@ def test_every_number_out_of_its_range_is_refused_by_name(record: str, sample: S
         assert member.name in message, (element, value, message)
         checked += 1
     assert checked >= 3
-
-
-def rehashed_header(data: bytes | bytearray) -> bytes:
-    """Only the header's own hash anew: for section tables that do not say any more where things are."""
-    fixed = bytearray(data)
-    put(fixed, "header", 0, "sha256", bytes(32))
-    put(fixed, "header", 0, "sha256", hashlib.sha256(fixed[:HEAD_BYTES]).digest())
-    return bytes(fixed)
 
 
 def field_at(record: str, offset: int) -> str:

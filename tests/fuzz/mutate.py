@@ -1,0 +1,156 @@
+"""Mutations that know what they change: bytes, numbers of a binary file, and values of a JSON document."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from typing import Any
+
+Parts = tuple[bytes, ...]
+
+# Numbers at which arithmetic on sizes goes wrong.
+NUMBERS = (0, 1, 2, 3, 7, 8, 31, 32, 127, 128, 255, 256, 0x7FFF, 0xFFFF, 1 << 20, 1 << 24, (1 << 31) - 1, 1 << 31)
+NUMBERS += ((1 << 32) - 1, 1 << 32, 1 << 40, 1 << 61, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+MAX_BYTES = 1 << 18
+
+
+def odd_value(rng: random.Random) -> Any:
+    """A JSON value that a reader may not expect."""
+    number = rng.choice(NUMBERS)
+    deep: Any = []
+    for _ in range(rng.choice((3, 200))):
+        deep = [deep]
+    values = [None, True, False, "", "x", "\0", "\ud800", "0", "../x", "a" * 3000, [], {}, {"": None}, deep, number]
+    values += [
+        -number,
+        float(number) / 3,
+        -1,
+        0.0,
+        -0.0,
+        1e-320,
+        1e308,
+        10**400,
+        float("nan"),
+        float("inf"),
+        [number],
+        [[]],
+    ]
+    return rng.choice(values)
+
+
+def mutated_json(document: Any, rng: random.Random) -> Any:
+    """The document with one value or key changed somewhere."""
+    if not isinstance(document, (dict, list)) or not document or rng.random() < 0.05:
+        if isinstance(document, str) and rng.random() < 0.5:
+            at = rng.randrange(len(document) + 1)
+            return (
+                document[:at] + rng.choice(("", "\0", "\ud800", "<0x-1>", "\U0001f600", document)) + document[at + 1 :]
+            )
+        if type(document) in (int, float) and rng.random() < 0.5:
+            return document + rng.choice((-1, 1, document))
+        return odd_value(rng)
+    if isinstance(document, list):
+        changed = list(document)
+        at = rng.randrange(len(changed))
+        match rng.randrange(6):
+            case 0:
+                del changed[at]
+            case 1:
+                changed.insert(at, changed[rng.randrange(len(changed))])
+            case _:
+                changed[at] = mutated_json(changed[at], rng)
+        return changed
+    entries = dict(document)
+    key = rng.choice(list(entries))
+    match rng.randrange(8):
+        case 0:
+            del entries[key]
+        case 1:
+            entries[rng.choice(("", "x", "\0", key + "x", "__metadata__"))] = entries.pop(key)
+        case 2:
+            entries[rng.choice(list(entries))] = entries[key]
+        case _:
+            entries[key] = mutated_json(entries[key], rng)
+    return entries
+
+
+def mutated_bytes(data: bytes, rng: random.Random) -> bytes:
+    """The bytes with one change: a flip, a number, a cut, a copy of a range elsewhere, a repeated range."""
+    if not data:
+        return rng.randbytes(rng.randrange(1, 40))
+    found = bytearray(data)
+    at = rng.randrange(len(found))
+    match rng.randrange(9):
+        case 0:
+            found[at] ^= 1 << rng.randrange(8)
+        case 1:
+            found[at] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        case 2 | 3 | 4:
+            size = rng.choice((1, 2, 4, 4, 8, 8))
+            at = at // size * size if rng.random() < 0.5 else at
+            found[at : at + size] = (rng.choice(NUMBERS) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+        case 5:
+            del found[at:]
+        case 6:
+            del found[at : at + rng.choice((1, 4, 8, 100))]
+        case 7:
+            length = rng.choice((1, 4, 8, 100))
+            start = rng.randrange(len(found))
+            found[at : at + length] = found[start : start + length]
+        case _:
+            found[at:at] = found[at : at + rng.choice((1, 4, 8, 100))] * rng.choice((1, 2, 50))
+    return bytes(found[:MAX_BYTES])
+
+
+def mutated(name: str, data: bytes, rng: random.Random) -> bytes:
+    """A file of this name with one change that fits its kind, or any."""
+    if rng.random() < 0.7:
+        if name.endswith(".json"):
+            return _mutated_document(data, rng)
+        if name.endswith(".safetensors"):
+            return _mutated_safetensors(data, rng)
+    return mutated_bytes(data, rng)
+
+
+def _mutated_document(data: bytes, rng: random.Random) -> bytes:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return mutated_bytes(data, rng)
+    text = json.dumps(mutated_json(document, rng), ensure_ascii=rng.random() < 0.8)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _mutated_safetensors(data: bytes, rng: random.Random) -> bytes:
+    """The header changed, and its length with it, so that it can be read."""
+    length = int.from_bytes(data[:8], "little")
+    header = _mutated_document(data[8 : 8 + length], rng)
+    return struct.pack("<Q", len(header)) + header + data[8 + length :]
+
+
+def mutated_parts(names: tuple[str, ...], parts: Parts, rng: random.Random) -> Parts:
+    """One to four changes in one or several of the files."""
+    changed = list(parts)
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        index = rng.randrange(len(changed))
+        changed[index] = mutated(names[index], changed[index], rng)
+    return tuple(changed)
+
+
+# ---- several files as one row of bytes, which is what a fuzzer wants
+
+
+def pack(parts: Parts) -> bytes:
+    """The files behind one another, each but the last behind its length."""
+    return b"".join(struct.pack("<I", len(part)) + part for part in parts[:-1]) + parts[-1]
+
+
+def unpack(data: bytes, count: int) -> Parts:
+    """The opposite of `pack`; any bytes are some files."""
+    parts = []
+    for _ in range(count - 1):
+        length = int.from_bytes(data[:4], "little")
+        parts.append(data[4 : 4 + length])
+        data = data[4 + length :]
+    return (*parts, data)
