@@ -207,7 +207,7 @@ def extent(name: str, case: Case, index: int) -> int:
 
 def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
     """The document's list for a case, as `_core.slots` gives it."""
-    found = []
+    found: list[tuple[str, bool, bool, int, int]] = []
 
     def add(rows: list[list[str]], index: int, mark: str = " ", number: int = 0) -> None:
         for name, shape, present in rows:

@@ -80,7 +80,8 @@ def logits_of(path: Path, made: Checkpoint, ids: Sequence[int] = IDS, dtype: str
 @pytest.mark.parametrize("name", CASES)
 def test_the_engine_agrees_with_the_float64_forward(tmp_path: Path, name: str) -> None:
     """Every stage of every layer; and the same bits in chunks, on other threads and kernel sets."""
-    made, exact = checkpoint(CASES[name]), {}
+    made = checkpoint(CASES[name])
+    exact: dict[tuple[str, int], reference.Array] = {}
     (expected,) = reference.forward(made, [IDS], observe=lambda stage, layer, x: exact.update({(stage, layer): x}))
     path = write_model(tmp_path / "m.bin", made)
     with llamac.load(path, kv="f32") as model, model.session(context=len(IDS)) as session:
