@@ -23,8 +23,8 @@ from llamac.export.gguf_model import read as read_gguf
 from llamac.export.to_gguf import write_gguf
 
 # llama.cpp's names of files, where every matrix has this type; it makes the others with an importance matrix only.
-KINDS = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS")
-KINDS += ("Q3_K_S", "IQ3_S", "Q2_K")
+KINDS: tuple[str, ...] = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_S", "Q4_1", "Q4_0")
+KINDS += ("IQ4_NL", "IQ4_XS", "Q3_K_S", "IQ3_S", "Q2_K")
 DTYPES = ("q8", "q4")
 STORIES = 16
 
