@@ -10,7 +10,26 @@ from typing import Any
 Parts = tuple[bytes, ...]
 
 # Numbers at which arithmetic on sizes goes wrong.
-NUMBERS = (0, 1, 2, 3, 7, 8, 31, 32, 127, 128, 255, 256, 0x7FFF, 0xFFFF, 1 << 20, 1 << 24, (1 << 31) - 1, 1 << 31)
+NUMBERS: tuple[int, ...] = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    31,
+    32,
+    127,
+    128,
+    255,
+    256,
+    0x7FFF,
+    0xFFFF,
+    1 << 20,
+    1 << 24,
+    (1 << 31) - 1,
+    1 << 31,
+)
 NUMBERS += ((1 << 32) - 1, 1 << 32, 1 << 40, 1 << 61, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 MAX_BYTES = 1 << 18
 
