@@ -169,7 +169,8 @@ static void packs(uint64_t *state) {
             const size_t strip_bytes = dtype_strip_bytes(dtype, N);
             uint8_t *w = take(strip_bytes * N / 16);
             unit_matrix(dtype, w, N);
-            struct gemm g = { w, strip_bytes, 0, N / 16, N, N, panel, 1, NULL, y, N, 0, NULL, NULL, NULL, take(gemm_scratch(1)), &cancel };
+            struct gemm g = { .w = w, .strip_bytes = strip_bytes, .last = N / 16, .rows = N, .columns = N, .x = panel, .m = 1, .y = y, .y_stride = N,
+                              .scratch = take(gemm_scratch(1)), .cancel = &cancel };
             run_pack(&p, 0);
             table->gemm[dtype](&g);
             for (int i = 0; i < N; i++) rms_add(&error, (double)y[i], (double)x[i]);

@@ -375,10 +375,10 @@ def test_ctrl_c_interrupts_the_tokenizer(tiny_llama: Path, monkeypatch: pytest.M
     release = threading.Event()
     encode = llamac.Tokenizer.encode
 
-    def encode_slowly(tokenizer: llamac.Tokenizer, text: str) -> list[int]:
+    def encode_slowly(tokenizer: llamac.Tokenizer, text: str, **options: bool) -> list[int]:
         os.kill(os.getpid(), signal.SIGINT)
         assert release.wait(TIMEOUT)
-        return encode(tokenizer, text)
+        return encode(tokenizer, text, **options)
 
     with llamac.load(tiny_llama) as model:
         monkeypatch.setattr(llamac.Tokenizer, "encode", encode_slowly)

@@ -30,8 +30,8 @@ RUNS_HERE = [name for name, supported in _core.isas() if supported]
 PLACEMENTS = ("pre", "post", "sandwich", "parallel")
 QK_NORMS = ("none", "head", "whole", "layer_head")
 IDS = some_ids(90)
-SCALES = {"embedding_scale": 1.7, "residual_scale": 0.6, "logit_scale": 0.3}
-CAPS = {"attention_soft_cap": 2.0, "logit_soft_cap": 3.0}
+SCALES: dict[str, Any] = {"embedding_scale": 1.7, "residual_scale": 0.6, "logit_scale": 0.3}
+CAPS: dict[str, Any] = {"attention_soft_cap": 2.0, "logit_soft_cap": 3.0}
 EXPERTS = {"n_experts": 5, "n_experts_used": 2}
 
 

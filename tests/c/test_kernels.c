@@ -44,7 +44,8 @@ static void check_gemm(int dtype, int rows, int columns, int m, int biased, int 
     struct cancel cancel = { 0 };
     fill_random(x, (size_t)(m * columns), state), fill_random(bias, (size_t)rows, state), fill_random(y0, (size_t)(m * rows), state);
     fill_matrix(dtype, w, strip_bytes, rows, columns, state);
-    struct gemm g = { w, strip_bytes, 0, (int)strips, rows, columns, panels, m, biased ? bias : NULL, y, (size_t)rows, add, NULL, NULL, NULL, scratch, &cancel };
+    struct gemm g = { .w = w, .strip_bytes = strip_bytes, .last = (int)strips, .rows = rows, .columns = columns, .x = panels, .m = m, .bias = biased ? bias : NULL, .y = y,
+                      .y_stride = (size_t)rows, .add = add, .scratch = scratch, .cancel = &cancel };
     for (int t = 0; t < n_tables; t++) {
         for (int r = 0; r < m; r++) tables[t]->pack[input](panel_row(panels, m, words, r), x + r * columns, columns);
         memcpy(y, y0, sizeof(float) * (size_t)(m * rows));
@@ -126,7 +127,7 @@ static void quantized_products_stand_extremes(void) {
             for (int block = 0; block < 2; block++) memset(w + LINE_BYTES + (size_t)block * block_bytes(dtype, 4), fill % 2 ? 127 : 0x81, block_scale_bytes(dtype, 4));
             for (int r = 0; r < 16; r++) ((float *)(void *)w)[r] = 1;
             for (int k = 0; k < COLUMNS; k++) x[k] = e < 2 || k == 40 ? extremes[e] : 1;
-            struct gemm g = { w, strip_bytes, 0, 1, 16, COLUMNS, panel, 1, NULL, y, 16, 0, NULL, NULL, NULL, scratch, &cancel };
+            struct gemm g = { .w = w, .strip_bytes = strip_bytes, .last = 1, .rows = 16, .columns = COLUMNS, .x = panel, .m = 1, .y = y, .y_stride = 16, .scratch = scratch, .cancel = &cancel };
             for (int t = 0; t < n_tables; t++) {
                 tables[t]->pack[input_of(dtype)](panel_row(panel, 1, input_words(input_of(dtype), COLUMNS), 0), x, COLUMNS);
                 tables[t]->gemm[dtype](&g);
