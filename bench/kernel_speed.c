@@ -106,8 +106,9 @@ static void gemm_case(int dtype, int rows, int columns, int m, uint64_t *state) 
     for (long i = 1; i < copies; i++) memcpy(w + (size_t)i * bytes, w, bytes);
     fill_random(x, (size_t)m * (size_t)columns, state);
     for (int r = 0; r < m; r++) table->pack[input_of(dtype)](panel_row(panels, m, words, r), x + (size_t)r * (size_t)columns, columns);
-    struct product p = { { w, strip_bytes, 0, ceil_div(rows, 16), rows, columns, panels, m, NULL, y, (size_t)rows, 0, NULL, take(gemm_scratch(m)), &cancel },
-                         dtype, w, bytes, copies };
+    const struct gemm g = { .w = w, .strip_bytes = strip_bytes, .last = ceil_div(rows, 16), .rows = rows, .columns = columns, .x = panels, .m = m, .y = y,
+                            .y_stride = (size_t)rows, .scratch = take(gemm_scratch(m)), .cancel = &cancel };
+    struct product p = { g, dtype, w, bytes, copies };
     run_gemm(&p, 0);
     struct rms error = { 0 };
     for (int i = 0; i < 64; i++) {

@@ -32,7 +32,7 @@ QK_NORMS = ("none", "head", "whole", "layer_head")
 IDS = some_ids(90)
 SCALES: dict[str, Any] = {"embedding_scale": 1.7, "residual_scale": 0.6, "logit_scale": 0.3}
 CAPS: dict[str, Any] = {"attention_soft_cap": 2.0, "logit_soft_cap": 3.0}
-EXPERTS = {"n_experts": 5, "n_experts_used": 2}
+EXPERTS: dict[str, Any] = {"n_experts": 5, "n_experts_used": 2}
 
 
 def cases() -> Iterator[tuple[str, ModelConfig]]:
@@ -61,7 +61,8 @@ CASES = dict(cases())
 
 def chunked(model: llamac.Model, ids: Sequence[int], sizes: Sequence[int]) -> Floats:
     """The logits of all positions, evaluated in chunks of these sizes, which repeat."""
-    found, at = [], 0
+    found: list[Any] = []
+    at = 0
     with model.session(context=len(ids)) as session:
         while at < len(ids):
             size = sizes[len(found) % len(sizes)]
@@ -122,8 +123,8 @@ def with_layers(config: ModelConfig, **changes: Any) -> ModelConfig:
 @pytest.mark.parametrize(
     "changed",
     [
-        *(replace(FULL, **{name: 1.0}) for name in SCALES),
-        *(replace(FULL, **{name: 0.0}) for name in CAPS),
+        *(replace(FULL, **dict[str, Any]({name: 1.0})) for name in SCALES),
+        *(replace(FULL, **dict[str, Any]({name: 0.0})) for name in CAPS),
         *(replace(FULL, qk_norm=kind) for kind in ("none", "whole", "layer_head")),
         *(with_layers(FULL, placement=placement) for placement in PLACEMENTS[1:]),
         *(with_layers(FULL, window=window) for window in (0, 6, 8)),

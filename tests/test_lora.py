@@ -172,9 +172,9 @@ def test_wrong_adapters_of_the_core(folder: Callable[[str], Path], tmp_path: Pat
             ("layers.0.attn_q.weight", 2, "a has 10240 bytes and b 10240, expected 2560 and 384"),
         ):
             with pytest.raises(llamac.LlamacError, match=message):
-                core.adapt(name, rank, numbers, numbers)
+                core.adapt(name, rank, numbers.data, numbers.data)
         with model.session(), pytest.raises(llamac.LlamacError, match="before its first session"):
-            model.file.core.adapt("layers.0.attn_q.weight", 1, numbers, numbers)
+            model.file.core.adapt("layers.0.attn_q.weight", 1, numbers.data, numbers.data)
 
 
 def small_adapter(folder: Path, tensors: dict[str, NDArray[np.float32]] | None = None, **config: Any) -> Path:
