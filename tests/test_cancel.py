@@ -206,6 +206,14 @@ def no_idle_helpers() -> Iterator[None]:
     interrupt._idle.clear()
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_counts() -> Iterator[None]:
+    """Whoever starts the tests in the background has Ctrl-C ignored: Python then installs no handler of its own."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
 MOMENTS: dict[str, tuple[type, str, bool]] = {
     "before the thread exists": (threading.Thread, "start", True),
     "when the thread runs": (threading.Thread, "start", False),
