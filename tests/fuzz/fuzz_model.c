@@ -21,9 +21,10 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
 // ---- seeds
 
 static const struct tiny_shape seeds[] = {
-    { 0, 8, 2, 2, 1, 4, 12, 11, 16, LLAMAC_F32, 0, 1 }, { 1, 8, 1, 2, 2, 4, 16, 11, 16, LLAMAC_BF16, 1, 1 },
-    { 0, 8, 1, 2, 1, 4, 12, 11, 16, LLAMAC_F16, 1, 0 }, { 0, 32, 1, 2, 1, 16, 40, 11, 16, LLAMAC_Q8, 1, 0 },
-    { 0, 32, 1, 2, 1, 16, 40, 11, 16, LLAMAC_Q4, 1, 0 }, { 0, 32, 1, 2, 1, 16, 40, 11, 16, LLAMAC_Q4S, 1, 0 },
+    { 0, 8, 2, 2, 1, 4, 12, 11, 16, LLAMAC_F32, 0, 1, 0, 0 }, { 1, 8, 1, 2, 2, 4, 16, 11, 16, LLAMAC_BF16, 1, 1, 0, 0 },
+    { 0, 8, 1, 2, 1, 4, 12, 11, 16, LLAMAC_F16, 1, 0, 0, 0 }, { 0, 32, 1, 2, 1, 16, 40, 11, 16, LLAMAC_Q8, 1, 0, 0, 0 },
+    { 0, 32, 1, 2, 1, 16, 40, 11, 16, LLAMAC_Q4, 1, 0, 0, 0 }, { 0, 32, 1, 2, 1, 16, 40, 11, 16, LLAMAC_Q4S, 1, 0, 0, 0 },
+    { 0, 8, 4, 2, 1, 4, 12, 11, 16, LLAMAC_BF16, 0, 1, 3, 5 },   // with experts, every placement of norms, and windows
 };
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
