@@ -34,6 +34,7 @@ class _Helper:
     def _serve(self) -> None:
         while work := self._works.get():
             work()
+            del work  # it holds a session, and waiting for the next one may take for ever
 
     def begin(self, work: Callable[[], None]) -> None:
         self._works.put(work)

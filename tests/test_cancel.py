@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -343,6 +345,23 @@ def test_a_signal_handler_computes_while_a_pass_waits(big_llama: Path, tiny_llam
     assert found[0] is not None
     assert found[0].tobytes() == expected.tobytes()
     assert len(helpers) == len(set(helpers)) == 2
+
+
+def test_the_helper_keeps_nothing_of_what_it_has_done(tiny_llama: Path, helpers: Helpers) -> None:
+    """A model that nobody closes goes with its last reference, although the helper stays."""
+    model = llamac.load(tiny_llama)
+    session = model.session()
+    session._long_work = 0
+    session.eval([1, 2, 3])
+    assert len(helpers) == 1
+    left = weakref.ref(session)
+    del session, model
+
+    def is_gone() -> bool:
+        gc.collect()
+        return left() is None
+
+    until(is_gone)
 
 
 def test_a_child_process_has_a_helper_of_its_own(tiny_llama: Path, helpers: Helpers) -> None:
