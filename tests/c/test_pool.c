@@ -187,33 +187,45 @@ static void be_late(void *argument, const struct member *member) {
     pool_barrier(member);
 }
 
+static int64_t clock_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
 // CPUs that a team may have; more members than that never spin.
 static int cpu_count(void) {
     cpu_set_t cpus;
     return llamac_has_threads() && !sched_getaffinity(0, sizeof cpus, &cpus) ? CPU_COUNT(&cpus) : 1;
 }
 
-// Other work for every CPU.
-static int busy;
-static void *keep_busy(void *unused) {
-    while (__atomic_load_n(&busy, __ATOMIC_RELAXED)) {}
-    return unused;
+#if defined(__linux__) && defined(RUSAGE_THREAD)
+// The core asks here how often a thread has lost its CPU. Whether a scheduler takes one away depends on the machine and the moment, so
+// the tests say it themselves: a thread has lost as many as it asked times with `loses_cpus` set.
+static int loses_cpus;
+int getrusage(__rusage_who_t who, struct rusage *use) {
+    static __thread long lost;
+    (void)who;
+    memset(use, 0, sizeof *use);
+    use->ru_nivcsw = lost += __atomic_load_n(&loses_cpus, __ATOMIC_RELAXED);
+    return 0;
 }
+static void lose_cpus(int yes) { __atomic_store_n(&loses_cpus, yes, __ATOMIC_RELAXED); }
+#else
+static void lose_cpus(int yes) { (void)yes; }   // there the core takes it for granted
+#endif
 
 static void a_team_that_loses_its_cpus_goes_to_sleep_for_a_while(void) {
-    pthread_t others[64];
-    const int n = min_int(cpu_count(), ARRAY_LEN(others));
-    busy = 1;
-    for (int i = 0; i < n; i++) CHECK(!pthread_create(&others[i], NULL, keep_busy, NULL), "no thread");
+    lose_cpus(1);
     for (int index = 0; index < 2 && cpu_count() > 1; index++) {
         struct pace pace = { 0 };
         struct late late = { .index = index };
-        for (int run = 0; run < 1000 && !pace.asleep_until; run++) pool_run(2, &pace, NULL, be_late, &late);
+        for (int run = 0; run < 100 && !pace.asleep_until; run++) pool_run(2, &pace, NULL, be_late, &late);
         CHECK(pace.asleep_until > 0, "member %d is late", index);
         // what comes while the team sleeps is not counted
         const struct pace before = pace;
         pool_run(2, &pace, NULL, be_late, &late);
-        CHECK(!memcmp(&before, &pace, sizeof pace), "member %d is late", index);
+        CHECK(!memcmp(&before, &pace, sizeof pace) || clock_ns() > before.asleep_until, "member %d is late", index);
         CHECK(late.count == 2, "%d", late.count);
         // in time spinning is tried again, and judged
         int again = 0;
@@ -223,31 +235,18 @@ static void a_team_that_loses_its_cpus_goes_to_sleep_for_a_while(void) {
         }
         CHECK(again, "member %d is late", index);
     }
-    __atomic_store_n(&busy, 0, __ATOMIC_RELAXED);
-    for (int i = 0; i < n; i++) pthread_join(others[i], NULL);
+    lose_cpus(0);
 }
 
 #if defined(__linux__) && defined(RUSAGE_THREAD)
-static long cpus_lost_by_all(void) {
-    struct rusage use;
-    getrusage(RUSAGE_SELF, &use);
-    return use.ru_nivcsw;
-}
-
 // Who waits for memory or a disk, say, has not lost its CPU.
 static void a_team_that_keeps_its_cpus_stays_awake(void) {
     struct pace pace = { 0 };
     struct late late = { .index = 1 };
-    int judged = 0;
     for (int window = 0; window < 5; window++) {
-        const int64_t asleep_until = pace.asleep_until;
-        const long lost = cpus_lost_by_all();
         do pool_run(2, &pace, NULL, be_late, &late); while (pace.ran > 0);
-        if (cpus_lost_by_all() > lost) continue;
-        CHECK(pace.asleep_until == asleep_until, "it went to sleep");
-        judged++;
+        CHECK(!pace.asleep_until, "it went to sleep");
     }
-    if (!judged) printf("  not judged: the machine is busy\n");
 }
 
 struct bound { int cpus; };
