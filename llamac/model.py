@@ -157,7 +157,9 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, read at the first use. ArgumentError if the file has none."""
         if not self.has_tokenizer:
-            raise ArgumentError("this model file has no tokenizer: give token ids, or export it again with --tokenizer")
+            raise ArgumentError(
+                "this model has no tokenizer: give token ids, or another tokenizer (`run -z`, tokenizer= of `load`)"
+            )
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = Tokenizer.from_json(self.file.section("tokenizer"), self.special)

@@ -20,16 +20,17 @@ from vocab_samples import tokenizer_json, write_json
 
 import llamac
 from builders import write_llama2c_v0
+from commands import Command
 from golden.cases import CASES
 from golden.tiny_checkpoints import write_checkpoint
 from llamac import cache as cache_module
 from llamac.cache import Cache
-from llamac.errors import ArgumentTypeError, ExportError, TokenizerError, UnsupportedError
+from llamac.errors import ArgumentError, ArgumentTypeError, ExportError, TokenizerError, UnsupportedError
 from llamac.export import convert
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.quantize import nearest_dtypes
 from llamac.sources import files_of, open_model
-from processes import TIMEOUT, output_of
+from processes import TIMEOUT, output_of, run_python
 
 LLAMA = CASES["llama"].config
 IDS = [1, 5, 9]
@@ -397,6 +398,34 @@ def test_a_cache_that_cannot_be_written_is_done_without(
         assert logits(checkpoint_folder) == expected
 
 
+def test_a_home_that_there_is_not_is_told(
+    checkpoint_folder: Path, llamac_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(_: object) -> None:
+        raise KeyError
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setattr("pwd.getpwnam", nobody)
+    for name in ("HOME", "XDG_CACHE_HOME", "LLAMAC_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ArgumentError, match=r"the cache would be ~/\.cache/llamac, but there is no such home folder"):
+        llamac.load(checkpoint_folder)
+    logits(checkpoint_folder, cache=False)
+    monkeypatch.setenv("LLAMAC_CACHE", "~nobody/x")
+    llamac_command("cache", "list").fails_with("~nobody/x", "LLAMAC_CACHE names another folder, --no-cache")
+
+
+def test_a_file_is_no_cache(
+    checkpoint_folder: Path, tmp_path: Path, llamac_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LLAMAC_CACHE", str(tmp_path / "file"))
+    llamac_command("cache", "list").fails_with("file", "Not a directory")
+    llamac_command("cache", "prune", "--all").fails_with("file", "Not a directory")
+    with pytest.warns(UserWarning, match=r"file cannot be written \(Not a directory\)"):
+        logits(checkpoint_folder)
+
+
 def test_a_cache_that_can_only_be_read_is_used(
     checkpoint_folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,13 +452,33 @@ def test_a_full_disk_is_told_with_what_to_do(
             llamac.load(checkpoint_folder, cache=False)
     assert list((place / "models").iterdir()) == []
 
-    def fill(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(convert, "write", fill)
+@pytest.mark.parametrize("kind", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+@pytest.mark.parametrize(("module", "name"), [(convert, "write"), (cache_module, "_write_note")])
+def test_a_disk_that_becomes_full_is_told_with_what_to_do(
+    kind: int, module: Any, name: str, checkpoint_folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object, **__: object) -> None:
+        raise OSError(kind, os.strerror(kind))
+
+    monkeypatch.setattr(module, name, fill)
     with pytest.raises(ExportError, match=r"has no room for what .*hf is converted to.*`llamac cache prune`"):
         llamac.load(checkpoint_folder)
     assert list((place / "models").iterdir()) == []
+
+
+@pytest.mark.parametrize("to", ["llamac", "hf", "llama2c", "gguf"])
+def test_a_limit_of_a_files_size_is_told_with_its_name(to: str, source: Path, tmp_path: Path) -> None:
+    code = """
+        import resource, sys
+        from llamac.cli import run_command
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+        sys.exit(run_command(["export", *sys.argv[1:]]))
+    """
+    done = run_python(code, source, tmp_path / "out", "--to", to)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"llamac: error: {tmp_path / 'out'}: File too large\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupted_conversion_leaves_nothing(checkpoint_folder: Path, place: Path) -> None:

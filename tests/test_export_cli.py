@@ -83,7 +83,7 @@ def test_export_options(llamac_command: Command, llama2c: Path, tmp_path: Path) 
 
 def test_exports_that_cannot_be(llamac_command: Command, llama2c: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.bin"
-    llamac_command("export", tmp_path / "absent", out).fails_with("absent does not exist")
+    llamac_command("export", tmp_path / "absent", out).fails_with("absent: No such file")
     llamac_command("export", llama2c, tmp_path / "no" / "out.bin").fails_with("does not exist")
     llamac_command("export", llama2c, out, "--tokenizer", tmp_path / "none").fails_with("none does not exist")
     llamac_command("export", llama2c, out, "--probe-source", "transformers").fails_with("Hugging Face directory")
