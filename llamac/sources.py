@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llamac.arguments import Adapter, adapters, file_path, wrong_type
+from llamac.arguments import DTYPES, Adapter, adapters, file_path, wrong_type
 from llamac.errors import ArgumentError, ExportError, TokenizerError, UnsupportedError
 from llamac.flatfile import MAGIC, FlatFile
 from llamac.progress import Progress, silent
 
-DTYPES = ("f32", "f16", "bf16", "q8", "q4", "q4s")
 HUB = "hf:"
 HEAD_BYTES = 64
 # What files of other formats begin with, at which byte: GGUF, llama2.c's versions 1 and 2, ZIP and pickle (PyTorch),

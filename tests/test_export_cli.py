@@ -125,7 +125,10 @@ def test_a_terminal_shows_bytes_and_a_pipe_nothing(source: Path, tmp_path: Path)
     assert (process.returncode, errors) == (0, b"")
 
 
-def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, -signal.SIGHUP)]
+)
+def test_what_is_ended_leaves_nothing(number: int, code: int, tmp_path: Path) -> None:
     source = write_model(tmp_path / "model.bin", checkpoint(llama_config(dim=384, ffn=1024, n_layers=6)))
     (tmp_path / "out").mkdir()
     with start(source, tmp_path / "out" / "out.bin", stderr=subprocess.PIPE) as process:
@@ -134,9 +137,9 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
             assert process.poll() is None, "it ended before it could be interrupted"
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, errors = process.communicate(timeout=TIMEOUT)
-    assert (process.returncode, out, errors) == (130, b"", b"")
+    assert (process.returncode, out, errors) == (code, b"", b"")
     assert list((tmp_path / "out").iterdir()) == []
 
 
