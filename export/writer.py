@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from llamac import _core
 from llamac.errors import ArgumentError, ExportError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
+from llamac.export.journal import Journal
 from llamac.export.quantize import DTYPES, Lesson, Quantizer, choose_dtypes
 from llamac.flatfile import ALIGNMENT, MAGIC, NUMERICS, RECORD_BYTES, SECTIONS, VERSION, pack_record
 from llamac.progress import Progress, silent
@@ -240,12 +241,15 @@ def refuse_special(target: Path) -> None:
 def temporary_beside(target: Path) -> Iterator[BinaryIO]:
     """A new file in the target's folder; it becomes the target when the block ends well, else it vanishes.
 
-    A target that is a symbolic link stays one: the file it leads to is replaced. Permissions stay what they were."""
+    A target that is a symbolic link stays one: the file it leads to is replaced. Permissions stay what they were. Where
+    the target has a journal, the file may be one that was half-written before, and stays where the process is ended."""
     target = Path(os.path.realpath(target))
-    temporary = target.parent / _temporary_name(target)
+    journal = Journal(target)
+    is_kept = bool(journal)
+    temporary = journal.partial if is_kept else target.parent / _temporary_name(target)
     try:
         with _errors_name(target):
-            opened = open(temporary, "x+b")  # noqa: SIM115  closed by the next statement
+            opened = open(temporary, "r+b" if temporary.exists() else "x+b")  # noqa: SIM115  closed by the next statement
         with opened as file:
             with contextlib.suppress(FileNotFoundError):
                 os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
@@ -255,9 +259,12 @@ def temporary_beside(target: Path) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
         with _errors_name(target):
             os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        if is_kept:
+            journal.remove()
+    except BaseException as error:
+        if not is_kept or isinstance(error, Exception):
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
         raise
 
 
@@ -342,9 +349,14 @@ class DataStream:
                 self.flush()
 
     def flush(self) -> None:
-        self._file.seek(self.offset - len(self._pending))
+        self._file.seek(self.flushed)
         self._file.write(self._pending)
         self._pending.clear()
+
+    @property
+    def flushed(self) -> int:
+        """Up to where the file has been written."""
+        return self.offset - len(self._pending)
 
 
 def write(
@@ -354,24 +366,31 @@ def write(
     *,
     threads: int = 1,
     teach: Callable[[Slot], Lesson | None] = lambda slot: None,
+    journal: Journal | None = None,
 ) -> list[bytes]:
     """Writes the whole file and returns the tensors' hashes. Tensors go from source to file some rows at a time.
 
-    threads: that quantize. teach: what calibration knows of a slot's inputs.
+    threads: that quantize. teach: what calibration knows of a slot's inputs. journal: of the file, if there is one.
     """
     with Quantizer(threads) as quantizer:
-        return _write(file, plan, progress, quantizer, teach)
+        return _write(file, plan, progress, quantizer, teach, journal)
 
 
 def _write(
-    file: BinaryIO, plan: Plan, progress: Progress, quantizer: Quantizer, teach: Callable[[Slot], Lesson | None]
+    file: BinaryIO,
+    plan: Plan,
+    progress: Progress,
+    quantizer: Quantizer,
+    teach: Callable[[Slot], Lesson | None],
+    journal: Journal | None,
 ) -> list[bytes]:
     start = plan.offsets()["data"]
-    hashes = []
     file.truncate(plan.file_bytes)
-    stream = DataStream(file, start)
     progress("writing", 0, plan.data_bytes)
-    for slot in plan.slots:
+    hashes = _written_before(file, plan, journal, progress) if journal else []
+    noted = len(hashes)
+    stream = DataStream(file, start + (_end(plan.slots[noted - 1]) if noted else 0))
+    for slot in plan.slots[noted:]:
         digest = hashlib.sha256()
         stream.skip_to(start + slot.offset)
         written = 0
@@ -383,9 +402,32 @@ def _write(
         if written != slot.bytes:
             raise ExportError(f"tensor {slot.name} gave {written} bytes, expected {slot.bytes}")
         hashes.append(digest.digest())
+        while journal and noted < len(hashes) and start + _end(plan.slots[noted]) <= stream.flushed:
+            journal.add(hashes[noted])
+            noted += 1
     stream.flush()
     write_tables(file, plan, hashes)
     return hashes
+
+
+def _end(slot: Slot) -> int:
+    return slot.offset + slot.bytes
+
+
+def _written_before(file: BinaryIO, plan: Plan, journal: Journal, progress: Progress) -> list[bytes]:
+    """The hashes of the first tensors, as far as an earlier attempt has written them and the disk has kept them."""
+    start, good = plan.offsets()["data"], []
+    for slot, expected in zip(plan.slots, journal.hashes(), strict=False):
+        file.seek(start + slot.offset)
+        digest = hashlib.sha256()
+        for done in range(0, slot.bytes, COPY_BYTES):
+            digest.update(file.read(min(COPY_BYTES, slot.bytes - done)))
+        if digest.digest() != expected:
+            break
+        good.append(expected)
+        progress("writing", _end(slot), plan.data_bytes)
+    journal.keep(len(good))
+    return good
 
 
 def write_tables(file: BinaryIO, plan: Plan, tensor_hashes: list[bytes]) -> None:

@@ -1,6 +1,7 @@
 """The cache of converted models: a folder of flat files, each under the SHA-256 of all that decides its bytes.
 
     models/KEY.bin, KEY.json    a model, and what is known of it; the latter's time of change is that of the last use
+    models/.KEY.bin.*           one that is half-written, and export/journal.py's notes of how far
     locks/KEY.lock              held by the process that converts; the system lets go of it however that process ends
     sources/ID.json             SHA-256 of a source's files, good as long as these have the same size, times and inode
 
@@ -44,7 +45,7 @@ SETTLED_NS = 2_000_000_000
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# What llamac has converted; `llamac cache` shows and deletes it.\n"
 
 _KEY = r"[0-9a-f]{64}"
-_PARTIAL = re.compile(rf"\.({_KEY})\.bin\.[0-9a-f]+\.partial")
+_PARTIAL = re.compile(rf"\.({_KEY})\.bin(?:(?:\.[0-9a-f]+)?\.partial|\.journal)")
 _NOTE = re.compile(rf"\.?({_KEY})\.json(\.[0-9a-f]+\.partial)?")
 # What a system says that has no locks on this kind of disk.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -145,33 +146,48 @@ class Cache:
             os.utime(note)
         return file
 
-    def make(self, key: str, source: str, write: Callable[[Path], str]) -> None:
-        """Has a model written, by who has the right to (`writing`). write: is given the path, returns the dtype."""
+    def make(self, key: str, source: str, files: Mapping[str, Path], alone: bool, write: Callable[[Path], str]) -> None:
+        """Has a model written, by who has the right to (`writing`), and if that is one `alone`, from where an earlier
+        process was ended. files: the source's. write: is given the path, returns the dtype."""
+        from llamac.export.journal import Journal
+
         note, path = self._models / f"{key}.json", self.path(key)
-        _write_note(note, {"source": source, **VERSIONS})  # first, so that whatever is left behind is known to be ours
+        journal = Journal(path)
         try:
+            # first, so that whatever is left behind is known to be ours
+            _write_note(note, {"source": source, **VERSIONS})
+            if alone:
+                journal.begin(_sha256(json.dumps([_stamp(place) for place in files.values()]).encode()))
+            else:
+                journal.remove()
             dtype = write(path)
             file = FlatFile(path)
             _write_note(
                 note, {"source": source, "dtype": dtype, "id": file.id, "stamp": _model_stamp(path), **VERSIONS}
             )
             file.close()
-        except BaseException:
+        except BaseException as error:
             path.unlink(missing_ok=True)
-            note.unlink(missing_ok=True)
+            if isinstance(error, Exception) or not journal.partial.exists():
+                journal.remove()
+                note.unlink(missing_ok=True)
             raise
 
     @contextlib.contextmanager
-    def writing(self, key: str, progress: Progress = silent) -> Iterator[None]:
-        """The right to write the model with this key, waited for while another process has it. OSError if the folder
-        cannot be written. What processes that were ended have left half-written is removed."""
+    def writing(self, key: str, progress: Progress = silent) -> Iterator[bool]:
+        """The right to write the model with this key, waited for while another process has it; False where the disk
+        knows no locks, and there may be several. OSError if the folder cannot be written. What processes that were
+        ended have left half-written of other models is removed."""
+        from llamac.export.journal import Journal
+
         self._make_folders()
+        journal = Journal(self.path(key))
         with locked(self._locks / f"{key}.lock", progress) as held:
             if held:
                 for partial, owner in self._partials():
-                    if owner == key or self._is_free(owner):
+                    if partial not in (journal.path, journal.partial) and (owner == key or self._is_free(owner)):
                         partial.unlink(missing_ok=True)
-            yield
+            yield held
 
     def _make_folders(self) -> None:
         if not self.place.is_dir():
@@ -184,7 +200,7 @@ class Cache:
             tag.write_text(TAG)
 
     def _partials(self) -> Iterator[tuple[Path, str]]:
-        """(half-written file, key of its model)."""
+        """(half-written file or its journal, key of its model)."""
         for path in _listed(self._models):
             if name := _PARTIAL.fullmatch(path.name):
                 yield path, name[1]

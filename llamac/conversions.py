@@ -46,7 +46,7 @@ def converted(request: Request, cache: bool | str | Path, progress: Progress, wa
             return file
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(place.writing(key, progress))
+            alone = stack.enter_context(place.writing(key, progress))
         except OSError as error:
             warn(
                 f"the cache folder {place.place} cannot be written ({error.strerror or error}), so that what is "
@@ -63,7 +63,7 @@ def converted(request: Request, cache: bool | str | Path, progress: Progress, wa
             return dtype
 
         with _told_of_room(place.place, request.path, IN_CACHE):
-            place.make(key, request.label, write)
+            place.make(key, request.label, files_of(request.path), alone, write)
         return FlatFile(place.path(key), request.memory)
 
 

@@ -26,7 +26,7 @@ from golden.tiny_checkpoints import write_checkpoint
 from llamac import cache as cache_module
 from llamac.cache import Cache
 from llamac.errors import ArgumentError, ArgumentTypeError, ExportError, TokenizerError, UnsupportedError
-from llamac.export import convert
+from llamac.export import convert, export, writer
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.quantize import nearest_dtypes
 from llamac.sources import files_of, open_model
@@ -481,15 +481,122 @@ def test_a_limit_of_a_files_size_is_told_with_its_name(to: str, source: Path, tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_conversion_leaves_nothing(checkpoint_folder: Path, place: Path) -> None:
+def interrupted(source: Path, share: float) -> None:
+    """A conversion that Ctrl-C breaks off when a share of its bytes is written."""
+
     def interrupt(phase: str, done: int, total: int) -> None:
-        if phase == "writing" and done:
+        if phase == "writing" and done > share * total:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        llamac.load(checkpoint_folder, progress=interrupt)
+        llamac.load(source, progress=interrupt)
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of tensors that are written. Small blocks reach the disk at once."""
+    names: list[str] = []
+    as_before = writer._chunks_as_stored
+
+    def note(slot: writer.Slot, *arguments: Any) -> Any:
+        names.append(slot.name)
+        return as_before(slot, *arguments)
+
+    monkeypatch.setattr(writer, "_chunks_as_stored", note)
+    monkeypatch.setattr(writer, "BLOCK_BYTES", 256)
+    return names
+
+
+def left(place: Path) -> tuple[Path, Path]:
+    """(half-written file, journal) of the one conversion that was broken off."""
+    (partial,) = (place / "models").glob(".*.partial")
+    (journal,) = (place / "models").glob(".*.journal")
+    return partial, journal
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.999])
+def test_a_conversion_goes_on_where_it_was(
+    share: float, checkpoint_folder: Path, place: Path, written: list[str], tmp_path: Path
+) -> None:
+    export(checkpoint_folder, tmp_path / "expected.bin", dtype="auto", probe_source=None)
+    names = list(written)
+    for _ in range(2):
+        written.clear()
+        interrupted(checkpoint_folder, share)
+    assert Cache(place).entries()[0].problem == "half-written"
+    done = len(left(place)[1].read_text().splitlines()) - 1
+    assert 0 < done < len(names)
+    written.clear()
+    logits(checkpoint_folder)
+    assert written == names[done:]
+    (model,) = models_in(place)
+    assert model.read_bytes() == (tmp_path / "expected.bin").read_bytes()
+    assert sorted(path.name for path in (place / "models").iterdir()) == [model.name, f"{model.stem}.json"]
+
+
+@pytest.mark.parametrize("what", ["touched", "damaged", "cut", "gone", "torn", "nonsense"])
+def test_of_what_was_half_written_only_the_sound_part_is_used(
+    what: str, checkpoint_folder: Path, place: Path, written: list[str], tmp_path: Path
+) -> None:
+    export(checkpoint_folder, tmp_path / "expected.bin", dtype="auto", probe_source=None)
+    names = list(written)
+    interrupted(checkpoint_folder, 0.5)
+    partial, journal = left(place)
+    lines = journal.read_text().splitlines()
+    assert len(lines) > 10
+    taken = 0
+    if what == "touched":
+        os.utime(checkpoint_folder / "config.json")
+    elif what == "damaged":
+        taken = 5
+        with llamac.load(tmp_path / "expected.bin") as model:
+            flip(partial, next(tensor.offset for tensor in model.file.tensors if tensor.name == names[taken]))
+    elif what == "cut":
+        os.truncate(partial, 1000)
+    elif what == "gone":
+        partial.unlink()
+    elif what == "torn":
+        journal.write_text("\n".join(lines[:3]) + "\nabc")
+        taken = 2
+    else:
+        journal.write_bytes(b"\xff" * 100)
+    written.clear()
+    logits(checkpoint_folder)
+    assert written == names[taken:]
+    assert models_in(place)[0].read_bytes() == (tmp_path / "expected.bin").read_bytes()
+
+
+def test_a_conversion_that_fails_leaves_nothing(checkpoint_folder: Path, place: Path, written: list[str]) -> None:
+    interrupted(checkpoint_folder, 0.5)
+    assert left(place)
+
+    def fail(phase: str, done: int, total: int) -> None:
+        if phase == "writing" and done == total:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(ExportError, match="no room"):
+        llamac.load(checkpoint_folder, progress=fail)
     assert list((place / "models").iterdir()) == []
-    assert phases(checkpoint_folder) >= {"writing"}
+
+
+def test_what_is_left_of_a_conversion_can_be_pruned(checkpoint_folder: Path, place: Path, written: list[str]) -> None:
+    interrupted(checkpoint_folder, 0.5)
+    Cache(place).prune()
+    assert list((place / "models").iterdir()) == []
+
+
+def test_without_locks_no_conversion_goes_on(
+    checkpoint_folder: Path, place: Path, written: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be others at it."""
+    interrupted(checkpoint_folder, 0.5)
+    count = len(written)
+    monkeypatch.setattr(cache_module, "fcntl", None)
+    interrupted(checkpoint_folder, 0.5)
+    assert list((place / "models").iterdir()) == []
+    written.clear()
+    logits(checkpoint_folder)
+    assert len(written) > count
 
 
 def test_what_cannot_be_converted_leaves_nothing(place: Path, tmp_path: Path) -> None:
