@@ -185,8 +185,9 @@ class Cache:
         with locked(self._locks / f"{key}.lock", progress) as held:
             if held:
                 for partial, owner in self._partials():
-                    if partial not in (journal.path, journal.partial) and (owner == key or self._is_free(owner)):
-                        partial.unlink(missing_ok=True)
+                    with contextlib.nullcontext(True) if owner == key else self._alone(owner) as alone:
+                        if alone and partial not in (journal.path, journal.partial):
+                            partial.unlink(missing_ok=True)
             yield held
 
     def _make_folders(self) -> None:
@@ -207,14 +208,21 @@ class Cache:
 
     def _is_free(self, key: str) -> bool:
         """Whether no process is writing this model now."""
-        lock = self._locks / f"{key}.lock"
-        if not lock.exists():
+        if not (self._locks / f"{key}.lock").exists():
             return True
-        try:
-            with locked(lock, wait=False) as held:
-                return held
-        except BlockingIOError:
-            return False
+        with self._alone(key) as alone:
+            return alone
+
+    @contextlib.contextmanager
+    def _alone(self, key: str) -> Iterator[bool]:
+        """Whether no process is writing this model; then none begins to while the block runs."""
+        self._locks.mkdir(exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            try:
+                alone = stack.enter_context(locked(self._locks / f"{key}.lock", wait=False))
+            except BlockingIOError:
+                alone = False
+            yield alone
 
     # ---- what there is, and less of it
 
@@ -230,6 +238,7 @@ class Cache:
             size = _size_of(self.path(name[1]))
             problem = None
             if "id" not in known:
+                size += sum(_size_of(partial) for partial, owner in self._partials() if owner == name[1])
                 problem = "half-written" if self._is_free(name[1]) else "being converted"
             elif not size:
                 problem = "the model is gone"
@@ -254,6 +263,7 @@ class Cache:
         """
         now, gone = time.time(), []
         entries = self.entries()
+        known = {entry.key for entry in entries}
         size = sum(entry.bytes for entry in entries)
         # the models that nobody asks for come first: what they take need not be taken from others
         for entry in sorted(entries, key=lambda entry: (entry.problem is None, entry.used)):
@@ -264,14 +274,21 @@ class Cache:
                 reason = reason or f"not used for {(now - entry.used) / 86400:.1f} days"
             if max_bytes is not None and size > max_bytes:
                 reason = reason or "the cache is too large"
-            if reason is None or not self._is_free(entry.key):
+            if reason is None:
                 continue
-            size -= entry.bytes
-            gone.append(Removal(entry.source, reason, entry.bytes))
-            if not dry_run:
-                self.path(entry.key).unlink(missing_ok=True)
-                (self._models / f"{entry.key}.json").unlink(missing_ok=True)
-        gone += self._remove(((path, "half-written") for path, key in self._partials() if self._is_free(key)), dry_run)
+            with self._alone(entry.key) as alone:
+                if not alone:
+                    continue
+                size -= entry.bytes
+                gone.append(Removal(entry.source, reason, entry.bytes))
+                parts = [partial for partial, owner in self._partials() if owner == entry.key]
+                for path in (self.path(entry.key), *parts, self._models / f"{entry.key}.json"):
+                    if not dry_run:
+                        path.unlink(missing_ok=True)
+        for partial, owner in self._partials():
+            with self._alone(owner) as alone:
+                if alone and owner not in known:
+                    gone += self._remove([(partial, "half-written")], dry_run)
         gone += self._remove(self._stale_notes(everything), dry_run)
         if not dry_run:
             self._remove_locks()

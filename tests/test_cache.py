@@ -581,7 +581,14 @@ def test_a_conversion_that_fails_leaves_nothing(checkpoint_folder: Path, place: 
 
 def test_what_is_left_of_a_conversion_can_be_pruned(checkpoint_folder: Path, place: Path, written: list[str]) -> None:
     interrupted(checkpoint_folder, 0.5)
-    Cache(place).prune()
+    shutil.rmtree(place / "locks")
+    sizes = sum(path.stat().st_size for path in left(place))
+    cache = Cache(place)
+    removal = cache_module.Removal(str(checkpoint_folder), "half-written", sizes)
+    assert [entry.bytes for entry in cache.entries()] == [sizes]
+    assert cache.prune(dry_run=True) == [removal]
+    assert left(place)
+    assert cache.prune() == [removal]
     assert list((place / "models").iterdir()) == []
 
 
