@@ -19,7 +19,7 @@ from llamac.arguments import Adapter, adapters, file_path, whole_number, wrong_t
 from llamac.errors import ArgumentError, ArgumentTypeError, ExportError, LlamacError, TokenizerError, UnsupportedError
 from llamac.export.calibrate import TEXT_CHARACTERS, calibrate, disk_bytes, float_model, sequences_of
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.journal import Journal
+from llamac.export.journal import journal_of
 from llamac.export.lfs import HEAD_BYTES, refuse_pointer
 from llamac.export.quantize import FOUR_BITS, Lesson, choose_dtypes, nearest_dtypes, widen_coarse
 from llamac.export.vocab import Room, Vocabulary, find_tokenizer, load_vocabulary
@@ -477,7 +477,7 @@ def _write_flat(
     _check_room(out, checkpoint, plan, matrices)
     with temporary_beside(out) as file, contextlib.ExitStack() as stack:
         teach = _teacher(checkpoint, matrices, sequences, Path(file.name).parent, progress, stack)
-        hashes = write(file, plan, progress, threads=matrices.threads, teach=teach, journal=Journal(out))
+        hashes = write(file, plan, progress, threads=matrices.threads, teach=teach, journal=journal_of(out))
         stack.close()
         if probe_set is not None:
             # the engine's own logits need the finished file; their records have the same size as the empty ones
@@ -508,7 +508,8 @@ def _check_room(out: Path, checkpoint: Checkpoint, plan: Plan, matrices: Matrice
     needed = plan.file_bytes
     if matrices.calibrate is not None:
         needed = disk_bytes(checkpoint, _own_dtype(checkpoint), needed)
-    check_space(out, needed - Journal(out).bytes_on_disk())
+    journal = journal_of(out)
+    check_space(out, needed - (journal.bytes_on_disk() if journal else 0))
 
 
 def _teacher(

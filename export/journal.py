@@ -1,8 +1,8 @@
 """What is left of a conversion that was broken off, and what the next attempt at the same file takes of it.
 
-Where .NAME.journal lies beside a target, the half-written file is .NAME.partial, and both stay when the process is
-ended. The journal's first line says what is converted, each further one is the SHA-256 of a tensor that is written. Who
-makes it (the cache) sees to it that all attempts are at the same bytes, and that there is one at a time.
+Beside the target, .NAME.partial is half-written, and .NAME.journal tells how far: its first line says what is
+converted, each further one is the SHA-256 of a tensor that is written. Both stay when the process is ended. Who keeps a
+journal (the cache) sees to it that all attempts are at the same bytes, one at a time, in a folder of its own.
 """
 
 from __future__ import annotations
@@ -10,24 +10,30 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 
 class Journal:
-    """The journal of a target, which need not be there."""
+    """The journal of a target; its files need not be there."""
 
     def __init__(self, target: Path) -> None:
+        self.target = target = Path(os.path.realpath(target))
         self.path = target.with_name(f".{target.name}.journal")
         self.partial = target.with_name(f".{target.name}.partial")
 
-    def __bool__(self) -> bool:
-        return self.path.is_file()
-
-    def begin(self, what: str) -> None:
-        """Makes the journal of an attempt; what is left of one at something else is removed."""
+    @contextlib.contextmanager
+    def kept(self, what: str) -> Iterator[None]:
+        """An attempt at the target. What is left of one at something else is removed first."""
         if self._lines()[:1] != [what]:
             self.remove()
             self.path.write_text(f"{what}\n")
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
 
     def hashes(self) -> list[bytes]:
         """The hashes of the tensors that are written, the first ones of the file."""
@@ -50,9 +56,21 @@ class Journal:
     def bytes_on_disk(self) -> int:
         """What the half-written file takes already."""
         with contextlib.suppress(OSError, AttributeError):
-            return os.stat(self.partial).st_blocks * 512 if self else 0
+            return os.stat(self.partial).st_blocks * 512
         return 0
 
     def _lines(self) -> list[str]:
         """The lines that are whole."""
-        return self.path.read_text("ascii", "replace").split("\n")[:-1] if self else []
+        try:
+            return self.path.read_text("ascii", "replace").split("\n")[:-1]
+        except FileNotFoundError:
+            return []
+
+
+_current: ContextVar[Journal | None] = ContextVar("journal", default=None)
+
+
+def journal_of(target: Path) -> Journal | None:
+    """The journal that is kept of a target now."""
+    journal = _current.get()
+    return journal if journal is not None and journal.target == Path(os.path.realpath(target)) else None

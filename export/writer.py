@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from llamac import _core
 from llamac.errors import ArgumentError, ExportError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
-from llamac.export.journal import Journal
+from llamac.export.journal import Journal, journal_of
 from llamac.export.quantize import DTYPES, Lesson, Quantizer, choose_dtypes
 from llamac.flatfile import ALIGNMENT, MAGIC, NUMERICS, RECORD_BYTES, SECTIONS, VERSION, pack_record
 from llamac.progress import Progress, silent
@@ -242,11 +242,10 @@ def temporary_beside(target: Path) -> Iterator[BinaryIO]:
     """A new file in the target's folder; it becomes the target when the block ends well, else it vanishes.
 
     A target that is a symbolic link stays one: the file it leads to is replaced. Permissions stay what they were. Where
-    the target has a journal, the file may be one that was half-written before, and stays where the process is ended."""
+    a journal is kept of it, the file may be one that was half-written before, and stays where the process is ended."""
     target = Path(os.path.realpath(target))
-    journal = Journal(target)
-    is_kept = bool(journal)
-    temporary = journal.partial if is_kept else target.parent / _temporary_name(target)
+    journal = journal_of(target)
+    temporary = journal.partial if journal else target.parent / _temporary_name(target)
     try:
         with _errors_name(target):
             opened = open(temporary, "r+b" if temporary.exists() else "x+b")  # noqa: SIM115  closed by the next statement
@@ -259,10 +258,10 @@ def temporary_beside(target: Path) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
         with _errors_name(target):
             os.replace(temporary, target)
-        if is_kept:
+        if journal:
             journal.remove()
     except BaseException as error:
-        if not is_kept or isinstance(error, Exception):
+        if not journal or isinstance(error, Exception):
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
         raise

@@ -156,11 +156,11 @@ class Cache:
         try:
             # first, so that whatever is left behind is known to be ours
             _write_note(note, {"source": source, **VERSIONS})
-            if alone:
-                journal.begin(_sha256(json.dumps([_stamp(place) for place in files.values()]).encode()))
-            else:
+            stamps = json.dumps([_stamp(place) for place in files.values()])
+            if not alone:
                 journal.remove()
-            dtype = write(path)
+            with journal.kept(_sha256(stamps.encode())) if alone else contextlib.nullcontext():
+                dtype = write(path)
             file = FlatFile(path)
             _write_note(
                 note, {"source": source, "dtype": dtype, "id": file.id, "stamp": _model_stamp(path), **VERSIONS}
@@ -186,7 +186,7 @@ class Cache:
             if held:
                 for partial, owner in self._partials():
                     with contextlib.nullcontext(True) if owner == key else self._alone(owner) as alone:
-                        if alone and partial not in (journal.path, journal.partial):
+                        if alone and partial.name not in (journal.path.name, journal.partial.name):
                             partial.unlink(missing_ok=True)
             yield held
 
@@ -263,7 +263,7 @@ class Cache:
         """
         now, gone = time.time(), []
         entries = self.entries()
-        known = {entry.key for entry in entries}
+        pruned = set()
         size = sum(entry.bytes for entry in entries)
         # the models that nobody asks for come first: what they take need not be taken from others
         for entry in sorted(entries, key=lambda entry: (entry.problem is None, entry.used)):
@@ -280,6 +280,7 @@ class Cache:
                 if not alone:
                     continue
                 size -= entry.bytes
+                pruned.add(entry.key)
                 gone.append(Removal(entry.source, reason, entry.bytes))
                 parts = [partial for partial, owner in self._partials() if owner == entry.key]
                 for path in (self.path(entry.key), *parts, self._models / f"{entry.key}.json"):
@@ -287,7 +288,7 @@ class Cache:
                         path.unlink(missing_ok=True)
         for partial, owner in self._partials():
             with self._alone(owner) as alone:
-                if alone and owner not in known:
+                if alone and owner not in pruned:
                     gone += self._remove([(partial, "half-written")], dry_run)
         gone += self._remove(self._stale_notes(everything), dry_run)
         if not dry_run:

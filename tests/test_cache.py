@@ -566,6 +566,17 @@ def test_of_what_was_half_written_only_the_sound_part_is_used(
     assert models_in(place)[0].read_bytes() == (tmp_path / "expected.bin").read_bytes()
 
 
+def test_no_journal_is_believed_that_nobody_keeps(checkpoint_folder: Path, tmp_path: Path) -> None:
+    """In a folder that others may write to it could lead to any file."""
+    (tmp_path / "victim").write_bytes(b"mine")
+    (tmp_path / ".out.bin.partial").symlink_to(tmp_path / "victim")
+    (tmp_path / ".out.bin.journal").write_text("what\n")
+    export(checkpoint_folder, tmp_path / "out.bin", probe_source=None)
+    assert (tmp_path / "victim").read_bytes() == b"mine"
+    assert (tmp_path / ".out.bin.partial").is_symlink()
+    assert (tmp_path / ".out.bin.journal").exists()
+
+
 def test_a_conversion_that_fails_leaves_nothing(checkpoint_folder: Path, place: Path, written: list[str]) -> None:
     interrupted(checkpoint_folder, 0.5)
     assert left(place)
