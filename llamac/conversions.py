@@ -57,13 +57,13 @@ def converted(request: Request, cache: bool | str | Path, progress: Progress, wa
         if file := place.find(key, request.memory):  # another process has converted it meanwhile
             return file
 
-        def write(path: Path) -> str:
-            dtype = _convert(request, path, IN_CACHE, progress, warn)
+        def write(path: Path, partial: Path) -> str:
+            dtype = _convert(request, path, partial, IN_CACHE, progress, warn)
             if place.digests(request.path, files_of(request.path), progress) != digests:
                 raise ExportError(f"{request.path} has changed while it was converted: run this again")
             return dtype
 
-        place.make(key, request.label, write)
+        place.make(key, request.label, files_of(request.path), write)
         return FlatFile(place.path(key), request.memory)
 
 
@@ -71,14 +71,16 @@ def _temporary(request: Request, progress: Progress, warn: Warn) -> FlatFile:
     """A file that has no name any more when it is returned: its space is free as soon as it is closed."""
     with tempfile.TemporaryDirectory(prefix="llamac-") as place:
         path = Path(place, "model.bin")
-        _convert(request, path, "TMPDIR names another folder", progress, warn)
+        _convert(request, path, None, "TMPDIR names another folder", progress, warn)
         file = FlatFile(path, request.memory)
         file.path = request.path  # what messages about it name
         return file
 
 
-def _convert(request: Request, out: Path, advice: str, progress: Progress, warn: Warn) -> str:
-    """Converts, and returns the dtype of most matrices. advice: what helps where the disk is full."""
+def _convert(
+    request: Request, out: Path, partial: Path | None, advice: str, progress: Progress, warn: Warn
+) -> str:
+    """Converts, and returns the dtype of most matrices. partial: as `export` has it. advice: for a full disk."""
     from llamac.export.convert import export
     from llamac.export.writer import NoRoomError
 
@@ -90,6 +92,7 @@ def _convert(request: Request, out: Path, advice: str, progress: Progress, warn:
             name=request.name,
             tokenizer=None if request.tokenizer else False,
             overwrite=True,
+            partial=partial,
             probe_source="auto" if request.probes else None,
             progress=progress,
         )
