@@ -128,9 +128,10 @@ def export(
     if threads is not None and whole_number(threads, "threads") < 1:
         raise ArgumentError(f"threads is {threads}, expected at least 1")
     _check_target(out, to, overwrite)
-    source, own_name = find(given, progress)
-    if not source.exists():
-        raise ExportError(f"{source} does not exist")
+    try:
+        source, own_name = find(given, progress)
+    except FileNotFoundError as error:
+        raise ExportError(f"{error.filename}: {error.strerror}") from None
     warnings: list[str] = []
     checkpoint = _with_adapters(read_checkpoint(source, warnings, progress), lora, probe_source)
     checkpoint.tensors = {name: tensor.finite(name) for name, tensor in checkpoint.tensors.items()}
@@ -329,7 +330,7 @@ def _warn_of_quantized(checkpoint: Checkpoint, dtype: str, warnings: list[str]) 
 
 # ---- tokenizer
 
-IDS_ONLY = "the file takes and gives token ids only (--tokenizer adds one)"
+IDS_ONLY = "without one it takes and gives token ids only (`export --tokenizer` adds one, `run -z` uses one)"
 
 
 def attach_tokenizer(

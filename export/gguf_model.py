@@ -35,8 +35,9 @@ def read(path: Path, warnings: list[str], *, complete: bool = True) -> Checkpoin
     file = open_gguf(path)
     name, _ = architecture(file.values)
     if EMBEDDING not in file.tensors:
-        what = "no tensors: it is a vocabulary" if not file.tensors else f"no tensor {EMBEDDING}"
-        raise ExportError(f"{path} holds {what}")
+        if not file.tensors:
+            raise ExportError(f"{path} holds no tensors: it is a vocabulary, for `run -z` and Tokenizer.from_file")
+        raise ExportError(f"{path} holds no tensor {EMBEDDING}")
     factors = {kind: file.tensors[full].vector().array() for kind, full in ROPE_FACTORS.items() if full in file.tensors}
     used = dict(file.tensors)
     for kind in factors:

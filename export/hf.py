@@ -40,7 +40,9 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     the config, or all tensors that are missing, surplus, misshaped or of an unknown dtype, at once.
     """
     if not (folder / "config.json").is_file():
-        raise ExportError(f"{folder} is no Hugging Face directory: there is no config.json in it")
+        raise ExportError(
+            f"{folder} is no Hugging Face directory: there is no config.json in it{_what_is_there(folder)}"
+        )
     values = read_object(folder / "config.json")
     config = parse_config(values, warnings)
     family = FAMILIES[values["model_type"]]
@@ -81,10 +83,16 @@ def _read_weights(folder: Path, warnings: list[str]) -> tuple[list[str], Stored]
             files, stored = _read_shards(folder, index, reader)
             return [index, *files], stored
     names = " nor ".join(name for name, _ in SOURCES)
+    raise ExportError(
+        f"{folder} has no weights: neither {names}, whole or in shards with an index{_what_is_there(folder)}"
+    )
+
+
+def _what_is_there(folder: Path) -> str:
+    """What of a folder could be meant for a model."""
     endings = (".safetensors", ".bin", ".pth", ".pt", ".gguf")
-    others = sorted(path.name for path in folder.iterdir() if path.name.endswith(endings))
-    found = f"; what is there: {', '.join(others[:8])}" if others else ""
-    raise ExportError(f"{folder} has no weights: neither {names}, whole or in shards with an index{found}")
+    found = sorted(path.name for path in folder.iterdir() if path.name.endswith(endings))
+    return f"; what is there: {', '.join(found[:8])}" if found else ""
 
 
 def _read_shards(folder: Path, index: str, reader: Callable[[Path], Stored]) -> tuple[list[str], Stored]:

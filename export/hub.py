@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from llamac.cache import Cache, digests_of, locked, sha256_of_file
-from llamac.errors import ArgumentError, HubError, UnsupportedError
+from llamac.errors import ArgumentError, HubError, LlamacError, UnsupportedError
 from llamac.progress import Progress
 from llamac.sources import HF_WEIGHTS, HUB, files_of, gguf_models
 
@@ -35,6 +35,7 @@ TEMPLATES = "additional_chat_templates/"
 PICKLES = tuple(name for name in HF_WEIGHTS if ".bin" in name)
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EIO)
 WEIGHTS = (".safetensors", ".bin", ".gguf")
+OLDEST_CLIENT = (1, 3)  # pyproject.toml asks for no older one, but other packages may have brought one
 ATTEMPTS = 5  # one after another without a single byte
 PAUSE_S = 0.5
 SHOWN = 12  # names in a message
@@ -111,6 +112,12 @@ def _client() -> Any:
         raise UnsupportedError(
             "models on the Hugging Face Hub need its client: pip install 'llamac[hub]' (or huggingface_hub)"
         ) from None
+    version = str(huggingface_hub.__version__)
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST_CLIENT:
+        raise UnsupportedError(
+            f"huggingface_hub {version} is too old, models on the Hugging Face Hub need "
+            f"{'.'.join(map(str, OLDEST_CLIENT))} or newer: pip install --upgrade huggingface_hub"
+        )
     return huggingface_hub
 
 
@@ -145,6 +152,8 @@ def _hub_errors(client: Any, wanted: Wanted) -> Iterator[None]:
     page = f"{client.constants.ENDPOINT}/{wanted.repo}"
     try:
         yield
+    except LlamacError:  # HubError is an OSError, too
+        raise
     except kinds.GatedRepoError:
         raise HubError(
             f"{HUB}{wanted.repo} is gated: accept its conditions at {page} and give your token in HF_TOKEN"
@@ -166,7 +175,8 @@ def _hub_errors(client: Any, wanted: Wanted) -> Iterator[None]:
         status = error.response.status_code if error.response is not None else 0
         if status >= 500 or status == 429:
             raise _Unreachable(_first_line(error)) from None
-        raise HubError(f"{HUB}{wanted.repo}: {_first_line(error)}") from None
+        token = "; does the hub know your token (HF_TOKEN, or what `hf auth login` has stored)?"
+        raise HubError(f"{HUB}{wanted.repo}: {_first_line(error)}{token if status in (401, 403) else ''}") from None
     except _network_errors(client) as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             raise HubError(f"{client.constants.HF_HUB_CACHE}, the client's cache: {error.strerror}") from None
@@ -176,6 +186,16 @@ def _hub_errors(client: Any, wanted: Wanted) -> Iterator[None]:
 def _network_errors(client: Any) -> tuple[type[BaseException], ...]:
     """The client's HTTP library differs between its versions: its errors are what the client's own derive from."""
     return (OSError, *client.errors.HfHubHTTPError.__bases__)
+
+
+def _chunk_errors() -> tuple[type[BaseException], ...]:
+    """What tells that the hub's own protocol (Xet) has failed: where it does, HTTP may do."""
+    try:
+        import hf_xet
+    except ImportError:
+        return ()
+    own = (value for value in vars(hf_xet).values() if isinstance(value, type) and issubclass(value, Exception))
+    return (RuntimeError, *own)
 
 
 def _first_line(error: BaseException) -> str:
@@ -279,11 +299,14 @@ class _Downloads:
         is_checked = is_new and (name in self._files.known or name.endswith(WEIGHTS)) and self._bring_large(name, bar)
         # the first one by the revision's name: so the client notes which commit that is, for when there is no network
         revision = commit if self._is_noted else wanted.revision
-        path = client.hf_hub_download(
-            wanted.repo, name, revision=revision, tqdm_class=bar, library_name="llamac", etag_timeout=20
-        )
+        ask = partial(client.hf_hub_download, wanted.repo, name, tqdm_class=bar, library_name="llamac", etag_timeout=20)
+        try:
+            path = ask(revision=revision)
+        except _chunk_errors():
+            is_checked = self._bring_large(name, bar, in_chunks=False)
+            path = ask(revision=revision)
         if not self._is_noted and f"/snapshots/{commit}/" not in path.replace(os.sep, "/"):  # it has just moved on
-            path = client.hf_hub_download(wanted.repo, name, revision=commit, tqdm_class=bar, library_name="llamac")
+            path = ask(revision=commit)
         self._is_noted = True
         self._before += self._files.sizes.get(name, 0)
         if is_new and not is_checked:
@@ -326,16 +349,16 @@ class _Downloads:
 
         return Bar
 
-    def _bring_large(self, name: str, bar: Callable[..., Any]) -> bool:
+    def _bring_large(self, name: str, bar: Callable[..., Any], in_chunks: bool = True) -> bool:
         """Downloads a large file to where the client looks for it, from the byte on at which an earlier process was
         broken off; the client itself would begin anew. False where this is left to the client: the file is a small
-        one, or comes in the hub's own chunks (Xet), several at a time."""
+        one, or comes in the hub's own chunks (Xet), several at a time, if it may (`in_chunks`)."""
         client, repo = self._client, self._wanted.repo
         url = client.hf_hub_url(repo, name, revision=self._files.commit)
         found = client.get_hf_file_metadata(url)
         etag, size = str(found.etag), found.size  # of a large file it is its SHA-256
         has_xet = not client.constants.HF_HUB_DISABLE_XET and find_spec("hf_xet") is not None
-        in_chunks = found.xet_file_data is not None and has_xet
+        in_chunks = in_chunks and found.xet_file_data is not None and has_xet
         if not _SHA256.fullmatch(etag) or size is None or in_chunks:
             return False
         blob = _place(client, self._wanted) / "blobs" / etag

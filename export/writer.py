@@ -8,6 +8,7 @@ data, so that a file that was broken off tells how far it came, and the next one
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -37,6 +38,7 @@ F16_OVERFLOW = 65520.0
 BF16_OVERFLOW = float.fromhex("0x1.ffp127")
 QUANTIZED_OVERFLOW = 2.0**120
 COPY_BYTES = 1 << 24
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a system says where a file cannot grow
 # A system keeps what is written in pieces as large as the writes, and maps pieces of 2 MiB at once: weights of a file
 # that was just written are read a tenth faster then (bench/LOG.md).
 BLOCK_BYTES = 1 << 21
@@ -254,9 +256,10 @@ def temporary_beside(target: Path, partial: Path | None = None) -> Iterator[Bina
         with opened as file:
             with contextlib.suppress(FileNotFoundError):
                 os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+            with _errors_name(target, *NO_ROOM):
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
         with _errors_name(target):
             os.replace(temporary, target)
     except BaseException as error:
@@ -279,7 +282,8 @@ def temporary_folder(target: Path) -> Iterator[Path]:
     try:
         with _errors_name(target):
             folder.mkdir()
-        yield folder
+        with _errors_name(target, *NO_ROOM):
+            yield folder
         with _errors_name(target):
             if not is_there:
                 os.replace(folder, target)
@@ -300,11 +304,13 @@ def _temporary_name(target: Path) -> str:
 
 
 @contextlib.contextmanager
-def _errors_name(target: Path) -> Iterator[None]:
-    """Errors of the system speak of the target: nobody knows the temporary file's name."""
+def _errors_name(target: Path, *kinds: int) -> Iterator[None]:
+    """Errors of the system, all or those of some kinds, speak of the target: nobody knows the temporary file's name."""
     try:
         yield
     except OSError as error:
+        if kinds and error.errno not in kinds:
+            raise
         raise OSError(error.errno, error.strerror, str(target)) from None
 
 

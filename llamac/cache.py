@@ -26,7 +26,7 @@ from typing import Any
 
 from llamac import __version__
 from llamac.arguments import file_path
-from llamac.errors import LlamacError
+from llamac.errors import ArgumentError, LlamacError
 from llamac.flatfile import NUMERICS, SECTIONS, VERSION, FlatFile
 from llamac.progress import Progress, silent
 
@@ -55,11 +55,15 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 
 def folder() -> Path:
     """Where the cache is: LLAMAC_CACHE, or the folder llamac in XDG_CACHE_HOME, or ~/.cache/llamac."""
-    own = os.environ.get("LLAMAC_CACHE")
-    if own:
-        return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME", "")  # a relative one is to be ignored, says its specification
-    return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "llamac"
+    named = os.environ.get("LLAMAC_CACHE") or os.path.join(base if os.path.isabs(base) else "~/.cache", "llamac")
+    place = os.path.expanduser(named)
+    if place.startswith("~"):
+        raise ArgumentError(
+            f"the cache would be {named}, but there is no such home folder: LLAMAC_CACHE names another folder, "
+            "--no-cache (cache=False) does without"
+        )
+    return Path(place)
 
 
 def cache_in(place: bool | str | Path) -> Cache | None:
@@ -182,7 +186,8 @@ class Cache:
 
     def _make_folders(self) -> None:
         if not self.place.is_dir():
-            self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # another process was faster, or it is a file: told by the next
+                self.place.mkdir(mode=0o700, parents=True)
         for part in (self._models, self._sources, self._locks):
             part.mkdir(exist_ok=True)
         tag = self.place / "CACHEDIR.TAG"  # backups leave such folders out
@@ -389,7 +394,7 @@ def _listed(place: Path) -> list[Path]:
     """The regular files of a folder; none if there is no such folder."""
     try:
         return sorted(path for path in place.iterdir() if path.is_file() and not path.is_symlink())
-    except OSError:
+    except FileNotFoundError:
         return []
 
 

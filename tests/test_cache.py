@@ -6,51 +6,30 @@ import errno
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from opened_sources import IDS, flip, logits, models_in, phases, start
 from vocab_samples import tokenizer_json, write_json
 
 import llamac
 from builders import write_llama2c_v0
+from commands import Command
 from golden.cases import CASES
 from golden.tiny_checkpoints import write_checkpoint
 from llamac import cache as cache_module
 from llamac.cache import Cache
-from llamac.errors import ArgumentTypeError, ExportError, TokenizerError, UnsupportedError
-from llamac.export import convert, writer
+from llamac.errors import ArgumentError, ArgumentTypeError, ExportError, TokenizerError, UnsupportedError
+from llamac.export import convert
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.quantize import nearest_dtypes
-from llamac.flatfile import FlatFile
 from llamac.sources import files_of, open_model
-from processes import TIMEOUT, output_of
+from processes import TIMEOUT, output_of, run_python
 
 LLAMA = CASES["llama"].config
-IDS = [1, 5, 9]
-
-
-def logits(source: Path, **settings: Any) -> bytes:
-    with llamac.load(source, **settings) as model:
-        return model.logits(IDS).tobytes()
-
-
-def phases(source: Path, **settings: Any) -> set[str]:
-    """What opening a source had to do."""
-    found = set()
-    llamac.load(source, progress=lambda phase, done, total: found.add(phase), **settings).close()
-    return found
-
-
-def models_in(place: Path) -> list[Path]:
-    return sorted((place / "models").glob("*.bin"))
 
 
 # ---- once
@@ -234,12 +213,6 @@ def test_a_change_on_the_way_is_an_error(checkpoint_folder: Path, place: Path) -
 # ---- damage
 
 
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -297,22 +270,6 @@ def test_notes_of_nonsense_are_not_believed(checkpoint_folder: Path, place: Path
 
 # ---- several processes
 
-OPEN = """
-import sys
-import llamac
-def tell(phase, done, total):
-    if done == 0:
-        print(phase, flush=True)
-    {}
-with llamac.load(sys.argv[1], progress=tell) as model:
-    print("logits", model.logits([1, 5, 9]).tobytes().hex(), flush=True)
-"""
-
-
-def start(source: Path, also: str = "pass") -> subprocess.Popen[str]:
-    code = textwrap.dedent(OPEN.format(also))
-    return subprocess.Popen([sys.executable, "-c", code, str(source)], stdout=subprocess.PIPE, text=True)
-
 
 def test_of_two_processes_one_converts_and_the_other_waits(checkpoint_folder: Path, place: Path) -> None:
     digests = Cache(place).digests(checkpoint_folder, files_of(checkpoint_folder))
@@ -342,123 +299,6 @@ def test_threads_of_a_process_convert_once(checkpoint_folder: Path, place: Path)
     assert len(models_in(place)) == 1
 
 
-# ---- broken off
-
-
-def names_in(place: Path) -> list[str]:
-    return sorted(path.name for path in (place / "models").iterdir())
-
-
-@pytest.fixture
-def packed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the tensors that are converted while a test runs."""
-    names: list[str] = []
-    pack = writer._chunks_as_stored
-
-    def note(slot: writer.Slot, *others: Any) -> Iterator[bytes]:
-        names.append(slot.name)
-        return pack(slot, *others)
-
-    monkeypatch.setattr(writer, "_chunks_as_stored", note)
-    return names
-
-
-@pytest.mark.parametrize("moment", ["done == 0", "done > total / 2"])
-def test_what_a_killed_process_left_is_gone_on_with(
-    moment: str, checkpoint_folder: Path, place: Path, packed: list[str]
-) -> None:
-    expected = logits(checkpoint_folder, cache=False)
-    everything = packed[:]
-    packed.clear()
-    also = f"if phase == 'writing' and {moment}: import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"
-    process = start(checkpoint_folder, also)
-    process.communicate(timeout=TIMEOUT)
-    assert process.returncode == -signal.SIGKILL
-    (entry,) = Cache(place).entries()
-    assert entry.problem == "half-written"
-    assert names_in(place)[0].endswith(".partial")
-    assert logits(checkpoint_folder) == expected
-    (model,) = models_in(place)
-    assert names_in(place) == [model.name, f"{model.stem}.json"]
-    assert [entry.problem for entry in Cache(place).entries()] == [None]
-    file = FlatFile(model)
-    assert [problem for _, problem in file.verify_data() if problem] == []
-    file.close()
-    if moment == "done == 0":
-        assert packed == everything
-
-
-def interrupt(phase: str, done: int, total: int) -> None:
-    if phase == "writing" and done > total / 2:
-        raise KeyboardInterrupt
-
-
-def break_off(source: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        llamac.load(source, progress=interrupt)
-
-
-def test_an_interrupted_conversion_is_gone_on_with(checkpoint_folder: Path, place: Path, packed: list[str]) -> None:
-    phases(checkpoint_folder)
-    (model,) = models_in(place)
-    whole, everything = model.read_bytes(), packed[:]
-    shutil.rmtree(place)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "BLOCK_BYTES", 64)  # so that a small model is on the disk as far as it came
-        break_off(checkpoint_folder)
-    packed.clear()
-    phases(checkpoint_folder)
-    assert 0 < len(packed) < len(everything)
-    assert packed == everything[-len(packed) :]
-    assert model.read_bytes() == whole
-    assert names_in(place) == [model.name, f"{model.stem}.json"]
-
-
-def test_what_is_left_of_another_state_is_not_used(
-    checkpoint_folder: Path, place: Path, packed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "BLOCK_BYTES", 64)
-    expected = logits(checkpoint_folder)
-    everything = packed[:]
-    shutil.rmtree(place)
-    break_off(checkpoint_folder)
-    weights = checkpoint_folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes())  # it may have had other content meanwhile
-    packed.clear()
-    assert logits(checkpoint_folder) == expected
-    assert packed == everything
-    assert len(names_in(place)) == 2
-
-
-@pytest.mark.parametrize("at", [0.0, 0.3, 0.45])
-def test_damage_in_what_was_left_is_mended(
-    at: float, checkpoint_folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    phases(checkpoint_folder)
-    (model,) = models_in(place)
-    whole = model.read_bytes()
-    shutil.rmtree(place)
-    monkeypatch.setattr(writer, "BLOCK_BYTES", 64)
-    break_off(checkpoint_folder)
-    (partial,) = (place / "models").glob("*.partial")
-    flip(partial, int(at * len(whole)))
-    phases(checkpoint_folder)
-    assert model.read_bytes() == whole
-
-
-def test_what_was_broken_off_long_ago_is_removed(checkpoint_folder: Path, place: Path) -> None:
-    break_off(checkpoint_folder)
-    (partial,) = (place / "models").glob("*.partial")
-    with Cache(place).writing("b" * 64):
-        assert partial.exists()
-    when = time.time() - 8 * 86400
-    os.utime(partial, (when, when))
-    with Cache(place).writing(partial.name[1:65]), Cache(place).writing("b" * 64):
-        assert partial.exists()  # it is being written
-    with Cache(place).writing("b" * 64):
-        assert names_in(place) == []
-
-
 # ---- no cache, no room
 
 
@@ -484,6 +324,34 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     expected = logits(checkpoint_folder, cache=False)
     with pytest.warns(UserWarning, match=r"file/cache cannot be written \(Not a directory\)"):
         assert logits(checkpoint_folder) == expected
+
+
+def test_a_home_that_there_is_not_is_told(
+    checkpoint_folder: Path, llamac_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(_: object) -> None:
+        raise KeyError
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setattr("pwd.getpwnam", nobody)
+    for name in ("HOME", "XDG_CACHE_HOME", "LLAMAC_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ArgumentError, match=r"the cache would be ~/\.cache/llamac, but there is no such home folder"):
+        llamac.load(checkpoint_folder)
+    logits(checkpoint_folder, cache=False)
+    monkeypatch.setenv("LLAMAC_CACHE", "~nobody/x")
+    llamac_command("cache", "list").fails_with("~nobody/x", "LLAMAC_CACHE names another folder, --no-cache")
+
+
+def test_a_file_is_no_cache(
+    checkpoint_folder: Path, tmp_path: Path, llamac_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LLAMAC_CACHE", str(tmp_path / "file"))
+    llamac_command("cache", "list").fails_with("file", "Not a directory")
+    llamac_command("cache", "prune", "--all").fails_with("file", "Not a directory")
+    with pytest.warns(UserWarning, match=r"file cannot be written \(Not a directory\)"):
+        logits(checkpoint_folder)
 
 
 def test_a_cache_that_can_only_be_read_is_used(
@@ -512,13 +380,33 @@ def test_a_full_disk_is_told_with_what_to_do(
             llamac.load(checkpoint_folder, cache=False)
     assert list((place / "models").iterdir()) == []
 
-    def fill(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(convert, "write", fill)
+@pytest.mark.parametrize("kind", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+@pytest.mark.parametrize(("module", "name"), [(convert, "write"), (cache_module, "_write_note")])
+def test_a_disk_that_becomes_full_is_told_with_what_to_do(
+    kind: int, module: Any, name: str, checkpoint_folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object, **__: object) -> None:
+        raise OSError(kind, os.strerror(kind))
+
+    monkeypatch.setattr(module, name, fill)
     with pytest.raises(ExportError, match=r"has no room for what .*hf is converted to.*`llamac cache prune`"):
         llamac.load(checkpoint_folder)
     assert list((place / "models").iterdir()) == []
+
+
+@pytest.mark.parametrize("to", ["llamac", "hf", "llama2c", "gguf"])
+def test_a_limit_of_a_files_size_is_told_with_its_name(to: str, source: Path, tmp_path: Path) -> None:
+    code = """
+        import resource, sys
+        from llamac.cli import run_command
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+        sys.exit(run_command(["export", *sys.argv[1:]]))
+    """
+    done = run_python(code, source, tmp_path / "out", "--to", to)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"llamac: error: {tmp_path / 'out'}: File too large\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_converted_leaves_nothing(place: Path, tmp_path: Path) -> None:
