@@ -130,7 +130,10 @@ def _files_inside(folder: Path) -> dict[str, Path]:
     taken = next((name for name in HF_WEIGHTS if (folder / name).is_file()), None)
     weights = {taken} if taken is not None else set()
     if taken is not None and taken.endswith(".index.json"):
-        weights |= set(re.findall(r'"([^"\\/]+\.(?:safetensors|bin))"', (folder / taken).read_text("utf-8", "replace")))
+        from llamac.export.files import read_small
+
+        index = read_small(folder / taken).decode("utf-8", "replace")
+        weights |= set(re.findall(r'"([^"\\/]+\.(?:safetensors|bin))"', index))
     places = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
     names = {place.relative_to(folder).as_posix(): place for place in sorted(places) if place.is_file()}
     known = {*weights, *TOKENIZERS}
