@@ -29,6 +29,8 @@ Floats = NDArray[np.float32]
 # In all layers together: bounds the list of matrices that are looked for. The largest known models have 25,000.
 MAX_EXPERTS = 1 << 17
 
+MAX_NAME_BYTES = 255  # of a file: what systems have at most
+
 # What weights can be in, the first that is there is taken: as in transformers.
 SOURCES: tuple[tuple[str, Callable[[Path], Stored]], ...] = (
     ("model.safetensors", read_safetensors),
@@ -98,8 +100,9 @@ def _read_shards(folder: Path, index: str, reader: Callable[[Path], Stored]) -> 
     files = sorted(set(places.values()))
     problems = []
     for file in files:
-        if Path(file).name != file or file in ("", ".", "..") or "\0" in file:
-            problems.append(f"{file!r} is no name of a file in this directory")
+        is_long = len(file.encode("utf-8", "replace")) > MAX_NAME_BYTES
+        if Path(file).name != file or file in ("", ".", "..") or "\0" in file or is_long:
+            problems.append(f"{file!r:.80} is no name of a file in this directory")
         elif not (folder / file).is_file():
             problems.append(f"the file {file} is missing")
     if problems:

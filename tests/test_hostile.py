@@ -82,7 +82,7 @@ ONE = {"a": torch_tensor(storage("0", 2), (2,), (1,))}
 
 
 @pytest.mark.parametrize("name", ["byteorder", "data.pkl"])
-def test_no_member_of_a_torch_file_is_unpacked(name: str, tmp_path: Path) -> None:
+def test_cve_2019_9674_no_member_of_a_torch_file_is_unpacked(name: str, tmp_path: Path) -> None:
     """A ZIP's members may be a thousand times as large as the file: torch.save compresses none, so none is read."""
     path = write_archive(tmp_path / "x.bin", ONE, {"0": bytes(8)})
     rewritten(path, f"archive/{name}", **{name: bytes(40 << 20)})
@@ -108,7 +108,7 @@ def test_a_tensor_has_no_more_numbers_than_its_storage(
         read_torch(write_archive(tmp_path / "x.bin", document, {"0": bytes(12)}))
 
 
-def test_storages_share_no_bytes(tmp_path: Path) -> None:
+def test_cve_2024_0450_storages_share_no_bytes(tmp_path: Path) -> None:
     """Entries of the archive's directory that overlap: one megabyte of zeros could be a thousand storages."""
     document = {name: torch_tensor(storage(name, 4), (4,), (1,)) for name in "ab"}
     path = write_archive(tmp_path / "x.bin", document, {"a": bytes(16), "b": bytes(16)})
@@ -136,7 +136,7 @@ SLOW_EXPRESSIONS = ["(?:.?){100}Z", "(a|a|aa)*" * 20 + "Z", "(?:(?:)|(?:)){60}Z"
 
 
 @pytest.mark.parametrize("regex", SLOW_EXPRESSIONS)
-def test_expressions_of_a_tokenizer_are_not_tried_out(regex: str) -> None:
+def test_cve_2025_1194_and_2025_6638_expressions_of_a_tokenizer_are_not_tried_out(regex: str) -> None:
     step = {"type": "Replace", "pattern": {"Regex": regex}, "content": ""}
     check_structure(json.dumps(tokenizer_json(normalizer=step)).encode())
 

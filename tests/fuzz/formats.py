@@ -243,6 +243,8 @@ def mutated_archive(data: bytes, rng: random.Random) -> bytes:
             members = [(info.filename, archive.read(info)) for info in archive.infolist()]
     except Exception:  # whatever zipfile has to say of a file that was damaged before
         return mutated_bytes(data, rng)
+    if not members:
+        return mutated_bytes(data, rng)
     at = next((i for i, (name, _) in enumerate(members) if name.endswith("data.pkl") and rng.random() < 0.7), None)
     if at is None:
         at = rng.randrange(len(members))
