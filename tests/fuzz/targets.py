@@ -215,7 +215,7 @@ def _base_flat() -> Checkpoint:
 
 def _use_chat_files(folder: Path) -> None:
     templates = ChatTemplate.from_file(folder)
-    json.dumps(to_metadata(templates), ensure_ascii=False).encode()
+    json.dumps(to_metadata(templates), ensure_ascii=False).encode(errors="replace")  # as the exporter writes them
     default_text(templates).encode()
 
 
