@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -117,7 +118,7 @@ def _check_config(values: dict[str, Any], path: Path) -> None:
         # PEFT takes them as regular expressions, which a stranger's file could make run for years
         raise ExportError(f"{path}: alpha_pattern is {patterns!r}, expected names of modules, no regular expressions")
     for key, alpha in {"lora_alpha": values.get("lora_alpha", 8), **patterns}.items():
-        if type(alpha) not in (int, float) or not math.isfinite(alpha):
+        if type(alpha) not in (int, float) or not abs(alpha) <= sys.float_info.max:
             raise ExportError(f"{path}: {key} is {alpha!r}, expected a number")
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from opened_sources import IDS, flip, logits, models_in, phases, start
 from vocab_samples import tokenizer_json, write_json
 
 import llamac
@@ -27,6 +26,7 @@ from llamac.export import convert
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.quantize import nearest_dtypes
 from llamac.sources import files_of, open_model
+from opened_sources import IDS, flip, logits, models_in, phases, start
 from processes import TIMEOUT, output_of, run_python
 
 LLAMA = CASES["llama"].config

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opened_sources import flip, logits, models_in, phases, start
 
 import llamac
 from llamac.cache import Cache
 from llamac.export import writer
 from llamac.flatfile import FlatFile
+from opened_sources import flip, logits, models_in, phases, start
 from processes import TIMEOUT
 
 
