@@ -264,9 +264,15 @@ def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
 def _tokenizer_document(data: bytes, special: SpecialTokens) -> Json:
     """The tokenizer.json with BOS and EOS among its added tokens: transformers adds them there, because they are named.
 
-    Only llama2.c's vocabularies do not have them there: to its encoder "<s>" in a text is three characters.
+    Only llama2.c's vocabularies do not have them there: to its encoder "<s>" in a text is three characters. What
+    only the library sentencepiece does exactly is done as transformers does it.
     """
     document: Json = json.loads(data)
+    model = document.pop("sentencepiece", None)
+    if model is not None and not model["near"]:
+        raise UnsupportedError(
+            "transformers has no tokenizer.json for this SentencePiece model; --no-tokenizer leaves it out"
+        )
     known = {token["id"] for token in document["added_tokens"]}
     names = {token: text for text, token in token_ids(document).items()}
     for token in sorted(names.keys() & {special.bos_id, special.eos_id} - known):

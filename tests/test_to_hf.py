@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from vocab_samples import SPM_PIECES, llama2c_file, sentencepiece_file, tokenizer_json, write_json
+from vocab_samples import SPM_PIECES, field, llama2c_file, sentencepiece_file, tokenizer_json, write_json
 
 import llamac
 from builders import checkpoint, gpt2_config, llama_config
@@ -142,6 +142,21 @@ def test_auto_tokenizer_gives_the_same_ids(source: Any, tmp_path: Path) -> None:
         assert Tokenizer.from_json(*again[:2]).encode("</s>", parse_special=True) == [2]
     else:
         assert again.json == vocabulary.json
+
+
+def test_a_sentencepiece_model_as_transformers_has_it(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file(SPM_PIECES, b"", field(4, 1)))
+    vocabulary = load_vocabulary(tmp_path)
+    assert b'"sentencepiece":{' in vocabulary.json
+    write_hf(with_tokenizer(vocabulary), tmp_path / "hf", "f32")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    ours = Tokenizer.from_json(vocabulary.json, vocabulary.special)
+    for text in ("ab c", "  a   abc ", "x\n"):
+        assert theirs.encode(text) == ours.encode(text, add_special=True), text
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file([*SPM_PIECES, ("az", -4.0, 1)]))
+    with pytest.raises(UnsupportedError, match=r"no tokenizer\.json"):
+        write_hf(with_tokenizer(load_vocabulary(tmp_path)), tmp_path / "hf2", "f32")
 
 
 def with_tokenizer(vocabulary: Vocabulary) -> Checkpoint:
