@@ -119,6 +119,15 @@ MISTRAL = Family(
     keys={**_COMMON, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
 )
 
+# Mistral with a kind of attention for each layer.
+MINISTRAL = replace(
+    MISTRAL,
+    model_type="ministral",
+    architectures=("MinistralForCausalLM",),
+    bare="MinistralModel",
+    keys={**MISTRAL.keys, "layer_types": None},
+)
+
 QWEN2 = Family(
     model_type="qwen2",
     architectures=("Qwen2ForCausalLM",),
@@ -221,6 +230,7 @@ STABLELM = Family(
         "qk_layernorm": False,
         "use_parallel_residual": False,
     },
+    fixed={"rotary_scaling_factor": 1},  # of the first version's class
     norm="layer",
     qk_norm="layer_head",
 )
@@ -421,6 +431,7 @@ QWEN3_MOE = Family(
         "decoder_sparse_step": 1,
         "mlp_only_layers": None,
     },
+    fixed={"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0},  # notes of Qwen3-Coder's
     qk_norm="head",
     ffn="experts",
     fused=_FUSED,
@@ -482,7 +493,7 @@ GPT2 = Family(
 )
 
 _ROWS = (
-    *(LLAMA, GPT2, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO2),
+    *(LLAMA, GPT2, MISTRAL, MINISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO2),
     *(STABLELM, GPT_NEOX, MIXTRAL, QWEN3_MOE, OLMOE),
 )
 FAMILIES = {family.model_type: family for family in _ROWS}

@@ -103,7 +103,7 @@ class _Reader:
     def read(self, place: str, values: dict[str, Any], theta: float | None) -> RopeParameters:
         """The object `place` of config.json."""
         inner = Keys(values, f"{place}.")
-        kind = values.get("rope_type") or values.get("type") or "default"
+        kind = next((values[key] for key in ("rope_type", "type") if values.get(key) is not None), "default")
         if isinstance(kind, str):
             kind = self.family.rope_names.get(kind, kind)
         for key in ("rope_type", "type", "finetuned"):  # the last is a note of YaRN's authors

@@ -62,6 +62,7 @@ def windows(name: str) -> list[int]:
 def test_published_windows_lie_where_they_should() -> None:
     assert windows("Mistral-7B-v0.1") == [4096] * 32
     assert windows("Mistral-Nemo") == [0] * 40
+    assert windows("Ministral-8B") == [0, 32768, 32768, 32768] * 9
     assert windows("Qwen2.5-0.5B") == [0] * 24
     assert windows("gemma-2-27b") == [4096, 0] * 23
     assert windows("gemma-3-1b") == [*[512] * 5, 0] * 4 + [512] * 2
@@ -218,6 +219,13 @@ def test_keys_of_other_families_are_refused_by_name(name: str, key: str) -> None
     ("name", "change", "message"),
     [
         ("OLMoE-1B-7B", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        ("Qwen3-Coder-30B-A3B", {"qkv_bias": True}, "qkv_bias is True"),
+        ("Qwen3-Coder-30B-A3B", {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size is 512"),
+        ("stablelm-zephyr-3b", {"rotary_scaling_factor": 2.0}, "rotary_scaling_factor is 2.0"),
+        ("Mistral-7B-v0.1", {"rope_scaling": {"rope_type": 0, "factor": 2.0}}, "has the type 0; supported are"),
+        ("Mistral-7B-v0.1", {"hidden_act": 0}, "hidden_act 0 is not supported"),
+        ("gemma-3-1b", {"hidden_activation": []}, r"hidden_activation \[\] is not supported"),
+        ("gpt2", {"activation_function": False}, "activation_function False is not supported"),
         ("gemma-3-1b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ("Phi-4-mini", {"lm_head_bias": True}, "lm_head_bias is True"),
         ("Phi-4-mini", {"full_attn_mod": 2}, "full_attn_mod is 2"),
