@@ -108,7 +108,6 @@ LLAMA = Family(
     bare="LlamaModel",
     modules=_pre(_attention("attention_bias"), _mlp("mlp_bias")),
     keys={**_COMMON, "attention_bias": False, "mlp_bias": False},
-    to_hf=True,
 )
 
 MISTRAL = Family(
@@ -312,6 +311,7 @@ GEMMA3 = replace(
     bare="Gemma3Model",
     ignored=(*GEMMA3_TEXT.ignored, r"(vision_tower|multi_modal_projector)\..*"),
     renamed=((r"^language_model\.(model\.|lm_head\.)", r"\1"), (r"^(model\.)?language_model\.", "model.")),
+    written_as="gemma3_text",
 )
 
 PHI3 = Family(
@@ -382,6 +382,7 @@ GPT_NEOX = Family(
     ffn="plain",
     ignored=(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.(inv_freq|cos_cached|sin_cached))",),
     renamed=((r"^embed_out\.", "lm_head."),),
+    head="embed_out",
 )
 
 MIXTRAL = Family(
@@ -488,8 +489,8 @@ GPT2 = Family(
     },
     norm="layer",
     ffn="plain",
+    activation="activation_function",
     ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),
-    to_hf=True,
 )
 
 _ROWS = (

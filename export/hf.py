@@ -195,7 +195,7 @@ class Taken:
 
     def all(self) -> dict[str, LazyTensor]:
         """The tensors by canonical name."""
-        return self.tensors | {name: LazyTensor.joined(heads) for name, heads in self.heads.items()}
+        return self.tensors | {name: LazyTensor.stacked(heads) for name, heads in self.heads.items()}
 
 
 def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str, str]) -> dict[str, LazyTensor]:
@@ -252,7 +252,7 @@ def take(
             taken.heads.setdefault(part, []).append(tensor.lazy())
     else:
         for part, rows in _split(tensor, parts):
-            taken.tensors[part] = rows.lazy().plus_one() if module.plus_one else rows.lazy()
+            taken.tensors[part] = rows.lazy().plus(1) if module.plus_one else rows.lazy()
 
 
 def canonical_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:

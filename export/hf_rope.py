@@ -93,12 +93,16 @@ class _Reader:
 
     def outer(self, names: tuple[str, ...]) -> float | None:
         """The number of config.json itself that has one of these names in the family; None if it has none of them."""
-        known = [name for name in names if name in self.family.keys]
-        found = {name: self.keys.number(name) for name in known if name in self.keys.values}
+        keys, row = self.keys, self.family.keys
+        known = [name for name in names if name in row]
+        found = {name: keys.number(name) for name in known if name in keys.values}
+        default = next((row[name] for name in known if row[name] is not None), None)
         if len(set(found.values())) > 1:
-            self.keys.problems.append(f"{' and '.join(found)} are both there and differ, expected one of them")
-        defaults = [self.family.keys[name] for name in known]
-        return next((value for value in (*found.values(), *defaults) if value is not None), None)
+            keys.problems.append(f"{' and '.join(found)} are both there and differ, expected one of them")
+        own = next((name for name in known if row[name] is not None), "")
+        if own not in found and set(found.values()) - {default}:  # versions disagree about it
+            keys.wrong(next(iter(found)), f"{default}, as {own} is absent: some versions of transformers read no other")
+        return next((value for value in (*found.values(), default) if value is not None), None)
 
     def read(self, place: str, values: dict[str, Any], theta: float | None) -> RopeParameters:
         """The object `place` of config.json."""
