@@ -176,7 +176,7 @@ def _names(family: Family, stored: Stored) -> dict[str, str]:
 
 
 def _is_tied(family: Family, config: HfConfig, stored: Stored, names: dict[str, str], warnings: list[str]) -> bool:
-    """Whether the embedding is the output matrix. As in transformers the tensors decide, not the config alone.
+    """Whether the embedding is the output matrix. As in transformers: not if they differ, whatever the config says.
 
     A tied one that is stored under the output matrix's name, or under both, is under the embedding's in `names` then.
     """
@@ -187,11 +187,7 @@ def _is_tied(family: Family, config: HfConfig, stored: Stored, names: dict[str, 
                 f"the architecture {family.bare} is a language model only where the output matrix is the embedding, "
                 "and config.json says that it is not (tie_word_embeddings)"
             )
-        if not config.tied:
-            warnings.append(
-                "config.json says that the output matrix is not tied, but there is none: it is the embedding"
-            )
-        return True
+        return config.tied
     if not config.tied:
         return False
     if embedding not in names:
@@ -214,7 +210,7 @@ class Taken:
 
     def all(self) -> dict[str, LazyTensor]:
         """The tensors by canonical name."""
-        return self.tensors | {name: LazyTensor.joined(heads) for name, heads in self.heads.items()}
+        return self.tensors | {name: LazyTensor.stacked(heads) for name, heads in self.heads.items()}
 
 
 def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str, str]) -> dict[str, LazyTensor]:
@@ -228,7 +224,8 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
                 name = module.full_name(kind, **place)
                 full_name = unused.pop(name, None)
                 if full_name is None:
-                    taken.problems.append(f"missing: {name if module is HEAD else family.prefix + name}")
+                    why = " (only with tie_word_embeddings is it the embedding)" if module is HEAD else ""
+                    taken.problems.append(f"missing: {'' if module is HEAD else family.prefix}{name}{why}")
                     continue
                 parts = {part: shapes[part] for part in module.part_names(kind, **place)}
                 take(taken, module, full_name, stored[full_name], parts, config.model)
@@ -270,7 +267,7 @@ def take(
             taken.heads.setdefault(part, []).append(tensor.lazy())
     else:
         for part, rows in _split(tensor, parts):
-            taken.tensors[part] = rows.lazy().plus_one() if module.plus_one else rows.lazy()
+            taken.tensors[part] = rows.lazy().plus(1) if module.plus_one else rows.lazy()
 
 
 def canonical_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
