@@ -131,7 +131,7 @@ def _use_gguf(folder: Path) -> None:
 def _use_adapter(folder: Path) -> None:
     base = _base()
     with np.errstate(all="ignore"):  # numbers that overflow are told where the sum is written
-        _read_lazy(merge(base, read_adapter(folder, "llama", base.config)).tensors.values())
+        _read_lazy(merge(base, [(read_adapter(folder, "llama", base.config), 1.0)]).tensors.values())
 
 
 @cache
