@@ -287,9 +287,7 @@ def _with_adapters(
     from llamac.export.lora import merge, read_adapter
 
     architecture, config = checkpoint.metadata.get("architecture"), checkpoint.config
-    for folder, strength in found:
-        checkpoint = merge(checkpoint, read_adapter(folder, architecture, config), strength)
-    return checkpoint
+    return merge(checkpoint, [(read_adapter(folder, architecture, config), strength) for folder, strength in found])
 
 
 def _advice(source: Path) -> str:

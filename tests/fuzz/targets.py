@@ -164,7 +164,7 @@ def _use_adapter(folder: Path) -> None:
     if weights[:4] == b"PK\3\4":  # either file may hold the weights
         (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     with np.errstate(all="ignore"):  # numbers that overflow are told where the sum is written
-        _read_lazy(merge(base, read_adapter(folder, "llama", base.config)).tensors.values())
+        _read_lazy(merge(base, [(read_adapter(folder, "llama", base.config), 1.0)]).tensors.values())
 
 
 @cache
