@@ -148,16 +148,19 @@ class Cache:
             os.utime(note)
         return file
 
-    def make(self, key: str, source: str, files: Mapping[str, Path], write: Callable[[Path, Path], str]) -> None:
-        """Has a model written, by who has the right to (`writing`). files: the source's. write: is given the path and
-        that of the unfinished file, returns the dtype.
+    def make(
+        self, key: str, source: str, files: Mapping[str, Path], write: Callable[[Path, Path | None], str], alone: bool
+    ) -> None:
+        """Has a model written, by who has the right to (`writing`). files: the source's. write: is given the path and,
+        if nobody else can be at it (`alone`), that of the unfinished file; returns the dtype.
 
         What was written when a conversion was broken off is for files that have not been touched since: one that was
         changed in the middle, and changed back, has left pieces of both states."""
         note, path = self._models / f"{key}.json", self.path(key)
         stamps = _sha256(json.dumps([[name, _stamp(file)] for name, file in sorted(files.items())]).encode())
-        partial = self._models / f".{key}.bin.{stamps[:16]}.partial"
-        self._remove_partials(key, but=partial)
+        partial = self._models / f".{key}.bin.{stamps[:16]}.partial" if alone else None
+        if alone:
+            self._remove_partials(key, but=partial)
         _write_note(note, {"source": source, **VERSIONS})  # first, so that whatever is left behind is known to be ours
         try:
             dtype = write(path, partial)
@@ -168,21 +171,22 @@ class Cache:
             file.close()
         except BaseException:
             path.unlink(missing_ok=True)
-            if not partial.exists():
+            if partial is None or not partial.exists():
                 note.unlink(missing_ok=True)
             raise
 
     @contextlib.contextmanager
-    def writing(self, key: str, progress: Progress = silent) -> Iterator[None]:
-        """The right to write the model with this key, waited for while another process has it. OSError if the folder
-        cannot be written. What was broken off long ago is removed."""
+    def writing(self, key: str, progress: Progress = silent) -> Iterator[bool]:
+        """The right to write the model with this key, waited for while another process has it; False where the disk
+        knows no locks, and several may do it at once. OSError if the folder cannot be written. What was broken off long
+        ago is removed."""
         self._make_folders()
         with locked(self._locks / f"{key}.lock", progress) as held:
             if held:
                 for partial, owner in self._partials():
                     if owner != key and time.time() - _time_of(partial) > FORGOTTEN_S and self._is_free(owner):
                         self._remove_model(owner)
-            yield
+            yield held
 
     def _make_folders(self) -> None:
         if not self.place.is_dir():

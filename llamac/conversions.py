@@ -46,7 +46,7 @@ def converted(request: Request, cache: bool | str | Path, progress: Progress, wa
             return file
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(place.writing(key, progress))
+            alone = stack.enter_context(place.writing(key, progress))
         except OSError as error:
             warn(
                 f"the cache folder {place.place} cannot be written ({error.strerror or error}), so that what is "
@@ -56,14 +56,14 @@ def converted(request: Request, cache: bool | str | Path, progress: Progress, wa
         if file := place.find(key, request.memory):  # another process has converted it meanwhile
             return file
 
-        def write(path: Path, partial: Path) -> str:
+        def write(path: Path, partial: Path | None) -> str:
             dtype = _convert(request, path, partial, progress, warn)
             if place.digests(request.path, files_of(request.path), progress) != digests:
                 raise ExportError(f"{request.path} has changed while it was converted: run this again")
             return dtype
 
         with _told_of_room(place.place, request.path, IN_CACHE):
-            place.make(key, request.label, files_of(request.path), write)
+            place.make(key, request.label, files_of(request.path), write, alone)
         return FlatFile(place.path(key), request.memory)
 
 

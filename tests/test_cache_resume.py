@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import llamac
+from llamac import cache as cache_module
 from llamac.cache import Cache
 from llamac.export import writer
 from llamac.flatfile import FlatFile
@@ -119,6 +120,19 @@ def test_damage_in_what_was_left_is_mended(
     flip(partial, int(at * len(whole)))
     phases(checkpoint_folder)
     assert model.read_bytes() == whole
+
+
+def test_without_locks_everybody_begins_anew(
+    checkpoint_folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "fcntl", None)
+    (place / "models").mkdir(parents=True)
+    others = place / "models" / f".{'a' * 64}.bin.0123abcd.partial"
+    others.touch()
+    break_off(checkpoint_folder)
+    assert names_in(place) == [others.name]
+    phases(checkpoint_folder)
+    assert others.exists()
 
 
 def test_what_was_broken_off_long_ago_is_removed(checkpoint_folder: Path, place: Path) -> None:
