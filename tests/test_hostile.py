@@ -29,7 +29,7 @@ from llamac.export.torch_file import read_torch
 from llamac.export.vocab_spm import ranked_merges
 from llamac.tokenizer import Tokenizer
 from llamac.tokenizer_json import check_structure
-from torch_samples import storage, torch_tensor, write_archive
+from torch_samples import Call, storage, torch_tensor, write_archive
 
 MIXTRAL: Config = {
     "model_type": "mixtral",
@@ -120,6 +120,22 @@ def test_cve_2024_0450_storages_share_no_bytes(tmp_path: Path) -> None:
     path.write_bytes(data.replace(struct.pack("<I", places["b"]) + name, struct.pack("<I", places["a"]) + name))
     with pytest.raises(ExportError, match="share bytes"):
         read_torch(path)
+
+
+@pytest.mark.parametrize("size", [8, 16, 11, 13])
+def test_a_storage_has_the_bytes_that_it_is_said_to_have(size: int, tmp_path: Path) -> None:
+    """As in torch: neither less nor, hidden behind the weights, more."""
+    document = {"a": torch_tensor(storage("0", 3), (3,), (1,))}
+    with pytest.raises(ExportError, match=f"has {size} bytes, 12 are needed"):
+        read_torch(write_archive(tmp_path / "x.bin", document, {"0": bytes(size)}))
+
+
+def test_a_tensor_is_made_of_the_arguments_that_torch_gives(tmp_path: Path) -> None:
+    sound = torch_tensor(storage("0", 2), (2,), (1,))
+    for arguments in (sound.arguments[:5], (*sound.arguments, None, None), sound.arguments[:3]):
+        call = Call("torch._utils._rebuild_tensor_v2", *arguments)
+        with pytest.raises(ExportError, match="damaged"):
+            read_torch(write_archive(tmp_path / "x.bin", {"a": call}, {"0": bytes(8)}))
 
 
 def test_merges_take_no_more_memory_than_their_pieces_justify() -> None:

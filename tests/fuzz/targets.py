@@ -38,6 +38,7 @@ from vocab_samples import (
 import llamac
 from builders import checkpoint, llama_config, write_model
 from flat_hashes import HEAD_BYTES, rehashed, rehashed_header
+from fuzz.families import directories, gguf_files
 from fuzz.mutate import Parts, unpack
 from golden.cases import CASES
 from golden.family_cases import FAMILY_CASES
@@ -145,6 +146,10 @@ def _use_shards(folder: Path) -> None:
     _read_lazy(hf.read(folder, []).tensors.values())
 
 
+def _use_hf(folder: Path) -> None:
+    _read_lazy(hf.read(folder, []).tensors.values())
+
+
 def _use_gguf(folder: Path) -> None:
     path = next(folder.glob("*.gguf"))
     try:
@@ -214,6 +219,8 @@ def _base_flat() -> Checkpoint:
 
 
 def _use_chat_files(folder: Path) -> None:
+    if not (folder / "chat_template.jinja").stat().st_size:
+        (folder / "chat_template.jinja").unlink()  # then the templates are those of tokenizer_config.json
     templates = ChatTemplate.from_file(folder)
     json.dumps(to_metadata(templates), ensure_ascii=False).encode(errors="replace")  # as the exporter writes them
     default_text(templates).encode()
@@ -345,8 +352,12 @@ def _llama2c(folder: Path) -> Iterable[Parts]:
     numbers = np.arange(11 * 8 + 2 * 8 + 2 * 64 + 2 * 32 + 3 * 96 + 8 + 16 * 4, dtype="<f4")
     header = np.array([8, 12, 1, 2, 1, 11, 16], "<i4").tobytes()
     yield (header + numbers.tobytes(),)
-    first = (0x616B3432).to_bytes(4, "little") + (1).to_bytes(4, "little") + header + b"\1"
+    magic = (0x616B3432).to_bytes(4, "little")
+    first = magic + (1).to_bytes(4, "little") + header + b"\1"
     yield (first.ljust(256, b"\0") + numbers[: -16 * 4].tobytes(),)
+    second = magic + (2).to_bytes(4, "little") + header + b"\0" + (4).to_bytes(4, "little")
+    codes = [count + 4 * (count // 4) for count in (88, 64, 32, 32, 64, 96, 96, 96, 88)]
+    yield (second.ljust(256, b"\0") + bytes(4 * 24 + sum(codes)),)
 
 
 def _spm(_: Path) -> Iterable[Parts]:
@@ -525,6 +536,8 @@ TARGETS: dict[str, Target] = {
     "tokenizer-bin": Target(("tokenizer.bin",), lambda _: [(llama2c_file(),)], _use_tokenizer),
     "gguf-vocabulary": Target(("x.gguf",), _gguf_vocab, _use_tokenizer, stable=False),
     "gguf": Target(("x.gguf",), _gguf, _use_gguf),
+    "hf": Target(("config.json", "model.safetensors"), directories, _use_hf),
+    "gguf-families": Target(("x.gguf",), gguf_files, _use_gguf),
     "gguf-split": Target(PARTS, _gguf_split, _use_gguf),
     "adapter": Target(("adapter_config.json", "adapter_model.safetensors"), _adapter, _use_adapter),
     "flat": Target(("model.bin",), _flat, _use_flat, _true_hashes),
