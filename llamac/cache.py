@@ -167,6 +167,9 @@ class Cache:
                 for partial, owner in self._partials():
                     if owner == key or self._is_free(owner):
                         partial.unlink(missing_ok=True)
+            for path in (self.path(key), self._models / f"{key}.json"):
+                if path.is_dir() or path.is_symlink():  # which this module does not make
+                    raise OSError(errno.EEXIST, f"{path} is no file")
             yield
 
     def _make_folders(self) -> None:
@@ -192,7 +195,7 @@ class Cache:
         try:
             with locked(lock, wait=False) as held:
                 return held
-        except BlockingIOError:
+        except OSError:  # it is held, or is nothing that can be
             return False
 
     # ---- what there is, and less of it
@@ -248,8 +251,9 @@ class Cache:
             size -= entry.bytes
             gone.append(Removal(entry.source, reason, entry.bytes))
             if not dry_run:
-                self.path(entry.key).unlink(missing_ok=True)
-                (self._models / f"{entry.key}.json").unlink(missing_ok=True)
+                for path in (self.path(entry.key), self._models / f"{entry.key}.json"):
+                    if not path.is_dir():
+                        path.unlink(missing_ok=True)
         gone += self._remove(((path, "half-written") for path, key in self._partials() if self._is_free(key)), dry_run)
         gone += self._remove(self._stale_notes(everything), dry_run)
         if not dry_run:
