@@ -20,8 +20,8 @@ from vocab_samples import SPM_PIECES, field, sentencepiece_file, tokenizer_json
 
 from golden.tiny_checkpoints import Config, write_safetensors
 from llamac.chat import ChatTemplate
-from llamac.errors import ExportError, LlamacError, TokenizerError, UnsupportedError
-from llamac.export import hf
+from llamac.errors import ExportError, HubError, LlamacError, TokenizerError, UnsupportedError
+from llamac.export import hf, hub
 from llamac.export.hf_config import parse_config
 from llamac.export.lora import read_adapter
 from llamac.export.strict_json import parse_object
@@ -222,6 +222,22 @@ def test_fields_of_a_sentencepiece_model_have_their_types(name: str, tmp_path: P
     (tmp_path / "tokenizer.model").write_bytes(WRONG_FIELDS[name]())
     with pytest.raises(TokenizerError, match="damaged"):
         Tokenizer.from_file(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [[], {}, "1", -1, 259, 1 << 40, 1.5])
+def test_tokens_around_a_text_are_tokens(wrong: Any, tmp_path: Path) -> None:
+    document = tokenizer_json()
+    document["post_processor"]["special_tokens"]["<s>"]["ids"] = [wrong]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(TokenizerError, match="around a text"):
+        Tokenizer.from_file(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [5, None, ["a"], "a" * 5000, "\0"])
+def test_shards_of_a_repository_are_names(wrong: Any) -> None:
+    index = json.dumps({"weight_map": {"a": wrong}}).encode()
+    with pytest.raises(HubError, match=r"no index of weights|not there"):
+        hub.choose(hub.parse("hf:o/n"), ["config.json", "model.safetensors.index.json"], lambda _: index)
 
 
 READ_WHOLE: dict[str, Callable[[Path], object]] = {

@@ -208,9 +208,8 @@ def _use_texts(folder: Path) -> None:
             "".join(model.stream(TEXT, max_tokens=2)).encode()
         with contextlib.suppress(LlamacError):
             replay(model)
-        templates = model.chat_template
-        if templates is not None:
-            json.dumps(templates.texts | templates.tokens, ensure_ascii=False).encode()
+        with contextlib.suppress(LlamacError):
+            model.chat_prompt(CHAT[:1])
 
 
 @cache
@@ -501,7 +500,7 @@ def _hub_answers(_: Path) -> Iterable[Parts]:
 
 
 def _cached(folder: Path) -> Iterable[Parts]:
-    model = write_model(folder / "sample", _base_flat(), "f16")
+    model = write_model(folder / "sample", _base(), "f16")
     with llamac.load(model, threads=1) as opened:
         known = {"source": "a", "dtype": "f16", "id": opened.file.id, "stamp": [1, 2], **VERSIONS}
     note = _text(known)
@@ -511,6 +510,7 @@ def _cached(folder: Path) -> Iterable[Parts]:
 
 def _flat(folder: Path) -> Iterable[Parts]:
     config = llama_config(dim=16, n_layers=1, n_heads=2, n_kv_heads=1, ffn=20, context=64)
+    yield (write_model(folder / "small", _base(), "f16").read_bytes(),)
     yield (write_model(folder / "sample", checkpoint(config), "f16").read_bytes(),)
 
 
