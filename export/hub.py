@@ -265,7 +265,7 @@ def _shards(wanted: Wanted, index: str, data: bytes, names: set[str]) -> list[st
     """The files that an index names. What is no name of a file of the repository's own is never asked for."""
     try:
         shards = sorted(set(json.loads(data)["weight_map"].values()))
-        missing = [shard for shard in shards if shard not in names]
+        missing = [f"{shard}" for shard in shards if shard not in names]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise HubError(f"{HUB}{wanted.repo}: {index} is no index of weights") from None
     if missing:

@@ -100,7 +100,13 @@ class _Function(NamedTuple):
         return self.call(*arguments)
 
 
-def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
+def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any) -> _Tensor:
+    return _Tensor(storage, offset, shape, strides)
+
+
+def _rebuild_tensor_v2(
+    storage: Any, offset: Any, shape: Any, strides: Any, requires_grad: Any, hooks: Any, metadata: Any = None
+) -> _Tensor:
     return _Tensor(storage, offset, shape, strides)  # what follows concerns training
 
 
@@ -153,8 +159,10 @@ class _File:
         if module == "torch" and name in STORAGE_DTYPES:
             return _StorageClass(STORAGE_DTYPES[name])
         match module, name:
-            case "torch._utils", "_rebuild_tensor" | "_rebuild_tensor_v2":
+            case "torch._utils", "_rebuild_tensor":
                 return _Function(_rebuild_tensor)
+            case "torch._utils", "_rebuild_tensor_v2":
+                return _Function(_rebuild_tensor_v2)
             case "torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state":
                 return _Function(_rebuild_parameter)
             case "collections", "OrderedDict":
@@ -231,7 +239,7 @@ class _Archive(_File):
             raise ExportError(f"{self._path}: the storage data/{key} is missing") from None
         self._refuse_compressed(member)
         needed = numbers * DTYPE_BYTES[kind.dtype]
-        if needed > member.file_size:
+        if needed != member.file_size:
             raise ExportError(f"{self._path}: the storage data/{key} has {member.file_size} bytes, {needed} are needed")
         self._places[key] = self._data_offset(member)
         self._ends[key] = self._places[key] + member.file_size

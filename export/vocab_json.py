@@ -197,8 +197,12 @@ def from_tokenizer_json(
         present = [read_added(entry) for entry in document.get("added_tokens") or []]
         added = add_tokens(token_ids({"model": document["model"]}), present, sidecars, settings, room)
         document["added_tokens"] = [token.document() for token in added]
+        ids = token_ids(document)
         front, back = _post_processor(document.get("post_processor"))
-        special = special_tokens(token_ids(document), sidecars, settings, front, back)
+        wrong = next((token for token in (front, back) if token is not None and token not in ids.values()), None)
+        if wrong is not None:
+            raise TokenizerError(f"the tokenizer puts the token {wrong!r:.40} around a text, which it does not have")
+        special = special_tokens(ids, sidecars, settings, front, back)
         return Vocabulary(canonical_json(document), special, spm)
 
 

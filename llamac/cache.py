@@ -186,6 +186,9 @@ class Cache:
                 for partial, owner in self._partials():
                     if owner != key and time.time() - _time_of(partial) > FORGOTTEN_S and self._is_free(owner):
                         self._remove_model(owner)
+            for path in (self.path(key), self._models / f"{key}.json"):
+                if path.is_dir() or path.is_symlink():  # which this module does not make
+                    raise OSError(errno.EEXIST, f"{path} is no file")
             yield held
 
     def _make_folders(self) -> None:
@@ -212,8 +215,9 @@ class Cache:
     def _remove_model(self, key: str) -> None:
         """All that there is of a model."""
         self._remove_partials(key)
-        self.path(key).unlink(missing_ok=True)
-        (self._models / f"{key}.json").unlink(missing_ok=True)
+        for path in (self.path(key), self._models / f"{key}.json"):
+            if not path.is_dir():
+                path.unlink(missing_ok=True)
 
     def _is_free(self, key: str) -> bool:
         """Whether no process is writing this model now."""
@@ -223,7 +227,7 @@ class Cache:
         try:
             with locked(lock, wait=False) as held:
                 return held
-        except BlockingIOError:
+        except OSError:  # it is held, or is nothing that can be
             return False
 
     # ---- what there is, and less of it

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,32 @@ def test_a_damaged_model_is_made_again(
     assert logits(checkpoint_folder) == expected
     assert model.read_bytes() == whole
     assert phases(checkpoint_folder) == set()
+
+
+def folder_in(place: Path) -> None:
+    place.mkdir()
+    (place / "x").write_text("x")
+
+
+@pytest.mark.parametrize(
+    "make", [folder_in, lambda place: place.symlink_to(place), lambda place: place.symlink_to("/no")]
+)
+@pytest.mark.parametrize("kind", ["models/*.bin", "models/*.json", "locks/*.lock"])
+def test_what_is_no_file_is_left_alone(
+    kind: str, make: Callable[[Path], None], checkpoint_folder: Path, place: Path
+) -> None:
+    """A folder or a link in the place of a file is nothing that this cache has made: it is told, and done without."""
+    expected = logits(checkpoint_folder)
+    (damaged,) = place.glob(kind)
+    damaged.unlink()
+    make(damaged)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the cache folder .* cannot be written")
+        assert logits(checkpoint_folder) == expected
+    is_folder = damaged.is_dir()
+    Cache(place).entries()
+    Cache(place).prune(everything=True)
+    assert damaged.is_dir() == is_folder
 
 
 def test_a_model_that_was_only_copied_is_kept(checkpoint_folder: Path, place: Path) -> None:

@@ -20,8 +20,8 @@ from vocab_samples import SPM_PIECES, field, sentencepiece_file, tokenizer_json
 
 from golden.tiny_checkpoints import Config, write_safetensors
 from llamac.chat import ChatTemplate
-from llamac.errors import ExportError, LlamacError, TokenizerError, UnsupportedError
-from llamac.export import hf
+from llamac.errors import ExportError, HubError, LlamacError, TokenizerError, UnsupportedError
+from llamac.export import hf, hub
 from llamac.export.hf_config import parse_config
 from llamac.export.lora import read_adapter
 from llamac.export.strict_json import parse_object
@@ -29,7 +29,7 @@ from llamac.export.torch_file import read_torch
 from llamac.export.vocab_spm import ranked_merges
 from llamac.tokenizer import Tokenizer
 from llamac.tokenizer_json import check_structure
-from torch_samples import storage, torch_tensor, write_archive
+from torch_samples import Call, storage, torch_tensor, write_archive
 
 MIXTRAL: Config = {
     "model_type": "mixtral",
@@ -122,6 +122,22 @@ def test_cve_2024_0450_storages_share_no_bytes(tmp_path: Path) -> None:
         read_torch(path)
 
 
+@pytest.mark.parametrize("size", [8, 16, 11, 13])
+def test_a_storage_has_the_bytes_that_it_is_said_to_have(size: int, tmp_path: Path) -> None:
+    """As in torch: neither less nor, hidden behind the weights, more."""
+    document = {"a": torch_tensor(storage("0", 3), (3,), (1,))}
+    with pytest.raises(ExportError, match=f"has {size} bytes, 12 are needed"):
+        read_torch(write_archive(tmp_path / "x.bin", document, {"0": bytes(size)}))
+
+
+def test_a_tensor_is_made_of_the_arguments_that_torch_gives(tmp_path: Path) -> None:
+    sound = torch_tensor(storage("0", 2), (2,), (1,))
+    for arguments in (sound.arguments[:5], (*sound.arguments, None, None), sound.arguments[:3]):
+        call = Call("torch._utils._rebuild_tensor_v2", *arguments)
+        with pytest.raises(ExportError, match="damaged"):
+            read_torch(write_archive(tmp_path / "x.bin", {"a": call}, {"0": bytes(8)}))
+
+
 def test_merges_take_no_more_memory_than_their_pieces_justify() -> None:
     """Pieces that are all parts of one another have as many merges as they have characters, each as long as they."""
     scores = {"a" * count + "b": -float(count) for count in range(1, 700)}
@@ -206,6 +222,22 @@ def test_fields_of_a_sentencepiece_model_have_their_types(name: str, tmp_path: P
     (tmp_path / "tokenizer.model").write_bytes(WRONG_FIELDS[name]())
     with pytest.raises(TokenizerError, match="damaged"):
         Tokenizer.from_file(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [[], {}, "1", -1, 259, 1 << 40, 1.5])
+def test_tokens_around_a_text_are_tokens(wrong: Any, tmp_path: Path) -> None:
+    document = tokenizer_json()
+    document["post_processor"]["special_tokens"]["<s>"]["ids"] = [wrong]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(TokenizerError, match="around a text"):
+        Tokenizer.from_file(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [5, None, ["a"], "a" * 5000, "\0"])
+def test_shards_of_a_repository_are_names(wrong: Any) -> None:
+    index = json.dumps({"weight_map": {"a": wrong}}).encode()
+    with pytest.raises(HubError, match=r"no index of weights|not there"):
+        hub.choose(hub.parse("hf:o/n"), ["config.json", "model.safetensors.index.json"], lambda _: index)
 
 
 READ_WHOLE: dict[str, Callable[[Path], object]] = {

@@ -13,9 +13,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -30,19 +30,44 @@ if TYPE_CHECKING:
     from fuzz.targets import Target
 
 SLOW = 5  # seconds after which an input has hung
-MAX_KEPT = 6000  # bytes of an input that goes into the corpus
+MAX_KEPT = 13_000  # bytes of an input that goes into the corpus
 CORPUS = Path(__file__).parent / "corpus"
+
+
+def instrumented() -> Any:
+    """Atheris, once it has imported this library."""
+    import atheris
+
+    with atheris.instrument_imports(include=["llamac"]):
+        import fuzz.targets  # noqa: F401
+    return atheris
+
+
+def fuzzed(name: str, seconds: int, work: Path) -> tuple[int, list[str]]:
+    """Fuzzes one target in a process of its own, which has this one's imports: its exit code, what it printed."""
+    work.mkdir(parents=True, exist_ok=True)
+    log = work / f"{name}.log"
+    child = os.fork()
+    if child == 0:
+        with open(log, "wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        try:
+            fuzz(name, seconds, work)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), log.read_text(errors="replace").splitlines()
 
 
 def fuzz(name: str, seconds: int, work: Path) -> None:
     """Fuzzes one target in this process, which ends with it."""
-    import atheris
+    atheris = instrumented()
+    from fuzz.formats import mutated_parts
+    from fuzz.mutate import pack, unpack
+    from fuzz.targets import TARGETS
+    from llamac.errors import LlamacError
 
-    with atheris.instrument_imports(include=["llamac"]):
-        from fuzz.formats import mutated_parts
-        from fuzz.mutate import pack, unpack
-        from fuzz.targets import TARGETS
-        from llamac.errors import LlamacError
     target = TARGETS[name]
     count = len(target.names)
     warnings.simplefilter("error")
@@ -165,21 +190,20 @@ def main() -> int:
         else:
             fuzz(options.target, options.seconds, options.work)
         return 0
+    if not options.keep:
+        instrumented()
     from fuzz.targets import TARGETS
 
     failed = []
     for name in TARGETS:
-        command = [sys.executable, __file__, name, "--seconds", str(options.seconds), "--work", str(options.work)]
-        command += ["--keep"] if options.keep else []
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-        lines = done.stdout.splitlines()
         if options.keep:
-            print("\n".join(lines[-1:]), flush=True)
+            print(keep(name, options.work), flush=True)
             continue
+        code, lines = fuzzed(name, options.seconds, options.work)
         runs = next((line.split()[-1] for line in lines if "number_of_executed_units" in line), "?")
         covered = next((line.split("cov: ")[1].split()[0] for line in reversed(lines) if "cov: " in line), "?")
-        print(f"{name}: {runs} executions, {covered} edges" + (", FAILED" if done.returncode else ""), flush=True)
-        if done.returncode:
+        print(f"{name}: {runs} executions, {covered} edges" + (", FAILED" if code else ""), flush=True)
+        if code:
             failed.append(name)
             print("\n".join(lines[-40:]))
     return 1 if failed else 0

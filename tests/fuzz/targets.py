@@ -38,6 +38,7 @@ from vocab_samples import (
 import llamac
 from builders import checkpoint, llama_config, write_model
 from flat_hashes import HEAD_BYTES, rehashed, rehashed_header
+from fuzz.families import directories, gguf_files
 from fuzz.mutate import Parts, unpack
 from golden.cases import CASES
 from golden.family_cases import FAMILY_CASES
@@ -145,6 +146,10 @@ def _use_shards(folder: Path) -> None:
     _read_lazy(hf.read(folder, []).tensors.values())
 
 
+def _use_hf(folder: Path) -> None:
+    _read_lazy(hf.read(folder, []).tensors.values())
+
+
 def _use_gguf(folder: Path) -> None:
     path = next(folder.glob("*.gguf"))
     try:
@@ -203,9 +208,8 @@ def _use_texts(folder: Path) -> None:
             "".join(model.stream(TEXT, max_tokens=2)).encode()
         with contextlib.suppress(LlamacError):
             replay(model)
-        templates = model.chat_template
-        if templates is not None:
-            json.dumps(templates.texts | templates.tokens, ensure_ascii=False).encode()
+        with contextlib.suppress(LlamacError):
+            model.chat_prompt(CHAT[:1])
 
 
 @cache
@@ -214,6 +218,8 @@ def _base_flat() -> Checkpoint:
 
 
 def _use_chat_files(folder: Path) -> None:
+    if not (folder / "chat_template.jinja").stat().st_size:
+        (folder / "chat_template.jinja").unlink()  # then the templates are those of tokenizer_config.json
     templates = ChatTemplate.from_file(folder)
     json.dumps(to_metadata(templates), ensure_ascii=False).encode(errors="replace")  # as the exporter writes them
     default_text(templates).encode()
@@ -345,8 +351,12 @@ def _llama2c(folder: Path) -> Iterable[Parts]:
     numbers = np.arange(11 * 8 + 2 * 8 + 2 * 64 + 2 * 32 + 3 * 96 + 8 + 16 * 4, dtype="<f4")
     header = np.array([8, 12, 1, 2, 1, 11, 16], "<i4").tobytes()
     yield (header + numbers.tobytes(),)
-    first = (0x616B3432).to_bytes(4, "little") + (1).to_bytes(4, "little") + header + b"\1"
+    magic = (0x616B3432).to_bytes(4, "little")
+    first = magic + (1).to_bytes(4, "little") + header + b"\1"
     yield (first.ljust(256, b"\0") + numbers[: -16 * 4].tobytes(),)
+    second = magic + (2).to_bytes(4, "little") + header + b"\0" + (4).to_bytes(4, "little")
+    codes = [count + 4 * (count // 4) for count in (88, 64, 32, 32, 64, 96, 96, 96, 88)]
+    yield (second.ljust(256, b"\0") + bytes(4 * 24 + sum(codes)),)
 
 
 def _spm(_: Path) -> Iterable[Parts]:
@@ -490,7 +500,7 @@ def _hub_answers(_: Path) -> Iterable[Parts]:
 
 
 def _cached(folder: Path) -> Iterable[Parts]:
-    model = write_model(folder / "sample", _base_flat(), "f16")
+    model = write_model(folder / "sample", _base(), "f16")
     with llamac.load(model, threads=1) as opened:
         known = {"source": "a", "dtype": "f16", "id": opened.file.id, "stamp": [1, 2], **VERSIONS}
     note = _text(known)
@@ -500,6 +510,7 @@ def _cached(folder: Path) -> Iterable[Parts]:
 
 def _flat(folder: Path) -> Iterable[Parts]:
     config = llama_config(dim=16, n_layers=1, n_heads=2, n_kv_heads=1, ffn=20, context=64)
+    yield (write_model(folder / "small", _base(), "f16").read_bytes(),)
     yield (write_model(folder / "sample", checkpoint(config), "f16").read_bytes(),)
 
 
@@ -525,6 +536,8 @@ TARGETS: dict[str, Target] = {
     "tokenizer-bin": Target(("tokenizer.bin",), lambda _: [(llama2c_file(),)], _use_tokenizer),
     "gguf-vocabulary": Target(("x.gguf",), _gguf_vocab, _use_tokenizer, stable=False),
     "gguf": Target(("x.gguf",), _gguf, _use_gguf),
+    "hf": Target(("config.json", "model.safetensors"), directories, _use_hf),
+    "gguf-families": Target(("x.gguf",), gguf_files, _use_gguf),
     "gguf-split": Target(PARTS, _gguf_split, _use_gguf),
     "adapter": Target(("adapter_config.json", "adapter_model.safetensors"), _adapter, _use_adapter),
     "flat": Target(("model.bin",), _flat, _use_flat, _true_hashes),
