@@ -15,6 +15,7 @@ from vocab_samples import (
     RUNS,
     SPM_PIECES,
     WORDS,
+    category_texts,
     field,
     llama2c_encoder,
     llama2c_file,
@@ -433,6 +434,24 @@ def test_vocab_json(tmp_path: Path) -> None:
     write_json(tmp_path, vocab={"a": 0})
     with pytest.raises(TokenizerError, match="no byte-level vocabulary"):
         load_vocabulary(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "CodeGenTokenizer", "Qwen2Tokenizer", "Qwen2TokenizerFast"])
+def test_vocab_json_agrees_with_transformers(kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    merges = ["h e", "l l", "he ll", "Ġ hell", "1 2", "12 3", "Ċ Ċ", "! Ċ", "Ã ©", "' S"]
+    texts = [*byte_alphabet(), *(merge.replace(" ", "") for merge in merges), "<|endoftext|>"]
+    write_json(tmp_path, vocab={text: index for index, text in enumerate(texts)})
+    write_json(tmp_path, tokenizer_config={"tokenizer_class": kind})
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    theirs = getattr(transformers, kind).from_pretrained(tmp_path)
+    tokenizer = Tokenizer.from_file(tmp_path / "vocab.json")
+    assert tokenizer.special.eos_id == theirs.eos_token_id == 266
+    assert tokenizer.special.bos_id == theirs.bos_token_id
+    for text in category_texts(500):
+        assert tokenizer.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
+    text = "hell hell\n\n!\n 123e\u0301 'S<|endoftext|>"
+    assert tokenizer.encode(text, parse_special=True) == theirs(text, add_special_tokens=False)["input_ids"]
 
 
 def test_paths_without_a_tokenizer(tmp_path: Path) -> None:

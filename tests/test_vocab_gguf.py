@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import json
 import random
 import re
 import struct
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from vocab_samples import (
+    NASTY,
     byte_level_gguf,
     category_texts,
     from_gguf,
@@ -20,16 +22,18 @@ from vocab_samples import (
     gguf_value,
     raw_bpe_gguf,
     spm_gguf,
+    tokenizer_json,
     unigram_gguf,
     word_piece_gguf,
+    write_json,
 )
 
 from llamac.errors import LlamacError, ModelError, TokenizerError, UnsupportedError
 from llamac.export import vocab_gguf
 from llamac.export.gguf_metadata import parse_metadata, read_metadata
-from llamac.export.pre_tokenizers import PRE_TOKENIZERS
+from llamac.export.pre_tokenizers import LINEAR, PRE_TOKENIZERS
 from llamac.export.vocab_spm import read_model
-from llamac.tokenizer import SpecialTokens
+from llamac.tokenizer import SpecialTokens, Tokenizer
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -305,6 +309,21 @@ def test_gguf_unigram_agrees_with_sentencepiece() -> None:
         sums = [sum(oracle.get_score(index) for index in found) for found in (ids, theirs)]
         # where several ways have the same sum, the two libraries may choose differently
         assert ids == theirs or sums[0] == pytest.approx(sums[1], abs=1e-4), text
+
+
+@pytest.mark.parametrize("regex", LINEAR)
+def test_expressions_that_take_less_time_cut_at_the_same_places(regex: str, tmp_path: Path) -> None:
+    from tokenizers import Regex, pre_tokenizers
+
+    cut, quickly = (pre_tokenizers.Split(Regex(one), "isolated") for one in (regex, LINEAR[regex]))
+    rng = random.Random(9)
+    for _ in range(3000):
+        text = "".join(rng.choice("0123456789") if rng.random() < 0.75 else rng.choice(NASTY) for _ in range(14))
+        assert cut.pre_tokenize_str(text) == quickly.pre_tokenize_str(text)
+    assert len(quickly.pre_tokenize_str("1" * 200_000 + "!")) in (66_667, 66_668)
+    split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    write_json(tmp_path, tokenizer=tokenizer_json(pre_tokenizer=split))
+    assert json.dumps(LINEAR[regex]).encode() in Tokenizer.from_file(tmp_path).json
 
 
 # The engines do not agree which numbers are part of a word, so expressions with \b are left to the examples above.
