@@ -43,20 +43,44 @@ class LazyTensor:
         return cls(numbers.shape, "f32", lambda first, last: numbers[first:last])
 
     @classmethod
-    def joined(cls, vectors: Sequence[LazyTensor]) -> LazyTensor:
-        """Short vectors one after another, as one."""
+    def stacked(cls, parts: Sequence[LazyTensor], width: int = 0) -> LazyTensor:
+        """Tensors one after another along the first dimension, as one; with `width` so many rows of each in turn."""
         import numpy as np
+
+        rows = sum(part.shape[0] for part in parts)
+
+        def place(row: int) -> tuple[LazyTensor, int, int]:
+            """(the part in which a row lies, the row's number there, how many rows follow in it at least)."""
+            if width:
+                turn, rest = divmod(row, width * len(parts))
+                index, rest = divmod(rest, width)
+                return parts[index], turn * width + rest, width - rest
+            for part in parts:
+                if row < part.shape[0]:
+                    return part, row, part.shape[0] - row
+                row -= part.shape[0]
+            raise IndexError(row)
 
         def read(first: int, last: int) -> Floats:
-            return np.concatenate([vector.array() for vector in vectors])[first:last]
+            runs = []
+            while first < last:
+                part, start, count = place(first)
+                count = min(count, last - first)
+                runs.append(part.read(start, start + count))
+                first += count
+            return np.concatenate(runs)
 
-        return cls((sum(vector.shape[0] for vector in vectors),), vectors[0].dtype, read)
+        return cls((rows, *parts[0].shape[1:]), parts[0].dtype, read)
 
-    def plus_one(self) -> LazyTensor:
-        """The same tensor with 1 added to every number, in float32."""
+    def rows(self, first: int, last: int) -> LazyTensor:
+        """Some of its rows."""
+        return LazyTensor((last - first, *self.shape[1:]), self.dtype, lambda a, b: self.read(first + a, first + b))
+
+    def plus(self, number: float) -> LazyTensor:
+        """The same tensor with a number added to every number, in float32."""
         import numpy as np
 
-        return LazyTensor(self.shape, "f32", lambda first, last: self.read(first, last) + np.float32(1))
+        return LazyTensor(self.shape, "f32", lambda first, last: self.read(first, last) + np.float32(number))
 
     def array(self) -> Floats:
         """The whole tensor as float32."""

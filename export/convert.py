@@ -19,7 +19,6 @@ from llamac.arguments import Adapter, adapters, file_path, whole_number, wrong_t
 from llamac.errors import ArgumentError, ArgumentTypeError, ExportError, LlamacError, TokenizerError, UnsupportedError
 from llamac.export.calibrate import TEXT_CHARACTERS, calibrate, disk_bytes, float_model, sequences_of
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.journal import journal_of
 from llamac.export.lfs import HEAD_BYTES, refuse_pointer
 from llamac.export.quantize import FOUR_BITS, Lesson, choose_dtypes, nearest_dtypes, widen_coarse
 from llamac.export.vocab import Room, Vocabulary, find_tokenizer, load_vocabulary
@@ -86,6 +85,7 @@ def export(
     threads: int | None = None,
     probe_source: str | None = "auto",
     overwrite: bool = False,
+    partial: Path | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Converts a checkpoint.
@@ -105,7 +105,10 @@ def export(
     tokenizer.bin beside it, "gguf" a GGUF file for llama.cpp, whose matrices may also be "q8_0" and "q4_0" (the output
     matrix then stays q8_0). probe_source: who computes the flat file's reference logits, "llamac" (what "auto" means)
     or "transformers"; None leaves the probes out. overwrite: replace an existing file `out` (of a symbolic link: its
-    target), and with "llama2c" another tokenizer.bin beside it; only regular files are ever replaced. progress: called
+    target), and with "llama2c" another tokenizer.bin beside it; only regular files are ever replaced. partial: what an
+    unfinished flat file is called, in the folder of `out`: it stays where an export is broken off by Ctrl-C or with its
+    process, and the next one goes on from there. The name must stand for this source and these arguments, and no two
+    exports may use it at once. progress: called
     with (phase, done, all there is to do in this phase): "verifying" (bytes of a flat file that is read), "looking at
     scales" (rows of matrices that may be too coarse for 4 bits), "reference logits" (steps of the probes), "writing a
     text" (tokens), "calibrating" (pieces of a text), "writing" (bytes), "engine's logits" (steps of the probes, on the
@@ -161,7 +164,7 @@ def export(
         probe_source = "llamac" if probe_source == "auto" else probe_source
         text = _calibration_text(calibrate)
         matrices = Matrices(dtype, pure, tuple(dtype_map), text, threads or plan_threads().threads)
-        plan = _write_flat(checkpoint, source, out, matrices, probe_source, progress, warnings)
+        plan = _write_flat(checkpoint, source, out, partial, matrices, probe_source, progress, warnings)
         size, bits = plan.file_bytes, plan.bits_per_weight
     return Report(
         path=out,
@@ -284,9 +287,7 @@ def _with_adapters(
     from llamac.export.lora import merge, read_adapter
 
     architecture, config = checkpoint.metadata.get("architecture"), checkpoint.config
-    for folder, strength in found:
-        checkpoint = merge(checkpoint, read_adapter(folder, architecture, config), strength)
-    return checkpoint
+    return merge(checkpoint, [(read_adapter(folder, architecture, config), strength) for folder, strength in found])
 
 
 def _advice(source: Path) -> str:
@@ -443,6 +444,7 @@ def _write_flat(
     checkpoint: Checkpoint,
     source: Path,
     out: Path,
+    partial: Path | None,
     matrices: Matrices,
     probe_source: str | None,
     progress: Progress,
@@ -468,16 +470,16 @@ def _write_flat(
     plan = make_plan(checkpoint, matrices.dtype, texts, dtypes)
     if not any(slot.dtype in FOUR_BITS for slot in plan.slots):
         matrices = replace(matrices, calibrate=None)  # all were too coarse for 4 bits: there is nothing left to learn
-    _check_room(out, checkpoint, plan, matrices)
+    _check_room(out, partial, checkpoint, plan, matrices)
     probe_set = None
     if probe_source is not None:
         folder = source if source.is_dir() else None
         probe_set = probes.make(checkpoint, NUMERICS, source=probe_source, folder=folder, progress=progress)
         plan = replace(plan, sections={**plan.sections, "probes": encode(probe_set)})
-    _check_room(out, checkpoint, plan, matrices)
-    with temporary_beside(out) as file, contextlib.ExitStack() as stack:
+    _check_room(out, partial, checkpoint, plan, matrices)
+    with temporary_beside(out, partial) as file, contextlib.ExitStack() as stack:
         teach = _teacher(checkpoint, matrices, sequences, Path(file.name).parent, progress, stack)
-        hashes = write(file, plan, progress, threads=matrices.threads, teach=teach, journal=journal_of(out))
+        hashes = write(file, plan, progress, threads=matrices.threads, teach=teach)
         stack.close()
         if probe_set is not None:
             # the engine's own logits need the finished file; their records have the same size as the empty ones
@@ -503,13 +505,12 @@ def _dtypes(checkpoint: Checkpoint, matrices: Matrices, progress: Progress, warn
     return found
 
 
-def _check_room(out: Path, checkpoint: Checkpoint, plan: Plan, matrices: Matrices) -> None:
+def _check_room(out: Path, partial: Path | None, checkpoint: Checkpoint, plan: Plan, matrices: Matrices) -> None:
     """ExportError if the disk has no room for the file, and for what calibration keeps beside it meanwhile."""
     needed = plan.file_bytes
     if matrices.calibrate is not None:
         needed = disk_bytes(checkpoint, _own_dtype(checkpoint), needed)
-    journal = journal_of(out)
-    check_space(out, needed - (journal.bytes_on_disk() if journal else 0))
+    check_space(out, needed, partial)
 
 
 def _teacher(

@@ -60,7 +60,7 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
         raise UnsupportedError(f"{what}; this version imports {', '.join(FAMILIES)}")
     family = FAMILIES[kind]
     if kind == "gemma3":
-        values = _text_config(values, warnings)
+        values = text_config(values, warnings)
     allowed = NOT_SUPPORTED | {key: (value, f"{kind} has it fixed here") for key, value in family.fixed.items()}
     unsupported = [
         f"{key} is {shortened(values[key])} ({what})"
@@ -89,7 +89,7 @@ def _is_bare(family: Family, classes: Any) -> bool:
     return family.bare in names
 
 
-def _text_config(values: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
+def text_config(values: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
     """The keys of the language model in a model of text and images."""
     outside = Keys(values)
     text = outside.value("text_config")
@@ -290,7 +290,8 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
     most = int(LIMITS["n_layers"])
     first = keys.integer("max_window_layers", 0, most) if "max_window_layers" in row else 0
     first = row["max_window_layers"] or 0 if first is None else first
-    pattern = _pattern(keys, family)
+    types = keys.value("layer_types") if "layer_types" in row else None
+    pattern = _pattern(keys, family, is_used=types is None)
     rules = {
         "all": [True] * n_layers,
         "late": [layer >= first for layer in range(n_layers)],
@@ -298,7 +299,6 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
         "pattern": [(layer + 1) % pattern != 0 for layer in range(n_layers)],
         "unrotated": [not is_rotated for is_rotated in rotated],
     }
-    types = keys.value("layer_types") if "layer_types" in row else None
     if types is None:
         return rules[family.windows]
     if not isinstance(types, list) or len(types) != n_layers or any(kind not in (FULL, SLIDING) for kind in types):
@@ -307,15 +307,15 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
     return [kind == SLIDING for kind in types]
 
 
-def _pattern(keys: Keys, family: Family) -> int:
-    """Every so many layers one sees all positions."""
-    names = [name for name in ("sliding_window_pattern", "_sliding_window_pattern") if name in family.keys]
-    if not names:
+def _pattern(keys: Keys, family: Family, *, is_used: bool) -> int:
+    """Every so many layers one sees all positions. The second name is a note: transformers reads the first alone."""
+    if "sliding_window_pattern" not in family.keys:
         return 1
-    found = [keys.size(name, "n_layers", family.keys[names[0]]) for name in names]
-    if len({value for name, value in zip(names, found, strict=True) if name in keys.values}) > 1:
-        keys.problems.append(f"{' and '.join(names)} are both there and differ, expected one of them")
-    return found[1] if names[1] in keys.values else found[0]
+    every = keys.size("sliding_window_pattern", "n_layers", family.keys["sliding_window_pattern"])
+    if keys.size("_sliding_window_pattern", "n_layers", every) != every and is_used:
+        expected = f"the same as sliding_window_pattern ({every}), as there is no layer_types"
+        keys.wrong("_sliding_window_pattern", expected)
+    return every
 
 
 def _experts(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[int, LayerConfig]:
@@ -356,7 +356,7 @@ def _gpt2(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     if not keys.problems and dim % n_heads:
         keys.wrong("n_head", f"a divisor of n_embd ({dim})")
     norm_eps = keys.number("layer_norm_epsilon", row["layer_norm_epsilon"], LIMITS["norm_eps"])
-    activation = keys.activation("activation_function", row["activation_function"])
+    activation = keys.activation(family.activation, row[family.activation])
     tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"])
     is_scaled = keys.flag("scale_attn_weights", row["scale_attn_weights"])
     keys.finish(NOT_SUPPORTED)

@@ -29,7 +29,7 @@ _HARMLESS = """
     return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
     exponential_decay_length_penalty suppress_tokens begin_suppress_tokens auto_map cache_implementation
     output_router_logits router_aux_loss_coef router_jitter_noise classifier_dropout hidden_dropout_prob
-    attention_probs_dropout_prob
+    attention_probs_dropout_prob custom_pipelines num_heads
 """
 HARMLESS = frozenset(_HARMLESS.split())
 
@@ -121,7 +121,8 @@ class Keys:
 
     def activation(self, key: str, default: str) -> str:
         """The canonical name of an activation."""
-        name = self.value(key) or default
+        name = self.value(key)
+        name = default if name is None else name
         if not isinstance(name, str) or name not in ACTIVATIONS:
             raise UnsupportedError(
                 f"config.json: {key} {shortened(name)} is not supported; supported are {', '.join(ACTIVATIONS)}"

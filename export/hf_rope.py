@@ -93,17 +93,21 @@ class _Reader:
 
     def outer(self, names: tuple[str, ...]) -> float | None:
         """The number of config.json itself that has one of these names in the family; None if it has none of them."""
-        known = [name for name in names if name in self.family.keys]
-        found = {name: self.keys.number(name) for name in known if name in self.keys.values}
+        keys, row = self.keys, self.family.keys
+        known = [name for name in names if name in row]
+        found = {name: keys.number(name) for name in known if name in keys.values}
+        default = next((row[name] for name in known if row[name] is not None), None)
         if len(set(found.values())) > 1:
-            self.keys.problems.append(f"{' and '.join(found)} are both there and differ, expected one of them")
-        defaults = [self.family.keys[name] for name in known]
-        return next((value for value in (*found.values(), *defaults) if value is not None), None)
+            keys.problems.append(f"{' and '.join(found)} are both there and differ, expected one of them")
+        own = next((name for name in known if row[name] is not None), "")
+        if own not in found and set(found.values()) - {default}:  # versions disagree about it
+            keys.wrong(next(iter(found)), f"{default}, as {own} is absent: some versions of transformers read no other")
+        return next((value for value in (*found.values(), default) if value is not None), None)
 
     def read(self, place: str, values: dict[str, Any], theta: float | None) -> RopeParameters:
         """The object `place` of config.json."""
         inner = Keys(values, f"{place}.")
-        kind = values.get("rope_type") or values.get("type") or "default"
+        kind = next((values[key] for key in ("rope_type", "type") if values.get(key) is not None), "default")
         if isinstance(kind, str):
             kind = self.family.rope_names.get(kind, kind)
         for key in ("rope_type", "type", "finetuned"):  # the last is a note of YaRN's authors

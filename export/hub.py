@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from llamac.cache import Cache, digests_of, locked, sha256_of_file
 from llamac.errors import ArgumentError, HubError, LlamacError, UnsupportedError
+from llamac.export.files import read_small
 from llamac.progress import Progress
 from llamac.sources import HF_WEIGHTS, HUB, files_of, gguf_models
 
@@ -211,7 +212,7 @@ def choose(wanted: Wanted, files: Iterable[str], read: Callable[[str], bytes]) -
 
     Raises HubError where there is none, or more than one model.
     """
-    names = set(files)
+    names = set(filter(_is_plain, files))  # any other would lead out of the client's cache
     models = gguf_models(names)
     if wanted.file is not None:
         taken = next((parts for parts in models.values() if wanted.file in parts), None)
@@ -244,6 +245,11 @@ def choose(wanted: Wanted, files: Iterable[str], read: Callable[[str], bytes]) -
     )
 
 
+def _is_plain(name: str) -> bool:
+    """Whether a name that the hub tells is one of a file inside the repository, on every system."""
+    return not any(step in ("", ".", "..") for step in name.split("/")) and not set(name) & set("\\:\0")
+
+
 def _has_word(name: str, word: str) -> bool:
     """Whether a file's name has a word that ends at a dot, hyphen or slash, in whatever case: Q4_K is not Q4_K_M."""
     return re.search(rf"(?:^|[-./_]){re.escape(word)}(?:[-./]|$)", name, re.IGNORECASE) is not None
@@ -259,7 +265,7 @@ def _shards(wanted: Wanted, index: str, data: bytes, names: set[str]) -> list[st
     """The files that an index names. What is no name of a file of the repository's own is never asked for."""
     try:
         shards = sorted(set(json.loads(data)["weight_map"].values()))
-        missing = [shard for shard in shards if shard not in names]
+        missing = [f"{shard}" for shard in shards if shard not in names]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise HubError(f"{HUB}{wanted.repo}: {index} is no index of weights") from None
     if missing:
@@ -273,7 +279,7 @@ def _shards(wanted: Wanted, index: str, data: bytes, names: set[str]) -> list[st
 def _bring(client: Any, wanted: Wanted, files: _Files, progress: Progress) -> Path:
     """Downloads what is not here yet; returns the file or directory that stands for the model."""
     downloads = _Downloads(client, wanted, files, progress)
-    taken = choose(wanted, files.names, lambda name: downloads.get(name).read_bytes())
+    taken = choose(wanted, files.names, lambda name: read_small(downloads.get(name), error=HubError))
     downloads.expect(taken)
     paths = [downloads.get(name) for name in taken]
     return paths[0] if taken[0].endswith(".gguf") else paths[0].parent
@@ -413,15 +419,16 @@ def _kept(client: Any, wanted: Wanted, reason: str) -> Path:
     place = _place(client, wanted)
     commit = wanted.revision
     if not _COMMIT.fullmatch(commit):
-        with contextlib.suppress(OSError):
-            commit = (place / "refs" / wanted.revision).read_text().strip()
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            noted = (place / "refs" / wanted.revision).read_text().strip()
+            commit = noted if _COMMIT.fullmatch(noted) else commit
     folder = place / "snapshots" / commit
     here = f"the hub cannot be reached ({reason})"
     if not folder.is_dir():
         raise HubError(f"{HUB}{wanted.repo}: {here}, and revision {wanted.revision!r} is not in {place.parent}")
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     try:
-        taken = choose(wanted, names, lambda name: (folder / name).read_bytes())
+        taken = choose(wanted, names, lambda name: read_small(folder / name, error=HubError))
     except HubError as error:
         raise HubError(f"{here}, and its copy in {place.parent} is not whole: {error}") from None
     return folder / taken[0] if taken[0].endswith(".gguf") else folder

@@ -12,7 +12,7 @@ from typing import Any
 
 from llamac.errors import LlamacError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.pre_tokenizers import PRE_TOKENIZERS
+from llamac.export.pre_tokenizers import LINEAR, PRE_TOKENIZERS
 from llamac.export.vocab_gguf import from_metadata
 from llamac.export.vocab_json import token_ids
 from llamac.export.vocab_spm import (
@@ -124,7 +124,7 @@ def _pre_tokenizer(document: Json) -> str:
     splits = list(_splits(document.get("pre_tokenizer") or {}))
     for name, rules in PRE_TOKENIZERS.items():
         if (
-            list(rules.splits) == splits
+            [LINEAR.get(split, split) for split in rules.splits] == splits
             and rules.nfc == nfc
             and rules.whole_words == document["model"]["ignore_merges"]
         ):

@@ -1,4 +1,5 @@
-"""Tokenizers from GGUF metadata alone: SentencePiece BPE ("llama"), BPE ("gpt2", "gemma4") and WordPiece ("bert").
+"""Tokenizers from GGUF metadata alone: SentencePiece BPE ("llama"), BPE ("gpt2", "gemma4"), unigram ("t5") and
+WordPiece ("bert").
 
 A GGUF file names the way its model cuts text into words instead of describing it: `pre_tokenizers.py` holds what the
 names stand for; a name that is not there is refused, and so are the other kinds of tokenizers.
@@ -6,6 +7,7 @@ names stand for; a name that is not there is refused, and so are the other kinds
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -25,9 +27,12 @@ from .vocab_json import (
     split_words,
     word_piece_document,
 )
-from .vocab_spm import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece, piece_ids, spm_document
+from .vocab_spm import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece, piece_ids, spm_document
+from .vocab_unigram import UnigramPiece, unigram_document
 
 T = TypeVar("T", bool, int, str)
+
+_FILLED = re.compile(r"\[(?:PAD|EMPTY_)\d+\]")  # what stands where an id has no token
 
 # Tokens that end a turn or a text in the models that have them; files seldom name more than EOS.
 _END_NAMES = frozenset(
@@ -74,12 +79,13 @@ def from_metadata(values: dict[str, Value]) -> Vocabulary:
         return _bpe(values, _get(values, "pre", str, "default") or "default")
     if kind == "gemma4":
         return _bpe(values, "gemma4")
+    if kind == "t5":
+        return _unigram(values)
     if kind == "bert":
         return _word_piece(values)
     if kind is None:
         raise TokenizerError("the file has no tokenizer: 'tokenizer.ggml.model' is missing")
     known = {
-        "t5": "T5's unigram model",
         "rwkv": "RWKV's",
         "plamo2": "PLaMo's",
         "hybriddna": "of DNA",
@@ -88,8 +94,8 @@ def from_metadata(values: dict[str, Value]) -> Vocabulary:
         "no_vocab": "no vocabulary",
     }
     raise UnsupportedError(
-        f"the GGUF tokenizer '{kind}' ({known.get(kind, 'unknown')}) is not supported, only 'llama', 'gpt2', 'gemma4'"
-        " and 'bert'"
+        f"the GGUF tokenizer '{kind}' ({known.get(kind, 'unknown')}) is not supported, only 'llama', 'gpt2', 'gemma4',"
+        " 't5' and 'bert'"
     )
 
 
@@ -142,8 +148,9 @@ def _special(
     bos: int | None = None,
     eos: int | None = None,
     add_bos: bool = False,
+    add_eos: bool = False,
 ) -> SpecialTokens:
-    """BOS, EOS and stop rules; `bos`, `eos` and `add_bos` are what holds where the file does not say."""
+    """BOS, EOS and stop rules; `bos`, `eos`, `add_bos` and `add_eos` are what holds where the file does not say."""
     bos = _token_id(values, "bos", len(pieces), bos)
     eos = _token_id(values, "eos", len(pieces), eos)
     stops = {eos, *(_token_id(values, name, len(pieces), None) for name in ("eot", "eom"))} - {None}
@@ -157,7 +164,7 @@ def _special(
         # there <|end|> closes a message, not the answer
         ends = {index for index in ends if pieces[index].text != "<|end|>"}
     add_bos = bool(_get(values, "add_bos_token", bool, add_bos and bos is not None))
-    add_eos = bool(_get(values, "add_eos_token", bool, False))
+    add_eos = bool(_get(values, "add_eos_token", bool, add_eos and eos is not None))
     return SpecialTokens(
         bos, add_bos, add_eos, eos, tuple(sorted(token for token in stops | ends if token is not None))
     )
@@ -220,6 +227,47 @@ def _bpe(values: dict[str, Value], name: str) -> Vocabulary:
         words = split_words(rules.splits)
         document = byte_level_document(ids, merges, added, words, nfc=rules.nfc, ignore_merges=rules.whole_words)
     return Vocabulary(canonical_json(document), special, None)
+
+
+def _unigram(values: dict[str, Value]) -> Vocabulary:
+    """T5's tokenizer and XLM-RoBERTa's, as their own tokenizer.json files have it: see `unigram_document`."""
+    for name, usual in (("escape_whitespaces", True), ("treat_whitespace_as_suffix", False)):
+        if _get(values, name, bool, usual) is not usual:
+            raise UnsupportedError(f"'tokenizer.ggml.{name}' is {not usual}, which is not supported")
+    if "tokenizer.ggml.scores" not in values:
+        raise TokenizerError("'tokenizer.ggml.scores' is missing: without scores a unigram vocabulary cannot encode")
+    pieces = _pieces(values)
+    piece_ids([piece.text for piece in pieces])
+    special = _special(values, pieces, eos=1, add_eos=True)
+    unknown = next((index for index, piece in enumerate(pieces) if piece.type == UNKNOWN), None)
+    if unknown is None:
+        unknown = _token_id(values, "unknown", len(pieces), 2)
+    one_space = bool(_get(values, "remove_extra_whitespaces", bool, False))
+    document = unigram_document(
+        # what fills holes is no text: with a space, which no word has, it is never found
+        [
+            UnigramPiece(" " + piece.text, 0.0)
+            if piece.type == UNUSED and _FILLED.fullmatch(piece.text)
+            else UnigramPiece(piece.text, piece.score)
+            for piece in pieces
+        ],
+        _added(pieces, special),
+        unknown=unknown,
+        byte_fallback=any(piece.type == BYTE for piece in pieces),
+        prefix_space=bool(_get(values, "add_space_prefix", bool, True)),
+        one_space=one_space,
+        replacements=_charsmap(values),
+        words=one_space,
+    )
+    return Vocabulary(canonical_json(document), special, None)
+
+
+def _charsmap(values: dict[str, Value]) -> bytes:
+    """SentencePiece's table of replacements, which GGUF keeps as an array of bytes, signed or not."""
+    items = values.get("tokenizer.ggml.precompiled_charsmap", [])
+    if not isinstance(items, list) or not all(type(item) is int and -128 <= item < 256 for item in items):
+        raise TokenizerError("'tokenizer.ggml.precompiled_charsmap' is no array of bytes")
+    return bytes(item & 0xFF for item in items)  # type: ignore[operator]
 
 
 def _word_piece(values: dict[str, Value]) -> Vocabulary:

@@ -1,7 +1,8 @@
 """Writes the flat file: plans every byte's place, then streams the tensors into a temporary file, then renames it.
 
 Nothing is written before the plan stands: all tensors that are missing, surplus or of another shape are told at once,
-and the disk's free space is known to suffice. The target appears whole or not at all.
+and the disk's free space is known to suffice. The target appears whole or not at all. A tensor's record follows its
+data, so that a file that was broken off tells how far it came, and the next one can go on from there.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from numpy.typing import NDArray
 from llamac import _core
 from llamac.errors import ArgumentError, ExportError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
-from llamac.export.journal import Journal, journal_of
 from llamac.export.quantize import DTYPES, Lesson, Quantizer, choose_dtypes
-from llamac.flatfile import ALIGNMENT, MAGIC, NUMERICS, RECORD_BYTES, SECTIONS, VERSION, pack_record
+from llamac.flatfile import ALIGNMENT, MAGIC, NUMERICS, RECORD_BYTES, SECTIONS, VERSION, pack_record, unpack_record
 from llamac.progress import Progress, silent
 from llamac.strips import QUANTIZED, STRIP_ROWS
 from llamac.tokenizer import SpecialTokens
@@ -53,6 +53,10 @@ class Slot:
     dtype: str
     offset: int
     bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.bytes
 
     @property
     def is_matrix(self) -> bool:
@@ -238,17 +242,17 @@ def refuse_special(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def temporary_beside(target: Path) -> Iterator[BinaryIO]:
+def temporary_beside(target: Path, partial: Path | None = None) -> Iterator[BinaryIO]:
     """A new file in the target's folder; it becomes the target when the block ends well, else it vanishes.
 
-    A target that is a symbolic link stays one: the file it leads to is replaced. Permissions stay what they were. Where
-    a journal is kept of it, the file may be one that was half-written before, and stays where the process is ended."""
+    A target that is a symbolic link stays one: the file it leads to is replaced. Permissions stay what they were.
+    partial: the file's name until then, in the same folder. It is opened as it is if it is there already, and stays
+    where the block is broken off from outside, by Ctrl-C or with the process."""
     target = Path(os.path.realpath(target))
-    journal = journal_of(target)
-    temporary = journal.partial if journal else target.parent / _temporary_name(target)
+    temporary = partial or target.parent / _temporary_name(target)
     try:
         with _errors_name(target):
-            opened = open(temporary, "r+b" if temporary.exists() else "x+b")  # noqa: SIM115  closed by the next statement
+            opened = open(temporary, "r+b" if partial and partial.exists() else "x+b")  # noqa: SIM115  closed below
         with opened as file:
             with contextlib.suppress(FileNotFoundError):
                 os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
@@ -258,10 +262,8 @@ def temporary_beside(target: Path) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
         with _errors_name(target):
             os.replace(temporary, target)
-        if journal:
-            journal.remove()
     except BaseException as error:
-        if not journal or isinstance(error, Exception):
+        if partial is None or isinstance(error, Exception):
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
         raise
@@ -316,11 +318,13 @@ class NoRoomError(ExportError):
     """The disk has no room for what is to be written."""
 
 
-def check_space(target: Path, needed: int) -> None:
-    """NoRoomError if the disk on which the target will lie has less room than `needed` bytes."""
+def check_space(target: Path, needed: int, partial: Path | None = None) -> None:
+    """NoRoomError if the target's disk has less room than `needed` bytes, of which `partial` may hold some already."""
     place = Path(os.path.realpath(target))
     folder = place if place.is_dir() else place.parent
     free = shutil.disk_usage(folder).free
+    if partial is not None and partial.exists():
+        free += 512 * partial.stat().st_blocks
     if free < needed:
         raise NoRoomError(f"the disk of {folder} has {free / 1e6:.1f} MB free, the export needs {needed / 1e6:.1f} MB")
 
@@ -348,14 +352,9 @@ class DataStream:
                 self.flush()
 
     def flush(self) -> None:
-        self._file.seek(self.flushed)
+        self._file.seek(self.offset - len(self._pending))
         self._file.write(self._pending)
         self._pending.clear()
-
-    @property
-    def flushed(self) -> int:
-        """Up to where the file has been written."""
-        return self.offset - len(self._pending)
 
 
 def write(
@@ -365,31 +364,25 @@ def write(
     *,
     threads: int = 1,
     teach: Callable[[Slot], Lesson | None] = lambda slot: None,
-    journal: Journal | None = None,
 ) -> list[bytes]:
     """Writes the whole file and returns the tensors' hashes. Tensors go from source to file some rows at a time.
 
-    threads: that quantize. teach: what calibration knows of a slot's inputs. journal: of the file, if there is one.
+    threads: that quantize. teach: what calibration knows of a slot's inputs.
     """
     with Quantizer(threads) as quantizer:
-        return _write(file, plan, progress, quantizer, teach, journal)
+        return _write(file, plan, progress, quantizer, teach)
 
 
 def _write(
-    file: BinaryIO,
-    plan: Plan,
-    progress: Progress,
-    quantizer: Quantizer,
-    teach: Callable[[Slot], Lesson | None],
-    journal: Journal | None,
+    file: BinaryIO, plan: Plan, progress: Progress, quantizer: Quantizer, teach: Callable[[Slot], Lesson | None]
 ) -> list[bytes]:
-    start = plan.offsets()["data"]
+    places = plan.offsets()
+    start = places["data"]
     file.truncate(plan.file_bytes)
     progress("writing", 0, plan.data_bytes)
-    hashes = _written_before(file, plan, journal, progress) if journal else []
-    noted = len(hashes)
-    stream = DataStream(file, start + (_end(plan.slots[noted - 1]) if noted else 0))
-    for slot in plan.slots[noted:]:
+    hashes = _hashes_there(file, plan, progress)
+    stream = DataStream(file, start + (plan.slots[len(hashes) - 1].end if hashes else 0))
+    for slot in plan.slots[len(hashes) :]:
         digest = hashlib.sha256()
         stream.skip_to(start + slot.offset)
         written = 0
@@ -400,33 +393,39 @@ def _write(
             progress("writing", slot.offset + written, plan.data_bytes)
         if written != slot.bytes:
             raise ExportError(f"tensor {slot.name} gave {written} bytes, expected {slot.bytes}")
+        file.seek(places["tensors"] + RECORD_BYTES["tensor"] * len(hashes))
+        file.write(_tensor_record(slot, start, digest.digest()))
         hashes.append(digest.digest())
-        while journal and noted < len(hashes) and start + _end(plan.slots[noted]) <= stream.flushed:
-            journal.add(hashes[noted])
-            noted += 1
     stream.flush()
     write_tables(file, plan, hashes)
     return hashes
 
 
-def _end(slot: Slot) -> int:
-    return slot.offset + slot.bytes
-
-
-def _written_before(file: BinaryIO, plan: Plan, journal: Journal, progress: Progress) -> list[bytes]:
-    """The hashes of the first tensors, as far as an earlier attempt has written them and the disk has kept them."""
-    start, good = plan.offsets()["data"], []
-    for slot, expected in zip(plan.slots, journal.hashes(), strict=False):
-        file.seek(start + slot.offset)
-        digest = hashlib.sha256()
-        for done in range(0, slot.bytes, COPY_BYTES):
-            digest.update(file.read(min(COPY_BYTES, slot.bytes - done)))
-        if digest.digest() != expected:
+def _hashes_there(file: BinaryIO, plan: Plan, progress: Progress) -> list[bytes]:
+    """The hashes of the first tensors, as far as the file holds them already: with their records, and true to these."""
+    places = plan.offsets()
+    hashes: list[bytes] = []
+    for slot in plan.slots:
+        file.seek(places["tensors"] + RECORD_BYTES["tensor"] * len(hashes))
+        record = file.read(RECORD_BYTES["tensor"])
+        digest = unpack_record("tensor", record)["sha256"]
+        if record != _tensor_record(slot, places["data"], digest):
             break
-        good.append(expected)
-        progress("writing", _end(slot), plan.data_bytes)
-    journal.keep(len(good))
-    return good
+        file.seek(places["data"] + slot.offset)
+        if digest != _hash_of(file, slot.bytes):
+            break
+        hashes.append(digest)
+        progress("writing", slot.end, plan.data_bytes)
+    return hashes
+
+
+def _hash_of(file: BinaryIO, count: int) -> bytes:
+    """The SHA-256 of the next so many bytes of a file."""
+    digest = hashlib.sha256()
+    while count and (data := file.read(min(count, COPY_BYTES))):
+        digest.update(data)
+        count -= len(data)
+    return digest.digest()
 
 
 def write_tables(file: BinaryIO, plan: Plan, tensor_hashes: list[bytes]) -> None:
@@ -434,8 +433,7 @@ def write_tables(file: BinaryIO, plan: Plan, tensor_hashes: list[bytes]) -> None
     places = plan.offsets()
     sections = dict(plan.sections)
     sections["tensors"] = b"".join(
-        pack_record("tensor", _tensor_values(slot, places["data"], digest))
-        for slot, digest in zip(plan.slots, tensor_hashes, strict=True)
+        _tensor_record(slot, places["data"], digest) for slot, digest in zip(plan.slots, tensor_hashes, strict=True)
     )
     digests = {name: hashlib.sha256(data).digest() for name, data in sections.items()}
     digests["data"] = hashlib.sha256(b"".join(tensor_hashes)).digest()
@@ -461,8 +459,8 @@ def write_tables(file: BinaryIO, plan: Plan, tensor_hashes: list[bytes]) -> None
         file.write(data)
 
 
-def _tensor_values(slot: Slot, data_offset: int, digest: bytes) -> dict[str, object]:
-    return {
+def _tensor_record(slot: Slot, data_offset: int, digest: bytes) -> bytes:
+    values = {
         "name": slot.name,
         "dtype": slot.dtype,
         "n_dims": len(slot.tensor.shape),
@@ -471,3 +469,4 @@ def _tensor_values(slot: Slot, data_offset: int, digest: bytes) -> dict[str, obj
         "bytes": slot.bytes,
         "sha256": digest,
     }
+    return pack_record("tensor", values)

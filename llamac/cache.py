@@ -1,7 +1,7 @@
 """The cache of converted models: a folder of flat files, each under the SHA-256 of all that decides its bytes.
 
     models/KEY.bin, KEY.json    a model, and what is known of it; the latter's time of change is that of the last use
-    models/.KEY.bin.*           one that is half-written, and export/journal.py's notes of how far
+    models/.KEY.bin.ID.partial  what was written of a model until its conversion was broken off; the next one goes on
     locks/KEY.lock              held by the process that converts; the system lets go of it however that process ends
     sources/ID.json             SHA-256 of a source's files, good as long as these have the same size, times and inode
 
@@ -36,16 +36,18 @@ except ImportError:  # a system without such locks: processes may then do the sa
     fcntl = None  # type: ignore[assignment]
 
 # Raised when the exporter makes other bytes of the same source.
-CONVERSION = 1
+CONVERSION = 2
 VERSIONS = {"llamac": __version__, "conversion": CONVERSION, "format": VERSION, "numerics": NUMERICS}
 
 READ_BYTES = 4 << 20
 # A file that was changed so shortly before it was read may change again without getting another time.
 SETTLED_NS = 2_000_000_000
+# What was broken off so long ago will hardly be gone on with.
+FORGOTTEN_S = 7 * 86400
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# What llamac has converted; `llamac cache` shows and deletes it.\n"
 
 _KEY = r"[0-9a-f]{64}"
-_PARTIAL = re.compile(rf"\.({_KEY})\.bin(?:(?:\.[0-9a-f]+)?\.partial|\.journal)")
+_PARTIAL = re.compile(rf"\.({_KEY})\.bin\.[0-9a-f]+\.partial")
 _NOTE = re.compile(rf"\.?({_KEY})\.json(\.[0-9a-f]+\.partial)?")
 # What a system says that has no locks on this kind of disk.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -146,48 +148,47 @@ class Cache:
             os.utime(note)
         return file
 
-    def make(self, key: str, source: str, files: Mapping[str, Path], alone: bool, write: Callable[[Path], str]) -> None:
-        """Has a model written, by who has the right to (`writing`), and if that is one `alone`, from where an earlier
-        process was ended. files: the source's. write: is given the path, returns the dtype."""
-        from llamac.export.journal import Journal
+    def make(
+        self, key: str, source: str, files: Mapping[str, Path], write: Callable[[Path, Path | None], str], alone: bool
+    ) -> None:
+        """Has a model written, by who has the right to (`writing`). files: the source's. write: is given the path and,
+        if nobody else can be at it (`alone`), that of the unfinished file; returns the dtype.
 
+        What was written when a conversion was broken off is for files that have not been touched since: one that was
+        changed in the middle, and changed back, has left pieces of both states."""
         note, path = self._models / f"{key}.json", self.path(key)
-        journal = Journal(path)
+        stamps = _sha256(json.dumps([[name, _stamp(file)] for name, file in sorted(files.items())]).encode())
+        partial = self._models / f".{key}.bin.{stamps[:16]}.partial" if alone else None
+        if alone:
+            self._remove_partials(key, but=partial)
+        _write_note(note, {"source": source, **VERSIONS})  # first, so that whatever is left behind is known to be ours
         try:
-            # first, so that whatever is left behind is known to be ours
-            _write_note(note, {"source": source, **VERSIONS})
-            stamps = json.dumps([_stamp(place) for place in files.values()])
-            if not alone:
-                journal.remove()
-            with journal.kept(_sha256(stamps.encode())) if alone else contextlib.nullcontext():
-                dtype = write(path)
+            dtype = write(path, partial)
             file = FlatFile(path)
             _write_note(
                 note, {"source": source, "dtype": dtype, "id": file.id, "stamp": _model_stamp(path), **VERSIONS}
             )
             file.close()
-        except BaseException as error:
+        except BaseException:
             path.unlink(missing_ok=True)
-            if isinstance(error, Exception) or not journal.partial.exists():
-                journal.remove()
+            if partial is None or not partial.exists():
                 note.unlink(missing_ok=True)
             raise
 
     @contextlib.contextmanager
     def writing(self, key: str, progress: Progress = silent) -> Iterator[bool]:
         """The right to write the model with this key, waited for while another process has it; False where the disk
-        knows no locks, and there may be several. OSError if the folder cannot be written. What processes that were
-        ended have left half-written of other models is removed."""
-        from llamac.export.journal import Journal
-
+        knows no locks, and several may do it at once. OSError if the folder cannot be written. What was broken off long
+        ago is removed."""
         self._make_folders()
-        journal = Journal(self.path(key))
         with locked(self._locks / f"{key}.lock", progress) as held:
             if held:
                 for partial, owner in self._partials():
-                    with contextlib.nullcontext(True) if owner == key else self._alone(owner) as alone:
-                        if alone and partial.name not in (journal.path.name, journal.partial.name):
-                            partial.unlink(missing_ok=True)
+                    if owner != key and time.time() - _time_of(partial) > FORGOTTEN_S and self._is_free(owner):
+                        self._remove_model(owner)
+            for path in (self.path(key), self._models / f"{key}.json"):
+                if path.is_dir() or path.is_symlink():  # which this module does not make
+                    raise OSError(errno.EEXIST, f"{path} is no file")
             yield held
 
     def _make_folders(self) -> None:
@@ -201,44 +202,49 @@ class Cache:
             tag.write_text(TAG)
 
     def _partials(self) -> Iterator[tuple[Path, str]]:
-        """(half-written file or its journal, key of its model)."""
+        """(half-written file, key of its model)."""
         for path in _listed(self._models):
             if name := _PARTIAL.fullmatch(path.name):
                 yield path, name[1]
 
+    def _remove_partials(self, key: str, but: Path | None = None) -> None:
+        for partial, owner in self._partials():
+            if owner == key and partial != but:
+                partial.unlink(missing_ok=True)
+
+    def _remove_model(self, key: str) -> None:
+        """All that there is of a model."""
+        self._remove_partials(key)
+        for path in (self.path(key), self._models / f"{key}.json"):
+            if not path.is_dir():
+                path.unlink(missing_ok=True)
+
     def _is_free(self, key: str) -> bool:
         """Whether no process is writing this model now."""
-        if not (self._locks / f"{key}.lock").exists():
+        lock = self._locks / f"{key}.lock"
+        if not lock.exists():
             return True
-        with self._alone(key) as alone:
-            return alone
-
-    @contextlib.contextmanager
-    def _alone(self, key: str) -> Iterator[bool]:
-        """Whether no process is writing this model; then none begins to while the block runs."""
-        self._locks.mkdir(exist_ok=True)
-        with contextlib.ExitStack() as stack:
-            try:
-                alone = stack.enter_context(locked(self._locks / f"{key}.lock", wait=False))
-            except BlockingIOError:
-                alone = False
-            yield alone
+        try:
+            with locked(lock, wait=False) as held:
+                return held
+        except OSError:  # it is held, or is nothing that can be
+            return False
 
     # ---- what there is, and less of it
 
     def entries(self) -> list[Entry]:
         """The models, the one that was used last first."""
         found = []
+        partials = {key: _size_of(partial) for partial, key in self._partials()}
         for note in _listed(self._models):
             name = _NOTE.fullmatch(note.name)
             known = _read_note(note) if name and note.name == f"{name[1]}.json" else None
             if name is None or known is None or "conversion" not in known:
                 continue
             source, dtype = (str(known.get(what, "unknown")) for what in ("source", "dtype"))
-            size = _size_of(self.path(name[1]))
+            size = _size_of(self.path(name[1])) or partials.get(name[1], 0)
             problem = None
             if "id" not in known:
-                size += sum(_size_of(partial) for partial, owner in self._partials() if owner == name[1])
                 problem = "half-written" if self._is_free(name[1]) else "being converted"
             elif not size:
                 problem = "the model is gone"
@@ -263,7 +269,6 @@ class Cache:
         """
         now, gone = time.time(), []
         entries = self.entries()
-        pruned = set()
         size = sum(entry.bytes for entry in entries)
         # the models that nobody asks for come first: what they take need not be taken from others
         for entry in sorted(entries, key=lambda entry: (entry.problem is None, entry.used)):
@@ -274,22 +279,15 @@ class Cache:
                 reason = reason or f"not used for {(now - entry.used) / 86400:.1f} days"
             if max_bytes is not None and size > max_bytes:
                 reason = reason or "the cache is too large"
-            if reason is None:
+            if reason is None or not self._is_free(entry.key):
                 continue
-            with self._alone(entry.key) as alone:
-                if not alone:
-                    continue
-                size -= entry.bytes
-                pruned.add(entry.key)
-                gone.append(Removal(entry.source, reason, entry.bytes))
-                parts = [partial for partial, owner in self._partials() if owner == entry.key]
-                for path in (self.path(entry.key), *parts, self._models / f"{entry.key}.json"):
-                    if not dry_run:
-                        path.unlink(missing_ok=True)
-        for partial, owner in self._partials():
-            with self._alone(owner) as alone:
-                if alone and owner not in pruned:
-                    gone += self._remove([(partial, "half-written")], dry_run)
+            size -= entry.bytes
+            gone.append(Removal(entry.source, reason, entry.bytes))
+            if not dry_run:
+                self._remove_model(entry.key)
+        known = {entry.key for entry in entries}
+        partials = [path for path, key in self._partials() if key not in known and self._is_free(key)]
+        gone += self._remove(((path, "half-written") for path in partials), dry_run)
         gone += self._remove(self._stale_notes(everything), dry_run)
         if not dry_run:
             self._remove_locks()

@@ -56,14 +56,14 @@ def converted(request: Request, cache: bool | str | Path, progress: Progress, wa
         if file := place.find(key, request.memory):  # another process has converted it meanwhile
             return file
 
-        def write(path: Path) -> str:
-            dtype = _convert(request, path, progress, warn)
+        def write(path: Path, partial: Path | None) -> str:
+            dtype = _convert(request, path, partial, progress, warn)
             if place.digests(request.path, files_of(request.path), progress) != digests:
                 raise ExportError(f"{request.path} has changed while it was converted: run this again")
             return dtype
 
         with _told_of_room(place.place, request.path, IN_CACHE):
-            place.make(key, request.label, files_of(request.path), alone, write)
+            place.make(key, request.label, files_of(request.path), write, alone)
         return FlatFile(place.path(key), request.memory)
 
 
@@ -72,7 +72,7 @@ def _temporary(request: Request, progress: Progress, warn: Warn) -> FlatFile:
     with tempfile.TemporaryDirectory(prefix="llamac-") as place:
         path = Path(place, "model.bin")
         with _told_of_room(path.parent, request.path, "TMPDIR names another folder"):
-            _convert(request, path, progress, warn)
+            _convert(request, path, None, progress, warn)
         file = FlatFile(path, request.memory)
         file.path = request.path  # what messages about it name
         return file
@@ -94,8 +94,8 @@ def _told_of_room(folder: Path, source: Path, advice: str) -> Iterator[None]:
         raise ExportError(f"{room}; {advice}") from None
 
 
-def _convert(request: Request, out: Path, progress: Progress, warn: Warn) -> str:
-    """Converts, and returns the dtype of most matrices."""
+def _convert(request: Request, out: Path, partial: Path | None, progress: Progress, warn: Warn) -> str:
+    """Converts, and returns the dtype of most matrices. partial: as `export` has it."""
     from llamac.export.convert import export
 
     report = export(
@@ -105,6 +105,7 @@ def _convert(request: Request, out: Path, progress: Progress, warn: Warn) -> str
         name=request.name,
         tokenizer=None if request.tokenizer else False,
         overwrite=True,
+        partial=partial,
         probe_source="auto" if request.probes else None,
         progress=progress,
     )

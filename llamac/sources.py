@@ -156,8 +156,10 @@ def _files_inside(folder: Path) -> dict[str, Path]:
 
 def _shards(index: Path) -> set[str]:
     """The names of files in an index of weights; none if it is one that the import will not take."""
+    from llamac.export.files import read_small
+
     try:
-        return set(json.loads(index.read_bytes())["weight_map"].values())
+        return set(json.loads(read_small(index))["weight_map"].values())
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return set()
 

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llamac.arguments import file_path, whole_number, wrong_type
 from llamac.errors import ArgumentError, LlamacError, TokenizerError, UnsupportedError
-from llamac.tokenizer_json import check_structure, library_errors
+from llamac.sentencepiece_text import SentencePieceText, split_document
+from llamac.tokenizer_json import check_structure, library_errors, without_names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,16 +137,18 @@ class _Pieces:
         import tokenizers
 
         with library_errors(f"{where} cannot be used"):
+            data, model = split_document(data)
             check_structure(data)
             library = tokenizers.Tokenizer.from_buffer(data)
             library.no_truncation()
             library.no_padding()
+            self.added = library.get_added_tokens_decoder()
+            self.model = None if model is None else SentencePieceText(model, self.added)
         self.library = library
         self.data = data
         self.lock = threading.Lock()
         self.plain: tokenizers.Tokenizer | None = None
         self.rules = decode_rules(json.loads(library.decoder.__getstate__()) if library.decoder else None)
-        self.added = library.get_added_tokens_decoder()
         named = {token for token in (special.bos_id, special.eos_id) if token is not None}
         self.special = named | {token for token, added in self.added.items() if added.special}
         # Where none of these texts occurs, it does not matter whether special tokens are looked for.
@@ -159,6 +162,17 @@ class _Pieces:
         self.texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
         self.memory = max(0, resident_bytes() - before)
 
+    def encode(self, text: str, parse_special: bool) -> list[int]:
+        if self.model is not None:
+            return self.model.encode(text, parse_special)
+        library = self.encoder(text, parse_special)
+        if len(text) < LONG_TEXT:
+            encoding = library.encode(text, add_special_tokens=False)
+        else:  # the library lets go of the GIL for batches only
+            encoding = library.encode_batch([text], add_special_tokens=False)[0]
+        ids: list[int] = encoding.ids
+        return ids
+
     def encoder(self, text: str, parse_special: bool) -> tokenizers.Tokenizer:
         """The library's object that encodes `text`. One that takes the names of special tokens for ordinary text is a
         second vocabulary in memory: it is made when a text first holds such a name."""
@@ -168,7 +182,7 @@ class _Pieces:
             if self.plain is None:
                 import tokenizers
 
-                plain = tokenizers.Tokenizer.from_buffer(self.data)
+                plain = tokenizers.Tokenizer.from_buffer(without_names(self.data, self.special))
                 plain.no_truncation()
                 plain.no_padding()
                 plain.encode_special_tokens = True  # the library's name for "encode them as text"
@@ -194,15 +208,16 @@ class _Pieces:
         return number
 
     def _bytes(self, token: int) -> bytes:
-        text = self.library.id_to_token(token)
+        added = self.added.get(token)  # for these the library may give the text as normalizing leaves it
+        text = self.library.id_to_token(token) if added is None else added.content
         if text is None:  # a hole between the ids
             return b""
         if self.rules.kind == "bpe":
             alphabet = self.alphabet
-            if token in self.added or not all(char in alphabet for char in text):
+            if added is not None or not all(char in alphabet for char in text):
                 return text.encode()  # added tokens are plain text
             return bytes([alphabet[char] for char in text])
-        if self.rules.kind == "wpm" and token not in self.added:
+        if self.rules.kind == "wpm" and added is None:
             rest = text.removeprefix(WORD_PIECE_PREFIX)
             return (rest if rest != text else _WORD_PIECE_CLEANUP.get(text, " " + text)).encode()
         if self.rules.byte_fallback and BYTE_PIECE.fullmatch(text):
@@ -307,12 +322,7 @@ class Tokenizer:
         pieces = self._pieces
         try:
             with library_errors("the tokenizer cannot encode this text"):
-                library = pieces.encoder(text, parse_special)
-                if len(text) < LONG_TEXT:
-                    encoding = library.encode(text, add_special_tokens=False)
-                else:  # the library lets go of the GIL for batches only
-                    encoding = library.encode_batch([text], add_special_tokens=False)[0]
-                ids: list[int] = encoding.ids
+                ids = pieces.encode(text, parse_special)
         except TokenizerError:
             if not _is_unicode(text):
                 raise ArgumentError("text holds a lone surrogate, which is no character") from None

@@ -6,10 +6,7 @@ import errno
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,30 +23,14 @@ from golden.tiny_checkpoints import write_checkpoint
 from llamac import cache as cache_module
 from llamac.cache import Cache
 from llamac.errors import ArgumentError, ArgumentTypeError, ExportError, TokenizerError, UnsupportedError
-from llamac.export import convert, export, writer
+from llamac.export import convert
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.quantize import nearest_dtypes
 from llamac.sources import files_of, open_model
+from opened_sources import IDS, flip, logits, models_in, phases, start
 from processes import TIMEOUT, output_of, run_python
 
 LLAMA = CASES["llama"].config
-IDS = [1, 5, 9]
-
-
-def logits(source: Path, **settings: Any) -> bytes:
-    with llamac.load(source, **settings) as model:
-        return model.logits(IDS).tobytes()
-
-
-def phases(source: Path, **settings: Any) -> set[str]:
-    """What opening a source had to do."""
-    found = set()
-    llamac.load(source, progress=lambda phase, done, total: found.add(phase), **settings).close()
-    return found
-
-
-def models_in(place: Path) -> list[Path]:
-    return sorted((place / "models").glob("*.bin"))
 
 
 # ---- once
@@ -233,12 +214,6 @@ def test_a_change_on_the_way_is_an_error(checkpoint_folder: Path, place: Path) -
 # ---- damage
 
 
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -266,6 +241,32 @@ def test_a_damaged_model_is_made_again(
     assert logits(checkpoint_folder) == expected
     assert model.read_bytes() == whole
     assert phases(checkpoint_folder) == set()
+
+
+def folder_in(place: Path) -> None:
+    place.mkdir()
+    (place / "x").write_text("x")
+
+
+@pytest.mark.parametrize(
+    "make", [folder_in, lambda place: place.symlink_to(place), lambda place: place.symlink_to("/no")]
+)
+@pytest.mark.parametrize("kind", ["models/*.bin", "models/*.json", "locks/*.lock"])
+def test_what_is_no_file_is_left_alone(
+    kind: str, make: Callable[[Path], None], checkpoint_folder: Path, place: Path
+) -> None:
+    """A folder or a link in the place of a file is nothing that this cache has made: it is told, and done without."""
+    expected = logits(checkpoint_folder)
+    (damaged,) = place.glob(kind)
+    damaged.unlink()
+    make(damaged)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the cache folder .* cannot be written")
+        assert logits(checkpoint_folder) == expected
+    is_folder = damaged.is_dir()
+    Cache(place).entries()
+    Cache(place).prune(everything=True)
+    assert damaged.is_dir() == is_folder
 
 
 def test_a_model_that_was_only_copied_is_kept(checkpoint_folder: Path, place: Path) -> None:
@@ -296,22 +297,6 @@ def test_notes_of_nonsense_are_not_believed(checkpoint_folder: Path, place: Path
 
 # ---- several processes
 
-OPEN = """
-import sys
-import llamac
-def tell(phase, done, total):
-    if done == 0:
-        print(phase, flush=True)
-    {}
-with llamac.load(sys.argv[1], progress=tell) as model:
-    print("logits", model.logits([1, 5, 9]).tobytes().hex(), flush=True)
-"""
-
-
-def start(source: Path, also: str = "pass") -> subprocess.Popen[str]:
-    code = textwrap.dedent(OPEN.format(also))
-    return subprocess.Popen([sys.executable, "-c", code, str(source)], stdout=subprocess.PIPE, text=True)
-
 
 def test_of_two_processes_one_converts_and_the_other_waits(checkpoint_folder: Path, place: Path) -> None:
     digests = Cache(place).digests(checkpoint_folder, files_of(checkpoint_folder))
@@ -339,36 +324,6 @@ def test_threads_of_a_process_convert_once(checkpoint_folder: Path, place: Path)
         found = [done.result() for done in [pool.submit(phases, checkpoint_folder) for _ in range(4)]]
     assert sum("writing" in done for done in found) == 1
     assert len(models_in(place)) == 1
-
-
-@pytest.mark.parametrize("moment", ["done == 0", "done > 0"])
-def test_what_a_killed_process_leaves_is_removed(moment: str, checkpoint_folder: Path, place: Path) -> None:
-    also = f"if phase == 'writing' and {moment}: import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"
-    process = start(checkpoint_folder, also)
-    process.communicate(timeout=TIMEOUT)
-    assert process.returncode == -signal.SIGKILL
-    names = [path.name for path in (place / "models").iterdir()]
-    assert any(name.endswith(".partial") for name in names)
-    (entry,) = Cache(place).entries()
-    assert entry.problem == "half-written"
-    logits(checkpoint_folder)
-    (model,) = models_in(place)
-    assert sorted(path.name for path in (place / "models").iterdir()) == [model.name, f"{model.stem}.json"]
-    assert [entry.problem for entry in Cache(place).entries()] == [None]
-
-
-def test_another_models_remains_are_removed_too(checkpoint_folder: Path, place: Path) -> None:
-    (place / "models").mkdir(parents=True)
-    stale = place / "models" / f".{'a' * 64}.bin.0123abcd.partial"
-    stale.touch()
-    with Cache(place).writing("b" * 64):
-        assert not stale.exists()
-        stale.touch()
-        with Cache(place).writing("a" * 64):
-            assert not stale.exists()
-            stale.touch()
-            with Cache(place).writing("c" * 64):
-                assert stale.exists()  # it is being written
 
 
 # ---- no cache, no room
@@ -479,142 +434,6 @@ def test_a_limit_of_a_files_size_is_told_with_its_name(to: str, source: Path, tm
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"llamac: error: {tmp_path / 'out'}: File too large\n"
     assert list(tmp_path.iterdir()) == []
-
-
-def interrupted(source: Path, share: float) -> None:
-    """A conversion that Ctrl-C breaks off when a share of its bytes is written."""
-
-    def interrupt(phase: str, done: int, total: int) -> None:
-        if phase == "writing" and done > share * total:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        llamac.load(source, progress=interrupt)
-
-
-@pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of tensors that are written. Small blocks reach the disk at once."""
-    names: list[str] = []
-    as_before = writer._chunks_as_stored
-
-    def note(slot: writer.Slot, *arguments: Any) -> Any:
-        names.append(slot.name)
-        return as_before(slot, *arguments)
-
-    monkeypatch.setattr(writer, "_chunks_as_stored", note)
-    monkeypatch.setattr(writer, "BLOCK_BYTES", 256)
-    return names
-
-
-def left(place: Path) -> tuple[Path, Path]:
-    """(half-written file, journal) of the one conversion that was broken off."""
-    (partial,) = (place / "models").glob(".*.partial")
-    (journal,) = (place / "models").glob(".*.journal")
-    return partial, journal
-
-
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.999])
-def test_a_conversion_goes_on_where_it_was(
-    share: float, checkpoint_folder: Path, place: Path, written: list[str], tmp_path: Path
-) -> None:
-    export(checkpoint_folder, tmp_path / "expected.bin", dtype="auto", probe_source=None)
-    names = list(written)
-    for _ in range(2):
-        written.clear()
-        interrupted(checkpoint_folder, share)
-    assert Cache(place).entries()[0].problem == "half-written"
-    done = len(left(place)[1].read_text().splitlines()) - 1
-    assert 0 < done < len(names)
-    written.clear()
-    logits(checkpoint_folder)
-    assert written == names[done:]
-    (model,) = models_in(place)
-    assert model.read_bytes() == (tmp_path / "expected.bin").read_bytes()
-    assert sorted(path.name for path in (place / "models").iterdir()) == [model.name, f"{model.stem}.json"]
-
-
-@pytest.mark.parametrize("what", ["touched", "damaged", "cut", "gone", "torn", "nonsense"])
-def test_of_what_was_half_written_only_the_sound_part_is_used(
-    what: str, checkpoint_folder: Path, place: Path, written: list[str], tmp_path: Path
-) -> None:
-    export(checkpoint_folder, tmp_path / "expected.bin", dtype="auto", probe_source=None)
-    names = list(written)
-    interrupted(checkpoint_folder, 0.5)
-    partial, journal = left(place)
-    lines = journal.read_text().splitlines()
-    assert len(lines) > 10
-    taken = 0
-    if what == "touched":
-        os.utime(checkpoint_folder / "config.json")
-    elif what == "damaged":
-        taken = 5
-        with llamac.load(tmp_path / "expected.bin") as model:
-            flip(partial, next(tensor.offset for tensor in model.file.tensors if tensor.name == names[taken]))
-    elif what == "cut":
-        os.truncate(partial, 1000)
-    elif what == "gone":
-        partial.unlink()
-    elif what == "torn":
-        journal.write_text("\n".join(lines[:3]) + "\nabc")
-        taken = 2
-    else:
-        journal.write_bytes(b"\xff" * 100)
-    written.clear()
-    logits(checkpoint_folder)
-    assert written == names[taken:]
-    assert models_in(place)[0].read_bytes() == (tmp_path / "expected.bin").read_bytes()
-
-
-def test_no_journal_is_believed_that_nobody_keeps(checkpoint_folder: Path, tmp_path: Path) -> None:
-    """In a folder that others may write to it could lead to any file."""
-    (tmp_path / "victim").write_bytes(b"mine")
-    (tmp_path / ".out.bin.partial").symlink_to(tmp_path / "victim")
-    (tmp_path / ".out.bin.journal").write_text("what\n")
-    export(checkpoint_folder, tmp_path / "out.bin", probe_source=None)
-    assert (tmp_path / "victim").read_bytes() == b"mine"
-    assert (tmp_path / ".out.bin.partial").is_symlink()
-    assert (tmp_path / ".out.bin.journal").exists()
-
-
-def test_a_conversion_that_fails_leaves_nothing(checkpoint_folder: Path, place: Path, written: list[str]) -> None:
-    interrupted(checkpoint_folder, 0.5)
-    assert left(place)
-
-    def fail(phase: str, done: int, total: int) -> None:
-        if phase == "writing" and done == total:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(ExportError, match="no room"):
-        llamac.load(checkpoint_folder, progress=fail)
-    assert list((place / "models").iterdir()) == []
-
-
-def test_what_is_left_of_a_conversion_can_be_pruned(checkpoint_folder: Path, place: Path, written: list[str]) -> None:
-    interrupted(checkpoint_folder, 0.5)
-    shutil.rmtree(place / "locks")
-    sizes = sum(path.stat().st_size for path in left(place))
-    cache = Cache(place)
-    removal = cache_module.Removal(str(checkpoint_folder), "half-written", sizes)
-    assert [entry.bytes for entry in cache.entries()] == [sizes]
-    assert cache.prune(dry_run=True) == [removal]
-    assert left(place)
-    assert cache.prune() == [removal]
-    assert list((place / "models").iterdir()) == []
-
-
-def test_without_locks_no_conversion_goes_on(
-    checkpoint_folder: Path, place: Path, written: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There may be others at it."""
-    interrupted(checkpoint_folder, 0.5)
-    count = len(written)
-    monkeypatch.setattr(cache_module, "fcntl", None)
-    interrupted(checkpoint_folder, 0.5)
-    assert list((place / "models").iterdir()) == []
-    written.clear()
-    logits(checkpoint_folder)
-    assert len(written) > count
 
 
 def test_what_cannot_be_converted_leaves_nothing(place: Path, tmp_path: Path) -> None:
