@@ -85,6 +85,7 @@ def blobs(tmp_path: Path) -> list[Path]:
     [
         ("hf:org/name", ("org/name", "main", None, None)),
         ("hf:Org-1/na_me.2@v1.0", ("Org-1/na_me.2", "v1.0", None, None)),
+        ("hf:_org/_name_", ("_org/_name_", "main", None, None)),
         ("hf:org/name@refs/pr/1", ("org/name", "refs/pr/1", None, None)),
         ("hf:org/name:Q4_K_M", ("org/name", "main", None, "Q4_K_M")),
         ("hf:org/name:q8_0@main", ("org/name", "main", None, "q8_0")),
@@ -101,6 +102,7 @@ def test_names(text: str, wanted: tuple[Any, ...]) -> None:
     [
         *("hf:", "hf:name", "hf:/name", "hf:org/", "hf://org/name", "hf:org//name", "hf: org/name", "hf:org/name@"),
         *("hf:org/name:", "hf:../name", "hf:org/..", "hf:org/na..me", "hf:.org/name", "hf:org/name.", "hf:org/-name"),
+        "hf:org/name-",
         *("hf:org/na--me", "hf:org/name@../../x", "hf:org/name@a//b", "hf:org/name/../x.gguf", "hf:org/name//x.gguf"),
         *("hf:org/name/config.json", "hf:org/name/model.safetensors", "hf:org/name/x.gguf:Q4", "hf:org/name@a:b"),
         *("hf:org\\name", "hf:org/name@/x", "hf:org/name@x/", "hf:org/n\nme", "hf:örg/name", f"hf:org/{'n' * 200}"),
