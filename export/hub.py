@@ -215,7 +215,7 @@ def choose(wanted: Wanted, files: Iterable[str], read: Callable[[str], bytes]) -
     names = set(filter(_is_plain, files))  # any other would lead out of the client's cache
     models = gguf_models(names)
     if wanted.file is not None:
-        taken = next((parts for parts in models.values() if wanted.file in parts), None)
+        taken = next((parts for label, parts in models.items() if wanted.file in (label, *parts)), None)
         if taken is None:
             raise HubError(f"{HUB}{wanted.repo} has no file {wanted.file}{_are_there(models)}")
         return taken

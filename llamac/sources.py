@@ -87,7 +87,8 @@ def _model_of(path: Path) -> Path:
     if path.is_dir() and not (path / "config.json").exists():
         models = gguf_models(place.name for place in path.iterdir() if place.is_file())
         if len(models) > 1:
-            raise ExportError(f"{path} holds several models, name one of them: {', '.join(models)}")
+            names = ", ".join(parts[0] for parts in models.values())
+            raise ExportError(f"{path} holds several models, name one of them: {names}")
         return next((path / parts[0] for parts in models.values()), path)
     if path.name in HF_WEIGHTS and path.is_file() and (path.parent / "config.json").is_file():
         taken = next(name for name in HF_WEIGHTS if (path.parent / name).is_file())

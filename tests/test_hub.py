@@ -149,6 +149,7 @@ def chosen(name: str, files: list[str], index: dict[str, str] | None = None) -> 
         ("hf:o/n:Q6_K", ["sub/a.q6_k.gguf"]),
         ("hf:o/n:Q8_0", PARTS),
         (f"hf:o/n/{PARTS[1]}", PARTS),
+        ("hf:o/n/big-Q8_0.gguf", PARTS),  # as it is called where all models are told
         ("hf:o/n/sub/a.q6_k.gguf", ["sub/a.q6_k.gguf"]),
     ],
 )
