@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Rows that are held in memory at once, in bytes of float32.
 CHUNK_BYTES = 32 << 20
+# Of all layers together: each has a name of its own, so that a few bytes of a config would become gigabytes of names.
+MOST_EXPERTS = 1 << 17
 T = TypeVar("T")
 
 
@@ -135,6 +137,11 @@ class ModelConfig:
     rope_original_context: tuple[int, ...] = ()
     rope_attention_factor: tuple[float, ...] = ()
     qk_norm: str = "none"
+
+    def __post_init__(self) -> None:
+        n_experts = sum(layer.n_experts for layer in self.layers)
+        if n_experts > MOST_EXPERTS:
+            raise ExportError(f"the model would have {n_experts} experts in all layers, more than {MOST_EXPERTS}")
 
 
 @dataclass
