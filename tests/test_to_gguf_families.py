@@ -107,12 +107,14 @@ def test_a_family_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
     source = hf.read(folder_of(tmp_path, name), [])
     write_gguf(source, tmp_path / "m.gguf", "f32", [])
     again = gguf_model.read(tmp_path / "m.gguf", [])
-    same = {"norm_eps": again.config.norm_eps, "attention_scale": again.config.attention_scale}
-    same |= {"logit_scale": again.config.logit_scale, "rope_attention_factor": again.config.rope_attention_factor}
-    same |= {"residual_scale": again.config.residual_scale, "logit_soft_cap": again.config.logit_soft_cap}
-    for key, value in same.items():
-        np.testing.assert_allclose(value, getattr(source.config, key), rtol=1e-6)
-    assert again.config == replace(source.config, **same)
+    ours, theirs = vars(source.config), vars(again.config)
+    rounded = ["norm_eps", "attention_scale", "residual_scale", "logit_scale", "logit_soft_cap"]
+    rounded.append("rope_attention_factor")
+    for key, value in ours.items():
+        if key in rounded:
+            np.testing.assert_allclose(theirs[key], value, rtol=1e-6)
+        else:
+            assert theirs[key] == value, key
     assert again.tensors.keys() == source.tensors.keys()
     for part, tensor in source.tensors.items():
         if part.startswith("rope."):
@@ -156,13 +158,13 @@ def test_shapes_that_llama_cpp_asks_for(tmp_path: Path, name: str) -> None:
 
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
     shapes = {full: tuple(int(n) for n in tensor.shape) for full, tensor in found.items()}
-    expected = {
+    shapes_of: dict[str, dict[str, tuple[int, ...]]] = {
         "qwen3_moe": {"blk.1.ffn_gate_exps.weight": (40, 24, 5), "blk.1.ffn_down_exps.weight": (24, 40, 5)},
         "olmoe": {"blk.0.ffn_gate_inp.weight": (40, 5)},
         "stablelm": {"blk.0.attn_q_norm.weight": (10, 4), "blk.0.attn_k_norm.weight": (10, 2)},
         "gpt_neox": {"blk.0.attn_qkv.weight": (40, 120), "blk.0.attn_qkv.bias": (120,)},
-    }[name]
-    assert {full: shapes[full] for full in expected} == expected
+    }
+    assert shapes_of[name].items() <= shapes.items()
     kinds = {tensor.tensor_type.name for full, tensor in found.items() if "norm" in full or "gate_inp" in full}
     assert kinds == {"F32"}
 
