@@ -123,6 +123,13 @@ def test_a_family_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
             np.testing.assert_array_equal(again.tensors[part].array(), tensor.array(), part)
 
 
+def test_a_model_without_rope_comes_back(tmp_path: Path) -> None:
+    source = hf.read(folder_of(tmp_path, "granite"), [])
+    source.config = replace(source.config, layers=tuple(replace(layer, rope=-1) for layer in source.config.layers))
+    write_gguf(source, tmp_path / "m.gguf", "f32", [])
+    assert gguf_model.read(tmp_path / "m.gguf", []).config.layers == source.config.layers
+
+
 def test_every_architecture_is_written() -> None:
     families = {family for row in ARCHITECTURES.values() for family in (row.family, *row.others)}
     assert families - {"llama", "gpt2", "gemma3"} == {config_of(name)["model_type"] for name in NAMES}
