@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from dataclasses import replace
@@ -26,6 +27,7 @@ from golden.make_families import family_checkpoint
 from golden.tiny_checkpoints import Config, Tensors, changed, write_checkpoint, write_config, write_safetensors
 from llamac.errors import UnsupportedError
 from llamac.export import gguf_model, hf
+from llamac.export.checkpoint import LazyTensor
 from llamac.export.convert import export
 from llamac.export.gguf_families import ARCHITECTURES
 from llamac.export.to_gguf import write_gguf
@@ -157,6 +159,22 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused_by_name(
     folder = folder_of(tmp_path, name, **changes)
     with pytest.raises(UnsupportedError, match=problem):
         write_gguf(hf.read(folder, []), tmp_path / "m.gguf", "f32", [])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3_text"])
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e-44, 3e38])
+def test_frequencies_that_none_has(tmp_path: Path, name: str, value: float) -> None:
+    """What is said of them holds when it is read again, or they are refused."""
+    source = hf.read(folder_of(tmp_path, name), [])
+    for number in (0, -1):
+        table = source.tensors["rope.0.inv_freq"].array().copy()
+        table[number] = value
+        source.tensors["rope.0.inv_freq"] = LazyTensor.of(table)
+        with contextlib.suppress(UnsupportedError), np.errstate(all="raise"):
+            write_gguf(source, tmp_path / "m.gguf", "f32", [])
+            again = gguf_model.read(tmp_path / "m.gguf", []).tensors["rope.0.inv_freq"].array()
+            np.testing.assert_allclose(again, table, rtol=2e-6)
+            (tmp_path / "m.gguf").unlink()
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "olmoe", "stablelm", "gpt_neox"])
