@@ -24,7 +24,15 @@ from golden.cases import Case
 from golden.family_cases import FAMILY_CASES
 from golden.make import relative_errors
 from golden.make_families import family_checkpoint
-from golden.tiny_checkpoints import Config, Tensors, changed, write_checkpoint, write_config, write_safetensors
+from golden.tiny_checkpoints import (
+    Config,
+    Tensors,
+    changed,
+    random_tensor,
+    write_checkpoint,
+    write_config,
+    write_safetensors,
+)
 from llamac.errors import UnsupportedError
 from llamac.export import gguf_model, hf
 from llamac.export.checkpoint import LazyTensor
@@ -243,6 +251,38 @@ def test_llama_cpp_continues_the_same_from_float16(tmp_path: Path, name: str) ->
         rows = model.logits(start + taken)[len(start) - 1 : -1]
     behind = rows.max(axis=1) - rows[np.arange(len(taken)), taken]
     assert (behind / np.abs(rows).max(axis=1)).max() <= 5e-3  # near-ties
+
+
+def test_experts_in_quantized_blocks(tmp_path: Path) -> None:
+    config = changed(config_of("mixtral"), hidden_size=64, intermediate_size=96, head_dim=16, sliding_window=None)
+    expert = {"w1": (96, 64), "w3": (96, 64), "w2": (64, 96)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (61, 64), "lm_head.weight": (61, 64)}
+    for layer in range(2):
+        name = f"model.layers.{layer}"
+        shapes |= {f"{name}.{norm}_layernorm.weight": (64,) for norm in ("input", "post_attention")}
+        shapes |= {f"{name}.self_attn.{x}_proj.weight": (64 if x in "qo" else 32, 64) for x in "qkvo"}
+        moe = f"{name}.block_sparse_moe"
+        shapes[f"{moe}.gate.weight"] = (5, 64)
+        shapes |= {f"{moe}.experts.{e}.{w}.weight": shape for e in range(5) for w, shape in expert.items()}
+    shapes["model.norm.weight"] = (64,)
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    write_config(folder, config)
+    weights = {name: random_tensor(name, shape) for name, shape in shapes.items()}
+    write_safetensors(folder / "model.safetensors", weights)
+    export(folder, tmp_path / "m.gguf", to="gguf", dtype="q8_0")
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    stack = found["blk.1.ffn_down_exps.weight"]
+    assert (stack.tensor_type.name, stack.shape.tolist()) == ("Q8_0", [96, 64, 5])
+    numbers = gguf.quants.dequantize(stack.data, stack.tensor_type).reshape(5, 64, 96)
+    exact = np.stack([weights[f"model.layers.1.block_sparse_moe.experts.{e}.w2.weight"] for e in range(5)])
+    np.testing.assert_allclose(numbers, exact, atol=0.005)
+    ids = case_of("mixtral").ids
+    theirs = llama_cpp_logits(tmp_path / "m.gguf", ids)
+    export(tmp_path / "m.gguf", tmp_path / "m.bin", dtype="f32", probe_source=None)
+    with llamac.load(tmp_path / "m.bin", kv="f32") as model:
+        errors = relative_errors(model.logits(ids), theirs)
+    assert np.median(errors) <= 0.1  # inputs are rounded to 8 bits there, and may choose other experts
 
 
 # ---- files that are not ours
