@@ -500,7 +500,7 @@ def _dtypes(checkpoint: Checkpoint, matrices: Matrices, progress: Progress, warn
     def fixed(name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern, _ in matrices.dtype_map)
 
-    found, coarse = widen_coarse(tensors, chosen, fixed, progress)
+    found, coarse = widen_coarse(tensors, chosen, fixed, progress, matrices.threads)
     warnings += coarse
     return found
 
