@@ -154,7 +154,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
             )
             for layer in layers
         ),
-        rope_dim=tuple(parameters[kind].dim for kind in kinds),
+        rope_dim=tuple(2 * len(table.inv_freq) for table in tables),
         rope_original_context=tuple(table.original_context for table in tables),
         rope_attention_factor=tuple(table.attention_factor for table in tables),
         qk_norm=family.qk_norm if has_qk_norm else "none",

@@ -31,7 +31,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class RopeParameters:
-    """What a table is computed from. dim: how many dimensions of a head are turned."""
+    """What a table is computed from. dim: how many dimensions of a head the frequencies are spread over; those that are
+    turned are pairs, so that of an odd number one more is."""
 
     kind: str
     dim: int
@@ -167,10 +168,13 @@ class _Reader:
         else:
             part = inner.number(PARTS[0], outer) or 0.0
         dim = int(self.head_dim * part)
-        if not self.keys.problems and (dim % 2 or not 0 < dim <= self.head_dim):
+        turned = dim + dim % 2
+        if not self.keys.problems and not (0 < turned <= self.head_dim and (turned == dim or self.family.odd_rope)):
+            key = next((name for name in PARTS if self.family.keys.get(name) is not None), "head_dim")
+            least = "a number from 1" if self.family.odd_rope else "an even number from 2"
             self.keys.problems.append(
-                f"RoPE turns {dim} of the {self.head_dim} dimensions of a head, expected an even number from 2 to "
-                f"{self.head_dim}, as it turns pairs"
+                f"{key}: RoPE turns {dim} of the {self.head_dim} dimensions of a head, expected {least} to "
+                f"{self.head_dim - self.head_dim % 2}, as it turns pairs"
             )
         return max(dim, 1)
 
