@@ -123,6 +123,8 @@ class _Reader:
         if kind == "yarn" and "factor" not in values:  # null is a value here: the ratio of the two contexts
             inner.need("factor")
         parameters = {key: _parameter(inner, key, is_there=key in values) for key in (*needed, *optional)}
+        if "rope_local_base_freq" in self.family.keys and parameters.get("truncate") is False:
+            inner.wrong("truncate", "true: where kinds of layers have a table each, transformers rounds always")
         parameters["rope_theta"] = self._theta(inner, theta)
         self._original_context(inner, kind, parameters)
         dim = self._turned(inner)

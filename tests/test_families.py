@@ -254,6 +254,7 @@ def test_what_the_graph_does_not_have_is_refused(name: str, change: Config, mess
         ("gemma-3-1b", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
         ("gemma-3-270m", {"layer_types": None, "_sliding_window_pattern": 5}, "the same as sliding_window_p"),
         ("gemma-3-1b", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters.rope_type is 'default'"),
+        ("gemma-3-1b", {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "truncate is False, exp"),
         ("gemma-3-1b", {"rope_parameters": {"full_attention": 3}}, "rope_parameters.full_attention is 3"),
         ("Phi-4-mini", {"partial_rotary_factor": 0.001}, "partial_rotary_factor: RoPE turns 0 of the 128 dimensions"),
         ("stablelm-2-12b", {"partial_rotary_factor": 0.02}, "RoPE turns 3 of the 160 dimensions .* even number from 2"),
