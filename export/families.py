@@ -381,7 +381,7 @@ GPT_NEOX = Family(
     },
     norm="layer",
     ffn="plain",
-    ignored=(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.(inv_freq|cos_cached|sin_cached))",),
+    ignored=(*LLAMA.ignored, r"layers\.\d+\.attention\.(bias|masked_bias)"),
     renamed=((r"^embed_out\.", "lm_head."),),
     head="embed_out",
     odd_rope=True,

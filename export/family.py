@@ -103,7 +103,9 @@ class Family:
     odd_rope: bool = False
     activation: str = "hidden_act"
     rope_names: Mapping[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = (r"(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)",)
+    ignored: tuple[str, ...] = (
+        r"(layers\.\d+\.(self_attn|attention)\.)?rotary_emb(_local)?\.(inv_freq|cos_cached|sin_cached)",
+    )
     renamed: tuple[tuple[str, str], ...] = ()
     fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
     head: str = "lm_head"

@@ -332,6 +332,22 @@ def test_gpt_neox_is_read_under_its_published_names(tmp_path: Path) -> None:
     assert_same(read(folder), read(other))
 
 
+@pytest.mark.parametrize("name", BASES)
+def test_what_old_versions_stored_beside_the_weights_is_left_out(name: str, tmp_path: Path) -> None:
+    folder, prefix = family_checkpoint(tmp_path / "m", FAMILY_CASES[name]), FAMILIES[name].prefix
+    expected = read(folder)
+    stored = read_safetensors(folder / "model.safetensors")
+    tensors = {full_name: tensor.lazy().array() for full_name, tensor in stored.items()}
+    attention = "layers.1.attention." if name == "gpt_neox" else "layers.1.self_attn."
+    others = [f"{place}rotary_emb.{kind}" for place in ("", attention) for kind in ("inv_freq", "cos_cached")]
+    others += [f"{attention}bias", f"{attention}masked_bias"] if name == "gpt_neox" else []
+    others += ["rotary_emb_local.inv_freq"] if name == "gemma3_text" else []
+    for other in others:
+        tensors[prefix + other] = random_tensor(other, (1, 3))
+    write_safetensors(folder / "model.safetensors", tensors)
+    assert_same(expected, read(folder))
+
+
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_the_language_model_is_found_among_the_weights_of_a_model_of_images(prefix: str, tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "m", FAMILY_CASES["gemma3_text"])
