@@ -54,6 +54,8 @@ def rope_parameters(
         return {FULL: reader.read(place, values, theta)}
     local = keys.number("rope_local_base_freq", family.keys["rope_local_base_freq"])
     if place == "rope_scaling" or not values:  # the old keys, where scaling is of the layers that see everything
+        if values.get("rope_type") is None and values.get("type", "default") != "default":  # versions disagree about it
+            keys.problems.append("rope_scaling.rope_type is missing: transformers does not read rope_scaling.type here")
         return {FULL: reader.read(place, values, theta), SLIDING: reader.read("rope_parameters", {}, local)}
     nested = Keys(values, f"{place}.")
     parts = {kind: nested.value(kind) or {} for kind in (FULL, SLIDING)}
