@@ -100,6 +100,9 @@ class _Reader:
         known = [name for name in names if name in row]
         found = {name: keys.number(name) for name in known if name in keys.values}
         default = next((row[name] for name in known if row[name] is not None), None)
+        for name in known:
+            if row[name] is not None and name in keys.nulls:
+                keys.wrong(name, "a number")
         if len(set(found.values())) > 1:
             keys.problems.append(f"{' and '.join(found)} are both there and differ, expected one of them")
         own = next((name for name in known if row[name] is not None), "")
@@ -166,7 +169,7 @@ class _Reader:
         outer = self.outer(PARTS)
         if outer is None:
             for there in (self.keys, inner):
-                if there.number(PARTS[0], 1.0) != 1.0:
+                if there.number(PARTS[0], 1.0, nullable=True) != 1.0:
                     there.wrong(PARTS[0], f"1, as {self.family.model_type} turns whole heads")
             outer, part = 1.0, 1.0
         else:
@@ -187,5 +190,5 @@ def _parameter(inner: Keys, key: str, *, is_there: bool) -> Any:
     if key in ("short_factor", "long_factor"):
         return inner.numbers(key)
     if key == "truncate":
-        return inner.flag(key, not is_there)  # as in transformers, null is no
+        return inner.flag(key, not is_there, nullable=True)  # as in transformers, null is no
     return inner.number(key)

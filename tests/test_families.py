@@ -201,6 +201,30 @@ def test_null_is_none_where_an_absent_key_is_not(name: str, key: str, is_none: A
     assert not is_none(parse(changed(config, **{key: None})).model)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "expected"),
+    [
+        ("Llama-2-7B", "rms_norm_eps", "a number from 0"),
+        ("Llama-3.2-1B", "rope_theta", "a number"),
+        ("Llama-2-7B", "tie_word_embeddings", "true or false"),
+        ("gpt2", "scale_attn_weights", "true or false"),
+        ("Qwen3-0.6B", "head_dim", "an integer from 1"),
+        ("Qwen2.5-0.5B", "max_window_layers", "an integer from 0"),
+        ("pythia-70m", "rotary_pct", "a number"),
+        ("pythia-70m", "use_parallel_residual", "true or false"),
+        ("gemma-3-1b", "rope_local_base_freq", "a number from 0"),
+        ("granite-3.1-2b", "attention_multiplier", "a number from 0"),
+        ("Mixtral-8x7B", "num_local_experts", "an integer from 1"),
+        ("Mistral-7B-v0.1", "vocab_size", "an integer from 1"),
+    ],
+)
+def test_null_is_refused_where_it_has_no_meaning(name: str, key: str, expected: str) -> None:
+    with pytest.raises(ExportError, match=f"  {key} is null, expected {expected}"):
+        parse({**PUBLISHED[name], key: None})
+    with pytest.raises(UnsupportedError, match="hidden_act None is not supported"):
+        parse({**PUBLISHED["Llama-2-7B"], "hidden_act": None})
+
+
 # ---- what is refused
 
 
