@@ -528,7 +528,7 @@ def _teacher(
         calibration = stack.enter_context(calibrate(checkpoint, model, sequences, folder, progress))
 
     def teach(slot: Slot) -> Lesson | None:
-        return calibration.lesson(slot.name, slot.tensor.shape[1]) if slot.dtype in FOUR_BITS else None
+        return calibration.lesson(slot.name) if slot.dtype in FOUR_BITS else None
 
     return teach
 
