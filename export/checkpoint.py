@@ -8,8 +8,9 @@ are asked for, so that a model much larger than memory can be converted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from llamac.errors import ExportError
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 # Rows that are held in memory at once, in bytes of float32.
 CHUNK_BYTES = 32 << 20
+# Of all layers together: each has a name of its own, so that a few bytes of a config would become gigabytes of names.
+MOST_EXPERTS = 1 << 17
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class LazyTensor:
 
         def read(first: int, last: int) -> Floats:
             rows = self.read(first, last)
-            if not np.isfinite(rows).all():
+            if not np.isfinite([rows.max(initial=0), rows.min(initial=0)]).all():  # NaN is larger and smaller
                 raise ExportError(f"tensor {name} holds numbers that are not finite: the source is damaged")
             return rows
 
@@ -104,6 +108,16 @@ class LazyTensor:
         step = max(multiple, CHUNK_BYTES // (4 * columns) // multiple * multiple)
         for first in range(0, self.shape[0], step):
             yield first, self.read(first, min(first + step, self.shape[0]))
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, each made on another thread while the one before it is in use."""
+    end = object()
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(next, items, end)
+        while (item := pending.result()) is not end:
+            pending = pool.submit(next, items, end)
+            yield cast(T, item)
 
 
 @dataclass(frozen=True)
@@ -147,6 +161,11 @@ class ModelConfig:
     rope_original_context: tuple[int, ...] = ()
     rope_attention_factor: tuple[float, ...] = ()
     qk_norm: str = "none"
+
+    def __post_init__(self) -> None:
+        n_experts = sum(layer.n_experts for layer in self.layers)
+        if n_experts > MOST_EXPERTS:
+            raise ExportError(f"the model would have {n_experts} experts in all layers, more than {MOST_EXPERTS}")
 
 
 @dataclass

@@ -500,7 +500,7 @@ def _dtypes(checkpoint: Checkpoint, matrices: Matrices, progress: Progress, warn
     def fixed(name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern, _ in matrices.dtype_map)
 
-    found, coarse = widen_coarse(tensors, chosen, fixed, progress)
+    found, coarse = widen_coarse(tensors, chosen, fixed, progress, matrices.threads)
     warnings += coarse
     return found
 
@@ -528,7 +528,7 @@ def _teacher(
         calibration = stack.enter_context(calibrate(checkpoint, model, sequences, folder, progress))
 
     def teach(slot: Slot) -> Lesson | None:
-        return calibration.lesson(slot.name, slot.tensor.shape[1]) if slot.dtype in FOUR_BITS else None
+        return calibration.lesson(slot.name) if slot.dtype in FOUR_BITS else None
 
     return teach
 

@@ -344,6 +344,7 @@ PHI3 = Family(
         "interpolate_factor": 1,
     },
     rope_names={"su": "longrope", "yarn": "longrope"},
+    odd_rope=True,
 )
 
 GPT_NEOX = Family(
@@ -380,9 +381,10 @@ GPT_NEOX = Family(
     },
     norm="layer",
     ffn="plain",
-    ignored=(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.(inv_freq|cos_cached|sin_cached))",),
+    ignored=(*LLAMA.ignored, r"layers\.\d+\.attention\.(bias|masked_bias)"),
     renamed=((r"^embed_out\.", "lm_head."),),
     head="embed_out",
+    odd_rope=True,
 )
 
 MIXTRAL = Family(

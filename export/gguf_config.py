@@ -154,6 +154,8 @@ def _layers(
     own = key in row.keys and keys.value(key) is not None
     widths = () if own and all(is_expert) else keys.sizes("feed_forward_length", n_layers)
     expert_widths = keys.sizes(key, n_layers) if own else widths
+    if row.shared_width and not own and used:
+        expert_widths = tuple(max(1, width // used) for width in widths)
     windows = _windows(keys, row, n_layers)
     if keys.problems:
         return ()

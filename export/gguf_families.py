@@ -20,7 +20,7 @@ class Architecture:
     positions; 0: none does. nope_every: every so-manieth layer is not rotated; 0: all are. two_ropes: layers with a
     window have frequencies of their own. deep_scale: with this number of layers attention is scaled by
     (dim / n_heads)^-0.5, not by head_dim^-0.5. expert_weights: 1 if those of the experts in use are divided by their
-    sum.
+    sum. shared_width: where there is no width of experts, those in use share the network's.
 
     What llama.cpp can load, which only `to_gguf` asks for; reading is more generous. fused: modules that must lie in
     one tensor (see FUSED). biases: whether matrices have biases: "any" may, "qkv", those three may, "all" must.
@@ -44,6 +44,7 @@ class Architecture:
     two_ropes: bool = False
     deep_scale: int = 0
     expert_weights: int = 0
+    shared_width: bool = False
     keys: Mapping[str, object] = field(default_factory=dict)
     fused: tuple[str, ...] = ()
     biases: str = "qkv"
@@ -138,7 +139,7 @@ ARCHITECTURES = {
     ),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3", qk_norm="head"),
-    "qwen3moe": Architecture("qwen3_moe", qk_norm="head", expert_weights=1, keys=_EXPERTS),
+    "qwen3moe": Architecture("qwen3_moe", qk_norm="head", expert_weights=1, shared_width=True, keys=_EXPERTS),
     "gemma": _GEMMA,
     "gemma2": replace(
         _GEMMA,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llamac.export.checkpoint import Checkpoint, ModelConfig
-from llamac.export.gguf_families import FUSED, Architecture
+from llamac.export.gguf_families import FUSED, IS_ROTATED, Architecture
 
 Value = int | float | str | bool | list[int] | list[bool]
 QKV = ("attn_q", "attn_k", "attn_v")
@@ -35,6 +35,7 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
         "logit_scale": 1 / config.logit_scale,
         "attn_logit_softcapping": config.attention_soft_cap,
         "use_parallel_residual": config.layers[0].placement == "parallel",
+        IS_ROTATED: any(layer.rope >= 0 for layer in config.layers),
     }
     if config.logit_soft_cap or "attn_logit_softcapping" in row.keys:
         own["final_logit_softcapping"] = config.logit_soft_cap

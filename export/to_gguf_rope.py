@@ -20,6 +20,7 @@ from llamac.export.rope import make_rope
 
 Floats = NDArray[np.float32]
 Number = int | float | str
+SLOWEST, FASTEST = 1e-15, 1e6  # radians per position
 CLOSE = 2e-6  # of frequencies: what powers and products in float32 may lose
 DIGITS = (3, 4, 5, 6, 9)
 # YaRN's slopes that llama.cpp takes, whatever a file says.
@@ -39,6 +40,9 @@ def say_rope(checkpoint: Checkpoint, row: Architecture) -> Said:
     give."""
     if row.position != "rope" or not checkpoint.config.rope_dim:
         return Said()
+    for name, tensor in checkpoint.tensors.items():
+        if name.startswith("rope.") and not ((tensor.array() > SLOWEST) & (tensor.array() < FASTEST)).all():
+            raise UnsupportedError(f"tensor {name} holds frequencies that no base gives: GGUF cannot say them")
     is_local = [any(layer.rope == table and layer.window for layer in checkpoint.config.layers) for table in (0, 1)]
     tables = [checkpoint.tensors[f"rope.{table}.inv_freq"].array() for table in range(len(checkpoint.config.rope_dim))]
     if len(tables) > (2 if row.two_ropes else 1):

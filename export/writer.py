@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.errors import ArgumentError, ExportError
-from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
+from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig, ahead
 from llamac.export.quantize import DTYPES, Lesson, Quantizer, choose_dtypes
 from llamac.flatfile import ALIGNMENT, MAGIC, NUMERICS, RECORD_BYTES, SECTIONS, VERSION, pack_record, unpack_record
 from llamac.progress import Progress, silent
@@ -212,7 +213,7 @@ def checked_chunks(name: str, tensor: LazyTensor, dtype: str) -> Iterator[NDArra
     limits = {"f16": F16_OVERFLOW, "bf16": BF16_OVERFLOW} | dict.fromkeys(QUANTIZED, QUANTIZED_OVERFLOW)
     largest = limits.get(dtype, np.inf)
     for _, rows in tensor.chunks(STRIP_ROWS):
-        peak = float(np.abs(rows).max(initial=0.0))
+        peak = max(float(rows.max(initial=0.0)), -float(rows.min(initial=0.0)))
         if not np.isfinite(peak):
             raise ExportError(f"tensor {name} holds numbers that are not finite")
         if peak >= largest:
@@ -221,15 +222,18 @@ def checked_chunks(name: str, tensor: LazyTensor, dtype: str) -> Iterator[NDArra
         yield rows
 
 
-def _chunks_as_stored(slot: Slot, quantizer: Quantizer, lesson: Lesson | None) -> Iterator[bytes]:
-    """The slot's bytes as they lie in the file, some rows at a time."""
-    for rows in checked_chunks(slot.name, slot.tensor, slot.dtype):
-        if not slot.is_matrix:
-            yield np.ascontiguousarray(rows, np.float32).tobytes()
-        elif slot.dtype in QUANTIZED:
-            yield quantizer.pack(rows, slot.dtype, lesson)
-        else:
-            yield pack_strips(rows, slot.dtype)
+def _rows_of(slots: Iterable[Slot]) -> Iterator[tuple[Slot, NDArray[np.float32]]]:
+    """The tensors' numbers, some rows at a time."""
+    for slot in slots:
+        for rows in checked_chunks(slot.name, slot.tensor, slot.dtype):
+            yield slot, rows
+
+
+def _as_stored(slot: Slot, rows: NDArray[np.float32], quantizer: Quantizer, lesson: Lesson | None) -> bytes:
+    """Rows of the slot as they lie in the file."""
+    if not slot.is_matrix:
+        return np.ascontiguousarray(rows, np.float32).tobytes()
+    return quantizer.pack(rows, slot.dtype, lesson) if slot.dtype in QUANTIZED else pack_strips(rows, slot.dtype)
 
 
 # ---- the file
@@ -382,11 +386,15 @@ def _write(
     progress("writing", 0, plan.data_bytes)
     hashes = _hashes_there(file, plan, progress)
     stream = DataStream(file, start + (plan.slots[len(hashes) - 1].end if hashes else 0))
-    for slot in plan.slots[len(hashes) :]:
+    todo = plan.slots[len(hashes) :]
+    for _, group in itertools.groupby(ahead(_rows_of(todo)), key=lambda item: item[0].offset):
+        slot, first = next(group)
+        lesson = teach(slot)
         digest = hashlib.sha256()
         stream.skip_to(start + slot.offset)
         written = 0
-        for data in _chunks_as_stored(slot, quantizer, teach(slot)):
+        for rows in itertools.chain([first], (more for _, more in group)):
+            data = _as_stored(slot, rows, quantizer, lesson)
             digest.update(data)
             stream.write(data)
             written += len(data)

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,13 @@ def names_in(place: Path) -> list[str]:
 def packed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the tensors that are converted while a test runs."""
     names: list[str] = []
-    pack = writer._chunks_as_stored
+    pack = writer._as_stored
 
-    def note(slot: writer.Slot, *others: Any) -> Iterator[bytes]:
+    def note(slot: writer.Slot, *others: Any) -> bytes:
         names.append(slot.name)
         return pack(slot, *others)
 
-    monkeypatch.setattr(writer, "_chunks_as_stored", note)
+    monkeypatch.setattr(writer, "_as_stored", note)
     return names
 
 

@@ -201,6 +201,30 @@ def test_null_is_none_where_an_absent_key_is_not(name: str, key: str, is_none: A
     assert not is_none(parse(changed(config, **{key: None})).model)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "expected"),
+    [
+        ("Llama-2-7B", "rms_norm_eps", "a number from 0"),
+        ("Llama-3.2-1B", "rope_theta", "a number"),
+        ("Llama-2-7B", "tie_word_embeddings", "true or false"),
+        ("gpt2", "scale_attn_weights", "true or false"),
+        ("Qwen3-0.6B", "head_dim", "an integer from 1"),
+        ("Qwen2.5-0.5B", "max_window_layers", "an integer from 0"),
+        ("pythia-70m", "rotary_pct", "a number"),
+        ("pythia-70m", "use_parallel_residual", "true or false"),
+        ("gemma-3-1b", "rope_local_base_freq", "a number from 0"),
+        ("granite-3.1-2b", "attention_multiplier", "a number from 0"),
+        ("Mixtral-8x7B", "num_local_experts", "an integer from 1"),
+        ("Mistral-7B-v0.1", "vocab_size", "an integer from 1"),
+    ],
+)
+def test_null_is_refused_where_it_has_no_meaning(name: str, key: str, expected: str) -> None:
+    with pytest.raises(ExportError, match=f"  {key} is null, expected {expected}"):
+        parse({**PUBLISHED[name], key: None})
+    with pytest.raises(UnsupportedError, match="hidden_act None is not supported"):
+        parse({**PUBLISHED["Llama-2-7B"], "hidden_act": None})
+
+
 # ---- what is refused
 
 
@@ -254,8 +278,12 @@ def test_what_the_graph_does_not_have_is_refused(name: str, change: Config, mess
         ("gemma-3-1b", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
         ("gemma-3-270m", {"layer_types": None, "_sliding_window_pattern": 5}, "the same as sliding_window_p"),
         ("gemma-3-1b", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters.rope_type is 'default'"),
+        ("gemma-3-1b", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.rope_type is missing"),
+        ("gemma-3-1b", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "truncate is False"),
         ("gemma-3-1b", {"rope_parameters": {"full_attention": 3}}, "rope_parameters.full_attention is 3"),
-        ("Phi-4-mini", {"partial_rotary_factor": 0.01}, "RoPE turns 1 of the 128 dimensions"),
+        ("Phi-4-mini", {"partial_rotary_factor": 0.001}, "partial_rotary_factor: RoPE turns 0 of the 128 dimensions"),
+        ("stablelm-2-12b", {"partial_rotary_factor": 0.02}, "RoPE turns 3 of the 160 dimensions .* even number from 2"),
+        ("Mistral-Nemo", {"head_dim": 15}, "head_dim: RoPE turns 15 of the 15 dimensions"),
         ("Phi-4-mini", {"partial_rotary_factor": 1.5}, "RoPE turns 192 of the 128 dimensions"),
         ("Qwen3-0.6B", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, expected 1, as qwen3"),
         ("gpt-neox-20b", {"rotary_pct": 0.5}, "partial_rotary_factor and rotary_pct are both there and differ"),
@@ -327,6 +355,22 @@ def test_gpt_neox_is_read_under_its_published_names(tmp_path: Path) -> None:
     names = {"lm_head": "embed_out", "embed_out": "lm_head"}
     other = rewritten(folder, lambda name: re.sub("^(lm_head|embed_out)", lambda match: names[match[1]], name))
     assert_same(read(folder), read(other))
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_what_old_versions_stored_beside_the_weights_is_left_out(name: str, tmp_path: Path) -> None:
+    folder, prefix = family_checkpoint(tmp_path / "m", FAMILY_CASES[name]), FAMILIES[name].prefix
+    stored = read_safetensors(folder / "model.safetensors")
+    tensors = {full_name: tensor.lazy().array() for full_name, tensor in stored.items()}
+    attention = "layers.1.attention." if name == "gpt_neox" else "layers.1.self_attn."
+    others = [f"{place}rotary_emb.{kind}" for place in ("", attention) for kind in ("inv_freq", "cos_cached")]
+    others += [f"{attention}bias", f"{attention}masked_bias"] if name == "gpt_neox" else []
+    others += ["rotary_emb_local.inv_freq"] if name == "gemma3_text" else []
+    for other in others:
+        tensors[prefix + other] = random_tensor(other, (1, 3))
+    shutil.copytree(folder, tmp_path / "old")
+    write_safetensors(tmp_path / "old" / "model.safetensors", tensors)
+    assert_same(read(folder), read(tmp_path / "old"))
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])

@@ -165,6 +165,22 @@ def test_real_tokenizers_come_back(tmp_path: Path, data_dir: Path, name: str) ->
     check_tokenizer(tmp_path, data_dir / "tokenizers" / name)
 
 
+@pytest.mark.parametrize("name", ["of mine", "Phi-3 of mine"])
+def test_tokens_that_swallow_spaces_are_kept_by_name_only(tmp_path: Path, data_dir: Path, name: str) -> None:
+    """GGUF has no field for it, and llama.cpp goes by the name."""
+    vocabulary = load_vocabulary(data_dir / "tokenizers" / "ggml-vocab-phi-3.gguf")
+    swallowing = [entry["content"] for entry in json.loads(vocabulary.json)["added_tokens"] if entry["rstrip"]]
+    assert "<|user|>" in swallowing
+    small = replace(llama_config(dim=16, n_heads=2, n_kv_heads=1, ffn=16), vocab_size=32064, n_token_ids=1)
+    source = replace(checkpoint(small), tokenizer=vocabulary, metadata={"architecture": "llama", "name": name})
+    warnings: list[str] = []
+    write_gguf(source, tmp_path / "m.gguf", "f16", warnings)
+    again = json.loads(load_vocabulary(tmp_path / "m.gguf").json)["added_tokens"]
+    kept = [entry["content"] for entry in again if entry["rstrip"]]
+    assert (kept, len(warnings)) == (([], 1) if name == "of mine" else (swallowing, 0))
+    assert all("swallow the spaces around them" in line for line in warnings)
+
+
 def check_tokenizer(folder: Path, place: Path) -> None:
     vocabulary = load_vocabulary(place)
     size = len(json.loads(vocabulary.json)["model"]["vocab"]) + 40  # the model has more rows than there are tokens
