@@ -232,8 +232,10 @@ _NAMES = (
     b"torch\nFloatStorage\n",
     b"collections\nOrderedDict\n",
     b"builtins\ndict\n",
+    b"torch._utils\n_rebuild_tensor_v2\n",
+    b"torch._utils\n_rebuild_parameter\n",
+    b"torch\nHalfStorage\n",
 )
-_NAMES += (b"torch._utils\n_rebuild_tensor_v2\n", b"torch._utils\n_rebuild_parameter\n", b"torch\nHalfStorage\n")
 
 
 def mutated_archive(data: bytes, rng: random.Random) -> bytes:
