@@ -261,6 +261,15 @@ def test_pickles_come_only_where_there_is_nothing_else(server: Hub, expected: by
         logits("hf:org/name")
 
 
+@pytest.mark.parametrize("name", ["../../../evil.gguf", "/tmp/evil.gguf", "a/../../evil.gguf", "a\\..\\evil.gguf"])
+def test_names_that_lead_out_of_the_cache_are_not_asked_for(name: str, server: Hub, tmp_path: Path) -> None:
+    server.repos["org/name"] = {name: b"GGUF"}
+    with pytest.raises(HubError, match="holds no model"):
+        logits("hf:org/name")
+    assert not any("/resolve/" in path for _, path, _ in server.requests)
+    assert not list(tmp_path.rglob("evil*"))
+
+
 def test_a_gated_model_needs_the_token_and_the_store_never_sees_it(
     server: Hub, expected: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
