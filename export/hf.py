@@ -217,7 +217,13 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
     taken.problems += [f"surplus: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
     if taken.problems:
         raise ExportError("the tensors do not fit config.json:\n  " + "\n  ".join(taken.problems))
-    return taken.all()
+    return taken.all() | plain_norms(family, shapes)
+
+
+def plain_norms(family: Family, shapes: dict[str, tuple[int, ...]]) -> dict[str, LazyTensor]:
+    """The norms that a family has no tensors of."""
+    names = [name for name in shapes if family.is_plain_norm(name)]
+    return {name: LazyTensor.of(np.full(shapes[name], name.endswith(".weight"), np.float32)) for name in names}
 
 
 def take(
