@@ -117,3 +117,7 @@ class Family:
     def is_plain_norm(self, name: str) -> bool:
         """Whether a canonical tensor is one of a plain norm."""
         return re.sub(r"^layers\.\d+\.", "layers.{l}.", name).rpartition(".")[0] in self.plain_norms
+
+    def is_ignored(self, full_name: str) -> bool:
+        """Whether a stored tensor is no weight."""
+        return any(re.fullmatch(pattern, full_name.removeprefix(self.prefix)) for pattern in self.ignored)

@@ -44,7 +44,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     values = read_object(folder / "config.json")
     config = parse_config(values, warnings)
     family = FAMILIES[values["model_type"]]
-    files, stored = _read_weights(folder, warnings)
+    files, stored = _read_weights(folder, family, warnings)
     stored = _published(family, stored)
     names = _names(family, stored)
     model = replace(config.model, tied_output=_is_tied(family, config, stored, names, warnings))
@@ -69,7 +69,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
 # ---- files
 
 
-def _read_weights(folder: Path, warnings: list[str]) -> tuple[list[str], Stored]:
+def _read_weights(folder: Path, family: Family, warnings: list[str]) -> tuple[list[str], Stored]:
     """(names of the files, all tensors in them)."""
     for name, reader in SOURCES:
         index = f"{name}.index.json"
@@ -78,7 +78,7 @@ def _read_weights(folder: Path, warnings: list[str]) -> tuple[list[str], Stored]
                 warnings.append(f"{name} and {index} are both there: the latter is ignored")
             return [name], reader(folder / name)
         if (folder / index).is_file():
-            files, stored = _read_shards(folder, index, reader)
+            files, stored = _read_shards(folder, index, family, reader)
             return [index, *files], stored
     names = " nor ".join(name for name, _ in SOURCES)
     endings = (".safetensors", ".bin", ".pth", ".pt", ".gguf")
@@ -87,8 +87,13 @@ def _read_weights(folder: Path, warnings: list[str]) -> tuple[list[str], Stored]
     raise ExportError(f"{folder} has no weights: neither {names}, whole or in shards with an index{found}")
 
 
-def _read_shards(folder: Path, index: str, reader: Callable[[Path], Stored]) -> tuple[list[str], Stored]:
-    """(names of the shards, tensors), where the index says in which shard each tensor lies."""
+def _read_shards(
+    folder: Path, index: str, family: Family, reader: Callable[[Path], Stored]
+) -> tuple[list[str], Stored]:
+    """(names of the shards, tensors), where the index says in which shard each tensor lies.
+
+    What is no weight may be in a shard and not in the index, or the other way round.
+    """
     places = read_object(folder / index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise ExportError(f"{folder / index}: weight_map must be an object of file names")
@@ -101,7 +106,11 @@ def _read_shards(folder: Path, index: str, reader: Callable[[Path], Stored]) -> 
             problems.append(f"the file {file} is missing")
     if problems:
         raise ExportError(f"{folder / index} does not fit the directory:\n  " + "\n  ".join(problems))
-    shards = {file: reader(folder / file) for file in files}
+    places = {name: file for name, file in places.items() if not family.is_ignored(name)}
+    shards = {
+        file: {name: tensor for name, tensor in reader(folder / file).items() if not family.is_ignored(name)}
+        for file in files
+    }
     for name, file in places.items():
         if name not in shards[file]:
             problems.append(f"missing: {name} is not in {file}")
@@ -152,7 +161,7 @@ def _names(family: Family, stored: Stored) -> dict[str, str]:
     names: dict[str, str] = {}
     for full_name in stored:
         name = full_name.removeprefix(family.prefix)
-        if any(re.fullmatch(pattern, name) for pattern in family.ignored):
+        if family.is_ignored(full_name):
             continue
         if name in names:
             raise ExportError(f"the tensors {names[name]} and {full_name} are the same one under two names")
