@@ -187,6 +187,18 @@ GRANITE = Family(
     },
 )
 
+# All norms are without weights, of which the canonical form knows ones and zeros.
+OLMO = Family(
+    model_type="olmo",
+    architectures=("OlmoForCausalLM",),
+    bare="OlmoModel",
+    modules=(EMBEDDING, *_attention("attention_bias"), *_mlp()),
+    keys={**_without(_COMMON, "rms_norm_eps"), "attention_bias": False},
+    fixed={"clip_qkv": None, "layer_norm_eps": 1e-5},
+    norm="layer",
+    plain_norms=(L + "attn_norm", L + "ffn_norm", "output_norm"),
+)
+
 OLMO2 = Family(
     model_type="olmo2",
     architectures=("Olmo2ForCausalLM",),
@@ -496,8 +508,8 @@ GPT2 = Family(
 )
 
 _ROWS = (
-    *(LLAMA, GPT2, MISTRAL, MINISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO2),
-    *(STABLELM, GPT_NEOX, MIXTRAL, QWEN3_MOE, OLMOE),
+    *(LLAMA, GPT2, MISTRAL, MINISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO),
+    *(OLMO2, STABLELM, GPT_NEOX, MIXTRAL, QWEN3_MOE, OLMOE),
 )
 FAMILIES = {family.model_type: family for family in _ROWS}
 

@@ -51,7 +51,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     values = read_object(folder / "config.json")
     config = parse_config(values, warnings)
     family = FAMILIES[values["model_type"]]
-    files, stored = _read_weights(folder, warnings)
+    files, stored = _read_weights(folder, family, warnings)
     stored = _published(family, stored)
     names = _names(family, stored)
     model = replace(config.model, tied_output=_is_tied(family, config, stored, names, warnings))
@@ -76,7 +76,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
 # ---- files
 
 
-def _read_weights(folder: Path, warnings: list[str]) -> tuple[list[str], Stored]:
+def _read_weights(folder: Path, family: Family, warnings: list[str]) -> tuple[list[str], Stored]:
     """(names of the files, all tensors in them)."""
     for name, reader in SOURCES:
         index = f"{name}.index.json"
@@ -85,7 +85,7 @@ def _read_weights(folder: Path, warnings: list[str]) -> tuple[list[str], Stored]
                 warnings.append(f"{name} and {index} are both there: the latter is ignored")
             return [name], reader(folder / name)
         if (folder / index).is_file():
-            files, stored = _read_shards(folder, index, reader)
+            files, stored = _read_shards(folder, index, family, reader)
             return [index, *files], stored
     names = " nor ".join(name for name, _ in SOURCES)
     raise ExportError(
@@ -100,8 +100,13 @@ def _what_is_there(folder: Path) -> str:
     return f"; what is there: {', '.join(found[:8])}" if found else ""
 
 
-def _read_shards(folder: Path, index: str, reader: Callable[[Path], Stored]) -> tuple[list[str], Stored]:
-    """(names of the shards, tensors), where the index says in which shard each tensor lies."""
+def _read_shards(
+    folder: Path, index: str, family: Family, reader: Callable[[Path], Stored]
+) -> tuple[list[str], Stored]:
+    """(names of the shards, tensors), where the index says in which shard each tensor lies.
+
+    What is no weight may be in a shard and not in the index, or the other way round.
+    """
     places = read_object(folder / index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise ExportError(f"{folder / index}: weight_map must be an object of file names")
@@ -115,7 +120,11 @@ def _read_shards(folder: Path, index: str, reader: Callable[[Path], Stored]) -> 
             problems.append(f"the file {file} is missing")
     if problems:
         raise ExportError(f"{folder / index} does not fit the directory:\n  " + "\n  ".join(problems))
-    shards = {file: reader(folder / file) for file in files}
+    places = {name: file for name, file in places.items() if not family.is_ignored(name)}
+    shards = {
+        file: {name: tensor for name, tensor in reader(folder / file).items() if not family.is_ignored(name)}
+        for file in files
+    }
     for name, file in places.items():
         if name not in shards[file]:
             problems.append(f"missing: {name} is not in {file}")
@@ -167,7 +176,7 @@ def _names(family: Family, stored: Stored) -> dict[str, str]:
     names: dict[str, str] = {}
     for full_name in stored:
         name = full_name.removeprefix(family.prefix)
-        if any(re.fullmatch(pattern, name) for pattern in family.ignored):
+        if family.is_ignored(full_name):
             continue
         if name in names:
             raise ExportError(f"the tensors {names[name]} and {full_name} are the same one under two names")
@@ -232,7 +241,13 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
     taken.problems += [f"surplus: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
     if taken.problems:
         raise ExportError("the tensors do not fit config.json:\n  " + "\n  ".join(taken.problems))
-    return taken.all()
+    return taken.all() | plain_norms(family, shapes)
+
+
+def plain_norms(family: Family, shapes: dict[str, tuple[int, ...]]) -> dict[str, LazyTensor]:
+    """The norms that a family has no tensors of."""
+    names = [name for name in shapes if family.is_plain_norm(name)]
+    return {name: LazyTensor.of(np.full(shapes[name], name.endswith(".weight"), np.float32)) for name in names}
 
 
 def take(

@@ -116,7 +116,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     vocab_size = keys.size("vocab_size", "vocab_size", row.get("vocab_size"))
     context = keys.size("max_position_embeddings", "context", row["max_position_embeddings"])
     eps_key = "layer_norm_eps" if family.norm == "layer" else "rms_norm_eps"
-    norm_eps = keys.number(eps_key, row[eps_key], LIMITS["norm_eps"])
+    norm_eps = keys.number(eps_key, row.get(eps_key, family.fixed.get(eps_key)), LIMITS["norm_eps"])
     activation = _activation(keys, family)
     tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"])
     biases = {key for key in BIASES if key in row and keys.flag(key, row[key])}

@@ -87,7 +87,7 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
             (folder / name).write_bytes(data)
         with open(folder / WEIGHTS, "wb") as file:
             _write_header(file, stored)
-            _check_read_back(checkpoint, folder)
+            _check_read_back(checkpoint, family, folder)
             done, total = 0, sum(tensor.bytes for tensor in stored)
             progress("writing", done, total)
             for tensor in stored:
@@ -271,7 +271,7 @@ def _post_processor(special: SpecialTokens, names: dict[int, str]) -> Json | Non
 # ---- the check
 
 
-def _check_read_back(checkpoint: Checkpoint, folder: Path) -> None:
+def _check_read_back(checkpoint: Checkpoint, family: Family, folder: Path) -> None:
     """UnsupportedError with everything that the importer would read otherwise than it is."""
     from llamac.export.hf import read
 
@@ -280,14 +280,14 @@ def _check_read_back(checkpoint: Checkpoint, folder: Path) -> None:
         tokenizer = load_vocabulary(folder) if checkpoint.tokenizer else None
     except (ExportError, UnsupportedError) as error:
         raise UnsupportedError(f"a Hugging Face directory cannot hold this model: {error}") from None
-    problems = list(_differences(checkpoint, again))
+    problems = list(_differences(checkpoint, again, family))
     if tokenizer is not None and checkpoint.tokenizer is not None:
         problems += _token_differences(Vocabulary(*checkpoint.tokenizer), tokenizer)
     if problems:
         raise UnsupportedError("a Hugging Face directory cannot hold this model:\n  " + "\n  ".join(problems))
 
 
-def _differences(checkpoint: Checkpoint, again: Checkpoint) -> Iterator[str]:
+def _differences(checkpoint: Checkpoint, again: Checkpoint, family: Family) -> Iterator[str]:
     for name, (ours, theirs) in config_differences(checkpoint.config, again.config).items():
         yield f"{name} is {ours}, config.json can only say {theirs}"
     for name in sorted(set(checkpoint.tensors) ^ set(again.tensors)):
@@ -295,6 +295,8 @@ def _differences(checkpoint: Checkpoint, again: Checkpoint) -> Iterator[str]:
     for name, tensor in checkpoint.tensors.items():
         if name.startswith("rope.") and name in again.tensors and not same_rope(tensor, again.tensors[name]):
             yield f"{name}: config.json has no RoPE with these frequencies"
+        if family.is_plain_norm(name) and not np.array_equal(tensor.array(), again.tensors[name].array()):
+            yield f"{name}: the norms of the family {family.model_type!r} have no weights"
 
 
 def _token_differences(ours: Vocabulary, theirs: Vocabulary) -> Iterator[str]:

@@ -242,6 +242,8 @@ def test_keys_of_other_families_are_refused_by_name(name: str, key: str) -> None
     ("name", "change", "message"),
     [
         ("OLMoE-1B-7B", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        ("OLMo-1B", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        ("OLMo-1B", {"layer_norm_eps": 1e-6}, "layer_norm_eps is 1e-06"),
         ("Qwen3-Coder-30B-A3B", {"qkv_bias": True}, "qkv_bias is True"),
         ("Qwen3-Coder-30B-A3B", {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size is 512"),
         ("stablelm-zephyr-3b", {"rotary_scaling_factor": 2.0}, "rotary_scaling_factor is 2.0"),

@@ -272,6 +272,13 @@ def test_norms_that_a_family_holds_once_must_be_equal(tmp_path: Path) -> None:
         write_hf(made, tmp_path / "out", "f32")
 
 
+def test_norms_that_a_family_holds_no_weights_of_must_have_none(tmp_path: Path) -> None:
+    made = hf.read(family_checkpoint(tmp_path / "m", FAMILY_CASES["olmo"]), [])
+    made.tensors["layers.1.ffn_norm.bias"] = LazyTensor.of(np.ones(40, np.float32))
+    with pytest.raises(UnsupportedError, match=r"layers\.1\.ffn_norm\.bias: the norms of the family 'olmo'"):
+        write_hf(made, tmp_path / "out", "f32")
+
+
 def test_a_bias_without_the_others_is_refused(tmp_path: Path) -> None:
     made = replace(checkpoint(llama_config()), metadata={"architecture": "llama"})
     made.tensors["layers.0.attn_q.bias"] = LazyTensor.of(np.zeros(48, np.float32))

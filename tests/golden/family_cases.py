@@ -257,6 +257,15 @@ _family(
     linear={"rope_scaling": LINEAR},
 )
 _family(
+    _decoder("olmo", "OlmoForCausalLM", rms_norm_eps=None, attention_bias=True, clip_qkv=None),
+    attention_bias={"attention_bias": False},
+    rope_theta={"rope_theta": 10000.0},
+    hidden_act={"hidden_act": "gelu"},
+    tied={"tie_word_embeddings": True},
+    mha={"num_key_value_heads": 4},
+    linear={"rope_scaling": LINEAR},
+)
+_family(
     _decoder("olmo2", "Olmo2ForCausalLM", num_hidden_layers=3, attention_bias=True),
     attention_bias={"attention_bias": False},
     rms_norm_eps={"rms_norm_eps": 1e-5},

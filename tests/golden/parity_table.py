@@ -41,6 +41,7 @@ KNOWN = {
     "phi3": "Phi-3, Phi-3.5, Phi-4-mini, Phi-4",
     "smollm3": "SmolLM3",
     "granite": "Granite 3",
+    "olmo": "OLMo",
     "olmo2": "OLMo 2",
     "stablelm": "StableLM 3B, StableLM 2",
     "gpt_neox": "GPT-NeoX, Pythia",
