@@ -285,7 +285,9 @@ def _word_piece(values: dict[str, Value]) -> Vocabulary:
     eos = _token_id(values, "seperator", size, 102)  # the key is written so
     if unknown is None or unknown >= size:
         raise TokenizerError("there is no token for unknown words ('tokenizer.ggml.unknown_token_id')")
-    special = SpecialTokens(bos, True, True, eos, () if eos is None else (eos,))
+    add_bos = bool(_get(values, "add_bos_token", bool, bos is not None))
+    add_eos = bool(_get(values, "add_eos_token", bool, eos is not None))
+    special = SpecialTokens(bos, add_bos, add_eos, eos, () if eos is None else (eos,))
     lowercase = bool(_get(values, "normalizer.lowercase", bool, True))
     strip_accents = bool(_get(values, "normalizer.strip_accents", bool, lowercase))
     document = word_piece_document(

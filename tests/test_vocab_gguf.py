@@ -259,6 +259,8 @@ def test_gguf_word_piece() -> None:
     assert tokenizer.decode([2, 4], skip_special=False) == "[CLS] un"
     cased = from_gguf(word_piece_gguf(**{"normalizer.lowercase": False}))
     assert cased.encode("A a é") == [1, 7, 1]
+    bare = from_gguf(word_piece_gguf(add_bos_token=False, add_eos_token=False))
+    assert bare.encode("un", add_special=True) == [4]
 
 
 def test_gguf_unigram() -> None:
