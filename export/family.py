@@ -79,10 +79,12 @@ class Family:
     config keys that the family has beside the sizes that all need, and what an absent one means (None: see
     `hf_config`). fixed: keys that must have this value. norm, placement, qk_norm, ffn: of the graph.
     windows: which layers a sliding window is for, where layer_types does not say it. scaled_embedding: by sqrt(dim).
-    activation: the key that counts where there are two. rope_names: other names of kinds of RoPE.
-    ignored: patterns of tensors, without prefix, that are no weights. renamed: patterns in full names, and what they
-    are replaced with, for checkpoints of other versions. fused: 3-dimensional tensors of all experts, and the names
-    that the parts of each expert have where they are stored alone. to_hf: whether `to_hf` can write it.
+    odd_rope: RoPE may be of an odd number of dimensions; one more is turned then. activation: its key, the one that
+    counts where there are two. rope_names: other names of kinds of RoPE. ignored: patterns of tensors, without prefix,
+    that are no weights. renamed: patterns in full names, and what they are replaced with, for checkpoints of other
+    versions. fused: 3-dimensional tensors of all experts, and the names that the parts of each expert have where they
+    are stored alone. head: what transformers saves the output matrix as. written_as: the model_type of what `to_hf`
+    writes, where it is another: a part of the whole.
     """
 
     model_type: str
@@ -98,9 +100,13 @@ class Family:
     ffn: str = "gated"
     windows: str = "all"
     scaled_embedding: bool = False
+    odd_rope: bool = False
     activation: str = "hidden_act"
     rope_names: Mapping[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = (r"(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)",)
+    ignored: tuple[str, ...] = (
+        r"(layers\.\d+\.(self_attn|attention)\.)?rotary_emb(_local)?\.(inv_freq|cos_cached|sin_cached)",
+    )
     renamed: tuple[tuple[str, str], ...] = ()
     fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    to_hf: bool = False
+    head: str = "lm_head"
+    written_as: str = ""

@@ -48,9 +48,15 @@ def add_tokenizer(writer: Any, checkpoint: Checkpoint, warnings: list[str]) -> N
         return
     data, special, spm = checkpoint.tokenizer
     values = _values(json.loads(data), special, spm, checkpoint.config.vocab_size)
-    again = _check(Tokenizer.from_json(data, special), values)
+    ours = Tokenizer.from_json(data, special)
+    again = _check(ours, {**values, "general.name": checkpoint.metadata.get("name", "")})
     if lost := sorted(set(special.stop_ids) - set(again.special.stop_ids)):
         warnings.append(f"GGUF has no place for more tokens that end a text: {', '.join(map(str, lost))} are left out")
+    if lost_spaces := sorted(_swallowing(ours) - _swallowing(again)):
+        warnings.append(
+            f"GGUF has no place for tokens that swallow the spaces around them: {', '.join(lost_spaces[:4])} no longer"
+            " will (llama.cpp knows it of models with phi-3 in their names: --name)"
+        )
     for key, value in values.items():
         if isinstance(value, bool):
             writer.add_bool(key, value)
@@ -155,6 +161,12 @@ def _splits(step: Json) -> Iterator[str]:
 
 
 # ---- the check
+
+
+def _swallowing(tokenizer: Tokenizer) -> set[str]:
+    """Added tokens that take the spaces around them with them."""
+    added = json.loads(tokenizer.json)["added_tokens"]
+    return {entry["content"] for entry in added if entry.get("lstrip") or entry.get("rstrip")}
 
 
 def _check(ours: Tokenizer, values: Mapping[str, Any]) -> Tokenizer:

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 from llamac.errors import TokenizerError
 from llamac.tokenizer import SpecialTokens
 
+from .files import read_small
+
 Document = dict[str, Any]
 
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -67,8 +69,11 @@ class Sidecars(NamedTuple):
 
 def read_sidecars(folder: Path) -> Sidecars:
     """The JSON files beside a tokenizer that say what its special tokens are for."""
-    paths = [folder / f"{name}.json" for name in Sidecars._fields]
-    return Sidecars(*(parse_json(path.read_bytes(), path.name) if path.is_file() else {} for path in paths))
+    return Sidecars(*(_read_json(folder / f"{name}.json") for name in Sidecars._fields))
+
+
+def _read_json(path: Path) -> Document:
+    return parse_json(read_small(path, error=TokenizerError), path.name) if path.is_file() else {}
 
 
 def parse_json(data: bytes, name: str) -> Document:

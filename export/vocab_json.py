@@ -209,9 +209,13 @@ def from_tokenizer_json(
         pieces = token_ids({"model": document["model"]})
         added = add_tokens(pieces, present, sidecars, settings, room, size=len(document["model"]["vocab"]))
         document["added_tokens"] = [token.document() for token in added]
+        ids = token_ids(document)
         _make_linear(document.get("pre_tokenizer"))
         front, back = _post_processor(document.get("post_processor"))
-        special = special_tokens(token_ids(document), sidecars, settings, front, back)
+        wrong = next((token for token in (front, back) if token is not None and token not in ids.values()), None)
+        if wrong is not None:
+            raise TokenizerError(f"the tokenizer puts the token {wrong!r:.40} around a text, which it does not have")
+        special = special_tokens(ids, sidecars, settings, front, back)
         return Vocabulary(canonical_json(document), special, spm)
 
 

@@ -28,9 +28,14 @@ from .vocab_unigram import UnigramPiece, normalizer_steps, unigram_document
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # piece types, in SentencePiece and in GGUF
 
 MAX_PIECE = 1024  # characters; the longest in known vocabularies has 128
+MAX_MERGED = 1 << 25  # characters of all merges together; Gemma 3 has 6 million
 MAX_TIES = 1 << 20  # of pairs and of characters: bounds the work on equal scores
 
 Settings = dict[int, Any]  # {field number: value} of a protocol buffer message
+# Types of the fields that are used: text, score and type; kind, separate spaces, BOS, EOS; replacements, then flags.
+_PIECE = {1: bytes, 2: bytes, 3: int}
+_TRAINER = {3: int, 24: int, 41: int, 42: int}
+_NORMALIZER = {2: bytes, 3: int, 4: int, 5: int}
 
 BPE = 2  # the kind of a SentencePiece model
 
@@ -49,6 +54,7 @@ def ranked_merges(scores: Mapping[str, float], pieces: Mapping[str, int], text_m
     that is no piece must not be needed.
     """
     merges: list[Merge] = []
+    characters = 0
     for piece in scores:
         if len(piece) > MAX_PIECE:
             raise TokenizerError(f"a piece of {len(piece)} characters ({piece[:20]!r}...) is not believable")
@@ -56,11 +62,14 @@ def ranked_merges(scores: Mapping[str, float], pieces: Mapping[str, int], text_m
             left, right = piece[:cut], piece[cut:]
             if left in pieces and right in pieces:
                 merges.append((left, right))
+                characters += len(piece)
             elif text_merges and (cut == 1 or left in pieces) and (cut == len(piece) - 1 or right in pieces):
                 lone = left if left not in pieces else right
                 raise TokenizerError(
                     f"the piece {piece!r} is made with {lone!r}, which is no piece: it cannot be represented"
                 )
+        if characters > MAX_MERGED:
+            raise TokenizerError("the pieces can be made of one another in so many ways that no merges are listed")
     merges.sort(key=lambda merge: (-scores[merge[0] + merge[1]], -len(merge[0]), pieces[merge[0] + merge[1]]))
     _check_ties(merges, scores)
     return merges
@@ -377,25 +386,35 @@ def read_model(data: bytes) -> tuple[list[Piece], Settings, Settings]:
     trainer: Settings = {}
     normalizer: Settings = {}
     for field, value in _fields(data):
-        if field in (1, 2, 3) and not isinstance(value, bytes):
-            raise TokenizerError(f"tokenizer.model is damaged: field {field} is no message")
         if field == 1:
-            entry = dict(_fields(value))
+            entry = _message(value, _PIECE, "a piece")
             try:
                 (score,) = struct.unpack("<f", entry.get(2, b"\0\0\0\0"))
                 pieces.append(Piece(entry.get(1, b"").decode("utf-8"), score, entry.get(3, NORMAL)))
-            except (AttributeError, TypeError, UnicodeDecodeError, struct.error):
+            except (UnicodeDecodeError, struct.error):
                 raise TokenizerError(f"tokenizer.model is damaged: piece {len(pieces)} cannot be read") from None
         elif field == 2:
-            trainer.update(_fields(value))
+            trainer |= _message(value, _TRAINER, "the trainer's settings")
         elif field == 3:
-            normalizer.update(_fields(value))
+            normalizer |= _message(value, _NORMALIZER, "the normalizer's settings")
     if not pieces:
         raise TokenizerError("tokenizer.model is no SentencePiece model: it holds no pieces")
     for index, piece in enumerate(pieces):
         if not math.isfinite(piece.score):
             raise TokenizerError(f"tokenizer.model: the score of token {index} is {piece.score}")
     return pieces, trainer, normalizer
+
+
+def _message(data: Any, types: Mapping[int, type], what: str) -> Settings:
+    """The fields of a message inside another one. types: of those that are used."""
+    if not isinstance(data, bytes):
+        raise TokenizerError(f"tokenizer.model is damaged: {what} is no message")
+    found: Settings = {}
+    for field, value in _fields(data):
+        if not isinstance(value, types.get(field, object)):
+            raise TokenizerError(f"tokenizer.model is damaged: field {field} of {what} is of another type")
+        found[field] = value
+    return found
 
 
 def _fields(data: bytes) -> Iterator[tuple[Any, Any]]:

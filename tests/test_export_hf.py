@@ -269,9 +269,8 @@ def test_the_tensors_decide_whether_the_output_is_tied(tmp_path: Path) -> None:
     for name, output, with_embedding in (("both", embedding, True), ("output", embedding, False)):
         assert with_output(tmp_path / name, TIED, output, with_embedding) == []
         assert_same(read(tmp_path / name), tied)
-    (warning,) = with_output(tmp_path / "no output", LLAMA, None)
-    assert "not tied, but there is none" in warning
-    assert_same(hf.read(tmp_path / "no output", []), tied)
+    with pytest.raises(ExportError, match=r"missing: lm_head\.weight \(only with tie_word_embeddings"):
+        with_output(tmp_path / "no output", LLAMA, None)
     (warning,) = with_output(tmp_path / "another output", TIED, other)
     assert "they differ: it is not tied" in warning
     assert_same(hf.read(tmp_path / "another output", []), untied)

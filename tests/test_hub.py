@@ -32,6 +32,11 @@ import huggingface_hub.constants as constants  # noqa: E402
 
 LLAMA = CASES["llama"].config
 IDS = [1, 5, 9]
+LOGITS = """
+    import llamac
+    with llamac.load("hf:org/name") as model:
+        print(model.logits([1, 5, 9]).tobytes().hex(), end="")
+"""
 NEEDED = ["config.json", "model.safetensors", "tokenizer.json"]
 
 
@@ -111,6 +116,16 @@ def test_without_the_client_it_is_told_how_to_get_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UnsupportedError, match=r"pip install 'llamac\[hub\]'"):
         llamac.load("hf:org/name")
+
+
+def test_a_client_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    oldest = ".".join(map(str, hub.OLDEST_CLIENT))
+    assert f'hub = ["huggingface_hub>={oldest}"]' in asked
+    for version in ("0.34.4", "1.2.9", "1.2.0rc1"):
+        monkeypatch.setattr(client, "__version__", version)
+        with pytest.raises(UnsupportedError, match=rf"huggingface_hub {version} is too old.*{oldest} or newer: pip"):
+            llamac.load("hf:org/name")
 
 
 # ---- which files
@@ -262,7 +277,7 @@ def test_a_gated_model_needs_the_token_and_the_store_never_sees_it(
         ("hf:org/other", "hf:org/other: there is no such repository .*or it is private"),
         ("hf:org/name@nothing", "hf:org/name has no revision 'nothing'"),
         (f"hf:org/name@{commit_of('x')}", "hf:org/name has no revision '"),
-        ("hf:org/name:Q4_0", "has no GGUF file for 'Q4_0'; there is no file"),
+        ("hf:org/name:Q4_0", "hf:org/name has no GGUF file for 'Q4_0'; there is no file$"),
     ],
 )
 def test_what_the_hub_has_not(name: str, message: str, server: Hub, llamac_command: Command) -> None:
@@ -271,6 +286,13 @@ def test_what_the_hub_has_not(name: str, message: str, server: Hub, llamac_comma
     done = llamac_command("run", name, "-i", "a")
     done.fails_with("hf:org/")
     assert re.search(message, done.err)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_token_that_the_hub_does_not_take_is_told(status: int, server: Hub) -> None:
+    server.status = status
+    with pytest.raises(HubError, match=rf"hf:org/name: .*{status} .*does the hub know your token \(HF_TOKEN"):
+        logits("hf:org/name")
 
 
 def test_a_mirror_may_tell_less(server: Hub, expected: bytes) -> None:
@@ -432,16 +454,10 @@ def test_what_another_program_has_left_out_is_brought(server: Hub, expected: byt
 
 
 def test_the_environment_is_the_clients(server: Hub, expected: bytes, tmp_path: Path) -> None:
-    code = """
-        import sys
-        import llamac
-        with llamac.load("hf:org/name") as model:
-            print(model.logits([1, 5, 9]).tobytes().hex())
-    """
     known = environment(server, tmp_path)
-    assert output_of(code, **known) == f"{expected.hex()}\n"
+    assert output_of(LOGITS, **known) == expected.hex()
     server.requests.clear()
-    assert output_of(code, **known, HF_HUB_OFFLINE="1") == f"{expected.hex()}\n"
+    assert output_of(LOGITS, **known, HF_HUB_OFFLINE="1") == expected.hex()
     assert server.requests == []
 
 
@@ -456,3 +472,11 @@ def test_what_comes_in_chunks_is_left_to_the_client(
     downloads = hub._Downloads(client, hub.parse("hf:org/name"), hub._listed(client, hub.parse("hf:org/name")), print)
     monkeypatch.setattr(hub, "find_spec", lambda name: object())
     assert downloads._bring_large("model.safetensors", downloads._bar()) is False
+
+
+def test_where_the_hubs_own_protocol_fails_http_does(server: Hub, expected: bytes, tmp_path: Path) -> None:
+    """As behind a firewall that lets through what comes from the hub's own host."""
+    pytest.importorskip("hf_xet")
+    server.has_xet = True
+    assert output_of(LOGITS, **environment(server, tmp_path), HF_XET_CLIENT_RETRY_MAX_ATTEMPTS="1") == expected.hex()
+    assert any("/xet-read-token/" in path for _, path, _ in server.requests)

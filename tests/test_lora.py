@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,25 @@ from numpy.typing import NDArray
 
 import llamac
 from golden.cases import CASES, TEETH, TOLERANCE
+from golden.family_cases import FAMILY_CASES
 from golden.make import relative_errors
+from golden.make_families import family_checkpoint
 from golden.tiny_checkpoints import write_checkpoint, write_safetensors
 from llamac.arguments import parse_adapters
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.convert import export
+from llamac.export.patterns import matcher
 from llamac.flatfile import FlatFile
 
 Logits = NDArray[np.float32]
 PREFIX = "base_model.model."
 
-# What PEFT's LoraConfig is made with, beside r and lora_alpha; the first is the case of cases.py that is adapted.
+LINEARS = [*(f"{x}_proj" for x in "qkvo"), "gate_proj", "up_proj", "down_proj"]
+TIED = "llama-tie_word_embeddings"
+
+# What PEFT's LoraConfig is made with, beside r and lora_alpha; the first is the case that is adapted.
 ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {"target_modules": [*(f"{x}_proj" for x in "qkvo"), "gate_proj", "up_proj", "down_proj"]}),
+    "llama": ("llama", {"target_modules": LINEARS}),
     "llama-rslora": ("llama", {"target_modules": ["q_proj", "down_proj"], "use_rslora": True}),
     "llama-patterns": (
         "llama",
@@ -35,15 +42,51 @@ ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
             "alpha_pattern": {"layers.0.self_attn.q_proj": 40},
         },
     ),
+    "llama-expressions": (
+        "llama",
+        {
+            "target_modules": r".*\.(q|v)_proj$",
+            "alpha_pattern": {r"^model\.layers\.0\.self_attn\.q_proj": 40, r"layers\.[1-9]+\..*v_proj": 3, "proj": 20},
+        },
+    ),
     "llama-dora": ("llama", {"target_modules": ["k_proj", "up_proj"], "use_dora": True}),
+    "llama-dora-embedding": ("llama", {"target_modules": ["embed_tokens"], "use_dora": True}),
     "llama-layers": ("llama", {"target_modules": ["q_proj"], "layers_to_transform": [1]}),
     "llama-bias": ("llama", {"target_modules": ["q_proj"], "bias": "all"}),
+    "llama-lora_bias": ("llama-no-biases", {"target_modules": ["q_proj", "down_proj"], "lora_bias": True}),
     "llama-head": ("llama", {"target_modules": ["lm_head", "embed_tokens"]}),
     "llama-saved": ("llama", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"]}),
-    "llama-tied-embedding": ("llama-tie_word_embeddings", {"target_modules": ["embed_tokens"]}),
+    "llama-tokens": ("llama", {"target_modules": ["q_proj"], "trainable_token_indices": [7, 1, 300]}),
+    "llama-mica": ("llama", {"target_modules": ["q_proj"], "init_lora_weights": "mica"}),
+    "llama-parameters": ("llama", {"target_modules": ["k_proj"], "target_parameters": ["q_proj.weight"]}),
+    "llama-tied-embedding": (TIED, {"target_modules": ["embed_tokens"]}),
+    "llama-tied-head": (TIED, {"target_modules": ["lm_head"]}),
+    "llama-tied-both": (TIED, {"target_modules": ["lm_head", "embed_tokens"]}),
+    "llama-tied-tokens": (TIED, {"target_modules": ["q_proj"], "trainable_token_indices": [1, 5, 7]}),
+    "llama-tied-saved": (
+        TIED,
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    ),
     "gpt2": ("gpt2", {"target_modules": ["c_attn", "c_fc", "c_proj"], "fan_in_fan_out": True}),
     "gpt2-dora": ("gpt2", {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True, "use_dora": True}),
+    "gpt2-parameters": ("gpt2", {"target_modules": [], "target_parameters": ["attn.c_proj.weight", "c_fc.weight"]}),
+    "phi3": ("phi3", {"target_modules": "all-linear"}),
+    "gpt_neox": ("gpt_neox", {"target_modules": "all-linear"}),
+    "gemma2-saved": ("gemma2", {"target_modules": ["q_proj"], "modules_to_save": ["norm", "embed_tokens"]}),
+    "stablelm-saved": ("stablelm", {"target_modules": ["q_proj"], "modules_to_save": ["q_layernorm", "k_layernorm"]}),
+    "mixtral": ("mixtral", {"target_modules": "all-linear"}),
+    "qwen3_moe": ("qwen3_moe", {"target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj"]}),
+    "olmoe": (
+        "olmoe",
+        {
+            "target_modules": [],
+            "target_parameters": ["gate_up_proj", "layers.1.mlp.experts.down_proj", "gate.weight"],
+            "alpha_pattern": {"experts.gate_up_proj": 7, "gate": 90, "gate.weight": 20},
+            "rank_pattern": {"down_proj": 2},
+        },
+    ),
 }
+ALL_CASES = {**CASES, **FAMILY_CASES}
 
 
 def peft_adapter(folder: Path, base: Path, ids: list[int], options: dict[str, Any]) -> Logits:
@@ -52,16 +95,19 @@ def peft_adapter(folder: Path, base: Path, ids: list[int], options: dict[str, An
     transformers = pytest.importorskip("transformers")
     transformers.utils.logging.set_verbosity_error()
     torch.manual_seed(1)
+    biases = ["bias"] if options.get("bias") == "all" else []
     model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    model = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=10, **options)).eval()
+    model = peft.get_peft_model(model, peft.LoraConfig(**{"r": 4, "lora_alpha": 10, **options})).eval()
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             if "lora_magnitude" in name:
                 tensor.mul_(torch.rand_like(tensor) + 0.5)
-            elif "lora_" in name or "modules_to_save" in name or ("bias" in name and options.get("bias") == "all"):
+            elif any(part in name for part in ("lora_", "modules_to_save", "trainable_tokens_delta", *biases)):
                 tensor.normal_(0, 0.3)
-        logits: Logits = model(torch.tensor([ids])).logits[0].numpy()
     model.save_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with torch.no_grad():
+        logits: Logits = peft.PeftModel.from_pretrained(model, folder)(torch.tensor([ids])).logits[0].numpy()
     return logits
 
 
@@ -71,18 +117,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     root = tmp_path_factory.mktemp("checkpoints")
 
     def of(name: str) -> Path:
-        return root / name if (root / name).exists() else write_checkpoint(root / name, CASES[name].config)
+        if (root / name).exists():
+            return root / name
+        case = ALL_CASES[name]
+        return write_checkpoint(root / name, case.config) if name in CASES else family_checkpoint(root / name, case)
 
     return of
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_a_merged_adapter_gives_the_logits_of_peft(
-    folder: Callable[[str], Path], tmp_path: Path, name: str
-) -> None:
+def test_a_merged_adapter_gives_the_logits_of_peft(folder: Callable[[str], Path], tmp_path: Path, name: str) -> None:
     case, options = ADAPTERS[name]
-    ids = CASES[case].ids
+    ids = ALL_CASES[case].ids
     expected = peft_adapter(tmp_path / "adapter", folder(case), ids, options)
     export(folder(case), tmp_path / "base.bin", probe_source=None)
     export(folder(case), tmp_path / "merged.bin", lora=[tmp_path / "adapter"], probe_source=None)
@@ -92,7 +139,7 @@ def test_a_merged_adapter_gives_the_logits_of_peft(
         assert [entry["name"] for entry in model.metadata["adapters"]] == ["adapter"]
 
 
-MERGED_ONLY = {"bias", "modules_to_save", "use_dora"}
+MERGED_ONLY = {"bias", "modules_to_save", "use_dora", "lora_bias", "trainable_token_indices"}
 AT_RUN_TIME = [name for name, (_, options) in ADAPTERS.items() if not options.keys() & MERGED_ONLY]
 
 
@@ -103,7 +150,7 @@ def test_an_adapter_at_run_time_gives_the_logits_of_peft(
 ) -> None:
     """Over a float base as exactly as merged, over a quantized one as exactly as its quantization."""
     case, options = ADAPTERS[name]
-    ids = CASES[case].ids
+    ids = ALL_CASES[case].ids
     expected = peft_adapter(tmp_path / "adapter", folder(case), ids, options)
     for dtype in ("f32", "q8"):
         export(folder(case), tmp_path / dtype, dtype=dtype, probe_source=None)
@@ -214,8 +261,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "start": ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
     "layers": ({"layer_replication": [[0, 2]]}, "layer_replication"),
     "unknown": ({"use_something_new": True}, "use_something_new"),
-    "parameters": ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
-    "pattern": ({"alpha_pattern": {"(q|q)*_proj": 3}}, r"alpha_pattern is .*, expected names"),
+    "parameters": ({"target_parameters": "mlp.experts.gate_up_proj"}, "target_parameters is .*, expected a list"),
+    "patterns": ({"alpha_pattern": [3]}, r"alpha_pattern is \[3\], expected an object"),
+    "pattern": ({"alpha_pattern": {"(?=q)q_proj": 3}}, r"pattern '\(\?=q\)q_proj' is not supported"),
     "alpha": ({"lora_alpha": "much"}, "lora_alpha is 'much', expected a number"),
 }
 
@@ -229,6 +277,34 @@ def test_what_is_not_known_is_refused_by_name(folder: Callable[[str], Path], tmp
     assert not (tmp_path / "out.bin").exists()
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    ["q_proj", "^a.b", "(q|k)_(proj|norm)$", r".*\.\d+\..*", "a{2,}b?", "(?:a|b)*c", "[^.]+", "", "a|b$", "(a?){3}"],
+)
+def test_patterns_find_what_peft_finds(pattern: str) -> None:
+    matches = matcher(pattern)
+    texts = "q_proj a.q_proj aq_proj a.b x.a.b l.10.k_norm aab ab abac aaaa a.aaa"
+    for text in ("", *texts.split()):
+        assert matches(text) == bool(re.match(rf"(.*\.)?({pattern})$", text)), text
+
+
+@pytest.mark.parametrize("pattern", ["(" * 30 + "(a|a)*" + ")*" * 30, "(a?)" * 40 + "b", "(((a{9,}){9,}){9,})*$x"])
+def test_hostile_patterns_end(pattern: str) -> None:
+    """Python's `re` would not, in this universe."""
+    assert not matcher(f"{pattern}c")("a" * 100)
+
+
+def test_numbers_that_are_not_finite(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    name = f"{PREFIX}model.layers.0.self_attn.q_proj"
+    tensors = {f"{name}.lora_A.weight": np.full((2, 40), np.nan), f"{name}.lora_B.weight": np.ones((40, 2))}
+    adapter = small_adapter(tmp_path / "a", {key: value.astype(np.float32) for key, value in tensors.items()})
+    with pytest.raises(ExportError, match=r"layers\.0\.attn_q\.weight \(an adapter's A\) holds numbers that are not"):
+        export(folder("llama"), tmp_path / "out.bin", lora=[adapter], probe_source=None)
+    export(folder("llama"), tmp_path / "base.bin", probe_source=None)
+    with pytest.raises(ExportError, match="are not finite"):
+        llamac.load(tmp_path / "base.bin", lora=adapter)
+
+
 def test_everything_that_does_not_fit_is_told_at_once(folder: Callable[[str], Path], tmp_path: Path) -> None:
     module = f"{PREFIX}model.layers.0.self_attn"
     one = np.ones((2, 40), np.float32)
@@ -238,6 +314,9 @@ def test_everything_that_does_not_fit_is_told_at_once(folder: Callable[[str], Pa
         f"{module}.k_proj.lora_B.weight": np.ones((7, 2), np.float32),
         f"{PREFIX}model.layers.9.self_attn.v_proj.lora_A.weight": one,
         f"{PREFIX}lm_head.weight": one,
+        f"{module}.o_proj.lora_A.weight": np.ones((0, 40), np.float32),
+        f"{module}.o_proj.lora_B.weight": np.ones((40, 0), np.float32),
+        f"{PREFIX}model.embed_tokens.token_adapter.trainable_tokens_delta": one,
         "nonsense": one,
     }
     with pytest.raises(ExportError) as error:
@@ -247,6 +326,8 @@ def test_everything_that_does_not_fit_is_told_at_once(folder: Callable[[str], Pa
         "misshaped: layers.0.self_attn.k_proj",
         "surplus: base_model.model.model.layers.9.self_attn.v_proj.lora_A.weight",
         "misshaped: lm_head.weight is (2, 40)",
+        "misshaped: layers.0.self_attn.o_proj has factors (0, 40) and (40, 0)",
+        "misplaced: trainable_token_indices are not rows of embed_tokens, 0 to 300",
         "surplus: nonsense",
     ):
         assert part in str(error.value)

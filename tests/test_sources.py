@@ -22,6 +22,7 @@ from golden.cases import CASES
 from golden.tiny_checkpoints import tensors, write_checkpoint
 from llamac.cache import Cache
 from llamac.errors import ExportError
+from llamac.export import export
 from llamac.sources import files_of, find, is_foreign
 from processes import TIMEOUT, output_of
 from torch_samples import write_torch
@@ -68,6 +69,35 @@ def test_a_folder_may_hold_one_gguf_model(tmp_path: Path) -> None:
     assert find(tmp_path).path == tmp_path
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("org/name", "hf:org/name"),
+        ("HuggingFaceTB/SmolLM2-135M", "hf:HuggingFaceTB/SmolLM2-135M"),
+        ("https://huggingface.co/org/name", "hf:org/name"),
+        ("https://hf.co/org/na.me/tree/main", "hf:org/na.me"),
+        ("folder/name", None),  # a folder that there is
+        ("name", None),
+        ("/org/name", None),
+        ("a/b/c", None),
+    ],
+)
+def test_what_the_hub_has_and_this_machine_has_not_gets_advice(
+    name: str, advice: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llamac_command: Command
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FileNotFoundError):
+        llamac.load(name)
+    with pytest.raises(ExportError):
+        export(name, tmp_path / "out.bin")
+    for command in (("run", name), ("inspect", name), ("export", name, "out.bin")):
+        done = llamac_command(*command)
+        done.fails_with(f"{Path(name)}: No such file or directory")
+        said = re.search(r"; a model on the Hugging Face Hub is named (\S+)$", done.err.strip())
+        assert (said and said[1]) == advice
+
+
 READS = """
 import sys
 opened, folder = set(), sys.argv[1]
@@ -85,7 +115,7 @@ print(len(opened), sorted(opened - known))
 """
 
 
-@pytest.mark.parametrize("kind", ["whole", "shards", "pickle", "vocabulary"])
+@pytest.mark.parametrize("kind", ["whole", "shards", "odd shards", "pickle", "vocabulary"])
 def test_every_file_that_the_import_reads_is_in_the_key(kind: str, tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "hf", LLAMA)
     write_json(source, tokenizer=tokenizer_json(), tokenizer_config={}, generation_config={}, special_tokens_map={})
@@ -94,6 +124,11 @@ def test_every_file_that_the_import_reads_is_in_the_key(kind: str, tmp_path: Pat
         (source / "model.safetensors").rename(source / "part-1.safetensors")
         index = {"weight_map": dict.fromkeys(tensors(LLAMA), "part-1.safetensors")}
         (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    elif kind == "odd shards":
+        (source / "model.safetensors").rename(source / "pärt")
+        text = json.dumps({"weight_map": dict.fromkeys(tensors(LLAMA), "pärt")})
+        assert "\\u00e4" in text
+        (source / "model.safetensors.index.json").write_text(text)
     elif kind == "pickle":
         (source / "model.safetensors").unlink()
         write_torch(source / "pytorch_model.bin", tensors(LLAMA))

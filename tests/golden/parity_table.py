@@ -31,6 +31,7 @@ KNOWN = {
     "llama": "LLaMA 1, 2, 3, 3.1, 3.2; TinyLlama, SmolLM2",
     "gpt2": "GPT-2 in all sizes",
     "mistral": "Mistral 7B, Nemo",
+    "ministral": "Ministral 8B",
     "qwen2": "Qwen 2, 2.5",
     "qwen3": "Qwen 3",
     "gemma": "Gemma 1",
