@@ -41,7 +41,7 @@ ATTEMPTS = 5  # one after another without a single byte
 PAUSE_S = 0.5
 SHOWN = 12  # names in a message
 
-_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _NAME = re.compile(
     rf"hf:(?P<repo>{_PART}/{_PART})(?:/(?P<file>[^@:\\\0]+)|:(?P<quant>[A-Za-z0-9_.-]+))?(?:@(?P<revision>[^\s:\\\0]+))?"
 )
@@ -215,7 +215,7 @@ def choose(wanted: Wanted, files: Iterable[str], read: Callable[[str], bytes]) -
     names = set(filter(_is_plain, files))  # any other would lead out of the client's cache
     models = gguf_models(names)
     if wanted.file is not None:
-        taken = next((parts for parts in models.values() if wanted.file in parts), None)
+        taken = next((parts for label, parts in models.items() if wanted.file in (label, *parts)), None)
         if taken is None:
             raise HubError(f"{HUB}{wanted.repo} has no file {wanted.file}{_are_there(models)}")
         return taken

@@ -212,9 +212,10 @@ def from_tokenizer_json(
         ids = token_ids(document)
         _make_linear(document.get("pre_tokenizer"))
         front, back = _post_processor(document.get("post_processor"))
-        wrong = next((token for token in (front, back) if token is not None and token not in ids.values()), None)
-        if wrong is not None:
-            raise TokenizerError(f"the tokenizer puts the token {wrong!r:.40} around a text, which it does not have")
+        known = {*ids.values(), None}
+        wrong = [token for token in (front, back) if type(token) not in (int, type(None)) or token not in known]
+        if wrong:
+            raise TokenizerError(f"the tokenizer puts the token {wrong[0]!r:.40} around a text, which it does not have")
         special = special_tokens(ids, sidecars, settings, front, back)
         return Vocabulary(canonical_json(document), special, spm)
 

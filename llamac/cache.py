@@ -184,8 +184,10 @@ class Cache:
         with locked(self._locks / f"{key}.lock", progress) as held:
             if held:
                 for partial, owner in self._partials():
-                    if owner != key and time.time() - _time_of(partial) > FORGOTTEN_S and self._is_free(owner):
-                        self._remove_model(owner)
+                    if owner != key and time.time() - _time_of(partial) > FORGOTTEN_S:
+                        with contextlib.suppress(OSError), self._alone(owner) as alone:
+                            if alone:
+                                self._remove_model(owner)
             for path in (self.path(key), self._models / f"{key}.json"):
                 if path.is_dir() or path.is_symlink():  # which this module does not make
                     raise OSError(errno.EEXIST, f"{path} is no file")
@@ -221,14 +223,25 @@ class Cache:
 
     def _is_free(self, key: str) -> bool:
         """Whether no process is writing this model now."""
-        lock = self._locks / f"{key}.lock"
-        if not lock.exists():
+        if not (self._locks / f"{key}.lock").exists():
             return True
-        try:
-            with locked(lock, wait=False) as held:
-                return held
-        except OSError:  # it is held, or is nothing that can be
-            return False
+        with contextlib.suppress(OSError), self._alone(key) as alone:
+            return alone
+        return False
+
+    @contextlib.contextmanager
+    def _alone(self, key: str) -> Iterator[bool]:
+        """Whether no process is writing this model; then none begins to while the block runs. OSError where this
+        process may not write here."""
+        with contextlib.ExitStack() as stack:
+            try:
+                self._locks.mkdir(exist_ok=True)
+                alone = stack.enter_context(locked(self._locks / f"{key}.lock", wait=False))
+            except OSError as error:  # it is held, or is nothing that can be
+                if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    raise
+                alone = False
+            yield alone
 
     # ---- what there is, and less of it
 
@@ -267,7 +280,7 @@ class Cache:
         used longest ago, until the rest is not larger. dry_run: tells what would be removed. What other processes are
         writing stays; models that are open may be removed, who has them open keeps them.
         """
-        now, gone = time.time(), []
+        now, gone, pruned = time.time(), [], set()
         entries = self.entries()
         size = sum(entry.bytes for entry in entries)
         # the models that nobody asks for come first: what they take need not be taken from others
@@ -279,15 +292,20 @@ class Cache:
                 reason = reason or f"not used for {(now - entry.used) / 86400:.1f} days"
             if max_bytes is not None and size > max_bytes:
                 reason = reason or "the cache is too large"
-            if reason is None or not self._is_free(entry.key):
+            if reason is None:
                 continue
-            size -= entry.bytes
-            gone.append(Removal(entry.source, reason, entry.bytes))
-            if not dry_run:
-                self._remove_model(entry.key)
-        known = {entry.key for entry in entries}
-        partials = [path for path, key in self._partials() if key not in known and self._is_free(key)]
-        gone += self._remove(((path, "half-written") for path in partials), dry_run)
+            with self._alone(entry.key) as alone:
+                if not alone:
+                    continue
+                pruned.add(entry.key)
+                size -= entry.bytes
+                gone.append(Removal(entry.source, reason, entry.bytes))
+                if not dry_run:
+                    self._remove_model(entry.key)
+        for partial, key in self._partials():
+            with self._alone(key) as alone:
+                if alone and key not in pruned:
+                    gone += self._remove([(partial, "half-written")], dry_run)
         gone += self._remove(self._stale_notes(everything), dry_run)
         if not dry_run:
             self._remove_locks()

@@ -232,33 +232,15 @@ class Model:
                 tokens[name] = self.tokenizer.token_bytes(token).decode("utf-8", "replace")
         return ChatTemplate(texts, tokens)
 
-    def chat_prompt(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        continue_final_message: bool = False,
-        template: str | None = None,
-        **variables: Any,
-    ) -> str:
-        """The prompt that the model's chat template makes of messages; arguments as for `ChatTemplate.render`.
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The prompt that the model's chat template makes of messages; options are those of `ChatTemplate.render`.
 
         ArgumentError if the model has no chat template. `generate` and `stream` take the text as it is: a BOS that the
         template wrote is not doubled.
         """
         if self.chat_template is None:
             raise ArgumentError("this model has no chat template: give a prompt in the form that it was trained on")
-        return self.chat_template.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            documents=documents,
-            continue_final_message=continue_final_message,
-            template=template,
-            **variables,
-        )
+        return self.chat_template.render(messages, **options)
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Token ids of `chat_prompt`: BOS and EOS are there where the template wrote them, and nowhere else."""

@@ -33,8 +33,9 @@ FOREIGN = (
 HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 HF_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin.index.json", "config.json")
 # Files of a Hugging Face directory that an import may read beside the weights.
-HF_TEXTS = (".json", ".jinja", ".txt", ".model", ".gguf")  # the last one as a tokenizer
-TOKENIZERS = ("tokenizer.bin",)
+HF_TEXTS = (".json", ".jinja", ".txt", ".model")
+# What a directory's tokenizer is read from; where there is none of these, from the first GGUF file.
+TOKENIZERS = ({"tokenizer.json"}, {"tokenizer.model"}, {"vocab.json", "merges.txt"}, {"tokenizer.bin"})
 # How models of the hub are named elsewhere: by their page (a Path makes one slash of two), by their name alone.
 HUB_PAGE = re.compile(r"(?:https?://?(?:www\.)?(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+)(?:/tree/main)?/?")
 GGUF_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
@@ -86,7 +87,8 @@ def _model_of(path: Path) -> Path:
     if path.is_dir() and not (path / "config.json").exists():
         models = gguf_models(place.name for place in path.iterdir() if place.is_file())
         if len(models) > 1:
-            raise ExportError(f"{path} holds several models, name one of them: {', '.join(models)}")
+            names = ", ".join(parts[0] for parts in models.values())
+            raise ExportError(f"{path} holds several models, name one of them: {names}")
         return next((path / parts[0] for parts in models.values()), path)
     if path.name in HF_WEIGHTS and path.is_file() and (path.parent / "config.json").is_file():
         taken = next(name for name in HF_WEIGHTS if (path.parent / name).is_file())
@@ -147,7 +149,9 @@ def _files_inside(folder: Path) -> dict[str, Path]:
         weights |= _shards(folder / taken)
     places = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
     names = {place.relative_to(folder).as_posix(): place for place in sorted(places) if place.is_file()}
-    known = {*weights, *TOKENIZERS}
+    known = {*weights, "tokenizer.bin"}
+    if not any(files <= set(names) for files in TOKENIZERS):
+        known |= set([name for name in names if name.endswith(".gguf")][:1])  # they are in order
     return {name: place for name, place in names.items() if name in known or name.endswith(HF_TEXTS)}
 
 

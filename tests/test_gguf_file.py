@@ -108,6 +108,16 @@ def test_tensors_that_make_no_sense(tmp_path: Path, rows: Sequence[bytes], probl
         open_gguf(made(tmp_path / "m.gguf", rows))
 
 
+def test_a_broken_download_is_told_once(tmp_path: Path) -> None:
+    rows = [entry(name, [4], offset=32 * number) for number, name in enumerate("abcdefgh")]
+    with pytest.raises(ExportError) as caught:
+        open_gguf(made(tmp_path / "m.gguf", rows, data=100))
+    assert str(caught.value).splitlines()[1:] == [
+        "  'd': it would end at byte 112 of the data, but the file has 100: it is truncated",
+        "  4 more lie beyond the file's end: get it again",
+    ]
+
+
 @pytest.mark.parametrize("alignment", [0, 3, 48, True, "32", ("f", 32.0), ("i", -32)])
 def test_an_alignment_that_is_none(tmp_path: Path, alignment: Any) -> None:
     with pytest.raises(ExportError, match=r"general\.alignment is .*, expected a power of two"):

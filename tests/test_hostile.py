@@ -224,7 +224,7 @@ def test_fields_of_a_sentencepiece_model_have_their_types(name: str, tmp_path: P
         Tokenizer.from_file(tmp_path)
 
 
-@pytest.mark.parametrize("wrong", [[], {}, "1", -1, 259, 1 << 40, 1.5])
+@pytest.mark.parametrize("wrong", [[], {}, "1", -1, 259, 1 << 40, 1.5, True])
 def test_tokens_around_a_text_are_tokens(wrong: Any, tmp_path: Path) -> None:
     document = tokenizer_json()
     document["post_processor"]["special_tokens"]["<s>"]["ids"] = [wrong]

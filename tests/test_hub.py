@@ -85,6 +85,7 @@ def blobs(tmp_path: Path) -> list[Path]:
     [
         ("hf:org/name", ("org/name", "main", None, None)),
         ("hf:Org-1/na_me.2@v1.0", ("Org-1/na_me.2", "v1.0", None, None)),
+        ("hf:_org/_name_", ("_org/_name_", "main", None, None)),
         ("hf:org/name@refs/pr/1", ("org/name", "refs/pr/1", None, None)),
         ("hf:org/name:Q4_K_M", ("org/name", "main", None, "Q4_K_M")),
         ("hf:org/name:q8_0@main", ("org/name", "main", None, "q8_0")),
@@ -101,6 +102,7 @@ def test_names(text: str, wanted: tuple[Any, ...]) -> None:
     [
         *("hf:", "hf:name", "hf:/name", "hf:org/", "hf://org/name", "hf:org//name", "hf: org/name", "hf:org/name@"),
         *("hf:org/name:", "hf:../name", "hf:org/..", "hf:org/na..me", "hf:.org/name", "hf:org/name.", "hf:org/-name"),
+        "hf:org/name-",
         *("hf:org/na--me", "hf:org/name@../../x", "hf:org/name@a//b", "hf:org/name/../x.gguf", "hf:org/name//x.gguf"),
         *("hf:org/name/config.json", "hf:org/name/model.safetensors", "hf:org/name/x.gguf:Q4", "hf:org/name@a:b"),
         *("hf:org\\name", "hf:org/name@/x", "hf:org/name@x/", "hf:org/n\nme", "hf:örg/name", f"hf:org/{'n' * 200}"),
@@ -147,6 +149,7 @@ def chosen(name: str, files: list[str], index: dict[str, str] | None = None) -> 
         ("hf:o/n:Q6_K", ["sub/a.q6_k.gguf"]),
         ("hf:o/n:Q8_0", PARTS),
         (f"hf:o/n/{PARTS[1]}", PARTS),
+        ("hf:o/n/big-Q8_0.gguf", PARTS),  # as it is called where all models are told
         ("hf:o/n/sub/a.q6_k.gguf", ["sub/a.q6_k.gguf"]),
     ],
 )
@@ -256,6 +259,15 @@ def test_pickles_come_only_where_there_is_nothing_else(server: Hub, expected: by
     files["adapter.safetensors"] = b"x"
     with pytest.raises(HubError, match="holds no model"):
         logits("hf:org/name")
+
+
+@pytest.mark.parametrize("name", ["../../../evil.gguf", "/tmp/evil.gguf", "a/../../evil.gguf", "a\\..\\evil.gguf"])
+def test_names_that_lead_out_of_the_cache_are_not_asked_for(name: str, server: Hub, tmp_path: Path) -> None:
+    server.repos["org/name"] = {name: b"GGUF"}
+    with pytest.raises(HubError, match="holds no model"):
+        logits("hf:org/name")
+    assert not any("/resolve/" in path for _, path, _ in server.requests)
+    assert not list(tmp_path.rglob("evil*"))
 
 
 def test_a_gated_model_needs_the_token_and_the_store_never_sees_it(

@@ -63,7 +63,7 @@ def test_a_folder_may_hold_one_gguf_model(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"GGUF")
     assert find(tmp_path).path == tmp_path / "m-00001-of-00002.gguf"
     (tmp_path / "n.gguf").touch()
-    with pytest.raises(ExportError, match=r"holds several models, name one of them: m\.gguf, n\.gguf"):
+    with pytest.raises(ExportError, match=r"name one of them: m-00001-of-00002\.gguf, n\.gguf$"):
         find(tmp_path)
     (tmp_path / "config.json").touch()
     assert find(tmp_path).path == tmp_path
@@ -141,6 +141,21 @@ def test_every_file_that_the_import_reads_is_in_the_key(kind: str, tmp_path: Pat
     count, missed = output_of(READS, source, tmp_path / "out.bin").split(" ", 1)
     assert int(count) >= 5
     assert missed.strip() == "[]"
+
+
+def test_models_that_lie_in_a_directory_are_not_read_with_it(tmp_path: Path) -> None:
+    """A GGUF file is read as a tokenizer where there is no other one; it may be very large."""
+    source = write_checkpoint(tmp_path / "hf", LLAMA)
+    for name in ("a.gguf", "b.gguf"):
+        (source / name).write_bytes(b"GGUF")
+    assert set(files_of(source)) == {"config.json", "model.safetensors", "a.gguf"}
+    (source / "vocab.json").touch()
+    assert "a.gguf" in files_of(source)
+    for name in ("tokenizer.json", "tokenizer.model", "tokenizer.bin", "merges.txt"):
+        (source / name).touch()
+        assert "a.gguf" not in files_of(source)
+        if name != "merges.txt":
+            (source / name).unlink()
 
 
 # ---- the commands

@@ -4,8 +4,8 @@
 other code are kept in --work/TARGET; what fails is written there, too (crash-..., timeout-..., oom-...), and belongs
 into corpus/TARGET under a name that says what it is, found-....
 
---keep chooses, instead of fuzzing, the smallest of these inputs that together reach every line and branch that all of
-them reach, and writes them to corpus/TARGET as taken-... and refused-....
+--keep chooses, instead of fuzzing, the smallest of these inputs that together reach every line that all of them reach,
+and writes them to corpus/TARGET as taken-... and refused-....
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from fuzz.targets import Target
 
 SLOW = 5  # seconds after which an input has hung
-MAX_KEPT = 13_000  # bytes of an input that goes into the corpus
+MAX_KEPT = 7_000  # bytes of an input that goes into the corpus
+SMALL = 1_000  # bytes of one that goes there for a new step between two lines that are not new
 CORPUS = Path(__file__).parent / "corpus"
 
 
@@ -112,10 +113,12 @@ def keep(name: str, work: Path) -> str:
 
     target = TARGETS[name]
     with tempfile.TemporaryDirectory() as scratch:
-        inputs = {pack(parts) for parts in target.samples(Path(scratch))}
+        samples = {pack(parts) for parts in target.samples(Path(scratch))}
+    inputs: set[bytes] = set()
     folders = [folder for folder in (work / name, CORPUS / name) if folder.is_dir()]
     inputs |= {path.read_bytes() for folder in folders for path in folder.iterdir() if "-" not in path.name[:8]}
     inputs |= {path.read_bytes() for path in (CORPUS / name).glob("*-*") if not path.name.startswith("found-")}
+    inputs -= samples  # which are made, not stored
     small = sorted((data for data in inputs if len(data) <= MAX_KEPT), key=lambda data: (len(data), data))
     for path in (CORPUS / name).glob("*-*"):
         if not path.name.startswith("found-"):
@@ -123,9 +126,13 @@ def keep(name: str, work: Path) -> str:
     reached: set[Any] = set()
     count = 0
     with tempfile.TemporaryDirectory() as scratch:
+        for data in samples:
+            reached |= _reached(target, data, Path(scratch))[1]
+        reached -= {("taken", 0), ("refused", 0)}
         for data in small:
             outcome, places = _reached(target, data, Path(scratch))
-            if not places - reached:
+            new = places - reached
+            if not new or (len(data) > SMALL and not any(len(place) == 2 for place in new)):
                 continue
             reached |= places
             count += 1
@@ -134,7 +141,7 @@ def keep(name: str, work: Path) -> str:
 
 
 def _reached(target: Target, data: bytes, folder: Path) -> tuple[str, set[Any]]:
-    """(taken or refused, steps from line to line in the package that an input makes, and the kinds of its errors)."""
+    """(taken or refused, the lines of the package that an input reaches and its steps from line to line)."""
     from fuzz.mutate import unpack
     from llamac.errors import LlamacError
 
@@ -149,6 +156,7 @@ def _reached(target: Target, data: bytes, folder: Path) -> tuple[str, set[Any]]:
         def line(frame: FrameType, event: str, _: object) -> Any:
             nonlocal before
             if event == "line":
+                places.add((path, frame.f_lineno))
                 places.add((path, before, frame.f_lineno))
                 before = frame.f_lineno
             return line
@@ -164,7 +172,7 @@ def _reached(target: Target, data: bytes, folder: Path) -> tuple[str, set[Any]]:
             outcome = "refused"
         finally:
             sys.settrace(None)
-    places.add(outcome)
+    places.add((outcome, 0))
     return outcome, places
 
 

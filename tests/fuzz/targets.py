@@ -49,7 +49,7 @@ from llamac.chat import ChatTemplate
 from llamac.cli.cache import _list
 from llamac.cli.inspect import _file_lines, describe_file
 from llamac.cli.text import json_text, safe_line
-from llamac.errors import LlamacError
+from llamac.errors import LlamacError, ModelError
 from llamac.export import gguf_model, hf, hub, llama2c
 from llamac.export.chat_templates import default_text, read_templates, to_metadata
 from llamac.export.checkpoint import Checkpoint, LazyTensor
@@ -93,7 +93,7 @@ class Target:
     """names: of the files that a reader gets, in one folder. samples: sound contents. use: reads the folder.
 
     finish: makes a mutated content pass the checks that would hide all others. stable: whether what is refused depends
-    on this project alone, not on the versions of the libraries that it uses.
+    on this project alone, not on the versions of the libraries that it uses. mutations: that the suite tries.
     """
 
     names: tuple[str, ...]
@@ -101,6 +101,7 @@ class Target:
     use: Callable[[Path], None]
     finish: Callable[[Parts], Parts] = lambda parts: parts
     stable: bool = True
+    mutations: int = 120
 
     def stored(self, path: Path) -> Parts:
         """The files of an input in the corpus."""
@@ -231,7 +232,7 @@ def _use_template(folder: Path) -> None:
     text = read_templates(folder / "chat_template.jinja")
     assert text is not None
     given = {"messages": CHAT, "bos_token": "<s>", "eos_token": "</s>", "tools": None, "add_generation_prompt": True}
-    made = chat_process.render(text.choose(), given, 0.5, MAX_CHARACTERS)
+    made = chat_process.render(text.choose(), given, 1.0, MAX_CHARACTERS)
     assert len(made) <= MAX_CHARACTERS
     assert SECRET not in made
 
@@ -273,6 +274,8 @@ def _use_cache(folder: Path) -> None:
     with kept.writing(key):
         pass
     kept.prune(everything=True)
+    if found is None:
+        raise ModelError("what is kept is not believed")
 
 
 def _true_hashes(parts: Parts) -> Parts:
@@ -391,8 +394,8 @@ def _tokenizer_json(_: Path) -> Iterable[Parts]:
     ]
     unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["\u2581a", -1.0], ["b", -2.0]]}
     metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
-    others = {"added_tokens": [], "post_processor": None}
-    decoder = {"type": "Sequence", "decoders": undo}
+    others: dict[str, Any] = {"added_tokens": [], "post_processor": None}
+    decoder: dict[str, Any] = {"type": "Sequence", "decoders": undo}
     yield _text(tokenizer_json(model=unigram, pre_tokenizer=metaspace, decoder=decoder, **others)), b"{}"
     words = {
         "type": "WordPiece",
@@ -403,10 +406,13 @@ def _tokenizer_json(_: Path) -> Iterable[Parts]:
     words["vocab"] = {"[UNK]": 0, "a": 1, "##b": 2, "[SEP]": 3}
     around = {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[UNK]", 0]}
     split = {"type": "Split", "pattern": {"Regex": "\\d+"}, "behavior": "Isolated", "invert": False}
-    steps = {"type": "Sequence", "pretokenizers": [split, {"type": "BertPreTokenizer"}]}
+    cuts = {"type": "Sequence", "pretokenizers": [split, {"type": "BertPreTokenizer"}]}
     decoder = {"type": "WordPiece", "prefix": "##", "cleanup": True}
-    changes = {"model": words, "pre_tokenizer": steps, "decoder": decoder, "post_processor": around, "added_tokens": []}
-    yield _text(tokenizer_json(**changes)), _text({"added_tokens_decoder": {"4": {"content": "<x>", "rstrip": True}}})
+    others = {"added_tokens": [], "post_processor": around}
+    yield (
+        _text(tokenizer_json(model=words, pre_tokenizer=cuts, decoder=decoder, **others)),
+        _text({"added_tokens_decoder": {"4": {"content": "<x>", "rstrip": True}}}),
+    )
 
 
 def _vocab_json(_: Path) -> Iterable[Parts]:
@@ -490,13 +496,13 @@ def _hub_answers(_: Path) -> Iterable[Parts]:
     names = ("config.json", "tokenizer.json", "model.safetensors.index.json", "a-1.safetensors", "a-2.safetensors")
     index = {"weight_map": {"a": "a-1.safetensors", "b": "a-2.safetensors"}}
     yield _text(dict.fromkeys(names, "hf:o/n@main")), _text(index)
-    names = (
+    others = (
         "x-Q4_K-00001-of-00002.gguf",
         "x-Q4_K-00002-of-00002.gguf",
         "a/b.gguf",
         "additional_chat_templates/x.jinja",
     )
-    yield _text(dict.fromkeys(names, "hf:o/n:Q4_K@v1")), b"{}"
+    yield _text(dict.fromkeys(others, "hf:o/n:Q4_K@v1")), b"{}"
 
 
 def _cached(folder: Path) -> Iterable[Parts]:
@@ -541,11 +547,11 @@ TARGETS: dict[str, Target] = {
     "gguf-split": Target(PARTS, _gguf_split, _use_gguf),
     "adapter": Target(("adapter_config.json", "adapter_model.safetensors"), _adapter, _use_adapter),
     "flat": Target(("model.bin",), _flat, _use_flat, _true_hashes),
-    "flat-texts": Target(FLAT_TEXTS, _texts, _use_texts, stable=False),
+    "flat-texts": Target(FLAT_TEXTS, _texts, _use_texts, stable=False, mutations=40),
     "chat-files": Target(
         ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"), _chat_files, _use_chat_files
     ),
-    "chat-template": Target(("chat_template.jinja",), _templates, _use_template, stable=False),
+    "chat-template": Target(("chat_template.jinja",), _templates, _use_template, stable=False, mutations=25),
     "hub": Target(("listing.json", "index.json"), _hub_answers, _use_hub),
-    "cache": Target(("note.json", "source.json", "model.bin"), _cached, _use_cache),
+    "cache": Target(("note.json", "source.json", "model.bin"), _cached, _use_cache, mutations=40),
 }
