@@ -105,14 +105,16 @@ def add_tokens(
     settings: Document,
     room: Room | None = None,
     later: Iterable[Added] = (),
+    size: int | None = None,
 ) -> list[Added]:
     """All added tokens of a tokenizer, by id.
 
     vocab: the model's own pieces. present: those that the tokenizer's own file lists. later: those that its kind
     implies, unless the files say anything else of them. room: tokens that the files name without an id are left out,
-    with a warning, where they would get an id that the model does not have.
+    with a warning, where they would get an id that the model does not have. size: how many pieces there are, where
+    several have the same text.
     """
-    tokens = _Tokens(vocab)
+    tokens = _Tokens(vocab, len(vocab) if size is None else size)
     for token in present:
         tokens.add(token)
     roles = {token.text: token for token in _roles(settings)}
@@ -142,11 +144,11 @@ def add_tokens(
 class _Tokens:
     """Added tokens as the library `tokenizers` keeps them: what it does with an id and with a text that it knows."""
 
-    def __init__(self, vocab: Mapping[str, int]) -> None:
+    def __init__(self, vocab: Mapping[str, int], size: int) -> None:
         self.vocab = vocab
         self.taken = {token: text for text, token in vocab.items()}
         self.by_text: dict[str, Added] = {}
-        self.next_id = len(vocab)
+        self.next_id = size
 
     def id_of(self, text: str) -> int:
         """The id that a token has, or would get."""

@@ -27,11 +27,39 @@ from .vocab_json import (
     split_words,
     word_piece_document,
 )
-from .vocab_spm import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece, piece_ids, spm_document
+from .vocab_spm import (
+    BPE,
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Piece,
+    library_document,
+    piece_ids,
+    spm_document,
+)
 from .vocab_unigram import UnigramPiece, unigram_document
 
 T = TypeVar("T", bool, int, str)
 
+_USUAL_PRE = {
+    "bloom": "bloom",
+    "codeshell": "codeshell",
+    "command-r": "command-r",
+    "falcon": "falcon",
+    "gpt2": "gpt-2",
+    "gptneox": "olmo",
+    "mpt": "mpt",
+    "olmo": "olmo",
+    "phi2": "phi-2",
+    "qwen2": "qwen2",
+    "qwen2moe": "qwen2",
+    "refact": "refact",
+    "starcoder": "starcoder",
+    "starcoder2": "starcoder",
+}
 _FILLED = re.compile(r"\[(?:PAD|EMPTY_)\d+\]")  # what stands where an id has no token
 
 # Tokens that end a turn or a text in the models that have them; files seldom name more than EOS.
@@ -76,7 +104,7 @@ def from_metadata(values: dict[str, Value]) -> Vocabulary:
     if kind == "llama":
         return _spm(values)
     if kind == "gpt2":
-        return _bpe(values, _get(values, "pre", str, "default") or "default")
+        return _bpe(values, _get(values, "pre", str, None) or _usual_pre(values))
     if kind == "gemma4":
         return _bpe(values, "gemma4")
     if kind == "t5":
@@ -97,6 +125,12 @@ def from_metadata(values: dict[str, Value]) -> Vocabulary:
         f"the GGUF tokenizer '{kind}' ({known.get(kind, 'unknown')}) is not supported, only 'llama', 'gpt2', 'gemma4',"
         " 't5' and 'bert'"
     )
+
+
+def _usual_pre(values: dict[str, Value]) -> str:
+    """The pre-tokenizer of a file that names none, as old ones do: that of all models of its architecture."""
+    architecture = values.get("general.architecture")
+    return _USUAL_PRE.get(architecture, "default") if isinstance(architecture, str) else "default"
 
 
 def _get(values: dict[str, Value], name: str, kind: type[T], default: T | None) -> T | None:
@@ -197,7 +231,15 @@ def _spm(values: dict[str, Value]) -> Vocabulary:
     name = values.get("general.name")
     added = _added(pieces, special, _phi3_rstrip(pieces) if isinstance(name, str) and _is_phi3(name) else frozenset())
     prefix = bool(_get(values, "add_space_prefix", bool, True))
-    return Vocabulary(canonical_json(spm_document(pieces, prefix_space=prefix, added=added)), special, None)
+    document: Document
+    try:
+        document = spm_document(pieces, prefix_space=prefix, added=added)
+    except TokenizerError as error:  # damaged, or not to be written as merges: the library tells
+        try:
+            document = library_document(pieces, {3: BPE}, {4: 0}, prefix, added, "always", ())
+        except TokenizerError:
+            raise error from None
+    return Vocabulary(canonical_json(document), special, None)
 
 
 def _is_phi3(name: str) -> bool:
@@ -285,7 +327,9 @@ def _word_piece(values: dict[str, Value]) -> Vocabulary:
     eos = _token_id(values, "seperator", size, 102)  # the key is written so
     if unknown is None or unknown >= size:
         raise TokenizerError("there is no token for unknown words ('tokenizer.ggml.unknown_token_id')")
-    special = SpecialTokens(bos, True, True, eos, () if eos is None else (eos,))
+    add_bos = bool(_get(values, "add_bos_token", bool, bos is not None))
+    add_eos = bool(_get(values, "add_eos_token", bool, eos is not None))
+    special = SpecialTokens(bos, add_bos, add_eos, eos, () if eos is None else (eos,))
     lowercase = bool(_get(values, "normalizer.lowercase", bool, True))
     strip_accents = bool(_get(values, "normalizer.strip_accents", bool, lowercase))
     document = word_piece_document(

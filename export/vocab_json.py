@@ -206,7 +206,8 @@ def from_tokenizer_json(
         decode_rules(document.get("decoder"))
         settings = sidecars.settings()
         present = [read_added(entry) for entry in document.get("added_tokens") or []]
-        added = add_tokens(token_ids({"model": document["model"]}), present, sidecars, settings, room)
+        pieces = token_ids({"model": document["model"]})
+        added = add_tokens(pieces, present, sidecars, settings, room, size=len(document["model"]["vocab"]))
         document["added_tokens"] = [token.document() for token in added]
         ids = token_ids(document)
         _make_linear(document.get("pre_tokenizer"))
@@ -232,8 +233,8 @@ def _structure(name: str) -> Iterator[None]:
 
 def _check_model(document: Document) -> None:
     kind = document["model"].get("type", "BPE")
-    if kind not in ("BPE", "Unigram", "WordPiece"):
-        raise UnsupportedError(f"a {kind} tokenizer is not supported, only BPE, Unigram and WordPiece")
+    if kind not in ("BPE", "Unigram", "WordPiece", "WordLevel"):
+        raise UnsupportedError(f"a {kind} tokenizer is not supported, only BPE, Unigram, WordPiece and WordLevel")
     if document["model"].get("dropout"):
         raise UnsupportedError("a tokenizer with dropout encodes at random, which is not supported")
 

@@ -266,19 +266,34 @@ def from_sentencepiece(data: bytes, sidecars: Sidecars, room: Room | None = None
     scheme: Literal["first", "always"] = "always" if unigram or settings.get("legacy") else "first"
     document = None if unigram else _bpe_document(pieces, trainer, normalizer, prefix_space, added, scheme)
     if document is None:
-        document = _near_document(pieces, trainer, normalizer, prefix_space, added, scheme)
         own = {token.id for token in added if token in implied and not token.special}
-        document["sentencepiece"] = {
-            "model": _text(_runnable(pieces, trainer, normalizer, own, prefix_space)),
-            "replacements": _text(normalizer.get(2, b"")),
-            "prefix": scheme,
-            "own": sorted(own),
-            "near": unigram == (document["model"]["type"] == "Unigram") and trainer.get(3, 1) in (1, BPE),
-        }
-        with library_errors("tokenizer.model cannot be used"):
-            SentencePieceText(document["sentencepiece"], {})
+        document = library_document(pieces, trainer, normalizer, prefix_space, added, scheme, own)
     special = special_tokens(token_ids(document), sidecars, settings)
     return Vocabulary(canonical_json(document), special, data)
+
+
+def library_document(
+    pieces: Sequence[Piece],
+    trainer: Settings,
+    normalizer: Settings,
+    prefix_space: bool,
+    added: Sequence[Added],
+    scheme: Literal["first", "always"],
+    own: Collection[int],
+) -> Document:
+    """A vocabulary with which the library sentencepiece encodes: see `SentencePieceText`, also for `own`."""
+    document = _near_document(pieces, trainer, normalizer, prefix_space, added, scheme)
+    kind = trainer.get(3, 1)
+    document["sentencepiece"] = {
+        "model": _text(_runnable(pieces, trainer, normalizer, own, prefix_space)),
+        "replacements": _text(normalizer.get(2, b"")),
+        "prefix": scheme,
+        "own": sorted(own),
+        "near": kind in (1, BPE) and (kind == 1) == (document["model"]["type"] == "Unigram"),
+    }
+    with library_errors("the SentencePiece model cannot be used"):
+        SentencePieceText(document["sentencepiece"], {})
+    return document
 
 
 def _text(data: bytes) -> str:

@@ -33,8 +33,14 @@ LONG_TEXT = 20_000  # characters from which other threads can run while a text i
 SPACE_MARK = "▁"  # SentencePiece writes a space as U+2581
 BYTE_PIECE = re.compile("<0x[0-9A-Fa-f]{2}>")
 WORD_PIECE_PREFIX = "##"  # of BERT's pieces that continue a word
-# What BERT's decoder writes without a space in front.
-_WORD_PIECE_CLEANUP = {text: text for text in (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")}
+# What the library's WordPiece decoder replaces in the text of each token, in this order.
+_WORD_PIECE_CLEANUP = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    *((f" {ending}", ending) for ending in ("n't", "'m")),
+    (" do not", " don't"),
+    *((f" {ending}", ending) for ending in ("'s", "'ve", "'re")),
+)
 
 
 @dataclass(frozen=True)
@@ -71,24 +77,31 @@ class SpecialTokens:
 class DecodeRules(NamedTuple):
     """How pieces become bytes.
 
-    `spaces` is the mark that stands for a space. `strip`: a space at the start of a text comes from encoding."""
+    `spaces` is the mark that stands for a space. `first`: what is special about the first token of a text, where
+    encoding may have put a space: it loses a "space", all of its "marks", or it is "bare", the others being words."""
 
     # "bpe": byte-level alphabet; "spm": text, with <0xNN> pieces for bytes; "wpm": words and ##rests (BERT)
     kind: Literal["bpe", "spm", "wpm"]
     byte_fallback: bool = False
     spaces: str | None = None
-    strip: bool = False
+    first: Literal["space", "marks", "bare"] | None = None
+    rest_prefix: str | None = None  # of pieces that continue a word
+    cleanup: bool = False  # no space in front of punctuation
 
 
 def decode_rules(decoder: dict[str, Any] | None) -> DecodeRules:
     """The rules that the `decoder` of a tokenizer.json stands for; UnsupportedError names what is unknown here."""
-    decoder = decoder or {}
+    if decoder is None:
+        return DecodeRules("wpm", first="bare")  # every token is a word
     steps: list[dict[str, Any]] = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
-    if [step.get("type") for step in steps] == ["ByteLevel"]:
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"]:
         return DecodeRules("bpe")
-    if [(step.get("type"), step.get("prefix")) for step in steps] == [("WordPiece", WORD_PIECE_PREFIX)]:
-        return DecodeRules("wpm", strip=True)
-    byte_fallback, spaces, strip = False, None, False
+    if kinds == ["WordPiece"]:
+        prefix, cleanup = steps[0].get("prefix"), steps[0].get("cleanup")
+        return DecodeRules("wpm", first="bare", rest_prefix=str(prefix), cleanup=bool(cleanup))
+    byte_fallback, spaces = False, None
+    first: Literal["space", "marks"] | None = None
     for step in steps:
         kind = step.get("type")
         if kind == "ByteFallback":
@@ -97,12 +110,13 @@ def decode_rules(decoder: dict[str, Any] | None) -> DecodeRules:
             spaces = SPACE_MARK
         elif kind == "Metaspace":
             spaces = str(step.get("replacement", SPACE_MARK))
-            strip = step.get("prepend_scheme", "always") != "never" and step.get("add_prefix_space", True) is True
+            if step.get("prepend_scheme", "always") != "never" and step.get("add_prefix_space", True) is True:
+                first = "marks"
         elif kind == "Strip" and (step.get("content"), step.get("start"), step.get("stop")) == (" ", 1, 0):
-            strip = True
+            first = "space"
         elif kind != "Fuse":
             raise UnsupportedError(f"the tokenizer's decoder {json.dumps(step)} is not supported")
-    return DecodeRules("spm", byte_fallback, spaces, strip)
+    return DecodeRules("spm", byte_fallback, spaces, first)
 
 
 def kind_of(data: bytes) -> str:
@@ -201,28 +215,56 @@ class _Pieces:
         data = self.token_bytes(token)
         return b"" if skip_special and token in self.special else data
 
+    def is_first(self, token: int, skip_special: bool) -> bool:
+        """Whether a token begins a text of which nothing has been shown."""
+        if skip_special and token in self.special:
+            return False
+        return bool(self.token_bytes(token)) or (self.rules.first != "space" and self._text(token) is not None)
+
+    def first_bytes(self, token: int) -> bytes:
+        """The bytes of a token that begins a text."""
+        data = self.token_bytes(token)
+        if self.rules.first == "space":
+            return data.removeprefix(b" ")
+        text = self._text(token)
+        if self.rules.first == "bare" and text is not None:
+            return self._clean(text).encode()
+        if self.rules.first == "marks" and self.rules.spaces and text is not None:
+            return text.replace(self.rules.spaces, "").encode()
+        return data
+
     def check(self, token: int) -> int:
         number = whole_number(token, "a token id")
         if not 0 <= number < self.size:
             raise ArgumentError(f"token id {number} is out of range: this tokenizer has the ids 0 to {self.size - 1}")
         return number
 
-    def _bytes(self, token: int) -> bytes:
+    def _text(self, token: int) -> str | None:
+        """The token as the vocabulary writes it; None for a hole between the ids."""
         added = self.added.get(token)  # for these the library may give the text as normalizing leaves it
-        text = self.library.id_to_token(token) if added is None else added.content
-        if text is None:  # a hole between the ids
+        text: str | None = self.library.id_to_token(token) if added is None else added.content
+        return text
+
+    def _bytes(self, token: int) -> bytes:
+        text, rules = self._text(token), self.rules
+        if text is None:
             return b""
-        if self.rules.kind == "bpe":
+        if rules.kind == "bpe":
             alphabet = self.alphabet
-            if added is not None or not all(char in alphabet for char in text):
+            if token in self.added or not all(char in alphabet for char in text):
                 return text.encode()  # added tokens are plain text
             return bytes([alphabet[char] for char in text])
-        if self.rules.kind == "wpm" and added is None:
-            rest = text.removeprefix(WORD_PIECE_PREFIX)
-            return (rest if rest != text else _WORD_PIECE_CLEANUP.get(text, " " + text)).encode()
-        if self.rules.byte_fallback and BYTE_PIECE.fullmatch(text):
+        if rules.kind == "wpm":
+            rest = text.removeprefix(rules.rest_prefix) if rules.rest_prefix else text
+            return self._clean(rest if rest != text else " " + text).encode()
+        if rules.byte_fallback and BYTE_PIECE.fullmatch(text):
             return bytes.fromhex(text[3:5])
-        return (text.replace(self.rules.spaces, " ") if self.rules.spaces else text).encode()
+        return (text.replace(rules.spaces, " ") if rules.spaces else text).encode()
+
+    def _clean(self, text: str) -> str:
+        for dirty, clean in _WORD_PIECE_CLEANUP if self.rules.cleanup else ():
+            text = text.replace(dirty, clean)
+        return text
 
 
 def _id_count(library: tokenizers.Tokenizer) -> int:
@@ -296,7 +338,7 @@ class Tokenizer:
 
     @property
     def kind(self) -> Literal["bpe", "spm", "wpm"]:
-        """ "bpe": byte-level (GPT-2, Llama 3), "spm": SentencePiece's alphabet (Llama 2), "wpm": WordPiece (BERT)."""
+        """ "bpe": byte-level (GPT-2, Llama 3), "spm": SentencePiece's alphabet (Llama 2), "wpm": words (BERT)."""
         return self._pieces.rules.kind
 
     @property
@@ -344,10 +386,13 @@ class Tokenizer:
         if not isinstance(ids, Iterable):
             raise wrong_type("ids", ids, "token ids")
         pieces = self._pieces
-        data = b"".join([pieces.shown_bytes(token, skip_special) for token in ids])
-        if start and pieces.rules.strip and data.startswith(b" "):
-            data = data[1:]
-        return data.decode("utf-8", "replace")
+        tokens = list(ids)
+        shown = [pieces.shown_bytes(token, skip_special) for token in tokens]
+        if start and pieces.rules.first:
+            first = next((at for at, token in enumerate(tokens) if pieces.is_first(token, skip_special)), None)
+            if first is not None:
+                shown[first] = pieces.first_bytes(tokens[first])
+        return b"".join(shown).decode("utf-8", "replace")
 
     def decoder(self, *, skip_special: bool = True, start: bool = True) -> StreamDecoder:
         """A decoder for tokens that come one by one. `start=False` continues a text (a prompt) that has been shown: the
@@ -380,15 +425,15 @@ class StreamDecoder:
     What `push` returned, put together and followed by `flush`, is `Tokenizer.decode` of all the ids.
     """
 
-    __slots__ = ("_pieces", "_plain", "_skip_special", "_strip", "_texts", "_utf8")
+    __slots__ = ("_first", "_pieces", "_plain", "_skip_special", "_texts", "_utf8")
 
     def __init__(self, pieces: _Pieces, skip_special: bool, start: bool) -> None:
         self._pieces = pieces
         self._skip_special = skip_special
         self._texts = pieces.texts[skip_special]
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._strip = start and pieces.rules.strip  # a space may still have to be dropped
-        self._plain = not self._strip  # nothing to drop and no bytes held back: a token's own text can be shown
+        self._first = start and pieces.rules.first is not None  # the first token is still to come, and is special
+        self._plain = not self._first  # nothing to drop and no bytes held back: a token's own text can be shown
 
     def push(self, token: int) -> str:
         """The text that `token` completes; empty while a character is unfinished."""
@@ -403,16 +448,16 @@ class StreamDecoder:
         if self._plain:
             with contextlib.suppress(UnicodeDecodeError):
                 self._texts[token] = data.decode()
-        elif self._strip and data:
-            self._strip = False
-            data = data[1:] if data.startswith(b" ") else data
+        elif self._first and self._pieces.is_first(token, self._skip_special):
+            self._first = False
+            data = self._pieces.first_bytes(token)
         text = self._utf8.decode(data)
-        self._plain = not self._strip and not self._utf8.getstate()[0]
+        self._plain = not self._first and not self._utf8.getstate()[0]
         return text
 
     def flush(self) -> str:
         """The text of the bytes held back, at the end of a stream: U+FFFD for an unfinished character."""
         text = self._utf8.decode(b"", True)
         self._utf8.reset()
-        self._plain = not self._strip
+        self._plain = not self._first
         return text

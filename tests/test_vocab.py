@@ -376,9 +376,8 @@ def test_json_with_a_token_that_its_rules_need_but_lack(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"model": {"type": "WordLevel", "vocab": {}}}, "WordLevel"),
+        ({"model": {"type": "Letters", "vocab": {}}}, "Letters"),
         ({"decoder": {"type": "BPEDecoder", "suffix": "</w>"}}, "BPEDecoder"),
-        ({"decoder": None}, "decoder {}"),
         ({"decoder": {"type": "Strip", "content": "_", "start": 1, "stop": 0}}, "Strip"),
         ({"post_processor": {"type": "Other"}}, "post-processor Other"),
         ({"post_processor": {"type": "Sequence", "processors": 2 * [tokenizer_json()["post_processor"]]}}, "one token"),

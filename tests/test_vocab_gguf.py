@@ -15,12 +15,15 @@ from typing import Any
 import pytest
 from vocab_samples import (
     NASTY,
+    SPM_PIECES,
     byte_level_gguf,
     category_texts,
+    field,
     from_gguf,
     gguf_file,
     gguf_value,
     raw_bpe_gguf,
+    sentencepiece_file,
     spm_gguf,
     tokenizer_json,
     unigram_gguf,
@@ -209,6 +212,28 @@ def test_gguf_defaults_of_the_pre_tokenizer() -> None:
         assert (tokenizer.encode("e\u0301") == tokenizer.encode("\xe9")) is composed
 
 
+def test_gguf_without_a_pre_tokenizer_has_that_of_its_architecture() -> None:
+    for architecture, composed in (("gptneox", True), ("gpt2", False), ("llama", False)):
+        entries = dict(byte_level_gguf(None)) | {"general.architecture": architecture}
+        tokenizer = from_gguf(entries.items())
+        assert (tokenizer.encode("e\u0301") == tokenizer.encode("\xe9")) is composed
+
+
+def test_gguf_sentencepiece_that_merges_cannot_describe() -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    pieces = [*SPM_PIECES, ("az", -4.0, 1), ("bc", -2.0, 1), ("ca", -2.0, 1)]  # z is no piece; ab, bc, ca are equals
+    columns = (("tokens", "s", 0), ("scores", "f", 1), ("token_type", "i", 2))
+    tokenizer = from_gguf(
+        spm_gguf(**{name: ("[", kind, [piece[at] for piece in pieces]) for name, kind, at in columns})
+    )
+    oracle = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_file(pieces, field(35, 1)))
+    rng = random.Random(11)
+    for _ in range(300):
+        text = "".join(rng.choice("abcz  ") for _ in range(rng.randrange(12)))
+        assert tokenizer.encode(text) == oracle.encode(text), text
+    assert tokenizer.encode("ab</s>ab", parse_special=True) == [261, 2, 261]
+
+
 def test_gguf_sentencepiece() -> None:
     tokenizer = from_gguf(spm_gguf())
     assert tokenizer.encode("abc<|end|> a", add_special=True, parse_special=True) == [1, 261, 265, 266, 262, 259]
@@ -259,6 +284,8 @@ def test_gguf_word_piece() -> None:
     assert tokenizer.decode([2, 4], skip_special=False) == "[CLS] un"
     cased = from_gguf(word_piece_gguf(**{"normalizer.lowercase": False}))
     assert cased.encode("A a é") == [1, 7, 1]
+    bare = from_gguf(word_piece_gguf(add_bos_token=False, add_eos_token=False))
+    assert bare.encode("un", add_special=True) == [4]
 
 
 def test_gguf_unigram() -> None:
