@@ -457,7 +457,7 @@ def test_chunks_of_a_matrix_are_computed_in_their_places(monkeypatch: pytest.Mon
 def test_an_error_in_a_chunk_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "CHUNK_BYTES", 8 * 50 * 3)
 
-    def read(first: int, last: int) -> Array:
+    def read(first: int, last: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         raise ExportError("it broke")
 
     with pytest.raises(ExportError, match="it broke"):
