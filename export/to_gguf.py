@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.errors import ExportError, UnsupportedError
+from llamac.export import chat_templates
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.gguf_families import ARCHITECTURES, Architecture, fused_name, gguf_name
 from llamac.export.gguf_model import HEAD, order_of_pairs, read
@@ -138,8 +139,10 @@ def _describe(writer: Any, checkpoint: Checkpoint, architecture: str, keys: Mapp
     adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     for key, value in keys.items():
         adders.get(type(value), writer.add_array)(f"{architecture}.{key}", value)
-    if checkpoint.chat_template:
-        writer.add_chat_template(checkpoint.chat_template)
+    texts = {"default": checkpoint.chat_template, **checkpoint.metadata.get(chat_templates.OTHERS, {})}
+    named = [{"name": name, "template": text} for name, text in texts.items() if text and isinstance(text, str)]
+    if named:
+        writer.add_chat_template(named)
 
 
 # ---- weights

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llamac.errors import LlamacError, UnsupportedError
+from llamac.export.chat_templates import GGUF_TOKENS, TOKENS
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.pre_tokenizers import LINEAR, PRE_TOKENIZERS
 from llamac.export.vocab_gguf import from_metadata
@@ -48,6 +49,7 @@ def add_tokenizer(writer: Any, checkpoint: Checkpoint, warnings: list[str]) -> N
         return
     data, special, spm = checkpoint.tokenizer
     values = _values(json.loads(data), special, spm, checkpoint.config.vocab_size)
+    values |= _named_tokens(checkpoint.metadata.get(TOKENS, {}), values["tokenizer.ggml.tokens"])
     ours = Tokenizer.from_json(data, special)
     again = _check(ours, {**values, "general.name": checkpoint.metadata.get("name", "")})
     if lost := sorted(set(special.stop_ids) - set(again.special.stop_ids)):
@@ -105,6 +107,17 @@ def _values(document: Json, special: SpecialTokens, spm: bytes | None, vocab_siz
         values[f"{name}_token_id"] = index
     values |= {"add_bos_token": special.add_bos, "add_eos_token": special.add_eos}
     return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+
+
+def _named_tokens(named: Mapping[str, str], tokens: Sequence[str]) -> dict[str, int]:
+    """The ids of special tokens that only chat templates know by a name, as for padding."""
+    ids = {text: index for index, text in enumerate(tokens)}
+    roles = {name.removesuffix("_token"): ids.get(text) for name, text in named.items()}
+    return {
+        f"tokenizer.ggml.{GGUF_TOKENS.get(role, role)}_token_id": index
+        for role, index in roles.items()
+        if index is not None and role not in ("bos", "eos")
+    }
 
 
 def _scores(tokens: Sequence[str], merges: Sequence[Sequence[str]], spm: bytes | None) -> list[float]:

@@ -148,6 +148,19 @@ def test_arguments_of_other_targets_are_refused(tmp_path: Path) -> None:
 # ---- tokenizers
 
 
+def test_all_chat_templates_and_their_tokens_go_along(tmp_path: Path) -> None:
+    source = flat.read(built_in("stories"))
+    assert source.tokenizer is not None
+    unknown = json.loads(source.tokenizer[0])["model"]["unk_token"]
+    source.chat_template = "{{ bos_token }}{{ messages }}{{ pad_token }}"
+    source.metadata |= {"chat_templates": {"tool_use": "{{ tools }}"}, "special_tokens": {"pad_token": unknown}}
+    write_gguf(source, tmp_path / "m.gguf", "f16", [])
+    again = gguf_model.read(tmp_path / "m.gguf", [])
+    assert again.chat_template == source.chat_template
+    assert again.metadata["chat_templates"] == {"tool_use": "{{ tools }}"}
+    assert again.metadata["special_tokens"]["pad_token"] == unknown
+
+
 @pytest.mark.parametrize("entries", [spm_gguf(), spm_gguf(add_space_prefix=False), *map(byte_level_gguf, ("gpt-2",))])
 def test_tokenizers_of_gguf_files_come_back(tmp_path: Path, entries: list[tuple[str, Any]]) -> None:
     (tmp_path / "v.gguf").write_bytes(gguf_file(entries))
