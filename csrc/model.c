@@ -360,7 +360,6 @@ int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void
     *lora = (struct lora){ rank, a, b, m->loras };
     m->loras = lora;
     m->max_rank = max_int(m->max_rank, rank);
-    m->dtypes |= 1u << LLAMAC_F32;
     adapted->lora = lora;
     return 0;
 }
