@@ -31,7 +31,7 @@ void lora_take(const struct worker *w, struct readers readers, const struct pane
 void lora_multiply(const struct worker *w, const struct lora *lora, const struct gemm *product, const float *ax) {
     struct gemm outer = *product;
     outer.w = lora->b, outer.strip_bytes = float_strip_bytes(LLAMAC_F32, lora->rank), outer.columns = lora->rank, outer.x = ax;
-    outer.bias = NULL, outer.add = 1, outer.add_copy = 1;
+    outer.scales = outer.bias = NULL, outer.add = 1, outer.add_copy = 1;
     w->eval->session->kernels->gemm[LLAMAC_F32](&outer);
 }
 

@@ -80,7 +80,7 @@ void add_branch(const struct worker *w, const float *x, const struct added *adde
 void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, int first_strip, int last_strip) {
     const struct gemm g = {
         .w = p->matrix->data, .strip_bytes = p->matrix->strip_bytes, .first = first_strip, .last = last_strip,
-        .rows = p->matrix->rows, .columns = p->matrix->columns, .x = x->of[input_of(p->matrix->dtype)], .m = x->m, .bias = p->bias,
+        .rows = p->matrix->rows, .columns = p->matrix->columns, .x = x->of[input_of(p->matrix->dtype)], .m = x->m, .scales = p->matrix->scales, .bias = p->bias,
         .y = p->y, .y_stride = (size_t)p->matrix->rows, .add = add, .weights = p->weights, .to = p->to, .copy = p->copy,
         .scratch = w->own->gemm, .cancel = &w->eval->cancel,
     };
