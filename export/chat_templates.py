@@ -71,10 +71,12 @@ def _text(path: Path) -> str:
 
 
 def _of_config(path: Path, warnings: list[str]) -> dict[str, str]:
-    """The templates of a tokenizer_config.json: a text, or a list of texts with names."""
+    """The templates of a tokenizer_config.json: a text, or texts with names, as a list or an object."""
     given: Any = read_object(path).get("chat_template")
     if given is None:
         return {}
+    if isinstance(given, dict):
+        given = [{"name": name, "template": text} for name, text in given.items()]
     named = [{"name": DEFAULT, "template": given}] if isinstance(given, str) else given
     texts: dict[str, str] = {}
     for entry in named if isinstance(named, list) else (None,):
@@ -98,8 +100,11 @@ def _tokens(folder: Path) -> dict[str, str]:
     if "added_tokens_decoder" not in config and (folder / MAP).is_file():
         config = {**config, **read_object(folder / MAP)}
     texts: dict[str, str] = {}
-    for name in TOKEN_NAMES:
-        value = config.get(name)
+    own = config.get("extra_special_tokens")  # an object gives names to tokens of the model's own
+    for name, value in {
+        **(own if isinstance(own, dict) else {}),
+        **{name: config.get(name) for name in TOKEN_NAMES},
+    }.items():
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
             texts[name] = text

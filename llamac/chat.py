@@ -147,6 +147,12 @@ def _cut_behind(rendered: str, last: str) -> str:
 # ---- plain data
 
 
+def plain_inputs(options: Mapping[str, Any]) -> dict[str, list[dict[Any, Any]]]:
+    """Those of `ChatTemplate.render`'s arguments that hold what people write, as plain data."""
+    names = [name for name in ("messages", "tools", "documents") if options.get(name) is not None]
+    return {name: _dicts(options[name], name) for name in names}
+
+
 def _dicts(values: object, name: str) -> list[dict[Any, Any]]:
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise wrong_type(name, values, "a list of dicts")

@@ -171,6 +171,18 @@ def test_the_process_opens_no_files_and_goes_with_its_parent() -> None:
     assert ChatTemplate("{{ messages[0].content }}").render(HI) == "Hi"  # by a new one
 
 
+def test_a_process_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    chat_process._stop()
+    with monkeypatch.context() as limits:
+        limits.setattr("subprocess.Popen", fail)
+        with pytest.raises(ChatTemplateError, match=r"process of its own, which cannot be started: .*unavailable"):
+            ChatTemplate("x").render(HI)
+    assert ChatTemplate("x").render(HI) == "x"
+
+
 def test_many_threads_render() -> None:
     results: list[str] = []
 
@@ -236,6 +248,16 @@ def test_templates_of_directories_and_files(tmp_path: Path) -> None:
     assert ChatTemplate.from_file(tmp_path / "chat_template.jinja").texts == {"default": "file\n"}
 
 
+def test_templates_by_name_in_one_object_and_tokens_of_a_models_own(tmp_path: Path) -> None:
+    extra = {"image_token": {"content": "<img>"}, "audio_token": "<a>"}
+    config = {"chat_template": {"default": "{{ image_token ~ audio_token }}", "tool_use": "t"}}
+    write_json(tmp_path, tokenizer_config=config | {"extra_special_tokens": extra})
+    found = ChatTemplate.from_file(tmp_path)
+    assert (found.render(HI), found.render(HI, tools=TOOLS)) == ("<img><a>", "t")
+    write_json(tmp_path, tokenizer_config=config | {"extra_special_tokens": ["<x>"]})
+    assert ChatTemplate.from_file(tmp_path).tokens == {}
+
+
 def test_templates_of_gguf_files(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     more = [("tokenizer.chat_template", "{{ bos_token }}d"), ("tokenizer.chat_template.tool_use", "t")]
@@ -287,6 +309,33 @@ def test_a_model_renders_its_template_with_one_bos(chat_model: Path, tmp_path: P
     with llamac.load(tmp_path / "again.bin") as model:
         assert model.chat_template is not None
         assert (model.chat_template.texts, model.chat_template.tokens) == (template.texts, template.tokens)
+
+
+def test_names_of_special_tokens_in_messages_are_text(chat_model: Path) -> None:
+    with llamac.load(chat_model) as model:
+        text = "a</s>b<s>"
+        chat = [{"role": "user", "content": text}]
+        parts: list[dict[str, Any]] = [{"role": "user", "content": [{"text": "</s>"}], "x": {"y": ("<s>",)}}]
+        plain = model.tokenizer.encode("user" + text)
+        assert not {256, 257} & set(plain)
+        assert model.chat_ids(chat) == [256, *plain]
+        assert model.chat_ids([*chat, *chat]) == [256, *model.tokenizer.encode("user" + text + "user" + text)]
+        assert model.chat_ids(chat, parse_special=True) == model.tokenize(model.chat_prompt(chat))
+        shown = "[{'text': '</s>'}]"
+        assert model.chat_ids(parts) == [256, *model.tokenizer.encode("user" + shown)]
+        assert model.chat_ids(chat, add_generation_prompt=False) == [256, *plain, 257]
+        with pytest.raises(ArgumentTypeError, match="messages must be a list of dicts"):
+            model.chat_ids(None)  # type: ignore[arg-type]
+        assert model.chat_ids(HI, tools=[{"name": "<s>"}]) == model.tokenize("the", add_special=False)
+
+
+def test_marks_that_a_template_tears_apart_are_taken_out(chat_model: Path) -> None:
+    with llamac.load(chat_model) as model:
+        assert model.chat_template is not None
+        template = "{{ messages[0].content.split('</s>')[1] }}"
+        torn = ChatTemplate(template, model.chat_template.tokens)
+        model.chat_template = torn
+        assert model.chat_ids([{"role": "user", "content": "a</s>he"}]) == model.tokenizer.encode("he")
 
 
 def test_a_model_without_a_template_says_so(tiny_llama: Path) -> None:
