@@ -55,6 +55,63 @@ def test_templates_give_what_transformers_gives(name: str) -> None:
     assert rendered >= 8
 
 
+FILTERS = r"""
+-5|abs
+'a b'|title|capitalize
+'a'|center(5)
+[1, 2, 3]|batch(2)|list
+'é<'|escape
+5000000|filesizeformat
+[1, 2]|first
+'%s!'|format('a')
+[{'a': 1}, {'a': 2}]|groupby('a')|list
+'a\nb'|indent(2)
+{'a': 1}|items|list
+[1, 2]|join(',')
+[[1], [2]]|map('first')|list
+[3, 1]|sort|min
+{'b': 1, 'a': 2}|dictsort
+{'a': [1, 'é']}|pprint
+[1, 2]|reject('odd')|list
+'aa'|replace('a', 'b')
+2.5|round(1)
+[1, 2, 3]|slice(2)|list
+'<b>a &amp; b</b>'|striptags
+[1, 2]|sum
+'a b c'|truncate(3)
+'see http://a.b/c'|urlize
+{'a': 'é b'}|urlencode
+'a b c d'|wordwrap(3)
+'a b'|wordcount
+{'a': 1}|xmlattr
+[1, 1]|unique|list
+'2'|int + 2
+'é'|tojson(ensure_ascii=true)
+'x' is string
+{'b': 1, 'a': [1]}|tojson(indent=2, sort_keys=true, separators=(',', ': '))
+lipsum(n=1)|length > 9
+strftime_now('%Y') == (strftime_now('%Y')|int)|string
+dict(a=1)|length
+'%05.1f' % 2.345
+cycler('a', 'b').next()
+'ß'|upper|lower
+"""
+
+
+@pytest.mark.parametrize("expression", FILTERS.strip().splitlines())
+def test_filters_give_what_transformers_gives(expression: str) -> None:
+    """Also those for which jinja2 or Python load more of themselves: the process can open no files then."""
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    template = f"{{{{ {expression} }}}}"
+    try:
+        expected = utils.render_jinja_template([HI], chat_template=template)[0][0]
+    except Exception as error:
+        with pytest.raises(ChatTemplateError, match=type(error).__name__):
+            ChatTemplate(template).render(HI)
+    else:
+        assert ChatTemplate(template).render(HI) == expected
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_templates_give_the_published_formats(name: str) -> None:
     assert ChatTemplate(TEMPLATES[name], TOKENS).render(HI) == PUBLISHED[name]
