@@ -20,6 +20,20 @@ CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
 GGUF_KEY = "tokenizer.chat_template"
 # How GGUF names the tokens that templates know by other names.
 GGUF_TOKENS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}
+# What a tokenizer's class takes for tokens that its files leave out.
+_END = "<|endoftext|>"
+CLASS_TOKENS = {
+    "GPT2Tokenizer": {"bos_token": _END, "eos_token": _END, "unk_token": _END},
+    "Qwen2Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
+    "GPTNeoXTokenizer": {"bos_token": _END, "eos_token": _END, "unk_token": _END, "pad_token": "<|padding|>"},
+    "GemmaTokenizer": {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
+    },
+}
 # What the metadata of a flat file call them.
 OTHERS, TOKENS = "chat_templates", "special_tokens"
 
@@ -101,10 +115,9 @@ def _tokens(folder: Path) -> dict[str, str]:
         config = {**config, **read_object(folder / MAP)}
     texts: dict[str, str] = {}
     own = config.get("extra_special_tokens")  # an object gives names to tokens of the model's own
-    for name, value in {
-        **(own if isinstance(own, dict) else {}),
-        **{name: config.get(name) for name in TOKEN_NAMES},
-    }.items():
+    kind = str(config.get("tokenizer_class")).removesuffix("Fast")
+    named = {name: config[name] for name in TOKEN_NAMES if name in config}
+    for name, value in {**CLASS_TOKENS.get(kind, {}), **(own if isinstance(own, dict) else {}), **named}.items():
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
             texts[name] = text

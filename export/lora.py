@@ -105,7 +105,9 @@ def read_adapter(folder: Path, architecture: Any, model: ModelConfig) -> Adapter
     matrix of the model.
     """
     if not (folder / CONFIG).is_file():
-        raise ExportError(f"{folder} is no adapter: expected a PEFT directory with {CONFIG} in it")
+        inside = sorted(str(path.parent) for path in folder.glob(f"*/{CONFIG}"))
+        found = f" (there are such directories in it: {', '.join(inside[:4])})" if inside else ""
+        raise ExportError(f"{folder} is no adapter: expected a PEFT directory with {CONFIG} in it{found}")
     values = read_object(folder / CONFIG)
     _check_config(values, folder / CONFIG)
     if architecture not in FAMILIES:
@@ -374,7 +376,8 @@ def attach(file: FlatFile, adapters: Sequence[tuple[Path, float]]) -> None:
     (directory, strength) of each. Raises UnsupportedError for what can only be merged: DoRA of embeddings.
     """
     config, architecture = model_config(file), file.metadata.get("architecture")
-    found = [(read_adapter(folder, architecture, config), strength) for folder, strength in adapters]
+    read = [(read_adapter(folder, architecture, config), strength) for folder, strength in adapters]
+    found = [(adapter, strength) for adapter, strength in read if strength != 0]
     buffer = file.buffer
     base = Checkpoint(config, lazy_tensors(file, lambda offset, count: buffer[offset : offset + count]))
     changed = merge(base, [(replace(adapter, factors={}), strength) for adapter, strength in found])
@@ -440,12 +443,15 @@ def _strips(matrix: Floats) -> memoryview[float]:
 
 
 def merge(checkpoint: Checkpoint, adapters: Sequence[tuple[Adapter, float]]) -> Checkpoint:
-    """The checkpoint with the adapters' changes in it, and each one's strength, which multiplies what it adds.
+    """The checkpoint with the adapters' changes in it. (adapter, strength) of each: strength multiplies what it adds;
+    what it brings whole stays as it is, unless the strength is 0, which stands for no adapter.
 
     A matrix that is tied to another one is parted from it: an adapter changes one of the two. (Rows for single tokens
     are for both, as PEFT has it.)
     """
     tensors, config = dict(checkpoint.tensors), checkpoint.config
+    entries = [{"name": adapter.name, "strength": strength} for adapter, strength in adapters]
+    adapters = [(adapter, strength) for adapter, strength in adapters if strength != 0]
     for adapter, _ in adapters:
         for name, (numbers, rows) in adapter.rows.items():
             if name in tensors:
@@ -466,7 +472,6 @@ def merge(checkpoint: Checkpoint, adapters: Sequence[tuple[Adapter, float]]) -> 
     for adapter, strength in adapters:
         for name, (shift, scale) in adapter.shifts.items():
             tensors[name] = _shifted(tensors.get(name), shift.finite(name), scale * strength)
-    entries = [{"name": adapter.name, "strength": strength} for adapter, strength in adapters]
     metadata = {**checkpoint.metadata, "adapters": [*checkpoint.metadata.get("adapters", []), *entries]}
     return replace(checkpoint, config=config, tensors=tensors, metadata=metadata)
 

@@ -35,7 +35,7 @@ except ImportError:  # a system without such locks: processes may then do the sa
     fcntl = None  # type: ignore[assignment]
 
 # Raised when the exporter makes other bytes of the same source.
-CONVERSION = 1
+CONVERSION = 2
 VERSIONS = {"llamac": __version__, "conversion": CONVERSION, "format": VERSION, "numerics": NUMERICS}
 
 READ_BYTES = 4 << 20

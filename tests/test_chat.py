@@ -313,6 +313,9 @@ def test_templates_by_name_in_one_object_and_tokens_of_a_models_own(tmp_path: Pa
     assert (found.render(HI), found.render(HI, tools=TOOLS)) == ("<img><a>", "t")
     write_json(tmp_path, tokenizer_config=config | {"extra_special_tokens": ["<x>"]})
     assert ChatTemplate.from_file(tmp_path).tokens == {}
+    of_class = {"tokenizer_class": "Qwen2TokenizerFast", "eos_token": "<e>", "pad_token": None}
+    write_json(tmp_path, tokenizer_config=config | of_class)
+    assert ChatTemplate.from_file(tmp_path).tokens == {"eos_token": "<e>", "unk_token": "<|endoftext|>"}
 
 
 def test_templates_of_gguf_files(tmp_path: Path) -> None:

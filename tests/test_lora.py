@@ -389,6 +389,27 @@ def test_everything_that_does_not_fit_is_told_at_once(folder: Callable[[str], Pa
         assert part in str(error.value)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["llama-dora", "llama-saved", "llama-tokens"])
+def test_strength_0_is_the_model_itself(folder: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    ids = CASES["llama"].ids
+    peft_adapter(tmp_path / "adapter", folder("llama"), ids, ADAPTERS[name][1])
+    nothing = [(tmp_path / "adapter", 0.0)]
+    export(folder("llama"), tmp_path / "base.bin", probe_source=None)
+    export(folder("llama"), tmp_path / "merged.bin", lora=nothing, probe_source=None)
+    with llamac.load(tmp_path / "base.bin") as base, llamac.load(tmp_path / "merged.bin") as merged:
+        expected = base.logits(ids).tobytes()
+        assert merged.logits(ids).tobytes() == expected
+    with llamac.load(tmp_path / "base.bin", lora=nothing) as model:
+        assert model.logits(ids).tobytes() == expected
+
+
+def test_an_adapter_in_a_folder_of_its_own_name(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    small_adapter(tmp_path / "style")
+    with pytest.raises(ExportError, match=r"in it \(there are such directories in it: .*/style\)"):
+        export(folder("llama"), tmp_path / "out.bin", lora=[tmp_path])
+
+
 def test_a_folder_that_is_no_adapter(folder: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"is no adapter: expected a PEFT directory with adapter_config\.json in it"):
         export(folder("llama"), tmp_path / "out.bin", lora=[tmp_path])
