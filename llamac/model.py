@@ -226,7 +226,7 @@ class Model:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
-        continue_final_message: bool = False,
+        continue_final_message: bool | str = False,
         template: str | None = None,
         **variables: Any,
     ) -> str:

@@ -137,6 +137,18 @@ def test_a_last_message_that_is_continued(name: str) -> None:
         ChatTemplate("{{ messages[0].content[:1] }}").render(HI, continue_final_message=True)
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "thinking", "reasoning", "note"])
+def test_another_part_of_the_last_message_that_is_continued(field: str) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    template = "{% for m in messages %}<{{ m.reasoning_content }}{{ m.note }}>{{ m.content }}{% endfor %}"
+    chat = [{"role": "assistant", field: "because ", "content": "x"}]
+    options: dict[str, Any] = {"continue_final_message": field}
+    (expected,), _ = utils.render_jinja_template([chat], chat_template=template, **options)
+    assert ChatTemplate(template).render(chat, **options) == expected
+    with pytest.raises(ArgumentError, match="does not read the other of messages"):
+        ChatTemplate(template).render([{"other": "x"}], continue_final_message="other")
+
+
 def test_what_a_template_sees_is_plain_data() -> None:
     class Role(str, enum.Enum):
         USER = "user"
