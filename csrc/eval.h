@@ -5,7 +5,10 @@
 #include "pool.h"
 #include "session.h"
 
-struct panels;   // products.h
+// The matrices that multiply with the same inputs; absent ones have no data.
+struct readers { const struct matrix *of[MAX_READERS]; int n; };
+// Inputs of products: panels of m rows, by kind of input; and what the readers' adapters make of them (lora.h).
+struct panels { void *of[N_INPUTS]; float *ax[MAX_READERS]; int m; };
 
 struct eval {
     struct llamac_session *session;

@@ -76,30 +76,27 @@ static void route(const struct worker *w, int l) {
 
 // ---- products
 
-// Packs the pairs' rows for products with these kinds of inputs, each expert's as panels of their own. `rows` NULL: x has one row per pair.
-static void pack_pairs(const struct worker *w, int n_experts, unsigned kinds, const float *x, int width, const int *rows) {
+static struct panels panels_of(const struct worker *w, const struct layer_record *record, struct expert_pairs pairs, int width) {
+    return panels_at(w, are_own(w->eval->n_rows), pairs.n, pairs.first, w->own->pairs.starts[record->n_experts], width);
+}
+
+// Makes inputs of the pairs' rows, each expert's as panels of their own. `down`: for the second products, otherwise for the first. `rows` NULL: x
+// has one row per pair.
+static void pack_pairs(const struct worker *w, const struct layer *layer, int down, const float *x, int width, const int *rows) {
     struct eval *e = w->eval;
-    const int own = are_own(e->n_rows);
-    void *const *to = own ? w->own->panels : e->session->scratch.panels;
+    const int own = are_own(e->n_rows), n_experts = (int)layer->record->n_experts;
     int first = 0, last = w->own->pairs.starts[n_experts];
     if (!own) pool_share(w->member, last, &first, &last);
     for (int expert = 0; expert < n_experts && !cancelled(&e->cancel); expert++) {
         const struct expert_pairs pairs = pairs_of(w, expert);
-        for (int i = max_int(first, pairs.first); i < min_int(last, pairs.first + pairs.n); i++)
-            for (int kind = 0; kind < N_INPUTS; kind++) {
-                if (!(kinds & 1u << kind)) continue;
-                const size_t words = input_words(kind, width);
-                int32_t *const panels = (int32_t *)to[kind] + (size_t)pairs.first * words;
-                e->session->kernels->pack[kind](panel_row(panels, pairs.n, words, i - pairs.first), x + (size_t)(rows ? rows[i] : i) * (size_t)width, width);
-            }
+        const struct expert *net = &layer->experts[expert];
+        const struct readers readers = down ? (struct readers){ { &net->down }, 1 } : readers_of_hidden(net);
+        const struct panels p = panels_of(w, layer->record, pairs, width);
+        const int begin = max_int(first - pairs.first, 0), end = min_int(last - pairs.first, pairs.n);
+        for (int i = begin; i < end; i++)
+            pack_row(w, readers, &p, x + (size_t)(rows ? rows[pairs.first + i] : pairs.first + i) * (size_t)width, width, begin, end, i);
     }
     if (!own) pool_barrier(w->member);
-}
-static struct panels panels_of(const struct worker *w, struct expert_pairs pairs, int width) {
-    void *const *from = are_own(w->eval->n_rows) ? w->own->panels : w->eval->session->scratch.panels;
-    struct panels p = { .m = pairs.n };
-    for (int kind = 0; kind < N_INPUTS; kind++) p.of[kind] = (const int32_t *)from[kind] + (size_t)pairs.first * input_words(kind, width);
-    return p;
 }
 
 void experts_hidden(const struct worker *w, int l, const struct panels *h) {
@@ -112,12 +109,10 @@ void experts_hidden(const struct worker *w, int l, const struct panels *h) {
     pool_barrier(w->member);
     observe(w, LLAMAC_STAGE_FFN_ROUTER, l, s->scratch.router, e->n_rows, n);
     route(w, l);
-    unsigned kinds = 0;
-    for (int expert = 0; expert < n; expert++) kinds |= kind_of(&layer->experts[expert].gate) | kind_of(&layer->experts[expert].up);
-    pack_pairs(w, n, kinds, kept_rows(w, e->n_rows), dim, w->own->pairs.rows);
+    pack_pairs(w, layer, 0, kept_rows(w, e->n_rows), dim, w->own->pairs.rows);
     for (int expert = 0; expert < n; expert++) {
         const struct expert_pairs pairs = pairs_of(w, expert);
-        const struct panels x = panels_of(w, pairs, dim);
+        const struct panels x = panels_of(w, layer->record, pairs, dim);
         if (pairs.n) hidden(w, &layer->experts[expert], &x, s->scratch.gate + (size_t)pairs.first * ffn_dim, s->scratch.up + (size_t)pairs.first * ffn_dim);
     }
 }
@@ -148,16 +143,14 @@ void experts_down(const struct worker *w, int l, float *y, float *x) {
     const struct llamac_session *s = e->session;
     const struct layer *layer = &s->model->layers[l];
     const int n = (int)layer->record->n_experts, dim = (int)s->model->config->dim, ffn_dim = (int)layer->record->ffn_dim;
-    unsigned kinds = 0;
-    for (int expert = 0; expert < n; expert++) kinds |= kind_of(&layer->experts[expert].down);
-    pack_pairs(w, n, kinds, s->scratch.up, ffn_dim, NULL);
+    pack_pairs(w, layer, 1, s->scratch.up, ffn_dim, NULL);
     int first, last;
     pool_share(w->member, ceil_div(dim, STRIP_ROWS), &first, &last);
     const int begin = first * STRIP_ROWS, end = min_int(last * STRIP_ROWS, dim);
     for (int r = 0; r < e->n_rows && begin < end; r++) memset(y + (size_t)r * (size_t)dim + begin, 0, sizeof(float) * (size_t)(end - begin));
     for (int expert = 0; expert < n; expert++) {
         const struct expert_pairs pairs = pairs_of(w, expert);
-        const struct panels inputs = panels_of(w, pairs, ffn_dim);
+        const struct panels inputs = panels_of(w, layer->record, pairs, ffn_dim);
         const struct product down = { .matrix = &layer->experts[expert].down, .y = y, .weights = w->own->pairs.weights + pairs.first, .to = w->own->pairs.rows + pairs.first };
         if (pairs.n) multiply(w, &down, &inputs, 1, first, last);
     }

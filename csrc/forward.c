@@ -30,10 +30,10 @@ static void settle(const struct worker *w, struct stream *stream) {
     turn(stream);
 }
 // The stream's rows, normed, as inputs.
-static struct panels prepare_stream(const struct worker *w, struct stream *stream, struct norm_weights norm, float *seen, int keep, unsigned kinds) {
+static struct panels prepare_stream(const struct worker *w, struct stream *stream, struct norm_weights norm, float *seen, int keep, struct readers readers) {
     const struct rows rows = { .x = stream->x, .n = w->eval->n_rows, .width = (int)w->eval->session->model->config->dim,
                                .added = stream->added.branch ? &stream->added : NULL, .norm = norm, .observed = seen, .keep = keep };
-    const struct panels p = prepare(w, rows, kinds);
+    const struct panels p = prepare(w, rows, readers);
     if (rows.added) turn(stream);
     return p;
 }
@@ -97,8 +97,8 @@ static void ffn_hidden(const struct worker *w, struct stream *stream, int l) {
     const struct norm_weights norm = { layer->ffn_norm, layer->ffn_norm_bias };
     float *const seen = observed(e, LLAMAC_STAGE_FFN_NORM, l);
     const int experts = layer->record->ffn == FFN_EXPERTS;
-    const unsigned kinds = experts ? kind_of(&layer->ffn_router) : kind_of(&layer->ffn.gate) | kind_of(&layer->ffn.up);
-    const struct panels h = prepare_stream(w, stream, norm, seen, experts, kinds);
+    const struct readers readers = experts ? (struct readers){ { &layer->ffn_router }, 1 } : readers_of_hidden(&layer->ffn);
+    const struct panels h = prepare_stream(w, stream, norm, seen, experts, readers);
     if (experts) experts_hidden(w, l, &h);
     else hidden(w, &layer->ffn, &h, x->gate, x->up);
 }
@@ -116,7 +116,7 @@ static void ffn_down(const struct worker *w, int l, float *stream, float *branch
     const struct expert *ffn = &layer->ffn;
     observe(w, LLAMAC_STAGE_FFN_ROUTER, l, x->up, e->n_rows, 0);
     observe(w, LLAMAC_STAGE_FFN_HIDDEN, l, x->up, e->n_rows, ffn->up.rows);
-    const struct panels h = prepare(w, (struct rows){ .x = x->up, .n = e->n_rows, .width = ffn->up.rows }, kind_of(&ffn->down));
+    const struct panels h = prepare(w, (struct rows){ .x = x->up, .n = e->n_rows, .width = ffn->up.rows }, (struct readers){ { &ffn->down }, 1 });
     const struct product down = { .matrix = &ffn->down, .bias = ffn->down_bias, .y = branch ? branch : stream, .copy = observed(e, LLAMAC_STAGE_FFN, l),
                                   .weights = branch ? NULL : residual_scales(e->session) };
     linear(w, &down, 1, &h, !branch);
@@ -134,10 +134,10 @@ static void block(const struct worker *w, struct stream *stream, int l) {
     if (parallel) settle(w, stream);
     const struct norm_weights attn_norm = { layer->attn_norm, layer->attn_norm_bias };
     struct panels h = prepare_stream(w, stream, attn_norm, observed(e, LLAMAC_STAGE_ATTN_NORM, l), 0,
-                                     kind_of(&layer->attn_q) | kind_of(&layer->attn_k) | kind_of(&layer->attn_v));
+                                     (struct readers){ { &layer->attn_q, &layer->attn_k, &layer->attn_v }, 3 });
     const struct product qkv[] = {
-        { .matrix = &layer->attn_q, .bias = layer->attn_q_bias, .y = x->q }, { .matrix = &layer->attn_k, .bias = layer->attn_k_bias, .y = x->k },
-        { .matrix = &layer->attn_v, .bias = layer->attn_v_bias, .y = x->v },
+        { .matrix = &layer->attn_q, .bias = layer->attn_q_bias, .y = x->q }, { .matrix = &layer->attn_k, .reader = 1, .bias = layer->attn_k_bias, .y = x->k },
+        { .matrix = &layer->attn_v, .reader = 2, .bias = layer->attn_v_bias, .y = x->v },
     };
     project(w, qkv, &h);
     norm_whole(w, layer);
@@ -153,7 +153,7 @@ static void block(const struct worker *w, struct stream *stream, int l) {
     observe_cache(w, l);
     observe_scores(w, l);
     observe(w, LLAMAC_STAGE_ATTN_MIX, l, x->mix, n, q_dim);
-    h = prepare(w, (struct rows){ .x = x->mix, .n = n, .width = q_dim }, kind_of(&layer->attn_out));
+    h = prepare(w, (struct rows){ .x = x->mix, .n = n, .width = q_dim }, (struct readers){ { &layer->attn_out }, 1 });
     const struct product out = { .matrix = &layer->attn_out, .bias = layer->attn_out_bias, .y = branch ? branch : stream->x,
                                  .copy = observed(e, LLAMAC_STAGE_ATTN_OUT, l), .weights = branch ? NULL : residual_scales(s) };
     linear(w, &out, 1, &h, !branch);
@@ -182,7 +182,7 @@ static void output(const struct worker *w, const float *x) {
     if (!n) return;
     const struct rows rows = { .x = x, .picked = picked, .n = n, .width = (int)m->config->dim, .norm = { m->output_norm, m->output_norm_bias },
                                .observed = observed(e, LLAMAC_STAGE_OUTPUT_NORM, 0) };
-    const struct panels h = prepare(w, rows, kind_of(&m->output));
+    const struct panels h = prepare(w, rows, (struct readers){ { &m->output }, 1 });
     const float scale = m->config->logit_scale, cap = m->config->logit_soft_cap;
     const int changed = scale != 1 || cap > 0;
     float *const seen = observed(e, LLAMAC_STAGE_LOGITS, 0);

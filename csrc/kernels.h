@@ -54,7 +54,7 @@ static inline struct panel_row panel_row(void *panels, int m, size_t words, int 
     return (struct panel_row){ (int32_t *)panels + (size_t)start * words, panel_start(m, p + 1) - start, r - start };
 }
 
-// y[t][o] = the product of row o of w and input t; then (+ bias), then (times the input's weight), then stored or added. For the outputs of
+// y[t][o] = the product of row o of w and input t; then (times its scale), then (+ bias), then (times the input's weight), then stored or added. For the outputs of
 // strips [first, last).
 //
 // Float weights: the sum over k ascending of w[o][k] * x[t][k], one fused multiply-add each, starting from 0.
@@ -67,6 +67,7 @@ struct gemm {
     int first, last, rows, columns;
     const void *x;                  // panels of m rows, of the dtype's kind of input
     int m;
+    const float *scales;            // (rows) or NULL: what the outputs are multiplied by
     const float *bias;              // (rows) or NULL
     float *y;                       // (m, y_stride)
     size_t y_stride;

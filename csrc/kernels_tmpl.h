@@ -120,6 +120,7 @@ INLINE void finish(const struct gemm *g, const int dtype, int s, int t, const fl
     const int o = s * STRIP_ROWS, n = min_int(STRIP_ROWS, g->rows - o);
     v16 sum = finish_lanes(dtype, v16_load(sums));
     if (dtype_is_quantized(dtype)) sum = v16_mul(sum, v16_load((const float *)(const void *)(g->w + (size_t)s * g->strip_bytes)));
+    if (g->scales) sum = v16_mul(sum, v16_load_n(g->scales + o, n));
     if (g->bias) sum = v16_add(sum, v16_load_n(g->bias + o, n));
     if (g->copy) {
         float *copy = g->copy + (size_t)t * (size_t)g->rows + o;

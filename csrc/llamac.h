@@ -76,11 +76,16 @@ int llamac_slot_next(llamac_walk *walk, llamac_slot *slot);
 int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llamac_error *err);
 void llamac_model_close(llamac_model **model);
 
-// Adds a low-rank adapter to a matrix, by the name of its tensor: its products become W x + b (a x), an embedding's rows W + b a. a (rank, columns)
-// and b (rows, rank) are f32 in strips, borrowed as the file is; of an embedding a is (columns, rank). Their sizes are checked.
-// "output.weight" is the output matrix also where the embedding serves for it. A matrix has one adapter; before the first session.
+// Adds a low-rank adapter to a matrix, by the name of its tensor: its products become scales (W x) + b (a x), an embedding's rows W + b a. a (rank,
+// columns) and b (rows, rank) are f32 in strips, borrowed as the file is; of an embedding a is (columns, rank). scales (rows) are f32, or NULL for 1,
+// as of an embedding. Sizes are checked. "output.weight" is the output matrix also where the embedding serves for it. A matrix has one adapter.
+// What changes a model comes before its first session.
 enum { LLAMAC_MAX_RANK = 4096 };
-int llamac_model_adapt(llamac_model *model, const char *matrix, int rank, const void *a, size_t a_bytes, const void *b, size_t b_bytes, llamac_error *err);
+int llamac_model_adapt(llamac_model *model, const char *matrix, int rank, const void *a, size_t a_bytes, const void *b, size_t b_bytes, const float *scales,
+                       size_t n_scales, llamac_error *err);
+// Lets other data stand in place of a tensor, borrowed as the file is: a matrix in strips of any dtype, or a vector of f32, also an optional one
+// that is not there.
+int llamac_model_replace(llamac_model *model, const char *tensor, int dtype, const void *data, size_t bytes, llamac_error *err);
 
 // ---- instruction sets
 

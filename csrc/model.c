@@ -251,7 +251,7 @@ static int bind_tensor(struct llamac_model *m, const llamac_walk *w, const struc
     char *base = base_of(m, w);
     const uint8_t *data = m->file.data + t->offset;
     if (is_matrix(w)) {
-        struct matrix view = { data, (int)t->dtype, (int)rows, (int)columns, dtype_strip_bytes((int)t->dtype, columns), NULL };
+        const struct matrix view = { .data = data, .dtype = (int)t->dtype, .rows = (int)rows, .columns = (int)columns, .strip_bytes = dtype_strip_bytes((int)t->dtype, columns) };
         memcpy(base + s->place, &view, sizeof view);
         m->dtypes |= 1u << t->dtype;
     } else {
@@ -332,24 +332,30 @@ int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llam
 
 // ---- adapters
 
-static struct matrix *matrix_of(struct llamac_model *m, const char *matrix) {
-    llamac_walk w = { .config = m->config, .layers = m->file.layers };
+// Walks to a tensor of this name. Returns where its view is, or NULL.
+static void *find_view(struct llamac_model *m, const char *tensor, llamac_walk *w) {
     char name[FORMAT_NAME_BYTES];
-    if (m->config->tied_output && !strcmp(matrix, "output.weight")) return &m->output;
-    while (walk_on(&w)) {
-        if (!belongs(&w) || !is_matrix(&w)) continue;
-        name_of(&w, name);
-        if (!strcmp(name, matrix)) return (struct matrix *)(void *)(base_of(m, &w) + slot_of(&w)->place);
+    const int output = m->config->tied_output && !strcmp(tensor, "output.weight");
+    *w = (llamac_walk){ .config = m->config, .layers = m->file.layers };
+    while (walk_on(w)) {
+        if (!belongs(w)) continue;
+        name_of(w, name);
+        if (!strcmp(name, output ? "token_embedding.weight" : tensor)) return output ? (void *)&m->output : base_of(m, w) + slot_of(w)->place;
     }
     return NULL;
 }
 
-int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void *a, size_t a_bytes, const void *b, size_t b_bytes, llamac_error *err) {
-    struct matrix *adapted = matrix_of(m, matrix);
-    if (!adapted) return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter: the model has no matrix %.64s", matrix);
+int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void *a, size_t a_bytes, const void *b, size_t b_bytes, const float *scales,
+                       size_t n_scales, llamac_error *err) {
+    llamac_walk w;
+    struct matrix *adapted = find_view(m, matrix, &w);
+    if (!adapted || !is_matrix(&w)) return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter: the model has no matrix %.64s", matrix);
     if (rank < 1 || rank > LLAMAC_MAX_RANK) return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: rank is %d, expected 1 to %d", matrix, rank, LLAMAC_MAX_RANK);
     if (adapted->lora) return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: it has one already", matrix);
     const int is_embedding = adapted == &m->token_embedding || adapted == &m->position_embedding;
+    if (is_embedding && scales) return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: an embedding has no scales", matrix);
+    if (scales && n_scales != (size_t)adapted->rows)
+        return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: there are %zu scales, expected %d", matrix, n_scales, adapted->rows);
     const uint64_t across = (uint64_t)rank, columns = (uint64_t)adapted->columns;
     const size_t a_needed = is_embedding ? llamac_matrix_bytes(LLAMAC_F32, columns, across) : llamac_matrix_bytes(LLAMAC_F32, across, columns);
     const size_t b_needed = llamac_matrix_bytes(LLAMAC_F32, (uint64_t)adapted->rows, across);
@@ -360,8 +366,28 @@ int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void
     *lora = (struct lora){ rank, a, b, m->loras };
     m->loras = lora;
     m->max_rank = max_int(m->max_rank, rank);
-    m->dtypes |= 1u << LLAMAC_F32;
     adapted->lora = lora;
+    adapted->scales = scales;
+    return 0;
+}
+
+int llamac_model_replace(llamac_model *m, const char *tensor, int dtype, const void *data, size_t bytes, llamac_error *err) {
+    llamac_walk w;
+    void *view = find_view(m, tensor, &w);
+    if (!view) return err_set(err, LLAMAC_BAD_ARGUMENT, "replacing: a model of this config has no tensor %.64s", tensor);
+    const uint64_t rows = extent_of(&w, slot_of(&w)->rows), columns = extent_of(&w, slot_of(&w)->columns);
+    const size_t needed = is_matrix(&w) ? llamac_matrix_bytes(dtype, rows, columns) : dtype == LLAMAC_F32 ? sizeof(float) * (size_t)columns : 0;
+    if (!needed || bytes != needed)
+        return err_set(err, LLAMAC_BAD_ARGUMENT, "replacing %.64s: %zu bytes of dtype %d, expected %zu%s", tensor, bytes, dtype, needed, needed ? "" : ": no such dtype here");
+    if (is_matrix(&w)) {
+        struct matrix *matrix = view;
+        matrix->data = data, matrix->dtype = dtype, matrix->rows = (int)rows, matrix->columns = (int)columns;
+        matrix->strip_bytes = dtype_strip_bytes(dtype, columns);
+        m->dtypes |= 1u << dtype;
+    } else {
+        const float *vector = data;
+        memcpy(view, &vector, sizeof vector);
+    }
     return 0;
 }
 

@@ -17,6 +17,7 @@ struct matrix {
     int dtype, rows, columns;
     size_t strip_bytes;
     const struct lora *lora;    // or NULL
+    const float *scales;        // (rows) or NULL: what the rows of its products are multiplied by (llamac_model_adapt)
 };
 
 // The feed-forward network of a layer, or one expert, which has no biases.

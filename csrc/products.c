@@ -25,11 +25,28 @@ static const float *with_branch(const struct worker *w, const float *x, const st
 static float *kept(const struct worker *w, int n) { return are_own(n) ? w->own->kept : w->eval->session->scratch.kept; }
 const float *kept_rows(const struct worker *w, int n) { return kept(w, n); }
 
-struct panels prepare(const struct worker *w, struct rows rows, unsigned kinds) {
-    const struct llamac_session *s = w->eval->session;
+struct panels panels_at(const struct worker *w, int own, int m, int first, int total, int width) {
+    const struct scratch *shared = &w->eval->session->scratch;
+    const size_t rank = (size_t)w->eval->session->model->max_rank;
+    struct panels p = { .m = m };
+    for (int kind = 0; kind < N_INPUTS; kind++) p.of[kind] = (int32_t *)(own ? w->own->panels : shared->panels)[kind] + (size_t)first * input_words(kind, width);
+    for (int i = 0; i < MAX_READERS; i++) p.ax[i] = (own ? w->own->lora : shared->lora) + ((size_t)i * (size_t)total + (size_t)first) * rank;
+    return p;
+}
+
+void pack_row(const struct worker *w, struct readers readers, const struct panels *p, const float *x, int width, int first, int last, int r) {
+    unsigned kinds = 0;
+    int adapted = 0;
+    for (int i = 0; i < readers.n; i++) kinds |= kind_of(readers.of[i]), adapted |= readers.of[i]->lora != NULL;
+    for (int kind = 0; kind < N_INPUTS; kind++)
+        if (kinds & 1u << kind) w->eval->session->kernels->pack[kind](panel_row(p->of[kind], p->m, input_words(kind, width), r), x, width);
+    if (adapted) lora_take(w, readers, p, x, width, first, last, r);
+}
+
+struct panels prepare(const struct worker *w, struct rows rows, struct readers readers) {
     const int own = are_own(rows.n), tells = !own || w->member->index == 0;
     const size_t width = (size_t)rows.width;
-    void *const *to = own ? w->own->panels : s->scratch.panels;
+    const struct panels p = panels_at(w, own, rows.n, 0, rows.n, rows.width);
     int first = 0, last = rows.n;
     if (!own) pool_share(w->member, rows.n, &first, &last);
     for (int r = first; r < last && !cancelled(&w->eval->cancel); r++) {
@@ -44,12 +61,9 @@ struct panels prepare(const struct worker *w, struct rows rows, unsigned kinds) 
         }
         if (rows.observed && tells) memcpy(rows.observed + (size_t)r * width, x, sizeof(float) * width);
         if (rows.keep) memcpy(kept(w, rows.n) + (size_t)r * width, x, sizeof(float) * width);
-        for (int kind = 0; kind < N_INPUTS; kind++)
-            if (kinds & 1u << kind) s->kernels->pack[kind](panel_row(to[kind], rows.n, input_words(kind, rows.width), r), x, rows.width);
+        pack_row(w, readers, &p, x, rows.width, first, last, r);
     }
     if (!own) pool_barrier(w->member);
-    struct panels p = { .m = rows.n };
-    for (int kind = 0; kind < N_INPUTS; kind++) p.of[kind] = to[kind];
     return p;
 }
 
@@ -66,12 +80,12 @@ void add_branch(const struct worker *w, const float *x, const struct added *adde
 void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, int first_strip, int last_strip) {
     const struct gemm g = {
         .w = p->matrix->data, .strip_bytes = p->matrix->strip_bytes, .first = first_strip, .last = last_strip,
-        .rows = p->matrix->rows, .columns = p->matrix->columns, .x = x->of[input_of(p->matrix->dtype)], .m = x->m, .bias = p->bias,
+        .rows = p->matrix->rows, .columns = p->matrix->columns, .x = x->of[input_of(p->matrix->dtype)], .m = x->m, .scales = p->matrix->scales, .bias = p->bias,
         .y = p->y, .y_stride = (size_t)p->matrix->rows, .add = add, .weights = p->weights, .to = p->to, .copy = p->copy,
         .scratch = w->own->gemm, .cancel = &w->eval->cancel,
     };
     w->eval->session->kernels->gemm[p->matrix->dtype](&g);
-    if (p->matrix->lora) lora_multiply(w, p->matrix->lora, &g, x->of[INPUT_F32]);
+    if (p->matrix->lora) lora_multiply(w, p->matrix->lora, &g, x->ax[p->reader]);
 }
 
 void linear(const struct worker *w, const struct product *products, int n, const struct panels *x, int add) {
@@ -90,7 +104,7 @@ void hidden(const struct worker *w, const struct expert *net, const struct panel
     const int gated = net->gate.data != NULL, dim = net->up.rows;
     int first, last;
     pool_share(w->member, strips_of(&net->up), &first, &last);
-    multiply(w, &(struct product){ .matrix = &net->up, .bias = net->up_bias, .y = up }, x, 0, first, last);
+    multiply(w, &(struct product){ .matrix = &net->up, .reader = 1, .bias = net->up_bias, .y = up }, x, 0, first, last);
     if (gated) multiply(w, &(struct product){ .matrix = &net->gate, .bias = net->gate_bias, .y = gate }, x, 0, first, last);
     first *= STRIP_ROWS, last = min_int(last * STRIP_ROWS, dim);
     for (int r = 0; r < x->m && first < last && !cancelled(&w->eval->cancel); r++) {

@@ -18,23 +18,26 @@ struct rows {
 };
 
 // The kinds of inputs that a matrix multiplies with, as bits.
-static inline unsigned kind_of(const struct matrix *m) { return m->data ? 1u << input_of(m->dtype) | (m->lora ? 1u << INPUT_F32 : 0) : 0; }
+static inline unsigned kind_of(const struct matrix *m) { return m->data ? 1u << input_of(m->dtype) : 0; }
 
-// Inputs of products: panels of m rows, by kind of input.
-struct panels { const void *of[N_INPUTS]; int m; };
+// m rows from row `first` on, of `total` in all, each `width` wide: in the thread's own memory or in that of all.
+struct panels panels_at(const struct worker *w, int own, int m, int first, int total, int width);
+// Puts row r of those that this thread prepares, [first, last), into the panels; all of them, in turn.
+void pack_row(const struct worker *w, struct readers readers, const struct panels *p, const float *x, int width, int first, int last, int r);
 
 // Up to REDUNDANT_ROWS rows each thread prepares for itself, which is cheaper than a meeting; more are shared, and then it ends at a barrier.
 static inline int are_own(int rows) { return rows <= REDUNDANT_ROWS; }
-struct panels prepare(const struct worker *w, struct rows rows, unsigned kinds);
+struct panels prepare(const struct worker *w, struct rows rows, struct readers readers);
 // The rows that were kept: (n, dim).
 const float *kept_rows(const struct worker *w, int n);
 
 // x = row + residual_scale norm(branch), for this thread's share of the rows; ends at a barrier.
 void add_branch(const struct worker *w, const float *x, const struct added *added, int n, int width);
 
-// One product of several that share an input: y (+)= (W x + bias) weight, stored in row `to` of y.
+// One product of several that share an input: y (+)= (W x + bias) weight, stored in row `to` of y. reader: the matrix's place among the readers.
 struct product {
     const struct matrix *matrix;
+    int reader;
     const float *bias;
     float *y, *copy;
     const float *weights;         // (m) or NULL
@@ -45,6 +48,8 @@ static inline int strips_of(const struct matrix *m) { return ceil_div(m->rows, S
 void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, int first_strip, int last_strip);
 // The strips of all the products are one long list; every thread takes one contiguous part of it.
 void linear(const struct worker *w, const struct product *products, int n, const struct panels *x, int add);
+// Who reads the inputs of a network's hidden numbers.
+static inline struct readers readers_of_hidden(const struct expert *net) { return (struct readers){ { &net->gate, &net->up }, 2 }; }
 // Gate and up of a thread's own columns, then the activation, in place of up (m, ffn_dim): no barrier in between.
 void hidden(const struct worker *w, const struct expert *net, const struct panels *x, float *gate, float *up);
 #endif

@@ -32,10 +32,14 @@ static size_t widest_input(const struct llamac_model *m, int kind, int q_dim) {
     return used ? max_size(together, (size_t)used * apart) : together;
 }
 
+// What adapters make of the inputs of all readers.
+static size_t lora_floats(const struct llamac_model *m, size_t rows) { return MAX_READERS * rows * (size_t)(max_int(m->max_experts_used, 1) * m->max_rank); }
+
 static void cut_scratch(const struct llamac_session *s, struct scratch *x, struct arena *a) {
     const struct config *c = s->model->config;
     const size_t rows = (size_t)x->rows, dim = c->dim, q_dim = (size_t)c->n_heads * c->head_dim, kv_dim = (size_t)c->n_kv_heads * c->head_dim;
     const size_t ffn = s->model->max_hidden, experts = (size_t)s->model->max_experts, pairs = rows * (size_t)s->model->max_experts_used, width = (size_t)value_width((int)c->head_dim);
+    const size_t rank = (size_t)s->model->max_rank;
     unsigned inputs = 0;
     for (int dtype = 1; dtype < LLAMAC_N_DTYPES; dtype++) if (s->model->dtypes & 1u << dtype) inputs |= 1u << input_of(dtype);
     x->x = arena_floats(a, rows * dim);
@@ -46,6 +50,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->router = arena_floats(a, rows * experts);
     x->routes = cut_routes(a, pairs);
     for (int kind = 0; kind < N_INPUTS; kind++) x->panels[kind] = arena_floats(a, inputs & 1u << kind ? rows * widest_input(s->model, kind, (int)q_dim) : 0);
+    x->lora = arena_floats(a, lora_floats(s->model, rows));
     x->q = arena_floats(a, rows * q_dim);
     x->k = arena_floats(a, rows * kv_dim);
     x->v = arena_floats(a, rows * kv_dim);
@@ -61,8 +66,9 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
             .routes = cut_routes(a, REDUNDANT_ROWS * (size_t)s->model->max_experts_used),
             .pairs = { arena_ints(a, experts ? experts + 1 : 0), arena_ints(a, pairs), arena_floats(a, pairs) },
             .gemm = arena_floats(a, gemm_scratch(x->rows) / sizeof(float)),
-            .lora_rows = arena_floats(a, rows * (size_t)s->model->max_rank),
-            .lora_panels = arena_floats(a, rows * input_words(INPUT_F32, s->model->max_rank)),
+            .lora_panel = arena_floats(a, rank ? PANEL_ROWS * widest_input(s->model, INPUT_F32, (int)q_dim) : 0),
+            .lora_rows = arena_floats(a, PANEL_ROWS * rank),
+            .lora = arena_floats(a, lora_floats(s->model, REDUNDANT_ROWS)),
             .attention = arena_floats(a, attend_scratch((int)c->head_dim) + ATTENTION_QUERIES * (c->head_dim + width)),
         };
         for (int kind = 0; kind < N_INPUTS; kind++) own.panels[kind] = arena_floats(a, inputs & 1u << kind ? REDUNDANT_ROWS * widest_input(s->model, kind, (int)q_dim) : 0);

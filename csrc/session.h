@@ -8,6 +8,7 @@
 #include "pool.h"
 
 enum {
+    MAX_READERS = 3,          // matrices that share inputs: q, k, v; gate, up; or one
     MAX_ROWS = 256,           // rows that go through the layers together at most; more are cut into chunks
     MIN_ROWS = 32,            // a chunk's size is a multiple of this
     MAX_SCRATCH = 26 << 20,   // bytes of scratch that a chunk's size keeps to, unless it is MIN_ROWS
@@ -28,8 +29,9 @@ struct thread_scratch {
     struct routes routes;     // of REDUNDANT_ROWS rows
     struct pairs pairs;
     void *gemm;               // gemm's
-    float *lora_rows;         // (rows, rank): an adapter's a x
-    void *lora_panels;        // the same as inputs
+    float *lora_panel;        // PANEL_ROWS inputs of adapters
+    float *lora_rows;         // (PANEL_ROWS, rank): an adapter's a x
+    float *lora;              // the same as inputs, of REDUNDANT_ROWS rows
     float *attention;         // attend's, then the panels and the output of ATTENTION_QUERIES queries
 };
 
@@ -45,6 +47,7 @@ struct scratch {
     float *router;            // (rows, n_experts)
     struct routes routes;
     void *panels[N_INPUTS];   // the inputs of the products in work
+    float *lora;              // (readers, rows or pairs, rank): what adapters make of them
     float *q, *k, *v;         // (rows, heads * head_dim)
     float *mix;               // (rows, n_heads * head_dim): attention's result
     float *gate, *up;         // (rows, ffn_dim), with experts (pairs, ffn_dim); up becomes the hidden layer

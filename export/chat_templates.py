@@ -22,6 +22,20 @@ CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
 GGUF_KEY = "tokenizer.chat_template"
 # How GGUF names the tokens that templates know by other names.
 GGUF_TOKENS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}
+# What a tokenizer's class takes for tokens that its files leave out.
+_END = "<|endoftext|>"
+CLASS_TOKENS = {
+    "GPT2Tokenizer": {"bos_token": _END, "eos_token": _END, "unk_token": _END},
+    "Qwen2Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
+    "GPTNeoXTokenizer": {"bos_token": _END, "eos_token": _END, "unk_token": _END, "pad_token": "<|padding|>"},
+    "GemmaTokenizer": {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
+    },
+}
 # What the metadata of a flat file call them.
 OTHERS, TOKENS = "chat_templates", "special_tokens"
 
@@ -73,10 +87,12 @@ def _text(path: Path) -> str:
 
 
 def _of_config(path: Path, warnings: list[str]) -> dict[str, str]:
-    """The templates of a tokenizer_config.json: a text, or a list of texts with names."""
+    """The templates of a tokenizer_config.json: a text, or texts with names, as a list or an object."""
     given: Any = read_object(path).get("chat_template")
     if given is None:
         return {}
+    if isinstance(given, dict):
+        given = [{"name": name, "template": text} for name, text in given.items()]
     named = [{"name": DEFAULT, "template": given}] if isinstance(given, str) else given
     texts: dict[str, str] = {}
     for entry in named if isinstance(named, list) else (None,):
@@ -100,8 +116,10 @@ def _tokens(folder: Path) -> dict[str, str]:
     if "added_tokens_decoder" not in config and (folder / MAP).is_file():
         config = {**config, **read_object(folder / MAP)}
     texts: dict[str, str] = {}
-    for name in TOKEN_NAMES:
-        value = config.get(name)
+    own = config.get("extra_special_tokens")  # an object gives names to tokens of the model's own
+    kind = str(config.get("tokenizer_class")).removesuffix("Fast")
+    named = {name: config[name] for name in TOKEN_NAMES if name in config}
+    for name, value in {**CLASS_TOKENS.get(kind, {}), **(own if isinstance(own, dict) else {}), **named}.items():
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
             texts[name] = text

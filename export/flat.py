@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ def read(path: Path, progress: Progress = silent) -> Checkpoint:
     file = FlatFile(path)
     _check_data(file, progress)
     values, config = file.config, model_config(file)
-    tensors = {record.name: _lazy(path, record) for record in file.tensors}
+    tensors = lazy_tensors(file, functools.partial(_bytes, path))
     checkpoint = Checkpoint(config, tensors, chat_template=file.text("template"), metadata=_metadata(file))
     special = SpecialTokens.from_config(values)
     checkpoint.stop_ids = special.stop_ids
@@ -40,6 +42,11 @@ def read(path: Path, progress: Progress = silent) -> Checkpoint:
     if tokenizer:
         checkpoint.tokenizer = (tokenizer, special, file.section("spm") or None)
     return checkpoint
+
+
+def lazy_tensors(file: FlatFile, read_bytes: Callable[[int, int], bytes]) -> dict[str, LazyTensor]:
+    """The tensors by name, to be read when they are needed: read_bytes(offset, count)."""
+    return {record.name: _lazy(read_bytes, record) for record in file.tensors}
 
 
 def model_config(file: FlatFile) -> ModelConfig:
@@ -70,16 +77,15 @@ def _check_data(file: FlatFile, progress: Progress) -> None:
         file.release_pages()  # or the whole file would count as this process's memory
 
 
-def _lazy(path: Path, record: TensorRecord) -> LazyTensor:
-    """A tensor that is read from the file, not from its mapping, whose pages would stay in this process's memory."""
+def _lazy(read_bytes: Callable[[int, int], bytes], record: TensorRecord) -> LazyTensor:
 
     def read(first: int, last: int) -> NDArray[np.float32]:
         if len(record.shape) == 1:
-            return unpack_tensor(_bytes(path, record.offset + 4 * first, 4 * (last - first)), "f32", (last - first,))
+            return unpack_tensor(read_bytes(record.offset + 4 * first, 4 * (last - first)), "f32", (last - first,))
         rows, columns = record.shape
         strip_bytes = record.bytes // -(-rows // STRIP_ROWS)
         start, end = first // STRIP_ROWS, -(-last // STRIP_ROWS)
-        data = _bytes(path, record.offset + start * strip_bytes, (end - start) * strip_bytes)
+        data = read_bytes(record.offset + start * strip_bytes, (end - start) * strip_bytes)
         numbers = unpack_tensor(data, record.dtype, ((end - start) * STRIP_ROWS, columns))
         return numbers[first - start * STRIP_ROWS : last - start * STRIP_ROWS]
 
@@ -87,6 +93,7 @@ def _lazy(path: Path, record: TensorRecord) -> LazyTensor:
 
 
 def _bytes(path: Path, offset: int, count: int) -> bytes:
+    """From the file, not from its mapping, whose pages would stay in this process's memory."""
     with open(path, "rb") as file:
         file.seek(offset)
         return file.read(count)

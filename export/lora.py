@@ -23,9 +23,10 @@ from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.families import FAMILIES, HEAD
 from llamac.export.family import Family
-from llamac.export.flat import model_config
+from llamac.export.flat import lazy_tensors, model_config
 from llamac.export.hf import Taken, canonical_shapes, take
 from llamac.export.patterns import matcher
+from llamac.export.quantize import DTYPES
 from llamac.export.safetensors_file import read_safetensors
 from llamac.export.stored import WEIGHT_DTYPES, StoredTensor
 from llamac.export.strict_json import read_object
@@ -105,7 +106,9 @@ def read_adapter(folder: Path, architecture: Any, model: ModelConfig) -> Adapter
     matrix of the model.
     """
     if not (folder / CONFIG).is_file():
-        raise ExportError(f"{folder} is no adapter: expected a PEFT directory with {CONFIG} in it")
+        inside = sorted(str(path.parent) for path in folder.glob(f"*/{CONFIG}"))
+        found = f" (there are such directories in it: {', '.join(inside[:4])})" if inside else ""
+        raise ExportError(f"{folder} is no adapter: expected a PEFT directory with {CONFIG} in it{found}")
     values = read_object(folder / CONFIG)
     _check_config(values, folder / CONFIG)
     if architecture not in FAMILIES:
@@ -369,30 +372,68 @@ def _reader_of_expert(whole: Callable[[], Floats], start: int, expert: int, n: i
 
 
 def attach(file: FlatFile, adapters: Sequence[tuple[Path, float]]) -> None:
-    """Lets the core add the adapters' products to those of the file's matrices. (directory, strength) of each.
+    """Lets the core add the adapters' products to those of the file's matrices, and replaces what they bring whole.
 
-    Raises UnsupportedError for adapters that can only be merged: with tensors of their own, or with DoRA's lengths.
+    (directory, strength) of each. Raises UnsupportedError for what can only be merged: DoRA of embeddings.
     """
     config, architecture = model_config(file), file.metadata.get("architecture")
-    parts: dict[str, list[tuple[Floats, Floats]]] = {}
-    for folder, strength in adapters:
-        adapter = read_adapter(folder, architecture, config)
-        others = [
-            *(*adapter.whole, *adapter.rows, *adapter.shifts),
-            *(name for name, factors in adapter.factors.items() if factors.lengths is not None),
-        ]
-        if others:
-            raise UnsupportedError(
-                f"the adapter {folder} cannot be applied to a loaded model, because of {', '.join(others[:4])}: "
-                f"merge it (llamac export MODEL OUT --lora {folder})"
-            )
+    read = [(read_adapter(folder, architecture, config), strength) for folder, strength in adapters]
+    found = [(adapter, strength) for adapter, strength in read if strength != 0]
+    buffer = file.buffer
+    base = Checkpoint(config, lazy_tensors(file, lambda offset, count: buffer[offset : offset + count]))
+    changed = merge(base, [(replace(adapter, factors={}), strength) for adapter, strength in found])
+    held = {*map(id, base.tensors.values())}
+    for name, tensor in changed.tensors.items():
+        if id(tensor) not in held:
+            _replace(file, name, tensor.finite(name))
+            if name == "token_embedding.weight" and changed.config.tied_output:
+                _replace(file, "output.weight", tensor)
+    changes: dict[str, list[tuple[Factors, float]]] = {}
+    for adapter, strength in found:
         for name, factors in adapter.factors.items():
-            b = factors.b.finite(f"{name} (an adapter's B)").array() * np.float32(factors.scale * strength)
-            parts.setdefault(name, []).append((factors.a.finite(f"{name} (an adapter's A)").array(), b))
-    for name, pairs in parts.items():
-        a, b = np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs], axis=1)
-        is_embedding = name in ("token_embedding.weight", "position_embedding.weight")
-        file.core.adapt(name, len(a), _strips(a.T if is_embedding else a), _strips(b))
+            if factors.lengths is not None and factors.across:
+                raise UnsupportedError(
+                    f"the adapter {adapter.name} cannot be applied to a loaded model, because of DoRA in {name}: "
+                    "merge it (llamac export MODEL OUT --lora ...)"
+                )
+            changes.setdefault(name, []).append((factors, strength))
+    for name, parts in changes.items():
+        tied = changed.config.tied_output and name == "output.weight"
+        _adapt(file, name, changed.tensors["token_embedding.weight" if tied else name], parts)
+
+
+def _replace(file: FlatFile, name: str, tensor: LazyTensor) -> None:
+    if len(tensor.shape) == 1:
+        file.core.replace(name, DTYPES["f32"], tensor.array().astype(np.float32).tobytes())
+    else:
+        dtype = tensor.dtype if tensor.dtype in ("f32", "f16", "bf16") else "f32"
+        data = b"".join(pack_strips(rows, dtype) for _, rows in tensor.chunks())
+        file.core.replace(name, DTYPES[dtype], data)
+
+
+def _adapt(file: FlatFile, name: str, base: LazyTensor, changes: Sequence[tuple[Factors, float]]) -> None:
+    """One adapter of all changes: a is all of theirs, and b, each with what the lengths after it multiply it by."""
+    a, b = [], []
+    scales = np.ones(base.shape[0])
+    for factors, strength in changes:
+        a.append(factors.a.finite(f"{name} (an adapter's A)").array())
+        b.append(factors.b.finite(f"{name} (an adapter's B)").array() * np.float64(factors.scale * strength))
+        if factors.lengths is not None:
+            factor = factors.lengths.finite(name).array() / _row_lengths(base, a[-1], b[-1])
+            scales *= factor
+            b = [part * factor[:, None] for part in b]
+    of_all = np.concatenate(a), np.concatenate(b, axis=1).astype(np.float32)
+    is_embedding = name in ("token_embedding.weight", "position_embedding.weight")
+    strips = _strips(of_all[0].T if is_embedding else of_all[0]), _strips(of_all[1])
+    has_lengths = any(factors.lengths is not None for factors, _ in changes)
+    of_rows = memoryview(scales.astype(np.float32).tobytes()).cast("f") if has_lengths else None
+    file.core.adapt(name, len(of_all[0]), *strips, of_rows)
+
+
+def _row_lengths(base: LazyTensor, a: Floats, b: NDArray[np.float64]) -> NDArray[np.float64]:
+    wide = a.astype(np.float64)
+    parts = [np.linalg.norm(rows + b[first : first + len(rows)] @ wide, axis=1) for first, rows in base.chunks()]
+    return np.concatenate(parts)
 
 
 def _strips(matrix: Floats) -> memoryview[float]:
@@ -403,12 +444,15 @@ def _strips(matrix: Floats) -> memoryview[float]:
 
 
 def merge(checkpoint: Checkpoint, adapters: Sequence[tuple[Adapter, float]]) -> Checkpoint:
-    """The checkpoint with the adapters' changes in it, and each one's strength, which multiplies what it adds.
+    """The checkpoint with the adapters' changes in it. (adapter, strength) of each: strength multiplies what it adds;
+    what it brings whole stays as it is, unless the strength is 0, which stands for no adapter.
 
     A matrix that is tied to another one is parted from it: an adapter changes one of the two. (Rows for single tokens
     are for both, as PEFT has it.)
     """
     tensors, config = dict(checkpoint.tensors), checkpoint.config
+    entries = [{"name": adapter.name, "strength": strength} for adapter, strength in adapters]
+    adapters = [(adapter, strength) for adapter, strength in adapters if strength != 0]
     for adapter, _ in adapters:
         for name, (numbers, rows) in adapter.rows.items():
             if name in tensors:
@@ -429,7 +473,6 @@ def merge(checkpoint: Checkpoint, adapters: Sequence[tuple[Adapter, float]]) -> 
     for adapter, strength in adapters:
         for name, (shift, scale) in adapter.shifts.items():
             tensors[name] = _shifted(tensors.get(name), shift.finite(name), scale * strength)
-    entries = [{"name": adapter.name, "strength": strength} for adapter, strength in adapters]
     metadata = {**checkpoint.metadata, "adapters": [*checkpoint.metadata.get("adapters", []), *entries]}
     return replace(checkpoint, config=config, tensors=tensors, metadata=metadata)
 

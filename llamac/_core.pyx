@@ -206,14 +206,29 @@ cdef class Model:
             PyBuffer_Release(&self._buffer)
             self._has_buffer = False
 
-    def adapt(self, str matrix, int rank, const float[::1] a not None, const float[::1] b not None):
+    def adapt(self, str matrix, int rank, const float[::1] a not None, const float[::1] b not None, const float[::1] scales=None):
         """Adds a low-rank adapter to a matrix: see llamac_model_adapt. a and b: strips of f32, whole ones, kept from now on."""
         cdef bytes name = matrix.encode()
         cdef llamac_error err
+        cdef const float *factors = NULL
+        cdef size_t n = 0
+        self._check_new()
+        if scales is not None:
+            factors, n = &scales[0], scales.shape[0]
+        check(llamac_model_adapt(self._ptr, name, rank, &a[0], a.nbytes, &b[0], b.nbytes, factors, n, &err), &err)
+        self._kept.append((a, b, scales))
+
+    def replace(self, str tensor, int dtype, const unsigned char[::1] data not None):
+        """Lets other data stand in place of a tensor: see llamac_model_replace. They are kept from now on."""
+        cdef bytes name = tensor.encode()
+        cdef llamac_error err
+        self._check_new()
+        check(llamac_model_replace(self._ptr, name, dtype, &data[0], data.shape[0], &err), &err)
+        self._kept.append(data)
+
+    cdef _check_new(self):
         if self._ptr is NULL or self._sessions:
             raise LlamacError("a model is adapted before its first session")
-        check(llamac_model_adapt(self._ptr, name, rank, &a[0], a.nbytes, &b[0], b.nbytes, &err), &err)
-        self._kept.append((a, b))
 
     def close(self):
         """Lets go of the buffer as soon as the last session is closed."""

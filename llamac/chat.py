@@ -77,7 +77,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
-        continue_final_message: bool = False,
+        continue_final_message: bool | str = False,
         template: str | None = None,
         **variables: Any,
     ) -> str:
@@ -85,7 +85,8 @@ class ChatTemplate:
 
         messages: dicts with `role` and `content`, and what else the template reads. add_generation_prompt: the text
         ends where the model's answer begins. tools: JSON schemas of functions. continue_final_message: the text ends
-        within the last message, which the model continues; there is no generation prompt then. template: the name of
+        within the last message, which the model continues (a name: within this entry of it, instead of its content);
+        there is no generation prompt then. template: the name of
         the template to use. variables: more of what the template reads, such as `enable_thinking`.
 
         Raises ChatTemplateError where the template fails or refuses the messages.
@@ -94,7 +95,8 @@ class ChatTemplate:
 
         text = self.choose(template, tools=tools is not None)
         chat = _messages(messages)
-        last = _mark_last(chat, text) if continue_final_message else ""
+        field = continue_final_message if isinstance(continue_final_message, str) else "content"
+        last = _mark_last(chat, text, field) if continue_final_message else ""
         given = {
             **self.tokens,
             **_dict(variables, "a variable of the template"),
@@ -120,13 +122,14 @@ def _messages(messages: object) -> list[dict[Any, Any]]:
     return chat
 
 
-def _mark_last(chat: list[dict[Any, Any]], template: str) -> str:
-    """Writes the tag behind the last message's text, which is returned."""
-    if "content" not in template:
-        raise ArgumentError("continue_final_message: this chat template does not read the content of messages")
-    content = chat[-1].get("content")
+def _mark_last(chat: list[dict[Any, Any]], template: str, field: str) -> str:
+    """Writes the tag behind the last message's text, which is returned. Thoughts have several names."""
+    content = chat[-1].get(field)
+    fields = [name for name in THOUGHTS if chat[-1].get(name) == content] if field in THOUGHTS else [field]
+    if not any(name in template for name in fields):
+        raise ArgumentError(f"continue_final_message: this chat template does not read the {field} of messages")
     if isinstance(content, str):
-        chat[-1]["content"] = content + TAG
+        chat[-1].update(dict.fromkeys(fields, content + TAG))
         return content
     for part in reversed(content) if isinstance(content, list | tuple) else ():
         if isinstance(part, dict) and isinstance(part.get("text"), str):
@@ -145,6 +148,12 @@ def _cut_behind(rendered: str, last: str) -> str:
 
 
 # ---- plain data
+
+
+def plain_inputs(options: Mapping[str, Any]) -> dict[str, list[dict[Any, Any]]]:
+    """Those of `ChatTemplate.render`'s arguments that hold what people write, as plain data."""
+    names = [name for name in ("messages", "tools", "documents") if options.get(name) is not None]
+    return {name: _dicts(options[name], name) for name in names}
 
 
 def _dicts(values: object, name: str) -> list[dict[Any, Any]]:

@@ -64,13 +64,18 @@ class _Process:
     def __init__(self) -> None:
         if not sys.executable:
             raise UnsupportedError("chat templates need a Python program to run in, and sys.executable is empty")
-        self.child = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(PROGRAM)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for this process
-        )
+        try:
+            self.child = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(PROGRAM)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for this process
+            )
+        except OSError as error:  # too many processes or files, or no memory
+            raise ChatTemplateError(
+                f"chat templates are rendered in a process of its own, which cannot be started: {error}"
+            ) from None
         try:
             self.ask(_frame([entry for entry in sys.path if entry]), STARTING, MAX_CHARACTERS)
         except BaseException:

@@ -73,10 +73,14 @@ def render(template: jinja2.Template, variables: dict[str, Any], limit: int) -> 
 
 def make_environment() -> jinja2.Environment:
     """jinja2's immutable sandbox with what chat templates may use beyond Jinja itself."""
+    # Some filters and reports of errors import these when they need them, when no file can be opened any more.
+    import html  # noqa: F401
+    import pprint  # noqa: F401
+    import textwrap  # noqa: F401
     from datetime import datetime
 
-    from jinja2 import TemplateError, nodes
-    from jinja2.debug import rewrite_traceback_stack  # noqa: F401  # jinja2 imports it when it reports an error
+    from jinja2 import TemplateError, constants, nodes  # noqa: F401
+    from jinja2.debug import rewrite_traceback_stack  # noqa: F401
     from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment

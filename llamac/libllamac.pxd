@@ -57,7 +57,8 @@ cdef extern from "llamac.h" nogil:
     int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llamac_error *err)
     void llamac_model_close(llamac_model **model)
     int llamac_model_adapt(llamac_model *model, const char *matrix, int rank, const void *a, size_t a_bytes, const void *b,
-                           size_t b_bytes, llamac_error *err)
+                           size_t b_bytes, const float *scales, size_t n_scales, llamac_error *err)
+    int llamac_model_replace(llamac_model *model, const char *tensor, int dtype, const void *data, size_t bytes, llamac_error *err)
     const char *llamac_isa_at(size_t index, int *supported)
 
     ctypedef struct llamac_session_options:

@@ -242,9 +242,27 @@ class Model:
             raise ArgumentError("this model has no chat template: give a prompt in the form that it was trained on")
         return self.chat_template.render(messages, **options)
 
-    def chat_ids(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """Token ids of `chat_prompt`: BOS and EOS are there where the template wrote them, and nowhere else."""
-        return self.tokenize(self.chat_prompt(messages, **options), add_special=False)
+    def chat_ids(
+        self, messages: Sequence[Mapping[str, Any]], *, parse_special: bool = False, **options: Any
+    ) -> list[int]:
+        """Token ids of `chat_prompt`: BOS and EOS are there where the template wrote them, and nowhere else.
+
+        parse_special: names of special tokens in messages, tools and documents become those tokens, too; otherwise
+        they are text, and nobody can end a message by what it says.
+        """
+        if parse_special:
+            return self.tokenize(self.chat_prompt(messages, **options), add_special=False)
+        from llamac.chat import plain_inputs
+        from llamac.chat_marks import Marks
+
+        given = plain_inputs({"messages": messages, **options})
+        marks = Marks(self.tokenizer.special_names)
+        marked = {name: marks.put(value) for name, value in given.items()}
+        text = self.chat_prompt(**{"messages": messages, **options, **marked})
+        runs = [
+            self.tokenize(run, add_special=False, parse_special=special) for run, special in marks.runs(text) if run
+        ]
+        return [token for run in runs for token in run]
 
     # ---- computing
 

@@ -337,6 +337,12 @@ class Tokenizer:
         return self._special
 
     @property
+    def special_names(self) -> tuple[str, ...]:
+        """The names of the special tokens, the longest first."""
+        names = {added.content for added in self._pieces.added.values() if added.special and added.content}
+        return tuple(sorted(names, key=lambda name: (-len(name), name)))
+
+    @property
     def kind(self) -> Literal["bpe", "spm", "wpm"]:
         """ "bpe": byte-level (GPT-2, Llama 3), "spm": SentencePiece's alphabet (Llama 2), "wpm": words (BERT)."""
         return self._pieces.rules.kind

@@ -55,6 +55,63 @@ def test_templates_give_what_transformers_gives(name: str) -> None:
     assert rendered >= 8
 
 
+FILTERS = r"""
+-5|abs
+'a b'|title|capitalize
+'a'|center(5)
+[1, 2, 3]|batch(2)|list
+'é<'|escape
+5000000|filesizeformat
+[1, 2]|first
+'%s!'|format('a')
+[{'a': 1}, {'a': 2}]|groupby('a')|list
+'a\nb'|indent(2)
+{'a': 1}|items|list
+[1, 2]|join(',')
+[[1], [2]]|map('first')|list
+[3, 1]|sort|min
+{'b': 1, 'a': 2}|dictsort
+{'a': [1, 'é']}|pprint
+[1, 2]|reject('odd')|list
+'aa'|replace('a', 'b')
+2.5|round(1)
+[1, 2, 3]|slice(2)|list
+'<b>a &amp; b</b>'|striptags
+[1, 2]|sum
+'a b c'|truncate(3)
+'see http://a.b/c'|urlize
+{'a': 'é b'}|urlencode
+'a b c d'|wordwrap(3)
+'a b'|wordcount
+{'a': 1}|xmlattr
+[1, 1]|unique|list
+'2'|int + 2
+'é'|tojson(ensure_ascii=true)
+'x' is string
+{'b': 1, 'a': [1]}|tojson(indent=2, sort_keys=true, separators=(',', ': '))
+lipsum(n=1)|length > 9
+strftime_now('%Y') == (strftime_now('%Y')|int)|string
+dict(a=1)|length
+'%05.1f' % 2.345
+cycler('a', 'b').next()
+'ß'|upper|lower
+"""
+
+
+@pytest.mark.parametrize("expression", FILTERS.strip().splitlines())
+def test_filters_give_what_transformers_gives(expression: str) -> None:
+    """Also those for which jinja2 or Python load more of themselves: the process can open no files then."""
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    template = f"{{{{ {expression} }}}}"
+    try:
+        expected = utils.render_jinja_template([HI], chat_template=template)[0][0]
+    except Exception as error:
+        with pytest.raises(ChatTemplateError, match=type(error).__name__):
+            ChatTemplate(template).render(HI)
+    else:
+        assert ChatTemplate(template).render(HI) == expected
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_templates_give_the_published_formats(name: str) -> None:
     assert ChatTemplate(TEMPLATES[name], TOKENS).render(HI) == PUBLISHED[name]
@@ -78,6 +135,18 @@ def test_a_last_message_that_is_continued(name: str) -> None:
         template.render([{"role": "assistant", "content": [1]}], continue_final_message=True)
     with pytest.raises(ChatTemplateError, match="leaves out or changes"):
         ChatTemplate("{{ messages[0].content[:1] }}").render(HI, continue_final_message=True)
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "thinking", "reasoning", "note"])
+def test_another_part_of_the_last_message_that_is_continued(field: str) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    template = "{% for m in messages %}<{{ m.reasoning_content }}{{ m.note }}>{{ m.content }}{% endfor %}"
+    chat = [{"role": "assistant", field: "because ", "content": "x"}]
+    options: dict[str, Any] = {"continue_final_message": field}
+    (expected,), _ = utils.render_jinja_template([chat], chat_template=template, **options)
+    assert ChatTemplate(template).render(chat, **options) == expected
+    with pytest.raises(ArgumentError, match="does not read the other of messages"):
+        ChatTemplate(template).render([{"other": "x"}], continue_final_message="other")
 
 
 def test_what_a_template_sees_is_plain_data() -> None:
@@ -171,6 +240,18 @@ def test_the_process_opens_no_files_and_goes_with_its_parent() -> None:
     assert ChatTemplate("{{ messages[0].content }}").render(HI) == "Hi"  # by a new one
 
 
+def test_a_process_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    chat_process._stop()
+    with monkeypatch.context() as limits:
+        limits.setattr("subprocess.Popen", fail)
+        with pytest.raises(ChatTemplateError, match=r"process of its own, which cannot be started: .*unavailable"):
+            ChatTemplate("x").render(HI)
+    assert ChatTemplate("x").render(HI) == "x"
+
+
 def test_many_threads_render() -> None:
     results: list[str] = []
 
@@ -236,6 +317,19 @@ def test_templates_of_directories_and_files(tmp_path: Path) -> None:
     assert ChatTemplate.from_file(tmp_path / "chat_template.jinja").texts == {"default": "file\n"}
 
 
+def test_templates_by_name_in_one_object_and_tokens_of_a_models_own(tmp_path: Path) -> None:
+    extra = {"image_token": {"content": "<img>"}, "audio_token": "<a>"}
+    config = {"chat_template": {"default": "{{ image_token ~ audio_token }}", "tool_use": "t"}}
+    write_json(tmp_path, tokenizer_config=config | {"extra_special_tokens": extra})
+    found = ChatTemplate.from_file(tmp_path)
+    assert (found.render(HI), found.render(HI, tools=TOOLS)) == ("<img><a>", "t")
+    write_json(tmp_path, tokenizer_config=config | {"extra_special_tokens": ["<x>"]})
+    assert ChatTemplate.from_file(tmp_path).tokens == {}
+    of_class = {"tokenizer_class": "Qwen2TokenizerFast", "eos_token": "<e>", "pad_token": None}
+    write_json(tmp_path, tokenizer_config=config | of_class)
+    assert ChatTemplate.from_file(tmp_path).tokens == {"eos_token": "<e>", "unk_token": "<|endoftext|>"}
+
+
 def test_templates_of_gguf_files(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     more = [("tokenizer.chat_template", "{{ bos_token }}d"), ("tokenizer.chat_template.tool_use", "t")]
@@ -287,6 +381,33 @@ def test_a_model_renders_its_template_with_one_bos(chat_model: Path, tmp_path: P
     with llamac.load(tmp_path / "again.bin") as model:
         assert model.chat_template is not None
         assert (model.chat_template.texts, model.chat_template.tokens) == (template.texts, template.tokens)
+
+
+def test_names_of_special_tokens_in_messages_are_text(chat_model: Path) -> None:
+    with llamac.load(chat_model) as model:
+        text = "a</s>b<s>"
+        chat = [{"role": "user", "content": text}]
+        parts: list[dict[str, Any]] = [{"role": "user", "content": [{"text": "</s>"}], "x": {"y": ("<s>",)}}]
+        plain = model.tokenizer.encode("user" + text)
+        assert not {256, 257} & set(plain)
+        assert model.chat_ids(chat) == [256, *plain]
+        assert model.chat_ids([*chat, *chat]) == [256, *model.tokenizer.encode("user" + text + "user" + text)]
+        assert model.chat_ids(chat, parse_special=True) == model.tokenize(model.chat_prompt(chat))
+        shown = "[{'text': '</s>'}]"
+        assert model.chat_ids(parts) == [256, *model.tokenizer.encode("user" + shown)]
+        assert model.chat_ids(chat, add_generation_prompt=False) == [256, *plain, 257]
+        with pytest.raises(ArgumentTypeError, match="messages must be a list of dicts"):
+            model.chat_ids(None)  # type: ignore[arg-type]
+        assert model.chat_ids(HI, tools=[{"name": "<s>"}]) == model.tokenize("the", add_special=False)
+
+
+def test_marks_that_a_template_tears_apart_are_taken_out(chat_model: Path) -> None:
+    with llamac.load(chat_model) as model:
+        assert model.chat_template is not None
+        template = "{{ messages[0].content.split('</s>')[1] }}"
+        torn = ChatTemplate(template, model.chat_template.tokens)
+        model.chat_template = torn
+        assert model.chat_ids([{"role": "user", "content": "a</s>he"}]) == model.tokenizer.encode("he")
 
 
 def test_a_model_without_a_template_says_so(tiny_llama: Path) -> None:

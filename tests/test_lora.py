@@ -139,8 +139,7 @@ def test_a_merged_adapter_gives_the_logits_of_peft(folder: Callable[[str], Path]
         assert [entry["name"] for entry in model.metadata["adapters"]] == ["adapter"]
 
 
-MERGED_ONLY = {"bias", "modules_to_save", "use_dora", "lora_bias", "trainable_token_indices"}
-AT_RUN_TIME = [name for name, (_, options) in ADAPTERS.items() if not options.keys() & MERGED_ONLY]
+AT_RUN_TIME = [name for name in ADAPTERS if name != "llama-dora-embedding"]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -161,6 +160,25 @@ def test_an_adapter_at_run_time_gives_the_logits_of_peft(
         assert error <= 0.05
     with llamac.load(tmp_path / "q8", kv="f32") as model:
         assert np.median(relative_errors(model.logits(ids), expected)) >= 4 * error
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["mixtral", "llama-dora", "llama-saved"])
+def test_bits_of_adapters_do_not_depend_on_threads_and_chunks(
+    folder: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    case, options = ADAPTERS[name]
+    ids = ALL_CASES[case].ids
+    peft_adapter(tmp_path / "adapter", folder(case), ids, options)
+    export(folder(case), tmp_path / "base.bin", dtype="q8", probe_source=None)
+    found = set()
+    for isa in ("scalar", None):
+        with llamac.load(tmp_path / "base.bin", kv="f32", lora=tmp_path / "adapter", isa=isa) as model:
+            for threads, chunk in ((1, len(ids)), (3, 1), (2, 7), (3, len(ids))):
+                with model.session(threads=threads) as session:
+                    parts = [session.eval(ids[i : i + chunk], logits="all") for i in range(0, len(ids), chunk)]
+                found.add(b"".join(part.tobytes() for part in parts if part is not None))
+    assert len(found) == 1
 
 
 def test_an_adapters_bits_do_not_depend_on_how_they_are_computed(folder: Callable[[str], Path], tmp_path: Path) -> None:
@@ -201,11 +219,33 @@ def test_an_adapters_bits_do_not_depend_on_how_they_are_computed(folder: Callabl
         assert relative_errors(found_rows, merged_rows).max() <= TOLERANCE
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_what_can_only_be_merged_is_refused_at_run_time(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    case, options = ADAPTERS["llama-dora-embedding"]
+    peft_adapter(tmp_path / "adapter", folder(case), ALL_CASES[case].ids, options)
+    export(folder(case), tmp_path / "base.bin", probe_source=None)
+    with pytest.raises(
+        UnsupportedError, match=r"because of DoRA in token_embedding\.weight: merge it \(llamac export MODEL"
+    ):
+        llamac.load(tmp_path / "base.bin", lora=tmp_path / "adapter")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("names", [("llama-dora", "llama"), ("llama", "llama-dora"), ("llama-dora", "llama-saved")])
+def test_several_adapters_at_run_time_give_what_they_give_merged(
+    folder: Callable[[str], Path], tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    ids, lora = CASES["llama"].ids, []
+    for name, strength in zip(names, (0.7, -1.5), strict=True):
+        peft_adapter(tmp_path / name, folder("llama"), ids, ADAPTERS[name][1])
+        lora.append((tmp_path / name, strength))
     export(folder("llama"), tmp_path / "base.bin", probe_source=None)
-    tensors = {f"{PREFIX}lm_head.weight": np.ones((301, 40), np.float32)}
-    with pytest.raises(UnsupportedError, match=r"because of output\.weight: merge it \(llamac export MODEL OUT --lora"):
-        llamac.load(tmp_path / "base.bin", lora=small_adapter(tmp_path / "a", tensors))
+    export(folder("llama"), tmp_path / "merged.bin", lora=lora, probe_source=None)
+    merged, adapted = (
+        llamac.load(tmp_path / name, kv="f32", lora=used) for name, used in (("merged.bin", []), ("base.bin", lora))
+    )
+    with merged, adapted:
+        assert relative_errors(adapted.logits(ids), merged.logits(ids)).max() <= TOLERANCE
 
 
 def test_wrong_adapters_of_the_core(folder: Callable[[str], Path], tmp_path: Path) -> None:
@@ -220,8 +260,24 @@ def test_wrong_adapters_of_the_core(folder: Callable[[str], Path], tmp_path: Pat
         ):
             with pytest.raises(llamac.LlamacError, match=message):
                 core.adapt(name, rank, numbers.data, numbers.data)
+        q = "layers.0.attn_q.weight"
+        with pytest.raises(llamac.LlamacError, match="there are 39 scales, expected 40"):
+            core.adapt(q, 1, numbers[:640].data, numbers[:48].data, numbers[:39].data)
+        with pytest.raises(llamac.LlamacError, match=r"token_embedding\.weight: an embedding has no scales"):
+            core.adapt("token_embedding.weight", 1, numbers.data, numbers.data, numbers.data)
+        for name, dtype, size, message in (
+            ("layers.2.attn_norm.weight", 1, 160, r"has no tensor layers\.2\.attn_norm\.weight"),
+            ("output_norm.weight", 1, 159, "159 bytes of dtype 1, expected 160"),
+            ("output_norm.weight", 2, 80, "no such dtype"),
+            (q, 1, 40 * 48 * 4 - 1, "7679 bytes of dtype 1, expected 7680"),
+            (q, 99, 7680, "no such dtype"),
+        ):
+            with pytest.raises(llamac.LlamacError, match=message):
+                core.replace(name, dtype, bytes(size))
         with model.session(), pytest.raises(llamac.LlamacError, match="before its first session"):
-            model.file.core.adapt("layers.0.attn_q.weight", 1, numbers.data, numbers.data)
+            model.file.core.adapt(q, 1, numbers.data, numbers.data)
+        with model.session(), pytest.raises(llamac.LlamacError, match="before its first session"):
+            model.file.core.replace(q, 1, bytes(7680))
 
 
 def small_adapter(folder: Path, tensors: dict[str, NDArray[np.float32]] | None = None, **config: Any) -> Path:
@@ -331,6 +387,27 @@ def test_everything_that_does_not_fit_is_told_at_once(folder: Callable[[str], Pa
         "surplus: nonsense",
     ):
         assert part in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["llama-dora", "llama-saved", "llama-tokens"])
+def test_strength_0_is_the_model_itself(folder: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    ids = CASES["llama"].ids
+    peft_adapter(tmp_path / "adapter", folder("llama"), ids, ADAPTERS[name][1])
+    nothing = [(tmp_path / "adapter", 0.0)]
+    export(folder("llama"), tmp_path / "base.bin", probe_source=None)
+    export(folder("llama"), tmp_path / "merged.bin", lora=nothing, probe_source=None)
+    with llamac.load(tmp_path / "base.bin") as base, llamac.load(tmp_path / "merged.bin") as merged:
+        expected = base.logits(ids).tobytes()
+        assert merged.logits(ids).tobytes() == expected
+    with llamac.load(tmp_path / "base.bin", lora=nothing) as model:
+        assert model.logits(ids).tobytes() == expected
+
+
+def test_an_adapter_in_a_folder_of_its_own_name(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    small_adapter(tmp_path / "style")
+    with pytest.raises(ExportError, match=r"in it \(there are such directories in it: .*/style\)"):
+        export(folder("llama"), tmp_path / "out.bin", lora=[tmp_path])
 
 
 def test_a_folder_that_is_no_adapter(folder: Callable[[str], Path], tmp_path: Path) -> None:
