@@ -1,5 +1,6 @@
 """Fuzzes a reader with atheris until it fails or its time is over: python tests/fuzz/run.py TARGET [--seconds N]
 
+With --executions N it does the same inputs each time, however fast the machine is.
 `all` runs every target in turn, in a process of its own, and ends with 1 if any of them failed. New inputs that reach
 other code are kept in --work/TARGET; what fails is written there, too (crash-..., timeout-..., oom-...), and belongs
 into corpus/TARGET under a name that says what it is, found-....
@@ -44,7 +45,14 @@ def instrumented() -> Any:
     return atheris
 
 
-def fuzzed(name: str, seconds: int, work: Path) -> tuple[int, list[str]]:
+def limits(seconds: int, executions: int | None) -> list[str]:
+    """libFuzzer's options for how much is done. A fixed number of inputs is for machines that may be slow."""
+    if executions is None:
+        return [f"-max_total_time={seconds}", f"-timeout={SLOW}"]
+    return [f"-runs={executions}", "-seed=1", f"-timeout={20 * SLOW}"]
+
+
+def fuzzed(name: str, limits: list[str], work: Path) -> tuple[int, list[str]]:
     """Fuzzes one target in a process of its own, which has this one's imports: its exit code, what it printed."""
     work.mkdir(parents=True, exist_ok=True)
     log = work / f"{name}.log"
@@ -54,14 +62,14 @@ def fuzzed(name: str, seconds: int, work: Path) -> tuple[int, list[str]]:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         try:
-            fuzz(name, seconds, work)
+            fuzz(name, limits, work)
         finally:
             os._exit(1)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status), log.read_text(errors="replace").splitlines()
 
 
-def fuzz(name: str, seconds: int, work: Path) -> None:
+def fuzz(name: str, limits: list[str], work: Path) -> None:
     """Fuzzes one target in this process, which ends with it."""
     atheris = instrumented()
     from fuzz.formats import mutated_parts
@@ -97,8 +105,7 @@ def fuzz(name: str, seconds: int, work: Path) -> None:
         except BaseException as error:  # a panic of a library is no Exception
             raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
 
-    options = [f"-max_total_time={seconds}", f"-timeout={SLOW}", "-rss_limit_mb=1536", "-max_len=262144"]
-    options += [f"-artifact_prefix={kept}/", "-print_final_stats=1"]
+    options = [*limits, "-rss_limit_mb=1536", "-max_len=262144", f"-artifact_prefix={kept}/", "-print_final_stats=1"]
     atheris.Setup([sys.argv[0], *options, str(kept), str(seeds), str(CORPUS / name)], one, custom_mutator=mutate)
     atheris.Fuzz()
 
@@ -189,6 +196,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", help="a name of targets.TARGETS, or all")
     parser.add_argument("--seconds", type=int, default=60, help="for each target (default: %(default)s)")
+    parser.add_argument("--executions", type=int, metavar="N", help="stop each target after so many, not after a time")
     parser.add_argument("--work", type=Path, default=Path("fuzz-work"), help="what is kept (default: %(default)s)")
     parser.add_argument("--keep", action="store_true", help="write the corpus instead")
     options = parser.parse_args()
@@ -196,7 +204,7 @@ def main() -> int:
         if options.keep:
             print(keep(options.target, options.work))
         else:
-            fuzz(options.target, options.seconds, options.work)
+            fuzz(options.target, limits(options.seconds, options.executions), options.work)
         return 0
     if not options.keep:
         instrumented()
@@ -207,7 +215,7 @@ def main() -> int:
         if options.keep:
             print(keep(name, options.work), flush=True)
             continue
-        code, lines = fuzzed(name, options.seconds, options.work)
+        code, lines = fuzzed(name, limits(options.seconds, options.executions), options.work)
         runs = next((line.split()[-1] for line in lines if "number_of_executed_units" in line), "?")
         covered = next((line.split("cov: ")[1].split()[0] for line in reversed(lines) if "cov: " in line), "?")
         print(f"{name}: {runs} executions, {covered} edges" + (", FAILED" if code else ""), flush=True)
