@@ -4,7 +4,8 @@ python -m bench.gguf_import OUT.json
 
 llama.cpp quantizes the model to each type (llama-cpp-python); the file is imported in f32, which is what its blocks
 mean, and in q8 and q4. "type": nats per token between the model and the f32 import. "q8", "q4": between the f32 import
-and those. The texts are the first of bench.quality's.
+and those. The texts are the first of bench.quality's. Types of about 2 bits, and MXFP4, are made with an importance
+matrix, without which most of them cannot be made: the mean squares of the inputs that calibration sees.
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import llamac
-from bench.quality import all_logits, mean_divergence, quantize_gguf, sequences
+from bench.quality import all_logits, mean_divergence, quantize_gguf, second_moments, sequences
 from llamac.export import flat
 from llamac.export.convert import export
 from llamac.export.gguf_model import read as read_gguf
 from llamac.export.to_gguf import write_gguf
 
-# llama.cpp's names of files, where every matrix has this type; it makes the others with an importance matrix only.
+# llama.cpp's names of files, where every matrix has this type.
 KINDS: tuple[str, ...] = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_S", "Q4_1", "Q4_0")
 KINDS += ("IQ4_NL", "IQ4_XS", "Q3_K_S", "IQ3_S", "Q2_K")
+# With importance; IQ2_M is what llama.cpp calls a file of IQ2_S.
+WEIGHTED = ("MXFP4_MOE", "IQ3_XXS", "IQ2_M", "IQ2_XS", "IQ2_XXS", "TQ2_0", "TQ1_0", "IQ1_M", "IQ1_S")
 DTYPES = ("q8", "q4")
 STORIES = 16
 
@@ -36,13 +41,14 @@ def measure(name: str, folder: Path) -> list[dict[str, Any]]:
         texts = sequences(model)[:STORIES]
     original = list(all_logits(source, texts))
     before, after = folder / "f32.gguf", folder / "quantized.gguf"
-    write_gguf(flat.read(source), before, "f32", [])
+    checkpoint = flat.read(source)
+    write_gguf(checkpoint, before, "f32", [])
+    shapes = {part: tensor.shape for part, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
+    importance = {part: np.ones(columns, np.float32) for part, (_, columns) in shapes.items()}
+    importance |= second_moments(checkpoint, source, folder)
     rows = []
-    for kind in KINDS:
-        try:
-            quantize_gguf(before, after, kind)
-        except (SystemExit, AttributeError):
-            continue  # not with this version, or not without an importance matrix
+    for kind in (*KINDS, *WEIGHTED):
+        quantize_gguf(before, after, kind, importance if kind in WEIGHTED else None)
         types = sorted({tensor.dtype for tensor in read_gguf(after, []).tensors.values() if len(tensor.shape) == 2})
         paths = {dtype: folder / f"{dtype}.bin" for dtype in ("f32", *DTYPES)}
         for dtype, path in paths.items():

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.shapes import SHAPES, Shape, tensors, vector
-from llamac.export.gguf_families import fused_name, gguf_name
+from llamac.export.gguf_families import ARCHITECTURES, fused_name, gguf_name
 
 POOL_ROWS = 256
 Type = gguf.GGMLQuantizationType
@@ -90,7 +90,7 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, bool, int, int]]:
     for name, is_matrix, rows, columns in tensors(shape):
         if name.startswith("rope."):
             continue
-        fused = fused_name(name) if shape.family == "gpt2" else None
+        fused = fused_name(name, ARCHITECTURES[shape.family].fused)
         if fused is None:
             yield gguf_name(name), is_matrix, rows, columns
         elif fused[1] == 0:

@@ -90,7 +90,7 @@ def write_tiny_file(path: Path) -> None:
     """Writes the model file, with the exporter's own writer."""
     metadata = json.dumps(METADATA, sort_keys=True, separators=(",", ":")).encode()
     texts = {"metadata": metadata, "tokenizer": b"", "spm": b"", "template": b"", "probes": b""}
-    with open(path, "wb") as file:
+    with open(path, "w+b") as file:
         write(file, make_plan(tiny_checkpoint(), "bf16", texts))
 
 

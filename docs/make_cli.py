@@ -28,6 +28,7 @@ Written by `python docs/make_cli.py` from the parser itself; `llamac COMMAND --h
 * `llamac` and `python -m llamac` are the same program. `llamac-export` is `llamac export`.
 * Results go to standard output; figures, warnings and errors to standard error. Errors come without a traceback.
 * Exit codes: 0 done; 1 an error, or a check that found a difference; 2 wrong usage; 130 interrupted (Ctrl-C).
+  Neither that nor SIGTERM or SIGHUP leaves half-written files.
 * What terminals take for commands is escaped (`\\x1b`): in names and other texts from files always, in generated
   text on a terminal only. JSON is UTF-8 always.
 * MODEL (SRC of `export`, too) may be the name of a built-in model, `stories` or `stories-gpt2`; a file of that

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 import llamac
 from llamac import _core
 from llamac.errors import ExportError
-from llamac.export.checkpoint import Checkpoint, ModelConfig
+from llamac.export.checkpoint import Checkpoint, LayerConfig, ModelConfig
 from llamac.export.probes import few_pages
 from llamac.export.quantize import Lesson
 from llamac.export.writer import Plan, make_plan, write
@@ -40,6 +41,8 @@ OBSERVED = 64  # tokens whose stages of all layers are in memory together
 BATCH = 16  # sequences that are generated together
 # What is added to the diagonal of H, as a share of its mean: more than columns that no text has used need.
 DAMPING = 0.01
+# Of an expert's matrices more is added, the fewer rows there are for a column: a few rows show some directions only.
+DAMPING_OF_EXPERTS = 0.2
 # Inputs become whole numbers of this many bits (relative to their column's largest), so that sums of products are exact
 # in float64 and do not depend on who adds them up in which order.
 INPUT_BITS = 14
@@ -55,6 +58,15 @@ STAGES = {
     "ffn_norm": ("ffn_gate", "ffn_up"),
     "ffn_hidden": ("ffn_down",),
 }
+ROUTER = "ffn_router"  # the stage by which an expert's inputs are told
+
+
+class Inputs(NamedTuple):
+    """Where a matrix has its inputs from: a stage of a layer, and of which expert alone (-1: of all rows)."""
+
+    stage: str
+    layer: int = 0
+    expert: int = -1
 
 
 class Calibration:
@@ -63,8 +75,9 @@ class Calibration:
     def __init__(self, config: ModelConfig, folder: Path) -> None:
         self._config = config
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  closed by __exit__
-        self._places: dict[tuple[str, int], list[tuple[int, tuple[int, int]]]] = {}
-        self._last: tuple[tuple[str, int], Lesson] | None = None
+        self._places: dict[Inputs, list[tuple[int, tuple[int, int]]]] = {}
+        self._chosen: dict[int, list[NDArray[np.int16]]] = {}  # per layer each row's experts, ascending
+        self._last: tuple[Inputs, Lesson] | None = None
 
     def __enter__(self) -> Calibration:
         return self
@@ -75,41 +88,80 @@ class Calibration:
         self._file.close()
 
     def add(self, stage: str, layer: int, rows: Floats) -> None:
-        """Keeps inputs (n, columns), as bf16: second moments need no more."""
+        """Keeps inputs (n, columns), as bf16: second moments need no more. Of ROUTER's stage it keeps the choice."""
+        if stage == ROUTER:
+            self._chosen.setdefault(layer, []).append(chosen_experts(rows, self._config.layers[layer]))
+            return
+        if stage == "ffn_hidden":
+            rows = rows[:, : hidden_width(self._config.layers[layer])]  # the stage is as wide as the widest layer needs
         bits = np.ascontiguousarray(rows).view(np.uint32)
-        self._places.setdefault((stage, layer), []).append((self._file.tell(), rows.shape))
+        self._places.setdefault(Inputs(stage, layer), []).append((self._file.tell(), rows.shape))
         self._file.write(((bits + 0x8000) >> 16).astype("<u2").tobytes())
 
-    def lesson(self, name: str, columns: int) -> Lesson | None:
-        """What the inputs of the matrix `name` teach; None for a matrix that is only looked up in."""
-        key = self._key(name)
-        if self._last is None or self._last[0] != key:  # matrices that share inputs lie side by side
+    def lesson(self, name: str) -> Lesson | None:
+        """What the inputs of the matrix `name` teach; None for one without any: it is only looked up in, or it is a
+        matrix of an expert that no row was routed to."""
+        source = self._source(name)
+        if source is None:
+            return None
+        if self._last is None or self._last[0] != source:  # matrices that share inputs lie side by side
             self._last = None
             inputs = self.inputs(name)
             if inputs is None:
                 return None
-            self._last = (key, lesson_of(inputs[:, :columns]))
+            n, columns = inputs.shape
+            damping = DAMPING + (DAMPING_OF_EXPERTS * columns / n if source.expert >= 0 else 0)
+            self._last = (source, lesson_of(inputs, damping))
         return self._last[1]
 
     def inputs(self, name: str) -> Floats | None:
-        """The inputs of the matrix `name` (n, columns or more); None for a matrix that is only looked up in."""
-        parts = []
-        for place, shape in self._places.get(self._key(name), []):
-            self._file.seek(place)
-            bits = np.frombuffer(self._file.read(2 * shape[0] * shape[1]), "<u2").reshape(shape)
-            parts.append((bits.astype(np.uint32) << 16).view(np.float32))
-        return np.concatenate(parts) if parts else None
+        """The inputs of the matrix `name` (n, columns), or None if it has none."""
+        source = self._source(name)
+        if source is None:
+            return None
+        parts = [self._rows(source, index) for index in range(len(self._places.get(source._replace(expert=-1), [])))]
+        found = np.concatenate(parts) if parts else np.empty((0, 0), np.uint16)
+        return (found.astype(np.uint32) << 16).view(np.float32) if len(found) else None
 
-    def _key(self, name: str) -> tuple[str, int]:
+    def _rows(self, source: Inputs, index: int) -> NDArray[np.uint16]:
+        """The bf16 numbers of the part `index` of a stage: all of it, or what an expert has of it."""
+        place, shape = self._places[source._replace(expert=-1)][index]
+        self._file.flush()
+        kept = np.memmap(self._file, "<u2", "r", place, shape)
+        if source.expert < 0:
+            return np.array(kept)
+        rows, turns = np.nonzero(self._chosen[source.layer][index] == source.expert)
+        if source.stage == "ffn_norm":
+            return np.array(kept[rows])
+        width = self._config.layers[source.layer].ffn_dim  # a row holds what its experts have in it, one after another
+        columns = turns[:, None] * width + np.arange(width)
+        return np.array(kept[rows[:, None], columns])
+
+    def _source(self, name: str) -> Inputs | None:
+        """Where the matrix `name` has its inputs from; None for one without any that are kept."""
         head = "token_embedding.weight" if self._config.tied_output else "output.weight"
         if name == head:
-            return "output_norm", 0
+            return Inputs("output_norm")
         parts = name.split(".")
-        found = [stage for stage, kinds in STAGES.items() if parts[0] == "layers" and parts[2] in kinds]
-        return (found[0], int(parts[1])) if found else ("", 0)
+        if parts[0] != "layers":
+            return None
+        expert = int(parts[3]) if parts[2] == "experts" else -1
+        found = [stage for stage, kinds in STAGES.items() if parts[-2] in kinds]
+        return Inputs(found[0], int(parts[1]), expert) if found else None
 
 
-def lesson_of(inputs: Floats) -> Lesson:
+def hidden_width(layer: LayerConfig) -> int:
+    """The hidden numbers of a row: those of all its experts, one after another, or of the one network there is."""
+    return layer.ffn_dim * max(1, layer.n_experts_used)
+
+
+def chosen_experts(logits: Floats, layer: LayerConfig) -> NDArray[np.int16]:
+    """Each row's experts (n, n_experts_used), ascending: those with the largest logits, the lowest among equals."""
+    order = np.argsort(-logits[:, : layer.n_experts], axis=1, kind="stable")
+    return np.sort(order[:, : layer.n_experts_used], axis=1).astype(np.int16)
+
+
+def lesson_of(inputs: Floats, damping: float = DAMPING) -> Lesson:
     """The lesson of inputs (n, columns)."""
     tops = np.abs(inputs).max(axis=0)
     _, exponents = np.frexp(np.where(tops > 0, tops, 1))
@@ -124,7 +176,7 @@ def lesson_of(inputs: Floats) -> Lesson:
     mean = float(diagonal.sum()) / len(square)
     if mean == 0:
         return Lesson(np.ones(len(square), np.float32), None)
-    diagonal += DAMPING * mean
+    diagonal += damping * mean
     # the factor with ones on its diagonal: H = R R^T with R upper triangular is the usual Cholesky of H turned round
     factor = np.linalg.cholesky(square[::-1, ::-1])[::-1, ::-1]
     roots = np.diag(factor).copy()
@@ -148,8 +200,8 @@ def disk_bytes(checkpoint: Checkpoint, dtype: str, file_bytes: int) -> int:
     the float model with matrices in `dtype`, then the file."""
     config = checkpoint.config
     count, length = _size(config)
-    widest = max(layer.ffn_dim for layer in config.layers)
-    columns = len(config.layers) * (2 * config.dim + config.n_heads * config.head_dim + widest) + config.dim
+    columns = len(config.layers) * (2 * config.dim + config.n_heads * config.head_dim) + config.dim
+    columns += sum(map(hidden_width, config.layers))
     return 2 * count * length * columns + max(file_bytes, _float_plan(checkpoint, dtype).file_bytes)
 
 
@@ -188,7 +240,8 @@ def calibrate(
     length = len(sequences[0])
     made = Calibration(checkpoint.config, folder)
     try:
-        stages = [*STAGES, "output_norm"]
+        routers = [(ROUTER, index) for index, layer in enumerate(checkpoint.config.layers) if layer.ffn == "experts"]
+        stages: list[str | tuple[str, int]] = [*STAGES, *routers, "output_norm"]
         with model.session(context=length) as session, few_pages(model.file):
             for done, ids in enumerate(sequences):
                 progress("calibrating", done, len(sequences))

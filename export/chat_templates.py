@@ -11,10 +11,12 @@ from typing import Any
 
 from llamac.chat import DEFAULT, ChatTemplate
 from llamac.errors import ExportError
+from llamac.export.files import read_small
 from llamac.export.gguf_metadata import Value, read_metadata
 from llamac.export.strict_json import read_object
 from llamac.export.vocab_added import NAMES as TOKEN_NAMES
 
+MAX_TEMPLATE_BYTES = 1 << 22  # the largest known ones have some 20,000
 FILE, FOLDER = "chat_template.jinja", "additional_chat_templates"
 CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
 GGUF_KEY = "tokenizer.chat_template"
@@ -79,7 +81,7 @@ def _made(texts: dict[str, str], tokens: dict[str, str]) -> ChatTemplate | None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_small(path, MAX_TEMPLATE_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise ExportError(f"{path} is not UTF-8") from None
 

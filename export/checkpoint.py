@@ -8,8 +8,9 @@ are asked for, so that a model much larger than memory can be converted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from llamac.errors import ExportError
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 # Rows that are held in memory at once, in bytes of float32.
 CHUNK_BYTES = 32 << 20
+# Of all layers together: each has a name of its own, so that a few bytes of a config would become gigabytes of names.
+MOST_EXPERTS = 1 << 17
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,20 +47,44 @@ class LazyTensor:
         return cls(numbers.shape, "f32", lambda first, last: numbers[first:last])
 
     @classmethod
-    def joined(cls, vectors: Sequence[LazyTensor]) -> LazyTensor:
-        """Short vectors one after another, as one."""
+    def stacked(cls, parts: Sequence[LazyTensor], width: int = 0) -> LazyTensor:
+        """Tensors one after another along the first dimension, as one; with `width` so many rows of each in turn."""
         import numpy as np
+
+        rows = sum(part.shape[0] for part in parts)
+
+        def place(row: int) -> tuple[LazyTensor, int, int]:
+            """(the part in which a row lies, the row's number there, how many rows follow in it at least)."""
+            if width:
+                turn, rest = divmod(row, width * len(parts))
+                index, rest = divmod(rest, width)
+                return parts[index], turn * width + rest, width - rest
+            for part in parts:
+                if row < part.shape[0]:
+                    return part, row, part.shape[0] - row
+                row -= part.shape[0]
+            raise IndexError(row)
 
         def read(first: int, last: int) -> Floats:
-            return np.concatenate([vector.array() for vector in vectors])[first:last]
+            runs = []
+            while first < last:
+                part, start, count = place(first)
+                count = min(count, last - first)
+                runs.append(part.read(start, start + count))
+                first += count
+            return np.concatenate(runs)
 
-        return cls((sum(vector.shape[0] for vector in vectors),), vectors[0].dtype, read)
+        return cls((rows, *parts[0].shape[1:]), parts[0].dtype, read)
 
-    def plus_one(self) -> LazyTensor:
-        """The same tensor with 1 added to every number, in float32."""
+    def rows(self, first: int, last: int) -> LazyTensor:
+        """Some of its rows."""
+        return LazyTensor((last - first, *self.shape[1:]), self.dtype, lambda a, b: self.read(first + a, first + b))
+
+    def plus(self, number: float) -> LazyTensor:
+        """The same tensor with a number added to every number, in float32."""
         import numpy as np
 
-        return LazyTensor(self.shape, "f32", lambda first, last: self.read(first, last) + np.float32(1))
+        return LazyTensor(self.shape, "f32", lambda first, last: self.read(first, last) + np.float32(number))
 
     def array(self) -> Floats:
         """The whole tensor as float32."""
@@ -68,7 +96,7 @@ class LazyTensor:
 
         def read(first: int, last: int) -> Floats:
             rows = self.read(first, last)
-            if not np.isfinite(rows).all():
+            if not np.isfinite([rows.max(initial=0), rows.min(initial=0)]).all():  # NaN is larger and smaller
                 raise ExportError(f"tensor {name} holds numbers that are not finite: the source is damaged")
             return rows
 
@@ -80,6 +108,16 @@ class LazyTensor:
         step = max(multiple, CHUNK_BYTES // (4 * columns) // multiple * multiple)
         for first in range(0, self.shape[0], step):
             yield first, self.read(first, min(first + step, self.shape[0]))
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, each made on another thread while the one before it is in use."""
+    end = object()
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(next, items, end)
+        while (item := pending.result()) is not end:
+            pending = pool.submit(next, items, end)
+            yield cast(T, item)
 
 
 @dataclass(frozen=True)
@@ -123,6 +161,11 @@ class ModelConfig:
     rope_original_context: tuple[int, ...] = ()
     rope_attention_factor: tuple[float, ...] = ()
     qk_norm: str = "none"
+
+    def __post_init__(self) -> None:
+        n_experts = sum(layer.n_experts for layer in self.layers)
+        if n_experts > MOST_EXPERTS:
+            raise ExportError(f"the model would have {n_experts} experts in all layers, more than {MOST_EXPERTS}")
 
 
 @dataclass

@@ -85,6 +85,7 @@ def export(
     threads: int | None = None,
     probe_source: str | None = "auto",
     overwrite: bool = False,
+    partial: Path | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Converts a checkpoint.
@@ -104,7 +105,10 @@ def export(
     tokenizer.bin beside it, "gguf" a GGUF file for llama.cpp, whose matrices may also be "q8_0" and "q4_0" (the output
     matrix then stays q8_0). probe_source: who computes the flat file's reference logits, "llamac" (what "auto" means)
     or "transformers"; None leaves the probes out. overwrite: replace an existing file `out` (of a symbolic link: its
-    target), and with "llama2c" another tokenizer.bin beside it; only regular files are ever replaced. progress: called
+    target), and with "llama2c" another tokenizer.bin beside it; only regular files are ever replaced. partial: what an
+    unfinished flat file is called, in the folder of `out`: it stays where an export is broken off by Ctrl-C or with its
+    process, and the next one goes on from there. The name must stand for this source and these arguments, and no two
+    exports may use it at once. progress: called
     with (phase, done, all there is to do in this phase): "verifying" (bytes of a flat file that is read), "looking at
     scales" (rows of matrices that may be too coarse for 4 bits), "reference logits" (steps of the probes), "writing a
     text" (tokens), "calibrating" (pieces of a text), "writing" (bytes), "engine's logits" (steps of the probes, on the
@@ -124,9 +128,10 @@ def export(
     if threads is not None and whole_number(threads, "threads") < 1:
         raise ArgumentError(f"threads is {threads}, expected at least 1")
     _check_target(out, to, overwrite)
-    source, own_name = find(given, progress)
-    if not source.exists():
-        raise ExportError(f"{source} does not exist")
+    try:
+        source, own_name = find(given, progress)
+    except FileNotFoundError as error:
+        raise ExportError(f"{error.filename}: {error.strerror}") from None
     warnings: list[str] = []
     checkpoint = _with_adapters(read_checkpoint(source, warnings, progress), lora, probe_source)
     checkpoint.tensors = {name: tensor.finite(name) for name, tensor in checkpoint.tensors.items()}
@@ -159,7 +164,7 @@ def export(
         probe_source = "llamac" if probe_source == "auto" else probe_source
         text = _calibration_text(calibrate)
         matrices = Matrices(dtype, pure, tuple(dtype_map), text, threads or plan_threads().threads)
-        plan = _write_flat(checkpoint, source, out, matrices, probe_source, progress, warnings)
+        plan = _write_flat(checkpoint, source, out, partial, matrices, probe_source, progress, warnings)
         size, bits = plan.file_bytes, plan.bits_per_weight
     return Report(
         path=out,
@@ -323,7 +328,7 @@ def _warn_of_quantized(checkpoint: Checkpoint, dtype: str, warnings: list[str]) 
 
 # ---- tokenizer
 
-IDS_ONLY = "the file takes and gives token ids only (--tokenizer adds one)"
+IDS_ONLY = "without one it takes and gives token ids only (`export --tokenizer` adds one, `run -z` uses one)"
 
 
 def attach_tokenizer(
@@ -439,6 +444,7 @@ def _write_flat(
     checkpoint: Checkpoint,
     source: Path,
     out: Path,
+    partial: Path | None,
     matrices: Matrices,
     probe_source: str | None,
     progress: Progress,
@@ -464,14 +470,14 @@ def _write_flat(
     plan = make_plan(checkpoint, matrices.dtype, texts, dtypes)
     if not any(slot.dtype in FOUR_BITS for slot in plan.slots):
         matrices = replace(matrices, calibrate=None)  # all were too coarse for 4 bits: there is nothing left to learn
-    _check_room(out, checkpoint, plan, matrices)
+    _check_room(out, partial, checkpoint, plan, matrices)
     probe_set = None
     if probe_source is not None:
         folder = source if source.is_dir() else None
         probe_set = probes.make(checkpoint, NUMERICS, source=probe_source, folder=folder, progress=progress)
         plan = replace(plan, sections={**plan.sections, "probes": encode(probe_set)})
-    _check_room(out, checkpoint, plan, matrices)
-    with temporary_beside(out) as file, contextlib.ExitStack() as stack:
+    _check_room(out, partial, checkpoint, plan, matrices)
+    with temporary_beside(out, partial) as file, contextlib.ExitStack() as stack:
         teach = _teacher(checkpoint, matrices, sequences, Path(file.name).parent, progress, stack)
         hashes = write(file, plan, progress, threads=matrices.threads, teach=teach)
         stack.close()
@@ -494,17 +500,17 @@ def _dtypes(checkpoint: Checkpoint, matrices: Matrices, progress: Progress, warn
     def fixed(name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern, _ in matrices.dtype_map)
 
-    found, coarse = widen_coarse(tensors, chosen, fixed, progress)
+    found, coarse = widen_coarse(tensors, chosen, fixed, progress, matrices.threads)
     warnings += coarse
     return found
 
 
-def _check_room(out: Path, checkpoint: Checkpoint, plan: Plan, matrices: Matrices) -> None:
+def _check_room(out: Path, partial: Path | None, checkpoint: Checkpoint, plan: Plan, matrices: Matrices) -> None:
     """ExportError if the disk has no room for the file, and for what calibration keeps beside it meanwhile."""
     needed = plan.file_bytes
     if matrices.calibrate is not None:
         needed = disk_bytes(checkpoint, _own_dtype(checkpoint), needed)
-    check_space(out, needed)
+    check_space(out, needed, partial)
 
 
 def _teacher(
@@ -522,7 +528,7 @@ def _teacher(
         calibration = stack.enter_context(calibrate(checkpoint, model, sequences, folder, progress))
 
     def teach(slot: Slot) -> Lesson | None:
-        return calibration.lesson(slot.name, slot.tensor.shape[1]) if slot.dtype in FOUR_BITS else None
+        return calibration.lesson(slot.name) if slot.dtype in FOUR_BITS else None
 
     return teach
 

@@ -108,7 +108,6 @@ LLAMA = Family(
     bare="LlamaModel",
     modules=_pre(_attention("attention_bias"), _mlp("mlp_bias")),
     keys={**_COMMON, "attention_bias": False, "mlp_bias": False},
-    to_hf=True,
 )
 
 MISTRAL = Family(
@@ -117,6 +116,15 @@ MISTRAL = Family(
     bare="MistralModel",
     modules=_pre(_attention(), _mlp()),
     keys={**_COMMON, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+)
+
+# Mistral with a kind of attention for each layer.
+MINISTRAL = replace(
+    MISTRAL,
+    model_type="ministral",
+    architectures=("MinistralForCausalLM",),
+    bare="MinistralModel",
+    keys={**MISTRAL.keys, "layer_types": None},
 )
 
 QWEN2 = Family(
@@ -179,6 +187,18 @@ GRANITE = Family(
     },
 )
 
+# All norms are without weights, of which the canonical form knows ones and zeros.
+OLMO = Family(
+    model_type="olmo",
+    architectures=("OlmoForCausalLM",),
+    bare="OlmoModel",
+    modules=(EMBEDDING, *_attention("attention_bias"), *_mlp()),
+    keys={**_without(_COMMON, "rms_norm_eps"), "attention_bias": False},
+    fixed={"clip_qkv": None, "layer_norm_eps": 1e-5},
+    norm="layer",
+    plain_norms=(L + "attn_norm", L + "ffn_norm", "output_norm"),
+)
+
 OLMO2 = Family(
     model_type="olmo2",
     architectures=("Olmo2ForCausalLM",),
@@ -221,6 +241,7 @@ STABLELM = Family(
         "qk_layernorm": False,
         "use_parallel_residual": False,
     },
+    fixed={"rotary_scaling_factor": 1},  # of the first version's class
     norm="layer",
     qk_norm="layer_head",
 )
@@ -302,6 +323,7 @@ GEMMA3 = replace(
     bare="Gemma3Model",
     ignored=(*GEMMA3_TEXT.ignored, r"(vision_tower|multi_modal_projector)\..*"),
     renamed=((r"^language_model\.(model\.|lm_head\.)", r"\1"), (r"^(model\.)?language_model\.", "model.")),
+    written_as="gemma3_text",
 )
 
 PHI3 = Family(
@@ -334,6 +356,7 @@ PHI3 = Family(
         "interpolate_factor": 1,
     },
     rope_names={"su": "longrope", "yarn": "longrope"},
+    odd_rope=True,
 )
 
 GPT_NEOX = Family(
@@ -370,8 +393,10 @@ GPT_NEOX = Family(
     },
     norm="layer",
     ffn="plain",
-    ignored=(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.(inv_freq|cos_cached|sin_cached))",),
+    ignored=(*LLAMA.ignored, r"layers\.\d+\.attention\.(bias|masked_bias)"),
     renamed=((r"^embed_out\.", "lm_head."),),
+    head="embed_out",
+    odd_rope=True,
 )
 
 MIXTRAL = Family(
@@ -421,6 +446,7 @@ QWEN3_MOE = Family(
         "decoder_sparse_step": 1,
         "mlp_only_layers": None,
     },
+    fixed={"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0},  # notes of Qwen3-Coder's
     qk_norm="head",
     ffn="experts",
     fused=_FUSED,
@@ -477,13 +503,13 @@ GPT2 = Family(
     },
     norm="layer",
     ffn="plain",
+    activation="activation_function",
     ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),
-    to_hf=True,
 )
 
 _ROWS = (
-    *(LLAMA, GPT2, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO2),
-    *(STABLELM, GPT_NEOX, MIXTRAL, QWEN3_MOE, OLMOE),
+    *(LLAMA, GPT2, MISTRAL, MINISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO),
+    *(OLMO2, STABLELM, GPT_NEOX, MIXTRAL, QWEN3_MOE, OLMOE),
 )
 FAMILIES = {family.model_type: family for family in _ROWS}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -78,11 +79,14 @@ class Family:
     transformers' classes with an output matrix, the first is the one to write. bare: its class without. keys: the
     config keys that the family has beside the sizes that all need, and what an absent one means (None: see
     `hf_config`). fixed: keys that must have this value. norm, placement, qk_norm, ffn: of the graph.
+    plain_norms: canonical names of norms without tensors: their weights are ones, their biases zeros.
     windows: which layers a sliding window is for, where layer_types does not say it. scaled_embedding: by sqrt(dim).
-    activation: the key that counts where there are two. rope_names: other names of kinds of RoPE.
-    ignored: patterns of tensors, without prefix, that are no weights. renamed: patterns in full names, and what they
-    are replaced with, for checkpoints of other versions. fused: 3-dimensional tensors of all experts, and the names
-    that the parts of each expert have where they are stored alone. to_hf: whether `to_hf` can write it.
+    odd_rope: RoPE may be of an odd number of dimensions; one more is turned then. activation: its key, the one that
+    counts where there are two. rope_names: other names of kinds of RoPE. ignored: patterns of tensors, without prefix,
+    that are no weights. renamed: patterns in full names, and what they are replaced with, for checkpoints of other
+    versions. fused: 3-dimensional tensors of all experts, and the names that the parts of each expert have where they
+    are stored alone. head: what transformers saves the output matrix as. written_as: the model_type of what `to_hf`
+    writes, where it is another: a part of the whole.
     """
 
     model_type: str
@@ -95,12 +99,25 @@ class Family:
     norm: str = "rms"
     placement: str = "pre"
     qk_norm: str = "none"
+    plain_norms: tuple[str, ...] = ()
     ffn: str = "gated"
     windows: str = "all"
     scaled_embedding: bool = False
+    odd_rope: bool = False
     activation: str = "hidden_act"
     rope_names: Mapping[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = (r"(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)",)
+    ignored: tuple[str, ...] = (
+        r"(layers\.\d+\.(self_attn|attention)\.)?rotary_emb(_local)?\.(inv_freq|cos_cached|sin_cached)",
+    )
     renamed: tuple[tuple[str, str], ...] = ()
     fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    to_hf: bool = False
+    head: str = "lm_head"
+    written_as: str = ""
+
+    def is_plain_norm(self, name: str) -> bool:
+        """Whether a canonical tensor is one of a plain norm."""
+        return re.sub(r"^layers\.\d+\.", "layers.{l}.", name).rpartition(".")[0] in self.plain_norms
+
+    def is_ignored(self, full_name: str) -> bool:
+        """Whether a stored tensor is no weight."""
+        return any(re.fullmatch(pattern, full_name.removeprefix(self.prefix)) for pattern in self.ignored)

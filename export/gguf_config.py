@@ -6,6 +6,7 @@ what the model computes, and is refused by name; all problems are told at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +21,11 @@ from llamac.export.gguf_families import (
     ARCHITECTURES,
     COMMON_KEYS,
     HARMLESS_KEYS,
+    IS_ROTATED,
+    LOG_MULTIPLIER,
     NEUTRAL_KEYS,
     REQUIRED,
+    ROPE_FACTORS,
     ROPE_KEYS,
     Architecture,
 )
@@ -40,8 +44,6 @@ SCALES = (
     "attn_logit_softcapping",
     "final_logit_softcapping",
 )
-# Tensors that say how RoPE's frequencies are scaled.
-ROPE_FACTORS = {"freqs": "rope_freqs.weight", "long": "rope_factors_long.weight", "short": "rope_factors_short.weight"}
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,10 @@ def parse_config(
     layers = _layers(keys, row, n_layers, shapes)
     keys.finish()
     ropes = _ropes(keys, row, rope_dim, context, factors) if row.position == "rope" else ()
+    # only the tables that a layer uses, or the first
+    used = sorted({layer.rope for layer in layers if layer.rope >= 0}) or list(range(len(ropes)))[:1]
+    ropes = tuple(ropes[number] for number in used)
+    layers = tuple(replace(layer, rope=used.index(layer.rope) if layer.rope >= 0 else -1) for layer in layers)
     model = ModelConfig(
         dim=dim,
         n_heads=n_heads,
@@ -148,10 +154,13 @@ def _layers(
     own = key in row.keys and keys.value(key) is not None
     widths = () if own and all(is_expert) else keys.sizes("feed_forward_length", n_layers)
     expert_widths = keys.sizes(key, n_layers) if own else widths
+    if row.shared_width and not own and used:
+        expert_widths = tuple(max(1, width // used) for width in widths)
     windows = _windows(keys, row, n_layers)
     if keys.problems:
         return ()
     parallel = "use_parallel_residual" in row.keys and keys.flag("use_parallel_residual") is not False
+    is_rotated = IS_ROTATED not in row.keys or keys.flag(IS_ROTATED) is not False
     layers = []
     for layer in range(n_layers):
         placement = row.placement
@@ -159,7 +168,7 @@ def _layers(
             placement = "pre" if f"blk.{layer}.ffn_norm.weight" in shapes else "parallel"
         elif parallel:
             placement = "parallel"
-        rope = -1 if row.position != "rope" else int(row.two_ropes and windows[layer] > 0)
+        rope = -1 if row.position != "rope" or not is_rotated else int(row.two_ropes and windows[layer] > 0)
         found = LayerConfig(
             "experts" if is_expert[layer] else row.ffn,
             expert_widths[layer] if is_expert[layer] else widths[layer],
@@ -283,7 +292,7 @@ class _Keys:
 
 def _ropes(keys: _Keys, row: Architecture, dim: int, context: int, factors: Mapping[str, Floats]) -> tuple[Rope, ...]:
     """The tables of frequencies: of all layers, or of those without and those with a window."""
-    rope = _rope(keys, dim, context, factors)
+    rope = _rope(keys, row, dim, context, factors)
     if not row.two_ropes:
         return (rope,)
     theta = keys.number("rope.freq_base_swa") or 0.0
@@ -291,7 +300,7 @@ def _ropes(keys: _Keys, row: Architecture, dim: int, context: int, factors: Mapp
     return rope, make_rope("default", {"rope_theta": theta}, dim, context)
 
 
-def _rope(keys: _Keys, dim: int, context: int, factors: Mapping[str, Floats]) -> Rope:
+def _rope(keys: _Keys, row: Architecture, dim: int, context: int, factors: Mapping[str, Floats]) -> Rope:
     """A table of frequencies, as llama.cpp computes angles."""
     theta = keys.number("rope.freq_base") or 0.0
     attention_factor = keys.number("rope.scaling.attn_factor") or 1.0
@@ -309,8 +318,8 @@ def _rope(keys: _Keys, dim: int, context: int, factors: Mapping[str, Floats]) ->
         parameters |= {"rope_theta": theta, "factor": None, "attention_factor": attention_factor}
         return make_rope("longrope", {**parameters, "original_max_position_embeddings": original}, dim, context)
     if kind == "yarn" and factor != 1.0:
-        rope = _yarn(keys, theta, factor, attention_factor, original, dim, context)
-    elif kind in (None, "linear", "none"):
+        rope = _yarn(keys, row, theta, factor, attention_factor, original, dim, context)
+    elif kind in (None, "linear", "none", "yarn"):  # YaRN by 1 is nothing
         scale = 1.0 if kind == "none" else factor
         rope = make_rope("linear", {"rope_theta": theta, "factor": scale}, dim, context)
         rope = Rope(rope.inv_freq, attention_factor=attention_factor)
@@ -325,19 +334,29 @@ def _rope(keys: _Keys, dim: int, context: int, factors: Mapping[str, Floats]) ->
 
 
 def _yarn(
-    keys: _Keys, theta: float, factor: float, attention_factor: float, original: int, dim: int, context: int
+    keys: _Keys,
+    row: Architecture,
+    theta: float,
+    factor: float,
+    attention_factor: float,
+    original: int,
+    dim: int,
+    context: int,
 ) -> Rope:
-    """YaRN; llama.cpp, too, multiplies attention_factor by 1 + ln(factor) / 10."""
+    """YaRN; llama.cpp, too, multiplies attention_factor by what YaRN's authors found, 1 + ln(factor) / 10."""
     for key in ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
-        if (keys.number(key) or 1.0) != 1.0:
+        if keys.number(key) not in (None, 1.0):
             keys.wrong(key, "1")
     slopes = {name: keys.number(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+    # DeepSeek's and Mistral's second factor, of all dimensions, which the first is divided by
+    second = keys.number(LOG_MULTIPLIER) if LOG_MULTIPLIER in row.keys else None
     keys.finish()
+    growth = 0.1 * math.log(max(factor, 1.0))
     parameters = {
         "rope_theta": theta,
         "factor": factor,
         "original_max_position_embeddings": original,
-        "attention_factor": attention_factor * (1 + 0.1 * float(np.log(max(factor, 1.0)))),
+        "attention_factor": attention_factor * (1 + growth) / (1 + growth * (second or 0.0)),
         "mscale": None,
         "mscale_all_dim": None,
         "truncate": True,

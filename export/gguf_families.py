@@ -6,7 +6,7 @@ how its converter rearranges a checkpoint's rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 
@@ -20,7 +20,13 @@ class Architecture:
     positions; 0: none does. nope_every: every so-manieth layer is not rotated; 0: all are. two_ropes: layers with a
     window have frequencies of their own. deep_scale: with this number of layers attention is scaled by
     (dim / n_heads)^-0.5, not by head_dim^-0.5. expert_weights: 1 if those of the experts in use are divided by their
-    sum. written: whether `to_gguf` can write it.
+    sum. shared_width: where there is no width of experts, those in use share the network's.
+
+    What llama.cpp can load, which only `to_gguf` asks for; reading is more generous. fused: modules that must lie in
+    one tensor (see FUSED). biases: whether matrices have biases: "any" may, "qkv", those three may, "all" must.
+    output: whether the output matrix is in the file: it "may" be, it "must", also where it repeats the embedding, or it
+    is "never". rope_tensors: kinds of ROPE_FACTORS. square: whether all heads together are as wide as the model.
+    ignores_window: whether the sliding window of the file is not computed.
     """
 
     family: str
@@ -38,8 +44,14 @@ class Architecture:
     two_ropes: bool = False
     deep_scale: int = 0
     expert_weights: int = 0
+    shared_width: bool = False
     keys: Mapping[str, object] = field(default_factory=dict)
-    written: bool = False
+    fused: tuple[str, ...] = ()
+    biases: str = "qkv"
+    output: str = "may"
+    rope_tensors: tuple[str, ...] = ()
+    square: bool = False
+    ignores_window: bool = False
 
 
 # Of any architecture; those without a default must be there.
@@ -69,10 +81,11 @@ ROPE_KEYS: dict[str, object] = {
     "rope.scaling.yarn_beta_fast": 32.0,
     "rope.scaling.yarn_beta_slow": 1.0,
 }
+# Of some architectures: the second factor of YaRN; Granite's switch of RoPE, which elsewhere means nothing.
+LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+IS_ROTATED = "rope.scaling.finetuned"
 # What means nothing for the graph, whatever it says.
-HARMLESS_KEYS = frozenset(
-    ["vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type", "embedding_length_out"]
-)
+HARMLESS_KEYS = frozenset(["vocab_size", "tensor_data_layout", IS_ROTATED, "pooling_type", "embedding_length_out"])
 # What means nothing with this value; any other is not computed here.
 NEUTRAL_KEYS: dict[str, tuple[object, ...]] = {
     "attention.causal": (True,),
@@ -88,7 +101,7 @@ NEUTRAL_KEYS: dict[str, tuple[object, ...]] = {
     "expert_weights_scale": (0, 1),
     "leading_dense_block_count": (0,),
     "nextn_predict_layers": (0,),
-    "rope.scaling.yarn_log_multiplier": (0,),
+    LOG_MULTIPLIER: (0,),
     "attention.sliding_window": (0,),
 }
 
@@ -104,18 +117,29 @@ _LLAMA = Architecture(
     others=("mistral", "mixtral"),
     paired=True,
     expert_weights=1,
-    keys={"attention.scale": 0.0, **_WINDOW, **_EXPERTS},
-    written=True,
+    keys={**_WINDOW, **_EXPERTS},
+    biases="any",
+    rope_tensors=("freqs", "long", "short"),
+    ignores_window=True,
 )
-_GEMMA = Architecture("gemma", activation="gelu_tanh", scaled_embedding=True)
+_GEMMA = Architecture("gemma", activation="gelu_tanh", scaled_embedding=True, output="never")
 
 ARCHITECTURES = {
     "llama": _LLAMA,
-    "mistral3": replace(_LLAMA, others=(), written=False),
-    "gpt2": Architecture("gpt2", norm="layer", position="learned", ffn="plain", activation="gelu_tanh", written=True),
-    "qwen2": Architecture("qwen2", written=True),
-    "qwen3": Architecture("qwen3", qk_norm="head", written=True),
-    "qwen3moe": Architecture("qwen3_moe", qk_norm="head", expert_weights=1, keys=_EXPERTS),
+    "mistral3": replace(_LLAMA, others=(), keys={**_LLAMA.keys, LOG_MULTIPLIER: 0.0}),
+    "gpt2": Architecture(
+        "gpt2",
+        norm="layer",
+        position="learned",
+        ffn="plain",
+        activation="gelu_tanh",
+        fused=("attn_qkv",),
+        biases="all",
+        square=True,
+    ),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3", qk_norm="head"),
+    "qwen3moe": Architecture("qwen3_moe", qk_norm="head", expert_weights=1, shared_width=True, keys=_EXPERTS),
     "gemma": _GEMMA,
     "gemma2": replace(
         _GEMMA,
@@ -133,27 +157,59 @@ ARCHITECTURES = {
     "gemma3": replace(
         _GEMMA,
         family="gemma3_text",
+        others=("gemma3",),
         placement="sandwich",
         qk_norm="head",
         window_every=6,
         two_ropes=True,
         deep_scale=62,
         keys={**_WINDOW, "final_logit_softcapping": 0.0, "rope.freq_base_swa": 10000.0},
+        output="may",
     ),
-    "phi3": Architecture("phi3", keys=_WINDOW),
+    "phi3": Architecture(
+        "phi3",
+        keys=_WINDOW,
+        fused=("attn_qkv", "ffn_up"),
+        rope_tensors=("long", "short"),
+        square=True,
+        ignores_window=True,
+    ),
     "gptneox": Architecture(
-        "gpt_neox", norm="layer", ffn="plain", activation="gelu_erf", keys={"use_parallel_residual": True}
+        "gpt_neox",
+        norm="layer",
+        ffn="plain",
+        activation="gelu_erf",
+        keys={"use_parallel_residual": True},
+        fused=("attn_qkv",),
+        biases="all",
+        output="must",
+        square=True,
     ),
-    "olmo2": Architecture("olmo2", placement="post", qk_norm="whole"),
-    "olmoe": Architecture("olmoe", qk_norm="whole", keys=_EXPERTS),
+    "olmo2": Architecture("olmo2", placement="post", qk_norm="whole", output="must", square=True),
+    "olmoe": Architecture("olmoe", qk_norm="whole", keys=_EXPERTS, output="must", square=True),
     # norms of q and k, and the parallel residual, are told by the tensors
-    "stablelm": Architecture("stablelm", norm="layer", qk_norm="layer_head", keys={"use_parallel_residual": None}),
+    "stablelm": Architecture(
+        "stablelm",
+        norm="layer",
+        qk_norm="layer_head",
+        keys={"use_parallel_residual": None},
+        output="must",
+        square=True,
+    ),
     "granite": Architecture(
         "granite",
         paired=True,
-        keys={"attention.scale": 0.0, "embedding_scale": 0.0, "residual_scale": 0.0, "logit_scale": 0.0},
+        keys={
+            "attention.scale": 0.0,
+            "embedding_scale": 0.0,
+            "residual_scale": 0.0,
+            "logit_scale": 0.0,
+            IS_ROTATED: True,
+        },
+        biases="any",
+        rope_tensors=("freqs", "long", "short"),
     ),
-    "smollm3": Architecture("smollm3", paired=True, nope_every=4, written=True),
+    "smollm3": Architecture("smollm3", paired=True, nope_every=4),
 }
 
 # Our names of modules by llama.cpp's, where they differ; "blk.N." stands for "layers.N.".
@@ -165,8 +221,10 @@ _NAMES = {
     "ffn_post_norm": "post_ffw_norm",
     "ffn_router": "ffn_gate_inp",
 }
-# Modules that may lie in one tensor, one after another along the output dimension.
-FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v")}
+# Tensors that say how RoPE's frequencies are scaled.
+ROPE_FACTORS = {"freqs": "rope_freqs.weight", "long": "rope_factors_long.weight", "short": "rope_factors_short.weight"}
+# Modules that may lie in one tensor, one after another along the output dimension. The second is named as one of them.
+FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
 
 
 def gguf_name(name: str) -> str:
@@ -179,12 +237,13 @@ def gguf_name(name: str) -> str:
     return f"blk.{place[1]}.{_NAMES.get(module, module)}.{kind}"
 
 
-def fused_name(name: str) -> tuple[str, int] | None:
-    """(llama.cpp's name of the tensor in which one of our tensors may lie together with others, its place there)."""
+def fused_name(name: str, wholes: Iterable[str] = FUSED) -> tuple[str, int] | None:
+    """(llama.cpp's name of the tensor in which one of our tensors may lie together with others, its place there), of
+    those tensors that `wholes` names."""
     *place, module, kind = name.split(".")
-    for whole, parts in FUSED.items():
-        if module in parts and len(place) == 2:
-            return f"blk.{place[1]}.{whole}.{kind}", parts.index(module)
+    for whole in wholes:
+        if module in FUSED[whole] and len(place) == 2:
+            return f"blk.{place[1]}.{whole}.{kind}", FUSED[whole].index(module)
     return None
 
 

@@ -131,12 +131,16 @@ def _tensors(path: Path, metadata: GGUFMetadata, entries: Iterable[TensorEntry])
     start = -(-metadata.end // alignment) * alignment
     room = path.stat().st_size - start
     problems: list[str] = []
+    beyond: list[str] = []
     found: dict[str, Tensor] = {}
     places: list[tuple[int, int, str]] = []
     for entry in entries:
         try:
             kind = number_type(entry.type)
             size = _bytes(entry, kind, alignment, room)
+        except _TruncatedError as error:
+            beyond.append(f"{entry.name!r:.80}: {error}")
+            continue
         except ExportError as error:
             problems.append(f"{entry.name!r:.80}: {error}")
             continue
@@ -146,10 +150,17 @@ def _tensors(path: Path, metadata: GGUFMetadata, entries: Iterable[TensorEntry])
     for (_, end, one), (begin, _, other) in itertools.pairwise(places):
         if begin < end:
             problems.append(f"{other!r:.80}: it shares bytes with {one!r:.80}")
+    problems += beyond[:1]  # of a download that was broken off all tensors may be
+    if len(beyond) > 1:
+        problems.append(f"{len(beyond) - 1} more lie beyond the file's end: get it again")
     if problems:
         more = [f"and {len(problems) - 20} more"] if len(problems) > 20 else []
         raise ExportError(f"{path}: tensors cannot be read:\n  " + "\n  ".join([*problems[:20], *more]))
     return found
+
+
+class _TruncatedError(ExportError):
+    """A tensor lies beyond the file's end."""
 
 
 def _bytes(entry: TensorEntry, kind: NumberType, alignment: int, room: int) -> int:
@@ -163,7 +174,7 @@ def _bytes(entry: TensorEntry, kind: NumberType, alignment: int, room: int) -> i
         raise ExportError(f"its offset is {entry.offset}, no multiple of the alignment {alignment}")
     size = kind.row_bytes(numbers)
     if entry.offset > room or size > room - entry.offset:
-        raise ExportError(
+        raise _TruncatedError(
             f"it would end at byte {entry.offset + size} of the data, but the file has {max(room, 0)}: it is truncated"
         )
     return size

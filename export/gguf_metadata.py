@@ -25,6 +25,8 @@ Value = bool | int | float | str | list["Value"]
 MAGIC = b"GGUF"
 MAX_HEAD_BYTES = 1 << 28  # Llama 3's 128k-entry vocabulary with its merges takes 8 MB
 MAX_ELEMENTS = 1 << 22  # of all arrays together: what bounds the memory that the decoded values take; Gemma 3 has 1.3 M
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 17  # Mixtral's first files had a tensor per expert; DeepSeek's would have 45,000
 MAX_NESTING = 4  # arrays of arrays; no known file uses more than one level
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -123,6 +125,8 @@ class _Reader:
         self.where = "the table of tensors"
         if count > (self.size - self.at) // _MIN_TENSOR_BYTES:
             raise self._error(f"{count} tensors do not fit into the file")
+        if count > MAX_TENSORS:
+            raise self._error(f"{count} tensors, more than {MAX_TENSORS} are not believable")
         found: dict[str, TensorEntry] = {}
         for index in range(count):
             self.where = f"tensor {index} of {count}"
@@ -149,6 +153,8 @@ class _Reader:
         tensor_count, count = self._scalar(10), self._scalar(10)
         if count > (self.size - self.at) // _MIN_ENTRY_BYTES:
             raise self._error(f"{count} metadata entries do not fit into the file")
+        if count > MAX_KEYS:
+            raise self._error(f"{count} metadata entries, more than {MAX_KEYS} are not believable")
         return version, tensor_count, count
 
     def _error(self, what: str) -> ModelError:

@@ -14,8 +14,8 @@ from llamac import _core
 from llamac.errors import ExportError
 from llamac.export import chat_templates
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
-from llamac.export.gguf_config import EMBEDDING, ROPE_FACTORS, GGUFConfig, architecture, parse_config
-from llamac.export.gguf_families import FUSED, Architecture, expert_name, fused_name, gguf_name
+from llamac.export.gguf_config import EMBEDDING, GGUFConfig, architecture, parse_config
+from llamac.export.gguf_families import FUSED, ROPE_FACTORS, Architecture, expert_name, fused_name, gguf_name
 from llamac.export.gguf_file import GGUFFile, Tensor, open_gguf
 from llamac.export.gguf_metadata import read_metadata
 from llamac.export.llama2c import halves, reordered
@@ -35,8 +35,9 @@ def read(path: Path, warnings: list[str], *, complete: bool = True) -> Checkpoin
     file = open_gguf(path)
     name, _ = architecture(file.values)
     if EMBEDDING not in file.tensors:
-        what = "no tensors: it is a vocabulary" if not file.tensors else f"no tensor {EMBEDDING}"
-        raise ExportError(f"{path} holds {what}")
+        if not file.tensors:
+            raise ExportError(f"{path} holds no tensors: it is a vocabulary, for `run -z` and Tokenizer.from_file")
+        raise ExportError(f"{path} holds no tensor {EMBEDDING}")
     factors = {kind: file.tensors[full].vector().array() for kind, full in ROPE_FACTORS.items() if full in file.tensors}
     used = dict(file.tensors)
     for kind in factors:
@@ -136,10 +137,8 @@ def _place(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor]
     *layer, module, kind = name.split(".")
     tensor = tensors.get(gguf_name(name))
     gate = ".".join([*layer, "ffn_gate", "weight"])
-    up = tensors.get(gguf_name(".".join([*layer, "ffn_up", kind])))
-    if module in ("ffn_gate", "ffn_up") and gate in shapes and up and gguf_name(gate) not in tensors:
-        # where there is no gate, it is the first half of ffn_up
-        return _Place(up, shape[0] if module == "ffn_up" else 0, (2 * shape[0], *shape[1:]))
+    if module == "ffn_up" and gate in shapes and "experts" not in layer and gguf_name(gate) not in tensors:
+        tensor = None  # it holds both
     if tensor is not None and "experts" in layer:
         number = int(layer[3])
         return _Place(tensor, number * shape[0], (config.model.layers[int(layer[1])].n_experts, *shape))

@@ -26,6 +26,11 @@ from llamac.export.writer import config_records
 Stored = dict[str, StoredTensor]
 Floats = NDArray[np.float32]
 
+# In all layers together: bounds the list of matrices that are looked for. The largest known models have 25,000.
+MAX_EXPERTS = 1 << 17
+
+MAX_NAME_BYTES = 255  # of a file: what systems have at most
+
 # What weights can be in, the first that is there is taken: as in transformers.
 SOURCES: tuple[tuple[str, Callable[[Path], Stored]], ...] = (
     ("model.safetensors", read_safetensors),
@@ -40,11 +45,13 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     the config, or all tensors that are missing, surplus, misshaped or of an unknown dtype, at once.
     """
     if not (folder / "config.json").is_file():
-        raise ExportError(f"{folder} is no Hugging Face directory: there is no config.json in it")
+        raise ExportError(
+            f"{folder} is no Hugging Face directory: there is no config.json in it{_what_is_there(folder)}"
+        )
     values = read_object(folder / "config.json")
     config = parse_config(values, warnings)
     family = FAMILIES[values["model_type"]]
-    files, stored = _read_weights(folder, warnings)
+    files, stored = _read_weights(folder, family, warnings)
     stored = _published(family, stored)
     names = _names(family, stored)
     model = replace(config.model, tied_output=_is_tied(family, config, stored, names, warnings))
@@ -69,7 +76,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
 # ---- files
 
 
-def _read_weights(folder: Path, warnings: list[str]) -> tuple[list[str], Stored]:
+def _read_weights(folder: Path, family: Family, warnings: list[str]) -> tuple[list[str], Stored]:
     """(names of the files, all tensors in them)."""
     for name, reader in SOURCES:
         index = f"{name}.index.json"
@@ -78,30 +85,46 @@ def _read_weights(folder: Path, warnings: list[str]) -> tuple[list[str], Stored]
                 warnings.append(f"{name} and {index} are both there: the latter is ignored")
             return [name], reader(folder / name)
         if (folder / index).is_file():
-            files, stored = _read_shards(folder, index, reader)
+            files, stored = _read_shards(folder, index, family, reader)
             return [index, *files], stored
     names = " nor ".join(name for name, _ in SOURCES)
+    raise ExportError(
+        f"{folder} has no weights: neither {names}, whole or in shards with an index{_what_is_there(folder)}"
+    )
+
+
+def _what_is_there(folder: Path) -> str:
+    """What of a folder could be meant for a model."""
     endings = (".safetensors", ".bin", ".pth", ".pt", ".gguf")
-    others = sorted(path.name for path in folder.iterdir() if path.name.endswith(endings))
-    found = f"; what is there: {', '.join(others[:8])}" if others else ""
-    raise ExportError(f"{folder} has no weights: neither {names}, whole or in shards with an index{found}")
+    found = sorted(path.name for path in folder.iterdir() if path.name.endswith(endings))
+    return f"; what is there: {', '.join(found[:8])}" if found else ""
 
 
-def _read_shards(folder: Path, index: str, reader: Callable[[Path], Stored]) -> tuple[list[str], Stored]:
-    """(names of the shards, tensors), where the index says in which shard each tensor lies."""
+def _read_shards(
+    folder: Path, index: str, family: Family, reader: Callable[[Path], Stored]
+) -> tuple[list[str], Stored]:
+    """(names of the shards, tensors), where the index says in which shard each tensor lies.
+
+    What is no weight may be in a shard and not in the index, or the other way round.
+    """
     places = read_object(folder / index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise ExportError(f"{folder / index}: weight_map must be an object of file names")
     files = sorted(set(places.values()))
     problems = []
     for file in files:
-        if Path(file).name != file or file in ("", ".", "..") or "\0" in file:
-            problems.append(f"{file!r} is no name of a file in this directory")
+        is_long = len(file.encode("utf-8", "replace")) > MAX_NAME_BYTES
+        if Path(file).name != file or file in ("", ".", "..") or "\0" in file or is_long:
+            problems.append(f"{file!r:.80} is no name of a file in this directory")
         elif not (folder / file).is_file():
             problems.append(f"the file {file} is missing")
     if problems:
         raise ExportError(f"{folder / index} does not fit the directory:\n  " + "\n  ".join(problems))
-    shards = {file: reader(folder / file) for file in files}
+    places = {name: file for name, file in places.items() if not family.is_ignored(name)}
+    shards = {
+        file: {name: tensor for name, tensor in reader(folder / file).items() if not family.is_ignored(name)}
+        for file in files
+    }
     for name, file in places.items():
         if name not in shards[file]:
             problems.append(f"missing: {name} is not in {file}")
@@ -137,7 +160,8 @@ def _taken_apart(family: Family, name: str, tensor: StoredTensor) -> Iterator[tu
     """The matrices of all experts of a tensor (experts, rows of all parts, columns); any other tensor as it is."""
     for pattern, parts in family.fused:
         match = re.fullmatch(f"({re.escape(family.prefix)})?" + pattern, name)
-        if match and len(tensor.shape) == 3 and tensor.shape[1] % len(parts) == 0 and tensor.dtype in WEIGHT_DTYPES:
+        is_stack = len(tensor.shape) == 3 and 0 not in tensor.shape and tensor.dtype in WEIGHT_DTYPES
+        if match and is_stack and tensor.shape[1] % len(parts) == 0:
             rows = tensor.shape[1] // len(parts)
             base = (match[1] or "") + match[2]
             for expert in range(tensor.shape[0]):
@@ -152,7 +176,7 @@ def _names(family: Family, stored: Stored) -> dict[str, str]:
     names: dict[str, str] = {}
     for full_name in stored:
         name = full_name.removeprefix(family.prefix)
-        if any(re.fullmatch(pattern, name) for pattern in family.ignored):
+        if family.is_ignored(full_name):
             continue
         if name in names:
             raise ExportError(f"the tensors {names[name]} and {full_name} are the same one under two names")
@@ -161,7 +185,7 @@ def _names(family: Family, stored: Stored) -> dict[str, str]:
 
 
 def _is_tied(family: Family, config: HfConfig, stored: Stored, names: dict[str, str], warnings: list[str]) -> bool:
-    """Whether the embedding is the output matrix. As in transformers the tensors decide, not the config alone.
+    """Whether the embedding is the output matrix. As in transformers: not if they differ, whatever the config says.
 
     A tied one that is stored under the output matrix's name, or under both, is under the embedding's in `names` then.
     """
@@ -172,11 +196,7 @@ def _is_tied(family: Family, config: HfConfig, stored: Stored, names: dict[str, 
                 f"the architecture {family.bare} is a language model only where the output matrix is the embedding, "
                 "and config.json says that it is not (tie_word_embeddings)"
             )
-        if not config.tied:
-            warnings.append(
-                "config.json says that the output matrix is not tied, but there is none: it is the embedding"
-            )
-        return True
+        return config.tied
     if not config.tied:
         return False
     if embedding not in names:
@@ -199,7 +219,7 @@ class Taken:
 
     def all(self) -> dict[str, LazyTensor]:
         """The tensors by canonical name."""
-        return self.tensors | {name: LazyTensor.joined(heads) for name, heads in self.heads.items()}
+        return self.tensors | {name: LazyTensor.stacked(heads) for name, heads in self.heads.items()}
 
 
 def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str, str]) -> dict[str, LazyTensor]:
@@ -213,14 +233,21 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
                 name = module.full_name(kind, **place)
                 full_name = unused.pop(name, None)
                 if full_name is None:
-                    taken.problems.append(f"missing: {name if module is HEAD else family.prefix + name}")
+                    why = " (only with tie_word_embeddings is it the embedding)" if module is HEAD else ""
+                    taken.problems.append(f"missing: {'' if module is HEAD else family.prefix}{name}{why}")
                     continue
                 parts = {part: shapes[part] for part in module.part_names(kind, **place)}
                 take(taken, module, full_name, stored[full_name], parts, config.model)
     taken.problems += [f"surplus: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
     if taken.problems:
         raise ExportError("the tensors do not fit config.json:\n  " + "\n  ".join(taken.problems))
-    return taken.all()
+    return taken.all() | plain_norms(family, shapes)
+
+
+def plain_norms(family: Family, shapes: dict[str, tuple[int, ...]]) -> dict[str, LazyTensor]:
+    """The norms that a family has no tensors of."""
+    names = [name for name in shapes if family.is_plain_norm(name)]
+    return {name: LazyTensor.of(np.full(shapes[name], name.endswith(".weight"), np.float32)) for name in names}
 
 
 def take(
@@ -255,10 +282,14 @@ def take(
             taken.heads.setdefault(part, []).append(tensor.lazy())
     else:
         for part, rows in _split(tensor, parts):
-            taken.tensors[part] = rows.lazy().plus_one() if module.plus_one else rows.lazy()
+            taken.tensors[part] = rows.lazy().plus(1) if module.plus_one else rows.lazy()
 
 
 def canonical_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor that a model may have. ExportError for more experts than are believable."""
+    experts = sum(layer.n_experts for layer in model.layers)
+    if experts > MAX_EXPERTS:
+        raise ExportError(f"the config describes {experts} experts in all layers, at most {MAX_EXPERTS} are believed")
     slots = _core.slots(*config_records(Checkpoint(model, {})))
     return {name: (rows, columns) if is_matrix else (columns,) for name, _, is_matrix, rows, columns in slots}
 
@@ -299,6 +330,8 @@ def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:
     if one == other:
         return True
     if one.shape != other.shape or len(one.shape) != 2 or {one.dtype, other.dtype} - set(WEIGHT_DTYPES):
+        return False
+    if 0 in one.shape:  # a matrix of no weights, however many rows it has, is told as misshaped
         return False
     pairs = zip(one.lazy().chunks(), other.lazy().chunks(), strict=True)
     return all(np.array_equal(rows, others) for (_, rows), (_, others) in pairs)

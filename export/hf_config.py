@@ -60,7 +60,7 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
         raise UnsupportedError(f"{what}; this version imports {', '.join(FAMILIES)}")
     family = FAMILIES[kind]
     if kind == "gemma3":
-        values = _text_config(values, warnings)
+        values = text_config(values, warnings)
     allowed = NOT_SUPPORTED | {key: (value, f"{kind} has it fixed here") for key, value in family.fixed.items()}
     unsupported = [
         f"{key} is {shortened(values[key])} ({what})"
@@ -89,7 +89,7 @@ def _is_bare(family: Family, classes: Any) -> bool:
     return family.bare in names
 
 
-def _text_config(values: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
+def text_config(values: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
     """The keys of the language model in a model of text and images."""
     outside = Keys(values)
     text = outside.value("text_config")
@@ -112,11 +112,11 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     n_kv_heads = _n_kv_heads(keys, family, n_heads)
     head_dim = max(1, dim // n_heads)
     if "head_dim" in row:
-        head_dim = keys.size("head_dim", "head_dim", row["head_dim"] or head_dim)
+        head_dim = keys.size("head_dim", "head_dim", row["head_dim"] or head_dim, nullable=row["head_dim"] is None)
     vocab_size = keys.size("vocab_size", "vocab_size", row.get("vocab_size"))
     context = keys.size("max_position_embeddings", "context", row["max_position_embeddings"])
     eps_key = "layer_norm_eps" if family.norm == "layer" else "rms_norm_eps"
-    norm_eps = keys.number(eps_key, row[eps_key], LIMITS["norm_eps"])
+    norm_eps = keys.number(eps_key, row.get(eps_key, family.fixed.get(eps_key)), LIMITS["norm_eps"])
     activation = _activation(keys, family)
     tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"])
     biases = {key for key in BIASES if key in row and keys.flag(key, row[key])}
@@ -154,7 +154,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
             )
             for layer in layers
         ),
-        rope_dim=tuple(parameters[kind].dim for kind in kinds),
+        rope_dim=tuple(2 * len(table.inv_freq) for table in tables),
         rope_original_context=tuple(table.original_context for table in tables),
         rope_attention_factor=tuple(table.attention_factor for table in tables),
         qk_norm=family.qk_norm if has_qk_norm else "none",
@@ -173,7 +173,7 @@ def _n_kv_heads(keys: Keys, family: Family, n_heads: int) -> int:
     if "num_key_value_heads" not in family.keys:
         return n_heads
     default = None if "num_key_value_heads" in keys.nulls else family.keys["num_key_value_heads"]
-    return keys.size("num_key_value_heads", "n_kv_heads", default or n_heads)
+    return keys.size("num_key_value_heads", "n_kv_heads", default or n_heads, nullable=True)
 
 
 def _check_heads(keys: Keys, family: Family, dim: int, n_heads: int, n_kv_heads: int) -> None:
@@ -190,7 +190,7 @@ def _activation(keys: Keys, family: Family) -> str:
         return keys.activation(family.activation, family.keys[family.activation])
     found = {}
     for key in (family.activation, *others):
-        name = keys.activation(key, family.keys[family.activation])
+        name = keys.activation(key, family.keys[family.activation], nullable=key in others)
         is_loose = key == "hidden_act" and name == "gelu_erf"
         found[key] = "gelu_tanh" if is_loose else name
     for key in others:
@@ -272,11 +272,12 @@ def _windows(keys: Keys, family: Family, rotated: list[bool]) -> list[int]:
     if "sliding_window" not in row:
         return [0] * len(rotated)
     default = None if "sliding_window" in keys.nulls else row["sliding_window"]
-    window = keys.size("sliding_window", "window", default or 1)
+    window = keys.size("sliding_window", "window", default or 1, nullable=True)
     is_used = keys.flag("use_sliding_window", row["use_sliding_window"]) if "use_sliding_window" in row else True
     if not is_used or (default is None and "sliding_window" not in keys.values):
         window = 0
-    if "sliding_window_size" in row and keys.size("sliding_window_size", "window", window or 1) != (window or 1):
+    least = window or 1
+    if "sliding_window_size" in row and keys.size("sliding_window_size", "window", least, nullable=True) != least:
         keys.wrong("sliding_window_size", "the same as sliding_window")
     is_sliding = _sliding_layers(keys, family, rotated)
     if "layer_types" in keys.values and any(is_sliding) and not window:
@@ -289,8 +290,12 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
     row, n_layers = family.keys, len(rotated)
     most = int(LIMITS["n_layers"])
     first = keys.integer("max_window_layers", 0, most) if "max_window_layers" in row else 0
-    first = row["max_window_layers"] or 0 if first is None else first
-    pattern = _pattern(keys, family)
+    if first is None:
+        first = row["max_window_layers"] or 0
+        if first and "max_window_layers" in keys.nulls:
+            keys.wrong("max_window_layers", f"an integer from 0 to {most}")
+    types = keys.value("layer_types") if "layer_types" in row else None
+    pattern = _pattern(keys, family, is_used=types is None)
     rules = {
         "all": [True] * n_layers,
         "late": [layer >= first for layer in range(n_layers)],
@@ -298,7 +303,6 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
         "pattern": [(layer + 1) % pattern != 0 for layer in range(n_layers)],
         "unrotated": [not is_rotated for is_rotated in rotated],
     }
-    types = keys.value("layer_types") if "layer_types" in row else None
     if types is None:
         return rules[family.windows]
     if not isinstance(types, list) or len(types) != n_layers or any(kind not in (FULL, SLIDING) for kind in types):
@@ -307,21 +311,21 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
     return [kind == SLIDING for kind in types]
 
 
-def _pattern(keys: Keys, family: Family) -> int:
-    """Every so many layers one sees all positions."""
-    names = [name for name in ("sliding_window_pattern", "_sliding_window_pattern") if name in family.keys]
-    if not names:
+def _pattern(keys: Keys, family: Family, *, is_used: bool) -> int:
+    """Every so many layers one sees all positions. The second name is a note: transformers reads the first alone."""
+    if "sliding_window_pattern" not in family.keys:
         return 1
-    found = [keys.size(name, "n_layers", family.keys[names[0]]) for name in names]
-    if len({value for name, value in zip(names, found, strict=True) if name in keys.values}) > 1:
-        keys.problems.append(f"{' and '.join(names)} are both there and differ, expected one of them")
-    return found[1] if names[1] in keys.values else found[0]
+    every = keys.size("sliding_window_pattern", "n_layers", family.keys["sliding_window_pattern"])
+    if keys.size("_sliding_window_pattern", "n_layers", every, nullable=True) != every and is_used:
+        expected = f"the same as sliding_window_pattern ({every}), as there is no layer_types"
+        keys.wrong("_sliding_window_pattern", expected)
+    return every
 
 
 def _experts(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[int, LayerConfig]:
     """The records of the layers that have experts."""
     row = family.keys
-    names = [name for name in ("num_experts", "num_local_experts") if name in keys.values]
+    names = [name for name in ("num_experts", "num_local_experts") if name in keys.values or name in keys.nulls]
     default = row.get("num_experts") or row["num_local_experts"]
     found = [keys.size(name, "n_experts", default) for name in names] or [default]
     if len(set(found)) > 1:
@@ -349,14 +353,14 @@ def _gpt2(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     row = family.keys
     dim, n_heads = keys.size("n_embd", "dim"), keys.size("n_head", "n_heads")
     vocab_size, n_layers = keys.size("vocab_size", "vocab_size"), keys.size("n_layer", "n_layers")
-    ffn_dim = keys.size("n_inner", "ffn_dim", 4 * dim)
+    ffn_dim = keys.size("n_inner", "ffn_dim", 4 * dim, nullable=True)
     # older versions stored the context under both names
     n_ctx = keys.size("n_ctx", "context") if "n_ctx" in keys.values else None
     context = keys.size("n_positions", "context", n_ctx)
     if not keys.problems and dim % n_heads:
         keys.wrong("n_head", f"a divisor of n_embd ({dim})")
     norm_eps = keys.number("layer_norm_epsilon", row["layer_norm_epsilon"], LIMITS["norm_eps"])
-    activation = keys.activation("activation_function", row["activation_function"])
+    activation = keys.activation(family.activation, row[family.activation])
     tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"])
     is_scaled = keys.flag("scale_attn_weights", row["scale_attn_weights"])
     keys.finish(NOT_SUPPORTED)

@@ -29,13 +29,17 @@ _HARMLESS = """
     return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
     exponential_decay_length_penalty suppress_tokens begin_suppress_tokens auto_map cache_implementation
     output_router_logits router_aux_loss_coef router_jitter_noise classifier_dropout hidden_dropout_prob
-    attention_probs_dropout_prob
+    attention_probs_dropout_prob custom_pipelines num_heads
 """
 HARMLESS = frozenset(_HARMLESS.split())
 
 
 class Keys:
-    """Takes keys out of a JSON object, with types and ranges, and collects what is wrong. null counts as absent."""
+    """Takes keys out of a JSON object, with types and ranges, and collects what is wrong.
+
+    null counts as absent where a reader is told so (`nullable`), or where an absent key has no value either: elsewhere
+    transformers does not agree with itself what it means.
+    """
 
     def __init__(self, values: dict[str, Any], place: str = "") -> None:
         self.values = {key: value for key, value in values.items() if value is not None}
@@ -46,7 +50,8 @@ class Keys:
 
     def wrong(self, key: str, expected: str) -> None:
         """Notes that the value of a key is not what is expected."""
-        self.problems.append(f"{self._place}{key} is {shortened(self.values.get(key))}, expected {expected}")
+        found = "null" if key in self.nulls else shortened(self.values.get(key))
+        self.problems.append(f"{self._place}{key} is {found}, expected {expected}")
 
     def value(self, key: str) -> Any:
         """The value, or None."""
@@ -58,14 +63,16 @@ class Keys:
         if key not in self.values:
             self.problems.append(f"{self._place}{key} is missing")
 
-    def size(self, key: str, meaning: str, default: int | None = None) -> int:
+    def size(self, key: str, meaning: str, default: int | None = None, *, nullable: bool = False) -> int:
         """A positive integer up to the limit of the flat file's number `meaning`; without a default it must be there.
 
         1 stands for one that is wrong, so that what follows can be read.
         """
         value, most = self.value(key), int(LIMITS[meaning])
         if value is None:
-            if default is None:
+            if key in self.nulls and not nullable:
+                self.wrong(key, f"an integer from 1 to {most}")
+            elif default is None:
                 self.need(key)
             elif default > most and not self.problems:  # else it may follow from what is wrong
                 self.problems.append(f"{self._place}{key} is missing and taken to be {default}, at most are {most}")
@@ -75,10 +82,14 @@ class Keys:
             return 1
         return value
 
-    def number(self, key: str, default: float | None = None, most: float = MAX_FLOAT) -> float | None:
+    def number(
+        self, key: str, default: float | None = None, most: float = MAX_FLOAT, *, nullable: bool = False
+    ) -> float | None:
         """A number from 0 to `most`, or the default if it is absent."""
         value = self.value(key)
         if value is None:
+            if key in self.nulls and default is not None and not nullable:
+                self.wrong(key, f"a number from 0 to {most:g}")
             return default
         if not is_number(value) or not value <= most:
             self.wrong(key, f"a number from 0 to {most:g}")
@@ -94,10 +105,10 @@ class Keys:
             self.wrong(key, "a list of numbers, none negative")
         return []
 
-    def flag(self, key: str, default: bool) -> bool:
+    def flag(self, key: str, default: bool, *, nullable: bool = False) -> bool:
         """true or false."""
         value = self.value(key)
-        if value is not None and not isinstance(value, bool):
+        if not isinstance(value, bool) and (value is not None or (key in self.nulls and not nullable)):
             self.wrong(key, "true or false")
         return value if isinstance(value, bool) else default
 
@@ -119,9 +130,11 @@ class Keys:
         self.wrong(key, f"a list of integers from {low} to {high}")
         return None
 
-    def activation(self, key: str, default: str) -> str:
+    def activation(self, key: str, default: str, *, nullable: bool = False) -> str:
         """The canonical name of an activation."""
-        name = self.value(key) or default
+        name = self.value(key)
+        if name is None and (nullable or key not in self.nulls):
+            name = default
         if not isinstance(name, str) or name not in ACTIVATIONS:
             raise UnsupportedError(
                 f"config.json: {key} {shortened(name)} is not supported; supported are {', '.join(ACTIVATIONS)}"

@@ -31,7 +31,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class RopeParameters:
-    """What a table is computed from. dim: how many dimensions of a head are turned."""
+    """What a table is computed from. dim: how many dimensions of a head the frequencies are spread over; those that are
+    turned are pairs, so that of an odd number one more is."""
 
     kind: str
     dim: int
@@ -53,6 +54,8 @@ def rope_parameters(
         return {FULL: reader.read(place, values, theta)}
     local = keys.number("rope_local_base_freq", family.keys["rope_local_base_freq"])
     if place == "rope_scaling" or not values:  # the old keys, where scaling is of the layers that see everything
+        if values.get("rope_type") is None and values.get("type", "default") != "default":  # versions disagree about it
+            keys.problems.append("rope_scaling.rope_type is missing: transformers does not read rope_scaling.type here")
         return {FULL: reader.read(place, values, theta), SLIDING: reader.read("rope_parameters", {}, local)}
     nested = Keys(values, f"{place}.")
     parts = {kind: nested.value(kind) or {} for kind in (FULL, SLIDING)}
@@ -93,17 +96,24 @@ class _Reader:
 
     def outer(self, names: tuple[str, ...]) -> float | None:
         """The number of config.json itself that has one of these names in the family; None if it has none of them."""
-        known = [name for name in names if name in self.family.keys]
-        found = {name: self.keys.number(name) for name in known if name in self.keys.values}
+        keys, row = self.keys, self.family.keys
+        known = [name for name in names if name in row]
+        found = {name: keys.number(name) for name in known if name in keys.values}
+        default = next((row[name] for name in known if row[name] is not None), None)
+        for name in known:
+            if row[name] is not None and name in keys.nulls:
+                keys.wrong(name, "a number")
         if len(set(found.values())) > 1:
-            self.keys.problems.append(f"{' and '.join(found)} are both there and differ, expected one of them")
-        defaults = [self.family.keys[name] for name in known]
-        return next((value for value in (*found.values(), *defaults) if value is not None), None)
+            keys.problems.append(f"{' and '.join(found)} are both there and differ, expected one of them")
+        own = next((name for name in known if row[name] is not None), "")
+        if own not in found and set(found.values()) - {default}:  # versions disagree about it
+            keys.wrong(next(iter(found)), f"{default}, as {own} is absent: some versions of transformers read no other")
+        return next((value for value in (*found.values(), default) if value is not None), None)
 
     def read(self, place: str, values: dict[str, Any], theta: float | None) -> RopeParameters:
         """The object `place` of config.json."""
         inner = Keys(values, f"{place}.")
-        kind = values.get("rope_type") or values.get("type") or "default"
+        kind = next((values[key] for key in ("rope_type", "type") if values.get(key) is not None), "default")
         if isinstance(kind, str):
             kind = self.family.rope_names.get(kind, kind)
         for key in ("rope_type", "type", "finetuned"):  # the last is a note of YaRN's authors
@@ -118,6 +128,8 @@ class _Reader:
         if kind == "yarn" and "factor" not in values:  # null is a value here: the ratio of the two contexts
             inner.need("factor")
         parameters = {key: _parameter(inner, key, is_there=key in values) for key in (*needed, *optional)}
+        if "rope_local_base_freq" in self.family.keys and parameters.get("truncate") is False:
+            inner.wrong("truncate", "true: where kinds of layers have a table each, transformers rounds always")
         parameters["rope_theta"] = self._theta(inner, theta)
         self._original_context(inner, kind, parameters)
         dim = self._turned(inner)
@@ -157,16 +169,19 @@ class _Reader:
         outer = self.outer(PARTS)
         if outer is None:
             for there in (self.keys, inner):
-                if there.number(PARTS[0], 1.0) != 1.0:
+                if there.number(PARTS[0], 1.0, nullable=True) != 1.0:
                     there.wrong(PARTS[0], f"1, as {self.family.model_type} turns whole heads")
             outer, part = 1.0, 1.0
         else:
             part = inner.number(PARTS[0], outer) or 0.0
         dim = int(self.head_dim * part)
-        if not self.keys.problems and (dim % 2 or not 0 < dim <= self.head_dim):
+        turned = dim + dim % 2
+        if not self.keys.problems and not (0 < turned <= self.head_dim and (turned == dim or self.family.odd_rope)):
+            key = next((name for name in PARTS if self.family.keys.get(name) is not None), "head_dim")
+            least = "a number from 1" if self.family.odd_rope else "an even number from 2"
             self.keys.problems.append(
-                f"RoPE turns {dim} of the {self.head_dim} dimensions of a head, expected an even number from 2 to "
-                f"{self.head_dim}, as it turns pairs"
+                f"{key}: RoPE turns {dim} of the {self.head_dim} dimensions of a head, expected {least} to "
+                f"{self.head_dim - self.head_dim % 2}, as it turns pairs"
             )
         return max(dim, 1)
 
@@ -175,5 +190,5 @@ def _parameter(inner: Keys, key: str, *, is_there: bool) -> Any:
     if key in ("short_factor", "long_factor"):
         return inner.numbers(key)
     if key == "truncate":
-        return inner.flag(key, not is_there)  # as in transformers, null is no
+        return inner.flag(key, not is_there, nullable=True)  # as in transformers, null is no
     return inner.number(key)

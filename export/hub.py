@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from llamac.cache import Cache, digests_of, locked, sha256_of_file
-from llamac.errors import ArgumentError, HubError, UnsupportedError
+from llamac.errors import ArgumentError, HubError, LlamacError, UnsupportedError
+from llamac.export.files import read_small
 from llamac.progress import Progress
 from llamac.sources import HF_WEIGHTS, HUB, files_of, gguf_models
 
@@ -35,11 +36,12 @@ TEMPLATES = "additional_chat_templates/"
 PICKLES = tuple(name for name in HF_WEIGHTS if ".bin" in name)
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EIO)
 WEIGHTS = (".safetensors", ".bin", ".gguf")
+OLDEST_CLIENT = (1, 3)  # pyproject.toml asks for no older one, but other packages may have brought one
 ATTEMPTS = 5  # one after another without a single byte
 PAUSE_S = 0.5
 SHOWN = 12  # names in a message
 
-_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _NAME = re.compile(
     rf"hf:(?P<repo>{_PART}/{_PART})(?:/(?P<file>[^@:\\\0]+)|:(?P<quant>[A-Za-z0-9_.-]+))?(?:@(?P<revision>[^\s:\\\0]+))?"
 )
@@ -111,6 +113,12 @@ def _client() -> Any:
         raise UnsupportedError(
             "models on the Hugging Face Hub need its client: pip install 'llamac[hub]' (or huggingface_hub)"
         ) from None
+    version = str(huggingface_hub.__version__)
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST_CLIENT:
+        raise UnsupportedError(
+            f"huggingface_hub {version} is too old, models on the Hugging Face Hub need "
+            f"{'.'.join(map(str, OLDEST_CLIENT))} or newer: pip install --upgrade huggingface_hub"
+        )
     return huggingface_hub
 
 
@@ -145,6 +153,8 @@ def _hub_errors(client: Any, wanted: Wanted) -> Iterator[None]:
     page = f"{client.constants.ENDPOINT}/{wanted.repo}"
     try:
         yield
+    except LlamacError:  # HubError is an OSError, too
+        raise
     except kinds.GatedRepoError:
         raise HubError(
             f"{HUB}{wanted.repo} is gated: accept its conditions at {page} and give your token in HF_TOKEN"
@@ -166,7 +176,8 @@ def _hub_errors(client: Any, wanted: Wanted) -> Iterator[None]:
         status = error.response.status_code if error.response is not None else 0
         if status >= 500 or status == 429:
             raise _Unreachable(_first_line(error)) from None
-        raise HubError(f"{HUB}{wanted.repo}: {_first_line(error)}") from None
+        token = "; does the hub know your token (HF_TOKEN, or what `hf auth login` has stored)?"
+        raise HubError(f"{HUB}{wanted.repo}: {_first_line(error)}{token if status in (401, 403) else ''}") from None
     except _network_errors(client) as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             raise HubError(f"{client.constants.HF_HUB_CACHE}, the client's cache: {error.strerror}") from None
@@ -176,6 +187,16 @@ def _hub_errors(client: Any, wanted: Wanted) -> Iterator[None]:
 def _network_errors(client: Any) -> tuple[type[BaseException], ...]:
     """The client's HTTP library differs between its versions: its errors are what the client's own derive from."""
     return (OSError, *client.errors.HfHubHTTPError.__bases__)
+
+
+def _chunk_errors() -> tuple[type[BaseException], ...]:
+    """What tells that the hub's own protocol (Xet) has failed: where it does, HTTP may do."""
+    try:
+        import hf_xet
+    except ImportError:
+        return ()
+    own = (value for value in vars(hf_xet).values() if isinstance(value, type) and issubclass(value, Exception))
+    return (RuntimeError, *own)
 
 
 def _first_line(error: BaseException) -> str:
@@ -191,10 +212,10 @@ def choose(wanted: Wanted, files: Iterable[str], read: Callable[[str], bytes]) -
 
     Raises HubError where there is none, or more than one model.
     """
-    names = set(files)
+    names = set(filter(_is_plain, files))  # any other would lead out of the client's cache
     models = gguf_models(names)
     if wanted.file is not None:
-        taken = next((parts for parts in models.values() if wanted.file in parts), None)
+        taken = next((parts for label, parts in models.items() if wanted.file in (label, *parts)), None)
         if taken is None:
             raise HubError(f"{HUB}{wanted.repo} has no file {wanted.file}{_are_there(models)}")
         return taken
@@ -224,6 +245,11 @@ def choose(wanted: Wanted, files: Iterable[str], read: Callable[[str], bytes]) -
     )
 
 
+def _is_plain(name: str) -> bool:
+    """Whether a name that the hub tells is one of a file inside the repository, on every system."""
+    return not any(step in ("", ".", "..") for step in name.split("/")) and not set(name) & set("\\:\0")
+
+
 def _has_word(name: str, word: str) -> bool:
     """Whether a file's name has a word that ends at a dot, hyphen or slash, in whatever case: Q4_K is not Q4_K_M."""
     return re.search(rf"(?:^|[-./_]){re.escape(word)}(?:[-./]|$)", name, re.IGNORECASE) is not None
@@ -239,7 +265,7 @@ def _shards(wanted: Wanted, index: str, data: bytes, names: set[str]) -> list[st
     """The files that an index names. What is no name of a file of the repository's own is never asked for."""
     try:
         shards = sorted(set(json.loads(data)["weight_map"].values()))
-        missing = [shard for shard in shards if shard not in names]
+        missing = [f"{shard}" for shard in shards if shard not in names]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise HubError(f"{HUB}{wanted.repo}: {index} is no index of weights") from None
     if missing:
@@ -253,7 +279,7 @@ def _shards(wanted: Wanted, index: str, data: bytes, names: set[str]) -> list[st
 def _bring(client: Any, wanted: Wanted, files: _Files, progress: Progress) -> Path:
     """Downloads what is not here yet; returns the file or directory that stands for the model."""
     downloads = _Downloads(client, wanted, files, progress)
-    taken = choose(wanted, files.names, lambda name: downloads.get(name).read_bytes())
+    taken = choose(wanted, files.names, lambda name: read_small(downloads.get(name), error=HubError))
     downloads.expect(taken)
     paths = [downloads.get(name) for name in taken]
     return paths[0] if taken[0].endswith(".gguf") else paths[0].parent
@@ -279,11 +305,14 @@ class _Downloads:
         is_checked = is_new and (name in self._files.known or name.endswith(WEIGHTS)) and self._bring_large(name, bar)
         # the first one by the revision's name: so the client notes which commit that is, for when there is no network
         revision = commit if self._is_noted else wanted.revision
-        path = client.hf_hub_download(
-            wanted.repo, name, revision=revision, tqdm_class=bar, library_name="llamac", etag_timeout=20
-        )
+        ask = partial(client.hf_hub_download, wanted.repo, name, tqdm_class=bar, library_name="llamac", etag_timeout=20)
+        try:
+            path = ask(revision=revision)
+        except _chunk_errors():
+            is_checked = self._bring_large(name, bar, in_chunks=False)
+            path = ask(revision=revision)
         if not self._is_noted and f"/snapshots/{commit}/" not in path.replace(os.sep, "/"):  # it has just moved on
-            path = client.hf_hub_download(wanted.repo, name, revision=commit, tqdm_class=bar, library_name="llamac")
+            path = ask(revision=commit)
         self._is_noted = True
         self._before += self._files.sizes.get(name, 0)
         if is_new and not is_checked:
@@ -326,16 +355,16 @@ class _Downloads:
 
         return Bar
 
-    def _bring_large(self, name: str, bar: Callable[..., Any]) -> bool:
+    def _bring_large(self, name: str, bar: Callable[..., Any], in_chunks: bool = True) -> bool:
         """Downloads a large file to where the client looks for it, from the byte on at which an earlier process was
         broken off; the client itself would begin anew. False where this is left to the client: the file is a small
-        one, or comes in the hub's own chunks (Xet), several at a time."""
+        one, or comes in the hub's own chunks (Xet), several at a time, if it may (`in_chunks`)."""
         client, repo = self._client, self._wanted.repo
         url = client.hf_hub_url(repo, name, revision=self._files.commit)
         found = client.get_hf_file_metadata(url)
         etag, size = str(found.etag), found.size  # of a large file it is its SHA-256
         has_xet = not client.constants.HF_HUB_DISABLE_XET and find_spec("hf_xet") is not None
-        in_chunks = found.xet_file_data is not None and has_xet
+        in_chunks = in_chunks and found.xet_file_data is not None and has_xet
         if not _SHA256.fullmatch(etag) or size is None or in_chunks:
             return False
         blob = _place(client, self._wanted) / "blobs" / etag
@@ -390,15 +419,16 @@ def _kept(client: Any, wanted: Wanted, reason: str) -> Path:
     place = _place(client, wanted)
     commit = wanted.revision
     if not _COMMIT.fullmatch(commit):
-        with contextlib.suppress(OSError):
-            commit = (place / "refs" / wanted.revision).read_text().strip()
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            noted = (place / "refs" / wanted.revision).read_text().strip()
+            commit = noted if _COMMIT.fullmatch(noted) else commit
     folder = place / "snapshots" / commit
     here = f"the hub cannot be reached ({reason})"
     if not folder.is_dir():
         raise HubError(f"{HUB}{wanted.repo}: {here}, and revision {wanted.revision!r} is not in {place.parent}")
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     try:
-        taken = choose(wanted, names, lambda name: (folder / name).read_bytes())
+        taken = choose(wanted, names, lambda name: read_small(folder / name, error=HubError))
     except HubError as error:
         raise HubError(f"{here}, and its copy in {place.parent} is not whole: {error}") from None
     return folder / taken[0] if taken[0].endswith(".gguf") else folder

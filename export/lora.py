@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -140,7 +141,7 @@ def _check_config(values: dict[str, Any], path: Path) -> None:
     if not isinstance(parameters, list) or not all(isinstance(name, str) for name in parameters):
         raise ExportError(f"{path}: target_parameters is {parameters!r}, expected a list of names")
     for key, alpha in {"lora_alpha": values.get("lora_alpha", 8), **patterns}.items():
-        if type(alpha) not in (int, float) or not math.isfinite(alpha):
+        if type(alpha) not in (int, float) or not abs(alpha) <= sys.float_info.max:
             raise ExportError(f"{path}: {key} is {alpha!r}, expected a number")
 
 

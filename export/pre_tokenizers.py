@@ -64,6 +64,19 @@ _DEEPSEEK_CJK = f"[{_characters('4E00-9FA5 800-4E00 AC00-D7FF')}]+"
 _DEEPSEEK3_CJK = f"[{_characters('4E00-9FA5 3040-309F 30A0-30FF')}]+"
 # Digits in groups of three that are counted from the right.
 _GROUPS_OF_3 = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_GROUPS_OF_3_WORDS = r"\d{1,3}(?=(?:\d{3})*\b)"
+_CUTS_OF_3 = r"(?=(\d{3})+(?!\d))"
+
+# These look ahead from every group of digits to the end of the number, which takes days for a million digits. What
+# stands behind each cuts a text at the same places (as an isolating `Split`), but looks ahead once a number.
+_HEAD = r"\d{1,2}(?=(?:\d{3})*(?!\d))"  # the digits in front of the groups
+_OTHER = rf"(?:\D+(?:{_HEAD})?)"
+LINEAR = {
+    _GROUPS_OF_3: rf"(?<!\p{{N}}){_GROUPS_OF_3}|\p{{N}}{{3}}",
+    _GROUPS_OF_3_WORDS: rf"(?<!\d){_GROUPS_OF_3_WORDS}|(?!\A)\G\d{{3}}",
+    _CUTS_OF_3: rf"\A{_HEAD}{_OTHER}*|\A{_OTHER}+|\d{{3}}{_OTHER}*",
+}
+
 _AFMOE_SCRIPTS = _characters(
     "4E00-9FFF 3400-4DBF F900-FAFF 3040-309F 30A0-30FF FF65-FF9F 2F00-2FDF E40-E7F E80-EFF 1780-17FF 1000-109F "
     "AA60-AA7F A9E0-A9FF AC00-D7AF 1100-11FF"
@@ -135,10 +148,10 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **_named("tekken", _TEKKEN, whole_words=True, add_bos=True),
     **_named("gpt-4o llama4 kanana2 talkie minimax-m2", _GPT4O),
     **_named("granite-embed-multi-97m", _GPT4O, whole_words=True),
-    **_named("tiny_aya cohere2moe", r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O),
+    **_named("tiny_aya cohere2moe", _GROUPS_OF_3_WORDS, _GPT4O),
     **_named("youtu", _YOUTU_SCRIPTS, _YOUTU, whole_words=True),
     **_named("kimi-k2", _KIMI2),
-    **_named("superbpe", r"\p{N}+", r"(?=(\d{3})+(?!\d))"),
+    **_named("superbpe", r"\p{N}+", _CUTS_OF_3),
     **_named("deepseek-v3 hunyuan-dense hy_v4 joyai-llm", r"\p{N}{1,3}", _DEEPSEEK3_CJK, _DEEPSEEK3),
     **_named("spark2_5", r"\p{N}{1,3}", _DEEPSEEK3_CJK, _SPARK, r"\p{N}"),
     **_named("afmoe", _GROUPS_OF_3, f"[{_AFMOE_SCRIPTS}]+", _DEEPSEEK3),

@@ -29,6 +29,7 @@ ROUTERS = "layers.*.ffn_router.weight"
 TINY = 1 / 16
 MANY_TINY = 0.25
 PIECE_STRIPS = 4
+MOST_READERS = 4  # each holds some rows of a matrix
 
 
 def choose_dtypes(
@@ -89,26 +90,32 @@ def _kinds(names: Iterable[str]) -> list[str]:
 
 
 def widen_coarse(
-    tensors: Mapping[str, LazyTensor], dtypes: dict[str, str], fixed: Callable[[str], bool], progress: Progress = silent
+    tensors: Mapping[str, LazyTensor],
+    dtypes: dict[str, str],
+    fixed: Callable[[str], bool],
+    progress: Progress = silent,
+    threads: int = 1,
 ) -> tuple[dict[str, str], list[str]]:
     """(dtypes in which a 4-bit matrix with many tiny block scales is q8, a warning about each of them).
 
-    fixed: whether the user has asked for a tensor's dtype by name; it stays. Reads every 4-bit matrix once.
+    fixed: whether the user has asked for a tensor's dtype by name; it stays. Reads every 4-bit matrix once, several at
+    a time.
     """
     found, warnings = dict(dtypes), []
     names = [name for name, dtype in dtypes.items() if dtype in FOUR_BITS and not fixed(name)]
     total = sum(tensors[name].shape[0] for name in names)
     done = 0
-    for name in names:
-        share = tiny_share(tensors[name], dtypes[name])
-        if share > MANY_TINY:
-            found[name] = "q8"
-            warnings.append(
-                f"{name} is stored as q8, not {dtypes[name]}: {share:.0%} of its blocks (limit {MANY_TINY:.0%}) are at"
-                f" most {TINY:g} of their row's largest number, and their scales would be coarse"
-            )
-        done += tensors[name].shape[0]
-        progress("looking at scales", done, total)
+    with ThreadPoolExecutor(min(threads, MOST_READERS)) as pool:
+        shares = pool.map(lambda name: tiny_share(tensors[name], dtypes[name]), names)
+        for name, share in zip(names, shares, strict=True):
+            if share > MANY_TINY:
+                found[name] = "q8"
+                warnings.append(
+                    f"{name} is stored as q8, not {dtypes[name]}: {share:.0%} of its blocks (limit {MANY_TINY:.0%}) are"
+                    f" at most {TINY:g} of their row's largest number, and their scales would be coarse"
+                )
+            done += tensors[name].shape[0]
+            progress("looking at scales", done, total)
     return found, warnings
 
 

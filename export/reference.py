@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -28,11 +29,17 @@ from numpy.typing import NDArray
 
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.machine import plan_threads
 from llamac.strips import QUANTIZED
 
 Array: TypeAlias = NDArray[np.float64]
-# Of a matrix that are held in memory at once, in bytes of float64.
+# Of a matrix that are held in memory at once by each thread, in bytes of float64.
 CHUNK_BYTES = 8 << 20
+MOST_THREADS = 4
+# Products with so many multiply-adds a BLAS computes with one thread. With several it spins until all have finished,
+# and where other programs have the CPUs, that makes a hundred milliseconds of one: threads are better our own.
+BLAS_PIECE = 1 << 18
+BLAS_COLUMNS = 256
 
 PLACEMENTS = ("pre", "post", "sandwich", "parallel")
 QK_NORMS = ("none", "head", "whole", "layer_head")
@@ -210,10 +217,36 @@ def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None, *, roun
     out, columns = weight.shape
     step = max(1, CHUNK_BYTES // (8 * columns))
     y = np.empty((len(x), out))
-    for first in range(0, out, step):
+
+    def chunk(first: int) -> None:
         last = min(first + step, out)
-        y[:, first:last] = x @ weight.read(first, last).astype(np.float64).T
+        y[:, first:last] = product(x, weight.read(first, last))
+
+    starts = range(0, out, step)
+    threads = min(MOST_THREADS, plan_threads().threads, len(starts))
+    if threads > 1:
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(chunk, starts):
+                pass  # map hands on what a chunk raises
+    else:
+        for first in starts:
+            chunk(first)
     return y if bias is None else y + bias.array()
+
+
+def product(x: Array, rows: NDArray[np.float32]) -> Array:
+    """x rows^T: (n, r), in pieces that no BLAS shares out to threads. x (n, columns), rows (r, columns)."""
+    n, columns = x.shape
+    y = np.zeros((n, len(rows)))
+    for first in range(0, columns, BLAS_COLUMNS):
+        part = np.ascontiguousarray(x[:, first : first + BLAS_COLUMNS])
+        weights = rows[:, first : first + BLAS_COLUMNS].astype(np.float64)
+        size = max(1, BLAS_PIECE // part.size)
+        whole = len(rows) // size * size
+        stack = weights[:whole].reshape(-1, size, part.shape[1]).transpose(0, 2, 1)
+        y[:, :whole] += np.matmul(part, stack).transpose(1, 0, 2).reshape(n, whole)
+        y[:, whole:] += part @ weights[whole:].T
+    return y
 
 
 # ---- the graph

@@ -95,6 +95,8 @@ def _llama3(parameters: Parameters, dim: int, context: int) -> Rope:
 
 def _yarn(parameters: Parameters, dim: int, context: int) -> Rope:
     """Peng et al., "YaRN" (arXiv:2309.00071)."""
+    if dim % 2:
+        raise ValueError(f"it is not defined for an odd number of dimensions, {dim}")
     theta, original = parameters["rope_theta"], parameters["original_max_position_embeddings"]
     factor = parameters["factor"] if parameters["factor"] is not None else context / original
 

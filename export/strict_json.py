@@ -7,17 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from llamac.errors import ExportError
-
-MAX_FILE_BYTES = 1 << 26  # an index of a million tensors; the files read with this have a few kilobytes
+from llamac.export.files import read_small
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; ExportError names the file and what is wrong with it."""
-    with open(path, "rb") as file:
-        data = file.read(MAX_FILE_BYTES + 1)
-    if len(data) > MAX_FILE_BYTES:
-        raise ExportError(f"{path} has more than {MAX_FILE_BYTES} bytes")
-    return parse_object(data, str(path))
+    return parse_object(read_small(path), str(path))
 
 
 def parse_object(data: bytes, name: str) -> dict[str, Any]:
@@ -32,10 +27,11 @@ def parse_object(data: bytes, name: str) -> dict[str, Any]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there more than once")
+    document: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in document:
+            raise ValueError(f"the key {name!r:.80} is there more than once")
+        document[name] = value
     return document
 
 

@@ -7,7 +7,7 @@ before the weights are written, and whatever would come back otherwise is refuse
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,17 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.errors import ExportError, UnsupportedError
+from llamac.export import chat_templates
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
-from llamac.export.gguf_config import ROPE_FACTORS
-from llamac.export.gguf_families import ARCHITECTURES, FUSED, Architecture, fused_name, gguf_name
-from llamac.export.gguf_model import order_of_pairs, read
+from llamac.export.gguf_families import ARCHITECTURES, Architecture, fused_name, gguf_name
+from llamac.export.gguf_model import HEAD, order_of_pairs, read
 from llamac.export.llama2c import reordered
-from llamac.export.rope import make_rope
+from llamac.export.to_gguf_keys import describe, obstacles, warnings_of
+from llamac.export.to_gguf_rope import CLOSE, say_rope
 from llamac.export.to_gguf_vocab import add_tokenizer
 from llamac.export.writer import check_space, checked_chunks, matching_tensors, temporary_beside, to_dtype
 from llamac.progress import Progress, silent
 
-Floats = NDArray[np.float32]
 Type = gguf.GGMLQuantizationType
 # dtype: (type of matrices, that of the output matrix, llama.cpp's name of such a file). An error in the logits is not
 # averaged over anything: as with q4, the output matrix is wider.
@@ -41,7 +41,11 @@ DTYPES = {
 # The largest number of a block whose float16 scale is finite.
 LARGEST = {Type.Q8_0: 65504.0 * 127, Type.Q4_0: 65504.0 * 8}
 ALIGNMENT = 32
-POSITIONS = "position_embedding.weight"  # llama.cpp's quantizer leaves it alone
+# llama.cpp's quantizer leaves these alone.
+POSITIONS = "position_embedding.weight"
+ROUTER = ".ffn_router.weight"
+EMBEDDING = "token_embedding.weight"
+CANNOT_HOLD = "a GGUF file cannot hold this model"
 
 
 @dataclass(frozen=True)
@@ -64,26 +68,21 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
     if dtype not in DTYPES:
         raise UnsupportedError(f"dtype is {dtype!r}, a GGUF file takes {', '.join(DTYPES)}")
     name = checkpoint.metadata.get("architecture", "")
-    rows = {key: row for key, row in ARCHITECTURES.items() if row.written}
-    architecture = next((key for key, row in rows.items() if name in (row.family, *row.others)), None)
+    architecture = next((key for key, row in ARCHITECTURES.items() if name in (row.family, *row.others)), None)
     if architecture is None:
-        known = ", ".join(", ".join((row.family, *row.others)) for row in rows.values())
+        families = [family for row in ARCHITECTURES.values() for family in (row.family, *row.others)]
+        known = ", ".join(dict.fromkeys(families))
         raise UnsupportedError(f"models of the families {known} can be written as GGUF only")
-    tensors = dict(matching_tensors(checkpoint))
     row = ARCHITECTURES[architecture]
-    for part in list(tensors):
-        if part.startswith("rope."):
-            del tensors[part]
-        elif (order := order_of_pairs(part, row, checkpoint.config)) is not None:
-            tensors[part] = _reordered(tensors[part], np.argsort(order))
-    theta, factors = _frequencies(checkpoint) if row.position == "rope" else (0.0, None)
-    if factors is not None:
-        tensors[ROPE_FACTORS["freqs"]] = LazyTensor.of(factors)
-    stored = sorted(_stored_tensors(checkpoint, tensors, dtype), key=lambda tensor: len(tensor.shape))
+    tensors = _as_llama_cpp_has_them(checkpoint, row)
+    said = say_rope(checkpoint, row)
+    tensors |= {name: LazyTensor.of(factors) for name, factors in said.tensors.items()}
+    warnings += warnings_of(checkpoint, row)
+    stored = sorted(_stored_tensors(checkpoint.config, row, tensors, dtype), key=lambda tensor: len(tensor.shape))
     check_space(out, sum(tensor.bytes for tensor in stored))
     with temporary_beside(out) as file:
         writer = gguf.GGUFWriter(file.name, architecture)
-        _describe(writer, checkpoint, architecture, row, theta, dtype)
+        _describe(writer, checkpoint, architecture, {**describe(checkpoint, row), **said.keys}, dtype)
         add_tokenizer(writer, checkpoint, warnings)
         _write_head(writer, file, stored)
         done, total = 0, sum(tensor.bytes for tensor in stored)
@@ -102,6 +101,30 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
         return file.tell()
 
 
+def _as_llama_cpp_has_them(checkpoint: Checkpoint, row: Architecture) -> dict[str, LazyTensor]:
+    """The tensors by our names, less what metadata say. Raises UnsupportedError for what llama.cpp could not load."""
+    tensors = dict(matching_tensors(checkpoint))
+    problems = list(obstacles(checkpoint, row))
+    for name in list(tensors):
+        if name.startswith("rope."):
+            del tensors[name]
+        elif (order := order_of_pairs(name, row, checkpoint.config)) is not None:
+            tensors[name] = _reordered(tensors[name], np.argsort(order))
+    if row.output == "must" and checkpoint.config.tied_output:
+        tensors[HEAD] = tensors[EMBEDDING]
+    if row.qk_norm == "layer_head" and checkpoint.config.layers[0].placement == "parallel":
+        # there is one norm for both branches
+        for layer in range(len(checkpoint.config.layers)):
+            for kind in ("weight", "bias"):
+                one, other = (tensors[f"layers.{layer}.{part}_norm.{kind}"] for part in ("attn", "ffn"))
+                if not np.array_equal(one.array(), other.array()):
+                    problems.append(f"layers.{layer}: the norms of attention and network must be the same")
+                del tensors[f"layers.{layer}.ffn_norm.{kind}"]
+    if problems:
+        raise UnsupportedError(f"{CANNOT_HOLD}:\n  " + "\n  ".join(problems[:20]))
+    return tensors
+
+
 def _reordered(tensor: LazyTensor, order: NDArray[np.intp]) -> LazyTensor:
     return LazyTensor(tensor.shape, tensor.dtype, reordered(tensor.read, order))
 
@@ -109,79 +132,44 @@ def _reordered(tensor: LazyTensor, order: NDArray[np.intp]) -> LazyTensor:
 # ---- what the file says of the model
 
 
-def _describe(
-    writer: Any, checkpoint: Checkpoint, architecture: str, row: Architecture, theta: float, dtype: str
-) -> None:
-    config = checkpoint.config
-    widths = [layer.ffn_dim for layer in config.layers]
-    eps_key = "layer_norm_rms_epsilon" if config.norm == "rms" else "layer_norm_epsilon"
+def _describe(writer: Any, checkpoint: Checkpoint, architecture: str, keys: Mapping[str, Any], dtype: str) -> None:
     writer.add_name(str(checkpoint.metadata.get("name", "")) or "model")
     writer.add_file_type(DTYPES[dtype][2])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    numbers: dict[str, int | float] = {
-        "context_length": config.context,
-        "embedding_length": config.dim,
-        "block_count": len(config.layers),
-        "attention.head_count": config.n_heads,
-        "attention.head_count_kv": config.n_kv_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        f"attention.{eps_key}": config.norm_eps,
-        "vocab_size": config.vocab_size,
-    }
-    if row.position == "rope":
-        numbers |= {"rope.dimension_count": config.rope_dim[0], "rope.freq_base": theta}
-        if config.rope_attention_factor[0] != 1.0:
-            numbers["rope.scaling.attn_factor"] = config.rope_attention_factor[0]
-    if "attention.scale" in row.keys and config.attention_scale != config.head_dim**-0.5:
-        numbers["attention.scale"] = config.attention_scale
-    for key, value in numbers.items():
-        add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
-        add(f"{architecture}.{key}", value)
-    if len(set(widths)) == 1:
-        writer.add_uint32(f"{architecture}.feed_forward_length", widths[0])
-    else:
-        writer.add_array(f"{architecture}.feed_forward_length", widths)
-    if checkpoint.chat_template:
-        writer.add_chat_template(checkpoint.chat_template)
-
-
-def _frequencies(checkpoint: Checkpoint) -> tuple[float, Floats | None]:
-    """(theta, what its frequencies are divided by, if they are)."""
-    found = checkpoint.tensors["rope.0.inv_freq"].array()
-    dim = 2 * len(found)
-    guess = float(found[1]) ** (-dim / 2) if dim > 2 else 10000.0
-    for digits in (3, 4, 5, 6, 9):
-        theta = float(np.float32(f"{guess:.{digits - 1}e}"))
-        if np.allclose(make_rope("default", {"rope_theta": theta}, dim, 1).inv_freq, found, rtol=2e-6, atol=0):
-            return theta, None
-    theta = 10000.0
-    return theta, make_rope("default", {"rope_theta": theta}, dim, 1).inv_freq / found
+    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in keys.items():
+        adders.get(type(value), writer.add_array)(f"{architecture}.{key}", value)
+    texts = {"default": checkpoint.chat_template, **checkpoint.metadata.get(chat_templates.OTHERS, {})}
+    named = [{"name": name, "template": text} for name, text in texts.items() if text and isinstance(text, str)]
+    if named:
+        writer.add_chat_template(named)
 
 
 # ---- weights
 
 
-def _stored_tensors(checkpoint: Checkpoint, tensors: dict[str, LazyTensor], dtype: str) -> Iterator[Stored]:
+def _stored_tensors(
+    config: ModelConfig, row: Architecture, tensors: dict[str, LazyTensor], dtype: str
+) -> Iterator[Stored]:
+    """What lies in the file: some of our tensors one after another in one, all experts of a layer in a stack."""
     usual, head, _ = DTYPES[dtype]
-    head_name = "token_embedding.weight" if checkpoint.config.tied_output else "output.weight"
-    is_fused = checkpoint.metadata.get("architecture") == "gpt2"
-    for name, tensor in tensors.items():
-        full, parts = gguf_name(name), [name]
-        fused = fused_name(name) if is_fused else None
-        if fused is not None:
-            if fused[1]:
-                continue  # it is in the first one's
-            *layer, _, kind = name.split(".")
-            names = [".".join([*layer, part, kind]) for part in FUSED["attn_qkv"]]
-            if missing := [part for part in names if part not in tensors]:
-                raise UnsupportedError(f"{fused[0]} holds {', '.join(names)}, but the model has no {missing[0]}")
-            full, parts = fused[0], names
-        shape = (sum(tensors[part].shape[0] for part in parts), *tensor.shape[1:])
-        chosen = head if name == head_name else usual
-        if len(shape) == 1 or name == POSITIONS:
+    head_name = EMBEDDING if config.tied_output else HEAD
+    wholes: dict[str, list[str]] = {}
+    for name in tensors:
+        fused = fused_name(name, row.fused)
+        wholes.setdefault(fused[0] if fused else gguf_name(name), []).append(name)
+    for full, parts in wholes.items():
+        name = parts[0]
+        rows, *columns = tensors[name].shape
+        shape: tuple[int, ...] = (sum(tensors[part].shape[0] for part in parts), *columns)
+        if ".experts." in name:
+            shape = (len(parts), rows, *columns)
+        elif config.qk_norm == "layer_head" and name.endswith(("attn_q_norm.weight", "attn_k_norm.weight")):
+            shape = (rows // config.head_dim, config.head_dim)
+        chosen = head if name in (head_name, HEAD) else usual
+        if not columns or name == POSITIONS or name.endswith(ROUTER):
             chosen = Type.F32
-        elif shape[1] % gguf.GGML_QUANT_SIZES[chosen][0]:
+        elif shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0]:
             chosen = Type.F16  # rows that are no whole blocks, as in llama.cpp
         yield Stored(full, tuple(parts), shape, chosen)
 
@@ -223,21 +211,36 @@ def _check_read_back(checkpoint: Checkpoint, path: Path) -> None:
     try:
         again = read(path, [], complete=False)
     except (ExportError, UnsupportedError) as error:
-        raise UnsupportedError(f"a GGUF file cannot hold this model: {error}") from None
+        raise UnsupportedError(f"{CANNOT_HOLD}: {error}") from None
     problems = []
     for field in fields(ModelConfig):
         ours, theirs = getattr(checkpoint.config, field.name), getattr(again.config, field.name)
-        if field.name == "n_token_ids":  # the importer does not look at the tokenizer
+        if field.name in ("n_token_ids", "tied_output"):  # it looks neither at the tokenizer nor at matrices yet
             continue
         is_float = isinstance(ours, float) or field.name == "rope_attention_factor"
-        if not (np.array_equal(np.float32(ours), np.float32(theirs)) if is_float else ours == theirs):
-            problems.append(f"{field.name} is {ours}, GGUF can only say {theirs}")
-    for name in sorted(set(checkpoint.tensors) ^ set(again.tensors)):
+        if not (_same_floats(ours, theirs) if is_float else ours == theirs):
+            problems.append(_difference(field.name, ours, theirs))
+    for name in sorted((set(checkpoint.tensors) ^ set(again.tensors)) - {HEAD}):  # that may be the embedding again
         problems.append(f"tensor {name} has no place" if name in checkpoint.tensors else f"tensor {name} is not there")
     for name, tensor in checkpoint.tensors.items():
         if name.startswith("rope.") and name in again.tensors:
             ours, theirs = tensor.array(), again.tensors[name].array()
-            if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=2e-6, atol=0):
+            if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=CLOSE, atol=0):
                 problems.append(f"{name}: the file would say other frequencies")
     if problems:
-        raise UnsupportedError("a GGUF file cannot hold this model:\n  " + "\n  ".join(problems))
+        raise UnsupportedError(f"{CANNOT_HOLD}:\n  " + "\n  ".join(problems))
+
+
+def _same_floats(ours: Any, theirs: Any) -> bool:
+    """Whether numbers that went through the file's float32, and a quotient perhaps, are the same."""
+    one, other = np.atleast_1d(np.float64(ours)), np.atleast_1d(np.float64(theirs))
+    return one.shape == other.shape and np.allclose(one, other, rtol=1e-6, atol=0)
+
+
+def _difference(name: str, ours: Any, theirs: Any) -> str:
+    if name == "layers" and len(ours) == len(theirs):
+        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            for key, value in vars(one).items():
+                if value != getattr(other, key):
+                    return f"layers.{number}: {key} is {value}, GGUF can only say {getattr(other, key)}"
+    return f"{name} is {ours}, GGUF can only say {theirs}"

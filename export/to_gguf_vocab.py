@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llamac.errors import LlamacError, UnsupportedError
+from llamac.export.chat_templates import GGUF_TOKENS, TOKENS
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.pre_tokenizers import PRE_TOKENIZERS
+from llamac.export.pre_tokenizers import LINEAR, PRE_TOKENIZERS
 from llamac.export.vocab_gguf import from_metadata
 from llamac.export.vocab_json import token_ids
 from llamac.export.vocab_spm import (
@@ -48,9 +49,16 @@ def add_tokenizer(writer: Any, checkpoint: Checkpoint, warnings: list[str]) -> N
         return
     data, special, spm = checkpoint.tokenizer
     values = _values(json.loads(data), special, spm, checkpoint.config.vocab_size)
-    again = _check(Tokenizer.from_json(data, special), values)
+    values |= _named_tokens(checkpoint.metadata.get(TOKENS, {}), values["tokenizer.ggml.tokens"])
+    ours = Tokenizer.from_json(data, special)
+    again = _check(ours, {**values, "general.name": checkpoint.metadata.get("name", "")})
     if lost := sorted(set(special.stop_ids) - set(again.special.stop_ids)):
         warnings.append(f"GGUF has no place for more tokens that end a text: {', '.join(map(str, lost))} are left out")
+    if lost_spaces := sorted(_swallowing(ours) - _swallowing(again)):
+        warnings.append(
+            f"GGUF has no place for tokens that swallow the spaces around them: {', '.join(lost_spaces[:4])} no longer"
+            " will (llama.cpp knows it of models with phi-3 in their names: --name)"
+        )
     for key, value in values.items():
         if isinstance(value, bool):
             writer.add_bool(key, value)
@@ -101,6 +109,17 @@ def _values(document: Json, special: SpecialTokens, spm: bytes | None, vocab_siz
     return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
 
 
+def _named_tokens(named: Mapping[str, str], tokens: Sequence[str]) -> dict[str, int]:
+    """The ids of special tokens that only chat templates know by a name, as for padding."""
+    ids = {text: index for index, text in enumerate(tokens)}
+    roles = {name.removesuffix("_token"): ids.get(text) for name, text in named.items()}
+    return {
+        f"tokenizer.ggml.{GGUF_TOKENS.get(role, role)}_token_id": index
+        for role, index in roles.items()
+        if index is not None and role not in ("bos", "eos")
+    }
+
+
 def _scores(tokens: Sequence[str], merges: Sequence[Sequence[str]], spm: bytes | None) -> list[float]:
     """The pieces' own scores where they are known; otherwise descending ones, which give the same merges."""
     if spm is not None and looks_like_sentencepiece(spm):
@@ -124,7 +143,7 @@ def _pre_tokenizer(document: Json) -> str:
     splits = list(_splits(document.get("pre_tokenizer") or {}))
     for name, rules in PRE_TOKENIZERS.items():
         if (
-            list(rules.splits) == splits
+            [LINEAR.get(split, split) for split in rules.splits] == splits
             and rules.nfc == nfc
             and rules.whole_words == document["model"]["ignore_merges"]
         ):
@@ -155,6 +174,12 @@ def _splits(step: Json) -> Iterator[str]:
 
 
 # ---- the check
+
+
+def _swallowing(tokenizer: Tokenizer) -> set[str]:
+    """Added tokens that take the spaces around them with them."""
+    added = json.loads(tokenizer.json)["added_tokens"]
+    return {entry["content"] for entry in added if entry.get("lstrip") or entry.get("rstrip")}
 
 
 def _check(ours: Tokenizer, values: Mapping[str, Any]) -> Tokenizer:

@@ -1,7 +1,7 @@
 """Writes a Hugging Face directory that transformers loads: config.json, model.safetensors, the tokenizer and its rules.
 
-The original config.json is the base where the checkpoint carries one; otherwise one is made from the canonical config.
-Whether it says all that the checkpoint says is not argued but tried out: the directory is read back by the importer,
+Tensors are put together by the same table of families by which they are taken apart (export/families.py). Whether the
+directory says all that the checkpoint says is not argued but tried out: the directory is read back by the importer,
 before the weights are written, and whatever would come back otherwise is refused by name.
 """
 
@@ -12,7 +12,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,10 +20,10 @@ import numpy as np
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export import chat_templates
-from llamac.export.checkpoint import Checkpoint, ModelConfig
-from llamac.export.families import ACTIVATIONS, FAMILIES, HEAD
+from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
+from llamac.export.families import FAMILIES, HEAD
 from llamac.export.family import Family, Module
-from llamac.export.llama2c import ROPE_THETA
+from llamac.export.to_hf_config import config_differences, config_json, same_rope
 from llamac.export.vocab import Vocabulary, load_vocabulary
 from llamac.export.vocab_added import Added
 from llamac.export.vocab_json import canonical_json, token_ids
@@ -47,14 +47,17 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of model.safetensors. parts: the canonical tensors that lie in it one after another along the output
-    dimension. shape: as stored, which is (in, out) if it is transposed."""
+    """A tensor of model.safetensors. tensor: it, but for its dtype, and as (out, in) also if it is `transposed`."""
 
     name: str
-    parts: tuple[str, ...]
-    shape: tuple[int, ...]
+    tensor: LazyTensor
     dtype: str
     transposed: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As it is stored."""
+        return self.tensor.shape[::-1] if self.transposed else self.tensor.shape
 
     @property
     def bytes(self) -> int:
@@ -70,10 +73,10 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
     if dtype not in TORCH_NAMES:
         raise UnsupportedError(f"dtype is {dtype!r}, a Hugging Face directory takes {', '.join(TORCH_NAMES)}")
     family = FAMILIES.get(checkpoint.metadata.get("architecture", ""))
-    if family is None or not family.to_hf:
-        what = "this model" if family is None else f"a model of the family {family.model_type!r}"
-        names = ", ".join(name for name, row in FAMILIES.items() if row.to_hf)
-        raise UnsupportedError(f"{what} cannot be written for Hugging Face: models of the families {names} can be")
+    if family is None:
+        names = ", ".join(FAMILIES)
+        raise UnsupportedError(f"this model cannot be written for Hugging Face: models of the families {names} can be")
+    family = FAMILIES[family.written_as or family.model_type]
     matching_tensors(checkpoint)
     stored = list(_stored_tensors(checkpoint, family, dtype))
     files = _texts(checkpoint, family, dtype)
@@ -84,11 +87,11 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
             (folder / name).write_bytes(data)
         with open(folder / WEIGHTS, "wb") as file:
             _write_header(file, stored)
-            _check_read_back(checkpoint, folder)
+            _check_read_back(checkpoint, family, folder)
             done, total = 0, sum(tensor.bytes for tensor in stored)
             progress("writing", done, total)
             for tensor in stored:
-                _write_tensor(file, checkpoint, tensor)
+                _write_tensor(file, tensor)
                 done += tensor.bytes
                 progress("writing", done, total)
             file.flush()
@@ -100,32 +103,40 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
 
 
 def _stored_tensors(checkpoint: Checkpoint, family: Family, dtype: str) -> Iterator[Stored]:
-    for module in (*family.modules, HEAD):
-        prefix = "" if module is HEAD else family.prefix
+    for module in (*family.modules, replace(HEAD, name=family.head)):
+        prefix = "" if module.parts == HEAD.parts else family.prefix
         for place in module.places(checkpoint.config):
             for kind in ("weight", "bias"):
-                found = _stored_tensor(checkpoint, module, prefix, place, kind, dtype)
-                if found:
-                    yield found
+                name = prefix + module.full_name(kind, **place)
+                parts = {part: checkpoint.tensors.get(part) for part in module.part_names(kind, **place)}
+                present = {part: tensor for part, tensor in parts.items() if tensor is not None}
+                if not present:  # a bias, the output matrix of tied embeddings
+                    continue
+                if missing := sorted(parts.keys() - present.keys()):
+                    raise UnsupportedError(
+                        f"{name} holds {', '.join(parts)} together, but the model has no {', '.join(missing)}"
+                    )
+                tensor = _together(name, module, present, place, checkpoint.config)
+                is_matrix = len(tensor.shape) == 2
+                yield Stored(name, tensor, dtype if is_matrix else "f32", module.transposed and is_matrix)
 
 
-def _stored_tensor(
-    checkpoint: Checkpoint, module: Module, prefix: str, place: dict[str, int], kind: str, dtype: str
-) -> Stored | None:
-    """None if the checkpoint has none of the parts (a bias, or the output matrix of tied embeddings)."""
-    parts = module.part_names(kind, **place)
-    present = [name for name in parts if name in checkpoint.tensors]
-    if not present:
-        return None
-    name = prefix + module.full_name(kind, **place)
-    if len(present) < len(parts):
-        missing = ", ".join(sorted(set(parts) - set(present)))
-        raise UnsupportedError(f"{name} holds {', '.join(parts)} together, but the model has no {missing}")
-    shapes = [checkpoint.tensors[part].shape for part in parts]
-    shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-    is_matrix = len(shape) == 2
-    transposed = module.transposed and is_matrix
-    return Stored(name, parts, shape[::-1] if transposed else shape, dtype if is_matrix else "f32", transposed)
+def _together(
+    name: str, module: Module, parts: dict[str, LazyTensor], place: dict[str, int], model: ModelConfig
+) -> LazyTensor:
+    """What a module's tensor holds, of its parts: what `hf.take` does, the other way round."""
+    tensor, *others = parts.values()
+    if module.shared:
+        if any(not np.array_equal(tensor.array(), other.array()) for other in others):
+            raise UnsupportedError(f"{name} is {', '.join(parts)} in one, but they differ")
+        return tensor
+    n_heads = module.n_heads(model)
+    if n_heads > 1:
+        width = tensor.shape[0] // n_heads
+        return tensor.rows(place["h"] * width, (place["h"] + 1) * width)
+    if others:
+        tensor = LazyTensor.stacked([tensor, *others], model.head_dim if module.by_head else 0)
+    return tensor.plus(-1) if module.plus_one else tensor
 
 
 def _write_header(file: BinaryIO, stored: list[Stored]) -> None:
@@ -147,25 +158,20 @@ def _write_header(file: BinaryIO, stored: list[Stored]) -> None:
     file.truncate(file.tell() + end)
 
 
-def _write_tensor(file: BinaryIO, checkpoint: Checkpoint, stored: Stored) -> None:
-    """Some rows at a time; a transposed one, whose rows go through all the parts, is put together in memory."""
-    chunks = (
-        to_dtype(rows, stored.dtype)
-        for part in stored.parts
-        for rows in checked_chunks(part, checkpoint.tensors[part], stored.dtype)
-    )
-    if not stored.transposed:
-        for rows in chunks:
-            file.write(np.ascontiguousarray(rows).data)
-        return
+def _write_tensor(file: BinaryIO, stored: Stored) -> None:
+    """Some rows at a time; a transposed one, whose rows go through all of it, is put together in memory."""
     whole, end = None, 0
-    for rows in chunks:
+    for checked in checked_chunks(stored.name, stored.tensor, stored.dtype):
+        rows = to_dtype(checked, stored.dtype)
+        if not stored.transposed:
+            file.write(np.ascontiguousarray(rows).data)
+            continue
         if whole is None:
             whole = np.empty(stored.shape, rows.dtype)
         whole[:, end : end + len(rows)] = rows.T
         end += len(rows)
-    assert whole is not None
-    file.write(whole.data)
+    if whole is not None:
+        file.write(whole.data)
 
 
 # ---- texts
@@ -176,7 +182,7 @@ PLAIN_NAME = re.compile(r"\w[\w.-]{0,100}")  # of a chat template; others are no
 def _texts(checkpoint: Checkpoint, family: Family, dtype: str) -> dict[str, bytes]:
     """Names and contents of the small files."""
     special = checkpoint.tokenizer[1] if checkpoint.tokenizer else None
-    config = _config(checkpoint, family) | {"dtype": TORCH_NAMES[dtype]}
+    config = config_json(checkpoint, family) | {"dtype": TORCH_NAMES[dtype]}
     config.pop("torch_dtype", None)  # its old name
     if special:
         config |= {"bos_token_id": special.bos_id, "eos_token_id": special.eos_id}
@@ -192,48 +198,6 @@ def _texts(checkpoint: Checkpoint, family: Family, dtype: str) -> dict[str, byte
         if isinstance(template, str) and PLAIN_NAME.fullmatch(name):  # it becomes the name of a file
             texts[f"{chat_templates.FOLDER}/{name}.jinja"] = template.encode()
     return texts | _tokenizer_files(checkpoint)
-
-
-def _config(checkpoint: Checkpoint, family: Family) -> Json:
-    """config.json of the family; what the canonical config does not hold comes from the original one."""
-    config = checkpoint.config
-    activation = next(name for name, meaning in ACTIVATIONS.items() if meaning == config.activation)
-    base = checkpoint.metadata.get("config") or {}
-    common = {
-        "architectures": [family.architectures[0]],
-        "model_type": family.model_type,
-        "vocab_size": config.vocab_size,
-        "tie_word_embeddings": config.tied_output,
-    }
-    if family.model_type == "gpt2":
-        return {**base, **common} | {
-            "n_embd": config.dim,
-            "n_layer": len(config.layers),
-            "n_head": config.n_heads,
-            "n_positions": config.context,
-            "n_inner": config.layers[0].ffn_dim,
-            "activation_function": activation,
-            "layer_norm_epsilon": _shortest(config.norm_eps),
-        }
-    rope = {} if base else {"rope_theta": ROPE_THETA}
-    return {**base, **common, **rope} | {
-        "hidden_size": config.dim,
-        "intermediate_size": config.layers[0].ffn_dim,
-        "num_hidden_layers": len(config.layers),
-        "num_attention_heads": config.n_heads,
-        "num_key_value_heads": config.n_kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": activation,
-        "max_position_embeddings": config.context,
-        "rms_norm_eps": _shortest(config.norm_eps),
-        "attention_bias": "layers.0.attn_q.bias" in checkpoint.tensors,
-        "mlp_bias": "layers.0.ffn_up.bias" in checkpoint.tensors,
-    }
-
-
-def _shortest(number: float) -> float:
-    """The float32 as people write it: 1e-05, not 9.999999747378752e-06."""
-    return float(str(np.float32(number)))
 
 
 def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
@@ -264,9 +228,15 @@ def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
 def _tokenizer_document(data: bytes, special: SpecialTokens) -> Json:
     """The tokenizer.json with BOS and EOS among its added tokens: transformers adds them there, because they are named.
 
-    Only llama2.c's vocabularies do not have them there: to its encoder "<s>" in a text is three characters.
+    Only llama2.c's vocabularies do not have them there: to its encoder "<s>" in a text is three characters. What
+    only the library sentencepiece does exactly is done as transformers does it.
     """
     document: Json = json.loads(data)
+    model = document.pop("sentencepiece", None)
+    if model is not None and not model["near"]:
+        raise UnsupportedError(
+            "transformers has no tokenizer.json for this SentencePiece model; --no-tokenizer leaves it out"
+        )
     known = {token["id"] for token in document["added_tokens"]}
     names = {token: text for text, token in token_ids(document).items()}
     for token in sorted(names.keys() & {special.bos_id, special.eos_id} - known):
@@ -301,7 +271,7 @@ def _post_processor(special: SpecialTokens, names: dict[int, str]) -> Json | Non
 # ---- the check
 
 
-def _check_read_back(checkpoint: Checkpoint, folder: Path) -> None:
+def _check_read_back(checkpoint: Checkpoint, family: Family, folder: Path) -> None:
     """UnsupportedError with everything that the importer would read otherwise than it is."""
     from llamac.export.hf import read
 
@@ -310,28 +280,23 @@ def _check_read_back(checkpoint: Checkpoint, folder: Path) -> None:
         tokenizer = load_vocabulary(folder) if checkpoint.tokenizer else None
     except (ExportError, UnsupportedError) as error:
         raise UnsupportedError(f"a Hugging Face directory cannot hold this model: {error}") from None
-    problems = list(_differences(checkpoint, again))
+    problems = list(_differences(checkpoint, again, family))
     if tokenizer is not None and checkpoint.tokenizer is not None:
         problems += _token_differences(Vocabulary(*checkpoint.tokenizer), tokenizer)
     if problems:
         raise UnsupportedError("a Hugging Face directory cannot hold this model:\n  " + "\n  ".join(problems))
 
 
-def _differences(checkpoint: Checkpoint, again: Checkpoint) -> Iterator[str]:
-    for field in fields(ModelConfig):
-        ours, theirs = getattr(checkpoint.config, field.name), getattr(again.config, field.name)
-        if field.name == "n_token_ids":  # the importer does not look at the tokenizer
-            continue
-        is_float = isinstance(ours, float) or field.name == "rope_attention_factor"
-        if not (np.array_equal(np.float32(ours), np.float32(theirs)) if is_float else ours == theirs):
-            yield f"{field.name} is {ours}, config.json can only say {theirs}"
+def _differences(checkpoint: Checkpoint, again: Checkpoint, family: Family) -> Iterator[str]:
+    for name, (ours, theirs) in config_differences(checkpoint.config, again.config).items():
+        yield f"{name} is {ours}, config.json can only say {theirs}"
     for name in sorted(set(checkpoint.tensors) ^ set(again.tensors)):
         yield f"tensor {name} has no place" if name in checkpoint.tensors else f"tensor {name} would have to be there"
     for name, tensor in checkpoint.tensors.items():
-        if name.startswith("rope.") and name in again.tensors:
-            ours, theirs = tensor.array(), again.tensors[name].array()
-            if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=1e-6, atol=0):
-                yield f"{name}: config.json has no RoPE with these frequencies"
+        if name.startswith("rope.") and name in again.tensors and not same_rope(tensor, again.tensors[name]):
+            yield f"{name}: config.json has no RoPE with these frequencies"
+        if family.is_plain_norm(name) and not np.array_equal(tensor.array(), again.tensors[name].array()):
+            yield f"{name}: the norms of the family {family.model_type!r} have no weights"
 
 
 def _token_differences(ours: Vocabulary, theirs: Vocabulary) -> Iterator[str]:

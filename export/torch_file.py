@@ -8,7 +8,10 @@ exist here that state dicts of plain tensors need, and they stand for objects of
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
+import math
 import os
 import struct
 import zipfile
@@ -97,7 +100,13 @@ class _Function(NamedTuple):
         return self.call(*arguments)
 
 
-def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
+def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any) -> _Tensor:
+    return _Tensor(storage, offset, shape, strides)
+
+
+def _rebuild_tensor_v2(
+    storage: Any, offset: Any, shape: Any, strides: Any, requires_grad: Any, hooks: Any, metadata: Any = None
+) -> _Tensor:
     return _Tensor(storage, offset, shape, strides)  # what follows concerns training
 
 
@@ -117,6 +126,7 @@ class _File:
         self._file = file
         self._size = os.path.getsize(path)
         self._places: dict[str, int] = {}  # where storages begin in the file
+        self._ends: dict[str, int] = {}  # and where what holds them ends
 
     def tensors(self) -> dict[str, StoredTensor]:
         document = self._document()
@@ -130,19 +140,29 @@ class _File:
         ]
         if wrong:
             raise ExportError(f"{self._path} holds more than tensors: {', '.join(map(repr, wrong[:10]))}")
+        self._check_places()
         return {name: self._checked(name, value) for name, value in document.items()}
 
     def _document(self) -> Any:
         """What the pickle of tensors describes; then `_places` has every storage it refers to."""
         raise NotImplementedError
 
+    def _check_places(self) -> None:
+        """Storages that overlap would let a small file hold any amount of weights."""
+        places = sorted((begin, self._ends[key], key) for key, begin in self._places.items())
+        for (_, end, one), (begin, _, other) in itertools.pairwise(places):
+            if begin < end:
+                raise ExportError(f"{self._path}: the storages {one} and {other} share bytes")
+
     def _lookup(self, module: str, name: str) -> _StorageClass | _Function:
         """What a handful of names stand for; all of it is made in this module."""
         if module == "torch" and name in STORAGE_DTYPES:
             return _StorageClass(STORAGE_DTYPES[name])
         match module, name:
-            case "torch._utils", "_rebuild_tensor" | "_rebuild_tensor_v2":
+            case "torch._utils", "_rebuild_tensor":
                 return _Function(_rebuild_tensor)
+            case "torch._utils", "_rebuild_tensor_v2":
+                return _Function(_rebuild_tensor_v2)
             case "torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state":
                 return _Function(_rebuild_parameter)
             case "collections", "OrderedDict":
@@ -165,6 +185,11 @@ class _File:
             raise ExportError(
                 f"{where} of shape {shape} and strides {strides} needs {end} numbers, its storage has {storage.numbers}"
             )
+        if math.prod(shape) > storage.numbers:
+            raise ExportError(
+                f"{where} of shape {shape} has more numbers than its storage of {storage.numbers}: weights are not"
+                " expanded"
+            )
         first = self._places[storage.key] + (storage.first + offset) * DTYPE_BYTES[storage.dtype]
         return StoredTensor(self._path, storage.dtype, shape, strides, first)
 
@@ -185,12 +210,21 @@ class _Archive(_File):
         member = self._archive.getinfo(self._root + "data.pkl")
         if member.file_size > MAX_PICKLE_BYTES:
             raise ExportError(f"{self._path}: data.pkl has {member.file_size} bytes, at most are {MAX_PICKLE_BYTES}")
+        self._refuse_compressed(member)
         return unpickle(self._archive.read(member), str(self._path), self._lookup, self._storage)
 
     def _check_byte_order(self) -> None:
-        name = self._root + "byteorder"
-        if name in self._archive.namelist() and self._archive.read(name) != b"little":
-            raise UnsupportedError(f"{self._path} was written on a big-endian machine")
+        with contextlib.suppress(KeyError):  # older versions do not tell
+            member = self._archive.getinfo(self._root + "byteorder")
+            self._refuse_compressed(member)
+            if member.file_size > 16 or self._archive.read(member) != b"little":
+                raise UnsupportedError(f"{self._path} was written on a big-endian machine")
+
+    def _refuse_compressed(self, member: zipfile.ZipInfo) -> None:
+        """What is compressed may be a thousand times as large as the file; and a storage could not be read in place."""
+        if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
+            name = member.filename.removeprefix(self._root)
+            raise UnsupportedError(f"{self._path}: {name} is compressed; torch.save stores it as it is")
 
     def _storage(self, identity: Any) -> _Storage:
         """The storage that a pickle refers to as ("storage", class, key, device, number of elements)."""
@@ -203,12 +237,12 @@ class _Archive(_File):
             member = self._archive.getinfo(f"{self._root}data/{key}")
         except KeyError:
             raise ExportError(f"{self._path}: the storage data/{key} is missing") from None
-        if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
-            raise UnsupportedError(f"{self._path}: the storage data/{key} is compressed; torch.save stores it as it is")
+        self._refuse_compressed(member)
         needed = numbers * DTYPE_BYTES[kind.dtype]
-        if needed > member.file_size:
+        if needed != member.file_size:
             raise ExportError(f"{self._path}: the storage data/{key} has {member.file_size} bytes, {needed} are needed")
         self._places[key] = self._data_offset(member)
+        self._ends[key] = self._places[key] + member.file_size
         return _Storage(kind.dtype, key, numbers)
 
     def _data_offset(self, member: zipfile.ZipInfo) -> int:
@@ -229,7 +263,8 @@ class _Old(_File):
     def __init__(self, path: Path, file: BinaryIO) -> None:
         super().__init__(path, file)
         file.seek(0)
-        self._pickles = io.BytesIO(file.read(MAX_PICKLE_BYTES))  # what lies behind them is read where it is needed
+        # what lies behind them is read where it is needed
+        self._pickles = io.BytesIO(file.read(min(self._size, MAX_PICKLE_BYTES)))
         self._storages: dict[str, _Storage] = {}
 
     def _document(self) -> Any:
@@ -287,6 +322,7 @@ class _Old(_File):
                 )
             self._places[key] = at
             at += storage.numbers * DTYPE_BYTES[storage.dtype]
+            self._ends[key] = at
             if at > self._size:
                 raise ExportError(
                     f"{self._path} is truncated: the storage {key} ends at byte {at}, the file at {self._size}"

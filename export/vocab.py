@@ -7,6 +7,7 @@ from pathlib import Path
 
 from llamac.errors import TokenizerError, UnsupportedError
 
+from .files import read_small
 from .lfs import refuse_pointer
 from .vocab_added import Room, parse_json, read_sidecars
 from .vocab_json import Vocabulary, from_tokenizer_json, from_vocab_and_merges
@@ -38,15 +39,13 @@ def load_vocabulary(path: str | Path, room: Room | None = None) -> Vocabulary:
             )
         path = found
     with open(path, "rb") as file:
-        head = file.read(8)
-        if head[:4] == b"GGUF":
-            from .vocab_gguf import from_gguf
+        head = file.read(4)
+    if head == b"GGUF":
+        from .vocab_gguf import from_gguf
 
-            return from_gguf(path)
-        data = head + file.read(MAX_FILE_BYTES)
+        return from_gguf(path)
+    data = read_small(path, MAX_FILE_BYTES, TokenizerError)
     refuse_pointer(path, data)
-    if len(data) > MAX_FILE_BYTES:
-        raise TokenizerError(f"{path} is no tokenizer: it has more than {MAX_FILE_BYTES} bytes")
     try:
         return _from_bytes(path, data, room)
     except TokenizerError as error:
@@ -77,11 +76,12 @@ def _from_json_file(path: Path, data: bytes, room: Room | None) -> Vocabulary:
     sidecars = read_sidecars(path.parent)
     if isinstance(parse_json(data, path.name).get("model"), dict):
         model = path.parent / "tokenizer.model"
-        spm = model.read_bytes() if model.is_file() else None
+        spm = read_small(model, MAX_FILE_BYTES, TokenizerError) if model.is_file() else None
         return from_tokenizer_json(data, sidecars, spm, room)
     merges = path.parent / "merges.txt"
     if not merges.is_file():
         raise TokenizerError(
             "neither a tokenizer.json (it has no 'model') nor a vocab.json (there is no merges.txt beside it)"
         )
-    return from_vocab_and_merges(data, merges.read_bytes(), sidecars, room)
+    texts = read_small(merges, MAX_FILE_BYTES, TokenizerError)
+    return from_vocab_and_merges(data, texts, sidecars, room)

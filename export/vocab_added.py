@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 from llamac.errors import TokenizerError
 from llamac.tokenizer import SpecialTokens
 
+from .files import read_small
+
 Document = dict[str, Any]
 
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -67,8 +69,11 @@ class Sidecars(NamedTuple):
 
 def read_sidecars(folder: Path) -> Sidecars:
     """The JSON files beside a tokenizer that say what its special tokens are for."""
-    paths = [folder / f"{name}.json" for name in Sidecars._fields]
-    return Sidecars(*(parse_json(path.read_bytes(), path.name) if path.is_file() else {} for path in paths))
+    return Sidecars(*(_read_json(folder / f"{name}.json") for name in Sidecars._fields))
+
+
+def _read_json(path: Path) -> Document:
+    return parse_json(read_small(path, error=TokenizerError), path.name) if path.is_file() else {}
 
 
 def parse_json(data: bytes, name: str) -> Document:
@@ -100,14 +105,16 @@ def add_tokens(
     settings: Document,
     room: Room | None = None,
     later: Iterable[Added] = (),
+    size: int | None = None,
 ) -> list[Added]:
     """All added tokens of a tokenizer, by id.
 
     vocab: the model's own pieces. present: those that the tokenizer's own file lists. later: those that its kind
     implies, unless the files say anything else of them. room: tokens that the files name without an id are left out,
-    with a warning, where they would get an id that the model does not have.
+    with a warning, where they would get an id that the model does not have. size: how many pieces there are, where
+    several have the same text.
     """
-    tokens = _Tokens(vocab)
+    tokens = _Tokens(vocab, len(vocab) if size is None else size)
     for token in present:
         tokens.add(token)
     roles = {token.text: token for token in _roles(settings)}
@@ -137,11 +144,11 @@ def add_tokens(
 class _Tokens:
     """Added tokens as the library `tokenizers` keeps them: what it does with an id and with a text that it knows."""
 
-    def __init__(self, vocab: Mapping[str, int]) -> None:
+    def __init__(self, vocab: Mapping[str, int], size: int) -> None:
         self.vocab = vocab
         self.taken = {token: text for text, token in vocab.items()}
         self.by_text: dict[str, Added] = {}
-        self.next_id = len(vocab)
+        self.next_id = size
 
     def id_of(self, text: str) -> int:
         """The id that a token has, or would get."""

@@ -1,4 +1,5 @@
-"""Tokenizers from GGUF metadata alone: SentencePiece BPE ("llama"), BPE ("gpt2", "gemma4") and WordPiece ("bert").
+"""Tokenizers from GGUF metadata alone: SentencePiece BPE ("llama"), BPE ("gpt2", "gemma4"), unigram ("t5") and
+WordPiece ("bert").
 
 A GGUF file names the way its model cuts text into words instead of describing it: `pre_tokenizers.py` holds what the
 names stand for; a name that is not there is refused, and so are the other kinds of tokenizers.
@@ -6,6 +7,7 @@ names stand for; a name that is not there is refused, and so are the other kinds
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -25,9 +27,40 @@ from .vocab_json import (
     split_words,
     word_piece_document,
 )
-from .vocab_spm import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece, piece_ids, spm_document
+from .vocab_spm import (
+    BPE,
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Piece,
+    library_document,
+    piece_ids,
+    spm_document,
+)
+from .vocab_unigram import UnigramPiece, unigram_document
 
 T = TypeVar("T", bool, int, str)
+
+_USUAL_PRE = {
+    "bloom": "bloom",
+    "codeshell": "codeshell",
+    "command-r": "command-r",
+    "falcon": "falcon",
+    "gpt2": "gpt-2",
+    "gptneox": "olmo",
+    "mpt": "mpt",
+    "olmo": "olmo",
+    "phi2": "phi-2",
+    "qwen2": "qwen2",
+    "qwen2moe": "qwen2",
+    "refact": "refact",
+    "starcoder": "starcoder",
+    "starcoder2": "starcoder",
+}
+_FILLED = re.compile(r"\[(?:PAD|EMPTY_)\d+\]")  # what stands where an id has no token
 
 # Tokens that end a turn or a text in the models that have them; files seldom name more than EOS.
 _END_NAMES = frozenset(
@@ -71,15 +104,16 @@ def from_metadata(values: dict[str, Value]) -> Vocabulary:
     if kind == "llama":
         return _spm(values)
     if kind == "gpt2":
-        return _bpe(values, _get(values, "pre", str, "default") or "default")
+        return _bpe(values, _get(values, "pre", str, None) or _usual_pre(values))
     if kind == "gemma4":
         return _bpe(values, "gemma4")
+    if kind == "t5":
+        return _unigram(values)
     if kind == "bert":
         return _word_piece(values)
     if kind is None:
         raise TokenizerError("the file has no tokenizer: 'tokenizer.ggml.model' is missing")
     known = {
-        "t5": "T5's unigram model",
         "rwkv": "RWKV's",
         "plamo2": "PLaMo's",
         "hybriddna": "of DNA",
@@ -88,9 +122,15 @@ def from_metadata(values: dict[str, Value]) -> Vocabulary:
         "no_vocab": "no vocabulary",
     }
     raise UnsupportedError(
-        f"the GGUF tokenizer '{kind}' ({known.get(kind, 'unknown')}) is not supported, only 'llama', 'gpt2', 'gemma4'"
-        " and 'bert'"
+        f"the GGUF tokenizer '{kind}' ({known.get(kind, 'unknown')}) is not supported, only 'llama', 'gpt2', 'gemma4',"
+        " 't5' and 'bert'"
     )
+
+
+def _usual_pre(values: dict[str, Value]) -> str:
+    """The pre-tokenizer of a file that names none, as old ones do: that of all models of its architecture."""
+    architecture = values.get("general.architecture")
+    return _USUAL_PRE.get(architecture, "default") if isinstance(architecture, str) else "default"
 
 
 def _get(values: dict[str, Value], name: str, kind: type[T], default: T | None) -> T | None:
@@ -142,8 +182,9 @@ def _special(
     bos: int | None = None,
     eos: int | None = None,
     add_bos: bool = False,
+    add_eos: bool = False,
 ) -> SpecialTokens:
-    """BOS, EOS and stop rules; `bos`, `eos` and `add_bos` are what holds where the file does not say."""
+    """BOS, EOS and stop rules; `bos`, `eos`, `add_bos` and `add_eos` are what holds where the file does not say."""
     bos = _token_id(values, "bos", len(pieces), bos)
     eos = _token_id(values, "eos", len(pieces), eos)
     stops = {eos, *(_token_id(values, name, len(pieces), None) for name in ("eot", "eom"))} - {None}
@@ -157,7 +198,7 @@ def _special(
         # there <|end|> closes a message, not the answer
         ends = {index for index in ends if pieces[index].text != "<|end|>"}
     add_bos = bool(_get(values, "add_bos_token", bool, add_bos and bos is not None))
-    add_eos = bool(_get(values, "add_eos_token", bool, False))
+    add_eos = bool(_get(values, "add_eos_token", bool, add_eos and eos is not None))
     return SpecialTokens(
         bos, add_bos, add_eos, eos, tuple(sorted(token for token in stops | ends if token is not None))
     )
@@ -190,7 +231,15 @@ def _spm(values: dict[str, Value]) -> Vocabulary:
     name = values.get("general.name")
     added = _added(pieces, special, _phi3_rstrip(pieces) if isinstance(name, str) and _is_phi3(name) else frozenset())
     prefix = bool(_get(values, "add_space_prefix", bool, True))
-    return Vocabulary(canonical_json(spm_document(pieces, prefix_space=prefix, added=added)), special, None)
+    document: Document
+    try:
+        document = spm_document(pieces, prefix_space=prefix, added=added)
+    except TokenizerError as error:  # damaged, or not to be written as merges: the library tells
+        try:
+            document = library_document(pieces, {3: BPE}, {4: 0}, prefix, added, "always", ())
+        except TokenizerError:
+            raise error from None
+    return Vocabulary(canonical_json(document), special, None)
 
 
 def _is_phi3(name: str) -> bool:
@@ -222,6 +271,47 @@ def _bpe(values: dict[str, Value], name: str) -> Vocabulary:
     return Vocabulary(canonical_json(document), special, None)
 
 
+def _unigram(values: dict[str, Value]) -> Vocabulary:
+    """T5's tokenizer and XLM-RoBERTa's, as their own tokenizer.json files have it: see `unigram_document`."""
+    for name, usual in (("escape_whitespaces", True), ("treat_whitespace_as_suffix", False)):
+        if _get(values, name, bool, usual) is not usual:
+            raise UnsupportedError(f"'tokenizer.ggml.{name}' is {not usual}, which is not supported")
+    if "tokenizer.ggml.scores" not in values:
+        raise TokenizerError("'tokenizer.ggml.scores' is missing: without scores a unigram vocabulary cannot encode")
+    pieces = _pieces(values)
+    piece_ids([piece.text for piece in pieces])
+    special = _special(values, pieces, eos=1, add_eos=True)
+    unknown = next((index for index, piece in enumerate(pieces) if piece.type == UNKNOWN), None)
+    if unknown is None:
+        unknown = _token_id(values, "unknown", len(pieces), 2)
+    one_space = bool(_get(values, "remove_extra_whitespaces", bool, False))
+    document = unigram_document(
+        # what fills holes is no text: with a space, which no word has, it is never found
+        [
+            UnigramPiece(" " + piece.text, 0.0)
+            if piece.type == UNUSED and _FILLED.fullmatch(piece.text)
+            else UnigramPiece(piece.text, piece.score)
+            for piece in pieces
+        ],
+        _added(pieces, special),
+        unknown=unknown,
+        byte_fallback=any(piece.type == BYTE for piece in pieces),
+        prefix_space=bool(_get(values, "add_space_prefix", bool, True)),
+        one_space=one_space,
+        replacements=_charsmap(values),
+        words=one_space,
+    )
+    return Vocabulary(canonical_json(document), special, None)
+
+
+def _charsmap(values: dict[str, Value]) -> bytes:
+    """SentencePiece's table of replacements, which GGUF keeps as an array of bytes, signed or not."""
+    items = values.get("tokenizer.ggml.precompiled_charsmap", [])
+    if not isinstance(items, list) or not all(type(item) is int and -128 <= item < 256 for item in items):
+        raise TokenizerError("'tokenizer.ggml.precompiled_charsmap' is no array of bytes")
+    return bytes(item & 0xFF for item in items)  # type: ignore[operator]
+
+
 def _word_piece(values: dict[str, Value]) -> Vocabulary:
     """BERT's tokenizer. GGUF writes U+2581 in front of what begins a word; BERT writes ## in front of the rest."""
     pieces = _pieces(values)
@@ -237,7 +327,9 @@ def _word_piece(values: dict[str, Value]) -> Vocabulary:
     eos = _token_id(values, "seperator", size, 102)  # the key is written so
     if unknown is None or unknown >= size:
         raise TokenizerError("there is no token for unknown words ('tokenizer.ggml.unknown_token_id')")
-    special = SpecialTokens(bos, True, True, eos, () if eos is None else (eos,))
+    add_bos = bool(_get(values, "add_bos_token", bool, bos is not None))
+    add_eos = bool(_get(values, "add_eos_token", bool, eos is not None))
+    special = SpecialTokens(bos, add_bos, add_eos, eos, () if eos is None else (eos,))
     lowercase = bool(_get(values, "normalizer.lowercase", bool, True))
     strip_accents = bool(_get(values, "normalizer.strip_accents", bool, lowercase))
     document = word_piece_document(

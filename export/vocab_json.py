@@ -15,6 +15,7 @@ from llamac.errors import LlamacError, TokenizerError, UnsupportedError
 from llamac.tokenizer import SPACE_MARK, WORD_PIECE_PREFIX, SpecialTokens, byte_alphabet, decode_rules
 from llamac.tokenizer_json import check_structure
 
+from .pre_tokenizers import LINEAR, PRE_TOKENIZERS
 from .vocab_added import Added, Document, Room, Sidecars, add_tokens, parse_json, read_added, special_tokens
 
 Merge = tuple[str, str]
@@ -169,15 +170,25 @@ def _byte_level(prefix_space: bool = False, use_regex: bool = False) -> Document
     return {"type": "ByteLevel", "add_prefix_space": prefix_space, "trim_offsets": True, "use_regex": use_regex}
 
 
-def split_words(splits: Iterable[str]) -> Document:
+def split_words(splits: Iterable[str], prefix_space: bool = False) -> Document:
     """The pre-tokenizer that cuts the text by each regular expression in turn.
 
     Matches and what lies between them are words; no merge reaches over the edge of a word."""
-    return {"type": "Sequence", "pretokenizers": [*map(_split, splits), _byte_level()]}
+    return {"type": "Sequence", "pretokenizers": [*map(_split, splits), _byte_level(prefix_space)]}
 
 
 def _split(regex: str) -> Document:
-    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    return {"type": "Split", "pattern": {"Regex": LINEAR.get(regex, regex)}, "behavior": "Isolated", "invert": False}
+
+
+def _make_linear(step: Any) -> None:
+    """Replaces the regular expressions in a pre-tokenizer that would take too long by those that cut alike."""
+    if isinstance(step, dict):
+        for inner in step.get("pretokenizers") or ():
+            _make_linear(inner)
+        regex = step.get("pattern", {}).get("Regex") if step.get("type") == "Split" else None
+        if regex in LINEAR and step.get("behavior") == "Isolated" and not step.get("invert"):
+            step["pattern"]["Regex"] = LINEAR[regex]
 
 
 def from_tokenizer_json(
@@ -195,10 +206,17 @@ def from_tokenizer_json(
         decode_rules(document.get("decoder"))
         settings = sidecars.settings()
         present = [read_added(entry) for entry in document.get("added_tokens") or []]
-        added = add_tokens(token_ids({"model": document["model"]}), present, sidecars, settings, room)
+        pieces = token_ids({"model": document["model"]})
+        added = add_tokens(pieces, present, sidecars, settings, room, size=len(document["model"]["vocab"]))
         document["added_tokens"] = [token.document() for token in added]
+        ids = token_ids(document)
+        _make_linear(document.get("pre_tokenizer"))
         front, back = _post_processor(document.get("post_processor"))
-        special = special_tokens(token_ids(document), sidecars, settings, front, back)
+        known = {*ids.values(), None}
+        wrong = [token for token in (front, back) if type(token) not in (int, type(None)) or token not in known]
+        if wrong:
+            raise TokenizerError(f"the tokenizer puts the token {wrong[0]!r:.40} around a text, which it does not have")
+        special = special_tokens(ids, sidecars, settings, front, back)
         return Vocabulary(canonical_json(document), special, spm)
 
 
@@ -215,8 +233,8 @@ def _structure(name: str) -> Iterator[None]:
 
 def _check_model(document: Document) -> None:
     kind = document["model"].get("type", "BPE")
-    if kind not in ("BPE", "Unigram", "WordPiece"):
-        raise UnsupportedError(f"a {kind} tokenizer is not supported, only BPE, Unigram and WordPiece")
+    if kind not in ("BPE", "Unigram", "WordPiece", "WordLevel"):
+        raise UnsupportedError(f"a {kind} tokenizer is not supported, only BPE, Unigram, WordPiece and WordLevel")
     if document["model"].get("dropout"):
         raise UnsupportedError("a tokenizer with dropout encodes at random, which is not supported")
 
@@ -274,22 +292,30 @@ def _template(step: Document) -> tuple[list[int], list[int]]:
 def from_vocab_and_merges(
     vocab_json: bytes, merges_txt: bytes, sidecars: Sidecars, room: Room | None = None
 ) -> Vocabulary:
-    """The vocabulary of a vocab.json and the merges.txt beside it: byte-level BPE with GPT-2's way to cut words."""
+    """The vocabulary of a vocab.json and the merges.txt beside it: byte-level BPE, with GPT-2's way to cut words unless
+    tokenizer_config.json names Qwen 2's tokenizer."""
     vocab = parse_json(vocab_json, "vocab.json")
     with _structure("vocab.json or a file beside it"):
         token_ids({"model": {"vocab": vocab}})  # checks the ids
         _check_byte_level(vocab)
         kind = sidecars.tokenizer_config.get("tokenizer_class", "GPT2Tokenizer")
-        if kind not in ("GPT2Tokenizer", "GPT2TokenizerFast"):
+        name = str(kind).removesuffix("Fast")
+        if name not in ("GPT2Tokenizer", "CodeGenTokenizer", "Qwen2Tokenizer"):
             raise UnsupportedError(
                 f"vocab.json and merges.txt of a {kind} are not enough, its tokenizer.json is needed"
             )
-        # GPT-2's files leave out the name of its one special token.
-        names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT if END_OF_TEXT in vocab else None)
+        # The files leave out the name of the one special token of GPT-2; that of Qwen 2 begins no text.
+        roles = ("eos_token", "unk_token", *(("bos_token",) if name != "Qwen2Tokenizer" else ()))
+        names = dict.fromkeys(roles, END_OF_TEXT if END_OF_TEXT in vocab else None)
         settings = sidecars.settings(**names)
         added = add_tokens(vocab, [], sidecars, settings, room)
-        pre_tokenizer = _byte_level(bool(settings.get("add_prefix_space")), use_regex=True)
-        document = byte_level_document(vocab, _read_merges(merges_txt, vocab), added, pre_tokenizer)
+        prefix_space = bool(settings.get("add_prefix_space"))
+        merges = _read_merges(merges_txt, vocab)
+        if name == "Qwen2Tokenizer":
+            rules = PRE_TOKENIZERS["qwen2"]
+            document = byte_level_document(vocab, merges, added, split_words(rules.splits, prefix_space), nfc=rules.nfc)
+        else:
+            document = byte_level_document(vocab, merges, added, _byte_level(prefix_space, use_regex=True))
         special = special_tokens(token_ids(document), sidecars, settings)
         return Vocabulary(canonical_json(document), special, None)
 

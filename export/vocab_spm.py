@@ -7,26 +7,37 @@ not carry over.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import heapq
 import itertools
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from llamac.errors import TokenizerError, UnsupportedError
+from llamac.errors import TokenizerError
+from llamac.sentencepiece_text import SentencePieceText, protobuf_field
 from llamac.tokenizer import SPACE_MARK
+from llamac.tokenizer_json import library_errors
 
 from .vocab_added import Added, Document, Room, Sidecars, add_tokens, special_tokens
 from .vocab_json import Merge, Vocabulary, bpe_document, canonical_json, token_ids
-from .vocab_unigram import UnigramPiece, check_unigram, normalizer_steps, unigram_document
+from .vocab_unigram import UnigramPiece, normalizer_steps, unigram_document
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # piece types, in SentencePiece and in GGUF
 
 MAX_PIECE = 1024  # characters; the longest in known vocabularies has 128
+MAX_MERGED = 1 << 25  # characters of all merges together; Gemma 3 has 6 million
 MAX_TIES = 1 << 20  # of pairs and of characters: bounds the work on equal scores
 
 Settings = dict[int, Any]  # {field number: value} of a protocol buffer message
+# Types of the fields that are used: text, score and type; kind, separate spaces, BOS, EOS; replacements, then flags.
+_PIECE = {1: bytes, 2: bytes, 3: int}
+_TRAINER = {3: int, 24: int, 41: int, 42: int}
+_NORMALIZER = {2: bytes, 3: int, 4: int, 5: int}
+
+BPE = 2  # the kind of a SentencePiece model
 
 BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 
@@ -43,6 +54,7 @@ def ranked_merges(scores: Mapping[str, float], pieces: Mapping[str, int], text_m
     that is no piece must not be needed.
     """
     merges: list[Merge] = []
+    characters = 0
     for piece in scores:
         if len(piece) > MAX_PIECE:
             raise TokenizerError(f"a piece of {len(piece)} characters ({piece[:20]!r}...) is not believable")
@@ -50,11 +62,14 @@ def ranked_merges(scores: Mapping[str, float], pieces: Mapping[str, int], text_m
             left, right = piece[:cut], piece[cut:]
             if left in pieces and right in pieces:
                 merges.append((left, right))
+                characters += len(piece)
             elif text_merges and (cut == 1 or left in pieces) and (cut == len(piece) - 1 or right in pieces):
                 lone = left if left not in pieces else right
                 raise TokenizerError(
                     f"the piece {piece!r} is made with {lone!r}, which is no piece: it cannot be represented"
                 )
+        if characters > MAX_MERGED:
+            raise TokenizerError("the pieces can be made of one another in so many ways that no merges are listed")
     merges.sort(key=lambda merge: (-scores[merge[0] + merge[1]], -len(merge[0]), pieces[merge[0] + merge[1]]))
     _check_ties(merges, scores)
     return merges
@@ -224,17 +239,13 @@ def piece_ids(texts: Sequence[str]) -> dict[str, int]:
 
 
 def from_sentencepiece(data: bytes, sidecars: Sidecars, room: Room | None = None) -> Vocabulary:
-    """The vocabulary of a SentencePiece BPE or unigram model, encoding as the sentencepiece library does.
+    """The vocabulary of a SentencePiece model, encoding as the sentencepiece library does.
 
     Added tokens and their rules come from `sidecars`. BOS is put in front unless tokenizer_config.json says otherwise.
-    A space in front of the text behind an added token is put there only where that file says `legacy`.
+    A space in front of the text behind an added token is put there only where that file says `legacy`, or the model is
+    a unigram one.
     """
     pieces, trainer, normalizer = read_model(data)
-    unigram = trainer.get(3, 1) == 1
-    if unigram:
-        check_unigram(trainer, normalizer, any(piece.type in (USER_DEFINED, UNUSED) for piece in pieces))
-    else:
-        _check_representable(pieces, trainer, normalizer)
     bos, eos = (_model_id(trainer.get(field, default), pieces) for field, default in ((41, 1), (42, 2)))
     settings = sidecars.settings(
         add_bos_token=bos is not None,
@@ -244,11 +255,6 @@ def from_sentencepiece(data: bytes, sidecars: Sidecars, room: Room | None = None
     )
     wanted = settings.get("add_prefix_space")
     prefix_space = bool(normalizer.get(3, 1) if wanted is None else wanted)
-    if prefix_space and any(piece.type == USER_DEFINED for piece in pieces):
-        raise UnsupportedError(
-            "a SentencePiece model with both user-defined pieces and a space in front of the text cannot be "
-            "represented exactly; use the model's tokenizer.json"
-        )
     implied = [
         # User-defined pieces are looked for after spaces were replaced, the others in the text as it is.
         Added(index, piece.text, special=piece.type != USER_DEFINED, normalized=piece.type == USER_DEFINED)
@@ -256,30 +262,109 @@ def from_sentencepiece(data: bytes, sidecars: Sidecars, room: Room | None = None
         if piece.type in (CONTROL, UNKNOWN, USER_DEFINED)
     ]
     added = add_tokens(piece_ids([piece.text for piece in pieces]), [], sidecars, settings, room, implied)
-    if unigram:
-        unknown = next((index for index, piece in enumerate(pieces) if piece.type == UNKNOWN), None)
-        document = unigram_document(
-            [UnigramPiece(piece.text, piece.score) for piece in pieces],
-            added,
-            unknown=unknown,
-            byte_fallback=any(piece.type == BYTE for piece in pieces),
-            prefix_space=prefix_space,
-            one_space=bool(normalizer.get(4, 1)),
-            replacements=normalizer.get(2, b""),
-        )
-        special = special_tokens(token_ids(document), sidecars, settings)
-        return Vocabulary(canonical_json(document), special, data)
-    scheme: Literal["first", "always"] = "always" if settings.get("legacy") else "first"
-    one_space, replacements = bool(normalizer.get(4, 1)), normalizer.get(2, b"")
-    own = normalizer_steps(prefix_space, one_space, replacements) if one_space or replacements else ()
-    document = spm_document(pieces, prefix_space=prefix_space, added=added, scheme=scheme, normalizer=own)
-    unused = {piece.text for piece in pieces if piece.type == UNUSED}
-    if any(left + right in unused for left, right in document["model"]["merges"]):
-        raise UnsupportedError(
-            "the SentencePiece model takes apart again pieces that are marked unused, which is not supported"
-        )
+    unigram = trainer.get(3, 1) != BPE
+    scheme: Literal["first", "always"] = "always" if unigram or settings.get("legacy") else "first"
+    document = None if unigram else _bpe_document(pieces, trainer, normalizer, prefix_space, added, scheme)
+    if document is None:
+        own = {token.id for token in added if token in implied and not token.special}
+        document = library_document(pieces, trainer, normalizer, prefix_space, added, scheme, own)
     special = special_tokens(token_ids(document), sidecars, settings)
     return Vocabulary(canonical_json(document), special, data)
+
+
+def library_document(
+    pieces: Sequence[Piece],
+    trainer: Settings,
+    normalizer: Settings,
+    prefix_space: bool,
+    added: Sequence[Added],
+    scheme: Literal["first", "always"],
+    own: Collection[int],
+) -> Document:
+    """A vocabulary with which the library sentencepiece encodes: see `SentencePieceText`, also for `own`."""
+    document = _near_document(pieces, trainer, normalizer, prefix_space, added, scheme)
+    kind = trainer.get(3, 1)
+    document["sentencepiece"] = {
+        "model": _text(_runnable(pieces, trainer, normalizer, own, prefix_space)),
+        "replacements": _text(normalizer.get(2, b"")),
+        "prefix": scheme,
+        "own": sorted(own),
+        "near": kind in (1, BPE) and (kind == 1) == (document["model"]["type"] == "Unigram"),
+    }
+    with library_errors("the SentencePiece model cannot be used"):
+        SentencePieceText(document["sentencepiece"], {})
+    return document
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bpe_document(
+    pieces: Sequence[Piece],
+    trainer: Settings,
+    normalizer: Settings,
+    prefix_space: bool,
+    added: Sequence[Added],
+    scheme: Literal["first", "always"],
+) -> Document | None:
+    """A tokenizer.json that encodes exactly as the BPE model does; None where there is none."""
+    usual = not normalizer.get(2) and not normalizer.get(4, 1) and normalizer.get(5, 1) and not trainer.get(24, 0)
+    if not usual or (prefix_space and any(piece.type == USER_DEFINED for piece in pieces)):
+        return None
+    try:
+        document = spm_document(pieces, prefix_space=prefix_space, added=added, scheme=scheme)
+    except TokenizerError:
+        return None
+    unused = {piece.text for piece in pieces if piece.type == UNUSED}
+    if any(left + right in unused for left, right in document["model"]["merges"]):  # they are taken apart again
+        return None
+    return document
+
+
+def _near_document(
+    pieces: Sequence[Piece],
+    trainer: Settings,
+    normalizer: Settings,
+    prefix_space: bool,
+    added: Sequence[Added],
+    scheme: Literal["first", "always"],
+) -> Document:
+    """The tokenizer.json that comes closest to a model, as transformers would have it; decoding is exact."""
+    one_space, replacements = bool(normalizer.get(4, 1)), normalizer.get(2, b"")
+    if trainer.get(3, 1) == BPE:
+        steps = normalizer_steps(prefix_space, one_space, replacements) if one_space or replacements else ()
+        with contextlib.suppress(TokenizerError):
+            return spm_document(pieces, prefix_space=prefix_space, added=added, scheme=scheme, normalizer=steps)
+    return unigram_document(
+        [UnigramPiece(piece.text, piece.score) for piece in pieces],
+        added,
+        unknown=next((index for index, piece in enumerate(pieces) if piece.type == UNKNOWN), None),
+        byte_fallback=any(piece.type == BYTE for piece in pieces),
+        prefix_space=prefix_space,
+        one_space=one_space,
+        replacements=replacements,
+    )
+
+
+def _runnable(
+    pieces: Sequence[Piece], trainer: Settings, normalizer: Settings, own: Collection[int], prefix_space: bool
+) -> bytes:
+    """The model for the library sentencepiece: only what encoding needs, and without the table of replacements.
+
+    Of user-defined pieces it looks for those in `own`: the others are added tokens like any other."""
+    parts = []
+    for index, (text, score, kind) in enumerate(pieces):
+        kind = CONTROL if kind == USER_DEFINED and index not in own else kind
+        piece = protobuf_field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + protobuf_field(3, kind)
+        parts.append(protobuf_field(1, piece))
+    bytes_too = any(piece.type == BYTE for piece in pieces)
+    for part, fields in (
+        (2, {3: trainer.get(3, 1), 24: trainer.get(24, 0), 35: int(bytes_too)}),  # the kind, spaces behind words, bytes
+        (3, {3: int(prefix_space), 4: normalizer.get(4, 1), 5: normalizer.get(5, 1)}),  # what becomes of spaces
+    ):
+        parts.append(protobuf_field(part, b"".join(protobuf_field(*field) for field in fields.items())))
+    return b"".join(parts)
 
 
 def looks_like_sentencepiece(data: bytes) -> bool:
@@ -287,27 +372,6 @@ def looks_like_sentencepiece(data: bytes) -> bool:
 
     A llama2.c tokenizer.bin begins with a length, whose high bytes are zero."""
     return len(data) > 3 and data[0] == 0x0A and data[2] == 0x0A
-
-
-def _check_representable(pieces: Sequence[Piece], trainer: Settings, normalizer: Settings) -> None:
-    kind = {1: "unigram", 2: "BPE", 3: "word", 4: "character"}.get(trainer.get(3, 1), "unknown")
-    if kind != "BPE":
-        raise UnsupportedError(
-            f"a SentencePiece model of the kind {kind} is not supported, only BPE and unigram; use the model's"
-            " tokenizer.json"
-        )
-    rewrites = bool(normalizer.get(2)) or bool(normalizer.get(4, 1))
-    problems = {
-        "user-defined pieces beside replacements of characters": rewrites
-        and any(piece.type == USER_DEFINED for piece in pieces),
-        "unescaped spaces": not normalizer.get(5, 1),
-        "spaces at the end of words": bool(trainer.get(24, 0)),
-    }
-    for problem, present in problems.items():
-        if present:
-            raise UnsupportedError(
-                f"the SentencePiece model has {problem}, which is not supported; use the model's tokenizer.json"
-            )
 
 
 def _model_id(value: int, pieces: Sequence[Piece]) -> int | None:
@@ -322,22 +386,35 @@ def read_model(data: bytes) -> tuple[list[Piece], Settings, Settings]:
     trainer: Settings = {}
     normalizer: Settings = {}
     for field, value in _fields(data):
-        if field in (1, 2, 3) and not isinstance(value, bytes):
-            raise TokenizerError(f"tokenizer.model is damaged: field {field} is no message")
         if field == 1:
-            entry = dict(_fields(value))
+            entry = _message(value, _PIECE, "a piece")
             try:
                 (score,) = struct.unpack("<f", entry.get(2, b"\0\0\0\0"))
                 pieces.append(Piece(entry.get(1, b"").decode("utf-8"), score, entry.get(3, NORMAL)))
-            except (AttributeError, TypeError, UnicodeDecodeError, struct.error):
+            except (UnicodeDecodeError, struct.error):
                 raise TokenizerError(f"tokenizer.model is damaged: piece {len(pieces)} cannot be read") from None
         elif field == 2:
-            trainer.update(_fields(value))
+            trainer |= _message(value, _TRAINER, "the trainer's settings")
         elif field == 3:
-            normalizer.update(_fields(value))
+            normalizer |= _message(value, _NORMALIZER, "the normalizer's settings")
     if not pieces:
         raise TokenizerError("tokenizer.model is no SentencePiece model: it holds no pieces")
+    for index, piece in enumerate(pieces):
+        if not math.isfinite(piece.score):
+            raise TokenizerError(f"tokenizer.model: the score of token {index} is {piece.score}")
     return pieces, trainer, normalizer
+
+
+def _message(data: Any, types: Mapping[int, type], what: str) -> Settings:
+    """The fields of a message inside another one. types: of those that are used."""
+    if not isinstance(data, bytes):
+        raise TokenizerError(f"tokenizer.model is damaged: {what} is no message")
+    found: Settings = {}
+    for field, value in _fields(data):
+        if not isinstance(value, types.get(field, object)):
+            raise TokenizerError(f"tokenizer.model is damaged: field {field} of {what} is of another type")
+        found[field] = value
+    return found
 
 
 def _fields(data: bytes) -> Iterator[tuple[Any, Any]]:

@@ -1,17 +1,16 @@
-"""SentencePiece's unigram models: of all ways to cut a text into pieces, the one with the highest sum of scores.
+"""Unigram models: of all ways to cut a text into pieces, the one with the highest sum of scores.
 
-The library `tokenizers` has that model, and also the tables of character replacements. It applies these to whole
-characters as a reader sees them, SentencePiece to code points: rare sequences of combining marks differ, in the same
-way as in transformers.
+The library `tokenizers` has that model, and also SentencePiece's tables of character replacements. It applies these to
+whole characters as a reader sees them, SentencePiece to code points, and it adds scores with 64 bits instead of 32.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from llamac.errors import TokenizerError, UnsupportedError
+from llamac.errors import TokenizerError
 from llamac.tokenizer import SPACE_MARK
 
 from .vocab_added import Added, Document
@@ -33,21 +32,26 @@ def unigram_document(
     prefix_space: bool,
     one_space: bool,
     replacements: bytes,
+    words: bool = False,
 ) -> Document:
     """A tokenizer.json that encodes as a SentencePiece unigram model does.
 
     unknown: the id of the piece for unknown characters. one_space: spaces at both ends are left out, and several become
-    one. replacements: SentencePiece's table, empty for none.
+    one. replacements: SentencePiece's table, empty for none. words: each word is cut into pieces by itself, as the
+    tokenizer.json files of T5 and XLM-RoBERTa have it, instead of the whole text; equal sums can be decided otherwise.
     """
     if unknown is None:
         raise TokenizerError("the unigram vocabulary has no piece for unknown characters")
     undo: list[Document] = [_replace({"String": SPACE_MARK}, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
     if prefix_space:
         undo.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    steps = normalizer_steps(prefix_space, one_space, replacements)
+    if words:
+        steps = normalizer_steps(False, False, replacements)[:-1]
     return {
         "added_tokens": [token.document() for token in sorted(added)],
-        "normalizer": {"type": "Sequence", "normalizers": normalizer_steps(prefix_space, one_space, replacements)},
-        "pre_tokenizer": None,
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "pre_tokenizer": _words(prefix_space) if words else None,
         "decoder": {"type": "Sequence", "decoders": undo},
         "model": {
             "type": "Unigram",
@@ -56,6 +60,17 @@ def unigram_document(
             "byte_fallback": byte_fallback,
         },
     }
+
+
+def _words(prefix_space: bool) -> Document:
+    """The pre-tokenizer that leaves out white space and puts U+2581 in front of each word, or else between them."""
+    metaspace = {
+        "type": "Metaspace",
+        "replacement": SPACE_MARK,
+        "prepend_scheme": "always" if prefix_space else "never",
+        "split": True,
+    }
+    return {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]}
 
 
 def normalizer_steps(prefix_space: bool, one_space: bool, replacements: bytes) -> list[Document]:
@@ -76,17 +91,3 @@ def normalizer_steps(prefix_space: bool, one_space: bool, replacements: bytes) -
 
 def _replace(pattern: Mapping[str, str], content: str) -> Document:
     return {"type": "Replace", "pattern": dict(pattern), "content": content}
-
-
-def check_unigram(trainer: Mapping[int, Any], normalizer: Mapping[int, Any], has_others: bool) -> None:
-    """UnsupportedError for what cannot be represented; `has_others`: there are user-defined or unused pieces."""
-    problems = {
-        "user-defined or unused pieces": has_others,
-        "unescaped spaces": not normalizer.get(5, 1),
-        "spaces at the end of words": bool(trainer.get(24, 0)),
-    }
-    for problem, present in problems.items():
-        if present:
-            raise UnsupportedError(
-                f"the SentencePiece unigram model has {problem}, which is not supported; use the model's tokenizer.json"
-            )

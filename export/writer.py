@@ -1,18 +1,21 @@
 """Writes the flat file: plans every byte's place, then streams the tensors into a temporary file, then renames it.
 
 Nothing is written before the plan stands: all tensors that are missing, surplus or of another shape are told at once,
-and the disk's free space is known to suffice. The target appears whole or not at all.
+and the disk's free space is known to suffice. The target appears whole or not at all. A tensor's record follows its
+data, so that a file that was broken off tells how far it came, and the next one can go on from there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import itertools
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -22,9 +25,9 @@ from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.errors import ArgumentError, ExportError
-from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
+from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig, ahead
 from llamac.export.quantize import DTYPES, Lesson, Quantizer, choose_dtypes
-from llamac.flatfile import ALIGNMENT, MAGIC, NUMERICS, RECORD_BYTES, SECTIONS, VERSION, pack_record
+from llamac.flatfile import ALIGNMENT, MAGIC, NUMERICS, RECORD_BYTES, SECTIONS, VERSION, pack_record, unpack_record
 from llamac.progress import Progress, silent
 from llamac.strips import QUANTIZED, STRIP_ROWS
 from llamac.tokenizer import SpecialTokens
@@ -36,6 +39,7 @@ F16_OVERFLOW = 65520.0
 BF16_OVERFLOW = float.fromhex("0x1.ffp127")
 QUANTIZED_OVERFLOW = 2.0**120
 COPY_BYTES = 1 << 24
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a system says where a file cannot grow
 # A system keeps what is written in pieces as large as the writes, and maps pieces of 2 MiB at once: weights of a file
 # that was just written are read a tenth faster then (bench/LOG.md).
 BLOCK_BYTES = 1 << 21
@@ -50,6 +54,10 @@ class Slot:
     dtype: str
     offset: int
     bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.bytes
 
     @property
     def is_matrix(self) -> bool:
@@ -205,7 +213,7 @@ def checked_chunks(name: str, tensor: LazyTensor, dtype: str) -> Iterator[NDArra
     limits = {"f16": F16_OVERFLOW, "bf16": BF16_OVERFLOW} | dict.fromkeys(QUANTIZED, QUANTIZED_OVERFLOW)
     largest = limits.get(dtype, np.inf)
     for _, rows in tensor.chunks(STRIP_ROWS):
-        peak = float(np.abs(rows).max(initial=0.0))
+        peak = max(float(rows.max(initial=0.0)), -float(rows.min(initial=0.0)))
         if not np.isfinite(peak):
             raise ExportError(f"tensor {name} holds numbers that are not finite")
         if peak >= largest:
@@ -214,15 +222,18 @@ def checked_chunks(name: str, tensor: LazyTensor, dtype: str) -> Iterator[NDArra
         yield rows
 
 
-def _chunks_as_stored(slot: Slot, quantizer: Quantizer, lesson: Lesson | None) -> Iterator[bytes]:
-    """The slot's bytes as they lie in the file, some rows at a time."""
-    for rows in checked_chunks(slot.name, slot.tensor, slot.dtype):
-        if not slot.is_matrix:
-            yield np.ascontiguousarray(rows, np.float32).tobytes()
-        elif slot.dtype in QUANTIZED:
-            yield quantizer.pack(rows, slot.dtype, lesson)
-        else:
-            yield pack_strips(rows, slot.dtype)
+def _rows_of(slots: Iterable[Slot]) -> Iterator[tuple[Slot, NDArray[np.float32]]]:
+    """The tensors' numbers, some rows at a time."""
+    for slot in slots:
+        for rows in checked_chunks(slot.name, slot.tensor, slot.dtype):
+            yield slot, rows
+
+
+def _as_stored(slot: Slot, rows: NDArray[np.float32], quantizer: Quantizer, lesson: Lesson | None) -> bytes:
+    """Rows of the slot as they lie in the file."""
+    if not slot.is_matrix:
+        return np.ascontiguousarray(rows, np.float32).tobytes()
+    return quantizer.pack(rows, slot.dtype, lesson) if slot.dtype in QUANTIZED else pack_strips(rows, slot.dtype)
 
 
 # ---- the file
@@ -235,26 +246,30 @@ def refuse_special(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def temporary_beside(target: Path) -> Iterator[BinaryIO]:
+def temporary_beside(target: Path, partial: Path | None = None) -> Iterator[BinaryIO]:
     """A new file in the target's folder; it becomes the target when the block ends well, else it vanishes.
 
-    A target that is a symbolic link stays one: the file it leads to is replaced. Permissions stay what they were."""
+    A target that is a symbolic link stays one: the file it leads to is replaced. Permissions stay what they were.
+    partial: the file's name until then, in the same folder. It is opened as it is if it is there already, and stays
+    where the block is broken off from outside, by Ctrl-C or with the process."""
     target = Path(os.path.realpath(target))
-    temporary = target.parent / _temporary_name(target)
+    temporary = partial or target.parent / _temporary_name(target)
     try:
         with _errors_name(target):
-            opened = open(temporary, "x+b")  # noqa: SIM115  closed by the next statement
+            opened = open(temporary, "r+b" if partial and partial.exists() else "x+b")  # noqa: SIM115  closed below
         with opened as file:
             with contextlib.suppress(FileNotFoundError):
                 os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+            with _errors_name(target, *NO_ROOM):
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
         with _errors_name(target):
             os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+    except BaseException as error:
+        if partial is None or isinstance(error, Exception):
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
         raise
 
 
@@ -271,7 +286,8 @@ def temporary_folder(target: Path) -> Iterator[Path]:
     try:
         with _errors_name(target):
             folder.mkdir()
-        yield folder
+        with _errors_name(target, *NO_ROOM):
+            yield folder
         with _errors_name(target):
             if not is_there:
                 os.replace(folder, target)
@@ -292,11 +308,13 @@ def _temporary_name(target: Path) -> str:
 
 
 @contextlib.contextmanager
-def _errors_name(target: Path) -> Iterator[None]:
-    """Errors of the system speak of the target: nobody knows the temporary file's name."""
+def _errors_name(target: Path, *kinds: int) -> Iterator[None]:
+    """Errors of the system, all or those of some kinds, speak of the target: nobody knows the temporary file's name."""
     try:
         yield
     except OSError as error:
+        if kinds and error.errno not in kinds:
+            raise
         raise OSError(error.errno, error.strerror, str(target)) from None
 
 
@@ -304,11 +322,13 @@ class NoRoomError(ExportError):
     """The disk has no room for what is to be written."""
 
 
-def check_space(target: Path, needed: int) -> None:
-    """NoRoomError if the disk on which the target will lie has less room than `needed` bytes."""
+def check_space(target: Path, needed: int, partial: Path | None = None) -> None:
+    """NoRoomError if the target's disk has less room than `needed` bytes, of which `partial` may hold some already."""
     place = Path(os.path.realpath(target))
     folder = place if place.is_dir() else place.parent
     free = shutil.disk_usage(folder).free
+    if partial is not None and partial.exists():
+        free += 512 * partial.stat().st_blocks
     if free < needed:
         raise NoRoomError(f"the disk of {folder} has {free / 1e6:.1f} MB free, the export needs {needed / 1e6:.1f} MB")
 
@@ -360,26 +380,60 @@ def write(
 def _write(
     file: BinaryIO, plan: Plan, progress: Progress, quantizer: Quantizer, teach: Callable[[Slot], Lesson | None]
 ) -> list[bytes]:
-    start = plan.offsets()["data"]
-    hashes = []
+    places = plan.offsets()
+    start = places["data"]
     file.truncate(plan.file_bytes)
-    stream = DataStream(file, start)
     progress("writing", 0, plan.data_bytes)
-    for slot in plan.slots:
+    hashes = _hashes_there(file, plan, progress)
+    stream = DataStream(file, start + (plan.slots[len(hashes) - 1].end if hashes else 0))
+    todo = plan.slots[len(hashes) :]
+    for _, group in itertools.groupby(ahead(_rows_of(todo)), key=lambda item: item[0].offset):
+        slot, first = next(group)
+        lesson = teach(slot)
         digest = hashlib.sha256()
         stream.skip_to(start + slot.offset)
         written = 0
-        for data in _chunks_as_stored(slot, quantizer, teach(slot)):
+        for rows in itertools.chain([first], (more for _, more in group)):
+            data = _as_stored(slot, rows, quantizer, lesson)
             digest.update(data)
             stream.write(data)
             written += len(data)
             progress("writing", slot.offset + written, plan.data_bytes)
         if written != slot.bytes:
             raise ExportError(f"tensor {slot.name} gave {written} bytes, expected {slot.bytes}")
+        file.seek(places["tensors"] + RECORD_BYTES["tensor"] * len(hashes))
+        file.write(_tensor_record(slot, start, digest.digest()))
         hashes.append(digest.digest())
     stream.flush()
     write_tables(file, plan, hashes)
     return hashes
+
+
+def _hashes_there(file: BinaryIO, plan: Plan, progress: Progress) -> list[bytes]:
+    """The hashes of the first tensors, as far as the file holds them already: with their records, and true to these."""
+    places = plan.offsets()
+    hashes: list[bytes] = []
+    for slot in plan.slots:
+        file.seek(places["tensors"] + RECORD_BYTES["tensor"] * len(hashes))
+        record = file.read(RECORD_BYTES["tensor"])
+        digest = unpack_record("tensor", record)["sha256"]
+        if record != _tensor_record(slot, places["data"], digest):
+            break
+        file.seek(places["data"] + slot.offset)
+        if digest != _hash_of(file, slot.bytes):
+            break
+        hashes.append(digest)
+        progress("writing", slot.end, plan.data_bytes)
+    return hashes
+
+
+def _hash_of(file: BinaryIO, count: int) -> bytes:
+    """The SHA-256 of the next so many bytes of a file."""
+    digest = hashlib.sha256()
+    while count and (data := file.read(min(count, COPY_BYTES))):
+        digest.update(data)
+        count -= len(data)
+    return digest.digest()
 
 
 def write_tables(file: BinaryIO, plan: Plan, tensor_hashes: list[bytes]) -> None:
@@ -387,8 +441,7 @@ def write_tables(file: BinaryIO, plan: Plan, tensor_hashes: list[bytes]) -> None
     places = plan.offsets()
     sections = dict(plan.sections)
     sections["tensors"] = b"".join(
-        pack_record("tensor", _tensor_values(slot, places["data"], digest))
-        for slot, digest in zip(plan.slots, tensor_hashes, strict=True)
+        _tensor_record(slot, places["data"], digest) for slot, digest in zip(plan.slots, tensor_hashes, strict=True)
     )
     digests = {name: hashlib.sha256(data).digest() for name, data in sections.items()}
     digests["data"] = hashlib.sha256(b"".join(tensor_hashes)).digest()
@@ -414,8 +467,8 @@ def write_tables(file: BinaryIO, plan: Plan, tensor_hashes: list[bytes]) -> None
         file.write(data)
 
 
-def _tensor_values(slot: Slot, data_offset: int, digest: bytes) -> dict[str, object]:
-    return {
+def _tensor_record(slot: Slot, data_offset: int, digest: bytes) -> bytes:
+    values = {
         "name": slot.name,
         "dtype": slot.dtype,
         "n_dims": len(slot.tensor.shape),
@@ -424,3 +477,4 @@ def _tensor_values(slot: Slot, data_offset: int, digest: bytes) -> dict[str, obj
         "bytes": slot.bytes,
         "sha256": digest,
     }
+    return pack_record("tensor", values)

@@ -8,7 +8,16 @@ with llamac.load("model.bin") as model:
         print(piece, end="", flush=True)
 """
 
-from llamac._core import stages as _stages
+try:
+    from llamac._core import stages as _stages
+except ModuleNotFoundError as _error:
+    if _error.name != "llamac._core":
+        raise
+    raise ModuleNotFoundError(
+        f"{__path__[0]} holds llamac's sources without its compiled core: use the installed llamac from another "
+        "folder, or build the core here with `pip install -e .`",
+        name=_error.name,
+    ) from None
 from llamac.chat import ChatTemplate
 from llamac.errors import (
     ArgumentError,

@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 from llamac.errors import ArgumentError, ArgumentTypeError
 
+# The number formats of a model file's matrices. (The core knows them, too: the command line does not wait for it.)
+DTYPES = ("f32", "f16", "bf16", "q8", "q4", "q4s")
 # A LoRA adapter: a PEFT directory, or a pair of one and its strength, which multiplies what it adds.
 Adapter: TypeAlias = str | Path | tuple[str | Path, float]
 

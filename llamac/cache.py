@@ -1,6 +1,7 @@
 """The cache of converted models: a folder of flat files, each under the SHA-256 of all that decides its bytes.
 
     models/KEY.bin, KEY.json    a model, and what is known of it; the latter's time of change is that of the last use
+    models/.KEY.bin.ID.partial  what was written of a model until its conversion was broken off; the next one goes on
     locks/KEY.lock              held by the process that converts; the system lets go of it however that process ends
     sources/ID.json             SHA-256 of a source's files, good as long as these have the same size, times and inode
 
@@ -25,7 +26,7 @@ from typing import Any
 
 from llamac import __version__
 from llamac.arguments import file_path
-from llamac.errors import LlamacError
+from llamac.errors import ArgumentError, LlamacError
 from llamac.flatfile import NUMERICS, SECTIONS, VERSION, FlatFile
 from llamac.progress import Progress, silent
 
@@ -41,6 +42,8 @@ VERSIONS = {"llamac": __version__, "conversion": CONVERSION, "format": VERSION, 
 READ_BYTES = 4 << 20
 # A file that was changed so shortly before it was read may change again without getting another time.
 SETTLED_NS = 2_000_000_000
+# What was broken off so long ago will hardly be gone on with.
+FORGOTTEN_S = 7 * 86400
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# What llamac has converted; `llamac cache` shows and deletes it.\n"
 
 _KEY = r"[0-9a-f]{64}"
@@ -52,11 +55,15 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 
 def folder() -> Path:
     """Where the cache is: LLAMAC_CACHE, or the folder llamac in XDG_CACHE_HOME, or ~/.cache/llamac."""
-    own = os.environ.get("LLAMAC_CACHE")
-    if own:
-        return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME", "")  # a relative one is to be ignored, says its specification
-    return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "llamac"
+    named = os.environ.get("LLAMAC_CACHE") or os.path.join(base if os.path.isabs(base) else "~/.cache", "llamac")
+    place = os.path.expanduser(named)
+    if place.startswith("~"):
+        raise ArgumentError(
+            f"the cache would be {named}, but there is no such home folder: LLAMAC_CACHE names another folder, "
+            "--no-cache (cache=False) does without"
+        )
+    return Path(place)
 
 
 def cache_in(place: bool | str | Path) -> Cache | None:
@@ -141,12 +148,22 @@ class Cache:
             os.utime(note)
         return file
 
-    def make(self, key: str, source: str, write: Callable[[Path], str]) -> None:
-        """Has a model written, by who has the right to (`writing`). write: is given the path, returns the dtype."""
+    def make(
+        self, key: str, source: str, files: Mapping[str, Path], write: Callable[[Path, Path | None], str], alone: bool
+    ) -> None:
+        """Has a model written, by who has the right to (`writing`). files: the source's. write: is given the path and,
+        if nobody else can be at it (`alone`), that of the unfinished file; returns the dtype.
+
+        What was written when a conversion was broken off is for files that have not been touched since: one that was
+        changed in the middle, and changed back, has left pieces of both states."""
         note, path = self._models / f"{key}.json", self.path(key)
+        stamps = _sha256(json.dumps([[name, _stamp(file)] for name, file in sorted(files.items())]).encode())
+        partial = self._models / f".{key}.bin.{stamps[:16]}.partial" if alone else None
+        if alone:
+            self._remove_partials(key, but=partial)
         _write_note(note, {"source": source, **VERSIONS})  # first, so that whatever is left behind is known to be ours
         try:
-            dtype = write(path)
+            dtype = write(path, partial)
             file = FlatFile(path)
             _write_note(
                 note, {"source": source, "dtype": dtype, "id": file.id, "stamp": _model_stamp(path), **VERSIONS}
@@ -154,24 +171,32 @@ class Cache:
             file.close()
         except BaseException:
             path.unlink(missing_ok=True)
-            note.unlink(missing_ok=True)
+            if partial is None or not partial.exists():
+                note.unlink(missing_ok=True)
             raise
 
     @contextlib.contextmanager
-    def writing(self, key: str, progress: Progress = silent) -> Iterator[None]:
-        """The right to write the model with this key, waited for while another process has it. OSError if the folder
-        cannot be written. What processes that were ended have left half-written is removed."""
+    def writing(self, key: str, progress: Progress = silent) -> Iterator[bool]:
+        """The right to write the model with this key, waited for while another process has it; False where the disk
+        knows no locks, and several may do it at once. OSError if the folder cannot be written. What was broken off long
+        ago is removed."""
         self._make_folders()
         with locked(self._locks / f"{key}.lock", progress) as held:
             if held:
                 for partial, owner in self._partials():
-                    if owner == key or self._is_free(owner):
-                        partial.unlink(missing_ok=True)
-            yield
+                    if owner != key and time.time() - _time_of(partial) > FORGOTTEN_S:
+                        with contextlib.suppress(OSError), self._alone(owner) as alone:
+                            if alone:
+                                self._remove_model(owner)
+            for path in (self.path(key), self._models / f"{key}.json"):
+                if path.is_dir() or path.is_symlink():  # which this module does not make
+                    raise OSError(errno.EEXIST, f"{path} is no file")
+            yield held
 
     def _make_folders(self) -> None:
         if not self.place.is_dir():
-            self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # another process was faster, or it is a file: told by the next
+                self.place.mkdir(mode=0o700, parents=True)
         for part in (self._models, self._sources, self._locks):
             part.mkdir(exist_ok=True)
         tag = self.place / "CACHEDIR.TAG"  # backups leave such folders out
@@ -184,29 +209,53 @@ class Cache:
             if name := _PARTIAL.fullmatch(path.name):
                 yield path, name[1]
 
+    def _remove_partials(self, key: str, but: Path | None = None) -> None:
+        for partial, owner in self._partials():
+            if owner == key and partial != but:
+                partial.unlink(missing_ok=True)
+
+    def _remove_model(self, key: str) -> None:
+        """All that there is of a model."""
+        self._remove_partials(key)
+        for path in (self.path(key), self._models / f"{key}.json"):
+            if not path.is_dir():
+                path.unlink(missing_ok=True)
+
     def _is_free(self, key: str) -> bool:
         """Whether no process is writing this model now."""
-        lock = self._locks / f"{key}.lock"
-        if not lock.exists():
+        if not (self._locks / f"{key}.lock").exists():
             return True
-        try:
-            with locked(lock, wait=False) as held:
-                return held
-        except BlockingIOError:
-            return False
+        with contextlib.suppress(OSError), self._alone(key) as alone:
+            return alone
+        return False
+
+    @contextlib.contextmanager
+    def _alone(self, key: str) -> Iterator[bool]:
+        """Whether no process is writing this model; then none begins to while the block runs. OSError where this
+        process may not write here."""
+        with contextlib.ExitStack() as stack:
+            try:
+                self._locks.mkdir(exist_ok=True)
+                alone = stack.enter_context(locked(self._locks / f"{key}.lock", wait=False))
+            except OSError as error:  # it is held, or is nothing that can be
+                if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    raise
+                alone = False
+            yield alone
 
     # ---- what there is, and less of it
 
     def entries(self) -> list[Entry]:
         """The models, the one that was used last first."""
         found = []
+        partials = {key: _size_of(partial) for partial, key in self._partials()}
         for note in _listed(self._models):
             name = _NOTE.fullmatch(note.name)
             known = _read_note(note) if name and note.name == f"{name[1]}.json" else None
             if name is None or known is None or "conversion" not in known:
                 continue
             source, dtype = (str(known.get(what, "unknown")) for what in ("source", "dtype"))
-            size = _size_of(self.path(name[1]))
+            size = _size_of(self.path(name[1])) or partials.get(name[1], 0)
             problem = None
             if "id" not in known:
                 problem = "half-written" if self._is_free(name[1]) else "being converted"
@@ -231,7 +280,7 @@ class Cache:
         used longest ago, until the rest is not larger. dry_run: tells what would be removed. What other processes are
         writing stays; models that are open may be removed, who has them open keeps them.
         """
-        now, gone = time.time(), []
+        now, gone, pruned = time.time(), [], set()
         entries = self.entries()
         size = sum(entry.bytes for entry in entries)
         # the models that nobody asks for come first: what they take need not be taken from others
@@ -243,14 +292,20 @@ class Cache:
                 reason = reason or f"not used for {(now - entry.used) / 86400:.1f} days"
             if max_bytes is not None and size > max_bytes:
                 reason = reason or "the cache is too large"
-            if reason is None or not self._is_free(entry.key):
+            if reason is None:
                 continue
-            size -= entry.bytes
-            gone.append(Removal(entry.source, reason, entry.bytes))
-            if not dry_run:
-                self.path(entry.key).unlink(missing_ok=True)
-                (self._models / f"{entry.key}.json").unlink(missing_ok=True)
-        gone += self._remove(((path, "half-written") for path, key in self._partials() if self._is_free(key)), dry_run)
+            with self._alone(entry.key) as alone:
+                if not alone:
+                    continue
+                pruned.add(entry.key)
+                size -= entry.bytes
+                gone.append(Removal(entry.source, reason, entry.bytes))
+                if not dry_run:
+                    self._remove_model(entry.key)
+        for partial, key in self._partials():
+            with self._alone(key) as alone:
+                if alone and key not in pruned:
+                    gone += self._remove([(partial, "half-written")], dry_run)
         gone += self._remove(self._stale_notes(everything), dry_run)
         if not dry_run:
             self._remove_locks()
@@ -365,7 +420,7 @@ def _listed(place: Path) -> list[Path]:
     """The regular files of a folder; none if there is no such folder."""
     try:
         return sorted(path for path in place.iterdir() if path.is_file() and not path.is_symlink())
-    except OSError:
+    except FileNotFoundError:
         return []
 
 

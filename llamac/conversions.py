@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +46,7 @@ def converted(request: Request, cache: bool | str | Path, progress: Progress, wa
             return file
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(place.writing(key, progress))
+            alone = stack.enter_context(place.writing(key, progress))
         except OSError as error:
             warn(
                 f"the cache folder {place.place} cannot be written ({error.strerror or error}), so that what is "
@@ -57,13 +56,14 @@ def converted(request: Request, cache: bool | str | Path, progress: Progress, wa
         if file := place.find(key, request.memory):  # another process has converted it meanwhile
             return file
 
-        def write(path: Path) -> str:
-            dtype = _convert(request, path, IN_CACHE, progress, warn)
+        def write(path: Path, partial: Path | None) -> str:
+            dtype = _convert(request, path, partial, progress, warn)
             if place.digests(request.path, files_of(request.path), progress) != digests:
                 raise ExportError(f"{request.path} has changed while it was converted: run this again")
             return dtype
 
-        place.make(key, request.label, write)
+        with _told_of_room(place.place, request.path, IN_CACHE):
+            place.make(key, request.label, files_of(request.path), write, alone)
         return FlatFile(place.path(key), request.memory)
 
 
@@ -71,36 +71,44 @@ def _temporary(request: Request, progress: Progress, warn: Warn) -> FlatFile:
     """A file that has no name any more when it is returned: its space is free as soon as it is closed."""
     with tempfile.TemporaryDirectory(prefix="llamac-") as place:
         path = Path(place, "model.bin")
-        _convert(request, path, "TMPDIR names another folder", progress, warn)
+        with _told_of_room(path.parent, request.path, "TMPDIR names another folder"):
+            _convert(request, path, None, progress, warn)
         file = FlatFile(path, request.memory)
         file.path = request.path  # what messages about it name
         return file
 
 
-def _convert(request: Request, out: Path, advice: str, progress: Progress, warn: Warn) -> str:
-    """Converts, and returns the dtype of most matrices. advice: what helps where the disk is full."""
-    from llamac.export.convert import export
-    from llamac.export.writer import NoRoomError
+@contextlib.contextmanager
+def _told_of_room(folder: Path, source: Path, advice: str) -> Iterator[None]:
+    """ExportError where the disk of a folder has no room for what a source is converted to. advice: what helps then."""
+    from llamac.export.writer import NO_ROOM, NoRoomError
 
     try:
-        report = export(
-            request.path,
-            out,
-            dtype=request.dtype,
-            name=request.name,
-            tokenizer=None if request.tokenizer else False,
-            overwrite=True,
-            probe_source="auto" if request.probes else None,
-            progress=progress,
-        )
+        yield
     except NoRoomError as error:
         raise ExportError(f"{error}; {advice}") from None
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in NO_ROOM:
             raise
-        raise ExportError(
-            f"{out.parent} has no room for what {request.path} is converted to ({error.strerror}); {advice}"
-        ) from None
+        room = f"{folder} has no room for what {source} is converted to ({error.strerror})"
+        raise ExportError(f"{room}; {advice}") from None
+
+
+def _convert(request: Request, out: Path, partial: Path | None, progress: Progress, warn: Warn) -> str:
+    """Converts, and returns the dtype of most matrices. partial: as `export` has it."""
+    from llamac.export.convert import export
+
+    report = export(
+        request.path,
+        out,
+        dtype=request.dtype,
+        name=request.name,
+        tokenizer=None if request.tokenizer else False,
+        overwrite=True,
+        partial=partial,
+        probe_source="auto" if request.probes else None,
+        progress=progress,
+    )
     for text in report.warnings:
         warn(text)
     return report.dtype

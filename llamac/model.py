@@ -67,22 +67,33 @@ def load(
     """
     if device != "cpu":
         raise UnsupportedError(f"device is {device!r}: this version computes on 'cpu' only")
-    other = Tokenizer.from_file(file_path(tokenizer, "tokenizer")) if tokenizer is not None else None
     told: list[str] = []
-    progress = progress or silent
-    file = open_adapted(
-        path,
-        lora,
+    model = load_with(
+        tokenizer,
+        {"context": context, "kv": kv, "threads": threads, "isa": isa},
+        source=path,
+        lora=lora,
         memory=memory,
         dtype=dtype,
         cache=cache,
-        other_tokenizer=other is not None,
-        progress=progress,
+        progress=progress or silent,
         warn=told.append,
     )
     for text in told:
         warnings.warn(text, stacklevel=2)
-    return Model(file, context=context, kv=kv, threads=threads, isa=isa, tokenizer=other)
+    return model
+
+
+def load_with(tokenizer: str | Path | None, settings: dict[str, Any], **options: Any) -> Model:
+    """A model of any source. tokenizer: another one than its own, if any. settings: the sessions', as `load` has them.
+    options: `open_adapted`'s."""
+    other = Tokenizer.from_file(file_path(tokenizer, "tokenizer")) if tokenizer is not None else None
+    file = open_adapted(other_tokenizer=other is not None, **options)
+    try:
+        return Model(file, tokenizer=other, **settings)
+    except BaseException:
+        file.close()
+        raise
 
 
 def _texts(value: object) -> dict[str, str]:
@@ -157,7 +168,9 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, read at the first use. ArgumentError if the file has none."""
         if not self.has_tokenizer:
-            raise ArgumentError("this model file has no tokenizer: give token ids, or export it again with --tokenizer")
+            raise ArgumentError(
+                "this model has no tokenizer: give token ids, or another tokenizer (`run -z`, tokenizer= of `load`)"
+            )
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = Tokenizer.from_json(self.file.section("tokenizer"), self.special)
@@ -219,33 +232,15 @@ class Model:
                 tokens[name] = self.tokenizer.token_bytes(token).decode("utf-8", "replace")
         return ChatTemplate(texts, tokens)
 
-    def chat_prompt(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        continue_final_message: bool | str = False,
-        template: str | None = None,
-        **variables: Any,
-    ) -> str:
-        """The prompt that the model's chat template makes of messages; arguments as for `ChatTemplate.render`.
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The prompt that the model's chat template makes of messages; options are those of `ChatTemplate.render`.
 
         ArgumentError if the model has no chat template. `generate` and `stream` take the text as it is: a BOS that the
         template wrote is not doubled.
         """
         if self.chat_template is None:
             raise ArgumentError("this model has no chat template: give a prompt in the form that it was trained on")
-        return self.chat_template.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            documents=documents,
-            continue_final_message=continue_final_message,
-            template=template,
-            **variables,
-        )
+        return self.chat_template.render(messages, **options)
 
     def chat_ids(
         self, messages: Sequence[Mapping[str, Any]], *, parse_special: bool = False, **options: Any

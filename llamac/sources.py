@@ -5,18 +5,18 @@ Opening a flat file needs nothing but this module: what finds, converts and keep
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llamac.arguments import Adapter, adapters, file_path, wrong_type
+from llamac.arguments import DTYPES, Adapter, adapters, file_path, wrong_type
 from llamac.errors import ArgumentError, ExportError, TokenizerError, UnsupportedError
 from llamac.flatfile import MAGIC, FlatFile
 from llamac.progress import Progress, silent
 
-DTYPES = ("f32", "f16", "bf16", "q8", "q4", "q4s")
 HUB = "hf:"
 HEAD_BYTES = 64
 # What files of other formats begin with, at which byte: GGUF, llama2.c's versions 1 and 2, ZIP and pickle (PyTorch),
@@ -33,8 +33,11 @@ FOREIGN = (
 HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 HF_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin.index.json", "config.json")
 # Files of a Hugging Face directory that an import may read beside the weights.
-HF_TEXTS = (".json", ".jinja", ".txt", ".model", ".gguf")  # the last one as a tokenizer
-TOKENIZERS = ("tokenizer.bin",)
+HF_TEXTS = (".json", ".jinja", ".txt", ".model")
+# What a directory's tokenizer is read from; where there is none of these, from the first GGUF file.
+TOKENIZERS = ({"tokenizer.json"}, {"tokenizer.model"}, {"vocab.json", "merges.txt"}, {"tokenizer.bin"})
+# How models of the hub are named elsewhere: by their page (a Path makes one slash of two), by their name alone.
+HUB_PAGE = re.compile(r"(?:https?://?(?:www\.)?(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+)(?:/tree/main)?/?")
 GGUF_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
@@ -63,7 +66,19 @@ def find(source: str | Path | None, progress: Progress = silent, cache: bool | s
         return Source(*hub.fetch(str(source), progress, cache_in(cache)))
     if str(path) in models.NAMES and not os.path.lexists(path):
         return Source(models.path(str(path)))
+    try:
+        os.stat(path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(error.errno, f"{error.strerror}{_advice(str(source))}", str(path)) from None
     return Source(_model_of(path))
+
+
+def _advice(name: str) -> str:
+    """What may have been meant by the name of a file that there is not."""
+    page = HUB_PAGE.fullmatch(name)
+    if page is None or Path(name).parent.exists():
+        return ""
+    return f"; a model on the Hugging Face Hub is named {HUB}{page[1]}"
 
 
 def _model_of(path: Path) -> Path:
@@ -72,7 +87,8 @@ def _model_of(path: Path) -> Path:
     if path.is_dir() and not (path / "config.json").exists():
         models = gguf_models(place.name for place in path.iterdir() if place.is_file())
         if len(models) > 1:
-            raise ExportError(f"{path} holds several models, name one of them: {', '.join(models)}")
+            names = ", ".join(parts[0] for parts in models.values())
+            raise ExportError(f"{path} holds several models, name one of them: {names}")
         return next((path / parts[0] for parts in models.values()), path)
     if path.name in HF_WEIGHTS and path.is_file() and (path.parent / "config.json").is_file():
         taken = next(name for name in HF_WEIGHTS if (path.parent / name).is_file())
@@ -130,11 +146,23 @@ def _files_inside(folder: Path) -> dict[str, Path]:
     taken = next((name for name in HF_WEIGHTS if (folder / name).is_file()), None)
     weights = {taken} if taken is not None else set()
     if taken is not None and taken.endswith(".index.json"):
-        weights |= set(re.findall(r'"([^"\\/]+\.(?:safetensors|bin))"', (folder / taken).read_text("utf-8", "replace")))
+        weights |= _shards(folder / taken)
     places = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
     names = {place.relative_to(folder).as_posix(): place for place in sorted(places) if place.is_file()}
-    known = {*weights, *TOKENIZERS}
+    known = {*weights, "tokenizer.bin"}
+    if not any(files <= set(names) for files in TOKENIZERS):
+        known |= set([name for name in names if name.endswith(".gguf")][:1])  # they are in order
     return {name: place for name, place in names.items() if name in known or name.endswith(HF_TEXTS)}
+
+
+def _shards(index: Path) -> set[str]:
+    """The names of files in an index of weights; none if it is one that the import will not take."""
+    from llamac.export.files import read_small
+
+    try:
+        return set(json.loads(read_small(index))["weight_map"].values())
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return set()
 
 
 def open_adapted(source: str | Path | None, lora: Adapter | Iterable[Adapter], **options: Any) -> FlatFile:

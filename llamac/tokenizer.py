@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llamac.arguments import file_path, whole_number, wrong_type
 from llamac.errors import ArgumentError, LlamacError, TokenizerError, UnsupportedError
-from llamac.tokenizer_json import check_structure, library_errors
+from llamac.sentencepiece_text import SentencePieceText, split_document
+from llamac.tokenizer_json import check_structure, library_errors, without_names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +33,14 @@ LONG_TEXT = 20_000  # characters from which other threads can run while a text i
 SPACE_MARK = "▁"  # SentencePiece writes a space as U+2581
 BYTE_PIECE = re.compile("<0x[0-9A-Fa-f]{2}>")
 WORD_PIECE_PREFIX = "##"  # of BERT's pieces that continue a word
-# What BERT's decoder writes without a space in front.
-_WORD_PIECE_CLEANUP = {text: text for text in (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")}
+# What the library's WordPiece decoder replaces in the text of each token, in this order.
+_WORD_PIECE_CLEANUP = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    *((f" {ending}", ending) for ending in ("n't", "'m")),
+    (" do not", " don't"),
+    *((f" {ending}", ending) for ending in ("'s", "'ve", "'re")),
+)
 
 
 @dataclass(frozen=True)
@@ -70,24 +77,31 @@ class SpecialTokens:
 class DecodeRules(NamedTuple):
     """How pieces become bytes.
 
-    `spaces` is the mark that stands for a space. `strip`: a space at the start of a text comes from encoding."""
+    `spaces` is the mark that stands for a space. `first`: what is special about the first token of a text, where
+    encoding may have put a space: it loses a "space", all of its "marks", or it is "bare", the others being words."""
 
     # "bpe": byte-level alphabet; "spm": text, with <0xNN> pieces for bytes; "wpm": words and ##rests (BERT)
     kind: Literal["bpe", "spm", "wpm"]
     byte_fallback: bool = False
     spaces: str | None = None
-    strip: bool = False
+    first: Literal["space", "marks", "bare"] | None = None
+    rest_prefix: str | None = None  # of pieces that continue a word
+    cleanup: bool = False  # no space in front of punctuation
 
 
 def decode_rules(decoder: dict[str, Any] | None) -> DecodeRules:
     """The rules that the `decoder` of a tokenizer.json stands for; UnsupportedError names what is unknown here."""
-    decoder = decoder or {}
+    if decoder is None:
+        return DecodeRules("wpm", first="bare")  # every token is a word
     steps: list[dict[str, Any]] = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
-    if [step.get("type") for step in steps] == ["ByteLevel"]:
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"]:
         return DecodeRules("bpe")
-    if [(step.get("type"), step.get("prefix")) for step in steps] == [("WordPiece", WORD_PIECE_PREFIX)]:
-        return DecodeRules("wpm", strip=True)
-    byte_fallback, spaces, strip = False, None, False
+    if kinds == ["WordPiece"]:
+        prefix, cleanup = steps[0].get("prefix"), steps[0].get("cleanup")
+        return DecodeRules("wpm", first="bare", rest_prefix=str(prefix), cleanup=bool(cleanup))
+    byte_fallback, spaces = False, None
+    first: Literal["space", "marks"] | None = None
     for step in steps:
         kind = step.get("type")
         if kind == "ByteFallback":
@@ -96,12 +110,13 @@ def decode_rules(decoder: dict[str, Any] | None) -> DecodeRules:
             spaces = SPACE_MARK
         elif kind == "Metaspace":
             spaces = str(step.get("replacement", SPACE_MARK))
-            strip = step.get("prepend_scheme", "always") != "never" and step.get("add_prefix_space", True) is True
+            if step.get("prepend_scheme", "always") != "never" and step.get("add_prefix_space", True) is True:
+                first = "marks"
         elif kind == "Strip" and (step.get("content"), step.get("start"), step.get("stop")) == (" ", 1, 0):
-            strip = True
+            first = "space"
         elif kind != "Fuse":
             raise UnsupportedError(f"the tokenizer's decoder {json.dumps(step)} is not supported")
-    return DecodeRules("spm", byte_fallback, spaces, strip)
+    return DecodeRules("spm", byte_fallback, spaces, first)
 
 
 def kind_of(data: bytes) -> str:
@@ -136,16 +151,18 @@ class _Pieces:
         import tokenizers
 
         with library_errors(f"{where} cannot be used"):
+            data, model = split_document(data)
             check_structure(data)
             library = tokenizers.Tokenizer.from_buffer(data)
             library.no_truncation()
             library.no_padding()
+            self.added = library.get_added_tokens_decoder()
+            self.model = None if model is None else SentencePieceText(model, self.added)
         self.library = library
         self.data = data
         self.lock = threading.Lock()
         self.plain: tokenizers.Tokenizer | None = None
         self.rules = decode_rules(json.loads(library.decoder.__getstate__()) if library.decoder else None)
-        self.added = library.get_added_tokens_decoder()
         named = {token for token in (special.bos_id, special.eos_id) if token is not None}
         self.special = named | {token for token, added in self.added.items() if added.special}
         # Where none of these texts occurs, it does not matter whether special tokens are looked for.
@@ -159,6 +176,17 @@ class _Pieces:
         self.texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
         self.memory = max(0, resident_bytes() - before)
 
+    def encode(self, text: str, parse_special: bool) -> list[int]:
+        if self.model is not None:
+            return self.model.encode(text, parse_special)
+        library = self.encoder(text, parse_special)
+        if len(text) < LONG_TEXT:
+            encoding = library.encode(text, add_special_tokens=False)
+        else:  # the library lets go of the GIL for batches only
+            encoding = library.encode_batch([text], add_special_tokens=False)[0]
+        ids: list[int] = encoding.ids
+        return ids
+
     def encoder(self, text: str, parse_special: bool) -> tokenizers.Tokenizer:
         """The library's object that encodes `text`. One that takes the names of special tokens for ordinary text is a
         second vocabulary in memory: it is made when a text first holds such a name."""
@@ -168,7 +196,7 @@ class _Pieces:
             if self.plain is None:
                 import tokenizers
 
-                plain = tokenizers.Tokenizer.from_buffer(self.data)
+                plain = tokenizers.Tokenizer.from_buffer(without_names(self.data, self.special))
                 plain.no_truncation()
                 plain.no_padding()
                 plain.encode_special_tokens = True  # the library's name for "encode them as text"
@@ -187,27 +215,56 @@ class _Pieces:
         data = self.token_bytes(token)
         return b"" if skip_special and token in self.special else data
 
+    def is_first(self, token: int, skip_special: bool) -> bool:
+        """Whether a token begins a text of which nothing has been shown."""
+        if skip_special and token in self.special:
+            return False
+        return bool(self.token_bytes(token)) or (self.rules.first != "space" and self._text(token) is not None)
+
+    def first_bytes(self, token: int) -> bytes:
+        """The bytes of a token that begins a text."""
+        data = self.token_bytes(token)
+        if self.rules.first == "space":
+            return data.removeprefix(b" ")
+        text = self._text(token)
+        if self.rules.first == "bare" and text is not None:
+            return self._clean(text).encode()
+        if self.rules.first == "marks" and self.rules.spaces and text is not None:
+            return text.replace(self.rules.spaces, "").encode()
+        return data
+
     def check(self, token: int) -> int:
         number = whole_number(token, "a token id")
         if not 0 <= number < self.size:
             raise ArgumentError(f"token id {number} is out of range: this tokenizer has the ids 0 to {self.size - 1}")
         return number
 
+    def _text(self, token: int) -> str | None:
+        """The token as the vocabulary writes it; None for a hole between the ids."""
+        added = self.added.get(token)  # for these the library may give the text as normalizing leaves it
+        text: str | None = self.library.id_to_token(token) if added is None else added.content
+        return text
+
     def _bytes(self, token: int) -> bytes:
-        text = self.library.id_to_token(token)
-        if text is None:  # a hole between the ids
+        text, rules = self._text(token), self.rules
+        if text is None:
             return b""
-        if self.rules.kind == "bpe":
+        if rules.kind == "bpe":
             alphabet = self.alphabet
             if token in self.added or not all(char in alphabet for char in text):
                 return text.encode()  # added tokens are plain text
             return bytes([alphabet[char] for char in text])
-        if self.rules.kind == "wpm" and token not in self.added:
-            rest = text.removeprefix(WORD_PIECE_PREFIX)
-            return (rest if rest != text else _WORD_PIECE_CLEANUP.get(text, " " + text)).encode()
-        if self.rules.byte_fallback and BYTE_PIECE.fullmatch(text):
+        if rules.kind == "wpm":
+            rest = text.removeprefix(rules.rest_prefix) if rules.rest_prefix else text
+            return self._clean(rest if rest != text else " " + text).encode()
+        if rules.byte_fallback and BYTE_PIECE.fullmatch(text):
             return bytes.fromhex(text[3:5])
-        return (text.replace(self.rules.spaces, " ") if self.rules.spaces else text).encode()
+        return (text.replace(rules.spaces, " ") if rules.spaces else text).encode()
+
+    def _clean(self, text: str) -> str:
+        for dirty, clean in _WORD_PIECE_CLEANUP if self.rules.cleanup else ():
+            text = text.replace(dirty, clean)
+        return text
 
 
 def _id_count(library: tokenizers.Tokenizer) -> int:
@@ -287,7 +344,7 @@ class Tokenizer:
 
     @property
     def kind(self) -> Literal["bpe", "spm", "wpm"]:
-        """ "bpe": byte-level (GPT-2, Llama 3), "spm": SentencePiece's alphabet (Llama 2), "wpm": WordPiece (BERT)."""
+        """ "bpe": byte-level (GPT-2, Llama 3), "spm": SentencePiece's alphabet (Llama 2), "wpm": words (BERT)."""
         return self._pieces.rules.kind
 
     @property
@@ -313,12 +370,7 @@ class Tokenizer:
         pieces = self._pieces
         try:
             with library_errors("the tokenizer cannot encode this text"):
-                library = pieces.encoder(text, parse_special)
-                if len(text) < LONG_TEXT:
-                    encoding = library.encode(text, add_special_tokens=False)
-                else:  # the library lets go of the GIL for batches only
-                    encoding = library.encode_batch([text], add_special_tokens=False)[0]
-                ids: list[int] = encoding.ids
+                ids = pieces.encode(text, parse_special)
         except TokenizerError:
             if not _is_unicode(text):
                 raise ArgumentError("text holds a lone surrogate, which is no character") from None
@@ -340,10 +392,13 @@ class Tokenizer:
         if not isinstance(ids, Iterable):
             raise wrong_type("ids", ids, "token ids")
         pieces = self._pieces
-        data = b"".join([pieces.shown_bytes(token, skip_special) for token in ids])
-        if start and pieces.rules.strip and data.startswith(b" "):
-            data = data[1:]
-        return data.decode("utf-8", "replace")
+        tokens = list(ids)
+        shown = [pieces.shown_bytes(token, skip_special) for token in tokens]
+        if start and pieces.rules.first:
+            first = next((at for at, token in enumerate(tokens) if pieces.is_first(token, skip_special)), None)
+            if first is not None:
+                shown[first] = pieces.first_bytes(tokens[first])
+        return b"".join(shown).decode("utf-8", "replace")
 
     def decoder(self, *, skip_special: bool = True, start: bool = True) -> StreamDecoder:
         """A decoder for tokens that come one by one. `start=False` continues a text (a prompt) that has been shown: the
@@ -376,15 +431,15 @@ class StreamDecoder:
     What `push` returned, put together and followed by `flush`, is `Tokenizer.decode` of all the ids.
     """
 
-    __slots__ = ("_pieces", "_plain", "_skip_special", "_strip", "_texts", "_utf8")
+    __slots__ = ("_first", "_pieces", "_plain", "_skip_special", "_texts", "_utf8")
 
     def __init__(self, pieces: _Pieces, skip_special: bool, start: bool) -> None:
         self._pieces = pieces
         self._skip_special = skip_special
         self._texts = pieces.texts[skip_special]
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._strip = start and pieces.rules.strip  # a space may still have to be dropped
-        self._plain = not self._strip  # nothing to drop and no bytes held back: a token's own text can be shown
+        self._first = start and pieces.rules.first is not None  # the first token is still to come, and is special
+        self._plain = not self._first  # nothing to drop and no bytes held back: a token's own text can be shown
 
     def push(self, token: int) -> str:
         """The text that `token` completes; empty while a character is unfinished."""
@@ -399,16 +454,16 @@ class StreamDecoder:
         if self._plain:
             with contextlib.suppress(UnicodeDecodeError):
                 self._texts[token] = data.decode()
-        elif self._strip and data:
-            self._strip = False
-            data = data[1:] if data.startswith(b" ") else data
+        elif self._first and self._pieces.is_first(token, self._skip_special):
+            self._first = False
+            data = self._pieces.first_bytes(token)
         text = self._utf8.decode(data)
-        self._plain = not self._strip and not self._utf8.getstate()[0]
+        self._plain = not self._first and not self._utf8.getstate()[0]
         return text
 
     def flush(self) -> str:
         """The text of the bytes held back, at the end of a stream: U+FFFD for an unfinished character."""
         text = self._utf8.decode(b"", True)
         self._utf8.reset()
-        self._plain = not self._strip
+        self._plain = not self._first
         return text

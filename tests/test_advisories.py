@@ -1,7 +1,11 @@
 """Published advisories of this class of software, each with the hostile input that would do the same here, refused.
 
-Only what no other test has: truncation and flips of flat files are in test_corrupt.py, pickles that run something in
-test_export_torch.py, shards outside their directory in test_export_hf.py.
+Only what no other test has: truncation and flips of flat files are in test_corrupt.py, shards outside their folder in
+test_export_hf.py, a token that another host must not see (CVE-2025-51471) in test_hub.py, names that move a terminal's
+cursor in test_cli_text.py; templates, tokenizers, pickles and names are in test_advisories_text.py, bombs in
+test_hostile.py. Without a test, because there is nothing of the kind here: a protocol that gives out memory
+(CVE-2024-42477 to 42479, CVE-2026-34159), files of KV states (CVE-2026-43629), a server (CVE-2026-21869,
+CVE-2026-34756, CVE-2025-46570).
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ import pytest
 from gguf_samples import write_tensors
 from vocab_samples import gguf_file, gguf_value, llama2c_file, spm_gguf
 
+import llamac
 from golden.tiny_checkpoints import write_safetensors
-from llamac.errors import ExportError, LlamacError, ModelError, TokenizerError
+from llamac.errors import ContextFullError, ExportError, LlamacError, ModelError, TokenizerError
 from llamac.export import gguf_model, llama2c
 from llamac.export.gguf_file import open_gguf
 from llamac.export.gguf_metadata import parse_metadata
@@ -68,7 +73,7 @@ def test_cve_2024_23496_length_of_a_string(count: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("kind", [0, 4, 8, 9, 12])
-def test_cve_2024_21825_and_2025_66960_length_of_an_array(count: int, kind: int, tmp_path: Path) -> None:
+def test_cve_2024_21825_and_2025_66960_and_2025_0315_length_of_an_array(count: int, kind: int, tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         opened(tmp_path, head(keys=1) + gguf_value("a")[1] + struct.pack("<IIQ", 9, kind, count) + bytes(64))
 
@@ -79,7 +84,7 @@ def test_cve_2024_21802_number_of_dimensions(dims: list[int], tmp_path: Path) ->
         opened(tmp_path, head(tensors=1) + tensor_info("a", dims) + bytes(8192))
 
 
-@pytest.mark.parametrize("dims", [[1 << 32, 1 << 32], [(1 << 63) - 1, 3], [1 << 62], [1 << 31] * 4, [0, 5]])
+@pytest.mark.parametrize("dims", [[1 << 32, 1 << 32], [(1 << 63) - 1, 3], [1 << 62], [1 << 31] * 4])
 @pytest.mark.parametrize("kind", [0, 1, 8])
 def test_cve_2025_53630_2026_27940_2026_33298_sizes_that_wrap(dims: list[int], kind: int, tmp_path: Path) -> None:
     """Products of dimensions, and of those with the bytes of a number, that are small again in 64 bits."""
@@ -87,10 +92,26 @@ def test_cve_2025_53630_2026_27940_2026_33298_sizes_that_wrap(dims: list[int], k
         opened(tmp_path, head(tensors=1) + tensor_info("a", dims, kind) + bytes(4096))
 
 
+@pytest.mark.parametrize("dims", [[0], [0, 5], [5, 0], [1, 1, 0], [4, 1, 1, 0]])
+def test_ghsa_3p75_pq92_q28f_dimensions_of_zero(dims: list[int], tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="no weights have"):
+        opened(tmp_path, head(tensors=1) + tensor_info("a", dims) + bytes(4096))
+
+
+def test_lc_6774_and_cve_2024_32878_and_2024_39720_every_truncation_of_a_gguf_file(tmp_path: Path) -> None:
+    """From nothing over the four bytes of the magic number to one byte less than the last tensor needs."""
+    write_tensors(tmp_path / "x.gguf", {"a": np.ones((4, 8), np.float32), "b": np.ones(3, np.float32)})
+    data = (tmp_path / "x.gguf").read_bytes().rstrip(b"\0")
+    opened(tmp_path, data)
+    for end in range(len(data)):
+        with pytest.raises(LlamacError):
+            opened(tmp_path, data[:end])
+
+
 @pytest.mark.parametrize(
     "value", [0, 3, 1 << 31, ("Q", 1 << 63), ("Q", (1 << 64) - 1), "32", ("[", "I", [32]), ("f", 32.0)]
 )
-def test_ghsa_96jg_mvhq_q7q7_alignment(value: Any, tmp_path: Path) -> None:
+def test_ghsa_96jg_mvhq_q7q7_and_cve_2025_0317_alignment(value: Any, tmp_path: Path) -> None:
     """An alignment that is none, of another type, or that wraps when sizes are rounded up to it."""
     entries = [("general.alignment", value)]
     with pytest.raises(LlamacError):
@@ -180,6 +201,19 @@ def test_cve_2024_8063_numbers_of_the_model_that_are_zero_or_none(key: str, valu
     (tmp_path / "x.gguf").write_bytes(data + bytes(-len(data) % 32) + bytes(4 * 8 * 4))
     with pytest.raises(LlamacError):
         gguf_model.read(tmp_path / "x.gguf", [])
+
+
+def test_cve_2025_52566_more_tokens_than_there_is_room_for() -> None:
+    """A long text has as many ids as it needs; where they do not fit it is said, nothing is written behind an end."""
+    with llamac.load() as model:
+        text = "a 1 " * 200_000
+        ids = model.tokenize(text)
+        assert len(ids) > 300_000
+        assert model.detokenize(ids[-40:]) == text[-len(model.detokenize(ids[-40:])) :]
+        with pytest.raises(ContextFullError):
+            model.logits(ids)
+        with model.session(context=4) as session, pytest.raises(ContextFullError):
+            session.eval(ids[:5])
 
 
 @pytest.mark.parametrize("layers", [0, 33, 10**6, 1 << 31, 1 << 63])

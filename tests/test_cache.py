@@ -6,10 +6,7 @@ import errno
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,35 +17,20 @@ from vocab_samples import tokenizer_json, write_json
 
 import llamac
 from builders import write_llama2c_v0
+from commands import Command
 from golden.cases import CASES
 from golden.tiny_checkpoints import write_checkpoint
 from llamac import cache as cache_module
 from llamac.cache import Cache
-from llamac.errors import ArgumentTypeError, ExportError, TokenizerError, UnsupportedError
+from llamac.errors import ArgumentError, ArgumentTypeError, ExportError, TokenizerError, UnsupportedError
 from llamac.export import convert
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.quantize import nearest_dtypes
 from llamac.sources import files_of, open_model
-from processes import TIMEOUT, output_of
+from opened_sources import IDS, flip, logits, models_in, phases, start
+from processes import TIMEOUT, output_of, run_python
 
 LLAMA = CASES["llama"].config
-IDS = [1, 5, 9]
-
-
-def logits(source: Path, **settings: Any) -> bytes:
-    with llamac.load(source, **settings) as model:
-        return model.logits(IDS).tobytes()
-
-
-def phases(source: Path, **settings: Any) -> set[str]:
-    """What opening a source had to do."""
-    found = set()
-    llamac.load(source, progress=lambda phase, done, total: found.add(phase), **settings).close()
-    return found
-
-
-def models_in(place: Path) -> list[Path]:
-    return sorted((place / "models").glob("*.bin"))
 
 
 # ---- once
@@ -232,12 +214,6 @@ def test_a_change_on_the_way_is_an_error(checkpoint_folder: Path, place: Path) -
 # ---- damage
 
 
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -265,6 +241,32 @@ def test_a_damaged_model_is_made_again(
     assert logits(checkpoint_folder) == expected
     assert model.read_bytes() == whole
     assert phases(checkpoint_folder) == set()
+
+
+def folder_in(place: Path) -> None:
+    place.mkdir()
+    (place / "x").write_text("x")
+
+
+@pytest.mark.parametrize(
+    "make", [folder_in, lambda place: place.symlink_to(place), lambda place: place.symlink_to("/no")]
+)
+@pytest.mark.parametrize("kind", ["models/*.bin", "models/*.json", "locks/*.lock"])
+def test_what_is_no_file_is_left_alone(
+    kind: str, make: Callable[[Path], None], checkpoint_folder: Path, place: Path
+) -> None:
+    """A folder or a link in the place of a file is nothing that this cache has made: it is told, and done without."""
+    expected = logits(checkpoint_folder)
+    (damaged,) = place.glob(kind)
+    damaged.unlink()
+    make(damaged)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the cache folder .* cannot be written")
+        assert logits(checkpoint_folder) == expected
+    is_folder = damaged.is_dir()
+    Cache(place).entries()
+    Cache(place).prune(everything=True)
+    assert damaged.is_dir() == is_folder
 
 
 def test_a_model_that_was_only_copied_is_kept(checkpoint_folder: Path, place: Path) -> None:
@@ -295,22 +297,6 @@ def test_notes_of_nonsense_are_not_believed(checkpoint_folder: Path, place: Path
 
 # ---- several processes
 
-OPEN = """
-import sys
-import llamac
-def tell(phase, done, total):
-    if done == 0:
-        print(phase, flush=True)
-    {}
-with llamac.load(sys.argv[1], progress=tell) as model:
-    print("logits", model.logits([1, 5, 9]).tobytes().hex(), flush=True)
-"""
-
-
-def start(source: Path, also: str = "pass") -> subprocess.Popen[str]:
-    code = textwrap.dedent(OPEN.format(also))
-    return subprocess.Popen([sys.executable, "-c", code, str(source)], stdout=subprocess.PIPE, text=True)
-
 
 def test_of_two_processes_one_converts_and_the_other_waits(checkpoint_folder: Path, place: Path) -> None:
     digests = Cache(place).digests(checkpoint_folder, files_of(checkpoint_folder))
@@ -340,36 +326,6 @@ def test_threads_of_a_process_convert_once(checkpoint_folder: Path, place: Path)
     assert len(models_in(place)) == 1
 
 
-@pytest.mark.parametrize("moment", ["done == 0", "done > 0"])
-def test_what_a_killed_process_leaves_is_removed(moment: str, checkpoint_folder: Path, place: Path) -> None:
-    also = f"if phase == 'writing' and {moment}: import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"
-    process = start(checkpoint_folder, also)
-    process.communicate(timeout=TIMEOUT)
-    assert process.returncode == -signal.SIGKILL
-    names = [path.name for path in (place / "models").iterdir()]
-    assert any(name.endswith(".partial") for name in names)
-    (entry,) = Cache(place).entries()
-    assert entry.problem == "half-written"
-    logits(checkpoint_folder)
-    (model,) = models_in(place)
-    assert sorted(path.name for path in (place / "models").iterdir()) == [model.name, f"{model.stem}.json"]
-    assert [entry.problem for entry in Cache(place).entries()] == [None]
-
-
-def test_another_models_remains_are_removed_too(checkpoint_folder: Path, place: Path) -> None:
-    (place / "models").mkdir(parents=True)
-    stale = place / "models" / f".{'a' * 64}.bin.0123abcd.partial"
-    stale.touch()
-    with Cache(place).writing("b" * 64):
-        assert not stale.exists()
-        stale.touch()
-        with Cache(place).writing("a" * 64):
-            assert not stale.exists()
-            stale.touch()
-            with Cache(place).writing("c" * 64):
-                assert stale.exists()  # it is being written
-
-
 # ---- no cache, no room
 
 
@@ -395,6 +351,34 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     expected = logits(checkpoint_folder, cache=False)
     with pytest.warns(UserWarning, match=r"file/cache cannot be written \(Not a directory\)"):
         assert logits(checkpoint_folder) == expected
+
+
+def test_a_home_that_there_is_not_is_told(
+    checkpoint_folder: Path, llamac_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(_: object) -> None:
+        raise KeyError
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setattr("pwd.getpwnam", nobody)
+    for name in ("HOME", "XDG_CACHE_HOME", "LLAMAC_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ArgumentError, match=r"the cache would be ~/\.cache/llamac, but there is no such home folder"):
+        llamac.load(checkpoint_folder)
+    logits(checkpoint_folder, cache=False)
+    monkeypatch.setenv("LLAMAC_CACHE", "~nobody/x")
+    llamac_command("cache", "list").fails_with("~nobody/x", "LLAMAC_CACHE names another folder, --no-cache")
+
+
+def test_a_file_is_no_cache(
+    checkpoint_folder: Path, tmp_path: Path, llamac_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LLAMAC_CACHE", str(tmp_path / "file"))
+    llamac_command("cache", "list").fails_with("file", "Not a directory")
+    llamac_command("cache", "prune", "--all").fails_with("file", "Not a directory")
+    with pytest.warns(UserWarning, match=r"file cannot be written \(Not a directory\)"):
+        logits(checkpoint_folder)
 
 
 def test_a_cache_that_can_only_be_read_is_used(
@@ -423,24 +407,33 @@ def test_a_full_disk_is_told_with_what_to_do(
             llamac.load(checkpoint_folder, cache=False)
     assert list((place / "models").iterdir()) == []
 
-    def fill(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(convert, "write", fill)
+@pytest.mark.parametrize("kind", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+@pytest.mark.parametrize(("module", "name"), [(convert, "write"), (cache_module, "_write_note")])
+def test_a_disk_that_becomes_full_is_told_with_what_to_do(
+    kind: int, module: Any, name: str, checkpoint_folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object, **__: object) -> None:
+        raise OSError(kind, os.strerror(kind))
+
+    monkeypatch.setattr(module, name, fill)
     with pytest.raises(ExportError, match=r"has no room for what .*hf is converted to.*`llamac cache prune`"):
         llamac.load(checkpoint_folder)
     assert list((place / "models").iterdir()) == []
 
 
-def test_an_interrupted_conversion_leaves_nothing(checkpoint_folder: Path, place: Path) -> None:
-    def interrupt(phase: str, done: int, total: int) -> None:
-        if phase == "writing" and done:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        llamac.load(checkpoint_folder, progress=interrupt)
-    assert list((place / "models").iterdir()) == []
-    assert phases(checkpoint_folder) >= {"writing"}
+@pytest.mark.parametrize("to", ["llamac", "hf", "llama2c", "gguf"])
+def test_a_limit_of_a_files_size_is_told_with_its_name(to: str, source: Path, tmp_path: Path) -> None:
+    code = """
+        import resource, sys
+        from llamac.cli import run_command
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+        sys.exit(run_command(["export", *sys.argv[1:]]))
+    """
+    done = run_python(code, source, tmp_path / "out", "--to", to)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"llamac: error: {tmp_path / 'out'}: File too large\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_converted_leaves_nothing(place: Path, tmp_path: Path) -> None:

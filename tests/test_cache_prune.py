@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -12,7 +13,8 @@ import pytest
 
 import llamac
 from commands import Command, Result
-from llamac.cache import Cache, folder
+from llamac import cache as cache_module
+from llamac.cache import Cache, folder, locked
 from llamac.cli import make_parser
 
 IDS = [1, 5, 9]
@@ -134,10 +136,12 @@ def test_pruning_removes_what_nothing_will_use(filled: Cache, tmp_path: Path) ->
     note = filled.place / "models" / f"{newest.key}.json"
     note.write_text(note.read_text().replace('"llamac": "', '"llamac": "0.0.'))
     (filled.place / "models" / f".{'a' * 64}.bin.0123abcd.partial").write_bytes(bytes(10))
+    (filled.place / "models" / f".{filled.entries()[1].key}.bin.0123abcd.partial").write_bytes(bytes(10))
     gone_note = filled.place / "sources" / f"{'a' * 64}.json"
     gone_note.write_text(json.dumps({"path": str(tmp_path / "gone"), "files": {}}))
     gone = filled.prune()
     assert sorted(removal.reason for removal in gone) == [
+        "half-written",
         "half-written",
         "made by another version of llamac",
         "note of a source that is gone",
@@ -154,6 +158,35 @@ def test_what_is_being_written_stays(filled: Cache) -> None:
         filled.prune(everything=True)
         assert partial.exists()
         assert dtypes(filled) == ["bf16"]
+
+
+def test_nobody_begins_to_write_what_is_being_pruned(filled: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def remove(cache: Cache, key: str) -> None:
+        with pytest.raises(BlockingIOError), locked(cache.place / "locks" / f"{key}.lock", wait=False):
+            pass
+        tried.append(key)
+
+    monkeypatch.setattr(Cache, "_remove_model", remove)
+    keys = {entry.key for entry in filled.entries()}
+    filled.prune(everything=True)
+    assert set(tried) == keys
+
+
+@pytest.mark.parametrize("kind", [errno.EACCES, errno.EROFS])
+def test_what_may_not_be_pruned_is_told_and_listed(
+    kind: int, filled: Cache, llamac_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (filled.place / "locks").mkdir(exist_ok=True)
+    (filled.place / "locks" / f"{filled.entries()[0].key}.lock").touch()
+
+    def refuse(path: Path, **_: object) -> None:
+        raise OSError(kind, os.strerror(kind), str(path))
+
+    monkeypatch.setattr(cache_module, "locked", refuse)
+    llamac_command("cache", "prune", "--all").fails_with(".lock", os.strerror(kind))
+    assert len(filled.entries()) == 3
 
 
 def test_no_cache_has_no_entries(tmp_path: Path) -> None:

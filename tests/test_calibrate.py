@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from llamac.errors import ArgumentError, ExportError
 from llamac.export import calibrate as calibrating
 from llamac.export import convert, reference
 from llamac.export.calibrate import calibrate, disk_bytes, lesson_of, sequences_of
-from llamac.export.checkpoint import Checkpoint
+from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.convert import export
 from llamac.export.quantize import FOUR_BITS
 
@@ -32,9 +33,24 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrating, "SEQUENCE", 100)
 
 
-@pytest.fixture(params=["llama", "gpt2"])
+def of_experts() -> Checkpoint:
+    """Two layers of three and of five experts, and one without any, which is wider than one expert."""
+    config = llama_config()
+    experts = replace(config.layers[0], ffn="experts", ffn_dim=40, n_experts=3, n_experts_used=2, expert_weights=1)
+    more = replace(experts, ffn_dim=24, n_experts=5, n_experts_used=2)
+    return checkpoint(replace(config, layers=(experts, replace(config.layers[0], ffn_dim=50), more)))
+
+
+CONFIGS = {
+    "llama": lambda: checkpoint(llama_config()),
+    "gpt2": lambda: checkpoint(gpt2_config()),
+    "experts": of_experts,
+}
+
+
+@pytest.fixture(params=["llama", "gpt2", "experts"])
 def made(request: pytest.FixtureRequest) -> Checkpoint:
-    return checkpoint(llama_config() if request.param == "llama" else gpt2_config())
+    return CONFIGS[request.param]()
 
 
 def inputs_of_a_text(made: Checkpoint, path: Path, text: str | None = TEXT) -> dict[str, Floats]:
@@ -52,9 +68,10 @@ def test_every_product_has_its_inputs(made: Checkpoint, tmp_path: Path) -> None:
     found = inputs_of_a_text(made, write_model(tmp_path / "model.bin", made))
     head = "token_embedding.weight" if made.config.tied_output else "output.weight"
     products = {name for name in made.tensors if name.startswith("layers.") and len(made.tensors[name].shape) == 2}
-    assert set(found) == products | {head}
+    routers = {name for name in products if "ffn_router" in name}  # these are never in 4 bits
+    assert set(found) == (products | {head}) - routers
     assert list(tmp_path.iterdir()) == [tmp_path / "model.bin"]
-    assert {len(rows) for rows in found.values()} == {400}
+    assert {len(rows) for name, rows in found.items() if ".experts." not in name} == {400}
     with llamac.load(tmp_path / "model.bin") as model:
         ids = list(model.tokenize(TEXT))[:100]
     expected: dict[tuple[str, int], Doubles] = {}
@@ -65,9 +82,51 @@ def test_every_product_has_its_inputs(made: Checkpoint, tmp_path: Path) -> None:
         ("ffn_up", "ffn_norm"),
         ("ffn_down", "ffn_hidden"),
     ):
-        wanted = expected[stage, 1].reshape(100, -1)
+        wanted = expected[stage, 1].reshape(100, -1)  # a layer without experts in every model
         np.testing.assert_allclose(found[f"layers.1.{name}.weight"][:100], wanted, rtol=2**-8, atol=1e-3)
     np.testing.assert_allclose(found[head][:100], expected["output_norm", 0], rtol=2**-8, atol=1e-3)
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_an_expert_has_the_inputs_that_are_routed_to_it(layer: int, tmp_path: Path) -> None:
+    made = of_experts()
+    found = inputs_of_a_text(made, write_model(tmp_path / "model.bin", made))
+    with llamac.load(tmp_path / "model.bin") as model:
+        ids = list(model.tokenize(TEXT))[:100]
+    stages: dict[tuple[str, int], Doubles] = {}
+    reference.forward(made, [ids], observe=lambda stage, at, x: stages.__setitem__((stage, at), x))
+    record = made.config.layers[layer]
+    weights = reference.expert_weights(stages["ffn_router", layer], record.n_experts_used, normalized=True)
+    hidden = stages["ffn_hidden", layer].reshape(100, record.n_experts_used, record.ffn_dim)
+    for expert in range(record.n_experts):
+        rows = np.flatnonzero(weights[:, expert])
+        slots = (weights[rows, :expert] != 0).sum(axis=1)
+        name = f"layers.{layer}.experts.{expert}."
+        inputs = {kind: found[f"{name}{kind}.weight"] for kind in ("ffn_gate", "ffn_up", "ffn_down")}
+        assert len({len(x) for x in inputs.values()}) == 1
+        for kind in ("ffn_gate", "ffn_up"):
+            wanted = stages["ffn_norm", layer][rows]
+            np.testing.assert_allclose(inputs[kind][: len(rows)], wanted, rtol=2**-8, atol=1e-3)
+        wanted = hidden[rows, slots]
+        np.testing.assert_allclose(inputs["ffn_down"][: len(rows)], wanted, rtol=2**-8, atol=1e-3)
+    total = sum(len(found[f"layers.{layer}.experts.{expert}.ffn_down.weight"]) for expert in range(record.n_experts))
+    assert total == 400 * record.n_experts_used
+
+
+def test_an_expert_that_no_text_needs_is_quantized_as_without_calibration(tmp_path: Path) -> None:
+    made = of_experts()
+    router = made.tensors["layers.0.ffn_router.weight"].array().copy()
+    router[2] = router[1]  # of equals the lowest is used: two of the first two, always
+    router[0] = router[1]
+    made.tensors["layers.0.ffn_router.weight"] = LazyTensor.of(router)
+    source = write_model(tmp_path / "model.bin", made)
+    assert "layers.0.experts.2.ffn_up.weight" not in inputs_of_a_text(made, source)
+    for path, way in ((tmp_path / "plain.bin", None), (tmp_path / "taught.bin", "self")):
+        export(source, path, dtype="q4", pure=True, calibrate=way)
+    with llamac.load(tmp_path / "plain.bin") as plain, llamac.load(tmp_path / "taught.bin") as taught:
+        for name in ("layers.0.experts.1.ffn_up.weight", "layers.0.experts.2.ffn_up.weight"):
+            same = np.array_equal(plain.file.tensor(name), taught.file.tensor(name))
+            assert same == ("experts.2" in name)
 
 
 def test_the_models_own_text_is_the_same_every_time_and_has_variety(made: Checkpoint, tmp_path: Path) -> None:
@@ -135,6 +194,23 @@ def test_calibrated_products_are_nearer(made: Checkpoint, dtype: str, tmp_path: 
     assert taught < 0.7 * plain
     assert own < 0.97 * plain  # on another text than its own, of a model that knows no language
     assert {path.suffix for path in tmp_path.iterdir()} == {".bin", ".txt"}  # nothing temporary stays
+
+
+OTHER_TEXT = "Hello, hello: he held the bell of the end. All the world tells tales of wells. " * 40
+
+
+@pytest.mark.parametrize("dtype", FOUR_BITS)
+def test_calibrated_experts_are_nearer_on_another_text_too(dtype: str, tmp_path: Path) -> None:
+    made = of_experts()
+    source = write_model(tmp_path / "model.bin", made)
+    text = with_text(TEXT)(tmp_path)
+    for path, way in ((tmp_path / "plain.bin", None), (tmp_path / "taught.bin", text)):
+        export(source, path, dtype=dtype, pure=True, calibrate=way)
+    for read, limit in ((TEXT, 0.6), (OTHER_TEXT, 0.8)):
+        inputs = {name: rows for name, rows in inputs_of_a_text(made, source, read).items() if ".experts." in name}
+        assert len(inputs) >= 3 * 7
+        plain, taught = (cost(made, tmp_path / f"{name}.bin", inputs) for name in ("plain", "taught"))
+        assert taught < limit * plain
 
 
 def test_threads_change_no_byte_of_a_calibrated_file(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,7 @@ def process(*arguments: object, stdin: bytes = b"", **environment: str) -> subpr
         ("run", "m", "-n"),
         ("run", "m", "--kv", "q8"),
         ("run", "m", "second"),
+        ("run", "m", "--no-cache", "--cache-dir", "d"),
         ("inspect", "m", "second"),
         ("check", "--deep"),
         ("export",),
@@ -259,6 +261,18 @@ def test_check_names_a_damaged_text(llamac_command: Command, tiny_llama: Path, t
 
 
 # ---- processes of their own
+
+
+def test_sources_that_were_not_built_are_told(tmp_path: Path) -> None:
+    """What `pip install .` leaves in the folder in which it was called, where Python looks first."""
+    (tmp_path / "llamac").mkdir()
+    for place in Path(llamac.__file__).parent.glob("*.py"):
+        shutil.copy(place, tmp_path / "llamac")
+    program = [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import llamac"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"ModuleNotFoundError: {tmp_path / 'llamac'} holds llamac's sources")
+    assert done.stderr.splitlines()[-1].endswith("`pip install -e .`")
 
 
 def test_python_m_llamac_and_the_installed_commands(script: Path, llama2c: Path, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_export_options(llamac_command: Command, llama2c: Path, tmp_path: Path) 
 
 def test_exports_that_cannot_be(llamac_command: Command, llama2c: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.bin"
-    llamac_command("export", tmp_path / "absent", out).fails_with("absent does not exist")
+    llamac_command("export", tmp_path / "absent", out).fails_with("absent: No such file")
     llamac_command("export", llama2c, tmp_path / "no" / "out.bin").fails_with("does not exist")
     llamac_command("export", llama2c, out, "--tokenizer", tmp_path / "none").fails_with("none does not exist")
     llamac_command("export", llama2c, out, "--probe-source", "transformers").fails_with("Hugging Face directory")
@@ -125,7 +125,10 @@ def test_a_terminal_shows_bytes_and_a_pipe_nothing(source: Path, tmp_path: Path)
     assert (process.returncode, errors) == (0, b"")
 
 
-def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, -signal.SIGHUP)]
+)
+def test_what_is_ended_leaves_nothing(number: int, code: int, tmp_path: Path) -> None:
     source = write_model(tmp_path / "model.bin", checkpoint(llama_config(dim=384, ffn=1024, n_layers=6)))
     (tmp_path / "out").mkdir()
     with start(source, tmp_path / "out" / "out.bin", stderr=subprocess.PIPE) as process:
@@ -134,9 +137,9 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
             assert process.poll() is None, "it ended before it could be interrupted"
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, errors = process.communicate(timeout=TIMEOUT)
-    assert (process.returncode, out, errors) == (130, b"", b"")
+    assert (process.returncode, out, errors) == (code, b"", b"")
     assert list((tmp_path / "out").iterdir()) == []
 
 

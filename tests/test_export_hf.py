@@ -157,6 +157,19 @@ def test_all_that_is_wrong_with_shards_is_told_at_once(tmp_path: Path) -> None:
         assert line in str(caught.value)
 
 
+def test_what_is_no_weight_may_be_in_a_shard_or_in_the_index_alone(tmp_path: Path) -> None:
+    """As in conversions that dropped RoPE's tables in one place only."""
+    write_config(tmp_path, LLAMA)
+    table = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(5, np.float32)}
+    write_shards(tmp_path, tensors(LLAMA) | table, 2, write_safetensors, "model.safetensors")
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    places = index["weight_map"]
+    places["model.layers.1.self_attn.rotary_emb.inv_freq"] = places.pop(next(iter(table)))
+    path.write_text(json.dumps(index))
+    assert_same(read(tmp_path), read(write_checkpoint(tmp_path / "whole", LLAMA)))
+
+
 @pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "a/b", "", ".", ".."])
 def test_shards_lie_in_the_directory(tmp_path: Path, file: str) -> None:
     write_config(tmp_path, LLAMA)
@@ -269,9 +282,8 @@ def test_the_tensors_decide_whether_the_output_is_tied(tmp_path: Path) -> None:
     for name, output, with_embedding in (("both", embedding, True), ("output", embedding, False)):
         assert with_output(tmp_path / name, TIED, output, with_embedding) == []
         assert_same(read(tmp_path / name), tied)
-    (warning,) = with_output(tmp_path / "no output", LLAMA, None)
-    assert "not tied, but there is none" in warning
-    assert_same(hf.read(tmp_path / "no output", []), tied)
+    with pytest.raises(ExportError, match=r"missing: lm_head\.weight \(only with tie_word_embeddings"):
+        with_output(tmp_path / "no output", LLAMA, None)
     (warning,) = with_output(tmp_path / "another output", TIED, other)
     assert "they differ: it is not tied" in warning
     assert_same(hf.read(tmp_path / "another output", []), untied)

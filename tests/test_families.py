@@ -20,7 +20,6 @@ from hf_reading import parse, read
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export import hf, hf_config
 from llamac.export.checkpoint import Checkpoint, ModelConfig
-from llamac.export.convert import export
 from llamac.export.families import FAMILIES
 from llamac.export.safetensors_file import read_safetensors
 
@@ -62,6 +61,7 @@ def windows(name: str) -> list[int]:
 def test_published_windows_lie_where_they_should() -> None:
     assert windows("Mistral-7B-v0.1") == [4096] * 32
     assert windows("Mistral-Nemo") == [0] * 40
+    assert windows("Ministral-8B") == [0, 32768, 32768, 32768] * 9
     assert windows("Qwen2.5-0.5B") == [0] * 24
     assert windows("gemma-2-27b") == [4096, 0] * 23
     assert windows("gemma-3-1b") == [*[512] * 5, 0] * 4 + [512] * 2
@@ -201,6 +201,30 @@ def test_null_is_none_where_an_absent_key_is_not(name: str, key: str, is_none: A
     assert not is_none(parse(changed(config, **{key: None})).model)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "expected"),
+    [
+        ("Llama-2-7B", "rms_norm_eps", "a number from 0"),
+        ("Llama-3.2-1B", "rope_theta", "a number"),
+        ("Llama-2-7B", "tie_word_embeddings", "true or false"),
+        ("gpt2", "scale_attn_weights", "true or false"),
+        ("Qwen3-0.6B", "head_dim", "an integer from 1"),
+        ("Qwen2.5-0.5B", "max_window_layers", "an integer from 0"),
+        ("pythia-70m", "rotary_pct", "a number"),
+        ("pythia-70m", "use_parallel_residual", "true or false"),
+        ("gemma-3-1b", "rope_local_base_freq", "a number from 0"),
+        ("granite-3.1-2b", "attention_multiplier", "a number from 0"),
+        ("Mixtral-8x7B", "num_local_experts", "an integer from 1"),
+        ("Mistral-7B-v0.1", "vocab_size", "an integer from 1"),
+    ],
+)
+def test_null_is_refused_where_it_has_no_meaning(name: str, key: str, expected: str) -> None:
+    with pytest.raises(ExportError, match=f"  {key} is null, expected {expected}"):
+        parse({**PUBLISHED[name], key: None})
+    with pytest.raises(UnsupportedError, match="hidden_act None is not supported"):
+        parse({**PUBLISHED["Llama-2-7B"], "hidden_act": None})
+
+
 # ---- what is refused
 
 
@@ -218,6 +242,15 @@ def test_keys_of_other_families_are_refused_by_name(name: str, key: str) -> None
     ("name", "change", "message"),
     [
         ("OLMoE-1B-7B", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        ("OLMo-1B", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        ("OLMo-1B", {"layer_norm_eps": 1e-6}, "layer_norm_eps is 1e-06"),
+        ("Qwen3-Coder-30B-A3B", {"qkv_bias": True}, "qkv_bias is True"),
+        ("Qwen3-Coder-30B-A3B", {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size is 512"),
+        ("stablelm-zephyr-3b", {"rotary_scaling_factor": 2.0}, "rotary_scaling_factor is 2.0"),
+        ("Mistral-7B-v0.1", {"rope_scaling": {"rope_type": 0, "factor": 2.0}}, "has the type 0; supported are"),
+        ("Mistral-7B-v0.1", {"hidden_act": 0}, "hidden_act 0 is not supported"),
+        ("gemma-3-1b", {"hidden_activation": []}, r"hidden_activation \[\] is not supported"),
+        ("gpt2", {"activation_function": False}, "activation_function False is not supported"),
         ("gemma-3-1b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ("Phi-4-mini", {"lm_head_bias": True}, "lm_head_bias is True"),
         ("Phi-4-mini", {"full_attn_mod": 2}, "full_attn_mod is 2"),
@@ -245,14 +278,20 @@ def test_what_the_graph_does_not_have_is_refused(name: str, change: Config, mess
         ("gemma-2-27b", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0, expected a number above 0"),
         ("gemma-2-27b", {"final_logit_softcapping": "30"}, "final_logit_softcapping is '30'"),
         ("gemma-3-1b", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
-        ("gemma-3-270m", {"sliding_window_pattern": 5}, "are both there and differ"),
+        ("gemma-3-270m", {"layer_types": None, "_sliding_window_pattern": 5}, "the same as sliding_window_p"),
         ("gemma-3-1b", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters.rope_type is 'default'"),
+        ("gemma-3-1b", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.rope_type is missing"),
+        ("gemma-3-1b", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "truncate is False"),
         ("gemma-3-1b", {"rope_parameters": {"full_attention": 3}}, "rope_parameters.full_attention is 3"),
-        ("Phi-4-mini", {"partial_rotary_factor": 0.01}, "RoPE turns 1 of the 128 dimensions"),
+        ("Phi-4-mini", {"partial_rotary_factor": 0.001}, "partial_rotary_factor: RoPE turns 0 of the 128 dimensions"),
+        ("stablelm-2-12b", {"partial_rotary_factor": 0.02}, "RoPE turns 3 of the 160 dimensions .* even number from 2"),
+        ("Mistral-Nemo", {"head_dim": 15}, "head_dim: RoPE turns 15 of the 15 dimensions"),
         ("Phi-4-mini", {"partial_rotary_factor": 1.5}, "RoPE turns 192 of the 128 dimensions"),
         ("Qwen3-0.6B", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, expected 1, as qwen3"),
         ("gpt-neox-20b", {"rotary_pct": 0.5}, "partial_rotary_factor and rotary_pct are both there and differ"),
         ("gpt-neox-20b", {"rope_theta": 1e5}, "rope_theta and rotary_emb_base are both there and differ"),
+        ("pythia-70m", {"rotary_emb_base": None, "rope_theta": 1e5}, "rope_theta is 1.* expected 10000.0, as rota"),
+        ("pythia-70m", {"rotary_pct": None, "partial_rotary_factor": 1.0}, "partial_rotary_factor is 1.0, expected"),
         ("granite-3.1-2b", {"logits_scaling": 0.0}, "logits_scaling is 0.0, expected a number above 0"),
         ("Mixtral-8x7B", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, expected at most"),
         ("Mixtral-8x7B", {"num_experts": 4}, "num_experts and num_local_experts are both there and differ"),
@@ -263,6 +302,12 @@ def test_what_the_graph_does_not_have_is_refused(name: str, change: Config, mess
 def test_a_wrong_value_is_told(name: str, change: Config, message: str) -> None:
     with pytest.raises(ExportError, match=message):
         parse({**PUBLISHED[name], **change})
+
+
+def test_a_pattern_beside_the_kinds_of_layers_means_nothing() -> None:
+    config = PUBLISHED["gemma-3-270m"]
+    assert config["layer_types"]
+    assert parse({**config, "_sliding_window_pattern": 5}).model == parse(config).model
 
 
 def test_a_key_that_transformers_ignores_is_ignored_with_a_warning() -> None:
@@ -314,6 +359,22 @@ def test_gpt_neox_is_read_under_its_published_names(tmp_path: Path) -> None:
     assert_same(read(folder), read(other))
 
 
+@pytest.mark.parametrize("name", BASES)
+def test_what_old_versions_stored_beside_the_weights_is_left_out(name: str, tmp_path: Path) -> None:
+    folder, prefix = family_checkpoint(tmp_path / "m", FAMILY_CASES[name]), FAMILIES[name].prefix
+    stored = read_safetensors(folder / "model.safetensors")
+    tensors = {full_name: tensor.lazy().array() for full_name, tensor in stored.items()}
+    attention = "layers.1.attention." if name == "gpt_neox" else "layers.1.self_attn."
+    others = [f"{place}rotary_emb.{kind}" for place in ("", attention) for kind in ("inv_freq", "cos_cached")]
+    others += [f"{attention}bias", f"{attention}masked_bias"] if name == "gpt_neox" else []
+    others += ["rotary_emb_local.inv_freq"] if name == "gemma3_text" else []
+    for other in others:
+        tensors[prefix + other] = random_tensor(other, (1, 3))
+    shutil.copytree(folder, tmp_path / "old")
+    write_safetensors(tmp_path / "old" / "model.safetensors", tensors)
+    assert_same(read(folder), read(tmp_path / "old"))
+
+
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_the_language_model_is_found_among_the_weights_of_a_model_of_images(prefix: str, tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "m", FAMILY_CASES["gemma3_text"])
@@ -340,13 +401,6 @@ def test_experts_that_are_missing_or_too_many_are_told(name: str, tmp_path: Path
     write_config(folder, {**config, key: 4})
     with pytest.raises(ExportError, match=r"surplus: model\.layers\.1\..*experts\.4\."):
         read(folder)
-
-
-@pytest.mark.parametrize("name", [name for name in BASES if not FAMILIES[name].to_hf])
-def test_families_that_cannot_be_written_for_hugging_face_are_refused_by_name(name: str, tmp_path: Path) -> None:
-    folder = family_checkpoint(tmp_path / "m", FAMILY_CASES[name])
-    with pytest.raises(UnsupportedError, match=f"'{name}' cannot be written for Hugging Face: .* llama, gpt2 can be"):
-        export(folder, tmp_path / "out", to="hf")
 
 
 def test_tied_outputs_and_bare_models_work_in_every_family(tmp_path: Path) -> None:

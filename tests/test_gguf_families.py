@@ -142,6 +142,14 @@ def test_experts_may_lie_alone(folder: Callable[[str], Path], tmp_path: Path) ->
         np.testing.assert_array_equal(ours.tensors[name].array(), tensor.array(), name)
 
 
+def test_experts_share_the_width_where_none_is_told(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """As llama.cpp has it for Qwen 3."""
+    config, weights = case_of("qwen3_moe").config, checkpoint_tensors(folder("qwen3_moe"))
+    changes = {"expert_feed_forward_length": None, "feed_forward_length": [52, 48, 48]}
+    made = gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes=changes), [])
+    assert [layer.ffn_dim for layer in made.config.layers] == [52, 24, 24]
+
+
 def test_windows_by_layer_and_by_number(folder: Callable[[str], Path], tmp_path: Path) -> None:
     config, weights = case_of("gemma2").config, checkpoint_tensors(folder("gemma2"))
     for pattern, windows in (

@@ -108,6 +108,16 @@ def test_tensors_that_make_no_sense(tmp_path: Path, rows: Sequence[bytes], probl
         open_gguf(made(tmp_path / "m.gguf", rows))
 
 
+def test_a_broken_download_is_told_once(tmp_path: Path) -> None:
+    rows = [entry(name, [4], offset=32 * number) for number, name in enumerate("abcdefgh")]
+    with pytest.raises(ExportError) as caught:
+        open_gguf(made(tmp_path / "m.gguf", rows, data=100))
+    assert str(caught.value).splitlines()[1:] == [
+        "  'd': it would end at byte 112 of the data, but the file has 100: it is truncated",
+        "  4 more lie beyond the file's end: get it again",
+    ]
+
+
 @pytest.mark.parametrize("alignment", [0, 3, 48, True, "32", ("f", 32.0), ("i", -32)])
 def test_an_alignment_that_is_none(tmp_path: Path, alignment: Any) -> None:
     with pytest.raises(ExportError, match=r"general\.alignment is .*, expected a power of two"):
@@ -123,6 +133,27 @@ def test_an_alignment_beyond_the_file(tmp_path: Path) -> None:
 def test_the_number_of_tensors_is_not_believed(count: int) -> None:
     with pytest.raises(ModelError, match="tensors do not fit into the file"):
         parse_head(gguf_file([], tensors=count) + bytes(4096))
+
+
+def test_counts_that_fit_but_are_not_believable() -> None:
+    row = entry("a", [4])
+    with pytest.raises(ModelError, match="140000 tensors, more than 131072 are not believable"):
+        parse_head(gguf_file([], tensors=140_000) + row * 140_000)
+    with pytest.raises(ModelError, match="70000 metadata entries, more than 65536 are not believable"):
+        parse_head(b"GGUF" + struct.pack("<IQQ", 3, 0, 70_000) + bytes(70_000 * 14))
+
+
+def test_experts_without_end_get_no_names(tmp_path: Path) -> None:
+    """4096 layers of 4096 experts are 50 million tensors."""
+    layers = 64
+    sizes = {"context_length": 8, "embedding_length": 8, "block_count": layers, "attention.head_count": 1}
+    sizes |= {"expert_count": 4096, "expert_used_count": 1, "feed_forward_length": 8}
+    keys: dict[str, Any] = {f"llama.{key}": value for key, value in sizes.items()}
+    routers = {f"blk.{layer}.ffn_gate_inp.weight": np.zeros((1, 8), np.float32) for layer in range(layers)}
+    weights = {"token_embd.weight": np.zeros((4, 8), np.float32), **routers}
+    path = write_tensors(tmp_path / "m.gguf", weights, keys=keys | {"llama.attention.layer_norm_rms_epsilon": 1e-5})
+    with pytest.raises(ExportError, match="262144 experts in all layers, more than 131072"):
+        gguf_model.read(path, [])
 
 
 def test_hostile_counts_take_no_memory() -> None:

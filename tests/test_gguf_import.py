@@ -31,6 +31,7 @@ from llamac.flatfile import FlatFile
 
 Logits = NDArray[np.float32]
 LLAMA, GPT2 = CASES["llama"].config, CASES["gpt2"].config
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
 
 # Cases that GGUF can say: it has no place for other activations, and knows some kinds of RoPE only.
 SAID = [
@@ -103,7 +104,6 @@ def test_all_weights_are_those_of_the_other_route(tmp_path: Path) -> None:
         ("rope.scaling.factor", 3.0),  # without a type it is linear
         ("rope.scale_linear", 3.0),
         ("rope.scaling.attn_factor", 1.5),
-        ("attention.scale", 0.9),
     ],
 )
 def test_a_key_moves_the_logits(tmp_path: Path, from_hf: Callable[[str], Logits], key: str, value: object) -> None:
@@ -129,6 +129,9 @@ def test_needed_keys_are_named(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
+        ({"attention.scale": 0.9}, r"llama\.attention\.scale is 0.*unknown here"),  # of others, llama.cpp says
+        ({**YARN, "rope.scaling.yarn_ext_factor": 0.0}, r"yarn_ext_factor is 0\.0, expected 1"),
+        ({**YARN, "rope.scaling.yarn_log_multiplier": 1.0}, r"yarn_log_multiplier is 1\.0, expected 0"),
         ({"attention.of_tomorrow": 1}, r"llama\.attention\.of_tomorrow is 1.*unknown here"),
         ({"expert_count": 8}, r"llama\.expert_used_count is None, expected at least 1 and at most expert_count \(8\)"),
         ({"expert_shared_count": 1}, r"llama\.expert_shared_count is 1, expected 0"),

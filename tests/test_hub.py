@@ -32,6 +32,11 @@ import huggingface_hub.constants as constants  # noqa: E402
 
 LLAMA = CASES["llama"].config
 IDS = [1, 5, 9]
+LOGITS = """
+    import llamac
+    with llamac.load("hf:org/name") as model:
+        print(model.logits([1, 5, 9]).tobytes().hex(), end="")
+"""
 NEEDED = ["config.json", "model.safetensors", "tokenizer.json"]
 
 
@@ -80,6 +85,7 @@ def blobs(tmp_path: Path) -> list[Path]:
     [
         ("hf:org/name", ("org/name", "main", None, None)),
         ("hf:Org-1/na_me.2@v1.0", ("Org-1/na_me.2", "v1.0", None, None)),
+        ("hf:_org/_name_", ("_org/_name_", "main", None, None)),
         ("hf:org/name@refs/pr/1", ("org/name", "refs/pr/1", None, None)),
         ("hf:org/name:Q4_K_M", ("org/name", "main", None, "Q4_K_M")),
         ("hf:org/name:q8_0@main", ("org/name", "main", None, "q8_0")),
@@ -96,6 +102,7 @@ def test_names(text: str, wanted: tuple[Any, ...]) -> None:
     [
         *("hf:", "hf:name", "hf:/name", "hf:org/", "hf://org/name", "hf:org//name", "hf: org/name", "hf:org/name@"),
         *("hf:org/name:", "hf:../name", "hf:org/..", "hf:org/na..me", "hf:.org/name", "hf:org/name.", "hf:org/-name"),
+        "hf:org/name-",
         *("hf:org/na--me", "hf:org/name@../../x", "hf:org/name@a//b", "hf:org/name/../x.gguf", "hf:org/name//x.gguf"),
         *("hf:org/name/config.json", "hf:org/name/model.safetensors", "hf:org/name/x.gguf:Q4", "hf:org/name@a:b"),
         *("hf:org\\name", "hf:org/name@/x", "hf:org/name@x/", "hf:org/n\nme", "hf:örg/name", f"hf:org/{'n' * 200}"),
@@ -111,6 +118,16 @@ def test_without_the_client_it_is_told_how_to_get_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UnsupportedError, match=r"pip install 'llamac\[hub\]'"):
         llamac.load("hf:org/name")
+
+
+def test_a_client_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    oldest = ".".join(map(str, hub.OLDEST_CLIENT))
+    assert f'hub = ["huggingface_hub>={oldest}"]' in asked
+    for version in ("0.34.4", "1.2.9", "1.2.0rc1"):
+        monkeypatch.setattr(client, "__version__", version)
+        with pytest.raises(UnsupportedError, match=rf"huggingface_hub {version} is too old.*{oldest} or newer: pip"):
+            llamac.load("hf:org/name")
 
 
 # ---- which files
@@ -132,6 +149,7 @@ def chosen(name: str, files: list[str], index: dict[str, str] | None = None) -> 
         ("hf:o/n:Q6_K", ["sub/a.q6_k.gguf"]),
         ("hf:o/n:Q8_0", PARTS),
         (f"hf:o/n/{PARTS[1]}", PARTS),
+        ("hf:o/n/big-Q8_0.gguf", PARTS),  # as it is called where all models are told
         ("hf:o/n/sub/a.q6_k.gguf", ["sub/a.q6_k.gguf"]),
     ],
 )
@@ -243,6 +261,15 @@ def test_pickles_come_only_where_there_is_nothing_else(server: Hub, expected: by
         logits("hf:org/name")
 
 
+@pytest.mark.parametrize("name", ["../../../evil.gguf", "/tmp/evil.gguf", "a/../../evil.gguf", "a\\..\\evil.gguf"])
+def test_names_that_lead_out_of_the_cache_are_not_asked_for(name: str, server: Hub, tmp_path: Path) -> None:
+    server.repos["org/name"] = {name: b"GGUF"}
+    with pytest.raises(HubError, match="holds no model"):
+        logits("hf:org/name")
+    assert not any("/resolve/" in path for _, path, _ in server.requests)
+    assert not list(tmp_path.rglob("evil*"))
+
+
 def test_a_gated_model_needs_the_token_and_the_store_never_sees_it(
     server: Hub, expected: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +289,7 @@ def test_a_gated_model_needs_the_token_and_the_store_never_sees_it(
         ("hf:org/other", "hf:org/other: there is no such repository .*or it is private"),
         ("hf:org/name@nothing", "hf:org/name has no revision 'nothing'"),
         (f"hf:org/name@{commit_of('x')}", "hf:org/name has no revision '"),
-        ("hf:org/name:Q4_0", "has no GGUF file for 'Q4_0'; there is no file"),
+        ("hf:org/name:Q4_0", "hf:org/name has no GGUF file for 'Q4_0'; there is no file$"),
     ],
 )
 def test_what_the_hub_has_not(name: str, message: str, server: Hub, llamac_command: Command) -> None:
@@ -271,6 +298,13 @@ def test_what_the_hub_has_not(name: str, message: str, server: Hub, llamac_comma
     done = llamac_command("run", name, "-i", "a")
     done.fails_with("hf:org/")
     assert re.search(message, done.err)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_token_that_the_hub_does_not_take_is_told(status: int, server: Hub) -> None:
+    server.status = status
+    with pytest.raises(HubError, match=rf"hf:org/name: .*{status} .*does the hub know your token \(HF_TOKEN"):
+        logits("hf:org/name")
 
 
 def test_a_mirror_may_tell_less(server: Hub, expected: bytes) -> None:
@@ -432,16 +466,10 @@ def test_what_another_program_has_left_out_is_brought(server: Hub, expected: byt
 
 
 def test_the_environment_is_the_clients(server: Hub, expected: bytes, tmp_path: Path) -> None:
-    code = """
-        import sys
-        import llamac
-        with llamac.load("hf:org/name") as model:
-            print(model.logits([1, 5, 9]).tobytes().hex())
-    """
     known = environment(server, tmp_path)
-    assert output_of(code, **known) == f"{expected.hex()}\n"
+    assert output_of(LOGITS, **known) == expected.hex()
     server.requests.clear()
-    assert output_of(code, **known, HF_HUB_OFFLINE="1") == f"{expected.hex()}\n"
+    assert output_of(LOGITS, **known, HF_HUB_OFFLINE="1") == expected.hex()
     assert server.requests == []
 
 
@@ -456,3 +484,11 @@ def test_what_comes_in_chunks_is_left_to_the_client(
     downloads = hub._Downloads(client, hub.parse("hf:org/name"), hub._listed(client, hub.parse("hf:org/name")), print)
     monkeypatch.setattr(hub, "find_spec", lambda name: object())
     assert downloads._bring_large("model.safetensors", downloads._bar()) is False
+
+
+def test_where_the_hubs_own_protocol_fails_http_does(server: Hub, expected: bytes, tmp_path: Path) -> None:
+    """As behind a firewall that lets through what comes from the hub's own host."""
+    pytest.importorskip("hf_xet")
+    server.has_xet = True
+    assert output_of(LOGITS, **environment(server, tmp_path), HF_XET_CLIENT_RETRY_MAX_ATTEMPTS="1") == expected.hex()
+    assert any("/xet-read-token/" in path for _, path, _ in server.requests)

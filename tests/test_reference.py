@@ -202,7 +202,7 @@ def test_linear_streams_a_large_matrix_in_chunks() -> None:
     finally:
         tracemalloc.stop()
     assert y[0, 0] == 0
-    assert y[1, -1] == (rows - asked[-1]) * columns
+    assert y[1, -1] == (rows - min(asked)) * columns  # the last one is the smallest, whichever thread read it when
     assert sum(asked) == rows
     assert peak < 30e6
 
@@ -435,3 +435,30 @@ def test_the_golden_text_is_what_float64_says(stories: Path) -> None:
     assert len(ids) == 257
     logits = reference.forward(llama2c.read(stories / "stories260K.bin"), [ids[:-1]])[0]
     assert logits.argmax(axis=1).tolist() == ids[1:]
+
+
+@pytest.mark.parametrize(
+    ("n", "rows", "columns"), [(1, 1, 1), (7, 45, 600), (32, 100, 256), (3, 700, 257), (1500, 9, 300)]
+)
+def test_a_product_in_pieces_is_the_product(n: int, rows: int, columns: int) -> None:
+    """Columns and rows that are no whole pieces, and more inputs than a piece has room for."""
+    rng = np.random.RandomState(0)
+    x, weight = rng.randn(n, columns), rng.randn(rows, columns).astype(np.float32)
+    np.testing.assert_allclose(reference.product(x, weight), x @ weight.astype(np.float64).T, rtol=0, atol=1e-11)
+
+
+def test_chunks_of_a_matrix_are_computed_in_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "CHUNK_BYTES", 8 * 50 * 3)  # three rows at once, by as many threads as there may be
+    x, weight = np.random.RandomState(1).randn(4, 50), np.random.RandomState(2).randn(20, 50).astype(np.float32)
+    found = reference.linear(x, LazyTensor.of(weight))
+    np.testing.assert_allclose(found, x @ weight.astype(np.float64).T, rtol=0, atol=1e-12)
+
+
+def test_an_error_in_a_chunk_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "CHUNK_BYTES", 8 * 50 * 3)
+
+    def read(first: int, last: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        raise ExportError("it broke")
+
+    with pytest.raises(ExportError, match="it broke"):
+        reference.linear(np.ones((1, 50)), LazyTensor((20, 50), "f32", read))

@@ -22,6 +22,7 @@ from golden.cases import CASES
 from golden.tiny_checkpoints import tensors, write_checkpoint
 from llamac.cache import Cache
 from llamac.errors import ExportError
+from llamac.export import export
 from llamac.sources import files_of, find, is_foreign
 from processes import TIMEOUT, output_of
 from torch_samples import write_torch
@@ -62,10 +63,39 @@ def test_a_folder_may_hold_one_gguf_model(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"GGUF")
     assert find(tmp_path).path == tmp_path / "m-00001-of-00002.gguf"
     (tmp_path / "n.gguf").touch()
-    with pytest.raises(ExportError, match=r"holds several models, name one of them: m\.gguf, n\.gguf"):
+    with pytest.raises(ExportError, match=r"name one of them: m-00001-of-00002\.gguf, n\.gguf$"):
         find(tmp_path)
     (tmp_path / "config.json").touch()
     assert find(tmp_path).path == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("org/name", "hf:org/name"),
+        ("HuggingFaceTB/SmolLM2-135M", "hf:HuggingFaceTB/SmolLM2-135M"),
+        ("https://huggingface.co/org/name", "hf:org/name"),
+        ("https://hf.co/org/na.me/tree/main", "hf:org/na.me"),
+        ("folder/name", None),  # a folder that there is
+        ("name", None),
+        ("/org/name", None),
+        ("a/b/c", None),
+    ],
+)
+def test_what_the_hub_has_and_this_machine_has_not_gets_advice(
+    name: str, advice: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llamac_command: Command
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FileNotFoundError):
+        llamac.load(name)
+    with pytest.raises(ExportError):
+        export(name, tmp_path / "out.bin")
+    for command in (("run", name), ("inspect", name), ("export", name, "out.bin")):
+        done = llamac_command(*command)
+        done.fails_with(f"{Path(name)}: No such file or directory")
+        said = re.search(r"; a model on the Hugging Face Hub is named (\S+)$", done.err.strip())
+        assert (said and said[1]) == advice
 
 
 READS = """
@@ -85,7 +115,7 @@ print(len(opened), sorted(opened - known))
 """
 
 
-@pytest.mark.parametrize("kind", ["whole", "shards", "pickle", "vocabulary"])
+@pytest.mark.parametrize("kind", ["whole", "shards", "odd shards", "pickle", "vocabulary"])
 def test_every_file_that_the_import_reads_is_in_the_key(kind: str, tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "hf", LLAMA)
     write_json(source, tokenizer=tokenizer_json(), tokenizer_config={}, generation_config={}, special_tokens_map={})
@@ -94,6 +124,11 @@ def test_every_file_that_the_import_reads_is_in_the_key(kind: str, tmp_path: Pat
         (source / "model.safetensors").rename(source / "part-1.safetensors")
         index = {"weight_map": dict.fromkeys(tensors(LLAMA), "part-1.safetensors")}
         (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    elif kind == "odd shards":
+        (source / "model.safetensors").rename(source / "pärt")
+        text = json.dumps({"weight_map": dict.fromkeys(tensors(LLAMA), "pärt")})
+        assert "\\u00e4" in text
+        (source / "model.safetensors.index.json").write_text(text)
     elif kind == "pickle":
         (source / "model.safetensors").unlink()
         write_torch(source / "pytorch_model.bin", tensors(LLAMA))
@@ -106,6 +141,21 @@ def test_every_file_that_the_import_reads_is_in_the_key(kind: str, tmp_path: Pat
     count, missed = output_of(READS, source, tmp_path / "out.bin").split(" ", 1)
     assert int(count) >= 5
     assert missed.strip() == "[]"
+
+
+def test_models_that_lie_in_a_directory_are_not_read_with_it(tmp_path: Path) -> None:
+    """A GGUF file is read as a tokenizer where there is no other one; it may be very large."""
+    source = write_checkpoint(tmp_path / "hf", LLAMA)
+    for name in ("a.gguf", "b.gguf"):
+        (source / name).write_bytes(b"GGUF")
+    assert set(files_of(source)) == {"config.json", "model.safetensors", "a.gguf"}
+    (source / "vocab.json").touch()
+    assert "a.gguf" in files_of(source)
+    for name in ("tokenizer.json", "tokenizer.model", "tokenizer.bin", "merges.txt"):
+        (source / name).touch()
+        assert "a.gguf" not in files_of(source)
+        if name != "merges.txt":
+            (source / name).unlink()
 
 
 # ---- the commands

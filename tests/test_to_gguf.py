@@ -40,7 +40,11 @@ def written(folder: Path, source: Checkpoint, dtype: str = "f32") -> Checkpoint:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "llama-odd", "llama-tie_word_embeddings", "llama-llama3", "llama-linear", "gpt2", "gpt2-odd"]
+    "name",
+    [
+        *("llama", "llama-odd", "llama-tie_word_embeddings", "llama-llama3", "llama-linear", "llama-longrope"),
+        *("gpt2", "gpt2-odd"),
+    ],
 )
 def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
     source = hf.read(write_checkpoint(tmp_path / "hf", CASES[name].config), [])
@@ -106,9 +110,6 @@ def test_what_gguf_cannot_say_is_refused_by_name(tmp_path: Path) -> None:
     source.metadata["architecture"] = "of-tomorrow"
     with pytest.raises(UnsupportedError, match="models of the families llama, mistral, mixtral, gpt2"):
         written(tmp_path, source)
-    source = hf.read(write_checkpoint(tmp_path / "hf", CASES["llama-longrope"].config), [])
-    with pytest.raises(UnsupportedError, match="rope_original_context"):
-        written(tmp_path, source)
 
 
 def test_numbers_too_large_for_a_blocks_scale(tmp_path: Path) -> None:
@@ -147,6 +148,19 @@ def test_arguments_of_other_targets_are_refused(tmp_path: Path) -> None:
 # ---- tokenizers
 
 
+def test_all_chat_templates_and_their_tokens_go_along(tmp_path: Path) -> None:
+    source = flat.read(built_in("stories"))
+    assert source.tokenizer is not None
+    unknown = json.loads(source.tokenizer[0])["model"]["unk_token"]
+    source.chat_template = "{{ bos_token }}{{ messages }}{{ pad_token }}"
+    source.metadata |= {"chat_templates": {"tool_use": "{{ tools }}"}, "special_tokens": {"pad_token": unknown}}
+    write_gguf(source, tmp_path / "m.gguf", "f16", [])
+    again = gguf_model.read(tmp_path / "m.gguf", [])
+    assert again.chat_template == source.chat_template
+    assert again.metadata["chat_templates"] == {"tool_use": "{{ tools }}"}
+    assert again.metadata["special_tokens"]["pad_token"] == unknown
+
+
 @pytest.mark.parametrize("entries", [spm_gguf(), spm_gguf(add_space_prefix=False), *map(byte_level_gguf, ("gpt-2",))])
 def test_tokenizers_of_gguf_files_come_back(tmp_path: Path, entries: list[tuple[str, Any]]) -> None:
     (tmp_path / "v.gguf").write_bytes(gguf_file(entries))
@@ -162,6 +176,22 @@ def test_the_pre_tokenizers_name_comes_back(tmp_path: Path, pre: str) -> None:
 @pytest.mark.parametrize("name", ["ggml-vocab-llama-spm.gguf", "ggml-vocab-llama-bpe.gguf", "ggml-vocab-gpt-2.gguf"])
 def test_real_tokenizers_come_back(tmp_path: Path, data_dir: Path, name: str) -> None:
     check_tokenizer(tmp_path, data_dir / "tokenizers" / name)
+
+
+@pytest.mark.parametrize("name", ["of mine", "Phi-3 of mine"])
+def test_tokens_that_swallow_spaces_are_kept_by_name_only(tmp_path: Path, data_dir: Path, name: str) -> None:
+    """GGUF has no field for it, and llama.cpp goes by the name."""
+    vocabulary = load_vocabulary(data_dir / "tokenizers" / "ggml-vocab-phi-3.gguf")
+    swallowing = [entry["content"] for entry in json.loads(vocabulary.json)["added_tokens"] if entry["rstrip"]]
+    assert "<|user|>" in swallowing
+    small = replace(llama_config(dim=16, n_heads=2, n_kv_heads=1, ffn=16), vocab_size=32064, n_token_ids=1)
+    source = replace(checkpoint(small), tokenizer=vocabulary, metadata={"architecture": "llama", "name": name})
+    warnings: list[str] = []
+    write_gguf(source, tmp_path / "m.gguf", "f16", warnings)
+    again = json.loads(load_vocabulary(tmp_path / "m.gguf").json)["added_tokens"]
+    kept = [entry["content"] for entry in again if entry["rstrip"]]
+    assert (kept, len(warnings)) == (([], 1) if name == "of mine" else (swallowing, 0))
+    assert all("swallow the spaces around them" in line for line in warnings)
 
 
 def check_tokenizer(folder: Path, place: Path) -> None:

@@ -11,34 +11,43 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from vocab_samples import SPM_PIECES, llama2c_file, sentencepiece_file, tokenizer_json, write_json
+from vocab_samples import SPM_PIECES, field, llama2c_file, sentencepiece_file, tokenizer_json, write_json
 
 import llamac
 from builders import checkpoint, gpt2_config, llama_config
 from golden.cases import CASES
-from golden.make import transformers_logits
-from golden.tiny_checkpoints import tensors, write_checkpoint
+from golden.family_cases import FAMILY_CASES
+from golden.make import relative_errors, transformers_logits
+from golden.make_families import family_checkpoint
+from golden.parity_table import cases, make_folder
+from golden.tiny_checkpoints import tensors, write_checkpoint, write_config
 from llamac.errors import ExportError, UnsupportedError
+from llamac.export import hf
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.convert import export
 from llamac.export.to_hf import write_hf
+from llamac.export.to_hf_config import config_differences
 from llamac.export.vocab import Vocabulary, load_vocabulary
 from llamac.tokenizer import Tokenizer
 
-# every kind of RoPE, grouped queries, biases, tied and untied outputs, both families
+# every kind of RoPE, grouped queries, biases, tied and untied outputs, all families
 NAMES = ["llama", "llama-no-biases", "llama-tie_word_embeddings", "llama-wide-heads", "llama-gelu", "llama-linear"]
 NAMES += ["llama-dynamic", "llama-yarn", "llama-llama3", "llama-longrope", "llama-rope_parameters-yarn"]
 NAMES += ["gpt2", "gpt2-odd", "gpt2-scale_attn_weights", "gpt2-n_inner-by-default"]
+BASES = [name for name, case in FAMILY_CASES.items() if not case.base]
+NAMES += [*BASES, "qwen2-tied", "smollm3-window", "gemma-untied", "phi3-mha", "gemma3_text-rope_parameters"]
+NAMES += ["gpt_neox-use_parallel_residual", "gpt_neox-attention_bias", "gpt_neox-tied", "gpt_neox-linear"]
+NAMES += ["stablelm-use_parallel_residual", "stablelm-qk_layernorm", "qwen3_moe-norm_topk_prob", "qwen3_moe-window"]
 TEXTS = ["The hello world", "", "  two  spaces", "Zoë \n\n 123 ab"]
 
 
-def read_safetensors(path: Path) -> dict[str, tuple[str, NDArray[Any]]]:
+def read_safetensors(path: Path, form: str = "pt") -> dict[str, tuple[str, NDArray[Any]]]:
     """(dtype, numbers) of every tensor, bf16 as its 16 bits. Data lie in the header's order, without gaps."""
     data = path.read_bytes()
     (size,) = struct.unpack_from("<Q", data)
-    assert size % 8 == 0
+    assert size % 8 == 0 or not form
     header = json.loads(data[8 : 8 + size])
-    assert header.pop("__metadata__") == {"format": "pt"}
+    assert header.pop("__metadata__", {}).get("format", "") == form
     found, end = {}, 0
     for name, entry in header.items():
         first, last = entry["data_offsets"]
@@ -53,7 +62,7 @@ def read_safetensors(path: Path) -> dict[str, tuple[str, NDArray[Any]]]:
 
 def there_and_back(name: str, folder: Path, **options: Any) -> tuple[Path, Path]:
     """(a tiny checkpoint in Hugging Face's layout, the same after its way through a flat file)."""
-    original = write_checkpoint(folder / "original", CASES[name].config)
+    original = make_folder(folder, name)
     export(original, folder / "flat.bin", probe_source=None)
     export(folder / "flat.bin", folder / "again", to="hf", **options)
     return original, folder / "again"
@@ -61,21 +70,75 @@ def there_and_back(name: str, folder: Path, **options: Any) -> tuple[Path, Path]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tensors_come_back_bit_by_bit(name: str, tmp_path: Path) -> None:
-    _, again = there_and_back(name, tmp_path)
-    expected = tensors(CASES[name].config)
+    """Norm weights that are stored less one at least with the one: the sum is what is kept."""
+    original, again = there_and_back(name, tmp_path)
+    expected = read_safetensors(original / "model.safetensors", "")
     found = read_safetensors(again / "model.safetensors")
     assert set(found) == set(expected)
+    folded = name.startswith("gemma")
     for key, (dtype, numbers) in found.items():
         assert dtype == "F32"
-        np.testing.assert_array_equal(numbers, expected[key])
+        added = np.float32(1 if folded and key.endswith("norm.weight") else 0)
+        np.testing.assert_array_equal(numbers + added, expected[key][1] + added, err_msg=key)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_transformers_computes_the_same_bits(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     original, again = there_and_back(name, tmp_path)
-    ids = CASES[name].ids
+    ids = cases()[name].ids
     np.testing.assert_array_equal(transformers_logits(again, ids), transformers_logits(original, ids))
+
+
+# phi3's factors of RoPE cannot be told from its frequencies
+MADE = ["llama", "llama-linear", "gpt2", "phi3-rope_scaling", *(name for name in BASES if name != "phi3")]
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_config_is_made_where_there_was_none(name: str, tmp_path: Path) -> None:
+    """As of a model that was a GGUF file."""
+    pytest.importorskip("transformers")
+    original, ids = make_folder(tmp_path, name), cases()[name].ids
+    made = hf.read(original, [])
+    del made.metadata["config"]
+    write_hf(made, tmp_path / "again", "f32")
+    found, expected = (transformers_logits(folder, ids) for folder in (tmp_path / "again", original))
+    assert relative_errors(found, expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_a_config_that_says_something_else_is_corrected(name: str, tmp_path: Path) -> None:
+    """What RoPE's frequencies are computed from stays: only the original has it."""
+    made = hf.read(make_folder(tmp_path, name), [])
+    told = made.metadata["config"]
+    made.metadata["config"] = {
+        key: value for key, value in told.items() if "rope" in key or "rotary" in key or key.endswith("_embeddings")
+    } | {"model_type": name, "vocab_size": 7, "note": {}}
+    with pytest.raises(UnsupportedError, match="note is"):
+        write_hf(made, tmp_path / "out", "f32")
+    del made.metadata["config"]["note"]
+    write_hf(made, tmp_path / "out", "f32")
+    assert_same(hf.read(tmp_path / "out", []), made)
+
+
+def assert_same(one: Checkpoint, other: Checkpoint) -> None:
+    assert not config_differences(one.config, other.config)
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        np.testing.assert_allclose(tensor.array(), other.tensors[name].array(), rtol=1e-6, atol=0, err_msg=name)
+
+
+def test_of_a_model_of_images_the_language_model_is_written(tmp_path: Path) -> None:
+    folder, case = make_folder(tmp_path, "gemma3_text"), FAMILY_CASES["gemma3_text"]
+    made = hf.read(folder, [])
+    write_config(
+        folder, {"model_type": "gemma3", "text_config": case.config, "vision_config": {}, "image_token_index": 60}
+    )
+    export(folder, tmp_path / "flat.bin", probe_source=None)
+    export(tmp_path / "flat.bin", tmp_path / "out", to="hf")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (written["model_type"], written["architectures"]) == ("gemma3_text", ["Gemma3ForCausalLM"])
+    assert_same(hf.read(tmp_path / "out", []), made)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
@@ -144,6 +207,21 @@ def test_auto_tokenizer_gives_the_same_ids(source: Any, tmp_path: Path) -> None:
         assert again.json == vocabulary.json
 
 
+def test_a_sentencepiece_model_as_transformers_has_it(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file(SPM_PIECES, b"", field(4, 1)))
+    vocabulary = load_vocabulary(tmp_path)
+    assert b'"sentencepiece":{' in vocabulary.json
+    write_hf(with_tokenizer(vocabulary), tmp_path / "hf", "f32")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    ours = Tokenizer.from_json(vocabulary.json, vocabulary.special)
+    for text in ("ab c", "  a   abc ", "x\n"):
+        assert theirs.encode(text) == ours.encode(text, add_special=True), text
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file([*SPM_PIECES, ("az", -4.0, 1)]))
+    with pytest.raises(UnsupportedError, match=r"no tokenizer\.json"):
+        write_hf(with_tokenizer(load_vocabulary(tmp_path)), tmp_path / "hf2", "f32")
+
+
 def with_tokenizer(vocabulary: Vocabulary) -> Checkpoint:
     """A LLaMA with as many logits as the tokenizer has ids."""
     n_ids = Tokenizer.from_json(vocabulary.json, vocabulary.special).n_ids
@@ -171,7 +249,7 @@ def test_stop_ids_and_chat_template_come_back(tmp_path: Path) -> None:
 
 def test_what_config_json_cannot_say_is_refused_by_name(tmp_path: Path) -> None:
     made = replace(checkpoint(llama_config(ffn=32)), metadata={"architecture": "llama"})
-    other = (500000.0 ** -np.arange(0, 1, 0.25)).astype(np.float32)
+    other = np.array([1.0, 0.3, 0.2, 0.05], np.float32)
     layers = (replace(made.config.layers[0], window=8), *made.config.layers[1:])
     made.config = replace(made.config, attention_scale=1.0, logit_scale=0.5, layers=layers)
     made.tensors["rope.0.inv_freq"] = LazyTensor.of(other)
@@ -185,6 +263,20 @@ def test_what_config_json_cannot_say_is_refused_by_name(tmp_path: Path) -> None:
         "rope.0.inv_freq: config.json has no",
     ):
         assert problem in str(caught.value)
+
+
+def test_norms_that_a_family_holds_once_must_be_equal(tmp_path: Path) -> None:
+    made = hf.read(family_checkpoint(tmp_path / "m", FAMILY_CASES["stablelm"]), [])
+    made.tensors["layers.1.ffn_norm.weight"] = LazyTensor.of(np.ones(40, np.float32))
+    with pytest.raises(UnsupportedError, match=r"layers\.1\.input_layernorm\.weight is .* in one, but they differ"):
+        write_hf(made, tmp_path / "out", "f32")
+
+
+def test_norms_that_a_family_holds_no_weights_of_must_have_none(tmp_path: Path) -> None:
+    made = hf.read(family_checkpoint(tmp_path / "m", FAMILY_CASES["olmo"]), [])
+    made.tensors["layers.1.ffn_norm.bias"] = LazyTensor.of(np.ones(40, np.float32))
+    with pytest.raises(UnsupportedError, match=r"layers\.1\.ffn_norm\.bias: the norms of the family 'olmo'"):
+        write_hf(made, tmp_path / "out", "f32")
 
 
 def test_a_bias_without_the_others_is_refused(tmp_path: Path) -> None:

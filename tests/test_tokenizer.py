@@ -304,3 +304,58 @@ def test_nothing_is_loaded_before_it_is_needed() -> None:
         "assert not {'tokenizers', 'sentencepiece', 'llamac.export'} & set(sys.modules), sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def decoders() -> list[Any]:
+    mark = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    return [
+        None,
+        {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        {"type": "WordPiece", "prefix": "@@", "cleanup": False},
+        mark,
+        mark | {"prepend_scheme": "never"},
+        {"type": "Fuse"},
+    ]
+
+
+@pytest.mark.parametrize("decoder", decoders())
+def test_decoding_agrees_with_the_library(decoder: Any, tmp_path: Path) -> None:
+    import tokenizers
+
+    texts = ["a", "▁a", "▁▁", "▁", "##b", "@@b", "##", ".", ".5", "n't", "'", "'s", "' '", "do", "do not", "!", " "]
+    vocab = {text: index for index, text in enumerate(["<unk>", "<s>", "</s>", *texts])}
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [{"id": index, "content": name, "special": True, **flags} for name, index in list(vocab.items())[:3]]
+    added.append({"id": len(vocab), "content": " new ", "special": False, **flags})
+    changes = {"model": model, "added_tokens": added, "decoder": decoder, "pre_tokenizer": {"type": "WhitespaceSplit"}}
+    write_json(tmp_path, tokenizer=tokenizer_json(**changes, post_processor=None))
+    ours = Tokenizer.from_file(tmp_path)
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    library.no_truncation()
+    rng = random.Random(10)
+    for _ in range(2000):
+        ids = [rng.randrange(ours.n_ids) for _ in range(rng.randrange(7))]
+        for skip in (False, True):
+            text = library.decode(ids, skip_special_tokens=skip)
+            assert ours.decode(ids, skip_special=skip) == text, ids
+            stream = ours.decoder(skip_special=skip)
+            assert "".join(map(stream.push, ids)) + stream.flush() == text
+    for text in ("a . do <s> xx", "<s>", " new a"):
+        assert ours.encode(text, parse_special=True) == library.encode(text, add_special_tokens=False).ids
+    assert ours.encode("<s> a") == [0, 3]  # a name is no token unless asked for
+
+
+def test_pieces_with_the_same_text(tmp_path: Path) -> None:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    pieces = [["<unk>", 0.0], ["a", -1.0], ["b", -2.0], ["a", -3.0]]
+    document = tokenizer_json(
+        model={"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": False},
+        added_tokens=[{"id": 4, "content": "<x>", **flags}],
+        pre_tokenizer=None,
+        post_processor=None,
+        decoder={"type": "Fuse"},
+    )
+    tokenizer = Tokenizer.from_file(write_json(tmp_path, tokenizer=document))
+    assert tokenizer.encode("b<x>") == [2, 4]
+    assert tokenizer.decode([1, 2, 3, 4]) == "aba<x>"

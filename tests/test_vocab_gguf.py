@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
+import json
 import random
 import re
 import struct
@@ -12,21 +14,29 @@ from typing import Any
 
 import pytest
 from vocab_samples import (
+    NASTY,
+    SPM_PIECES,
     byte_level_gguf,
     category_texts,
+    field,
     from_gguf,
     gguf_file,
     gguf_value,
     raw_bpe_gguf,
+    sentencepiece_file,
     spm_gguf,
+    tokenizer_json,
+    unigram_gguf,
     word_piece_gguf,
+    write_json,
 )
 
 from llamac.errors import LlamacError, ModelError, TokenizerError, UnsupportedError
 from llamac.export import vocab_gguf
 from llamac.export.gguf_metadata import parse_metadata, read_metadata
-from llamac.export.pre_tokenizers import PRE_TOKENIZERS
-from llamac.tokenizer import SpecialTokens
+from llamac.export.pre_tokenizers import LINEAR, PRE_TOKENIZERS
+from llamac.export.vocab_spm import read_model
+from llamac.tokenizer import SpecialTokens, Tokenizer
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -130,7 +140,8 @@ def test_gguf_byte_level() -> None:
     ("changes", "kind", "problem"),
     [
         ({"pre": "of-tomorrow"}, UnsupportedError, "pre-tokenizer 'of-tomorrow'"),
-        ({"model": "t5"}, UnsupportedError, "T5's unigram"),
+        ({"model": "rwkv"}, UnsupportedError, "'rwkv'"),
+        ({"model": "t5"}, TokenizerError, "scores' is missing"),
         ({"model": "of-tomorrow"}, UnsupportedError, "'of-tomorrow'"),
         ({"model": None}, TokenizerError, "'tokenizer.ggml.model' is missing"),
         ({"tokens": None}, TokenizerError, "tokens' is missing"),
@@ -201,6 +212,28 @@ def test_gguf_defaults_of_the_pre_tokenizer() -> None:
         assert (tokenizer.encode("e\u0301") == tokenizer.encode("\xe9")) is composed
 
 
+def test_gguf_without_a_pre_tokenizer_has_that_of_its_architecture() -> None:
+    for architecture, composed in (("gptneox", True), ("gpt2", False), ("llama", False)):
+        entries = dict(byte_level_gguf(None)) | {"general.architecture": architecture}
+        tokenizer = from_gguf(entries.items())
+        assert (tokenizer.encode("e\u0301") == tokenizer.encode("\xe9")) is composed
+
+
+def test_gguf_sentencepiece_that_merges_cannot_describe() -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    pieces = [*SPM_PIECES, ("az", -4.0, 1), ("bc", -2.0, 1), ("ca", -2.0, 1)]  # z is no piece; ab, bc, ca are equals
+    columns = (("tokens", "s", 0), ("scores", "f", 1), ("token_type", "i", 2))
+    tokenizer = from_gguf(
+        spm_gguf(**{name: ("[", kind, [piece[at] for piece in pieces]) for name, kind, at in columns})
+    )
+    oracle = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_file(pieces, field(35, 1)))
+    rng = random.Random(11)
+    for _ in range(300):
+        text = "".join(rng.choice("abcz  ") for _ in range(rng.randrange(12)))
+        assert tokenizer.encode(text) == oracle.encode(text), text
+    assert tokenizer.encode("ab</s>ab", parse_special=True) == [261, 2, 261]
+
+
 def test_gguf_sentencepiece() -> None:
     tokenizer = from_gguf(spm_gguf())
     assert tokenizer.encode("abc<|end|> a", add_special=True, parse_special=True) == [1, 261, 265, 266, 262, 259]
@@ -251,6 +284,73 @@ def test_gguf_word_piece() -> None:
     assert tokenizer.decode([2, 4], skip_special=False) == "[CLS] un"
     cased = from_gguf(word_piece_gguf(**{"normalizer.lowercase": False}))
     assert cased.encode("A a é") == [1, 7, 1]
+    bare = from_gguf(word_piece_gguf(add_bos_token=False, add_eos_token=False))
+    assert bare.encode("un", add_special=True) == [4]
+
+
+def test_gguf_unigram() -> None:
+    tokenizer = from_gguf(unigram_gguf())
+    assert tokenizer.kind == "spm"
+    assert tokenizer.special == SpecialTokens(None, False, True, 1, (1,))
+    assert tokenizer.encode(" ab  aab ", add_special=True) == [3, 6, 7, 6, 1]
+    assert tokenizer.decode([3, 6, 7, 6, 1]) == "ab aab"
+    assert tokenizer.encode("a<extra_id_0>b") == [7, 13, 3, 5]
+    # names of special tokens, and of holes, are text like any other
+    assert tokenizer.encode("</s>", parse_special=True) == [1]
+    assert tokenizer.encode("</s>") == [3, 2, 11, 9, 10]
+    assert tokenizer.encode("[PAD12]") == [3, 2]
+    with_bos = from_gguf(unigram_gguf(bos_token_id=0, add_bos_token=True, add_eos_token=False))
+    assert with_bos.encode("a", add_special=True) == [0, 7]
+    spaces = from_gguf(unigram_gguf(remove_extra_whitespaces=False))
+    assert spaces.encode(" a  b") == [3, 7, 3, 3, 5]
+    for wrong in ({"escape_whitespaces": False}, {"treat_whitespace_as_suffix": True}):
+        with pytest.raises(UnsupportedError, match=r"tokenizer\.ggml"):
+            from_gguf(unigram_gguf(**wrong))
+    with pytest.raises(TokenizerError, match="no array of bytes"):
+        from_gguf(unigram_gguf(precompiled_charsmap=("[", "i", [300])))
+
+
+def test_gguf_unigram_agrees_with_sentencepiece() -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    rng = random.Random(8)
+    words = ["".join(rng.choice("abcdeéñ中文ﬁ①жщ가") for _ in range(rng.randint(1, 6))) for _ in range(300)]
+    lines = [" ".join(rng.choice(words) for _ in range(12)) for _ in range(300)]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, vocab_size=400, hard_vocab_limit=False, minloglevel=2
+    )
+    oracle = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    pieces, _, normalizer = read_model(model.getvalue())
+    charsmap = [byte - 256 if byte > 127 else byte for byte in normalizer[2]]
+    tokenizer = from_gguf(
+        unigram_gguf(
+            tokens=("[", "s", [piece.text for piece in pieces]),
+            scores=("[", "f", [piece.score for piece in pieces]),
+            token_type=("[", "i", [piece.type for piece in pieces]),
+            precompiled_charsmap=("[", "b", charsmap),
+        )
+    )
+    for _ in range(500):
+        text = "".join(rng.choice([*words, " ", "  ", "\u3000"]) for _ in range(rng.randrange(10)))
+        ids, theirs = tokenizer.encode(text), oracle.encode(text)
+        sums = [sum(oracle.get_score(index) for index in found) for found in (ids, theirs)]
+        # where several ways have the same sum, the two libraries may choose differently
+        assert ids == theirs or sums[0] == pytest.approx(sums[1], abs=1e-4), text
+
+
+@pytest.mark.parametrize("regex", LINEAR)
+def test_expressions_that_take_less_time_cut_at_the_same_places(regex: str, tmp_path: Path) -> None:
+    from tokenizers import Regex, pre_tokenizers
+
+    cut, quickly = (pre_tokenizers.Split(Regex(one), "isolated") for one in (regex, LINEAR[regex]))
+    rng = random.Random(9)
+    for _ in range(3000):
+        text = "".join(rng.choice("0123456789") if rng.random() < 0.75 else rng.choice(NASTY) for _ in range(14))
+        assert cut.pre_tokenize_str(text) == quickly.pre_tokenize_str(text)
+    assert len(quickly.pre_tokenize_str("1" * 200_000 + "!")) in (66_667, 66_668)
+    split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    write_json(tmp_path, tokenizer=tokenizer_json(pre_tokenizer=split))
+    assert json.dumps(LINEAR[regex]).encode() in Tokenizer.from_file(tmp_path).json
 
 
 # The engines do not agree which numbers are part of a word, so expressions with \b are left to the examples above.

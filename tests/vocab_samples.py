@@ -100,6 +100,21 @@ def word_piece_gguf(**changes: Any) -> list[tuple[str, Any]]:
     return [(f"tokenizer.ggml.{key}", value) for key, value in (values | changes).items() if value is not None]
 
 
+def unigram_gguf(**changes: Any) -> list[tuple[str, Any]]:
+    """Metadata of a unigram vocabulary, as llama.cpp's converter writes T5's, with a hole, and without "<"."""
+    tokens = ["<pad>", "</s>", "<unk>", "▁", "a", "b", "ab", "▁a", "bb", "s", ">", "/", "[PAD12]", "<extra_id_0>"]
+    scores = [0.0, 0.0, 0.0, -2.0, -3.0, -3.0, -4.0, -3.5, -5.0, -6.0, -6.0, -6.0, -10000.0, 0.0]
+    values = {
+        "model": "t5",
+        "tokens": ("[", "s", tokens),
+        "scores": ("[", "f", scores),
+        "token_type": ("[", "i", [3, 3, 2] + [1] * 9 + [5, 4]),
+        "add_space_prefix": True,
+        "remove_extra_whitespaces": True,
+    }
+    return [(f"tokenizer.ggml.{key}", value) for key, value in (values | changes).items() if value is not None]
+
+
 def from_gguf(entries: Iterable[tuple[str, Any]]) -> Tokenizer:
     vocabulary = vocab_gguf.from_metadata(parse_metadata(gguf_file(entries)).values)
     return Tokenizer.from_json(vocabulary.json, vocabulary.special)

@@ -11,11 +11,13 @@ import argparse
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from llamac import __version__
+from llamac.arguments import DTYPES
 from llamac_command import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -28,19 +30,41 @@ ANY_MODEL = (
     "a model file; a Hugging Face directory, GGUF or llama2.c file, which is converted once; hf:ORG/NAME[@REVISION] on "
     f"the Hugging Face Hub; or {BUILT_IN}"
 )
-DTYPES = ("f32", "f16", "bf16", "q8", "q4", "q4s")
 
 
 def main(begin: Callable[[], object] = lambda: None) -> NoReturn:
     """Runs a command and ends the process with its exit code. begin: called when all is imported, before the work."""
-    _prepare_output()
-    sys.exit(run_command(sys.argv[1:], begin=begin))
+    _end_process(lambda: run_command(sys.argv[1:], begin=begin))
 
 
 def export_main(begin: Callable[[], object] = lambda: None) -> NoReturn:
     """`llamac-export`: the same as `llamac export`."""
+    _end_process(lambda: run_command(["export", *sys.argv[1:]], program="llamac-export", begin=begin))
+
+
+class _Ended(BaseException):
+    """The process has been told to end, by the signal of this number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _end_process(command: Callable[[], int]) -> NoReturn:
+    """Runs a command and ends the process. A signal that ends it does so when what was half-written is removed."""
+
+    def leave(number: int, _: object) -> NoReturn:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
+        raise _Ended(number)
+
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(number) is signal.SIG_DFL:  # one that is ignored, as with nohup, stays so
+            signal.signal(number, leave)
     _prepare_output()
-    sys.exit(run_command(["export", *sys.argv[1:]], program="llamac-export", begin=begin))
+    try:
+        sys.exit(command())
+    except _Ended as ended:
+        os.kill(os.getpid(), ended.number)
+        sys.exit(128 + ended.number)  # it is blocked
 
 
 def _prepare_output() -> None:
@@ -152,10 +176,11 @@ def _add_conversion(parser: argparse.ArgumentParser) -> None:
         help="number format of what is converted (default: what keeps the source's quality); a model file in another "
         "one is converted, too",
     )
-    parser.add_argument(
+    cache = parser.add_mutually_exclusive_group()
+    cache.add_argument(
         "--cache-dir", metavar="DIR", help="keep what is converted here (default: see `llamac cache path`)"
     )
-    parser.add_argument(
+    cache.add_argument(
         "--no-cache", action="store_true", help="keep nothing: convert to a temporary file that is gone at the end"
     )
 

@@ -6,12 +6,10 @@ import argparse
 import sys
 from typing import Any
 
-from llamac.arguments import file_path, parse_adapters
+from llamac.arguments import parse_adapters
 from llamac.cli.progress import progress_bars
 from llamac.cli.text import safe_error
-from llamac.model import Model
-from llamac.sources import open_adapted
-from llamac.tokenizer import Tokenizer
+from llamac.model import Model, load_with
 
 
 def load_model(
@@ -19,20 +17,19 @@ def load_model(
 ) -> Model:
     """The model that a command is given. probes: whether what is converted shall carry some, which takes longer.
     tokenizer and settings: as `load` has them."""
-    cache = False if options.no_cache else options.cache_dir or True
-    other = Tokenizer.from_file(file_path(tokenizer, "tokenizer")) if tokenizer is not None else None
     told: list[str] = []
     with progress_bars() as progress:
-        file = open_adapted(
-            options.model,
-            parse_adapters(getattr(options, "lora", ())),
+        model = load_with(
+            tokenizer,
+            settings,
+            source=options.model,
+            lora=parse_adapters(getattr(options, "lora", ())),
             dtype=options.dtype,
-            cache=cache,
+            cache=False if options.no_cache else options.cache_dir or True,
             probes=probes,
-            other_tokenizer=other is not None,
             progress=progress,
             warn=told.append,
         )
     for text in told:
         print(f"llamac: warning: {safe_error(text)}", file=sys.stderr)
-    return Model(file, tokenizer=other, **settings)
+    return model

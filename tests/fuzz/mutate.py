@@ -104,17 +104,7 @@ def mutated_bytes(data: bytes, rng: random.Random) -> bytes:
     return bytes(found[:MAX_BYTES])
 
 
-def mutated(name: str, data: bytes, rng: random.Random) -> bytes:
-    """A file of this name with one change that fits its kind, or any."""
-    if rng.random() < 0.7:
-        if name.endswith(".json"):
-            return _mutated_document(data, rng)
-        if name.endswith(".safetensors"):
-            return _mutated_safetensors(data, rng)
-    return mutated_bytes(data, rng)
-
-
-def _mutated_document(data: bytes, rng: random.Random) -> bytes:
+def mutated_document(data: bytes, rng: random.Random) -> bytes:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -123,20 +113,11 @@ def _mutated_document(data: bytes, rng: random.Random) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _mutated_safetensors(data: bytes, rng: random.Random) -> bytes:
+def mutated_safetensors(data: bytes, rng: random.Random) -> bytes:
     """The header changed, and its length with it, so that it can be read."""
     length = int.from_bytes(data[:8], "little")
-    header = _mutated_document(data[8 : 8 + length], rng)
+    header = mutated_document(data[8 : 8 + length], rng)
     return struct.pack("<Q", len(header)) + header + data[8 + length :]
-
-
-def mutated_parts(names: tuple[str, ...], parts: Parts, rng: random.Random) -> Parts:
-    """One to four changes in one or several of the files."""
-    changed = list(parts)
-    for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        index = rng.randrange(len(changed))
-        changed[index] = mutated(names[index], changed[index], rng)
-    return tuple(changed)
 
 
 # ---- several files as one row of bytes, which is what a fuzzer wants

@@ -1,34 +1,74 @@
 """Fuzzes a reader with atheris until it fails or its time is over: python tests/fuzz/run.py TARGET [--seconds N]
 
 `all` runs every target in turn, in a process of its own, and ends with 1 if any of them failed. New inputs that reach
-other code are kept in --work/TARGET; what fails is written there, too, and belongs into
-corpus/TARGET.
+other code are kept in --work/TARGET; what fails is written there, too (crash-..., timeout-..., oom-...), and belongs
+into corpus/TARGET under a name that says what it is, found-....
+
+--keep chooses, instead of fuzzing, the smallest of these inputs that together reach every line that all of them reach,
+and writes them to corpus/TARGET as taken-... and refused-....
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
+import os
 import random
-import subprocess
+import signal
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-SLOW = 10  # seconds after which an input has hung
+if TYPE_CHECKING:
+    from fuzz.targets import Target
+
+SLOW = 5  # seconds after which an input has hung
+MAX_KEPT = 7_000  # bytes of an input that goes into the corpus
+SMALL = 1_000  # bytes of one that goes there for a new step between two lines that are not new
 CORPUS = Path(__file__).parent / "corpus"
+
+
+def instrumented() -> Any:
+    """Atheris, once it has imported this library."""
+    import atheris
+
+    with atheris.instrument_imports(include=["llamac"]):
+        import fuzz.targets  # noqa: F401
+    return atheris
+
+
+def fuzzed(name: str, seconds: int, work: Path) -> tuple[int, list[str]]:
+    """Fuzzes one target in a process of its own, which has this one's imports: its exit code, what it printed."""
+    work.mkdir(parents=True, exist_ok=True)
+    log = work / f"{name}.log"
+    child = os.fork()
+    if child == 0:
+        with open(log, "wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        try:
+            fuzz(name, seconds, work)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), log.read_text(errors="replace").splitlines()
 
 
 def fuzz(name: str, seconds: int, work: Path) -> None:
     """Fuzzes one target in this process, which ends with it."""
-    import atheris
+    atheris = instrumented()
+    from fuzz.formats import mutated_parts
+    from fuzz.mutate import pack, unpack
+    from fuzz.targets import TARGETS
+    from llamac.errors import LlamacError
 
-    with atheris.instrument_imports(include=["llamac"]):
-        from fuzz.mutate import mutated_parts, pack, unpack
-        from fuzz.targets import TARGETS
-        from llamac.errors import LlamacError
     target = TARGETS[name]
     count = len(target.names)
     warnings.simplefilter("error")
@@ -43,7 +83,7 @@ def fuzz(name: str, seconds: int, work: Path) -> None:
 
     def mutate(data: bytes, max_bytes: int, seed: int) -> bytes:
         rng = random.Random(seed)
-        if rng.random() < 0.5:
+        if rng.random() < 0.8:
             data = pack(mutated_parts(target.names, unpack(data, count), rng))
         else:
             data = atheris.Mutate(data, len(data))
@@ -63,26 +103,115 @@ def fuzz(name: str, seconds: int, work: Path) -> None:
     atheris.Fuzz()
 
 
+# ---- the corpus
+
+
+def keep(name: str, work: Path) -> str:
+    """Writes the corpus of one target anew; returns what was done. What was found stays."""
+    from fuzz.mutate import pack
+    from fuzz.targets import TARGETS
+
+    target = TARGETS[name]
+    with tempfile.TemporaryDirectory() as scratch:
+        samples = {pack(parts) for parts in target.samples(Path(scratch))}
+    inputs: set[bytes] = set()
+    folders = [folder for folder in (work / name, CORPUS / name) if folder.is_dir()]
+    inputs |= {path.read_bytes() for folder in folders for path in folder.iterdir() if "-" not in path.name[:8]}
+    inputs |= {path.read_bytes() for path in (CORPUS / name).glob("*-*") if not path.name.startswith("found-")}
+    inputs -= samples  # which are made, not stored
+    small = sorted((data for data in inputs if len(data) <= MAX_KEPT), key=lambda data: (len(data), data))
+    for path in (CORPUS / name).glob("*-*"):
+        if not path.name.startswith("found-"):
+            path.unlink()
+    reached: set[Any] = set()
+    count = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for data in samples:
+            reached |= _reached(target, data, Path(scratch))[1]
+        reached -= {("taken", 0), ("refused", 0)}
+        for data in small:
+            outcome, places = _reached(target, data, Path(scratch))
+            new = places - reached
+            if not new or (len(data) > SMALL and not any(len(place) == 2 for place in new)):
+                continue
+            reached |= places
+            count += 1
+            (CORPUS / name / f"{outcome}-{hashlib.sha256(data).hexdigest()[:8]}").write_bytes(data)
+    return f"{name}: {count} of {len(inputs)} inputs kept, {len(reached)} places reached"
+
+
+def _reached(target: Target, data: bytes, folder: Path) -> tuple[str, set[Any]]:
+    """(taken or refused, the lines of the package that an input reaches and its steps from line to line)."""
+    from fuzz.mutate import unpack
+    from llamac.errors import LlamacError
+
+    places: set[Any] = set()
+
+    def trace(frame: FrameType, _: str, __: object) -> Any:
+        path = frame.f_code.co_filename
+        if "/llamac/" not in path and "/export/" not in path:
+            return None
+        before = 0
+
+        def line(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal before
+            if event == "line":
+                places.add((path, frame.f_lineno))
+                places.add((path, before, frame.f_lineno))
+                before = frame.f_lineno
+            return line
+
+        return line
+
+    outcome = "taken"
+    with _limited():
+        sys.settrace(trace)
+        try:
+            target.run(unpack(data, len(target.names)), folder)
+        except LlamacError:
+            outcome = "refused"
+        finally:
+            sys.settrace(None)
+    places.add((outcome, 0))
+    return outcome, places
+
+
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    signal.alarm(60)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", help="a name of targets.TARGETS, or all")
     parser.add_argument("--seconds", type=int, default=60, help="for each target (default: %(default)s)")
     parser.add_argument("--work", type=Path, default=Path("fuzz-work"), help="what is kept (default: %(default)s)")
+    parser.add_argument("--keep", action="store_true", help="write the corpus instead")
     options = parser.parse_args()
     if options.target != "all":
-        fuzz(options.target, options.seconds, options.work)
+        if options.keep:
+            print(keep(options.target, options.work))
+        else:
+            fuzz(options.target, options.seconds, options.work)
         return 0
+    if not options.keep:
+        instrumented()
     from fuzz.targets import TARGETS
 
     failed = []
     for name in TARGETS:
-        command = [sys.executable, __file__, name, "--seconds", str(options.seconds), "--work", str(options.work)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-        lines = done.stdout.splitlines()
+        if options.keep:
+            print(keep(name, options.work), flush=True)
+            continue
+        code, lines = fuzzed(name, options.seconds, options.work)
         runs = next((line.split()[-1] for line in lines if "number_of_executed_units" in line), "?")
         covered = next((line.split("cov: ")[1].split()[0] for line in reversed(lines) if "cov: " in line), "?")
-        print(f"{name}: {runs} executions, {covered} edges" + (", FAILED" if done.returncode else ""), flush=True)
-        if done.returncode:
+        print(f"{name}: {runs} executions, {covered} edges" + (", FAILED" if code else ""), flush=True)
+        if code:
             failed.append(name)
             print("\n".join(lines[-40:]))
     return 1 if failed else 0

@@ -6,7 +6,11 @@ found by fuzzing lies in corpus/.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -16,25 +20,38 @@ from typing import Any
 
 import gguf
 import numpy as np
+from chat_samples import TEMPLATES
 from gguf_samples import write_gguf, write_tensors
 from vocab_samples import (
     SPM_PIECES,
     byte_level_gguf,
+    field,
     gguf_file,
     llama2c_file,
+    raw_bpe_gguf,
     sentencepiece_file,
     spm_gguf,
     tokenizer_json,
+    word_piece_gguf,
 )
 
 import llamac
 from builders import checkpoint, llama_config, write_model
 from flat_hashes import HEAD_BYTES, rehashed, rehashed_header
-from fuzz.mutate import Parts
+from fuzz.families import directories, gguf_files
+from fuzz.mutate import Parts, unpack
 from golden.cases import CASES
 from golden.family_cases import FAMILY_CASES
 from golden.tiny_checkpoints import Config, random_tensor, tensors, write_safetensors
-from llamac.export import gguf_model, hf, llama2c
+from llamac import chat_process
+from llamac.cache import VERSIONS, Cache
+from llamac.chat import ChatTemplate
+from llamac.cli.cache import _list
+from llamac.cli.inspect import _file_lines, describe_file
+from llamac.cli.text import json_text, safe_line
+from llamac.errors import LlamacError, ModelError
+from llamac.export import gguf_model, hf, hub, llama2c
+from llamac.export.chat_templates import default_text, read_templates, to_metadata
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.gguf_file import open_gguf
 from llamac.export.hf_config import parse_config
@@ -43,10 +60,16 @@ from llamac.export.safetensors_file import read_safetensors
 from llamac.export.stored import WEIGHT_DTYPES, StoredTensor
 from llamac.export.strict_json import read_object
 from llamac.export.torch_file import read_torch
+from llamac.export.writer import make_plan, temporary_beside, write
+from llamac.probes import EngineRecord, Probe, ProbeSet, encode, replay
 from llamac.tokenizer import Tokenizer
 from torch_samples import old_storage, storage, torch_tensor, write_archive, write_old, write_torch
 
+CORPUS = Path(__file__).parent / "corpus"
 MAX_NUMBERS = 1 << 20  # of a tensor, beyond which it is not read here: a sound file may be large
+MAX_CHARACTERS = 1 << 14  # of a rendered template
+SECRET = "what no template may see"
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "A"}]
 TEXT = " Hello,\n 12 \u00e9\U0001f600</s>"
 CONFIG: Config = {
     "architectures": ["LlamaForCausalLM"],
@@ -69,13 +92,20 @@ CONFIG: Config = {
 class Target:
     """names: of the files that a reader gets, in one folder. samples: sound contents. use: reads the folder.
 
-    finish: makes a mutated content pass the checks that would hide all others.
+    finish: makes a mutated content pass the checks that would hide all others. stable: whether what is refused depends
+    on this project alone, not on the versions of the libraries that it uses. mutations: that the suite tries.
     """
 
     names: tuple[str, ...]
     samples: Callable[[Path], Iterable[Parts]]
     use: Callable[[Path], None]
     finish: Callable[[Parts], Parts] = lambda parts: parts
+    stable: bool = True
+    mutations: int = 120
+
+    def stored(self, path: Path) -> Parts:
+        """The files of an input in the corpus."""
+        return unpack(path.read_bytes(), len(self.names))
 
     def run(self, parts: Parts, folder: Path) -> None:
         """Lets the reader read these files, which are written into the folder."""
@@ -109,11 +139,15 @@ def _use_tokenizer(path: Path) -> None:
 
 
 def _use_config(folder: Path) -> None:
-    parse_config(read_object(folder / "config.json"), [])
+    hf.canonical_shapes(parse_config(read_object(folder / "config.json"), []).model)
 
 
 def _use_shards(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG))
+    _read_lazy(hf.read(folder, []).tensors.values())
+
+
+def _use_hf(folder: Path) -> None:
     _read_lazy(hf.read(folder, []).tensors.values())
 
 
@@ -125,11 +159,16 @@ def _use_gguf(folder: Path) -> None:
         for tensor in open_gguf(path).tensors.values():
             if np.prod(tensor.shape, dtype=float) <= MAX_NUMBERS:
                 tensor.vector().array()
+        read_templates(path)
     _read_lazy(made.tensors.values())
 
 
 def _use_adapter(folder: Path) -> None:
     base = _base()
+    weights = (folder / "adapter_model.safetensors").read_bytes()
+    (folder / "adapter_model.bin").unlink(missing_ok=True)
+    if weights[:4] == b"PK\3\4":  # either file may hold the weights
+        (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     with np.errstate(all="ignore"):  # numbers that overflow are told where the sum is written
         _read_lazy(merge(base, [(read_adapter(folder, "llama", base.config), 1.0)]).tensors.values())
 
@@ -154,6 +193,89 @@ def _use_flat(folder: Path) -> None:
         if model.file.sections["tokenizer"].bytes:
             model.detokenize(model.tokenize(TEXT))
         model.logits([0, model.config["vocab_size"] - 1])
+
+
+def _use_texts(folder: Path) -> None:
+    """A flat file with these texts, and all that reads them."""
+    made = _base_flat()
+    texts = {name.partition(".")[0]: (folder / name).read_bytes() for name in FLAT_TEXTS}
+    with temporary_beside(folder / "model.bin") as file:
+        write(file, make_plan(made, "f16", {"spm": b"", **texts}))
+    with llamac.load(folder / "model.bin", threads=1) as model:
+        "\n".join(map(safe_line, _file_lines(describe_file(model.file), True))).encode()
+        json_text(describe_file(model.file)).encode()
+        with contextlib.suppress(LlamacError):
+            model.detokenize(model.tokenize(TEXT))
+            "".join(model.stream(TEXT, max_tokens=2)).encode()
+        with contextlib.suppress(LlamacError):
+            replay(model)
+        with contextlib.suppress(LlamacError):
+            model.chat_prompt(CHAT[:1])
+
+
+@cache
+def _base_flat() -> Checkpoint:
+    return checkpoint(llama_config(dim=16, n_layers=1, n_heads=2, n_kv_heads=1, ffn=20, context=64))
+
+
+def _use_chat_files(folder: Path) -> None:
+    if not (folder / "chat_template.jinja").stat().st_size:
+        (folder / "chat_template.jinja").unlink()  # then the templates are those of tokenizer_config.json
+    templates = ChatTemplate.from_file(folder)
+    json.dumps(to_metadata(templates), ensure_ascii=False).encode(errors="replace")  # as the exporter writes them
+    default_text(templates).encode()
+
+
+def _use_template(folder: Path) -> None:
+    """Rendered within its limits, and without a word of what it has no business with."""
+    os.environ["LLAMAC_FUZZ_SECRET"] = SECRET
+    text = read_templates(folder / "chat_template.jinja")
+    assert text is not None
+    given = {"messages": CHAT, "bos_token": "<s>", "eos_token": "</s>", "tools": None, "add_generation_prompt": True}
+    made = chat_process.render(text.choose(), given, 1.0, MAX_CHARACTERS)
+    assert len(made) <= MAX_CHARACTERS
+    assert SECRET not in made
+
+
+def _use_hub(folder: Path) -> None:
+    """Which files of a repository would be brought: only what it has, and what stays inside of it."""
+    listing = read_object(folder / "listing.json")
+    names = [str(name) for name in listing]
+    for name in ("hf:o/n", "hf:o/n:Q4_K", "hf:o/n/a/b.gguf"):
+        with contextlib.suppress(LlamacError):
+            taken = hub.choose(hub.parse(name), names, lambda _: (folder / "index.json").read_bytes())
+            assert set(taken) <= set(names)
+            for path in taken:
+                assert (folder / path).resolve().is_relative_to(folder.resolve())
+                assert not set(path) & set("\\\0")
+    hub.parse(str(next(iter(listing.values()), "hf:o/n")))
+
+
+def _use_cache(folder: Path) -> None:
+    """A cache whose notes and model are damaged: it is read as far as it is sound, and told of."""
+    place = folder / "cache"
+    shutil.rmtree(place, ignore_errors=True)
+    key = "0" * 64
+    source = hashlib.sha256(os.path.realpath(folder / "note.json").encode()).hexdigest()
+    for name, path in (("note.json", f"models/{key}.json"), ("model.bin", f"models/{key}.bin")):
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / name, place / path)
+    (place / "sources").mkdir()
+    shutil.copyfile(folder / "source.json", place / "sources" / f"{source}.json")
+    kept = Cache(place)
+    facts, lines = _list(kept)
+    "\n".join(map(safe_line, lines)).encode()
+    json_text(facts).encode()
+    found = kept.find(key)
+    if found is not None:
+        found.close()
+    kept.digests(folder / "note.json", {"": folder / "note.json"})
+    kept.prune(dry_run=True)
+    with kept.writing(key):
+        pass
+    kept.prune(everything=True)
+    if found is None:
+        raise ModelError("what is kept is not believed")
 
 
 def _true_hashes(parts: Parts) -> Parts:
@@ -232,12 +354,22 @@ def _llama2c(folder: Path) -> Iterable[Parts]:
     numbers = np.arange(11 * 8 + 2 * 8 + 2 * 64 + 2 * 32 + 3 * 96 + 8 + 16 * 4, dtype="<f4")
     header = np.array([8, 12, 1, 2, 1, 11, 16], "<i4").tobytes()
     yield (header + numbers.tobytes(),)
-    first = (0x616B3432).to_bytes(4, "little") + (1).to_bytes(4, "little") + header + b"\1"
+    magic = (0x616B3432).to_bytes(4, "little")
+    first = magic + (1).to_bytes(4, "little") + header + b"\1"
     yield (first.ljust(256, b"\0") + numbers[: -16 * 4].tobytes(),)
+    second = magic + (2).to_bytes(4, "little") + header + b"\0" + (4).to_bytes(4, "little")
+    codes = [count + 4 * (count // 4) for count in (88, 64, 32, 32, 64, 96, 96, 96, 88)]
+    yield (second.ljust(256, b"\0") + bytes(4 * 24 + sum(codes)),)
 
 
 def _spm(_: Path) -> Iterable[Parts]:
-    yield sentencepiece_file(SPM_PIECES), _text({"add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>"})
+    config = {"add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
+    yield sentencepiece_file(SPM_PIECES), _text(config)
+    trainer = field(3, 1) + field(41, 1) + field(42, 2)
+    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("\u2581a", -1.5, 1), ("\u2581", -2.5, 1)]
+    yield sentencepiece_file(pieces, trainer, field(3, 1) + field(4, 1) + field(5, 1)), _text({"legacy": True})
+    runs = [*SPM_PIECES[:3], *((char * count, -float(count), 1) for char in "ab" for count in range(1, 9))]
+    yield sentencepiece_file([*runs, ("ab", -3.0, 1)], field(24, 0), field(3, 0)), _text({"add_prefix_space": False})
 
 
 def _tokenizer_json(_: Path) -> Iterable[Parts]:
@@ -254,6 +386,33 @@ def _tokenizer_json(_: Path) -> Iterable[Parts]:
         {"type": "NFC"},
     ]
     yield _text(tokenizer_json(normalizer={"type": "Sequence", "normalizers": steps})), b"{}"
+    undo = [
+        {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ]
+    unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["\u2581a", -1.0], ["b", -2.0]]}
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    others: dict[str, Any] = {"added_tokens": [], "post_processor": None}
+    decoder: dict[str, Any] = {"type": "Sequence", "decoders": undo}
+    yield _text(tokenizer_json(model=unigram, pre_tokenizer=metaspace, decoder=decoder, **others)), b"{}"
+    words = {
+        "type": "WordPiece",
+        "unk_token": "[UNK]",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 9,
+    }
+    words["vocab"] = {"[UNK]": 0, "a": 1, "##b": 2, "[SEP]": 3}
+    around = {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[UNK]", 0]}
+    split = {"type": "Split", "pattern": {"Regex": "\\d+"}, "behavior": "Isolated", "invert": False}
+    cuts = {"type": "Sequence", "pretokenizers": [split, {"type": "BertPreTokenizer"}]}
+    decoder = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    others = {"added_tokens": [], "post_processor": around}
+    yield (
+        _text(tokenizer_json(model=words, pre_tokenizer=cuts, decoder=decoder, **others)),
+        _text({"added_tokens_decoder": {"4": {"content": "<x>", "rstrip": True}}}),
+    )
 
 
 def _vocab_json(_: Path) -> Iterable[Parts]:
@@ -265,6 +424,8 @@ def _gguf_vocab(_: Path) -> Iterable[Parts]:
     nested = ("nested", ("[", "[", [("[", "i", [1, 2]), ("[", "s", ["x"])]))
     yield (gguf_file([*byte_level_gguf(), nested]),)
     yield (gguf_file(spm_gguf(), version=2),)
+    yield (gguf_file(raw_bpe_gguf()),)
+    yield (gguf_file(word_piece_gguf()),)
 
 
 def _gguf(folder: Path) -> Iterable[Parts]:
@@ -280,18 +441,87 @@ def _gguf_split(folder: Path) -> Iterable[Parts]:
 
 
 def _adapter(folder: Path) -> Iterable[Parts]:
-    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    name = f"{module}.lora_"
     weights = {f"{name}A.weight": random_tensor("A", (2, 8)), f"{name}B.weight": random_tensor("B", (8, 2))}
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "alpha_pattern": {"q_proj": 3}, "use_rslora": False}
     yield _text(config), _written(folder, lambda path: write_safetensors(path, weights))
+    yield _text(config), _written(folder, lambda path: write_torch(path, weights))
+    lengths = {**weights, f"{name}magnitude_vector": np.ones(8, np.float32)}
+    yield _text({**config, "use_dora": True}), _written(folder, lambda path: write_safetensors(path, lengths))
+    embedding = "base_model.model.model.embed_tokens"
+    others = {
+        f"{embedding}.lora_embedding_A": random_tensor("A", (2, 11)),
+        f"{embedding}.lora_embedding_B": random_tensor("B", (8, 2)),
+        "base_model.model.lm_head.weight": random_tensor("C", (11, 8)),
+    }
+    yield _text({**config, "use_rslora": True}), _written(folder, lambda path: write_safetensors(path, others))
+
+
+def _texts(folder: Path) -> Iterable[Parts]:
+    made = _base_flat()
+    path = write_model(folder / "sample", made, "f16")
+    assert made.tokenizer is not None
+    with llamac.load(path, threads=1) as model, model.session(context=3) as session:
+        logits = session.eval([1, 2, 3], logits="last")
+        assert logits is not None
+        record = EngineRecord("0" * 64, 1e-3)
+        probes = ProbeSet("test", 1, (Probe((1, 2, 3), logits.reshape(-1), "a"),), {"f16": record, "f32": record})
+    metadata = {
+        "architecture": "llama",
+        "dtype": "f16",
+        "name": "tiny",
+        "source": {"format": "test"},
+        "special_tokens": {"bos_token": "<s>"},
+        "chat_templates": {"tool_use": "b"},
+        "config": {"rope_scaling": {"rope_type": "linear"}},
+    }
+    yield made.tokenizer[0], b"{{ messages }}", _text(metadata), encode(probes)
+    yield _text(tokenizer_json()), b"", _text(metadata), b""
+
+
+def _chat_files(_: Path) -> Iterable[Parts]:
+    named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    tokens = {"bos_token": {"content": "<s>"}, "eos_token": "</s>"}
+    yield _text({"chat_template": "{{ 1 }}", **tokens}), _text(tokens), b"{{ messages }}"
+    yield _text({"chat_template": named, **tokens}), _text({"pad_token": "<p>"}), b""
+
+
+def _templates(_: Path) -> Iterable[Parts]:
+    for text in TEMPLATES.values():
+        yield (text.encode(),)
+
+
+def _hub_answers(_: Path) -> Iterable[Parts]:
+    names = ("config.json", "tokenizer.json", "model.safetensors.index.json", "a-1.safetensors", "a-2.safetensors")
+    index = {"weight_map": {"a": "a-1.safetensors", "b": "a-2.safetensors"}}
+    yield _text(dict.fromkeys(names, "hf:o/n@main")), _text(index)
+    others = (
+        "x-Q4_K-00001-of-00002.gguf",
+        "x-Q4_K-00002-of-00002.gguf",
+        "a/b.gguf",
+        "additional_chat_templates/x.jinja",
+    )
+    yield _text(dict.fromkeys(others, "hf:o/n:Q4_K@v1")), b"{}"
+
+
+def _cached(folder: Path) -> Iterable[Parts]:
+    model = write_model(folder / "sample", _base(), "f16")
+    with llamac.load(model, threads=1) as opened:
+        known = {"source": "a", "dtype": "f16", "id": opened.file.id, "stamp": [1, 2], **VERSIONS}
+    note = _text(known)
+    yield note, _text({"path": "a", "files": {"": [[1, 2, 3, 4, 5], "0" * 64]}}), model.read_bytes()
+    yield _text({"source": "a", **VERSIONS}), _text({"path": "/", "files": {}}), b""
 
 
 def _flat(folder: Path) -> Iterable[Parts]:
     config = llama_config(dim=16, n_layers=1, n_heads=2, n_kv_heads=1, ffn=20, context=64)
+    yield (write_model(folder / "small", _base(), "f16").read_bytes(),)
     yield (write_model(folder / "sample", checkpoint(config), "f16").read_bytes(),)
 
 
 SHARDS = ("model.safetensors.index.json", "model-1.safetensors", "model-2.safetensors")
+FLAT_TEXTS = ("tokenizer.json", "template.jinja", "metadata.json", "probes.safetensors")
 PARTS = ("model-00001-of-00002.gguf", "model-00002-of-00002.gguf")
 TARGETS: dict[str, Target] = {
     "safetensors": Target(
@@ -302,13 +532,26 @@ TARGETS: dict[str, Target] = {
     "torch": Target(("x.bin",), _torch, lambda at: _read_stored(read_torch(at / "x.bin"))),
     "torch-old": Target(("x.bin",), _torch_old, lambda at: _read_stored(read_torch(at / "x.bin"))),
     "llama2c": Target(("x.bin",), _llama2c, lambda at: _read_lazy(llama2c.read(at / "x.bin").tensors.values())),
-    "sentencepiece": Target(("tokenizer.model", "tokenizer_config.json"), _spm, _use_tokenizer),
-    "tokenizer-json": Target(("tokenizer.json", "tokenizer_config.json"), _tokenizer_json, _use_tokenizer),
-    "vocab-json": Target(("vocab.json", "merges.txt", "tokenizer_config.json"), _vocab_json, _use_tokenizer),
+    "sentencepiece": Target(("tokenizer.model", "tokenizer_config.json"), _spm, _use_tokenizer, stable=False),
+    "tokenizer-json": Target(
+        ("tokenizer.json", "tokenizer_config.json"), _tokenizer_json, _use_tokenizer, stable=False
+    ),
+    "vocab-json": Target(
+        ("vocab.json", "merges.txt", "tokenizer_config.json"), _vocab_json, _use_tokenizer, stable=False
+    ),
     "tokenizer-bin": Target(("tokenizer.bin",), lambda _: [(llama2c_file(),)], _use_tokenizer),
-    "gguf-vocabulary": Target(("x.gguf",), _gguf_vocab, _use_tokenizer),
+    "gguf-vocabulary": Target(("x.gguf",), _gguf_vocab, _use_tokenizer, stable=False),
     "gguf": Target(("x.gguf",), _gguf, _use_gguf),
+    "hf": Target(("config.json", "model.safetensors"), directories, _use_hf),
+    "gguf-families": Target(("x.gguf",), gguf_files, _use_gguf),
     "gguf-split": Target(PARTS, _gguf_split, _use_gguf),
     "adapter": Target(("adapter_config.json", "adapter_model.safetensors"), _adapter, _use_adapter),
     "flat": Target(("model.bin",), _flat, _use_flat, _true_hashes),
+    "flat-texts": Target(FLAT_TEXTS, _texts, _use_texts, stable=False, mutations=40),
+    "chat-files": Target(
+        ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"), _chat_files, _use_chat_files
+    ),
+    "chat-template": Target(("chat_template.jinja",), _templates, _use_template, stable=False, mutations=25),
+    "hub": Target(("listing.json", "index.json"), _hub_answers, _use_hub),
+    "cache": Target(("note.json", "source.json", "model.bin"), _cached, _use_cache, mutations=40),
 }

@@ -67,6 +67,16 @@ _family(
 _variant("mistral-head_dim", "mistral", head_dim=None)
 _variant("mistral-mha", "mistral", num_key_value_heads=4)
 
+_family(
+    _decoder("ministral", "MinistralForCausalLM", head_dim=14, sliding_window=7, layer_types=[SLIDING, FULL]),
+    sliding_window={"sliding_window": 12},
+    layer_types={"layer_types": [FULL, SLIDING]},
+    no_layer_types={"layer_types": None},
+    head_dim={"head_dim": 10},
+    rope_theta={"rope_theta": 10000.0},
+    rms_norm_eps={"rms_norm_eps": 1e-5},
+)
+
 _qwen_window: Config = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 _family(
     _decoder("qwen2", "Qwen2ForCausalLM", num_hidden_layers=3, **_qwen_window),
@@ -216,6 +226,7 @@ _family(
     rope_scaling={"rope_scaling": None},
     rms_norm_eps={"rms_norm_eps": 1e-5},
     rope_theta={"rope_theta": 10000.0},
+    odd={"rope_scaling": None, "partial_rotary_factor": 0.5},
     mha={"num_key_value_heads": 4},
 )
 _variant("phi3-below", "phi3", original_max_position_embeddings=64)
@@ -236,12 +247,22 @@ _family(
     ),
     use_parallel_residual={"use_parallel_residual": False},
     rotary_pct={"rotary_pct": 0.6},
+    rotary_pct_odd={"rotary_pct": 0.5},
     rotary_pct_default={"rotary_pct": None, "hidden_size": 64, "num_attention_heads": 4},
     rotary_emb_base={"rotary_emb_base": 10000},
     attention_bias={"attention_bias": False},
     layer_norm_eps={"layer_norm_eps": 1e-5},
     hidden_act={"hidden_act": "relu"},
     tied={"tie_word_embeddings": True},
+    linear={"rope_scaling": LINEAR},
+)
+_family(
+    _decoder("olmo", "OlmoForCausalLM", rms_norm_eps=None, attention_bias=True, clip_qkv=None),
+    attention_bias={"attention_bias": False},
+    rope_theta={"rope_theta": 10000.0},
+    hidden_act={"hidden_act": "gelu"},
+    tied={"tie_word_embeddings": True},
+    mha={"num_key_value_heads": 4},
     linear={"rope_scaling": LINEAR},
 )
 _family(

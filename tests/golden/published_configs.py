@@ -3,7 +3,7 @@ what their length says."""
 
 from __future__ import annotations
 
-from golden.tiny_checkpoints import Config
+from golden.tiny_checkpoints import Config, changed
 
 _LONGROPE: Config = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0 + i for i in range(48)]}
 _OLD: Config = {"initializer_range": 0.02, "torch_dtype": "bfloat16", "use_cache": True}
@@ -561,4 +561,39 @@ PUBLISHED: dict[str, Config] = {
         router_aux_loss_coef=0.01,
         tie_word_embeddings=False,
     ),
+}
+PUBLISHED |= {  # those that differ little from another one
+    "Ministral-8B": changed(
+        PUBLISHED["Mistral-Nemo"],
+        architectures=["MinistralForCausalLM"],
+        hidden_size=4096,
+        intermediate_size=12288,
+        layer_types=["full_attention", *["sliding_attention"] * 3] * 9,
+        max_position_embeddings=32768,
+        model_type="ministral",
+        num_hidden_layers=36,
+        rope_theta=100000000.0,
+        sliding_window=32768,
+    ),
+    "OLMo-1B": changed(
+        PUBLISHED["OLMo-2-1B"],
+        architectures=["OlmoForCausalLM"],
+        max_position_embeddings=2048,
+        model_type="olmo",
+        rms_norm_eps=None,
+        rope_theta=10000.0,
+        tie_word_embeddings=True,
+        vocab_size=50304,
+    ),
+    "Qwen3-Coder-30B-A3B": changed(
+        PUBLISHED["Qwen3-30B-A3B"],
+        intermediate_size=5472,
+        max_position_embeddings=262144,
+        qkv_bias=False,
+        rope_theta=10000000,
+        router_aux_loss_coef=0.0,
+        shared_expert_intermediate_size=0,
+        use_qk_norm=True,
+    ),
+    "stablelm-zephyr-3b": changed(PUBLISHED["stablelm-3b-4e1t"], num_heads=32, rotary_scaling_factor=1.0),
 }

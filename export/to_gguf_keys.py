@@ -1,0 +1,116 @@
+"""What the metadata of a GGUF file say of a model's graph; what llama.cpp could not load or would compute otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from llamac.export.checkpoint import Checkpoint, ModelConfig
+from llamac.export.gguf_families import FUSED, IS_ROTATED, Architecture
+
+Value = int | float | str | bool | list[int] | list[bool]
+QKV = ("attn_q", "attn_k", "attn_v")
+
+
+def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
+    """The architecture's keys, but for RoPE's."""
+    config = checkpoint.config
+    widths = [layer.ffn_dim for layer in config.layers]
+    keys: dict[str, Value] = {
+        "context_length": config.context,
+        "embedding_length": config.dim,
+        "block_count": len(config.layers),
+        "feed_forward_length": widths[0] if len(set(widths)) == 1 else widths,
+        "attention.head_count": config.n_heads,
+        "attention.head_count_kv": config.n_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        f"attention.layer_norm_{'rms_' if config.norm == 'rms' else ''}epsilon": config.norm_eps,
+        "vocab_size": config.vocab_size,
+    }
+    own: dict[str, Value] = {
+        "attention.scale": config.attention_scale,
+        "embedding_scale": config.embedding_scale,
+        "residual_scale": config.residual_scale,
+        "logit_scale": 1 / config.logit_scale,
+        "attn_logit_softcapping": config.attention_soft_cap,
+        "use_parallel_residual": config.layers[0].placement == "parallel",
+        IS_ROTATED: any(layer.rope >= 0 for layer in config.layers),
+    }
+    if config.logit_soft_cap or "attn_logit_softcapping" in row.keys:
+        own["final_logit_softcapping"] = config.logit_soft_cap
+    expert = next((layer for layer in config.layers if layer.ffn == "experts"), None)
+    if expert is not None:
+        own |= {"expert_count": expert.n_experts, "expert_used_count": expert.n_experts_used}
+        own["expert_feed_forward_length"] = expert.ffn_dim
+    keys |= {key: value for key, value in own.items() if key in row.keys}
+    return keys | _windows(config, row)
+
+
+def _windows(config: ModelConfig, row: Architecture) -> dict[str, Value]:
+    """The sliding window and which layers have it, as gguf_config reads them; empty where there is none."""
+    windows = [layer.window for layer in config.layers]
+    if not any(windows) or "attention.sliding_window" not in row.keys:
+        return {}
+    keys: dict[str, Value] = {"attention.sliding_window": max(windows)}
+    has_window = [window > 0 for window in windows]
+    for every in (row.window_every, *range(len(windows) + 1)):
+        if has_window == [not every or (layer + 1) % every != 0 for layer in range(len(windows))]:
+            return keys if every == row.window_every else {**keys, "attention.sliding_window_pattern": every}
+    return {**keys, "attention.sliding_window_pattern": has_window}
+
+
+def obstacles(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
+    """Why llama.cpp could not load or compute the model, although our own reader could read it."""
+    config = checkpoint.config
+    width = config.n_heads * config.head_dim
+    if row.square and width != config.dim:
+        yield f"all heads together must be as wide as the model ({config.dim}), but are {width}"
+    if row.qk_norm == "whole" and "expert_count" in row.keys and config.n_kv_heads != config.n_heads:
+        yield f"there must be as many heads of keys as of queries ({config.n_heads}), not {config.n_kv_heads}"
+    if row.output == "never" and not config.tied_output:
+        yield "the output matrix must be the token embedding, but is another one"
+    kinds = {layer.ffn for layer in config.layers}
+    if "experts" in kinds and len(kinds) > 1:
+        yield "either all layers must have experts, or none"
+    if "attn_logit_softcapping" in row.keys and not (config.attention_soft_cap and config.logit_soft_cap):
+        yield "the scores of attention and the logits must have a soft cap each"
+    if row.keys.get("attention.sliding_window") and not any(layer.window for layer in config.layers):
+        yield "some layers must have a sliding window"
+    yield from _biases(checkpoint, row)
+
+
+def _biases(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
+    names = {name for name in checkpoint.tensors if name.endswith(".weight") and _takes_bias(name)}
+    with_bias = {name for name in names if f"{name.removesuffix('weight')}bias" in checkpoint.tensors}
+    if row.biases == "all" and (missing := sorted(names - with_bias)):
+        yield f"all matrices of a layer must have a bias, but {missing[0]} has none"
+    if row.biases == "qkv":
+        surplus = sorted(name for name in with_bias if name.split(".")[-2] not in QKV)
+        if surplus:
+            yield f"only queries, keys and values may have a bias, but {surplus[0]} has one"
+    for name in sorted(with_bias):  # a bias belongs to the whole of what lies in one tensor
+        *layer, module, _ = name.split(".")
+        for whole in row.fused:
+            if module in FUSED[whole]:
+                missing = [part for part in FUSED[whole] if ".".join([*layer, part, "weight"]) not in with_bias]
+                if missing and ".".join([*layer, missing[0], "weight"]) in names:
+                    yield f"{name} has a bias, so {missing[0]} of the same layer must have one, too"
+
+
+def _takes_bias(name: str) -> bool:
+    """Whether it is a matrix of a layer, other than of an expert or a router."""
+    parts = name.split(".")
+    return len(parts) == 4 and parts[0] == "layers" and "norm" not in parts[2] and parts[2] != "ffn_router"
+
+
+def warnings_of(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
+    """What llama.cpp computes otherwise than the model was made for."""
+    windows: list[Any] = [layer.window for layer in checkpoint.config.layers if layer.window]
+    if row.ignores_window and windows and max(windows) < checkpoint.config.context:
+        yield (
+            f"llama.cpp knows no sliding window in models of this architecture: beyond {max(windows)} tokens it"
+            " computes something else"
+        )
+    if row.family == "gpt_neox":
+        yield "llama.cpp computes GELU of GPT-NeoX by its tanh form: logits differ a little"

@@ -1,0 +1,179 @@
+"""How GGUF says a table of RoPE frequencies: a base with a rule that scales it, or factors in tensors.
+
+A checkpoint has frequencies, not the rule they come from. The rule is found from them, and the reader's own formula
+(export/rope.py) must give the same numbers again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.errors import ExportError, UnsupportedError
+from llamac.export.checkpoint import Checkpoint
+from llamac.export.gguf_families import ROPE_FACTORS, Architecture
+from llamac.export.rope import make_rope
+
+Floats = NDArray[np.float32]
+Number = int | float | str
+SLOWEST, FASTEST = 1e-15, 1e6  # radians per position
+CLOSE = 2e-6  # of frequencies: what powers and products in float32 may lose
+DIGITS = (3, 4, 5, 6, 9)
+# YaRN's slopes that llama.cpp takes, whatever a file says.
+BETA_FAST, BETA_SLOW = 32.0, 1.0
+
+
+@dataclass
+class Said:
+    """keys: of the architecture. tensors: by llama.cpp's names."""
+
+    keys: dict[str, Number] = field(default_factory=dict)
+    tensors: dict[str, Floats] = field(default_factory=dict)
+
+
+def say_rope(checkpoint: Checkpoint, row: Architecture) -> Said:
+    """All tables of a checkpoint. Raises UnsupportedError for frequencies that a GGUF file of this architecture cannot
+    give."""
+    if row.position != "rope" or not checkpoint.config.rope_dim:
+        return Said()
+    for name, tensor in checkpoint.tensors.items():
+        if name.startswith("rope.") and not ((tensor.array() > SLOWEST) & (tensor.array() < FASTEST)).all():
+            raise UnsupportedError(f"tensor {name} holds frequencies that no base gives: GGUF cannot say them")
+    is_local = [any(layer.rope == table and layer.window for layer in checkpoint.config.layers) for table in (0, 1)]
+    tables = [checkpoint.tensors[f"rope.{table}.inv_freq"].array() for table in range(len(checkpoint.config.rope_dim))]
+    if len(tables) > (2 if row.two_ropes else 1):
+        raise UnsupportedError(f"a GGUF file of this architecture cannot hold {len(tables)} tables of RoPE frequencies")
+    local = tables.pop() if row.two_ropes and (len(tables) == 2 or is_local[0]) else None
+    said = _say_table(checkpoint, row, tables[0]) if tables else Said({"rope.freq_base": 10000.0})
+    said.keys["rope.dimension_count"] = checkpoint.config.rope_dim[0]
+    if local is not None:
+        base = _base(local)
+        if base is None:
+            raise UnsupportedError("a GGUF file cannot scale the RoPE frequencies of layers with a sliding window")
+        said.keys["rope.freq_base_swa"] = base
+    return said
+
+
+def _say_table(checkpoint: Checkpoint, row: Architecture, found: Floats) -> Said:
+    config = checkpoint.config
+    factor = config.rope_attention_factor[0]
+    own = {"rope.scaling.attn_factor": factor} if factor != 1.0 else {}
+    long = checkpoint.tensors.get("rope.0.inv_freq_long")
+    if long is not None:
+        if "long" not in row.rope_tensors:
+            raise UnsupportedError("a GGUF file of this architecture cannot hold RoPE frequencies for long contexts")
+        base = _base_of_factors(found)
+        tensors = {ROPE_FACTORS["short"]: _factors(base, found), ROPE_FACTORS["long"]: _factors(base, long.array())}
+        original = config.rope_original_context[0]
+        keys: dict[str, Number] = {
+            "rope.scaling.type": "longrope",
+            "rope.scaling.original_context_length": original,
+        }
+        return Said({"rope.freq_base": base, **keys, **own}, tensors)
+    plain = _base(found)
+    if plain is not None:
+        return Said({"rope.freq_base": plain, **own})
+    if (linear := _linear(found)) is not None:
+        base, scale = linear
+        return Said({"rope.freq_base": base, "rope.scaling.type": "linear", "rope.scaling.factor": scale, **own})
+    if "freqs" in row.rope_tensors:  # says anything
+        base = _base_of_factors(found)
+        return Said({"rope.freq_base": base, **own}, {ROPE_FACTORS["freqs"]: _factors(base, found)})
+    yarn = _yarn(found)
+    if yarn is None:
+        raise UnsupportedError(
+            "a GGUF file of this architecture cannot hold these RoPE frequencies: it knows plain and linearly scaled"
+            " ones, and YaRN's"
+        )
+    usual = 1 + 0.1 * math.log(yarn["rope.scaling.factor"])  # llama.cpp multiplies by this one
+    attention = {} if math.isclose(factor, usual, rel_tol=CLOSE) else {"rope.scaling.attn_factor": factor / usual}
+    return Said({**yarn, "rope.scaling.type": "yarn", **attention})
+
+
+def _powers(base: float, count: int) -> Floats:
+    """The plain frequencies of a base."""
+    return make_rope("default", {"rope_theta": base}, 2 * count, 1).inv_freq
+
+
+def _same(one: Floats, other: Floats) -> bool:
+    return np.allclose(one, other, rtol=CLOSE, atol=0)
+
+
+def _round(value: float) -> Iterator[float]:
+    """The value with few digits first: what was written by people is short."""
+    for digits in DIGITS:
+        yield float(np.float32(f"{value:.{digits - 1}e}"))
+
+
+def _bases(found: Floats) -> Iterator[float]:
+    """What the base may be, if the first two frequencies have the same scale."""
+    if len(found) < 2:
+        yield 10000.0
+        return
+    guess = float(found[0]) / float(found[1])
+    if 1.0 < guess < 1e30 ** (1 / len(found)):
+        yield from _round(guess ** len(found))
+
+
+def _base(found: Floats) -> float | None:
+    """The base of plain frequencies."""
+    return next((base for base in _bases(found) if _same(_powers(base, len(found)), found)), None)
+
+
+def _linear(found: Floats) -> tuple[float, float] | None:
+    """(base, factor that all frequencies are divided by)."""
+    for base in _bases(found):
+        for factor in _round(1 / float(found[0])):
+            if _same(_powers(base, len(found)) / np.float32(factor), found):
+                return base, factor
+    return None
+
+
+def _base_of_factors(found: Floats) -> float:
+    """A base for frequencies that are divided by factors: any will do."""
+    return next(iter(_bases(found)), 10000.0)
+
+
+def _factors(base: float, found: Floats) -> Floats:
+    factors: Floats = _powers(base, len(found)) / found
+    return factors
+
+
+def _yarn(found: Floats) -> dict[str, float] | None:
+    """The keys of YaRN's frequencies with the usual slopes."""
+    count = len(found)
+    for base in _bases(found):
+        ratios = _powers(base, count).astype(np.float64) / found
+        n_kept = int(np.argmax(ratios > 1 + CLOSE))
+        n_ramp = int(np.argmax(ratios > ratios[-1] * (1 - CLOSE)))
+        if ratios[-1] <= 1 + CLOSE or not n_kept or n_ramp < n_kept:
+            continue
+        original = _original_context(base, 2 * count, n_kept - 1, n_ramp)
+        for factor in _round(float(ratios[-1])):
+            keys = {"rope_theta": base, "factor": factor, "original_max_position_embeddings": original}
+            options = {"beta_fast": BETA_FAST, "beta_slow": BETA_SLOW, "truncate": True, "attention_factor": 1.0}
+            try:
+                if original and _same(make_rope("yarn", {**keys, **options}, 2 * count, 1).inv_freq, found):
+                    names = ("rope.freq_base", "rope.scaling.factor", "rope.scaling.original_context_length")
+                    return dict(zip(names, keys.values(), strict=True))
+            except ExportError:
+                continue
+    return None
+
+
+def _original_context(base: float, dim: int, low: int, high: int) -> int:
+    """A context for which YaRN's ramp begins at the frequency `low` and ends at `high`; 0 if there is none."""
+
+    def context(place: float, beta: float) -> float:
+        """That for which exactly at `place` there are `beta` rotations."""
+        return beta * 2 * math.pi * math.pow(base, 2 * place / dim)
+
+    least = max(context(low, BETA_FAST) if low else 1.0, context(high - 1, BETA_SLOW))
+    most = min(context(low + 1, BETA_FAST), context(high, BETA_SLOW), 2.0**24)
+    power = 2 ** math.ceil(math.log2(least))  # contexts are powers of two more often than not
+    found = power if power < most else math.ceil(math.sqrt(least * most))
+    return found if least < found < most else 0

@@ -1,0 +1,224 @@
+"""Writes config.json of every family: the original one where it says what the checkpoint is, else one made from it.
+
+The inverse of `hf_config`: each key that a row of export/families.py has is computed from the canonical config. What
+cannot be said is not noticed here: `to_hf` reads back what it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from llamac.errors import LlamacError
+from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.export.families import ACTIVATIONS
+from llamac.export.family import Family
+from llamac.export.hf_config import HfConfig, parse_config, text_config
+from llamac.export.hf_rope import BASES, FULL, PARTS, SLIDING
+
+Json = dict[str, Any]
+
+
+def config_json(checkpoint: Checkpoint, family: Family) -> Json:
+    """The original config.json if it describes the checkpoint, or what describes it, in the original's other keys."""
+    original = _original(checkpoint, family)
+    named = {"architectures": [family.architectures[0]], "model_type": family.model_type}
+    facts = _Facts(checkpoint, family, original)
+    told = {"tie_word_embeddings": checkpoint.config.tied_output, "vocab_size": checkpoint.config.vocab_size}
+    plain = {**original, **named, **told}
+    if original:
+        return plain if _says(plain, facts) else {**plain, **facts.keys()}
+    return {**plain, **facts.keys(), **facts.rope(), "pad_token_id": None}  # a family's usual one may be out of range
+
+
+def config_differences(ours: ModelConfig, theirs: ModelConfig) -> dict[str, tuple[Any, Any]]:
+    """The fields in which two configs differ, as float32. How many ids the tokenizer has is none of config.json's."""
+    found = {}
+    for field in fields(ModelConfig):
+        one, other = getattr(ours, field.name), getattr(theirs, field.name)
+        is_float = isinstance(one, float) or field.name == "rope_attention_factor"
+        same = np.array_equal(np.float32(one), np.float32(other)) if is_float else one == other
+        if field.name != "n_token_ids" and not same:
+            found[field.name] = (one, other)
+    return found
+
+
+def same_rope(ours: LazyTensor, theirs: LazyTensor) -> bool:
+    """Whether two tables of frequencies are the same, but for rounding."""
+    return ours.shape == theirs.shape and np.allclose(ours.array(), theirs.array(), rtol=1e-6, atol=0)
+
+
+def _original(checkpoint: Checkpoint, family: Family) -> Json:
+    """The config.json that the checkpoint came with, of the language model alone; {} if it came with none."""
+    values = checkpoint.metadata.get("config")
+    if not isinstance(values, dict):
+        return {}
+    if values.get("model_type") == family.model_type:
+        return values
+    try:
+        return text_config(values, []) if "text_config" in values else values
+    except LlamacError:
+        return {}
+
+
+def _says(config: Json, facts: _Facts) -> bool:
+    """Whether a config.json says what the checkpoint is."""
+    try:
+        found: HfConfig = parse_config(config, [])
+    except LlamacError:
+        return False
+    tables = [LazyTensor.of(table.inv_freq) for table in found.ropes]
+    return (
+        not config_differences(facts.model, found.model)
+        and all(same_rope(table, facts.tensors[f"rope.{i}.inv_freq"]) for i, table in enumerate(tables))
+        and found.biases - {"always"} == {key for key in facts.biases() if facts.biases()[key]}
+    )
+
+
+def shortest(number: float) -> float:
+    """The float32 as people write it: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(number)))
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """A checkpoint, as what the values of config.json are computed from."""
+
+    checkpoint: Checkpoint
+    family: Family
+    original: Json
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.checkpoint.config
+
+    @property
+    def layers(self) -> tuple[LayerConfig, ...]:
+        return self.model.layers
+
+    @property
+    def tensors(self) -> dict[str, LazyTensor]:
+        return self.checkpoint.tensors
+
+    def keys(self) -> Json:
+        """All keys that the canonical config decides, but for RoPE's."""
+        sizes = GPT2_SIZES if self.family.model_type == "gpt2" else SIZES
+        usual = [name for name, value in self.family.keys.items() if value is not None or name not in PARTS]
+        computed = {name: (sizes | KEYS)[name](self) for name in (*sizes, *usual) if name in sizes | KEYS}
+        return computed | self.biases()
+
+    def activation(self) -> str:
+        """transformers' name of it: the family's own, if it has the same meaning."""
+        usual = str(self.family.keys[self.family.activation])
+        if ACTIVATIONS[usual] == self.model.activation:
+            return usual
+        return next(name for name, meaning in ACTIVATIONS.items() if meaning == self.model.activation)
+
+    def biases(self) -> dict[str, bool]:
+        """The family's keys for biases: whether the first layer has any of theirs."""
+        found: dict[str, bool] = {}
+        for module in self.family.modules:
+            if module.bias not in ("always", "never"):
+                names = module.part_names("bias", l=0, e=0, h=0)
+                found[module.bias] = found.get(module.bias, False) or any(name in self.tensors for name in names)
+        return found
+
+    def width(self, kind: str) -> int | None:
+        """ffn_dim of the first layer with or without experts."""
+        found = [layer.ffn_dim for layer in self.layers if (layer.ffn == "experts") == (kind == "experts")]
+        return found[0] if found else None
+
+    def intermediate_size(self) -> int:
+        """Of layers without experts; where there are none, of experts, or what was said before of no layer."""
+        return self.width("dense") or self.original.get("intermediate_size") or self.width("experts") or 1
+
+    def expert(self, field: str) -> int:
+        """A number of the first layer that has experts."""
+        return next((int(getattr(layer, field)) for layer in self.layers if layer.ffn == "experts"), 1)
+
+    def window(self) -> int | None:
+        """The window of the layers that have one."""
+        return next((layer.window for layer in self.layers if layer.window), None)
+
+    def unused_window(self) -> int | None:
+        """What stands for no window: where layer_types says it, transformers wants a number."""
+        usual: int | None = self.family.keys["sliding_window"]
+        return usual if "layer_types" in self.family.keys else None
+
+    def part(self) -> float:
+        """The share of a head that RoPE turns."""
+        turned, whole = (self.model.rope_dim or (self.model.head_dim,))[0], self.model.head_dim
+        return turned / whole if int(whole * (turned / whole)) == turned else (turned + 0.5) / whole
+
+    # ---- RoPE, where no config.json says how its frequencies are computed
+
+    def rope(self) -> Json:
+        """Bases that give the frequencies, if they are plain ones, or plain ones divided by a factor."""
+        found: Json = {}
+        if self.model.position != "rope":
+            return found
+        base = next(name for name in BASES if self.family.keys.get(name) is not None)
+        for kind, name in ((FULL, base), (SLIDING, "rope_local_base_freq")):
+            tables = {SLIDING if layer.window else FULL: layer.rope for layer in self.layers if layer.rope >= 0}
+            table = tables.get(kind, 0)
+            if name not in self.family.keys or f"rope.{table}.inv_freq" not in self.tensors:
+                continue
+            frequencies = self.tensors[f"rope.{table}.inv_freq"].array().astype(np.float64)
+            factor = shortest(1 / frequencies[0])
+            if len(frequencies) > 1:
+                power = len(frequencies) / (len(frequencies) - 1)
+                found[name] = float(f"{(frequencies[0] / frequencies[-1]) ** power:.7g}")
+            if kind == FULL and factor != 1:
+                found["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+        return found
+
+
+GPT2_SIZES: dict[str, Callable[[_Facts], Any]] = {
+    "n_embd": lambda facts: facts.model.dim,
+    "n_layer": lambda facts: len(facts.layers),
+    "n_head": lambda facts: facts.model.n_heads,
+    "n_positions": lambda facts: facts.model.context,
+}
+SIZES: dict[str, Callable[[_Facts], Any]] = {
+    "hidden_size": lambda facts: facts.model.dim,
+    "intermediate_size": lambda facts: facts.intermediate_size(),
+    "num_hidden_layers": lambda facts: len(facts.layers),
+    "num_attention_heads": lambda facts: facts.model.n_heads,
+}
+# What the canonical config says of each other key; bases of RoPE and biases are `_Facts`' own.
+KEYS: dict[str, Callable[[_Facts], Any]] = {
+    **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), lambda facts: facts.activation()),
+    "n_inner": lambda facts: facts.width("dense"),
+    "scale_attn_weights": lambda facts: facts.model.attention_scale != 1,
+    "num_key_value_heads": lambda facts: facts.model.n_kv_heads,
+    "head_dim": lambda facts: facts.model.head_dim,
+    "max_position_embeddings": lambda facts: facts.model.context,
+    **dict.fromkeys(
+        ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), lambda facts: shortest(facts.model.norm_eps)
+    ),
+    "embedding_multiplier": lambda facts: shortest(facts.model.embedding_scale),
+    "residual_multiplier": lambda facts: shortest(facts.model.residual_scale),
+    "logits_scaling": lambda facts: shortest(1 / facts.model.logit_scale),
+    "attention_multiplier": lambda facts: shortest(facts.model.attention_scale),
+    "query_pre_attn_scalar": lambda facts: round(facts.model.attention_scale**-2),
+    "final_logit_softcapping": lambda facts: shortest(facts.model.logit_soft_cap) or None,
+    "attn_logit_softcapping": lambda facts: shortest(facts.model.attention_soft_cap) or None,
+    "sliding_window": lambda facts: facts.window() or facts.unused_window(),
+    "sliding_window_size": lambda facts: None,
+    "use_sliding_window": lambda facts: facts.window() is not None,
+    "max_window_layers": lambda facts: sum(not layer.window for layer in facts.layers),
+    "layer_types": lambda facts: [SLIDING if layer.window else FULL for layer in facts.layers],
+    "no_rope_layers": lambda facts: [int(layer.rope >= 0) for layer in facts.layers],
+    "use_parallel_residual": lambda facts: facts.layers[0].placement == "parallel",
+    "qk_layernorm": lambda facts: facts.model.qk_norm != "none",
+    **dict.fromkeys(PARTS, lambda facts: facts.part()),
+    **dict.fromkeys(("num_experts", "num_local_experts"), lambda facts: facts.expert("n_experts")),
+    "num_experts_per_tok": lambda facts: facts.expert("n_experts_used"),
+    "moe_intermediate_size": lambda facts: facts.width("experts") or facts.intermediate_size(),
+    "norm_topk_prob": lambda facts: bool(facts.expert("expert_weights")),
+    "decoder_sparse_step": lambda facts: 1,
+    "mlp_only_layers": lambda facts: [i for i, layer in enumerate(facts.layers) if layer.ffn != "experts"],
+}

@@ -1,0 +1,52 @@
+"""Opening sources as the tests of the cache do: what it gives, what it had to do, in this process or another one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import llamac
+
+IDS = [1, 5, 9]
+
+
+def logits(source: Path, **settings: Any) -> bytes:
+    with llamac.load(source, **settings) as model:
+        return model.logits(IDS).tobytes()
+
+
+def phases(source: Path, **settings: Any) -> set[str]:
+    """What opening a source had to do."""
+    found = set()
+    llamac.load(source, progress=lambda phase, done, total: found.add(phase), **settings).close()
+    return found
+
+
+def models_in(place: Path) -> list[Path]:
+    return sorted((place / "models").glob("*.bin"))
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+OPEN = """
+import sys
+import llamac
+def tell(phase, done, total):
+    if done == 0:
+        print(phase, flush=True)
+    {}
+with llamac.load(sys.argv[1], progress=tell) as model:
+    print("logits", model.logits([1, 5, 9]).tobytes().hex(), flush=True)
+"""
+
+
+def start(source: Path, also: str = "pass") -> subprocess.Popen[str]:
+    code = textwrap.dedent(OPEN.format(also))
+    return subprocess.Popen([sys.executable, "-c", code, str(source)], stdout=subprocess.PIPE, text=True)
