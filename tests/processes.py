@@ -9,7 +9,7 @@ import sys
 import textwrap
 from typing import Any
 
-TIMEOUT = 60
+TIMEOUT = 300  # seconds; only what hangs takes so long, on busy machines, too
 
 
 def heed_ctrl_c() -> None:

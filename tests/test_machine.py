@@ -16,7 +16,7 @@ import pytest
 from llamac import _core, machine
 from llamac.machine import DefaultThreads, ThreadPlan, cgroup_quota, physical_cores, plan_threads
 from openmp import needs_threads
-from processes import output_of
+from processes import TIMEOUT, output_of
 
 
 def tree(root: Path, **files: str) -> Path:
@@ -290,7 +290,7 @@ def test_the_default_under_taskset_and_when_it_changes(tiny_llama: Path) -> None
     """
     limited = ["taskset", "-c", str(first), sys.executable, "-c", textwrap.dedent(program), str(tiny_llama)]
     changes = [str(first), f"{first},{second}", str(second)]
-    done = subprocess.run([*limited, *changes], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*limited, *changes], capture_output=True, text=True, timeout=TIMEOUT)
     assert (done.stdout.splitlines(), done.stderr) == (["1 1 3 True", "2 2 3 True", "1 1 3 True"], "")
 
 

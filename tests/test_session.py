@@ -24,7 +24,7 @@ from llamac.errors import (
     UnsupportedError,
 )
 from openmp import up_to
-from processes import output_of
+from processes import TIMEOUT, output_of
 
 CONTEXT = 600
 IDS = some_ids(311)  # more than one chunk of rows and more than one block of attention
@@ -415,7 +415,7 @@ def test_a_model_may_be_closed_while_other_threads_make_sessions(tiny_llama: Pat
                     model.session().length()
             except llamac.ClosedError:
                 pass
-        for _ in range(50):
+        for _ in range(20):
             model = llamac.load(sys.argv[1])
             threads = [threading.Thread(target=make, args=(model,)) for _ in range(3)]
             for thread in threads:
@@ -445,7 +445,7 @@ def busy(big_llama: Path) -> Iterator[tuple[llamac.Model, llamac.Session]]:
 
         thread = threading.Thread(target=compute)
         thread.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + TIMEOUT
         while session.memory()["kv"] == 0:  # reserved when the eval begins
             assert time.monotonic() < deadline
             time.sleep(0.001)

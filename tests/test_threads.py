@@ -427,7 +427,7 @@ def test_forked_workers_of_multiprocessing_eval(tiny_llama: Path, expected: str)
     import multiprocessing
     digest(2)
     with multiprocessing.get_context("fork").Pool(2) as pool:
-        print(*pool.map_async(digest, [2, 1, 2, 3]).get(timeout=30))
+        print(*pool.map_async(digest, [2, 1, 2, 3]).get(timeout=300))
     """
     assert output_of(program, tiny_llama, **QUIET).split() == [expected] * 4
 
