@@ -12,9 +12,11 @@ from typing import Any
 TIMEOUT = 300  # seconds; only what hangs takes so long, on busy machines, too
 
 
-def heed_ctrl_c() -> None:
-    """For preexec_fn: a job that a shell started in the background ignores SIGINT, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def heed_signals() -> None:
+    """For preexec_fn: a job that a shell started in the background ignores SIGINT, one behind nohup SIGHUP, and so would
+    their children."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def run_python(code: str, *arguments: Any, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,7 @@ from llamac.benchmark import Limits, Wishes, Work, main_dtype, work_of
 from llamac.errors import ArgumentError
 from llamac.export.checkpoint import LayerConfig
 from llamac.export.writer import make_plan, temporary_beside, write
-from processes import TIMEOUT, heed_ctrl_c
+from processes import TIMEOUT, heed_signals
 
 RUNS_HERE = [name for name, supported in _core.isas() if supported]
 FAST = ("--prompt", "8", "--decode", "2", "--rounds", "1", "--threads", "1")
@@ -285,7 +285,7 @@ def test_ctrl_c_ends_it_quietly(tmp_path: Path) -> None:
     out = tmp_path / "speed.json"
     arguments = ("bench", model, "--prompt", "8192", "--rounds", "1000", "--json", out)
     command = [sys.executable, "-c", textwrap.dedent(TOLD), *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_ctrl_c) as program:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_signals) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == b"measuring\n"
         program.send_signal(signal.SIGINT)

@@ -23,7 +23,7 @@ from llamac import interrupt
 from llamac.errors import CancelledError
 from llamac.export.convert import export
 from openmp import needs_threads
-from processes import TIMEOUT, heed_ctrl_c
+from processes import TIMEOUT, heed_signals
 
 Helpers = list[interrupt._Helper]
 
@@ -132,7 +132,7 @@ LONG_PROMPT = """
 def start(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, *map(str, arguments)],
-        preexec_fn=heed_ctrl_c,
+        preexec_fn=heed_signals,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

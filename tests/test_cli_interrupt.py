@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from processes import TIMEOUT, heed_ctrl_c
+from processes import TIMEOUT, heed_signals
 
 
 def run_command(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Runs a program before llamac's command in one process."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program) + "\nllamac_command.main()", *map(str, arguments)],
-        preexec_fn=heed_ctrl_c,
+        preexec_fn=heed_signals,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -17,7 +17,7 @@ import pytest
 import llamac
 from builders import checkpoint, llama_config, some_ids, write_model
 from commands import GREEDY, Command
-from processes import TIMEOUT, heed_ctrl_c
+from processes import TIMEOUT, heed_signals
 
 
 def test_quantizing_from_the_command_line(llamac_command: Command, source: Path, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_exports_that_cannot_be(llamac_command: Command, llama2c: Path, tmp_path
 def start(*arguments: object, stderr: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "llamac", "export", *map(str, arguments)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environment, preexec_fn=heed_ctrl_c)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environment, preexec_fn=heed_signals)
 
 
 def test_a_terminal_shows_bytes_and_a_pipe_nothing(source: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from golden.tiny_checkpoints import write_checkpoint
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.convert import export
 from llamac.probes import replay
-from processes import TIMEOUT, heed_ctrl_c
+from processes import TIMEOUT, heed_signals
 
 VERIFYING, REFERENCE, WRITING, ENGINE = "verifying", "reference logits", "writing", "engine's logits"
 PHASES = {
@@ -147,7 +147,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_ctrl_c_interrupts_the_passes_of_the_probes(phase: str, slow: Path, tmp_path: Path) -> None:
     (tmp_path / "out.bin").write_bytes(b"old")
     command = [sys.executable, "-c", textwrap.dedent(LONG_PROBES), str(slow), str(tmp_path / "out.bin")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heed_signals) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(f"{phase}: 0 of "):
