@@ -80,9 +80,11 @@ class BuildCore(build_ext):
             return True
 
 
+FORMATS = [f"llamac.export.{folder}" for folder in ("gguf", "hf", "llama2c", "vocabulary")]
+
 setup(
     py_modules=["llamac_command"],
-    packages=["llamac", "llamac.cli", "llamac.export", "llamac.models"],
+    packages=["llamac", "llamac.cli", "llamac.export", *FORMATS, "llamac.models"],
     package_dir={"llamac": "llamac", "llamac.export": "export", "llamac.models": "models"},
     ext_modules=[Extension("llamac._core", sources=["llamac/_core.pyx"], include_dirs=["csrc"], libraries=["m"])],
     cmdclass={"build_ext": BuildCore},

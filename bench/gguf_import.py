@@ -22,8 +22,8 @@ import llamac
 from bench.quality import all_logits, mean_divergence, quantize_gguf, second_moments, sequences
 from llamac.export import flat
 from llamac.export.convert import export
-from llamac.export.gguf_model import read as read_gguf
-from llamac.export.to_gguf import write_gguf
+from llamac.export.gguf.model import read as read_gguf
+from llamac.export.gguf.write import write_gguf
 
 # llama.cpp's names of files, where every matrix has this type.
 KINDS: tuple[str, ...] = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_S", "Q4_1", "Q4_0")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.shapes import SHAPES, Shape, tensors, vector
-from llamac.export.gguf_families import ARCHITECTURES, fused_name, gguf_name
+from llamac.export.gguf.families import ARCHITECTURES, fused_name, gguf_name
 
 POOL_ROWS = 256
 Type = gguf.GGMLQuantizationType

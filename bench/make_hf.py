@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.shapes import SHAPES, Shape, random_checkpoint
-from llamac.export.to_hf import write_hf
+from llamac.export.hf.write import write_hf
 
 
 def make_hf(name: str, dtype: str, out: Path, *, shape: Shape | None = None) -> None:

@@ -29,9 +29,9 @@ from llamac.export import flat
 from llamac.export.calibrate import calibrate
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.convert import export
-from llamac.export.gguf_families import fused_name, gguf_name
-from llamac.export.gguf_model import read as read_gguf
-from llamac.export.to_gguf import write_gguf
+from llamac.export.gguf.families import fused_name, gguf_name
+from llamac.export.gguf.model import read as read_gguf
+from llamac.export.gguf.write import write_gguf
 from llamac.export.writer import make_plan, temporary_beside, write
 from llamac.models.generator import story
 from llamac.probes import divergence

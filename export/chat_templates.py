@@ -12,9 +12,9 @@ from typing import Any
 from llamac.chat import DEFAULT, ChatTemplate
 from llamac.errors import ExportError
 from llamac.export.files import read_small
-from llamac.export.gguf_metadata import Value, read_metadata
+from llamac.export.gguf.metadata import Value, read_metadata
 from llamac.export.strict_json import read_object
-from llamac.export.vocab_added import NAMES as TOKEN_NAMES
+from llamac.export.vocabulary.added import NAMES as TOKEN_NAMES
 
 MAX_TEMPLATE_BYTES = 1 << 22  # the largest known ones have some 20,000
 FILE, FOLDER = "chat_template.jinja", "additional_chat_templates"

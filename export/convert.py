@@ -21,7 +21,7 @@ from llamac.export.calibrate import TEXT_CHARACTERS, calibrate, disk_bytes, floa
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.lfs import HEAD_BYTES, refuse_pointer
 from llamac.export.quantize import FOUR_BITS, Lesson, choose_dtypes, nearest_dtypes, widen_coarse
-from llamac.export.vocab import Room, Vocabulary, find_tokenizer, load_vocabulary
+from llamac.export.vocabulary.load import Room, Vocabulary, find_tokenizer, load_vocabulary
 from llamac.export.writer import (
     Plan,
     Slot,
@@ -146,17 +146,17 @@ def export(
     dtype = dtype or ("f32" if to == "llama2c" else _own_dtype(checkpoint))
     _warn_of_quantized(checkpoint, dtype, warnings)
     if to == "hf":
-        from llamac.export.to_hf import write_hf
+        from llamac.export.hf.write import write_hf
 
         size = write_hf(checkpoint, out, dtype, progress)
         bits = 0.0
     elif to == "gguf":
-        from llamac.export.to_gguf import write_gguf
+        from llamac.export.gguf.write import write_gguf
 
         size = write_gguf(checkpoint, out, dtype, warnings, progress)
         bits = 0.0
     elif to == "llama2c":
-        from llamac.export.to_llama2c import write_llama2c
+        from llamac.export.llama2c.write import write_llama2c
 
         size = write_llama2c(checkpoint, out, warnings, progress, overwrite=overwrite)
         bits = 0.0
@@ -253,7 +253,7 @@ def _check_target(out: Path, to: str, overwrite: bool) -> None:
 def read_checkpoint(source: Path, warnings: list[str], progress: Progress = silent) -> Checkpoint:
     """The checkpoint of any source, told by its content. Raises ExportError for what it cannot be."""
     if source.is_dir():
-        from llamac.export.hf import read as read_hf
+        from llamac.export.hf.model import read as read_hf
 
         return read_hf(source, warnings)
     head = _head(source)
@@ -263,11 +263,11 @@ def read_checkpoint(source: Path, warnings: list[str], progress: Progress = sile
         return read_flat(source, progress)
     refuse_pointer(source, head)
     if head.startswith(GGUF):
-        from llamac.export.gguf_model import read as read_gguf
+        from llamac.export.gguf.model import read as read_gguf
 
         return read_gguf(source, warnings)
-    from llamac.export.llama2c import read as read_llama2c
-    from llamac.export.llama2c_header import looks_like_llama2c
+    from llamac.export.llama2c.header import looks_like_llama2c
+    from llamac.export.llama2c.model import read as read_llama2c
 
     if not looks_like_llama2c(source) and head[:4] != b"24ka":
         if source.name.endswith(HF_ENDINGS) or head[:4] == b"PK\x03\x04" or head[:1] == b"\x80":
@@ -365,7 +365,7 @@ def _attach_tokenizer_inside(checkpoint: Checkpoint, folder: Path, warnings: lis
 
 
 def _attach_tokenizer_of_gguf(checkpoint: Checkpoint, path: Path, warnings: list[str]) -> None:
-    from llamac.export.gguf_model import has_tokenizer
+    from llamac.export.gguf.model import has_tokenizer
 
     if not has_tokenizer(path):
         warnings.append(f"{path} holds no tokenizer: {IDS_ONLY}")

@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
-from llamac.export.families import FAMILIES, HEAD
-from llamac.export.family import Family
 from llamac.export.flat import lazy_tensors, model_config
-from llamac.export.hf import Taken, canonical_shapes, take
+from llamac.export.hf.families import FAMILIES, HEAD
+from llamac.export.hf.family import Family
+from llamac.export.hf.model import Taken, canonical_shapes, take
+from llamac.export.hf.safetensors_file import read_safetensors
+from llamac.export.hf.torch_file import read_torch
 from llamac.export.patterns import matcher
 from llamac.export.quantize import DTYPES
-from llamac.export.safetensors_file import read_safetensors
 from llamac.export.stored import WEIGHT_DTYPES, StoredTensor
 from llamac.export.strict_json import read_object
-from llamac.export.torch_file import read_torch
 from llamac.export.writer import pack_strips
 from llamac.flatfile import FlatFile
 

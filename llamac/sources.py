@@ -120,7 +120,7 @@ def is_foreign(path: Path) -> bool:
         return False
     if path.name.endswith(HF_ENDINGS) or any(head[at:].startswith(magic) for magic, at in FOREIGN):
         return True
-    from llamac.export.llama2c_header import looks_like_llama2c
+    from llamac.export.llama2c.header import looks_like_llama2c
 
     return looks_like_llama2c(path)
 

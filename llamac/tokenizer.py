@@ -307,7 +307,7 @@ class Tokenizer:
         BOS, EOS and stop rules come from the model's own files beside it. Raises TokenizerError, UnsupportedError or
         ModelError (GGUF) where the file is damaged or of a kind that cannot be represented exactly.
         """
-        from llamac.export.vocab import load_vocabulary
+        from llamac.export.vocabulary.load import load_vocabulary
 
         path = file_path(path, "path")
         vocabulary = load_vocabulary(path)

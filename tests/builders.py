@@ -13,7 +13,7 @@ from vocab_samples import llama2c_file
 from golden.tiny_checkpoints import random_tensor
 from llamac import _core
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.export.vocab_llama2c import from_llama2c
+from llamac.export.vocabulary.llama2c import from_llama2c
 from llamac.export.writer import config_records, make_plan, temporary_beside, write
 from llamac.tokenizer import SpecialTokens, Tokenizer
 

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 from golden.tiny_checkpoints import Config
-from llamac.export import hf, hf_config
 from llamac.export.checkpoint import Checkpoint
+from llamac.export.hf import config as hf_config
+from llamac.export.hf import model as hf
 
 
 def read(folder: Path) -> Checkpoint:

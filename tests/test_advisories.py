@@ -27,12 +27,13 @@ from vocab_samples import gguf_file, gguf_value, llama2c_file, spm_gguf
 import llamac
 from golden.tiny_checkpoints import write_safetensors
 from llamac.errors import ContextFullError, ExportError, LlamacError, ModelError, TokenizerError
-from llamac.export import gguf_model, llama2c
-from llamac.export.gguf_file import open_gguf
-from llamac.export.gguf_metadata import parse_metadata
-from llamac.export.hf_config import parse_config
-from llamac.export.safetensors_file import read_safetensors
-from llamac.export.torch_file import read_torch
+from llamac.export.gguf import model as gguf_model
+from llamac.export.gguf.file import open_gguf
+from llamac.export.gguf.metadata import parse_metadata
+from llamac.export.hf.config import parse_config
+from llamac.export.hf.safetensors_file import read_safetensors
+from llamac.export.hf.torch_file import read_torch
+from llamac.export.llama2c import model as llama2c
 from llamac.tokenizer import Tokenizer
 from torch_samples import storage, torch_tensor, write_archive
 

@@ -25,10 +25,11 @@ from golden.tiny_checkpoints import write_checkpoint, write_safetensors
 from llamac import chat_process
 from llamac.chat import ChatTemplate
 from llamac.errors import ChatTemplateError, ExportError, HubError, LlamacError, UnsupportedError
-from llamac.export import hf, hub
-from llamac.export.safetensors_file import read_safetensors
+from llamac.export import hub
+from llamac.export.hf import model as hf
+from llamac.export.hf.safetensors_file import read_safetensors
+from llamac.export.hf.torch_file import read_torch
 from llamac.export.strict_json import parse_object
-from llamac.export.torch_file import read_torch
 from llamac.tokenizer import Tokenizer
 from torch_samples import Call, storage, torch_tensor, write_archive
 
@@ -154,7 +155,7 @@ FUNCTIONS = {
     "CVE-2025-1716": "pip.main",
     "CVE-2026-1839": "numpy.core.multiarray._reconstruct",
     "builtins": "builtins.getattr",
-    "of this module": "llamac.export.torch_file.read_torch",
+    "of this module": "llamac.export.hf.torch_file.read_torch",
     "of a name with dots": "collections.OrderedDict.fromkeys",
 }
 

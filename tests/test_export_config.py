@@ -15,8 +15,9 @@ from golden.cases import GPT2, LLAMA, LLAMA3, LONGROPE, YARN
 from golden.tiny_checkpoints import Config, changed, write_checkpoint, write_config
 from hf_reading import parse, read
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import hf_config, rope
+from llamac.export import rope
 from llamac.export.convert import export
+from llamac.export.hf import config as hf_config
 from llamac.flatfile import FlatFile
 
 # ---- keys

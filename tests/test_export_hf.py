@@ -18,11 +18,12 @@ from golden.cases import GPT2, LLAMA
 from golden.tiny_checkpoints import Config, Tensors, changed, tensors, write_checkpoint, write_config, write_safetensors
 from hf_reading import parse, read
 from llamac.errors import ExportError, TokenizerError, UnsupportedError
-from llamac.export import hf, reference
+from llamac.export import reference
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.convert import export
-from llamac.export.safetensors_file import read_safetensors
-from llamac.export.torch_file import read_torch
+from llamac.export.hf import model as hf
+from llamac.export.hf.safetensors_file import read_safetensors
+from llamac.export.hf.torch_file import read_torch
 from torch_samples import write_torch
 
 IDS = [5, 0, 300, 17, 17, 42, 8]

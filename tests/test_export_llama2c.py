@@ -21,12 +21,12 @@ from vocab_samples import write_json
 import llamac
 from builders import checkpoint, llama_config
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
-from llamac.export import llama2c
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.convert import export
+from llamac.export.llama2c import model as llama2c
+from llamac.export.llama2c.write import write_llama2c
 from llamac.export.reference import forward
-from llamac.export.to_llama2c import write_llama2c
-from llamac.export.vocab import load_vocabulary
+from llamac.export.vocabulary.load import load_vocabulary
 
 Floats = NDArray[np.float32]
 HEAD_BYTES = 256  # of versions 1 and 2

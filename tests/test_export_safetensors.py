@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from golden.tiny_checkpoints import write_safetensors
 from llamac.errors import ExportError
-from llamac.export.safetensors_file import MAX_HEADER_BYTES, read_safetensors
+from llamac.export.hf.safetensors_file import MAX_HEADER_BYTES, read_safetensors
 
 
 def raw_safetensors(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:

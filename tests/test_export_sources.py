@@ -18,7 +18,7 @@ from golden.cases import CASES
 from golden.tiny_checkpoints import tensors, write_checkpoint, write_safetensors
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.convert import export
-from llamac.export.to_llama2c import write_llama2c
+from llamac.export.llama2c.write import write_llama2c
 from torch_samples import write_torch
 
 LLAMA, GPT2 = CASES["llama"].config, CASES["gpt2"].config

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import torch_pickle
+from llamac.export.hf import torch_pickle
+from llamac.export.hf.torch_file import read_torch
 from llamac.export.stored import WEIGHT_DTYPES
-from llamac.export.torch_file import read_torch
 from torch_samples import (
     Call,
     Global,

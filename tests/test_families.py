@@ -18,10 +18,11 @@ from golden.published_configs import PUBLISHED
 from golden.tiny_checkpoints import Config, changed, random_tensor, write_config, write_safetensors
 from hf_reading import parse, read
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import hf, hf_config
 from llamac.export.checkpoint import Checkpoint, ModelConfig
-from llamac.export.families import FAMILIES
-from llamac.export.safetensors_file import read_safetensors
+from llamac.export.hf import config as hf_config
+from llamac.export.hf import model as hf
+from llamac.export.hf.families import FAMILIES
+from llamac.export.hf.safetensors_file import read_safetensors
 
 BASES = [name for name, case in FAMILY_CASES.items() if not case.base]
 OF_EXPERTS = [name for name, family in FAMILIES.items() if family.ffn == "experts"]

@@ -21,9 +21,9 @@ from golden.family_cases import FAMILY_CASES
 from golden.make import relative_errors
 from golden.make_families import family_checkpoint
 from golden.tiny_checkpoints import changed
-from llamac.export import gguf_model
 from llamac.export.convert import export
-from llamac.export.gguf_families import ARCHITECTURES
+from llamac.export.gguf import model as gguf_model
+from llamac.export.gguf.families import ARCHITECTURES
 
 Logits = NDArray[np.float32]
 

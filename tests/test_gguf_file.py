@@ -21,10 +21,10 @@ from gguf_samples import Type, spm_keys, write_gguf, write_tensors
 from golden.cases import CASES
 from golden.tiny_checkpoints import changed, tensors
 from llamac.errors import ExportError, LlamacError, ModelError
-from llamac.export import gguf_model
 from llamac.export.convert import export
-from llamac.export.gguf_file import open_gguf
-from llamac.export.gguf_metadata import MAX_HEAD_BYTES, parse_head, read_head
+from llamac.export.gguf import model as gguf_model
+from llamac.export.gguf.file import open_gguf
+from llamac.export.gguf.metadata import MAX_HEAD_BYTES, parse_head, read_head
 
 LLAMA = changed(CASES["llama"].config, attention_bias=None, mlp_bias=None)
 F32, F16, Q8_0 = 0, 1, 8

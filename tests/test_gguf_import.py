@@ -22,11 +22,12 @@ from golden.cases import CASES, TEETH, TOLERANCE
 from golden.make import relative_errors
 from golden.tiny_checkpoints import Config, changed, tensors, write_checkpoint
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import gguf_model, hf
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.convert import export
-from llamac.export.gguf_file import open_gguf
-from llamac.export.gguf_types import number_type
+from llamac.export.gguf import model as gguf_model
+from llamac.export.gguf.file import open_gguf
+from llamac.export.gguf.tensor_types import number_type
+from llamac.export.hf import model as hf
 from llamac.flatfile import FlatFile
 
 Logits = NDArray[np.float32]

@@ -21,12 +21,13 @@ from vocab_samples import SPM_PIECES, field, sentencepiece_file, tokenizer_json
 from golden.tiny_checkpoints import Config, write_safetensors
 from llamac.chat import ChatTemplate
 from llamac.errors import ExportError, HubError, LlamacError, TokenizerError, UnsupportedError
-from llamac.export import hf, hub
-from llamac.export.hf_config import parse_config
+from llamac.export import hub
+from llamac.export.hf import model as hf
+from llamac.export.hf.config import parse_config
+from llamac.export.hf.torch_file import read_torch
 from llamac.export.lora import read_adapter
 from llamac.export.strict_json import parse_object
-from llamac.export.torch_file import read_torch
-from llamac.export.vocab_spm import ranked_merges
+from llamac.export.vocabulary.spm import ranked_merges
 from llamac.tokenizer import Tokenizer
 from llamac.tokenizer_json import check_structure
 from torch_samples import Call, storage, torch_tensor, write_archive

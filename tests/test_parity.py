@@ -18,8 +18,10 @@ import llamac
 from golden.cases import CASES, CLOSE_PAIRS, TEETH, TOLERANCE
 from golden.make import relative_errors, stored_references, transformers_logits
 from golden.tiny_checkpoints import write_checkpoint
-from llamac.export import hf, llama2c, reference
+from llamac.export import reference
 from llamac.export.convert import export
+from llamac.export.hf import model as hf
+from llamac.export.llama2c import model as llama2c
 
 Logits = NDArray[np.float32]
 Engine = Callable[[str], Logits]

@@ -21,8 +21,9 @@ from golden.family_cases import FAMILY_CASES
 from golden.make import relative_errors, transformers_logits
 from golden.make_families import family_references
 from golden.parity_table import DOCUMENT, cases, document, engine_logits, make_folder
-from llamac.export import hf, reference
-from llamac.export.families import FAMILIES
+from llamac.export import reference
+from llamac.export.hf import model as hf
+from llamac.export.hf.families import FAMILIES
 
 Logits = NDArray[np.floating[Any]]
 VARIANTS = [case.name for case in FAMILY_CASES.values() if case.base]

@@ -19,10 +19,10 @@ import llamac
 from golden.cases import CASES
 from golden.tiny_checkpoints import random_tensor, write_checkpoint
 from llamac.errors import ArgumentError, ExportError, ModelError
-from llamac.export import hf
 from llamac.export import probes as making
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.convert import export
+from llamac.export.hf import model as hf
 from llamac.export.reference import forward
 from llamac.probes import EngineRecord, Probe, ProbeSet, decode, encode, relative_error, replay
 from llamac.tokenizer import SpecialTokens, byte_alphabet

@@ -15,8 +15,10 @@ from golden.cases import CASES, Case
 from golden.make import relative_errors, stored_references, transformers_logits
 from golden.tiny_checkpoints import write_checkpoint
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
-from llamac.export import hf, llama2c, reference
+from llamac.export import reference
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.export.hf import model as hf
+from llamac.export.llama2c import model as llama2c
 from llamac.export.reference import Array
 from llamac.tokenizer import Tokenizer
 

@@ -23,11 +23,13 @@ import llamac
 from golden.cases import CASES
 from golden.tiny_checkpoints import write_checkpoint
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
-from llamac.export import flat, gguf_model, hf
+from llamac.export import flat
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.convert import export
-from llamac.export.to_gguf import write_gguf
-from llamac.export.vocab import load_vocabulary
+from llamac.export.gguf import model as gguf_model
+from llamac.export.gguf.write import write_gguf
+from llamac.export.hf import model as hf
+from llamac.export.vocabulary.load import load_vocabulary
 from llamac.models import path as built_in
 
 PROMPTS = ("Once upon a time", "Lily and 3 friends went to the park.", "The dog", "One day, a boy")

@@ -34,11 +34,12 @@ from golden.tiny_checkpoints import (
     write_safetensors,
 )
 from llamac.errors import UnsupportedError
-from llamac.export import gguf_model, hf
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.convert import export
-from llamac.export.gguf_families import ARCHITECTURES
-from llamac.export.to_gguf import write_gguf
+from llamac.export.gguf import model as gguf_model
+from llamac.export.gguf.families import ARCHITECTURES
+from llamac.export.gguf.write import write_gguf
+from llamac.export.hf import model as hf
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 QWEN: Config = {"use_sliding_window": False}

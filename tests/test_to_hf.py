@@ -22,12 +22,12 @@ from golden.make_families import family_checkpoint
 from golden.parity_table import cases, make_folder
 from golden.tiny_checkpoints import tensors, write_checkpoint, write_config
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import hf
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.convert import export
-from llamac.export.to_hf import write_hf
-from llamac.export.to_hf_config import config_differences
-from llamac.export.vocab import Vocabulary, load_vocabulary
+from llamac.export.hf import model as hf
+from llamac.export.hf.write import write_hf
+from llamac.export.hf.write_config import config_differences
+from llamac.export.vocabulary.load import Vocabulary, load_vocabulary
 from llamac.tokenizer import Tokenizer
 
 # every kind of RoPE, grouped queries, biases, tied and untied outputs, all families

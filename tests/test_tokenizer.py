@@ -26,7 +26,7 @@ from vocab_samples import (
 )
 
 from llamac.errors import ArgumentError, TokenizerError, UnsupportedError
-from llamac.export.gguf_metadata import read_metadata
+from llamac.export.gguf.metadata import read_metadata
 from llamac.tokenizer import SpecialTokens, Tokenizer
 
 VECTORS = ("llama-spm", "llama-bpe", "gpt-2", "phi-3")

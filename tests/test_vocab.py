@@ -27,7 +27,7 @@ from vocab_samples import (
 )
 
 from llamac.errors import ExportError, LlamacError, TokenizerError, UnsupportedError
-from llamac.export.vocab import Vocabulary, load_vocabulary, to_llama2c
+from llamac.export.vocabulary.load import Vocabulary, load_vocabulary, to_llama2c
 from llamac.tokenizer import SpecialTokens, Tokenizer, byte_alphabet
 
 
@@ -252,7 +252,7 @@ def test_equal_scores_that_cannot_be_ranked(tmp_path: Path) -> None:
 
 
 def test_work_on_equal_scores_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamac.export.vocab_spm.MAX_TIES", 1000)
+    monkeypatch.setattr("llamac.export.vocabulary.spm.MAX_TIES", 1000)
     words = ["a" * count for count in range(2, 40)]
     (tmp_path / "tokenizer.bin").write_bytes(llama2c_file(words, scores=[-5.0] * len(words)))
     with pytest.raises(TokenizerError, match="equal scores"):

@@ -32,10 +32,10 @@ from vocab_samples import (
 )
 
 from llamac.errors import LlamacError, ModelError, TokenizerError, UnsupportedError
-from llamac.export import vocab_gguf
-from llamac.export.gguf_metadata import parse_metadata, read_metadata
-from llamac.export.pre_tokenizers import LINEAR, PRE_TOKENIZERS
-from llamac.export.vocab_spm import read_model
+from llamac.export.gguf.metadata import parse_metadata, read_metadata
+from llamac.export.vocabulary import gguf as vocab_gguf
+from llamac.export.vocabulary.pre_tokenizers import LINEAR, PRE_TOKENIZERS
+from llamac.export.vocabulary.spm import read_model
 from llamac.tokenizer import SpecialTokens, Tokenizer
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from llamac.export import vocab_gguf
-from llamac.export.gguf_metadata import parse_metadata
+from llamac.export.gguf.metadata import parse_metadata
+from llamac.export.vocabulary import gguf as vocab_gguf
 from llamac.tokenizer import SpecialTokens, Tokenizer, byte_alphabet
 
 NO_SPECIAL = SpecialTokens(bos_id=None, add_bos=False, add_eos=False, eos_id=None, stop_ids=())

@@ -13,9 +13,9 @@ from fuzz.mutate import Parts
 from golden.cases import CASES
 from golden.family_cases import FAMILY_CASES
 from golden.tiny_checkpoints import Config, Tensors, changed, random_tensor, write_safetensors
-from llamac.export import hf
-from llamac.export.families import FAMILIES, HEAD
-from llamac.export.hf_config import parse_config
+from llamac.export.hf import model as hf
+from llamac.export.hf.config import parse_config
+from llamac.export.hf.families import FAMILIES, HEAD
 
 SMALL = {
     "vocab_size": 11,

@@ -50,16 +50,19 @@ from llamac.cli.cache import _list
 from llamac.cli.inspect import _file_lines, describe_file
 from llamac.cli.text import json_text, safe_line
 from llamac.errors import LlamacError, ModelError
-from llamac.export import gguf_model, hf, hub, llama2c
+from llamac.export import hub
 from llamac.export.chat_templates import default_text, read_templates, to_metadata
 from llamac.export.checkpoint import Checkpoint, LazyTensor
-from llamac.export.gguf_file import open_gguf
-from llamac.export.hf_config import parse_config
+from llamac.export.gguf import model as gguf_model
+from llamac.export.gguf.file import open_gguf
+from llamac.export.hf import model as hf
+from llamac.export.hf.config import parse_config
+from llamac.export.hf.safetensors_file import read_safetensors
+from llamac.export.hf.torch_file import read_torch
+from llamac.export.llama2c import model as llama2c
 from llamac.export.lora import merge, read_adapter
-from llamac.export.safetensors_file import read_safetensors
 from llamac.export.stored import WEIGHT_DTYPES, StoredTensor
 from llamac.export.strict_json import read_object
-from llamac.export.torch_file import read_torch
 from llamac.export.writer import make_plan, temporary_beside, write
 from llamac.probes import EngineRecord, Probe, ProbeSet, encode, replay
 from llamac.tokenizer import Tokenizer

@@ -21,7 +21,7 @@ from golden.make import relative_errors, stored_references
 from golden.make_families import family_checkpoint, family_references
 from golden.tiny_checkpoints import write_checkpoint
 from llamac.export.convert import export
-from llamac.export.families import FAMILIES
+from llamac.export.hf.families import FAMILIES
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "families.md"
 Logits = NDArray[np.floating[Any]]

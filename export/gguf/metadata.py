@@ -2,7 +2,7 @@
 
 Versions 2 and 3, all value types, nested arrays included. Every count and length is checked against the bytes that
 are left before anything of that size is allocated, so a damaged or hostile file raises `ModelError` and nothing else.
-What the tensors' types and offsets mean is gguf_file's.
+What the tensors' types and offsets mean is `file`'s.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Architecture:
     (dim / n_heads)^-0.5, not by head_dim^-0.5. expert_weights: 1 if those of the experts in use are divided by their
     sum. shared_width: where there is no width of experts, those in use share the network's.
 
-    What llama.cpp can load, which only `to_gguf` asks for; reading is more generous. fused: modules that must lie in
+    What llama.cpp can load, which only `write` asks for; reading is more generous. fused: modules that must lie in
     one tensor (see FUSED). biases: whether matrices have biases: "any" may, "qkv", those three may, "all" must.
     output: whether the output matrix is in the file: it "may" be, it "must", also where it repeats the embedding, or it
     is "never". rope_tensors: kinds of ROPE_FACTORS. square: whether all heads together are as wide as the model.

@@ -17,13 +17,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from llamac.errors import TokenizerError
+from llamac.export.vocabulary.added import Added, Document, Room, Sidecars, add_tokens, special_tokens
+from llamac.export.vocabulary.tokenizer_json import Merge, Vocabulary, bpe_document, canonical_json, token_ids
+from llamac.export.vocabulary.unigram import UnigramPiece, normalizer_steps, unigram_document
 from llamac.sentencepiece_text import SentencePieceText, protobuf_field
 from llamac.tokenizer import SPACE_MARK
 from llamac.tokenizer_json import library_errors
-
-from .vocab_added import Added, Document, Room, Sidecars, add_tokens, special_tokens
-from .vocab_json import Merge, Vocabulary, bpe_document, canonical_json, token_ids
-from .vocab_unigram import UnigramPiece, normalizer_steps, unigram_document
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # piece types, in SentencePiece and in GGUF
 

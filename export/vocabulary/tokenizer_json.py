@@ -12,11 +12,19 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from llamac.errors import LlamacError, TokenizerError, UnsupportedError
+from llamac.export.vocabulary.added import (
+    Added,
+    Document,
+    Room,
+    Sidecars,
+    add_tokens,
+    parse_json,
+    read_added,
+    special_tokens,
+)
+from llamac.export.vocabulary.pre_tokenizers import LINEAR, PRE_TOKENIZERS
 from llamac.tokenizer import SPACE_MARK, WORD_PIECE_PREFIX, SpecialTokens, byte_alphabet, decode_rules
 from llamac.tokenizer_json import check_structure
-
-from .pre_tokenizers import LINEAR, PRE_TOKENIZERS
-from .vocab_added import Added, Document, Room, Sidecars, add_tokens, parse_json, read_added, special_tokens
 
 Merge = tuple[str, str]
 

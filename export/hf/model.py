@@ -14,13 +14,13 @@ from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export import chat_templates
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
-from llamac.export.families import FAMILIES, HEAD
-from llamac.export.family import Family, Module
-from llamac.export.hf_config import HfConfig, parse_config
-from llamac.export.safetensors_file import read_safetensors
+from llamac.export.hf.config import HfConfig, parse_config
+from llamac.export.hf.families import FAMILIES, HEAD
+from llamac.export.hf.family import Family, Module
+from llamac.export.hf.safetensors_file import read_safetensors
+from llamac.export.hf.torch_file import read_torch
 from llamac.export.stored import WEIGHT_DTYPES, StoredTensor
 from llamac.export.strict_json import read_object
-from llamac.export.torch_file import read_torch
 from llamac.export.writer import config_records
 
 Stored = dict[str, StoredTensor]

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llamac.errors import TokenizerError
+from llamac.export.files import read_small
 from llamac.tokenizer import SpecialTokens
-
-from .files import read_small
 
 Document = dict[str, Any]
 

@@ -14,11 +14,11 @@ from llamac import _core
 from llamac.errors import ExportError
 from llamac.export import chat_templates
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
-from llamac.export.gguf_config import EMBEDDING, GGUFConfig, architecture, parse_config
-from llamac.export.gguf_families import FUSED, ROPE_FACTORS, Architecture, expert_name, fused_name, gguf_name
-from llamac.export.gguf_file import GGUFFile, Tensor, open_gguf
-from llamac.export.gguf_metadata import read_metadata
-from llamac.export.llama2c import halves, reordered
+from llamac.export.gguf.config import EMBEDDING, GGUFConfig, architecture, parse_config
+from llamac.export.gguf.families import FUSED, ROPE_FACTORS, Architecture, expert_name, fused_name, gguf_name
+from llamac.export.gguf.file import GGUFFile, Tensor, open_gguf
+from llamac.export.gguf.metadata import read_metadata
+from llamac.export.llama2c.model import halves, reordered
 from llamac.export.writer import config_records
 
 Floats = NDArray[np.float32]

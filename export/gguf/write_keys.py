@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llamac.export.checkpoint import Checkpoint, ModelConfig
-from llamac.export.gguf_families import FUSED, IS_ROTATED, Architecture
+from llamac.export.gguf.families import FUSED, IS_ROTATED, Architecture
 
 Value = int | float | str | bool | list[int] | list[bool]
 QKV = ("attn_q", "attn_k", "attn_v")

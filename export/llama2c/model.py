@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llamac.errors import ExportError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.export.llama2c_header import HEADER_BYTES, Header, parse_header
+from llamac.export.llama2c.header import HEADER_BYTES, Header, parse_header
 from llamac.export.rope import make_rope
 
 Floats = NDArray[np.float32]

@@ -13,10 +13,9 @@ from typing import Any
 from llamac.errors import LlamacError, UnsupportedError
 from llamac.export.chat_templates import GGUF_TOKENS, TOKENS
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.pre_tokenizers import LINEAR, PRE_TOKENIZERS
-from llamac.export.vocab_gguf import from_metadata
-from llamac.export.vocab_json import token_ids
-from llamac.export.vocab_spm import (
+from llamac.export.vocabulary.gguf import from_metadata
+from llamac.export.vocabulary.pre_tokenizers import LINEAR, PRE_TOKENIZERS
+from llamac.export.vocabulary.spm import (
     BYTE,
     BYTE_PIECES,
     CONTROL,
@@ -27,6 +26,7 @@ from llamac.export.vocab_spm import (
     looks_like_sentencepiece,
     read_model,
 )
+from llamac.export.vocabulary.tokenizer_json import token_ids
 from llamac.tokenizer import SPACE_MARK, SpecialTokens, Tokenizer
 
 Json = dict[str, Any]

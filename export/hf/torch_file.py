@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from llamac.errors import ExportError, LlamacError, UnsupportedError
+from llamac.export.hf.torch_pickle import Dict, unpickle
 from llamac.export.lfs import HEAD_BYTES, refuse_pointer
 from llamac.export.stored import StoredTensor
-from llamac.export.torch_pickle import Dict, unpickle
 
 MAX_PICKLE_BYTES = 1 << 26
 MAX_DIMS = 64  # as in torch

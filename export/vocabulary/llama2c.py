@@ -6,10 +6,7 @@ import json
 import struct
 
 from llamac.errors import ExportError, TokenizerError
-from llamac.tokenizer import SPACE_MARK, SpecialTokens
-
-from .vocab_json import Vocabulary, canonical_json, token_ids
-from .vocab_spm import (
+from llamac.export.vocabulary.spm import (
     BYTE,
     BYTE_PIECES,
     CONTROL,
@@ -21,6 +18,8 @@ from .vocab_spm import (
     read_model,
     spm_document,
 )
+from llamac.export.vocabulary.tokenizer_json import Vocabulary, canonical_json, token_ids
+from llamac.tokenizer import SPACE_MARK, SpecialTokens
 
 LLAMA2C_HEAD = ["<unk>", "\n<s>\n", "\n</s>\n", *BYTE_PIECES]
 LLAMA2C_SPECIAL = SpecialTokens(bos_id=1, add_bos=True, add_eos=False, eos_id=2, stop_ids=(1, 2))

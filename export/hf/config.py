@@ -1,7 +1,7 @@
 """Reads config.json of every family: every key is understood, known to be harmless, or an error.
 
 Missing values are what transformers takes for them. All problems of a file are told at once. Which keys a family has is
-said by its row (export/families.py); a key has one meaning, whichever family has it.
+said by its row (`families`); a key has one meaning, whichever family has it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
-from llamac.export.families import FAMILIES
-from llamac.export.family import Family
-from llamac.export.hf_keys import LIMITS, Keys, shortened
-from llamac.export.hf_rope import FULL, SLIDING, rope_parameters
+from llamac.export.hf.families import FAMILIES
+from llamac.export.hf.family import Family
+from llamac.export.hf.keys import LIMITS, Keys, shortened
+from llamac.export.hf.rope import FULL, SLIDING, rope_parameters
 from llamac.export.rope import Rope
 
 # Keys that must have this value, and what another one would mean.

@@ -1,4 +1,4 @@
-"""What a row of the table of model families is made of (export/families.py holds the table)."""
+"""What a row of the table of model families is made of (`families` holds the table)."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ class Family:
     prefix: before all names but HEAD's in a complete checkpoint, and before none in a bare model's. architectures:
     transformers' classes with an output matrix, the first is the one to write. bare: its class without. keys: the
     config keys that the family has beside the sizes that all need, and what an absent one means (None: see
-    `hf_config`). fixed: keys that must have this value. norm, placement, qk_norm, ffn: of the graph.
+    `config`). fixed: keys that must have this value. norm, placement, qk_norm, ffn: of the graph.
     plain_norms: canonical names of norms without tensors: their weights are ones, their biases zeros.
     windows: which layers a sliding window is for, where layer_types does not say it. scaled_embedding: by sqrt(dim).
     odd_rope: RoPE may be of an odd number of dimensions; one more is turned then. activation: its key, the one that
     counts where there are two. rope_names: other names of kinds of RoPE. ignored: patterns of tensors, without prefix,
     that are no weights. renamed: patterns in full names, and what they are replaced with, for checkpoints of other
     versions. fused: 3-dimensional tensors of all experts, and the names that the parts of each expert have where they
-    are stored alone. head: what transformers saves the output matrix as. written_as: the model_type of what `to_hf`
+    are stored alone. head: what transformers saves the output matrix as. written_as: the model_type of what `write`
     writes, where it is another: a part of the whole.
     """
 

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export import chat_templates
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
-from llamac.export.gguf_families import ARCHITECTURES, Architecture, fused_name, gguf_name
-from llamac.export.gguf_model import HEAD, order_of_pairs, read
-from llamac.export.llama2c import reordered
-from llamac.export.to_gguf_keys import describe, obstacles, warnings_of
-from llamac.export.to_gguf_rope import CLOSE, say_rope
-from llamac.export.to_gguf_vocab import add_tokenizer
+from llamac.export.gguf.families import ARCHITECTURES, Architecture, fused_name, gguf_name
+from llamac.export.gguf.model import HEAD, order_of_pairs, read
+from llamac.export.gguf.write_keys import describe, obstacles, warnings_of
+from llamac.export.gguf.write_rope import CLOSE, say_rope
+from llamac.export.gguf.write_vocabulary import add_tokenizer
+from llamac.export.llama2c.model import reordered
 from llamac.export.writer import check_space, checked_chunks, matching_tensors, temporary_beside, to_dtype
 from llamac.progress import Progress, silent
 

@@ -1,7 +1,7 @@
 """The model families as Hugging Face stores them: one row each in one table, FAMILIES.
 
 A row says which config keys a family has, what its graph is (docs/format.md), which tensors there are, what they are
-called here and how they lie. Plain data: `hf_config` and `hf` import with it, `to_hf` writes with it.
+called here and how they lie. Plain data: `config` and `model` read with it, `write` writes with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from llamac.export.family import Family, Module
+from llamac.export.hf.family import Family, Module
 
 # The output matrix, the same in every family and never with the prefix; absent where the embedding serves for it.
 HEAD = Module("lm_head", ("output",))

@@ -1,6 +1,6 @@
 """Writes a Hugging Face directory that transformers loads: config.json, model.safetensors, the tokenizer and its rules.
 
-Tensors are put together by the same table of families by which they are taken apart (export/families.py). Whether the
+Tensors are put together by the same table of families by which they are taken apart (`families`). Whether the
 directory says all that the checkpoint says is not argued but tried out: the directory is read back by the importer,
 before the weights are written, and whatever would come back otherwise is refused by name.
 """
@@ -21,13 +21,13 @@ import numpy as np
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export import chat_templates
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
-from llamac.export.families import FAMILIES, HEAD
-from llamac.export.family import Family, Module
-from llamac.export.to_hf_config import config_differences, config_json, same_rope
-from llamac.export.vocab import Vocabulary, load_vocabulary
-from llamac.export.vocab_added import Added
-from llamac.export.vocab_json import canonical_json, token_ids
-from llamac.export.vocab_spm import looks_like_sentencepiece
+from llamac.export.hf.families import FAMILIES, HEAD
+from llamac.export.hf.family import Family, Module
+from llamac.export.hf.write_config import config_differences, config_json, same_rope
+from llamac.export.vocabulary.added import Added
+from llamac.export.vocabulary.load import Vocabulary, load_vocabulary
+from llamac.export.vocabulary.spm import looks_like_sentencepiece
+from llamac.export.vocabulary.tokenizer_json import canonical_json, token_ids
 from llamac.export.writer import (
     check_space,
     checked_chunks,
@@ -273,7 +273,7 @@ def _post_processor(special: SpecialTokens, names: dict[int, str]) -> Json | Non
 
 def _check_read_back(checkpoint: Checkpoint, family: Family, folder: Path) -> None:
     """UnsupportedError with everything that the importer would read otherwise than it is."""
-    from llamac.export.hf import read
+    from llamac.export.hf.model import read
 
     try:
         again = read(folder, [])

@@ -1,7 +1,7 @@
 """Writes config.json of every family: the original one where it says what the checkpoint is, else one made from it.
 
-The inverse of `hf_config`: each key that a row of export/families.py has is computed from the canonical config. What
-cannot be said is not noticed here: `to_hf` reads back what it writes.
+The inverse of `config`: each key that a row of `families` has is computed from the canonical config. What
+cannot be said is not noticed here: `write` reads back what it writes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 
 from llamac.errors import LlamacError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.export.families import ACTIVATIONS
-from llamac.export.family import Family
-from llamac.export.hf_config import HfConfig, parse_config, text_config
-from llamac.export.hf_rope import BASES, FULL, PARTS, SLIDING
+from llamac.export.hf.config import HfConfig, parse_config, text_config
+from llamac.export.hf.families import ACTIVATIONS
+from llamac.export.hf.family import Family
+from llamac.export.hf.rope import BASES, FULL, PARTS, SLIDING
 
 Json = dict[str, Any]
 

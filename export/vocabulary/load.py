@@ -6,13 +6,12 @@ import re
 from pathlib import Path
 
 from llamac.errors import TokenizerError, UnsupportedError
-
-from .files import read_small
-from .lfs import refuse_pointer
-from .vocab_added import Room, parse_json, read_sidecars
-from .vocab_json import Vocabulary, from_tokenizer_json, from_vocab_and_merges
-from .vocab_llama2c import from_llama2c, to_llama2c
-from .vocab_spm import from_sentencepiece, looks_like_sentencepiece
+from llamac.export.files import read_small
+from llamac.export.lfs import refuse_pointer
+from llamac.export.vocabulary.added import Room, parse_json, read_sidecars
+from llamac.export.vocabulary.llama2c import from_llama2c, to_llama2c
+from llamac.export.vocabulary.spm import from_sentencepiece, looks_like_sentencepiece
+from llamac.export.vocabulary.tokenizer_json import Vocabulary, from_tokenizer_json, from_vocab_and_merges
 
 __all__ = ["Room", "Vocabulary", "find_tokenizer", "load_vocabulary", "to_llama2c"]
 
@@ -41,7 +40,7 @@ def load_vocabulary(path: str | Path, room: Room | None = None) -> Vocabulary:
     with open(path, "rb") as file:
         head = file.read(4)
     if head == b"GGUF":
-        from .vocab_gguf import from_gguf
+        from llamac.export.vocabulary.gguf import from_gguf
 
         return from_gguf(path)
     data = read_small(path, MAX_FILE_BYTES, TokenizerError)

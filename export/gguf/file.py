@@ -15,8 +15,8 @@ from pathlib import Path
 
 from llamac.errors import ExportError
 from llamac.export.checkpoint import LazyTensor
-from llamac.export.gguf_metadata import GGUFMetadata, TensorEntry, Value, read_head
-from llamac.export.gguf_types import NumberType, lazy_tensor, number_type
+from llamac.export.gguf.metadata import GGUFMetadata, TensorEntry, Value, read_head
+from llamac.export.gguf.tensor_types import NumberType, lazy_tensor, number_type
 
 DEFAULT_ALIGNMENT = 32
 MAX_PARTS = 9999

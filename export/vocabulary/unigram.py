@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from llamac.errors import TokenizerError
+from llamac.export.vocabulary.added import Added, Document
 from llamac.tokenizer import SPACE_MARK
-
-from .vocab_added import Added, Document
 
 
 class UnigramPiece(NamedTuple):

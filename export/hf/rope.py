@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamac.errors import UnsupportedError
-from llamac.export.family import Family
-from llamac.export.hf_keys import Keys, shortened
+from llamac.export.hf.family import Family
+from llamac.export.hf.keys import Keys, shortened
 from llamac.export.rope import Rope, make_rope
 
 # Keys of rope_parameters, beside rope_type and rope_theta: needed and optional ones per kind.

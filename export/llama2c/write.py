@@ -17,10 +17,10 @@ import numpy as np
 
 from llamac.errors import ArgumentError, ExportError, TokenizerError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.export.llama2c import NORM_EPS, ROPE_THETA, halves, inverse_frequencies, reordered
+from llamac.export.llama2c.model import NORM_EPS, ROPE_THETA, halves, inverse_frequencies, reordered
 from llamac.export.probes import PROMPTS
-from llamac.export.vocab import Vocabulary, to_llama2c
-from llamac.export.vocab_llama2c import from_llama2c
+from llamac.export.vocabulary.llama2c import from_llama2c
+from llamac.export.vocabulary.load import Vocabulary, to_llama2c
 from llamac.export.writer import check_space, checked_chunks, matching_tensors, refuse_special, temporary_beside
 from llamac.progress import Progress, silent
 from llamac.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export.families import ACTIVATIONS
+from llamac.export.hf.families import ACTIVATIONS
 
 # The largest value of every number of the flat file's records.
 LIMITS = {name: high for record, name, *_, high, _ in _core.fields() if record in ("config", "layer")}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.gguf_families import ROPE_FACTORS, Architecture
+from llamac.export.gguf.families import ROPE_FACTORS, Architecture
 from llamac.export.rope import make_rope
 
 Floats = NDArray[np.float32]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
-from llamac.export.gguf_families import (
+from llamac.export.gguf.families import (
     ARCHITECTURES,
     COMMON_KEYS,
     HARMLESS_KEYS,
@@ -29,7 +29,7 @@ from llamac.export.gguf_families import (
     ROPE_KEYS,
     Architecture,
 )
-from llamac.export.gguf_metadata import Value
+from llamac.export.gguf.metadata import Value
 from llamac.export.rope import Rope, make_rope
 
 Floats = NDArray[np.float32]

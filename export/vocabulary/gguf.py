@@ -1,7 +1,7 @@
 """Tokenizers from GGUF metadata alone: SentencePiece BPE ("llama"), BPE ("gpt2", "gemma4"), unigram ("t5") and
 WordPiece ("bert").
 
-A GGUF file names the way its model cuts text into words instead of describing it: `pre_tokenizers.py` holds what the
+A GGUF file names the way its model cuts text into words instead of describing it: `pre_tokenizers` holds what the
 names stand for; a name that is not there is refused, and so are the other kinds of tokenizers.
 """
 
@@ -13,21 +13,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from llamac.errors import TokenizerError, UnsupportedError
-from llamac.tokenizer import SPACE_MARK, SpecialTokens
-
-from .gguf_metadata import Value, read_metadata
-from .pre_tokenizers import PRE_TOKENIZERS
-from .vocab_added import Added, Document
-from .vocab_json import (
-    Merge,
-    Vocabulary,
-    byte_level_document,
-    canonical_json,
-    raw_bpe_document,
-    split_words,
-    word_piece_document,
-)
-from .vocab_spm import (
+from llamac.export.gguf.metadata import Value, read_metadata
+from llamac.export.vocabulary.added import Added, Document
+from llamac.export.vocabulary.pre_tokenizers import PRE_TOKENIZERS
+from llamac.export.vocabulary.spm import (
     BPE,
     BYTE,
     CONTROL,
@@ -40,7 +29,17 @@ from .vocab_spm import (
     piece_ids,
     spm_document,
 )
-from .vocab_unigram import UnigramPiece, unigram_document
+from llamac.export.vocabulary.tokenizer_json import (
+    Merge,
+    Vocabulary,
+    byte_level_document,
+    canonical_json,
+    raw_bpe_document,
+    split_words,
+    word_piece_document,
+)
+from llamac.export.vocabulary.unigram import UnigramPiece, unigram_document
+from llamac.tokenizer import SPACE_MARK, SpecialTokens
 
 T = TypeVar("T", bool, int, str)
 

@@ -1,0 +1,1 @@
+"""GGUF files: read (`model`) and written (`write`)."""
