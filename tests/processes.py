@@ -13,7 +13,7 @@ TIMEOUT = 300  # seconds; only what hangs takes so long, on busy machines, too
 
 
 def heed_signals() -> None:
-    """For preexec_fn: a job that a shell started in the background ignores SIGINT, one behind nohup SIGHUP, and so would
+    """For preexec_fn: what a shell started in the background ignores SIGINT, what stands behind nohup SIGHUP, and so do
     their children."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
