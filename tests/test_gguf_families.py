@@ -9,9 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("gguf")
-
 from gguf_samples import checkpoint_tensors, converted, metadata, write_gguf, write_tensors
 from numpy.typing import NDArray
 

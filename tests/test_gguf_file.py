@@ -12,11 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vocab_samples import gguf_file
-
-pytest.importorskip("gguf")
-
 from gguf_samples import Type, spm_keys, write_gguf, write_tensors
+from vocab_samples import gguf_file
 
 from golden.cases import CASES
 from golden.tiny_checkpoints import changed, tensors

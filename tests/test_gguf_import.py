@@ -8,12 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
-
-pytest.importorskip("gguf")
-
-import gguf
 from gguf_samples import Type, metadata, spm_keys, write_gguf, write_tensors
 from numpy.typing import NDArray
 

@@ -9,17 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
-
-from builders import checkpoint, gpt2_config, llama_config
-
-pytest.importorskip("gguf")
-
-import gguf
 from vocab_samples import byte_level_gguf, gguf_file, spm_gguf
 
 import llamac
+from builders import checkpoint, gpt2_config, llama_config
 from golden.cases import CASES
 from golden.tiny_checkpoints import write_checkpoint
 from llamac.errors import ArgumentError, ExportError, UnsupportedError

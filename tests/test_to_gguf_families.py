@@ -8,12 +8,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
-
-pytest.importorskip("gguf")
-
-import gguf
 from gguf_samples import checkpoint_tensors, converted, metadata, write_tensors
 from numpy.typing import NDArray
 from test_gguf_families import CASES as SAID

@@ -32,7 +32,8 @@ from llamac.tokenizer import SpecialTokens, Tokenizer, byte_alphabet
 
 
 def test_sentencepiece_agrees_on_random_texts(data_dir: Path) -> None:
-    sentencepiece = pytest.importorskip("sentencepiece")
+    import sentencepiece
+
     path = data_dir / "llama2-tokenizer" / "tokenizer.model"
     oracle = sentencepiece.SentencePieceProcessor(model_file=str(path))
     tokenizer = Tokenizer.from_file(path)
@@ -59,7 +60,8 @@ def test_sentencepiece_agrees_on_random_texts(data_dir: Path) -> None:
     ],
 )
 def test_sentencepiece_agrees_on_trained_models(options: dict[str, Any], tmp_path: Path) -> None:
-    sentencepiece = pytest.importorskip("sentencepiece")
+    import sentencepiece
+
     rng = random.Random(3)
     words = ["".join(rng.choice("abcdeéñ中文жщ") for _ in range(rng.randint(1, 6))) for _ in range(300)]
     ends = ["", "  ", "--", "...", "\t", "(("]
@@ -112,7 +114,8 @@ OTHER_OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OTHER_OPTIONS)
 def test_sentencepiece_agrees_on_models_of_all_kinds(options: dict[str, Any], tmp_path: Path) -> None:
-    sentencepiece = pytest.importorskip("sentencepiece")
+    import sentencepiece
+
     rng = random.Random(4)
     words = ["".join(rng.choice("abcdeéñ中文жщ가") for _ in range(rng.randint(1, 6))) for _ in range(300)]
     lines = [" ".join(rng.choice(words) + rng.choice(["", "--", "..."]) for _ in range(12)) for _ in range(400)]
@@ -289,7 +292,8 @@ def test_sentencepiece_hand_made(tmp_path: Path) -> None:
 def test_sentencepiece_hand_made_of_all_kinds(
     tmp_path: Path, more: list[tuple[str, float, int]], trainer: bytes, normalizer: bytes
 ) -> None:
-    sentencepiece = pytest.importorskip("sentencepiece")
+    import sentencepiece
+
     tokenizer = spm(tmp_path, [*SPM_PIECES, *more], trainer + field(35, 1), normalizer)
     oracle = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
     assert b'"sentencepiece":{' in tokenizer.json
@@ -478,7 +482,8 @@ def test_vocabulary_is_a_tuple_of_three(tmp_path: Path) -> None:
 
 
 def test_json_word_piece_agrees_with_the_library(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
+    import tokenizers
+
     vocab = {
         text: index for index, text in enumerate(["[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", ",", "n't", "a"])
     }

@@ -220,7 +220,8 @@ def test_gguf_without_a_pre_tokenizer_has_that_of_its_architecture() -> None:
 
 
 def test_gguf_sentencepiece_that_merges_cannot_describe() -> None:
-    sentencepiece = pytest.importorskip("sentencepiece")
+    import sentencepiece
+
     pieces = [*SPM_PIECES, ("az", -4.0, 1), ("bc", -2.0, 1), ("ca", -2.0, 1)]  # z is no piece; ab, bc, ca are equals
     columns = (("tokens", "s", 0), ("scores", "f", 1), ("token_type", "i", 2))
     tokenizer = from_gguf(
@@ -311,7 +312,8 @@ def test_gguf_unigram() -> None:
 
 
 def test_gguf_unigram_agrees_with_sentencepiece() -> None:
-    sentencepiece = pytest.importorskip("sentencepiece")
+    import sentencepiece
+
     rng = random.Random(8)
     words = ["".join(rng.choice("abcdeéñ中文ﬁ①жщ가") for _ in range(rng.randint(1, 6))) for _ in range(300)]
     lines = [" ".join(rng.choice(words) for _ in range(12)) for _ in range(300)]
