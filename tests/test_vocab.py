@@ -66,7 +66,7 @@ def test_sentencepiece_agrees_on_trained_models(options: dict[str, Any], tmp_pat
     words = ["".join(rng.choice("abcdeéñ中文жщ") for _ in range(rng.randint(1, 6))) for _ in range(300)]
     ends = ["", "  ", "--", "...", "\t", "(("]
     lines = [" ".join(rng.choice(words) + rng.choice(ends) for _ in range(12)) for _ in range(400)]
-    settings = {
+    settings: dict[str, Any] = {
         "vocab_size": 500,
         "byte_fallback": True,
         "allow_whitespace_only_pieces": True,
