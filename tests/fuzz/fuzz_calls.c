@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // fuzz_calls.c - for libFuzzer: the core's functions that take numbers of strangers but no file, with any bits in every number: drawing a
-// token from logits, quantizing rows, adapting a matrix, and the arguments of an eval.
+// token from logits, quantizing rows, changing matrices, and the arguments of an eval.
 //
 //     python tests/c/build.py --cc clang --sanitize fuzzer,address,undefined --no-openmp --program tests/fuzz/fuzz_calls.c --out fuzz_calls
 //     ./fuzz_calls -max_len=4096 DIR
@@ -49,14 +49,19 @@ static void compute(const uint8_t *data, size_t left) {
     uint8_t kind;
     next(&data, &left, &kind, 1);
     int32_t rank = kind % 5;
-    float a[64 * 8], b[64 * 8];
+    _Alignas(64) float a[64 * 8], b[64 * 8];
     for (int i = 0; i < 64 * 8; i++) a[i] = b[i] = 0.5f;
     uint16_t a_bytes, b_bytes;
     next(&data, &left, &a_bytes, sizeof a_bytes);
     next(&data, &left, &b_bytes, sizeof b_bytes);
     a_bytes %= sizeof a + 1;
     b_bytes %= sizeof b + 1;
-    if (kind & 0x80) (void)llamac_model_adapt(model, kind & 0x40 ? "layers.0.attn_q.weight" : "output.weight", rank, a, a_bytes, b, b_bytes, &err);
+    const float *const scales = kind & 0x20 ? a : NULL;
+    if (kind & 0x80) (void)llamac_model_adapt(model, kind & 0x40 ? "layers.0.attn_q.weight" : "output.weight", rank, a, a_bytes, b, b_bytes, scales, b_bytes % 16, &err);
+    static const char *const names[] = { "layers.0.attn_q.weight", "layers.0.attn_q.bias", "output_norm.weight", "no such tensor" };
+    const int dtype = a_bytes % (LLAMAC_N_DTYPES + 1);
+    const size_t whole = llamac_matrix_bytes(dtype, 8, 8);
+    if (kind & 0x10) (void)llamac_model_replace(model, names[b_bytes % ARRAY_LEN(names)], dtype, a, kind & 8 && whole <= sizeof a ? whole : a_bytes, &err);
     llamac_session *session;
     const llamac_session_options options = { .n_sequences = 2, .context = CONTEXT, .threads = 1, .isa = "scalar" };
     if (llamac_session_open(&session, model, &options, &err)) __builtin_trap();
