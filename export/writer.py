@@ -385,6 +385,9 @@ def _write(
     file.truncate(plan.file_bytes)
     progress("writing", 0, plan.data_bytes)
     hashes = _hashes_there(file, plan, progress)
+    if not hashes:  # whatever is there is of no use, and between the sections there are zeros
+        file.truncate(0)
+        file.truncate(plan.file_bytes)
     stream = DataStream(file, start + (plan.slots[len(hashes) - 1].end if hashes else 0))
     todo = plan.slots[len(hashes) :]
     for _, group in itertools.groupby(ahead(_rows_of(todo)), key=lambda item: item[0].offset):

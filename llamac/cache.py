@@ -184,7 +184,7 @@ class Cache:
         with locked(self._locks / f"{key}.lock", progress) as held:
             if held:
                 for partial, owner in self._partials():
-                    if owner != key and time.time() - _time_of(partial) > FORGOTTEN_S:
+                    if time.time() - _time_of(partial) > FORGOTTEN_S:
                         with contextlib.suppress(OSError), self._alone(owner) as alone:
                             if alone:
                                 self._remove_model(owner)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from vocab_samples import SPM_PIECES
 
 from golden.tiny_checkpoints import Config, Tensors
+from llamac.export.gguf.write_keys import add_keys
 
 Array = NDArray[Any]
 Type = gguf.GGMLQuantizationType
@@ -260,8 +261,7 @@ def write_gguf(
     arch, keys = metadata(config)
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=part_tensors)
     prefixed = {f"{arch}.{key}": value for key, value in (keys | dict(changes or {})).items() if value is not None}
-    for key, value in {"general.name": "tiny", **prefixed, **(more or {})}.items():
-        add_key(writer, key, value)
+    add_keys(writer, {"general.name": "tiny", **prefixed, **(more or {})})
     for name, values in (converted(config, tensors) | dict(extra or {})).items():
         chosen = kind if values.ndim > 1 else Type.F32
         raw = values if values.dtype == np.uint8 else gguf.quants.quantize(values, chosen)
@@ -279,8 +279,7 @@ def write_tensors(
 ) -> Path:
     """A GGUF file with these tensors and keys as they are. kinds: of those that are packed bytes. Returns `path`."""
     writer = gguf.GGUFWriter(path, arch)
-    for key, value in (keys or {}).items():
-        add_key(writer, key, value)
+    add_keys(writer, keys or {})
     for name, values in tensors.items():
         writer.add_tensor(name, np.ascontiguousarray(values), raw_dtype=(kinds or {}).get(name))
     finish(writer)
@@ -306,17 +305,3 @@ def spm_keys() -> Keys:
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
     }
-
-
-def add_key(writer: Any, key: str, value: Any) -> None:
-    """Adds a value with the type that the converter would take."""
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)

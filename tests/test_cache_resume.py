@@ -14,7 +14,7 @@ import pytest
 import llamac
 from llamac import cache as cache_module
 from llamac.cache import Cache
-from llamac.export import writer
+from llamac.export import export, writer
 from llamac.flatfile import FlatFile
 from opened_sources import flip, logits, models_in, phases, start
 from processes import TIMEOUT
@@ -103,6 +103,16 @@ def test_what_is_left_of_another_state_is_not_used(
     assert logits(checkpoint_folder) == expected
     assert packed == everything
     assert len(names_in(place)) == 2
+
+
+def test_what_is_left_of_other_arguments_is_not_used(checkpoint_folder: Path, tmp_path: Path) -> None:
+    """bf16 and f16 have the same sizes, so that only the tensors' records tell them apart."""
+    partial = tmp_path / "partial"
+    export(checkpoint_folder, tmp_path / "expected", dtype="f16", probe_source=None)
+    export(checkpoint_folder, partial, dtype="bf16", probe_source=None)
+    export(checkpoint_folder, tmp_path / "out", dtype="f16", probe_source=None, partial=partial)
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "expected").read_bytes()
+    assert not partial.exists()
 
 
 @pytest.mark.parametrize("at", [0.0, 0.3, 0.45])

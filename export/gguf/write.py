@@ -21,7 +21,7 @@ from llamac.export import chat_templates
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.gguf.families import ARCHITECTURES, Architecture, fused_name, gguf_name
 from llamac.export.gguf.model import HEAD, order_of_pairs, read
-from llamac.export.gguf.write_keys import describe, obstacles, warnings_of
+from llamac.export.gguf.write_keys import add_keys, describe, obstacles, warnings_of
 from llamac.export.gguf.write_rope import CLOSE, say_rope
 from llamac.export.gguf.write_vocabulary import add_tokenizer
 from llamac.export.llama2c.model import reordered
@@ -136,9 +136,7 @@ def _describe(writer: Any, checkpoint: Checkpoint, architecture: str, keys: Mapp
     writer.add_name(str(checkpoint.metadata.get("name", "")) or "model")
     writer.add_file_type(DTYPES[dtype][2])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    for key, value in keys.items():
-        adders.get(type(value), writer.add_array)(f"{architecture}.{key}", value)
+    add_keys(writer, {f"{architecture}.{key}": value for key, value in keys.items()})
     texts = {"default": checkpoint.chat_template, **checkpoint.metadata.get(chat_templates.OTHERS, {})}
     named = [{"name": name, "template": text} for name, text in texts.items() if text and isinstance(text, str)]
     if named:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llamac.export.checkpoint import Checkpoint, ModelConfig
@@ -10,6 +10,13 @@ from llamac.export.gguf.families import FUSED, IS_ROTATED, Architecture
 
 Value = int | float | str | bool | list[int] | list[bool]
 QKV = ("attn_q", "attn_k", "attn_v")
+
+
+def add_keys(writer: Any, keys: Mapping[str, Any]) -> None:
+    """Adds metadata to a `gguf.GGUFWriter`, with the types that llama.cpp's converter takes for such values."""
+    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in keys.items():
+        adders.get(type(value), writer.add_array)(key, value)
 
 
 def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:

@@ -13,6 +13,7 @@ from typing import Any
 from llamac.errors import LlamacError, UnsupportedError
 from llamac.export.chat_templates import GGUF_TOKENS, TOKENS
 from llamac.export.checkpoint import Checkpoint
+from llamac.export.gguf.write_keys import add_keys
 from llamac.export.vocabulary.gguf import from_metadata
 from llamac.export.vocabulary.pre_tokenizers import LINEAR, PRE_TOKENIZERS
 from llamac.export.vocabulary.spm import (
@@ -59,15 +60,7 @@ def add_tokenizer(writer: Any, checkpoint: Checkpoint, warnings: list[str]) -> N
             f"GGUF has no place for tokens that swallow the spaces around them: {', '.join(lost_spaces[:4])} no longer"
             " will (llama.cpp knows it of models with phi-3 in their names: --name)"
         )
-    for key, value in values.items():
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        else:
-            writer.add_array(key, value)
+    add_keys(writer, values)
 
 
 def _values(document: Json, special: SpecialTokens, spm: bytes | None, vocab_size: int) -> dict[str, Any]:
