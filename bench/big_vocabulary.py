@@ -1,9 +1,9 @@
-"""A model with a vocabulary of Llama 3's size, and the time from the process's start to its first token.
+"""Time from process start to the first token of a model with a vocabulary of Llama 3's size.
 
     python -m bench.big_vocabulary [--entries 128256] [--rounds 9] [MODEL]
 
-Without MODEL a small one with random weights and a random byte-level BPE is made. Whole processes are timed; best and
-median. The limit is 0.8 s.
+Without MODEL, a small model with random weights and a random byte-level BPE is generated. Whole processes are timed;
+the median and the best are printed. The limit is 0.8 s.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 
 from bench.shapes import random_checkpoint
 from llamac.export.checkpoint import LazyTensor
-from llamac.export.writer import make_plan, temporary_beside, write
-from llamac.tokenizer import byte_alphabet
+from llamac.export.flat.plan import make_plan
+from llamac.export.flat.stream import write_file
+from llamac.export.targets import atomic_file
+from llamac.text.decoding import byte_alphabet
 
 LIMIT_S = 0.8
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -38,15 +40,15 @@ STEPS = {
 
 
 def tokenizer_json(entries: int, seed: int = 1) -> bytes:
-    """A byte-level BPE with so many entries: all but the bytes are made of two earlier ones."""
-    chance = random.Random(seed)
+    """A random byte-level BPE. Every entry but the 256 bytes merges two earlier entries."""
+    rng = random.Random(seed)
     letters = sorted(byte_alphabet(), key=lambda char: (not char.isascii(), char))
     vocabulary = {letter: number for number, letter in enumerate(letters)}
     known, merges = list(letters), []
     while len(known) < entries:
-        # two of the older half: words grow slowly, to some 8 letters, as real ones do
-        first = known[chance.randrange(64 + len(known) // 2)]
-        second = known[chance.randrange(min(len(known), 4096))]
+        # prefer old entries, so that tokens grow slowly, to about 8 letters, like real ones
+        first = known[rng.randrange(64 + len(known) // 2)]
+        second = known[rng.randrange(min(len(known), 4096))]
         if first + second not in vocabulary and len(first + second) <= 16:
             vocabulary[first + second] = len(known)
             known.append(first + second)
@@ -70,27 +72,23 @@ def tokenizer_json(entries: int, seed: int = 1) -> bytes:
 
 
 def make_small(path: Path, entries: int) -> None:
-    """A model of stories15M's shape with that vocabulary."""
-    made = random_checkpoint("stories15m")
-    dim = made.config.dim
-    made.config = replace(made.config, vocab_size=entries, n_token_ids=entries)
+    """Write a model of stories15M's shape with a vocabulary of `entries`."""
+    checkpoint = random_checkpoint("stories15m")
+    dim = checkpoint.config.dim
+    checkpoint.config = replace(checkpoint.config, vocab_size=entries, n_token_ids=entries)
 
     def rows(first: int, last: int) -> NDArray[np.float32]:
         numbers = np.random.default_rng(first).standard_normal((last - first, dim), np.float32)
         numbers *= np.float32(dim**-0.5)
         return numbers
 
-    made.tensors["token_embedding.weight"] = LazyTensor((entries, dim), "f32", rows)
-    texts = dict.fromkeys(("spm", "template", "probes"), b"") | {
-        "metadata": b"{}",
-        "tokenizer": tokenizer_json(entries),
-    }
-    with temporary_beside(path) as file:
-        write(file, make_plan(made, "bf16", texts))
+    checkpoint.tensors["token_embedding.weight"] = LazyTensor((entries, dim), "f32", rows)
+    with atomic_file(path) as file:
+        write_file(file, make_plan(checkpoint, "bf16", {"tokenizer": tokenizer_json(entries)}))
 
 
 def seconds(code: str, path: Path) -> float:
-    """Seconds of one process, its end left out as far as possible."""
+    """Wall time of one process. os._exit leaves out most of the interpreter's shutdown."""
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", f"path = {str(path)!r}; {code}; import os; os._exit(0)"], check=True)
     return time.perf_counter() - started
@@ -98,9 +96,9 @@ def seconds(code: str, path: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, nargs="?", metavar="MODEL")
-    parser.add_argument("--entries", type=int, default=128256, help="of the vocabulary (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("model", type=Path, nargs="?", metavar="MODEL", help="default: a generated model")
+    parser.add_argument("--entries", type=int, default=128256, help="vocabulary size (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="runs per step (default: %(default)s)")
     options = parser.parse_args()
     samples: dict[str, list[float]] = {name: [] for name in STEPS}
     with tempfile.TemporaryDirectory() as folder:
@@ -110,13 +108,13 @@ def main() -> None:
         for _ in range(options.rounds):
             for name, code in STEPS.items():
                 samples[name].append(seconds(code, path))
-        told = "import llamac; t = llamac.load(path).tokenizer; t.encode('a'); print(t.memory)"
-        command = [sys.executable, "-c", f"path = {str(path)!r}; {told}"]
+        code = "import llamac; t = llamac.load(path).tokenizer; t.encode('a'); print(t.memory)"
+        command = [sys.executable, "-c", f"path = {str(path)!r}; {code}"]
         memory = int(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     for name, values in samples.items():
         print(f"{name:<18} {statistics.median(values) * 1e3:6.1f} ms   best {min(values) * 1e3:.1f}")
     verdict = "within" if statistics.median(samples["first token"]) <= LIMIT_S else "OVER"
-    print(f"{verdict} the limit of {LIMIT_S * 1e3:.0f} ms; the tokenizer holds {memory / 1e6:.0f} MB")
+    print(f"{verdict} the limit of {LIMIT_S * 1e3:.0f} ms; the tokenizer uses {memory / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":

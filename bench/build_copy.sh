@@ -1,9 +1,9 @@
-# Sourced by build_lto.sh and build_pgo.sh in the repository's root: a copy of the sources to build from, so that the checkout's own
-# build stays as it is. Both builds of a profile need the same paths, therefore one copy serves all of a script's builds.
+# Sourced by build_lto.sh and build_pgo.sh in the repository's root. Builds from a copy of the sources, so that the
+# checkout's own build stays untouched. A script uses one copy for all its builds: profiles require equal paths.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# install_copy FOLDER: compiles and installs into the folder, without dependencies. CFLAGS and LLAMAC_* as the caller set them.
+# install_copy FOLDER: compiles and installs llamac into the folder, without dependencies. Honors CFLAGS and LLAMAC_*.
 install_copy() {
     rm -rf "$work/source" "$1"
     mkdir "$work/source"

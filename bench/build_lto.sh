@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds llamac with link-time optimization into a folder of its own: bench/build_lto.sh FOLDER. Use it with PYTHONPATH=FOLDER.
+# Builds llamac with link-time optimization into FOLDER: bench/build_lto.sh FOLDER. Use it with PYTHONPATH=FOLDER.
 set -euo pipefail
 folder=$(realpath -m "${1:?usage: bench/build_lto.sh FOLDER}")
 cd "$(dirname "$0")/.."

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds llamac with profile-guided optimization into a folder of its own: bench/build_pgo.sh FOLDER [MODEL ...]. Use it with
-# PYTHONPATH=FOLDER. An instrumented build runs `llamac bench` on the models (default: the built-in one, and small random ones of
-# every dtype), then the same sources are compiled with what was counted. GCC, or another compiler that takes its options.
+# Builds llamac with profile-guided optimization into FOLDER: bench/build_pgo.sh FOLDER [MODEL ...]. Use it with
+# PYTHONPATH=FOLDER. An instrumented build runs `llamac bench` on the models (default: small random models of every
+# dtype). Then the same sources are compiled with the profile. Needs GCC, or a compiler with the same options.
 set -euo pipefail
 folder=$(realpath -m "${1:?usage: bench/build_pgo.sh FOLDER [MODEL ...]}")
 shift
@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 here=$PWD
 . bench/build_copy.sh
 profile=$work/profile
-cc=${CC:-cc}   # the options stand in CC, because setup.py also links to find out what the compiler can do
+cc=${CC:-cc}   # the options go into CC, because setup.py also links programs to probe the compiler
 export PYTHONDONTWRITEBYTECODE=1
 
 echo "instrumented build" >&2
@@ -25,7 +25,8 @@ if [ ${#models[@]} = 0 ]; then
 fi
 for model in "${models[@]}"; do
     echo "training on $model" >&2
-    (cd "$work" && PYTHONPATH=$work/instrumented "${PYTHON:-python}" -m llamac bench "$model" --threads 1,2 --rounds 1 --prompt 128 --context 0,128 --batch 1,4 >&2)
+    (cd "$work" && PYTHONPATH=$work/instrumented "${PYTHON:-python}" -m llamac bench "$model" \
+        --threads 1,2 --rounds 1 --prompt 128 --context 0,128 --batch 1,4 >&2)
 done
 echo "optimized build" >&2
 CC="$cc -fprofile-use=$profile -fprofile-partial-training -Wno-missing-profile" install_copy "$folder"

@@ -1,10 +1,10 @@
-"""What builds gain: `llamac bench` of several builds in turn, as ratios to the first.
+"""Compare builds of llamac: alternating runs of `llamac bench`, as ratios to the first build.
 
     bench/build_lto.sh /tmp/lto;  bench/build_pgo.sh /tmp/pgo
     python -m bench.builds MODEL plain= lto=/tmp/lto pgo=/tmp/pgo [--threads 1,2] [--rounds 7] [--result NAME]
 
-A build is NAME=FOLDER, a folder for PYTHONPATH; an empty one is the llamac that is installed. Each round starts every
-build's `llamac bench` once; the ratio is the median of the rounds'.
+A build is NAME=FOLDER, where FOLDER is put on PYTHONPATH; an empty FOLDER means the installed llamac. Each round runs
+every build's `llamac bench` once. The printed ratio is the median over rounds.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from bench.stamp import save
 
 
 def run(folder: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The results of one build's `llamac bench`."""
+    """Run `llamac bench` of one build; return its results."""
     command = [sys.executable, "-m", "llamac", "bench", str(options.model.resolve()), "--rounds", "1", "--json", "-"]
     command += ["--threads", options.threads, "--prompt", options.prompt, "--decode", str(options.decode)]
     environment = dict(os.environ)
     if folder:
         environment["PYTHONPATH"] = str(Path(folder).resolve())
-    with tempfile.TemporaryDirectory() as elsewhere:  # not here, where `llamac` is the checkout's folder
-        done = subprocess.run(command, env=environment, cwd=elsewhere, stdout=subprocess.PIPE, check=True)
-    results: list[dict[str, Any]] = json.loads(done.stdout)["results"]
+    # not in the checkout, whose folder `llamac` would shadow the build
+    with tempfile.TemporaryDirectory() as elsewhere:
+        finished = subprocess.run(command, env=environment, cwd=elsewhere, stdout=subprocess.PIPE, check=True)
+    results: list[dict[str, Any]] = json.loads(finished.stdout)["results"]
     return results
 
 
@@ -39,10 +40,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument("builds", nargs="+", metavar="NAME=FOLDER")
-    parser.add_argument("--threads", default="1,2", help="default: %(default)s")
-    parser.add_argument("--prompt", default="128", help="default: %(default)s")
-    parser.add_argument("--decode", type=int, default=32, help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=7, help="default: %(default)s")
+    parser.add_argument("--threads", default="1,2", help="thread counts (default: %(default)s)")
+    parser.add_argument("--prompt", default="128", help="prompt lengths in tokens (default: %(default)s)")
+    parser.add_argument("--decode", type=int, default=32, help="tokens to decode (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="runs per build (default: %(default)s)")
     parser.add_argument("--result", metavar="NAME", help="write bench/results/DATE-NAME.json")
     options = parser.parse_args()
     builds = dict(build.partition("=")[::2] for build in options.builds)
@@ -52,9 +53,9 @@ def main() -> None:
     print(f"{'build':<10} {'threads':>7} {'phase':<8} {'tok/s':>9}  of {first}")
     for case, result in enumerate(rounds[0][first]):
         for name in builds:
-            ratios = [turn[name][case]["tok_s"] / turn[first][case]["tok_s"] for turn in rounds]
+            ratios = [results[name][case]["tok_s"] / results[first][case]["tok_s"] for results in rounds]
             facts = {key: result[key] for key in ("phase", "threads", "prompt", "context", "batch")}
-            speed = median(turn[name][case]["tok_s"] for turn in rounds)
+            speed = median(results[name][case]["tok_s"] for results in rounds)
             gains.append({"build": name, **facts, "tok_s": speed, "ratio": median(ratios), "spread": [*sorted(ratios)]})
             spread = f"({min(ratios):.3f} to {max(ratios):.3f})"
             print(f"{name:<10} {facts['threads']:>7} {facts['phase']:<8} {speed:>9.1f}  {median(ratios):.3f} {spread}")

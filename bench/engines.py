@@ -1,8 +1,10 @@
-"""llamac and its peers behind one face, each in a process: `python -m bench.engines ENGINE PATH THREADS KIND CONTEXT`.
+"""One interface to llamac and its peers. Each engine runs in a process of its own, a worker.
 
-A worker loads a model, prints "ready", and answers each line "prefill N", "decode N" or "end" with the seconds it took.
-All start from an empty context, take fixed tokens, and compute the logits of the last token only. Idle workers wait in
-`readline`, so that turns do not disturb each other.
+    python -m bench.engines ENGINE PATH THREADS KIND CONTEXT
+
+A worker loads a model and prints "ready". It answers each line "prefill N" or "decode N" with the seconds it took, and
+exits on "end". Every engine starts from an empty context, takes fixed tokens, and computes the logits of the last token
+only. Idle workers block in `readline` and do not disturb the one that runs.
 """
 
 from __future__ import annotations
@@ -16,8 +18,14 @@ from typing import Any
 
 
 class Engine(ABC):
-    """One loaded model, with room for `context` positions where an engine reserves it. `prefill` and `decode` return
-    seconds."""
+    """One loaded model. `prefill` and `decode` take a number of tokens and return seconds.
+
+    Args:
+        path: The model file or folder.
+        threads: Threads to compute with.
+        kind: The engine's number format.
+        context: Positions to reserve, for engines that reserve them.
+    """
 
     @abstractmethod
     def __init__(self, path: str, threads: int, kind: str, context: int) -> None: ...
@@ -39,14 +47,14 @@ class Llamac(Engine):
         self._session = self._model.session(context=context, threads=threads)
 
     def prefill(self, n: int) -> float:
-        self._session.rewind(0)
+        self._session.truncate(0)
         tokens = [i % 97 for i in range(n)]
         started = time.perf_counter()
         self._session.eval(tokens)
         return time.perf_counter() - started
 
     def decode(self, n: int) -> float:
-        self._session.rewind(0)
+        self._session.truncate(0)
         started = time.perf_counter()
         for i in range(n):
             self._session.step(i % 97)
@@ -54,7 +62,7 @@ class Llamac(Engine):
 
 
 class LlamaCpp(Engine):
-    """llama.cpp through llama-cpp-python's bare functions."""
+    """llama.cpp through the low-level functions of llama-cpp-python."""
 
     def __init__(self, path: str, threads: int, kind: str, context: int) -> None:
         import llama_cpp
@@ -65,22 +73,21 @@ class LlamaCpp(Engine):
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
         if not self._model:
-            raise SystemExit(f"llama.cpp does not load {path}")
+            raise SystemExit(f"llama.cpp cannot load {path}")
         settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx = settings.n_batch = (
-            context  # a prompt goes in by one call, which cuts it into pieces of n_ubatch
-        )
+        # a prompt is one call, which llama.cpp splits into chunks of n_ubatch
+        settings.n_ctx = settings.n_batch = context
         settings.n_ubatch = 512
         settings.n_threads = settings.n_threads_batch = threads
         self._context = llama_cpp.llama_init_from_model(self._model, settings)
         if not self._context:
-            raise SystemExit(f"llama.cpp makes no context for {path}")
+            raise SystemExit(f"llama.cpp cannot create a context for {path}")
 
     def _run(self, tokens: list[int]) -> None:
         numbers = (self._lib.llama_token * len(tokens))(*tokens)
         code = self._lib.llama_decode(self._context, self._lib.llama_batch_get_one(numbers, len(tokens)))
         if code:
-            raise SystemExit(f"llama_decode ended with {code}")
+            raise SystemExit(f"llama_decode returned {code}")
         self._lib.llama_synchronize(self._context)
 
     def _clear(self) -> None:
@@ -102,7 +109,10 @@ class LlamaCpp(Engine):
 
 
 class CTranslate2(Engine):
-    """CTranslate2's generator. A step is the difference of a generation of n + 1 tokens and of one."""
+    """CTranslate2's generator.
+
+    It has no single steps: the time of n steps is that of generating n + 1 tokens minus that of generating one.
+    """
 
     def __init__(self, path: str, threads: int, kind: str, context: int) -> None:
         import ctranslate2
@@ -139,8 +149,8 @@ class Transformers(Engine):
     def _run(self, tokens: list[int], cache: Any) -> Any:
         ids = self._torch.tensor([tokens])
         with self._torch.inference_mode():
-            done = self._model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return done.past_key_values
+            output = self._model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return output.past_key_values
 
     def prefill(self, n: int) -> float:
         started = time.perf_counter()
@@ -164,7 +174,7 @@ ENGINES: dict[str, Any] = {
 NEEDS = {
     "llamac": ("llamac",),
     "llama.cpp": ("llama_cpp",),
-    # its models are converted from a Hugging Face folder
+    # bench.peers converts its models from a Hugging Face folder
     "ctranslate2": ("ctranslate2", "transformers", "torch"),
     "transformers": ("transformers", "torch"),
 }
@@ -178,7 +188,7 @@ def missing(engine: str) -> list[str]:
 def main() -> None:
     engine, path, threads, kind, context = sys.argv[1:]
     os.environ["OMP_NUM_THREADS"] = threads
-    # what libraries print must not stand between the answers
+    # keep the engines' own output out of the answers: redirect it to standard error
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     loaded = ENGINES[engine](path, int(threads), kind, int(context))
@@ -189,7 +199,7 @@ def main() -> None:
             break
         print(getattr(loaded, what)(int(count)), file=answers, flush=True)
     answers.flush()
-    os._exit(0)  # without the engines' own ways to end, some of which take seconds
+    os._exit(0)  # skips the engines' shutdown, which takes seconds in some
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""Each kernel by itself, for every instruction set of this machine: error against float64, GB/s, MAC per cycle.
+"""Microbenchmarks of every kernel on every instruction set of this machine: error, GB/s, MAC per cycle.
 
     python -m bench.kernels [--isa avx2] [--kernel gemm] [--case "q4 2048"] [--result NAME]
 
-Compiles kernel_speed.c with the core's own flags and runs it. Error: root mean square of the difference to float64 over
-that of the truth, the rounding of inputs (to int8 for q4 and q4s, int16 for q8, f16 in the cache) included. GB/s:
-weights, cache pages, or what a function reads and writes. Products and attention take their memory from a pool of so
-many megabytes, matrices of up to a megabyte stay in the cache. MAC: multiply-adds. Cycles are those of a chain of
-dependent additions, timed right after each case. One thread; medians of 9 samples.
+Compiles kernel_speed.c with the core's flags and runs it on one thread. Results are medians of 9 samples.
+
+error      root mean square of the difference from float64, relative to the expected values. It includes the rounding of
+           inputs: to int8 for q4 and q4s, to int16 for q8, to f16 in the KV cache.
+GB/s       of weights, of cache pages, or of what a function reads and writes. Products and attention rotate through a
+           pool of --megabytes; matrices of up to 1 MB stay in the CPU cache.
+MAC/cycle  multiply-adds per clock cycle. The clock is measured after each case with a chain of dependent additions.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ KERNELS = ("peak", "gemm", "pack", "attend", "norm", "add", "gather", "store", "
 
 
 def build(folder: Path, cc: str) -> Path:
-    """The compiled program."""
+    """Compile kernel_speed.c; return the program."""
     program = folder / "kernel_speed"
     source = ROOT / "bench" / "kernel_speed.c"
     command: list[str | Path] = [sys.executable, ROOT / "tests" / "c" / "build.py", "--cc", cc]
@@ -34,7 +36,7 @@ def build(folder: Path, cc: str) -> Path:
 
 
 def parse(line: str) -> dict[str, Any]:
-    """A line of the program as figures."""
+    """Parse one line of the program's output."""
     kernel, isa, what, *numbers = line.rstrip("\n").split("\t")
     error, seconds, best, count, macs, hertz = map(float, numbers)
     return {
@@ -53,7 +55,7 @@ def parse(line: str) -> dict[str, Any]:
 
 
 def row(found: dict[str, Any]) -> str:
-    """One line of the table."""
+    """Format one line of the table."""
     rate = f"{found['gb_s']:8.1f}" if found["gb_s"] else " " * 8
     macs = f"{found['mac_per_cycle']:9.1f}" if found["mac_per_cycle"] else " " * 9
     return (
@@ -64,12 +66,12 @@ def row(found: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--isa", default="all", help="one kernel set (default: all that this machine runs)")
-    parser.add_argument("--kernel", default="all", choices=("all", *KERNELS), help="one kernel (default: all)")
-    parser.add_argument("--case", default="all", help="only cases with this text, e.g. 'q4 2048' (default: all)")
+    parser.add_argument("--isa", default="all", help="instruction set (default: all that this machine supports)")
+    parser.add_argument("--kernel", default="all", choices=("all", *KERNELS), help="kernel (default: all)")
+    parser.add_argument("--case", default="all", help="only cases containing this, e.g. 'q4 2048' (default: all)")
     parser.add_argument("--milliseconds", type=float, default=2, help="length of a sample (default: %(default)s)")
-    parser.add_argument("--megabytes", type=int, default=256, help="pool of weights (default: %(default)s)")
-    parser.add_argument("--cc", default="cc", help="the compiler (default: %(default)s)")
+    parser.add_argument("--megabytes", type=int, default=256, help="size of the weight pool (default: %(default)s)")
+    parser.add_argument("--cc", default="cc", help="compiler (default: %(default)s)")
     parser.add_argument("--result", metavar="NAME", help="write bench/results/DATE-NAME.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

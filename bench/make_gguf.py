@@ -1,6 +1,6 @@
-"""Writes a GGUF file with random weights that llama.cpp loads: the right structure, random quants, sensible scales.
+"""Write a GGUF file with random weights that llama.cpp loads: valid structure, random quants, realistic scales.
 
-Types of tensors are those that llama.cpp's own quantizer chooses for the file type; with `pure` all matrices have one.
+Tensors have the types that llama.cpp's quantizer chooses for the file type. With `pure`, all matrices have one type.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bench.shapes import SHAPES, Shape, tensors, vector
 from llamac.export.gguf.families import ARCHITECTURES, fused_name, gguf_name
 
-POOL_ROWS = 256
+POOL_ROWS = 256  # random rows per (type, width) that matrices are assembled from
 Type = gguf.GGMLQuantizationType
 BASE = {"F16": Type.F16, "Q8_0": Type.Q8_0, "Q4_0": Type.Q4_0, "Q4_K_S": Type.Q4_K}
 FILE_TYPES = {
@@ -26,9 +26,9 @@ FILE_TYPES = {
     "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
     "Q4_K_S": gguf.LlamaFileType.MOSTLY_Q4_K_S,
 }
-# What llama.cpp takes where a row is no multiple of 256.
+# llama.cpp's replacements where the row length is not a multiple of 256.
 NARROW = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
-# (byte offsets of the f16 scales in a block, what divides them so that the weights have their size)
+# (byte offsets of the f16 scales in a block, divisor for weights with a standard deviation of about 1 / sqrt(columns))
 SCALES = {
     Type.Q8_0: ((0,), 73.0),
     Type.Q4_0: ((0,), 4.6),
@@ -41,7 +41,7 @@ SCALES = {
 
 
 def tensor_type(name: str, kind: str, columns: int, shape: Shape, pure: bool) -> Any:
-    """The type of a matrix in a file of a kind; llama.cpp's rules as of 2026."""
+    """The type that llama.cpp (as of 2026) gives a matrix in a file of type `kind`."""
     if name.startswith("position_embd"):
         return Type.F32
     found = BASE[kind]
@@ -57,7 +57,7 @@ def tensor_type(name: str, kind: str, columns: int, shape: Shape, pure: bool) ->
 
 
 def make_gguf(name: str, kind: str, out: Path, *, pure: bool = False, shape: Shape | None = None) -> None:
-    """Writes the file. shape: other dimensions than the name's."""
+    """Write the file. `shape` overrides the dimensions that `name` stands for."""
     shape = shape or SHAPES[name]
     writer = gguf.GGUFWriter(str(out), shape.family)
     _describe(writer, name, kind, shape)
@@ -86,7 +86,7 @@ def _type(name: str, is_matrix: bool, kind: str, columns: int, shape: Shape, pur
 
 
 def _tensors(shape: Shape) -> Iterator[tuple[str, bool, int, int]]:
-    """Our tensors under llama.cpp's names; GPT-2's queries, keys and values lie in one tensor."""
+    """The shape's tensors under llama.cpp's names. GPT-2's q, k and v are one fused tensor."""
     for name, is_matrix, rows, columns in tensors(shape):
         if name.startswith("rope."):
             continue
@@ -136,15 +136,15 @@ def _data(
 
 
 def _row_pool(chosen: Any, columns: int) -> NDArray[np.uint8]:
-    """Random rows, (POOL_ROWS, bytes of a row), whose weights are about 1 / sqrt(columns)."""
-    numbers = np.random.default_rng(columns)
+    """Random rows, (POOL_ROWS, bytes of a row), whose weights have a standard deviation of about 1 / sqrt(columns)."""
+    rng = np.random.default_rng(columns)
     if chosen in (Type.F32, Type.F16):
-        values = numbers.standard_normal((POOL_ROWS, columns), np.float32) * np.float32(columns**-0.5)
+        values = rng.standard_normal((POOL_ROWS, columns), np.float32) * np.float32(columns**-0.5)
         return np.ascontiguousarray(values.astype(np.float32 if chosen == Type.F32 else np.float16)).view(np.uint8)
     _, size = gguf.GGML_QUANT_SIZES[chosen]
-    rows = numbers.integers(0, 256, (POOL_ROWS, _row_bytes(chosen, columns) // size, size), np.uint8)
-    places, divisor = SCALES[chosen]
+    rows = rng.integers(0, 256, (POOL_ROWS, _row_bytes(chosen, columns) // size, size), np.uint8)
+    offsets, divisor = SCALES[chosen]
     scale = np.array([columns**-0.5 / divisor], np.float16).view(np.uint8)
-    for place in places:
-        rows[:, :, place : place + 2] = scale
+    for offset in offsets:
+        rows[:, :, offset : offset + 2] = scale
     return rows.reshape(POOL_ROWS, -1)

@@ -1,4 +1,4 @@
-"""Writes a Hugging Face folder with random weights: what transformers loads and CTranslate2 converts."""
+"""Write a Hugging Face folder with random weights, for transformers to load and CTranslate2 to convert."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from llamac.export.hf.write import write_hf
 
 
 def make_hf(name: str, dtype: str, out: Path, *, shape: Shape | None = None) -> None:
-    """Writes the folder, which must not exist or be empty. shape: other dimensions than the name's."""
+    """Write the folder, which must be missing or empty. `shape` overrides the dimensions that `name` stands for."""
     shape = shape or SHAPES[name]
     write_hf(random_checkpoint(name, shape), out, dtype)
-    # CTranslate2's converter asks for a vocabulary: a word for each id
+    # CTranslate2's converter needs a vocabulary: one word per id
     words = {f"t{i}": i for i in range(shape.vocabulary)}
     special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "t0")
     tokenizer: dict[str, Any] = {

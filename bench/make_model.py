@@ -1,11 +1,11 @@
-"""Makes a model file with random weights in the shape of a real model, for benchmarks.
+"""Make a model file for benchmarks: random weights in the shape of a real model.
 
-    python -m bench.make_model --shape tinyllama-1.1b --dtype q4 OUT          a flat file, mixed as the exporter does
+    python -m bench.make_model --shape tinyllama-1.1b --dtype q4 OUT          a flat file, mixed as by the exporter
     python -m bench.make_model --shape tinyllama-1.1b --dtype q4 --pure OUT   every matrix in q4
-    python -m bench.make_model --shape tinyllama-1.1b --gguf Q4_K_S OUT       the same for llama.cpp
+    python -m bench.make_model --shape tinyllama-1.1b --gguf Q4_K_S OUT       a GGUF file for llama.cpp
     python -m bench.make_model --shape tinyllama-1.1b --hf --dtype bf16 OUT   a folder for transformers and CTranslate2
 
-Quantized strips are random valid bytes under row scales that give the weights the size they would have.
+Quantized strips are random valid bytes. Their row scales give the weights realistic magnitudes.
 """
 
 from __future__ import annotations
@@ -24,38 +24,41 @@ from numpy.typing import NDArray
 from bench.shapes import SHAPES, Shape, model_config, tensors, vector
 from llamac import _core
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.quantize import DTYPES, FOUR_BITS, choose_dtypes
-from llamac.export.writer import DataStream, Slot, make_plan, temporary_beside, to_dtype, write_tables
-from llamac.strips import BLOCK_COLUMNS, GROUP_COLUMNS, LINE_BYTES, STRIP_ROWS
+from llamac.export.dtypes import DTYPES, FOUR_BITS, choose_dtypes
+from llamac.export.flat.packing import to_dtype
+from llamac.export.flat.plan import Slot, make_plan
+from llamac.export.flat.stream import DataStream, write_tables
+from llamac.export.targets import atomic_file
+from llamac.format.strips import BLOCK_COLUMNS, GROUP_COLUMNS, LINE_BYTES, STRIP_ROWS
 
 GGUF_TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_S")
-POOL_STRIPS = 256  # of each width that matrices are put together from
+POOL_STRIPS = 256  # random strips per (dtype, width) that matrices are assembled from
 Bytes = NDArray[np.uint8]
 
 
 # ---- strips
 
 
-def strip_pool(dtype: str, columns: int, numbers: np.random.Generator) -> Bytes:
-    """Random strips, (POOL_STRIPS, bytes of a strip), whose weights have std 1 / sqrt(columns)."""
+def strip_pool(dtype: str, columns: int, rng: np.random.Generator) -> Bytes:
+    """Random strips, (POOL_STRIPS, bytes of a strip), whose weights have a standard deviation of 1 / sqrt(columns)."""
     size = _core.matrix_bytes(DTYPES[dtype], STRIP_ROWS, columns)
     if dtype in ("f32", "f16", "bf16"):
         padded = columns if dtype == "f32" else columns + columns % 2
-        values = numbers.standard_normal((POOL_STRIPS, padded * STRIP_ROWS), np.float32) * np.float32(columns**-0.5)
+        values = rng.standard_normal((POOL_STRIPS, padded * STRIP_ROWS), np.float32) * np.float32(columns**-0.5)
         return np.ascontiguousarray(to_dtype(values, dtype)).view(np.uint8).reshape(POOL_STRIPS, size)
-    strips = numbers.integers(1, 256, (POOL_STRIPS, size), np.uint8)
+    strips = rng.integers(1, 256, (POOL_STRIPS, size), np.uint8)
     for start, lines in scale_lines(dtype, columns):
-        magnitude = numbers.integers(32, 128, (POOL_STRIPS, lines), np.int8)
+        magnitude = rng.integers(32, 128, (POOL_STRIPS, lines), np.int8)
         strips[:, start : start + lines] = np.where(strips[:, start : start + lines] & 1, magnitude, -magnitude).view(
             np.uint8
         )
-    code = 73.0 if dtype == "q8" else 16.0  # the codes' root mean square; that of the block scales is 84
+    code = 73.0 if dtype == "q8" else 16.0  # root mean square of the codes; that of the block scales is 84
     strips[:, :LINE_BYTES] = np.full((POOL_STRIPS, STRIP_ROWS), columns**-0.5 / (84 * code), np.float32).view(np.uint8)
     return strips
 
 
 def scale_lines(dtype: str, columns: int) -> Iterator[tuple[int, int]]:
-    """(where they start, how many) of the block scales' bytes in a quantized strip (docs/format.md)."""
+    """(offset, number of bytes) of each block's scales in a quantized strip (docs/format.md)."""
     at = LINE_BYTES
     for k in range(0, columns, BLOCK_COLUMNS):
         groups = -(-min(BLOCK_COLUMNS, columns - k) // GROUP_COLUMNS)
@@ -65,8 +68,8 @@ def scale_lines(dtype: str, columns: int) -> Iterator[tuple[int, int]]:
 
 
 def matrix_chunks(pool: Bytes, name: str, rows: int) -> Iterator[Bytes]:
-    """The strips of a matrix: those of the pool in an order of its own. The last one's surplus rows are not zero, which
-    readers may not rely on."""
+    """The strips of a matrix, drawn from the pool. The padding rows of the last strip are not zero: readers must not
+    rely on it."""
     strips = -(-rows // STRIP_ROWS)
     order = np.random.default_rng(zlib.crc32(name.encode())).integers(0, len(pool), strips)
     for first in range(0, strips, 512):
@@ -77,20 +80,18 @@ def matrix_chunks(pool: Bytes, name: str, rows: int) -> Iterator[Bytes]:
 
 
 def make(name: str, dtype: str, out: Path, *, pure: bool = False, shape: Shape | None = None) -> None:
-    """Writes a flat file. shape: other dimensions than the name's."""
+    """Write a flat file. `shape` overrides the dimensions that `name` stands for."""
     shape = shape or SHAPES[name]
     metadata = {"architecture": shape.family, "dtype": dtype, "name": f"random {name}{' pure' if pure else ''}"}
-    texts = dict.fromkeys(("tokenizer", "spm", "template", "probes"), b"") | {
-        "metadata": json.dumps(metadata, separators=(",", ":")).encode()
-    }
-    found = {
+    sections = {"metadata": json.dumps(metadata, separators=(",", ":")).encode()}
+    described = {
         tensor: replace(vector(tensor, columns), shape=(rows, columns) if is_matrix else (columns,))
         for tensor, is_matrix, rows, columns in tensors(shape)
     }
-    dtypes = choose_dtypes(found, dtype, pure=pure and dtype in FOUR_BITS)
-    plan = make_plan(Checkpoint(model_config(shape), found), dtype, texts, dtypes)
+    dtypes = choose_dtypes(described, dtype, pure=pure and dtype in FOUR_BITS)
+    plan = make_plan(Checkpoint(model_config(shape), described), dtype, sections, dtypes)
     pools: dict[tuple[str, int], Bytes] = {}
-    with temporary_beside(out) as file:
+    with atomic_file(out) as file:
         file.truncate(plan.file_bytes)
         start, hashes = plan.offsets()["data"], []
         stream = DataStream(file, start)
@@ -123,11 +124,11 @@ def main() -> None:
         "--shape",
         choices=SHAPES,
         required=True,
-        help="qwen3-4b is its dimensions only: the core has no norms of queries and keys yet",
+        help="qwen3-4b has the dimensions only, without the norms of q and k",
     )
-    parser.add_argument("--dtype", choices=DTYPES, help="of the matrices")
-    parser.add_argument("--pure", action="store_true", help="output head and attn_v have the same dtype as the others")
-    parser.add_argument("--context", type=int, metavar="N", help="positions (default: the shape's)")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype of the matrices")
+    parser.add_argument("--pure", action="store_true", help="give output head and attn_v the same dtype as the others")
+    parser.add_argument("--context", type=int, metavar="N", help="context length (default: the shape's)")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--gguf", choices=GGUF_TYPES, metavar="TYPE", help=f"write a GGUF file: {', '.join(GGUF_TYPES)}")
     kind.add_argument("--hf", action="store_true", help="write a Hugging Face folder")
@@ -135,17 +136,17 @@ def main() -> None:
     shape = replace(SHAPES[options.shape], context=options.context or SHAPES[options.shape].context)
     if options.gguf:
         if options.dtype:
-            parser.error("--gguf TYPE says the number format: leave --dtype out")
+            parser.error("--gguf TYPE sets the number format; remove --dtype")
         from bench.make_gguf import make_gguf
 
         make_gguf(options.shape, options.gguf, options.out, pure=options.pure, shape=shape)
     elif options.dtype is None:
-        parser.error("give --dtype")
+        parser.error("--dtype is required without --gguf")
     elif options.hf:
         from bench.make_hf import make_hf
 
         if options.pure or options.dtype not in ("f32", "f16", "bf16"):
-            parser.error("a Hugging Face folder takes --dtype f32, f16 or bf16, and no --pure")
+            parser.error("--hf needs --dtype f32, f16 or bf16, without --pure")
         make_hf(options.shape, options.dtype, options.out, shape=shape)
     else:
         make(options.shape, options.dtype, options.out, pure=options.pure, shape=shape)

@@ -1,10 +1,10 @@
-"""Opening a model, and what each way of reading its weights gains: `load(memory="map" | "populate" | "huge")`.
+"""Opening a model with each memory mode: `load(memory="map" | "populate" | "huge")`.
 
     python -m bench.memory MODEL [--rounds 5] [--threads 2] [--json FILE]
 
-Each measurement is a process of its own, once with the file in the kernel's page cache and once without (as far as the
-file system lets go of it): the time to open, to the first token after that, and the speed of 16 further steps; the time
-that opening takes in a process that has opened before (the limit is 10 ms); the processes' peak memory.
+Each measurement runs in a new process, once with the file in the page cache and once without (as far as the file system
+drops it). It reports the time to open, the time from there to the first token, the speed of the next 16 steps, and the
+peak memory. It also measures opening the file again in the same process; the limit is 10 ms.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ huge = sum(int(line.split()[1]) for line in open("/proc/self/smaps") if line.sta
 figures = [(opened - started) * 1e3, (first - opened) * 1e3, 16 / (decoded - first), peak / 1e3, huge / 1e3]
 print(json.dumps(figures))
 """
-AGAIN = """
+REOPEN = """
 import sys, time
 import llamac
 llamac.load(sys.argv[1]).close()
@@ -53,20 +53,20 @@ print(sorted(times)[10])
 
 
 def output_of(program: str, *arguments: object) -> Any:
-    """What a program prints, as JSON."""
+    """Run a Python program; return the JSON that it prints."""
     command = [sys.executable, "-c", program, *map(str, arguments)]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
 def drop_from_cache(path: Path) -> None:
-    """Asks the kernel to forget the file's pages."""
+    """Ask the kernel to drop the file from the page cache."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def read(path: Path) -> None:
-    """Brings the file into the page cache."""
+    """Read the file into the page cache."""
     with open(path, "rb", buffering=0) as file:
         while file.read(1 << 24):
             pass
@@ -75,9 +75,9 @@ def read(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, metavar="MODEL")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each measurement (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="threads of the passes (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="also write the result here")
+    parser.add_argument("--rounds", type=int, default=5, help="runs per measurement (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="threads to compute with (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     options = parser.parse_args()
     results = []
     for cached in (True, False):
@@ -92,11 +92,11 @@ def main() -> None:
             print(f"{'cached' if cached else 'cold':<7} {memory:<9}", end="")
             print(*(f" {name} {value:8.1f}" for name, value in zip(FIGURES, medians, strict=True)))
     read(options.model)
-    again = output_of(AGAIN, options.model)
-    verdict = "within" if again <= LIMIT_S else "OVER"
-    print(f"open again {again * 1e3:.2f} ms: {verdict} the limit of {LIMIT_S * 1e3:.0f} ms")
+    reopen = output_of(REOPEN, options.model)
+    verdict = "within" if reopen <= LIMIT_S else "OVER"
+    print(f"reopen {reopen * 1e3:.2f} ms: {verdict} the limit of {LIMIT_S * 1e3:.0f} ms")
     if options.json:
-        found = {"model": options.model.name, "threads": options.threads, "open_s": again, "results": results}
+        found = {"model": options.model.name, "threads": options.threads, "open_s": reopen, "results": results}
         options.json.write_text(json.dumps(found, indent=2) + "\n")
 
 

@@ -1,9 +1,9 @@
-"""Decode speed with as many threads as CPUs and more, on a quiet machine and beside programs that keep its CPUs busy.
+"""Speed with up to as many threads as CPUs and with more, on idle CPUs and next to busy processes.
 
     python -m bench.oversubscribe [MODEL] [--cpus 2] [--threads 1,2,4,8] [--neighbours 0,1,2] [--rounds 5] [--json FILE]
 
-Everything runs on the first CPUs that this process may use. A neighbour is a process that takes all the CPU time it
-gets. Thread counts take turns, so that drift of the machine meets all of them.
+Everything runs on the first CPUs that this process may use. A neighbour is a process in a busy loop. Runs with
+different thread counts alternate, so that the machine's drift affects all of them alike.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from pathlib import Path
 
 import llamac
 
-SETTLE_S = 0.3  # neighbours begin, and the team learns that they are there
+WARMUP_S = 0.3  # for the neighbours to start and the thread team to notice them
 
 
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
-    """So many processes that take all the CPU time they get."""
+    """Run `count` processes in a busy loop."""
     running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
-        time.sleep(SETTLE_S)
+        time.sleep(WARMUP_S)
         yield
     finally:
         for process in running:
@@ -39,20 +39,20 @@ def neighbours(count: int) -> Iterator[None]:
 
 
 def decode(session: llamac.Session, seconds: float) -> float:
-    """Steps per second."""
-    session.rewind(1)
+    """Decode for `seconds`; return steps per second."""
+    session.truncate(1)
     started, steps = time.perf_counter(), 0
     while time.perf_counter() - started < seconds:
         if session.length() == session.context:
-            session.rewind(1)
+            session.truncate(1)
         session.step(steps % 97)
         steps += 1
     return steps / (time.perf_counter() - started)
 
 
 def prefill(session: llamac.Session, rows: int) -> float:
-    """Tokens per second of one prompt."""
-    session.rewind(0)
+    """Process one prompt of `rows` tokens; return tokens per second."""
+    session.truncate(0)
     started = time.perf_counter()
     session.prefill(array("i", [i % 97 for i in range(rows)]))
     return rows / (time.perf_counter() - started)
@@ -64,10 +64,10 @@ def main() -> None:
     parser.add_argument("--cpus", type=int, default=2, help="CPUs to run on (default: %(default)s)")
     parser.add_argument("--threads", default="1,2,4,8", help="thread counts (default: %(default)s)")
     parser.add_argument("--neighbours", default="0,1,2", help="numbers of busy processes (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each measurement (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=0.5, help="of decoding in each turn (default: %(default)s)")
-    parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="also write the result here")
+    parser.add_argument("--rounds", type=int, default=5, help="runs per measurement (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="length of a decode run (default: %(default)s)")
+    parser.add_argument("--prompt", type=int, default=128, help="prompt length in tokens (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     options = parser.parse_args()
     cpus = sorted(os.sched_getaffinity(0))[: options.cpus]
     os.sched_setaffinity(0, cpus)

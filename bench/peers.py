@@ -1,12 +1,12 @@
-"""llamac and other engines on the same shapes, in turn, as ratios.
+"""Compare llamac with other engines on the same shapes, as ratios.
 
     python -m bench.peers --shape tinyllama-1.1b --folder /tmp/models [--groups q4,q8,half] [--threads 1,2]
                           [--prompt 128,512] [--decode 32] [--rounds 7] [--mixed] [--result NAME]
 
-Model files with random weights are made in the folder (or a temporary one) and kept there. All engines of a group are
-loaded side by side, each in a process of its own, and take turns A B C A B C; a ratio is the median of the rounds'
-ratios, llamac's first entry divided by the other. Peers that are not installed are told and left out (bench/README.md
-says how to install them). `--result NAME` writes bench/results/DATE-NAME.json.
+Model files with random weights are created in the folder and reused (without --folder, in a temporary one). All engines
+of a group are loaded at once, each in a process of its own, and run alternately: A B C A B C. A ratio is the speed of
+the group's first entry, which is llamac's, over that of the other, as the median over rounds. Peers that are not
+installed are reported and skipped; bench/README.md shows how to install them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Entry:
-    """An engine with a file of a kind. kind: a dtype of ours, a type of GGUF, or the engine's number format."""
+    """An engine and a number format: a dtype of llamac, a GGUF type, or the engine's own name for it."""
 
     engine: str
     kind: str
@@ -57,7 +57,7 @@ GROUPS = {
 
 
 def model_path(entry: Entry, shape: str, folder: Path, pure: bool) -> Path:
-    """The entry's model in the folder; made if it is not there."""
+    """The entry's model in the folder. Creates it if it is missing."""
     kind = "" if pure or entry.kind not in ("q4", "q4s", "Q4_0", "Q4_K_S") else "-mixed"
     if entry.engine == "llamac":
         return once(folder / f"{shape}-{entry.kind}{kind}.bin", lambda out: make(shape, entry.kind, out, pure=pure))
@@ -72,7 +72,7 @@ def model_path(entry: Entry, shape: str, folder: Path, pure: bool) -> Path:
     hf = once(folder / f"{shape}-hf", lambda out: make_hf(shape, "bf16", out))
     if entry.engine == "transformers":
         return hf
-    # in a process of its own: it leaves PyTorch's threads and much memory behind
+    # in a separate process: the conversion leaves PyTorch's threads and a lot of memory behind
     code = "import sys; from ctranslate2.converters import TransformersConverter as C; " + (
         "C(sys.argv[1]).convert(sys.argv[2], quantization=sys.argv[3])"
     )
@@ -84,7 +84,7 @@ def model_path(entry: Entry, shape: str, folder: Path, pure: bool) -> Path:
 
 
 def once(path: Path, write: Callable[[Path], object]) -> Path:
-    """The path of a file or folder. If there is none, `write` makes it elsewhere first: what is there is whole."""
+    """Create a file or folder if it is missing. `write` creates it elsewhere, so that an existing one is complete."""
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".making-") as folder:
             write(Path(folder, path.name))
@@ -92,26 +92,31 @@ def once(path: Path, write: Callable[[Path], object]) -> Path:
     return path
 
 
-# ---- turns
+# ---- measuring
 
 
 class Worker:
-    """A process with one engine and one loaded model."""
+    """A process with one engine and one loaded model (bench.engines)."""
 
     def __init__(self, entry: Entry, path: Path, threads: int, context: int) -> None:
         command = [sys.executable, "-m", "bench.engines", entry.engine, path, threads, entry.kind, context]
-        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  not a pipe, which nobody would empty meanwhile
+        # a file, since nobody reads a pipe while the worker runs
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [*map(str, command)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._complaints,
+            stderr=self._stderr,
             text=True,
         )
 
     def ask(self, question: str = "") -> str:
-        """The answer to a line; without one, what it says when the model is loaded. RuntimeError if it has died."""
+        """Send a line and return the answer. Without a line, wait until the model is loaded.
+
+        Raises:
+            RuntimeError: The worker has died; with its exit status and the last line of its standard error.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         if question:
@@ -120,21 +125,21 @@ class Worker:
         answer = self._process.stdout.readline().strip()
         if not answer:
             code = self._process.wait()
-            self._complaints.seek(0)
-            last = self._complaints.read().strip().splitlines()[-1:] or ["without a word"]
-            raise RuntimeError(f"it ended with {code}: {last[0]}")
+            self._stderr.seek(0)
+            last = self._stderr.read().strip().splitlines()[-1:] or ["no message"]
+            raise RuntimeError(f"exit status {code}: {last[0]}")
         return answer
 
     def end(self) -> None:
-        """Ends the process."""
+        """Kill the process."""
         self._process.kill()
         self._process.communicate()
-        self._complaints.close()
+        self._stderr.close()
 
 
 @dataclass
 class Series:
-    """The seconds of one task by entry, round by round."""
+    """The seconds that each entry took for one task, per round."""
 
     threads: int
     phase: str
@@ -142,10 +147,10 @@ class Series:
     seconds: dict[Entry, list[float]] = field(default_factory=dict)
 
     def results(self) -> Iterator[dict[str, Any]]:
-        """Median speeds, and ratios to the first entry."""
+        """One result per entry: median speed, and ratio of the first entry's speed to it."""
         first = next(iter(self.seconds.values()))
         for entry, seconds in self.seconds.items():
-            ratios = [other / own for own, other in zip(first, seconds, strict=True)]
+            ratios = [other / reference for reference, other in zip(first, seconds, strict=True)]
             speeds = [self.tokens / s for s in seconds]
             yield {
                 "threads": self.threads,
@@ -161,7 +166,7 @@ class Series:
 
 
 def compare(entries: dict[Entry, Path], threads: int, tasks: list[tuple[str, int]], rounds: int) -> list[Series]:
-    """All tasks by all entries in turn, `rounds` times; the first time is not counted."""
+    """Run all tasks on all entries, alternating, for one warm-up round and `rounds` measured rounds."""
     series = [Series(threads, *task) for task in tasks]
     workers: dict[Entry, Worker] = {}
     context = max(count for _, count in tasks)
@@ -169,12 +174,12 @@ def compare(entries: dict[Entry, Path], threads: int, tasks: list[tuple[str, int
         for entry, path in entries.items():
             workers[entry] = Worker(entry, path, threads, context)
         _ask_all(workers, "", series)
-        for turn in range(rounds + 1):
-            for one in series:
-                answers = _ask_all(workers, f"{one.phase} {one.tokens}", series)
-                for entry, answer in answers.items() if turn else ():
-                    one.seconds.setdefault(entry, []).append(float(answer))
-            print(f"{threads} threads: round {turn} of {rounds}", file=sys.stderr)
+        for number in range(rounds + 1):
+            for task in series:
+                answers = _ask_all(workers, f"{task.phase} {task.tokens}", series)
+                for entry, answer in answers.items() if number else ():
+                    task.seconds.setdefault(entry, []).append(float(answer))
+            print(f"{threads} threads: round {number} of {rounds}", file=sys.stderr)
     finally:
         for worker in workers.values():
             worker.end()
@@ -182,7 +187,7 @@ def compare(entries: dict[Entry, Path], threads: int, tasks: list[tuple[str, int
 
 
 def _ask_all(workers: dict[Entry, Worker], question: str, series: list[Series]) -> dict[Entry, str]:
-    """Everyone's answer, one after the other. Who has died is told and left out, with what it had measured."""
+    """Ask all workers, one after the other. A peer that has died is reported and removed, with its measurements."""
     answers = {}
     for entry in list(workers):
         try:
@@ -190,15 +195,15 @@ def _ask_all(workers: dict[Entry, Worker], question: str, series: list[Series]) 
         except (RuntimeError, BrokenPipeError) as error:
             if entry.engine == "llamac":
                 raise
-            print(f"{entry.name} is left out: {error}", file=sys.stderr)
+            print(f"skipping {entry.name}: {error}", file=sys.stderr)
             workers.pop(entry).end()
-            for one in series:
-                one.seconds.pop(entry, None)
+            for task in series:
+                task.seconds.pop(entry, None)
     return answers
 
 
 def show(results: list[dict[str, Any]]) -> None:
-    """One line for each result."""
+    """Print one line per result."""
     print(f"{'threads':>7} {'task':<12} {'engine':<22} {'tok/s':>9} {'from':>8} {'to':>8}  llamac is x faster")
     for r in results:
         low, high = r["tok_s_spread"]
@@ -209,52 +214,53 @@ def show(results: list[dict[str, Any]]) -> None:
         )
 
 
-def installed(group: str, told: set[str]) -> list[Entry]:
-    """The group's entries that can run; tells once of those that cannot."""
+def installed(group: str, reported: set[str]) -> list[Entry]:
+    """The group's entries that can run. Reports each engine that cannot, once."""
     found = []
     for entry in GROUPS[group]:
         lacking = missing(entry.engine)
         if not lacking:
             found.append(entry)
-        elif entry.engine not in told:
-            told.add(entry.engine)
-            print(f"{entry.engine} is left out: {', '.join(lacking)} is not installed", file=sys.stderr)
+        elif entry.engine not in reported:
+            reported.add(entry.engine)
+            print(f"skipping {entry.engine}: not installed: {', '.join(lacking)}", file=sys.stderr)
     return found
 
 
 def numbers(text: str) -> list[int]:
-    """Numbers separated by commas."""
+    """Parse comma-separated integers."""
     return [int(part) for part in text.split(",") if part]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="tinyllama-1.1b")
-    parser.add_argument("--groups", default="q4,q8,half", help=f"of {', '.join(GROUPS)} (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, help="where model files are kept (default: a temporary folder)")
-    parser.add_argument("--threads", type=numbers, default="1,2", help="default: %(default)s")
-    parser.add_argument("--prompt", type=numbers, default="128,512", help="default: %(default)s")
-    parser.add_argument("--decode", type=int, default=32, help="steps (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="turns that count (default: %(default)s)")
-    parser.add_argument("--mixed", action="store_true", help="files as the exporters make them instead of pure ones")
+    parser.add_argument("--shape", choices=SHAPES, default="tinyllama-1.1b", help="default: %(default)s")
+    parser.add_argument("--groups", default="q4,q8,half", help=f"any of {', '.join(GROUPS)} (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, help="keep model files here (default: a temporary folder)")
+    parser.add_argument("--threads", type=numbers, default="1,2", help="thread counts (default: %(default)s)")
+    parser.add_argument("--prompt", type=numbers, default="128,512", help="prompt lengths (default: %(default)s)")
+    parser.add_argument("--decode", type=int, default=32, help="tokens to decode (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="measured rounds (default: %(default)s)")
+    parser.add_argument("--mixed", action="store_true", help="mix dtypes as the exporters do, instead of pure files")
     parser.add_argument("--result", metavar="NAME", help="write bench/results/DATE-NAME.json")
     options = parser.parse_args()
     groups = options.groups.split(",")
     unknown = set(groups) - set(GROUPS)
     if unknown:
-        parser.error(f"there is no group {', '.join(sorted(unknown))}")
+        parser.error(f"unknown group {', '.join(sorted(unknown))}; expected {', '.join(GROUPS)}")
     context = SHAPES[options.shape].context
     if options.decode > context:
-        parser.error(f"--decode is {options.decode}, but {options.shape} has {context} positions")
+        parser.error(f"--decode is {options.decode}; {options.shape} has a context of {context} positions")
     tasks = [("prefill", n) for n in options.prompt if n <= context] + [("decode", options.decode)]
-    told: set[str] = set()
+    reported: set[str] = set()
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         for group in groups:
             entries = {
-                entry: model_path(entry, options.shape, folder, not options.mixed) for entry in installed(group, told)
+                entry: model_path(entry, options.shape, folder, not options.mixed)
+                for entry in installed(group, reported)
             }
             for threads in options.threads:
                 for series in compare(entries, threads, tasks, options.rounds):

@@ -1,12 +1,12 @@
-"""What quantizing costs the built-in models: how far their probabilities move, on stories that no training has seen.
+"""Quantization loss of the built-in models on held-out stories.
 
-python -m bench.quality OUT.json [--plot docs/quantization.png]
+python -m bench.quality OUT.json
 
-Every file is compared with the bf16 model itself: the mean Kullback-Leibler divergence per token, in nats, over stories
-of a series of the generator that is neither the training's nor the calibration's. With llama-cpp-python and gguf
-installed, llama.cpp's Q4_K joins in: the weights go through its quantizer, every matrix is checked to be Q4_K, and
-`gguf` unpacks them into a float file for our engine. So Q4_K is spared the rounding of inputs that our q4 (like
-llama.cpp itself) has.
+The loss is the mean Kullback-Leibler divergence from the bf16 model, in nats per token. The stories come from a series
+of the generator that is used neither in training nor in calibration. If llama-cpp-python and gguf are installed,
+llama.cpp's Q4_K is measured as well: its quantizer quantizes the weights, every matrix is checked to be Q4_K, and
+`gguf` unpacks them into a float file for llamac. So Q4_K is spared the rounding of inputs, which llamac's q4 and
+llama.cpp itself apply.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 import llamac
-from llamac.export import flat
 from llamac.export.calibrate import calibrate
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.convert import export
+from llamac.export.flat.model import read as read_flat
+from llamac.export.flat.plan import make_plan
+from llamac.export.flat.stream import write_file
 from llamac.export.gguf.families import fused_name, gguf_name
 from llamac.export.gguf.model import read as read_gguf
 from llamac.export.gguf.write import write_gguf
-from llamac.export.writer import make_plan, temporary_beside, write
-from llamac.models.generator import story
-from llamac.probes import divergence
+from llamac.export.targets import atomic_file
+from llamac.format.probes import divergence
+from llamac.models.training.generator import story
 
 Floats = NDArray[np.float32]
-HELD_OUT, CALIBRATION = 777, 778  # series of the generator; training used others
+HELD_OUT, CALIBRATION = 777, 778  # series of the story generator that training did not use
 STORIES = 64
 LENGTH = 256
-POSITIONS = "position_embedding.weight"  # llama.cpp does not quantize it, so nobody does here
+POSITIONS = "position_embedding.weight"  # not quantized here, since llama.cpp does not
 # (label, dtype, pure, calibrated)
 OURS = (
     ("q8", "q8", False, None),
@@ -57,34 +59,34 @@ OURS = (
 
 
 def sequences(model: llamac.Model) -> list[list[int]]:
-    """The held-out stories' token ids."""
+    """Token ids of the held-out stories."""
     return [list(model.tokenize(story(HELD_OUT, i).text))[:LENGTH] for i in range(STORIES)]
 
 
 def all_logits(path: Path, texts: list[list[int]]) -> Iterator[Floats]:
-    with llamac.load(path, kv="f32") as model, model.session(context=LENGTH) as session:
+    with llamac.load(path, kv_dtype="f32") as model, model.session(context=LENGTH) as session:
         for ids in texts:
-            session.rewind(0)
+            session.truncate(0)
             found = session.eval(ids, logits="all")
             assert found is not None
             yield found
 
 
 def mean_divergence(reference: list[Floats], path: Path, texts: list[list[int]]) -> float:
-    """Nats per token."""
+    """Mean KL divergence from the reference logits, in nats per token."""
     parts = [divergence(one, other) * len(one) for one, other in zip(reference, all_logits(path, texts), strict=True)]
     return sum(parts) / sum(len(one) for one in reference)
 
 
 def matrix_bits(path: Path) -> float:
-    """Bits per number of the matrices that are quantized at all."""
+    """Bits per weight of the quantized matrices."""
     with llamac.load(path) as model:
-        found = [tensor for tensor in model.file.tensors if len(tensor.shape) == 2 and tensor.name != POSITIONS]
-    return 8 * sum(tensor.bytes for tensor in found) / sum(int(np.prod(tensor.shape)) for tensor in found)
+        matrices = [tensor for tensor in model.file.tensors if len(tensor.shape) == 2 and tensor.name != POSITIONS]
+    return 8 * sum(tensor.bytes for tensor in matrices) / sum(int(np.prod(tensor.shape)) for tensor in matrices)
 
 
 def measure(source: Path, folder: Path) -> list[dict[str, Any]]:
-    """The rows of one model's table."""
+    """Measure all files of one model; return the rows of its table."""
     with llamac.load(source) as model:
         texts, name = sequences(model), model.name
     reference = list(all_logits(source, texts))
@@ -98,7 +100,7 @@ def measure(source: Path, folder: Path) -> list[dict[str, Any]]:
         )
         print(json.dumps(rows[-1]), flush=True)
 
-    keep = [(POSITIONS, "bf16")] if POSITIONS in flat.read(source).tensors else []
+    keep = [(POSITIONS, "bf16")] if POSITIONS in read_flat(source).tensors else []
     for label, dtype, pure, way in OURS:
         path = folder / "ours.bin"
         export(
@@ -122,9 +124,18 @@ def measure(source: Path, folder: Path) -> list[dict[str, Any]]:
 
 
 def q4_k(source: Path, path: Path, weighted: bool, folder: Path) -> Path:
-    """A float file with the weights as Q4_K stores them. weighted: with the second moments of the inputs that our
-    calibration sees, llama.cpp's importance matrix. Ends the program if a matrix is not Q4_K."""
-    checkpoint = flat.read(source)
+    """Write a float file with the weights rounded to Q4_K.
+
+    Args:
+        source: The original flat file.
+        path: The file to write.
+        weighted: Whether to use an importance matrix: the second moments of the inputs seen in calibration.
+        folder: For temporary files.
+
+    Raises:
+        SystemExit: A matrix is not Q4_K.
+    """
+    checkpoint = read_flat(source)
     importance = second_moments(checkpoint, source, folder) if weighted else {}
     before, after = folder / "f32.gguf", folder / "q4_k.gguf"
     write_gguf(checkpoint, before, "f32", [])
@@ -133,15 +144,20 @@ def q4_k(source: Path, path: Path, weighted: bool, folder: Path) -> Path:
     for name, tensor in tensors.items():
         if len(tensor.shape) == 2 and tensor.dtype != "q4_k" and name != POSITIONS:
             raise SystemExit(f"{name} is {tensor.dtype}, not Q4_K")
-    texts = dict.fromkeys(("tokenizer", "spm", "template", "probes"), b"") | {"metadata": b"{}"}
-    with temporary_beside(path) as file:
-        write(file, make_plan(replace(checkpoint, tensors=tensors), "f32", texts))
+    with atomic_file(path) as file:
+        write_file(file, make_plan(replace(checkpoint, tensors=tensors), "f32"))
     return path
 
 
 def quantize_gguf(before: Path, after: Path, kind: str, importance: Mapping[str, Floats] | None = None) -> None:
-    """llama.cpp's quantizer, every matrix to one type. kind: llama.cpp's name of such a file. importance: of the input
-    columns of our matrices, by our names."""
+    """Quantize every matrix of a GGUF file to one type with llama.cpp.
+
+    Args:
+        before: The float file.
+        after: The file to write.
+        kind: llama.cpp's name of the file type.
+        importance: Importance of the input columns (columns), by llamac's names of matrices.
+    """
     import llama_cpp
 
     settings = llama_cpp.llama_model_quantize_default_params()
@@ -150,23 +166,23 @@ def quantize_gguf(before: Path, after: Path, kind: str, importance: Mapping[str,
     settings.nthread = 1
     if importance:
         entry_type = llama_cpp.llama_cpp.llama_model_imatrix_data
-        # q, k and v see the same inputs, so that it does not matter whose name one tensor of the three gets
+        # q, k and v see the same inputs, so a fused tensor can take the importance of any of them
         columns = {(fused_name(name) or (gguf_name(name),))[0]: values for name, values in importance.items()}
         columns |= {gguf_name(name): values for name, values in importance.items()}
-        entries = (entry_type * (len(columns) + 1))()  # the last one is empty: the end
+        entries = (entry_type * (len(columns) + 1))()  # an empty entry ends the list
         for entry, (name, values) in zip(entries, columns.items(), strict=False):
             entry.name = name.encode()
             entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
             entry.size = len(values)
         settings.imatrix = ctypes.cast(entries, ctypes.POINTER(entry_type))
     if llama_cpp.llama_model_quantize(str(before).encode(), str(after).encode(), ctypes.byref(settings)):
-        raise SystemExit(f"llama.cpp does not quantize {before} to {kind}")
+        raise SystemExit(f"llama.cpp cannot quantize {before} to {kind}")
 
 
 def second_moments(checkpoint: Checkpoint, source: Path, folder: Path) -> dict[str, Floats]:
-    """mean(x^2) of every matrix's input columns, over the text that the model writes."""
+    """mean(x^2) of every matrix's input columns, over text that the model generates."""
     found = {}
-    with llamac.load(source, kv="f32") as model, calibrate(checkpoint, model, None, folder) as calibration:
+    with llamac.load(source, kv_dtype="f32") as model, calibrate(checkpoint, model, None, folder) as calibration:
         for name, tensor in checkpoint.tensors.items():
             if len(tensor.shape) == 2 and name != POSITIONS:
                 inputs = calibration.inputs(name)
@@ -175,38 +191,11 @@ def second_moments(checkpoint: Checkpoint, source: Path, folder: Path) -> dict[s
     return found
 
 
-# ---- the plot
-
-
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    figure, axes = plt.subplots(1, len(models), figsize=(12, 4.4), layout="constrained")
-    for axis, model in zip(np.atleast_1d(axes), models, strict=True):
-        found = [row for row in rows if row["model"] == model][::-1]
-        colors = [
-            "tab:orange"
-            if row["file"].startswith("Q4_K")
-            else "tab:blue"
-            if "calibrated" in row["file"]
-            else "tab:gray"
-            for row in found
-        ]
-        labels = [f"{row['file']} ({row['bits']:.2f} bits)" for row in found]
-        bars = axis.barh(labels, [row["nats"] for row in found], color=colors)
-        axis.bar_label(bars, [f"{row['nats']:.1e}" for row in found], padding=3, fontsize=8)
-        axis.set(title=model, xlabel="KL divergence, nats per token", xscale="log")
-        axis.set_xlim(right=4 * max(row["nats"] for row in found))
-        axis.grid(alpha=0.3, axis="x")
-    figure.savefig(path, dpi=110)
+# ---- the table
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The table of docs/quantization.md."""
+    """The Markdown table for docs/quantization.md."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     cells = {(row["model"], row["file"]): row for row in rows}
     lines = ["| file | " + " | ".join(f"{model}: bits | nats per token | of Q4_K" for model in models) + " |"]
@@ -223,16 +212,14 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="JSON with the figures")
-    parser.add_argument("--plot", type=Path, help="PNG")
+    parser.add_argument("out", type=Path, help="JSON file for the results")
+    parser.add_argument("--plot", type=Path, help="also draw the results to this PNG file")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name in ("stories", "stories-gpt2"):
         with tempfile.TemporaryDirectory() as folder:
             rows += measure(Path("models", f"{name}.bin"), Path(folder))
     options.out.write_text(json.dumps(rows, indent=1) + "\n")
-    if options.plot:
-        plot(rows, options.plot)
     print(table(rows))
 
 

@@ -1,4 +1,4 @@
-"""The shapes of real models that benchmarks use, and a checkpoint of each with random weights."""
+"""The model shapes that benchmarks use, and checkpoints of these shapes with random weights."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.export.writer import config_records
+from llamac.export.flat.plan import config_records
 
-POOL = 1 << 22  # random numbers that all tensors are cut from: making 10^9 of them would take longer than writing them
+POOL = 1 << 22  # random numbers that all tensors are cut from: generating 10^9 would take longer than writing them
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Shape:
 SHAPES = {
     "tinyllama-1.1b": Shape("llama", 2048, 22, 32, 4, 64, 5632, 32000, 2048, False),
     "llama-3.2-1b": Shape("llama", 2048, 16, 32, 8, 64, 8192, 128256, 8192, True),
-    # its dimensions without the norms of queries and keys, which the core does not have
+    # without the norms of q and k: a shape has no field for them
     "qwen3-4b": Shape("llama", 2560, 36, 32, 8, 128, 9728, 151936, 8192, True),
     "gpt2": Shape("gpt2", 768, 12, 12, 12, 64, 3072, 50257, 1024, True),
     "stories15m": Shape("llama", 288, 6, 6, 6, 48, 768, 32000, 256, True),
@@ -44,7 +44,7 @@ SHAPES = {
 
 
 def model_config(shape: Shape) -> ModelConfig:
-    """The flat file's config of a shape."""
+    """The config of a model of this shape."""
     gpt2 = shape.family == "gpt2"
     return ModelConfig(
         dim=shape.dim,
@@ -68,7 +68,7 @@ def model_config(shape: Shape) -> ModelConfig:
 
 
 def random_checkpoint(name: str, shape: Shape | None = None) -> Checkpoint:
-    """A checkpoint of that shape whose numbers depend on nothing but the shape. Matrices have std 1 / sqrt(columns)."""
+    """A deterministic random checkpoint. The weights of matrices have a standard deviation of 1 / sqrt(columns)."""
     shape = shape or SHAPES[name]
     checkpoint = Checkpoint(model_config(shape), {}, metadata={"name": f"random {name}", "architecture": shape.family})
     pool = np.random.default_rng(0).standard_normal(POOL, np.float32)
@@ -78,7 +78,7 @@ def random_checkpoint(name: str, shape: Shape | None = None) -> Checkpoint:
 
 
 def tensors(shape: Shape) -> Iterator[tuple[str, bool, int, int]]:
-    """(name, whether it is a matrix, rows, columns) of the tensors of a shape, in the flat file's order."""
+    """(name, is a matrix, rows, columns) of each tensor, in the order of the flat file."""
     for name, required, is_matrix, rows, columns in _core.slots(*config_records(Checkpoint(model_config(shape), {}))):
         if required or (shape.family == "gpt2" and name.startswith("layers.")):
             yield name, is_matrix, rows, columns
@@ -96,7 +96,7 @@ def _matrix(pool: NDArray[np.float32], name: str, rows: int, columns: int) -> La
 
 
 def vector(name: str, n: int) -> LazyTensor:
-    """Norms' weights are 1, biases 0, RoPE frequencies those of base 10000."""
+    """A vector: ones for norm weights, zeros for biases, base 10000 for RoPE frequencies."""
     numbers = np.zeros(n, np.float32) if name.endswith(".bias") else np.ones(n, np.float32)
     if name.endswith("inv_freq"):
         numbers = (10000.0 ** -(np.arange(n) / n)).astype(np.float32)

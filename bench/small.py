@@ -1,9 +1,9 @@
-"""Decode speed of a small llama2.c model through `Model.generate`, in turn with llama2.c's own program.
+"""Decode speed of a small llama2.c model: `Model.generate` and llama2.c's own program, alternating.
 
     python -m bench.small stories260K.bin tok512.bin path/to/llama2.c/run
 
-`run` is llama2.c's run.c built as its Makefile's "runfast" does (-Ofast, one thread). Both decode 256 positions
-greedily; llama2.c tells tokens per second itself, without its first token; so does the figure here.
+`run` is llama2.c's run.c, built by "make runfast" (-Ofast, one thread). Both decode 256 positions greedily. llama2.c
+reports its own speed and excludes the first token; the figure for llamac excludes it, too.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from llamac.export.convert import export
 
 
 def ours(model: llamac.Model, steps: int) -> float:
-    """Tokens per second of one generation, its first token left out."""
-    result = model.generate("", max_tokens=steps)
+    """Tokens per second of one generation, excluding the first token."""
+    result = model.generate("", max_tokens=steps, temperature=0)
     return (result.usage.completion_tokens - 1) / result.timings.decode
 
 
 def theirs(program: Path, model: Path, tokenizer: Path, steps: int) -> float:
     """Tokens per second that llama2.c's program reports."""
     command: list[str | Path] = [program, model, "-z", tokenizer, "-t", "0", "-n", str(steps)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    found = re.search(r"achieved tok/s: ([0-9.]+)", told)
-    if found is None:
-        raise SystemExit(f"{program} did not tell its speed: {told!r}")
-    return float(found[1])
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    match = re.search(r"achieved tok/s: ([0-9.]+)", output)
+    if match is None:
+        raise SystemExit(f"{program} printed no speed: {output!r}")
+    return float(match[1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("tokenizer", type=Path)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=256)
+    parser.add_argument("model", type=Path, help="llama2.c model file")
+    parser.add_argument("tokenizer", type=Path, help="its tokenizer.bin")
+    parser.add_argument("run", type=Path, help="llama2.c's program")
+    parser.add_argument("--rounds", type=int, default=15, help="runs of each program (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=256, help="positions to decode (default: %(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         flat = Path(folder, "model.bin")
@@ -58,8 +58,8 @@ def main() -> None:
         ("ratio", [a / b for a, b in rows]),
     ):
         digits = 2 if name == "ratio" else 0
-        middle, least, most = (f"{f(values):.{digits}f}" for f in (statistics.median, min, max))
-        print(f"{name:<9} median {middle}, {least} to {most}")
+        middle, low, high = (f"{f(values):.{digits}f}" for f in (statistics.median, min, max))
+        print(f"{name:<9} median {middle}, {low} to {high}")
 
 
 if __name__ == "__main__":

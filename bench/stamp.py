@@ -1,6 +1,6 @@
-"""Says where and from what a figure comes, and keeps figures: bench/results/DATE-NAME.json.
+"""Save results with the commit, machine and versions that produced them, as bench/results/DATE-NAME.json.
 
-llamac bench MODEL --json - | python -m bench.stamp NAME        keeps the output of `llamac bench`, stamped
+llamac bench MODEL --json - | python -m bench.stamp NAME        saves the output of `llamac bench`
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PEERS = ("llama-cpp-python", "ctranslate2", "transformers", "torch")
 
 
 def stamp() -> dict[str, Any]:
-    """Commit, machine, versions, date and load."""
+    """The commit, machine, versions, date and load average."""
     machine = describe_machine()
     return {
         "date": date.today().isoformat(),
@@ -44,7 +44,7 @@ def stamp() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The checkout's commit; with "+" where files differ from it."""
+    """The commit of the checkout, with "+" if tracked files are modified."""
     found = first_line("git", "-C", str(ROOT), "rev-parse", "HEAD")
     return found + ("+" if found and first_line("git", "-C", str(ROOT), "status", "--porcelain", "-uno") else "")
 
@@ -58,7 +58,7 @@ def first_line(*command: str) -> str:
 
 
 def caches(folder: Path) -> list[str]:
-    """Level, type and size of the first processor's caches."""
+    """Level, type and size of the first CPU's caches."""
     return [
         " ".join((cache / name).read_text().strip() for name in ("level", "type", "size"))
         for cache in sorted(folder.glob("index*"))
@@ -66,7 +66,7 @@ def caches(folder: Path) -> list[str]:
 
 
 def peer_versions() -> dict[str, str]:
-    """Versions of the engines that are installed."""
+    """Versions of the installed engines."""
     found = {}
     for name in PEERS:
         try:
@@ -77,7 +77,7 @@ def peer_versions() -> dict[str, str]:
 
 
 def save(name: str, figures: dict[str, Any]) -> Path:
-    """Writes figures with their stamp into bench/results; returns the path."""
+    """Write results with their stamp to bench/results; return the path."""
     RESULTS.mkdir(exist_ok=True)
     facts = stamp()
     path = RESULTS / f"{facts['date']}-{name}.json"
@@ -87,11 +87,11 @@ def save(name: str, figures: dict[str, Any]) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", metavar="NAME", help="of the result")
+    parser.add_argument("name", metavar="NAME", help="name of the result file, without date and suffix")
     name = parser.parse_args().name
     text = sys.stdin.read()
     if not text:
-        raise SystemExit("nothing came from standard input: nothing is kept")
+        raise SystemExit("standard input is empty; pipe the output of `llamac bench MODEL --json -` into it")
     print(save(name, {"bench": "llamac bench", **json.loads(text)}))
 
 

@@ -1,9 +1,9 @@
-"""What the time from the process's start to the first token of the built-in model is made of.
+"""Breakdown of the time from process start to the first token of the built-in model.
 
     python -m bench.startup [--rounds 15]
 
-Whole processes are timed, each doing a little more than the one before; the differences are the parts. Bytecode must be
-cached (it is where pip installed llamac; unset PYTHONDONTWRITEBYTECODE).
+Whole processes are timed. Each does one step more than the one before, so the differences are the steps' times.
+Bytecode must be cached: pip compiles it at installation; for an editable install, unset PYTHONDONTWRITEBYTECODE.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import subprocess
 import sys
 import time
 
-OPEN = "import llamac.cli.run; llamac.cli.make_parser(); m = llamac.load()"
+OPEN = "import llamac.cli; llamac.cli.make_parser(['run']); m = llamac.load('stories')"
 STEPS = {
     "bare Python": "pass",
     "import llamac": "import llamac",
-    "its command line": "import llamac.cli, llamac.cli.run; llamac.cli.make_parser()",
+    "its command line": "import llamac.cli; llamac.cli.make_parser(['run'])",
     "open the model": OPEN,
     "import tokenizers": f"{OPEN}; import tokenizers",
     "tokenize": f"{OPEN}; m.tokenize('Once upon a time')",
@@ -27,7 +27,7 @@ STEPS = {
 
 
 def seconds(code: str) -> float:
-    """Seconds of one process, its end left out as far as possible."""
+    """Wall time of one process. os._exit leaves out most of the interpreter's shutdown."""
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", code + "; import os; os._exit(0)"], check=True)
     return time.perf_counter() - started
@@ -35,7 +35,7 @@ def seconds(code: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=15, help="runs per step (default: %(default)s)")
     options = parser.parse_args()
     samples: dict[str, list[float]] = {name: [] for name in STEPS}
     for _ in range(options.rounds):

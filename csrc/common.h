@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// common.h - small helpers that everything may use; includes nothing of ours.
+// common.h - small helpers for every file of the core: integers, sizes, partitions. Includes no other header of the
+// core.
 #ifndef LLAMAC_COMMON_H
 #define LLAMAC_COMMON_H
 #include <stddef.h>
@@ -18,13 +19,18 @@ static inline int max_int(int a, int b) { return a > b ? a : b; }
 static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Where share i of n items begins when `of` take contiguous shares of nearly equal size; share i ends where i + 1 begins.
-static inline int share_start(int n, int i, int of) { return (int)((int64_t)n * i / of); }
+// Splits n items into `shares` contiguous shares whose sizes differ by at most 1. Returns the first item of a share,
+// which is also the end of the share before it; share_start(n, shares, shares) is n.
+static inline int share_start(int n, int share, int shares) { return (int)((int64_t)n * share / shares); }
 
-// Checked arithmetic on sizes that come from a file or a caller: 1 on overflow.
-static inline int mul_overflows(uint64_t a, uint64_t b, uint64_t *product) { return __builtin_mul_overflow(a, b, product); }
+// Checked arithmetic for sizes that come from a file or a caller. Returns 1 on overflow.
+static inline int mul_overflows(uint64_t a, uint64_t b, uint64_t *product) {
+    return __builtin_mul_overflow(a, b, product);
+}
 static inline int add_overflows(uint64_t a, uint64_t b, uint64_t *sum) { return __builtin_add_overflow(a, b, sum); }
 
-// Rounds up to a power of two; the caller knows that it cannot overflow.
-static inline uint64_t round_up(uint64_t x, uint64_t power_of_two) { return (x + power_of_two - 1) & ~(power_of_two - 1); }
+// Rounds up to a multiple of a power of two. The caller rules out overflow.
+static inline uint64_t round_up(uint64_t x, uint64_t power_of_two) {
+    return (x + power_of_two - 1) & ~(power_of_two - 1);
+}
 #endif

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// eval.c - llamac_eval: the last place that can fail. Checks the rows, reserves memory, and sends chunks of rows through the graph.
+// eval.c - llamac_eval: the last place that can fail. Checks the rows, reserves memory, and sends chunks of rows
+// through the graph.
 #include "eval.h"
 
 #include "common.h"
@@ -13,14 +14,18 @@ static int check_rows(const struct llamac_session *s, const llamac_row *rows, in
     for (int r = 0; r < n; r++) {
         const llamac_row *row = &rows[r];
         if (row->sequence < 0 || row->sequence >= s->n_sequences)
-            return err_set(err, LLAMAC_BAD_ARGUMENT, "row %d: sequence is %d, expected 0 to %d", r, row->sequence, s->n_sequences - 1);
+            return err_set(err, LLAMAC_BAD_ARGUMENT, "row %d: sequence is %d, expected 0 to %d", r, row->sequence,
+                s->n_sequences - 1);
         if (row->token < 0 || (uint32_t)row->token >= c->vocab_size)
-            return err_set(err, LLAMAC_BAD_ARGUMENT, "row %d: token is %d, expected 0 to %u", r, row->token, c->vocab_size - 1);
+            return err_set(err, LLAMAC_BAD_ARGUMENT, "row %d: token is %d, expected 0 to %u", r, row->token,
+                c->vocab_size - 1);
         if (row->position != lengths[row->sequence])
-            return err_set(err, LLAMAC_BAD_ARGUMENT, "row %d: position is %d, but sequence %d continues at %d", r, row->position, row->sequence,
+            return err_set(err, LLAMAC_BAD_ARGUMENT, "row %d: position is %d, but sequence %d continues at %d", r,
+                row->position, row->sequence,
                            lengths[row->sequence]);
         if (row->position >= s->context)
-            return err_set(err, LLAMAC_CONTEXT_FULL, "row %d: position %d does not fit the context of %d positions", r, row->position, s->context);
+            return err_set(err, LLAMAC_CONTEXT_FULL, "row %d: position %d does not fit the context of %d positions", r,
+                row->position, s->context);
         lengths[row->sequence]++;
     }
     return 0;
@@ -31,11 +36,14 @@ static int check_options(const struct llamac_session *s, const llamac_eval_optio
         const llamac_observation *w = &o->observations[i];
         int per_layer = 0;
         llamac_stage_width(s, w->stage, &per_layer);
-        if (!w->out || !llamac_stage_name(w->stage) || (per_layer && (w->layer < 0 || w->layer >= (int)s->model->config->n_layers)))
-            return err_set(err, LLAMAC_BAD_ARGUMENT, "observation %d: there is no stage %d in layer %d, or no buffer for it", i, w->stage, w->layer);
+        if (!w->out || !llamac_stage_name(w->stage) || (per_layer
+            && (w->layer < 0 || w->layer >= (int)s->model->config->n_layers)))
+            return err_set(err, LLAMAC_BAD_ARGUMENT,
+                "observation %d: there is no stage %d in layer %d, or no buffer for it", i, w->stage, w->layer);
         for (int j = 0; j < i; j++)
             if (o->observations[j].stage == w->stage && (!per_layer || o->observations[j].layer == w->layer))
-                return err_set(err, LLAMAC_BAD_ARGUMENT, "observation %d: stage %s of layer %d is observed twice, see observation %d: expected once", i,
+                return err_set(err, LLAMAC_BAD_ARGUMENT,
+                    "observation %d: stage %s of layer %d is observed twice, see observation %d: expected once", i,
                                llamac_stage_name(w->stage), w->layer, j);
     }
     return 0;
@@ -58,7 +66,7 @@ static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logi
         e->n_wanted = 0;
         for (int r = 0; r < e->n_rows; r++) e->n_wanted += e->rows[r].want_logits != 0;
         if (cancelled(&e->cancel)) return -1;
-        pool_run(s->threads, &s->paces[e->n_rows > REDUNDANT_ROWS], &e->cancel, run_member, e);
+        pool_run(s->threads, &s->contention[e->n_rows > REDUNDANT_ROWS], &e->cancel, run_member, e);
         if (e->cancel.seen) return -1;
         for (int r = 0; r < e->n_rows; r++) s->sequences[e->rows[r].sequence].length++;
         e->first_wanted += e->n_wanted;
@@ -66,23 +74,28 @@ static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logi
     return 0;
 }
 
-int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *logits, const llamac_eval_options *options, llamac_error *err) {
+int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *logits,
+    const llamac_eval_options *options, llamac_error *err) {
     static const llamac_eval_options none;
     const llamac_eval_options *o = options ? options : &none;
     int done = 0, wanted = 0;
     if (o->rows_done) *o->rows_done = 0;
     if (n_rows < 0) return err_set(err, LLAMAC_BAD_ARGUMENT, "n_rows is %d", n_rows);
     for (int r = 0; r < n_rows; r++) wanted += rows[r].want_logits != 0;
-    if (wanted && !logits) return err_set(err, LLAMAC_BAD_ARGUMENT, "%d rows want logits, but there is no buffer for them", wanted);
+    if (wanted && !logits) return err_set(err, LLAMAC_BAD_ARGUMENT,
+        "%d rows want logits, but there is no buffer for them", wanted);
     if (check_options(s, o, err)) return -1;
-    int *lengths = mem_take((size_t)s->n_sequences, sizeof *lengths, "the sequences' lengths", err);
+    int *lengths = mem_alloc((size_t)s->n_sequences, sizeof *lengths, "the sequences' lengths", err);
     if (!lengths) return -1;
-    int failed = check_rows(s, rows, n_rows, lengths, err) || session_reserve_rows(s, min_int(n_rows, s->max_rows), err);
+    int failed = check_rows(s, rows, n_rows, lengths, err)
+        || session_reserve_rows(s, min_int(n_rows, s->max_rows), err);
     for (int i = 0; i < s->n_sequences && !failed; i++) failed = session_reserve_pages(s, i, lengths[i], err);
-    mem_give(lengths);
+    mem_free(lengths);
     if (!failed) {
-        struct eval e = { .session = s, .observations = o->observations, .n_observations = o->n_observations, .cancel = { .request = o->cancel } };
-        if (run_chunks(&e, rows, n_rows, logits, &done)) failed = err_set(err, LLAMAC_CANCELLED, "cancelled: %d of %d rows were computed and kept", done, n_rows);
+        struct eval e = { .session = s, .observations = o->observations, .n_observations = o->n_observations,
+            .cancel = { .request = o->cancel } };
+        if (run_chunks(&e, rows, n_rows, logits, &done)) failed = err_set(err, LLAMAC_CANCELLED,
+            "cancelled: %d of %d rows were computed and kept", done, n_rows);
         if (o->rows_done) *o->rows_done = done;
     }
     // pages of positions that were not computed are not kept

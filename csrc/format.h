@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// format.h - the flat file's fixed structures, version 1, as they lie in the file (docs/format.md is the specification).
+// format.h - the flat file's fixed structures, version 1, as they lie in the file (docs/format.md is the
+// specification).
 //
-// Little-endian, naturally aligned, no implicit padding. The table of fields in format.c describes every member once more
-// by name, type and range: the checks here and the Python reader and writer are all driven by that one table.
+// Little-endian, naturally aligned, no implicit padding. The table of fields in format.c describes every member once
+// more by name, type and range: the checks here and the Python reader and writer are all driven by that one table.
 #ifndef LLAMAC_FORMAT_H
 #define LLAMAC_FORMAT_H
 #include <stddef.h>
@@ -15,13 +16,15 @@ enum {
     FORMAT_ALIGNMENT = 64,    // of sections and tensors: a cache line, a strip's line, four GPU loads
     FORMAT_MAX_ROPE = 4,
     FORMAT_MAX_EXPERTS = 4096,
+    FORMAT_MAX_TENSORS = 1 << 20,   // bounds the copy of the tensor table to 160 MiB
     FORMAT_MAX_STOP_IDS = 16,
     FORMAT_MAX_DIMS = 4,
     FORMAT_NAME_BYTES = 64,
     HASH_BYTES = 32,          // SHA-256
 };
 
-// Sections lie in this order, each at the next multiple of FORMAT_ALIGNMENT, zero bytes between them. Empty ones have 0 bytes.
+// Sections lie in this order, each at the next multiple of FORMAT_ALIGNMENT, zero bytes between them. Empty ones have 0
+// bytes.
 enum section {
     SECTION_CONFIG,      // struct config
     SECTION_LAYERS,      // struct layer_record[n_layers]
@@ -66,7 +69,8 @@ struct config {
     float attention_soft_cap, logit_soft_cap;                                // 0: none
     uint32_t n_rope;                                                         // RoPE tables in use
     uint32_t rope_dim[FORMAT_MAX_ROPE];                                      // dimensions of a head that are rotated
-    uint32_t rope_original_context[FORMAT_MAX_ROPE];                         // > 0: contexts beyond it use inv_freq_long
+    // > 0: contexts beyond it use inv_freq_long
+    uint32_t rope_original_context[FORMAT_MAX_ROPE];
     float rope_attention_factor[FORMAT_MAX_ROPE];                            // multiplies cos and sin
     int32_t bos_id, eos_id;                                                  // -1: none
     uint32_t add_bos, add_eos;                                               // whether encoding a text adds them
@@ -78,7 +82,8 @@ struct config {
 
 enum norm { NORM_RMS = 1, NORM_LAYER };
 enum position { POSITION_NONE = 1, POSITION_LEARNED, POSITION_ROPE };
-enum activation { ACTIVATION_SILU = 1, ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_RELU, ACTIVATION_QUICK_GELU };
+enum activation { ACTIVATION_SILU = 1, ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_RELU,
+    ACTIVATION_QUICK_GELU };
 enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WHOLE, QK_NORM_LAYER_HEAD };   // 0 in files from before it came
 enum placement { PLACEMENT_PRE = 1, PLACEMENT_POST, PLACEMENT_SANDWICH, PLACEMENT_PARALLEL };
 enum ffn { FFN_PLAIN = 1, FFN_GATED, FFN_EXPERTS };
@@ -111,10 +116,15 @@ _Static_assert(sizeof(struct tensor_record) == 160, "tensor record");
 
 #define FORMAT_MAGIC "\211llamac\n"
 
-// The file's structures, found and checked: hashes, sizes, order, ranges of every field. Tensors' shapes are model.c's work.
+// A checked file. `tables` is a copy of the file's first bytes, header to tensor table, at their offsets in the file;
+// the pointers below it point into it. A mapped file can change at any time, so every offset, size and shape is checked
+// in the copy and read from the copy. After format_open only tensor data is read from the file itself. Shapes of
+// tensors are model.c's to check.
 struct flat_file {
-    const uint8_t *data;
+    const uint8_t *data;                   // borrowed
     size_t bytes;
+    uint8_t *tables;                       // owned
+    size_t table_bytes;
     const struct header *header;
     const struct config *config;
     const struct layer_record *layers;     // (n_layers)
@@ -126,6 +136,8 @@ struct flat_file {
 enum { FORMAT_VALUE_BYTES = 24 };
 void format_value_name(const char *record, const char *member, uint32_t value, char name[FORMAT_VALUE_BYTES]);
 
-// Checks header, section table, config, layers and tensor table of a file in memory. `data` must be aligned to 64 bytes.
+// Copies and checks header, section table, config, layers and tensor table of a file in memory. `data` must be aligned
+// to 64 bytes.
 int format_open(struct flat_file *file, const void *data, size_t bytes, llamac_error *err);
+void format_close(struct flat_file *file);
 #endif

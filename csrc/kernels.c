@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// kernels.c - the list of kernel tables, best first, and the choice for this machine.
+// kernels.c - the list of kernel tables, best first, and runtime selection by CPU features.
 #include "kernels.h"
 
 #include <string.h>
@@ -15,18 +15,19 @@
 
 static int always(void) { return 1; }
 #if defined(__x86_64__)
-// "avx2" includes that the system saves the wide registers. Not every compiler knows "f16c" by name.
+// __builtin_cpu_supports("avx2") also checks that the OS saves the wide registers. Some compilers do not know "f16c".
 static int has_avx2(void) {
     unsigned a, b, c, d;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
+           (c & bit_F16C);
 }
 static int has_avx512(void) {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl");
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 static int has_avx512vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 #elif defined(__aarch64__)
-// The bits are the kernel's: <asm/hwcap.h> of older systems does not know them all.
+// Linux hwcap bits by number: <asm/hwcap.h> of older systems does not define all of them.
 #if defined(__linux__)
 static int has(int type, int bit) { return getauxval((unsigned long)type) >> bit & 1; }
 static int has_dotprod(void) { return has(AT_HWCAP, 20); }
@@ -69,7 +70,8 @@ const struct kernels *kernels_select(const char *name, llamac_error *err) {
         if (name && strcmp(name, tables[i].table->name)) continue;
         if (tables[i].supported()) return tables[i].table;
         if (name) {
-            err_set(err, LLAMAC_UNSUPPORTED, "isa \"%s\" needs %s, which this processor does not have", name, tables[i].needs);
+            err_set(err, LLAMAC_UNSUPPORTED, "isa \"%s\" needs %s, which this processor does not have", name,
+                    tables[i].needs);
             return NULL;
         }
     }

@@ -4,12 +4,10 @@
 #if !defined(__AVX2__) || !defined(__FMA__) || !defined(__F16C__)
 #error "compile this file with -mavx2 -mfma -mf16c"
 #endif
-#include <math.h>
-#include "half.h"
 #define KERNELS kernels_avx2
 #define KERNELS_NAME "avx2"
 #include "simd_avx2.h"
-#include "kernels_tmpl.h"
+#include "kernels_template.h"
 #else
-typedef int not_for_this_machine;
+typedef int iso_c_forbids_an_empty_file;
 #endif

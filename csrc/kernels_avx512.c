@@ -4,12 +4,10 @@
 #if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512DQ__) || !defined(__AVX512VL__)
 #error "compile this file with -mavx512f -mavx512bw -mavx512dq -mavx512vl"
 #endif
-#include <math.h>
-#include "half.h"
 #define KERNELS kernels_avx512
 #define KERNELS_NAME "avx512"
 #include "simd_avx512.h"
-#include "kernels_tmpl.h"
+#include "kernels_template.h"
 #else
-typedef int not_for_this_machine;
+typedef int iso_c_forbids_an_empty_file;
 #endif

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: MIT
 // kernels_avx512vnni.c - the kernels for x86-64 with AVX-512 F, BW, DQ, VL and VNNI. Empty elsewhere.
 #if defined(__x86_64__)
-#if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512DQ__) || !defined(__AVX512VL__) || !defined(__AVX512VNNI__)
+#if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512DQ__) || !defined(__AVX512VL__) || \
+    !defined(__AVX512VNNI__)
 #error "compile this file with -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni"
 #endif
-#include <math.h>
-#include "half.h"
 #define KERNELS kernels_avx512vnni
 #define KERNELS_NAME "avx512vnni"
 #include "simd_avx512.h"
-#include "kernels_tmpl.h"
+#include "kernels_template.h"
 #else
-typedef int not_for_this_machine;
+typedef int iso_c_forbids_an_empty_file;
 #endif

@@ -4,12 +4,10 @@
 #if !defined(__ARM_FEATURE_DOTPROD)
 #error "compile this file with -march=armv8.2-a+dotprod"
 #endif
-#include <math.h>
-#include "half.h"
 #define KERNELS kernels_neon_dotprod
 #define KERNELS_NAME "neon_dotprod"
 #include "simd_neon.h"
-#include "kernels_tmpl.h"
+#include "kernels_template.h"
 #else
-typedef int not_for_this_machine;
+typedef int iso_c_forbids_an_empty_file;
 #endif

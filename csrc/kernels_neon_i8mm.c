@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: MIT
-// kernels_neon_i8mm.c - the kernels for aarch64 with the dot product and the int8 matrix instructions. Empty elsewhere.
+// kernels_neon_i8mm.c - the kernels for aarch64 with the dot product and int8 matrix instructions. Empty elsewhere.
 #if defined(__aarch64__)
 #if !defined(__ARM_FEATURE_DOTPROD) || !defined(__ARM_FEATURE_MATMUL_INT8)
 #error "compile this file with -march=armv8.2-a+dotprod+i8mm"
 #endif
-#include <math.h>
-#include "half.h"
 #define KERNELS kernels_neon_i8mm
 #define KERNELS_NAME "neon_i8mm"
 #include "simd_neon.h"
-#include "kernels_tmpl.h"
+#include "kernels_template.h"
 #else
-typedef int not_for_this_machine;
+typedef int iso_c_forbids_an_empty_file;
 #endif

@@ -25,7 +25,8 @@ struct kv_pages kv_pages_of(size_t page_bytes, size_t most) {
 static struct kv_slab *slab_with_room(struct kv_pages *pages, llamac_error *err) {
     for (struct kv_slab *slab = pages->slabs; slab; slab = slab->next)
         if (slab->in_use < pages->per_slab) return slab;
-    struct kv_slab *slab = mem_take_huge(HEAD_BYTES + (size_t)pages->per_slab * pages->page_bytes, "pages of the KV cache", err);
+    struct kv_slab *slab = mem_alloc_huge(HEAD_BYTES + (size_t)pages->per_slab * pages->page_bytes,
+        "pages of the KV cache", err);
     if (!slab) return NULL;
     *slab = (struct kv_slab){ .next = pages->slabs };
     return pages->slabs = slab;
@@ -43,11 +44,12 @@ uint8_t *kv_page_take(struct kv_pages *pages, llamac_error *err) {
 
 void kv_page_give(struct kv_pages *pages, uint8_t *page) {
     struct kv_slab **link = &pages->slabs;
-    while (page < first_page(*link) || page >= first_page(*link) + (size_t)pages->per_slab * pages->page_bytes) link = &(*link)->next;
+    while (page < first_page(*link)
+        || page >= first_page(*link) + (size_t)pages->per_slab * pages->page_bytes) link = &(*link)->next;
     struct kv_slab *slab = *link;
     memcpy(page, &slab->given_back, sizeof slab->given_back);
     slab->given_back = page;
     if (--slab->in_use) return;
     *link = slab->next;
-    mem_give(slab);
+    mem_free(slab);
 }

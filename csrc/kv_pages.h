@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// kv_pages.h - memory for pages of the KV cache, cut from slabs that are large enough for huge pages of the system: attention goes through
-// all of a cache for each token, and with pages of 4 KB it waits for their translation.
+// kv_pages.h - memory for pages of the KV cache, cut from slabs that are large enough for huge pages of the system:
+// attention goes through all of a cache for each token, and with pages of 4 KB it waits for their translation.
 #ifndef LLAMAC_KV_PAGES_H
 #define LLAMAC_KV_PAGES_H
 #include <stdint.h>

@@ -71,10 +71,15 @@ int llamac_slot_next(llamac_walk *walk, llamac_slot *slot);
 
 // ---- model
 
-// Checks the whole structure of a file that lies in memory (64-byte aligned) and binds its tensors. The memory is borrowed until
-// llamac_model_close. Tensor data and texts are not read.
+// Checks the whole structure of a file in memory (64-byte aligned) and binds its tensors. The memory is borrowed until llamac_model_close.
+// The structure is copied first, and the copy is what is checked and used. The memory may therefore be a shared mapping of a file that others
+// can write to: a change of tensor data makes wrong numbers, any other change has no effect. The mapping must not shrink: reading a page past the
+// end of a truncated file raises SIGBUS. Tensor data and texts are not read here.
 int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llamac_error *err);
 void llamac_model_close(llamac_model **model);
+// The file's first `bytes` bytes as they were checked: header, section table, config, layers and tensor table, at their offsets in the file.
+// They belong to the model. Whoever reads them rather than the file cannot be misled by a later change of the file.
+const void *llamac_model_tables(const llamac_model *model, size_t *bytes);
 
 // Adds a low-rank adapter to a matrix, by the name of its tensor: its products become scales (W x) + b (a x), an embedding's rows W + b a. a (rank,
 // columns) and b (rows, rank) are f32 in strips, borrowed as the file is; of an embedding a is (columns, rank). scales (rows) are f32, or NULL for 1,
@@ -119,7 +124,7 @@ int llamac_set_threads(llamac_session *session, int threads, llamac_error *err);
 // Positions held by a sequence; -1 if there is no such sequence.
 int llamac_length(const llamac_session *session, int sequence);
 // Forgets the positions from `length` on.
-int llamac_rewind(llamac_session *session, int sequence, int length, llamac_error *err);
+int llamac_truncate(llamac_session *session, int sequence, int length, llamac_error *err);
 
 // ---- eval
 

@@ -1,51 +1,65 @@
 // SPDX-License-Identifier: MIT
-// measure.c - runs a kernel table's measuring loops on the team of threads. Whoever calls keeps the time.
+// measure.c - runs the measuring loops of a kernel table on the thread team. The caller takes the time.
 #include "error.h"
 #include "session.h"
 
-struct reading { const struct kernels *kernels; const float *block; size_t floats; int times, streams; uint64_t bytes; };
+struct read_job {
+    const struct kernels *kernels;
+    const float *block;
+    size_t floats;
+    int times, streams;
+    uint64_t bytes;   // read by all threads
+};
 
 static void read_share(void *argument, const struct member *member) {
-    struct reading *r = argument;
-    const size_t step = (size_t)r->streams * READ_STEP, part = r->floats / (size_t)member->count / step * step;
-    volatile float result;   // so that the reads are not left out
-    for (int i = 0; i < r->times; i++) result = r->kernels->read_block(r->block + part * (size_t)member->index, part, r->streams);
+    struct read_job *job = argument;
+    const size_t step = (size_t)job->streams * READ_STEP, part = job->floats / (size_t)member->count / step * step;
+    volatile float result;   // keeps the reads from being optimized away
+    for (int i = 0; i < job->times; i++)
+        result = job->kernels->read_block(job->block + part * (size_t)member->index, part, job->streams);
     (void)result;
-    __atomic_add_fetch(&r->bytes, (uint64_t)r->times * part * sizeof(float), __ATOMIC_RELAXED);
+    __atomic_add_fetch(&job->bytes, (uint64_t)job->times * part * sizeof(float), __ATOMIC_RELAXED);
 }
 
-struct multiplying { const struct kernels *kernels; int input, passes; uint64_t count; };
+struct multiply_job {
+    const struct kernels *kernels;
+    int input, passes;
+    uint64_t count;   // multiply-adds of all threads
+};
 
 static void multiply_share(void *argument, const struct member *member) {
     (void)member;
-    struct multiplying *m = argument;
+    struct multiply_job *job = argument;
     float result;
-    const double count = m->kernels->peak[m->input](m->passes, &result);
+    const double count = job->kernels->peak[job->input](job->passes, &result);
     volatile float kept = result;
     (void)kept;
-    __atomic_add_fetch(&m->count, (uint64_t)count, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&job->count, (uint64_t)count, __ATOMIC_RELAXED);
 }
 
-int llamac_measure_read(const float *block, size_t floats, int times, int threads, int streams, const char *isa, uint64_t *bytes, llamac_error *err) {
+int llamac_measure_read(const float *block, size_t floats, int times, int threads, int streams, const char *isa,
+                        uint64_t *bytes, llamac_error *err) {
     if (session_check_threads(threads, err)) return -1;
     if (times < 0 || (streams != 1 && streams != 2 && streams != 4))
-        return err_set(err, LLAMAC_BAD_ARGUMENT, "times is %d, streams %d; expected at least 0, and 1, 2 or 4", times, streams);
-    struct reading r = { kernels_select(isa, err), block, floats, times, streams, 0 };
-    if (!r.kernels) return -1;
-    struct pace fresh = { 0 };
-    pool_run(threads, &fresh, NULL, read_share, &r);
-    *bytes = r.bytes;
+        return err_set(err, LLAMAC_BAD_ARGUMENT, "times is %d, streams %d; expected at least 0, and 1, 2 or 4", times,
+                       streams);
+    struct read_job job = { kernels_select(isa, err), block, floats, times, streams, 0 };
+    if (!job.kernels) return -1;
+    struct contention fresh = { 0 };
+    pool_run(threads, &fresh, NULL, read_share, &job);
+    *bytes = job.bytes;
     return 0;
 }
 
 int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa, uint64_t *count, llamac_error *err) {
     if (session_check_threads(threads, err)) return -1;
     if (passes < 0 || passes > LLAMAC_MEASURE_PASSES || !llamac_dtype_name(dtype))
-        return err_set(err, LLAMAC_BAD_ARGUMENT, "dtype is %d, passes %d; expected a dtype, and 0 to %d", dtype, passes, LLAMAC_MEASURE_PASSES);
-    struct multiplying m = { kernels_select(isa, err), input_of(dtype), passes, 0 };
-    if (!m.kernels) return -1;
-    struct pace fresh = { 0 };
-    pool_run(threads, &fresh, NULL, multiply_share, &m);
-    *count = m.count;
+        return err_set(err, LLAMAC_BAD_ARGUMENT, "dtype is %d, passes %d; expected a dtype, and 0 to %d", dtype, passes,
+                       LLAMAC_MEASURE_PASSES);
+    struct multiply_job job = { kernels_select(isa, err), input_type_of(dtype), passes, 0 };
+    if (!job.kernels) return -1;
+    struct contention fresh = { 0 };
+    pool_run(threads, &fresh, NULL, multiply_share, &job);
+    *count = job.count;
     return 0;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // model.c - the one list of weights, and the binding of a file's tensors to it.
 //
-// The list says which tensors a config needs, with which shape, and in which order they lie in the file. Binding walks the list and
-// the tensor table side by side: whatever is missing, surplus, misplaced or misshaped is named.
+// The list says which tensors a config needs, with which shape, and in which order they lie in the file. Binding walks
+// the list and the tensor table side by side: whatever is missing, surplus, misplaced or misshaped is named.
 #include "model.h"
 
 #include <inttypes.h>
@@ -20,7 +20,7 @@ enum extent { ONE, DIM, VOCAB, CONTEXT, ROPE_HALF, Q_DIM, KV_DIM, Q_NORM_DIM, K_
 // What a model must be like to have a tensor: all of these at once. It must have it then, unless that is OPTIONAL.
 enum needs {
     ALWAYS = 0, OPTIONAL = 1, IF_LAYER_NORM = 2, IF_LEARNED = 4, IF_LONG_ROPE = 8, IF_UNTIED = 16, IF_QK_NORM = 32,
-    IF_NORM_BEFORE = 64, IF_NORM_BEHIND = 128, IF_DENSE = 256, IF_GATED = 512, IF_EXPERTS = 1024, END_OF_NEEDS = 2048,
+    IF_PRE_NORM = 64, IF_POST_NORM = 128, IF_DENSE = 256, IF_GATED = 512, IF_EXPERTS = 1024, END_OF_NEEDS = 2048,
 };
 
 struct slot {
@@ -43,8 +43,8 @@ static const struct slot rope_slots[] = {
     { "inv_freq_long", IF_LONG_ROPE, ONE, ROPE_HALF, OF_ROPE(inv_freq_long) },
 };
 static const struct slot layer_slots[] = {
-    { "attn_norm.weight", IF_NORM_BEFORE, ONE, DIM, OF_LAYER(attn_norm) },
-    { "attn_norm.bias", IF_NORM_BEFORE | IF_LAYER_NORM, ONE, DIM, OF_LAYER(attn_norm_bias) },
+    { "attn_norm.weight", IF_PRE_NORM, ONE, DIM, OF_LAYER(attn_norm) },
+    { "attn_norm.bias", IF_PRE_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(attn_norm_bias) },
     { "attn_q.weight", ALWAYS, Q_DIM, DIM, OF_LAYER(attn_q) },
     { "attn_q.bias", OPTIONAL, ONE, Q_DIM, OF_LAYER(attn_q_bias) },
     { "attn_k.weight", ALWAYS, KV_DIM, DIM, OF_LAYER(attn_k) },
@@ -55,18 +55,18 @@ static const struct slot layer_slots[] = {
     { "attn_k_norm.weight", IF_QK_NORM, ONE, K_NORM_DIM, OF_LAYER(attn_k_norm) },
     { "attn_out.weight", ALWAYS, DIM, Q_DIM, OF_LAYER(attn_out) },
     { "attn_out.bias", OPTIONAL, ONE, DIM, OF_LAYER(attn_out_bias) },
-    { "attn_post_norm.weight", IF_NORM_BEHIND, ONE, DIM, OF_LAYER(attn_post_norm) },
-    { "attn_post_norm.bias", IF_NORM_BEHIND | IF_LAYER_NORM, ONE, DIM, OF_LAYER(attn_post_norm_bias) },
-    { "ffn_norm.weight", IF_NORM_BEFORE, ONE, DIM, OF_LAYER(ffn_norm) },
-    { "ffn_norm.bias", IF_NORM_BEFORE | IF_LAYER_NORM, ONE, DIM, OF_LAYER(ffn_norm_bias) },
+    { "attn_post_norm.weight", IF_POST_NORM, ONE, DIM, OF_LAYER(attn_post_norm) },
+    { "attn_post_norm.bias", IF_POST_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(attn_post_norm_bias) },
+    { "ffn_norm.weight", IF_PRE_NORM, ONE, DIM, OF_LAYER(ffn_norm) },
+    { "ffn_norm.bias", IF_PRE_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(ffn_norm_bias) },
     { "ffn_gate.weight", IF_GATED, FFN_DIM, DIM, OF_LAYER(ffn.gate) },
     { "ffn_gate.bias", IF_GATED | OPTIONAL, ONE, FFN_DIM, OF_LAYER(ffn.gate_bias) },
     { "ffn_up.weight", IF_DENSE, FFN_DIM, DIM, OF_LAYER(ffn.up) },
     { "ffn_up.bias", IF_DENSE | OPTIONAL, ONE, FFN_DIM, OF_LAYER(ffn.up_bias) },
     { "ffn_down.weight", IF_DENSE, DIM, FFN_DIM, OF_LAYER(ffn.down) },
     { "ffn_down.bias", IF_DENSE | OPTIONAL, ONE, DIM, OF_LAYER(ffn.down_bias) },
-    { "ffn_post_norm.weight", IF_NORM_BEHIND, ONE, DIM, OF_LAYER(ffn_post_norm) },
-    { "ffn_post_norm.bias", IF_NORM_BEHIND | IF_LAYER_NORM, ONE, DIM, OF_LAYER(ffn_post_norm_bias) },
+    { "ffn_post_norm.weight", IF_POST_NORM, ONE, DIM, OF_LAYER(ffn_post_norm) },
+    { "ffn_post_norm.bias", IF_POST_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(ffn_post_norm_bias) },
     { "ffn_router.weight", IF_EXPERTS, EXPERTS, DIM, OF_LAYER(ffn_router) },
 };
 static const struct slot expert_slots[] = {
@@ -81,17 +81,23 @@ static const struct slot last_slots[] = {
     { "output.bias", OPTIONAL, ONE, VOCAB, OF_MODEL(output_bias) },
 };
 
-// ---- the walk over all slots of a config: the first, those of each RoPE table, of each layer and then of its experts, the last
+// ---- the walk over all slots of a config: the first, those of each RoPE table, of each layer and then of its experts,
+// the last
 
 enum group { GROUP_FIRST, GROUP_ROPE, GROUP_LAYER, GROUP_EXPERT, GROUP_LAST };
 static const struct { const struct slot *slots; uint32_t n; } groups[] = {
-    { first_slots, ARRAY_LEN(first_slots) }, { rope_slots, ARRAY_LEN(rope_slots) }, { layer_slots, ARRAY_LEN(layer_slots) },
+    { first_slots, ARRAY_LEN(first_slots) }, { rope_slots, ARRAY_LEN(rope_slots) },
+        { layer_slots, ARRAY_LEN(layer_slots) },
     { expert_slots, ARRAY_LEN(expert_slots) }, { last_slots, ARRAY_LEN(last_slots) },
 };
 
 static const struct config *config_of(const llamac_walk *w) { return w->config; }
-static const struct layer_record *layer_of(const llamac_walk *w) { return (const struct layer_record *)w->layers + w->layer; }   // in the layers' groups
-static uint32_t experts_of(const llamac_walk *w) { return layer_of(w)->ffn == FFN_EXPERTS ? layer_of(w)->n_experts : 0; }
+// Of a walk in the groups of layers.
+static const struct layer_record *layer_of(const llamac_walk *w) {
+    return (const struct layer_record *)w->layers + w->layer;
+}
+static uint32_t experts_of(const llamac_walk *w) { return layer_of(w)->ffn == FFN_EXPERTS ? layer_of(w)->n_experts : 0;
+    }
 static const struct slot *slot_of(const llamac_walk *w) { return &groups[w->group].slots[w->taken - 1]; }
 static int is_matrix(const llamac_walk *w) { return slot_of(w)->rows != ONE; }
 
@@ -118,8 +124,8 @@ static int fulfils(const llamac_walk *w, unsigned need) {
     case IF_LONG_ROPE: return c->rope_original_context[w->table] > 0;
     case IF_UNTIED: return !c->tied_output;
     case IF_QK_NORM: return c->qk_norm != QK_NORM_NONE;
-    case IF_NORM_BEFORE: return layer_of(w)->placement != PLACEMENT_POST;
-    case IF_NORM_BEHIND: return layer_of(w)->placement == PLACEMENT_POST || layer_of(w)->placement == PLACEMENT_SANDWICH;
+    case IF_PRE_NORM: return layer_of(w)->placement != PLACEMENT_POST;
+    case IF_POST_NORM: return layer_of(w)->placement == PLACEMENT_POST || layer_of(w)->placement == PLACEMENT_SANDWICH;
     case IF_DENSE: return layer_of(w)->ffn != FFN_EXPERTS;
     case IF_GATED: return layer_of(w)->ffn == FFN_GATED;
     case IF_EXPERTS: return layer_of(w)->ffn == FFN_EXPERTS;
@@ -156,7 +162,8 @@ static void name_of(const llamac_walk *w, char name[FORMAT_NAME_BYTES]) {
     switch (w->group) {
     case GROUP_ROPE: snprintf(name, FORMAT_NAME_BYTES, "rope.%" PRIu32 ".%s", w->table, last); break;
     case GROUP_LAYER: snprintf(name, FORMAT_NAME_BYTES, "layers.%" PRIu32 ".%s", w->layer, last); break;
-    case GROUP_EXPERT: snprintf(name, FORMAT_NAME_BYTES, "layers.%" PRIu32 ".experts.%" PRIu32 ".%s", w->layer, w->expert, last); break;
+    case GROUP_EXPERT: snprintf(name, FORMAT_NAME_BYTES, "layers.%" PRIu32 ".experts.%" PRIu32 ".%s", w->layer,
+        w->expert, last); break;
     default: snprintf(name, FORMAT_NAME_BYTES, "%s", last); break;
     }
 }
@@ -184,18 +191,23 @@ enum { REASON_BYTES = 128 };
 // Which fields of config and layer say that an extent is what it is.
 static void describe_extent(const llamac_walk *w, enum extent e, char text[REASON_BYTES]) {
     const struct config *c = config_of(w);
-    const int of_q = e == Q_DIM || e == Q_NORM_DIM, per_head = (e == Q_NORM_DIM || e == K_NORM_DIM) && c->qk_norm == QK_NORM_HEAD;
+    const int of_q = e == Q_DIM || e == Q_NORM_DIM, per_head = (e == Q_NORM_DIM || e == K_NORM_DIM)
+        && c->qk_norm == QK_NORM_HEAD;
     switch (e) {
     case DIM: snprintf(text, REASON_BYTES, "dim %" PRIu32, c->dim); break;
     case VOCAB: snprintf(text, REASON_BYTES, "vocab_size %" PRIu32, c->vocab_size); break;
     case CONTEXT: snprintf(text, REASON_BYTES, "context %" PRIu32, c->context); break;
-    case ROPE_HALF: snprintf(text, REASON_BYTES, "half of rope_dim[%" PRIu32 "] %" PRIu32, w->table, c->rope_dim[w->table]); break;
+    case ROPE_HALF: snprintf(text, REASON_BYTES, "half of rope_dim[%" PRIu32 "] %" PRIu32, w->table,
+        c->rope_dim[w->table]); break;
     case Q_DIM: case KV_DIM: case Q_NORM_DIM: case K_NORM_DIM:
         if (per_head) snprintf(text, REASON_BYTES, "head_dim %" PRIu32, c->head_dim);
-        else snprintf(text, REASON_BYTES, "%s %" PRIu32 " times head_dim %" PRIu32, of_q ? "n_heads" : "n_kv_heads", of_q ? c->n_heads : c->n_kv_heads, c->head_dim);
+        else snprintf(text, REASON_BYTES, "%s %" PRIu32 " times head_dim %" PRIu32, of_q ? "n_heads" : "n_kv_heads",
+            of_q ? c->n_heads : c->n_kv_heads, c->head_dim);
         break;
-    case FFN_DIM: snprintf(text, REASON_BYTES, "ffn_dim %" PRIu32 " of layer %" PRIu32, layer_of(w)->ffn_dim, w->layer); break;
-    case EXPERTS: snprintf(text, REASON_BYTES, "n_experts %" PRIu32 " of layer %" PRIu32, layer_of(w)->n_experts, w->layer); break;
+    case FFN_DIM: snprintf(text, REASON_BYTES, "ffn_dim %" PRIu32 " of layer %" PRIu32, layer_of(w)->ffn_dim,
+        w->layer); break;
+    case EXPERTS: snprintf(text, REASON_BYTES, "n_experts %" PRIu32 " of layer %" PRIu32, layer_of(w)->n_experts,
+        w->layer); break;
     default: snprintf(text, REASON_BYTES, "1"); break;
     }
 }
@@ -207,8 +219,9 @@ static void describe_needs(const llamac_walk *w, char text[REASON_BYTES]) {
     size_t n = 0;
     text[0] = 0;
     const struct { unsigned needs; const char *record, *field; uint32_t value; } named[] = {
-        { IF_LAYER_NORM, "config", "norm", c->norm }, { IF_LEARNED, "config", "position", c->position }, { IF_QK_NORM, "config", "qk_norm", c->qk_norm },
-        { IF_NORM_BEFORE | IF_NORM_BEHIND, "layer", "placement", w->group == GROUP_LAYER ? layer_of(w)->placement : 0 },
+        { IF_LAYER_NORM, "config", "norm", c->norm }, { IF_LEARNED, "config", "position", c->position },
+            { IF_QK_NORM, "config", "qk_norm", c->qk_norm },
+        { IF_PRE_NORM | IF_POST_NORM, "layer", "placement", w->group == GROUP_LAYER ? layer_of(w)->placement : 0 },
         { IF_DENSE | IF_GATED | IF_EXPERTS, "layer", "ffn", w->group == GROUP_LAYER ? layer_of(w)->ffn : 0 },
     };
     for (size_t i = 0; i < ARRAY_LEN(named); i++) {
@@ -218,7 +231,8 @@ static void describe_needs(const llamac_walk *w, char text[REASON_BYTES]) {
         n += (size_t)snprintf(text + n, REASON_BYTES - n, ", with %s %s", named[i].field, value);
     }
     if (needs & IF_LONG_ROPE)
-        snprintf(text, REASON_BYTES, ", with rope_original_context[%" PRIu32 "] %" PRIu32, w->table, c->rope_original_context[w->table]);
+        snprintf(text, REASON_BYTES, ", with rope_original_context[%" PRIu32 "] %" PRIu32, w->table,
+            c->rope_original_context[w->table]);
     if (needs & IF_UNTIED) snprintf(text, REASON_BYTES, ", with tied_output %" PRIu32, c->tied_output);
 }
 
@@ -238,20 +252,26 @@ static int bind_tensor(struct llamac_model *m, const llamac_walk *w, const struc
     const uint32_t n_dims = is_matrix(w) ? 2 : 1;
     const uint64_t first = is_matrix(w) ? rows : columns, second = is_matrix(w) ? columns : 0;
     if (t->n_dims != n_dims)
-        return err_set(err, LLAMAC_BAD_MODEL, "tensor %s: n_dims is %" PRIu32 ", expected %" PRIu32, t->name, t->n_dims, n_dims);
+        return err_set(err, LLAMAC_BAD_MODEL, "tensor %s: n_dims is %" PRIu32 ", expected %" PRIu32, t->name,
+            t->n_dims, n_dims);
     if (t->shape[0] != first || t->shape[1] != second) {
         // only what differs is named: a wrong number in the config shows at one extent
-        const int rows_differ = is_matrix(w) && t->shape[0] != first, columns_differ = t->shape[is_matrix(w) ? 1 : 0] != columns;
+        const int rows_differ = is_matrix(w) && t->shape[0] != first,
+            columns_differ = t->shape[is_matrix(w) ? 1 : 0] != columns;
         char of_rows[REASON_BYTES] = "", of_columns[REASON_BYTES] = "";
         if (rows_differ) describe_extent(w, s->rows, of_rows);
         if (columns_differ) describe_extent(w, s->columns, of_columns);
-        return err_set(err, LLAMAC_BAD_MODEL, "tensor %s: its shape is (%" PRIu64 ", %" PRIu64 "), the config needs (%" PRIu64 ", %" PRIu64 "): %s%s%s", t->name,
-                       t->shape[0], t->shape[1], first, second, of_rows, rows_differ && columns_differ ? ", " : "", of_columns);
+        return err_set(err, LLAMAC_BAD_MODEL,
+            "tensor %s: its shape is (%" PRIu64 ", %" PRIu64 "), the config needs (%" PRIu64 ", %" PRIu64 "): %s%s%s",
+            t->name,
+                       t->shape[0], t->shape[1], first, second, of_rows, rows_differ && columns_differ ? ", " : "",
+                           of_columns);
     }
     char *base = base_of(m, w);
     const uint8_t *data = m->file.data + t->offset;
     if (is_matrix(w)) {
-        const struct matrix view = { .data = data, .dtype = (int)t->dtype, .rows = (int)rows, .columns = (int)columns, .strip_bytes = dtype_strip_bytes((int)t->dtype, columns) };
+        const struct matrix view = { .data = data, .dtype = (int)t->dtype, .rows = (int)rows, .columns = (int)columns,
+            .strip_bytes = dtype_strip_bytes((int)t->dtype, columns) };
         memcpy(base + s->place, &view, sizeof view);
         m->dtypes |= 1u << t->dtype;
     } else {
@@ -272,14 +292,17 @@ static int bind_all(struct llamac_model *m, llamac_error *err) {
             if (bind_tensor(m, &w, t++, err)) return -1;
         } else if (is_next) {
             describe_needs(&w, because);
-            return err_set(err, LLAMAC_BAD_MODEL, "tensor %s does not belong to a model of this config%s", name, because);
+            return err_set(err, LLAMAC_BAD_MODEL, "tensor %s does not belong to a model of this config%s", name,
+                because);
         } else if (belongs(&w) && is_required(&w)) {
             describe_needs(&w, because);
-            return err_set(err, LLAMAC_BAD_MODEL, "tensor %s is missing%s: %s%s", name, because, t < end ? "in its place is " : "the table ends",
+            return err_set(err, LLAMAC_BAD_MODEL, "tensor %s is missing%s: %s%s", name, because,
+                t < end ? "in its place is " : "the table ends",
                            t < end ? t->name : "");
         }
     }
-    if (t < end) return err_set(err, LLAMAC_BAD_MODEL, "tensor %s does not belong to a model of this config, or not in this place", t->name);
+    if (t < end) return err_set(err, LLAMAC_BAD_MODEL,
+        "tensor %s does not belong to a model of this config, or not in this place", t->name);
     if (m->config->tied_output) m->output = m->token_embedding;
     return 0;
 }
@@ -289,12 +312,14 @@ static int take_layers(struct llamac_model *m, llamac_error *err) {
     uint64_t n_experts = 0;
     for (uint32_t l = 0; l < m->config->n_layers; l++) n_experts += m->file.layers[l].n_experts;
     if (n_experts * ARRAY_LEN(expert_slots) > m->file.n_tensors)   // no memory is taken for what cannot be there
-        return err_set(err, LLAMAC_BAD_MODEL, "section tensors: it has %zu tensors, but n_experts is %" PRIu64 " in all layers together, with %zu each", m->file.n_tensors, n_experts,
+        return err_set(err, LLAMAC_BAD_MODEL,
+            "section tensors: it has %zu tensors, but n_experts is %" PRIu64 " in all layers together, with %zu each",
+            m->file.n_tensors, n_experts,
                        ARRAY_LEN(expert_slots));
-    m->layers = mem_take(m->config->n_layers, sizeof *m->layers, "the model's layers", err);
+    m->layers = mem_alloc(m->config->n_layers, sizeof *m->layers, "the model's layers", err);
     if (!m->layers) return -1;
     if (n_experts) {
-        m->experts = mem_take((size_t)n_experts, sizeof *m->experts, "the model's experts", err);
+        m->experts = mem_alloc((size_t)n_experts, sizeof *m->experts, "the model's experts", err);
         if (!m->experts) return -1;
     }
     struct expert *experts = m->experts;
@@ -307,8 +332,9 @@ static int take_layers(struct llamac_model *m, llamac_error *err) {
         int *const widest = used ? &m->max_expert_dim : &m->max_ffn_dim;
         *widest = max_int(*widest, (int)record->ffn_dim);
         m->max_hidden = max_size(m->max_hidden, (size_t)max_int(1, used) * record->ffn_dim);
-        m->max_experts = max_int(m->max_experts, (int)record->n_experts), m->max_experts_used = max_int(m->max_experts_used, used);
-        m->norms_behind |= record->placement == PLACEMENT_POST || record->placement == PLACEMENT_SANDWICH;
+        m->max_experts = max_int(m->max_experts, (int)record->n_experts),
+            m->max_experts_used = max_int(m->max_experts_used, used);
+        m->has_post_norms |= record->placement == PLACEMENT_POST || record->placement == PLACEMENT_SANDWICH;
     }
     return 0;
 }
@@ -317,8 +343,11 @@ int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llam
     struct flat_file file;
     *model = NULL;
     if (format_open(&file, data, bytes, err)) return -1;
-    llamac_model *m = mem_take(1, sizeof *m, "the model", err);
-    if (!m) return -1;
+    llamac_model *m = mem_alloc(1, sizeof *m, "the model", err);
+    if (!m) {
+        format_close(&file);
+        return -1;
+    }
     mem_count_object(1);
     m->file = file;
     m->config = file.config;
@@ -328,6 +357,11 @@ int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llam
     }
     *model = m;
     return 0;
+}
+
+const void *llamac_model_tables(const llamac_model *model, size_t *bytes) {
+    *bytes = model->file.table_bytes;
+    return model->file.tables;
 }
 
 // ---- adapters
@@ -340,28 +374,36 @@ static void *find_view(struct llamac_model *m, const char *tensor, llamac_walk *
     while (walk_on(w)) {
         if (!belongs(w)) continue;
         name_of(w, name);
-        if (!strcmp(name, output ? "token_embedding.weight" : tensor)) return output ? (void *)&m->output : base_of(m, w) + slot_of(w)->place;
+        if (!strcmp(name, output ? "token_embedding.weight" : tensor)) return output ? (void *)&m->output : base_of(m,
+            w) + slot_of(w)->place;
     }
     return NULL;
 }
 
-int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void *a, size_t a_bytes, const void *b, size_t b_bytes, const float *scales,
+int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void *a, size_t a_bytes, const void *b,
+    size_t b_bytes, const float *scales,
                        size_t n_scales, llamac_error *err) {
     llamac_walk w;
     struct matrix *adapted = find_view(m, matrix, &w);
-    if (!adapted || !is_matrix(&w)) return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter: the model has no matrix %.64s", matrix);
-    if (rank < 1 || rank > LLAMAC_MAX_RANK) return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: rank is %d, expected 1 to %d", matrix, rank, LLAMAC_MAX_RANK);
+    if (!adapted || !is_matrix(&w)) return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter: the model has no matrix %.64s",
+        matrix);
+    if (rank < 1 || rank > LLAMAC_MAX_RANK) return err_set(err, LLAMAC_BAD_ARGUMENT,
+        "adapter of %.64s: rank is %d, expected 1 to %d", matrix, rank, LLAMAC_MAX_RANK);
     if (adapted->lora) return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: it has one already", matrix);
     const int is_embedding = adapted == &m->token_embedding || adapted == &m->position_embedding;
-    if (is_embedding && scales) return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: an embedding has no scales", matrix);
+    if (is_embedding && scales) return err_set(err, LLAMAC_BAD_ARGUMENT,
+        "adapter of %.64s: an embedding has no scales", matrix);
     if (scales && n_scales != (size_t)adapted->rows)
-        return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: there are %zu scales, expected %d", matrix, n_scales, adapted->rows);
+        return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: there are %zu scales, expected %d", matrix,
+            n_scales, adapted->rows);
     const uint64_t across = (uint64_t)rank, columns = (uint64_t)adapted->columns;
-    const size_t a_needed = is_embedding ? llamac_matrix_bytes(LLAMAC_F32, columns, across) : llamac_matrix_bytes(LLAMAC_F32, across, columns);
+    const size_t a_needed = is_embedding ? llamac_matrix_bytes(LLAMAC_F32, columns, across)
+        : llamac_matrix_bytes(LLAMAC_F32, across, columns);
     const size_t b_needed = llamac_matrix_bytes(LLAMAC_F32, (uint64_t)adapted->rows, across);
     if (a_bytes != a_needed || b_bytes != b_needed)
-        return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: a has %zu bytes and b %zu, expected %zu and %zu", matrix, a_bytes, b_bytes, a_needed, b_needed);
-    struct lora *lora = mem_take(1, sizeof *lora, "an adapter's part", err);
+        return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: a has %zu bytes and b %zu, expected %zu and %zu",
+            matrix, a_bytes, b_bytes, a_needed, b_needed);
+    struct lora *lora = mem_alloc(1, sizeof *lora, "an adapter's part", err);
     if (!lora) return -1;
     *lora = (struct lora){ rank, a, b, m->loras };
     m->loras = lora;
@@ -371,14 +413,18 @@ int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void
     return 0;
 }
 
-int llamac_model_replace(llamac_model *m, const char *tensor, int dtype, const void *data, size_t bytes, llamac_error *err) {
+int llamac_model_replace(llamac_model *m, const char *tensor, int dtype, const void *data, size_t bytes,
+    llamac_error *err) {
     llamac_walk w;
     void *view = find_view(m, tensor, &w);
-    if (!view) return err_set(err, LLAMAC_BAD_ARGUMENT, "replacing: a model of this config has no tensor %.64s", tensor);
+    if (!view) return err_set(err, LLAMAC_BAD_ARGUMENT, "replacing: a model of this config has no tensor %.64s",
+        tensor);
     const uint64_t rows = extent_of(&w, slot_of(&w)->rows), columns = extent_of(&w, slot_of(&w)->columns);
-    const size_t needed = is_matrix(&w) ? llamac_matrix_bytes(dtype, rows, columns) : dtype == LLAMAC_F32 ? sizeof(float) * (size_t)columns : 0;
+    const size_t needed = is_matrix(&w) ? llamac_matrix_bytes(dtype, rows, columns) : dtype == LLAMAC_F32
+        ? sizeof(float) * (size_t)columns : 0;
     if (!needed || bytes != needed)
-        return err_set(err, LLAMAC_BAD_ARGUMENT, "replacing %.64s: %zu bytes of dtype %d, expected %zu%s", tensor, bytes, dtype, needed, needed ? "" : ": no such dtype here");
+        return err_set(err, LLAMAC_BAD_ARGUMENT, "replacing %.64s: %zu bytes of dtype %d, expected %zu%s", tensor,
+            bytes, dtype, needed, needed ? "" : ": no such dtype here");
     if (is_matrix(&w)) {
         struct matrix *matrix = view;
         matrix->data = data, matrix->dtype = dtype, matrix->rows = (int)rows, matrix->columns = (int)columns;
@@ -395,11 +441,12 @@ void llamac_model_close(llamac_model **model) {
     if (!*model) return;
     for (struct lora *lora = (*model)->loras, *next; lora; lora = next) {
         next = lora->next;
-        mem_give(lora);
+        mem_free(lora);
     }
-    mem_give((*model)->layers);
-    mem_give((*model)->experts);
-    mem_give(*model);
+    mem_free((*model)->layers);
+    mem_free((*model)->experts);
+    format_close(&(*model)->file);
+    mem_free(*model);
     mem_count_object(-1);
     *model = NULL;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// model.h - a checked model: the file's structures and a view of every tensor. Immutable once it has sessions; borrows the file's memory.
+// model.h - a checked model: the file's structures and a view of every tensor. Immutable once it has sessions; borrows
+// the file's memory.
 #ifndef LLAMAC_MODEL_H
 #define LLAMAC_MODEL_H
 #include "format.h"
@@ -22,7 +23,8 @@ struct matrix {
 
 // The feed-forward network of a layer, or one expert, which has no biases.
 struct expert {
-    struct matrix gate, up, down;                              // (ffn_dim, dim), (ffn_dim, dim), (dim, ffn_dim); gate only if gated
+    // (ffn_dim, dim), (ffn_dim, dim), (dim, ffn_dim); gate only if gated
+    struct matrix gate, up, down;
     const float *gate_bias, *up_bias, *down_bias;
 };
 
@@ -58,6 +60,6 @@ struct llamac_model {
     int max_experts, max_experts_used;                         // 0: there are none
     struct lora *loras;                                        // all adapters' parts
     int max_rank;                                              // of them, 0: there are none
-    int norms_behind;                                          // whether branches are normed before they are added
+    int has_post_norms;                                          // whether branches are normed before they are added
 };
 #endif

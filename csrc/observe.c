@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// observe.c - the graph's stages: their names and widths, and the copies that observers get. Costs one comparison per stage when
-// nobody observes.
+// observe.c - the graph's stages: their names and widths, and the copies that observers get. Costs one comparison per
+// stage when nobody observes.
 #include <string.h>
 #include "common.h"
 #include "eval.h"
@@ -41,7 +41,8 @@ float *observed(const struct eval *e, int stage, int layer) {
         if (o->stage != stage || (stages[stage].per_layer && o->layer != layer)) continue;
         int per_layer;
         const int of_wanted = stage == LLAMAC_STAGE_OUTPUT_NORM || stage == LLAMAC_STAGE_LOGITS;
-        return o->out + (size_t)(of_wanted ? e->first_wanted : e->first_row) * llamac_stage_width(e->session, stage, &per_layer);
+        return o->out + (size_t)(of_wanted ? e->first_wanted : e->first_row) * llamac_stage_width(e->session, stage,
+            &per_layer);
     }
     return NULL;
 }

@@ -1,12 +1,23 @@
 // SPDX-License-Identifier: MIT
-// pool.c - the team's threads and how they wait. See pool.h.
+// pool.c - the thread team: its threads, its barrier, and how members wait. See pool.h.
+//
+// OpenMP says how many threads the host allows and where it binds them (OMP_THREAD_LIMIT, OMP_PROC_BIND, OMP_PLACES).
+// The threads themselves are plain pthreads: GCC's OpenMP ends the process when it cannot create one, takes the stack
+// size from the environment, and hangs in a forked child.
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE   // syscall, pthread_sigmask, CPU_COUNT
+#define _GNU_SOURCE   // syscall, CPU_COUNT
 #endif
 #include "pool.h"
 
 #include "fpenv.h"
 #include "llamac.h"
+
+// Calls work with the floating-point control word that results are defined for.
+static void call(const struct member *member, pool_work *work, void *argument) {
+    const fp_control control = fp_control_reset();
+    work(argument, member);
+    fp_control_restore(control);
+}
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -23,24 +34,25 @@
 #include <unistd.h>
 #endif
 #if !defined(__linux__) && !defined(POOL_WITHOUT_FUTEX)
-#define POOL_WITHOUT_FUTEX   // tests define it, too
+#define POOL_WITHOUT_FUTEX   // a test defines it on Linux
 #endif
 
-// ---- waiting: some microseconds awake, then asleep
+// ---- events: spin briefly, then sleep
 
 enum {
-    GLANCES = 100,            // looks at a gate before the clock is read for the first time
+    FIRST_POLLS = 100,          // polls of an event before the clock is read
     SECOND_NS = 1000000000,
-    SPIN_NS = 500000,         // awake at a gate: over what one member of a large model is late, under a scheduler's slice
-    CROWDED_NS = 100000,      // awake so long at a barrier: who is late may be queued behind the one that waits
-    LATE_NS = 1000000,        // who comes so late may have lost its CPU to another program
-    WINDOW_NS = 10000000,     // runs are judged together when they have taken this long
-    REST = 32,                // a bad window is followed by that many times its length without spinning
-    LOOK_NS = 5000000,        // who waits for a turn looks that often whether it shall stop
+    SPIN_NS = 500000,           // more than one member of a large model lags behind, less than a scheduler's time slice
+    // after this long at a barrier, the missing member may be queued on the waiting member's CPU
+    STACKED_NS = 100000,
+    LATE_NS = 1000000,          // a member that lost its CPU to another program is at least this late
+    WINDOW_NS = 10000000,       // runs are judged together until they have taken this long
+    BACKOFF = 32,               // after a bad window, members do not spin for this many times its length
+    CANCEL_POLL_NS = 5000000,   // a caller in the queue checks its cancel flag this often
 };
 
-// A number that threads wait to see change.
-struct gate { uint32_t number, sleepers; };
+// Threads wait for `number` to change.
+struct event { uint32_t number, sleepers; };
 
 static void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -57,158 +69,166 @@ static int64_t now_ns(void) {
 }
 
 #if !defined(POOL_WITHOUT_FUTEX)
-// Asleep while the gate's number is `number`, until it is opened, or for most_ns if that is not 0; may also return early.
-static void sleep_at(struct gate *gate, uint32_t number, int64_t most_ns) {
-    const struct timespec most = { .tv_sec = most_ns / SECOND_NS, .tv_nsec = most_ns % SECOND_NS };
-    syscall(SYS_futex, &gate->number, FUTEX_WAIT_PRIVATE, number, most_ns ? &most : NULL, 0, 0);
+// Sleeps while the event's number is `number`, until it is signalled, at most timeout_ns unless that is 0. May return
+// early.
+static void park(struct event *event, uint32_t number, int64_t timeout_ns) {
+    const struct timespec timeout = { .tv_sec = timeout_ns / SECOND_NS, .tv_nsec = timeout_ns % SECOND_NS };
+    syscall(SYS_futex, &event->number, FUTEX_WAIT_PRIVATE, number, timeout_ns ? &timeout : NULL, 0, 0);
 }
-static void wake_at(struct gate *gate) { syscall(SYS_futex, &gate->number, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0); }
-static void forget_sleepers(void) {}
+static void unpark_all(struct event *event) { syscall(SYS_futex, &event->number, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
+    }
+static void reset_parking_lot(void) {}
 #else
-// Where threads sleep, by the address of their gate. Those of different gates may meet here: they are woken together and look again.
-enum { BEDS = 64 };
-static struct bed { pthread_mutex_t lock; pthread_cond_t opened; } beds[BEDS] = { [0 ... BEDS - 1] = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER } };
-static struct bed *bed_of(const struct gate *gate) { return &beds[(uintptr_t)gate / 64 % BEDS]; }
+// Sleeping threads, hashed by the address of their event. Events that share a bucket wake each other's sleepers, which
+// look again.
+enum { BUCKETS = 64 };
+static struct bucket { pthread_mutex_t lock; pthread_cond_t signalled; } buckets[BUCKETS] = {
+    [0 ... BUCKETS - 1] = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER }
+};
+static struct bucket *bucket_of(const struct event *event) { return &buckets[(uintptr_t)event / 64 % BUCKETS]; }
 
-static void sleep_at(struct gate *gate, uint32_t number, int64_t most_ns) {
-    struct bed *bed = bed_of(gate);
-    struct timespec until;   // of the clock that every system's conditions know; where it is set back, the sleep becomes longer
+static void park(struct event *event, uint32_t number, int64_t timeout_ns) {
+    struct bucket *bucket = bucket_of(event);
+    struct timespec until;   // by the one clock that conditions have everywhere; setting it back makes the sleep longer
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += (until.tv_nsec + most_ns) / SECOND_NS, until.tv_nsec = (until.tv_nsec + most_ns) % SECOND_NS;
-    pthread_mutex_lock(&bed->lock);
-    if (__atomic_load_n(&gate->number, __ATOMIC_SEQ_CST) != number) {}
-    else if (most_ns) pthread_cond_timedwait(&bed->opened, &bed->lock, &until);
-    else pthread_cond_wait(&bed->opened, &bed->lock);
-    pthread_mutex_unlock(&bed->lock);
+    until.tv_sec += (until.tv_nsec + timeout_ns) / SECOND_NS, until.tv_nsec = (until.tv_nsec + timeout_ns) % SECOND_NS;
+    pthread_mutex_lock(&bucket->lock);
+    if (__atomic_load_n(&event->number, __ATOMIC_SEQ_CST) != number) {}
+    else if (timeout_ns) pthread_cond_timedwait(&bucket->signalled, &bucket->lock, &until);
+    else pthread_cond_wait(&bucket->signalled, &bucket->lock);
+    pthread_mutex_unlock(&bucket->lock);
 }
 
-static void wake_at(struct gate *gate) {
-    struct bed *bed = bed_of(gate);
-    pthread_mutex_lock(&bed->lock);   // a sleeper has either seen the new number or lies down already
-    pthread_cond_broadcast(&bed->opened);
-    pthread_mutex_unlock(&bed->lock);
+static void unpark_all(struct event *event) {
+    struct bucket *bucket = bucket_of(event);
+    pthread_mutex_lock(&bucket->lock);   // a sleeper has either seen the new number or is waiting already
+    pthread_cond_broadcast(&bucket->signalled);
+    pthread_mutex_unlock(&bucket->lock);
 }
 
-static void forget_sleepers(void) {
-    for (int i = 0; i < BEDS; i++) pthread_mutex_init(&beds[i].lock, NULL), pthread_cond_init(&beds[i].opened, NULL);
+static void reset_parking_lot(void) {
+    for (int i = 0; i < BUCKETS; i++) pthread_mutex_init(&buckets[i].lock, NULL),
+        pthread_cond_init(&buckets[i].signalled, NULL);
 }
 #endif
 
-static int changed(struct gate *gate, uint32_t number, int looks) {
-    for (int i = 0; i < looks; i++) {
-        if (__atomic_load_n(&gate->number, __ATOMIC_ACQUIRE) != number) return 1;
+static int poll_event(struct event *event, uint32_t number, int polls) {
+    for (int i = 0; i < polls; i++) {
+        if (__atomic_load_n(&event->number, __ATOMIC_ACQUIRE) != number) return 1;
         relax();
     }
     return 0;
 }
 
-// Asleep until the gate's number is no longer `number`, or for about most_ns if that is not 0.
-static void gate_sleep(struct gate *gate, uint32_t number, int64_t most_ns) {
-    // sequentially consistent: either the opener sees the sleeper, or the sleeper sees the new number
-    __atomic_add_fetch(&gate->sleepers, 1, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&gate->number, __ATOMIC_SEQ_CST) == number) {
-        sleep_at(gate, number, most_ns);
-        if (most_ns) break;
+// Sleeps until the event's number is no longer `number`, or for about timeout_ns unless that is 0.
+static void event_sleep(struct event *event, uint32_t number, int64_t timeout_ns) {
+    // sequentially consistent: either the signaller sees the sleeper, or the sleeper sees the new number
+    __atomic_add_fetch(&event->sleepers, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&event->number, __ATOMIC_SEQ_CST) == number) {
+        park(event, number, timeout_ns);
+        if (timeout_ns) break;
     }
-    __atomic_sub_fetch(&gate->sleepers, 1, __ATOMIC_RELAXED);
+    __atomic_sub_fetch(&event->sleepers, 1, __ATOMIC_RELAXED);
 }
 
-// Awake until the gate's number is no longer `number`, or for spin_ns. Whether it has changed.
-static int gate_spin(struct gate *gate, uint32_t number, int64_t spin_ns) {
-    if (changed(gate, number, spin_ns ? GLANCES : 1)) return 1;
+// Spins until the event's number is no longer `number`, or for spin_ns. Returns whether it has changed.
+static int event_spin(struct event *event, uint32_t number, int64_t spin_ns) {
+    if (poll_event(event, number, spin_ns ? FIRST_POLLS : 1)) return 1;
     for (const int64_t until = now_ns() + spin_ns; now_ns() < until;)
-        if (changed(gate, number, 10)) return 1;
+        if (poll_event(event, number, 10)) return 1;
     return 0;
 }
 
-// Returns when the gate's number is no longer `number`. Awake for spin_ns, asleep after that.
-static void gate_wait(struct gate *gate, uint32_t number, int64_t spin_ns) {
-    if (!gate_spin(gate, number, spin_ns)) gate_sleep(gate, number, 0);
+static void event_wait(struct event *event, uint32_t number, int64_t spin_ns) {
+    if (!event_spin(event, number, spin_ns)) event_sleep(event, number, 0);
 }
 
-static void gate_open(struct gate *gate) {
-    __atomic_add_fetch(&gate->number, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&gate->sleepers, __ATOMIC_SEQ_CST)) wake_at(gate);
+static void event_signal(struct event *event) {
+    __atomic_add_fetch(&event->number, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&event->sleepers, __ATOMIC_SEQ_CST)) unpark_all(event);
 }
 
 // ---- the team
 
-// A thread of ours waits here. Each on its own cache line.
-struct seat {
-    _Alignas(64) struct gate posted;
-    uint32_t seen;            // the last number of `posted` that was taken up
-    uint32_t places;          // the team's `places` that the thread is bound to
-    int32_t thread;           // its number in the system, 0 if there is none
-    uint32_t met;             // the round after the last one that the member has come to
-    int32_t cpu;              // the caller's at that time
-    int64_t waited, ended;    // nanoseconds of this run at barriers; when the work was done
-    long lost;                // CPUs that the thread lost to another one in this run; during it, less those lost before it
+// Stack of a thread, whatever the process's limits say. Evals use some 16 KiB, C libraries put their thread-local data
+// there too.
+enum { STACK_BYTES = 512 << 10 };
+
+#if defined(__linux__)
+struct affinity { cpu_set_t cpus; uint32_t version; };   // version 0: not set by us
+#else
+struct affinity { uint32_t version; };
+#endif
+
+// One member's state, on cache lines of its own. Fields without a comment on access are the member's own, and between
+// runs the team owner's.
+struct slot {
+    _Alignas(64) struct event posted;   // a run has been posted to this thread
+    uint32_t taken;                     // the number of `posted` that the thread has taken up
+    int32_t tid;                        // the thread's id in the system, 0 if it has none; atomic
+    int32_t cpu;                        // where the caller (slot 0) came to the barrier; atomic
+    uint32_t arrived;                   // the number of barriers after the last one that the member came to; atomic
+    int64_t wait_ns, end_ns;            // of this run: time at barriers; when the work was done
+    long preemptions;                   // of the thread in this run; during it, minus those before it
+    struct affinity affinity;           // a copy of the team's, which may change while a member still leaves a barrier
 };
 
-// A caller that waits for its turn; its gate is opened once.
-struct caller { struct gate called; struct caller *next; };
+// A caller in the queue; its event is signalled once.
+struct waiter { struct event turn; struct waiter *next; };
 
 static struct {
-    pthread_mutex_t lock;     // of the next two
-    int taken;                // it is somebody's turn, and only they use what is below
-    struct caller *waiting;   // in the order in which they came
+    pthread_mutex_t lock;       // guards the next two
+    int owned;                  // a caller owns the team, and only it uses what follows
+    struct waiter *queue;       // in order of arrival
 
-    int started;              // there is a thread that owns the region
-    int size;                 // members, the caller included; 0: not known yet
-    int wanted;               // what the region is to be opened with
-    int refused;              // as many could not be had, and are not asked for
-    int64_t refused_until;    // before this time
-    struct gate ready;        // the region is open
-    struct seat seats[POOL_MAX];   // the first is the caller's, where nothing is posted
+    int size;                   // members with a thread, beside the caller
+    int64_t retry_at;           // when thread creation failed: before that time it is not tried again
+    struct slot slots[POOL_MAX];   // the first is the caller's
 
     // the run
     int count;
-    int64_t spin_ns;
-    void (*work)(void *argument, const struct member *member);
+    int64_t spin_ns;            // atomic
+    pool_work *work;
     void *argument;
-    _Alignas(64) int32_t arrived;
-    _Alignas(64) struct gate round;
-
-#if defined(__linux__)
-    cpu_set_t cpus;           // where the caller of the last run might run
-    uint32_t places;          // counts changes of it; 0: nobody's choice but the system's
-#endif
+    _Alignas(64) int32_t arrived;   // at the barrier; atomic
+    _Alignas(64) struct event barrier;
+    struct affinity affinity;   // where the callers of runs may run
 } team = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-// Waits for the turn, behind all who came before. 0 if the caller was told to stop before that; `cancel` may be NULL.
-static int take_turn(struct cancel *cancel) {
-    struct caller self = { 0 }, **last = &team.waiting;
+// Waits until this caller owns the team. Returns 0 if it was cancelled before that; `cancel` may be NULL.
+static int acquire_team(struct cancel *cancel) {
+    struct waiter self = { 0 }, **last = &team.queue;
     pthread_mutex_lock(&team.lock);
-    int mine = !team.taken, stop = 0;
-    team.taken = 1;
-    if (!mine) {
+    int owner = !team.owned, stop = 0;
+    team.owned = 1;
+    if (!owner) {
         while (*last) last = &(*last)->next;
         *last = &self;
     }
     pthread_mutex_unlock(&team.lock);
-    while (!mine && !stop) {
-        gate_sleep(&self.called, 0, cancel ? LOOK_NS : 0);
-        pthread_mutex_lock(&team.lock);   // who called has left our gate by now, and nobody calls while we leave the queue
-        mine = self.called.number != 0;
-        stop = !mine && cancel && cancelled(cancel);
+    while (!owner && !stop) {
+        event_sleep(&self.turn, 0, cancel ? CANCEL_POLL_NS : 0);
+        pthread_mutex_lock(&team.lock);   // under the lock nobody is still signalling our event, or about to
+        owner = self.turn.number != 0;
+        stop = !owner && cancel && cancelled(cancel);
         if (stop) {
-            for (last = &team.waiting; *last != &self; last = &(*last)->next) {}
+            for (last = &team.queue; *last != &self; last = &(*last)->next) {}
             *last = self.next;
         }
         pthread_mutex_unlock(&team.lock);
     }
-    return mine;
+    return owner;
 }
 
-// Hands the turn over to the first who waits.
-static void give_turn(void) {
+// Passes the team on to the first caller in the queue.
+static void release_team(void) {
     pthread_mutex_lock(&team.lock);
-    struct caller *next = team.waiting;
+    struct waiter *next = team.queue;
     if (next) {
-        team.waiting = next->next;
-        gate_open(&next->called);
+        team.queue = next->next;
+        event_signal(&next->turn);
     } else {
-        team.taken = 0;
+        team.owned = 0;
     }
     pthread_mutex_unlock(&team.lock);
 }
@@ -221,28 +241,31 @@ static int32_t this_thread(void) { return 0; }
 static int32_t this_cpu(void) { return -1; }
 #endif
 
-// A scheduler may put a thread that wakes on the CPU of one that waits for it awake, and leave it there, queued, while another CPU is
-// idle. The member `index` asks the system to keep who has not come to this round off its own CPU; if that is the caller, whose affinity
-// is not ours, it moves itself. Afterwards all may run everywhere again.
-static void make_room(int index, int count, uint32_t round) {
+// A scheduler may wake a thread on the CPU of a member that spins for it, and leave it queued there while another CPU
+// is idle. The spinning member `index` has the missing members moved off its own CPU, by an affinity that is taken back
+// at once. If the caller is missing, whose affinity is not ours to change, the member moves itself.
+static void unstack_missing_members(int index, int count, uint32_t barrier) {
 #if defined(__linux__)
-    cpu_set_t others = team.cpus;
+    const struct affinity *ours = &team.slots[index].affinity;
+    cpu_set_t others = ours->cpus;
     const int cpu = this_cpu();
-    if (cpu < 0 || cpu >= CPU_SETSIZE || !team.places) return;
+    if (cpu < 0 || cpu >= CPU_SETSIZE || !ours->version) return;
     CPU_CLR((unsigned)cpu, &others);
     for (int i = 0; i < count; i++) {
-        if (i == index || __atomic_load_n(&team.seats[i].met, __ATOMIC_RELAXED) == round + 1) continue;
-        if (i == 0 && __atomic_load_n(&team.seats[0].cpu, __ATOMIC_RELAXED) != cpu) continue;
-        const int32_t thread = __atomic_load_n(&team.seats[i ? i : index].thread, __ATOMIC_RELAXED);
-        if (thread && sched_setaffinity(thread, sizeof others, &others) == 0) sched_setaffinity(thread, sizeof team.cpus, &team.cpus);
+        if (i == index || __atomic_load_n(&team.slots[i].arrived, __ATOMIC_RELAXED) == barrier + 1) continue;
+        if (i == 0 && __atomic_load_n(&team.slots[0].cpu, __ATOMIC_RELAXED) != cpu) continue;
+        const int32_t tid = __atomic_load_n(&team.slots[i ? i : index].tid, __ATOMIC_RELAXED);
+        if (tid && sched_setaffinity(tid, sizeof others, &others) == 0) sched_setaffinity(tid, sizeof ours->cpus,
+            &ours->cpus);
     }
 #else
-    (void)index, (void)count, (void)round;
+    (void)index, (void)count, (void)barrier;
 #endif
 }
 
-// How often this thread has lost its CPU to another one so far. Where nobody counts that, it grows with every call.
-static long cpus_lost(void) {
+// How often this thread has lost its CPU to another thread so far. Where the system does not count that, it grows with
+// every call.
+static long preemptions(void) {
 #if defined(RUSAGE_THREAD)
     struct rusage use;
     getrusage(RUSAGE_THREAD, &use);
@@ -253,198 +276,188 @@ static long cpus_lost(void) {
 #endif
 }
 
-// Returns the nanoseconds of waiting, 0 for few.
-static int64_t meet(int index, int count) {
-    const uint32_t round = __atomic_load_n(&team.round.number, __ATOMIC_RELAXED);
+// Returns the nanoseconds of waiting, 0 for a short wait.
+static int64_t barrier_wait(int index, int count) {
+    const uint32_t number = __atomic_load_n(&team.barrier.number, __ATOMIC_RELAXED);
     const int64_t spin_ns = __atomic_load_n(&team.spin_ns, __ATOMIC_RELAXED);
-    __atomic_store_n(&team.seats[index].met, round + 1, __ATOMIC_RELAXED);
-    if (index == 0) __atomic_store_n(&team.seats[0].cpu, this_cpu(), __ATOMIC_RELAXED);
+    __atomic_store_n(&team.slots[index].arrived, number + 1, __ATOMIC_RELAXED);
+    if (index == 0) __atomic_store_n(&team.slots[0].cpu, this_cpu(), __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&team.arrived, 1, __ATOMIC_ACQ_REL) == count) {
         __atomic_store_n(&team.arrived, 0, __ATOMIC_RELAXED);
-        gate_open(&team.round);
+        event_signal(&team.barrier);
         return 0;
     }
-    if (changed(&team.round, round, spin_ns ? GLANCES : 1)) return 0;
+    if (poll_event(&team.barrier, number, spin_ns ? FIRST_POLLS : 1)) return 0;
     const int64_t started = now_ns();
-    if (spin_ns && !gate_spin(&team.round, round, CROWDED_NS)) make_room(index, count, round);
-    gate_wait(&team.round, round, spin_ns);
+    if (spin_ns && !event_spin(&team.barrier, number, STACKED_NS)) unstack_missing_members(index, count, number);
+    event_wait(&team.barrier, number, spin_ns);
     return now_ns() - started;
 }
 
 void pool_barrier(const struct member *member) {
     if (member->count == 1) return;
-    struct seat *seat = &team.seats[member->index];
-    const int64_t waited = meet(member->index, member->count);
-    seat->waited += waited;
-    if (waited > LATE_NS && seat->lost + cpus_lost() > 0) __atomic_store_n(&team.spin_ns, 0, __ATOMIC_RELAXED);   // no more in this run
+    struct slot *slot = &team.slots[member->index];
+    const int64_t wait_ns = barrier_wait(member->index, member->count);
+    slot->wait_ns += wait_ns;
+    // spinning keeps CPUs from the programs that want them: this run spins no more
+    if (wait_ns > LATE_NS && slot->preemptions + preemptions() > 0) __atomic_store_n(&team.spin_ns, 0,
+        __ATOMIC_RELAXED);
 }
 
-static void work_as(const struct member *member, void (*work)(void *argument, const struct member *member), void *argument) {
-    fp_control control = fp_enter();
-    work(argument, member);
-    fp_leave(control);
-}
-
-// A member's part of a run, up to the meeting at its end.
+// A member's part of a run, up to the barrier at its end.
 static void take_part(int index) {
     const struct member member = { index, team.count };
-    struct seat *seat = &team.seats[index];
-    seat->waited = 0;
-    seat->lost = -cpus_lost();
-    work_as(&member, team.work, team.argument);
-    seat->ended = now_ns();
-    seat->lost += cpus_lost();
-    meet(index, member.count);
+    struct slot *slot = &team.slots[index];
+    slot->wait_ns = 0;
+    slot->preemptions = -preemptions();
+    call(&member, team.work, team.argument);
+    slot->end_ns = now_ns();
+    slot->preemptions += preemptions();
+    barrier_wait(index, member.count);
 }
 
-static void sit(struct seat *seat, int32_t thread) { __atomic_store_n(&seat->thread, thread, __ATOMIC_RELAXED); }
-// A thread's life in the region. It ends when the team has to grow.
-static void serve(int index) {
-    struct seat *seat = &team.seats[index];
-    sit(seat, this_thread());
-    for (int64_t spin_ns = SPIN_NS;;) {
-        gate_wait(&seat->posted, seat->seen, spin_ns);
-        seat->seen++;
-        if (team.size == 0) break;
-        spin_ns = __atomic_load_n(&team.spin_ns, __ATOMIC_RELAXED);
+// Our threads run where the callers of runs may run.
+static void follow_team_affinity(struct slot *slot) {
 #if defined(__linux__)
-        if (seat->places != team.places) sched_setaffinity(0, sizeof team.cpus, &team.cpus);
-        seat->places = team.places;
+    if (slot->affinity.version == team.affinity.version) return;
+    slot->affinity = team.affinity;
+    if (slot != team.slots) sched_setaffinity(0, sizeof slot->affinity.cpus, &slot->affinity.cpus);
+#else
+    (void)slot;
 #endif
-        take_part(index);
-    }
-    sit(seat, 0);
 }
 
-static void *own_team(void *unused) {
-    (void)unused;
-    for (;;) {
-        #pragma omp parallel num_threads(team.wanted - 1)
-        {
-            // the region may be smaller than asked for: the first run must know
-            #pragma omp single
-            {
-                team.size = omp_get_num_threads() + 1;
-                gate_open(&team.ready);
-            }
-            serve(omp_get_thread_num() + 1);
-        }
+// Where OpenMP binds threads, it has bound the calling thread, whose affinity ours inherit: each of ours takes a place
+// of its own.
+static void bind_to_place(int index) {
+#if defined(__linux__)
+    const int n_places = omp_get_proc_bind() == omp_proc_bind_false ? 0 : omp_get_num_places();
+    if (n_places < 1 || omp_get_place_num_procs(index % n_places) > CPU_SETSIZE) return;
+    int ids[CPU_SETSIZE];
+    cpu_set_t cpus;
+    CPU_ZERO(&cpus);
+    omp_get_place_proc_ids(index % n_places, ids);
+    for (int i = 0; i < omp_get_place_num_procs(index % n_places); i++)
+        if (ids[i] >= 0 && ids[i] < CPU_SETSIZE) CPU_SET((unsigned)ids[i], &cpus);
+    sched_setaffinity(0, sizeof cpus, &cpus);
+#else
+    (void)index;
+#endif
+}
+
+// A thread of the team, as long as the process lives.
+static void *serve(void *own_slot) {
+    struct slot *slot = own_slot;
+    const int index = (int)(slot - team.slots);
+    __atomic_store_n(&slot->tid, this_thread(), __ATOMIC_RELAXED);
+    bind_to_place(index);
+    for (int64_t spin_ns = SPIN_NS;; slot->taken++) {
+        event_wait(&slot->posted, slot->taken, spin_ns);
+        spin_ns = __atomic_load_n(&team.spin_ns, __ATOMIC_RELAXED);
+        follow_team_affinity(slot);
+        take_part(index);
     }
     return NULL;
 }
 
-// In a child process our threads and waiting callers do not exist, and it may have been somebody's turn: start from nothing.
+// In a forked child our threads and waiting callers do not exist, and a caller may have owned the team: start from
+// nothing.
 static void forget_team(void) {
     memset(&team, 0, sizeof team);
     pthread_mutex_init(&team.lock, NULL);
-    forget_sleepers();
+    reset_parking_lot();
 }
 static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_team); }
 
-static void *wait_for(void *gate) {
-    gate_wait(gate, 0, 0);
-    return NULL;
+static int start_thread(struct slot *slot) {
+    pthread_t thread;
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes)) return -1;
+    const int failed = pthread_attr_setstacksize(&attributes, STACK_BYTES)
+                    || pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED)
+                        || pthread_create(&thread, &attributes, serve, slot);
+    pthread_attr_destroy(&attributes);
+    return failed ? -1 : 0;
 }
 
-// Whether n more threads can be had now. GCC's OpenMP ends the process where it cannot have its threads: it is not asked before this is known.
-static int can_have(int n) {
-    pthread_t threads[POOL_MAX];
-    struct gate end = { 0 };
-    int had = 0;
-    while (had < n && pthread_create(&threads[had], NULL, wait_for, &end) == 0) had++;
-    gate_open(&end);
-    for (int i = 0; i < had; i++) pthread_join(threads[i], NULL);
-    return had == n;
-}
-
-// In the caller's turn: makes the team as large as `threads`, if that can be had.
+// Makes the team as large as `threads`, the caller included, as far as the system has threads to give.
 static void grow_team(int threads, int64_t now) {
-    if (team.wanted >= threads || (threads >= team.refused && now < team.refused_until)) return;
-    const uint32_t ready = team.ready.number;
-    const int starts = !team.started;
-    // signals are the host's business: its threads take them, ours (which inherit this mask) never do
+    if (team.size + 1 >= threads || now < team.retry_at) return;
+    // signals are the host's: its threads handle them, ours inherit this mask and never do
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    int had = can_have(threads - (team.wanted > 1 ? team.wanted : 1));
-    if (had && starts) {
-        pthread_t owner;
-        team.wanted = threads;
-        had = team.started = pthread_create(&owner, NULL, own_team, NULL) == 0;
-        if (had) pthread_detach(owner);
-        else team.wanted = 0;
-    }
+    while (team.size + 1 < threads && !start_thread(&team.slots[team.size + 1])) team.size++;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (!had) {   // trying costs dozens of threads where a team is large: not at every run
-        team.refused = threads, team.refused_until = now + SECOND_NS;
-        return;
-    }
-    if (!starts) {
-        team.wanted = threads;
-        const int members = team.size;
-        team.size = 0;
-        for (int i = 1; i < members; i++) gate_open(&team.seats[i].posted);
-    }
-    gate_wait(&team.ready, ready, 0);
+    if (team.size + 1 < threads) team.retry_at = now + SECOND_NS;   // not at every run
 }
 
-// Our threads follow the caller to the CPUs that it may run on. How many there are for the run; `threads` if nobody knows.
-static int follow_cpus(int threads) {
+// Takes over the caller's affinity for the run. Returns how many CPUs it has; `threads` if the system does not say.
+static int update_affinity(int threads) {
 #if defined(__linux__)
     cpu_set_t cpus;
     if (sched_getaffinity(0, sizeof cpus, &cpus)) return threads;
     const int n = CPU_COUNT(&cpus);
-    // a caller that is alone on its CPU has been placed there by somebody who did not think of our threads, nor has who binds OpenMP's
-    if (n >= threads && !CPU_EQUAL(&cpus, &team.cpus) && omp_get_proc_bind() == omp_proc_bind_false) team.cpus = cpus, team.places++;
+    // a host that pins the caller to few CPUs means the caller, not our threads; and where OpenMP binds threads, ours
+    // stay at their places
+    if (n >= threads && !CPU_EQUAL(&cpus, &team.affinity.cpus) && omp_get_proc_bind() == omp_proc_bind_false)
+        team.affinity.cpus = cpus, team.affinity.version++;
+    follow_team_affinity(&team.slots[0]);
     return n;
 #else
     return threads;
 #endif
 }
 
-// What a run says of the machine: nanoseconds that it took and that a member waited on average, and how many CPUs members lost.
-struct run { int64_t ran, waited; long lost; };
+// What a run says about the machine: how long it took and a member waited on average, and how often members were
+// preempted.
+struct run { int64_t run_ns, wait_ns; long preemptions; };
 
-// In the caller's turn.
-static struct run run_team(int count, int64_t spin_ns, void (*work)(void *argument, const struct member *member), void *argument) {
+static struct run run_team(int count, int64_t spin_ns, pool_work *work, void *argument) {
     team.count = count, team.work = work, team.argument = argument;
     __atomic_store_n(&team.spin_ns, spin_ns, __ATOMIC_RELAXED);
-    for (int i = 1; i < count; i++) gate_open(&team.seats[i].posted);
+    for (int i = 1; i < count; i++) event_signal(&team.slots[i].posted);
     const int64_t started = now_ns();
     take_part(0);
     const int64_t now = now_ns();
-    struct run run = { .ran = now - started };
-    for (int i = 0; i < count; i++) run.waited += (team.seats[i].waited + now - team.seats[i].ended) / count, run.lost += team.seats[i].lost;
+    struct run run = { .run_ns = now - started };
+    for (int i = 0; i < count; i++) {
+        run.wait_ns += (team.slots[i].wait_ns + now - team.slots[i].end_ns) / count;
+        run.preemptions += team.slots[i].preemptions;
+    }
     return run;
 }
 
 // ---- whether to spin
 
-// While one member works or has lost its CPU to another program, n - 1 wait. A team that got on with its work less than half of the
-// time, and not because of its own (pages that came late, say), would do better asleep: its threads then take their CPUs back as soon as
-// they have something to do, whereas the scheduler counts spinning as their share of the time.
-static void learn(struct pace *pace, int count, struct run run) {
-    pace->ran += run.ran, pace->waited += run.waited, pace->lost += run.lost;
-    if (pace->ran < WINDOW_NS) return;
-    if (pace->lost && pace->waited * count / (count - 1) > pace->ran / 2) pace->asleep_until = now_ns() + REST * pace->ran;
-    pace->ran = pace->waited = pace->lost = 0;
+// While one member works, or has lost its CPU to another program, count - 1 members wait. A team that was preempted and
+// got on with its work less than half of the time should sleep at barriers: sleeping threads get a CPU as soon as there
+// is work, whereas a scheduler counts spinning as use of the CPU. Waits alone say nothing: in a first pass they come
+// from pages that are not mapped yet.
+static void learn(struct contention *c, int count, struct run run) {
+    c->run_ns += run.run_ns, c->wait_ns += run.wait_ns, c->preemptions += run.preemptions;
+    if (c->run_ns < WINDOW_NS) return;
+    if (c->preemptions && c->wait_ns * count / (count - 1) > c->run_ns / 2)
+        c->sleep_until = now_ns() + BACKOFF * c->run_ns;
+    c->run_ns = c->wait_ns = c->preemptions = 0;
 }
 
-// 0 if there is no team, and the caller must compute alone.
-static int run_on_team(int threads, struct pace *pace, struct cancel *cancel, void (*work)(void *argument, const struct member *member), void *argument) {
+// Returns 0 if there is no team and the caller must compute alone.
+static int run_on_team(int threads, struct contention *contention, struct cancel *cancel, pool_work *work,
+    void *argument) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch_forks);   // before there is a turn that a fork could find taken
-    if (!take_turn(cancel)) return 1;
+    pthread_once(&once, watch_forks);   // before a fork can find the team owned
+    if (!acquire_team(cancel)) return 1;
     const int64_t started = now_ns();
-    const int cpus = follow_cpus(threads);
-    grow_team(threads, started);
-    const int count = team.size < threads ? team.size : threads;
+    const int cpus = update_affinity(threads);
+    grow_team(min_int(threads, omp_get_thread_limit()), started);
+    const int count = min_int(team.size + 1, threads);
     if (count > 1) {
-        const int64_t spin_ns = count <= cpus && started >= pace->asleep_until ? SPIN_NS : 0;
+        const int64_t spin_ns = count <= cpus && started >= contention->sleep_until ? SPIN_NS : 0;
         const struct run run = run_team(count, spin_ns, work, argument);
-        if (spin_ns) learn(pace, count, run);
+        if (spin_ns) learn(contention, count, run);
     }
-    give_turn();
+    release_team();
     return count > 1;
 }
 
@@ -452,20 +465,16 @@ int llamac_has_threads(void) { return 1; }
 
 #else
 void pool_barrier(const struct member *member) { (void)member; }
-static int run_on_team(int threads, struct pace *pace, struct cancel *cancel, void (*work)(void *argument, const struct member *member), void *argument) {
-    (void)threads, (void)pace, (void)cancel, (void)work, (void)argument;
+static int run_on_team(int threads, struct contention *contention, struct cancel *cancel, pool_work *work,
+    void *argument) {
+    (void)threads, (void)contention, (void)cancel, (void)work, (void)argument;
     return 0;
-}
-static void work_as(const struct member *member, void (*work)(void *argument, const struct member *member), void *argument) {
-    fp_control control = fp_enter();
-    work(argument, member);
-    fp_leave(control);
 }
 int llamac_has_threads(void) { return 0; }
 #endif
 
-void pool_run(int threads, struct pace *pace, struct cancel *cancel, void (*work)(void *argument, const struct member *member), void *argument) {
-    if (threads > 1 && run_on_team(min_int(threads, POOL_MAX), pace, cancel, work, argument)) return;
+void pool_run(int threads, struct contention *contention, struct cancel *cancel, pool_work *work, void *argument) {
+    if (threads > 1 && run_on_team(min_int(threads, POOL_MAX), contention, cancel, work, argument)) return;
     const struct member alone = { 0, 1 };
-    work_as(&alone, work, argument);
+    call(&alone, work, argument);
 }

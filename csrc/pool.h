@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// pool.h - the one team of threads of the process, and the barrier its members meet at. Nothing else knows of threads.
+// pool.h - the process's one team of threads, and the barrier between its members. No other file knows of threads.
 //
-// The caller of a run is a member of the team; the others are threads of ours. They stay in one OpenMP region for as long as the
-// team need not grow, and between runs they wait: shortly awake, then asleep. Runs of several callers take turns, in the order in
-// which they came; a run with one thread is computed by its caller, beside all others.
+// The caller of a run is member 0 of the team; the other members are threads of ours. They stay until the process ends;
+// between runs they spin briefly, then sleep. Callers queue for the team, first come first served. A run with one
+// thread is computed by its caller, beside all others, without the team.
 #ifndef LLAMAC_POOL_H
 #define LLAMAC_POOL_H
 #include "cancel.h"
@@ -12,20 +12,21 @@
 enum { POOL_MAX = 1024 };     // threads of a run
 
 struct member { int index, count; };   // 0 <= index < count
+typedef void pool_work(void *argument, const struct member *member);
 
-// What a sequence of runs of one kind has learned about waiting. Zeroed: nothing yet.
-struct pace {
-    int64_t ran, waited;      // nanoseconds of late: of the runs, and of waiting in them, a member's average
-    int64_t lost;             // CPUs that members lost to other threads meanwhile
-    int64_t asleep_until;     // before that time members wait asleep, because other programs want their CPUs
+// What runs of one kind have learned about other programs that want the same CPUs. All zero: nothing yet.
+struct contention {
+    int64_t run_ns, wait_ns;  // of recent runs: their length; the time that a member waited in them, on average
+    int64_t preemptions;      // of members in these runs
+    int64_t sleep_until;      // before this time members sleep at barriers instead of spinning
 };
 
-// Calls work(argument, member) on up to `threads` threads at once, POOL_MAX at most, and returns when all are done. Floating-point
-// control words are set and restored around it. If the team cannot be had, the caller computes alone. Where `cancel` (NULL: never) is
-// requested while others have their turn, nothing is called, and cancel->seen tells so.
-void pool_run(int threads, struct pace *pace, struct cancel *cancel, void (*work)(void *argument, const struct member *member), void *argument);
+// Calls work(argument, member) on up to `threads` threads at once, POOL_MAX at most, and returns when all calls have
+// returned. Sets the floating-point control word around each. If no threads can be created, the caller computes alone.
+// If `cancel` (NULL: never) is requested while the caller is in the queue, nothing is called, and cancel->seen is set.
+void pool_run(int threads, struct contention *contention, struct cancel *cancel, pool_work *work, void *argument);
 
-// Waits until every member has come. All members must pass the same barriers in the same order.
+// Waits for all members. All members must pass the same barriers in the same order.
 void pool_barrier(const struct member *member);
 
 // The part [*first, *last) of n items that this member works on: contiguous, of nearly equal size.

@@ -1,25 +1,30 @@
 // SPDX-License-Identifier: MIT
-// rope.c - see rope.h. Plain double arithmetic: +, - and * only, each correctly rounded by IEEE 754.
+// rope.c - sine and cosine in double from +, - and * alone, which IEEE 754 rounds correctly on every machine. See
+// rope.h.
 #include "rope.h"
 
 #include <stdint.h>
 #include <string.h>
 
-// Reduces x by multiples of pi/2 (three parts, exact for |x| up to 2^24) and evaluates Taylor polynomials on [-pi/4, pi/4];
-// the first term that is left out is below 2^-56.
+// Cody-Waite reduction: subtracts n pi/2 with pi/2 in three parts, whose products with n are exact for |x| up to
+// 2^24. Then Taylor polynomials on [-pi/4, pi/4]; the first omitted term is below 2^-56.
 static void cos_sin(double x, double *cosine, double *sine) {
-    const double shift = 0x1.8p52;
+    const double shift = 0x1.8p52;   // adding it rounds to an integer
     const double shifted = x * 0x1.45f306dc9c883p-1 + shift, n = shifted - shift;
     const double r = ((x - n * 0x1.921fb54p0) - n * 0x1.10b461p-30) - n * 0x1.a62633145c06ep-58, z = r * r;
     double s = -1.0 / 1307674368000.0, c = 1.0 / 20922789888000.0;
-    static const double sine_terms[] = { 1.0 / 6227020800.0, -1.0 / 39916800.0, 1.0 / 362880.0, -1.0 / 5040.0, 1.0 / 120.0, -1.0 / 6.0 };
-    static const double cosine_terms[] = { -1.0 / 87178291200.0, 1.0 / 479001600.0, -1.0 / 3628800.0, 1.0 / 40320.0, -1.0 / 720.0, 1.0 / 24.0, -0.5 };
+    static const double sine_terms[] = {
+        1.0 / 6227020800.0, -1.0 / 39916800.0, 1.0 / 362880.0, -1.0 / 5040.0, 1.0 / 120.0, -1.0 / 6.0,
+    };
+    static const double cosine_terms[] = {
+        -1.0 / 87178291200.0, 1.0 / 479001600.0, -1.0 / 3628800.0, 1.0 / 40320.0, -1.0 / 720.0, 1.0 / 24.0, -0.5,
+    };
     for (int i = 0; i < 6; i++) s = s * z + sine_terms[i];
     for (int i = 0; i < 7; i++) c = c * z + cosine_terms[i];
     s = r + r * z * s;
     c = 1.0 + z * c;
     uint64_t bits;
-    memcpy(&bits, &shifted, 8);   // its lowest bits are n modulo 4
+    memcpy(&bits, &shifted, 8);   // the low bits of `shifted` are n modulo 4
     const int quadrant = (int)(bits & 3);
     *cosine = quadrant == 0 ? c : quadrant == 1 ? -s : quadrant == 2 ? -c : s;
     *sine = quadrant == 0 ? s : quadrant == 1 ? c : quadrant == 2 ? -s : -c;

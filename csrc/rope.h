@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// rope.h - cosines and sines of rotary position embedding, without libm: the same bits on every machine.
+// rope.h - cosines and sines for rotary position embedding (Su et al. 2021). No libm: the same bits on every machine.
 #ifndef LLAMAC_ROPE_H
 #define LLAMAC_ROPE_H
 
-// cosines[j], sines[j] = factor * cos, sin of (f32)position * inv_freq[j], the product rounded to f32 as checkpoints are trained with.
+// For j < half: cosines[j], sines[j] = factor * cos(angle), factor * sin(angle) with angle = (float)position *
+// inv_freq[j]. The angle is rounded to f32, as in the code that trained the checkpoints.
 void rope_angles(int position, const float *inv_freq, int half, float factor, float *cosines, float *sines);
 #endif

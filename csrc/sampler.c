@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // sampler.c - from logits to a token: temperature, top-k, top-p, min-p, one draw. The same token on every machine.
 //
-// The draw is a counter-based random number (Philox4x32-10, Salmon et al. 2011) of seed and position: it does not depend on what was
-// drawn before, so that a rewound, batched or resumed sequence draws the same.
+// The draw is a counter-based random number (Philox4x32-10, Salmon et al. 2011) of seed and position: it does not
+// depend on what was drawn before, so that a rewound, batched or resumed sequence draws the same.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,10 +15,12 @@ _Static_assert(sizeof(struct candidate) == LLAMAC_SAMPLE_SCRATCH, "scratch of ll
 
 // A number in [0, 1) with 24 random bits.
 static float uniform(uint64_t seed, uint64_t position) {
-    uint32_t c[4] = { (uint32_t)position, (uint32_t)(position >> 32), 0, 0 }, key[2] = { (uint32_t)seed, (uint32_t)(seed >> 32) };
+    uint32_t c[4] = { (uint32_t)position, (uint32_t)(position >> 32), 0, 0 },
+        key[2] = { (uint32_t)seed, (uint32_t)(seed >> 32) };
     for (int round = 0; round < 10; round++) {
         const uint64_t a = (uint64_t)c[0] * 0xd2511f53, b = (uint64_t)c[2] * 0xcd9e8d57;
-        const uint32_t next[4] = { (uint32_t)(b >> 32) ^ c[1] ^ key[0], (uint32_t)b, (uint32_t)(a >> 32) ^ c[3] ^ key[1], (uint32_t)a };
+        const uint32_t next[4] = { (uint32_t)(b >> 32) ^ c[1] ^ key[0], (uint32_t)b,
+            (uint32_t)(a >> 32) ^ c[3] ^ key[1], (uint32_t)a };
         memcpy(c, next, sizeof c);
         key[0] += 0x9e3779b9, key[1] += 0xbb67ae85;
     }
@@ -40,15 +42,20 @@ static double exp_negative(double x) {
 
 int llamac_sampling_check(const llamac_sampling *s, llamac_error *err) {
     if (!(s->temperature >= 0 && s->temperature <= 1e6f))
-        return err_set(err, LLAMAC_BAD_ARGUMENT, "temperature is %g, expected a finite number from 0", (double)s->temperature);
+        return err_set(err, LLAMAC_BAD_ARGUMENT, "temperature is %g, expected a finite number from 0",
+            (double)s->temperature);
     if (s->top_k < 0) return err_set(err, LLAMAC_BAD_ARGUMENT, "top_k is %d, expected 0 (off) or more", s->top_k);
-    if (!(s->top_p > 0 && s->top_p <= 1)) return err_set(err, LLAMAC_BAD_ARGUMENT, "top_p is %g, expected more than 0 and at most 1", (double)s->top_p);
-    if (!(s->min_p >= 0 && s->min_p <= 1)) return err_set(err, LLAMAC_BAD_ARGUMENT, "min_p is %g, expected 0 to 1", (double)s->min_p);
+    if (!(s->top_p > 0 && s->top_p <= 1)) return err_set(err, LLAMAC_BAD_ARGUMENT,
+        "top_p is %g, expected more than 0 and at most 1", (double)s->top_p);
+    if (!(s->min_p >= 0 && s->min_p <= 1)) return err_set(err, LLAMAC_BAD_ARGUMENT, "min_p is %g, expected 0 to 1",
+        (double)s->min_p);
     return 0;
 }
 
 // Greatest first; among equals the lowest id.
-static int before(const struct candidate *a, const struct candidate *b) { return a->p > b->p || (a->p == b->p && a->id < b->id); }
+static int before(const struct candidate *a, const struct candidate *b) {
+    return a->p > b->p || (a->p == b->p && a->id < b->id);
+}
 static int compare(const void *a, const void *b) { return before(a, b) ? -1 : 1; }
 
 static int greatest(const float *logits, int n) {
@@ -109,7 +116,8 @@ static int choose(struct candidate *c, int n, const llamac_sampling *s, float to
     return n;
 }
 
-static int draw(const float *logits, int n, const llamac_sampling *s, uint64_t position, struct candidate *c, int best) {
+static int draw(const float *logits, int n, const llamac_sampling *s, uint64_t position, struct candidate *c,
+    int best) {
     int m = 0;
     for (int i = 0; i < n; i++)
         if (logits[i] > -INFINITY) c[m++] = (struct candidate){ logits[i], i };
@@ -121,17 +129,20 @@ static int draw(const float *logits, int n, const llamac_sampling *s, uint64_t p
     return c[m - 1].id;
 }
 
-static int choose_token(const float *logits, int n, const llamac_sampling *s, uint64_t position, void *scratch, llamac_error *err) {
+static int choose_token(const float *logits, int n, const llamac_sampling *s, uint64_t position, void *scratch,
+    llamac_error *err) {
     if (llamac_sampling_check(s, err)) return -1;
     const int best = greatest(logits, n);
     if (best < 0 || logits[best] == INFINITY)
-        return err_set(err, LLAMAC_BAD_MODEL, "no token can be chosen: %s", best < 0 ? "none of the logits is a number" : "a logit is infinite");
+        return err_set(err, LLAMAC_BAD_MODEL, "no token can be chosen: %s",
+            best < 0 ? "none of the logits is a number" : "a logit is infinite");
     return s->temperature == 0 ? best : draw(logits, n, s, position, scratch, best);
 }
 
-int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch, llamac_error *err) {
-    const fp_control control = fp_enter();   // comparisons depend on it, too: with denormals taken for 0
+int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch,
+    llamac_error *err) {
+    const fp_control control = fp_control_reset();   // comparisons depend on it, too: with denormals taken for 0
     const int token = choose_token(logits, n, sampling, position, scratch, err);
-    fp_leave(control);
+    fp_control_restore(control);
     return token;
 }

@@ -12,7 +12,8 @@ enum {
     MAX_ROWS = 256,           // rows that go through the layers together at most; more are cut into chunks
     MIN_ROWS = 32,            // a chunk's size is a multiple of this
     MAX_SCRATCH = 26 << 20,   // bytes of scratch that a chunk's size keeps to, unless it is MIN_ROWS
-    REDUNDANT_ROWS = 4,       // up to so many rows every thread computes norms for itself instead of meeting at a barrier
+    // up to so many rows every thread computes norms for itself instead of meeting at a barrier
+    REDUNDANT_ROWS = 4,
 };
 
 // The experts of each row, ascending, and their weights: (rows, n_experts_used).
@@ -22,7 +23,7 @@ struct pairs { int *starts, *rows; float *weights; };
 
 // What one thread needs for itself.
 struct thread_scratch {
-    void *panels[N_INPUTS];   // inputs of REDUNDANT_ROWS rows of its own
+    void *panels[N_INPUT_TYPES];   // inputs of REDUNDANT_ROWS rows of its own
     float *row;               // (dim): a normed row
     float *kept;              // (REDUNDANT_ROWS, dim): normed rows for experts
     float *probabilities;     // (n_experts)
@@ -46,7 +47,7 @@ struct scratch {
     float *kept;              // (rows, dim): normed rows for experts
     float *router;            // (rows, n_experts)
     struct routes routes;
-    void *panels[N_INPUTS];   // the inputs of the products in work
+    void *panels[N_INPUT_TYPES];   // the inputs of the products in work
     float *lora;              // (readers, rows or pairs, rank): what adapters make of them
     float *q, *k, *v;         // (rows, heads * head_dim)
     float *mix;               // (rows, n_heads * head_dim): attention's result
@@ -71,7 +72,7 @@ struct llamac_session {
     size_t kv_bytes;          // of pages in use
     struct sequence *sequences;
     struct scratch scratch;
-    struct pace paces[2];     // of runs with few rows, and with more than REDUNDANT_ROWS
+    struct contention contention[2];   // of runs with up to REDUNDANT_ROWS rows, and with more
 };
 
 // Whether a run may be asked for with so many threads.
@@ -86,6 +87,7 @@ void session_trim_pages(struct llamac_session *s, int sequence);
 // Where one layer's KV head lies in each of a sequence's pages.
 static inline struct kv_view session_kv(const struct llamac_session *s, int sequence, int layer, int head) {
     const size_t key_offset = ((size_t)layer * s->model->config->n_kv_heads + (size_t)head) * s->head_bytes;
-    return (struct kv_view){ (const uint8_t *const *)s->sequences[sequence].pages, key_offset, key_offset + s->value_offset };
+    return (struct kv_view){ (const uint8_t *const *)s->sequences[sequence].pages, key_offset,
+        key_offset + s->value_offset };
 }
 #endif

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
-// simd_scalar.h - the vector vocabulary in plain C: 16 floats at a time, and lines of 16 rows x 4 bytes. It defines what every other
-// vocabulary must compute.
+// simd_scalar.h - the SIMD layer in plain C. It specifies what the layers for AVX2, AVX-512 and NEON must compute,
+// bit for bit.
+//
+// v16 is a vector of 16 floats. The quantized kernels use lines of 16 rows x 4 bytes, accumulators of dot products,
+// and block scales; each layer defines these types for its instructions.
 #ifndef LLAMAC_SIMD_H
 #define LLAMAC_SIMD_H
 #include <math.h>
@@ -8,151 +11,205 @@
 #include "common.h"
 #include "dtype.h"
 #include "half.h"
-#include "simd_rows.h"
+#include "simd_panel_layout.h"
 
 typedef struct { float f[16]; } v16;
+
+// Tuning. Tiles are S strips x T rows; an accumulator is a v16, a q4_acc or a q8_acc.
 enum {
-    SUMS_IN_FLIGHT = 1,          // vectors of sums that a tile keeps in registers: here 16 independent sums are enough
-    LINES_IN_FLIGHT = 1, LINES_IN_FLIGHT_Q8 = 1,   // strips x rows that are multiplied together, of q4 and of q8
-    SUMS_KEPT = 1 << 30,         // so many sums stay in registers beside those in the making
-    SUMS_HELD = 1 << 30,         // so many of a q4 tile from group to group
-    EXPAND_ROWS_F16 = 4, EXPAND_ROWS_BF16 = 1 << 30, EXPAND_ROWS = 4, EXPAND_ROWS_Q8 = 4,   // with more rows, weights are unpacked once for all of them
+    FLOAT_TILE_ACCS = 1,              // most accumulators of a float tile; one has 16 independent chains here
+    Q4_TILE_ACCS = 1,                 // likewise of a q4 and a q8 tile
+    Q8_TILE_ACCS = 1,
+    MAX_LIVE_SUMS = 1 << 30,          // more sums than this are spilled while a group is accumulated
+    MAX_CARRIED_SUMS = 1 << 30,       // up to this many sums of a q4 tile stay in registers from group to group
+    UNPACK_ABOVE_F16 = 4,             // with more rows than this, weights are unpacked once for all of them
+    UNPACK_ABOVE_BF16 = 1 << 30,
+    UNPACK_ABOVE_Q4 = 4,
+    UNPACK_ABOVE_Q8 = 4,
 };
+
+// No registers to allocate, so unrolling would only make the code larger.
 #undef UNROLL
-#define UNROLL                   // nothing to keep in registers: unrolled loops would only be long
+#define UNROLL
 
-// What takes many instructions without hardware is a function of its own: inlined everywhere it would be most of the library.
-#define ONCE static __attribute__((noinline, unused))
-#define SHARED ONCE              // nor do tiles gain from a copy for each height and dtype (see kernels_tmpl.h)
+// Not inlined: operations that expand to many instructions without hardware would otherwise be most of the library.
+#define NOINLINE static __attribute__((noinline, unused))
+// Nor does plain C gain from a copy of each tile per height and dtype.
+#define SPECIALIZED NOINLINE
 
-#define EACH(expression) v16 r; for (int i = 0; i < 16; i++) r.f[i] = (expression); return r
+#define FOR_LANES(expression) v16 r; for (int i = 0; i < 16; i++) r.f[i] = (expression); return r
 
-INLINE v16 v16_set1(float x) { EACH(x); }
-INLINE v16 v16_load(const float *p) { EACH(p[i]); }
+INLINE v16 v16_set1(float x) { FOR_LANES(x); }
+INLINE v16 v16_load(const float *p) { FOR_LANES(p[i]); }
 INLINE void v16_store(float *p, v16 a) { for (int i = 0; i < 16; i++) p[i] = a.f[i]; }
-// The first n of 16 numbers (0 <= n <= 16); the others are 0 and are not touched.
-INLINE v16 v16_load_n(const float *p, int n) { EACH(i < n ? p[i] : 0.0f); }
+// Masked: the first n floats, 0 <= n <= 16. The other lanes are loaded as 0; memory beyond n is not accessed.
+INLINE v16 v16_load_n(const float *p, int n) { FOR_LANES(i < n ? p[i] : 0.0f); }
 INLINE void v16_store_n(float *p, v16 a, int n) { for (int i = 0; i < n; i++) p[i] = a.f[i]; }
 
-ONCE v16 v16_load_f16(const uint16_t *p) { EACH(f32_from_f16(p[i])); }
-ONCE void v16_store_f16(uint16_t *p, v16 a) { for (int i = 0; i < 16; i++) p[i] = f16_from_f32(a.f[i]); }
-// bf16 numbers come in an order of the vocabulary's own, which v16_unmix puts right.
-INLINE v16 v16_load_bf16_mixed(const uint16_t *p) { EACH(f32_from_bf16(p[i])); }
-INLINE v16 v16_unmix(v16 a) { return a; }
+NOINLINE v16 v16_load_f16(const uint16_t *p) { FOR_LANES(f32_from_f16(p[i])); }
+NOINLINE void v16_store_f16(uint16_t *p, v16 a) { for (int i = 0; i < 16; i++) p[i] = f16_from_f32(a.f[i]); }
+// bf16 may be loaded in a permuted lane order, whichever is fastest; v16_unpermute restores the order.
+INLINE v16 v16_load_bf16_permuted(const uint16_t *p) { FOR_LANES(f32_from_bf16(p[i])); }
+INLINE v16 v16_unpermute(v16 a) { return a; }
 
-INLINE v16 v16_add(v16 a, v16 b) { EACH(a.f[i] + b.f[i]); }
-INLINE v16 v16_sub(v16 a, v16 b) { EACH(a.f[i] - b.f[i]); }
-INLINE v16 v16_mul(v16 a, v16 b) { EACH(a.f[i] * b.f[i]); }
-INLINE v16 v16_div(v16 a, v16 b) { EACH(a.f[i] / b.f[i]); }
-ONCE v16 v16_fma(v16 a, v16 b, v16 c) { EACH(fused_multiply_add(a.f[i], b.f[i], c.f[i])); }      // a * b + c, rounded once
-// a * b + c with one b for all lanes
-INLINE v16 v16_fma1(v16 a, float b, v16 c) { return v16_fma(a, v16_set1(b), c); }
-ONCE v16 v16_fnma(v16 a, v16 b, v16 c) { EACH(fused_multiply_add(-a.f[i], b.f[i], c.f[i])); }    // c - a * b, rounded once
-INLINE v16 v16_max(v16 a, v16 b) { EACH(a.f[i] > b.f[i] ? a.f[i] : b.f[i]); }
-INLINE v16 v16_min(v16 a, v16 b) { EACH(a.f[i] < b.f[i] ? a.f[i] : b.f[i]); }
-INLINE v16 v16_abs(v16 a) { EACH(f32_from_bits(f32_bits(a.f[i]) & 0x7fffffff)); }
-// a where x >= low (and where x is no number), else 0
-INLINE v16 v16_zero_below(v16 a, v16 x, v16 low) { EACH(x.f[i] < low.f[i] ? 0.0f : a.f[i]); }
-// a in the first n lanes, b in the others
-INLINE v16 v16_first(v16 a, v16 b, int n) { EACH(i < n ? a.f[i] : b.f[i]); }
-// 2^n for t = n + 1.5 * 2^23, n a whole number from -126 to 127
-INLINE v16 v16_exp2_of_shifted(v16 t) { EACH(f32_from_bits((f32_bits(t.f[i]) << 23) + 0x3f800000)); }
+INLINE v16 v16_add(v16 a, v16 b) { FOR_LANES(a.f[i] + b.f[i]); }
+INLINE v16 v16_sub(v16 a, v16 b) { FOR_LANES(a.f[i] - b.f[i]); }
+INLINE v16 v16_mul(v16 a, v16 b) { FOR_LANES(a.f[i] * b.f[i]); }
+INLINE v16 v16_div(v16 a, v16 b) { FOR_LANES(a.f[i] / b.f[i]); }
+// a * b + c and c - a * b, rounded once.
+NOINLINE v16 v16_fma(v16 a, v16 b, v16 c) { FOR_LANES(fused_multiply_add(a.f[i], b.f[i], c.f[i])); }
+INLINE v16 v16_fma_scalar(v16 a, float b, v16 c) { return v16_fma(a, v16_set1(b), c); }
+NOINLINE v16 v16_fnma(v16 a, v16 b, v16 c) { FOR_LANES(fused_multiply_add(-a.f[i], b.f[i], c.f[i])); }
+// Of two equal or unordered lanes, max and min return b's.
+INLINE v16 v16_max(v16 a, v16 b) { FOR_LANES(a.f[i] > b.f[i] ? a.f[i] : b.f[i]); }
+INLINE v16 v16_min(v16 a, v16 b) { FOR_LANES(a.f[i] < b.f[i] ? a.f[i] : b.f[i]); }
+INLINE v16 v16_abs(v16 a) { FOR_LANES(f32_from_bits(f32_bits(a.f[i]) & 0x7fffffff)); }
+// 0 where x < low, else a; also a where x is NaN.
+INLINE v16 v16_zero_below(v16 a, v16 x, v16 low) { FOR_LANES(x.f[i] < low.f[i] ? 0.0f : a.f[i]); }
+// a in the first n lanes, b in the others.
+INLINE v16 v16_blend_n(v16 a, v16 b, int n) { FOR_LANES(i < n ? a.f[i] : b.f[i]); }
+// 2^n for t = n + 1.5 * 2^23 with an integer n from -126 to 127: the low bits of t are n.
+INLINE v16 v16_exp2_shifted(v16 t) { FOR_LANES(f32_from_bits((f32_bits(t.f[i]) << 23) + 0x3f800000)); }
 
-// The one order in which 16 partial sums become one: halves are added, four times.
-INLINE float v16_sum(v16 a) {
+// Reductions have one order: fold the upper half onto the lower half, four times.
+INLINE float v16_reduce_add(v16 a) {
     for (int n = 8; n; n /= 2) for (int i = 0; i < n; i++) a.f[i] += a.f[i + n];
     return a.f[0];
 }
-INLINE float v16_max_lane(v16 a) {
+INLINE float v16_reduce_max(v16 a) {
     for (int n = 8; n; n /= 2) for (int i = 0; i < n; i++) a.f[i] = a.f[i] > a.f[i + n] ? a.f[i] : a.f[i + n];
     return a.f[0];
 }
-#undef EACH
+#undef FOR_LANES
 
-// Whole numbers nearest to x (ties to even), |x| < 2^15, as int8 or int16.
-INLINE int nearest(float x) { return (int)((x + 0x1.8p23f) - 0x1.8p23f); }
-INLINE void v16_to_int8(int8_t *p, v16 a) { for (int i = 0; i < 16; i++) p[i] = (int8_t)nearest(a.f[i]); }
-INLINE void v16_to_int16(int16_t *p, v16 a) { for (int i = 0; i < 16; i++) p[i] = (int16_t)nearest(a.f[i]); }
+// Round to the nearest integer, ties to even, for |x| < 2^15; store as int8 or int16.
+INLINE int round_even(float x) { return (int)((x + 0x1.8p23f) - 0x1.8p23f); }
+INLINE void v16_store_int8(int8_t *p, v16 a) { for (int i = 0; i < 16; i++) p[i] = (int8_t)round_even(a.f[i]); }
+INLINE void v16_store_int16(int16_t *p, v16 a) { for (int i = 0; i < 16; i++) p[i] = (int16_t)round_even(a.f[i]); }
 
-// ---- 4-bit codes: a line is 16 rows x 4 codes; dots are exact sums of products of codes and int8 inputs over 16 columns
+// ---- q4 and q4s: 4-bit codes times int8 inputs
+//
+// A q4_acc accumulates, for each of 16 rows, the exact dot product over 16 columns. Layers may represent it in any
+// way whose final value is exact, e.g. with an offset that the compensation terms of the panel remove.
 
-typedef struct { int8_t b[64]; } line;
-typedef struct { int32_t i[16]; } dots;
-typedef struct { int32_t i[16]; } scaled;      // sums of dots times block scales: exact, below 2^24
-typedef struct { int32_t i[16]; } scales;     // block scales as the products need them; 64 bytes in expanded strips
-typedef struct { int8_t b[16]; } table;
-typedef line grids;                           // what the grids (s & 3) of 16 rows add
+typedef struct { int8_t b[64]; } line;             // 16 rows x 4 bytes
+typedef struct { int32_t i[16]; } q4_acc;
+typedef struct { int32_t i[16]; } q4_scaled;       // sums of dot products times block scales: exact, below 2^24
+typedef struct { int32_t i[16]; } block_scales;    // the scales of 16 rows; 64 bytes in unpacked strips
+typedef struct { int8_t b[16]; } lut;              // the codebook
+typedef line grid_offsets;                         // s & 3 per row: what the row's grid adds to the codebook
 
-INLINE table table_load(const int8_t *codebook) { table t; memcpy(t.b, codebook, 16); return t; }
+INLINE lut lut_load(const int8_t *codebook) { lut t; memcpy(t.b, codebook, 16); return t; }
 INLINE line line_load(const uint8_t *p) { line x; memcpy(x.b, p, 64); return x; }
 INLINE void line_store(uint8_t *p, line x) { memcpy(p, x.b, 64); }
-INLINE grids grid_load(const uint8_t *p) { grids g; for (int i = 0; i < 64; i++) g.b[i] = p[i / 4] & 3; return g; }
-// Half of a line's codes as `dots_add` wants them, which is codebook + grid, or the codebook's values alone where the grid's share is added
-// as a whole. Part 0 and 1: what is multiplied with words g and g + 1, here the low and the high nibbles.
-ONCE line codes_of(table t, line x, grids grid, const int part, const int expanded) {
-    (void)expanded;
-    for (int i = 0; i < 64; i++) x.b[i] = (int8_t)(t.b[x.b[i] >> 4 * part & 15] + grid.b[i]);
+// From the 16 block scales at p.
+INLINE grid_offsets grid_offsets_load(const uint8_t *p) {
+    grid_offsets g;
+    for (int i = 0; i < 64; i++) g.b[i] = p[i / 4] & 3;
+    return g;
+}
+// Decodes half of a line of nibbles, the operand that q4_acc_dot multiplies by input word g (half 0) or g + 1 (half
+// 1). Here half 0 is the low nibbles. A layer whose compensation terms account for the grid leaves it out unless
+// `unpacked`.
+NOINLINE line q4_codes(lut t, line x, grid_offsets grid, const int half, const int unpacked) {
+    (void)unpacked;
+    for (int i = 0; i < 64; i++) x.b[i] = (int8_t)(t.b[x.b[i] >> 4 * half & 15] + grid.b[i]);
     return x;
 }
-INLINE scales scales_load(const uint8_t *p) { scales s; for (int i = 0; i < 16; i++) s.i[i] = (int8_t)p[i]; return s; }
-INLINE void scales_store(uint8_t *p, scales s) { memcpy(p, s.i, 64); }
-INLINE scales scales_reload(const uint8_t *p) { scales s; memcpy(s.i, p, 64); return s; }
-// What a panel holds for the sums to start from, for each 16 of 32 inputs.
-INLINE void dots_starts(const int8_t *x, int32_t starts[2]) { (void)x, starts[0] = starts[1] = 0; }
-INLINE dots dots_from(int32_t start, grids grid, const int expanded) {
-    (void)grid, (void)expanded;
-    dots d;
-    for (int i = 0; i < 16; i++) d.i[i] = start;
+INLINE block_scales block_scales_load(const uint8_t *p) {
+    block_scales s;
+    for (int i = 0; i < 16; i++) s.i[i] = (int8_t)p[i];
+    return s;
+}
+INLINE void block_scales_store(uint8_t *p, block_scales s) { memcpy(p, s.i, 64); }
+INLINE block_scales block_scales_load_unpacked(const uint8_t *p) { block_scales s; memcpy(s.i, p, 64); return s; }
+// The compensation terms of 32 input codes, one per 16: what an accumulator starts from.
+INLINE void q4_compensation(const int8_t *x, int32_t terms[2]) { (void)x, terms[0] = terms[1] = 0; }
+INLINE q4_acc q4_acc_init(int32_t compensation, grid_offsets grid, const int unpacked) {
+    (void)grid, (void)unpacked;
+    q4_acc d;
+    for (int i = 0; i < 16; i++) d.i[i] = compensation;
     return d;
 }
-ONCE dots dots_add(dots d, line codes, const int32_t *inputs, const int word, const int T, const int t, const int expanded) {
-    (void)expanded;
+// d += codes times input word `word` of row t; for layers with two rows per accumulator, of rows t and t + 1.
+NOINLINE q4_acc q4_acc_dot(q4_acc d, line codes, const int32_t *inputs, const int word, const int T, const int t,
+                           const int unpacked) {
+    (void)unpacked;
     int8_t x[4];
-    memcpy(x, inputs + word_place(word, T, t), 4);
+    memcpy(x, inputs + word_index(word, T, t), 4);
     for (int r = 0; r < 16; r++) for (int i = 0; i < 4; i++) d.i[r] += codes.b[4 * r + i] * x[i];
     return d;
 }
-// The sums of one of the rows.
-typedef dots row_dots;
-INLINE row_dots dots_row(dots d, const int r, const int expanded) { (void)r, (void)expanded; return d; }
-INLINE scaled scaled_first(row_dots d, scales s) { scaled w; for (int i = 0; i < 16; i++) w.i[i] = d.i[i] * s.i[i]; return w; }
-INLINE scaled scaled_add(scaled w, row_dots d, scales s) { for (int i = 0; i < 16; i++) w.i[i] += d.i[i] * s.i[i]; return w; }
-INLINE v16 scaled_float(scaled w) { v16 r; for (int i = 0; i < 16; i++) r.f[i] = (float)w.i[i]; return r; }
+// The dot products of the accumulator's r-th input row.
+typedef q4_acc q4_row_acc;
+INLINE q4_row_acc q4_acc_row(q4_acc d, const int r, const int unpacked) { (void)r, (void)unpacked; return d; }
+INLINE q4_scaled q4_scale(q4_row_acc d, block_scales s) {
+    q4_scaled w;
+    for (int i = 0; i < 16; i++) w.i[i] = d.i[i] * s.i[i];
+    return w;
+}
+INLINE q4_scaled q4_scale_add(q4_scaled w, q4_row_acc d, block_scales s) {
+    for (int i = 0; i < 16; i++) w.i[i] += d.i[i] * s.i[i];
+    return w;
+}
+INLINE v16 q4_scaled_to_float(q4_scaled w) { v16 r; for (int i = 0; i < 16; i++) r.f[i] = (float)w.i[i]; return r; }
 
-// ---- 8-bit codes with int16 inputs: each 4 of 16 columns of inputs become two words of the vocabulary's own
+// ---- q8: 8-bit codes times int16 inputs
+//
+// A q8_acc accumulates, for each of 16 rows, the exact dot product over 32 columns. The inputs of 4 columns are two
+// words in a form that each layer chooses. A line may be multiplied in Q8_PARTS parts.
 
-enum { WIDE_PARTS = 1, EXPANDED_LINE_Q8 = 128 };   // parts in which a line is multiplied; bytes of an expanded line
-// Whether each part goes through all lines of a group before the next: with T rows fewer sums at once. `dots8_next` between them.
-INLINE int wide_passes(const int T) { (void)T; return 0; }
-typedef struct { int16_t h[64]; } wide;
-typedef struct { int32_t i[16]; } dots8;           // exact sums over 32 columns
+enum { Q8_PARTS = 1, Q8_UNPACKED_LINE_BYTES = 128 };
+// Whether part 0 runs over all lines of a group before part 1, so that T rows need fewer registers at a time. Then
+// q8_acc_next_part is called in between.
+INLINE int q8_part_major(const int T) { (void)T; return 0; }
+typedef struct { int16_t h[64]; } q8_codes;
+typedef struct { int32_t i[16]; } q8_acc;
 // Line l of a group.
-INLINE wide wide_load(const uint8_t *group, const int l, const int part) {
+INLINE q8_codes q8_codes_load(const uint8_t *group, const int l, const int part) {
     (void)part;
-    wide x;
+    q8_codes x;
     for (int i = 0; i < 64; i++) x.h[i] = (int16_t)(group[l * LINE_BYTES + i] - 128);
     return x;
 }
-INLINE void wide_expand(uint8_t *to, const uint8_t *group, int l) { const wide x = wide_load(group, l, 0); memcpy(to + l * EXPANDED_LINE_Q8, x.h, 128); }
-INLINE wide wide_reload(const uint8_t *group, const int l, const int part) { (void)part; wide x; memcpy(x.h, group + l * EXPANDED_LINE_Q8, 128); return x; }
-INLINE void pack8(const int16_t *x, int32_t *words) { memcpy(words, x, 32); }
-// `expanded`: the sum starts for codes that `wide_expand` wrote. `sums`: of all rows' inputs.
-INLINE dots8 dots8_start(const int32_t *sums, const int T, const int t, const int expanded) { (void)sums, (void)T, (void)t, (void)expanded; return (dots8){ { 0 } }; }
-INLINE dots8 dots8_next(dots8 d) { return d; }
-ONCE dots8 dots8_add(dots8 d, wide w, const int32_t *inputs, const int l, const int part, const int T, const int t) {
+INLINE void q8_codes_unpack(uint8_t *to, const uint8_t *group, int l) {
+    const q8_codes x = q8_codes_load(group, l, 0);
+    memcpy(to + l * Q8_UNPACKED_LINE_BYTES, x.h, 128);
+}
+INLINE q8_codes q8_codes_load_unpacked(const uint8_t *group, const int l, const int part) {
+    (void)part;
+    q8_codes x;
+    memcpy(x.h, group + l * Q8_UNPACKED_LINE_BYTES, 128);
+    return x;
+}
+// Arranges 16 int16 input codes as 8 words.
+INLINE void q8_pack_words(const int16_t *x, int32_t *words) { memcpy(words, x, 32); }
+// sums: the sums of the T rows' input codes over the group, for layers whose codes keep their offset. unpacked: the
+// codes were written by q8_codes_unpack.
+INLINE q8_acc q8_acc_init(const int32_t *sums, const int T, const int t, const int unpacked) {
+    (void)sums, (void)T, (void)t, (void)unpacked;
+    return (q8_acc){ { 0 } };
+}
+INLINE q8_acc q8_acc_next_part(q8_acc d) { return d; }
+NOINLINE q8_acc q8_acc_dot(q8_acc d, q8_codes w, const int32_t *inputs, const int l, const int part, const int T,
+                           const int t) {
     (void)part;
     int16_t x[4];
-    for (int i = 0; i < 2; i++) memcpy(x + 2 * i, inputs + word_place(2 * l + i, T, t), 4);
+    for (int i = 0; i < 2; i++) memcpy(x + 2 * i, inputs + word_index(2 * l + i, T, t), 4);
     for (int r = 0; r < 16; r++) for (int i = 0; i < 4; i++) d.i[r] += w.h[4 * r + i] * x[i];
     return d;
 }
-// Of one of the rows.
-INLINE v16 dots8_float(dots8 d, const int T, const int row) {
+// The dot products of the accumulator's `row`-th input row.
+INLINE v16 q8_acc_to_float(q8_acc d, const int T, const int row) {
     (void)T, (void)row;
     v16 r;
     for (int i = 0; i < 16; i++) r.f[i] = (float)d.i[i];
     return r;
 }
-// 16 block scales as floats.
-INLINE v16 v16_load_int8(const uint8_t *p) { v16 r; for (int i = 0; i < 16; i++) r.f[i] = (float)(int8_t)p[i]; return r; }
+// 16 int8 as floats: the block scales.
+INLINE v16 v16_load_int8(const uint8_t *p) {
+    v16 r;
+    for (int i = 0; i < 16; i++) r.f[i] = (float)(int8_t)p[i];
+    return r;
+}
 #endif

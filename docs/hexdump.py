@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.export.writer import make_plan, write
-from llamac.flatfile import FIELDS, RECORD_BYTES, SECTIONS, FlatFile, TensorRecord, unpack_record
+from llamac.export.flat.plan import make_plan
+from llamac.export.flat.stream import write_file
+from llamac.format.flatfile import FIELDS, RECORD_BYTES, SECTIONS, FlatFile, TensorRecord, unpack_record
 
 DOCUMENT = Path(__file__).with_name("format.md")
 BEGIN, END = "<!-- hexdump: written by docs/hexdump.py -->\n", "<!-- end of hexdump -->\n"
@@ -89,9 +90,8 @@ def _counting(shape: tuple[int, ...]) -> LazyTensor:
 def write_tiny_file(path: Path) -> None:
     """Writes the model file, with the exporter's own writer."""
     metadata = json.dumps(METADATA, sort_keys=True, separators=(",", ":")).encode()
-    texts = {"metadata": metadata, "tokenizer": b"", "spm": b"", "template": b"", "probes": b""}
     with open(path, "w+b") as file:
-        write(file, make_plan(tiny_checkpoint(), "bf16", texts))
+        write_file(file, make_plan(tiny_checkpoint(), "bf16", {"metadata": metadata}))
 
 
 # ---- the dump

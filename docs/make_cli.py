@@ -1,9 +1,6 @@
-"""Writes docs/cli.md from the command line's parser, so that the two cannot disagree.
+"""Writes docs/cli.md from the command line's parser: `python docs/make_cli.py`.
 
-    python docs/make_cli.py
-
-The text is laid out here, 100 columns wide, from the parser's actions: argparse's own layout differs between versions
-of Python.
+This module lays out the text itself, 100 columns wide: argparse's layout differs between Python versions.
 """
 
 from __future__ import annotations
@@ -23,24 +20,61 @@ HELP_COLUMN = 28
 HEAD = """\
 # The command line
 
-Written by `python docs/make_cli.py` from the parser itself; `llamac COMMAND --help` shows the same.
+`python docs/make_cli.py` writes this page from the parser; `llamac COMMAND --help` prints the same.
 
 * `llamac` and `python -m llamac` are the same program. `llamac-export` is `llamac export`.
-* Results go to standard output; figures, warnings and errors to standard error. Errors come without a traceback.
-* Exit codes: 0 done; 1 an error, or a check that found a difference; 2 wrong usage; 130 interrupted (Ctrl-C).
-  Neither that nor SIGTERM or SIGHUP leaves half-written files.
-* What terminals take for commands is escaped (`\\x1b`): in names and other texts from files always, in generated
-  text on a terminal only. JSON is UTF-8 always.
-* MODEL (SRC of `export`, too) may be the name of a built-in model, `stories` or `stories-gpt2`; a file of that
-  name comes first. Any other source than a model file is converted once and kept: [cache.md](cache.md).
-* Progress bars appear on a terminal only.
-* The environment variable `LLAMAC_ISA` forces a kernel set where `--isa` is not given; `LLAMAC_CACHE` is the folder of
-  what was converted where `--cache-dir` is not given.
+* Results go to standard output; figures, progress, hints, warnings and errors to standard error. An error is one line.
+* A mistyped option or command is answered with the nearest one.
+
+## Exit codes
+
+| | |
+|---|---|
+| 0 | done; also if the reader of a pipe stops reading, as `head` does |
+| 1 | an error, or a difference found by `check` |
+| 2 | wrong usage: an unknown option, a missing argument, a value that cannot be used |
+| 130 | interrupted by Ctrl-C |
+
+Ctrl-C, SIGTERM and SIGHUP leave no half-written output.
+
+## Models
+
+MODEL, and SRC of `export`, can be the name of a built-in model, `stories` or `stories-gpt2`; a file of that name takes
+precedence. A source that is not a model file is converted once, and the result is kept: [cache.md](cache.md).
+
+## Prompts and pipes
+
+The prompt is what `-i` gives, or the file of `-f`, or standard input if it is not a terminal. Standard input can also
+follow `-i`; a blank line separates the two:
+
+    cat report.txt | llamac run chat.bin --chat -i "Summarise:"
+
+After `-i`, standard input is read if it is a pipe, a socket or a file. An inherited pipe that sends nothing for 10
+seconds is ignored with a warning. `</dev/null` ignores standard input at once; `-f -` waits for it as long as it takes.
+
+## Sampling defaults
+
+Each setting is the one given as an option, else the one that the model recommends (its generation_config.json), else
+temperature 1.0 and top-p 1.0. `--temperature 0` takes the most probable token at each step.
+
+`-n` counts new tokens. llama2.c's `-n` counts steps, which include the prompt.
+
+## Terminals and files
+
+* Progress of downloads, conversions and long prompts is a bar on a terminal. Elsewhere it is one line every 10
+  seconds. `--quiet` of `run` turns it off.
+* Control characters are escaped (`\\x1b`): always in names and other strings from files, and on a terminal in
+  generated text. JSON is always ASCII, with `\\u` escapes.
+
+## Environment
+
+* `LLAMAC_ISA`: the kernel set if `--isa` is not given.
+* `LLAMAC_CACHE`: the folder of converted models if `--cache-dir` is not given.
 """
 
 
 def cli_document() -> str:
-    """The whole text of docs/cli.md."""
+    """Return the text of docs/cli.md."""
     parser = make_parser()
     commands = _commands(parser)
     sections = [_section(f"llamac {name}", command) for name, command in commands.choices.items()]
@@ -53,25 +87,22 @@ def _commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[arg
 
 def _section(name: str, parser: argparse.ArgumentParser) -> str:
     """One command: heading, description, usage and options as a block, examples."""
-    actions = [action for action in parser._actions if action.help != argparse.SUPPRESS]
-    options = [action for action in actions if action.option_strings]
-    operands = [action for action in actions if not action.option_strings]
-    lines = [f"usage: {' '.join([name, '[OPTIONS]', *map(_operand, operands)])}", ""]
-    for action in [*operands, *options]:
-        lines += _row(_invocation(action), _help(parser, action))
-        if isinstance(action, argparse._SubParsersAction):
-            for choice in action._choices_actions:
-                lines += _row(f"  {choice.dest}", choice.help or "")
+    lines = [f"usage: {parser.usage}", ""]
+    operands, options, *titled = parser._action_groups
+    for group in (operands, options, *titled):
+        actions = [action for action in group._group_actions if action.help != argparse.SUPPRESS]
+        if group in titled and actions:
+            lines += ["", f"{group.title}:"]
+        for action in actions:
+            lines += _row(_invocation(action), _help(parser, action))
+            if isinstance(action, argparse._SubParsersAction):
+                for choice in action._choices_actions:
+                    lines += _row(f"  {choice.dest}", choice.help or "")
     lines += [f"\n{' and '.join(names)} exclude each other." for names in _exclusive(parser)]
     if parser.epilog:
         lines += ["", parser.epilog.rstrip("\n")]
     description = textwrap.fill(parser.description or "", WIDTH)
     return "\n".join([f"## {name}", "", description, "", "```text", *lines, "```", ""])
-
-
-def _operand(action: argparse.Action) -> str:
-    name = _metavar(action) + (" ..." if isinstance(action, argparse._SubParsersAction) else "")
-    return f"[{name}]" if action.nargs == "?" else name
 
 
 def _metavar(action: argparse.Action) -> str:
@@ -92,7 +123,7 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def _row(left: str, right: str) -> Iterator[str]:
-    """An option and its help in two columns; a long option stands on a line of its own."""
+    """An option and its help in two columns; a long option has a line of its own."""
     head = " " * INDENT + left
     wrapped = textwrap.wrap(right, WIDTH - HELP_COLUMN)
     if len(head) > HELP_COLUMN - 2 and wrapped:

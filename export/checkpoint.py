@@ -1,16 +1,16 @@
-"""What every importer produces and every writer consumes: a checkpoint in canonical form.
+"""The canonical form of a model: what every importer produces and every writer consumes.
 
-Canonical means: the tensor names and shapes of docs/format.md, matrices as (out, in), RoPE pairs in halves, the
-family's oddities already folded away. Tensors are lazy: rows are read, converted to float32 and transformed when they
-are asked for, so that a model much larger than memory can be converted.
+A canonical checkpoint has the tensor names and shapes of docs/format.md, matrices as (out, in), and RoPE pairs in
+halves; whatever is specific to a family has already been folded in. Tensors are lazy: rows are read, converted to
+float32 and transformed on request, so a model much larger than memory can be converted.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from llamac.errors import ExportError
 
@@ -18,23 +18,25 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from llamac.tokenizer import SpecialTokens
+    from llamac.text.tokenizer import SpecialTokens
 
     Floats = NDArray[np.float32]
 
-# Rows that are held in memory at once, in bytes of float32.
+# How many rows are read at once, in bytes of float32.
 CHUNK_BYTES = 32 << 20
-# Of all layers together: each has a name of its own, so that a few bytes of a config would become gigabytes of names.
-MOST_EXPERTS = 1 << 17
-T = TypeVar("T")
+# In all layers together. Each expert has its own tensor names, so a config of a few bytes could expand to gigabytes.
+MAX_EXPERTS = 1 << 17
 
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """A tensor that is read when it is needed.
+    """A tensor that is read on request.
 
-    shape: (n) or (rows, columns). dtype: what the source stores ("f32", "f16", "bf16", ...).
-    read(first, last): rows [first, last) as float32, shape (last - first, columns); for a vector its elements.
+    Attributes:
+        shape: (n) or (rows, columns).
+        dtype: What the source stores: "f32", "f16", "bf16", ...
+        read: read(first, last) returns rows [first, last) as float32, shape (last - first, columns); for a vector, its
+            elements [first, last).
     """
 
     shape: tuple[int, ...]
@@ -43,22 +45,27 @@ class LazyTensor:
 
     @classmethod
     def of(cls, numbers: Floats) -> LazyTensor:
-        """A float32 tensor that is in memory."""
+        """Wrap a float32 array."""
         return cls(numbers.shape, "f32", lambda first, last: numbers[first:last])
 
     @classmethod
-    def stacked(cls, parts: Sequence[LazyTensor], width: int = 0) -> LazyTensor:
-        """Tensors one after another along the first dimension, as one; with `width` so many rows of each in turn."""
+    def stacked(cls, parts: Sequence[LazyTensor], interleave: int = 0) -> LazyTensor:
+        """Concatenate tensors along the first dimension.
+
+        Args:
+            parts: Tensors that agree in all other dimensions.
+            interleave: If not 0, take this many rows from each part, round-robin, instead of whole parts.
+        """
         import numpy as np
 
         rows = sum(part.shape[0] for part in parts)
 
-        def place(row: int) -> tuple[LazyTensor, int, int]:
-            """(the part in which a row lies, the row's number there, how many rows follow in it at least)."""
-            if width:
-                turn, rest = divmod(row, width * len(parts))
-                index, rest = divmod(rest, width)
-                return parts[index], turn * width + rest, width - rest
+        def locate(row: int) -> tuple[LazyTensor, int, int]:
+            """(the part that contains a row, its row number there, how many rows follow it contiguously)."""
+            if interleave:
+                group, rest = divmod(row, interleave * len(parts))
+                index, rest = divmod(rest, interleave)
+                return parts[index], group * interleave + rest, interleave - rest
             for part in parts:
                 if row < part.shape[0]:
                     return part, row, part.shape[0] - row
@@ -68,7 +75,7 @@ class LazyTensor:
         def read(first: int, last: int) -> Floats:
             runs = []
             while first < last:
-                part, start, count = place(first)
+                part, start, count = locate(first)
                 count = min(count, last - first)
                 runs.append(part.read(start, start + count))
                 first += count
@@ -77,11 +84,11 @@ class LazyTensor:
         return cls((rows, *parts[0].shape[1:]), parts[0].dtype, read)
 
     def rows(self, first: int, last: int) -> LazyTensor:
-        """Some of its rows."""
+        """Rows [first, last) as a tensor."""
         return LazyTensor((last - first, *self.shape[1:]), self.dtype, lambda a, b: self.read(first + a, first + b))
 
     def plus(self, number: float) -> LazyTensor:
-        """The same tensor with a number added to every number, in float32."""
+        """This tensor with `number` added to every element, in float32."""
         import numpy as np
 
         return LazyTensor(self.shape, "f32", lambda first, last: self.read(first, last) + np.float32(number))
@@ -91,33 +98,26 @@ class LazyTensor:
         return self.read(0, self.shape[0])
 
     def finite(self, name: str) -> LazyTensor:
-        """The same tensor, with an ExportError that has its name where a number is read that is not finite."""
+        """This tensor, with a read that raises ExportError naming it if an element is not finite."""
         import numpy as np
 
         def read(first: int, last: int) -> Floats:
             rows = self.read(first, last)
-            if not np.isfinite([rows.max(initial=0), rows.min(initial=0)]).all():  # NaN is larger and smaller
+            if not np.isfinite([rows.max(initial=0), rows.min(initial=0)]).all():  # max and min propagate NaN
                 raise ExportError(f"tensor {name} holds numbers that are not finite: the source is damaged")
             return rows
 
         return LazyTensor(self.shape, self.dtype, read)
 
     def chunks(self, multiple: int = 16) -> Iterator[tuple[int, Floats]]:
-        """(first row, rows) in order, about CHUNK_BYTES each: a multiple of `multiple` rows in all but the last."""
+        """Yield (first row, rows) in order, about CHUNK_BYTES each.
+
+        Every chunk but the last has a multiple of `multiple` rows.
+        """
         columns = self.shape[1] if len(self.shape) > 1 else 1
         step = max(multiple, CHUNK_BYTES // (4 * columns) // multiple * multiple)
         for first in range(0, self.shape[0], step):
             yield first, self.read(first, min(first + step, self.shape[0]))
-
-
-def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, each made on another thread while the one before it is in use."""
-    end = object()
-    with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(next, items, end)
-        while (item := pending.result()) is not end:
-            pending = pool.submit(next, items, end)
-            yield cast(T, item)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class LayerConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The config record of the flat file; names and meanings are docs/format.md's."""
+    """The config record of the flat file. docs/format.md defines the names."""
 
     dim: int
     n_heads: int
@@ -164,17 +164,22 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         n_experts = sum(layer.n_experts for layer in self.layers)
-        if n_experts > MOST_EXPERTS:
-            raise ExportError(f"the model would have {n_experts} experts in all layers, more than {MOST_EXPERTS}")
+        if n_experts > MAX_EXPERTS:
+            raise ExportError(f"the model has {n_experts} experts in all layers, expected at most {MAX_EXPERTS}")
 
 
 @dataclass
 class Checkpoint:
-    """A whole model: config, tensors by canonical name (in any order), texts.
+    """A whole model.
 
-    tokenizer: (canonical tokenizer.json, rules for special tokens, original SentencePiece model or None), or None if
-    the source has none. metadata: the JSON object of the metadata section, without "exporter" and "dtype". stop_ids:
-    tokens that end a text whatever the tokenizer says, or without one.
+    Attributes:
+        config: The model's config.
+        tensors: Tensors by canonical name, in any order.
+        tokenizer: (canonical tokenizer.json, special token rules, original SentencePiece model or None), or None if the
+            source has no tokenizer.
+        chat_template: The default chat template, or "".
+        metadata: The JSON object of the metadata section, without "exporter" and "dtype".
+        stop_ids: Tokens that end a generation, in addition to the tokenizer's.
     """
 
     config: ModelConfig
@@ -183,3 +188,8 @@ class Checkpoint:
     chat_template: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
     stop_ids: tuple[int, ...] = ()
+
+    @property
+    def n_parameters(self) -> int:
+        """The number of elements in all tensors."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())

@@ -23,15 +23,19 @@ _TOKEN = re.compile(
 _MAX_LENGTH, _MAX_DEPTH = 300, 50
 
 
-def matcher(pattern: str) -> Callable[[str], bool]:
-    """Whether a text, or what is left of it behind one of its dots, is what the pattern describes.
+def matcher(pattern: str, *, whole: bool = False) -> Callable[[str], bool]:
+    """Compile a pattern to a function that tells whether it describes a name, or an end of the name after a dot.
 
-    This is how PEFT finds modules by the ends of their names. Raises UnsupportedError for other patterns.
+    PEFT finds modules by the ends of their names. Raises UnsupportedError for patterns that are not supported.
+
+    Args:
+        pattern: The pattern.
+        whole: Whether it must describe the whole name.
     """
     part = _Parser(pattern).whole()
 
     def matches(text: str) -> bool:
-        begins = frozenset({0, *(at + 1 for at, letter in enumerate(text) if letter == ".")})
+        begins = frozenset({0, *(at + 1 for at, letter in enumerate(text) if letter == "." and not whole)})
         return len(text) in _step(part, text, begins)
 
     return matches

@@ -1,21 +1,18 @@
-"""What the exporter puts into a file's probes section (llamac.probes): prompts, reference logits, what the engine gave.
+"""Computes a file's probes section (llamac.format.probes): prompts, reference logits, and the engine's own results.
 
-The reference logits come from the source's weights as they are, before they are rounded to the file's dtype, by default
-through the float64 forward pass of llamac.export.reference. They are stored rounded to 2^-17 of their largest
-magnitude: far below any tolerance, and coarse enough that another BLAS, whose sums differ in the last bits, gives the
-same bytes.
+The reference logits come from the source's weights before they are rounded to the file's dtype, by default through the
+float64 forward pass of llamac.export.reference. They are stored rounded to 2^-17 of their largest magnitude. That is
+far below any tolerance, and coarse enough that another BLAS, whose sums differ in the last bits, gives the same bytes.
 
-When the file is complete, the engine runs the probes on it and `measure` fills in the hash and the tolerance of both KV
-dtypes. The tolerance is twice the error that was measured, at least 1e-4: it covers what the file's dtype costs and
-what another order of operations may add, and no more. Of a quantized file the error is what quantizing cost, which is
-much more than any order of operations: there the tolerance is a tenth more than the error, so that a wrong computation,
-which comes on top of it, still shows.
+When the file is complete, `measure` runs the engine on it and fills in the hash and the tolerance for both KV dtypes.
+The tolerance is twice the measured error, at least 1e-4: it covers the cost of the file's dtype and of another order of
+operations. In a quantized file the error is dominated by quantization, which no order of operations changes much. There
+the tolerance is only a tenth above the error, so that a wrong computation, which adds to the error, still shows.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,17 +21,21 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-import llamac
+from llamac.arguments import KVDtype
+from llamac.engine.model import Model
+from llamac.engine.replay import engine_logits
 from llamac.errors import ArgumentError, ExportError
-from llamac.export import flat
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
+from llamac.export.flat.model import read as read_flat
 from llamac.export.reference import forward
-from llamac.flatfile import FlatFile
-from llamac.probes import KV_DTYPES, EngineRecord, Probe, ProbeSet, engine_logits, relative_error
+from llamac.export.residency import bounded_residency
+from llamac.format.flatfile import FlatFile
+from llamac.format.probes import KV_DTYPES, EngineRecord, Probe, ProbeSet, relative_error
 from llamac.progress import Progress, silent
-from llamac.tokenizer import Tokenizer
+from llamac.text.tokenizer import Tokenizer
 
-Kind = Literal["exact", "rounded", "quantized"]
+# How a file stores the source's weights.
+Fidelity = Literal["exact", "rounded", "quantized"]
 SOURCES = ("llamac", "transformers")
 PROMPTS = (
     "Once upon a time, there was a little girl named Lily who loved to play in the park.",
@@ -42,16 +43,14 @@ PROMPTS = (
     'def add(a, b):\n    return a + b  # the "sum"\n',
     "Zoë naïvely paid 5 € for the 東京 guide, très cher! 🙂",
 )
-RANDOM_LENGTHS = (1, 7, 24)  # probes of a model that has no tokenizer
+RANDOM_LENGTHS = (1, 7, 24)  # probe lengths for a model without a tokenizer
 MIN_TOLERANCE = 1e-4
 MARGIN = 2.0
-MARGIN_QUANTIZED = 1.1
-# A file that stores the source's weights exactly leaves only float32 arithmetic between engine and reference.
+QUANTIZED_MARGIN = 1.1
+# In a file that stores the source's weights exactly, engine and reference differ only by float32 arithmetic.
 MAX_EXACT_ERROR = 1e-2
-NO_ROUNDING = 0.5  # an error above this may have another cause than the file's dtype
-MAX_SQUARE = 2.0**63  # the square of a larger number overflows float32, and a norm sums squares
-# Weights above this do not stay in memory: the exporter promises the largest tensor plus 300 MB, whatever the file has.
-MANY_BYTES = 64 << 20
+SUSPICIOUS_ERROR = 0.5  # rounding alone does not explain an error above this
+MAX_SQUARABLE = 2.0**63  # the square of a larger number overflows float32, and norms sum squares
 
 
 def make(
@@ -63,22 +62,26 @@ def make(
     prompts: Sequence[str] = PROMPTS,
     progress: Progress = silent,
 ) -> ProbeSet:
-    """The probes of a checkpoint, without the engine's records. numerics: the header's number of the operations' order.
+    """Make the probes of a checkpoint, without the engine's records.
 
-    source: "llamac" streams the checkpoint through the float64 forward; "transformers" loads `folder`, a Hugging Face
-    directory, in float32 (whole, in memory). Raises ExportError if transformers is not installed, if there is no folder
-    for it, or if a reference logit is not finite.
+    Args:
+        numerics: The header's version of the order of operations.
+        source: "llamac" streams the checkpoint through the float64 forward pass. "transformers" loads `folder`, a
+            Hugging Face directory, into memory in float32.
+
+    Raises:
+        ExportError: If transformers is not installed or has no folder, or if a reference logit is not finite.
     """
     texts, sequences = _sequences(checkpoint, prompts)
     if source == "llamac":
         name, rows = "llamac-numpy", _numpy_logits(checkpoint, sequences, progress)
     elif source == "transformers":
-        for weights in checkpoint.tensors.values():  # transformers reads the files itself, and names nothing
+        for weights in checkpoint.tensors.values():  # reading reports a tensor that is not finite by name
             for _ in weights.chunks():
                 pass
         name, rows = _transformers_logits(folder, sequences, progress)
     else:
-        raise ArgumentError(f"the probes' source is {source!r}, expected one of {', '.join(SOURCES)}")
+        raise ArgumentError(f"probe_source is {source!r}, expected one of {', '.join(SOURCES)}")
     probes = []
     for index, (text, ids, row) in enumerate(zip(texts, sequences, rows, strict=True)):
         if row.shape != (checkpoint.config.vocab_size,):
@@ -94,60 +97,36 @@ def make(
     return ProbeSet(name, numerics, tuple(probes), {kv: EngineRecord() for kv in KV_DTYPES})
 
 
-def measure(path: Path, probe_set: ProbeSet, *, kind: Kind, progress: Progress = silent) -> ProbeSet:
-    """The probes with what the engine gives on the file at `path`: hashes and tolerances for both KV dtypes.
+def measure(path: Path, probe_set: ProbeSet, *, fidelity: Fidelity, progress: Progress = silent) -> ProbeSet:
+    """Run the engine on the file at `path` and fill in its hashes and tolerances for both KV dtypes.
 
-    kind: whether the file stores the source's weights without rounding, rounded, or quantized. Raises ExportError if
-    the engine's logits are not finite, or too far from the reference for a file that is exact: then the engine, the
-    import or the probes' source is wrong.
+    Raises:
+        ExportError: If the engine's logits are not finite, or too far from the reference for an exact file. Then the
+            engine, the import or the probes' source is wrong.
     """
     records: dict[str, EngineRecord] = {}
 
-    def told(done: int) -> None:
+    def report(done: int) -> None:
         count = len(probe_set.probes)
-        progress("engine's logits", len(records) * count + done, len(KV_DTYPES) * count)
+        progress("engine logits", len(records) * count + done, len(KV_DTYPES) * count)
 
-    with llamac.load(path) as model, few_pages(model.file):
+    with Model(FlatFile(path)) as model, bounded_residency(model.file):
         for kv in KV_DTYPES:
-            records[kv] = _engine_record(model, probe_set, kv, kind, told)
+            records[kv] = _engine_record(model, probe_set, kv, fidelity, report)
     return probe_set.with_engine(records)
 
 
-@contextlib.contextmanager
-def few_pages(file: FlatFile) -> Iterator[None]:
-    """Keeps the pages of a large mapped file from piling up in this process while the engine runs over them.
-
-    A pass touches every weight once, and a touched page counts as the process's memory until it is let go. Nothing is
-    lost by that: the next pass gets it back from the system's cache.
-    """
-    done = threading.Event()
-
-    def release() -> None:
-        while not done.wait(0.005):
-            file.release_pages()
-
-    thread = threading.Thread(target=release, daemon=True)
-    try:
-        if file.sections["data"].bytes > MANY_BYTES:
-            thread.start()
-        yield
-    finally:
-        done.set()
-        if thread.ident is not None:
-            thread.join()
-
-
 def _engine_record(
-    model: llamac.Model, probe_set: ProbeSet, kv: str, kind: Kind, progress: Callable[[int], None]
+    model: Model, probe_set: ProbeSet, kv: KVDtype, fidelity: Fidelity, progress: Callable[[int], None]
 ) -> EngineRecord:
-    with model.session(context=probe_set.context, kv=kv) as session:
+    with model.session(context=probe_set.context, kv_dtype=kv) as session:
         digest, rows = engine_logits(session, probe_set, progress)
     pairs = zip(rows, probe_set.probes, strict=True)
     error = max(relative_error(row, probe.logits) for row, probe in pairs)
-    limit = MAX_EXACT_ERROR if kind == "exact" and kv == "f32" else np.finfo(np.float32).max
-    if error > min(limit, NO_ROUNDING):
-        name, peak = _largest(flat.read(model.file.path).tensors)
-        if peak > MAX_SQUARE or not np.isfinite(error):
+    limit = MAX_EXACT_ERROR if fidelity == "exact" and kv == "f32" else np.finfo(np.float32).max
+    if error > min(limit, SUSPICIOUS_ERROR):
+        name, peak = _largest(read_flat(model.file.path).tensors)
+        if peak > MAX_SQUARABLE or not np.isfinite(error):
             raise ExportError(
                 "the written file gives wrong logits, because the engine computes in float32, which overflows: the"
                 f" largest weight is {peak:.3g}, in tensor {name}"
@@ -157,19 +136,19 @@ def _engine_record(
             f"the written file gives logits that differ from the reference ({probe_set.source}) by {error:.3g} of their"
             f" largest magnitude, expected at most {limit:.3g}: please report this model as a bug"
         )
-    margin = MARGIN_QUANTIZED if kind == "quantized" else MARGIN
+    margin = QUANTIZED_MARGIN if fidelity == "quantized" else MARGIN
     return EngineRecord(digest, max(MIN_TOLERANCE, margin * error))
 
 
 def _largest(tensors: Mapping[str, LazyTensor]) -> tuple[str, float]:
-    """The tensor with the largest magnitude, and that magnitude."""
+    """The name of the tensor with the largest magnitude, and that magnitude."""
     peaks = {name: max(float(np.abs(rows).max()) for _, rows in tensor.chunks()) for name, tensor in tensors.items()}
     return max(peaks.items(), key=lambda item: item[1])
 
 
 def _sequences(checkpoint: Checkpoint, prompts: Sequence[str]) -> tuple[list[str | None], list[list[int]]]:
-    """(texts, token ids): the prompts by the model's tokenizer, with BOS by its rule; random ids if it has none."""
-    longest = _longest(checkpoint.config)
+    """(prompts, token ids): tokenized as prompts, or random ids if the model has no tokenizer."""
+    longest = _max_length(checkpoint.config)
     if checkpoint.tokenizer is None:
         return [None] * len(RANDOM_LENGTHS), list(_random_ids(checkpoint.config.n_token_ids, longest))
     data, special, _ = checkpoint.tokenizer
@@ -179,9 +158,9 @@ def _sequences(checkpoint: Checkpoint, prompts: Sequence[str]) -> tuple[list[str
     return list(kept), list(kept.values())
 
 
-def _longest(config: ModelConfig) -> int:
-    """Tokens that a probe may have. Where RoPE has a short and a long table probes use the short one, as transformers
-    does for texts of this length."""
+def _max_length(config: ModelConfig) -> int:
+    """How many tokens a probe can have. With a short and a long RoPE table, probes use the short one, which
+    transformers uses for texts of this length."""
     return min([config.context, *(original for original in config.rope_original_context if original)])
 
 
@@ -205,7 +184,7 @@ def _numpy_logits(checkpoint: Checkpoint, sequences: list[list[int]], progress: 
             progress("reference logits", layer + 1 if stage == "block" else total, total)
 
     progress("reference logits", 0, total)
-    with np.errstate(over="ignore", invalid="ignore"):  # logits that are not finite are refused by the caller
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses logits that are not finite
         found = forward(checkpoint, sequences, context=context, last_only=True, observe=observe)
     return [logits[0] for logits in found]
 
@@ -213,16 +192,16 @@ def _numpy_logits(checkpoint: Checkpoint, sequences: list[list[int]], progress: 
 def _transformers_logits(
     folder: Path | None, sequences: list[list[int]], progress: Progress
 ) -> tuple[str, list[NDArray[np.float64]]]:
-    """(name and version, the float32 logits after the last token of each sequence by transformers)."""
+    """(name and version, float32 logits after the last token of each sequence), by transformers."""
     if folder is None:
-        raise ExportError("probes from transformers need a Hugging Face directory as the source")
+        raise ExportError("probe_source='transformers' needs a Hugging Face directory as the source")
     try:
         import torch
         import transformers
     except ImportError as error:
-        raise ExportError(f"probes from transformers need `pip install llamac[parity]`: {error}") from None
+        raise ExportError(f"probe_source='transformers' needs `pip install llamac[parity]`: {error}") from None
     load = transformers.AutoModelForCausalLM.from_pretrained
-    total = 1 + len(sequences)  # loading is a step, too
+    total = 1 + len(sequences)  # loading counts as a step
     rows = []
     progress("reference logits", 0, total)
     with _quiet_transformers(), torch.inference_mode():
@@ -236,7 +215,7 @@ def _transformers_logits(
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """No progress bars and no advice on stderr while transformers loads a model; its settings come back afterwards."""
+    """Suppress the progress bars and advice that transformers prints while it loads a model."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -254,6 +233,6 @@ def _rounded(logits: NDArray[np.float64]) -> NDArray[np.float32]:
     """float32 logits, rounded to a multiple of a power of two that is at most 2^-16 of the largest magnitude."""
     _, exponent = np.frexp(np.abs(logits).max())
     quantum = np.ldexp(1.0, int(exponent) - 17)
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which the caller refuses
+    with np.errstate(over="ignore"):  # overflow becomes infinity, which the caller refuses
         rounded: NDArray[np.float32] = (np.round(logits / quantum) * quantum).astype(np.float32)
     return rounded

@@ -1,19 +1,19 @@
-"""The forward pass in NumPy and float64, as the papers write it: one short function per equation.
+"""The forward pass in NumPy and float64, written like the papers: one short function per equation.
 
-It is the oracle: nothing of the C core is used, every step is exact to about 1e-15, and tests compare the engine and
-transformers with it. The exporter takes the reference logits of a file's probes from it.
+It is the tests' oracle for the engine and for transformers, and it computes the reference logits of a file's probes. It
+uses nothing of the C core, and every step is exact to about 1e-15.
 
     x = scale E[token] (+ P[position])
     per layer:  x += Wo attention(rope(Wq h), rope(Wk h), Wv h)  with h = norm(x)
                 x += ffn(norm(x))
     logits = Wout norm(x)
 
-and what families add to it: norms behind the branches or of q and k, branches side by side, experts, scales, soft caps.
+plus what families add: norms after the branches or of q and k, parallel branches, experts, scales, and soft caps.
 
-Weights are streamed: a matrix is read in chunks of rows and every chunk is applied to all rows of all sequences, so one
-pass over the weights serves any number of sequences and the peak of memory is a few chunks plus the activations.
+Weights are streamed: a matrix is read in chunks of rows, and every chunk is applied to all rows of all sequences. One
+pass over the weights serves any number of sequences, and the peak memory is a few chunks plus the activations.
 
-Shapes: n rows are the tokens of all sequences, one sequence after another; d is head_dim.
+Shapes: the n rows are the tokens of all sequences, concatenated; d is head_dim.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from llamac.engine.machine import plan_threads
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.machine import plan_threads
-from llamac.strips import QUANTIZED
+from llamac.format.strips import QUANTIZED
 
 Array: TypeAlias = NDArray[np.float64]
-# Of a matrix that are held in memory at once by each thread, in bytes of float64.
+# How much of a matrix each thread holds in memory at once, in bytes of float64.
 CHUNK_BYTES = 8 << 20
-MOST_THREADS = 4
-# Products with so many multiply-adds a BLAS computes with one thread. With several it spins until all have finished,
-# and where other programs have the CPUs, that makes a hundred milliseconds of one: threads are better our own.
-BLAS_PIECE = 1 << 18
+MAX_THREADS = 4
+# The multiply-adds of a product that BLAS computes on one thread. On several, BLAS spins until all have finished; if
+# other programs use the CPUs, one millisecond becomes a hundred. So we use our own threads.
+BLAS_MULTIPLY_ADDS = 1 << 18
 BLAS_COLUMNS = 256
 
 PLACEMENTS = ("pre", "post", "sandwich", "parallel")
 QK_NORMS = ("none", "head", "whole", "layer_head")
 
-# Receives (stage, layer, values): the stages of enum llamac_stage by name; layer is 0 outside the layers; values are
-# (n, ...) for all rows, for "output_norm" and "logits" those rows whose logits are wanted.
+# Receives (stage, layer, values). Stages have the names of enum llamac_stage; layer is 0 outside the layers; values are
+# (n, ...) for all rows, but only for the rows with logits in "output_norm" and "logits".
 Observer: TypeAlias = Callable[[str, int, Array], None]
 
 
@@ -74,18 +74,18 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
 def rope_angles(positions: NDArray[np.int64], inv_freq: Array) -> Array:
     """Angles m * theta_j, (n, rope_dim / 2). positions (n), inv_freq (rope_dim / 2).
 
-    Su et al., "RoFormer" (arXiv:2104.09864), equation 15. The product is rounded to float32: checkpoints are trained
-    and run that way everywhere, and at large positions it is this angle, not the exact one, that they mean.
+    Su et al., "RoFormer" (arXiv:2104.09864), equation 15. The product is rounded to float32: models are trained and run
+    with rounded angles, which at large positions differ noticeably from the exact ones.
     """
     product = positions.astype(np.float32)[:, None] * inv_freq.astype(np.float32)
     return product.astype(np.float64)
 
 
 def rotate(x: Array, angles: Array, factor: float) -> Array:
-    """Rotates the pairs (j, j + r/2) of the first r dimensions of every head. x (n, heads, d), angles (n, r/2).
+    """Rotate the pairs (j, j + r/2) of the first r dimensions of every head. x (n, heads, d), angles (n, r/2).
 
-    RoFormer, equation 34, with the pairing in halves. factor multiplies cosines and sines (YaRN, arXiv:2309.00071,
-    section 3.4: the square root of the attention temperature); dimensions from r on pass through.
+    RoFormer, equation 34, with pairs in halves. `factor` multiplies cosines and sines (YaRN, arXiv:2309.00071, section
+    3.4: the square root of the attention temperature). Dimensions from r on are unchanged.
     """
     half = angles.shape[1]
     cos, sin = factor * np.cos(angles)[:, None, :], factor * np.sin(angles)[:, None, :]
@@ -94,14 +94,14 @@ def rotate(x: Array, angles: Array, factor: float) -> Array:
 
 
 def softmax(scores: Array) -> Array:
-    """exp(s) / sum(exp(s)) over the last axis, shifted by the maximum so that nothing overflows."""
+    """exp(s) / sum(exp(s)) over the last axis, shifted by the maximum to avoid overflow."""
     powers: Array = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
     total: Array = np.sum(powers, axis=-1, keepdims=True)
     return powers / total
 
 
 def soft_cap(x: Array, cap: float) -> Array:
-    """cap tanh(x / cap), which stays between -cap and cap; x itself for cap 0.
+    """cap tanh(x / cap), between -cap and cap; x itself for cap 0.
 
     Gemma Team, "Gemma 2" (arXiv:2408.00118), section 2.
     """
@@ -109,11 +109,11 @@ def soft_cap(x: Array, cap: float) -> Array:
 
 
 def attention_scores(q: Array, k: Array, scale: float, window: int, cap: float = 0.0) -> Array:
-    """scale q k, capped, and -inf where a row does not look: (n, heads, n). q (n, heads, d), k (n, kv_heads, d).
+    """scale q k, capped, and -inf at masked positions: (n, heads, n). q (n, heads, d), k (n, kv_heads, d).
 
     Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762), equation 1, with the causal mask. Groups of query
     heads share a key head: Ainslie et al., "GQA" (arXiv:2305.13245), section 2.2. A row sees the last `window`
-    positions, itself included (Beltagy et al., "Longformer", arXiv:2004.05150), or all for window 0.
+    positions including itself (Beltagy et al., "Longformer", arXiv:2004.05150), or all earlier ones for window 0.
     """
     k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
     scores = soft_cap(scale * np.einsum("ihd,jhd->ihj", q, k, optimize=True), cap)
@@ -133,7 +133,7 @@ def attention_mix(scores: Array, v: Array) -> Array:
 
 
 def expert_weights(scores: Array, n_used: int, normalized: bool) -> Array:
-    """The weight of each expert, 0 for those that are not used: (n, experts). scores (n, experts) of the router.
+    """The weight of each expert, 0 for unused ones: (n, experts). scores: the router's output, (n, experts).
 
     Shazeer et al., "Outrageously Large Neural Networks" (arXiv:1701.06538), section 2.1: the n_used largest
     probabilities, the lower index among equals; normalized: divided by their sum (Jiang et al., "Mixtral of Experts",
@@ -190,10 +190,10 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 
 
 def rounded_inputs(x: Array, dtype: str) -> Array:
-    """Inputs (n, columns) as products with weights of a quantized dtype see them: whole numbers times a scale.
+    """Inputs (n, columns) rounded as in the engine's products with quantized weights: integers times a scale.
 
-    docs/format.md, "How products are computed": of q4 and q4s int8 with a scale per 32 columns, of q8 15 bits with one
-    per 128. The steps are float32, as there, so that the whole numbers are the engine's own.
+    docs/format.md, "How products are computed": int8 with a scale per 32 columns for q4 and q4s, 15 bits with a scale
+    per 128 columns for q8. The arithmetic is float32, as in the engine, so that the integers are the same.
     """
     width, limit = (128, np.float32(16319)) if dtype == "q8" else (32, np.float32(127))
     found = np.zeros(x.shape)
@@ -208,9 +208,10 @@ def rounded_inputs(x: Array, dtype: str) -> Array:
 
 
 def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None, *, round_inputs: bool = False) -> Array:
-    """W x + b for every row: (n, out). x (n, in), weight (out, in), read in chunks of rows, bias (out).
+    """W x + b for every row: (n, out). x (n, in), weight (out, in), bias (out).
 
-    round_inputs: what a quantized weight multiplies with is rounded as the engine does it.
+    Args:
+        round_inputs: Round the inputs of a quantized weight as the engine does.
     """
     if round_inputs and weight.dtype in QUANTIZED:
         x = rounded_inputs(x, weight.dtype)
@@ -223,11 +224,11 @@ def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None, *, roun
         y[:, first:last] = product(x, weight.read(first, last))
 
     starts = range(0, out, step)
-    threads = min(MOST_THREADS, plan_threads().threads, len(starts))
+    threads = min(MAX_THREADS, plan_threads().threads, len(starts))
     if threads > 1:
         with ThreadPoolExecutor(threads) as pool:
             for _ in pool.map(chunk, starts):
-                pass  # map hands on what a chunk raises
+                pass  # iterating re-raises what `chunk` raised
     else:
         for first in starts:
             chunk(first)
@@ -235,13 +236,13 @@ def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None, *, roun
 
 
 def product(x: Array, rows: NDArray[np.float32]) -> Array:
-    """x rows^T: (n, r), in pieces that no BLAS shares out to threads. x (n, columns), rows (r, columns)."""
+    """x rows^T: (n, r), in products too small for BLAS to use threads. x (n, columns), rows (r, columns)."""
     n, columns = x.shape
     y = np.zeros((n, len(rows)))
     for first in range(0, columns, BLAS_COLUMNS):
         part = np.ascontiguousarray(x[:, first : first + BLAS_COLUMNS])
         weights = rows[:, first : first + BLAS_COLUMNS].astype(np.float64)
-        size = max(1, BLAS_PIECE // part.size)
+        size = max(1, BLAS_MULTIPLY_ADDS // part.size)
         whole = len(rows) // size * size
         stack = weights[:whole].reshape(-1, size, part.shape[1]).transpose(0, 2, 1)
         y[:, :whole] += np.matmul(part, stack).transpose(1, 0, 2).reshape(n, whole)
@@ -254,7 +255,12 @@ def product(x: Array, rows: NDArray[np.float32]) -> Array:
 
 @dataclass(frozen=True)
 class _Pass:
-    """What the layers of a forward pass share. spans: rows of each sequence; angles: (n, rope_dim / 2) per table."""
+    """What the layers of a forward pass share.
+
+    Attributes:
+        spans: The rows of each sequence.
+        angles: (n, rope_dim / 2) per RoPE table.
+    """
 
     checkpoint: Checkpoint
     spans: list[slice]
@@ -268,12 +274,12 @@ class _Pass:
         return self.checkpoint.config
 
     def linear(self, x: Array, name: str) -> Array:
-        """The matrix `name`.weight and, if there is one, the bias `name`.bias."""
+        """Apply the matrix `name`.weight and the bias `name`.bias, if the model has one."""
         weight = _tensor(self.checkpoint, f"{name}.weight")
         return linear(x, weight, self.checkpoint.tensors.get(f"{name}.bias"), round_inputs=self.round_inputs)
 
     def norm(self, x: Array, name: str) -> Array:
-        """The model's kind of norm with the weights `name`.weight and, for LayerNorm, `name`.bias."""
+        """Apply the model's norm with `name`.weight and, for LayerNorm, `name`.bias."""
         weight = _vector(self.checkpoint, f"{name}.weight")
         if self.config.norm == "rms":
             return rms_norm(x, weight, self.config.norm_eps)
@@ -289,13 +295,24 @@ def forward(
     observe: Observer | None = None,
     round_inputs: bool = False,
 ) -> list[Array]:
-    """The logits of every sequence, each (n, vocab_size), or (1, vocab_size) of its last token with last_only.
+    """Compute the logits of every sequence.
 
-    context is that of the session that is imitated (default: the model's); it decides between the short and the long
-    RoPE table where a model has both, and no sequence may be longer. round_inputs: inputs of quantized matrices are
-    rounded as the engine does it (else a quantized checkpoint is one of unusual weights). Raises ArgumentError for
-    token ids and lengths out of range, UnsupportedError for what this version's graph does not have, ExportError for a
-    tensor that is missing.
+    Args:
+        sequences: Token ids, each sequence at positions 0, 1, ...
+        context: The context of the session to reproduce; default: the model's. It selects the short or the long RoPE
+            table of a model that has both, and limits the sequences' length.
+        last_only: Compute the logits of each sequence's last token only.
+        observe: Called with every stage.
+        round_inputs: Round the inputs of quantized matrices as the engine does. Without it, quantized weights are
+            treated as exact.
+
+    Returns:
+        For each sequence, (n, vocab_size), or (1, vocab_size) with last_only.
+
+    Raises:
+        ArgumentError: If a token id or a length is out of range.
+        UnsupportedError: If this version's graph lacks something the config needs.
+        ExportError: If a tensor is missing.
     """
     config = checkpoint.config
     context = config.context if context is None else context
@@ -307,8 +324,8 @@ def forward(
         rope_angles(positions, _inverse_frequencies(checkpoint, table, context))
         for table in range(len(config.rope_dim))
     ]
-    watch = observe or (lambda stage, layer, values: None)
-    run = _Pass(checkpoint, spans, positions, angles, watch, round_inputs)
+    observe = observe or (lambda stage, layer, values: None)
+    run = _Pass(checkpoint, spans, positions, angles, observe, round_inputs)
 
     x = _embed(run, [token for ids in sequences for token in ids])
     for layer, record in enumerate(config.layers):
@@ -326,7 +343,7 @@ def forward(
 
 
 def _embed(run: _Pass, tokens: list[int]) -> Array:
-    """scale E[token] (+ P[position]): (n, dim). Only the rows that are needed are read."""
+    """scale E[token] (+ P[position]): (n, dim). Reads only the rows of these tokens."""
     embedding = _tensor(run.checkpoint, "token_embedding.weight")
     x = np.concatenate([embedding.read(token, token + 1) for token in tokens]).astype(np.float64)
     x *= run.config.embedding_scale
@@ -338,7 +355,7 @@ def _embed(run: _Pass, tokens: list[int]) -> Array:
 
 
 def _block(run: _Pass, x: Array, layer: int, record: LayerConfig) -> Array:
-    """One layer: attention, then the feed-forward network, or (parallel) both of the same x. x (n, dim) -> (n, dim)."""
+    """One layer: attention, then the feed-forward network, or both on the same x (parallel). x (n, dim) -> (n, dim)."""
     y = x + _branch(run, x, layer, record, "attn")
     y = y + _branch(run, x if record.placement == "parallel" else y, layer, record, "ffn")
     run.observe("block", layer, y)
@@ -346,9 +363,9 @@ def _block(run: _Pass, x: Array, layer: int, record: LayerConfig) -> Array:
 
 
 def _branch(run: _Pass, x: Array, layer: int, record: LayerConfig, part: str) -> Array:
-    """What "attn" or "ffn" adds to the residual stream: (n, dim). Its norm stands before it, behind it, or both.
+    """What "attn" or "ffn" adds to the residual stream: (n, dim). Its norm comes before it, after it, or both.
 
-    Norms behind: Liu et al., "Swin Transformer V2" (arXiv:2111.09883), section 3.2; both: Gemma 2 (arXiv:2408.00118).
+    Post-norm: Liu et al., "Swin Transformer V2" (arXiv:2111.09883), section 3.2; both: Gemma 2 (arXiv:2408.00118).
     """
     name, h = f"layers.{layer}", x
     if record.placement != "post":
@@ -362,7 +379,7 @@ def _branch(run: _Pass, x: Array, layer: int, record: LayerConfig, part: str) ->
 
 
 def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
-    """Wo attention(rope(Wq h), rope(Wk h), Wv h), each sequence by itself. h (n, dim) -> (n, dim)."""
+    """Wo attention(rope(Wq h), rope(Wk h), Wv h), separately for each sequence. h (n, dim) -> (n, dim)."""
     name, config = f"layers.{layer}", run.config
     q = run.linear(h, f"{name}.attn_q").reshape(len(h), config.n_heads, config.head_dim)
     k = run.linear(h, f"{name}.attn_k").reshape(len(h), config.n_kv_heads, config.head_dim)
@@ -379,7 +396,7 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
         seen[:] = attention_scores(q[span], k[span], config.attention_scale, record.window, config.attention_soft_cap)
         mix[span] = attention_mix(seen, v[span])
     out = run.linear(mix.reshape(len(h), -1), f"{name}.attn_out")
-    # the cache holds exactly the keys and values: nothing is rounded here
+    # the engine's cache stages: without rounding, they equal the keys and values
     stages = {"q": q, "k": k, "v": v, "cache_k": k, "cache_v": v, "scores": scores, "attn_mix": mix}
     for stage, values in stages.items():
         run.observe(stage, layer, values)
@@ -387,9 +404,9 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
 
 
 def _head_norm(run: _Pass, x: Array, name: str) -> Array:
-    """The norm of queries or keys, if the model has one: x (n, heads, d).
+    """The norm of queries or keys, if the model has one. x (n, heads, d).
 
-    After Henry et al., "Query-Key Normalization for Transformers" (arXiv:2010.04245), in the forms that became usual.
+    Henry et al., "Query-Key Normalization for Transformers" (arXiv:2010.04245), in the variants that models use.
     """
     kind, eps = run.config.qk_norm, run.config.norm_eps
     if kind == "none":
@@ -403,7 +420,7 @@ def _head_norm(run: _Pass, x: Array, name: str) -> Array:
 
 
 def _feed_forward(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
-    """One network for all rows, or experts, each for the rows that chose it. h (n, dim) -> (n, dim)."""
+    """One network for all rows, or experts, each for the rows routed to it. h (n, dim) -> (n, dim)."""
     name = f"layers.{layer}"
     if record.ffn != "experts":
         inner = _hidden(run, h, name, gated=record.ffn == "gated")
@@ -413,17 +430,17 @@ def _feed_forward(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Arra
     run.observe("ffn_router", layer, router)
     weights = expert_weights(router, record.n_experts_used, normalized=bool(record.expert_weights))
     y = np.zeros_like(h)
-    inner_of_all = np.zeros((len(h), record.n_experts_used, record.ffn_dim))
-    n_done = np.zeros(len(h), np.int64)
+    hidden = np.zeros((len(h), record.n_experts_used, record.ffn_dim))
+    n_filled = np.zeros(len(h), np.int64)
     for expert in range(record.n_experts):
         rows = np.flatnonzero(weights[:, expert])
         if len(rows):
-            own = f"{name}.experts.{expert}"
-            inner = _hidden(run, h[rows], own, gated=True)
-            y[rows] += weights[rows, expert, None] * run.linear(inner, f"{own}.ffn_down")
-            inner_of_all[rows, n_done[rows]] = inner
-            n_done[rows] += 1
-    run.observe("ffn_hidden", layer, inner_of_all.reshape(len(h), -1))
+            prefix = f"{name}.experts.{expert}"
+            inner = _hidden(run, h[rows], prefix, gated=True)
+            y[rows] += weights[rows, expert, None] * run.linear(inner, f"{prefix}.ffn_down")
+            hidden[rows, n_filled[rows]] = inner
+            n_filled[rows] += 1
+    run.observe("ffn_hidden", layer, hidden.reshape(len(h), -1))
     return y
 
 
@@ -438,13 +455,13 @@ def _hidden(run: _Pass, h: Array, name: str, *, gated: bool) -> Array:
 
 
 def _inverse_frequencies(checkpoint: Checkpoint, table: int, context: int) -> Array:
-    """The table's frequencies for a session of `context` positions: (rope_dim / 2)."""
+    """The table's frequencies in a session of `context` positions: (rope_dim / 2)."""
     long = 0 < checkpoint.config.rope_original_context[table] < context
     return _vector(checkpoint, f"rope.{table}.inv_freq_long" if long else f"rope.{table}.inv_freq")
 
 
 def _tensor(checkpoint: Checkpoint, name: str) -> LazyTensor:
-    """A tensor that the config requires."""
+    """A tensor that the config needs."""
     found = checkpoint.tensors.get(name)
     if found is None:
         raise ExportError(f"the checkpoint has no tensor {name}, which its config requires")
@@ -457,9 +474,9 @@ def _vector(checkpoint: Checkpoint, name: str) -> Array:
 
 def _check(config: ModelConfig, sequences: Sequence[Sequence[int]], context: int) -> None:
     if not 0 < context <= config.context:
-        raise ArgumentError(f"the context is {context}, expected 1 to {config.context}")
+        raise ArgumentError(f"context is {context}, expected 1 to {config.context}")
     if not sequences:
-        raise ArgumentError("no sequence is given")
+        raise ArgumentError("sequences is empty, expected at least one sequence")
     for i, ids in enumerate(sequences):
         if not 0 < len(ids) <= context:
             raise ArgumentError(f"sequence {i} has {len(ids)} tokens, expected 1 to {context}")
@@ -469,7 +486,7 @@ def _check(config: ModelConfig, sequences: Sequence[Sequence[int]], context: int
     if config.norm not in ("rms", "layer") or config.activation not in ACTIVATIONS or config.qk_norm not in QK_NORMS:
         raise UnsupportedError(
             f"config: norm {config.norm!r}, qk_norm {config.qk_norm!r} with activation {config.activation!r} "
-            "is not supported"
+            "is not supported by this version"
         )
     for layer, record in enumerate(config.layers):
         if record.placement not in PLACEMENTS or record.ffn not in ("plain", "gated", "experts"):

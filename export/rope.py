@@ -1,8 +1,8 @@
-"""RoPE frequencies as transformers computes them from a LLaMA config, in float32.
+"""RoPE frequencies as transformers computes them from a config, in float32.
 
-Each kind is a function of the same name as its rope_type. What is a Python float there (64 bits) is one here, what is a
-float32 tensor there is a float32 array here, and every operation rounds at the same place. One differs: powers are
-computed in float64 and rounded once here, while those of torch depend on the machine's vector width in the last bit.
+There is one function per rope_type. Python floats and float32 arrays are used where transformers uses Python floats and
+float32 tensors, so every operation rounds at the same place, with one exception: powers are computed in float64 and
+rounded once, because the last bit of torch's powers depends on the machine's vector width.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ Parameters = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Rope:
-    """inv_freq: (head_dim / 2). inv_freq_long replaces it in contexts beyond original_context, if that is not 0.
-    attention_factor multiplies cosines and sines."""
+    """RoPE's tables.
+
+    Attributes:
+        inv_freq: (head_dim / 2) in radians per position.
+        inv_freq_long: Replaces inv_freq in contexts longer than original_context, if that is not 0.
+        attention_factor: Multiplies cosines and sines.
+    """
 
     inv_freq: Floats
     inv_freq_long: Floats | None = None
@@ -32,24 +37,33 @@ class Rope:
     attention_factor: float = 1.0
 
 
-def make_rope(kind: str, parameters: Parameters, dim: int, context: int) -> Rope:
-    """The frequencies of one of KINDS, for heads of `dim` dimensions and a model made for `context` positions.
+def make_rope(rope_type: str, parameters: Parameters, dim: int, context: int) -> Rope:
+    """Compute the tables of one rope_type.
 
-    parameters: numbers, with rope_theta; what is optional may be None. Raises ExportError if they make no sense.
+    Args:
+        rope_type: A key of ROPE_TYPES.
+        parameters: The config's numbers, with rope_theta. Optional ones can be None.
+        dim: Rotated dimensions per head.
+        context: The model's max_position_embeddings.
+
+    Raises:
+        ExportError: If the parameters give no usable frequencies.
     """
     try:
         with np.errstate(all="ignore"):
-            rope = KINDS[kind](parameters, dim, context)
+            rope = ROPE_TYPES[rope_type](parameters, dim, context)
     except (ArithmeticError, ValueError) as error:
-        raise ExportError(f"config.json: the RoPE parameters of type {kind!r} cannot be computed: {error}") from None
+        raise ExportError(f"config.json: the RoPE parameters of type {rope_type!r} cannot be used: {error}") from None
     tables = [table for table in (rope.inv_freq, rope.inv_freq_long) if table is not None]
     if not all((np.isfinite(table) & (table > 0)).all() for table in tables) or not 0 < rope.attention_factor < 1e6:
-        raise ExportError(f"config.json: the RoPE parameters of type {kind!r} give frequencies or factors out of range")
+        raise ExportError(
+            f"config.json: the RoPE parameters of type {rope_type!r} give frequencies or factors out of range"
+        )
     return rope
 
 
 def _powers(theta: float, dim: int) -> Floats:
-    """theta^(2j / dim), (dim / 2), rounded from float64: the nearest float32 (tests/test_export_bits.py)."""
+    """theta^(2j / dim) as (dim / 2), correctly rounded to float32 (tests/export/test_export_bits.py)."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     powers: Floats = np.power(np.float64(np.float32(theta)), exponents.astype(np.float64)).astype(np.float32)
     return powers
@@ -71,16 +85,16 @@ def _linear(parameters: Parameters, dim: int, context: int) -> Rope:
 
 
 def _dynamic(parameters: Parameters, dim: int, context: int) -> Rope:
-    """NTK-aware scaling of the base, which begins beyond max_position_embeddings: up to there the default."""
+    """NTK-aware scaling of the base. It starts beyond max_position_embeddings; up to there it equals the default."""
     if dim == 2:
-        raise ValueError("heads of 2 dimensions have one frequency, which does not depend on the base")
+        raise ValueError("heads of 2 dimensions have a single frequency, which does not depend on the base")
     factor = parameters["factor"]
     growth = factor * context / context - (factor - 1)
     return Rope(_plain(parameters["rope_theta"] * growth ** (dim / (dim - 2)), dim))
 
 
 def _llama3(parameters: Parameters, dim: int, context: int) -> Rope:
-    """Low frequencies divided by the factor, high ones kept, a smooth passage between (Llama 3.1)."""
+    """Llama 3.1: divides low frequencies by the factor, keeps high ones, and interpolates between."""
     one = np.float32(1)
     factor, original = parameters["factor"], parameters["original_max_position_embeddings"]
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
@@ -96,7 +110,7 @@ def _llama3(parameters: Parameters, dim: int, context: int) -> Rope:
 def _yarn(parameters: Parameters, dim: int, context: int) -> Rope:
     """Peng et al., "YaRN" (arXiv:2309.00071)."""
     if dim % 2:
-        raise ValueError(f"it is not defined for an odd number of dimensions, {dim}")
+        raise ValueError(f"YaRN is not defined for an odd number of dimensions, {dim}")
     theta, original = parameters["rope_theta"], parameters["original_max_position_embeddings"]
     factor = parameters["factor"] if parameters["factor"] is not None else context / original
 
@@ -129,7 +143,7 @@ def _yarn_attention_factor(parameters: Parameters, factor: float) -> float:
 
 
 def _longrope(parameters: Parameters, dim: int, context: int) -> Rope:
-    """Ding et al., "LongRoPE" (arXiv:2402.13753): one set of factors up to the original context, one beyond."""
+    """Ding et al., "LongRoPE" (arXiv:2402.13753): one set of factors up to the original context, another beyond."""
     original = parameters["original_max_position_embeddings"]
     factor = parameters["factor"] if parameters["factor"] is not None else context / original
     attention_factor = parameters["attention_factor"]
@@ -144,7 +158,7 @@ def _longrope(parameters: Parameters, dim: int, context: int) -> Rope:
     return Rope(tables[0], tables[1], original, attention_factor)
 
 
-KINDS: dict[str, Callable[[Parameters, int, int], Rope]] = {
+ROPE_TYPES: dict[str, Callable[[Parameters, int, int], Rope]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,

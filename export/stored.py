@@ -1,9 +1,10 @@
-"""A tensor as it lies in a file: where, which dtype, which strides; read some rows at a time, never mapped."""
+"""A tensor in a file, described by offset, dtype and strides. It is read some rows at a time, never mapped."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,19 +14,25 @@ from llamac.export.checkpoint import LazyTensor
 
 Floats = NDArray[np.float32]
 
-# Numbers of the source that are held at once beside the rows that are asked for.
+# How many of the source's numbers are in memory at once, in addition to the requested rows.
 BLOCK_NUMBERS = 1 << 22
 
-# Stored dtypes of weights: how the numbers lie in the file, and the dtype that a flat file needs to keep them.
+MAX_DIMS = 64  # as in torch
+
+# Each stored dtype: its NumPy type in the file, and the dtype in which a flat file stores it exactly.
 WEIGHT_DTYPES = {"f64": ("<f8", "f32"), "f32": ("<f4", "f32"), "f16": ("<f2", "f16"), "bf16": ("<u2", "bf16")}
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Numbers in a file. offset: of the first one in bytes; strides: in numbers, one per dimension, none negative.
+    """A strided array of numbers in a file.
 
-    The numbers within shape and strides must lie inside the file: who makes one of these has checked it. dtype: one of
-    WEIGHT_DTYPES, or any other name, which cannot be read.
+    Readers of untrusted files check that shape and strides stay inside the file before they create one.
+
+    Attributes:
+        dtype: A key of WEIGHT_DTYPES. A tensor of another dtype can be described, but not read.
+        strides: In numbers, one per dimension, none negative.
+        offset: The position of the first number, in bytes.
     """
 
     path: Path
@@ -36,32 +43,32 @@ class StoredTensor:
 
     @property
     def transposed(self) -> StoredTensor:
-        """The same numbers with dimensions in reverse order."""
+        """The same numbers with the dimensions reversed."""
         return replace(self, shape=self.shape[::-1], strides=self.strides[::-1])
 
     def rows(self, first: int, last: int) -> StoredTensor:
-        """The part [first, last) along the first dimension."""
+        """Rows [first, last) along the first dimension."""
         offset = self.offset + first * self.strides[0] * np.dtype(WEIGHT_DTYPES[self.dtype][0]).itemsize
         return replace(self, shape=(last - first, *self.shape[1:]), offset=offset)
 
     def part(self, index: int) -> StoredTensor:
-        """The tensor of one dimension less at `index` of the first."""
+        """The tensor at `index` of the first dimension."""
         return replace(self.rows(index, index + 1), shape=self.shape[1:], strides=self.strides[1:])
 
     def lazy(self) -> LazyTensor:
-        """As a tensor of a checkpoint; for one or two dimensions and a dtype of WEIGHT_DTYPES."""
+        """As a checkpoint's tensor. It must have one or two dimensions and a dtype of WEIGHT_DTYPES."""
         return LazyTensor(self.shape, WEIGHT_DTYPES[self.dtype][1], self.read)
 
     def read(self, first: int, last: int) -> Floats:
-        """Rows [first, last) as float32, (last - first, columns); of a vector its elements."""
+        """Rows [first, last) as float32, (last - first, columns); for a vector, its elements."""
         if len(self.shape) == 1:
             return self._matrix(first, last, 1, 0)[:, 0]
         return self._matrix(first, last, self.shape[1], self.strides[1])
 
     def _matrix(self, first: int, last: int, columns: int, stride: int) -> Floats:
-        """Rows [first, last) of a matrix whose columns are `stride` apart, a block of columns at a time.
+        """Rows [first, last) of a matrix whose columns are `stride` numbers apart.
 
-        Blocks, because the rows of a transposed matrix are spread over all of its bytes.
+        Reads a block of columns at a time, because the rows of a transposed matrix are spread over all of its bytes.
         """
         result = np.empty((last - first, columns), np.float32)
         step = columns if stride <= 1 else max(1, BLOCK_NUMBERS // stride)
@@ -72,14 +79,14 @@ class StoredTensor:
         return result
 
     def _numbers(self, start: int, shape: tuple[int, int], strides: tuple[int, int]) -> Floats:
-        """A view of the numbers from `start` on, of this shape and strides, as float32."""
+        """The numbers from `start` on, with this shape and these strides, as float32."""
         kind = np.dtype(WEIGHT_DTYPES[self.dtype][0])
         if 0 in shape:
             return np.zeros(shape, np.float32)
         count = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         flat = np.fromfile(self.path, kind, count, offset=self.offset + start * kind.itemsize)
         if len(flat) != count:
-            raise ExportError(f"{self.path} has become shorter while it was read")
+            raise ExportError(f"{self.path} was truncated while it was being read")
         in_bytes = (strides[0] * kind.itemsize, strides[1] * kind.itemsize)
         return _as_float32(np.lib.stride_tricks.as_strided(flat, shape, in_bytes, writeable=False), self.dtype)
 
@@ -89,15 +96,22 @@ def _as_float32(numbers: NDArray[np.generic], dtype: str) -> Floats:
         bits = numbers.astype(np.uint32)
         bits <<= 16
         return bits.view(np.float32)
-    # a float64 beyond float32 becomes infinite, which is told with the tensor's name, as NaN is
+    # a float64 beyond float32 becomes infinite, which `LazyTensor.finite` reports with the tensor's name
     with np.errstate(over="ignore", invalid="ignore"):
         return numbers.astype(np.float32, copy=False)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of numbers that lie row after row without gaps."""
+    """The strides of a C-contiguous array."""
     strides, step = [], 1
     for n in reversed(shape):
         strides.append(step)
         step *= n
     return tuple(reversed(strides))
+
+
+def are_sizes(values: Any, container: type[list[Any]] | type[tuple[Any, ...]]) -> bool:
+    """Whether untrusted `values` is a list or tuple (`container`) of sizes, for at most MAX_DIMS dimensions."""
+    if not isinstance(values, container) or len(values) > MAX_DIMS:
+        return False
+    return all(type(value) is int and 0 <= value < 1 << 63 for value in values)

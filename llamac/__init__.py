@@ -1,48 +1,81 @@
 """llamac runs language models on ordinary CPUs: fast, instant to load, the same bits on every machine and thread count.
 
-import llamac
+    import llamac
 
-with llamac.load("model.bin") as model:
-    print(model.generate("Once upon a time", max_tokens=64).text)
-    for piece in model.stream("Once", temperature=0.8, seed=1):
-        print(piece, end="", flush=True)
+    with llamac.load("model.bin") as model:
+        print(model.generate("Once upon a time", max_tokens=64).text)
+        for piece in model.stream("Once", temperature=0.8, seed=1):
+            print(piece, end="", flush=True)
+
+Public names are imported on first use (PEP 562), so that `import llamac` costs nothing.
 """
 
-try:
-    from llamac._core import stages as _stages
-except ModuleNotFoundError as _error:
-    if _error.name != "llamac._core":
-        raise
-    raise ModuleNotFoundError(
-        f"{__path__[0]} holds llamac's sources without its compiled core: use the installed llamac from another "
-        "folder, or build the core here with `pip install -e .`",
-        name=_error.name,
-    ) from None
-from llamac.chat import ChatTemplate
-from llamac.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    BusyError,
-    CancelledError,
-    ChatTemplateError,
-    ClosedError,
-    ContextFullError,
-    ExportError,
-    HubError,
-    LlamacError,
-    ModelError,
-    OutOfMemoryError,
-    TokenizerError,
-    UnsupportedError,
-)
-from llamac.generation import Completion, Stream, Timings, Usage
-from llamac.model import Model, load
-from llamac.session import Session
-from llamac.tokenizer import SpecialTokens, Tokenizer
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-STAGES = _stages()
+if TYPE_CHECKING:
+    from llamac import export, models
+    from llamac.engine.generation import Completion, Stream, Timings, Usage
+    from llamac.engine.model import Model
+    from llamac.engine.sampling import SamplingParams
+    from llamac.engine.session import STAGES, Session
+    from llamac.errors import (
+        ArgumentError,
+        ArgumentTypeError,
+        BusyError,
+        CancelledError,
+        ChatTemplateError,
+        ClosedError,
+        ContextFullError,
+        ExportError,
+        HubError,
+        LlamacError,
+        LlamacWarning,
+        ModelError,
+        OutOfMemoryError,
+        TokenizerError,
+        UnsupportedError,
+    )
+    from llamac.sources.loading import load
+    from llamac.sources.names import resolve
+    from llamac.text.chat import ChatTemplate
+    from llamac.text.tokenizer import SpecialTokens, Tokenizer
+
+# The module that defines each public name. The imports above tell type checkers the same; a test compares the two.
+_MODULES = {
+    "llamac.engine.generation": ["Completion", "Stream", "Timings", "Usage"],
+    "llamac.engine.model": ["Model"],
+    "llamac.engine.sampling": ["SamplingParams"],
+    "llamac.engine.session": ["STAGES", "Session"],
+    "llamac.errors": [
+        "ArgumentError",
+        "ArgumentTypeError",
+        "BusyError",
+        "CancelledError",
+        "ChatTemplateError",
+        "ClosedError",
+        "ContextFullError",
+        "ExportError",
+        "HubError",
+        "LlamacError",
+        "LlamacWarning",
+        "ModelError",
+        "OutOfMemoryError",
+        "TokenizerError",
+        "UnsupportedError",
+    ],
+    "llamac.sources.loading": ["load"],
+    "llamac.sources.names": ["resolve"],
+    "llamac.text.chat": ["ChatTemplate"],
+    "llamac.text.tokenizer": ["SpecialTokens", "Tokenizer"],
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+_SUBPACKAGES = ("export", "models")
 
 __all__ = [
     "STAGES",
@@ -58,9 +91,11 @@ __all__ = [
     "ExportError",
     "HubError",
     "LlamacError",
+    "LlamacWarning",
     "Model",
     "ModelError",
     "OutOfMemoryError",
+    "SamplingParams",
     "Session",
     "SpecialTokens",
     "Stream",
@@ -70,5 +105,31 @@ __all__ = [
     "UnsupportedError",
     "Usage",
     "__version__",
+    "export",
     "load",
+    "models",
+    "resolve",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    except ImportError:
+        if importlib.util.find_spec("llamac._core") is not None:
+            raise
+        raise ModuleNotFoundError(
+            f"{__path__[0]} holds llamac's sources without its compiled core: run Python in another folder to use the "
+            "installed llamac, or build the core here with `pip install -e .`",
+            name="llamac._core",
+        ) from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

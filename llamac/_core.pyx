@@ -6,9 +6,8 @@ Memory: a Model holds the buffer it was opened over, a Session holds its Model. 
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from libc.stdint cimport int32_t, uint64_t
-from libc.string cimport memcpy
 
 from .libllamac cimport *
 
@@ -154,9 +153,7 @@ def measure_read(const float[::1] block not None, times, *, threads=1, streams=1
     cdef uint64_t read = 0
     cdef int n = as_int(times, "times"), team = as_int(threads, "threads"), runs = as_int(streams, "streams"), result
     cdef bytes name = isa.encode() if isa is not None else None
-    cdef const char *which = NULL
-    if name is not None:
-        which = name
+    cdef const char *which = <const char *>name if name is not None else NULL
     cdef const float *numbers = &block[0] if block.shape[0] else NULL
     with nogil:
         result = llamac_measure_read(numbers, <size_t>block.shape[0], n, team, runs, which, &read, &err)
@@ -170,9 +167,7 @@ def measure_multiply(int dtype, passes, *, threads=1, str isa=None):
     cdef uint64_t count = 0
     cdef int n = as_int(passes, "passes"), team = as_int(threads, "threads"), result
     cdef bytes name = isa.encode() if isa is not None else None
-    cdef const char *which = NULL
-    if name is not None:
-        which = name
+    cdef const char *which = <const char *>name if name is not None else NULL
     with nogil:
         result = llamac_measure_multiply(dtype, n, team, which, &count, &err)
     check(result, &err)
@@ -225,6 +220,14 @@ cdef class Model:
         self._check_new()
         check(llamac_model_replace(self._ptr, name, dtype, &data[0], data.shape[0], &err), &err)
         self._kept.append(data)
+
+    def tables(self):
+        """The file's first bytes as the core has checked them: header to tensor table, at their offsets in the file."""
+        cdef size_t n = 0
+        if self._ptr is NULL:
+            raise ClosedError("the model is closed")
+        cdef const unsigned char *tables = <const unsigned char *>llamac_model_tables(self._ptr, &n)
+        return tables[:n]
 
     cdef _check_new(self):
         if self._ptr is NULL or self._sessions:
@@ -287,24 +290,66 @@ def sample(const float[::1] logits not None, Sampling sampling not None, uint64_
 # ---- session
 
 @cython.final
+cdef class CancelScope:
+    """A function call on a session that any thread can cancel, also before it begins. One thread runs it at a time.
+
+    `run` is C: Ctrl-C, which Python raises between its own instructions, cannot leave the scope entered.
+    """
+
+    cdef Session _session
+    cdef int32_t _cancel
+    cdef bint _running
+
+    def __init__(self, Session session not None):
+        self._session = session
+
+    def run(self, function):
+        """Call a function. `cancel` stops the session's evals in it with CancelledError."""
+        if self._running:
+            raise BusyError("the stream is in use by another thread")
+        if self._session._scope is not None:
+            raise BusyError("the session is in use by another stream, in another thread")
+        self._running = True
+        self._session._scope = self
+        try:
+            return function()
+        finally:
+            self._session._scope = None
+            self._running = False
+
+    def cancel(self):
+        """Cancel the running call and all later ones. Any thread may call this."""
+        self._cancel = 1
+
+    @property
+    def cancelled(self):
+        return self._cancel != 0
+
+
+@cython.final
 cdef class Session:
     """Sequences of tokens with their KV cache. Used by one thread at a time: a second one gets BusyError."""
 
     cdef llamac_session *_ptr
     cdef Model _model
     cdef bint _busy
-    cdef int32_t _cancel
+    cdef int32_t _cancel          # stops the running eval
+    cdef CancelScope _scope       # the running scope, if any: its flag counts instead
+    cdef int _n_sequences, _context
+    cdef int32_t **_ids           # per sequence: the token at each of its positions
+    cdef int *_ids_capacity       # per sequence: positions that _ids has room for
     cdef float *_logits           # of the last row of the last eval that wanted them
     cdef void *_scratch           # for sampling from them
     cdef readonly int vocab_size
     cdef bint _has_logits
+    cdef readonly uint64_t changes  # how often an eval or a truncation has begun
 
-    def __init__(self, Model model not None, *, n_sequences=1, context=0, int kv_dtype=0, threads=1, str isa=None):
+    def __init__(self, Model model not None, *, sequences=1, context=0, int kv_dtype=0, threads=1, str isa=None):
         if self._ptr is not NULL:
             raise LlamacError("a Session is opened once")
         # no Python code between the question whether the model is open and its use: other threads could close it there
         cdef llamac_session_options options = llamac_session_options(
-            as_int(n_sequences, "n_sequences"), as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL)
+            as_int(sequences, "sequences"), as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL)
         cdef bytes name
         if isa is not None:
             name = isa.encode()
@@ -323,13 +368,30 @@ cdef class Session:
         if self._logits is NULL or self._scratch is NULL:
             self._release()
             raise OutOfMemoryError(f"no memory for {n} logits")
+        self._ids = <int32_t **>PyMem_Calloc(<size_t>options.n_sequences, sizeof(int32_t *))
+        self._ids_capacity = <int *>PyMem_Calloc(<size_t>options.n_sequences, sizeof(int))
+        if self._ids is NULL or self._ids_capacity is NULL:
+            self._release()
+            raise OutOfMemoryError(f"no memory for the tokens of {options.n_sequences} sequences")
+        self._n_sequences = options.n_sequences
+        cdef llamac_session_info info
+        llamac_session_describe(self._ptr, &info)
+        self._context = info.context
 
     cdef void _release(self) noexcept:
+        cdef int i
         if self._ptr is not NULL:
             llamac_session_close(&self._ptr)
             self._model._sessions -= 1
             if self._model._closing and self._model._sessions == 0:
                 self._model._release()
+        for i in range(self._n_sequences):
+            PyMem_Free(self._ids[i])
+        self._n_sequences = 0
+        PyMem_Free(self._ids)
+        PyMem_Free(self._ids_capacity)
+        self._ids = NULL
+        self._ids_capacity = NULL
         PyMem_Free(self._logits)
         PyMem_Free(self._scratch)
         self._logits = NULL
@@ -383,20 +445,49 @@ cdef class Session:
             raise ArgumentError(f"there is no sequence {sequence}")
         return n
 
-    def rewind(self, length, sequence=0):
-        """Forgets the positions from `length` on."""
+    def tokens(self, sequence=0):
+        """The token ids at the positions of a sequence."""
+        cdef int i, which = as_int(sequence, "sequence"), n = self.length(which)
+        return [self._ids[which][i] for i in range(n)]
+
+    def common_prefix(self, const int32_t[::1] ids not None):
+        """How many positions of sequence 0 hold the first of these ids."""
+        cdef int i = 0, n = min(<int>self.length(), <int>ids.shape[0])
+        while i < n and self._ids[0][i] == ids[i]:
+            i += 1
+        return i
+
+    cdef int _reserve_ids(self, int sequence, int position) except -1:
+        """Make room for the id at a position. Nothing happens for a row that the core will refuse."""
+        cdef int capacity
+        cdef int32_t *grown
+        if sequence < 0 or sequence >= self._n_sequences or position >= self._context or position < self._ids_capacity[sequence]:
+            return 0
+        capacity = min(self._context, max(position + 1, 64, 2 * self._ids_capacity[sequence]))
+        grown = <int32_t *>PyMem_Realloc(self._ids[sequence], <size_t>capacity * sizeof(int32_t))
+        if grown is NULL:
+            raise OutOfMemoryError(f"no memory for the tokens of {capacity} positions")
+        self._ids[sequence] = grown
+        self._ids_capacity[sequence] = capacity
+        return 0
+
+    def truncate(self, length, sequence=0):
+        """Keep the first `length` positions of a sequence."""
         cdef llamac_error err
         cdef int to = as_int(length, "length"), which = as_int(sequence, "sequence")
         self._enter()
         try:
-            check(llamac_rewind(self._ptr, which, to, &err), &err)
+            self.changes += 1
+            self._has_logits = False
+            check(llamac_truncate(self._ptr, which, to, &err), &err)
         finally:
             self._busy = False
-        self._has_logits = False
 
     def cancel(self):
-        """Stops the eval that runs in another thread; it raises CancelledError there."""
+        """Stop the eval that another thread runs, or the scope that it runs in; CancelledError is raised there."""
         self._cancel = 1
+        if self._scope is not None:
+            self._scope._cancel = 1
 
     def stage_width(self, int stage):
         """(floats per row, whether the stage exists once per layer)."""
@@ -408,7 +499,7 @@ cdef class Session:
 
     def eval_rows(self, const int32_t[:, ::1] rows not None, float[::1] logits=None, observations=()):
         """Computes rows of (token, sequence, position, want_logits). logits: all the wanted rows' (n * vocab_size floats), or None:
-        then only the last row may want them, and they stay in the session for `sample` and `copy_logits`.
+        then only the last row may want them, and they stay in the session for `sample`.
         observations: (stage, layer, float buffer) each. Returns nothing; raises CancelledError with `done` rows kept."""
         cdef int n = <int>rows.shape[0], done = 0, result, i, wanted = 0
         cdef llamac_error err
@@ -427,7 +518,10 @@ cdef class Session:
             raise ArgumentError("without a buffer only the last row's logits can be wanted")
         self._enter()
         try:
+            self.changes += 1
             self._has_logits = False
+            for i in range(n):
+                self._reserve_ids(rows[i, 1], rows[i, 2])
             if observations:
                 observe = <llamac_observation *>PyMem_Malloc(<size_t>len(observations) * sizeof(llamac_observation))
                 if observe is NULL:
@@ -441,6 +535,8 @@ cdef class Session:
                     observe[i].layer = layer
                     observe[i].out = &view[0] if floats else self._logits
             result = self._run(<const llamac_row *>&rows[0, 0] if n else NULL, n, out, observe, len(observations), &done, &err)
+            for i in range(done):
+                self._ids[rows[i, 1]][rows[i, 2]] = rows[i, 0]
             self._has_logits = result == 0 and logits is None and wanted == 1
             self._raise(result, &err, done)
         finally:
@@ -453,7 +549,9 @@ cdef class Session:
         return width * (wanted if stage == LLAMAC_STAGE_OUTPUT_NORM or stage == LLAMAC_STAGE_LOGITS else rows)
 
     cdef int _run(self, const llamac_row *rows, int n, float *logits, const llamac_observation *observe, int n_observe, int *done, llamac_error *err):
-        cdef llamac_eval_options options = llamac_eval_options(observe, n_observe, &self._cancel, done)
+        cdef CancelScope scope = self._scope  # holds a reference while the core reads its flag
+        cdef const int32_t *cancel = &self._cancel if scope is None else &scope._cancel
+        cdef llamac_eval_options options = llamac_eval_options(observe, n_observe, cancel, done)
         cdef int result
         self._cancel = 0
         with nogil:
@@ -472,9 +570,13 @@ cdef class Session:
         cdef llamac_row row
         self._enter()
         try:
+            self.changes += 1
             self._has_logits = False
             row = llamac_row(number, which, llamac_length(self._ptr, which), 1)
+            self._reserve_ids(which, row.position)
             result = self._run(&row, 1, self._logits, NULL, 0, &done, &err)
+            if done:
+                self._ids[which][row.position] = number
             self._has_logits = result == 0
             self._raise(result, &err, done)
         finally:
@@ -493,17 +595,5 @@ cdef class Session:
             with nogil:
                 token = llamac_sample(self._logits, n, &sampling._c, position, self._scratch, &err)
             return check(token, &err)
-        finally:
-            self._busy = False
-
-    def copy_logits(self, float[::1] out not None):
-        """Copies the session's logits (vocab_size)."""
-        self._enter()
-        try:
-            if not self._has_logits:
-                raise ArgumentError("there are no logits: eval something first")
-            if out.shape[0] != self.vocab_size:
-                raise ArgumentError(f"the buffer has {out.shape[0]} floats, expected {self.vocab_size}")
-            memcpy(&out[0], self._logits, <size_t>self.vocab_size * sizeof(float))
         finally:
             self._busy = False

@@ -1,58 +1,75 @@
-"""Checks of arguments' types that every caller shares: a wrong one is an error that names the argument."""
+"""Types of arguments that several modules share, and checks whose errors name the argument."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from operator import index
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from llamac.errors import ArgumentError, ArgumentTypeError
 
-# The number formats of a model file's matrices. (The core knows them, too: the command line does not wait for it.)
-DTYPES = ("f32", "f16", "bf16", "q8", "q4", "q4s")
+# Number formats of a model file's matrices. (The core has this list, too; the command line starts without the core.)
+DType: TypeAlias = Literal["f32", "f16", "bf16", "q8", "q4", "q4s"]
+DTYPES: tuple[DType, ...] = get_args(DType)
+# Number formats of the KV cache.
+KVDtype: TypeAlias = Literal["f32", "f16"]
+# When a model file's weights are read, see `llamac.load`.
+Memory: TypeAlias = Literal["map", "populate", "huge"]
+# A file name: a str, a Path or another os.PathLike object.
+StrPath: TypeAlias = str | os.PathLike[str]
+# The folder of converted models: None is the default folder, False disables the cache.
+CacheDir: TypeAlias = StrPath | Literal[False] | None
 # A LoRA adapter: a PEFT directory, or a pair of one and its strength, which multiplies what it adds.
-Adapter: TypeAlias = str | Path | tuple[str | Path, float]
+Adapter: TypeAlias = StrPath | tuple[StrPath, float]
 
 
 def wrong_type(name: str, value: object, expected: str) -> ArgumentTypeError:
-    """The error for an argument of a wrong type."""
+    """The error for an argument of the wrong type."""
     return ArgumentTypeError(f"{name} must be {expected}, not {type(value).__name__}")
 
 
 def whole_number(value: object, name: str) -> int:
-    """An int, or what stands for one (NumPy's integers); no bool, and no float."""
-    try:
-        if not isinstance(value, bool):
-            return index(value)  # type: ignore[arg-type]  # what it is, is asked here
-    except TypeError:
-        pass
+    """Convert an int or an integer type such as NumPy's to an int. A bool is an error."""
+    if hasattr(value, "__index__") and not isinstance(value, bool):
+        try:
+            return index(value)
+        except TypeError:  # a NumPy array has the method, but refuses
+            pass
     raise wrong_type(name, value, "a whole number")
 
 
 def real_number(value: object, name: str) -> float:
-    """A float, or what stands for one; no bool, and no text."""
-    if hasattr(value, "__float__") or hasattr(value, "__index__"):
+    """Convert an int, a float or a numeric type such as NumPy's to a float. A bool or a str is an error."""
+    if (hasattr(value, "__float__") or hasattr(value, "__index__")) and not isinstance(value, bool):
         try:
-            if not isinstance(value, bool):
-                return float(value)  # type: ignore[arg-type]  # the same
-        except TypeError:
+            return float(value)  # type: ignore[arg-type]  # mypy narrows one hasattr, not either of two
+        except TypeError:  # a NumPy array has the method, but refuses
             pass
+        except OverflowError:
+            raise ArgumentError(f"{name} is too large for a number") from None
     raise wrong_type(name, value, "a number")
 
 
 def file_path(value: object, name: str) -> Path:
-    """A path. ArgumentTypeError for what is neither a text nor a Path, ArgumentError for what no file can be called."""
-    if not isinstance(value, str | Path):
-        raise wrong_type(name, value, "a text or a Path")
-    if not str(value) or "\0" in str(value):
-        raise ArgumentError(f"{name} is {str(value)!r}, which is no name of a file")
-    return Path(value)
+    """Convert a path argument to a Path.
+
+    Raises:
+        ArgumentTypeError: If the value is neither a str nor an os.PathLike of one.
+        ArgumentError: If no file can have this name.
+    """
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str):
+        raise wrong_type(name, value, "a str or an os.PathLike")
+    if not path or "\0" in path:
+        raise ArgumentError(f"{name} is {path!r}, which is not a file name")
+    return Path(path)
 
 
 def parse_adapters(texts: Iterable[str]) -> list[tuple[Path, float]]:
-    """The command line's --lora: DIR or DIR=STRENGTH. A folder of the whole text's name is meant first."""
+    """Convert the command line's --lora arguments, DIR or DIR=STRENGTH. An existing directory may have a "=" in it."""
     found = []
     for text in texts:
         folder, equals, strength = text.rpartition("=")
@@ -67,16 +84,33 @@ def parse_adapters(texts: Iterable[str]) -> list[tuple[Path, float]]:
 
 
 def adapters(value: Adapter | Iterable[Adapter]) -> list[tuple[Path, float]]:
-    """(directory, strength) of each adapter; one may stand alone."""
-    if isinstance(value, str | Path):
-        value = [value]
-    if not isinstance(value, Iterable):
-        raise wrong_type("lora", value, "a list of adapters")
+    """Convert an argument `lora` to pairs of a directory and a strength.
+
+    Args:
+        value: A path, a pair of a path and a strength, or several of these. The strength of a path alone is 1.
+
+    Raises:
+        ArgumentTypeError: The argument or a part of it has another type.
+        ArgumentError: A strength is not finite, or a path cannot name a file.
+    """
+    expected = "a path, a pair of a path and a strength, or a list of these"
+    if isinstance(value, str | os.PathLike) or _is_pair(value):
+        value = [value]  # type: ignore[list-item]  # mypy does not see that a pair is one adapter
+    if not isinstance(value, Iterable) or isinstance(value, bytes | Mapping):
+        raise wrong_type("lora", value, expected)
     found = []
-    for one in value:
-        folder, strength = one if isinstance(one, tuple) and len(one) == 2 else (one, 1.0)
-        number = real_number(strength, "an adapter's strength")
+    for adapter in value:
+        path, strength = adapter if isinstance(adapter, tuple) and len(adapter) == 2 else (adapter, 1.0)
+        if not isinstance(path, str | os.PathLike):
+            raise wrong_type("lora", path, expected)
+        folder = file_path(path, "lora")
+        number = real_number(strength, f"the strength of the adapter {folder}")
         if not math.isfinite(number):
             raise ArgumentError(f"the strength of the adapter {folder} is {number}, expected a finite number")
-        found.append((file_path(folder, "lora"), number))
+        found.append((folder, number))
     return found
+
+
+def _is_pair(value: object) -> bool:
+    """Whether a value is a pair of a path and a strength, and not two adapters."""
+    return isinstance(value, tuple) and len(value) == 2 and not isinstance(value[1], str | os.PathLike | tuple)

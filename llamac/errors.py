@@ -1,10 +1,12 @@
-"""Every exception that llamac raises on purpose.
+"""The exceptions and the warning of this library.
 
-Each derives from `LlamacError` and from the built-in class that fits, so that callers can catch either.
-The command line prints them as one line and turns them into its exit code.
+Each exception derives from `LlamacError` and from the built-in class that fits; callers can catch either.
 """
 
 from __future__ import annotations
+
+import sys
+import warnings
 
 
 class LlamacError(Exception):
@@ -12,19 +14,19 @@ class LlamacError(Exception):
 
 
 class ArgumentError(LlamacError, ValueError):
-    """An argument is out of range, of the wrong form, or does not go with another one."""
+    """An argument is out of range, malformed, or conflicts with another one."""
 
 
 class ArgumentTypeError(ArgumentError, TypeError):
-    """An argument is of a wrong type."""
+    """An argument has the wrong type."""
 
 
 class UnsupportedError(LlamacError, NotImplementedError):
-    """The request is understood, but this version (or this machine) cannot do it."""
+    """The request is understood, but this version or this machine cannot do it."""
 
 
 class ModelError(LlamacError, ValueError):
-    """A model file is damaged, incomplete or not a llamac file."""
+    """A model file is damaged, incomplete or of another kind."""
 
 
 class TokenizerError(LlamacError, ValueError):
@@ -32,7 +34,7 @@ class TokenizerError(LlamacError, ValueError):
 
 
 class ChatTemplateError(LlamacError, ValueError):
-    """A chat template is wrong, refuses the messages, or takes more time or memory than it may."""
+    """A chat template is wrong, refuses the messages, or exceeds its time or memory limit."""
 
 
 class ExportError(LlamacError, ValueError):
@@ -40,7 +42,7 @@ class ExportError(LlamacError, ValueError):
 
 
 class HubError(LlamacError, OSError):
-    """A model on the Hugging Face Hub is not there, is not given, comes damaged, or cannot be reached."""
+    """A model on the Hugging Face Hub does not exist, is not accessible, arrives damaged, or cannot be reached."""
 
 
 class ContextFullError(LlamacError, RuntimeError):
@@ -48,20 +50,36 @@ class ContextFullError(LlamacError, RuntimeError):
 
 
 class OutOfMemoryError(LlamacError, MemoryError):
-    """An allocation of the core failed; the message names its purpose and size."""
+    """An allocation failed or would fail. The message names its purpose and size."""
 
 
 class BusyError(LlamacError, RuntimeError):
-    """The session is being used by another thread."""
+    """Another thread is using the session or stream."""
 
 
 class ClosedError(LlamacError, RuntimeError):
-    """The model or session has been closed."""
+    """The model, session or stream has been closed."""
 
 
 class CancelledError(LlamacError, RuntimeError):
-    """A computation was cancelled. `done` positions of it were kept."""
+    """A computation was cancelled.
+
+    Attributes:
+        done: Positions that were computed and kept.
+    """
 
     def __init__(self, message: str, done: int = 0) -> None:
         super().__init__(message)
         self.done = done
+
+
+class LlamacWarning(UserWarning):
+    """The category of every warning of this library."""
+
+
+def warn(message: str) -> None:
+    """Issue a `LlamacWarning` that points to the code that called into this library."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "llamac":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, LlamacWarning, stacklevel=level)

@@ -56,6 +56,7 @@ cdef extern from "llamac.h" nogil:
 
     int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llamac_error *err)
     void llamac_model_close(llamac_model **model)
+    const void *llamac_model_tables(const llamac_model *model, size_t *bytes)
     int llamac_model_adapt(llamac_model *model, const char *matrix, int rank, const void *a, size_t a_bytes, const void *b,
                            size_t b_bytes, const float *scales, size_t n_scales, llamac_error *err)
     int llamac_model_replace(llamac_model *model, const char *tensor, int dtype, const void *data, size_t bytes, llamac_error *err)
@@ -79,7 +80,7 @@ cdef extern from "llamac.h" nogil:
     void llamac_session_describe(const llamac_session *session, llamac_session_info *info)
     int llamac_set_threads(llamac_session *session, int threads, llamac_error *err)
     int llamac_length(const llamac_session *session, int sequence)
-    int llamac_rewind(llamac_session *session, int sequence, int length, llamac_error *err)
+    int llamac_truncate(llamac_session *session, int sequence, int length, llamac_error *err)
 
     ctypedef struct llamac_row:
         int32_t token

@@ -1,7 +1,8 @@
-"""Small models for the tests: flat files by the exporter's writer, random or after a script; a llama2.c checkpoint."""
+"""Builds small models for the tests: random or scripted flat files, and a llama2.c checkpoint."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,11 @@ from vocab_samples import llama2c_file
 from golden.tiny_checkpoints import random_tensor
 from llamac import _core
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.export.vocabulary.llama2c import from_llama2c
-from llamac.export.writer import config_records, make_plan, temporary_beside, write
-from llamac.tokenizer import SpecialTokens, Tokenizer
+from llamac.export.flat.plan import config_records, make_plan
+from llamac.export.flat.stream import write_file
+from llamac.export.targets import atomic_file
+from llamac.text.tokenizer import SpecialTokens, Tokenizer
+from llamac.text.vocabulary.llama2c import from_llama2c
 
 Floats = NDArray[np.float32]
 
@@ -49,7 +52,7 @@ def llama_config(
 
 
 def gpt2_config(*, dim: int = 40, context: int = 600, tied: bool = True) -> ModelConfig:
-    """A GPT-2 of two layers."""
+    """A two-layer GPT-2."""
     return ModelConfig(
         dim=dim,
         n_heads=dim // 8,
@@ -71,7 +74,7 @@ def gpt2_config(*, dim: int = 40, context: int = 600, tied: bool = True) -> Mode
 def checkpoint(
     config: ModelConfig, given: Mapping[str, Floats] | None = None, stop_ids: Sequence[int] = ()
 ) -> Checkpoint:
-    """A checkpoint with the tokenizer of WORDS. Tensors that are not given are random; GPT-2 has its biases."""
+    """A checkpoint with a tokenizer of WORDS. Tensors not in `given` are random; a GPT-2 has biases."""
     data, _, spm = from_llama2c(llama2c_file(WORDS))
     special = SpecialTokens(bos_id=1, add_bos=True, add_eos=False, eos_id=None, stop_ids=tuple(stop_ids))
     config = replace(config, n_token_ids=Tokenizer.from_json(data, special).n_ids)
@@ -94,18 +97,19 @@ def _values(name: str, shape: tuple[int, ...]) -> Floats:
     return random_tensor(name, shape)
 
 
-def write_model(path: Path, made: Checkpoint, dtype: str = "f32") -> Path:
-    """Writes a flat file without probes; returns its path."""
+def write_model(path: Path, made: Checkpoint, dtype: str = "f32", **metadata: object) -> Path:
+    """Write a flat file without probes, with more entries of metadata; return its path."""
     data, _, spm = made.tokenizer or (b"", None, None)
-    metadata = b'{"architecture":"llama","dtype":"%s","name":"tiny","source":{"format":"test"}}' % dtype.encode()
-    texts = {"metadata": metadata, "tokenizer": data, "spm": spm or b"", "template": b"", "probes": b""}
-    with temporary_beside(path) as file:
-        write(file, make_plan(made, dtype, texts))
+    entries = {"architecture": "llama", "dtype": dtype, "name": "tiny", "source": {"format": "test"}, **metadata}
+    template = made.chat_template.encode()
+    sections = {"metadata": json.dumps(entries).encode(), "tokenizer": data, "spm": spm or b"", "template": template}
+    with atomic_file(path) as file:
+        write_file(file, make_plan(made, dtype, sections))
     return path
 
 
 def write_llama2c_v0(path: Path) -> Path:
-    """A random llama2.c checkpoint of version 0 with tied weights, and its tokenizer beside it."""
+    """Write a random llama2.c checkpoint of version 0 with tied weights, and its tokenizer next to it."""
     dim, hidden, layers, heads, kv_heads, vocab, context = 48, 64, 2, 6, 3, 284, 64
     kv_dim = dim // heads * kv_heads
     layer = 2 * dim + 2 * dim * dim + 2 * kv_dim * dim + 3 * dim * hidden
@@ -118,7 +122,7 @@ def write_llama2c_v0(path: Path) -> Path:
 
 
 def script_checkpoint(script: Sequence[int], *, stop_ids: Sequence[int] = (), context: int = 64) -> Checkpoint:
-    """A model that gives script[p] after position p, whatever stands there, with a logit far above all others."""
+    """A model that predicts script[p] after position p, whatever the token there, with by far the largest logit."""
     config = gpt2_config(dim=64, context=context, tied=False)
     positions = np.eye(context, 64, dtype=np.float32)
     output = np.zeros((config.vocab_size, 64), np.float32)
@@ -133,11 +137,11 @@ def script_checkpoint(script: Sequence[int], *, stop_ids: Sequence[int] = (), co
 
 
 def byte_ids(text: str | bytes) -> list[int]:
-    """The byte tokens of a text."""
+    """The byte tokens of a string."""
     return [BYTES + byte for byte in (text.encode() if isinstance(text, str) else text)]
 
 
 def some_ids(count: int, seed: int = 1) -> list[int]:
-    """Random ids of tokens of the models here; the same every time."""
+    """Random token ids of these models; the same for a seed."""
     found: list[int] = np.random.RandomState(seed).randint(0, 284, count).tolist()
     return found

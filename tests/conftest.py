@@ -15,9 +15,11 @@ from vocab_samples import tokenizer_json, write_json
 from builders import byte_ids, checkpoint, gpt2_config, llama_config, script_checkpoint, write_llama2c_v0, write_model
 from commands import Command, Result, Terminal
 from golden.cases import CASES
+from golden.llama_cpp import LlamaCpp
 from golden.tiny_checkpoints import write_checkpoint
-from llamac import cache, machine
 from llamac.cli import run_command
+from llamac.engine import machine
+from llamac.sources import digests
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,6 +31,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=ROOT.parent / "shared" / "data",
         help="folder of real models and tokenizers",
     )
+    parser.addoption(
+        "--record-llama-cpp",
+        action="store_true",
+        help="run llama.cpp and replace its recorded results (with tests/export and llama-cpp-python)",
+    )
+
+
+@pytest.fixture(scope="session")
+def llama_cpp(request: pytest.FixtureRequest) -> Iterator[LlamaCpp]:
+    """llama.cpp, or its recorded results."""
+    peer = LlamaCpp(record=request.config.getoption("--record-llama-cpp"))
+    yield peer
+    peer.save()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -106,7 +121,7 @@ def llama2c(tmp_path: Path) -> Path:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of converted models that is the usual one during the test. Files count as settled at once."""
     monkeypatch.setenv("LLAMAC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(digests, "SETTLED_NS", -(10**18))
     return tmp_path / "cache"
 
 

@@ -1,16 +1,16 @@
-"""Flat files that have been changed, with hashes that are true again: what a hostile writer would make."""
+"""Recomputes the hashes of modified flat files, as a hostile writer would."""
 
 from __future__ import annotations
 
 import hashlib
 
-from llamac.flatfile import FIELDS, RECORD_BYTES, SECTIONS, Section, unpack_record
+from llamac.format.flatfile import FIELDS, RECORD_BYTES, SECTIONS, Section, unpack_record
 
 HEAD_BYTES = RECORD_BYTES["header"] + RECORD_BYTES["section"] * len(SECTIONS)
 
 
 def rehashed(data: bytes | bytearray) -> bytes:
-    """The file with all hashes computed anew, as far as its own tables say where things are."""
+    """The file with all hashes recomputed, for the sections and tensors that its own tables list."""
     fixed = bytearray(data)
     header = unpack_record("header", bytes(fixed[: RECORD_BYTES["header"]]))
     sections = read_sections(fixed)
@@ -33,7 +33,7 @@ def rehashed(data: bytes | bytearray) -> bytes:
 
 
 def rehashed_header(data: bytes | bytearray) -> bytes:
-    """Only the header's own hash anew: for section tables that do not say any more where things are."""
+    """The file with only the header's hash recomputed, for section tables that are no longer valid."""
     fixed = bytearray(data)
     put(fixed, "header", 0, "sha256", bytes(32))
     put(fixed, "header", 0, "sha256", hashlib.sha256(fixed[:HEAD_BYTES]).digest())
@@ -41,7 +41,7 @@ def rehashed_header(data: bytes | bytearray) -> bytes:
 
 
 def read_sections(data: bytes | bytearray) -> dict[str, Section]:
-    """The section table, by the places of its records: a damaged name does not matter."""
+    """The section table, by record position: damaged names do not matter."""
     found = {}
     for index, name in enumerate(SECTIONS):
         start = RECORD_BYTES["header"] + index * RECORD_BYTES["section"]

@@ -1,18 +1,18 @@
-"""A server on this machine that speaks as much of the Hugging Face Hub's API as its client asks for a model's files."""
+"""A local server with as much of the Hugging Face Hub's API as its client needs to download a model."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
 
-LARGE = (".safetensors", ".gguf", ".bin", ".model")  # what the hub keeps as large files, on another server
+LARGE = (".safetensors", ".gguf", ".bin", ".model")  # files that the hub keeps on another server
 
 
 def commit_of(name: str) -> str:
@@ -21,36 +21,50 @@ def commit_of(name: str) -> str:
 
 @dataclass
 class Hub:
-    """What the server has, and what it was asked. repos: the files of each; revisions: other names of their one commit.
+    """The server's content, its behaviour, and the requests it got.
 
-    broken: after how many bytes of a large file the connection breaks, once per number. damaged: files that are sent
-    with a bit changed. requests: method, path and range of each request. status: what every request gets, if not 0.
+    Attributes:
+        repos: The files of each repository.
+        revisions: Names of the one commit that a repository has, beside its hash.
+        breaks: After how many bytes the connection breaks, one number per download of a large file.
+        damaged: Files that are sent with a wrong bit.
+        has_checksums: Whether the listing has checksums. Some mirrors have incomplete ones.
+        has_xet: Whether the server offers the hub's own protocol, which it does not speak: the port is closed.
+        status: The status of every answer, unless it is 0.
+        info: Replaces members of the listing.
+        headers: Returns headers that replace those of an answer to HEAD, given a file's name and the number of HEAD
+            requests for it before.
+        bodies: Replaces the content of files; sent without a Content-Length.
+        requests: Method, path and range of each request.
+        tokens: The values of Authorization that the other server got.
     """
 
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
     revisions: tuple[str, ...] = ("main", "v1.0", "refs/pr/1")
     gated: set[str] = field(default_factory=set)
     token: str = "secret"
-    broken: list[int] = field(default_factory=list)
+    breaks: list[int] = field(default_factory=list)
     damaged: set[str] = field(default_factory=set)
-    requests: list[tuple[str, str, str | None]] = field(default_factory=list)
-    tokens: set[str | None] = field(default_factory=set)  # that came to the store
-    tells_checksums: bool = True
+    has_checksums: bool = True
+    has_incomplete_checksums: bool = False
     ignores_ranges: bool = False
-    tells_half: bool = False  # of checksums, as some mirrors do
-    # whether large files may be had by the hub's own protocol, which this server does not speak: it names a closed port
     has_xet: bool = False
     status: int = 0
+    info: dict[str, Any] = field(default_factory=dict)
+    headers: Callable[[str, int], dict[str, str]] = lambda name, count: {}
+    bodies: dict[str, Callable[[], Iterable[bytes]]] = field(default_factory=dict)
+    requests: list[tuple[str, str, str | None]] = field(default_factory=list)
+    tokens: set[str | None] = field(default_factory=set)
     url: str = ""
-    store: str = ""  # another host, as far as names tell
+    store: str = ""  # the other server, as far as names tell
 
     def commit(self, repo: str) -> str:
-        """It changes with the files."""
+        """The repository's commit, which changes with its files."""
         files = self.repos[repo]
         return commit_of(repo + "".join(name + hashlib.sha1(data).hexdigest() for name, data in sorted(files.items())))
 
-    def asked(self, method: str) -> list[str]:
-        """The names of files that were asked for in this way."""
+    def requested(self, method: str) -> list[str]:
+        """The names of the files that were requested by this method."""
         return [path.rsplit("/", 1)[1] for how, path, _ in self.requests if how == method and "/api/" not in path]
 
     def ranges(self) -> list[str]:
@@ -90,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._file(hub, repo, files, rest.removeprefix(f"{revision}/"))
 
     def _files(self, hub: Hub, repo: str, rest: str) -> dict[str, bytes] | None:
-        """A repository's files, if it may be seen and has the revision; else an error has been sent."""
+        """A repository's files if the client may see it and it has the revision; otherwise the answer is an error."""
         is_allowed = self.headers.get("Authorization") == f"Bearer {hub.token}"
         if repo not in hub.repos:
             self._fail(404 if is_allowed else 401, "RepoNotFound")
@@ -105,55 +119,64 @@ class _Handler(BaseHTTPRequestHandler):
     def _info(self, hub: Hub, path: str) -> None:
         if "/xet-read-token/" in path:
             end = str(2**33)  # seconds since 1970
-            told = {"Cas-Url": "http://127.0.0.1:9", "Access-Token": "x", "Token-Expiration": end}
-            return self._send(200, b"{}", {f"X-Xet-{name}": value for name, value in told.items()})
+            values = {"Cas-Url": "http://127.0.0.1:9", "Access-Token": "x", "Token-Expiration": end}
+            return self._send(200, b"{}", {f"X-Xet-{name}": value for name, value in values.items()})
         repo, _, revision = path.partition("/revision/")
         has_asked = "blobs=" in self.path.lower()
         is_allowed = self.headers.get("Authorization") == f"Bearer {hub.token}"
-        gated = repo in hub.gated and not is_allowed  # the hub tells everybody what a gated repository holds
+        gated = repo in hub.gated and not is_allowed  # anyone may list a gated repository
         files = hub.repos.get(repo) if gated else self._files(hub, repo, revision or "main")
         if files is None:
             return None
         siblings = []
         for name, data in files.items():
             sibling: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": hashlib.sha1(data).hexdigest()}
-            if name.endswith(LARGE) and hub.tells_checksums and has_asked:
+            if name.endswith(LARGE) and hub.has_checksums and has_asked:
                 sibling["lfs"] = (
                     {"oid": "sha256"}
-                    if hub.tells_half
+                    if hub.has_incomplete_checksums
                     else {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
                 )
             siblings.append(sibling)
         info = {"id": repo, "modelId": repo, "sha": hub.commit(repo), "siblings": siblings, "private": False}
-        return self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
+        return self._send(200, json.dumps({**info, **hub.info}).encode(), {"Content-Type": "application/json"})
 
     def _file(self, hub: Hub, repo: str, files: dict[str, bytes], name: str) -> None:
         data = files.get(name)
-        if data is None:
-            return self._fail(404, "EntryNotFound", {"X-Repo-Commit": hub.commit(repo)})
         headers = {"X-Repo-Commit": hub.commit(repo)}
+        if self.command == "HEAD":
+            count = hub.requested("HEAD").count(name) - 1
+            changed = hub.headers(name, count)
+        else:
+            changed = {}
+        if data is None:
+            return self._fail(404, "EntryNotFound", headers | changed)
         if name.endswith(LARGE):
             digest = hashlib.sha256(data).hexdigest()
             headers |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(data)), "ETag": '"elsewhere"'}
             if hub.has_xet:
                 refresh = f'<{hub.url}/api/models/{repo}/xet-read-token/main>; rel="xet-auth"'
                 headers |= {"X-Xet-Hash": digest, "Link": refresh}
-            return self._send(302, b"", {**headers, "Location": f"{hub.store}/store/{repo}/{name}"})
+            return self._send(302, b"", {**headers, "Location": f"{hub.store}/store/{repo}/{name}"} | changed)
         headers["ETag"] = f'"{hashlib.sha1(data).hexdigest()}"'
-        return self._send(200, data, headers)
+        if self.command == "GET" and name in hub.bodies:
+            return self._stream(headers, hub.bodies[name]())
+        return self._send(200, data, headers | changed)
 
     def _stored(self, hub: Hub, path: str) -> None:
         hub.tokens.add(self.headers.get("Authorization"))
         org, repo, name = path.split("/", 2)
         data = hub.repos[f"{org}/{repo}"][name]
+        if self.command == "GET" and name in hub.bodies:
+            return self._stream({}, hub.bodies[name]())
         if name in hub.damaged:
             data = data[:-1] + bytes([data[-1] ^ 1])
         wanted = None if hub.ignores_ranges else self.headers.get("Range")
         start = int(wanted.removeprefix("bytes=").partition("-")[0]) if wanted else 0
         headers = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if wanted else {}
-        if self.command == "GET" and hub.broken:
+        if self.command == "GET" and hub.breaks:
             self._head(206 if wanted else 200, len(data) - start, headers)
-            self.wfile.write(data[start : start + hub.broken.pop(0)])
+            self.wfile.write(data[start : start + hub.breaks.pop(0)])
             self.wfile.flush()
             self.close_connection = True
             self.connection.shutdown(2)
@@ -163,9 +186,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _fail(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
         self._send(status, b"", {"X-Error-Code": code, "X-Error-Message": code, **(headers or {})})
 
-    def _head(self, status: int, size: int, headers: dict[str, str]) -> None:
+    def _head(self, status: int, size: int | None, headers: dict[str, str]) -> None:
         self.send_response(status)
-        for name, value in {"Content-Length": str(size), **headers}.items():
+        length = {} if size is None else {"Content-Length": str(size)}
+        for name, value in {**length, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
 
@@ -174,17 +198,23 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
+    def _stream(self, headers: dict[str, str], pieces: Iterable[bytes]) -> None:
+        self._head(200, None, {**headers, "Transfer-Encoding": "chunked"})
+        for piece in pieces:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        self.wfile.write(b"0\r\n\r\n")
+
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """A client that goes away is nothing to tell of."""
+        """Clients may close a connection at any time."""
 
 
 @contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
-    """The hub, at hub.url while the block runs."""
+    """Run the hub at `hub.url` during the block."""
     server = _Server(("127.0.0.1", 0), _Handler)
     server.hub = hub  # type: ignore[attr-defined]  # for the handler
     hub.url, hub.store = (f"http://{host}:{server.server_address[1]}" for host in ("127.0.0.1", "localhost"))

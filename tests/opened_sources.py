@@ -1,4 +1,4 @@
-"""Opening sources as the tests of the cache do: what it gives, what it had to do, in this process or another one."""
+"""Opens model sources for the tests of the cache, in this process or another one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import llamac
 IDS = [1, 5, 9]
 
 
-def logits(source: Path, **settings: Any) -> bytes:
+def logits(source: str | Path, **settings: Any) -> bytes:
     with llamac.load(source, **settings) as model:
         return model.logits(IDS).tobytes()
 
 
-def phases(source: Path, **settings: Any) -> set[str]:
-    """What opening a source had to do."""
+def phases(source: str | Path, **settings: Any) -> set[str]:
+    """The progress phases of opening a source."""
     found = set()
     llamac.load(source, progress=lambda phase, done, total: found.add(phase), **settings).close()
     return found
@@ -38,11 +38,11 @@ def flip(path: Path, at: int) -> None:
 OPEN = """
 import sys
 import llamac
-def tell(phase, done, total):
+def report(phase, done, total):
     if done == 0:
         print(phase, flush=True)
     {}
-with llamac.load(sys.argv[1], progress=tell) as model:
+with llamac.load(sys.argv[1], progress=report) as model:
     print("logits", model.logits([1, 5, 9]).tobytes().hex(), flush=True)
 """
 

@@ -1,4 +1,4 @@
-"""Python programs that tests run in a process of their own."""
+"""Runs Python programs in separate processes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import sys
 import textwrap
 from typing import Any
 
-TIMEOUT = 300  # seconds; only what hangs takes so long, on busy machines, too
+TIMEOUT = 300  # seconds; only a hang takes as long, even on a busy machine
 
 
 def heed_signals() -> None:
-    """For preexec_fn: what a shell started in the background ignores SIGINT, what stands behind nohup SIGHUP, and so do
-    their children."""
+    """For preexec_fn: undo what children inherit. Shells ignore SIGINT in background jobs, nohup ignores SIGHUP."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
 
 
 def run_python(code: str, *arguments: Any, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program and returns what it printed and its exit code. environment: variables added to this process's."""
+    """Run a program to its end. environment: added to this process's variables."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         env={**os.environ, **environment},
@@ -31,7 +30,7 @@ def run_python(code: str, *arguments: Any, **environment: str) -> subprocess.Com
 
 
 def output_of(code: str, *arguments: Any, **environment: str) -> str:
-    """What a program prints that must end well and must not complain."""
+    """Run a program that must succeed and print nothing on stderr, and return its output."""
     done = run_python(code, *arguments, **environment)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout

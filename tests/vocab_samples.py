@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from llamac.export.gguf.metadata import parse_metadata
-from llamac.export.vocabulary import gguf as vocab_gguf
-from llamac.tokenizer import SpecialTokens, Tokenizer, byte_alphabet
+from llamac.format.gguf_metadata import parse_metadata
+from llamac.text.decoding import byte_alphabet
+from llamac.text.tokenizer import SpecialTokens, Tokenizer
+from llamac.text.vocabulary import gguf as vocab_gguf
 
 NO_SPECIAL = SpecialTokens(bos_id=None, add_bos=False, add_eos=False, eos_id=None, stop_ids=())
 BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]

@@ -1,7 +1,7 @@
-"""The model that the metadata of a GGUF file describe: keys to a canonical config, by the row of their architecture.
+"""Converts GGUF metadata to a canonical config, following the table row of the architecture.
 
-Absent keys have the values that llama.cpp takes for them. A key of the architecture that is not known here could change
-what the model computes, and is refused by name; all problems are told at once.
+Missing keys have llama.cpp's defaults. An unknown key of the architecture could change what the model computes, so it
+is an error. One error lists all problems.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from llamac.export.gguf.families import (
     ROPE_KEYS,
     Architecture,
 )
-from llamac.export.gguf.metadata import Value
 from llamac.export.rope import Rope, make_rope
+from llamac.format.gguf_metadata import Value
 
 Floats = NDArray[np.float32]
 LIMITS = {name: high for record, name, *_, high, _ in _core.fields() if record in ("config", "layer")}
 EMBEDDING = "token_embd.weight"
-# Keys of factors and limits, which only some architectures have.
+# Scales and caps that only some architectures have.
 SCALES = (
     "attention.scale",
     "embedding_scale",
@@ -48,7 +48,7 @@ SCALES = (
 
 @dataclass(frozen=True)
 class GGUFConfig:
-    """The metadata, understood. ropes: the tables' frequencies."""
+    """The parsed metadata. ropes: the frequencies of each RoPE table."""
 
     model: ModelConfig
     row: Architecture
@@ -56,13 +56,13 @@ class GGUFConfig:
 
 
 def architecture(values: Mapping[str, Value]) -> tuple[str, Architecture]:
-    """(general.architecture, its row). Raises UnsupportedError for any that is not in the table."""
+    """general.architecture and its table row. UnsupportedError for unknown ones."""
     kind = values.get("general.type", "model")
     name = values.get("general.architecture")
     if kind != "model":
-        raise UnsupportedError(f"the GGUF file holds no model: its general.type is {kind!r:.40}")
+        raise UnsupportedError(f"the GGUF file is not a model: its general.type is {kind!r:.40}")
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        what = "says nothing of its architecture" if name is None else f"is of the architecture {name!r:.40}"
+        what = "has no general.architecture" if name is None else f"has the architecture {name!r:.40}"
         raise UnsupportedError(f"the GGUF file {what}; this version imports {', '.join(ARCHITECTURES)}")
     return name, ARCHITECTURES[name]
 
@@ -74,8 +74,19 @@ def parse_config(
     factors: Mapping[str, Floats],
     warnings: list[str],
 ) -> GGUFConfig:
-    """shapes: of the tensors. tied: whether the embedding is the output matrix. factors: those of ROPE_FACTORS that
-    there are. Raises UnsupportedError for what the engine cannot compute, ExportError for all keys that are wrong."""
+    """Parse the metadata of a GGUF file.
+
+    Args:
+        values: The metadata.
+        shapes: Shapes of the tensors by name.
+        tied: Whether the embedding is also the output matrix.
+        factors: The RoPE factors in the file, by kind (ROPE_FACTORS).
+        warnings: Receives warnings.
+
+    Raises:
+        UnsupportedError: If the engine cannot compute the model.
+        ExportError: If keys are wrong; the message lists all of them.
+    """
     name, row = architecture(values)
     vocab_size = shapes[EMBEDDING][0]
     keys = _Keys(values, name, {**COMMON_KEYS, **(ROPE_KEYS if row.position == "rope" else {}), **row.keys})
@@ -93,19 +104,19 @@ def parse_config(
         if n_heads % n_kv_heads:
             keys.wrong("attention.head_count_kv", f"a divisor of attention.head_count ({n_heads})")
         if keys.value("attention.key_length") is None and dim % n_heads:
-            keys.wrong("attention.head_count", f"a divisor of embedding_length ({dim}), as there is no key_length")
+            keys.wrong("attention.head_count", f"a divisor of embedding_length ({dim}), because key_length is missing")
     rope_dim = keys.size("rope.dimension_count", head_dim) if row.position == "rope" else 0
     if rope_dim % 2 or rope_dim > head_dim:
         keys.wrong("rope.dimension_count", f"an even number, at most {head_dim}")
     if vocab_size != values.get(f"{name}.vocab_size", vocab_size):
-        told = values[f"{name}.vocab_size"]
-        warnings.append(f"{name}.vocab_size is {told}, but the embedding has {vocab_size} rows: the latter counts")
+        declared = values[f"{name}.vocab_size"]
+        warnings.append(f"{name}.vocab_size is {declared}, but the embedding has {vocab_size} rows: using {vocab_size}")
     width = dim // n_heads if n_layers == row.deep_scale else head_dim
     scales = {key: keys.number(key) or 0.0 for key in SCALES if key in row.keys}
     layers = _layers(keys, row, n_layers, shapes)
     keys.finish()
     ropes = _ropes(keys, row, rope_dim, context, factors) if row.position == "rope" else ()
-    # only the tables that a layer uses, or the first
+    # keep only the tables that layers use, or the first
     used = sorted({layer.rope for layer in layers if layer.rope >= 0}) or list(range(len(ropes)))[:1]
     ropes = tuple(ropes[number] for number in used)
     layers = tuple(replace(layer, rope=used.index(layer.rope) if layer.rope >= 0 else -1) for layer in layers)
@@ -184,7 +195,7 @@ def _layers(
 
 
 def _windows(keys: _Keys, row: Architecture, n_layers: int) -> tuple[int, ...]:
-    """Each layer's sliding window, 0 for none."""
+    """Each layer's sliding window; 0: none."""
     if "attention.sliding_window" not in row.keys:
         return (0,) * n_layers
     window = keys.size("attention.sliding_window", least=0)
@@ -193,13 +204,13 @@ def _windows(keys: _Keys, row: Architecture, n_layers: int) -> tuple[int, ...]:
     if isinstance(every, list) and len(every) == n_layers and all(type(one) in (bool, int) for one in every):
         return tuple(window if one else 0 for one in every)
     if type(every) is not int or every < 0:
-        keys.wrong("attention.sliding_window_pattern", f"a number, or true or false for each of {n_layers} layers")
+        keys.wrong("attention.sliding_window_pattern", f"a number, or a boolean for each of {n_layers} layers")
         return (0,) * n_layers
     return tuple(0 if every and (layer + 1) % every == 0 else window for layer in range(n_layers))
 
 
 class _Keys:
-    """The keys of one architecture, with types and ranges; collects what is wrong. known: keys and their defaults."""
+    """Typed, range-checked access to the keys of one architecture; collects problems. known: keys with defaults."""
 
     def __init__(self, values: Mapping[str, Value], prefix: str, known: Mapping[str, object]) -> None:
         self._prefix = f"{prefix}."
@@ -214,7 +225,7 @@ class _Keys:
         ]
 
     def wrong(self, key: str, expected: str) -> None:
-        """Notes that the value of a key is not what is expected."""
+        """Record that a key has a wrong value."""
         value = repr(self._values.get(key))
         shown = value if len(value) <= 80 else value[:77] + "..."
         self.problems.append(f"{self._prefix}{key} is {shown}, expected {expected}")
@@ -225,7 +236,7 @@ class _Keys:
         return self._values.get(key, None if default is REQUIRED else default)
 
     def size(self, key: str, default: int = 1, least: int = 1) -> int:
-        """An integer, of layers that have a number each the one they share. `least` stands for one that is wrong."""
+        """An integer, or the common value of a list with one per layer. Returns `least` for a wrong value."""
         value = self.value(key)
         if isinstance(value, list) and value and all(one == value[0] for one in value):
             value = value[0]
@@ -237,7 +248,7 @@ class _Keys:
         return value
 
     def sizes(self, key: str, n_layers: int) -> tuple[int, ...]:
-        """A positive integer for each layer."""
+        """A positive integer per layer."""
         value = self.value(key)
         if value is None:
             self.problems.append(f"{self._prefix}{key} is missing")
@@ -249,7 +260,7 @@ class _Keys:
         return tuple(found)
 
     def number(self, key: str, most: float = 3.4e38) -> float | None:
-        """A number from 0 to `most`, or None if there is none."""
+        """A number from 0 to `most`, or None if missing."""
         value = self.value(key)
         if value is None:
             return None
@@ -259,39 +270,39 @@ class _Keys:
         return float(value)
 
     def flag(self, key: str) -> bool | None:
-        """True or false, or None if there is none."""
+        """A boolean, or None if missing."""
         value = self.value(key)
         if value is not None and not isinstance(value, bool):
             self.wrong(key, "true or false")
         return value if isinstance(value, bool) else None
 
     def text(self, key: str) -> str | None:
-        """A text, or None if there is none."""
+        """A string, or None if missing."""
         value = self.value(key)
         if value is not None and not isinstance(value, str):
-            self.wrong(key, "a text")
+            self.wrong(key, "a string")
         return value if isinstance(value, str) else None
 
     def finish(self) -> None:
-        """Raises ExportError with all problems, if there are any; unknown keys are problems."""
+        """Raise ExportError if there are problems; unknown keys are problems."""
         for key, value in self._values.items():
             if key in self._known or key in HARMLESS_KEYS:
                 continue
             if key not in NEUTRAL_KEYS:
-                self.wrong(key, "no such key: it is unknown here, and could change what the model computes")
+                self.wrong(key, "no such key: llamac does not know it, and it could change what the model computes")
             elif value not in NEUTRAL_KEYS[key]:
                 allowed = " or ".join(map(str, NEUTRAL_KEYS[key]))
-                self.wrong(key, f"{allowed}: anything else is not supported for this architecture")
+                self.wrong(key, f"{allowed}: other values are not supported for this architecture")
         if self.problems:
             problems = "\n  ".join(self.problems)
-            raise ExportError(f"the GGUF metadata do not describe a model that can be converted:\n  {problems}")
+            raise ExportError(f"the GGUF metadata cannot be converted:\n  {problems}")
 
 
 # ---- RoPE
 
 
 def _ropes(keys: _Keys, row: Architecture, dim: int, context: int, factors: Mapping[str, Floats]) -> tuple[Rope, ...]:
-    """The tables of frequencies: of all layers, or of those without and those with a window."""
+    """The RoPE tables: one for all layers, or one for layers without and one for layers with a window."""
     rope = _rope(keys, row, dim, context, factors)
     if not row.two_ropes:
         return (rope,)
@@ -301,7 +312,7 @@ def _ropes(keys: _Keys, row: Architecture, dim: int, context: int, factors: Mapp
 
 
 def _rope(keys: _Keys, row: Architecture, dim: int, context: int, factors: Mapping[str, Floats]) -> Rope:
-    """A table of frequencies, as llama.cpp computes angles."""
+    """A RoPE table with llama.cpp's angles."""
     theta = keys.number("rope.freq_base") or 0.0
     attention_factor = keys.number("rope.scaling.attn_factor") or 1.0
     original = keys.size("rope.scaling.original_context_length", context)
@@ -310,23 +321,22 @@ def _rope(keys: _Keys, row: Architecture, dim: int, context: int, factors: Mappi
     keys.finish()
     for name, table in factors.items():
         if table.shape != (dim // 2,) or not (np.isfinite(table) & (table > 0)).all():
-            raise ExportError(f"the tensor {ROPE_FACTORS[name]} must hold {dim // 2} positive numbers")
+            raise ExportError(f"the tensor {ROPE_FACTORS[name]} must have {dim // 2} positive elements")
     if "long" in factors or "short" in factors:
         if factors.keys() != {"long", "short"} or kind not in (None, "none", "longrope"):
-            raise ExportError("of the tensors rope_factors_long and rope_factors_short both must be there, and alone")
+            raise ExportError("rope_factors_long and rope_factors_short must both be present, without other scaling")
         parameters = {f"{name}_factor": factors[name].tolist() for name in ("long", "short")}
         parameters |= {"rope_theta": theta, "factor": None, "attention_factor": attention_factor}
         return make_rope("longrope", {**parameters, "original_max_position_embeddings": original}, dim, context)
     if kind == "yarn" and factor != 1.0:
         rope = _yarn(keys, row, theta, factor, attention_factor, original, dim, context)
-    elif kind in (None, "linear", "none", "yarn"):  # YaRN by 1 is nothing
+    elif kind in (None, "linear", "none", "yarn"):  # YaRN by 1 has no effect
         scale = 1.0 if kind == "none" else factor
         rope = make_rope("linear", {"rope_theta": theta, "factor": scale}, dim, context)
         rope = Rope(rope.inv_freq, attention_factor=attention_factor)
     else:
         raise UnsupportedError(
-            f"the GGUF file's RoPE is scaled by {kind!r:.40}; supported are none, linear, yarn, and longrope with its"
-            " tensors"
+            f"rope.scaling.type is {kind!r:.40}; llamac supports none, linear, yarn, and longrope with its tensors"
         )
     if "freqs" in factors:
         rope = Rope(rope.inv_freq / factors["freqs"], attention_factor=rope.attention_factor)
@@ -343,12 +353,12 @@ def _yarn(
     dim: int,
     context: int,
 ) -> Rope:
-    """YaRN; llama.cpp, too, multiplies attention_factor by what YaRN's authors found, 1 + ln(factor) / 10."""
+    """YaRN. Like llama.cpp, it multiplies attention_factor by 1 + ln(factor) / 10, from the YaRN paper."""
     for key in ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
         if keys.number(key) not in (None, 1.0):
             keys.wrong(key, "1")
     slopes = {name: keys.number(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
-    # DeepSeek's and Mistral's second factor, of all dimensions, which the first is divided by
+    # DeepSeek's and Mistral's second factor, over all dimensions; the first is divided by it
     second = keys.number(LOG_MULTIPLIER) if LOG_MULTIPLIER in row.keys else None
     keys.finish()
     growth = 0.1 * math.log(max(factor, 1.0))

@@ -1,7 +1,7 @@
-"""GGUF's names: one row per architecture, and what llama.cpp calls the tensors. Reader, writer and benchmarks use them.
+"""GGUF architectures: one table row each, and llama.cpp's tensor names. Reader, writer and benchmarks share them.
 
-A row says what the metadata leave unsaid because llama.cpp has it in its source: the graph, the defaults of keys, and
-how its converter rearranges a checkpoint's rows.
+A row has the facts that llama.cpp keeps in its source rather than in the file: the graph, the defaults of keys, and how
+its converter rearranges rows.
 """
 
 from __future__ import annotations
@@ -12,21 +12,28 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class Architecture:
-    """One general.architecture.
+    """A value of general.architecture.
 
-    family: what Hugging Face calls it. others: families that are this architecture, too. keys: what may be in the
-    metadata beside COMMON_KEYS, with the values of absent ones. paired: rotated pairs are neighbours in the files, so
-    that rows of q and k are put back into halves. window_every: with a sliding window, every so-manieth layer sees all
-    positions; 0: none does. nope_every: every so-manieth layer is not rotated; 0: all are. two_ropes: layers with a
-    window have frequencies of their own. deep_scale: with this number of layers attention is scaled by
-    (dim / n_heads)^-0.5, not by head_dim^-0.5. expert_weights: 1 if those of the experts in use are divided by their
-    sum. shared_width: where there is no width of experts, those in use share the network's.
+    Attributes:
+        family: Hugging Face's name of it.
+        others: Other families that use this architecture.
+        keys: Metadata keys besides COMMON_KEYS, with their defaults.
+        paired: RoPE pairs are neighbours in the file, so the reader permutes rows of q and k back into halves.
+        window_every: Every n-th layer of a model with a sliding window sees all positions; 0: none does.
+        nope_every: Every n-th layer has no RoPE; 0: all layers have it.
+        two_ropes: Layers with a window have separate RoPE frequencies.
+        deep_scale: A model with this many layers scales attention by (dim / n_heads)^-0.5, not head_dim^-0.5.
+        expert_weights: 1 if the weights of the active experts are divided by their sum.
+        shared_width: Without a key for their width, the active experts together have the FFN's width.
 
-    What llama.cpp can load, which only `write` asks for; reading is more generous. fused: modules that must lie in
-    one tensor (see FUSED). biases: whether matrices have biases: "any" may, "qkv", those three may, "all" must.
-    output: whether the output matrix is in the file: it "may" be, it "must", also where it repeats the embedding, or it
-    is "never". rope_tensors: kinds of ROPE_FACTORS. square: whether all heads together are as wide as the model.
-    ignores_window: whether the sliding window of the file is not computed.
+    The other attributes say what llama.cpp can load. Only the writer uses them; the reader accepts more.
+
+        fused: Modules that must share one tensor (see FUSED).
+        biases: Which matrices can have biases: "any", "qkv", or "all" (all must).
+        output: Whether the file has an output matrix: "may", "must" (even if it repeats the embedding), "never".
+        rope_tensors: Supported kinds of ROPE_FACTORS.
+        square: All heads together must be as wide as the model.
+        ignores_window: llama.cpp does not apply the file's sliding window.
     """
 
     family: str
@@ -54,7 +61,7 @@ class Architecture:
     ignores_window: bool = False
 
 
-# Of any architecture; those without a default must be there.
+# Keys of every architecture. REQUIRED ones have no default.
 REQUIRED = object()
 COMMON_KEYS: dict[str, object] = {
     "context_length": REQUIRED,
@@ -71,7 +78,7 @@ COMMON_KEYS: dict[str, object] = {
 ROPE_KEYS: dict[str, object] = {
     "rope.dimension_count": None,
     "rope.freq_base": 10000.0,
-    "rope.scale_linear": None,  # of the first files
+    "rope.scale_linear": None,  # in early files
     "rope.scaling.type": None,
     "rope.scaling.factor": None,
     "rope.scaling.attn_factor": 1.0,
@@ -81,12 +88,12 @@ ROPE_KEYS: dict[str, object] = {
     "rope.scaling.yarn_beta_fast": 32.0,
     "rope.scaling.yarn_beta_slow": 1.0,
 }
-# Of some architectures: the second factor of YaRN; Granite's switch of RoPE, which elsewhere means nothing.
+# Keys of some architectures: YaRN's second factor; Granite's switch for RoPE, which others ignore.
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 IS_ROTATED = "rope.scaling.finetuned"
-# What means nothing for the graph, whatever it says.
+# Keys that do not affect the graph.
 HARMLESS_KEYS = frozenset(["vocab_size", "tensor_data_layout", IS_ROTATED, "pooling_type", "embedding_length_out"])
-# What means nothing with this value; any other is not computed here.
+# Keys that do not affect the graph with one of these values. Other values are not supported.
 NEUTRAL_KEYS: dict[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -187,7 +194,7 @@ ARCHITECTURES = {
     ),
     "olmo2": Architecture("olmo2", placement="post", qk_norm="whole", output="must", square=True),
     "olmoe": Architecture("olmoe", qk_norm="whole", keys=_EXPERTS, output="must", square=True),
-    # norms of q and k, and the parallel residual, are told by the tensors
+    # the tensors say whether q and k have norms and whether the residual is parallel
     "stablelm": Architecture(
         "stablelm",
         norm="layer",
@@ -212,7 +219,7 @@ ARCHITECTURES = {
     "smollm3": Architecture("smollm3", paired=True, nope_every=4),
 }
 
-# Our names of modules by llama.cpp's, where they differ; "blk.N." stands for "layers.N.".
+# llama.cpp's names of our modules where they differ. It writes "blk.N." for "layers.N.".
 _NAMES = {
     "token_embedding": "token_embd",
     "position_embedding": "position_embd",
@@ -221,14 +228,14 @@ _NAMES = {
     "ffn_post_norm": "post_ffw_norm",
     "ffn_router": "ffn_gate_inp",
 }
-# Tensors that say how RoPE's frequencies are scaled.
+# Tensors with scaling factors of RoPE frequencies.
 ROPE_FACTORS = {"freqs": "rope_freqs.weight", "long": "rope_factors_long.weight", "short": "rope_factors_short.weight"}
-# Modules that may lie in one tensor, one after another along the output dimension. The second is named as one of them.
+# Modules that can share one tensor, concatenated along the output dimension. The second name is also a module's own.
 FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
 
 
 def gguf_name(name: str) -> str:
-    """llama.cpp's name of one of our tensors. All experts of a layer share one, in which they follow one another."""
+    """llama.cpp's name of one of our tensors. All experts of a layer are stacked in one tensor."""
     *place, module, kind = name.split(".")
     if not place:
         return f"{_NAMES.get(module, module)}.{kind}"
@@ -238,8 +245,7 @@ def gguf_name(name: str) -> str:
 
 
 def fused_name(name: str, wholes: Iterable[str] = FUSED) -> tuple[str, int] | None:
-    """(llama.cpp's name of the tensor in which one of our tensors may lie together with others, its place there), of
-    those tensors that `wholes` names."""
+    """llama.cpp's name of the fused tensor, among `wholes`, that contains one of our tensors, and its index there."""
     *place, module, kind = name.split(".")
     for whole in wholes:
         if module in FUSED[whole] and len(place) == 2:
@@ -248,6 +254,6 @@ def fused_name(name: str, wholes: Iterable[str] = FUSED) -> tuple[str, int] | No
 
 
 def expert_name(name: str) -> str:
-    """llama.cpp's old name of an expert's tensor, when every expert had its own."""
+    """llama.cpp's old name of a single expert's tensor; empty for other tensors."""
     *place, module, kind = name.split(".")
     return f"blk.{place[1]}.{module}.{place[3]}.{kind}" if len(place) == 4 else ""

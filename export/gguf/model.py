@@ -1,4 +1,4 @@
-"""Imports a GGUF file: its tensors under canonical names, with the rearrangements of llama.cpp's converter undone."""
+"""Imports a GGUF file: maps tensors to canonical names and reverts the rearrangements of llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -12,32 +12,39 @@ from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.errors import ExportError
-from llamac.export import chat_templates
+from llamac.export import generation_config
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
+from llamac.export.flat.plan import config_records
 from llamac.export.gguf.config import EMBEDDING, GGUFConfig, architecture, parse_config
 from llamac.export.gguf.families import FUSED, ROPE_FACTORS, Architecture, expert_name, fused_name, gguf_name
 from llamac.export.gguf.file import GGUFFile, Tensor, open_gguf
-from llamac.export.gguf.metadata import read_metadata
 from llamac.export.llama2c.model import halves, reordered
-from llamac.export.writer import config_records
+from llamac.format.gguf_metadata import read_metadata
+from llamac.text import template_files as chat_templates
 
 Floats = NDArray[np.float32]
 HEAD = "output.weight"
 
 
 def read(path: Path, warnings: list[str], *, complete: bool = True) -> Checkpoint:
-    """The checkpoint of a GGUF file, or of the file of which it is one part; without its tokenizer.
+    """Read the checkpoint of a GGUF file, or of the split file that `path` is a part of, without its tokenizer.
 
-    complete: False for a file whose matrices are not written yet.
-    Raises UnsupportedError for models that the engine cannot compute, ExportError for all keys or all tensors that do
-    not fit, and ModelError for a damaged file.
+    Args:
+        path: The file.
+        warnings: Receives warnings.
+        complete: False if the file's matrices have not been written yet.
+
+    Raises:
+        UnsupportedError: If the engine cannot compute the model.
+        ExportError: If keys or tensors do not fit; the message lists all of them.
+        ModelError: If the file is damaged.
     """
     file = open_gguf(path)
     name, _ = architecture(file.values)
     if EMBEDDING not in file.tensors:
         if not file.tensors:
-            raise ExportError(f"{path} holds no tensors: it is a vocabulary, for `run -z` and Tokenizer.from_file")
-        raise ExportError(f"{path} holds no tensor {EMBEDDING}")
+            raise ExportError(f"{path} has no tensors: it is a vocabulary, for `run -z` and Tokenizer.from_file")
+        raise ExportError(f"{path} has no tensor {EMBEDDING}")
     factors = {kind: file.tensors[full].vector().array() for kind, full in ROPE_FACTORS.items() if full in file.tensors}
     used = dict(file.tensors)
     for kind in factors:
@@ -59,12 +66,13 @@ def read(path: Path, warnings: list[str], *, complete: bool = True) -> Checkpoin
         "architecture": _family(config),
         "source": {"format": "gguf", "architecture": name, "files": [part.name for part in file.paths]},
         **chat_templates.to_metadata(templates),
+        **generation_config.to_metadata(generation_config.from_gguf(file.values, warnings)),
     }
     return Checkpoint(config.model, tensors, chat_template=chat_templates.default_text(templates), metadata=metadata)
 
 
 def _family(config: GGUFConfig) -> str:
-    """What Hugging Face calls it: "llama" is also what Mistral's models are."""
+    """Hugging Face's name of the family. Mistral's models are "llama" in GGUF."""
     if "mistral" not in config.row.others:
         return config.row.family
     if any(layer.ffn == "experts" for layer in config.model.layers):
@@ -73,12 +81,12 @@ def _family(config: GGUFConfig) -> str:
 
 
 def has_tokenizer(path: Path) -> bool:
-    """Whether the metadata of a file hold a vocabulary."""
+    """Whether the metadata of a file contain a vocabulary."""
     return read_metadata(path).values.get("tokenizer.ggml.model") not in (None, "none", "no_vocab")
 
 
 def _is_repeated(file: GGUFFile) -> bool:
-    """Whether the output matrix is the embedding once more, as some converters write it."""
+    """Whether the output matrix repeats the embedding, as some converters write it."""
     one, other = file.tensors[EMBEDDING], file.tensors[HEAD]
     if one.type != other.type or one.shape != other.shape or len(one.shape) != 2:
         return False
@@ -93,7 +101,7 @@ Shape = tuple[int, ...]
 
 
 class _Place(NamedTuple):
-    """Where one of our tensors lies: from row `first` on in `tensor`, which must have the shape `whole`."""
+    """The place of one of our tensors: rows from `first` on of `tensor`, which must have the shape `whole`."""
 
     tensor: Tensor
     first: int
@@ -101,7 +109,7 @@ class _Place(NamedTuple):
 
 
 def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
-    """The tensors by canonical name. Raises ExportError with all that is missing, misshaped or surplus."""
+    """The tensors by canonical name. ExportError lists missing, misshaped and unknown ones."""
     problems: list[str] = []
     found: dict[str, LazyTensor] = {}
     taken: set[str] = set()
@@ -121,10 +129,10 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
         is_qk_norm = ".attn_q_norm." in name or ".attn_k_norm." in name
         stacked = is_qk_norm and shape == (math.prod(tensor.shape),)
         if _without_ones(tensor.shape, len(whole)) != whole and not stacked:
-            problems.append(f"misshaped: {tensor.name} is {tensor.shape}, the metadata need {whole}")
+            problems.append(f"misshaped: {tensor.name} is {tensor.shape}, the metadata require {whole}")
         else:
             found[name] = _lazy(tensor, first, shape, order_of_pairs(name, config.row, config.model))
-    problems += [f"surplus: {name} {tensor.shape}" for name, tensor in sorted(tensors.items()) if name not in taken]
+    problems += [f"unknown: {name} {tensor.shape}" for name, tensor in sorted(tensors.items()) if name not in taken]
     if problems:
         more = [f"and {len(problems) - 20} more"] if len(problems) > 20 else []
         raise ExportError("the GGUF file's tensors do not fit its metadata:\n  " + "\n  ".join([*problems[:20], *more]))
@@ -132,13 +140,13 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
 
 
 def _place(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], config: GGUFConfig) -> _Place | None:
-    """The place of one of our tensors, by itself or in one that holds several; None if it is in none."""
+    """The place of one of our tensors, alone or in a fused tensor; None if it is missing."""
     shape = shapes[name]
     *layer, module, kind = name.split(".")
     tensor = tensors.get(gguf_name(name))
     gate = ".".join([*layer, "ffn_gate", "weight"])
     if module == "ffn_up" and gate in shapes and "experts" not in layer and gguf_name(gate) not in tensors:
-        tensor = None  # it holds both
+        tensor = None  # the fused gate and up
     if tensor is not None and "experts" in layer:
         number = int(layer[3])
         return _Place(tensor, number * shape[0], (config.model.layers[int(layer[1])].n_experts, *shape))
@@ -159,14 +167,14 @@ def _place(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor]
 
 
 def _without_ones(shape: Shape, dims: int) -> Shape:
-    """The shape without leading ones that are more than `dims` dimensions."""
+    """The shape without leading ones, down to `dims` dimensions."""
     while len(shape) > dims and shape[0] == 1:
         shape = shape[1:]
     return shape
 
 
 def _lazy(tensor: Tensor, first: int, shape: Shape, order: NDArray[np.intp] | None) -> LazyTensor:
-    """Rows from `first` on, of a vector its numbers; put into another order within each head, if there is one."""
+    """Rows (elements of a vector) from `first` on, permuted within each head if an order is given."""
     whole = tensor.matrix() if len(shape) == 2 else tensor.vector()
 
     def read(start: int, end: int) -> Floats:
@@ -176,8 +184,7 @@ def _lazy(tensor: Tensor, first: int, shape: Shape, order: NDArray[np.intp] | No
 
 
 def order_of_pairs(name: str, row: Architecture, config: ModelConfig) -> NDArray[np.intp] | None:
-    """How a head's rows of one of our tensors are put from neighbours that are rotated together into halves; None for
-    tensors whose rows stay where they are."""
+    """The permutation of a head's rows from neighbouring RoPE pairs to halves; None for tensors without one."""
     if not row.paired or name.split(".")[-2] not in ("attn_q", "attn_k"):
         return None
     turned = halves(config.rope_dim[0])

@@ -1,8 +1,7 @@
-"""GGUF's number formats: how many bytes a row takes, and what numbers the bytes mean.
+"""GGUF's number formats: the bytes of a row, and their conversion to floats.
 
-Floats are read as every importer reads them. What quantized blocks mean is the `gguf` package's knowledge, and what it
-can unpack is asked of it, so that a newer package brings newer types. Q8_K, which lives in llama.cpp's memory only, is
-unpacked here.
+Floats are read like those of every other source. The `gguf` package dequantizes blocks and decides which types are
+supported, so a newer package adds newer types. Q8_K, which llama.cpp only uses in memory, is dequantized here.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Floats = NDArray[np.float32]
 Blocks = NDArray[np.uint8]
 
 FLOATS = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16"}
-# Numbers of these were types once, or are reserved; llama.cpp refuses them, too.
+# Numbers of removed and reserved types, which llama.cpp also rejects.
 REMOVED = {
     4: "Q4_2",
     5: "Q4_3",
@@ -35,13 +34,13 @@ REMOVED = {
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
 }
-# Blocks that are unpacked at once: what the steps between hold stays in the second cache.
+# Numbers that are dequantized at once: intermediate arrays stay in the L2 cache.
 PIECE_NUMBERS = 1 << 16
 
 
 @dataclass(frozen=True)
 class NumberType:
-    """A type of GGUF. name: GGUF's. block: numbers in a block, of `bytes` bytes."""
+    """A type of GGUF. block: numbers per block; bytes: size of a block."""
 
     name: str
     block: int
@@ -53,22 +52,22 @@ class NumberType:
 
 
 def number_type(number: int) -> NumberType:
-    """The type with GGUF's number. Raises ExportError with its name if its numbers cannot be read."""
+    """The type with GGUF's number. ExportError names a type that cannot be read."""
     try:
         kind = gguf.GGMLQuantizationType(number)
         block, size = gguf.GGML_QUANT_SIZES[kind]
     except (ValueError, KeyError):
         name = REMOVED.get(number)
-        what = f"{name}, which GGUF no longer has" if name else f"{number}, which is unknown here"
+        what = f"{name}, which GGUF has removed" if name else f"{number}, which is unknown"
         raise ExportError(f"its type is {what}") from None
     if kind.name not in FLOATS and _unpacker(kind.name) is None:
-        raise ExportError(f"its type is {kind.name}, which is no type of weights that can be unpacked")
+        raise ExportError(f"its type is {kind.name}, which cannot be dequantized")
     return NumberType(kind.name, block, size)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Rows in quantized blocks in a file, one after another from `offset` on; they are known to lie inside it."""
+    """Consecutive rows of quantized blocks in a file, from `offset` on. The caller has checked their bounds."""
 
     path: Path
     type: NumberType
@@ -86,25 +85,25 @@ class Packed:
         size = self.type.row_bytes(self.shape[1])
         raw = np.fromfile(self.path, np.uint8, (last - first) * size, offset=self.offset + first * size)
         if len(raw) != (last - first) * size:
-            raise ExportError(f"{self.path} has become shorter while it was read")
+            raise ExportError(f"{self.path} was truncated while it was read")
         return unpack(self.type, raw).reshape(last - first, self.shape[1])
 
 
 def lazy_tensor(path: Path, kind: NumberType, shape: tuple[int, ...], offset: int) -> LazyTensor:
-    """A vector or matrix that lies in a file."""
+    """A vector or matrix in a file."""
     if kind.name in FLOATS:
         return StoredTensor(path, FLOATS[kind.name], shape, contiguous_strides(shape), offset).lazy()
     return Packed(path, kind, shape, offset).lazy()
 
 
 def unpack(kind: NumberType, raw: Blocks) -> Floats:
-    """The numbers of whole blocks."""
+    """Dequantize whole blocks."""
     unpacker = _unpacker(kind.name)
     assert unpacker is not None
     blocks = raw.reshape(-1, kind.bytes)
     numbers = np.empty((len(blocks), kind.block), np.float32)
     step = PIECE_NUMBERS // kind.block
-    # what is not a number is told by the caller, with the tensor's name
+    # the caller reports NaN and infinity with the tensor's name
     with np.errstate(all="ignore"):
         for first in range(0, len(blocks), step):
             numbers[first : first + step] = unpacker(blocks[first : first + step])
@@ -113,13 +112,13 @@ def unpack(kind: NumberType, raw: Blocks) -> Floats:
 
 @cache
 def _unpacker(name: str) -> Callable[[Blocks], Floats] | None:
-    """What unpacks (n, bytes of a block) to (n, numbers of a block), or None if nothing does."""
+    """The function that dequantizes (n, bytes of a block) to (n, numbers of a block), or None."""
     if name == "Q8_K":
         return _q8_k
     kind = gguf.GGMLQuantizationType[name]
 
     def unpacked(blocks: Blocks) -> Floats:
-        # as one row, because the package works on 16 rows at a time, which would be 16 blocks
+        # as one row: the package processes 16 rows at a time, which would be only 16 blocks
         numbers: Floats = gguf.quants.dequantize(blocks.reshape(1, -1), kind)
         return numbers.reshape(len(blocks), -1)
 
@@ -131,7 +130,7 @@ def _unpacker(name: str) -> Callable[[Blocks], Floats] | None:
 
 
 def _q8_k(blocks: Blocks) -> Floats:
-    """A float32 scale, 256 int8 numbers, and their sums, which serve products only."""
+    """Blocks of a float32 scale, 256 int8 numbers, and sums of these that only dot products use."""
     scales = np.ascontiguousarray(blocks[:, :4]).view("<f4")
     numbers: Floats = scales * blocks[:, 4:260].view(np.int8).astype(np.float32)
     return numbers

@@ -1,7 +1,7 @@
-"""Writes a GGUF file that llama.cpp loads: F32, F16, BF16, Q8_0 or Q4_0, with tokenizer and chat template.
+"""Writes a GGUF file for llama.cpp: F32, F16, BF16, Q8_0 or Q4_0, with tokenizer and chat template.
 
-Whether the file says all that the checkpoint says is not argued but tried out: its head is read back by the importer
-before the weights are written, and whatever would come back otherwise is refused by name.
+Before it writes the weights, it reads the head back with the importer and compares it with the checkpoint. Any
+difference is an error that names the value.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import chat_templates
+from llamac.export import generation_config
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
+from llamac.export.flat.packing import checked_chunks, to_dtype
+from llamac.export.flat.plan import matching_tensors
 from llamac.export.gguf.families import ARCHITECTURES, Architecture, fused_name, gguf_name
 from llamac.export.gguf.model import HEAD, order_of_pairs, read
 from llamac.export.gguf.write_keys import add_keys, describe, obstacles, warnings_of
-from llamac.export.gguf.write_rope import CLOSE, say_rope
+from llamac.export.gguf.write_rope import CLOSE, express_rope
 from llamac.export.gguf.write_vocabulary import add_tokenizer
 from llamac.export.llama2c.model import reordered
-from llamac.export.writer import check_space, checked_chunks, matching_tensors, temporary_beside, to_dtype
+from llamac.export.targets import atomic_file, check_space
 from llamac.progress import Progress, silent
+from llamac.text import template_files as chat_templates
 
 Type = gguf.GGMLQuantizationType
-# dtype: (type of matrices, that of the output matrix, llama.cpp's name of such a file). An error in the logits is not
-# averaged over anything: as with q4, the output matrix is wider.
+# dtype: (type of matrices, type of the output matrix, llama.cpp's file type). Errors in the logits do not average out,
+# so the output matrix has more bits, as with q4.
 DTYPES = {
     "f32": (Type.F32, Type.F32, gguf.LlamaFileType.ALL_F32),
     "f16": (Type.F16, Type.F16, gguf.LlamaFileType.MOSTLY_F16),
@@ -38,10 +41,10 @@ DTYPES = {
     "q8_0": (Type.Q8_0, Type.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
     "q4_0": (Type.Q4_0, Type.Q8_0, gguf.LlamaFileType.MOSTLY_Q4_0),
 }
-# The largest number of a block whose float16 scale is finite.
+# The largest number of a block with a finite float16 scale.
 LARGEST = {Type.Q8_0: 65504.0 * 127, Type.Q4_0: 65504.0 * 8}
 ALIGNMENT = 32
-# llama.cpp's quantizer leaves these alone.
+# llama.cpp does not quantize these.
 POSITIONS = "position_embedding.weight"
 ROUTER = ".ffn_router.weight"
 EMBEDDING = "token_embedding.weight"
@@ -50,7 +53,7 @@ CANNOT_HOLD = "a GGUF file cannot hold this model"
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of the file. parts: the canonical tensors that lie in it one after another."""
+    """A tensor of the file. parts: the canonical tensors that it concatenates."""
 
     name: str
     parts: tuple[str, ...]
@@ -64,32 +67,32 @@ class Stored:
 
 
 def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str], progress: Progress = silent) -> int:
-    """Writes `out` and returns its bytes. Raises UnsupportedError with everything that GGUF cannot say."""
+    """Write `out` and return its size. UnsupportedError lists everything that GGUF cannot express."""
     if dtype not in DTYPES:
-        raise UnsupportedError(f"dtype is {dtype!r}, a GGUF file takes {', '.join(DTYPES)}")
+        raise UnsupportedError(f"dtype is {dtype!r}, expected {', '.join(DTYPES)} for a GGUF file")
     name = checkpoint.metadata.get("architecture", "")
     architecture = next((key for key, row in ARCHITECTURES.items() if name in (row.family, *row.others)), None)
     if architecture is None:
         families = [family for row in ARCHITECTURES.values() for family in (row.family, *row.others)]
         known = ", ".join(dict.fromkeys(families))
-        raise UnsupportedError(f"models of the families {known} can be written as GGUF only")
+        raise UnsupportedError(f"architecture {name!r} cannot be written as GGUF, only {known}")
     row = ARCHITECTURES[architecture]
     tensors = _as_llama_cpp_has_them(checkpoint, row)
-    said = say_rope(checkpoint, row)
-    tensors |= {name: LazyTensor.of(factors) for name, factors in said.tensors.items()}
+    rope = express_rope(checkpoint, row)
+    tensors |= {name: LazyTensor.of(factors) for name, factors in rope.tensors.items()}
     warnings += warnings_of(checkpoint, row)
     stored = sorted(_stored_tensors(checkpoint.config, row, tensors, dtype), key=lambda tensor: len(tensor.shape))
     check_space(out, sum(tensor.bytes for tensor in stored))
-    with temporary_beside(out) as file:
+    with atomic_file(out) as file:
         writer = gguf.GGUFWriter(file.name, architecture)
-        _describe(writer, checkpoint, architecture, {**describe(checkpoint, row), **said.keys}, dtype)
+        _describe(writer, checkpoint, architecture, {**describe(checkpoint, row), **rope.keys}, dtype)
         add_tokenizer(writer, checkpoint, warnings)
         _write_head(writer, file, stored)
         done, total = 0, sum(tensor.bytes for tensor in stored)
         progress("writing", done, total)
         is_checked = False
         for tensor in stored:
-            if len(tensor.shape) > 1 and not is_checked:  # all vectors are written: they may say something of the model
+            if len(tensor.shape) > 1 and not is_checked:  # all vectors, which can affect the config, are written
                 file.flush()
                 _check_read_back(checkpoint, Path(file.name))
                 is_checked = True
@@ -102,7 +105,7 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
 
 
 def _as_llama_cpp_has_them(checkpoint: Checkpoint, row: Architecture) -> dict[str, LazyTensor]:
-    """The tensors by our names, less what metadata say. Raises UnsupportedError for what llama.cpp could not load."""
+    """The tensors that do not become metadata, by our names. UnsupportedError if llama.cpp could not load them."""
     tensors = dict(matching_tensors(checkpoint))
     problems = list(obstacles(checkpoint, row))
     for name in list(tensors):
@@ -113,7 +116,7 @@ def _as_llama_cpp_has_them(checkpoint: Checkpoint, row: Architecture) -> dict[st
     if row.output == "must" and checkpoint.config.tied_output:
         tensors[HEAD] = tensors[EMBEDDING]
     if row.qk_norm == "layer_head" and checkpoint.config.layers[0].placement == "parallel":
-        # there is one norm for both branches
+        # both branches share one norm
         for layer in range(len(checkpoint.config.layers)):
             for kind in ("weight", "bias"):
                 one, other = (tensors[f"layers.{layer}.{part}_norm.{kind}"] for part in ("attn", "ffn"))
@@ -129,7 +132,7 @@ def _reordered(tensor: LazyTensor, order: NDArray[np.intp]) -> LazyTensor:
     return LazyTensor(tensor.shape, tensor.dtype, reordered(tensor.read, order))
 
 
-# ---- what the file says of the model
+# ---- metadata
 
 
 def _describe(writer: Any, checkpoint: Checkpoint, architecture: str, keys: Mapping[str, Any], dtype: str) -> None:
@@ -137,6 +140,8 @@ def _describe(writer: Any, checkpoint: Checkpoint, architecture: str, keys: Mapp
     writer.add_file_type(DTYPES[dtype][2])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     add_keys(writer, {f"{architecture}.{key}": value for key, value in keys.items()})
+    for key, value in generation_config.to_gguf(generation_config.from_flat(checkpoint.metadata)).items():
+        (writer.add_int32 if isinstance(value, int) else writer.add_float32)(key, value)
     texts = {"default": checkpoint.chat_template, **checkpoint.metadata.get(chat_templates.OTHERS, {})}
     named = [{"name": name, "template": text} for name, text in texts.items() if text and isinstance(text, str)]
     if named:
@@ -149,7 +154,7 @@ def _describe(writer: Any, checkpoint: Checkpoint, architecture: str, keys: Mapp
 def _stored_tensors(
     config: ModelConfig, row: Architecture, tensors: dict[str, LazyTensor], dtype: str
 ) -> Iterator[Stored]:
-    """What lies in the file: some of our tensors one after another in one, all experts of a layer in a stack."""
+    """The file's tensors: fused modules are concatenated, the experts of a layer stacked."""
     usual, head, _ = DTYPES[dtype]
     head_name = EMBEDDING if config.tied_output else HEAD
     wholes: dict[str, list[str]] = {}
@@ -168,12 +173,12 @@ def _stored_tensors(
         if not columns or name == POSITIONS or name.endswith(ROUTER):
             chosen = Type.F32
         elif shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0]:
-            chosen = Type.F16  # rows that are no whole blocks, as in llama.cpp
+            chosen = Type.F16  # rows that are not whole blocks, as in llama.cpp
         yield Stored(full, tuple(parts), shape, chosen)
 
 
 def _write_head(writer: Any, file: BinaryIO, stored: list[Stored]) -> None:
-    """Everything in front of the data; the file is as long as it will be, so that it can be read back."""
+    """Write everything before the data and extend the file to its final size, so it can be read back."""
     for tensor in stored:
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.bytes, raw_dtype=tensor.type)
     writer.write_header_to_file(Path(file.name))
@@ -197,7 +202,7 @@ def _data(stored: Stored, tensors: dict[str, LazyTensor]) -> Iterator[bytes]:
                 continue
             peak = float(np.abs(rows).max())
             if peak > LARGEST[stored.type]:
-                raise ExportError(f"tensor {part} holds {peak:g}, which does not fit {stored.type.name}")
+                raise ExportError(f"tensor {part} contains {peak:g}, which is out of range for {stored.type.name}")
             yield gguf.quants.quantize(rows, stored.type).tobytes()
 
 
@@ -205,7 +210,7 @@ def _data(stored: Stored, tensors: dict[str, LazyTensor]) -> Iterator[bytes]:
 
 
 def _check_read_back(checkpoint: Checkpoint, path: Path) -> None:
-    """UnsupportedError with everything that the importer would read otherwise than it is."""
+    """Compare the written head with the checkpoint. UnsupportedError lists every difference."""
     try:
         again = read(path, [], complete=False)
     except (ExportError, UnsupportedError) as error:
@@ -213,24 +218,25 @@ def _check_read_back(checkpoint: Checkpoint, path: Path) -> None:
     problems = []
     for field in fields(ModelConfig):
         ours, theirs = getattr(checkpoint.config, field.name), getattr(again.config, field.name)
-        if field.name in ("n_token_ids", "tied_output"):  # it looks neither at the tokenizer nor at matrices yet
+        if field.name in ("n_token_ids", "tied_output"):  # not known before tokenizer and matrices are written
             continue
         is_float = isinstance(ours, float) or field.name == "rope_attention_factor"
         if not (_same_floats(ours, theirs) if is_float else ours == theirs):
             problems.append(_difference(field.name, ours, theirs))
-    for name in sorted((set(checkpoint.tensors) ^ set(again.tensors)) - {HEAD}):  # that may be the embedding again
-        problems.append(f"tensor {name} has no place" if name in checkpoint.tensors else f"tensor {name} is not there")
+    # the output matrix can be missing: it can repeat the embedding
+    for name in sorted((set(checkpoint.tensors) ^ set(again.tensors)) - {HEAD}):
+        problems.append(f"tensor {name} has no place" if name in checkpoint.tensors else f"tensor {name} is missing")
     for name, tensor in checkpoint.tensors.items():
         if name.startswith("rope.") and name in again.tensors:
             ours, theirs = tensor.array(), again.tensors[name].array()
             if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=CLOSE, atol=0):
-                problems.append(f"{name}: the file would say other frequencies")
+                problems.append(f"{name}: GGUF cannot express these frequencies")
     if problems:
         raise UnsupportedError(f"{CANNOT_HOLD}:\n  " + "\n  ".join(problems))
 
 
 def _same_floats(ours: Any, theirs: Any) -> bool:
-    """Whether numbers that went through the file's float32, and a quotient perhaps, are the same."""
+    """Whether numbers are equal up to float32 rounding and one division."""
     one, other = np.atleast_1d(np.float64(ours)), np.atleast_1d(np.float64(theirs))
     return one.shape == other.shape and np.allclose(one, other, rtol=1e-6, atol=0)
 
@@ -240,5 +246,5 @@ def _difference(name: str, ours: Any, theirs: Any) -> str:
         for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             for key, value in vars(one).items():
                 if value != getattr(other, key):
-                    return f"layers.{number}: {key} is {value}, GGUF can only say {getattr(other, key)}"
-    return f"{name} is {ours}, GGUF can only say {theirs}"
+                    return f"layers.{number}: {key} is {value}, GGUF can only express {getattr(other, key)}"
+    return f"{name} is {ours}, GGUF can only express {theirs}"

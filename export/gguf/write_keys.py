@@ -1,4 +1,4 @@
-"""What the metadata of a GGUF file say of a model's graph; what llama.cpp could not load or would compute otherwise."""
+"""GGUF metadata of a model's graph, and the reasons why llama.cpp cannot load it or computes it differently."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ QKV = ("attn_q", "attn_k", "attn_v")
 
 
 def add_keys(writer: Any, keys: Mapping[str, Any]) -> None:
-    """Adds metadata to a `gguf.GGUFWriter`, with the types that llama.cpp's converter takes for such values."""
+    """Add metadata to a `gguf.GGUFWriter` with the types that llama.cpp's converter uses."""
     adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     for key, value in keys.items():
         adders.get(type(value), writer.add_array)(key, value)
 
 
 def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
-    """The architecture's keys, but for RoPE's."""
+    """The architecture's keys, except RoPE's."""
     config = checkpoint.config
     widths = [layer.ffn_dim for layer in config.layers]
     keys: dict[str, Value] = {
@@ -55,7 +55,7 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
 
 
 def _windows(config: ModelConfig, row: Architecture) -> dict[str, Value]:
-    """The sliding window and which layers have it, as gguf_config reads them; empty where there is none."""
+    """The sliding window and the layers that have it, in the reader's form; empty without a window."""
     windows = [layer.window for layer in config.layers]
     if not any(windows) or "attention.sliding_window" not in row.keys:
         return {}
@@ -68,20 +68,20 @@ def _windows(config: ModelConfig, row: Architecture) -> dict[str, Value]:
 
 
 def obstacles(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
-    """Why llama.cpp could not load or compute the model, although our own reader could read it."""
+    """Reasons why llama.cpp cannot load or compute the model, although our reader can read it."""
     config = checkpoint.config
     width = config.n_heads * config.head_dim
     if row.square and width != config.dim:
         yield f"all heads together must be as wide as the model ({config.dim}), but are {width}"
     if row.qk_norm == "whole" and "expert_count" in row.keys and config.n_kv_heads != config.n_heads:
-        yield f"there must be as many heads of keys as of queries ({config.n_heads}), not {config.n_kv_heads}"
+        yield f"n_kv_heads must equal n_heads ({config.n_heads}), but is {config.n_kv_heads}"
     if row.output == "never" and not config.tied_output:
-        yield "the output matrix must be the token embedding, but is another one"
+        yield "the output matrix must be the token embedding, but differs from it"
     kinds = {layer.ffn for layer in config.layers}
     if "experts" in kinds and len(kinds) > 1:
-        yield "either all layers must have experts, or none"
+        yield "either all layers or none must have experts"
     if "attn_logit_softcapping" in row.keys and not (config.attention_soft_cap and config.logit_soft_cap):
-        yield "the scores of attention and the logits must have a soft cap each"
+        yield "attention scores and logits must both have a soft cap"
     if row.keys.get("attention.sliding_window") and not any(layer.window for layer in config.layers):
         yield "some layers must have a sliding window"
     yield from _biases(checkpoint, row)
@@ -95,29 +95,29 @@ def _biases(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
     if row.biases == "qkv":
         surplus = sorted(name for name in with_bias if name.split(".")[-2] not in QKV)
         if surplus:
-            yield f"only queries, keys and values may have a bias, but {surplus[0]} has one"
-    for name in sorted(with_bias):  # a bias belongs to the whole of what lies in one tensor
+            yield f"only q, k and v can have a bias, but {surplus[0]} has one"
+    for name in sorted(with_bias):  # modules of a fused tensor have biases together or not at all
         *layer, module, _ = name.split(".")
         for whole in row.fused:
             if module in FUSED[whole]:
                 missing = [part for part in FUSED[whole] if ".".join([*layer, part, "weight"]) not in with_bias]
                 if missing and ".".join([*layer, missing[0], "weight"]) in names:
-                    yield f"{name} has a bias, so {missing[0]} of the same layer must have one, too"
+                    yield f"{name} has a bias, so {missing[0]} of the same layer must also have one"
 
 
 def _takes_bias(name: str) -> bool:
-    """Whether it is a matrix of a layer, other than of an expert or a router."""
+    """Whether it is a matrix of a layer, except experts and routers."""
     parts = name.split(".")
     return len(parts) == 4 and parts[0] == "layers" and "norm" not in parts[2] and parts[2] != "ffn_router"
 
 
 def warnings_of(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
-    """What llama.cpp computes otherwise than the model was made for."""
+    """Warnings about results that differ in llama.cpp."""
     windows: list[Any] = [layer.window for layer in checkpoint.config.layers if layer.window]
     if row.ignores_window and windows and max(windows) < checkpoint.config.context:
         yield (
-            f"llama.cpp knows no sliding window in models of this architecture: beyond {max(windows)} tokens it"
+            f"llama.cpp has no sliding window for models of this architecture: beyond {max(windows)} tokens it"
             " computes something else"
         )
     if row.family == "gpt_neox":
-        yield "llama.cpp computes GELU of GPT-NeoX by its tanh form: logits differ a little"
+        yield "llama.cpp computes the GELU of GPT-NeoX with its tanh form: logits differ slightly"

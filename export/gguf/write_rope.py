@@ -1,7 +1,7 @@
-"""How GGUF says a table of RoPE frequencies: a base with a rule that scales it, or factors in tensors.
+"""Expresses a table of RoPE frequencies in GGUF: a base with a scaling rule, or factors in tensors.
 
-A checkpoint has frequencies, not the rule they come from. The rule is found from them, and the reader's own formula
-(export/rope.py) must give the same numbers again.
+A checkpoint has frequencies, not the rule behind them. This module infers the rule and verifies that the reader's
+formula (export/rope.py) gives the same frequencies.
 """
 
 from __future__ import annotations
@@ -21,51 +21,50 @@ from llamac.export.rope import make_rope
 Floats = NDArray[np.float32]
 Number = int | float | str
 SLOWEST, FASTEST = 1e-15, 1e6  # radians per position
-CLOSE = 2e-6  # of frequencies: what powers and products in float32 may lose
+CLOSE = 2e-6  # relative; the error of powers and products in float32
 DIGITS = (3, 4, 5, 6, 9)
-# YaRN's slopes that llama.cpp takes, whatever a file says.
+# YaRN's slopes. llama.cpp always uses these.
 BETA_FAST, BETA_SLOW = 32.0, 1.0
 
 
 @dataclass
-class Said:
-    """keys: of the architecture. tensors: by llama.cpp's names."""
+class GGUFRope:
+    """RoPE in GGUF. keys: metadata of the architecture. tensors: by llama.cpp's names."""
 
     keys: dict[str, Number] = field(default_factory=dict)
     tensors: dict[str, Floats] = field(default_factory=dict)
 
 
-def say_rope(checkpoint: Checkpoint, row: Architecture) -> Said:
-    """All tables of a checkpoint. Raises UnsupportedError for frequencies that a GGUF file of this architecture cannot
-    give."""
+def express_rope(checkpoint: Checkpoint, row: Architecture) -> GGUFRope:
+    """Express all tables of a checkpoint. UnsupportedError if a file of this architecture cannot."""
     if row.position != "rope" or not checkpoint.config.rope_dim:
-        return Said()
+        return GGUFRope()
     for name, tensor in checkpoint.tensors.items():
         if name.startswith("rope.") and not ((tensor.array() > SLOWEST) & (tensor.array() < FASTEST)).all():
-            raise UnsupportedError(f"tensor {name} holds frequencies that no base gives: GGUF cannot say them")
+            raise UnsupportedError(f"tensor {name} has frequencies of no base: GGUF cannot express them")
     is_local = [any(layer.rope == table and layer.window for layer in checkpoint.config.layers) for table in (0, 1)]
     tables = [checkpoint.tensors[f"rope.{table}.inv_freq"].array() for table in range(len(checkpoint.config.rope_dim))]
     if len(tables) > (2 if row.two_ropes else 1):
-        raise UnsupportedError(f"a GGUF file of this architecture cannot hold {len(tables)} tables of RoPE frequencies")
+        raise UnsupportedError(f"a GGUF file of this architecture cannot express {len(tables)} RoPE tables")
     local = tables.pop() if row.two_ropes and (len(tables) == 2 or is_local[0]) else None
-    said = _say_table(checkpoint, row, tables[0]) if tables else Said({"rope.freq_base": 10000.0})
-    said.keys["rope.dimension_count"] = checkpoint.config.rope_dim[0]
+    rope = _express_table(checkpoint, row, tables[0]) if tables else GGUFRope({"rope.freq_base": 10000.0})
+    rope.keys["rope.dimension_count"] = checkpoint.config.rope_dim[0]
     if local is not None:
         base = _base(local)
         if base is None:
             raise UnsupportedError("a GGUF file cannot scale the RoPE frequencies of layers with a sliding window")
-        said.keys["rope.freq_base_swa"] = base
-    return said
+        rope.keys["rope.freq_base_swa"] = base
+    return rope
 
 
-def _say_table(checkpoint: Checkpoint, row: Architecture, found: Floats) -> Said:
+def _express_table(checkpoint: Checkpoint, row: Architecture, found: Floats) -> GGUFRope:
     config = checkpoint.config
     factor = config.rope_attention_factor[0]
     own = {"rope.scaling.attn_factor": factor} if factor != 1.0 else {}
     long = checkpoint.tensors.get("rope.0.inv_freq_long")
     if long is not None:
         if "long" not in row.rope_tensors:
-            raise UnsupportedError("a GGUF file of this architecture cannot hold RoPE frequencies for long contexts")
+            raise UnsupportedError("a GGUF file of this architecture cannot express RoPE frequencies for long contexts")
         base = _base_of_factors(found)
         tensors = {ROPE_FACTORS["short"]: _factors(base, found), ROPE_FACTORS["long"]: _factors(base, long.array())}
         original = config.rope_original_context[0]
@@ -73,29 +72,29 @@ def _say_table(checkpoint: Checkpoint, row: Architecture, found: Floats) -> Said
             "rope.scaling.type": "longrope",
             "rope.scaling.original_context_length": original,
         }
-        return Said({"rope.freq_base": base, **keys, **own}, tensors)
+        return GGUFRope({"rope.freq_base": base, **keys, **own}, tensors)
     plain = _base(found)
     if plain is not None:
-        return Said({"rope.freq_base": plain, **own})
+        return GGUFRope({"rope.freq_base": plain, **own})
     if (linear := _linear(found)) is not None:
         base, scale = linear
-        return Said({"rope.freq_base": base, "rope.scaling.type": "linear", "rope.scaling.factor": scale, **own})
-    if "freqs" in row.rope_tensors:  # says anything
+        return GGUFRope({"rope.freq_base": base, "rope.scaling.type": "linear", "rope.scaling.factor": scale, **own})
+    if "freqs" in row.rope_tensors:  # factors express any frequencies
         base = _base_of_factors(found)
-        return Said({"rope.freq_base": base, **own}, {ROPE_FACTORS["freqs"]: _factors(base, found)})
+        return GGUFRope({"rope.freq_base": base, **own}, {ROPE_FACTORS["freqs"]: _factors(base, found)})
     yarn = _yarn(found)
     if yarn is None:
         raise UnsupportedError(
-            "a GGUF file of this architecture cannot hold these RoPE frequencies: it knows plain and linearly scaled"
-            " ones, and YaRN's"
+            "a GGUF file of this architecture cannot express these RoPE frequencies: it supports plain, linearly scaled"
+            " and YaRN ones"
         )
-    usual = 1 + 0.1 * math.log(yarn["rope.scaling.factor"])  # llama.cpp multiplies by this one
+    usual = 1 + 0.1 * math.log(yarn["rope.scaling.factor"])  # llama.cpp multiplies by this value
     attention = {} if math.isclose(factor, usual, rel_tol=CLOSE) else {"rope.scaling.attn_factor": factor / usual}
-    return Said({**yarn, "rope.scaling.type": "yarn", **attention})
+    return GGUFRope({**yarn, "rope.scaling.type": "yarn", **attention})
 
 
 def _powers(base: float, count: int) -> Floats:
-    """The plain frequencies of a base."""
+    """The unscaled frequencies of a base."""
     return make_rope("default", {"rope_theta": base}, 2 * count, 1).inv_freq
 
 
@@ -104,13 +103,13 @@ def _same(one: Floats, other: Floats) -> bool:
 
 
 def _round(value: float) -> Iterator[float]:
-    """The value with few digits first: what was written by people is short."""
+    """Roundings of a value, fewest digits first, because people write short numbers."""
     for digits in DIGITS:
         yield float(np.float32(f"{value:.{digits - 1}e}"))
 
 
 def _bases(found: Floats) -> Iterator[float]:
-    """What the base may be, if the first two frequencies have the same scale."""
+    """Candidates for the base, assuming that the first two frequencies have the same scale."""
     if len(found) < 2:
         yield 10000.0
         return
@@ -120,12 +119,12 @@ def _bases(found: Floats) -> Iterator[float]:
 
 
 def _base(found: Floats) -> float | None:
-    """The base of plain frequencies."""
+    """The base of unscaled frequencies, or None."""
     return next((base for base in _bases(found) if _same(_powers(base, len(found)), found)), None)
 
 
 def _linear(found: Floats) -> tuple[float, float] | None:
-    """(base, factor that all frequencies are divided by)."""
+    """(base, divisor of all frequencies), or None."""
     for base in _bases(found):
         for factor in _round(1 / float(found[0])):
             if _same(_powers(base, len(found)) / np.float32(factor), found):
@@ -134,7 +133,7 @@ def _linear(found: Floats) -> tuple[float, float] | None:
 
 
 def _base_of_factors(found: Floats) -> float:
-    """A base for frequencies that are divided by factors: any will do."""
+    """A base for frequencies with factors. Any base works."""
     return next(iter(_bases(found)), 10000.0)
 
 
@@ -144,7 +143,7 @@ def _factors(base: float, found: Floats) -> Floats:
 
 
 def _yarn(found: Floats) -> dict[str, float] | None:
-    """The keys of YaRN's frequencies with the usual slopes."""
+    """The keys of YaRN with the usual slopes, or None."""
     count = len(found)
     for base in _bases(found):
         ratios = _powers(base, count).astype(np.float64) / found
@@ -166,14 +165,14 @@ def _yarn(found: Floats) -> dict[str, float] | None:
 
 
 def _original_context(base: float, dim: int, low: int, high: int) -> int:
-    """A context for which YaRN's ramp begins at the frequency `low` and ends at `high`; 0 if there is none."""
+    """An original context for which YaRN's ramp begins at frequency `low` and ends at `high`; 0 if none exists."""
 
     def context(place: float, beta: float) -> float:
-        """That for which exactly at `place` there are `beta` rotations."""
+        """The context in which the frequency at `place` makes exactly `beta` rotations."""
         return beta * 2 * math.pi * math.pow(base, 2 * place / dim)
 
     least = max(context(low, BETA_FAST) if low else 1.0, context(high - 1, BETA_SLOW))
     most = min(context(low + 1, BETA_FAST), context(high, BETA_SLOW), 2.0**24)
-    power = 2 ** math.ceil(math.log2(least))  # contexts are powers of two more often than not
+    power = 2 ** math.ceil(math.log2(least))  # most contexts are powers of two
     found = power if power < most else math.ceil(math.sqrt(least * most))
     return found if least < found < most else 0

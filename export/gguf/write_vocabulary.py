@@ -1,22 +1,24 @@
-"""A tokenizer as GGUF metadata: "llama" for SentencePiece vocabularies, "gpt2" with a named pre-tokenizer for others.
+"""Expresses a tokenizer in GGUF metadata: "llama" for SentencePiece, "gpt2" with a named pre-tokenizer for others.
 
-The metadata are read back as any GGUF file's would be, and must encode texts made of the vocabulary, and hard ones, as
-the tokenizer itself does: what GGUF's few names cannot describe is refused.
+The metadata are read back and must encode the same as the tokenizer: strings made of the whole vocabulary, and
+difficult ones. A tokenizer that GGUF's names cannot express is an error.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llamac.errors import LlamacError, UnsupportedError
-from llamac.export.chat_templates import GGUF_TOKENS, TOKENS
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.gguf.write_keys import add_keys
-from llamac.export.vocabulary.gguf import from_metadata
-from llamac.export.vocabulary.pre_tokenizers import LINEAR, PRE_TOKENIZERS
-from llamac.export.vocabulary.spm import (
+from llamac.text.decoding import SPACE_MARK
+from llamac.text.template_files import GGUF_TOKENS, TOKENS
+from llamac.text.tokenizer import SpecialTokens, Tokenizer
+from llamac.text.tokenizer_json import parse_document
+from llamac.text.vocabulary.gguf import from_metadata
+from llamac.text.vocabulary.pre_tokenizers import LINEAR, PRE_TOKENIZERS
+from llamac.text.vocabulary.spm import (
     BYTE,
     BYTE_PIECES,
     CONTROL,
@@ -27,8 +29,7 @@ from llamac.export.vocabulary.spm import (
     looks_like_sentencepiece,
     read_model,
 )
-from llamac.export.vocabulary.tokenizer_json import token_ids
-from llamac.tokenizer import SPACE_MARK, SpecialTokens, Tokenizer
+from llamac.text.vocabulary.tokenizer_json import token_ids
 
 Json = dict[str, Any]
 NONE = 0xFFFFFFFF
@@ -44,30 +45,30 @@ HARD_TEXTS = (
 
 
 def add_tokenizer(writer: Any, checkpoint: Checkpoint, warnings: list[str]) -> None:
-    """Adds the checkpoint's tokenizer to a `gguf.GGUFWriter`. Raises UnsupportedError if GGUF cannot describe it."""
+    """Add the checkpoint's tokenizer to a `gguf.GGUFWriter`. UnsupportedError if GGUF cannot express it."""
     if checkpoint.tokenizer is None:
         writer.add_tokenizer_model("no_vocab")
         return
     data, special, spm = checkpoint.tokenizer
-    values = _values(json.loads(data), special, spm, checkpoint.config.vocab_size)
+    values = _values(parse_document(data, "the tokenizer"), special, spm, checkpoint.config.vocab_size)
     values |= _named_tokens(checkpoint.metadata.get(TOKENS, {}), values["tokenizer.ggml.tokens"])
     ours = Tokenizer.from_json(data, special)
     again = _check(ours, {**values, "general.name": checkpoint.metadata.get("name", "")})
     if lost := sorted(set(special.stop_ids) - set(again.special.stop_ids)):
-        warnings.append(f"GGUF has no place for more tokens that end a text: {', '.join(map(str, lost))} are left out")
+        warnings.append(f"GGUF has no place for more stop tokens: {', '.join(map(str, lost))} are left out")
     if lost_spaces := sorted(_swallowing(ours) - _swallowing(again)):
         warnings.append(
-            f"GGUF has no place for tokens that swallow the spaces around them: {', '.join(lost_spaces[:4])} no longer"
+            f"GGUF has no place for tokens that absorb surrounding spaces: {', '.join(lost_spaces[:4])} no longer"
             " will (llama.cpp knows it of models with phi-3 in their names: --name)"
         )
     add_keys(writer, values)
 
 
 def _values(document: Json, special: SpecialTokens, spm: bytes | None, vocab_size: int) -> dict[str, Any]:
-    """The metadata. Ids without a token are filled up as converters do it."""
+    """The metadata. Ids without a token get placeholders, as in llama.cpp's converter."""
     model = document["model"]
     if model["type"] != "BPE":
-        raise UnsupportedError(f"a GGUF file cannot hold this tokenizer: it is a {model['type']} model, not BPE")
+        raise UnsupportedError(f"a GGUF file cannot express this tokenizer: it is a {model['type']} model, not BPE")
     is_spm = bool(model.get("byte_fallback"))
     ids = token_ids(document)
     texts = {index: text for text, index in ids.items()}
@@ -103,7 +104,7 @@ def _values(document: Json, special: SpecialTokens, spm: bytes | None, vocab_siz
 
 
 def _named_tokens(named: Mapping[str, str], tokens: Sequence[str]) -> dict[str, int]:
-    """The ids of special tokens that only chat templates know by a name, as for padding."""
+    """The ids of special tokens that only chat templates refer to by name, such as padding."""
     ids = {text: index for index, text in enumerate(tokens)}
     roles = {name.removesuffix("_token"): ids.get(text) for name, text in named.items()}
     return {
@@ -114,7 +115,7 @@ def _named_tokens(named: Mapping[str, str], tokens: Sequence[str]) -> dict[str, 
 
 
 def _scores(tokens: Sequence[str], merges: Sequence[Sequence[str]], spm: bytes | None) -> list[float]:
-    """The pieces' own scores where they are known; otherwise descending ones, which give the same merges."""
+    """The pieces' scores if known; otherwise descending ones, which give the same merges."""
     if spm is not None and looks_like_sentencepiece(spm):
         known = {piece.text: piece.score for piece in read_model(spm)[0]}
     else:
@@ -126,12 +127,12 @@ def _scores(tokens: Sequence[str], merges: Sequence[Sequence[str]], spm: bytes |
 
 
 def _has_prefix(document: Json) -> bool:
-    """Whether a space is put in front of a text."""
+    """Whether encoding prepends a space."""
     return any(step.get("type") == "Strip" and step.get("start") for step in document["decoder"].get("decoders", ()))
 
 
 def _pre_tokenizer(document: Json) -> str:
-    """GGUF's name for the way in which this tokenizer cuts text into words."""
+    """GGUF's name of the pre-tokenizer."""
     nfc = (document.get("normalizer") or {}).get("type") == "NFC"
     splits = list(_splits(document.get("pre_tokenizer") or {}))
     for name, rules in PRE_TOKENIZERS.items():
@@ -142,65 +143,65 @@ def _pre_tokenizer(document: Json) -> str:
         ):
             return name
     raise UnsupportedError(
-        "a GGUF file cannot hold this tokenizer: GGUF names ways of cutting text into words, and none is this one's;"
+        "a GGUF file cannot express this tokenizer: GGUF has no name for its pre-tokenizer;"
         " --no-tokenizer leaves it out"
     )
 
 
 def _splits(step: Json) -> Iterator[str]:
-    """The regular expressions of a pre-tokenizer; what is not known gives one that no name has."""
+    """The regular expressions of a pre-tokenizer. An unknown step yields a string that matches no name."""
     kind = step.get("type")
     if kind == "Sequence":
         for inner in step["pretokenizers"]:
             yield from _splits(inner)
     elif kind == "ByteLevel":
         if step.get("add_prefix_space"):
-            yield "a space in front"
+            yield "a prepended space"
         if step.get("use_regex", True):
             yield PRE_TOKENIZERS["gpt-2"].splits[0]
     elif kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
-        yield step["pattern"].get("Regex", "a text")
+        yield step["pattern"].get("Regex", "a string")
     elif kind == "Digits" and step.get("individual_digits"):
         yield r"\p{N}"
     else:
-        yield f"a step of the kind {kind}"
+        yield f"a step of kind {kind}"
 
 
 # ---- the check
 
 
 def _swallowing(tokenizer: Tokenizer) -> set[str]:
-    """Added tokens that take the spaces around them with them."""
-    added = json.loads(tokenizer.json)["added_tokens"]
+    """Added tokens that absorb surrounding spaces."""
+    added = parse_document(tokenizer.json, "the tokenizer")["added_tokens"]
     return {entry["content"] for entry in added if entry.get("lstrip") or entry.get("rstrip")}
 
 
 def _check(ours: Tokenizer, values: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of the metadata, which encodes as ours does; UnsupportedError with a text for which it does not."""
+    """The tokenizer of the metadata. UnsupportedError with a string that it encodes differently."""
     try:
         vocabulary = from_metadata(dict(values))
         theirs = Tokenizer.from_json(vocabulary.json, vocabulary.special)
     except LlamacError as error:
-        raise UnsupportedError(f"a GGUF file cannot hold this tokenizer: {error}") from None
+        raise UnsupportedError(f"a GGUF file cannot express this tokenizer: {error}") from None
     for name in ("bos_id", "eos_id", "add_bos", "add_eos"):
         one, other = getattr(ours.special, name), getattr(theirs.special, name)
         if one != other:
-            raise UnsupportedError(f"a GGUF file cannot hold this tokenizer: {name} is {one}, it would become {other}")
-    added = {entry["id"] for entry in json.loads(ours.json)["added_tokens"]}
+            raise UnsupportedError(f"a GGUF file cannot express this tokenizer: {name} would be {other}, not {one}")
+    added = {entry["id"] for entry in parse_document(ours.json, "the tokenizer")["added_tokens"]}
     kinds = values["tokenizer.ggml.token_type"]
-    # to llama2.c "<s>" in a text is three characters, but all formats beside it know the names of special tokens
+    # llama2.c treats "<s>" in a string as three characters; all other formats recognize special tokens
     ids = [index for index in range(ours.n_ids) if index in added or kinds[index] not in (CONTROL, UNKNOWN)]
     for text in (*HARD_TEXTS, *_texts(ours, ids)):
         if ours.encode(text) != theirs.encode(text):
             raise UnsupportedError(
-                f"a GGUF file cannot hold this tokenizer: {text[:80]!r} would be encoded differently; --no-tokenizer"
+                f"a GGUF file cannot express this tokenizer: {text[:80]!r} would be encoded differently; --no-tokenizer"
                 " leaves it out"
             )
     return theirs
 
 
 def _texts(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[str]:
-    """Texts in which tokens of the whole vocabulary follow one another."""
+    """Strings that concatenate tokens of the whole vocabulary."""
     ids = ids[:: max(1, len(ids) // SAMPLES)]
     for first in range(0, len(ids), 64):
         yield tokenizer.decode(ids[first : first + 64])

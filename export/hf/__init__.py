@@ -1,1 +1,1 @@
-"""Hugging Face directories: read (`model`) and written (`write`), by one table of model families (`families`)."""
+"""Reads (`model`) and writes (`write`) Hugging Face directories with one table of model families (`families`)."""

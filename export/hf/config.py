@@ -1,7 +1,7 @@
-"""Reads config.json of every family: every key is understood, known to be harmless, or an error.
+"""Reads config.json of every family. Every key is supported, known to be harmless, or an error.
 
-Missing values are what transformers takes for them. All problems of a file are told at once. Which keys a family has is
-said by its row (`families`); a key has one meaning, whichever family has it.
+Missing values have the defaults of transformers. One error lists all problems of a file. The family's table row says
+which keys it has (`families`); a key means the same in every family.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llamac.export.hf.keys import LIMITS, Keys, shortened
 from llamac.export.hf.rope import FULL, SLIDING, rope_parameters
 from llamac.export.rope import Rope
 
-# Keys that must have this value, and what another one would mean.
+# Keys that must have this value, and the meaning of any other value.
 NOT_SUPPORTED: dict[str, tuple[Any, str]] = {
     "quantization_config": (None, "quantized weights"),
     "is_encoder_decoder": (False, "an encoder and a decoder"),
@@ -25,11 +25,11 @@ NOT_SUPPORTED: dict[str, tuple[Any, str]] = {
     "cross_attention_hidden_size": (None, "cross-attention"),
     "pruned_heads": ({}, "pruned heads"),
     "rope_interleaved": (False, "RoPE on interleaved pairs"),
-    "use_mrope": (False, "RoPE of images' rows and columns"),
+    "use_mrope": (False, "multimodal RoPE"),
     "scale_attn_by_inverse_layer_idx": (False, "attention scales that differ by layer"),
 }
 BIASES = ("attention_bias", "mlp_bias", "use_qkv_bias")
-# Of a config with a language model in text_config: what is said outside of it, and what only images need.
+# Keys outside text_config that apply to the language model in it, and keys that only images need.
 OUTSIDE_TEXT = ("model_type", "architectures", "tie_word_embeddings", "quantization_config")
 OF_IMAGES = (
     *("vision_config", "mm_tokens_per_image"),
@@ -39,10 +39,13 @@ OF_IMAGES = (
 
 @dataclass(frozen=True)
 class HfConfig:
-    """A config.json, understood.
+    """A parsed config.json.
 
-    ropes: RoPE's tables. tied: what it says of the output matrix. bare: whether its class is the family's without an
-    output matrix. biases: which of families' there are.
+    Attributes:
+        ropes: The RoPE tables.
+        tied: Whether the embedding is also the output matrix.
+        biases: The kinds of biases (`Module.bias`) that the model has.
+        bare: Whether its class is the family's class without an output matrix.
     """
 
     model: ModelConfig
@@ -53,7 +56,12 @@ class HfConfig:
 
 
 def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
-    """Raises UnsupportedError for what the engine cannot compute, ExportError for all keys that are wrong."""
+    """Parse a config.json.
+
+    Raises:
+        UnsupportedError: If the engine cannot compute the model.
+        ExportError: If keys are wrong; the message lists all of them.
+    """
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         what = "config.json has no model_type" if kind is None else f"model_type {kind!r} is not supported"
@@ -61,14 +69,14 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
     family = FAMILIES[kind]
     if kind == "gemma3":
         values = text_config(values, warnings)
-    allowed = NOT_SUPPORTED | {key: (value, f"{kind} has it fixed here") for key, value in family.fixed.items()}
+    allowed = NOT_SUPPORTED | {key: (value, f"fixed for {kind}") for key, value in family.fixed.items()}
     unsupported = [
         f"{key} is {shortened(values[key])} ({what})"
         for key, (value, what) in allowed.items()
         if values.get(key) is not None and values[key] != value
     ]
     if unsupported:
-        raise UnsupportedError(f"config.json asks for what this version does not support: {', '.join(unsupported)}")
+        raise UnsupportedError(f"config.json requires features that llamac does not support: {', '.join(unsupported)}")
     is_bare = _is_bare(family, values.get("architectures"))
     parser = _gpt2 if kind == "gpt2" else _decoder
     return replace(parser(Keys(values), family, warnings), bare=is_bare)
@@ -83,20 +91,20 @@ def _is_bare(family: Family, classes: Any) -> bool:
     for name in names:
         if name not in known:
             raise UnsupportedError(
-                f"config.json: architectures has {shortened(name)}, which is no language model of the family "
+                f"config.json: architectures has {shortened(name)}, which is not a language model of the family "
                 f"{family.model_type!r}; supported are {', '.join(known)}"
             )
     return family.bare in names
 
 
 def text_config(values: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
-    """The keys of the language model in a model of text and images."""
+    """The keys of the language model in a multimodal model."""
     outside = Keys(values)
     text = outside.value("text_config")
     if not isinstance(text, dict):
         outside.problems.append(f"text_config is {shortened(text)}, expected an object: the language model's config")
     outside.finish({*OUTSIDE_TEXT, *OF_IMAGES})
-    warnings.append("config.json is of a model of text and images: only its language model is read")
+    warnings.append("config.json describes a multimodal model: only its language model is read")
     inner = {key: value for key, value in text.items() if key not in ("model_type", "architectures")}
     return inner | {key: values[key] for key in OUTSIDE_TEXT if key in values}
 
@@ -105,7 +113,7 @@ def text_config(values: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
 
 
 def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
-    """All families but GPT-2, which has other names for everything."""
+    """All families except GPT-2, whose keys all have other names."""
     row = family.keys
     dim = keys.size("hidden_size", "dim", row.get("hidden_size"))
     n_heads = keys.size("num_attention_heads", "n_heads", row.get("num_attention_heads"))
@@ -128,7 +136,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         _check_heads(keys, family, dim, n_heads, n_kv_heads)
     parameters = rope_parameters(keys, family, head_dim, context, warnings)
     keys.finish({*NOT_SUPPORTED, *family.fixed})
-    # only the tables that a layer uses: the first is that of full attention, if both are there
+    # keep only the tables that layers use; with both, the first belongs to full attention
     kinds = [kind for kind in parameters if any(_rope_kind(layer, parameters) == kind for layer in layers)]
     kinds = kinds or list(parameters)[:1]
     tables = tuple(parameters[kind].table(context) for kind in kinds)
@@ -164,12 +172,12 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
 
 
 def _rope_kind(layer: LayerConfig, parameters: dict[str, Any]) -> str:
-    """Which of the tables a layer uses, if it uses one."""
+    """The kind of RoPE table that a layer uses, if any."""
     return SLIDING if layer.window and SLIDING in parameters else FULL
 
 
 def _n_kv_heads(keys: Keys, family: Family, n_heads: int) -> int:
-    """null is as many as there are heads, also where an absent one is not."""
+    """The number of KV heads. null means one per head, even in families where a missing key does not."""
     if "num_key_value_heads" not in family.keys:
         return n_heads
     default = None if "num_key_value_heads" in keys.nulls else family.keys["num_key_value_heads"]
@@ -180,11 +188,11 @@ def _check_heads(keys: Keys, family: Family, dim: int, n_heads: int, n_kv_heads:
     if n_heads % n_kv_heads:
         keys.wrong("num_key_value_heads", f"a divisor of num_attention_heads ({n_heads})")
     if "head_dim" not in keys.values and not family.keys.get("head_dim") and dim % n_heads:
-        keys.wrong("num_attention_heads", f"a divisor of hidden_size ({dim}), as there is no head_dim")
+        keys.wrong("num_attention_heads", f"a divisor of hidden_size ({dim}), because head_dim is missing")
 
 
 def _activation(keys: Keys, family: Family) -> str:
-    """The feed-forward network's. Gemma has two keys for it; what counts in Gemma 1 may say gelu for its tanh form."""
+    """The FFN's activation. Gemma has two keys; in Gemma 1, the one that counts can say gelu for the tanh form."""
     others = [key for key in ("hidden_act", "hidden_activation") if key in family.keys and key != family.activation]
     if not others:
         return keys.activation(family.activation, family.keys[family.activation])
@@ -200,11 +208,11 @@ def _activation(keys: Keys, family: Family) -> str:
 
 
 def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[str]) -> dict[str, float]:
-    """The config record's scales and soft caps."""
+    """Scales and soft caps of the config record."""
     row = family.keys
 
     def number(key: str, default: float) -> float:
-        """A multiplier; 0 would make nothing of the model."""
+        """A positive multiplier."""
         if key not in row:
             return default
         value = keys.number(key, row[key], LIMITS["logit_scale"])
@@ -213,7 +221,7 @@ def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[
         return value or 1.0
 
     def cap(key: str) -> float:
-        """null is none, also where an absent one is not."""
+        """A soft cap. null means none, even in families where a missing key does not."""
         return (keys.number(key, None if key in keys.nulls else row[key], LIMITS["logit_soft_cap"])) or 0.0
 
     caps = {}
@@ -236,7 +244,7 @@ def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[
 
 
 def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
-    """The layers' records: with RoPE table 0 where they have one, with their windows and experts."""
+    """The layer records: windows, experts, and RoPE table 0 for layers with RoPE."""
     row = family.keys
     n_layers = keys.size("num_hidden_layers", "n_layers", row.get("num_hidden_layers"))
     ffn_dim = keys.size("intermediate_size", "ffn_dim", row.get("intermediate_size"))
@@ -267,7 +275,7 @@ def _rotated(keys: Keys, family: Family, n_layers: int) -> list[bool]:
 
 
 def _windows(keys: Keys, family: Family, rotated: list[bool]) -> list[int]:
-    """Each layer's window, 0 where it sees all positions."""
+    """Each layer's window; 0: the layer sees all positions."""
     row = family.keys
     if "sliding_window" not in row:
         return [0] * len(rotated)
@@ -281,12 +289,12 @@ def _windows(keys: Keys, family: Family, rotated: list[bool]) -> list[int]:
         keys.wrong("sliding_window_size", "the same as sliding_window")
     is_sliding = _sliding_layers(keys, family, rotated)
     if "layer_types" in keys.values and any(is_sliding) and not window:
-        keys.wrong("layer_types", "full_attention only, as there is no sliding_window (or use_sliding_window is false)")
+        keys.wrong("layer_types", "full_attention only: sliding_window is missing, or use_sliding_window is false")
     return [window if sliding else 0 for sliding in is_sliding]
 
 
 def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[bool]:
-    """Which layers have a window, if there is one."""
+    """Which layers have the window, if the model has one."""
     row, n_layers = family.keys, len(rotated)
     most = int(LIMITS["n_layers"])
     first = keys.integer("max_window_layers", 0, most) if "max_window_layers" in row else 0
@@ -312,24 +320,24 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
 
 
 def _pattern(keys: Keys, family: Family, *, is_used: bool) -> int:
-    """Every so many layers one sees all positions. The second name is a note: transformers reads the first alone."""
+    """One layer in this many sees all positions. transformers reads only the first of the two names."""
     if "sliding_window_pattern" not in family.keys:
         return 1
     every = keys.size("sliding_window_pattern", "n_layers", family.keys["sliding_window_pattern"])
     if keys.size("_sliding_window_pattern", "n_layers", every, nullable=True) != every and is_used:
-        expected = f"the same as sliding_window_pattern ({every}), as there is no layer_types"
+        expected = f"the same as sliding_window_pattern ({every}), because layer_types is missing"
         keys.wrong("_sliding_window_pattern", expected)
     return every
 
 
 def _experts(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[int, LayerConfig]:
-    """The records of the layers that have experts."""
+    """Add experts to the records of the layers that have them."""
     row = family.keys
     names = [name for name in ("num_experts", "num_local_experts") if name in keys.values or name in keys.nulls]
     default = row.get("num_experts") or row["num_local_experts"]
     found = [keys.size(name, "n_experts", default) for name in names] or [default]
     if len(set(found)) > 1:
-        keys.problems.append("num_experts and num_local_experts are both there and differ, expected one of them")
+        keys.problems.append("num_experts and num_local_experts differ, expected only one of them")
     n_used = keys.size("num_experts_per_tok", "n_experts_used", row["num_experts_per_tok"])
     if n_used > found[0]:
         keys.wrong("num_experts_per_tok", f"at most the number of experts, {found[0]}")
@@ -365,7 +373,7 @@ def _gpt2(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     is_scaled = keys.flag("scale_attn_weights", row["scale_attn_weights"])
     keys.finish(NOT_SUPPORTED)
     if n_ctx not in (None, context):
-        warnings.append(f"config.json: n_ctx is {n_ctx}, but n_positions is {context}: the latter counts")
+        warnings.append(f"config.json: n_ctx is {n_ctx}, but n_positions is {context}: using n_positions")
     head_dim = dim // n_heads
     model = ModelConfig(
         dim=dim,

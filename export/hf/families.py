@@ -1,7 +1,7 @@
 """The model families as Hugging Face stores them: one row each in one table, FAMILIES.
 
-A row says which config keys a family has, what its graph is (docs/format.md), which tensors there are, what they are
-called here and how they lie. Plain data: `config` and `model` read with it, `write` writes with it.
+A row says which config keys a family has, what its graph is (docs/format.md), and its tensors: their names here and
+there, and their layout. It is plain data, which `config` and `model` use to read and `write` uses to write.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from llamac.export.hf.family import Family, Module
 
-# The output matrix, the same in every family and never with the prefix; absent where the embedding serves for it.
+# The output matrix. It has the same name in every family, without the prefix, and is missing if it is tied.
 HEAD = Module("lm_head", ("output",))
 EMBEDDING = Module("embed_tokens", ("token_embedding",))
 L = "layers.{l}."
@@ -72,9 +72,9 @@ def _sandwich(attention: tuple[Module, ...], ffn: tuple[Module, ...], **norm: An
     )
 
 
-# ---- pieces of rows: config keys, and what transformers takes for absent ones
+# ---- pieces of rows: config keys with the defaults of transformers
 
-# None: as many as there are heads; hidden_size / heads.
+# None: one KV head per head; hidden_size / heads.
 _COMMON: dict[str, Any] = {
     "num_key_value_heads": None,
     "head_dim": None,
@@ -104,7 +104,7 @@ def _without(keys: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 LLAMA = Family(
     model_type="llama",
-    architectures=("LlamaForCausalLM", "LLaMAForCausalLM"),  # the second is of the first conversions
+    architectures=("LlamaForCausalLM", "LLaMAForCausalLM"),  # the second: early conversions
     bare="LlamaModel",
     modules=_pre(_attention("attention_bias"), _mlp("mlp_bias")),
     keys={**_COMMON, "attention_bias": False, "mlp_bias": False},
@@ -118,7 +118,7 @@ MISTRAL = Family(
     keys={**_COMMON, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
 )
 
-# Mistral with a kind of attention for each layer.
+# Mistral with a kind of attention per layer.
 MINISTRAL = replace(
     MISTRAL,
     model_type="ministral",
@@ -165,7 +165,7 @@ SMOLLM3 = Family(
         "rope_theta": 2000000.0,
         "use_sliding_window": False,
         "sliding_window": None,
-        "max_window_layers": None,  # stored, but without a meaning
+        "max_window_layers": None,  # stored, but has no effect
         "layer_types": None,
         "no_rope_layers": None,
         "no_rope_layer_interval": 4,
@@ -187,7 +187,7 @@ GRANITE = Family(
     },
 )
 
-# All norms are without weights, of which the canonical form knows ones and zeros.
+# No norm has weights. The canonical form has ones and zeros instead.
 OLMO = Family(
     model_type="olmo",
     architectures=("OlmoForCausalLM",),
@@ -223,11 +223,11 @@ STABLELM = Family(
     bare="StableLmModel",
     modules=(
         EMBEDDING,
-        _norm("input_layernorm", "attn_norm", bias="always", only="in turn"),
+        _norm("input_layernorm", "attn_norm", bias="always", only="sequential"),
         _norm("input_layernorm", "attn_norm", "ffn_norm", bias="always", only="parallel", shared=True),
         *_attention("use_qkv_bias", out_bias="never"),
         *_qk_norms("self_attn.{}_layernorm.norms.{h}"),
-        _norm("post_attention_layernorm", "ffn_norm", bias="always", only="in turn"),
+        _norm("post_attention_layernorm", "ffn_norm", bias="always", only="sequential"),
         *_mlp(),
         Module("norm", ("output_norm",), bias="always"),
     ),
@@ -241,7 +241,7 @@ STABLELM = Family(
         "qk_layernorm": False,
         "use_parallel_residual": False,
     },
-    fixed={"rotary_scaling_factor": 1},  # of the first version's class
+    fixed={"rotary_scaling_factor": 1},  # an attribute of the first version's class
     norm="layer",
     qk_norm="layer_head",
 )
@@ -266,7 +266,7 @@ GEMMA2 = Family(
         "num_key_value_heads": 4,
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
-        "sliding_window_size": None,  # another name of it, in some checkpoints
+        "sliding_window_size": None,  # another name, in some checkpoints
         "layer_types": None,
         "final_logit_softcapping": 30.0,
         "attn_logit_softcapping": 50.0,
@@ -289,7 +289,7 @@ GEMMA3_TEXT = Family(
     ),
     keys={
         **_GEMMA,
-        # text_config of the larger models leaves these out
+        # missing in text_config of the larger models
         "vocab_size": 262208,
         "hidden_size": 2304,
         "intermediate_size": 9216,
@@ -302,7 +302,7 @@ GEMMA3_TEXT = Family(
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
-        "_sliding_window_pattern": None,  # the same, in what newer versions store
+        "_sliding_window_pattern": None,  # the name in newer versions
         "layer_types": None,
         "final_logit_softcapping": None,
         "attn_logit_softcapping": None,  # stored, but transformers does not apply it
@@ -315,7 +315,7 @@ GEMMA3_TEXT = Family(
     activation="hidden_activation",
 )
 
-# Models of text and images: what is read is the language model, which text_config describes.
+# Multimodal models: the language model, which text_config describes, is read.
 GEMMA3 = replace(
     GEMMA3_TEXT,
     model_type="gemma3",
@@ -385,9 +385,9 @@ GPT_NEOX = Family(
         "hidden_act": "gelu",
         "tie_word_embeddings": False,
         "rotary_emb_base": 10000.0,
-        "rope_theta": None,  # the same, in what some versions stored
+        "rope_theta": None,  # the name in some versions
         "rotary_pct": 0.25,
-        "partial_rotary_factor": None,  # likewise
+        "partial_rotary_factor": None,  # the name in some versions
         "attention_bias": True,
         "use_parallel_residual": True,
     },
@@ -446,7 +446,7 @@ QWEN3_MOE = Family(
         "decoder_sparse_step": 1,
         "mlp_only_layers": None,
     },
-    fixed={"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0},  # notes of Qwen3-Coder's
+    fixed={"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0},  # Qwen3-Coder's
     qk_norm="head",
     ffn="experts",
     fused=_FUSED,
@@ -513,7 +513,7 @@ _ROWS = (
 )
 FAMILIES = {family.model_type: family for family in _ROWS}
 
-# transformers' names of the activations that the engine computes; the first of several is the one to write.
+# transformers' names of the engine's activations. The first of several names is the one to write.
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",

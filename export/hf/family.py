@@ -1,4 +1,4 @@
-"""What a row of the table of model families is made of (`families` holds the table)."""
+"""The row types of the table of model families (`families` has the table)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Module:
-    """A weight, and perhaps a bias, under one name.
+    """A weight, and possibly a bias, with one name.
 
-    name: Hugging Face's, without the family's prefix; "{l}" is the layer, "{e}" the expert, "{h}" the head (its tensors
-    lie in the part one after another). parts: the canonical names, several where one tensor holds several matrices one
-    after another along the output dimension. transposed: the weight is stored as (in, out). by_head: the parts do not
-    lie one after another, but head by head: the first head's rows of each part, then the second's. shared: all parts
-    are this one tensor. plus_one: what is stored is the weight less one. bias: the config key that says whether there
-    is a bias, or "always", or "never". only: the kind of layers that have it (see `is_in`), "" for all.
+    Attributes:
+        name: Hugging Face's name without the family's prefix. "{l}" is the layer, "{e}" the expert, "{h}" the head; the
+            tensors of all heads are concatenated in the part.
+        parts: The canonical names. Several if one tensor concatenates several matrices along the output dimension.
+        transposed: The weight is stored as (in, out).
+        by_head: The parts are interleaved head by head: each part's rows for the first head, then for the second.
+        shared: All parts are this one tensor.
+        plus_one: The stored value is the weight minus one.
+        bias: The config key that says whether a bias exists, or "always", or "never".
+        only: The kind of layers that have the module (see `is_in`); "": all.
     """
 
     name: str
@@ -41,14 +45,14 @@ class Module:
         return {
             "": True,
             "parallel": layer.placement == "parallel",
-            "in turn": layer.placement != "parallel",
+            "sequential": layer.placement != "parallel",
             "dense": layer.ffn != "experts",
             "experts": layer.ffn == "experts",
             "qk_norm": model.qk_norm != "none",
         }[self.only]
 
     def places(self, model: ModelConfig) -> Iterator[dict[str, int]]:
-        """The numbers that fill the names, for every tensor that a model has of this module."""
+        """The numbers to fill into the names, one dict for each of the model's tensors of this module."""
         for index, layer in enumerate(model.layers) if self.per_layer else [(0, model.layers[0])]:
             if self.per_layer and not self.is_in(model, layer):
                 continue
@@ -57,7 +61,7 @@ class Module:
                     yield {"l": index, "e": expert, "h": head}
 
     def n_heads(self, model: ModelConfig) -> int:
-        """How many tensors make up a part."""
+        """The number of tensors in a part."""
         if "{h}" not in self.name:
             return 1
         return model.n_heads if "attn_q" in self.parts[0] else model.n_kv_heads
@@ -73,20 +77,27 @@ class Module:
 
 @dataclass(frozen=True)
 class Family:
-    """One model_type.
+    """A model_type.
 
-    prefix: before all names but HEAD's in a complete checkpoint, and before none in a bare model's. architectures:
-    transformers' classes with an output matrix, the first is the one to write. bare: its class without. keys: the
-    config keys that the family has beside the sizes that all need, and what an absent one means (None: see
-    `config`). fixed: keys that must have this value. norm, placement, qk_norm, ffn: of the graph.
-    plain_norms: canonical names of norms without tensors: their weights are ones, their biases zeros.
-    windows: which layers a sliding window is for, where layer_types does not say it. scaled_embedding: by sqrt(dim).
-    odd_rope: RoPE may be of an odd number of dimensions; one more is turned then. activation: its key, the one that
-    counts where there are two. rope_names: other names of kinds of RoPE. ignored: patterns of tensors, without prefix,
-    that are no weights. renamed: patterns in full names, and what they are replaced with, for checkpoints of other
-    versions. fused: 3-dimensional tensors of all experts, and the names that the parts of each expert have where they
-    are stored alone. head: what transformers saves the output matrix as. written_as: the model_type of what `write`
-    writes, where it is another: a part of the whole.
+    Attributes:
+        architectures: transformers' classes with an output matrix; the first is the one to write.
+        bare: The class without an output matrix.
+        modules: The tensors.
+        keys: Config keys besides the sizes that every family needs, with their defaults (None: see `config`).
+        fixed: Keys that must have this value.
+        prefix: Precedes all names except HEAD's in a complete checkpoint, and none in a bare model's.
+        norm, placement, qk_norm, ffn: The graph (docs/format.md).
+        plain_norms: Canonical names of norms without tensors. Their weights are ones, their biases zeros.
+        windows: Which layers have the sliding window if layer_types is missing.
+        scaled_embedding: The embedding is scaled by sqrt(dim).
+        odd_rope: RoPE can have an odd number of dimensions; one more is then rotated.
+        activation: The key of the activation; if the family has two, the one that counts.
+        rope_names: Other names of RoPE types.
+        ignored: Patterns of tensors, without prefix, that are not weights.
+        renamed: Patterns in full names and their replacements, for checkpoints of other versions.
+        fused: 3-dimensional tensors of all experts, with the names of each expert's parts when stored separately.
+        head: The name under which transformers saves the output matrix.
+        written_as: The model_type that `write` writes, if it is another one.
     """
 
     model_type: str
@@ -115,9 +126,9 @@ class Family:
     written_as: str = ""
 
     def is_plain_norm(self, name: str) -> bool:
-        """Whether a canonical tensor is one of a plain norm."""
+        """Whether a canonical tensor belongs to a norm without tensors."""
         return re.sub(r"^layers\.\d+\.", "layers.{l}.", name).rpartition(".")[0] in self.plain_norms
 
     def is_ignored(self, full_name: str) -> bool:
-        """Whether a stored tensor is no weight."""
+        """Whether a stored tensor is not a weight."""
         return any(re.fullmatch(pattern, full_name.removeprefix(self.prefix)) for pattern in self.ignored)

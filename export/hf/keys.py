@@ -1,4 +1,4 @@
-"""Takes keys out of config.json: with types and ranges, and with all that is wrong told at once."""
+"""Typed, range-checked access to the keys of config.json, with one error for all problems."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export.hf.families import ACTIVATIONS
 
-# The largest value of every number of the flat file's records.
+# The largest value of every integer in the flat file's records.
 LIMITS = {name: high for record, name, *_, high, _ in _core.fields() if record in ("config", "layer")}
 MAX_FLOAT = 3.4e38
 
@@ -35,10 +35,10 @@ HARMLESS = frozenset(_HARMLESS.split())
 
 
 class Keys:
-    """Takes keys out of a JSON object, with types and ranges, and collects what is wrong.
+    """Typed, range-checked access to the keys of a JSON object. Collects problems.
 
-    null counts as absent where a reader is told so (`nullable`), or where an absent key has no value either: elsewhere
-    transformers does not agree with itself what it means.
+    null counts as missing if the caller says so (`nullable`) or if a missing key has no default. In other cases the
+    meaning of null differs between versions of transformers.
     """
 
     def __init__(self, values: dict[str, Any], place: str = "") -> None:
@@ -49,7 +49,7 @@ class Keys:
         self._used: set[str] = set()
 
     def wrong(self, key: str, expected: str) -> None:
-        """Notes that the value of a key is not what is expected."""
+        """Record that a key has a wrong value."""
         found = "null" if key in self.nulls else shortened(self.values.get(key))
         self.problems.append(f"{self._place}{key} is {found}, expected {expected}")
 
@@ -59,7 +59,7 @@ class Keys:
         return self.values.get(key)
 
     def need(self, key: str) -> None:
-        """Notes that a key is missing, if it is."""
+        """Record a problem if the key is missing."""
         if key not in self.values:
             self.problems.append(f"{self._place}{key} is missing")
 
@@ -74,8 +74,8 @@ class Keys:
                 self.wrong(key, f"an integer from 1 to {most}")
             elif default is None:
                 self.need(key)
-            elif default > most and not self.problems:  # else it may follow from what is wrong
-                self.problems.append(f"{self._place}{key} is missing and taken to be {default}, at most are {most}")
+            elif default > most and not self.problems:  # else the default may follow from a wrong value
+                self.problems.append(f"{self._place}{key} is missing; its default {default} exceeds {most}")
             return default or 1
         if type(value) is not int or not 1 <= value <= most:
             self.wrong(key, f"an integer from 1 to {most}")
@@ -85,7 +85,7 @@ class Keys:
     def number(
         self, key: str, default: float | None = None, most: float = MAX_FLOAT, *, nullable: bool = False
     ) -> float | None:
-        """A number from 0 to `most`, or the default if it is absent."""
+        """A number from 0 to `most`, or the default if the key is missing."""
         value = self.value(key)
         if value is None:
             if key in self.nulls and default is not None and not nullable:
@@ -97,16 +97,16 @@ class Keys:
         return float(value)
 
     def numbers(self, key: str) -> list[float]:
-        """A list of numbers, none negative."""
+        """A list of nonnegative numbers."""
         value = self.value(key)
         if isinstance(value, list) and all(map(is_number, value)):
             return value
         if value is not None:
-            self.wrong(key, "a list of numbers, none negative")
+            self.wrong(key, "a list of nonnegative numbers")
         return []
 
     def flag(self, key: str, default: bool, *, nullable: bool = False) -> bool:
-        """true or false."""
+        """A boolean."""
         value = self.value(key)
         if not isinstance(value, bool) and (value is not None or (key in self.nulls and not nullable)):
             self.wrong(key, "true or false")
@@ -142,18 +142,18 @@ class Keys:
         return ACTIVATIONS[name]
 
     def unused(self) -> list[str]:
-        """Keys that nobody asked for."""
+        """Keys that no reader has accessed."""
         return sorted(set(self.values) - self._used)
 
     def finish(self, checked: Iterable[str] = ()) -> None:
-        """Raises ExportError with all problems, if there are any; unknown keys are problems, but for `checked` ones."""
+        """Raise ExportError if there are problems. Unknown keys, except `checked` ones, are problems."""
         known = HARMLESS.union(checked)
         for key in self.unused():
             if key not in known:
-                self.wrong(key, "no such key: it is unknown here, and could change what the model computes")
+                self.wrong(key, "no such key: llamac does not know it, and it could change what the model computes")
         if self.problems:
             problems = "\n  ".join(self.problems)
-            raise ExportError(f"config.json does not describe a model that can be converted:\n  {problems}")
+            raise ExportError(f"config.json cannot be converted:\n  {problems}")
 
 
 def is_number(value: Any) -> bool:

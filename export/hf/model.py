@@ -12,26 +12,28 @@ from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import chat_templates
+from llamac.export import generation_config
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
+from llamac.export.flat.plan import config_records
 from llamac.export.hf.config import HfConfig, parse_config
 from llamac.export.hf.families import FAMILIES, HEAD
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.torch_file import read_torch
 from llamac.export.stored import WEIGHT_DTYPES, StoredTensor
-from llamac.export.strict_json import read_object
-from llamac.export.writer import config_records
+from llamac.format.model_folders import check_links
+from llamac.format.strict_json import MAX_INDEX_BYTES, read_object
+from llamac.text import template_files as chat_templates
 
 Stored = dict[str, StoredTensor]
 Floats = NDArray[np.float32]
 
-# In all layers together: bounds the list of matrices that are looked for. The largest known models have 25,000.
+# In all layers together; bounds the number of expected matrices. The largest known models have 25,000.
 MAX_EXPERTS = 1 << 17
 
-MAX_NAME_BYTES = 255  # of a file: what systems have at most
+MAX_NAME_BYTES = 255  # of a file, on every system
 
-# What weights can be in, the first that is there is taken: as in transformers.
+# Files with weights. The first that exists is read, as in transformers.
 SOURCES: tuple[tuple[str, Callable[[Path], Stored]], ...] = (
     ("model.safetensors", read_safetensors),
     ("pytorch_model.bin", read_torch),
@@ -39,20 +41,27 @@ SOURCES: tuple[tuple[str, Callable[[Path], Stored]], ...] = (
 
 
 def read(folder: Path, warnings: list[str]) -> Checkpoint:
-    """The checkpoint of a directory, without its tokenizer. What the user should know is appended to `warnings`.
+    """Read the checkpoint of a directory, without its tokenizer.
 
-    Raises UnsupportedError for models that the engine cannot compute, and ExportError for damage: all wrong keys of
-    the config, or all tensors that are missing, surplus, misshaped or of an unknown dtype, at once.
+    Args:
+        folder: The directory.
+        warnings: Receives warnings for the user.
+
+    Raises:
+        UnsupportedError: If the engine cannot compute the model.
+        ExportError: If the directory is damaged. The message lists all wrong keys, or all tensors that are missing,
+            unknown, misshaped or of an unknown dtype.
     """
+    check_links(folder)
     if not (folder / "config.json").is_file():
         raise ExportError(
-            f"{folder} is no Hugging Face directory: there is no config.json in it{_what_is_there(folder)}"
+            f"{folder} is not a Hugging Face directory: it has no config.json{_model_files(folder)}"
         )
     values = read_object(folder / "config.json")
     config = parse_config(values, warnings)
     family = FAMILIES[values["model_type"]]
     files, stored = _read_weights(folder, family, warnings)
-    stored = _published(family, stored)
+    stored = _renamed(family, stored)
     names = _names(family, stored)
     model = replace(config.model, tied_output=_is_tied(family, config, stored, names, warnings))
     config = replace(config, model=model)
@@ -68,6 +77,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
         "source": {"format": "huggingface", "files": ["config.json", *files]},
         "config": values,
         **chat_templates.to_metadata(templates),
+        **generation_config.to_metadata(generation_config.from_hf(folder, warnings)),
     }
     template = chat_templates.default_text(templates)
     return Checkpoint(model, tensors, chat_template=template, metadata=metadata)
@@ -82,32 +92,32 @@ def _read_weights(folder: Path, family: Family, warnings: list[str]) -> tuple[li
         index = f"{name}.index.json"
         if (folder / name).is_file():
             if (folder / index).is_file():
-                warnings.append(f"{name} and {index} are both there: the latter is ignored")
+                warnings.append(f"both {name} and {index} exist: {index} is ignored")
             return [name], reader(folder / name)
         if (folder / index).is_file():
             files, stored = _read_shards(folder, index, family, reader)
             return [index, *files], stored
     names = " nor ".join(name for name, _ in SOURCES)
     raise ExportError(
-        f"{folder} has no weights: neither {names}, whole or in shards with an index{_what_is_there(folder)}"
+        f"{folder} has no weights: neither {names}, nor their shards with an index{_model_files(folder)}"
     )
 
 
-def _what_is_there(folder: Path) -> str:
-    """What of a folder could be meant for a model."""
+def _model_files(folder: Path) -> str:
+    """The files of a folder that could belong to a model, as the end of a message."""
     endings = (".safetensors", ".bin", ".pth", ".pt", ".gguf")
     found = sorted(path.name for path in folder.iterdir() if path.name.endswith(endings))
-    return f"; what is there: {', '.join(found[:8])}" if found else ""
+    return f"; it has {', '.join(found[:8])}" if found else ""
 
 
 def _read_shards(
     folder: Path, index: str, family: Family, reader: Callable[[Path], Stored]
 ) -> tuple[list[str], Stored]:
-    """(names of the shards, tensors), where the index says in which shard each tensor lies.
+    """(names of the shards, tensors). The index names the shard of each tensor.
 
-    What is no weight may be in a shard and not in the index, or the other way round.
+    Tensors that are not weights can be missing in the index or in the shard.
     """
-    places = read_object(folder / index).get("weight_map")
+    places = read_object(folder / index, max_bytes=MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise ExportError(f"{folder / index}: weight_map must be an object of file names")
     files = sorted(set(places.values()))
@@ -115,11 +125,11 @@ def _read_shards(
     for file in files:
         is_long = len(file.encode("utf-8", "replace")) > MAX_NAME_BYTES
         if Path(file).name != file or file in ("", ".", "..") or "\0" in file or is_long:
-            problems.append(f"{file!r:.80} is no name of a file in this directory")
+            problems.append(f"{file!r:.80} is not the name of a file in this directory")
         elif not (folder / file).is_file():
             problems.append(f"the file {file} is missing")
     if problems:
-        raise ExportError(f"{folder / index} does not fit the directory:\n  " + "\n  ".join(problems))
+        raise ExportError(f"{folder / index} does not match the directory:\n  " + "\n  ".join(problems))
     places = {name: file for name, file in places.items() if not family.is_ignored(name)}
     shards = {
         file: {name: tensor for name, tensor in reader(folder / file).items() if not family.is_ignored(name)}
@@ -133,31 +143,31 @@ def _read_shards(
             if name not in places:
                 problems.append(f"extra: {name} in {file} is not in the index")
             elif places[name] != file:
-                problems.append(f"duplicate: {name} is in {file}, the index has it in {places[name]}")
+                problems.append(f"duplicate: {name} is in {file}, but the index says {places[name]}")
     if problems:
-        raise ExportError(f"{folder / index} does not fit its files:\n  " + "\n  ".join(sorted(problems)))
+        raise ExportError(f"{folder / index} does not match its files:\n  " + "\n  ".join(sorted(problems)))
     return files, {name: shards[file][name] for name, file in places.items()}
 
 
 # ---- tensors
 
 
-def _published(family: Family, stored: Stored) -> Stored:
-    """The tensors by the names that the family's row has: other versions' names replaced, fused experts taken apart."""
+def _renamed(family: Family, stored: Stored) -> Stored:
+    """The tensors under the names of the family's row: replaces old names and splits fused experts."""
     found: Stored = {}
     for old_name, tensor in stored.items():
         name = old_name
         for pattern, replacement in family.renamed:
             name = re.sub(pattern, replacement, name)
-        for new_name, part in _taken_apart(family, name, tensor):
+        for new_name, part in _split_experts(family, name, tensor):
             if new_name in found:
-                raise ExportError(f"the tensor {new_name} is there twice: alone, and as a part of {old_name}")
+                raise ExportError(f"the tensor {new_name} appears twice: separately, and as a part of {old_name}")
             found[new_name] = part
     return found
 
 
-def _taken_apart(family: Family, name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
-    """The matrices of all experts of a tensor (experts, rows of all parts, columns); any other tensor as it is."""
+def _split_experts(family: Family, name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
+    """The matrices of a fused experts tensor (experts, rows of all parts, columns); other tensors unchanged."""
     for pattern, parts in family.fused:
         match = re.fullmatch(f"({re.escape(family.prefix)})?" + pattern, name)
         is_stack = len(tensor.shape) == 3 and 0 not in tensor.shape and tensor.dtype in WEIGHT_DTYPES
@@ -185,16 +195,16 @@ def _names(family: Family, stored: Stored) -> dict[str, str]:
 
 
 def _is_tied(family: Family, config: HfConfig, stored: Stored, names: dict[str, str], warnings: list[str]) -> bool:
-    """Whether the embedding is the output matrix. As in transformers: not if they differ, whatever the config says.
+    """Whether the embedding is the output matrix. As in transformers, it is not if they differ, despite the config.
 
-    A tied one that is stored under the output matrix's name, or under both, is under the embedding's in `names` then.
+    If the shared matrix is stored under the output matrix's name, or under both names, `names` keeps the embedding's.
     """
     head, embedding = HEAD.full_name("weight"), family.modules[0].full_name("weight")
     if head not in names:
         if not config.tied and config.bare:
             raise UnsupportedError(
-                f"the architecture {family.bare} is a language model only where the output matrix is the embedding, "
-                "and config.json says that it is not (tie_word_embeddings)"
+                f"the architecture {family.bare} has no output matrix, and config.json does not tie it to the "
+                "embedding (tie_word_embeddings)"
             )
         return config.tied
     if not config.tied:
@@ -205,13 +215,13 @@ def _is_tied(family: Family, config: HfConfig, stored: Stored, names: dict[str, 
     if _are_equal(stored[names[head]], stored[names[embedding]]):
         del names[head]
         return True
-    warnings.append("config.json says that the output matrix is the embedding, but they differ: it is not tied")
+    warnings.append("config.json ties the output matrix to the embedding, but they differ: both are kept")
     return False
 
 
 @dataclass
 class Taken:
-    """What has been found of the tensors that the config needs."""
+    """The tensors found so far among those that the config requires."""
 
     tensors: dict[str, LazyTensor] = field(default_factory=dict)
     heads: dict[str, list[LazyTensor]] = field(default_factory=dict)
@@ -223,7 +233,7 @@ class Taken:
 
 
 def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str, str]) -> dict[str, LazyTensor]:
-    """The tensors by canonical name. Raises ExportError with all that is missing, misshaped, surplus or no weights."""
+    """The tensors by canonical name. ExportError lists missing, misshaped, unknown and unreadable ones."""
     shapes = canonical_shapes(config.model)
     unused = dict(names)
     taken = Taken()
@@ -233,19 +243,19 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
                 name = module.full_name(kind, **place)
                 full_name = unused.pop(name, None)
                 if full_name is None:
-                    why = " (only with tie_word_embeddings is it the embedding)" if module is HEAD else ""
+                    why = " (without it, tie_word_embeddings must be true)" if module is HEAD else ""
                     taken.problems.append(f"missing: {'' if module is HEAD else family.prefix}{name}{why}")
                     continue
                 parts = {part: shapes[part] for part in module.part_names(kind, **place)}
                 take(taken, module, full_name, stored[full_name], parts, config.model)
-    taken.problems += [f"surplus: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
+    taken.problems += [f"unknown: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
     if taken.problems:
-        raise ExportError("the tensors do not fit config.json:\n  " + "\n  ".join(taken.problems))
+        raise ExportError("the tensors do not match config.json:\n  " + "\n  ".join(taken.problems))
     return taken.all() | plain_norms(family, shapes)
 
 
 def plain_norms(family: Family, shapes: dict[str, tuple[int, ...]]) -> dict[str, LazyTensor]:
-    """The norms that a family has no tensors of."""
+    """The norms that a family stores no tensors for."""
     names = [name for name in shapes if family.is_plain_norm(name)]
     return {name: LazyTensor.of(np.full(shapes[name], name.endswith(".weight"), np.float32)) for name in names}
 
@@ -258,7 +268,7 @@ def take(
     parts: dict[str, tuple[int, ...]],
     model: ModelConfig,
 ) -> None:
-    """Adds the parts of a stored tensor, or the problem that it has."""
+    """Add the parts of a stored tensor, or its problem, to `taken`."""
     is_transposed = module.transposed and len(tensor.shape) == 2
     needed = next(iter(parts.values())) if module.shared else _stacked(list(parts.values()))
     if (n_heads := module.n_heads(model)) > 1:
@@ -266,7 +276,7 @@ def take(
     if is_transposed:
         needed = needed[::-1]
     if tensor.shape != needed:
-        taken.problems.append(f"misshaped: {full_name} is {tensor.shape}, the config needs {needed}")
+        taken.problems.append(f"misshaped: {full_name} is {tensor.shape}, the config requires {needed}")
         return
     if tensor.dtype not in WEIGHT_DTYPES:
         taken.problems.append(f"dtype: {full_name} is {tensor.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}")
@@ -286,10 +296,10 @@ def take(
 
 
 def canonical_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor that a model may have. ExportError for more experts than are believable."""
+    """The shape of every tensor that a model can have. ExportError if it has too many experts."""
     experts = sum(layer.n_experts for layer in model.layers)
     if experts > MAX_EXPERTS:
-        raise ExportError(f"the config describes {experts} experts in all layers, at most {MAX_EXPERTS} are believed")
+        raise ExportError(f"the config has {experts} experts in all layers together, expected at most {MAX_EXPERTS}")
     slots = _core.slots(*config_records(Checkpoint(model, {})))
     return {name: (rows, columns) if is_matrix else (columns,) for name, _, is_matrix, rows, columns in slots}
 
@@ -299,7 +309,7 @@ def _stacked(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _split(tensor: StoredTensor, parts: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, StoredTensor]]:
-    """The parts of a tensor that lie one after another along the output dimension."""
+    """The parts of a tensor that concatenates them along the output dimension."""
     first = 0
     for part, shape in parts.items():
         yield part, tensor.rows(first, first + shape[0])
@@ -309,7 +319,7 @@ def _split(tensor: StoredTensor, parts: dict[str, tuple[int, ...]]) -> Iterator[
 def _split_by_head(
     tensor: LazyTensor, parts: dict[str, tuple[int, ...]], width: int
 ) -> Iterator[tuple[str, LazyTensor]]:
-    """The parts of a tensor that holds `width` rows of each part in turn."""
+    """The parts of a tensor that interleaves them in groups of `width` rows."""
     for i, (part, shape) in enumerate(parts.items()):
 
         def read(first: int, last: int, i: int = i) -> Floats:
@@ -326,12 +336,12 @@ def _split_by_head(
 
 
 def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:
-    """Whether two tensors hold the same numbers; what cannot be compared is not equal."""
+    """Whether two tensors have the same numbers. Tensors that cannot be compared are not equal."""
     if one == other:
         return True
     if one.shape != other.shape or len(one.shape) != 2 or {one.dtype, other.dtype} - set(WEIGHT_DTYPES):
         return False
-    if 0 in one.shape:  # a matrix of no weights, however many rows it has, is told as misshaped
+    if 0 in one.shape:  # an empty matrix is reported as misshaped
         return False
     pairs = zip(one.lazy().chunks(), other.lazy().chunks(), strict=True)
     return all(np.array_equal(rows, others) for (_, rows), (_, others) in pairs)

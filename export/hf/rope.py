@@ -1,4 +1,4 @@
-"""Reads what config.json says of RoPE: in old keys and new ones, one table for all layers or one per kind of layer."""
+"""Reads the RoPE keys of config.json, old and new: one table for all layers or one per kind of layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llamac.export.hf.family import Family
 from llamac.export.hf.keys import Keys, shortened
 from llamac.export.rope import Rope, make_rope
 
-# Keys of rope_parameters, beside rope_type and rope_theta: needed and optional ones per kind.
+# Keys of rope_parameters besides rope_type and rope_theta: required and optional ones per type.
 ROPE_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
@@ -22,39 +22,39 @@ ROPE_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 WITH_ORIGINAL_CONTEXT = ("yarn", "longrope", "llama3")
 ORIGINAL_CONTEXT = "original_max_position_embeddings"
 ANY_ROPE_KEY = {key for keys in ROPE_KEYS.values() for group in keys for key in group} | {ORIGINAL_CONTEXT}
-# The two names that the base, and the part of a head that is turned, have in one family or another.
+# Names of the base and of the rotated fraction of a head, depending on the family.
 BASES = ("rope_theta", "rotary_emb_base")
 PARTS = ("partial_rotary_factor", "rotary_pct")
-# Kinds of layers that may have a table each.
+# Kinds of layers that can have separate tables.
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
 class RopeParameters:
-    """What a table is computed from. dim: how many dimensions of a head the frequencies are spread over; those that are
-    turned are pairs, so that of an odd number one more is."""
+    """Parameters of a table. dim: dimensions of a head that the frequencies span; an odd number rotates one more."""
 
     kind: str
     dim: int
     values: dict[str, Any]
 
     def table(self, context: int) -> Rope:
-        """The frequencies, for a model made for `context` positions. Raises ExportError if they make no sense."""
+        """The frequencies for a model with `context` positions. ExportError if they are invalid."""
         return make_rope(self.kind, self.values, self.dim, context)
 
 
 def rope_parameters(
     keys: Keys, family: Family, head_dim: int, context: int, warnings: list[str]
 ) -> dict[str, RopeParameters]:
-    """Per kind of layer (FULL, SLIDING) if the family has a table for each, else under FULL alone."""
+    """Parameters per kind of layer (FULL, SLIDING) if the family has two tables, else only for FULL."""
     place, values = _rope_object(keys)
     reader = _Reader(keys, family, head_dim, context, warnings)
     theta = reader.outer(BASES)
     if "rope_local_base_freq" not in family.keys:
         return {FULL: reader.read(place, values, theta)}
     local = keys.number("rope_local_base_freq", family.keys["rope_local_base_freq"])
-    if place == "rope_scaling" or not values:  # the old keys, where scaling is of the layers that see everything
-        if values.get("rope_type") is None and values.get("type", "default") != "default":  # versions disagree about it
+    if place == "rope_scaling" or not values:  # the old keys, whose scaling applies to layers with full attention
+        # versions of transformers differ in this case
+        if values.get("rope_type") is None and values.get("type", "default") != "default":
             keys.problems.append("rope_scaling.rope_type is missing: transformers does not read rope_scaling.type here")
         return {FULL: reader.read(place, values, theta), SLIDING: reader.read("rope_parameters", {}, local)}
     nested = Keys(values, f"{place}.")
@@ -64,14 +64,14 @@ def rope_parameters(
             nested.wrong(kind, "an object")
             parts[kind] = {}
     for key in nested.unused():
-        nested.wrong(key, f"no such key: here it has the keys {FULL} and {SLIDING}")
+        nested.wrong(key, f"no such key: expected {FULL} and {SLIDING}")
     keys.problems += nested.problems
     bases = {FULL: theta, SLIDING: local}
     return {kind: reader.read(f"{place}.{kind}", parts[kind], bases[kind]) for kind in parts}
 
 
 def _rope_object(keys: Keys) -> tuple[str, dict[str, Any]]:
-    """(name, content) of the one object that says how positions are scaled; it may be empty."""
+    """(name, content) of the object with the scaling parameters. It can be empty."""
     found: list[tuple[str, dict[str, Any]]] = []
     for name in ("rope_scaling", "rope_parameters"):
         value = keys.value(name)
@@ -80,13 +80,13 @@ def _rope_object(keys: Keys) -> tuple[str, dict[str, Any]]:
         elif value not in (None, {}):
             keys.wrong(name, "an object")
     if len(found) > 1 and found[0][1] != found[1][1]:
-        keys.problems.append("rope_scaling and rope_parameters are both there and differ, expected one of them")
+        keys.problems.append("rope_scaling and rope_parameters differ, expected only one of them")
     return found[0] if found else ("rope_parameters", {})
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """What all tables of a config share."""
+    """The common inputs of a config's tables."""
 
     keys: Keys
     family: Family
@@ -95,7 +95,7 @@ class _Reader:
     warnings: list[str]
 
     def outer(self, names: tuple[str, ...]) -> float | None:
-        """The number of config.json itself that has one of these names in the family; None if it has none of them."""
+        """The top-level number of config.json under one of these names of the family, or None."""
         keys, row = self.keys, self.family.keys
         known = [name for name in names if name in row]
         found = {name: keys.number(name) for name in known if name in keys.values}
@@ -104,10 +104,10 @@ class _Reader:
             if row[name] is not None and name in keys.nulls:
                 keys.wrong(name, "a number")
         if len(set(found.values())) > 1:
-            keys.problems.append(f"{' and '.join(found)} are both there and differ, expected one of them")
+            keys.problems.append(f"{' and '.join(found)} differ, expected only one of them")
         own = next((name for name in known if row[name] is not None), "")
-        if own not in found and set(found.values()) - {default}:  # versions disagree about it
-            keys.wrong(next(iter(found)), f"{default}, as {own} is absent: some versions of transformers read no other")
+        if own not in found and set(found.values()) - {default}:  # versions of transformers differ here
+            keys.wrong(next(iter(found)), f"{default}: {own} is missing, which other versions require")
         return next((value for value in (*found.values(), default) if value is not None), None)
 
     def read(self, place: str, values: dict[str, Any], theta: float | None) -> RopeParameters:
@@ -116,7 +116,7 @@ class _Reader:
         kind = next((values[key] for key in ("rope_type", "type") if values.get(key) is not None), "default")
         if isinstance(kind, str):
             kind = self.family.rope_names.get(kind, kind)
-        for key in ("rope_type", "type", "finetuned"):  # the last is a note of YaRN's authors
+        for key in ("rope_type", "type", "finetuned"):  # the last has no effect; YaRN's authors wrote it
             inner.value(key)
         if not isinstance(kind, str) or kind not in ROPE_KEYS:
             raise UnsupportedError(
@@ -125,17 +125,17 @@ class _Reader:
         needed, optional = ROPE_KEYS[kind]
         for key in needed:
             inner.need(key)
-        if kind == "yarn" and "factor" not in values:  # null is a value here: the ratio of the two contexts
+        if kind == "yarn" and "factor" not in values:  # null has a meaning here: the ratio of the two contexts
             inner.need("factor")
         parameters = {key: _parameter(inner, key, is_there=key in values) for key in (*needed, *optional)}
         if "rope_local_base_freq" in self.family.keys and parameters.get("truncate") is False:
-            inner.wrong("truncate", "true: where kinds of layers have a table each, transformers rounds always")
+            inner.wrong("truncate", "true: with separate tables per kind of layer, transformers always rounds")
         parameters["rope_theta"] = self._theta(inner, theta)
         self._original_context(inner, kind, parameters)
-        dim = self._turned(inner)
+        dim = self._rotated_dims(inner)
         for key in inner.unused():
             if key in ANY_ROPE_KEY:
-                self.warnings.append(f"config.json: {key} has no meaning for RoPE of type {kind!r} and is ignored")
+                self.warnings.append(f"config.json: {key} has no effect for RoPE of type {kind!r}: ignored")
             else:
                 inner.wrong(key, "no such key: it is unknown here, and could change what the model computes")
         self.keys.problems += inner.problems
@@ -145,13 +145,12 @@ class _Reader:
         theta = inner.number("rope_theta", outer)
         if any(name in self.keys.values for name in BASES) and theta != outer:
             self.warnings.append(
-                f"config.json has two values of rope_theta, {outer} and {theta}: the latter, of RoPE's own object, "
-                "counts"
+                f"config.json has two values of rope_theta, {outer} and, in its RoPE object, {theta}: using {theta}"
             )
         return theta or 0.0
 
     def _original_context(self, inner: Keys, kind: str, parameters: dict[str, Any]) -> None:
-        """The context before the extension. What config.json itself says counts more than what RoPE's object says."""
+        """The context before the extension. The top-level key takes precedence over the RoPE object's."""
         keys, default = self.keys, self.family.keys.get(ORIGINAL_CONTEXT)
         outer = keys.size(ORIGINAL_CONTEXT, "context", default) if default else None
         if kind not in WITH_ORIGINAL_CONTEXT:
@@ -160,28 +159,27 @@ class _Reader:
         parameters[ORIGINAL_CONTEXT] = outer or keys.size(ORIGINAL_CONTEXT, "context", own)
         if outer not in (None, own):
             self.warnings.append(
-                f"config.json has two values of {ORIGINAL_CONTEXT}, {own} in RoPE's own object and {outer}: the latter "
-                "counts"
+                f"config.json has two values of {ORIGINAL_CONTEXT}, {own} in its RoPE object and {outer}: using {outer}"
             )
 
-    def _turned(self, inner: Keys) -> int:
-        """How many dimensions of a head are turned."""
+    def _rotated_dims(self, inner: Keys) -> int:
+        """The number of rotated dimensions of a head."""
         outer = self.outer(PARTS)
         if outer is None:
             for there in (self.keys, inner):
                 if there.number(PARTS[0], 1.0, nullable=True) != 1.0:
-                    there.wrong(PARTS[0], f"1, as {self.family.model_type} turns whole heads")
+                    there.wrong(PARTS[0], f"1: {self.family.model_type} rotates whole heads")
             outer, part = 1.0, 1.0
         else:
             part = inner.number(PARTS[0], outer) or 0.0
         dim = int(self.head_dim * part)
-        turned = dim + dim % 2
-        if not self.keys.problems and not (0 < turned <= self.head_dim and (turned == dim or self.family.odd_rope)):
+        rotated = dim + dim % 2
+        if not self.keys.problems and not (0 < rotated <= self.head_dim and (rotated == dim or self.family.odd_rope)):
             key = next((name for name in PARTS if self.family.keys.get(name) is not None), "head_dim")
             least = "a number from 1" if self.family.odd_rope else "an even number from 2"
             self.keys.problems.append(
-                f"{key}: RoPE turns {dim} of the {self.head_dim} dimensions of a head, expected {least} to "
-                f"{self.head_dim - self.head_dim % 2}, as it turns pairs"
+                f"{key}: RoPE rotates {dim} of the {self.head_dim} dimensions of a head, expected {least} to "
+                f"{self.head_dim - self.head_dim % 2}"
             )
         return max(dim, 1)
 
@@ -190,5 +188,5 @@ def _parameter(inner: Keys, key: str, *, is_there: bool) -> Any:
     if key in ("short_factor", "long_factor"):
         return inner.numbers(key)
     if key == "truncate":
-        return inner.flag(key, not is_there, nullable=True)  # as in transformers, null is no
+        return inner.flag(key, not is_there, nullable=True)  # null is false, as in transformers
     return inner.number(key)

@@ -1,9 +1,9 @@
-"""Reads the files of torch.save without PyTorch and without running what they ask for.
+"""Reads files of torch.save without PyTorch and without running code from them.
 
-Such a file is a ZIP archive: data.pkl, a pickle that says how to rebuild the tensors, and data/0, data/1, ..., their
-storages. Before PyTorch 1.6 it was a row of pickles (a magic number, a version, facts about the machine, the tensors,
-the names of the storages), and then the storages, each behind its count of numbers. Of the names in a pickle only those
-exist here that state dicts of plain tensors need, and they stand for objects of this module.
+Such a file is a ZIP archive. data.pkl is a pickle that describes how to rebuild the tensors; data/0, data/1, ... are
+their storages. Before PyTorch 1.6 it was a series of pickles (magic number, version, system info, tensors, storage
+names), followed by the storages, each after its element count. Only the names that state dicts of plain tensors need
+can be looked up, and they resolve to objects of this module.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 from llamac.errors import ExportError, LlamacError, UnsupportedError
 from llamac.export.hf.torch_pickle import Dict, unpickle
-from llamac.export.lfs import HEAD_BYTES, refuse_pointer
-from llamac.export.stored import StoredTensor
+from llamac.export.stored import StoredTensor, are_sizes
+from llamac.format.git_lfs import HEAD_BYTES, refuse_pointer
 
 MAX_PICKLE_BYTES = 1 << 26
-MAX_DIMS = 64  # as in torch
 OLD_MAGIC = 0x1950A86A20F9469CFC6C
 OLD_VERSION = 1001
 STORAGE_DTYPES = {
@@ -44,9 +43,11 @@ DTYPE_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16
 
 
 def read_torch(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a state dict by name.
+    """Read the tensors of a state dict by name.
 
-    Raises UnsupportedError for pickles that need more than tensors, ExportError for damage.
+    Raises:
+        UnsupportedError: If the pickle needs more than tensors.
+        ExportError: If the file is damaged.
     """
     with open(path, "rb") as file:
         head = file.read(HEAD_BYTES)
@@ -55,26 +56,26 @@ def read_torch(path: Path) -> dict[str, StoredTensor]:
             if head[:1] == b"\x80" and OLD_MAGIC.to_bytes(10, "little") in head[:24]:
                 return _Old(path, file).tensors()
             if head[:4] != b"PK\x03\x04":
-                raise ExportError(f"{path} is no file of torch.save: it is no ZIP archive, nor the pickles of old ones")
+                raise ExportError(f"{path} is not a file of torch.save: neither a ZIP archive nor old pickles")
             with zipfile.ZipFile(file) as archive:
                 return _Archive(path, file, archive).tensors()
         except LlamacError:
             raise
-        except Exception as error:  # zipfile and pickle raise whatever a damaged file leads them to, OSError too
+        except Exception as error:  # zipfile and pickle raise all kinds of errors for damaged files, even OSError
             raise ExportError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
-# What a pickle gets to hold are tuples: unlike other objects, their content cannot be changed by its instructions.
+# A pickle only gets tuples: its instructions cannot change their content.
 
 
 class _StorageClass(NamedTuple):
-    """Stands for one of torch's storage classes."""
+    """Represents one of torch's storage classes."""
 
     dtype: str
 
 
 class _Storage(NamedTuple):
-    """A storage in the file, or a part of one: its name, how many numbers it has, and the first of them."""
+    """A storage in the file, or a part of one: its name, number of elements and first element."""
 
     dtype: str
     key: str
@@ -83,7 +84,7 @@ class _Storage(NamedTuple):
 
 
 class _Tensor(NamedTuple):
-    """The arguments of torch._utils._rebuild_tensor_v2 that describe a tensor, unchecked."""
+    """The unchecked arguments of torch._utils._rebuild_tensor_v2 that describe a tensor."""
 
     storage: Any
     offset: Any
@@ -92,7 +93,7 @@ class _Tensor(NamedTuple):
 
 
 class _Function(NamedTuple):
-    """Stands for one of torch's functions."""
+    """Represents one of torch's functions."""
 
     call: Callable[..., Any]
 
@@ -107,11 +108,11 @@ def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any) -> _Ten
 def _rebuild_tensor_v2(
     storage: Any, offset: Any, shape: Any, strides: Any, requires_grad: Any, hooks: Any, metadata: Any = None
 ) -> _Tensor:
-    return _Tensor(storage, offset, shape, strides)  # what follows concerns training
+    return _Tensor(storage, offset, shape, strides)  # the other arguments concern training
 
 
 def _rebuild_parameter(data: Any, *_: Any) -> Any:
-    return data  # what follows concerns training, or is the parameter's Python attributes
+    return data  # the other arguments concern training and Python attributes
 
 
 def _rebuild_ordered_dict() -> Dict:
@@ -119,43 +120,43 @@ def _rebuild_ordered_dict() -> Dict:
 
 
 class _File:
-    """One file while it is being read, whatever its format."""
+    """A file of either format while it is read."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path = path
         self._file = file
         self._size = os.path.getsize(path)
         self._places: dict[str, int] = {}  # where storages begin in the file
-        self._ends: dict[str, int] = {}  # and where what holds them ends
+        self._ends: dict[str, int] = {}  # and where their members end
 
     def tensors(self) -> dict[str, StoredTensor]:
         document = self._document()
-        # Training scripts wrap the weights once; which other entries there are does not matter then.
+        # Training scripts wrap the weights in a dict; its other entries do not matter.
         if isinstance(document, dict) and isinstance(document.get("state_dict"), dict):
             document = document["state_dict"]
         if not isinstance(document, dict):
-            raise ExportError(f"{self._path} holds a {type(document).__name__}, expected a dict of tensors")
+            raise ExportError(f"{self._path} contains a {type(document).__name__}, expected a dict of tensors")
         wrong = [
             name for name, value in document.items() if not isinstance(name, str) or not isinstance(value, _Tensor)
         ]
         if wrong:
-            raise ExportError(f"{self._path} holds more than tensors: {', '.join(map(repr, wrong[:10]))}")
+            raise ExportError(f"{self._path} contains more than tensors: {', '.join(map(repr, wrong[:10]))}")
         self._check_places()
         return {name: self._checked(name, value) for name, value in document.items()}
 
     def _document(self) -> Any:
-        """What the pickle of tensors describes; then `_places` has every storage it refers to."""
+        """The document that the pickle of tensors describes. Fills `_places` with every storage it refers to."""
         raise NotImplementedError
 
     def _check_places(self) -> None:
-        """Storages that overlap would let a small file hold any amount of weights."""
+        """Reject overlapping storages, with which a small file could contain any number of weights."""
         places = sorted((begin, self._ends[key], key) for key, begin in self._places.items())
         for (_, end, one), (begin, _, other) in itertools.pairwise(places):
             if begin < end:
-                raise ExportError(f"{self._path}: the storages {one} and {other} share bytes")
+                raise ExportError(f"{self._path}: the storages {one} and {other} overlap")
 
     def _lookup(self, module: str, name: str) -> _StorageClass | _Function:
-        """What a handful of names stand for; all of it is made in this module."""
+        """The objects of this module that a few names resolve to."""
         if module == "torch" and name in STORAGE_DTYPES:
             return _StorageClass(STORAGE_DTYPES[name])
         match module, name:
@@ -168,16 +169,17 @@ class _File:
             case "collections", "OrderedDict":
                 return _Function(_rebuild_ordered_dict)
         raise UnsupportedError(
-            f"{self._path} names {module}.{name}, which a file of plain tensors has no need of; nothing of it was run. "
+            f"{self._path} names {module}.{name}, which plain tensors do not need; nothing was run. "
             "Use the model's safetensors file, or rewrite this one from a state dict"
         )
 
     def _checked(self, name: str, tensor: _Tensor) -> StoredTensor:
-        """A tensor that lies whole inside its storage."""
+        """A tensor that is entirely inside its storage."""
         storage, offset, shape, strides = tensor
         where = f"{self._path}: tensor {name!r}"
-        if not isinstance(storage, _Storage) or not all(map(_are_sizes, ((offset,), shape, strides))):
-            raise ExportError(f"{where} is described in a way that torch.save does not use")
+        numbers = ((offset,), shape, strides)
+        if not isinstance(storage, _Storage) or not all(are_sizes(values, tuple) for values in numbers):
+            raise ExportError(f"{where} has a description that torch.save does not write")
         if len(shape) != len(strides):
             raise ExportError(f"{where} has shape {shape}, but strides {strides}")
         end = offset + 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
@@ -202,29 +204,29 @@ class _Archive(_File):
         self._archive = archive
         pickles = [name for name in archive.namelist() if name == "data.pkl" or name.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise ExportError(f"{path} is no file of torch.save: it has {len(pickles)} members data.pkl, expected one")
+            raise ExportError(f"{path} is not a file of torch.save: {len(pickles)} members data.pkl, expected one")
         self._root = pickles[0][: -len("data.pkl")]
 
     def _document(self) -> Any:
         self._check_byte_order()
         member = self._archive.getinfo(self._root + "data.pkl")
         if member.file_size > MAX_PICKLE_BYTES:
-            raise ExportError(f"{self._path}: data.pkl has {member.file_size} bytes, at most are {MAX_PICKLE_BYTES}")
+            raise ExportError(f"{self._path}: data.pkl has {member.file_size} bytes, limit {MAX_PICKLE_BYTES}")
         self._refuse_compressed(member)
         return unpickle(self._archive.read(member), str(self._path), self._lookup, self._storage)
 
     def _check_byte_order(self) -> None:
-        with contextlib.suppress(KeyError):  # older versions do not tell
+        with contextlib.suppress(KeyError):  # older versions do not have this member
             member = self._archive.getinfo(self._root + "byteorder")
             self._refuse_compressed(member)
             if member.file_size > 16 or self._archive.read(member) != b"little":
                 raise UnsupportedError(f"{self._path} was written on a big-endian machine")
 
     def _refuse_compressed(self, member: zipfile.ZipInfo) -> None:
-        """What is compressed may be a thousand times as large as the file; and a storage could not be read in place."""
+        """Reject compressed members: they can be a thousand times as large as the file, and cannot be read in place."""
         if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
             name = member.filename.removeprefix(self._root)
-            raise UnsupportedError(f"{self._path}: {name} is compressed; torch.save stores it as it is")
+            raise UnsupportedError(f"{self._path}: {name} is compressed; torch.save does not compress")
 
     def _storage(self, identity: Any) -> _Storage:
         """The storage that a pickle refers to as ("storage", class, key, device, number of elements)."""
@@ -232,7 +234,7 @@ class _Archive(_File):
             case ("storage", _StorageClass() as kind, str(key), str(), int(numbers)) if numbers >= 0:
                 pass
             case _:
-                raise ExportError(f"{self._path}: data.pkl refers to something that is no storage")
+                raise ExportError(f"{self._path}: data.pkl has a reference that is not a storage")
         try:
             member = self._archive.getinfo(f"{self._root}data/{key}")
         except KeyError:
@@ -240,13 +242,13 @@ class _Archive(_File):
         self._refuse_compressed(member)
         needed = numbers * DTYPE_BYTES[kind.dtype]
         if needed != member.file_size:
-            raise ExportError(f"{self._path}: the storage data/{key} has {member.file_size} bytes, {needed} are needed")
+            raise ExportError(f"{self._path}: the storage data/{key} has {member.file_size} bytes, {needed} needed")
         self._places[key] = self._data_offset(member)
         self._ends[key] = self._places[key] + member.file_size
         return _Storage(kind.dtype, key, numbers)
 
     def _data_offset(self, member: zipfile.ZipInfo) -> int:
-        """Where a stored member's bytes begin: behind its local header, whose length only that header tells."""
+        """Where a stored member's bytes begin: after its local header, which contains its own length."""
         self._file.seek(member.header_offset)
         header = self._file.read(30)
         if len(header) < 30 or header[:4] != b"PK\x03\x04":
@@ -263,7 +265,7 @@ class _Old(_File):
     def __init__(self, path: Path, file: BinaryIO) -> None:
         super().__init__(path, file)
         file.seek(0)
-        # what lies behind them is read where it is needed
+        # the storages after them are read on demand
         self._pickles = io.BytesIO(file.read(min(self._size, MAX_PICKLE_BYTES)))
         self._storages: dict[str, _Storage] = {}
 
@@ -271,23 +273,23 @@ class _Old(_File):
         magic, version, machine = self._next(), self._next(), self._next()
         if (magic, version) != (OLD_MAGIC, OLD_VERSION) or not isinstance(machine, dict):
             raise ExportError(
-                f"{self._path} is damaged: it does not begin as torch.save's files of version {OLD_VERSION}"
+                f"{self._path} is damaged: it does not start like torch.save's files of version {OLD_VERSION}"
             )
         if machine.get("little_endian") is not True:
             raise UnsupportedError(f"{self._path} was written on a big-endian machine")
         document = unpickle(self._pickles, str(self._path), self._lookup, self._storage)
         keys = self._next()
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-            raise ExportError(f"{self._path} is damaged: its list of storages is none")
+            raise ExportError(f"{self._path} is damaged: its list of storages is invalid")
         self._place(keys, self._pickles.tell())
         return document
 
     def _next(self) -> Any:
-        """The next pickle, which must describe plain values."""
+        """The next pickle, which must contain plain values only."""
         return unpickle(self._pickles, str(self._path), self._lookup, self._refuse)
 
     def _refuse(self, _: Any) -> Any:
-        raise ExportError(f"{self._path} is damaged: a pickle refers to storages that must not")
+        raise ExportError(f"{self._path} is damaged: a pickle of plain values refers to storages")
 
     def _storage(self, identity: Any) -> _Storage:
         """The storage referred to as ("storage", class, key, device, number of elements, part).
@@ -297,9 +299,9 @@ class _Old(_File):
             case ("storage", _StorageClass() as kind, str(key), str(), int(numbers), part) if numbers >= 0:
                 whole = self._storages.setdefault(key, _Storage(kind.dtype, key, numbers))
             case _:
-                raise ExportError(f"{self._path}: its pickle refers to something that is no storage")
+                raise ExportError(f"{self._path}: its pickle has a reference that is not a storage")
         if whole != (kind.dtype, key, numbers, 0):
-            raise ExportError(f"{self._path}: the storage {key} is described in two ways")
+            raise ExportError(f"{self._path}: the storage {key} has two different descriptions")
         match part:
             case None:
                 return whole
@@ -308,9 +310,9 @@ class _Old(_File):
         raise ExportError(f"{self._path}: a part of the storage {key} is not inside it")
 
     def _place(self, keys: list[str], at: int) -> None:
-        """Finds the storages, which lie one after another from `at` on in the order of `keys`."""
+        """Find the storages, which are consecutive from `at` on, in the order of `keys`."""
         if sorted(keys) != sorted(self._storages):
-            raise ExportError(f"{self._path} is damaged: it lists other storages than its tensors have")
+            raise ExportError(f"{self._path} is damaged: its list of storages does not match its tensors")
         for key in keys:
             storage = self._storages[key]
             self._file.seek(at)
@@ -318,7 +320,7 @@ class _Old(_File):
             at += 8
             if len(head) < 8 or int.from_bytes(head, "little") != storage.numbers:
                 raise ExportError(
-                    f"{self._path}: the storage {key} at byte {at} has not the {storage.numbers} numbers expected"
+                    f"{self._path}: the storage {key} at byte {at} does not have the expected {storage.numbers} numbers"
                 )
             self._places[key] = at
             at += storage.numbers * DTYPE_BYTES[storage.dtype]
@@ -327,9 +329,3 @@ class _Old(_File):
                 raise ExportError(
                     f"{self._path} is truncated: the storage {key} ends at byte {at}, the file at {self._size}"
                 )
-
-
-def _are_sizes(values: Any) -> bool:
-    if not isinstance(values, tuple) or len(values) > MAX_DIMS:
-        return False
-    return all(type(value) is int and 0 <= value < 1 << 63 for value in values)

@@ -1,8 +1,8 @@
-"""Reads the pickles that torch.save writes, without obeying them: a machine of its own for the instructions they use.
+"""A restricted unpickler for the instructions that torch.save uses.
 
-A pickle can name any function and call it, fill a memo of any size, and nest what it shares until printing or hashing
-it takes forever. Here names are looked up by the caller, only keys that are plain values are hashed, nothing is
-printed, and every instruction takes about as much time and memory as it has bytes.
+A pickle can call any function, fill a memo of any size, and nest shared objects until printing or hashing them takes
+forever. Here the caller resolves names, only plain values are hashed, nothing is printed, and each instruction takes
+time and memory in proportion to its bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from llamac.errors import UnsupportedError
 
-MAX_INSTRUCTIONS = 1 << 21  # a tensor takes about 40
+MAX_INSTRUCTIONS = 1 << 21  # about 40 per tensor
 INTEGERS = ("BININT", "BININT1", "BININT2", "LONG1", "LONG4")
 TEXTS = ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES")
 VALUES = frozenset((*INTEGERS, *TEXTS, "BINFLOAT"))
@@ -22,21 +22,25 @@ TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 NO_EFFECT = frozenset(("PROTO", "FRAME", "STOP"))
 
 Lookup = Callable[[str, str], Any]
-"""Gives what stands for (module, name), or raises."""
+"""Resolves (module, name), or raises."""
 
 
 class Dict(dict[Any, Any]):
-    """Stands for collections.OrderedDict; the attributes that modules hang on it (_metadata) are dropped."""
+    """Represents collections.OrderedDict. Attributes that modules attach to it (_metadata) are dropped."""
 
 
 def unpickle(data: bytes | BinaryIO, name: str, lookup: Lookup, refer: Callable[[Any], Any]) -> Any:
-    """The object that a pickle describes. name: of the file, for messages. refer: gives the object of a reference.
+    """Build the object that a pickle describes.
 
-    Of a stream of bytes in memory no more is read than the pickle has, so that another can follow.
+    Args:
+        data: The pickle. A stream is read exactly to the end of the pickle, so another one can follow.
+        name: The file's name, for messages.
+        lookup: Resolves names. It must not return a callable that a pickle must not call with arbitrary arguments.
+        refer: Resolves persistent references, under the same rule.
 
-    What `lookup` and `refer` give must not be callable, unless a pickle may call it with any arguments.
-
-    Raises UnsupportedError for instructions that plain tensors do not need, and any Exception for damage.
+    Raises:
+        UnsupportedError: For instructions that plain tensors do not need.
+        Exception: Of any kind, if the pickle is damaged.
     """
     machine = _Machine(lookup, refer)
     for count, (instruction, argument, _) in enumerate(pickletools.genops(data)):
@@ -44,14 +48,14 @@ def unpickle(data: bytes | BinaryIO, name: str, lookup: Lookup, refer: Callable[
             raise ValueError(f"its pickle has more than {MAX_INSTRUCTIONS} instructions")
         if not machine.step(instruction.name, argument):
             raise UnsupportedError(
-                f"{name}: its pickle has the instruction {instruction.name}, which plain tensors have no need of. "
+                f"{name}: its pickle has the instruction {instruction.name}, which plain tensors do not need. "
                 "Use the model's safetensors file, or rewrite this one from a state dict"
             )
     return machine.stack.pop()
 
 
 class _Machine:
-    """The stack and the memo of a pickle that is being read."""
+    """The stack and memo of a pickle while it is read."""
 
     def __init__(self, lookup: Lookup, refer: Callable[[Any], Any]) -> None:
         self.stack: list[Any] = []
@@ -61,7 +65,7 @@ class _Machine:
         self._refer = refer
 
     def step(self, name: str, argument: Any) -> bool:
-        """Carries out one instruction; False if it is not known."""
+        """Execute one instruction. Returns False if it is unknown."""
         stack = self.stack
         if name in VALUES:
             stack.append(argument)
@@ -104,7 +108,7 @@ class _Machine:
             case "STACK_GLOBAL":
                 module, member = self._popped(len(stack) - 2)
                 if not isinstance(module, str) or not isinstance(member, str):
-                    raise ValueError("it looks up a name that is no text")
+                    raise ValueError("it looks up a name that is not a string")
                 stack.append(self._lookup(module, member))
             case "BINPERSID":
                 stack.append(self._refer(stack.pop()))
@@ -114,15 +118,15 @@ class _Machine:
             case "BUILD":
                 stack.pop()
                 if not isinstance(stack[-1], Dict):
-                    raise ValueError(f"it gives attributes to a {type(stack[-1]).__name__}")
+                    raise ValueError(f"it sets attributes of a {type(stack[-1]).__name__}")
             case _:
                 return False
         return True
 
     def _popped(self, first: int) -> list[Any]:
-        """Takes what lies on the stack from `first` on."""
+        """Pop the stack from index `first` on."""
         if not 0 <= first <= len(self.stack):
-            raise ValueError("it takes more from its stack than there is")
+            raise ValueError("it pops from an empty stack")
         items = self.stack[first:]
         del self.stack[first:]
         return items
@@ -131,10 +135,10 @@ class _Machine:
         target = self.stack[-1]
         keys = items[::2]
         if not isinstance(target, dict) or not all(isinstance(key, str | int | float | None) for key in keys):
-            raise ValueError("it fills something that is no dict with texts and numbers as keys")
+            raise ValueError("it fills an object that is not a dict with strings and numbers as keys")
         target.update(zip(keys, items[1::2], strict=True))
 
     def _extend(self, items: list[Any]) -> None:
         if not isinstance(self.stack[-1], list):
-            raise ValueError("it appends to something that is no list")
+            raise ValueError("it appends to an object that is not a list")
         self.stack[-1].extend(items)

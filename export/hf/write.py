@@ -1,8 +1,8 @@
-"""Writes a Hugging Face directory that transformers loads: config.json, model.safetensors, the tokenizer and its rules.
+"""Writes a Hugging Face directory for transformers: config.json, model.safetensors, the tokenizer and its rules.
 
-Tensors are put together by the same table of families by which they are taken apart (`families`). Whether the
-directory says all that the checkpoint says is not argued but tried out: the directory is read back by the importer,
-before the weights are written, and whatever would come back otherwise is refused by name.
+It assembles tensors with the table that the reader uses to split them (`families`). Before it writes the weights, it
+reads the directory back with the importer and compares it with the checkpoint. Any difference is an error that names
+the value.
 """
 
 from __future__ import annotations
@@ -19,24 +19,22 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import chat_templates
+from llamac.export import generation_config
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
+from llamac.export.flat.packing import checked_chunks, to_dtype
+from llamac.export.flat.plan import matching_tensors
 from llamac.export.hf.families import FAMILIES, HEAD
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.write_config import config_differences, config_json, same_rope
-from llamac.export.vocabulary.added import Added
-from llamac.export.vocabulary.load import Vocabulary, load_vocabulary
-from llamac.export.vocabulary.spm import looks_like_sentencepiece
-from llamac.export.vocabulary.tokenizer_json import canonical_json, token_ids
-from llamac.export.writer import (
-    check_space,
-    checked_chunks,
-    matching_tensors,
-    temporary_folder,
-    to_dtype,
-)
+from llamac.export.targets import atomic_folder, check_space
 from llamac.progress import Progress, silent
-from llamac.tokenizer import SpecialTokens
+from llamac.text import template_files as chat_templates
+from llamac.text.tokenizer import SpecialTokens
+from llamac.text.tokenizer_json import parse_document
+from llamac.text.vocabulary.added import Added
+from llamac.text.vocabulary.load import Vocabulary, load_vocabulary
+from llamac.text.vocabulary.spm import looks_like_sentencepiece
+from llamac.text.vocabulary.tokenizer_json import canonical_json, token_ids
 
 Json = dict[str, Any]
 TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -47,7 +45,7 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of model.safetensors. tensor: it, but for its dtype, and as (out, in) also if it is `transposed`."""
+    """A tensor of model.safetensors. tensor: its numbers as (out, in), even if it is stored `transposed`."""
 
     name: str
     tensor: LazyTensor
@@ -56,7 +54,7 @@ class Stored:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As it is stored."""
+        """The stored shape."""
         return self.tensor.shape[::-1] if self.transposed else self.tensor.shape
 
     @property
@@ -65,23 +63,29 @@ class Stored:
 
 
 def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress = silent) -> int:
-    """Writes the directory `out`, which must not exist or be empty, and returns the bytes of its files.
+    """Write the directory `out`, which must be empty or not exist, and return the total size of its files.
 
-    dtype: of the matrices; vectors are float32, as they are in the flat file. Raises UnsupportedError with everything
-    that a Hugging Face directory cannot say.
+    Args:
+        checkpoint: The model.
+        out: The directory.
+        dtype: Of the matrices. Vectors are float32, as in the flat file.
+        progress: Receives progress.
+
+    Raises:
+        UnsupportedError: Lists everything that a Hugging Face directory cannot express.
     """
     if dtype not in TORCH_NAMES:
-        raise UnsupportedError(f"dtype is {dtype!r}, a Hugging Face directory takes {', '.join(TORCH_NAMES)}")
+        raise UnsupportedError(f"dtype is {dtype!r}, expected {', '.join(TORCH_NAMES)} for a Hugging Face directory")
     family = FAMILIES.get(checkpoint.metadata.get("architecture", ""))
     if family is None:
         names = ", ".join(FAMILIES)
-        raise UnsupportedError(f"this model cannot be written for Hugging Face: models of the families {names} can be")
+        raise UnsupportedError(f"only models of the families {names} can be written as Hugging Face directories")
     family = FAMILIES[family.written_as or family.model_type]
     matching_tensors(checkpoint)
     stored = list(_stored_tensors(checkpoint, family, dtype))
     files = _texts(checkpoint, family, dtype)
     check_space(out, sum(map(len, files.values())) + sum(tensor.bytes for tensor in stored))
-    with temporary_folder(out) as folder:
+    with atomic_folder(out) as folder:
         for name, data in files.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(data)
@@ -114,7 +118,7 @@ def _stored_tensors(checkpoint: Checkpoint, family: Family, dtype: str) -> Itera
                     continue
                 if missing := sorted(parts.keys() - present.keys()):
                     raise UnsupportedError(
-                        f"{name} holds {', '.join(parts)} together, but the model has no {', '.join(missing)}"
+                        f"{name} combines {', '.join(parts)}, but the model has no {', '.join(missing)}"
                     )
                 tensor = _together(name, module, present, place, checkpoint.config)
                 is_matrix = len(tensor.shape) == 2
@@ -124,11 +128,11 @@ def _stored_tensors(checkpoint: Checkpoint, family: Family, dtype: str) -> Itera
 def _together(
     name: str, module: Module, parts: dict[str, LazyTensor], place: dict[str, int], model: ModelConfig
 ) -> LazyTensor:
-    """What a module's tensor holds, of its parts: what `hf.take` does, the other way round."""
+    """A module's tensor, assembled from its parts: the inverse of `hf.model.take`."""
     tensor, *others = parts.values()
     if module.shared:
         if any(not np.array_equal(tensor.array(), other.array()) for other in others):
-            raise UnsupportedError(f"{name} is {', '.join(parts)} in one, but they differ")
+            raise UnsupportedError(f"{name} is shared by {', '.join(parts)}, but they differ")
         return tensor
     n_heads = module.n_heads(model)
     if n_heads > 1:
@@ -140,7 +144,7 @@ def _together(
 
 
 def _write_header(file: BinaryIO, stored: list[Stored]) -> None:
-    """The safetensors header, and room for the data behind it."""
+    """Write the safetensors header and reserve space for the data."""
     header: Json = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in stored:
@@ -159,7 +163,7 @@ def _write_header(file: BinaryIO, stored: list[Stored]) -> None:
 
 
 def _write_tensor(file: BinaryIO, stored: Stored) -> None:
-    """Some rows at a time; a transposed one, whose rows go through all of it, is put together in memory."""
+    """The data in chunks of rows. A transposed tensor is assembled in memory."""
     whole, end = None, 0
     for checked in checked_chunks(stored.name, stored.tensor, stored.dtype):
         rows = to_dtype(checked, stored.dtype)
@@ -174,28 +178,31 @@ def _write_tensor(file: BinaryIO, stored: Stored) -> None:
         file.write(whole.data)
 
 
-# ---- texts
+# ---- small files
 
-PLAIN_NAME = re.compile(r"\w[\w.-]{0,100}")  # of a chat template; others are no names of files
+PLAIN_NAME = re.compile(r"\w[\w.-]{0,100}")  # names of chat templates that can be file names
 
 
 def _texts(checkpoint: Checkpoint, family: Family, dtype: str) -> dict[str, bytes]:
     """Names and contents of the small files."""
     special = checkpoint.tokenizer[1] if checkpoint.tokenizer else None
     config = config_json(checkpoint, family) | {"dtype": TORCH_NAMES[dtype]}
-    config.pop("torch_dtype", None)  # its old name
+    config.pop("torch_dtype", None)  # the old name
     if special:
         config |= {"bos_token_id": special.bos_id, "eos_token_id": special.eos_id}
     files: dict[str, Json] = {"config.json": config}
     stop_ids = sorted({*checkpoint.stop_ids, *(special.stop_ids if special else ())})
+    generation = generation_config.to_hf(generation_config.from_flat(checkpoint.metadata))
     if special or stop_ids:
         eos = None if not stop_ids else stop_ids[0] if len(stop_ids) == 1 else stop_ids
-        files["generation_config.json"] = {"bos_token_id": special.bos_id if special else None, "eos_token_id": eos}
+        generation |= {"bos_token_id": special.bos_id if special else None, "eos_token_id": eos}
+    if generation:
+        files[generation_config.HF_FILE] = generation
     texts = {name: json.dumps(document, indent=2).encode() + b"\n" for name, document in files.items()}
     if checkpoint.chat_template:
         texts[chat_templates.FILE] = checkpoint.chat_template.encode()
     for name, template in (checkpoint.metadata.get(chat_templates.OTHERS) or {}).items():
-        if isinstance(template, str) and PLAIN_NAME.fullmatch(name):  # it becomes the name of a file
+        if isinstance(template, str) and PLAIN_NAME.fullmatch(name):  # it becomes a file name
             texts[f"{chat_templates.FOLDER}/{name}.jinja"] = template.encode()
     return texts | _tokenizer_files(checkpoint)
 
@@ -226,16 +233,16 @@ def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 
 def _tokenizer_document(data: bytes, special: SpecialTokens) -> Json:
-    """The tokenizer.json with BOS and EOS among its added tokens: transformers adds them there, because they are named.
+    """The tokenizer.json with BOS and EOS among its added tokens, where transformers puts named tokens.
 
-    Only llama2.c's vocabularies do not have them there: to its encoder "<s>" in a text is three characters. What
-    only the library sentencepiece does exactly is done as transformers does it.
+    Only llama2.c's vocabularies lack them there: its encoder treats "<s>" in a string as three characters. A tokenizer
+    that only the library sentencepiece encodes exactly is written the way transformers would convert it.
     """
-    document: Json = json.loads(data)
+    document: Json = parse_document(data, "the tokenizer")
     model = document.pop("sentencepiece", None)
-    if model is not None and not model["near"]:
+    if model is not None and not model["similar"]:
         raise UnsupportedError(
-            "transformers has no tokenizer.json for this SentencePiece model; --no-tokenizer leaves it out"
+            "transformers cannot express this SentencePiece model in tokenizer.json; --no-tokenizer leaves it out"
         )
     known = {token["id"] for token in document["added_tokens"]}
     names = {token: text for text, token in token_ids(document).items()}
@@ -246,7 +253,7 @@ def _tokenizer_document(data: bytes, special: SpecialTokens) -> Json:
 
 
 def _post_processor(special: SpecialTokens, names: dict[int, str]) -> Json | None:
-    """What puts BOS in front and EOS behind in the library tokenizers."""
+    """The post-processor of the library tokenizers that adds BOS and EOS."""
     front = [special.bos_id] if special.add_bos and special.bos_id is not None else []
     back = [special.eos_id] if special.add_eos and special.eos_id is not None else []
     if not front and not back:
@@ -272,26 +279,26 @@ def _post_processor(special: SpecialTokens, names: dict[int, str]) -> Json | Non
 
 
 def _check_read_back(checkpoint: Checkpoint, family: Family, folder: Path) -> None:
-    """UnsupportedError with everything that the importer would read otherwise than it is."""
+    """Compare the written directory with the checkpoint. UnsupportedError lists every difference."""
     from llamac.export.hf.model import read
 
     try:
         again = read(folder, [])
         tokenizer = load_vocabulary(folder) if checkpoint.tokenizer else None
     except (ExportError, UnsupportedError) as error:
-        raise UnsupportedError(f"a Hugging Face directory cannot hold this model: {error}") from None
+        raise UnsupportedError(f"a Hugging Face directory cannot express this model: {error}") from None
     problems = list(_differences(checkpoint, again, family))
     if tokenizer is not None and checkpoint.tokenizer is not None:
         problems += _token_differences(Vocabulary(*checkpoint.tokenizer), tokenizer)
     if problems:
-        raise UnsupportedError("a Hugging Face directory cannot hold this model:\n  " + "\n  ".join(problems))
+        raise UnsupportedError("a Hugging Face directory cannot express this model:\n  " + "\n  ".join(problems))
 
 
 def _differences(checkpoint: Checkpoint, again: Checkpoint, family: Family) -> Iterator[str]:
     for name, (ours, theirs) in config_differences(checkpoint.config, again.config).items():
-        yield f"{name} is {ours}, config.json can only say {theirs}"
+        yield f"{name} is {ours}, config.json can only express {theirs}"
     for name in sorted(set(checkpoint.tensors) ^ set(again.tensors)):
-        yield f"tensor {name} has no place" if name in checkpoint.tensors else f"tensor {name} would have to be there"
+        yield f"tensor {name} has no place" if name in checkpoint.tensors else f"tensor {name} is missing"
     for name, tensor in checkpoint.tensors.items():
         if name.startswith("rope.") and name in again.tensors and not same_rope(tensor, again.tensors[name]):
             yield f"{name}: config.json has no RoPE with these frequencies"
@@ -301,6 +308,6 @@ def _differences(checkpoint: Checkpoint, again: Checkpoint, family: Family) -> I
 
 def _token_differences(ours: Vocabulary, theirs: Vocabulary) -> Iterator[str]:
     if canonical_json(_tokenizer_document(ours.json, ours.special)) != theirs.json:
-        yield "the tokenizer would be read back differently"
+        yield "the tokenizer reads back differently"
     if ours.special != theirs.special:
-        yield f"the rules for special tokens are {ours.special}, they would be read as {theirs.special}"
+        yield f"the rules for special tokens are {ours.special}, but read back as {theirs.special}"

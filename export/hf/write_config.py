@@ -1,7 +1,7 @@
-"""Writes config.json of every family: the original one where it says what the checkpoint is, else one made from it.
+"""Writes config.json of every family: the original one if it describes the checkpoint, else a new one.
 
-The inverse of `config`: each key that a row of `families` has is computed from the canonical config. What
-cannot be said is not noticed here: `write` reads back what it writes.
+This is the inverse of `config`: it computes each key of the family's row from the canonical config. It does not detect
+what config.json cannot express; `write` does, by reading back what it wrote.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 def config_json(checkpoint: Checkpoint, family: Family) -> Json:
-    """The original config.json if it describes the checkpoint, or what describes it, in the original's other keys."""
+    """The original config.json if it describes the checkpoint, else one that does, with the original's other keys."""
     original = _original(checkpoint, family)
     named = {"architectures": [family.architectures[0]], "model_type": family.model_type}
     facts = _Facts(checkpoint, family, original)
@@ -31,11 +31,11 @@ def config_json(checkpoint: Checkpoint, family: Family) -> Json:
     plain = {**original, **named, **told}
     if original:
         return plain if _says(plain, facts) else {**plain, **facts.keys()}
-    return {**plain, **facts.keys(), **facts.rope(), "pad_token_id": None}  # a family's usual one may be out of range
+    return {**plain, **facts.keys(), **facts.rope(), "pad_token_id": None}  # the family's default can be out of range
 
 
 def config_differences(ours: ModelConfig, theirs: ModelConfig) -> dict[str, tuple[Any, Any]]:
-    """The fields in which two configs differ, as float32. How many ids the tokenizer has is none of config.json's."""
+    """The fields in which two configs differ as float32, except the tokenizer's number of ids."""
     found = {}
     for field in fields(ModelConfig):
         one, other = getattr(ours, field.name), getattr(theirs, field.name)
@@ -47,12 +47,12 @@ def config_differences(ours: ModelConfig, theirs: ModelConfig) -> dict[str, tupl
 
 
 def same_rope(ours: LazyTensor, theirs: LazyTensor) -> bool:
-    """Whether two tables of frequencies are the same, but for rounding."""
+    """Whether two RoPE tables are equal up to rounding."""
     return ours.shape == theirs.shape and np.allclose(ours.array(), theirs.array(), rtol=1e-6, atol=0)
 
 
 def _original(checkpoint: Checkpoint, family: Family) -> Json:
-    """The config.json that the checkpoint came with, of the language model alone; {} if it came with none."""
+    """The checkpoint's original config.json, for the language model only, or {}."""
     values = checkpoint.metadata.get("config")
     if not isinstance(values, dict):
         return {}
@@ -65,7 +65,7 @@ def _original(checkpoint: Checkpoint, family: Family) -> Json:
 
 
 def _says(config: Json, facts: _Facts) -> bool:
-    """Whether a config.json says what the checkpoint is."""
+    """Whether a config.json describes the checkpoint."""
     try:
         found: HfConfig = parse_config(config, [])
     except LlamacError:
@@ -79,13 +79,13 @@ def _says(config: Json, facts: _Facts) -> bool:
 
 
 def shortest(number: float) -> float:
-    """The float32 as people write it: 1e-05, not 9.999999747378752e-06."""
+    """The shortest decimal of a float32: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(number)))
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """A checkpoint, as what the values of config.json are computed from."""
+    """Computes the values of config.json from a checkpoint."""
 
     checkpoint: Checkpoint
     family: Family
@@ -104,21 +104,21 @@ class _Facts:
         return self.checkpoint.tensors
 
     def keys(self) -> Json:
-        """All keys that the canonical config decides, but for RoPE's."""
+        """All keys that the canonical config determines, except RoPE's."""
         sizes = GPT2_SIZES if self.family.model_type == "gpt2" else SIZES
         usual = [name for name, value in self.family.keys.items() if value is not None or name not in PARTS]
         computed = {name: (sizes | KEYS)[name](self) for name in (*sizes, *usual) if name in sizes | KEYS}
         return computed | self.biases()
 
     def activation(self) -> str:
-        """transformers' name of it: the family's own, if it has the same meaning."""
+        """transformers' name of the activation; the family's default name if it means the same."""
         usual = str(self.family.keys[self.family.activation])
         if ACTIVATIONS[usual] == self.model.activation:
             return usual
         return next(name for name, meaning in ACTIVATIONS.items() if meaning == self.model.activation)
 
     def biases(self) -> dict[str, bool]:
-        """The family's keys for biases: whether the first layer has any of theirs."""
+        """The family's keys for biases, from the first layer."""
         found: dict[str, bool] = {}
         for module in self.family.modules:
             if module.bias not in ("always", "never"):
@@ -132,11 +132,11 @@ class _Facts:
         return found[0] if found else None
 
     def intermediate_size(self) -> int:
-        """Of layers without experts; where there are none, of experts, or what was said before of no layer."""
+        """The FFN width of layers without experts. Without such layers, the original value or the experts' width."""
         return self.width("dense") or self.original.get("intermediate_size") or self.width("experts") or 1
 
     def expert(self, field: str) -> int:
-        """A number of the first layer that has experts."""
+        """A field of the first layer with experts."""
         return next((int(getattr(layer, field)) for layer in self.layers if layer.ffn == "experts"), 1)
 
     def window(self) -> int | None:
@@ -144,7 +144,7 @@ class _Facts:
         return next((layer.window for layer in self.layers if layer.window), None)
 
     def unused_window(self) -> int | None:
-        """What stands for no window: where layer_types says it, transformers wants a number."""
+        """The value for no window: with layer_types, transformers requires a number."""
         usual: int | None = self.family.keys["sliding_window"]
         return usual if "layer_types" in self.family.keys else None
 

@@ -1,1 +1,1 @@
-"""llama2.c's model files: read (`model`) and written (`write`)."""
+"""Reads (`model`) and writes (`write`) llama2.c's model files."""

@@ -1,8 +1,8 @@
 """Reads llama2.c's checkpoints: version 0 (legacy, no magic), 1 (float32) and 2 (int8 in groups).
 
-All are a header and then tensors in a fixed order, each with all layers of a kind together. RoPE pairs are interleaved
-there: the rows of wq and wk are permuted into halves. Version 2 quantizes groups of the flattened tensor, so groups may
-straddle rows.
+A header is followed by tensors in a fixed order; each tensor contains all layers of one kind. RoPE pairs are
+interleaved, so the rows of wq and wk are permuted into halves. Version 2 quantizes groups of the flattened tensor, so a
+group can span rows.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from llamac.errors import ExportError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.export.llama2c.header import HEADER_BYTES, Header, parse_header
 from llamac.export.rope import make_rope
+from llamac.format.llama2c_header import HEADER_BYTES, Header, parse_header
 
 Floats = NDArray[np.float32]
 ROPE_THETA = 10000.0
@@ -25,14 +25,14 @@ BOS = 1
 
 
 def read(path: Path) -> Checkpoint:
-    """The checkpoint of a llama2.c model file, without a tokenizer. Raises ExportError if sizes and header disagree."""
+    """Read a llama2.c model file, without a tokenizer. ExportError if the file's size does not match its header."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         header = parse_header(file.read(HEADER_BYTES))
     tensors, end = _Places(path, header).all()
     if end != size:
         raise ExportError(
-            f"{path}: the header describes {end} bytes, but the file has {size}: it is damaged or incomplete"
+            f"{path}: the header requires {end} bytes, but the file has {size}: it is damaged or incomplete"
         )
     tensors["rope.0.inv_freq"] = LazyTensor.of(inverse_frequencies(header.head_dim))
     config = ModelConfig(
@@ -54,7 +54,7 @@ def read(path: Path) -> Checkpoint:
         rope_original_context=(0,),
         rope_attention_factor=(1.0,),
     )
-    # the models were trained on texts that follow one another: BOS begins the next, so it ends this one
+    # the models were trained on concatenated documents: the BOS of the next one ends this one
     stop_ids = (BOS,) if header.vocab_size > BOS else ()
     source = {"format": "llama2c", "version": header.version, "files": [path.name]}
     metadata = {"name": path.stem, "architecture": "llama", "source": source}
@@ -67,13 +67,13 @@ def inverse_frequencies(head_dim: int) -> Floats:
 
 
 def halves(head_dim: int) -> NDArray[np.intp]:
-    """Where the rows of a head with RoPE pairs (j, j + head_dim / 2) lie in one with pairs (2j, 2j + 1)."""
+    """The permutation of a head's rows from RoPE pairs (2j, 2j + 1) to pairs (j, j + head_dim / 2)."""
     order: NDArray[np.intp] = np.arange(head_dim).reshape(-1, 2).T.reshape(-1)
     return order
 
 
 def reordered(read: Callable[[int, int], Floats], order: NDArray[np.intp]) -> Callable[[int, int], Floats]:
-    """A matrix or vector whose rows are taken in another order within every head of len(order) rows."""
+    """Read a matrix or vector with its rows permuted within every head of len(order) rows."""
     head_dim = len(order)
 
     def permuted(first: int, last: int) -> Floats:
@@ -86,7 +86,7 @@ def reordered(read: Callable[[int, int], Floats], order: NDArray[np.intp]) -> Ca
 
 
 class _Places:
-    """Walks over the tensors in the file's order and makes a lazy one of each."""
+    """Walks over the tensors in file order and creates a lazy one for each."""
 
     def __init__(self, path: Path, header: Header) -> None:
         self._path = path
@@ -95,7 +95,7 @@ class _Places:
         self._found: dict[str, LazyTensor] = {}
 
     def all(self) -> tuple[dict[str, LazyTensor], int]:
-        """(tensors by canonical name, where the file must end)."""
+        """(tensors by canonical name, required size of the file)."""
         h = self._header
         kv_dim = h.n_kv_heads * h.head_dim
         weights = {
@@ -116,7 +116,7 @@ class _Places:
             self._norms("ffn_norm.weight")
             self._matrices(ffn)
             self._vector("output_norm.weight")
-            self._at += 4 * h.context * h.head_dim  # cosines and sines, which are computed anew
+            self._at += 4 * h.context * h.head_dim  # skips the tables of cosines and sines
         else:
             self._norms("attn_norm.weight")
             self._norms("ffn_norm.weight")
@@ -151,7 +151,7 @@ class _Places:
         if group:
             if rows * columns % group:
                 raise ExportError(
-                    f"llama2.c tensor {name}: {rows} x {columns} is no multiple of the group size {group}"
+                    f"llama2.c tensor {name}: {rows} x {columns} is not a multiple of the group size {group}"
                 )
             self._at += rows * columns + 4 * (rows * columns // group)
         else:

@@ -17,13 +17,15 @@ import numpy as np
 
 from llamac.errors import ArgumentError, ExportError, TokenizerError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.export.flat.packing import checked_chunks
+from llamac.export.flat.plan import matching_tensors
 from llamac.export.llama2c.model import NORM_EPS, ROPE_THETA, halves, inverse_frequencies, reordered
 from llamac.export.probes import PROMPTS
-from llamac.export.vocabulary.llama2c import from_llama2c
-from llamac.export.vocabulary.load import Vocabulary, to_llama2c
-from llamac.export.writer import check_space, checked_chunks, matching_tensors, refuse_special, temporary_beside
+from llamac.export.targets import atomic_file, check_replaceable, check_space
 from llamac.progress import Progress, silent
-from llamac.tokenizer import Tokenizer
+from llamac.text.tokenizer import Tokenizer
+from llamac.text.vocabulary.llama2c import from_llama2c
+from llamac.text.vocabulary.load import Vocabulary, to_llama2c
 
 TOKENIZER = "tokenizer.bin"
 
@@ -31,31 +33,38 @@ TOKENIZER = "tokenizer.bin"
 def write_llama2c(
     checkpoint: Checkpoint, out: Path, warnings: list[str], progress: Progress = silent, *, overwrite: bool = False
 ) -> int:
-    """Writes `out` and, where the checkpoint has a tokenizer, tokenizer.bin in the same folder. Returns their bytes.
+    """Write `out` and, if the checkpoint has a tokenizer, tokenizer.bin in the same folder. Returns their total size.
 
-    overwrite: a tokenizer.bin that is there and differs may be replaced, which is told in `warnings`. Raises
-    UnsupportedError with everything that llama2.c cannot represent.
+    Args:
+        checkpoint: The model.
+        out: The model file.
+        warnings: Receives warnings.
+        progress: Receives progress.
+        overwrite: Replace an existing tokenizer.bin with other content, with a warning.
+
+    Raises:
+        UnsupportedError: Lists everything that llama2.c cannot express.
     """
     vocabulary = _vocabulary(checkpoint)
     place = out.parent / TOKENIZER
     if vocabulary and out.name == TOKENIZER:
-        raise ArgumentError(f"{out} is where llama2.c's tokenizer goes: choose another name for the model")
-    refuse_special(place)
+        raise ArgumentError(f"{out} is the name of llama2.c's tokenizer: choose another name for the model")
+    check_replaceable(place)
     if vocabulary and place.exists() and place.read_bytes() == vocabulary:
         vocabulary = b""
     if vocabulary and place.exists() and not overwrite:
         raise ExportError(
-            f"{place} exists and is another tokenizer: choose another folder, or allow overwriting (--force)"
+            f"{place} is the tokenizer of another model: choose another folder, or allow overwriting (--force)"
         )
     tensors = list(_in_order(checkpoint.config, matching_tensors(checkpoint)))
     size = 28 + sum(4 * int(np.prod(tensor.shape)) for _, tensor in tensors)
     check_space(out, size + len(vocabulary))
     if vocabulary and place.exists():
-        warnings.append(f"{place} was another tokenizer: it has been replaced by this model's")
+        warnings.append(f"{place} was the tokenizer of another model and has been replaced")
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(temporary_beside(out))
-        if vocabulary:  # the last one in is the first one to get its name: no model stands beside another's tokenizer
-            stack.enter_context(temporary_beside(place)).write(vocabulary)
+        file = stack.enter_context(atomic_file(out))
+        if vocabulary:  # contexts exit in reverse order: the tokenizer gets its name before the model does
+            stack.enter_context(atomic_file(place)).write(vocabulary)
         progress("writing", 0, size)
         done = file.write(_header(checkpoint.config))
         for name, tensor in tensors:
@@ -66,7 +75,7 @@ def write_llama2c(
 
 
 def _vocabulary(checkpoint: Checkpoint) -> bytes:
-    """tokenizer.bin of a checkpoint that llama2.c can represent; empty if it has no tokenizer."""
+    """tokenizer.bin for a checkpoint; empty without a tokenizer. UnsupportedError if llama2.c has no form for it."""
     _check_family(checkpoint.config)
     problems = list(_problems(checkpoint))
     data = b""
@@ -77,44 +86,44 @@ def _vocabulary(checkpoint: Checkpoint) -> bytes:
         except (ExportError, TokenizerError) as error:
             problems.append(str(error))
     if problems:
-        raise UnsupportedError("llama2.c's format cannot hold this model:\n  " + "\n  ".join(problems))
+        raise UnsupportedError("llama2.c's format cannot express this model:\n  " + "\n  ".join(problems))
     return data
 
 
 def _check_family(config: ModelConfig) -> None:
-    """What is no LLaMA at all gets one line, not one for each of its tensors."""
+    """Reject models that are not LLaMA with one line instead of one per tensor."""
     wanted = {"norm": "rms", "position": "rope", "activation": "silu"}
     others = [f"{name} {getattr(config, name)}" for name, value in wanted.items() if getattr(config, name) != value]
     others += [f"ffn {kind}" for kind in sorted({layer.ffn for layer in config.layers} - {"gated"})]
     if others:
-        raise UnsupportedError(f"llama2.c's format holds LLaMA models only; this one is another: {', '.join(others)}")
+        raise UnsupportedError(f"llama2.c's format supports only LLaMA models; this one has {', '.join(others)}")
 
 
 def _problems(checkpoint: Checkpoint) -> Iterator[str]:
-    """What llama2.c computes in another way than this config says."""
+    """Differences between this config and llama2.c's computation."""
     config = checkpoint.config
     if np.float32(config.norm_eps) != np.float32(NORM_EPS):
         yield f"norm_eps is {config.norm_eps:.6g}, llama2.c has {NORM_EPS:g}"
     if config.n_heads * config.head_dim != config.dim:
-        yield f"n_heads * head_dim is {config.n_heads * config.head_dim}, llama2.c needs dim, which is {config.dim}"
+        yield f"n_heads * head_dim is {config.n_heads * config.head_dim}, but llama2.c requires dim ({config.dim})"
     if not np.isclose(config.attention_scale, config.head_dim**-0.5, rtol=1e-6, atol=0):
         yield f"attention_scale is {config.attention_scale:.6g}, llama2.c has 1/sqrt({config.head_dim})"
-    for field in fields(ModelConfig):  # the scales and caps have neutral defaults, which are all that llama2.c knows
+    for field in fields(ModelConfig):  # llama2.c supports only the neutral defaults of scales and caps
         if isinstance(field.default, float) and getattr(config, field.name) != field.default:
             yield f"{field.name} is {getattr(config, field.name):.6g}, llama2.c has {field.default:g}"
     if config.n_token_ids != config.vocab_size:
-        yield f"the tokenizer has {config.n_token_ids} ids, llama2.c needs one for each of {config.vocab_size} logits"
+        yield f"the tokenizer has {config.n_token_ids} ids, but llama2.c requires {config.vocab_size}, one per logit"
     usual = LayerConfig("gated", config.layers[0].ffn_dim, rope=0)
     layers = [f"layer {index} is {layer}" for index, layer in enumerate(config.layers) if layer != usual]
     if layers:
-        yield f"{_first_of(layers)}: llama2.c's are gated, of one width, with RoPE and without a window"
+        yield f"{_first_of(layers)}: llama2.c's layers are gated, of one width, with RoPE and without a window"
     yield from _rope_problems(checkpoint)
     biases = [name for name in checkpoint.tensors if name.endswith(".bias")]
     if biases:
         yield f"{_first_of(biases)}: llama2.c has no biases"
     special = checkpoint.tokenizer[1] if checkpoint.tokenizer else None
     if special and not special.add_bos:
-        yield "add_bos is off, llama2.c begins every text with BOS"
+        yield "add_bos is off, but llama2.c starts every prompt with BOS"
 
 
 def _first_of(problems: list[str]) -> str:
@@ -130,18 +139,18 @@ def _rope_problems(checkpoint: Checkpoint) -> Iterator[str]:
     elif not np.allclose(
         checkpoint.tensors["rope.0.inv_freq"].array(), inverse_frequencies(config.head_dim), rtol=1e-6, atol=0
     ):
-        yield f"RoPE's frequencies are not those of theta {ROPE_THETA:g} without scaling, which llama2.c has"
+        yield f"the RoPE frequencies are not llama2.c's, theta {ROPE_THETA:g} without scaling"
 
 
 def _other_tokens(checkpoint: Checkpoint, data: bytes) -> Iterator[str]:
-    """Whether llama2.c would encode a text otherwise (it always puts a space in front, for one)."""
+    """Strings that llama2.c encodes differently. (It always prepends a space, for example.)"""
     assert checkpoint.tokenizer is not None
     vocabulary = from_llama2c(data)
     theirs = Tokenizer.from_json(vocabulary.json, vocabulary.special)
     ours = Tokenizer.from_json(*checkpoint.tokenizer[:2])
     for text in PROMPTS:
         if ours.encode(text) != theirs.encode(text):
-            yield f"llama2.c's tokenizer would give other tokens for {text!r}"
+            yield f"llama2.c's tokenizer encodes {text!r} differently"
             return
 
 
@@ -152,7 +161,7 @@ def _header(config: ModelConfig) -> bytes:
 
 
 def _in_order(config: ModelConfig, tensors: dict[str, LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
-    """The file's tensors with their canonical names: all layers of a kind lie together."""
+    """The file's tensors with their canonical names; the layers of one kind are consecutive."""
 
     def layers(kinds: Iterable[str]) -> Iterator[tuple[str, LazyTensor]]:
         for kind in kinds:

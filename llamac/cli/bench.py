@@ -1,4 +1,4 @@
-"""`llamac bench`: how fast a model runs here, as a table and as JSON."""
+"""`llamac bench`: measure a model's speed on this machine, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -11,22 +11,75 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from llamac import __version__, benchmark, machine
+from llamac import __version__
 from llamac.cli.inspect import describe_processor
 from llamac.cli.loading import load_model
-from llamac.cli.progress import progress_bars
+from llamac.cli.options import Group, add_conversion, add_kernels, add_model
 from llamac.cli.text import json_text, safe_line
+from llamac.engine import benchmark, machine
+from llamac.engine.model import Model
 from llamac.errors import ArgumentError
-from llamac.model import Model
+from llamac.progress import bars
 
 WIDE = 76  # columns that the whole table needs
 
+DESCRIPTION = (
+    "Measure prefill and decode, and report each speed as a share of the machine's own limit: reading all weights and "
+    "cache positions at the bare speed of memory (the best of 1, 2 and 4 streams without software prefetch), or doing "
+    "all multiply-adds at the rate of the kernels' own instructions with operands in the first cache, whichever takes "
+    "longer. Measurements of speeds and limits alternate. A LIST is numbers separated by commas. Tokens per second "
+    "count all sequences of a batch. Nothing else should run on the machine."
+)
+EXAMPLES = """\
+  llamac bench model.bin
+  llamac bench model.bin --threads 1,2 --prompt 128,512 --json speed.json
+  llamac bench model.bin --prompt '' --context 0,2048 --batch 1,4,8
+"""
 
-def bench(options: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add_model(parser)
+    _add_measurements(parser.add_argument_group("measurements"))
+    parser.add_argument("--json", metavar="FILE", help="also write all figures as JSON; - writes only JSON, to stdout")
+    add_conversion(parser.add_argument_group("conversion"))
+    add_kernels(parser.add_argument_group("machine"))
+
+
+def _add_measurements(group: Group) -> None:
+    group.add_argument(
+        "--threads", type=_numbers, metavar="LIST", help="numbers of threads (default: see `llamac inspect`)"
+    )
+    group.add_argument(
+        "--prompt", type=_numbers, default="128", metavar="LIST", help="lengths of prompts to prefill; '' for none"
+    )
+    group.add_argument("--decode", type=int, default=32, metavar="N", help="decode steps per run; 0 for none")
+    group.add_argument(
+        "--context",
+        type=_numbers,
+        default="0",
+        metavar="LIST",
+        help="positions that each sequence holds before decoding; fewer if the steps would not fit the model's context",
+    )
+    group.add_argument(
+        "--batch", type=_numbers, default="1", metavar="LIST", help="numbers of sequences that decode together"
+    )
+    group.add_argument("--rounds", type=int, default=5, metavar="N", help="runs of each measurement")
+
+
+def _numbers(text: str) -> list[int]:
+    """Whole numbers separated by commas. An empty string is an empty list."""
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as 1,2,4") from None
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return its exit code."""
     _check_target(options.json)
-    with load_model(options, threads=1, isa=options.isa, kv=options.kv) as model:
-        wishes = benchmark.Wishes(
+    with load_model(options, threads=1, isa=options.isa, kv_dtype=options.kv_dtype) as model:
+        plan = benchmark.BenchmarkPlan(
             threads=options.threads or [machine.DefaultThreads(model.weight_bytes).now()],
             prompts=options.prompt,
             steps=options.decode,
@@ -34,15 +87,15 @@ def bench(options: argparse.Namespace) -> int:
             batches=options.batch,
             rounds=options.rounds,
             isa=options.isa,
-            kv=options.kv,
+            kv_dtype=options.kv_dtype,
         )
-        report = _describe(model)  # what can fail comes before what takes minutes
+        report = _describe(model)  # what can fail comes before the measurements
         load_before = _load()
-        with progress_bars() as progress:
-            report |= benchmark.measure(model, wishes, progress)
+        with bars() as progress:
+            report |= benchmark.measure(model, plan, progress)
     report["machine"]["load_average"] = [load_before, _load()]
     if options.json == "-":
-        sys.stdout.write(json_text(report, sys.stdout.encoding))
+        sys.stdout.write(json_text(report))
         return 0
     if options.json:
         Path(options.json).write_bytes(json_text(report).encode())
@@ -51,18 +104,18 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def _check_target(path: str | None) -> None:
-    """Before minutes of measuring: can the result be written?"""
+    """Check that the result can be written, before minutes of measurements."""
     if path is None or path == "-":
         return
     target = Path(path)
     if target.is_dir():
-        raise ArgumentError(f"--json {path}: is a directory, expected a file's name")
+        raise ArgumentError(f"--json {path}: is a directory, expected a file")
     if not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
-        raise ArgumentError(f"--json {path}: cannot be written: there is no such folder, or no permission")
+        raise ArgumentError(f"--json {path}: cannot be written: the folder does not exist or is not writable")
 
 
 def _load() -> float | None:
-    """How many programs want to run; others than ours make figures worthless."""
+    """The load average. Other programs than ours make the figures worthless."""
     try:
         return round(os.getloadavg()[0], 2)
     except OSError:
@@ -94,7 +147,7 @@ def _describe(model: Model) -> dict[str, Any]:
 
 
 def _table(report: dict[str, Any], width: int) -> list[str]:
-    """Lines for a person; columns that a narrow terminal has no room for are left out."""
+    """Format the result. A narrow terminal gets fewer columns."""
     wide = width >= WIDE
     model = report["model"]
     lines = [f"{model['name']}: {'/'.join(model['dtypes'])}, {model['file_bytes'] / 1e6:.1f} MB"]
@@ -130,5 +183,5 @@ def _row(result: dict[str, Any], wide: bool) -> str:
 
 
 def _digits(number: float) -> str:
-    """Three digits or more."""
+    """Format a number with at least three digits."""
     return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"

@@ -1,53 +1,79 @@
-"""`llamac check`: is a model file whole, and does this machine compute with it what it should?"""
+"""`llamac check`: verify a model file's integrity, and that this machine reproduces its reference outputs."""
 
 from __future__ import annotations
 
 import argparse
 
-from llamac.cli import EXIT_ERROR
 from llamac.cli.loading import load_model
-from llamac.cli.progress import progress_bars
+from llamac.cli.options import add_conversion, add_kernels, add_model, add_threads
 from llamac.cli.text import safe_line
-from llamac.flatfile import SECTIONS
-from llamac.model import Model
-from llamac.strips import QUANTIZED
+from llamac.engine.model import Model
+from llamac.exit_codes import ERROR, OK
+from llamac.format.flatfile import SECTIONS
+from llamac.format.strips import QUANTIZED
+from llamac.progress import bars
+
+DESCRIPTION = (
+    "Verify a file's structure and checksums, and replay its probes (prompts with stored logits) on this machine. Each "
+    "probe is 'identical', 'within tolerance', or reported with its error. Exit code 1 means a difference."
+)
+EXAMPLES = """\
+  llamac check                    the built-in model
+  llamac check model.bin --data   every checksum too
+"""
 
 
-def check(options: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
-    with load_model(options, probes=True, kv=options.kv, threads=options.threads, isa=options.isa) as model:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add_model(parser)
+    parser.add_argument("--data", action="store_true", help="also verify the checksum of every tensor")
+    add_conversion(parser.add_argument_group("conversion"))
+    machine = parser.add_argument_group("machine")
+    add_threads(machine)
+    add_kernels(machine)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return its exit code."""
+    settings = {name: getattr(options, name) for name in ("kv_dtype", "threads", "isa")}
+    with load_model(options, **settings) as model:
         print(f"structure  ok: {len(model.file.tensors)} tensors, {model.file.header['file_bytes']} bytes")
         for name in SECTIONS[:-1]:
-            model.file.section(name)
-        print("texts      ok: every section has its SHA-256")
-        good = _check_data(model) if options.data else True
-        return 0 if _check_probes(model) and good else EXIT_ERROR
+            model.file.section(name)  # raises if its checksum does not match
+        print("texts      ok: the SHA-256 of every section matches")
+        has_probes = model.file.sections["probes"].bytes > 0
+        same_data = _check_data(model) if options.data or not has_probes else True
+        same_logits = _check_probes(model)
+        return OK if same_data and same_logits else ERROR
 
 
 def _check_data(model: Model) -> bool:
-    problems = []
-    with progress_bars() as progress:
-        for record, problem in model.file.verify_data(progress):
-            if problem:
-                problems.append(f"data       DAMAGED: tensor {record.name}: {problem}")
-    print("\n".join(problems) or "data       ok: every tensor has its SHA-256")
+    """Verify the checksum of every tensor."""
+    with bars() as progress:
+        problems = [(record.name, problem) for record, problem in model.file.verify_data(progress) if problem]
+    for name, problem in problems:
+        print(f"data       DAMAGED: tensor {name}: {problem}")
+    if not problems:
+        print("data       ok: the SHA-256 of every tensor matches")
     return not problems
 
 
 def _check_probes(model: Model) -> bool:
+    """Replay the file's probes and compare their logits."""
     if not model.file.sections["probes"].bytes:
-        print("probes     none: the file was exported without them")
+        print("probes     none: the file has no reference outputs; `llamac export` stores them")
         return True
-    from llamac.probes import replay, source_of
+    from llamac.engine.replay import replay
+    from llamac.format.probes import source_of
 
     source = safe_line(source_of(model.file.section("probes")))
-    with progress_bars() as progress:
+    with bars() as progress:
         results = replay(model, progress)
     different = [result for result in results if result.status == "different"]
     for result in different:
-        shown = repr(result.prompt) if result.prompt is not None else f"ids {list(result.ids)}"
+        prompt = repr(result.prompt) if result.prompt is not None else f"ids {list(result.ids)}"
         print(
-            f"probes     DIFFERENT: probe {result.index} ({shown}): "
+            f"probes     DIFFERENT: probe {result.index} ({prompt}): "
             f"error {result.error:.3g}, expected at most {result.tolerance:.3g}, reference by {source}"
         )
     if not different:
@@ -56,7 +82,5 @@ def _check_probes(model: Model) -> bool:
         print(f"probes     {results[0].status}: {figures}, reference by {source}")
     if any(tensor.dtype in QUANTIZED for tensor in model.file.tensors):
         mean = sum(result.divergence for result in results) / len(results)
-        print(
-            f"           quantized: {mean:.3g} nats (KL divergence) from the probabilities of the weights as they were"
-        )
+        print(f"           quantized: {mean:.3g} nats (KL divergence) from the original weights' probabilities")
     return not different

@@ -1,22 +1,100 @@
-"""`llamac export`: converts a checkpoint to a model file, or back."""
+"""`llamac export`: convert a checkpoint to a model file, or back."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from llamac.arguments import parse_adapters
-from llamac.cli.progress import progress_bars
+from llamac.arguments import DTYPES, parse_adapters
+from llamac.cli.options import BUILT_IN, Group, add_lora, add_threads
 from llamac.cli.text import safe_error, safe_line
-from llamac.export.convert import export as convert
-from llamac.export.quantize import parse_dtype_map
+from llamac.progress import bars
+
+DESCRIPTION = "Convert any checkpoint to a model file, or with --to a model file to another format."
+EXAMPLES = """\
+  llamac export ./TinyLlama-1.1B tiny.bin --dtype bf16
+  llamac export stories15M.bin stories15M.llamac.bin --tokenizer tokenizer.bin
+  llamac export tinyllama-1.1b-chat.Q8_0.gguf tiny.bin
+  llamac export model.bin ./checkpoint --to hf
+  llamac export model.bin model.gguf --to gguf --dtype q8_0
+"""
 
 
-def export(options: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
-    with progress_bars() as progress:
-        report = convert(
-            options.source,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "source",
+        metavar="SRC",
+        help="a Hugging Face directory, a GGUF file, a llama2.c file, a model file, hf:ORG/NAME[@REVISION] on the "
+        f"Hugging Face Hub, or {BUILT_IN}",
+    )
+    parser.add_argument("out", metavar="OUT", help="the file or directory to write")
+    parser.add_argument(
+        "--to",
+        choices=("llamac", "hf", "llama2c", "gguf"),
+        default="llamac",
+        help="what to write: a model file, a Hugging Face directory, llama2.c's files, or a GGUF file for llama.cpp",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace OUT if it is an existing file, or a symbolic link's target; with --to llama2c also a different "
+        "tokenizer.bin beside it",
+    )
+    parser.add_argument("--name", help="the model's name (default: the source's)")
+    _add_weights(parser.add_argument_group("weights"))
+    _add_tokenizer(parser.add_argument_group("tokenizer"))
+    parser.add_argument(
+        "--probe-source",
+        choices=("llamac", "transformers"),
+        help="what computes the reference logits that the file carries (default: llamac)",
+    )
+
+
+def _add_weights(group: Group) -> None:
+    group.add_argument(
+        "--dtype",
+        choices=(*DTYPES, "auto", "q8_0", "q4_0"),
+        metavar="DTYPE",
+        help="number format of the matrices: f32, f16, bf16, q8, q4, q4s, or auto, which keeps floats and stores "
+        "quantized matrices as q8 (default: the source's; auto for GGUF files); q8, q4 and q4s have about 8.25, 4.5 "
+        "and 4.25 bits per weight, and q4 and q4s keep the output matrix and attn_v in q8; --to gguf also has q8_0 "
+        "and q4_0",
+    )
+    group.add_argument("--pure", action="store_true", help="with q4 and q4s: keep no matrix in q8")
+    group.add_argument(
+        "--dtype-map",
+        metavar="PATTERN=DTYPE,...",
+        help="number format of the matrices whose names match a pattern, such as "
+        "'layers.0.*=q8,*.ffn_down.weight=q4'; * matches any characters, the first match decides",
+    )
+    group.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="with q4 and q4s: run the model on this text, or with `self` on a text that it writes, and quantize for "
+        "the inputs seen; more accurate and slower",
+    )
+    add_lora(group, "merge a LoRA adapter into the weights")
+    add_threads(group)
+
+
+def _add_tokenizer(group: Group) -> None:
+    one = group.add_mutually_exclusive_group()
+    one.add_argument(
+        "--tokenizer", metavar="FILE", help="tokenizer file or directory (default: the one in or beside SRC)"
+    )
+    one.add_argument("--no-tokenizer", action="store_true", help="no tokenizer: the model takes token ids only")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return its exit code."""
+    from llamac.export.convert import export
+    from llamac.export.dtypes import parse_dtype_map
+    from llamac.sources.names import resolve
+
+    with bars() as progress:
+        report = export(
+            resolve(options.source, progress),
             options.out,
             dtype=options.dtype,
             pure=options.pure,

@@ -1,4 +1,4 @@
-"""`llamac inspect`: what a model file holds, or what this machine offers."""
+"""`llamac inspect`: describe a model, or this machine."""
 
 from __future__ import annotations
 
@@ -7,55 +7,94 @@ import platform
 import sys
 from collections.abc import Callable
 from math import prod
+from pathlib import Path
 from typing import Any
 
-from llamac import __version__, machine
-from llamac.cli.progress import progress_bars
-from llamac.cli.text import json_text, safe_line
+from llamac import __version__
+from llamac.cli.options import ANY_MODEL, add_model
+from llamac.cli.text import json_text, safe_line, size_text
+from llamac.engine import machine
 from llamac.errors import ArgumentError
-from llamac.flatfile import FlatFile
-from llamac.probes import source_of
-from llamac.sources import find, is_foreign
-from llamac.tokenizer import kind_of
+from llamac.format.detect import is_foreign
+from llamac.format.flatfile import FlatFile
+from llamac.format.probes import source_of
+from llamac.progress import bars
+from llamac.sources.names import resolve
+from llamac.text.decoding import kind_of
 
 Facts = dict[str, Any]
 
 
-def inspect(options: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
+DESCRIPTION = (
+    "Show a model's configuration, tensors, tokenizer and origin. Without MODEL show this machine: its kernel set, its "
+    "threads, and why these are used."
+)
+EXAMPLES = """\
+  llamac inspect                  this machine
+  llamac inspect stories-gpt2     a built-in model
+  llamac inspect model.gguf       converts nothing
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add_model(parser, f"{ANY_MODEL}. Without it the machine is described. Nothing is converted")
+    parser.add_argument("--tensors", action="store_true", help="list every tensor")
+    parser.add_argument(
+        "--cache-dir", metavar="DIR", help="look here for conversions of MODEL (default: see `llamac cache path`)"
+    )
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return its exit code."""
     if options.tensors and options.model is None:
         raise ArgumentError(
-            "--tensors lists what is in a model file: name one, as in `llamac inspect stories --tensors`"
+            "--tensors lists the tensors of a model: name one, as in `llamac inspect stories --tensors`"
         )
     lines: Callable[[Facts], list[str]] = _machine_lines
     if options.model is None:
         facts = describe_machine()
     else:
-        facts, lines = _describe_model(options.model, options.tensors)
+        facts, lines = _describe_model(options)
     if options.json:
-        sys.stdout.write(json_text(facts, sys.stdout.encoding))
+        sys.stdout.write(json_text(facts))
     else:
         print("\n".join(map(safe_line, lines(facts))))
     return 0
 
 
-def _describe_model(model: str, all_tensors: bool) -> tuple[Facts, Callable[[Facts], list[str]]]:
-    """(facts of a model, how to show them). What is no model file is not converted for that."""
-    with progress_bars() as progress:
-        source = find(model, progress)
+def _describe_model(options: argparse.Namespace) -> tuple[Facts, Callable[[Facts], list[str]]]:
+    """The facts of a model, and how to show them. A foreign source is not converted."""
+    cache_dir = options.cache_dir or None
+    with bars() as progress:
+        source = resolve(options.model, progress, cache_dir)
         if is_foreign(source.path):
             from llamac.export.outline import outline
 
-            facts = outline(source, progress)
-            return facts, lambda facts: _outline_lines(facts, all_tensors)
-    return describe_file(FlatFile(source.path)), lambda facts: _file_lines(facts, all_tensors)
+            facts = {**outline(source, progress), "conversions": _conversions(source.path, cache_dir)}
+            return facts, lambda facts: _outline_lines(facts, options.tensors)
+    return describe_file(FlatFile(source.path)), lambda facts: _file_lines(facts, options.tensors)
+
+
+def _conversions(source: Path, cache_dir: str | None) -> list[Facts]:
+    """The usable conversions of a source in the cache."""
+    from llamac.sources.cache import open_cache
+    from llamac.sources.conversions import cached_conversions
+
+    cache = open_cache(cache_dir)
+    assert cache is not None
+    return [
+        {"dtype": entry.dtype, "bytes": entry.bytes, "file": str(cache.path(entry.key))}
+        for entry in cached_conversions(source, cache_dir)
+    ]
 
 
 # ---- the machine
 
 
 def describe_machine() -> Facts:
-    """This machine as the library sees it."""
+    """Describe this machine as the library uses it."""
     from llamac import _core
 
     plan = machine.plan_threads()
@@ -74,7 +113,7 @@ def describe_machine() -> Facts:
 
 
 def describe_processor(plan: machine.ThreadPlan) -> Facts:
-    """The processor, and what of it this process may use."""
+    """Describe the processor, and how much of it this process may use."""
     return {
         "processor": _processor_name(),
         "usable_cpus": plan.affinity,
@@ -98,17 +137,18 @@ def _machine_lines(facts: Facts) -> list[str]:
     return [
         f"llamac     {facts['llamac']}, Python {facts['python']}",
         f"processor  {facts['processor']}",
-        f"kernels    {facts['isa']}: {facts['isa_reason']}; this build has {isas}",
-        f"threads    {facts['threads_reason']}; followed while a program runs",
+        f"kernels    {facts['isa']}: {facts['isa_reason']}",
+        f"           this build has {isas}",
+        f"threads    {facts['threads_reason']}; adapted while a program runs",
         f"           models under {facts['tiny_model_bytes'] >> 20} MiB use 1",
     ]
 
 
-# ---- a file
+# ---- a model
 
 
 def describe_file(file: FlatFile) -> Facts:
-    """A model file's contents, without numbers of its tensors."""
+    """Describe a model file. Its weights are not read."""
     tensors = file.tensors
     numbers = sum(prod(tensor.shape) for tensor in tensors)
     data = file.sections["data"].bytes
@@ -137,7 +177,7 @@ def describe_file(file: FlatFile) -> Facts:
 
 
 def _rope_tables(file: FlatFile) -> list[Facts]:
-    """The tables of RoPE frequencies. kind: of their scaling, as far as the source's own config.json tells it."""
+    """Describe the tables of RoPE frequencies. The kind of scaling comes from the source's config.json."""
     config = file.config
     source: Any = file.metadata.get("config")
     kind = "unknown"
@@ -157,7 +197,7 @@ def _rope_tables(file: FlatFile) -> list[Facts]:
 
 
 def _tokenizer(file: FlatFile) -> Facts | None:
-    """The tokenizer in figures."""
+    """Describe the tokenizer."""
     data = file.section("tokenizer")
     if not data:
         return None
@@ -174,7 +214,7 @@ def _file_lines(facts: Facts, all_tensors: bool) -> list[str]:
     special = f"BOS {config['bos_id']}{' added' if config['add_bos'] else ''}, EOS {config['eos_id']}, stops at {stops}"
     lines = [
         f"name        {metadata.get('name', '')} ({metadata.get('architecture', 'unknown architecture')})",
-        f"file        {facts['file']}, {_size(facts['file_bytes'])}, format {facts['format_version']}",
+        f"file        {facts['file']}, {size_text(facts['file_bytes'])}, format {facts['format_version']}",
         f"id          {facts['id'][:16]}...",
         f"weights     {facts['parameters']:,} numbers, {metadata.get('dtype', '')}, "
         f"{facts['bits_per_weight']:.2f} bits each",
@@ -186,8 +226,8 @@ def _file_lines(facts: Facts, all_tensors: bool) -> list[str]:
         f"context     {config['context']} positions",
         *map(_rope_line, facts["rope"]),
         f"vocabulary  {config['vocab_size']} ({config['n_token_ids']} with a token); {special}",
-        f"tokenizer   {tokenizer['kind'] + ', ' + _size(tokenizer['bytes']) if tokenizer else 'none'}; chat template "
-        f"{'yes' if facts['chat_template'] else 'no'}",
+        f"tokenizer   {tokenizer['kind'] + ', ' + size_text(tokenizer['bytes']) if tokenizer else 'none'}; "
+        f"chat template {'yes' if facts['chat_template'] else 'no'}",
         f"probes      {'reference by ' + facts['probes']['source'] if facts['probes'] else 'none'}",
         f"source      {source or 'unknown'}; written by {metadata.get('exporter', 'unknown')}",
         "tensors",
@@ -196,13 +236,15 @@ def _file_lines(facts: Facts, all_tensors: bool) -> list[str]:
 
 
 def _outline_lines(facts: Facts, all_tensors: bool) -> list[str]:
-    """A foreign source, as far as it can be told without converting it."""
+    """What is known of a foreign source before it is converted."""
     config, tokenizer = facts["config"], facts["tokenizer"]
     layers = config["layers"]
     dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in facts["dtypes"].items())
     lines = [
         f"name        {facts['name']} ({facts['architecture']})",
-        f"source      {facts['path']}, {_size(facts['bytes'])}; {facts['format']}, not converted",
+        f"source      {facts['path']}, {size_text(facts['bytes'])}; {facts['format']}, "
+        f"{'converted' if facts['conversions'] else 'not converted'}",
+        *(f"cached      {kept['file']}, {size_text(kept['bytes'])}; {kept['dtype']}" for kept in facts["conversions"]),
         f"weights     {facts['parameters']:,} numbers: {dtypes}; {facts['runs_as']} when it is run",
         f"shape       {len(layers)} layers of {config['dim']}, "
         f"{config['n_heads']} heads ({config['n_kv_heads']} KV) of {config['head_dim']}, "
@@ -234,7 +276,7 @@ def _tensor_lines(facts: Facts) -> list[str]:
 
 
 def _kind_lines(facts: Facts) -> list[str]:
-    """Tensors that differ in their layer alone, as one line."""
+    """One line for all tensors that differ only in their layer."""
     kinds: dict[tuple[str, str, str], list[Facts]] = {}
     for tensor in facts["tensors"]:
         parts = tensor["name"].split(".")
@@ -247,15 +289,9 @@ def _kind_lines(facts: Facts) -> list[str]:
 
 
 def _size_in_file(*tensors: Facts) -> str:
-    """What tensors take in a model file; nothing is told of other sources."""
-    return _size(sum(tensor["bytes"] for tensor in tensors)) if "bytes" in tensors[0] else ""
+    """The bytes of tensors in a model file. Other sources do not have this number."""
+    return size_text(sum(tensor["bytes"] for tensor in tensors)) if "bytes" in tensors[0] else ""
 
 
 def _shape(shape: list[int]) -> str:
     return " x ".join(map(str, shape))
-
-
-def _size(count: int) -> str:
-    if count < 10_000:
-        return f"{count} B"
-    return f"{count / 1e3:.1f} kB" if count < 10_000_000 else f"{count / 1e6:.1f} MB"

@@ -1,35 +1,56 @@
-"""Opening a model for a command: with a bar where it is brought or converted, and with its warnings on stderr."""
+"""Opens a model for a command: announces a conversion, shows its progress, and prints warnings on stderr."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from contextlib import AbstractContextManager
 from typing import Any
 
+from llamac import models
 from llamac.arguments import parse_adapters
-from llamac.cli.progress import progress_bars
 from llamac.cli.text import safe_error
-from llamac.model import Model, load_with
+from llamac.engine.model import Model
+from llamac.progress import Progress, bars, silent
+from llamac.sources.loading import open_model
 
 
-def load_model(
-    options: argparse.Namespace, *, tokenizer: str | None = None, probes: bool = False, **settings: Any
-) -> Model:
-    """The model that a command is given. probes: whether what is converted shall carry some, which takes longer.
-    tokenizer and settings: as `load` has them."""
-    told: list[str] = []
-    with progress_bars() as progress:
-        model = load_with(
-            tokenizer,
-            settings,
-            source=options.model,
+def load_model(options: argparse.Namespace, *, tokenizer: str | None = None, **settings: Any) -> Model:
+    """Open the model that a command names, and convert it if necessary.
+
+    Args:
+        options: The command's options.
+        tokenizer: A tokenizer to use instead of the model's.
+        settings: The sessions' settings, as for `llamac.load`.
+    """
+    warnings: list[str] = []
+    notices: list[str] = []
+    with shown_progress(options) as show:
+
+        def report(phase: str, done: int, total: int) -> None:
+            # a source that is refused before any progress gets its error alone
+            while notices and show is not silent:
+                print(f"llamac: {safe_error(notices.pop())}", file=sys.stderr, flush=True)
+            show(phase, done, total)
+
+        model = open_model(
+            models.DEFAULT if options.model is None else options.model,
+            tokenizer=tokenizer,
             lora=parse_adapters(getattr(options, "lora", ())),
             dtype=options.dtype,
-            cache=False if options.no_cache else options.cache_dir or True,
-            probes=probes,
-            progress=progress,
-            warn=told.append,
+            cache_dir=False if options.no_cache else options.cache_dir or None,
+            progress=report,
+            on_warning=warnings.append,
+            on_conversion=notices.append,
+            **settings,
         )
-    for text in told:
+    for text in warnings:
         print(f"llamac: warning: {safe_error(text)}", file=sys.stderr)
     return model
+
+
+def shown_progress(options: argparse.Namespace, delay: float = 0.0) -> AbstractContextManager[Progress]:
+    """Progress as bars on a terminal, else as lines; no lines with --quiet."""
+    quiet = getattr(options, "quiet", False) and not sys.stderr.isatty()
+    return contextlib.nullcontext(silent) if quiet else bars(delay=delay)

@@ -1,136 +1,233 @@
-"""`llamac run`: streams the continuation of a prompt to stdout, then one line of figures to stderr."""
+"""`llamac run`: stream the continuation of a prompt to stdout, then one line of figures to stderr."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
-from collections.abc import Callable
-from typing import BinaryIO
+from collections.abc import Callable, Iterable
 
-from llamac.cli.loading import load_model
-from llamac.errors import ArgumentError, ContextFullError
-from llamac.generation import Completion
-from llamac.model import Model
+from llamac.cli.loading import load_model, shown_progress
+from llamac.cli.options import Group, add_conversion, add_kernels, add_lora, add_model, add_threads
+from llamac.cli.parser import Parser
+from llamac.cli.prefill import BAR_DELAY, prefill_progress
+from llamac.cli.prompt import read_prompt
+from llamac.cli.text import safe_line, safe_text
+from llamac.engine.generation import Completion
+from llamac.engine.model import Model
+from llamac.engine.sampling import SamplingParams
+from llamac.errors import ArgumentError
+from llamac.exit_codes import OK
 
-# Bytes of a prompt that are read before it is asked how many the context can hold at most.
-PROMPT_BYTES = 1 << 20
+MAX_TOKENS = 256
+
+DESCRIPTION = (
+    "Continue a prompt, or with --chat answer a message, and print the text as it is generated. The prompt comes from "
+    "-i, from -f, or from a pipe; after -i a pipe adds a blank line and its text. Short options have llama2.c's "
+    "letters, but -n counts new tokens only."
+)
+EXAMPLES = """\
+  llamac run -i "Once upon a time"
+  llamac run model.bin -i "Once" --temperature 0.8 --top-p 0.95 --seed 42 --max-tokens 100
+  llamac run ./TinyLlama-1.1B --dtype q4 -i "Once"
+  llamac run hf:HuggingFaceTB/SmolLM2-135M-Instruct --chat -i "What is a whale?"
+  cat report.txt | llamac run chat.bin --chat --system "Be brief." -i "Summarise:"
+  echo "The quick brown" | llamac run model.bin --no-echo
+"""
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the command's options."""
+    parser.operand_hint = "; a prompt follows -i"
+    add_model(parser)
+    _add_prompt(parser.add_argument_group("prompt"))
+    _add_generation(parser.add_argument_group("generation"))
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
+    )
+    add_lora(model, "apply a LoRA adapter while the model runs")
+    model.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="positions for prompt and new tokens (default: as many as they need, at most the model's); models with a "
+        "short and a long RoPE table choose by this number",
+    )
+    add_conversion(parser.add_argument_group("conversion"))
+    machine = parser.add_argument_group("machine")
+    add_threads(machine)
+    add_kernels(machine)
+
+
+def _add_prompt(group: Group) -> None:
+    group.add_argument("-i", "--prompt", metavar="TEXT", help="the prompt")
+    group.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file; - for standard input")
+    group.add_argument(
+        "--chat",
+        action="store_true",
+        help="put the prompt into the model's chat template as the user's message, and print only the answer",
+    )
+    group.add_argument("--system", metavar="TEXT", help="with --chat: a system message before the user's")
+    group.add_argument("--no-echo", action="store_true", help="do not print the prompt before its continuation")
+    group.add_argument(
+        "-q",
+        "--quiet",
+        action="store_true",
+        help="print no figures and hints on stderr, and no progress unless it is a terminal",
+    )
+
+
+def _add_generation(group: Group) -> None:
+    group.add_argument(
+        "-n",
+        "--max-tokens",
+        type=_count,
+        default=MAX_TOKENS,
+        metavar="N",
+        help="new tokens at most; the prompt does not count, unlike in llama2.c; 0: as many as the context holds",
+    )
+    group.add_argument(
+        "-t",
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="sampling temperature; 0 always takes the most probable token (default: the model's setting, else 1.0)",
+    )
+    group.add_argument(
+        "-p",
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="sample from the fewest tokens that together have probability P; 1 turns this off (default: the model's "
+        "setting, else 1.0)",
+    )
+    group.add_argument(
+        "--top-k",
+        type=int,
+        metavar="K",
+        help="sample from the K most probable tokens; 0 turns this off (default: the model's setting, else 0)",
+    )
+    group.add_argument(
+        "--min-p",
+        type=float,
+        metavar="P",
+        help="drop tokens less probable than P times the most probable one; 0 turns this off (default: the model's "
+        "setting, else 0)",
+    )
+    group.add_argument(
+        "-s",
+        "--seed",
+        type=int,
+        metavar="SEED",
+        help="seed of the random choices (default: random, printed at the end)",
+    )
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
+
+
+def _count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is negative, expected 0 or more")
+    return number
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
+    """Run the command; return its exit code."""
     started = time.perf_counter()
     if options.system is not None and not options.chat:
         raise ArgumentError("--system goes with --chat only")
-    settings = {"context": options.context, "kv": options.kv, "threads": options.threads, "isa": options.isa}
+    if options.prompt is not None and options.file not in (None, "-"):
+        raise ArgumentError("argument -f/--file: not allowed with argument -i/--prompt, except `-f -`")
+    request = _request(options)
+    settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa")}
     with load_model(options, tokenizer=options.tokenizer, **settings) as model:
         context = model.config["context"] if options.context is None else options.context
         prompt = read_prompt(options, model, context)
-        ids = model.chat_ids(chat_messages(options, prompt)) if options.chat else model.tokenize(prompt)
-        stream = model.stream(
-            ids,
-            max_tokens=new_tokens(len(ids), options.steps, context),
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            min_p=options.min_p,
-            seed=options.seed,
-            stop=options.stop,
-        )
-        first = None
-        write, flush = _writer(), sys.stdout.flush
-        try:
-            with stream:
-                if not options.no_echo and not options.chat:
-                    write(prompt)
-                    flush()
-                for piece in stream:
-                    first = first or time.perf_counter()
-                    write(piece)
-                    flush()
-        finally:
-            write("\n")
-            flush()
+        if not options.chat and not options.quiet:
+            _hint_at_chat(model)
+        if options.chat:
+            opened = model.chat_stream(_messages(options, prompt), request)
+        else:
+            opened = model.stream(prompt, request)
+        with opened as stream:
+            count = stream.prompt_tokens
+            with shown_progress(options, BAR_DELAY) as report, prefill_progress(stream._session, count, report):
+                piece = next(stream, "")
+            first = time.perf_counter()
+            _print_text("" if options.no_echo or options.chat else prompt, itertools.chain([piece], stream))
         if not options.quiet:
-            print(figures(stream.completion, (first or time.perf_counter()) - started), file=sys.stderr)
-    return 0
+            print(figures(model, stream.completion, first - started), file=sys.stderr)
+    return OK
 
 
-def _writer() -> Callable[[str], object]:
-    """Writes to stdout: as it is to a file or a pipe, without what would command a terminal to a terminal."""
-    write = sys.stdout.write
-    if not sys.stdout.isatty():
-        return write
-    from llamac.cli.text import safe_text
+def _request(options: argparse.Namespace) -> SamplingParams:
+    """The sampling parameters. Wrong values are found here, before a model is converted."""
+    return SamplingParams(
+        max_tokens=options.max_tokens or None,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        seed=options.seed,
+        stop=options.stop,
+    )
 
-    return lambda text: write(safe_text(text))
 
-
-def chat_messages(options: argparse.Namespace, prompt: str) -> list[dict[str, str]]:
-    """The messages of `--chat`: the prompt as the user's, after `--system`'s."""
+def _messages(options: argparse.Namespace, prompt: str) -> list[dict[str, str]]:
     if not prompt:
         raise ArgumentError("--chat needs a message: give it with -i, with -f or through a pipe")
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     return [*system, {"role": "user", "content": prompt}]
 
 
-def read_prompt(options: argparse.Namespace, model: Model, context: int) -> str:
-    """The prompt from -i, -f or a pipe; empty if there is none. A line feed at a file's end is no part of it."""
-    if options.prompt is not None:
-        text: str = options.prompt
-        return text
-    if options.file not in (None, "-"):
-        with open(options.file, "rb") as file:
-            return _decode(_read(file, options.file, model, context), options.file)
-    if sys.stdin is not None and (options.file == "-" or not sys.stdin.isatty()):
-        return _decode(_read(sys.stdin.buffer, "standard input", model, context), "standard input")
-    return ""
+def _hint_at_chat(model: Model) -> None:
+    """A chat model given a bare prompt often ends at once, which looks like a fault."""
+    if sys.stderr.isatty() and model.chat_template is not None:
+        print("llamac: hint: this is a chat model; --chat puts the prompt into its chat template", file=sys.stderr)
 
 
-def _read(file: BinaryIO, name: str, model: Model, context: int) -> bytes:
-    """A whole file, which may be without end: ContextFullError as soon as it is longer than any prompt can be."""
-    data = file.read(PROMPT_BYTES + 1)
-    if len(data) > PROMPT_BYTES:
-        tokenizer = model.tokenizer
-        longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.n_ids))
-        limit = max(PROMPT_BYTES, context * longest)
-        data += file.read(limit + 1 - len(data))
-        if len(data) > limit:
-            raise ContextFullError(
-                f"{name} has more than {limit} bytes: no prompt so long fits the context of {context} positions"
-            )
-    return data
-
-
-def _decode(data: bytes, name: str) -> str:
+def _print_text(echo: str, pieces: Iterable[str]) -> None:
+    """Print the echo, then text as it is generated. The line is ended even if the generation fails."""
+    write = _writer()
     try:
-        return data.decode("utf-8").removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise ArgumentError(f"{name} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}") from None
+        write(echo)
+        for piece in pieces:
+            write(piece)
+            sys.stdout.flush()
+    finally:
+        write("\n")
+        sys.stdout.flush()
 
 
-def new_tokens(prompt_tokens: int, steps: int, context: int) -> int:
-    """Tokens to generate so that `steps` positions are computed, the prompt's included (0: the whole context)."""
-    if steps < 0:
-        raise ArgumentError(f"-n is {steps}, expected 0 (the whole context) or more")
-    steps = min(steps or context, context)
-    used = max(1, prompt_tokens)  # without a prompt the text begins at BOS
-    if steps < used:
-        raise ArgumentError(
-            f"the prompt has {used} tokens, but -n allows {steps} positions (of a context of {context})"
-        )
-    return steps - used + 1
+def _writer() -> Callable[[str], object]:
+    """Write to stdout. A terminal gets control characters escaped; a file or a pipe gets the text as it is."""
+    write = sys.stdout.write
+    return (lambda text: write(safe_text(text))) if sys.stdout.isatty() else write
 
 
-def figures(result: Completion, to_first: float) -> str:
-    """The line of figures: tokens per second of prompt and decode, time to the first token, why it ended, the seed."""
+def figures(model: Model, result: Completion, to_first: float) -> str:
+    """The line of figures: speeds, seconds to the first token, why the text ended, and the seed."""
     usage, timings = result.usage, result.timings
     prompt = usage.prompt_tokens / max(timings.prefill, 1e-9)
     later = usage.completion_tokens - 1
     decode = f"{later / max(timings.decode, 1e-9):.1f} tok/s" if later > 0 else "-"
-    reason = result.finish_reason + (f" {result.stopped_by!r}" if result.stopped_by is not None else "")
     return (
         f"prompt {usage.prompt_tokens} tokens, {prompt:.1f} tok/s | "
         f"decode {usage.completion_tokens} tokens, {decode} | "
-        f"first token after {to_first * 1e3:.0f} ms | {reason} | seed {result.seed}"
+        f"first token after {to_first * 1e3:.0f} ms | {_reason(model, result)} | seed {result.seed}"
     )
+
+
+def _reason(model: Model, result: Completion) -> str:
+    """Why the text ended: length, context, or what stopped it."""
+    if isinstance(result.stopped_by, str):
+        return f"stop string {result.stopped_by!r}"
+    if result.stopped_by is None:
+        return result.finish_reason
+    name = model.tokenizer.token_bytes(result.stopped_by) if model.has_tokenizer else b"%d" % result.stopped_by
+    return f"stop token {safe_line(name.decode('utf-8', 'replace'))}"

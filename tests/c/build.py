@@ -1,12 +1,13 @@
-"""Builds and runs the C tests, with the flags of the shipped build.
+"""Build and run the C tests with the flags of the shipped build.
 
 python tests/c/build.py                                       compile for this machine and run
-python tests/c/build.py --sanitize address,undefined          instrumented
-python tests/c/build.py --no-openmp                           one thread only
+python tests/c/build.py --sanitize address,undefined          with sanitizers
+python tests/c/build.py --sanitize thread --only test_pool    data races in the thread team
+python tests/c/build.py --no-openmp                           single-threaded
 python tests/c/build.py --cc aarch64-linux-gnu-gcc --machine aarch64 --run "qemu-aarch64 -L /usr/aarch64-linux-gnu"
-    --run "qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu cortex-a53"      the kernels once more, on another processor
-python tests/c/build.py --run "qemu-x86_64 -cpu Nehalem"      the scalar path on an old processor
-python tests/c/build.py --program bench/kernel_speed.c --out FILE  another program with the core in it, not run
+    --run "qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu cortex-a53"      then the kernel tests on a second CPU model
+python tests/c/build.py --run "qemu-x86_64 -cpu Nehalem"      the scalar kernels on an old CPU
+python tests/c/build.py --program bench/kernel_speed.c --out FILE       build another program against the core
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("test_kernels", "test_format", "test_model", "test_sampler", "test_pool", "test_pool_portable")
+NAMES = ("test_kernels", "test_format", "test_model", "test_changed_file")
+NAMES += ("test_sampler", "test_pool", "test_pool_portable")
 TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
-INCLUDED = {"test_pool_portable": "pool"}  # programs with a file of the core in them, compiled in another way
-BENCHMARK = ROOT / "bench" / "kernel_speed.c"  # built with the tests and run on a few kernels, so that it keeps working
+# Programs that #include a core file, compiled with other settings: that file's object must not be linked as well.
+INCLUDED = {"test_pool_portable": "pool"}
+BENCHMARK = ROOT / "bench" / "kernel_speed.c"  # built with the tests and run on a few kernels, to keep it working
 
-# clang takes seconds with these for the unrolled kernels, minutes without; gcc checks them for undefined behaviour
+# With these clang compiles the unrolled kernels in seconds instead of minutes. gcc checks them for undefined behavior.
 FUZZED_KERNELS = ("-fno-sanitize=undefined", "-mllvm", "-asan-instrumentation-with-call-threshold=0")
 
 
@@ -42,10 +45,20 @@ def build(
     sources: tuple[Path, ...] = (*TESTS, BENCHMARK),
     instrument_all: bool = True,
 ) -> list[Path]:
-    """Compiles the core and programs of one file each into a folder; returns the programs.
+    """Compile the core and single-file programs.
 
-    instrument_all: False leaves the kernels that need flags of their own without sanitizers: clang takes many minutes
-    for them, and a fuzzer runs the scalar ones.
+    Args:
+        folder: Receives objects and programs.
+        cc: Compiler command, with options.
+        machine: Target architecture, a key of "isa" in csrc/flags.json.
+        sanitize: Comma-separated sanitizers, or None.
+        openmp: Whether to compile with OpenMP.
+        sources: C files with a main function.
+        instrument_all: If False, compile the kernels with ISA flags without sanitizers. clang needs many minutes for
+            them, and fuzzers run the scalar kernels.
+
+    Returns:
+        The programs, in the order of `sources`.
     """
     flags = json.loads((ROOT / "csrc" / "flags.json").read_text())
     common = [*flags["core"], *flags["warnings"], "-Werror", "-g1", "-D_GNU_SOURCE"]
@@ -55,7 +68,7 @@ def build(
     plain = list(common)
     if sanitize:
         common += [f"-fsanitize={sanitize}", *flags["sanitize"]]
-        if "clang" not in cc:  # checks as calls: inlined into unrolled kernels they take minutes to compile
+        if "clang" not in cc:  # checks as calls: inline checks in unrolled kernels take minutes to compile
             common += flags["sanitize_gcc"]
 
     def compile_one(source: Path) -> Path:
@@ -79,20 +92,21 @@ def build(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cc", default="cc", help="the compiler, with options (default: %(default)s)")
-    parser.add_argument("--machine", default=platform.machine(), help="what it compiles for (default: %(default)s)")
+    parser.add_argument("--cc", default="cc", help="compiler command, with options (default: %(default)s)")
+    parser.add_argument("--machine", default=platform.machine(), help="target architecture (default: %(default)s)")
     parser.add_argument("--sanitize", help="sanitizers, e.g. address,undefined")
-    parser.add_argument("--no-openmp", action="store_true", help="one thread only")
+    parser.add_argument("--no-openmp", action="store_true", help="build without OpenMP: single-threaded")
     parser.add_argument(
         "--run",
         action="append",
-        help="what runs the programs, e.g. an emulator; each further one runs the kernels' tests only",
+        help="command that runs the programs, e.g. an emulator; a repeated --run runs only the kernel tests",
     )
-    parser.add_argument("--program", type=Path, metavar="FILE", help="a C file to build instead of the tests")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the program goes")
+    parser.add_argument("--only", action="append", choices=NAMES, help="run only this test program; repeatable")
+    parser.add_argument("--program", type=Path, metavar="FILE", help="build this C file, instead of running tests")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to put that program")
     options = parser.parse_args()
     if (options.program is None) != (options.out is None):
-        parser.error("--program and --out belong together")
+        parser.error("--program and --out must be given together")
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
     with tempfile.TemporaryDirectory() as folder:
         setting = (Path(folder), options.cc, options.machine, options.sanitize, not options.no_openmp)
@@ -100,17 +114,17 @@ def main() -> int:
             fuzzer = "fuzzer" in (options.sanitize or "")
             shutil.copy(build(*setting, (options.program.resolve(),), not fuzzer)[0], options.out)
             return 0
-        programs = build(*setting)
+        chosen = [test for test in TESTS if test.stem in options.only] if options.only else [*TESTS, BENCHMARK]
+        programs = build(*setting, tuple(chosen))
         runs = options.run or [""]
-        todo = [(runs[0], program) for program in programs] + [(run, programs[0]) for run in runs[1:]]
-        for run, program in todo:
+        for run, program in [(runs[0], program) for program in programs] + [(run, programs[0]) for run in runs[1:]]:
             print(f"--- {run} {program.name}", flush=True)
             arguments = ["--emulated"] if run else []
             if program.name == BENCHMARK.stem:
                 arguments = ["all", "pack", "0", "1", "all"]
             code = subprocess.run([*shlex.split(run), str(program), *arguments], env=environment).returncode
             if code:
-                print(f"{program.name} ended with {code}")
+                print(f"{program.name} exited with status {code}")
                 return 1
     return 0
 

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: MIT
-// test_kernels.c - every kernel of every instruction set of this machine: exactly the scalar kernel's bits for all tails and
-// alignments, and close to the same formula in double.
+// test_kernels.c - every kernel of every instruction set that this machine supports: the same bits as the scalar
+// kernel for all tails and alignments, and close to the same formula in float64.
 #include <math.h>
 #include "common.h"
+#include "format.h"
 #include "half.h"
 #include "kernels.h"
-#include "format.h"
 #include "test.h"
 
-static const struct kernels *tables[8];
+static const struct kernels *tables[8];   // tables[0] is the scalar one
 static int n_tables;
 
 static const int dtypes[] = { LLAMAC_F32, LLAMAC_F16, LLAMAC_BF16, LLAMAC_Q8, LLAMAC_Q4, LLAMAC_Q4S };
 
-// The same bits, but for a NaN's sign and payload, which C leaves open.
+// Whether all bits agree. NaNs may differ in sign and payload, which C leaves unspecified.
 static int same(const float *a, const float *b, size_t n) {
-    for (size_t i = 0; i < n; i++) if (memcmp(a + i, b + i, sizeof *a) && (a[i] == a[i] || b[i] == b[i])) return 0;
+    for (size_t i = 0; i < n; i++)
+        if (memcmp(a + i, b + i, sizeof *a) && (a[i] == a[i] || b[i] == b[i])) return 0;
     return 1;
 }
 
-static void halves_convert_like_the_hardware(void) {
+static void f16_conversions_round_like_the_hardware(void) {
 #if defined(__x86_64__)
     for (int h = 0; h < 65536; h++) {
         const float x = f32_from_f16((uint16_t)h);
@@ -27,92 +28,133 @@ static void halves_convert_like_the_hardware(void) {
     }
 #endif
     CHECK(f16_from_f32(65519.0f) == 0x7bff && f16_from_f32(65520.0f) == 0x7c00, "rounding at the top");
-    CHECK(f16_from_f32(0x1p-25f) == 0 && f16_from_f32(0x1.000002p-25f) == 1 && f16_from_f32(0x1.8p-24f) == 2, "rounding at the bottom");
+    CHECK(f16_from_f32(0x1p-25f) == 0 && f16_from_f32(0x1.000002p-25f) == 1, "rounding at the bottom");
+    CHECK(f16_from_f32(0x1.8p-24f) == 2, "a tie between subnormals goes to even");
     CHECK(f16_from_f32(1.0f + 0x1p-11f) == 0x3c00 && f16_from_f32(1.0f + 0x1.8p-10f) == 0x3c02, "ties go to even");
 }
 
-// One product by every table, in one call, row by row, and in two parts of strips; weighted, and its rows in another order.
-static void check_gemm(int dtype, int rows, int columns, int m, int biased, int add, uint64_t *state) {
-    const size_t strip_bytes = dtype_strip_bytes(dtype, (uint64_t)columns), strips = (size_t)ceil_div(rows, 16);
-    const int input = input_of(dtype);
-    const size_t words = input_words(input, columns);
-    uint8_t *w = take(strips * strip_bytes);
-    float *x = take(sizeof(float) * (size_t)(m * columns)), *bias = take(sizeof(float) * (size_t)rows);
-    int32_t *panels = take(4 * words * (size_t)m), *alone = take(4 * words);
-    void *scratch = take(gemm_scratch(m));
-    float *y0 = take(sizeof(float) * (size_t)(m * rows)), *y = take(sizeof(float) * (size_t)(m * rows)), *first = take(sizeof(float) * (size_t)(m * rows));
-    struct cancel cancel = { 0 };
-    fill_random(x, (size_t)(m * columns), state), fill_random(bias, (size_t)rows, state), fill_random(y0, (size_t)(m * rows), state);
-    fill_matrix(dtype, w, strip_bytes, rows, columns, state);
-    struct gemm g = { .w = w, .strip_bytes = strip_bytes, .last = (int)strips, .rows = rows, .columns = columns, .x = panels, .m = m, .bias = biased ? bias : NULL, .y = y,
-                      .y_stride = (size_t)rows, .add = add, .scratch = scratch, .cancel = &cancel };
-    for (int t = 0; t < n_tables; t++) {
-        for (int r = 0; r < m; r++) tables[t]->pack[input](panel_row(panels, m, words, r), x + r * columns, columns);
-        memcpy(y, y0, sizeof(float) * (size_t)(m * rows));
-        tables[t]->gemm[dtype](&g);
-        if (t == 0) memcpy(first, y, sizeof(float) * (size_t)(m * rows));
-        else CHECK(same(y, first, (size_t)(m * rows)), "%s differs from %s: dtype %d, %d x %d, %d rows", tables[t]->name, tables[0]->name, dtype, rows, columns, m);
-        memcpy(y, y0, sizeof(float) * (size_t)(m * rows));
-        for (int r = 0; r < m; r++) {   // a row alone, its strips in two calls
-            struct gemm one = g;
-            tables[t]->pack[input](panel_row(alone, 1, words, 0), x + r * columns, columns);
-            one.x = alone, one.m = 1, one.y = y + r * rows, one.last = (int)strips / 2;
-            tables[t]->gemm[dtype](&one);
-            one.first = one.last, one.last = (int)strips;
-            tables[t]->gemm[dtype](&one);
-        }
-        CHECK(same(y, first, (size_t)(m * rows)), "%s: rows alone differ: dtype %d, %d x %d, %d rows", tables[t]->name, dtype, rows, columns, m);
-        float weights[64], *const plain = take(sizeof(float) * (size_t)(m * rows));
-        int to[64];
-        for (int r = 0; r < m; r++) weights[r] = 0.5f + (float)r, to[r] = m - 1 - r;
-        struct gemm other = g;
-        other.weights = weights, other.to = to, other.copy = plain, other.add = 1;
-        memset(y, 0, sizeof(float) * (size_t)(m * rows));
-        tables[t]->gemm[dtype](&other);
-        for (int r = 0; r < m; r++)
-            for (int o = 0; o < rows; o++) {
-                const float product = plain[r * rows + o], alone_ = product * weights[r];
-                CHECK(y[to[r] * rows + o] == alone_ && (add || product == first[r * rows + o]), "%s: weighted row %d", tables[t]->name, r);
-            }
-        free(plain);
+// ---- products
+
+static void pack_rows(const struct kernels *kernels, int dtype, void *panels, int m, const float *x, int columns) {
+    const int input = input_type_of(dtype);
+    for (int r = 0; r < m; r++)
+        kernels->pack[input](panel_row(panels, m, input_words(input, columns), r), x + r * columns, columns);
+}
+
+// One row at a time, the strips in two calls: the same bits as in one call.
+static void check_gemm_in_parts(const struct kernels *kernels, int dtype, const struct gemm *g, const float *x,
+                                const float *expected) {
+    const int strips = g->last;
+    void *panel = take(4 * input_words(input_type_of(dtype), g->columns));
+    for (int r = 0; r < g->m; r++) {
+        struct gemm part = *g;
+        pack_rows(kernels, dtype, panel, 1, x + r * g->columns, g->columns);
+        part.x = panel, part.m = 1, part.y = g->y + r * g->rows, part.last = strips / 2;
+        kernels->gemm[dtype](&part);
+        part.first = part.last, part.last = strips;
+        kernels->gemm[dtype](&part);
     }
-    for (int i = 0; i < 20; i++) {   // against double
-        const int r = random_below(state, m), o = random_below(state, rows);
-        double sum = 0, size = 0;
-        for (int k = 0; k < columns; k++) {
-            const double product = weight_at(dtype, w, strip_bytes, o, k) * input_at(dtype, x + r * columns, columns, k);
-            sum += product;
-            size += fabs(product);
+    CHECK(same(g->y, expected, (size_t)(g->m * g->rows)), "%s: single rows differ: dtype %d, %d x %d, %d rows",
+          kernels->name, dtype, g->rows, g->columns, g->m);
+    free(panel);
+}
+
+// With row_weights, y_rows and copy: row t goes to row m - 1 - t, weighted; the copy is the product before the weight.
+static void check_gemm_weighted(const struct kernels *kernels, int dtype, const struct gemm *g, const float *expected) {
+    float weights[64], *const copy = take_floats(g->m, g->rows);
+    int y_rows[64];
+    for (int r = 0; r < g->m; r++) weights[r] = 0.5f + (float)r, y_rows[r] = g->m - 1 - r;
+    struct gemm weighted = *g;
+    weighted.row_weights = weights, weighted.y_rows = y_rows, weighted.copy = copy, weighted.accumulate = 1;
+    memset(g->y, 0, sizeof(float) * (size_t)(g->m * g->rows));
+    kernels->gemm[dtype](&weighted);
+    for (int r = 0; r < g->m; r++)
+        for (int o = 0; o < g->rows; o++) {
+            const float product = copy[r * g->rows + o], scaled = product * weights[r];
+            CHECK(g->y[y_rows[r] * g->rows + o] == scaled && (g->accumulate || product == expected[r * g->rows + o]),
+                  "%s: weighted row %d", kernels->name, r);
         }
-        if (biased) sum += (double)bias[o];
-        if (add) sum += (double)y0[r * rows + o];
-        CHECK(fabs(sum - (double)first[r * rows + o]) <= 1e-6 * (size + 2), "dtype %d, %d columns: output %d of row %d is %g, expected %g", dtype, columns, o, r,
-              (double)first[r * rows + o], sum);
-    }
-    float *row = take(sizeof(float) * (size_t)columns), *row0 = take(sizeof(float) * (size_t)columns);
+    free(copy);
+}
+
+static void check_gather(int dtype, const uint8_t *w, size_t strip_bytes, int row, int columns) {
+    float *found = take_floats(1, columns), *scalar = take_floats(1, columns);
     for (int t = 0; t < n_tables; t++) {
-        tables[t]->gather[dtype](w, strip_bytes, rows - 1, columns, t ? row : row0);
-        if (t) CHECK(same(row, row0, (size_t)columns), "%s: gather", tables[t]->name);
+        tables[t]->gather[dtype](w, strip_bytes, row, columns, t ? found : scalar);
+        if (t) CHECK(same(found, scalar, (size_t)columns), "%s: gather", tables[t]->name);
     }
     for (int k = 0; k < columns; k++) {
-        const double expected = weight_at(dtype, w, strip_bytes, rows - 1, k);
-        CHECK(fabs((double)row0[k] - expected) <= 1e-7 * fabs(expected), "gather: dtype %d, column %d is %g, expected %g", dtype, k, (double)row0[k], expected);
+        const double expected = weight_at(dtype, w, strip_bytes, row, k);
+        CHECK(fabs((double)scalar[k] - expected) <= 1e-7 * fabs(expected),
+              "gather: dtype %d, column %d is %g, expected %g", dtype, k, (double)scalar[k], expected);
     }
-    free(w), free(x), free(bias), free(panels), free(alone), free(scratch), free(y0), free(y), free(first), free(row), free(row0);
+    free(found), free(scalar);
+}
+
+static void check_gemm(int dtype, int rows, int columns, int m, int biased, int accumulate, uint64_t *state) {
+    const size_t strip_bytes = dtype_strip_bytes(dtype, (uint64_t)columns), strips = (size_t)ceil_div(rows, 16);
+    const size_t outputs = (size_t)(m * rows);
+    uint8_t *w = take(strips * strip_bytes);
+    float *x = take_floats(m, columns), *bias = take_floats(1, rows);
+    float *initial = take_floats(m, rows), *y = take_floats(m, rows), *expected = take_floats(m, rows);
+    void *panels = take(4 * input_words(input_type_of(dtype), columns) * (size_t)m);
+    void *scratch = take(gemm_scratch_bytes(m));
+    struct cancel cancel = { 0 };
+    fill_random(x, (size_t)(m * columns), state), fill_random(bias, (size_t)rows, state);
+    fill_random(initial, outputs, state);
+    fill_matrix(dtype, w, strip_bytes, rows, columns, state);
+    const struct gemm g = {
+        .w = w, .strip_bytes = strip_bytes, .last = (int)strips, .rows = rows, .columns = columns, .x = panels, .m = m,
+        .bias = biased ? bias : NULL, .y = y, .y_stride = (size_t)rows, .accumulate = accumulate, .scratch = scratch,
+        .cancel = &cancel,
+    };
+    for (int t = 0; t < n_tables; t++) {
+        pack_rows(tables[t], dtype, panels, m, x, columns);
+        memcpy(y, initial, sizeof *y * outputs);
+        tables[t]->gemm[dtype](&g);
+        if (t == 0) memcpy(expected, y, sizeof *y * outputs);
+        CHECK(same(y, expected, outputs), "%s differs: dtype %d, %d x %d, %d rows", tables[t]->name, dtype, rows,
+              columns, m);
+        memcpy(y, initial, sizeof *y * outputs);
+        check_gemm_in_parts(tables[t], dtype, &g, x, expected);
+        check_gemm_weighted(tables[t], dtype, &g, expected);
+    }
+    for (int i = 0; i < 20; i++) {   // some outputs against float64
+        const int r = random_below(state, m), o = random_below(state, rows);
+        double sum = 0, magnitude = 0;
+        for (int k = 0; k < columns; k++) {
+            const double input = input_at(dtype, x + r * columns, columns, k);
+            const double product = weight_at(dtype, w, strip_bytes, o, k) * input;
+            sum += product;
+            magnitude += fabs(product);
+        }
+        if (biased) sum += (double)bias[o];
+        if (accumulate) sum += (double)initial[r * rows + o];
+        CHECK(fabs(sum - (double)expected[r * rows + o]) <= 1e-6 * (magnitude + 2),
+              "dtype %d, %d columns: output %d of row %d is %g, expected %g", dtype, columns, o, r,
+              (double)expected[r * rows + o], sum);
+    }
+    check_gather(dtype, w, strip_bytes, rows - 1, columns);
+    free(w), free(x), free(bias), free(panels), free(scratch), free(initial), free(y), free(expected);
 }
 
 static void products_have_the_same_bits(void) {
     uint64_t state = 1;
     for (size_t d = 0; d < ARRAY_LEN(dtypes); d++) {
-        for (int rows = 1; rows <= 83; rows += rows < 20 ? 1 : 9) check_gemm(dtypes[d], rows, 1 + random_below(&state, 90), 1 + random_below(&state, 20), rows % 2, rows % 3 == 0, &state);
+        for (int rows = 1; rows <= 83; rows += rows < 20 ? 1 : 9) {
+            const int columns = 1 + random_below(&state, 90), m = 1 + random_below(&state, 20);
+            check_gemm(dtypes[d], rows, columns, m, rows % 2, rows % 3 == 0, &state);
+        }
         for (int m = 1; m <= 40; m++) check_gemm(dtypes[d], 70, 33, m, 1, 0, &state);
-        for (int columns = 510; columns <= 1040; columns += 53) check_gemm(dtypes[d], 100, columns, columns % 2 ? 7 : 37, 0, 1, &state);
-        for (int columns = 1; columns <= 300; columns += 23) check_gemm(dtypes[d], 40, columns, 1 + columns % 13, 0, 0, &state);
+        for (int columns = 510; columns <= 1040; columns += 53)
+            check_gemm(dtypes[d], 100, columns, columns % 2 ? 7 : 37, 0, 1, &state);
+        for (int columns = 1; columns <= 300; columns += 23)
+            check_gemm(dtypes[d], 40, columns, 1 + columns % 13, 0, 0, &state);
     }
 }
 
-// Inputs that make sums as large as they can be, and inputs that are no numbers.
-static void quantized_products_stand_extremes(void) {
+// Codes and inputs with the largest possible sums, and inputs that are not finite.
+static void quantized_products_handle_extreme_inputs(void) {
     enum { COLUMNS = 256, WORDS = COLUMNS };
     static const float extremes[] = { 1, -1, 0, 1e-40f, 1e30f, NAN, INFINITY };
     struct cancel cancel = { 0 };
@@ -121,117 +163,173 @@ static void quantized_products_stand_extremes(void) {
             const size_t strip_bytes = dtype_strip_bytes(dtype, COLUMNS);
             uint8_t *w = take(strip_bytes);
             int32_t panel[WORDS];
-            float x[COLUMNS], y[16], y0[16];
-            void *scratch = take(gemm_scratch(1));
+            float x[COLUMNS], y[16], expected[16];
+            void *scratch = take(gemm_scratch_bytes(1));
             memset(w, dtype == LLAMAC_Q8 && !fill ? 1 : fill, strip_bytes);
-            for (int block = 0; block < 2; block++) memset(w + LINE_BYTES + (size_t)block * block_bytes(dtype, 4), fill % 2 ? 127 : 0x81, block_scale_bytes(dtype, 4));
+            for (int block = 0; block < 2; block++)
+                memset(w + LINE_BYTES + (size_t)block * block_bytes(dtype, 4), fill % 2 ? 127 : 0x81,
+                       block_scale_bytes(dtype, 4));
             for (int r = 0; r < 16; r++) ((float *)(void *)w)[r] = 1;
             for (int k = 0; k < COLUMNS; k++) x[k] = e < 2 || k == 40 ? extremes[e] : 1;
-            struct gemm g = { .w = w, .strip_bytes = strip_bytes, .last = 1, .rows = 16, .columns = COLUMNS, .x = panel, .m = 1, .y = y, .y_stride = 16, .scratch = scratch, .cancel = &cancel };
+            const int finite = x[40] - x[40] == 0;
+            struct gemm g = { .w = w, .strip_bytes = strip_bytes, .last = 1, .rows = 16, .columns = COLUMNS, .x = panel,
+                              .m = 1, .y = y, .y_stride = 16, .scratch = scratch, .cancel = &cancel };
             for (int t = 0; t < n_tables; t++) {
-                tables[t]->pack[input_of(dtype)](panel_row(panel, 1, input_words(input_of(dtype), COLUMNS), 0), x, COLUMNS);
+                pack_rows(tables[t], dtype, panel, 1, x, COLUMNS);
                 tables[t]->gemm[dtype](&g);
-                if (t == 0) memcpy(y0, y, sizeof y);
-                if (x[40] - x[40] == 0) CHECK(same(y, y0, 16), "%s differs: dtype %d, bytes %d, input %g", tables[t]->name, dtype, fill, (double)x[40]);
-                else for (int i = 0; i < 16; i++) CHECK(y[i] != y[i], "%s: dtype %d hides %g", tables[t]->name, dtype, (double)x[40]);
+                if (t == 0) memcpy(expected, y, sizeof y);
+                if (finite)
+                    CHECK(same(y, expected, 16), "%s differs: dtype %d, bytes %d, input %g", tables[t]->name, dtype,
+                          fill, (double)x[40]);
+                else
+                    for (int i = 0; i < 16; i++)
+                        CHECK(y[i] != y[i], "%s: dtype %d hides %g", tables[t]->name, dtype, (double)x[40]);
             }
             double sum = 0;
-            for (int k = 0; k < COLUMNS; k++) sum += weight_at(dtype, w, strip_bytes, 3, k) * input_at(dtype, x, COLUMNS, k);
-            if (x[40] - x[40] == 0) CHECK(fabs((double)y0[3] - sum) <= 1e-5 * fabs(sum) + 1e-30, "dtype %d, bytes %d, input %g: %g, expected %g", dtype, fill, (double)x[40], (double)y0[3], sum);
+            for (int k = 0; k < COLUMNS; k++)
+                sum += weight_at(dtype, w, strip_bytes, 3, k) * input_at(dtype, x, COLUMNS, k);
+            if (finite)
+                CHECK(fabs((double)expected[3] - sum) <= 1e-5 * fabs(sum) + 1e-30,
+                      "dtype %d, bytes %d, input %g: %g, expected %g", dtype, fill, (double)x[40], (double)expected[3],
+                      sum);
             free(w), free(scratch);
         }
 }
 
-// Rows of any width, with and without weights and feedback: near what they were, in exactly their bytes, the same bytes from every compiler.
-static void rows_are_quantized(void) {
+// ---- the quantizer
+
+// Quantizes random rows; the result is close to them, has exactly its size, and extends the hash of all bytes. mode:
+// 0 plain, 1 with importance, 2 with importance and feedback.
+static void check_quantize(int dtype, int rows, int columns, int mode, uint64_t *state, uint64_t *hash) {
+    const size_t n = (size_t)columns, strip_bytes = dtype_strip_bytes(dtype, n);
+    const size_t bytes = llamac_matrix_bytes(dtype, (uint64_t)rows, n);
+    float *w = take_floats(rows, columns), *importance = take_floats(1, columns);
+    float *feedback = take_floats(columns, columns), *decoded = take_floats(1, columns);
+    uint8_t *out = take(bytes + 64);
+    fill_random(w, (size_t)rows * n, state), fill_random(feedback, n * n, state);
+    for (size_t k = 0; k < n; k++) importance[k] = 0.5f + (float)(k % 7);
+    for (size_t i = 0; i < n * n; i++) feedback[i] *= 0x1p-7f;
+    memset(out + bytes, 0xa5, 64);
+    llamac_error err;
+    CHECK(!llamac_quantize(dtype, w, (size_t)rows, n, mode ? importance : NULL, mode == 2 ? feedback : NULL, out, &err),
+          "%s", err.message);
+    double error = 0, total = 0;
+    for (int r = 0; r < rows; r++) {
+        tables[0]->gather[dtype](out, strip_bytes, r, columns, decoded);
+        for (size_t k = 0; k < n; k++) {
+            const double x = (double)w[(size_t)r * n + k], d = (double)decoded[k] - x;
+            error += d * d, total += x * x;
+        }
+    }
+    CHECK(error < 0.02 * total, "dtype %d, %d columns, mode %d: %g of %g", dtype, columns, mode, error, total);
+    for (int i = 0; i < 64; i++) CHECK(out[bytes + (size_t)i] == 0xa5, "wrote past the end");
+    for (size_t i = 0; i < bytes; i++) *hash = (*hash ^ out[i]) * 1099511628211u;
+    free(w), free(importance), free(feedback), free(decoded), free(out);
+}
+
+static void quantized_bytes_are_the_same_everywhere(void) {
     uint64_t state = 4, hash = 14695981039346656037u;   // FNV-1a
     for (int dtype = LLAMAC_Q8; dtype <= LLAMAC_Q4S; dtype++)
-        for (int columns = 1; columns <= 300; columns += 1 + columns / 3) for (int way = 0; way < (dtype == LLAMAC_Q8 ? 2 : 3); way++) {
-            const int rows = 1 + random_below(&state, 33);
-            const size_t n = (size_t)columns, bytes = llamac_matrix_bytes(dtype, (uint64_t)rows, n), strip_bytes = dtype_strip_bytes(dtype, n);
-            float *w = take(sizeof(float) * (size_t)rows * n), *weights = take(sizeof(float) * n), *feedback = take(sizeof(float) * n * n), *back = take(sizeof(float) * n);
-            uint8_t *out = take(bytes + 64);
-            fill_random(w, (size_t)rows * n, &state), fill_random(feedback, n * n, &state);
-            for (size_t k = 0; k < n; k++) weights[k] = 0.5f + (float)(k % 7);
-            for (size_t i = 0; i < n * n; i++) feedback[i] *= 0x1p-7f;
-            memset(out + bytes, 0xa5, 64);
-            llamac_error err;
-            CHECK(!llamac_quantize(dtype, w, (size_t)rows, n, way ? weights : NULL, way == 2 ? feedback : NULL, out, &err), "%s", err.message);
-            double error = 0, all = 0;
-            for (int r = 0; r < rows; r++) {
-                tables[0]->gather[dtype](out, strip_bytes, r, columns, back);
-                for (size_t k = 0; k < n; k++) {
-                    const double x = (double)w[(size_t)r * n + k], d = (double)back[k] - x;
-                    error += d * d, all += x * x;
-                }
-            }
-            CHECK(error < 0.02 * all, "dtype %d, %d columns, way %d: %g of %g", dtype, columns, way, error, all);
-            for (int i = 0; i < 64; i++) CHECK(out[bytes + (size_t)i] == 0xa5, "written behind the end");
-            for (size_t i = 0; i < bytes; i++) hash = (hash ^ out[i]) * 1099511628211u;
-            free(w), free(weights), free(feedback), free(back), free(out);
-        }
+        for (int columns = 1; columns <= 300; columns += 1 + columns / 3)
+            for (int mode = 0; mode < (dtype == LLAMAC_Q8 ? 2 : 3); mode++)
+                check_quantize(dtype, 1 + random_below(&state, 33), columns, mode, &state, &hash);
     CHECK(hash == 10110740812635404679u, "the bytes have changed: %llu", (unsigned long long)hash);
+}
+
+static void quantize_refuses_wrong_arguments(void) {
     llamac_error err;
     float w[16] = { 1 };
     uint8_t out[1024];
     CHECK(llamac_quantize(LLAMAC_F16, w, 1, 16, NULL, NULL, out, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "f16");
+    CHECK(strstr(err.message, "dtype is 2, columns 16"), "%s", err.message);
+    CHECK(llamac_quantize(LLAMAC_Q8, w, 1, 4, NULL, w, out, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "feedback");
     llamac_test_fail_allocation(1);
     CHECK(llamac_quantize(LLAMAC_Q4, w, 1, 16, NULL, NULL, out, &err) < 0 && err.code == LLAMAC_NO_MEMORY, "no memory");
     llamac_test_fail_allocation(0);
 }
 
-// Row functions: n numbers at an odd address, guards around them that must stay.
-static void row_functions_have_the_same_bits(void) {
-    uint64_t state = 2;
-    enum { MAX = 80 };
-    float x[MAX + 8], w[MAX + 8], b[MAX + 8], y[MAX + 8], y0[MAX + 8];
-    for (int n = 1; n <= 70; n++) for (int shift = 0; shift < 3; shift++) for (int what = 0; what < 18; what++) {
-        fill_random(x, MAX + 8, &state), fill_random(w, MAX + 8, &state), fill_random(b, MAX + 8, &state);
-        if (what >= 4) for (int i = 0; i < MAX; i++) x[i] *= 12;
-        for (int t = 0; t < n_tables; t++) {
-            const struct kernels *k = tables[t];
-            for (int i = 0; i < MAX + 8; i++) y[i] = 77;
-            float *out = y + shift;
-            if (what == 0) k->norm_rms(x + shift, w, NULL, 1e-5f, n, out);
-            else if (what == 1) k->norm_layer(x + shift, w, b, 1e-5f, n, out);
-            else if (what == 2) k->add(x + shift, n, out);
-            else if (what == 3) { memcpy(y, x, sizeof y); k->rotate(out, w, b, n / 2); }
-            else if (what < 14) k->activate(1 + (what - 4) / 2, x + shift, what % 2 ? w : NULL, n, out);
-            else if (what == 14) k->norm_layer(x + shift, w, NULL, 1e-5f, n, out);
-            else { memcpy(out, x, sizeof(float) * (size_t)n); k->scale(out, n, 0.7f, (float)(what - 15) * 3); }
-            if (t == 0) memcpy(y0, y, sizeof y);
-            else CHECK(same(y, y0, MAX + 8), "%s: function %d, n %d, shift %d", k->name, what, n, shift);
-            for (int i = 0; i < MAX + 8; i++)
-                if (what != 3 && (i < shift || i >= shift + n)) CHECK(y[i] == 77, "%s: function %d wrote at %d of %d", k->name, what, i - shift, n);
-        }
+// ---- row functions
+
+// One call: inputs x, w and b, output y, all at an odd address for some cases. variant: a setting of the function.
+struct row_case { const float *x, *w, *b; float *y; int n, variant; };
+static void row_rms_norm(const struct kernels *k, const struct row_case *c) {
+    k->rms_norm(c->x, c->w, NULL, 1e-5f, c->n, c->y);
+}
+static void row_layer_norm(const struct kernels *k, const struct row_case *c) {
+    k->layer_norm(c->x, c->w, c->variant ? c->b : NULL, 1e-5f, c->n, c->y);
+}
+static void row_add(const struct kernels *k, const struct row_case *c) { k->add(c->x, c->n, c->y); }
+static void row_rotate(const struct kernels *k, const struct row_case *c) {
+    memcpy(c->y, c->x, sizeof(float) * (size_t)c->n);
+    k->rotate(c->y, c->w, c->b, c->n / 2);
+}
+static void row_activate(const struct kernels *k, const struct row_case *c) {
+    k->activate(1 + c->variant / 2, c->x, c->variant % 2 ? c->w : NULL, c->n, c->y);
+}
+static void row_scale(const struct kernels *k, const struct row_case *c) {
+    memcpy(c->y, c->x, sizeof(float) * (size_t)c->n);
+    k->scale(c->y, c->n, 0.7f, 3 * (float)c->variant);   // variant 0: no cap
+}
+
+static const struct { const char *name; void (*call)(const struct kernels *, const struct row_case *); int variants; }
+row_functions[] = {
+    { "rms_norm", row_rms_norm, 1 }, { "layer_norm", row_layer_norm, 2 }, { "add", row_add, 1 },
+    { "rotate", row_rotate, 1 }, { "activate", row_activate, 2 * ACTIVATION_QUICK_GELU }, { "scale", row_scale, 3 },
+};
+
+// The same bits from all tables, and nothing written outside the n floats at y + shift.
+static void check_row_function(size_t f, int variant, int n, int shift, uint64_t *state) {
+    enum { SIZE = 88 };
+    float x[SIZE], w[SIZE], b[SIZE], y[SIZE], expected[SIZE];
+    fill_random(x, SIZE, state), fill_random(w, SIZE, state), fill_random(b, SIZE, state);
+    for (int i = 0; i < SIZE; i++) x[i] *= 12;   // large enough to saturate activations
+    const struct row_case c = { x + shift, w, b, y + shift, n, variant };
+    for (int t = 0; t < n_tables; t++) {
+        for (int i = 0; i < SIZE; i++) y[i] = 77;
+        row_functions[f].call(tables[t], &c);
+        if (t == 0) memcpy(expected, y, sizeof y);
+        CHECK(same(y, expected, SIZE), "%s: %s, variant %d, n %d, shift %d", tables[t]->name, row_functions[f].name,
+              variant, n, shift);
+        for (int i = 0; i < SIZE; i++)
+            if (i < shift || i >= shift + n)
+                CHECK(y[i] == 77, "%s: %s wrote at %d of %d", tables[t]->name, row_functions[f].name, i - shift, n);
     }
 }
 
-// y = cap tanh(scale y / cap): to a few units of its last place, near 0 too, odd, and never beyond the cap.
-static void caps_are_accurate(void) {
+static void row_functions_have_the_same_bits(void) {
+    uint64_t state = 2;
+    for (size_t f = 0; f < ARRAY_LEN(row_functions); f++)
+        for (int variant = 0; variant < row_functions[f].variants; variant++)
+            for (int n = 1; n <= 70; n++)
+                for (int shift = 0; shift < 3; shift++) check_row_function(f, variant, n, shift, &state);
+}
+
+// y = cap tanh(y / cap): accurate to a few units in the last place, also near 0; odd; never beyond the cap.
+static void soft_caps_are_accurate(void) {
     const float caps[] = { 0.001f, 1, 30, 50, 3e5f };
     for (size_t c = 0; c < ARRAY_LEN(caps); c++)
         for (int i = 0; i < 20000; i++) {
-            const float x = caps[c] * ldexpf(1 + (float)(i % 1000) / 1000, i / 1000 * 2 - 32), cap = caps[c];
+            const float cap = caps[c], x = cap * ldexpf(1 + (float)(i % 1000) / 1000, i / 1000 * 2 - 32);
             float y = x, opposite = -x;
             tables[0]->scale(&y, 1, 1, cap), tables[0]->scale(&opposite, 1, 1, cap);
             const double expected = (double)cap * tanh((double)x / (double)cap);
-            CHECK(fabs((double)y - expected) <= 5e-7 * fabs(expected), "cap %g of %g is %.9g, expected %.9g", (double)cap, (double)x, (double)y, expected);
-            CHECK(y == -opposite && y <= cap, "cap %g of %g: %.9g, %.9g", (double)cap, (double)x, (double)y, (double)opposite);
+            CHECK(fabs((double)y - expected) <= 5e-7 * fabs(expected), "cap %g of %g is %.9g, expected %.9g",
+                  (double)cap, (double)x, (double)y, expected);
+            CHECK(y == -opposite && y <= cap, "cap %g of %g: %.9g, %.9g", (double)cap, (double)x, (double)y,
+                  (double)opposite);
         }
-    const float special[] = { 0, INFINITY, -INFINITY, NAN };
+    const float special[] = { 0, INFINITY, -INFINITY, NAN }, capped[] = { 0, 30, -30, NAN };
     for (size_t i = 0; i < ARRAY_LEN(special); i++) {
         float y = special[i];
         tables[0]->scale(&y, 1, 1, 30);
-        CHECK(i == 0 ? y == 0 : i == 1 ? y == 30 : i == 2 ? y == -30 : y != y, "cap of %g is %g", (double)special[i], (double)y);
+        CHECK(y == capped[i] || (y != y && capped[i] != capped[i]), "cap of %g is %g", (double)special[i], (double)y);
     }
 }
 
-// exp(x - max) / their sum, of any number of numbers: the same bits from all tables, near double's.
 static void softmax_has_the_same_bits(void) {
     uint64_t state = 5;
     for (int n = 1; n <= 130; n++) {
-        float x[144], y[144], first[144];
+        float x[144], y[144], expected[144];
         fill_random(x, (size_t)n, &state);
         for (int i = 0; i < n; i++) x[i] *= 9;
         double sum = 0;
@@ -239,30 +337,23 @@ static void softmax_has_the_same_bits(void) {
         for (int t = 0; t < n_tables; t++) {
             memcpy(y, x, sizeof y);
             tables[t]->softmax(y, n);
-            if (!t) memcpy(first, y, sizeof y);
-            CHECK(same(y, first, (size_t)n), "%s differs, n %d", tables[t]->name, n);
+            if (!t) memcpy(expected, y, sizeof y);
+            CHECK(same(y, expected, (size_t)n), "%s differs, n %d", tables[t]->name, n);
         }
-        for (int i = 0; i < n; i++) CHECK(fabs((double)first[i] - exp((double)x[i]) / sum) <= 1e-6, "%g", (double)first[i]);
+        for (int i = 0; i < n; i++)
+            CHECK(fabs((double)expected[i] - exp((double)x[i]) / sum) <= 1e-6, "%g", (double)expected[i]);
     }
 }
 
-static double act_reference(int activation, double x) {
-    switch (activation) {
-    case ACTIVATION_SILU: return x / (1 + exp(-x));
-    case ACTIVATION_GELU_TANH: return 0.5 * x * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
-    case ACTIVATION_GELU_ERF: return 0.5 * x * erfc(-x / sqrt(2));
-    case ACTIVATION_RELU: return x > 0 ? x : 0;
-    default: return x / (1 + exp(-1.702 * x));
-    }
-}
 static void activations_are_accurate(void) {
     for (int activation = 1; activation <= ACTIVATION_QUICK_GELU; activation++)
         for (int i = -40000; i <= 40000; i++) {
             const float x = (float)i / 400;
             float y;
             tables[0]->activate(activation, &x, NULL, 1, &y);
-            const double expected = act_reference(activation, (double)x);
-            CHECK(fabs((double)y - expected) <= 4e-7 * (1 + fabs(expected)), "activation %d of %g is %g, expected %g", activation, (double)x, (double)y, expected);
+            const double expected = reference_activation(activation, (double)x);
+            CHECK(fabs((double)y - expected) <= 4e-7 * (1 + fabs(expected)), "activation %d of %g is %g, expected %g",
+                  activation, (double)x, (double)y, expected);
         }
     const float nan = NAN, inf = INFINITY;
     float y;
@@ -274,86 +365,108 @@ static void activations_are_accurate(void) {
     }
 }
 
-// A cache of one head, queries with different views of it; against double, and each query alone.
+// ---- attention
+
+// The KV cache of one head, filled by every table in turn; they must write the same bytes.
+struct cache { uint8_t **pages; int n_pages; size_t key_bytes; };
+static void store_position(const struct cache *cache, int dtype, int head_dim, int p, const float *k, const float *v) {
+    for (int t = 0; t < n_tables; t++) {
+        tables[t]->store_key[dtype](cache->pages[p / KV_PAGE], p % KV_PAGE, head_dim, k);
+        tables[t]->store_value[dtype](cache->pages[p / KV_PAGE] + cache->key_bytes, p % KV_PAGE, head_dim, v);
+    }
+}
+static struct cache fill_cache(int dtype, int head_dim, int positions, const float *k, const float *v) {
+    struct cache cache = { .n_pages = ceil_div(positions, KV_PAGE),
+                           .key_bytes = KV_PAGE / 16 * float_strip_bytes(dtype, head_dim) };
+    const size_t value_bytes = (size_t)(padded_head_dim(head_dim) / 16) * float_strip_bytes(dtype, KV_PAGE);
+    cache.pages = take(sizeof *cache.pages * (size_t)cache.n_pages);
+    for (int p = 0; p < cache.n_pages; p++) cache.pages[p] = take(cache.key_bytes + value_bytes);
+    for (int p = 0; p < positions; p++) store_position(&cache, dtype, head_dim, p, k + p * head_dim, v + p * head_dim);
+    return cache;
+}
+static void free_cache(struct cache cache) {
+    for (int i = 0; i < cache.n_pages; i++) free(cache.pages[i]);
+    free(cache.pages);
+}
+
+// Gives each query a range of positions: as in a prompt, one or several queries per row, or any. Returns the first
+// position that some query sees.
+static int choose_ranges(struct attend *a, int positions, uint64_t *state) {
+    const int group = (const int[]){ 0, 1, 4, 8 }[random_below(state, 4)];
+    for (int i = 0; i < a->n_queries; i++)
+        a->end[i] = group ? max_int(1, positions - (a->n_queries - 1) / group + i / group)
+                          : 1 + random_below(state, positions);
+    a->end[a->n_queries - 1] = positions;
+    const int window = (const int[]){ 0, 0, 1, 5, 300 }[random_below(state, 5)];
+    int first_visible = positions;
+    for (int i = 0; i < a->n_queries; i++) {
+        a->begin[i] = window ? max_int(0, a->end[i] - window) : 0;
+        first_visible = min_int(first_visible, a->begin[i]);
+    }
+    a->soft_cap = window % 2 ? 0.5f : 0;
+    return first_visible;
+}
+
+// Queries with different ranges over one head's cache: the same bits from all tables and for each query alone; close
+// to float64. NaNs at positions outside a query's range must not reach its result.
 static void check_attention(int dtype, int head_dim, int positions, int n_queries, uint64_t *state) {
-    const int width = value_width(head_dim), pages_n = ceil_div(positions, KV_PAGE);
-    const size_t key_bytes = KV_PAGE / 16 * float_strip_bytes(dtype, head_dim), page_bytes = key_bytes + (size_t)(width / 16) * float_strip_bytes(dtype, KV_PAGE);
-    uint8_t **pages = take(sizeof *pages * (size_t)pages_n);
-    float *k = take(sizeof(float) * (size_t)(positions * head_dim)), *v = take(sizeof(float) * (size_t)(positions * head_dim));
-    float *q = take(sizeof(float) * (size_t)(n_queries * head_dim)), *panel = take(sizeof(float) * (size_t)(n_queries * head_dim));
-    float *scratch = take(sizeof(float) * attend_scratch(head_dim)), *out = take(sizeof(float) * (size_t)(n_queries * width)), *first = take(sizeof(float) * (size_t)(n_queries * width));
-    fill_random(k, (size_t)(positions * head_dim), state), fill_random(v, (size_t)(positions * head_dim), state), fill_random(q, (size_t)(n_queries * head_dim), state);
+    const int width = padded_head_dim(head_dim);
+    const size_t outputs = (size_t)(n_queries * width);
+    float *k = take_floats(positions, head_dim), *v = take_floats(positions, head_dim);
+    float *q = take_floats(n_queries, head_dim), *panels = take_floats(n_queries, head_dim);
+    float *out = take_floats(n_queries, width), *expected = take_floats(n_queries, width);
+    float *scratch = take(sizeof(float) * attend_scratch_floats(head_dim)), *nans = take_floats(1, head_dim);
+    fill_random(k, (size_t)(positions * head_dim), state), fill_random(v, (size_t)(positions * head_dim), state);
+    fill_random(q, (size_t)(n_queries * head_dim), state);
     const int poisoned = random_below(state, 2);   // the last position, which not all queries see
     if (poisoned) k[positions * head_dim - 1] = v[positions * head_dim - 1] = NAN;
-    for (int p = 0; p < pages_n; p++) pages[p] = take(page_bytes);
-    for (int t = 0; t < n_tables; t++)   // each table writes the same cache
-        for (int p = 0; p < positions; p++) {
-            tables[t]->store_key[dtype](pages[p / KV_PAGE], p % KV_PAGE, head_dim, k + p * head_dim);
-            tables[t]->store_value[dtype](pages[p / KV_PAGE] + key_bytes, p % KV_PAGE, head_dim, v + p * head_dim);
-        }
+    const struct cache cache = fill_cache(dtype, head_dim, positions, k, v);
     struct cancel cancel = { 0 };
-    struct attend a = { .cancel = &cancel, .kv = { (const uint8_t *const *)pages, 0, key_bytes }, .head_dim = head_dim, .n_queries = n_queries, .q = panel, .out = out, .scratch = scratch };
-    // as in a prompt, each row by itself or several queries a row, or anything
-    const int group = (const int[]){ 0, 1, 4, 8 }[random_below(state, 4)];
-    for (int i = 0; i < n_queries; i++) {
-        a.visible[i] = group ? max_int(1, positions - (n_queries - 1) / group + i / group) : 1 + random_below(state, positions);
-        tables[0]->pack[INPUT_F32](panel_row(panel, n_queries, (size_t)head_dim, i), q + i * head_dim, head_dim);
-    }
-    a.visible[n_queries - 1] = positions;
-    // windows: none, or so many positions; what is before them may be NaN, like what no query sees
-    const int window = (const int[]){ 0, 0, 1, 5, 300 }[random_below(state, 5)];
-    int seen = positions;
-    for (int i = 0; i < n_queries; i++) {
-        a.first[i] = window ? max_int(0, a.visible[i] - window) : 0;
-        seen = min_int(seen, a.first[i]);
-    }
-    a.cap = window % 2 ? 0.5f : 0;
-    for (int p = 0; p < seen; p += 1 + p / 2) {
-        float *const nowhere = take(sizeof(float) * (size_t)head_dim);
-        for (int d = 0; d < head_dim; d++) nowhere[d] = NAN;
-        tables[0]->store_key[dtype](pages[p / KV_PAGE], p % KV_PAGE, head_dim, nowhere);
-        tables[0]->store_value[dtype](pages[p / KV_PAGE] + key_bytes, p % KV_PAGE, head_dim, nowhere);
-        free(nowhere);
-    }
+    struct attend a = { .cancel = &cancel, .kv = { (const uint8_t *const *)cache.pages, 0, cache.key_bytes },
+                        .head_dim = head_dim, .n_queries = n_queries, .q = panels, .out = out, .scratch = scratch };
+    pack_rows(tables[0], LLAMAC_F32, panels, n_queries, q, head_dim);
+    const int first_visible = choose_ranges(&a, positions, state);
+    for (int d = 0; d < head_dim; d++) nans[d] = NAN;
+    for (int p = 0; p < first_visible; p += 1 + p / 2) store_position(&cache, dtype, head_dim, p, nans, nans);
     for (int t = 0; t < n_tables; t++) {
         tables[t]->attend[dtype](&a);
-        if (t == 0) memcpy(first, out, sizeof(float) * (size_t)(n_queries * width));
-        else CHECK(same(out, first, (size_t)(n_queries * width)), "%s differs: dtype %d, head_dim %d, %d positions, %d queries", tables[t]->name, dtype, head_dim, positions, n_queries);
+        if (t == 0) memcpy(expected, out, sizeof *out * outputs);
+        CHECK(same(out, expected, outputs), "%s differs: dtype %d, head_dim %d, %d positions, %d queries",
+              tables[t]->name, dtype, head_dim, positions, n_queries);
         for (int i = 0; i < n_queries; i++) {
-            struct attend one = a;
-            one.n_queries = 1, one.q = q + i * head_dim, one.visible[0] = a.visible[i], one.first[0] = a.first[i];
-            tables[t]->attend[dtype](&one);
-            CHECK(same(out, first + i * width, (size_t)head_dim), "%s: query %d alone differs: dtype %d, head_dim %d, %d positions", tables[t]->name, i, dtype, head_dim, positions);
+            struct attend single = a;
+            single.n_queries = 1, single.q = q + i * head_dim, single.begin[0] = a.begin[i], single.end[0] = a.end[i];
+            tables[t]->attend[dtype](&single);
+            CHECK(same(out, expected + i * width, (size_t)head_dim),
+                  "%s: query %d alone differs: dtype %d, head_dim %d, %d positions", tables[t]->name, i, dtype,
+                  head_dim, positions);
         }
     }
-    double *p = take(sizeof(double) * (size_t)positions);
+    double *p = take(sizeof *p * (size_t)positions), *o = take(sizeof *o * (size_t)head_dim);
     for (int i = 0; i < n_queries; i++) {
-        double sum = 0;
-        if (poisoned && a.visible[i] == positions) {
-            for (int d = 0; d < head_dim; d++) CHECK(first[i * width + d] != first[i * width + d], "a NaN of position %d is lost", positions - 1);
-            continue;
-        }
-        for (int j = a.first[i]; j < a.visible[i]; j++) {
-            double s = 0;
-            for (int d = 0; d < head_dim; d++) s += (double)stored(dtype, k[j * head_dim + d]) * (double)q[i * head_dim + d];
-            if (a.cap > 0) s = (double)a.cap * tanh(s / (double)a.cap);
-            sum += p[j] = exp(s);
-        }
+        const float *found = expected + i * width;
+        const int sees_nan = poisoned && a.end[i] == positions;
+        if (!sees_nan)
+            reference_attention(dtype, head_dim, q + i * head_dim, k, v, a.begin[i], a.end[i], (double)a.soft_cap, p,
+                                o);
         for (int d = 0; d < head_dim; d++) {
-            double o = 0;
-            for (int j = a.first[i]; j < a.visible[i]; j++) o += p[j] / sum * (double)stored(dtype, v[j * head_dim + d]);
-            CHECK(fabs(o - (double)first[i * width + d]) < 2e-6, "attention %g, expected %g", (double)first[i * width + d], o);
+            if (sees_nan) CHECK(found[d] != found[d], "a NaN at position %d is lost", positions - 1);
+            else CHECK(fabs(o[d] - (double)found[d]) < 2e-6, "attention %g, expected %g", (double)found[d], o[d]);
         }
     }
-    for (int i = 0; i < pages_n; i++) free(pages[i]);
-    free(pages), free(k), free(v), free(q), free(panel), free(scratch), free(out), free(first), free(p);
+    free_cache(cache);
+    free(k), free(v), free(q), free(panels), free(scratch), free(out), free(expected), free(nans), free(p), free(o);
 }
 
 static void attention_has_the_same_bits(void) {
     uint64_t state = 3;
-    for (int d = 0; d < 2; d++)
+    for (int dtype = LLAMAC_F32; dtype <= LLAMAC_F16; dtype++)
         for (int head_dim = 1; head_dim <= 40; head_dim += 3)
-            for (int i = 0; i < 4; i++) check_attention(dtypes[d], head_dim, 1 + random_below(&state, 700), 1 + random_below(&state, ATTENTION_QUERIES), &state);
+            for (int i = 0; i < 4; i++) {
+                const int positions = 1 + random_below(&state, 700);
+                const int queries = 1 + random_below(&state, ATTENTION_QUERIES);
+                check_attention(dtype, head_dim, positions, queries, &state);
+            }
     check_attention(LLAMAC_F16, 64, 1024, 8, &state);
     check_attention(LLAMAC_F32, 16, 256, 1, &state);
     check_attention(LLAMAC_F32, 16, 257, 2, &state);
@@ -363,28 +476,32 @@ static void the_f16_cache_saturates(void) {
     const float x[3] = { 1e6f, -1e6f, 65504.0f };
     for (int t = 0; t < n_tables; t++) {
         uint8_t *page = take(KV_PAGE * 64);
-        float back[3];
+        float decoded[3];
         tables[t]->store_key[LLAMAC_F16](page, 5, 3, x);
-        tables[t]->gather[LLAMAC_F16](page, float_strip_bytes(LLAMAC_F16, 3), 5, 3, back);
-        CHECK(back[0] == 65504.0f && back[1] == -65504.0f && back[2] == 65504.0f, "%s: %g %g", tables[t]->name, (double)back[0], (double)back[1]);
+        tables[t]->gather[LLAMAC_F16](page, float_strip_bytes(LLAMAC_F16, 3), 5, 3, decoded);
+        CHECK(decoded[0] == 65504.0f && decoded[1] == -65504.0f && decoded[2] == 65504.0f, "%s: %g %g", tables[t]->name,
+              (double)decoded[0], (double)decoded[1]);
         free(page);
     }
 }
 
-// What the measuring loops claim to have done, they have done.
-static void measuring_loops_do_their_work(void) {
+// ---- measuring loops and selection
+
+static void measuring_loops_do_the_work_they_report(void) {
     enum { FLOATS = 4 * 5 * READ_STEP };
-    float *block = take(sizeof(float) * FLOATS), result;
+    float *block = take_floats(1, FLOATS), result;
     for (int i = 0; i < FLOATS; i++) block[i] = (float)(i % 9);
     float sum = 0;
     for (int i = 0; i < FLOATS; i++) sum += block[i];
     for (int t = 0; t < n_tables; t++) {
-        for (int streams = 1; streams <= 4; streams *= 2) CHECK(tables[t]->read_block(block, FLOATS, streams) == sum, "%s: %d streams", tables[t]->name, streams);
-        for (int input = 0; input < N_INPUTS; input++) {
+        for (int streams = 1; streams <= 4; streams *= 2)
+            CHECK(tables[t]->read_block(block, FLOATS, streams) == sum, "%s: %d streams", tables[t]->name, streams);
+        for (int input = 0; input < N_INPUT_TYPES; input++) {
             result = NAN;
             const double once = tables[t]->peak[input](1, &result);
-            CHECK(once > 0 && result == result, "%s: %g multiply-adds of input %d", tables[t]->name, once, input);
-            CHECK(tables[t]->peak[input](3, &result) == 3 * once, "%s: three passes of input %d", tables[t]->name, input);
+            CHECK(once > 0 && result == result, "%s: %g multiply-adds of input type %d", tables[t]->name, once, input);
+            CHECK(tables[t]->peak[input](3, &result) == 3 * once, "%s: three passes, input type %d", tables[t]->name,
+                  input);
         }
     }
     free(block);
@@ -399,22 +516,23 @@ static void unknown_isas_are_refused(void) {
 int main(void) {
     int supported;
     llamac_error err;
-    for (size_t i = 0; llamac_isa_at(i, &supported); i++)   // the scalar one, last in the list, comes first here
+    for (size_t i = 0; llamac_isa_at(i, &supported); i++)
         if (supported) tables[n_tables++] = kernels_select(llamac_isa_at(i, &supported), &err);
-    const struct kernels *scalar = tables[n_tables - 1];
+    const struct kernels *scalar = tables[n_tables - 1];   // last in the list
     tables[n_tables - 1] = tables[0], tables[0] = scalar;
     for (int i = 0; i < n_tables; i++) printf("testing %s\n", tables[i]->name);
-    RUN(halves_convert_like_the_hardware);
+    RUN(f16_conversions_round_like_the_hardware);
     RUN(products_have_the_same_bits);
-    RUN(quantized_products_stand_extremes);
-    RUN(rows_are_quantized);
+    RUN(quantized_products_handle_extreme_inputs);
+    RUN(quantized_bytes_are_the_same_everywhere);
+    RUN(quantize_refuses_wrong_arguments);
     RUN(row_functions_have_the_same_bits);
     RUN(activations_are_accurate);
-    RUN(caps_are_accurate);
+    RUN(soft_caps_are_accurate);
     RUN(softmax_has_the_same_bits);
     RUN(attention_has_the_same_bits);
     RUN(the_f16_cache_saturates);
-    RUN(measuring_loops_do_their_work);
+    RUN(measuring_loops_do_the_work_they_report);
     RUN(unknown_isas_are_refused);
     return finish_tests("test_kernels");
 }

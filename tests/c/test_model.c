@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// test_model.c - the core as a whole: the same bits however an input is computed, every allocation that can fail, cancelling,
-// observing.
+// test_model.c - the core as a whole: the same bits however an input is computed, every allocation that can fail,
+// cancelling, observing.
 #include <fenv.h>
 #include <math.h>
 #include <pthread.h>
@@ -24,7 +24,8 @@ static int most_threads(int wanted) {
     return llamac_has_threads() ? wanted : 1;
 }
 
-static int token_at(int sequence, int position, int vocab) { return (position * 37 + sequence * 11 + position * position) % vocab; }
+static int token_at(int sequence, int position,
+    int vocab) { return (position * 37 + sequence * 11 + position * position) % vocab; }
 
 // ---- the same bits
 
@@ -55,7 +56,7 @@ static void check_same_bits(const struct tiny_shape *shape, int kv) {
             s = open_session(model, 1, kv, threads, isa);
             prefill_whole(s, 0, N, shape->vocab, logits);
             CHECK(!memcmp(logits, expected, sizeof(float) * vocab * N), "%s, %d threads, one prefill", isa, threads);
-            CHECK(!llamac_rewind(s, 0, 0, &err), "%s", err.message);
+            CHECK(!llamac_truncate(s, 0, 0, &err), "%s", err.message);
             for (int at = 0; at < N;) {   // chunks of random sizes, some of one token
                 const int n = min_int(N - at, threads == 1 ? 1 : 1 + random_below(&state, 50));
                 llamac_row rows[64];
@@ -88,10 +89,13 @@ static void bits_do_not_depend_on_threads_chunks_or_isa(void) {
     check_same_bits(&f16, 0);
 }
 
-// What every machine must compute: SHA-256 of the logits of N positions. A change that moves these bits raises FORMAT_NUMERICS.
+// What every machine must compute: SHA-256 of the logits of N positions. A change that moves these bits raises
+// FORMAT_NUMERICS.
 static void logits_have_the_recorded_bits(void) {
     const struct { const struct tiny_shape *shape; int kv; const char *sha256; } recorded[] = {
-        { &tiny_llama, LLAMAC_F32, "b2b9a73e9fffea128047bdd033a5a5c70b87a0416a7244757d63bc0d8ffef468" }, { &tiny_llama, LLAMAC_F16, "557a3b4ea50e4f4a9bc2b5fc87332c2a3de9529a87d3a6a2ee0a2ed466c94272" }, { &tiny_gpt2, LLAMAC_F16, "37e774927f70a30ec4c836f3af93a3340760ed39eeec311fbf329358f4ac6200" },
+        { &tiny_llama, LLAMAC_F32, "b2b9a73e9fffea128047bdd033a5a5c70b87a0416a7244757d63bc0d8ffef468" },
+            { &tiny_llama, LLAMAC_F16, "557a3b4ea50e4f4a9bc2b5fc87332c2a3de9529a87d3a6a2ee0a2ed466c94272" },
+            { &tiny_gpt2, LLAMAC_F16, "37e774927f70a30ec4c836f3af93a3340760ed39eeec311fbf329358f4ac6200" },
         { &tiny_mixed, LLAMAC_F16, "48d9f0b51eb0098ac520702cd15b32f751a641209da77e5d79ddb07c5cf2688b" },
         { &tiny_q8, LLAMAC_F16, "bea9c5c7f67f21331499266f1f319bbff71cebf1a0a608449a4f27c67a2155e6" },
         { &tiny_q4, LLAMAC_F16, "5c6f2a8fbbc02819dcebde35b395e634230d41ad9713ec650a51add0d7ea1ade" },
@@ -143,7 +147,8 @@ static void bits_do_not_depend_on_neighbours(void) {
             }
             CHECK(!llamac_eval(s, rows, kept, row, NULL, &err), "%s", err.message);
             for (int r = 0; r < kept; r++)
-                CHECK(!memcmp(row + r * vocab, alone + (rows[r].sequence * L + rows[r].position) * vocab, sizeof(float) * (size_t)vocab), "sequence %d, position %d", rows[r].sequence, rows[r].position);
+                CHECK(!memcmp(row + r * vocab, alone + (rows[r].sequence * L + rows[r].position) * vocab,
+                    sizeof(float) * (size_t)vocab), "sequence %d, position %d", rows[r].sequence, rows[r].position);
         }
         llamac_session_close(&s);
     }
@@ -195,15 +200,15 @@ static void a_rewound_session_continues_as_a_fresh_one(void) {
     const int places[] = { 289, 256, 255, 130, 64, 63, 1, 0 };
     for (size_t i = 0; i < ARRAY_LEN(places); i++) {
         const int p = places[i];
-        CHECK(!llamac_rewind(s, 0, p, &err) && llamac_length(s, 0) == p, "%s", err.message);
+        CHECK(!llamac_truncate(s, 0, p, &err) && llamac_length(s, 0) == p, "%s", err.message);
         const llamac_row row = { token_at(0, p, tiny_llama.vocab), 0, p, 1 };
         CHECK(!llamac_eval(s, &row, 1, logits, NULL, &err), "%s", err.message);
         CHECK(!memcmp(logits, expected + (size_t)p * vocab, sizeof(float) * vocab), "position %d", p);
     }
     llamac_session_describe(s, &info);
     CHECK(info.kv_bytes < full, "pages are given back");
-    CHECK(llamac_rewind(s, 0, 2, &err) && err.code == LLAMAC_BAD_ARGUMENT, "forward");
-    CHECK(llamac_rewind(s, 1, 0, &err) && err.code == LLAMAC_BAD_ARGUMENT, "no such sequence");
+    CHECK(llamac_truncate(s, 0, 2, &err) && err.code == LLAMAC_BAD_ARGUMENT, "forward");
+    CHECK(llamac_truncate(s, 1, 0, &err) && err.code == LLAMAC_BAD_ARGUMENT, "no such sequence");
     llamac_session_close(&s);
     free(expected), free(logits);
     llamac_model_close(&model);
@@ -226,28 +231,32 @@ static void observers_change_nothing(void) {
         for (int threads = 1; threads <= most_threads(2); threads++) {
             llamac_session *s = open_session(model, 1, 0, threads, NULL);
             CHECK(!llamac_eval(s, rows, ROWS, expected, NULL, &err), "%s", err.message);
-            CHECK(!llamac_rewind(s, 0, 0, &err), "%s", err.message);
-            llamac_observation wishes[LLAMAC_N_STAGES];
+            CHECK(!llamac_truncate(s, 0, 0, &err), "%s", err.message);
+            llamac_observation requests[LLAMAC_N_STAGES];
             size_t widths[LLAMAC_N_STAGES];
             for (int g = 0; g < LLAMAC_N_STAGES; g++) {
                 int per_layer;
                 widths[g] = llamac_stage_width(s, g, &per_layer);
                 float *out = take(sizeof(float) * widths[g] * ROWS);
-                wishes[g] = (llamac_observation){ g, per_layer, out };
+                requests[g] = (llamac_observation){ g, per_layer, out };
                 *(threads == 1 ? &seen[g] : &again[g]) = out;
             }
-            const llamac_eval_options options = { .observations = wishes, .n_observations = LLAMAC_N_STAGES };
+            const llamac_eval_options options = { .observations = requests, .n_observations = LLAMAC_N_STAGES };
             CHECK(!llamac_eval(s, rows, ROWS, logits, &options, &err), "%s", err.message);
-            CHECK(!memcmp(logits, expected, sizeof(float) * vocab * ROWS), "observed logits differ with %d threads", threads);
-            CHECK(!memcmp(threads == 1 ? seen[LLAMAC_STAGE_LOGITS] : again[LLAMAC_STAGE_LOGITS], expected, sizeof(float) * vocab * ROWS), "the stage logits");
+            CHECK(!memcmp(logits, expected, sizeof(float) * vocab * ROWS), "observed logits differ with %d threads",
+                threads);
+            CHECK(!memcmp(threads == 1 ? seen[LLAMAC_STAGE_LOGITS] : again[LLAMAC_STAGE_LOGITS], expected,
+                sizeof(float) * vocab * ROWS), "the stage logits");
             if (threads == 2)
-                for (int g = 0; g < LLAMAC_N_STAGES; g++) CHECK(!memcmp(seen[g], again[g], sizeof(float) * widths[g] * ROWS), "stage %s", llamac_stage_name(g));
+                for (int g = 0; g < LLAMAC_N_STAGES; g++) CHECK(!memcmp(seen[g], again[g],
+                    sizeof(float) * widths[g] * ROWS), "stage %s", llamac_stage_name(g));
             llamac_session_close(&s);
         }
         const float *scores = seen[LLAMAC_STAGE_SCORES];
         for (int r = 0; r < ROWS; r += 30)
             for (int p = 0; p < shapes[which]->context; p++)
-                CHECK(p <= r ? isfinite(scores[(size_t)(r * shapes[which]->n_heads * shapes[which]->context + p)]) : scores[(size_t)(r * shapes[which]->n_heads * shapes[which]->context + p)] == -INFINITY,
+                CHECK(p <= r ? isfinite(scores[(size_t)(r * shapes[which]->n_heads * shapes[which]->context + p)])
+                    : scores[(size_t)(r * shapes[which]->n_heads * shapes[which]->context + p)] == -INFINITY,
                       "score of row %d at %d", r, p);
         for (int g = 0; g < LLAMAC_N_STAGES; g++) free(seen[g]), free(again[g]);
         free(expected), free(logits);
@@ -264,40 +273,54 @@ static void bad_rows_change_nothing(void) {
     llamac_session *s = open_session(model, 2, 0, 1, NULL);
     float logits[101];
     const struct { llamac_row rows[2]; int n; enum llamac_code code; } bad[] = {
-        { { { -1, 0, 0, 0 } }, 1, LLAMAC_BAD_ARGUMENT }, { { { 101, 0, 0, 0 } }, 1, LLAMAC_BAD_ARGUMENT }, { { { 1, 2, 0, 0 } }, 1, LLAMAC_BAD_ARGUMENT },
-        { { { 1, -1, 0, 0 } }, 1, LLAMAC_BAD_ARGUMENT }, { { { 1, 0, 1, 0 } }, 1, LLAMAC_BAD_ARGUMENT }, { { { 1, 0, 0, 0 }, { 1, 0, 2, 0 } }, 2, LLAMAC_BAD_ARGUMENT },
+        { { { -1, 0, 0, 0 } }, 1, LLAMAC_BAD_ARGUMENT }, { { { 101, 0, 0, 0 } }, 1, LLAMAC_BAD_ARGUMENT },
+            { { { 1, 2, 0, 0 } }, 1, LLAMAC_BAD_ARGUMENT },
+        { { { 1, -1, 0, 0 } }, 1, LLAMAC_BAD_ARGUMENT }, { { { 1, 0, 1, 0 } }, 1, LLAMAC_BAD_ARGUMENT },
+            { { { 1, 0, 0, 0 }, { 1, 0, 2, 0 } }, 2, LLAMAC_BAD_ARGUMENT },
         { { { 1, 0, 0, 0 } }, -1, LLAMAC_BAD_ARGUMENT },
     };
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
-        CHECK(llamac_eval(s, bad[i].rows, bad[i].n, logits, NULL, &err) < 0 && err.code == (int)bad[i].code, "row %zu: %s", i, err.message);
+        CHECK(llamac_eval(s, bad[i].rows, bad[i].n, logits, NULL, &err) < 0 && err.code == (int)bad[i].code,
+            "row %zu: %s", i, err.message);
         CHECK(llamac_length(s, 0) == 0, "length");
     }
     CHECK(llamac_eval(s, &(llamac_row){ 1, 0, 0, 1 }, 1, NULL, NULL, &err), "no buffer");
-    const llamac_observation nothing = { LLAMAC_STAGE_Q, 3, logits }, nowhere = { LLAMAC_STAGE_Q, 0, NULL }, unknown = { 99, 0, logits };
-    const llamac_observation *wishes[] = { &nothing, &nowhere, &unknown };
+    const llamac_observation nothing = { LLAMAC_STAGE_Q, 3, logits }, nowhere = { LLAMAC_STAGE_Q, 0, NULL },
+        unknown = { 99, 0, logits };
+    const llamac_observation *requests[] = { &nothing, &nowhere, &unknown };
     for (int i = 0; i < 3; i++) {
-        const llamac_eval_options o = { .observations = wishes[i], .n_observations = 1 };
-        CHECK(llamac_eval(s, &(llamac_row){ 1, 0, 0, 1 }, 1, logits, &o, &err) && err.code == LLAMAC_BAD_ARGUMENT, "observation %d", i);
+        const llamac_eval_options o = { .observations = requests[i], .n_observations = 1 };
+        CHECK(llamac_eval(s, &(llamac_row){ 1, 0, 0, 1 }, 1, logits, &o, &err) && err.code == LLAMAC_BAD_ARGUMENT,
+            "observation %d", i);
     }
     float numbers[60];
-    const llamac_observation twice[] = { { LLAMAC_STAGE_Q, 1, numbers }, { LLAMAC_STAGE_Q, 0, numbers }, { LLAMAC_STAGE_Q, 1, numbers } };
-    const llamac_observation again[] = { { LLAMAC_STAGE_LOGITS, 0, logits }, { LLAMAC_STAGE_LOGITS, 1, logits } };   // not of a layer
-    const llamac_eval_options doubled[] = { { .observations = twice, .n_observations = 3 }, { .observations = again, .n_observations = 2 } };
+    const llamac_observation twice[] = { { LLAMAC_STAGE_Q, 1, numbers }, { LLAMAC_STAGE_Q, 0, numbers },
+        { LLAMAC_STAGE_Q, 1, numbers } };
+    // not of a layer
+    const llamac_observation again[] = { { LLAMAC_STAGE_LOGITS, 0, logits }, { LLAMAC_STAGE_LOGITS, 1, logits } };
+    const llamac_eval_options doubled[] = { { .observations = twice, .n_observations = 3 },
+        { .observations = again, .n_observations = 2 } };
     for (int i = 0; i < 2; i++) {
-        CHECK(llamac_eval(s, &(llamac_row){ 1, 0, 0, 1 }, 1, logits, &doubled[i], &err) && err.code == LLAMAC_BAD_ARGUMENT, "doubled %d", i);
-        CHECK(strstr(err.message, i ? "observation 1" : "observation 2") && strstr(err.message, i ? "logits" : "stage q of layer 1"), "%s", err.message);
+        CHECK(llamac_eval(s, &(llamac_row){ 1, 0, 0, 1 }, 1, logits, &doubled[i], &err)
+            && err.code == LLAMAC_BAD_ARGUMENT, "doubled %d", i);
+        CHECK(strstr(err.message, i ? "observation 1" : "observation 2")
+            && strstr(err.message, i ? "logits" : "stage q of layer 1"), "%s", err.message);
     }
     llamac_session_close(&s);
     const llamac_session_options options[] = {
-        { .n_sequences = 0, .threads = 1 }, { .n_sequences = 1, .threads = 0 }, { .n_sequences = 1, .threads = 1, .context = 401 },
-        { .n_sequences = 1, .threads = 1, .context = -1 }, { .n_sequences = 1, .threads = 1, .kv_dtype = LLAMAC_BF16 }, { .n_sequences = 1, .threads = 1, .isa = "none" },
+        { .n_sequences = 0, .threads = 1 }, { .n_sequences = 1, .threads = 0 },
+            { .n_sequences = 1, .threads = 1, .context = 401 },
+        { .n_sequences = 1, .threads = 1, .context = -1 }, { .n_sequences = 1, .threads = 1, .kv_dtype = LLAMAC_BF16 },
+            { .n_sequences = 1, .threads = 1, .isa = "none" },
     };
-    for (size_t i = 0; i < ARRAY_LEN(options); i++) CHECK(llamac_session_open(&s, model, &options[i], &err) && !s, "options %zu", i);
+    for (size_t i = 0; i < ARRAY_LEN(options); i++) CHECK(llamac_session_open(&s, model, &options[i], &err) && !s,
+        "options %zu", i);
     const llamac_session_options small = { .n_sequences = 1, .threads = 1, .context = 3 };
     CHECK(!llamac_session_open(&s, model, &small, &err), "%s", err.message);
     llamac_row rows[4];
     for (int i = 0; i < 4; i++) rows[i] = (llamac_row){ 1, 0, i, 0 };
-    CHECK(llamac_eval(s, rows, 4, NULL, NULL, &err) && err.code == LLAMAC_CONTEXT_FULL && llamac_length(s, 0) == 0, "%s", err.message);
+    CHECK(llamac_eval(s, rows, 4, NULL, NULL, &err) && err.code == LLAMAC_CONTEXT_FULL && llamac_length(s, 0) == 0,
+        "%s", err.message);
     CHECK(!llamac_eval(s, rows, 3, NULL, NULL, &err) && llamac_length(s, 0) == 3, "%s", err.message);
     llamac_session_close(&s);
     llamac_model_close(&model);
@@ -318,11 +341,13 @@ static void every_allocation_may_fail(void) {
         for (int i = 0; i < 80; i++) rows[i] = (llamac_row){ 1, 0, i, i == 79 };
         const llamac_session_options options = { .n_sequences = 2, .threads = 1 };
         llamac_test_fail_allocation(n);
-        failed = llamac_model_open(&model, file.data, file.bytes, &err) || llamac_session_open(&s, model, &options, &err)
+        failed = llamac_model_open(&model, file.data, file.bytes, &err)
+            || llamac_session_open(&s, model, &options, &err)
               || llamac_eval(s, rows, 80, logits, NULL, &err);
         llamac_test_fail_allocation(0);
         if (failed) CHECK(err.code == LLAMAC_NO_MEMORY, "allocation %ld: %s", n, err.message);
-        if (s && failed) CHECK(llamac_length(s, 0) == 0 && !llamac_eval(s, rows, 80, logits, NULL, &err), "usable after a failure: %s", err.message);
+        if (s && failed) CHECK(llamac_length(s, 0) == 0 && !llamac_eval(s, rows, 80, logits, NULL, &err),
+            "usable after a failure: %s", err.message);
         llamac_session_close(&s);
         llamac_model_close(&model);
         CHECK(llamac_live_objects() == objects, "objects leak at allocation %ld", n);
@@ -340,7 +365,8 @@ static void a_cancel_keeps_whole_chunks(void) {
         int done = -1;
         const llamac_eval_options options = { .cancel = &stop, .rows_done = &done };
         const llamac_row row = { 1, 0, 0, 0 };
-        CHECK(llamac_eval(s, &row, 1, NULL, &options, &err) && err.code == LLAMAC_CANCELLED && done == 0 && llamac_length(s, 0) == 0, "%s", err.message);
+        CHECK(llamac_eval(s, &row, 1, NULL, &options, &err) && err.code == LLAMAC_CANCELLED && done == 0
+            && llamac_length(s, 0) == 0, "%s", err.message);
         CHECK(!llamac_eval(s, &row, 1, NULL, NULL, &err) && llamac_length(s, 0) == 1, "%s", err.message);
         llamac_session_close(&s);
     }
@@ -362,8 +388,8 @@ static void hold_the_turn(void *argument, const struct member *member) {
 }
 
 static void *hold(void *holding) {
-    struct pace pace = { 0 };
-    pool_run(2, &pace, NULL, hold_the_turn, holding);
+    struct contention c = { 0 };
+    pool_run(2, &c, NULL, hold_the_turn, holding);
     return NULL;
 }
 
@@ -379,7 +405,8 @@ static void an_eval_that_waits_for_its_turn_can_be_cancelled(void) {
     alarm(100);   // a hang is a failure
     CHECK(pthread_create(&holder, NULL, hold, &holding) == 0, "holder");
     while (!__atomic_load_n(&holding.begun, __ATOMIC_RELAXED)) sched_yield();
-    CHECK(llamac_eval(s, &row, 1, NULL, &options, &err) < 0 && err.code == LLAMAC_CANCELLED && llamac_length(s, 0) == 0, "%s", err.message);
+    CHECK(llamac_eval(s, &row, 1, NULL, &options, &err) < 0 && err.code == LLAMAC_CANCELLED
+        && llamac_length(s, 0) == 0, "%s", err.message);
     __atomic_store_n(&holding.end, 1, __ATOMIC_RELAXED);
     pthread_join(holder, NULL);
     alarm(0);
@@ -407,11 +434,12 @@ static void failed_evals_hold_no_pages(void) {
     llamac_session_describe(s, &after);
     CHECK(after.kv_bytes == before.kv_bytes, "%zu bytes, then %zu", before.kv_bytes, after.kv_bytes);
     CHECK(!llamac_eval(s, rows, 300, NULL, NULL, &err), "%s", err.message);   // activations are there now
-    CHECK(!llamac_rewind(s, 0, 0, &err) && !llamac_rewind(s, 1, 0, &err), "%s", err.message);
+    CHECK(!llamac_truncate(s, 0, 0, &err) && !llamac_truncate(s, 1, 0, &err), "%s", err.message);
     llamac_session_describe(s, &after);
     CHECK(after.kv_bytes == 0, "%zu bytes of no positions", after.kv_bytes);
     llamac_test_fail_allocation(1 + 1);   // the lengths, a slab
-    CHECK(llamac_eval(s, rows, 1, NULL, NULL, &err) && err.code == LLAMAC_NO_MEMORY && strstr(err.message, "page"), "%s", err.message);
+    CHECK(llamac_eval(s, rows, 1, NULL, NULL, &err) && err.code == LLAMAC_NO_MEMORY && strstr(err.message, "page"),
+        "%s", err.message);
     llamac_test_fail_allocation(0);
     llamac_session_describe(s, &after);
     CHECK(after.kv_bytes == 0, "%zu bytes of no positions", after.kv_bytes);
@@ -425,7 +453,8 @@ static void kv_pages_are_cut_from_slabs(void) {
     enum { MOST = 40, PAGE = 2 << 20 };   // four to a slab
     struct kv_pages pages = kv_pages_of(PAGE, MOST);
     CHECK(pages.per_slab == 4, "%d pages to a slab", pages.per_slab);
-    CHECK(kv_pages_of(PAGE, 1).per_slab == 1 && kv_pages_of((size_t)1 << 30, MOST).per_slab == 1, "at least one page, no more than there can be");
+    CHECK(kv_pages_of(PAGE, 1).per_slab == 1 && kv_pages_of((size_t)1 << 30, MOST).per_slab == 1,
+        "at least one page, no more than there can be");
     uint8_t *taken[MOST] = { 0 };
     uint64_t state = 1;
     for (int i = 0; i < 400; i++) {
@@ -440,7 +469,8 @@ static void kv_pages_are_cut_from_slabs(void) {
         taken[place] = kv_page_take(&pages, &err);
         llamac_test_fail_allocation(0);
         if (!taken[place]) continue;
-        CHECK(taken[place][0] == 0 && taken[place][PAGE - 1] == 0 && (uintptr_t)taken[place] % 64 == 0, "a page is not zeroed, or not aligned");
+        CHECK(taken[place][0] == 0 && taken[place][PAGE - 1] == 0 && (uintptr_t)taken[place] % 64 == 0,
+            "a page is not zeroed, or not aligned");
         taken[place][0] = taken[place][PAGE - 1] = (uint8_t)place;
     }
     for (int i = 0; i < MOST; i++) if (taken[i]) kv_page_give(&pages, taken[i]);
@@ -459,14 +489,15 @@ static void a_forked_child_can_eval(void) {
         const pid_t child = fork();
         if (child == 0) {
             alarm(100);   // a hang is a failure; emulators are slow
-            llamac_rewind(s, 0, 0, &err);
+            llamac_truncate(s, 0, 0, &err);
             prefill_whole(s, 0, 40, 101, logits);
             _exit(memcmp(logits, expected, bytes) != 0);
         }
         int status = -1;
-        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "child ended with %d", status);
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0,
+            "child ended with %d", status);
     }
-    CHECK(!llamac_rewind(s, 0, 0, &err), "%s", err.message);
+    CHECK(!llamac_truncate(s, 0, 0, &err), "%s", err.message);
     prefill_whole(s, 0, 40, 101, logits);
     CHECK(!memcmp(logits, expected, bytes), "the parent goes on");
     llamac_session_close(&s);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// test_pool.c - the team of threads: everybody takes part, barriers hold, teams grow, and those that lose their CPUs sleep.
+// test_pool.c - the team of threads: everybody takes part, barriers hold, teams grow, and those that lose their CPUs
+// sleep.
 #include "pool.h"
 
 #include <dirent.h>
@@ -36,35 +37,38 @@ static void add_up(void *argument, const struct member *member) {
     for (int round = 1; round <= ROUNDS; round++) {
         __atomic_add_fetch(&s->total, 1, __ATOMIC_RELAXED);
         pool_barrier(member);
-        if (__atomic_load_n(&s->total, __ATOMIC_RELAXED) != round * member->count) __atomic_store_n(&s->wrong, 1, __ATOMIC_RELAXED);
+        if (__atomic_load_n(&s->total, __ATOMIC_RELAXED) != round * member->count) __atomic_store_n(&s->wrong, 1,
+            __ATOMIC_RELAXED);
         pool_barrier(member);
     }
 }
 
 static int check_run(int threads) {
     static struct sums s;
-    struct pace pace = { 0 };
+    struct contention c = { 0 };
     memset(&s, 0, sizeof s);
-    pool_run(threads, &pace, NULL, add_up, &s);
+    pool_run(threads, &c, NULL, add_up, &s);
     CHECK(s.count >= 1 && s.count <= threads, "%d of %d", s.count, threads);
     CHECK(!s.wrong && s.total == ROUNDS * s.count, "%d threads: total %d", s.count, s.total);
-    for (int i = 0; i < POOL_MAX; i++) CHECK(s.came[i] == (i < s.count), "%d threads: %d came %d times", s.count, i, s.came[i]);
+    for (int i = 0; i < POOL_MAX; i++) CHECK(s.came[i] == (i < s.count), "%d threads: %d came %d times", s.count, i,
+        s.came[i]);
     return s.count;
 }
 
 static void every_member_passes_every_barrier(void) {
     const int most = llamac_has_threads() ? LARGE : 1;
     CHECK(check_run(1) == 1, "alone");
-    for (int threads = 2; threads <= LARGE; threads++) CHECK(check_run(threads) == (threads < most ? threads : most), "%d threads", threads);
+    for (int threads = 2; threads <= LARGE; threads++) CHECK(check_run(threads) == (threads < most ? threads : most),
+        "%d threads", threads);
     for (int i = 0; i < 200; i++) check_run(1 + i * 7 % LARGE);   // larger and smaller in turn
 }
 
 static void *call_often(void *unused) {
     (void)unused;
     for (int i = 0; i < 100; i++) {
-        struct pace pace = { 0 };
+        struct contention c = { 0 };
         struct sums *s = take(sizeof *s);
-        pool_run(2 + i % 3, &pace, NULL, add_up, s);
+        pool_run(2 + i % 3, &c, NULL, add_up, s);
         if (s->wrong || s->total != ROUNDS * s->count) s->came[0] = -1;
         const int failed = s->came[0] != 1;
         free(s);
@@ -94,8 +98,8 @@ static void take_long(void *argument, const struct member *member) {
 }
 
 static void *call_long(void *taking) {
-    struct pace pace = { 0 };
-    pool_run(2, &pace, NULL, take_long, taking);
+    struct contention c = { 0 };
+    pool_run(2, &c, NULL, take_long, taking);
     return NULL;
 }
 
@@ -103,8 +107,8 @@ struct waiting { struct cancel cancel; struct sums *sums; };
 
 static void *call_cancellable(void *waiting) {
     struct waiting *w = waiting;
-    struct pace pace = { 0 };
-    pool_run(2, &pace, &w->cancel, add_up, w->sums);
+    struct contention c = { 0 };
+    pool_run(2, &c, &w->cancel, add_up, w->sums);
     return NULL;
 }
 
@@ -130,7 +134,8 @@ static void who_waits_for_a_turn_can_be_cancelled(void) {
     __atomic_store_n(&taking.end, 1, __ATOMIC_RELAXED);
     pthread_join(holder, NULL);
     pthread_join(callers[2], NULL);
-    CHECK(!waiting[2].cancel.seen && waiting[2].sums->total == ROUNDS * waiting[2].sums->count, "the third gets its turn");
+    CHECK(!waiting[2].cancel.seen && waiting[2].sums->total == ROUNDS * waiting[2].sums->count,
+        "the third gets its turn");
     for (int i = 0; i < 3; i++) free(waiting[i].sums);
     check_run(3);
 }
@@ -151,24 +156,25 @@ static void come_first(void *order, const struct member *member) {
     if (member->index) return;
     come(o, 'f');
     CHECK(pthread_create(&o->other, NULL, call_as_other, o) == 0, "caller");
-    while (!__atomic_load_n(&o->other_id, __ATOMIC_RELAXED)) nanosleep(&pause, NULL);
-    snprintf(thread, sizeof thread, "%d", o->other_id);
+    int32_t id;
+    while (!(id = __atomic_load_n(&o->other_id, __ATOMIC_RELAXED))) nanosleep(&pause, NULL);
+    snprintf(thread, sizeof thread, "%d", id);
     while (state_of(thread) != 'S') nanosleep(&pause, NULL);
 }
 
 static void *call_as_other(void *order) {
-    struct pace pace = { 0 };
+    struct contention c = { 0 };
     __atomic_store_n(&((struct order *)order)->other_id, (int32_t)syscall(SYS_gettid), __ATOMIC_RELAXED);
-    pool_run(2, &pace, NULL, come_as_other, order);
+    pool_run(2, &c, NULL, come_as_other, order);
     return NULL;
 }
 
 static void who_calls_again_goes_behind_those_who_wait(void) {
     for (int i = 0; i < 50 && llamac_has_threads(); i++) {
         struct order order = { .n = 0 };
-        struct pace pace = { 0 };
-        pool_run(2, &pace, NULL, come_first, &order);
-        pool_run(2, &pace, NULL, come_again, &order);
+        struct contention c = { 0 };
+        pool_run(2, &c, NULL, come_first, &order);
+        pool_run(2, &c, NULL, come_again, &order);
         pthread_join(order.other, NULL);
         CHECK(!memcmp(order.came, "foa", 3), "they came as %.3s", order.came);
     }
@@ -200,8 +206,8 @@ static int cpu_count(void) {
 }
 
 #if defined(__linux__) && defined(RUSAGE_THREAD)
-// The core asks here how often a thread has lost its CPU. Whether a scheduler takes one away depends on the machine and the moment, so
-// the tests say it themselves: a thread has lost as many as it asked times with `loses_cpus` set.
+// The core asks here how often a thread has lost its CPU. Whether a scheduler takes one away depends on the machine and
+// the moment, so the tests say it themselves: a thread has lost as many as it asked times with `loses_cpus` set.
 static int loses_cpus;
 int getrusage(__rusage_who_t who, struct rusage *use) {
     static __thread long lost;
@@ -218,20 +224,20 @@ static void lose_cpus(int yes) { (void)yes; }   // there the core takes it for g
 static void a_team_that_loses_its_cpus_goes_to_sleep_for_a_while(void) {
     lose_cpus(1);
     for (int index = 0; index < 2 && cpu_count() > 1; index++) {
-        struct pace pace = { 0 };
+        struct contention c = { 0 };
         struct late late = { .index = index };
-        for (int run = 0; run < 100 && !pace.asleep_until; run++) pool_run(2, &pace, NULL, be_late, &late);
-        CHECK(pace.asleep_until > 0, "member %d is late", index);
+        for (int run = 0; run < 100 && !c.sleep_until; run++) pool_run(2, &c, NULL, be_late, &late);
+        CHECK(c.sleep_until > 0, "member %d is late", index);
         // what comes while the team sleeps is not counted
-        const struct pace before = pace;
-        pool_run(2, &pace, NULL, be_late, &late);
-        CHECK(!memcmp(&before, &pace, sizeof pace) || clock_ns() > before.asleep_until, "member %d is late", index);
+        const struct contention before = c;
+        pool_run(2, &c, NULL, be_late, &late);
+        CHECK(!memcmp(&before, &c, sizeof c) || clock_ns() > before.sleep_until, "member %d is late", index);
         CHECK(late.count == 2, "%d", late.count);
         // in time spinning is tried again, and judged
         int again = 0;
         for (int run = 0; run < 100000 && !again; run++) {
-            pool_run(2, &pace, NULL, be_late, &late);
-            again = pace.asleep_until != before.asleep_until;
+            pool_run(2, &c, NULL, be_late, &late);
+            again = c.sleep_until != before.sleep_until;
         }
         CHECK(again, "member %d is late", index);
     }
@@ -241,11 +247,11 @@ static void a_team_that_loses_its_cpus_goes_to_sleep_for_a_while(void) {
 #if defined(__linux__) && defined(RUSAGE_THREAD)
 // Who waits for memory or a disk, say, has not lost its CPU.
 static void a_team_that_keeps_its_cpus_stays_awake(void) {
-    struct pace pace = { 0 };
+    struct contention c = { 0 };
     struct late late = { .index = 1 };
     for (int window = 0; window < 5; window++) {
-        do pool_run(2, &pace, NULL, be_late, &late); while (pace.ran > 0);
-        CHECK(!pace.asleep_until, "it went to sleep");
+        do pool_run(2, &c, NULL, be_late, &late); while (c.run_ns > 0);
+        CHECK(!c.sleep_until, "it went to sleep");
     }
 }
 
@@ -268,33 +274,95 @@ static void be_bound(void *argument, const struct member *member) {
 }
 
 static void who_is_late_is_sent_to_another_cpu(void) {
-    struct pace pace = { 0 };
+    struct contention c = { 0 };
     struct bound bound = { 0 };
-    for (int run = 0; run < 100 && bound.cpus < cpu_count(); run++) pool_run(2, &pace, NULL, be_bound, &bound);
+    for (int run = 0; run < 100 && bound.cpus < cpu_count(); run++) pool_run(2, &c, NULL, be_bound, &bound);
     CHECK(bound.cpus == cpu_count() || cpu_count() == 1, "it may run on %d CPUs", bound.cpus);
 }
 #endif
 
+#if defined(__linux__)
+// Callers whose affinity changes before every run, and a member that is still making room for the others when the next
+// run begins. The data race between the two shows under ThreadSanitizer only. The affinity is faked, so that a machine
+// with two CPUs has two sets that fit.
+static int fake_cpu;
+int sched_getaffinity(pid_t thread, size_t bytes, cpu_set_t *cpus) {
+    memset(cpus, 0, bytes);
+    const long held = syscall(SYS_sched_getaffinity, thread, bytes, cpus);
+    if (held < 0) return -1;
+    if (fake_cpu) CPU_SET((unsigned)(CPU_SETSIZE - fake_cpu), cpus);
+    return 0;
+}
+
+static void be_late_at_the_end(void *argument, const struct member *member) {
+    const struct timespec pause = { .tv_nsec = 300000 };
+    (void)argument;
+    if (member->index == 0) nanosleep(&pause, NULL);
+}
+
+static void affinity_may_change_from_run_to_run(void) {
+    struct contention c = { 0 };
+    for (int run = 0; run < 200; run++) {
+        fake_cpu = 1 + run % 2;
+        pool_run(2, &c, NULL, be_late_at_the_end, NULL);
+    }
+    fake_cpu = 0;
+}
+#endif
+
 static void a_team_larger_than_its_cpus_sleeps_at_once(void) {
-    struct pace pace = { 0 };
+    struct contention c = { 0 };
     struct late late = { .index = 0 };
-    for (int run = 0; run < 20; run++) pool_run(cpu_count() + 1, &pace, NULL, be_late, &late);
-    CHECK(pace.ran == 0 && pace.asleep_until == 0, "it learned of spinning");
+    for (int run = 0; run < 20; run++) pool_run(cpu_count() + 1, &c, NULL, be_late, &late);
+    CHECK(c.run_ns == 0 && c.sleep_until == 0, "it learned of spinning");
 }
 
 // ---- limits
+
+#if defined(__GLIBC__)
+struct stacks { size_t least; };
+
+static void measure_stack(void *argument, const struct member *member) {
+    struct stacks *s = argument;
+    pthread_attr_t attributes;
+    size_t bytes = 0;
+    if (member->index == 1 && !pthread_getattr_np(pthread_self(), &attributes)) {
+        pthread_attr_getstacksize(&attributes, &bytes);
+        pthread_attr_destroy(&attributes);
+        s->least = bytes;
+    }
+}
+
+// glibc gives new threads a stack as large as the process's limit (ulimit -s), which can be 64 KiB. The default here is
+// the smallest that every machine accepts (aarch64's minimum). Runs before any other test.
+static void threads_get_a_stack_whatever_the_limit(void) {
+    pthread_attr_t small, sound;
+    struct contention c = { 0 };
+    struct stacks stacks = { 0 };
+    if (!llamac_has_threads()) return;
+    pthread_attr_init(&small);
+    CHECK(!pthread_getattr_default_np(&sound) && !pthread_attr_setstacksize(&small, 128 << 10)
+        && !pthread_setattr_default_np(&small), "a small default");
+    pool_run(2, &c, NULL, measure_stack, &stacks);
+    pthread_setattr_default_np(&sound);
+    pthread_attr_destroy(&small), pthread_attr_destroy(&sound);
+    CHECK(stacks.least >= 256 << 10, "the stack has %zu bytes", stacks.least);
+}
+#endif
 
 static void too_many_threads_are_refused_or_cut(void) {
     static float block[64 * 16];
     llamac_error err;
     uint64_t n;
-    CHECK(llamac_measure_read(block, ARRAY_LEN(block), 1, POOL_MAX + 1, 1, NULL, &n, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "read");
+    CHECK(llamac_measure_read(block, ARRAY_LEN(block), 1, POOL_MAX + 1, 1, NULL, &n, &err) < 0
+        && err.code == LLAMAC_BAD_ARGUMENT, "read");
     CHECK(strstr(err.message, "threads is 1025, expected 1 to 1024"), "%s", err.message);
-    CHECK(llamac_measure_multiply(LLAMAC_F32, 1, 2000, NULL, &n, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "multiply");
+    CHECK(llamac_measure_multiply(LLAMAC_F32, 1, 2000, NULL, &n, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT,
+        "multiply");
     if (emulated) return;
-    struct pace pace = { 0 };
+    struct contention c = { 0 };
     struct late late = { .index = -1 };
-    pool_run(INT32_MAX, &pace, NULL, be_late, &late);
+    pool_run(INT32_MAX, &c, NULL, be_late, &late);
     CHECK(late.count >= 1 && late.count <= POOL_MAX, "%d members", late.count);
 }
 
@@ -304,7 +372,8 @@ static void too_many_threads_are_refused_or_cut(void) {
 static int awake(void) {
     int n = 0;
     DIR *tasks = opendir("/proc/self/task");
-    for (const struct dirent *task; tasks && (task = readdir(tasks));) n += task->d_name[0] != '.' && state_of(task->d_name) == 'R';
+    for (const struct dirent *task; tasks && (task = readdir(tasks));) n += task->d_name[0] != '.'
+        && state_of(task->d_name) == 'R';
     if (tasks) closedir(tasks);
     return n - 1;
 }
@@ -319,6 +388,9 @@ static void idle_members_sleep(void) {
 
 int main(int argc, char **argv) {
     emulated = argc > 1 && !strcmp(argv[1], "--emulated");
+#if defined(__GLIBC__)
+    RUN(threads_get_a_stack_whatever_the_limit);
+#endif
     RUN(every_member_passes_every_barrier);
     RUN(callers_take_turns);
     RUN(who_waits_for_a_turn_can_be_cancelled);
@@ -328,6 +400,9 @@ int main(int argc, char **argv) {
 #if defined(__linux__) && defined(RUSAGE_THREAD)
     RUN(a_team_that_keeps_its_cpus_stays_awake);
     RUN(who_is_late_is_sent_to_another_cpu);
+#endif
+#if defined(__linux__)
+    RUN(affinity_may_change_from_run_to_run);
 #endif
     RUN(a_team_larger_than_its_cpus_sleeps_at_once);
     RUN(too_many_threads_are_refused_or_cut);

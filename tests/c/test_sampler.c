@@ -22,32 +22,41 @@ static void sampling_follows_its_definition(void) {
     for (int i = 0; i < 6; i++) sum += p[i] = exp((double)logits[i] / 0.7);
     int counts[6] = { 0 };
     const int draws = 40000;
-    for (int i = 0; i < draws; i++) counts[sample(logits, 6, (llamac_sampling){ .temperature = 0.7f, .top_p = 1, .seed = 5 }, (uint64_t)i)]++;
+    for (int i = 0; i < draws; i++) counts[sample(logits, 6,
+        (llamac_sampling){ .temperature = 0.7f, .top_p = 1, .seed = 5 }, (uint64_t)i)]++;
     for (int i = 0; i < 6; i++) {
         const double expected = draws * p[i] / sum, spread = sqrt(expected + 1);
-        CHECK(fabs(counts[i] - expected) < 5 * spread, "token %d drawn %d times, expected %.0f", i, counts[i], expected);
+        CHECK(fabs(counts[i] - expected) < 5 * spread, "token %d drawn %d times, expected %.0f", i, counts[i],
+            expected);
     }
     for (int i = 0; i < 500; i++) {
         const uint64_t at = (uint64_t)i;
-        const int top1 = sample(logits, 6, (llamac_sampling){ .temperature = 1, .top_k = 1, .top_p = 1, .seed = 1 }, at);
-        const int top3 = sample(logits, 6, (llamac_sampling){ .temperature = 9, .top_k = 3, .top_p = 1, .seed = 1 }, at);
+        const int top1 = sample(logits, 6, (llamac_sampling){ .temperature = 1, .top_k = 1, .top_p = 1, .seed = 1 },
+            at);
+        const int top3 = sample(logits, 6, (llamac_sampling){ .temperature = 9, .top_k = 3, .top_p = 1, .seed = 1 },
+            at);
         const int nucleus = sample(logits, 6, (llamac_sampling){ .temperature = 1, .top_p = 0.5f, .seed = 1 }, at);
-        const int likely = sample(logits, 6, (llamac_sampling){ .temperature = 1, .top_p = 1, .min_p = 0.2f, .seed = 1 }, at);
+        const int likely = sample(logits, 6, (llamac_sampling){ .temperature = 1, .top_p = 1, .min_p = 0.2f,
+            .seed = 1 }, at);
         CHECK(top1 == 1, "top-k 1 is %d", top1);
         CHECK(top3 == 1 || top3 == 2 || top3 == 0, "top-k 3 is %d", top3);
         CHECK(nucleus == 1 || nucleus == 2, "top-p is %d", nucleus);
         CHECK(likely == 1 || likely == 2, "min-p is %d", likely);
-        CHECK(sample(logits, 6, (llamac_sampling){ .temperature = 2, .top_p = 1, .seed = 3 }, at) == sample(logits, 6, (llamac_sampling){ .temperature = 2, .top_p = 1, .seed = 3 }, at), "repeats");
+        CHECK(sample(logits, 6, (llamac_sampling){ .temperature = 2, .top_p = 1, .seed = 3 }, at) == sample(logits, 6,
+            (llamac_sampling){ .temperature = 2, .top_p = 1, .seed = 3 }, at), "repeats");
     }
-    const llamac_sampling bad[] = { { .temperature = -1, .top_p = 1 }, { .temperature = NAN, .top_p = 1 }, { .top_k = -1, .top_p = 1 }, { .top_p = 0 }, { .top_p = 1.5f }, { .top_p = 1, .min_p = 2 } };
-    for (size_t i = 0; i < ARRAY_LEN(bad); i++) CHECK(sample(logits, 6, bad[i], 0) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "settings %zu", i);
+    const llamac_sampling bad[] = { { .temperature = -1, .top_p = 1 }, { .temperature = NAN, .top_p = 1 },
+        { .top_k = -1, .top_p = 1 }, { .top_p = 0 }, { .top_p = 1.5f }, { .top_p = 1, .min_p = 2 } };
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) CHECK(sample(logits, 6, bad[i], 0) < 0
+        && err.code == LLAMAC_BAD_ARGUMENT, "settings %zu", i);
     const float none[2] = { NAN, -INFINITY }, infinite[2] = { 1, INFINITY }, one[3] = { NAN, 2, NAN };
     CHECK(sample(none, 2, (llamac_sampling){ .top_p = 1 }, 0) < 0, "no numbers");
     CHECK(sample(infinite, 2, (llamac_sampling){ .temperature = 1, .top_p = 1 }, 0) < 0, "infinity");
     CHECK(sample(one, 3, (llamac_sampling){ .temperature = 1, .top_p = 1 }, 0) == 1, "NaNs are never drawn");
 }
 
-// Which tokens top-k, then top-p leave of n logits without equals: the k greatest, of them the first whose probabilities reach top-p.
+// Which tokens top-k, then top-p leave of n logits without equals: the k greatest, of them the first whose
+// probabilities reach top-p.
 static void leave(const float *logits, int n, int top_k, float top_p, int left[]) {
     double total = 0, before = 0;
     for (int pass = 0; pass < 2; pass++) {
@@ -75,8 +84,10 @@ static void top_p_cuts_the_least_probable_with_any_top_k(void) {
             const float top_p = 0.3f * (float)p;
             int expected[TOKENS] = { 0 }, drawn[TOKENS] = { 0 };
             leave(logits, TOKENS, top_ks[k], top_p, expected);
-            for (uint64_t at = 0; at < 2000; at++) drawn[sample(logits, TOKENS, (llamac_sampling){ .temperature = 1, .top_k = top_ks[k], .top_p = top_p, .seed = 2 }, at)]++;
-            for (int t = 0; t < TOKENS; t++) CHECK((drawn[t] > 0) == expected[t], "top-k %d, top-p %g: token %d drawn %d times", top_ks[k], (double)top_p, t, drawn[t]);
+            for (uint64_t at = 0; at < 2000; at++) drawn[sample(logits, TOKENS,
+                (llamac_sampling){ .temperature = 1, .top_k = top_ks[k], .top_p = top_p, .seed = 2 }, at)]++;
+            for (int t = 0; t < TOKENS; t++) CHECK((drawn[t] > 0) == expected[t],
+                "top-k %d, top-p %g: token %d drawn %d times", top_ks[k], (double)top_p, t, drawn[t]);
         }
     }
 }

@@ -10,17 +10,23 @@
 #include "test.h"
 
 // dtype 0: the matrices take the dtypes in turn.
-// experts: so many in each layer, two of them in use; what else families may have comes with them. windows: of every second layer.
-struct tiny_shape { int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context, dtype, tied, biases, experts, window; };
+// experts: so many in each layer, two of them in use; what else families may have comes with them. windows: of every
+// second layer.
+struct tiny_shape { int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context, dtype, tied,
+    biases, experts, window; };
 struct tiny_file { uint8_t *data; size_t bytes; };
 
 static inline struct config tiny_config(const struct tiny_shape *s) {
     struct config c = {
-        .dim = (uint32_t)s->dim, .n_layers = (uint32_t)s->n_layers, .n_heads = (uint32_t)s->n_heads, .n_kv_heads = (uint32_t)s->n_kv_heads,
-        .head_dim = (uint32_t)s->head_dim, .vocab_size = (uint32_t)s->vocab, .n_token_ids = (uint32_t)s->vocab, .context = (uint32_t)s->context,
+        .dim = (uint32_t)s->dim, .n_layers = (uint32_t)s->n_layers, .n_heads = (uint32_t)s->n_heads,
+            .n_kv_heads = (uint32_t)s->n_kv_heads,
+        .head_dim = (uint32_t)s->head_dim, .vocab_size = (uint32_t)s->vocab, .n_token_ids = (uint32_t)s->vocab,
+            .context = (uint32_t)s->context,
         .norm = s->gpt2 ? NORM_LAYER : NORM_RMS, .position = s->gpt2 ? POSITION_LEARNED : POSITION_ROPE,
-        .activation = s->gpt2 ? ACTIVATION_GELU_TANH : ACTIVATION_SILU, .tied_output = (uint32_t)s->tied, .norm_eps = 1e-5f,
-        .attention_scale = 1.0f / sqrtf((float)s->head_dim), .embedding_scale = 1, .residual_scale = 1, .logit_scale = 1,
+        .activation = s->gpt2 ? ACTIVATION_GELU_TANH : ACTIVATION_SILU, .tied_output = (uint32_t)s->tied,
+            .norm_eps = 1e-5f,
+        .attention_scale = 1.0f / sqrtf((float)s->head_dim), .embedding_scale = 1, .residual_scale = 1,
+            .logit_scale = 1,
         .bos_id = 1, .eos_id = 2, .add_bos = 1, .n_stop_ids = 1, .stop_ids = { 2 },
     };
     if (s->experts) {
@@ -45,9 +51,11 @@ static inline void tiny_rehash(uint8_t *data) {
     const struct section_record *tensors = &h->sections[SECTION_TENSORS];
     sha256_start(&of_tensors);
     for (uint64_t i = 0; i < tensors->bytes / sizeof(struct tensor_record); i++)
-        sha256_add(&of_tensors, ((const struct tensor_record *)(const void *)(data + tensors->offset))[i].sha256, HASH_BYTES);
+        sha256_add(&of_tensors, ((const struct tensor_record *)(const void *)(data + tensors->offset))[i].sha256,
+            HASH_BYTES);
     sha256_finish(&of_tensors, h->sections[SECTION_DATA].sha256);
-    for (int s = 0; s < SECTION_DATA; s++) hash(data + h->sections[s].offset, (size_t)h->sections[s].bytes, h->sections[s].sha256);
+    for (int s = 0; s < SECTION_DATA; s++) hash(data + h->sections[s].offset, (size_t)h->sections[s].bytes,
+        h->sections[s].sha256);
     sha256_start(&id);
     for (int s = 0; s < N_SECTIONS; s++) sha256_add(&id, h->sections[s].sha256, HASH_BYTES);
     sha256_finish(&id, h->id);
@@ -55,13 +63,15 @@ static inline void tiny_rehash(uint8_t *data) {
     hash(h, sizeof *h, h->sha256);
 }
 
-static inline int tiny_dtype(const struct tiny_shape *shape, size_t tensor) { return shape->dtype ? shape->dtype : 1 + (int)(tensor % (LLAMAC_N_DTYPES - 1)); }
+static inline int tiny_dtype(const struct tiny_shape *shape,
+    size_t tensor) { return shape->dtype ? shape->dtype : 1 + (int)(tensor % (LLAMAC_N_DTYPES - 1)); }
 
 // Quantized: any bytes are weights, but q8's code 0.
 static inline void tiny_fill_quantized(uint8_t *p, const llamac_slot *slot, int dtype, uint64_t *state) {
     const size_t strip_bytes = dtype_strip_bytes(dtype, slot->columns);
     for (uint64_t strip = 0; strip * STRIP_ROWS < slot->rows; strip++, p += strip_bytes) {
-        for (int r = 0; r < STRIP_ROWS; r++) ((float *)(void *)p)[r] = (dtype == LLAMAC_Q8 ? 0x1p-14f : 0x1p-12f) * (1 + 0.5f * random_float(state));
+        for (int r = 0; r < STRIP_ROWS; r++) ((float *)(void *)p)[r] = (dtype == LLAMAC_Q8 ? 0x1p-14f
+            : 0x1p-12f) * (1 + 0.5f * random_float(state));
         for (size_t i = LINE_BYTES; i < strip_bytes; i++) p[i] = (uint8_t)(1 + random_below(state, 255));
     }
 }
@@ -74,11 +84,13 @@ static inline void tiny_fill(uint8_t *p, const llamac_slot *slot, int dtype, uin
     for (uint64_t r = 0; r < slot->rows; r++)
         for (uint64_t k = 0; k < slot->columns; k++) {
             float x = 0.5f * random_float(state);
-            if (!strcmp(slot->name, "rope.0.inv_freq")) x = 1.0f / (float)(1 + 5 * k * k);   // no libm: the same file everywhere
+            // no libm: the same file everywhere
+            if (!strcmp(slot->name, "rope.0.inv_freq")) x = 1.0f / (float)(1 + 5 * k * k);
             if (!slot->is_matrix) { ((float *)(void *)p)[k] = x; continue; }
             uint8_t *line = p + r / 16 * dtype_strip_bytes(dtype, slot->columns);
             if (dtype == LLAMAC_F32) ((float *)(void *)line)[k * 16 + r % 16] = x;
-            else ((uint16_t *)(void *)line)[k * 16 + r % 16] = dtype == LLAMAC_F16 ? f16_from_f32(x) : (uint16_t)(f32_bits(x) >> 16);
+            else ((uint16_t *)(void *)line)[k * 16 + r % 16] = dtype == LLAMAC_F16 ? f16_from_f32(x)
+                : (uint16_t)(f32_bits(x) >> 16);
         }
 }
 
@@ -86,13 +98,18 @@ static inline struct tiny_file tiny_model(const struct tiny_shape *shape) {
     struct config config = tiny_config(shape);
     struct layer_record *layers = calloc((size_t)shape->n_layers, sizeof *layers);
     for (int l = 0; l < shape->n_layers; l++)
-        layers[l] = (struct layer_record){ .rope = shape->gpt2 ? -1 : 0, .placement = shape->experts ? 1 + (uint32_t)l % PLACEMENT_PARALLEL : PLACEMENT_PRE,
-                                           .ffn = shape->experts ? FFN_EXPERTS : shape->gpt2 ? FFN_PLAIN : FFN_GATED, .ffn_dim = (uint32_t)shape->ffn_dim,
-                                           .n_experts = (uint32_t)shape->experts, .n_experts_used = shape->experts ? 2 : 0,
-                                           .expert_weights = shape->experts && l % 2, .window = l % 2 ? (uint32_t)shape->window : 0 };
+        layers[l] = (struct layer_record){ .rope = shape->gpt2 ? -1 : 0,
+            .placement = shape->experts ? 1 + (uint32_t)l % PLACEMENT_PARALLEL : PLACEMENT_PRE,
+                                           .ffn = shape->experts ? FFN_EXPERTS : shape->gpt2 ? FFN_PLAIN : FFN_GATED,
+                                               .ffn_dim = (uint32_t)shape->ffn_dim,
+                                           .n_experts = (uint32_t)shape->experts,
+                                               .n_experts_used = shape->experts ? 2 : 0,
+                                           .expert_weights = shape->experts && l % 2,
+                                               .window = l % 2 ? (uint32_t)shape->window : 0 };
     llamac_slot slot;
     size_t n = 0, used = 0;
-    struct tensor_record *records = calloc(64 + (30 + 3 * (size_t)shape->experts) * (size_t)shape->n_layers, sizeof *records);
+    struct tensor_record *records = calloc(64 + (30 + 3 * (size_t)shape->experts) * (size_t)shape->n_layers,
+        sizeof *records);
     for (llamac_walk walk = { .config = &config, .layers = layers }; llamac_slot_next(&walk, &slot);) {
         if (!slot.required && !shape->biases) continue;
         struct tensor_record *t = &records[n++];
@@ -107,9 +124,11 @@ static inline struct tiny_file tiny_model(const struct tiny_shape *shape) {
         used += t->bytes;
     }
     const struct { const void *data; size_t bytes; } texts[N_SECTIONS] = {
-        { &config, sizeof config }, { layers, sizeof *layers * (size_t)shape->n_layers }, { records, n * sizeof *records }, { "{}", 2 },
+        { &config, sizeof config }, { layers, sizeof *layers * (size_t)shape->n_layers },
+            { records, n * sizeof *records }, { "{}", 2 },
         { "", 0 }, { "", 0 }, { "", 0 }, { "", 0 }, { NULL, used } };
-    struct header h = { .magic = FORMAT_MAGIC, .version = FORMAT_VERSION, .numerics = FORMAT_NUMERICS, .alignment = 64, .n_sections = N_SECTIONS };
+    struct header h = { .magic = FORMAT_MAGIC, .version = FORMAT_VERSION, .numerics = FORMAT_NUMERICS, .alignment = 64,
+        .n_sections = N_SECTIONS };
     size_t end = sizeof h;
     for (int s = 0; s < N_SECTIONS; s++) {
         snprintf(h.sections[s].name, sizeof h.sections[s].name, "%s", llamac_section_at((size_t)s));
@@ -138,7 +157,8 @@ static inline struct tiny_file tiny_model(const struct tiny_shape *shape) {
 // What the core said last.
 static llamac_error err;
 
-static inline llamac_session *open_session(const llamac_model *model, int sequences, int kv, int threads, const char *isa) {
+static inline llamac_session *open_session(const llamac_model *model, int sequences, int kv, int threads,
+    const char *isa) {
     const llamac_session_options options = { .n_sequences = sequences, .kv_dtype = kv, .threads = threads, .isa = isa };
     llamac_session *session;
     if (llamac_session_open(&session, model, &options, &err)) { printf("session: %s\n", err.message); exit(1); }

@@ -1,1 +1,1 @@
-"""Hostile input for every reader: targets and mutations, for tests/test_fuzz.py and long runs (README.md)."""
+"""Hostile input for every reader: targets and mutations, for tests/project/test_fuzz.py and long runs (README.md)."""

@@ -83,7 +83,7 @@ static void compute(const uint8_t *data, size_t left) {
         int done = 0, per_layer;
         llamac_eval_options more = { .observations = &wish, .n_observations = call.how & 2 ? 1 : 0, .cancel = &cancel, .rows_done = &done };
         if (llamac_stage_width(session, call.stage, &per_layer) > ARRAY_LEN(seen) / 4) more.n_observations = 0;
-        if (call.how & 4) (void)llamac_rewind(session, call.sequence, call.position, &err);
+        if (call.how & 4) (void)llamac_truncate(session, call.sequence, call.position, &err);
         const int length = llamac_length(session, 0) + llamac_length(session, 1);
         err.message[0] = 0;
         const int status = llamac_eval(session, rows, n, logits, &more, &err);

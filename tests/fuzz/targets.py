@@ -43,16 +43,14 @@ from fuzz.mutate import Parts, unpack
 from golden.cases import CASES
 from golden.family_cases import FAMILY_CASES
 from golden.tiny_checkpoints import Config, random_tensor, tensors, write_safetensors
-from llamac import chat_process
-from llamac.cache import VERSIONS, Cache
-from llamac.chat import ChatTemplate
 from llamac.cli.cache import _list
 from llamac.cli.inspect import _file_lines, describe_file
 from llamac.cli.text import json_text, safe_line
+from llamac.engine.replay import replay
 from llamac.errors import LlamacError, ModelError
-from llamac.export import hub
-from llamac.export.chat_templates import default_text, read_templates, to_metadata
 from llamac.export.checkpoint import Checkpoint, LazyTensor
+from llamac.export.flat.plan import make_plan
+from llamac.export.flat.stream import write_file
 from llamac.export.gguf import model as gguf_model
 from llamac.export.gguf.file import open_gguf
 from llamac.export.hf import model as hf
@@ -62,10 +60,15 @@ from llamac.export.hf.torch_file import read_torch
 from llamac.export.llama2c import model as llama2c
 from llamac.export.lora import merge, read_adapter
 from llamac.export.stored import WEIGHT_DTYPES, StoredTensor
-from llamac.export.strict_json import read_object
-from llamac.export.writer import make_plan, temporary_beside, write
-from llamac.probes import EngineRecord, Probe, ProbeSet, encode, replay
-from llamac.tokenizer import Tokenizer
+from llamac.export.targets import atomic_file
+from llamac.format.probes import EngineRecord, Probe, ProbeSet, encode
+from llamac.format.strict_json import read_object
+from llamac.sources import hub
+from llamac.sources.cache import VERSIONS, Cache
+from llamac.text import chat_process
+from llamac.text.chat import ChatTemplate
+from llamac.text.template_files import default_text, read_templates, to_metadata
+from llamac.text.tokenizer import Tokenizer
 from torch_samples import old_storage, storage, torch_tensor, write_archive, write_old, write_torch
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -202,8 +205,8 @@ def _use_texts(folder: Path) -> None:
     """A flat file with these texts, and all that reads them."""
     made = _base_flat()
     texts = {name.partition(".")[0]: (folder / name).read_bytes() for name in FLAT_TEXTS}
-    with temporary_beside(folder / "model.bin") as file:
-        write(file, make_plan(made, "f16", {"spm": b"", **texts}))
+    with atomic_file(folder / "model.bin") as file:
+        write_file(file, make_plan(made, "f16", texts))
     with llamac.load(folder / "model.bin", threads=1) as model:
         "\n".join(map(safe_line, _file_lines(describe_file(model.file), True))).encode()
         json_text(describe_file(model.file)).encode()
@@ -274,7 +277,7 @@ def _use_cache(folder: Path) -> None:
         found.close()
     kept.digests(folder / "note.json", {"": folder / "note.json"})
     kept.prune(dry_run=True)
-    with kept.writing(key):
+    with kept.converting(key):
         pass
     kept.prune(everything=True)
     if found is None:

@@ -74,7 +74,7 @@ def engine_logits(folder: Path, case: Case) -> Logits:
     target = folder.with_suffix(".bin")
     if not target.exists():
         export(folder, target, probe_source=None)
-    with llamac.load(target, kv="f32") as model:
+    with llamac.load(target, kv_dtype="f32") as model:
         return model.logits(case.ids)
 
 

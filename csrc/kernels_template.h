@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: MIT
+// kernels_template.h - every kernel, written once against the SIMD layer (simd_scalar.h specifies it) and compiled
+// once per instruction set.
+//
+// Each kernels_<isa>.c includes its simd_*.h, defines KERNELS (the table's name), and includes this file. kernels.h
+// specifies what the kernels compute. Naming follows BLIS: a micro-kernel multiplies a tile of S strips by T rows in
+// registers; a panel kernel runs it over all strips of a group for one panel of T rows; `gemm` blocks over strip
+// groups, columns and panels.
+#include <limits.h>
+#include <math.h>
+#include <string.h>
+#include "format.h"
+#include "half.h"
+#include "kernels.h"
+
+// A function that is inlined to specialize it for its callers' constants. The scalar build redefines this to share
+// one copy.
+#ifndef SPECIALIZED
+#define SPECIALIZED INLINE
+#endif
+
+// ---- loading float weights: the 16 rows' values of one column. bf16 stays in the SIMD layer's permuted order until
+// the epilogue.
+
+enum { WEIGHT_BYTES_F32 = 4, WEIGHT_BYTES_HALF = 2 };
+INLINE size_t element_bytes(const int dtype) { return dtype == LLAMAC_F32 ? WEIGHT_BYTES_F32 : WEIGHT_BYTES_HALF; }
+
+INLINE v16 load_weights(const int dtype, const uint8_t *w) {
+    if (dtype == LLAMAC_F32) return v16_load((const float *)(const void *)w);
+    if (dtype == LLAMAC_F16) return v16_load_f16((const uint16_t *)(const void *)w);
+    return v16_load_bf16_permuted((const uint16_t *)(const void *)w);
+}
+INLINE v16 restore_lane_order(const int dtype, v16 sum) { return dtype == LLAMAC_BF16 ? v16_unpermute(sum) : sum; }
+
+// ---- float products
+
+enum {
+    PREFETCH_BYTES_FLOAT = 512,   // prefetch distance of float weights: hardware prefetchers stop at page ends
+    PREFETCH_MIN_PANELS = 5,      // from this many panels, a pass takes long enough to prefetch the next pass's weights
+};
+
+// Each sum of a tile, unrolled.
+#define FOR_TILE(s, t) UNROLL for (int s = 0; s < S; s++) UNROLL for (int t = 0; t < T; t++)
+
+// sums[S][T][16] += w x over `columns` columns. The sums stay in registers: 2 S T of them on AVX2.
+// x_stride: 0 for inputs in a panel; otherwise each row is contiguous and rows are x_stride floats apart.
+INLINE void micro_kernel_float(const int dtype, const int x_stride, const int S, const int T, const uint8_t *w,
+                               size_t strip_bytes, const void *inputs, int columns, float *sums) {
+    const float *x = inputs;
+    v16 c[4][PANEL_ROWS];
+    const size_t step = 16 * element_bytes(dtype);
+    FOR_TILE(s, t) c[s][t] = v16_load(sums + 16 * (s * T + t));
+    for (int k = 0; k < columns; k++, w += step, x += x_stride ? 1 : T) {
+        if (S * T <= 4)
+            UNROLL for (int s = 0; s < S; s++) __builtin_prefetch(w + (size_t)s * strip_bytes + PREFETCH_BYTES_FLOAT);
+        UNROLL for (int s = 0; s < S; s++) {
+            const v16 weights = load_weights(dtype, w + (size_t)s * strip_bytes);
+            UNROLL for (int t = 0; t < T; t++)
+                c[s][t] = v16_fma_scalar(weights, x[x_stride ? x_stride * t : t], c[s][t]);
+        }
+    }
+    FOR_TILE(s, t) v16_store(sums + 16 * (s * T + t), c[s][t]);
+}
+
+// Strips per tile for T rows, given the number of accumulators that fit. Few rows take several strips, for enough
+// independent dependency chains.
+INLINE int tile_strips(int T, int accumulators) { return max_int(1, min_int(GEMM_STRIPS, accumulators / T)); }
+
+// All strips of a group against one panel: sums[strip][T][16].
+SPECIALIZED void panel_kernel_float(const int dtype, const int x_stride, const int T, const uint8_t *w,
+                                    size_t strip_bytes, int strips, const void *x, int columns, float *sums) {
+    const int S = tile_strips(T, FLOAT_TILE_ACCS);
+    int s = 0;
+    for (; s + S <= strips; s += S)
+        micro_kernel_float(dtype, x_stride, S, T, w + (size_t)s * strip_bytes, strip_bytes, x, columns,
+                           sums + (size_t)s * 16 * (size_t)T);
+    for (; s < strips; s++)
+        micro_kernel_float(dtype, x_stride, 1, T, w + (size_t)s * strip_bytes, strip_bytes, x, columns,
+                           sums + (size_t)s * 16 * (size_t)T);
+}
+
+// A table of panel kernels by height T: `body` with T as a compile-time constant.
+typedef void panel_kernel(const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, float *sums);
+#define PANEL_KERNEL(name, T, body, ...) \
+    static __attribute__((noinline)) void name##_##T(const uint8_t *w, size_t strip_bytes, int strips, const void *x, \
+                                                     int columns, float *sums) { \
+        body(__VA_ARGS__, T, w, strip_bytes, strips, x, columns, sums); \
+    }
+#define PANEL_KERNELS(name, ...) \
+    PANEL_KERNEL(name, 1, __VA_ARGS__) PANEL_KERNEL(name, 2, __VA_ARGS__) PANEL_KERNEL(name, 3, __VA_ARGS__) \
+    PANEL_KERNEL(name, 4, __VA_ARGS__) PANEL_KERNEL(name, 5, __VA_ARGS__) PANEL_KERNEL(name, 6, __VA_ARGS__) \
+    static panel_kernel *const name[PANEL_ROWS + 1] = { 0, name##_1, name##_2, name##_3, name##_4, name##_5, name##_6 };
+PANEL_KERNELS(panel_kernels_f32, panel_kernel_float, LLAMAC_F32, 0)
+PANEL_KERNELS(panel_kernels_f16, panel_kernel_float, LLAMAC_F16, 0)
+PANEL_KERNELS(panel_kernels_bf16, panel_kernel_float, LLAMAC_BF16, 0)
+
+// A `gather` entry of the table: `body` with the dtype as a compile-time constant.
+#define GATHER(name, body, dtype) \
+    static void gather_##name(const uint8_t *w, size_t strip_bytes, int row, int columns, float *y) { \
+        body(dtype, w, strip_bytes, row, columns, y); \
+    }
+
+#include "kernels_quant.h"
+
+// ---- products of any dtype
+
+INLINE panel_kernel *const *panel_kernels_of(const int dtype, const int unpacked) {
+    switch (dtype) {
+    case LLAMAC_F32: return panel_kernels_f32;
+    case LLAMAC_F16: return unpacked ? panel_kernels_f32 : panel_kernels_f16;
+    case LLAMAC_BF16: return unpacked ? panel_kernels_f32 : panel_kernels_bf16;   // unpacked, too, bf16 is permuted
+    case LLAMAC_Q8: return unpacked ? panel_kernels_q8_unpacked : panel_kernels_q8;
+    case LLAMAC_Q4: return unpacked ? panel_kernels_q4_unpacked : panel_kernels_q4;
+    default: return unpacked ? panel_kernels_q4_unpacked : panel_kernels_q4s;
+    }
+}
+
+// Unpacks one pass of a strip into the layout that the panel kernels for unpacked weights read.
+INLINE void unpack(const int dtype, const uint8_t *w, int columns, uint8_t *to) {
+    if (dtype == LLAMAC_Q8) unpack_q8(w, columns, to);
+    else if (dtype_is_quantized(dtype)) unpack_q4(dtype, w, columns, to);
+    else
+        for (int k = 0; k < columns; k++)
+            v16_store((float *)(void *)(to + LINE_BYTES * k),
+                      load_weights(dtype, w + (size_t)k * 16 * element_bytes(dtype)));
+}
+// Above this many rows it pays to unpack the weights once for all of them.
+INLINE int unpack_above(const int dtype) {
+    switch (dtype) {
+    case LLAMAC_F32: return INT_MAX;
+    case LLAMAC_F16: return UNPACK_ABOVE_F16;
+    case LLAMAC_BF16: return UNPACK_ABOVE_BF16;
+    case LLAMAC_Q8: return UNPACK_ABOVE_Q8;
+    default: return UNPACK_ABOVE_Q4;
+    }
+}
+
+// Offset in a strip of the weights of column k, which starts a pass.
+INLINE size_t column_offset(const int dtype, int k) {
+    if (!dtype_is_quantized(dtype)) return (size_t)k * 16 * element_bytes(dtype);
+    return LINE_BYTES + (size_t)(k / BLOCK_COLUMNS) * block_bytes(dtype, BLOCK_GROUPS);
+}
+
+// Prefetches one of `parts` parts of the `bytes` bytes that follow a pass in each strip: the next pass, or the start
+// of the strip that comes next in memory. Locality 2: into L2.
+INLINE void prefetch_next_pass(const uint8_t *w, size_t stride, int strips, size_t bytes, int part, int parts) {
+    const size_t lines = bytes / LINE_BYTES;
+    const size_t first = lines * (size_t)part / (size_t)parts, last = lines * (size_t)(part + 1) / (size_t)parts;
+    for (int i = 0; i < strips; i++)
+        for (size_t l = first; l < last; l++) __builtin_prefetch(w + (size_t)i * stride + bytes + l * LINE_BYTES, 0, 2);
+}
+
+// The epilogue for one row's 16 outputs of strip s: row scale, output scale, bias, input weight, then store or add.
+INLINE void epilogue(const struct gemm *g, const int dtype, int s, int t, const float *sums) {
+    const int o = s * STRIP_ROWS, n = min_int(STRIP_ROWS, g->rows - o);
+    v16 sum = restore_lane_order(dtype, v16_load(sums));
+    if (dtype_is_quantized(dtype))
+        sum = v16_mul(sum, v16_load((const float *)(const void *)(g->w + (size_t)s * g->strip_bytes)));
+    if (g->scales) sum = v16_mul(sum, v16_load_n(g->scales + o, n));
+    if (g->bias) sum = v16_add(sum, v16_load_n(g->bias + o, n));
+    if (g->copy) {
+        float *copy = g->copy + (size_t)t * (size_t)g->rows + o;
+        v16_store_n(copy, g->accumulate_copy ? v16_add(v16_load_n(copy, n), sum) : sum, n);
+    }
+    if (g->row_weights) sum = v16_mul(sum, v16_set1(g->row_weights[t]));
+    float *y = g->y + (size_t)(g->y_rows ? g->y_rows[t] : t) * g->y_stride + o;
+    if (n == STRIP_ROWS) v16_store(y, g->accumulate ? v16_add(v16_load(y), sum) : sum);
+    else v16_store_n(y, g->accumulate ? v16_add(v16_load_n(y, n), sum) : sum, n);
+}
+
+// Loops over strip groups, then passes over the columns, then panels. The sums of a strip group stay in memory
+// between passes. With many rows, a pass is unpacked once for all panels while the next pass is prefetched. A single
+// row takes all columns in one pass. The strips of a group are a quarter of the range apart: each of the four streams
+// reads memory without a jump, and what lies behind a strip is what its stream reads next.
+INLINE void gemm(const int dtype, const struct gemm *g) {
+    const int panels = panel_count(g->m), input = input_type_of(dtype);
+    const int kc = g->m == 1 ? max_int(g->columns, 1) : dtype_is_quantized(dtype) ? GEMM_KC : GEMM_KC_FLOAT;
+    const int unpacked = g->m > unpack_above(dtype);
+    const int full_groups = (g->last - g->first) / GEMM_STRIPS, rest = (g->last - g->first) % GEMM_STRIPS;
+    const size_t row_words = input_words(input, g->columns);
+    panel_kernel *const *const kernel = panel_kernels_of(dtype, unpacked);
+    uint8_t *const unpack_buffer = g->scratch;
+    float *const group_sums = (float *)(void *)(unpack_buffer + (size_t)GEMM_STRIPS * UNPACKED_STRIP_BYTES);
+    for (int group = 0; group < full_groups + (rest > 0); group++) {
+        const int full = group < full_groups, strips = full ? GEMM_STRIPS : rest, spacing = full ? full_groups : 1;
+        const int s = g->first + (full ? group : GEMM_STRIPS * full_groups);
+        const size_t stride = (size_t)spacing * g->strip_bytes;
+        memset(group_sums, 0, sizeof(float) * 16 * (size_t)strips * (size_t)g->m);
+        for (int k = 0; k < g->columns; k += kc) {
+            const int columns = min_int(kc, g->columns - k);
+            const uint8_t *w = g->w + (size_t)s * g->strip_bytes + column_offset(dtype, k);
+            const size_t bytes = column_offset(dtype, k + kc) - column_offset(dtype, k);
+            if (unpacked)
+                for (int i = 0; i < strips; i++)
+                    unpack(dtype, w + (size_t)i * stride, columns, unpack_buffer + (size_t)i * UNPACKED_STRIP_BYTES);
+            for (int p = 0; p < panels; p++) {
+                if (cancelled(g->cancel)) return;
+                const int start = panel_start(g->m, p), T = panel_start(g->m, p + 1) - start;
+                const int32_t *x =
+                    (const int32_t *)g->x + (size_t)start * row_words + input_words(input, k) * (size_t)T;
+                float *sums = group_sums + (size_t)start * 16 * (size_t)strips;
+                if (panels >= PREFETCH_MIN_PANELS) prefetch_next_pass(w, stride, strips, bytes, p, panels);
+                if (unpacked) kernel[T](unpack_buffer, UNPACKED_STRIP_BYTES, strips, x, columns, sums);
+                else kernel[T](w, stride, strips, x, columns, sums);
+            }
+        }
+        for (int p = 0; p < panels; p++) {
+            const int start = panel_start(g->m, p), T = panel_start(g->m, p + 1) - start;
+            const float *sums = group_sums + (size_t)start * 16 * (size_t)strips;
+            for (int i = 0; i < strips; i++)
+                for (int t = 0; t < T; t++) epilogue(g, dtype, s + i * spacing, start + t, sums + 16 * (i * T + t));
+        }
+    }
+}
+static void gemm_f32(const struct gemm *g) { gemm(LLAMAC_F32, g); }
+static void gemm_f16(const struct gemm *g) { gemm(LLAMAC_F16, g); }
+static void gemm_bf16(const struct gemm *g) { gemm(LLAMAC_BF16, g); }
+static void gemm_q8(const struct gemm *g) { gemm(LLAMAC_Q8, g); }
+static void gemm_q4(const struct gemm *g) { gemm(LLAMAC_Q4, g); }
+static void gemm_q4s(const struct gemm *g) { gemm(LLAMAC_Q4S, g); }
+
+// ---- one row of a float matrix
+
+INLINE float element(const int dtype, const uint8_t *p) {
+    float f;
+    uint16_t h;
+    if (dtype == LLAMAC_F32) { memcpy(&f, p, 4); return f; }
+    memcpy(&h, p, 2);
+    return dtype == LLAMAC_F16 ? f32_from_f16(h) : f32_from_bf16(h);
+}
+INLINE void gather_float(const int dtype, const uint8_t *w, size_t strip_bytes, int row, int columns, float *y) {
+    const size_t size = element_bytes(dtype);
+    const uint8_t *p = w + (size_t)(row / STRIP_ROWS) * strip_bytes + (size_t)(row % STRIP_ROWS) * size;
+    for (int k = 0; k < columns; k++, p += 16 * size) y[k] = element(dtype, p);
+}
+GATHER(f32, gather_float, LLAMAC_F32)
+GATHER(f16, gather_float, LLAMAC_F16)
+GATHER(bf16, gather_float, LLAMAC_BF16)
+
+// ---- row functions: n floats, 16 at a time, then the tail. They touch the first n only.
+
+// Runs a body for each vector of n floats. The body sees i, the vector's first index, and accesses memory through
+// LOAD and STORE, which are masked in the tail. KEEP(v, neutral) replaces the lanes beyond the tail.
+#define FOR_VECTORS(n, ...) do { \
+        int i = 0; \
+        for (; i + 16 <= (n); i += 16) { enum { is_tail = 0, lanes = 16 }; __VA_ARGS__; } \
+        if (i < (n)) { enum { is_tail = 1 }; const int lanes = (n) - i; __VA_ARGS__; } } while (0)
+#define LOAD(p) __builtin_choose_expr(is_tail, v16_load_n(p, lanes), v16_load(p))
+#define STORE(p, v) __builtin_choose_expr(is_tail, v16_store_n(p, v, lanes), v16_store(p, v))
+#define KEEP(v, neutral) __builtin_choose_expr(is_tail, v16_blend_n(v, neutral, lanes), v)
+
+static void add(const float *x, int n, float *y) {
+    FOR_VECTORS(n, STORE(y + i, v16_add(LOAD(y + i), LOAD(x + i))));
+}
+
+// Sums in the norms are 16 partial sums by index mod 16, reduced by v16_reduce_add.
+static void rms_norm(const float *x, const float *w, const float *bias, float eps, int n, float *y) {
+    (void)bias;
+    v16 squares = v16_set1(0), v;
+    FOR_VECTORS(n, v = LOAD(x + i); squares = v16_fma(v, v, squares));
+    const v16 scale = v16_set1(1.0f / sqrtf(v16_reduce_add(squares) / (float)n + eps));
+    FOR_VECTORS(n, STORE(y + i, v16_mul(v16_mul(LOAD(x + i), scale), LOAD(w + i))));
+}
+
+static void layer_norm(const float *x, const float *w, const float *bias, float eps, int n, float *y) {
+    v16 sum = v16_set1(0), squares = v16_set1(0), v;
+    FOR_VECTORS(n, sum = v16_add(sum, LOAD(x + i)));
+    const v16 mean = v16_set1(v16_reduce_add(sum) / (float)n);
+    FOR_VECTORS(n, v = KEEP(v16_sub(LOAD(x + i), mean), v16_set1(0)); squares = v16_fma(v, v, squares));
+    const v16 scale = v16_set1(1.0f / sqrtf(v16_reduce_add(squares) / (float)n + eps));
+    const v16 zero = v16_set1(0);
+    FOR_VECTORS(n, v = v16_mul(v16_sub(LOAD(x + i), mean), scale);
+                STORE(y + i, v16_fma(v, LOAD(w + i), bias ? LOAD(bias + i) : zero)));
+}
+
+// The parts of exp(x) for x clamped to [-87, 88]: exp(x) = pow2 * (1 + expm1), with pow2 = 2^n for n = round(x / ln
+// 2), and expm1 a polynomial in r = x - n ln 2 (the coefficients of Cephes' expf, 2 ulp).
+struct exp_parts { v16 pow2, expm1; };
+INLINE struct exp_parts exp_parts(v16 x) {
+    const v16 shift = v16_set1(0x1.8p23f), low = v16_set1(-87.0f);
+    const v16 clamped = v16_min(v16_set1(88.0f), v16_max(low, x));   // NaN passes: it is the second operand
+    const v16 t = v16_fma(clamped, v16_set1(0x1.715476p0f), shift), n = v16_sub(t, shift);
+    v16 r = v16_fnma(n, v16_set1(0x1.62ep-1f), clamped);             // ln 2 in two parts; n times the first is exact
+    r = v16_fnma(n, v16_set1(0x1.0bfbe8p-15f), r);
+    v16 p = v16_set1(1.9875691500e-4f);
+    p = v16_fma(p, r, v16_set1(1.3981999507e-3f));
+    p = v16_fma(p, r, v16_set1(8.3334519073e-3f));
+    p = v16_fma(p, r, v16_set1(4.1665795894e-2f));
+    p = v16_fma(p, r, v16_set1(1.6666665459e-1f));
+    p = v16_fma(p, r, v16_set1(5.0000001201e-1f));
+    return (struct exp_parts){ v16_exp2_shifted(t), v16_fma(p, v16_mul(r, r), r) };
+}
+
+// exp(x) for x <= 88; 0 below -87, where the result would be subnormal.
+SPECIALIZED v16 v16_exp(v16 x) {
+    const struct exp_parts e = exp_parts(x);
+    return v16_zero_below(v16_mul(v16_add(e.expm1, v16_set1(1.0f)), e.pow2), x, v16_set1(-87.0f));
+}
+
+// tanh|x| = e / (e + 2) with e = exp(2|x|) - 1, which keeps full precision near 0. Then the sign of x.
+SPECIALIZED v16 v16_tanh(v16 x) {
+    const v16 zero = v16_set1(0), one = v16_set1(1.0f), size = v16_abs(x);
+    const struct exp_parts parts = exp_parts(v16_add(size, size));
+    const v16 e = v16_fma(parts.expm1, parts.pow2, v16_sub(parts.pow2, one));
+    const v16 y = v16_div(e, v16_add(e, v16_set1(2.0f)));
+    return v16_sub(v16_zero_below(y, x, zero), v16_zero_below(y, v16_sub(zero, x), zero));   // one of the two is 0
+}
+
+INLINE v16 v16_mul_sigmoid(v16 x, v16 g) {
+    return v16_div(x, v16_add(v16_set1(1.0f), v16_exp(v16_sub(v16_set1(0), g))));
+}
+
+// x * Phi(x). erfc(|x| / sqrt(2)) by Abramowitz and Stegun 7.1.26 (absolute error 1.5e-7); no cancellation for either
+// sign.
+INLINE v16 v16_gelu_erf(v16 x) {
+    const v16 z = v16_mul(v16_abs(x), v16_set1(0x1.6a09e6p-1f)), one = v16_set1(1.0f);
+    const v16 t = v16_div(one, v16_fma(z, v16_set1(0.3275911f), one));
+    v16 p = v16_set1(1.061405429f);
+    p = v16_fma(p, t, v16_set1(-1.453152027f));
+    p = v16_fma(p, t, v16_set1(1.421413741f));
+    p = v16_fma(p, t, v16_set1(-0.284496736f));
+    p = v16_fma(p, t, v16_set1(0.254829592f));
+    const v16 erfc = v16_mul(v16_mul(p, t), v16_exp(v16_sub(v16_set1(0), v16_mul(z, z))));
+    return v16_sub(v16_max(v16_set1(0), x), v16_mul(v16_mul(v16_set1(0.5f), v16_abs(x)), erfc));
+}
+
+// The tanh form of GELU (Hendrycks and Gimpel 2016): 0.5 x (1 + tanh u) = x sigmoid(2u), u = sqrt(2 / pi) (x +
+// 0.044715 x^3).
+INLINE v16 v16_gelu_tanh(v16 x) {
+    const v16 cubic = v16_fma(v16_mul(v16_set1(0.044715f), v16_mul(x, x)), x, x);
+    return v16_mul_sigmoid(x, v16_mul(v16_set1(1.5957691216f), cubic));
+}
+
+INLINE v16 v16_activate(const int activation, v16 x) {
+    switch (activation) {
+    case ACTIVATION_SILU: return v16_mul_sigmoid(x, x);
+    case ACTIVATION_GELU_TANH: return v16_gelu_tanh(x);
+    case ACTIVATION_GELU_ERF: return v16_gelu_erf(x);
+    case ACTIVATION_RELU: return v16_max(v16_set1(0), x);
+    default: return v16_mul_sigmoid(x, v16_mul(v16_set1(1.702f), x));
+    }
+}
+INLINE void activate_row(const int activation, const float *gate, const float *up, int n, float *y) {
+    v16 v;
+    FOR_VECTORS(n, v = v16_activate(activation, LOAD(gate + i)); STORE(y + i, up ? v16_mul(v, LOAD(up + i)) : v));
+}
+static void activate(int activation, const float *gate, const float *up, int n, float *y) {
+    switch (activation) {   // a constant in each case compiles to a loop without branches
+    case ACTIVATION_SILU: activate_row(ACTIVATION_SILU, gate, up, n, y); break;
+    case ACTIVATION_GELU_TANH: activate_row(ACTIVATION_GELU_TANH, gate, up, n, y); break;
+    case ACTIVATION_GELU_ERF: activate_row(ACTIVATION_GELU_ERF, gate, up, n, y); break;
+    case ACTIVATION_RELU: activate_row(ACTIVATION_RELU, gate, up, n, y); break;
+    default: activate_row(ACTIVATION_QUICK_GELU, gate, up, n, y); break;
+    }
+}
+
+INLINE v16 v16_soft_cap(v16 x, v16 cap) { return v16_mul(cap, v16_tanh(v16_div(x, cap))); }
+
+static void scale_row(float *y, int n, float scale, float cap) {
+    const v16 s = v16_set1(scale), c = v16_set1(cap);
+    if (cap > 0) FOR_VECTORS(n, STORE(y + i, v16_soft_cap(v16_mul(LOAD(y + i), s), c)));
+    else FOR_VECTORS(n, STORE(y + i, v16_mul(LOAD(y + i), s)));
+}
+
+static void rotate(float *x, const float *cosines, const float *sines, int half) {
+    float *z = x + half;
+    v16 a, b, c, s;
+    FOR_VECTORS(half, a = LOAD(x + i); b = LOAD(z + i); c = LOAD(cosines + i); s = LOAD(sines + i);
+                STORE(x + i, v16_fnma(b, s, v16_mul(a, c))); STORE(z + i, v16_fma(a, s, v16_mul(b, c))));
+}
+
+#include "kernels_attention.h"
+#include "kernels_measure.h"
+
+// ---- the table
+
+const struct kernels KERNELS = {
+    .name = KERNELS_NAME,
+    .gemm = { [LLAMAC_F32] = gemm_f32, [LLAMAC_F16] = gemm_f16, [LLAMAC_BF16] = gemm_bf16,
+              [LLAMAC_Q8] = gemm_q8, [LLAMAC_Q4] = gemm_q4, [LLAMAC_Q4S] = gemm_q4s },
+    .pack = { [INPUT_F32] = pack_f32, [INPUT_INT8] = pack_int8, [INPUT_INT16] = pack_int16 },
+    .attend = { [LLAMAC_F32] = attend_f32, [LLAMAC_F16] = attend_f16 },
+    .gather = { [LLAMAC_F32] = gather_f32, [LLAMAC_F16] = gather_f16, [LLAMAC_BF16] = gather_bf16,
+                [LLAMAC_Q8] = gather_q8, [LLAMAC_Q4] = gather_q4, [LLAMAC_Q4S] = gather_q4s },
+    .rms_norm = rms_norm,
+    .layer_norm = layer_norm,
+    .activate = activate,
+    .add = add,
+    .scale = scale_row,
+    .softmax = softmax,
+    .rotate = rotate,
+    .store_key = { [LLAMAC_F32] = store_key_f32, [LLAMAC_F16] = store_key_f16 },
+    .store_value = { [LLAMAC_F32] = store_value_f32, [LLAMAC_F16] = store_value_f16 },
+    .read_block = read_block,
+    .peak = { [INPUT_F32] = peak_f32, [INPUT_INT8] = peak_int8, [INPUT_INT16] = peak_int16 },
+};

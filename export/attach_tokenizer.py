@@ -1,0 +1,135 @@
+"""Finds the tokenizer that belongs to a checkpoint: the one the user names, or the source's own."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from llamac.arguments import StrPath, file_path
+from llamac.errors import ExportError, LlamacError, TokenizerError, UnsupportedError
+from llamac.export.checkpoint import Checkpoint
+from llamac.export.read import GGUF_MAGIC, read_head
+from llamac.format.flatfile import MAGIC
+from llamac.text.tokenizer import SpecialTokens, Tokenizer
+from llamac.text.vocabulary.load import Room, Vocabulary, find_tokenizer, load_vocabulary
+
+IDS_ONLY = "without a tokenizer the model only takes token ids (`export --tokenizer` adds one, `run -z` uses one)"
+
+
+def attach_tokenizer(
+    checkpoint: Checkpoint, source: Path, given: StrPath | Literal[False] | None, warnings: list[str]
+) -> None:
+    """Set the checkpoint's tokenizer and the number of its token ids.
+
+    Args:
+        source: The file or directory that the checkpoint was read from.
+        given: A tokenizer to use instead of the source's own, or False for none.
+        warnings: Receives a warning if the source has no tokenizer.
+    """
+    if given is False:
+        checkpoint.tokenizer = None
+        checkpoint.metadata.pop("tokenizer", None)
+    elif given is not None:
+        place = file_path(given, "tokenizer")
+        try:
+            checkpoint.tokenizer = load_vocabulary(place, Room(checkpoint.config.vocab_size, warnings))
+        except FileNotFoundError:
+            raise ExportError(f"the tokenizer {place} does not exist") from None
+        checkpoint.metadata["tokenizer"] = {"source": _base_name(place)}
+    elif source.is_dir():
+        _attach_from_folder(checkpoint, source, warnings)
+    elif read_head(source).startswith(GGUF_MAGIC):
+        _attach_from_gguf(checkpoint, source.with_name(checkpoint.metadata["source"]["files"][0]), warnings)
+    elif not read_head(source).startswith(MAGIC):
+        _attach_neighbour(checkpoint, source, warnings)
+    elif checkpoint.tokenizer is None:
+        warnings.append(f"no tokenizer was found: {IDS_ONLY}")
+    if checkpoint.tokenizer is not None:
+        _fit_to_model(checkpoint)
+
+
+def tokenizer_name(checkpoint: Checkpoint) -> str:
+    """The file or directory that the tokenizer came from, or "none"."""
+    if checkpoint.tokenizer is None:
+        return "none"
+    return str(checkpoint.metadata.get("tokenizer", {}).get("source", "unknown"))
+
+
+def _attach_from_folder(checkpoint: Checkpoint, folder: Path, warnings: list[str]) -> None:
+    if find_tokenizer(folder) is None:
+        warnings.append(f"{folder} has no tokenizer: {IDS_ONLY}")
+        return
+    _attach_own(checkpoint, folder, warnings)
+
+
+def _attach_from_gguf(checkpoint: Checkpoint, path: Path, warnings: list[str]) -> None:
+    from llamac.export.gguf.model import has_tokenizer
+
+    if not has_tokenizer(path):
+        warnings.append(f"{path} has no tokenizer: {IDS_ONLY}")
+        return
+    _attach_own(checkpoint, path, warnings)
+
+
+def _attach_own(checkpoint: Checkpoint, place: Path, warnings: list[str]) -> None:
+    try:
+        checkpoint.tokenizer = load_vocabulary(place, Room(checkpoint.config.vocab_size, warnings))
+    except (TokenizerError, UnsupportedError) as error:
+        raise type(error)(f"{error}; --no-tokenizer leaves it out, --tokenizer uses another one") from None
+    checkpoint.metadata["tokenizer"] = {"source": _base_name(place)}
+
+
+def _attach_neighbour(checkpoint: Checkpoint, source: Path, warnings: list[str]) -> None:
+    """Use the tok*.bin next to a llama2.c model that has as many ids as the model."""
+    size = checkpoint.config.vocab_size
+    fitting: list[tuple[Path, Vocabulary]] = []
+    others: list[str] = []
+    for path in sorted(path for path in source.parent.glob("tok*.bin") if path.is_file() and path != source):
+        try:
+            vocabulary = load_vocabulary(path)
+        except LlamacError:
+            others.append(f"{path.name} is not a tokenizer")
+            continue
+        n_ids = _count_ids(vocabulary, path.name)
+        if n_ids == size:
+            fitting.append((path, vocabulary))
+        else:
+            others.append(f"{path.name} has {n_ids} ids")
+    if len({vocabulary for _, vocabulary in fitting}) > 1:
+        names = ", ".join(path.name for path, _ in fitting)
+        raise ExportError(f"several tokenizers next to {source.name} fit it: {names}; choose one with --tokenizer")
+    if fitting:
+        place, checkpoint.tokenizer = fitting[0]
+        checkpoint.metadata["tokenizer"] = {"source": place.name}
+    elif others:
+        warnings.append(f"no tokenizer next to the model has its {size} ids ({', '.join(others)}): {IDS_ONLY}")
+    else:
+        warnings.append(f"no tokenizer was found: {IDS_ONLY}")
+
+
+def _fit_to_model(checkpoint: Checkpoint) -> None:
+    """Set the number of token ids, and complete the rules for special tokens with the source's."""
+    assert checkpoint.tokenizer is not None
+    data, special, spm = checkpoint.tokenizer
+    n_ids = _count_ids(checkpoint.tokenizer, tokenizer_name(checkpoint))
+    if n_ids > checkpoint.config.vocab_size:
+        raise ExportError(
+            f"the tokenizer has {n_ids} ids, but the model's vocabulary has {checkpoint.config.vocab_size}:"
+            " the tokenizer belongs to another model"
+        )
+    checkpoint.config = replace(checkpoint.config, n_token_ids=n_ids)
+    if checkpoint.metadata["source"].get("format") == "llama2c":
+        special = replace(special, add_bos=special.bos_id is not None, add_eos=False)
+    stop_ids = tuple(sorted({*checkpoint.stop_ids, *special.stop_ids}))
+    checkpoint.tokenizer = (data, replace(special, stop_ids=stop_ids), spm)
+
+
+def _count_ids(vocabulary: tuple[bytes, SpecialTokens, bytes | None], where: str) -> int:
+    return Tokenizer.from_json(vocabulary[0], vocabulary[1], source=where).n_ids
+
+
+def _base_name(place: Path) -> str:
+    """The name of a file or directory, also for "." and ".."."""
+    return os.path.basename(os.path.abspath(place))

@@ -1,0 +1,161 @@
+"""Chooses the dtype of every tensor in a flat file."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from llamac import _core
+from llamac.errors import ArgumentError
+from llamac.export.checkpoint import LazyTensor
+from llamac.format.strips import STRIP_ROWS, scale_columns
+from llamac.progress import Progress, silent
+
+# The core's number of each dtype.
+DTYPES = {str(_core.dtype_name(number)): number for number in range(1, 7)}
+FLOATS = ("f32", "f16", "bf16")
+FOUR_BITS = ("q4", "q4s")
+# Kept in q8 when the rest is 4 bits, like the output matrix: nothing averages out an error in the logits, or in the
+# values that attention mixes.
+KEPT_AT_8_BITS = "layers.*.attn_v.weight"
+ROUTERS = "layers.*.ffn_router.weight"
+# A block whose largest number is at most this share of its row's gets a block scale of about 8 of 127, which is coarse.
+TINY = 1 / 16
+MAX_TINY_SHARE = 0.25
+MAX_READERS = 4  # threads of `widen_coarse`; each holds some rows of a matrix
+
+
+def choose_dtypes(
+    tensors: Mapping[str, LazyTensor], dtype: str, *, pure: bool = False, dtype_map: Iterable[tuple[str, str]] = ()
+) -> dict[str, str]:
+    """Choose the dtype of every tensor: f32 for vectors, `dtype` for matrices.
+
+    With 4 bits, the output matrix and attn_v are q8 unless `pure`. A router is q8 even then: it is small, and one wrong
+    choice of experts costs more than any rounding.
+
+    Args:
+        dtype_map: (pattern, dtype) pairs; the first pattern that matches a matrix's name decides. In a pattern, *
+            matches any string, ? one character, [ab] one of several.
+
+    Raises:
+        ArgumentError: If a dtype is unknown, or a pattern matches no matrix.
+    """
+    pairs = list(dtype_map)
+    for name in (dtype, *(found for _, found in pairs)):
+        if name not in DTYPES:
+            raise ArgumentError(f"dtype is {name!r}, expected one of {', '.join(DTYPES)}")
+    if pure and dtype not in FOUR_BITS:
+        raise ArgumentError(f"pure is for dtype q4 and q4s: with {dtype!r} no tensor is kept at 8 bits")
+    matrices = [name for name, tensor in tensors.items() if len(tensor.shape) == 2]
+    for pattern, _ in pairs:
+        if not fnmatch.filter(matrices, pattern):
+            raise ArgumentError(
+                f"dtype_map: {pattern!r} matches no matrix; the matrices are {', '.join(_name_patterns(matrices))}"
+            )
+    head = "output.weight" if "output.weight" in tensors else "token_embedding.weight"
+    chosen = {}
+    for name, tensor in tensors.items():
+        kept = dtype in FOUR_BITS and not pure and (name == head or fnmatch.fnmatchcase(name, KEPT_AT_8_BITS))
+        kept = kept or (dtype in FOUR_BITS and fnmatch.fnmatchcase(name, ROUTERS))
+        default = "f32" if len(tensor.shape) == 1 else "q8" if kept else dtype
+        mapped = [found for pattern, found in pairs if len(tensor.shape) == 2 and fnmatch.fnmatchcase(name, pattern)]
+        chosen[name] = mapped[0] if mapped else default
+    return chosen
+
+
+def nearest_dtypes(tensors: Mapping[str, LazyTensor]) -> tuple[str, list[tuple[str, str]]]:
+    """The dtypes that keep a source's quality: floats stay what they are, every quantized type becomes q8.
+
+    q8 adds next to nothing to any quantized type; q4 adds 5 to 10% perplexity to 4-bit types (docs/gguf.md).
+
+    Returns:
+        The dtype of most parameters, and a dtype_map for the other matrices.
+    """
+    found = {
+        name: tensor.dtype if tensor.dtype in FLOATS else "q8"
+        for name, tensor in tensors.items()
+        if len(tensor.shape) == 2
+    }
+    n_parameters: dict[str, int] = {}
+    for name, dtype in found.items():
+        rows, columns = tensors[name].shape
+        n_parameters[dtype] = n_parameters.get(dtype, 0) + rows * columns
+    most = max(n_parameters, key=lambda dtype: n_parameters[dtype], default="f32")
+    return most, [(name, dtype) for name, dtype in found.items() if dtype != most]
+
+
+def exact_dtype(tensors: Mapping[str, LazyTensor]) -> str:
+    """The float dtype that all matrices are stored in, or f32 if they differ or are quantized."""
+    found = {tensor.dtype for tensor in tensors.values() if len(tensor.shape) == 2}
+    return found.pop() if len(found) == 1 and found <= set(FLOATS) else "f32"
+
+
+def parse_dtype_map(text: str) -> list[tuple[str, str]]:
+    """Parse "PATTERN=DTYPE,PATTERN=DTYPE".
+
+    Raises:
+        ArgumentError: If the text has another form.
+    """
+    pairs = []
+    for item in text.split(","):
+        pattern, equals, dtype = item.partition("=")
+        if not (pattern and equals and dtype):
+            raise ArgumentError(f"dtype map: {item!r} is not PATTERN=DTYPE, e.g. layers.0.*=q8")
+        pairs.append((pattern.strip(), dtype.strip()))
+    return pairs
+
+
+def _name_patterns(names: Iterable[str]) -> list[str]:
+    """Tensor names with * for layer and expert numbers, without repeats."""
+    return list(dict.fromkeys(re.sub(r"\b(layers|experts)\.\d+\.", r"\1.*.", name) for name in names))
+
+
+def widen_coarse(
+    tensors: Mapping[str, LazyTensor],
+    dtypes: dict[str, str],
+    is_fixed: Callable[[str], bool],
+    progress: Progress = silent,
+    threads: int = 1,
+) -> tuple[dict[str, str], list[str]]:
+    """Move 4-bit matrices with many tiny blocks to q8. Reads every 4-bit matrix once.
+
+    Args:
+        is_fixed: Whether the user chose the dtype of the tensor with this name.
+
+    Returns:
+        The dtypes, and a warning about each matrix that was moved.
+    """
+    found, warnings = dict(dtypes), []
+    names = [name for name, dtype in dtypes.items() if dtype in FOUR_BITS and not is_fixed(name)]
+    total = sum(tensors[name].shape[0] for name in names)
+    done = 0
+    with ThreadPoolExecutor(min(threads, MAX_READERS)) as pool:
+        shares = pool.map(lambda name: tiny_share(tensors[name], dtypes[name]), names)
+        for name, share in zip(names, shares, strict=True):
+            if share > MAX_TINY_SHARE:
+                found[name] = "q8"
+                warnings.append(
+                    f"{name} is stored as q8, not {dtypes[name]}: in {share:.0%} of its blocks (limit"
+                    f" {MAX_TINY_SHARE:.0%}) the largest number is at most {TINY:g} of the row's, and their scales"
+                    " would be coarse"
+                )
+            done += tensors[name].shape[0]
+            progress("checking scales", done, total)
+    return found, warnings
+
+
+def tiny_share(tensor: LazyTensor, dtype: str) -> float:
+    """The share of a matrix's nonzero blocks whose largest number is at most TINY of their row's."""
+    columns, width = tensor.shape[1], scale_columns(dtype)
+    starts = np.arange(0, columns, width)
+    tiny = blocks = 0
+    for _, rows in tensor.chunks(STRIP_ROWS):
+        peaks = np.maximum.reduceat(np.abs(rows), starts, axis=1)
+        row_peaks = peaks.max(axis=1, keepdims=True)
+        tiny += int(((peaks <= TINY * row_peaks) & (peaks > 0)).sum())
+        blocks += int((peaks > 0).sum())
+    return tiny / max(blocks, 1)

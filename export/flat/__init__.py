@@ -1,0 +1,1 @@
+"""Reads and writes llamac's own flat file."""

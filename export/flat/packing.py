@@ -1,0 +1,57 @@
+"""Converts float32 rows into the bytes that files store: rounding to 16-bit floats, and strips of 16 rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.errors import ExportError
+from llamac.export.checkpoint import LazyTensor
+from llamac.format.strips import QUANTIZED, STRIP_ROWS
+
+Numbers = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
+
+# The smallest magnitude that each dtype cannot hold; 16-bit floats would round it to infinity.
+BF16_OVERFLOW = float.fromhex("0x1.ffp127")
+OVERFLOW = {"f16": 65520.0, "bf16": BF16_OVERFLOW} | dict.fromkeys(QUANTIZED, 2.0**120)
+
+
+def pack_strips(rows: NDArray[np.float32], dtype: str) -> bytes:
+    """Pack rows (n, columns) of a matrix into float strips of 16 rows (docs/format.md), padded with zeros."""
+    n, columns = rows.shape
+    strips = -(-n // STRIP_ROWS)
+    numbers = to_dtype(rows, dtype)  # first: narrower numbers transpose faster
+    padded_columns = columns if dtype == "f32" else columns + columns % 2
+    padded = np.zeros((strips * STRIP_ROWS, padded_columns), numbers.dtype)
+    padded[:n, :columns] = numbers
+    return np.ascontiguousarray(padded.reshape(strips, STRIP_ROWS, padded_columns).transpose(0, 2, 1)).tobytes()
+
+
+def to_dtype(numbers: NDArray[np.float32], dtype: str) -> Numbers:
+    """Round to the nearest f16 or bf16, ties to even; bf16 as its 16 bits. f32 is returned unchanged."""
+    if dtype == "f32":
+        return numbers
+    if dtype == "f16":
+        with np.errstate(over="ignore"):  # `checked_chunks` refuses overflow
+            return numbers.astype(np.float16)
+    bits = np.ascontiguousarray(numbers).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def checked_chunks(name: str, tensor: LazyTensor, dtype: str) -> Iterator[NDArray[np.float32]]:
+    """Yield a tensor some rows at a time, a multiple of 16 in all but the last chunk.
+
+    Raises:
+        ExportError: If a number is not finite or does not fit `dtype`. The message has the tensor's `name`.
+    """
+    limit = OVERFLOW.get(dtype, np.inf)
+    for _, rows in tensor.chunks(STRIP_ROWS):
+        peak = max(float(rows.max(initial=0.0)), -float(rows.min(initial=0.0)))
+        if not np.isfinite(peak):
+            raise ExportError(f"tensor {name} holds numbers that are not finite")
+        if peak >= limit:
+            wider = "f32" if peak >= BF16_OVERFLOW else "f32 or bf16"
+            raise ExportError(f"tensor {name} holds {peak:g}, which does not fit {dtype}: use --dtype {wider}")
+        yield rows

@@ -1,0 +1,225 @@
+"""Streams a planned flat file to disk, tensor by tensor, and resumes an unfinished one.
+
+Each tensor's record is written after its data. A file that was broken off therefore shows which tensors are complete,
+and the next export with the same plan continues after them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import BinaryIO, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.errors import ExportError
+from llamac.export.flat.packing import checked_chunks, pack_strips
+from llamac.export.flat.plan import Plan, Slot
+from llamac.export.quantize import CalibrationStats, Quantizer
+from llamac.format.flatfile import (
+    ALIGNMENT,
+    MAGIC,
+    NUMERICS,
+    RECORD_BYTES,
+    SECTIONS,
+    VERSION,
+    pack_record,
+    unpack_record,
+)
+from llamac.format.strips import QUANTIZED
+from llamac.progress import Progress, silent
+
+T = TypeVar("T")
+
+READ_BYTES = 1 << 24
+# The page cache keeps written data in pieces as large as the writes, and maps 2 MiB pieces at once. Reading the weights
+# of a file that was just written is a tenth faster that way (bench/LOG.md).
+BLOCK_BYTES = 1 << 21
+
+
+class DataStream:
+    """Writes data front to back, in whole 2 MiB blocks at multiples of their size.
+
+    Attributes:
+        offset: The file offset of the next byte.
+    """
+
+    def __init__(self, file: BinaryIO, offset: int) -> None:
+        self._file = file
+        self._pending = bytearray()
+        self.offset = offset
+
+    def skip_to(self, offset: int) -> None:
+        """Write zeros up to `offset`."""
+        self.write(bytes(offset - self.offset))
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            part = view[: BLOCK_BYTES - self.offset % BLOCK_BYTES]
+            self._pending += part
+            self.offset += len(part)
+            view = view[len(part) :]
+            if self.offset % BLOCK_BYTES == 0:
+                self.flush()
+
+    def flush(self) -> None:
+        self._file.seek(self.offset - len(self._pending))
+        self._file.write(self._pending)
+        self._pending.clear()
+
+
+def write_file(
+    file: BinaryIO,
+    plan: Plan,
+    progress: Progress = silent,
+    *,
+    threads: int = 1,
+    calibration: Callable[[Slot], CalibrationStats | None] = lambda slot: None,
+) -> list[bytes]:
+    """Write a whole flat file. Complete tensors that `file` already contains are kept.
+
+    Args:
+        threads: How many threads quantize.
+        calibration: Returns what calibration measured of a matrix's inputs, or None.
+
+    Returns:
+        The SHA-256 of every tensor.
+    """
+    with Quantizer(threads) as quantizer:
+        return _write_file(file, plan, progress, quantizer, calibration)
+
+
+def _write_file(
+    file: BinaryIO,
+    plan: Plan,
+    progress: Progress,
+    quantizer: Quantizer,
+    calibration: Callable[[Slot], CalibrationStats | None],
+) -> list[bytes]:
+    places = plan.offsets()
+    start = places["data"]
+    file.truncate(plan.file_bytes)
+    progress("writing", 0, plan.data_bytes)
+    hashes = _complete_tensors(file, plan, progress)
+    if not hashes:  # clear leftovers of another file: the gaps between sections must be zeros
+        file.truncate(0)
+        file.truncate(plan.file_bytes)
+    stream = DataStream(file, start + (plan.slots[len(hashes) - 1].end if hashes else 0))
+    missing = plan.slots[len(hashes) :]
+    for _, chunks in itertools.groupby(prefetch(_chunks(missing)), key=lambda item: item[0].offset):
+        slot, first = next(chunks)
+        stats = calibration(slot)
+        digest = hashlib.sha256()
+        stream.skip_to(start + slot.offset)
+        written = 0
+        for rows in itertools.chain([first], (more for _, more in chunks)):
+            data = _stored_bytes(slot, rows, quantizer, stats)
+            digest.update(data)
+            stream.write(data)
+            written += len(data)
+            progress("writing", slot.offset + written, plan.data_bytes)
+        if written != slot.bytes:
+            raise ExportError(f"tensor {slot.name} gave {written} bytes, expected {slot.bytes}")
+        file.seek(places["tensors"] + RECORD_BYTES["tensor"] * len(hashes))
+        file.write(_tensor_record(slot, start, digest.digest()))
+        hashes.append(digest.digest())
+    stream.flush()
+    write_tables(file, plan, hashes)
+    return hashes
+
+
+def _chunks(slots: Iterable[Slot]) -> Iterator[tuple[Slot, NDArray[np.float32]]]:
+    for slot in slots:
+        for rows in checked_chunks(slot.name, slot.tensor, slot.dtype):
+            yield slot, rows
+
+
+def prefetch(items: Iterator[T]) -> Iterator[T]:
+    """Yield the same items. A second thread computes the next one while the caller uses the current one."""
+    end = object()
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(next, items, end)
+        while (item := pending.result()) is not end:
+            pending = pool.submit(next, items, end)
+            yield cast(T, item)
+
+
+def _stored_bytes(slot: Slot, rows: NDArray[np.float32], quantizer: Quantizer, stats: CalibrationStats | None) -> bytes:
+    if not slot.is_matrix:
+        return np.ascontiguousarray(rows, np.float32).tobytes()
+    return quantizer.pack(rows, slot.dtype, stats) if slot.dtype in QUANTIZED else pack_strips(rows, slot.dtype)
+
+
+def _complete_tensors(file: BinaryIO, plan: Plan, progress: Progress) -> list[bytes]:
+    """The hashes of the leading tensors that the file already contains: with this plan's record and intact data."""
+    places = plan.offsets()
+    hashes: list[bytes] = []
+    for slot in plan.slots:
+        file.seek(places["tensors"] + RECORD_BYTES["tensor"] * len(hashes))
+        record = file.read(RECORD_BYTES["tensor"])
+        digest = unpack_record("tensor", record)["sha256"]
+        if record != _tensor_record(slot, places["data"], digest):
+            break
+        file.seek(places["data"] + slot.offset)
+        if digest != _hash_next(file, slot.bytes):
+            break
+        hashes.append(digest)
+        progress("writing", slot.end, plan.data_bytes)
+    return hashes
+
+
+def _hash_next(file: BinaryIO, count: int) -> bytes:
+    """The SHA-256 of the next `count` bytes."""
+    digest = hashlib.sha256()
+    while count and (data := file.read(min(count, READ_BYTES))):
+        digest.update(data)
+        count -= len(data)
+    return digest.digest()
+
+
+def write_tables(file: BinaryIO, plan: Plan, tensor_hashes: list[bytes]) -> None:
+    """Write everything but the tensor data: header, section table and sections, with their hashes."""
+    places = plan.offsets()
+    sections = dict(plan.sections)
+    sections["tensors"] = b"".join(
+        _tensor_record(slot, places["data"], digest) for slot, digest in zip(plan.slots, tensor_hashes, strict=True)
+    )
+    digests = {name: hashlib.sha256(data).digest() for name, data in sections.items()}
+    digests["data"] = hashlib.sha256(b"".join(tensor_hashes)).digest()
+    sizes = {name: len(data) for name, data in sections.items()} | {"data": plan.data_bytes}
+    table = b"".join(
+        pack_record("section", {"name": name, "offset": places[name], "bytes": sizes[name], "sha256": digests[name]})
+        for name in SECTIONS
+    )
+    values = {
+        "magic": MAGIC,
+        "version": VERSION,
+        "numerics": NUMERICS,
+        "file_bytes": plan.file_bytes,
+        "alignment": ALIGNMENT,
+        "n_sections": len(SECTIONS),
+        "id": hashlib.sha256(b"".join(digests[name] for name in SECTIONS)).digest(),
+    }
+    values["sha256"] = hashlib.sha256(pack_record("header", values) + table).digest()
+    file.seek(0)
+    file.write(pack_record("header", values) + table)
+    for name, data in sections.items():
+        file.seek(places[name])
+        file.write(data)
+
+
+def _tensor_record(slot: Slot, data_offset: int, digest: bytes) -> bytes:
+    values = {
+        "name": slot.name,
+        "dtype": slot.dtype,
+        "n_dims": len(slot.tensor.shape),
+        "shape": list(slot.tensor.shape),
+        "offset": data_offset + slot.offset,
+        "bytes": slot.bytes,
+        "sha256": digest,
+    }
+    return pack_record("tensor", values)

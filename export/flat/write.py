@@ -1,0 +1,154 @@
+"""Exports a checkpoint to a flat file: chooses dtypes, calibrates, quantizes, and adds probes.
+
+The order is chosen so that errors come early: the plan and the disk space first, then the slow steps. The engine's own
+probe results need the finished weights, so they are filled in last, before the file gets its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from llamac import __version__
+from llamac.errors import ArgumentError
+from llamac.export import probes
+from llamac.export.calibrate import calibrate, calibration_sequences, disk_bytes, float_model
+from llamac.export.checkpoint import Checkpoint
+from llamac.export.dtypes import FOUR_BITS, choose_dtypes, widen_coarse
+from llamac.export.flat.plan import Plan, Slot, make_plan, matching_tensors
+from llamac.export.flat.stream import write_file, write_tables
+from llamac.export.quantize import CalibrationStats
+from llamac.export.targets import atomic_file, check_space, scratch_folder
+from llamac.format.flatfile import NUMERICS
+from llamac.format.probes import encode
+from llamac.format.strips import QUANTIZED
+from llamac.progress import Progress
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How the matrices are stored; the attributes are `llamac.export.export`'s arguments.
+
+    Attributes:
+        calibration_text: None for no calibration, "" for text that the model generates.
+    """
+
+    dtype: str
+    pure: bool
+    dtype_map: tuple[tuple[str, str], ...]
+    calibration_text: str | None
+    threads: int
+
+
+def write_flat(
+    checkpoint: Checkpoint,
+    out: Path,
+    quantization: Quantization,
+    *,
+    partial: Path | None,
+    probe_source: str | None,
+    folder: Path | None,
+    warnings: list[str],
+    progress: Progress,
+) -> Plan:
+    """Write the flat file `out`.
+
+    Args:
+        partial: The name of the unfinished file, as in `llamac.export.export`.
+        probe_source: "llamac", "transformers", or None for no probes.
+        folder: The source, if it is a Hugging Face directory; transformers reads it.
+    """
+    sections = _sections(checkpoint, quantization.dtype)
+    make_plan(checkpoint, quantization.dtype, sections)  # report what does not fit before anything slow
+    text = quantization.calibration_text
+    sequences = calibration_sequences(checkpoint, text) if text else None
+    dtypes = _choose_dtypes(checkpoint, quantization, progress, warnings)
+    plan = make_plan(checkpoint, quantization.dtype, sections, dtypes)
+    if not any(slot.dtype in FOUR_BITS for slot in plan.slots):
+        quantization = replace(quantization, calibration_text=None)  # all matrices were too coarse for 4 bits
+    _check_space(out, partial, checkpoint, plan, quantization)
+    probe_set = None
+    if probe_source is not None:
+        probe_set = probes.make(checkpoint, NUMERICS, source=probe_source, folder=folder, progress=progress)
+        plan = replace(plan, sections={**plan.sections, "probes": encode(probe_set)})
+    _check_space(out, partial, checkpoint, plan, quantization)
+    with atomic_file(out, partial) as file:
+        with contextlib.ExitStack() as stack:
+            stats = _calibrated_stats(checkpoint, out, quantization, sequences, progress, stack)
+            hashes = write_file(file, plan, progress, threads=quantization.threads, calibration=stats)
+        if probe_set is not None:
+            # the results need the finished file; their encoding has the same size as that of the empty records
+            file.flush()
+            measured = probes.measure(Path(file.name), probe_set, fidelity=_fidelity(plan), progress=progress)
+            plan = replace(plan, sections={**plan.sections, "probes": encode(measured)})
+            write_tables(file, plan, hashes)
+    return plan
+
+
+def _sections(checkpoint: Checkpoint, dtype: str) -> dict[str, bytes]:
+    metadata = {**checkpoint.metadata, "dtype": dtype, "exporter": f"llamac {__version__}"}
+    text = json.dumps(metadata, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    tokenizer, _, spm = checkpoint.tokenizer or (b"", None, None)
+    return {
+        "metadata": text.encode(errors="replace"),  # file names can hold lone surrogates
+        "tokenizer": tokenizer,
+        "spm": spm or b"",
+        "template": checkpoint.chat_template.encode(),
+    }
+
+
+def _choose_dtypes(
+    checkpoint: Checkpoint, quantization: Quantization, progress: Progress, warnings: list[str]
+) -> dict[str, str]:
+    """Every tensor's dtype. A 4-bit matrix whose scales would be coarse becomes q8, unless dtype_map names it."""
+    tensors = matching_tensors(checkpoint)
+    chosen = choose_dtypes(tensors, quantization.dtype, pure=quantization.pure, dtype_map=quantization.dtype_map)
+    if quantization.calibration_text is not None and not any(dtype in FOUR_BITS for dtype in chosen.values()):
+        raise ArgumentError(
+            f"calibrate is for matrices in q4 and q4s; with dtype {quantization.dtype!r} the file has none"
+        )
+
+    def is_mapped(name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern, _ in quantization.dtype_map)
+
+    found, coarse = widen_coarse(tensors, chosen, is_mapped, progress, quantization.threads)
+    warnings += coarse
+    return found
+
+
+def _check_space(
+    out: Path, partial: Path | None, checkpoint: Checkpoint, plan: Plan, quantization: Quantization
+) -> None:
+    """Raise DiskFullError unless the disk has room for the file and for calibration's temporary files."""
+    needed = plan.file_bytes
+    if quantization.calibration_text is not None:
+        needed = disk_bytes(checkpoint, needed)
+    check_space(out, needed, partial)
+
+
+def _calibrated_stats(
+    checkpoint: Checkpoint,
+    out: Path,
+    quantization: Quantization,
+    sequences: list[list[int]] | None,
+    progress: Progress,
+    stack: contextlib.ExitStack,
+) -> Callable[[Slot], CalibrationStats | None]:
+    """Calibrate if requested; `stack` closes the temporary file. The result looks up a matrix's statistics."""
+    if quantization.calibration_text is None:
+        return lambda slot: None
+    with scratch_folder(out) as folder, float_model(checkpoint, folder, quantization.threads) as model:
+        calibration = stack.enter_context(calibrate(checkpoint, model, sequences, folder.parent, progress))
+    return lambda slot: calibration.stats(slot.name) if slot.dtype in FOUR_BITS else None
+
+
+def _fidelity(plan: Plan) -> probes.Fidelity:
+    """How the file stores the source's weights."""
+    slots = [slot for slot in plan.slots if slot.is_matrix]
+    if any(slot.dtype in QUANTIZED for slot in slots):
+        return "quantized"
+    return "exact" if all(slot.tensor.dtype == slot.dtype for slot in slots) else "rounded"

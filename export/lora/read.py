@@ -1,0 +1,312 @@
+"""Reads a PEFT directory as an adapter of a model. Every tensor must fit the model and the adapter's config."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamac.errors import ExportError, UnsupportedError
+from llamac.export.checkpoint import LazyTensor, ModelConfig
+from llamac.export.hf.families import FAMILIES, HEAD
+from llamac.export.hf.family import Family
+from llamac.export.hf.model import Taken, canonical_shapes, take
+from llamac.export.hf.safetensors_file import read_safetensors
+from llamac.export.hf.torch_file import read_torch
+from llamac.export.lora import config
+from llamac.export.lora.adapter import EMBEDDING, OUTPUT, Adapter, Factors
+from llamac.export.stored import WEIGHT_DTYPES, StoredTensor
+from llamac.format.model_folders import check_links
+
+Floats = NDArray[np.float32]
+
+_WEIGHTS = {"adapter_model.safetensors": read_safetensors, "adapter_model.bin": read_torch}
+
+# Names of tensors. Old versions of PEFT include the adapter's own name, "default". Several adapted parameters of one
+# module are nested: the factors of an inner one have "base_layer" in their name.
+_FACTOR = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>.+?)(?P<inside>(?:\.base_layer)*)\."
+    r"(?P<kind>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(?:\.default)?"
+    r"(?P<bias>(?<=B)\.bias|(?<=B\.default)\.bias)?(?:\.weight)?"
+)
+_ROWS = re.compile(r"(?:base_model\.model\.)?(?P<module>.+?)\.token_adapter\.trainable_tokens_delta(?:\.default)?")
+_WHOLE = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>.+?)(?:\.base_layer|\.modules_to_save(?:\.default)?)?\.(?P<kind>weight|bias)"
+)
+# Which factor of b a a tensor is. For embeddings PEFT adapts the transposed matrix.
+_ROLES = {
+    "lora_A": "a",
+    "lora_B": "b",
+    "lora_embedding_A": "b",
+    "lora_embedding_B": "a",
+    "lora_magnitude_vector": "magnitudes",
+}
+_TRANSPOSED = {"a": "b", "b": "a"}
+
+
+def read_adapter(folder: Path, architecture: Any, model: ModelConfig) -> Adapter:
+    """Read a PEFT directory.
+
+    Args:
+        folder: The directory.
+        architecture: The name of the model's family, as in a flat file's metadata.
+        model: The config of the model.
+
+    Raises:
+        UnsupportedError: The adapter's config has fields that llamac cannot honour, or the family is unknown.
+        ExportError: Something in the adapter is damaged or does not fit the model.
+    """
+    check_links(folder)
+    path = folder / config.NAME
+    if not path.is_file():
+        inside = sorted(str(found.parent) for found in folder.glob(f"*/{config.NAME}"))
+        hint = f" (these directories inside have one: {', '.join(inside[:4])})" if inside else ""
+        raise ExportError(f"{folder} is not an adapter: expected a PEFT directory with {config.NAME}{hint}")
+    settings = config.AdapterConfig(path)
+    if architecture not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise UnsupportedError(f"the model's architecture is {architecture!r}: adapters are supported for {known}")
+    reading = _Reading(settings, FAMILIES[architecture], model)
+    for name, tensor in _read_weights(folder).items():
+        reading.sort(name, tensor)
+    adapter = reading.adapter(folder.resolve().name)
+    if reading.problems:
+        problems = "\n  ".join(sorted(reading.problems))
+        raise ExportError(f"the adapter {folder} does not fit the model:\n  {problems}")
+    if not (adapter.factors or adapter.replaced or adapter.replaced_rows):
+        raise ExportError(f"the adapter {folder} has no tensors: it changes nothing")
+    return adapter
+
+
+def _read_weights(folder: Path) -> dict[str, StoredTensor]:
+    for name, reader in _WEIGHTS.items():
+        if (folder / name).is_file():
+            return reader(folder / name)
+    raise ExportError(f"{folder} has no weights: neither {' nor '.join(_WEIGHTS)}")
+
+
+@dataclass
+class _Target:
+    """An adapted module, or an adapted parameter, which may hold the matrices of all experts.
+
+    key: the name by which PEFT's config refers to it. transposed: whether the factors are those of the transposed
+    matrix. experts: of each expert the names of its modules.
+    """
+
+    key: str
+    transposed: bool = False
+    experts: list[list[str]] = field(default_factory=list)
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+
+    def stored_name(self, role: str) -> str:
+        """The name of a factor in PEFT's file."""
+        return {"a": "lora_A", "b": "lora_B"}[_TRANSPOSED[role] if self.transposed else role]
+
+
+class _Reading:
+    """Sorts the tensors of an adapter by the modules of a family, and collects everything that does not fit."""
+
+    def __init__(self, settings: config.AdapterConfig, family: Family, model: ModelConfig) -> None:
+        self._settings = settings
+        self._model = model
+        self._family = family
+        self._shapes = canonical_shapes(replace(model, tied_output=False))
+        self._modules = {
+            module.full_name("weight", **place).removesuffix(".weight"): (module, place)
+            for module in (*family.modules, HEAD)
+            for place in module.places(model)
+        }
+        self._targets: dict[str, _Target] = {}
+        self._whole: dict[tuple[str, str], tuple[str, StoredTensor]] = {}
+        self._rows: dict[str, tuple[str, StoredTensor]] = {}
+        # experts read their parts of one tensor one after another: it is read once
+        self._held = functools.lru_cache(maxsize=4)(lambda tensor: tensor.lazy().array())
+        self.problems: list[str] = []
+
+    def sort(self, full_name: str, tensor: StoredTensor) -> None:
+        """Finds the place of a tensor."""
+        match = _FACTOR.fullmatch(full_name) or _ROWS.fullmatch(full_name) or _WHOLE.fullmatch(full_name)
+        name = self._module_name(match["module"]) if match else ""
+        target = self._target(match, name) if match and match.re is _FACTOR else None
+        if match is None or (target is None if match.re is _FACTOR else name not in self._modules):
+            self.problems.append(f"surplus: {full_name} {tensor.shape}")
+        elif tensor.dtype not in WEIGHT_DTYPES:
+            self.problems.append(f"dtype: {full_name} is {tensor.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}")
+        elif target is not None:
+            role = "bias" if match["bias"] else _ROLES[match["kind"]]
+            if target.transposed and role in _TRANSPOSED:
+                role = _TRANSPOSED[role] if "embedding" not in match["kind"] else role
+                tensor = tensor.transposed
+            target.tensors[role] = tensor
+        elif match.re is _ROWS:
+            self._rows[name] = (match["module"], tensor)
+        else:
+            self._whole[name, match["kind"]] = (match["module"], tensor)
+
+    def _module_name(self, name: str) -> str:
+        """The family's own name of a module that may have another version's."""
+        for pattern, replacement in self._family.renamed:
+            name = re.sub(pattern, replacement, f"{name}.weight").removesuffix(".weight")
+        return name.removeprefix(self._family.prefix)
+
+    def _target(self, match: re.Match[str], name: str) -> _Target | None:
+        """The module or parameter of a factor; None if the model does not have it."""
+        key, inside = match["module"], match["inside"].count(".")
+        if name in self._modules:
+            is_parameter = self._settings.is_parameter(f"{key}.weight")
+            transposed = "embedding" in match["kind"] or (is_parameter and self._modules[name][0].transposed)
+            found = self._targets.setdefault(name, _Target(f"{key}.weight" if is_parameter else key))
+            found.transposed |= transposed
+            return None if inside else found
+        held = []  # the adapted parameters of a module that holds all experts, the innermost first
+        for pattern, parts in self._family.fused:
+            leaf = pattern.rpartition(r"\.")[2]
+            if re.fullmatch(pattern, f"{name}.{leaf}") and self._settings.is_parameter(f"{key}.{leaf}"):
+                held.append((leaf, parts))
+        if inside >= len(held):
+            return None
+        leaf, parts = held[len(held) - 1 - inside]
+        experts: list[list[str]] = []
+        while f"{name}.{len(experts)}.{parts[0]}" in self._modules:
+            experts.append([f"{name}.{len(experts)}.{part}" for part in parts])
+        return self._targets.setdefault(f"{name}.{leaf}", _Target(f"{key}.{leaf}", experts=experts))
+
+    def adapter(self, name: str) -> Adapter:
+        """The sorted tensors; then `problems` is complete."""
+        found = Adapter(name, replaced=self._replaced(), replaced_rows=self._replaced_rows())
+        for target_name, target in self._targets.items():
+            if not (self._settings.is_parameter(target.key) or self._settings.is_target(target.key)):
+                self.problems.append(f"surplus: {target_name} is adapted, but not a target in {config.NAME}")
+                continue
+            for role, stored_name, wanted in (
+                ("a", target.stored_name("a"), True),
+                ("b", target.stored_name("b"), True),
+                ("magnitudes", "lora_magnitude_vector", self._settings.use_dora),
+                ("bias", "lora_B.bias", self._settings.lora_bias),
+            ):
+                if (role in target.tensors) != wanted:
+                    self.problems.append(f"{'missing' if wanted else 'surplus'}: {target_name}.{stored_name}")
+            a, b = target.tensors.get("a"), target.tensors.get("b")
+            if a is not None and b is not None:
+                add = self._add_experts if target.experts else self._add_module
+                add(found, target_name, target, a, b)
+        return found
+
+    def _fits(
+        self, name: str, target: _Target, a: StoredTensor, b: StoredTensor, shapes: list[tuple[int, ...]], n: int
+    ) -> bool:
+        """Whether a and b are factors of n matrices, each a stack of matrices of these shapes."""
+        rows, columns = sum(shape[0] for shape in shapes), shapes[0][-1]
+        rank = self._settings.rank(target.key)
+        if len(shapes[0]) == 2 and a.shape == (n * rank, columns) and b.shape == (rows, n * rank):
+            return True
+        needed = f"({n * rank}, {columns}) and ({rows}, {n * rank})" + (f" for {n} experts" if n > 1 else "")
+        self.problems.append(
+            f"misshaped: {name} has factors {a.shape} and {b.shape}, rank {rank} of {config.NAME} needs {needed}"
+        )
+        return False
+
+    def _add_module(self, found: Adapter, name: str, target: _Target, a: StoredTensor, b: StoredTensor) -> None:
+        module, place = self._modules[name]
+        if not self._fits(name, target, a, b, [self._shapes[part] for part in module.part_names("weight", **place)], 1):
+            return
+        scale, magnitudes = self._settings.scale(target.key), target.tensors.get("magnitudes")
+        by_column = target.transposed and not self._settings.is_parameter(target.key)  # an embedding
+        row_magnitudes: dict[str, LazyTensor] = {}
+        if magnitudes is not None and by_column and magnitudes.shape == (a.shape[1],):
+            row_magnitudes = dict.fromkeys(module.part_names("weight", **place), magnitudes.lazy())
+        elif magnitudes is not None:
+            row_magnitudes = self._parts(name, magnitudes, "weight", None)
+        for part, rows in self._parts(name, b, "weight", a.shape[0]).items():
+            found.factors[part] = Factors(a.lazy(), rows, scale, row_magnitudes.get(part), by_column)
+        if (bias := target.tensors.get("bias")) is not None:
+            for part, numbers in self._parts(name, bias, "bias", 0).items():
+                found.biases[part] = (numbers, scale)
+
+    def _add_experts(self, found: Adapter, name: str, target: _Target, a: StoredTensor, b: StoredTensor) -> None:
+        """Splits the factors of all experts: a has the experts' rows one after another, b their columns in turn."""
+        n = len(target.experts)
+        parts = [[self._canonical(module) for module in modules] for modules in target.experts]
+        if not self._fits(name, target, a, b, [self._shapes[part] for part in parts[0]], n):
+            return
+        rank = a.shape[0] // n
+        held = functools.partial(self._held, b)
+        for expert, names in enumerate(parts):
+            first = 0
+            for part in names:
+                rows = self._shapes[part][0]
+                read = _reader_of_expert(held, first, expert, n)
+                of_expert = a.rows(expert * rank, (expert + 1) * rank).lazy()
+                columns = LazyTensor((rows, rank), of_expert.dtype, read)
+                found.factors[part] = Factors(of_expert, columns, self._settings.scale(target.key))
+                first += rows
+
+    def _canonical(self, name: str) -> str:
+        module, place = self._modules[name]
+        return module.part_names("weight", **place)[0]
+
+    def _replaced(self) -> dict[str, LazyTensor]:
+        taken = Taken()
+        for name in self._modules:  # in order, because heads are joined
+            for kind in ("weight", "bias"):
+                if (name, kind) in self._whole:
+                    self._take(taken, name, self._whole[name, kind][1], kind, 0)
+        self.problems += taken.problems
+        found = taken.all()
+        for part, tensor in found.items():
+            if tensor.shape != self._shapes[part]:
+                self.problems.append(f"missing: some heads of {part}")
+        # PEFT writes a tensor that is not in modules_to_save into the base model, where tied modules share it.
+        shared = {
+            self._canonical(name)
+            for (name, kind), (key, _) in self._whole.items()
+            if kind == "weight" and not self._settings.is_saved(key)
+        } & {EMBEDDING, OUTPUT}
+        last = found.get(OUTPUT if OUTPUT in shared else EMBEDDING)
+        if self._model.tied_output and shared and last is not None:
+            found |= {name: last for name in (EMBEDDING, OUTPUT) if name in shared or name not in found}
+        return found
+
+    def _replaced_rows(self) -> dict[str, tuple[list[int], LazyTensor]]:
+        found = {}
+        for name, (key, tensor) in self._rows.items():
+            ids = self._settings.token_ids(key)
+            part = self._canonical(name)
+            n_rows, columns = self._shapes[part][0], self._shapes[part][-1]
+            if ids is None or not all(0 <= token < n_rows for token in ids):
+                self.problems.append(f"misplaced: trainable_token_indices are not rows of {name}, 0 to {n_rows - 1}")
+            elif tensor.shape != (len(ids), columns):
+                self.problems.append(f"misshaped: {name} has rows {tensor.shape}, expected {(len(ids), columns)}")
+            else:
+                found[part] = (ids, tensor.lazy())
+        return found
+
+    def _parts(self, name: str, tensor: StoredTensor, kind: str, columns: int | None) -> dict[str, LazyTensor]:
+        taken = Taken()
+        self._take(taken, name, tensor, kind, columns)
+        self.problems += taken.problems
+        return taken.all()
+
+    def _take(self, taken: Taken, name: str, tensor: StoredTensor, kind: str, columns: int | None) -> None:
+        """Splits a module's tensor into canonical parts. columns: of each part (0: its own, None: it is a vector)."""
+        module, place = self._modules[name]
+        shapes = {}
+        for part in module.part_names(kind, **place):
+            shape = self._shapes.get(part, ())
+            shapes[part] = shape if columns == 0 else shape[:1] if columns is None else (shape[0], columns)
+        if () in shapes.values():
+            self.problems.append(f"surplus: {name}.{kind} {tensor.shape}")
+            return
+        module = module if columns == 0 else replace(module, transposed=False, plus_one=False)
+        take(taken, module, f"{name}.{kind}", tensor, shapes, self._model)
+
+
+def _reader_of_expert(whole: Callable[[], Floats], start: int, expert: int, n: int) -> Callable[[int, int], Floats]:
+    """Reads columns expert, expert + n, ... of the rows from `start` on."""
+    return lambda first, last: whole()[start + first : start + last, expert::n]

@@ -1,0 +1,107 @@
+"""The options of an export, checked before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from llamac.arguments import Adapter, StrPath, adapters, file_path, whole_number, wrong_type
+from llamac.errors import ArgumentError, ArgumentTypeError, ExportError
+from llamac.format.strips import QUANTIZED
+
+TARGETS = ("llamac", "hf", "llama2c", "gguf")
+GGUF_DTYPES = ("q8_0", "q4_0")
+MAX_TEXT_CHARACTERS = 1 << 20  # the rest of a longer calibration text is not read
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """The keyword arguments of `llamac.export.export`, which documents them.
+
+    Raises:
+        ArgumentError: If an option is wrong, or has no effect with this `to`.
+    """
+
+    to: str = "llamac"
+    dtype: str | None = None
+    tokenizer: StrPath | Literal[False] | None = None
+    name: str | None = None
+    pure: bool = False
+    dtype_map: tuple[tuple[str, str], ...] = ()
+    calibrate: StrPath | None = None
+    lora: tuple[tuple[Path, float], ...] = ()
+    threads: int | None = None
+    probe_source: str | None = "auto"
+    overwrite: bool = False
+    partial: Path | None = None
+
+    @classmethod
+    def parse(
+        cls, *, dtype_map: Iterable[tuple[str, str]], lora: Adapter | Iterable[Adapter], **options: Any
+    ) -> ExportOptions:
+        """Check the arguments' types and collect them."""
+        for label in ("to", "dtype", "name", "probe_source"):
+            if not isinstance(options[label], str | None):
+                raise wrong_type(label, options[label], "a string")
+        return cls(dtype_map=_pairs(dtype_map), lora=tuple(adapters(lora)), **options)
+
+    def __post_init__(self) -> None:
+        if self.to not in TARGETS:
+            raise ArgumentError(f"to is {self.to!r}, expected one of {', '.join(TARGETS)}")
+        if self.threads is not None and whole_number(self.threads, "threads") < 1:
+            raise ArgumentError(f"threads is {self.threads}, expected at least 1")
+        if self.to != "gguf" and self.dtype in GGUF_DTYPES:
+            raise ArgumentError(f"dtype {self.dtype!r} is for to='gguf' only")
+        if self.to not in ("llamac", "gguf") and self.name is not None:
+            raise ArgumentError(f"name is stored in flat files and GGUF files only, not with to={self.to!r}")
+        if self.to != "llamac":
+            self._check_flat_only()
+        if self.to == "hf" and self.overwrite:
+            raise ArgumentError(
+                "overwrite (--force) replaces files only: to='hf' needs a directory that is new or empty"
+            )
+        if self.to == "llama2c" and self.dtype not in (None, "f32"):
+            raise ArgumentError(f"dtype is {self.dtype!r}, but llama2.c's checkpoint of version 0 is always f32")
+        if self.lora and self.probe_source == "transformers":
+            raise ArgumentError(
+                "probe_source='transformers' computes the source directory's logits, without the adapters in lora"
+            )
+
+    def _check_flat_only(self) -> None:
+        if self.probe_source != "auto":
+            raise ArgumentError(f"probe_source is for flat files only: to={self.to!r} writes no probes")
+        if self.dtype == "auto":
+            raise ArgumentError(f"dtype 'auto' is for flat files only, not with to={self.to!r}")
+        quantizes = self.pure or self.dtype_map or self.calibrate or self.threads is not None
+        if quantizes or self.dtype in QUANTIZED:
+            raise ArgumentError(
+                "quantized dtypes, pure, dtype_map, calibrate and threads are for flat files only, not with"
+                f" to={self.to!r}"
+            )
+
+    def calibration_text(self) -> str | None:
+        """The text to calibrate on; "" for text that the model generates, None for no calibration.
+
+        Raises:
+            ExportError: If the file cannot be read, or is empty.
+        """
+        if self.calibrate is None or self.calibrate == "self":
+            return None if self.calibrate is None else ""
+        try:
+            with open(file_path(self.calibrate, "calibrate"), encoding="utf-8") as file:
+                text = file.read(MAX_TEXT_CHARACTERS)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ExportError(f"the calibration text {self.calibrate} cannot be read: {error}") from None
+        if not text:
+            raise ExportError(f"the calibration text {self.calibrate} is empty")
+        return text
+
+
+def _pairs(dtype_map: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    pairs = list(dtype_map) if isinstance(dtype_map, Iterable) and not isinstance(dtype_map, str) else [None]
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            raise ArgumentTypeError(f"dtype_map is {dtype_map!r}, expected pairs (pattern of names, dtype)")
+    return tuple((pattern, dtype) for pattern, dtype in pairs)

@@ -1,0 +1,235 @@
+"""Output files and folders, which appear complete or not at all.
+
+Everything is written to a temporary neighbour of the target, `.NAME.ID.partial`, and renamed at the end. The writer
+holds a lock on it that ends with its process. So the next export to the same target can tell what a killed process
+left behind, and removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from llamac.errors import ExportError
+from llamac.format.private_files import create, is_at, open_own, try_lock
+
+# What a system reports if a file cannot grow.
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class DiskFullError(ExportError):
+    """The disk does not have enough free space."""
+
+
+def check_target(out: Path, to: str, overwrite: bool) -> None:
+    """Raise ExportError if `out` cannot be written, or exists and must not be replaced.
+
+    Removes what killed exports to `out` left, because it takes disk space and would make a folder count as not empty.
+
+    Args:
+        to: The output format, as in `llamac.export.export`.
+    """
+    remove_abandoned(out)
+    if not out.parent.is_dir():
+        raise ExportError(f"the folder {out.parent} does not exist")
+    if out.is_symlink() and not (real := Path(os.path.realpath(out))).parent.is_dir():
+        raise ExportError(f"{out} is a link to {real}, but the folder {real.parent} does not exist")
+    if to == "hf":
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):  # never replace a directory: it may hold more
+            raise ExportError(f"{out} exists and is not an empty directory: choose another name")
+        return
+    if out.is_dir():
+        raise ExportError(f"{out} is a directory, expected the name of a file")
+    check_replaceable(out)
+    if out.exists() and not overwrite:
+        raise ExportError(f"{out} exists: choose another name, or allow overwriting (--force)")
+
+
+def check_replaceable(target: Path) -> None:
+    """Raise ExportError if the target is a device, a pipe or anything else that a file must not replace."""
+    if target.exists() and not target.is_file():
+        raise ExportError(f"{target} is not a regular file and is never replaced: choose another name")
+
+
+def check_space(target: Path, needed: int, partial: Path | None = None) -> None:
+    """Raise DiskFullError if the target's disk has less than `needed` bytes free.
+
+    Args:
+        partial: An unfinished file that will be reused; its blocks count as free.
+    """
+    place = Path(os.path.realpath(target))
+    folder = place if place.is_dir() else place.parent
+    free = shutil.disk_usage(folder).free
+    if partial is not None and partial.exists():
+        free += 512 * partial.stat().st_blocks
+    if free < needed:
+        raise DiskFullError(
+            f"the disk of {folder} has {free / 1e6:.1f} MB free, the export needs {needed / 1e6:.1f} MB"
+        )
+
+
+@contextlib.contextmanager
+def atomic_file(target: Path, partial: Path | None = None) -> Iterator[BinaryIO]:
+    """Open a new file that replaces `target` when the block succeeds, and is deleted when it fails.
+
+    A target that is a symbolic link stays one: the file it points to is replaced. The permissions of a replaced file
+    are kept.
+
+    Args:
+        partial: Use this name, in the target's folder, until the file is complete. An existing file of that name is
+            resumed. It is kept if the block is interrupted (Ctrl-C, or the process ends) instead of failing.
+    """
+    target = Path(os.path.realpath(target))
+    temporary = partial
+    try:
+        with _errors_naming(target):
+            if partial is None:
+                for temporary in _new_paths(target, target.parent):
+                    file = create(temporary)
+                    if _lock(temporary, file.fileno()):
+                        break
+                    file.close()
+            else:
+                file = _open_partial(partial)
+        with file:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+            with _errors_naming(target, *DISK_FULL):
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            with _errors_naming(target):
+                os.replace(file.name, target)
+    except BaseException as error:
+        if temporary is not None and (partial is None or isinstance(error, Exception)):
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """Create a new folder whose files become the target's when the block succeeds, and are deleted when it fails.
+
+    The target must not exist, or be an empty folder. An empty folder stays the same folder, because it may be a mount
+    point or a shell's working directory: the files are moved into it one by one.
+    """
+    target = Path(os.path.realpath(target))
+    exists = target.is_dir()
+    moved: list[Path] = []
+    with _temporary_folder(target, target if exists else target.parent) as folder:
+        try:
+            yield folder
+            with _errors_naming(target):
+                if not exists:
+                    os.replace(folder, target)
+                    return
+                for path in sorted(folder.iterdir()):
+                    moved.append(target / path.name)
+                    os.rename(path, moved[-1])
+        except BaseException:
+            for path in moved:
+                path.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def scratch_folder(target: Path) -> Iterator[Path]:
+    """Create a folder for temporary files beside `target`; it is deleted when the block ends."""
+    target = Path(os.path.realpath(target))
+    with _temporary_folder(target, target.parent) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def _temporary_folder(target: Path, parent: Path) -> Iterator[Path]:
+    """Create a locked folder in `parent`; delete it, unless it was renamed, when the block ends."""
+    folder, descriptor = None, -1
+    try:
+        with _errors_naming(target):
+            for folder in _new_paths(target, parent):
+                folder.mkdir()
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                if _lock(folder, descriptor):
+                    break
+                os.close(descriptor)
+        assert folder is not None
+        with _errors_naming(target, *DISK_FULL):
+            yield folder
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def remove_abandoned(target: Path) -> None:
+    """Delete the temporary files and folders of exports to `target` whose processes were killed."""
+    target = Path(os.path.realpath(target))
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
+    for folder in (target.parent, target):
+        with contextlib.suppress(OSError):
+            for path in folder.iterdir():
+                if pattern.fullmatch(path.name):
+                    _remove_if_abandoned(path)
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_uid != os.geteuid() or not try_lock(descriptor):
+                return
+            if stat.S_ISDIR(status.st_mode):
+                shutil.rmtree(path)
+            elif stat.S_ISREG(status.st_mode):
+                os.unlink(path)
+        finally:
+            os.close(descriptor)
+
+
+def _new_paths(target: Path, folder: Path) -> Iterator[Path]:
+    """Yield unused names for temporary files of `target`, after removing abandoned ones."""
+    remove_abandoned(target)
+    while True:
+        yield folder / f".{target.name}.{secrets.token_hex(4)}.partial"
+
+
+def _lock(path: Path, descriptor: int) -> bool:
+    """Lock a new temporary file or folder. False if `remove_abandoned` of another process locked it first."""
+    held = try_lock(descriptor)
+    if held is None:  # this disk has no locks, so no process can mistake the file for an abandoned one
+        return True
+    return held and is_at(path, descriptor)
+
+
+def _open_partial(path: Path) -> BinaryIO:
+    """Open an unfinished file, or create it. Anything that is not this user's own file is replaced, not followed."""
+    try:
+        return open_own(path)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        os.unlink(path)
+    return create(path)
+
+
+@contextlib.contextmanager
+def _errors_naming(target: Path, *codes: int) -> Iterator[None]:
+    """Re-raise OSErrors (all, or those with the given codes) with the target's name: users do not know the temporary
+    file's."""
+    try:
+        yield
+    except OSError as error:
+        if codes and error.errno not in codes:
+            raise
+        raise OSError(error.errno, error.strerror, str(target)) from None

@@ -1,0 +1,144 @@
+"""The command line's parser. It imports only the module of the command that is called.
+
+A command is a module `llamac.cli.NAME` with
+
+    DESCRIPTION                 a sentence or a paragraph for its help
+    EXAMPLES                    lines for its help, or ""
+    add_arguments(parser)       its options
+    run(options) -> int         its work; returns the exit code
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from llamac import __version__
+from llamac.exit_codes import USAGE
+
+# The name of each command and its line in `llamac --help`.
+COMMANDS = {
+    "run": "continue a prompt, or answer a message",
+    "inspect": "describe a model, or this machine",
+    "check": "verify a model file on this machine",
+    "bench": "measure the speed of a model on this machine",
+    "export": "convert a checkpoint to a model file, or back",
+    "cache": "list or delete cached conversions",
+}
+
+EXAMPLES = """\
+  llamac run -i "Once upon a time"              the built-in model tells a story
+  llamac run path/to/checkpoint -i "Hello"      any model; the first run converts it
+  llamac run model.gguf --chat -i "Hello"       the answer of a chat model
+  llamac export path/to/checkpoint model.bin    convert to a model file
+  llamac inspect model.bin                      what a model file contains
+  llamac check model.bin --data                 verify integrity and reference outputs
+  llamac bench model.bin                        tokens per second, and the machine's limits
+  llamac cache list                             cached conversions and their sizes
+"""
+
+
+def load_command(name: str) -> Any:
+    """Import the module of a command."""
+    return importlib.import_module(f"llamac.cli.{name}")
+
+
+def make_parser(arguments: Sequence[str] | None = None, program: str = "llamac") -> Parser:
+    """Build the parser of the whole command line.
+
+    Args:
+        arguments: Only the command that they call gets its options. None gives every command its options.
+        program: "llamac", or "llamac-export", which parses the command `export` alone.
+    """
+    parser = Parser(
+        prog="llamac",
+        usage="llamac COMMAND ...",
+        description="Run language models on this computer's CPU.",
+        epilog=f"examples:\n{EXAMPLES}",
+    )
+    parser.add_argument("--version", action="version", version=f"llamac {__version__}")
+    called = next((word for word in arguments or () if not word.startswith("-")), None)
+    if called is not None and called not in COMMANDS:
+        parser.error(_unknown_command(called))
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, prog=program if program != "llamac" else f"llamac {name}", help=summary)
+        if arguments is None or name == called:
+            _fill(command, name)
+    return parser
+
+
+def _fill(parser: Parser, name: str) -> None:
+    command = load_command(name)
+    parser.description = command.DESCRIPTION
+    parser.epilog = f"examples:\n{command.EXAMPLES}" if command.EXAMPLES else None
+    if " " not in parser.prog:
+        parser.add_argument("--version", action="version", version=f"{parser.prog} {__version__}")
+    command.add_arguments(parser)
+    operands = [action for action in parser._actions if not action.option_strings]
+    shown = [f"[{action.metavar}]" if action.nargs == "?" else f"{action.metavar}" for action in operands]
+    parser.usage = " ".join([parser.prog, "[OPTIONS]", *shown])
+
+
+def _unknown_command(word: str) -> str:
+    near = difflib.get_close_matches(word, COMMANDS, 1)
+    if near:
+        return f"there is no command {word!r}; did you mean `llamac {near[0]}`?"
+    if os.path.exists(word) or word.startswith("hf:"):
+        return f"{word!r} is not a command; did you mean `llamac run {word}`?"
+    return f"there is no command {word!r}, expected one of {', '.join(COMMANDS)}"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, which also explains words that it does not know.
+
+    Attributes:
+        operand_hint: Added to the message about one operand too many.
+    """
+
+    operand_hint = ""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=_HelpFormatter, **settings)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse arguments. Unlike argparse's own method, exit if one is unknown."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(self._explain_unknown(unknown[0]))
+        return options, []
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message to stderr, and exit."""
+        command = " ".join(self.prog.split()[:2])
+        self.exit(USAGE, f"{self.format_usage()}{self.prog}: error: {message}\nTry `{command} --help`.\n")
+
+    def _explain_unknown(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"unexpected argument {word!r}{self.operand_hint}"
+        option = word.partition("=")[0]
+        near = difflib.get_close_matches(option, self._option_string_actions, 1, cutoff=0.7)
+        return f"unknown option {option}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Wraps descriptions, keeps the lines of examples, and appends defaults to the help of options."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("examples:"):
+            return super()._fill_text(text, width, indent)
+        import textwrap
+
+        return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        # by identity: 0 == False, but a default of 0 is shown
+        has_default = action.default != [] and not any(action.default is x for x in (None, False, argparse.SUPPRESS))
+        if not has_default or not action.option_strings or "default" in text:
+            return text
+        return f"{text} (default: %(default)s)"

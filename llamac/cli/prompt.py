@@ -1,0 +1,86 @@
+"""The prompt of `llamac run`: from -i, from -f, from standard input, or from -i followed by standard input."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import stat
+import sys
+from typing import BinaryIO, TextIO
+
+from llamac.engine.model import Model
+from llamac.errors import ContextFullError
+
+# Bytes of a prompt that are read before its length is compared with the context.
+PROMPT_BYTES = 1 << 20
+# Seconds that -i waits for the first byte of a pipe. A program can inherit a pipe that nobody writes to or closes.
+PIPE_WAIT = 10.0
+
+
+def read_prompt(options: argparse.Namespace, model: Model, context: int) -> str:
+    """Read the whole prompt; empty if there is none.
+
+    -i and standard input are joined by a blank line. One line feed at the end of a file or of standard input is
+    dropped.
+
+    Raises:
+        UnicodeError: If the text is not UTF-8.
+        ContextFullError: If it is longer than any prompt that fits the context.
+    """
+    given: str | None = options.prompt
+    if options.file not in (None, "-"):
+        with open(options.file, "rb") as file:
+            return _decode(_read(file, options.file, model, context), options.file)
+    if sys.stdin is None or not (options.file == "-" or _is_readable(sys.stdin, given is not None)):
+        return given or ""
+    piped = _decode(_read(sys.stdin.buffer, "standard input", model, context), "standard input")
+    return "\n\n".join(part for part in (given, piped) if part)
+
+
+def _is_readable(stream: TextIO, after_prompt: bool) -> bool:
+    """Whether standard input belongs to the prompt. after_prompt: whether -i was given.
+
+    A terminal never does. After -i only a pipe, a socket or a file does, and an idle pipe does not.
+    """
+    if stream.isatty():
+        return False
+    try:
+        number = stream.fileno()
+    except OSError:  # not a file of the system
+        return True
+    mode = os.fstat(number).st_mode
+    if not after_prompt or stat.S_ISREG(mode):
+        return True
+    if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode):
+        return False
+    if select.select([number], [], [], PIPE_WAIT)[0]:
+        return True
+    print(
+        f"llamac: warning: ignored standard input, a pipe that sent nothing for {PIPE_WAIT:g} s; `-f -` waits for it, "
+        "`</dev/null` skips it at once",
+        file=sys.stderr,
+    )
+    return False
+
+
+def _read(file: BinaryIO, name: str, model: Model, context: int) -> bytes:
+    """Read a file that may never end: stop when it is longer than any prompt that fits the context."""
+    data = file.read(PROMPT_BYTES + 1)
+    if len(data) > PROMPT_BYTES:
+        tokenizer = model.tokenizer
+        longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.n_ids))
+        limit = max(PROMPT_BYTES, context * longest)
+        data += file.read(limit + 1 - len(data))
+        if len(data) > limit:
+            raise ContextFullError(
+                f"{name} has more than {limit} bytes: no prompt of this length fits the context of {context} positions"
+            )
+    return data
+
+
+def _decode(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise UnicodeError(f"{name} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}") from None

@@ -1,0 +1,502 @@
+"""A model: an opened flat file with its tokenizer and chat template, and the calls that run it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llamac.arguments import KVDtype, whole_number, wrong_type
+from llamac.engine.sampling import SamplingOverrides, SamplingParams, recommended_params, request_params
+from llamac.engine.session import Session, as_ids
+from llamac.errors import ArgumentError, ClosedError, ModelError, warn
+from llamac.format.flatfile import FlatFile
+from llamac.text.tokenizer import SpecialTokens, Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from llamac.engine.generation import Completion, Stream
+    from llamac.engine.session import Logits
+    from llamac.text.chat import ChatTemplate
+    from llamac.text.chat_runs import PromptRun
+
+NO_TEMPLATE = "this model has no chat template: use generate with a prompt in the format that it was trained on"
+
+
+class SessionDefaults(NamedTuple):
+    """What the sessions of a model use where they do not choose. None: the library's default."""
+
+    context: int | None = None
+    kv_dtype: KVDtype | None = None
+    threads: int | None = None
+    isa: str | None = None
+
+
+class Origin(NamedTuple):
+    """The call that opened a model. Pickling stores it, unpickling repeats it."""
+
+    load: Callable[..., Model]
+    path: str
+    options: dict[str, Any]
+
+
+def _reopen(origin: Origin, file_id: str) -> Model:
+    """Unpickle a model."""
+    model = origin.load(origin.path, **origin.options)
+    if model.file.id != file_id:
+        model.close()
+        raise ModelError(f"{origin.path} has changed since the model was pickled: load it again instead")
+    return model
+
+
+def _frozen(value: Any) -> Any:
+    """A copy that cannot be changed: mappings become read-only, lists become tuples."""
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: _frozen(item) for key, item in value.items()})
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _strings(value: object) -> dict[str, str]:
+    """The entries of a metadata object that are strings. Other programs can write anything there."""
+    entries = value.items() if isinstance(value, dict) else ()
+    return {name: text for name, text in entries if isinstance(name, str) and isinstance(text, str)}
+
+
+class Model:
+    """An opened model. `llamac.load` makes one.
+
+    A model is immutable, and any number of threads can use it. As a context manager it closes itself. Pickling
+    stores how it was opened; unpickling, in a spawned process for example, opens it again.
+    """
+
+    def __init__(
+        self,
+        file: FlatFile,
+        *,
+        context: int | None = None,
+        kv_dtype: KVDtype | None = None,
+        threads: int | None = None,
+        isa: str | None = None,
+        tokenizer: Tokenizer | None = None,
+        origin: Origin | None = None,
+        on_warning: Callable[[str], object] = warn,
+    ) -> None:
+        if not isinstance(file, FlatFile):
+            raise wrong_type("file", file, "an opened FlatFile: open models with llamac.load(path)")
+        self._file = file
+        self._core = file.core
+        self._config: Mapping[str, Any] = _frozen({k: v for k, v in file.config.items() if k != "reserved"})
+        self._sampling_defaults = recommended_params(file.metadata, lambda text: on_warning(f"{file.path}: {text}"))
+        self._origin = origin
+        self._session_defaults = SessionDefaults(context, kv_dtype, threads, isa)
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._special = SpecialTokens.from_config(self._config)
+        self._n_token_ids: int = self._config["n_token_ids"]
+        self._tokenizer = tokenizer
+        self._has_own_tokenizer = tokenizer is None
+        self._lock = threading.Lock()
+        if tokenizer is not None:
+            self._replace_tokenizer(tokenizer)
+        self.session().close()  # report unusable settings here, not at the first use
+
+    def _replace_tokenizer(self, tokenizer: Tokenizer) -> None:
+        size = self._config["vocab_size"]
+        if tokenizer.n_ids > size:
+            raise ArgumentError(
+                f"the tokenizer has {tokenizer.n_ids} ids, but the model's vocabulary has {size}: they do not belong "
+                "together"
+            )
+        self._n_token_ids = tokenizer.n_ids
+        # the model still stops where it was trained to
+        stop_ids = {*self._special.stop_ids, *tokenizer.special.stop_ids}
+        self._special = replace(tokenizer.special, stop_ids=tuple(sorted(stop_ids)))
+
+    # ---- facts
+
+    @property
+    def name(self) -> str:
+        """The model's name, as its exporter wrote it."""
+        return str(self._file.metadata.get("name", ""))
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The file's config record (docs/format.md), read-only."""
+        return self._config
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """A copy of the file's JSON metadata: name, architecture, dtype, source, ..."""
+        return copy.deepcopy(self._file.metadata)
+
+    @property
+    def file(self) -> FlatFile:
+        """The opened flat file."""
+        return self._file
+
+    @property
+    def n_parameters(self) -> int:
+        """Numbers in all tensors."""
+        return sum(math.prod(tensor.shape) for tensor in self._file.tensors)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights."""
+        return self._file.sections["data"].bytes
+
+    @property
+    def n_token_ids(self) -> int:
+        """Ids that have a token. The vocabulary can be padded beyond them; padding is never sampled."""
+        return self._n_token_ids
+
+    @property
+    def special(self) -> SpecialTokens:
+        """The rules for special tokens: the file's, or those of the tokenizer given to `load`."""
+        return self._special
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the file has a tokenizer, or `load` was given one."""
+        return self._tokenizer is not None or self._file.sections["tokenizer"].bytes > 0
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, read on first use.
+
+        Raises:
+            ArgumentError: If the model has none.
+            TokenizerError: If it is damaged.
+        """
+        if not self.has_tokenizer:
+            raise ArgumentError(
+                "this model has no tokenizer: give token ids, or a tokenizer (`tokenizer=` of `load`, `llamac run -z`)"
+            )
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = Tokenizer.from_json(self._file.section("tokenizer"), self._special)
+            return self._tokenizer
+
+    @property
+    def sampling_defaults(self) -> SamplingParams:
+        """The sampling parameters that the model recommends, from its generation_config. Most models set only some."""
+        return self._sampling_defaults
+
+    @functools.cached_property
+    def _multiply_adds(self) -> int:
+        """Multiply-adds of a row with all matrices, including the embeddings, which are only looked up."""
+        return sum(math.prod(tensor.shape) for tensor in self._file.tensors if len(tensor.shape) == 2)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the model has been closed."""
+        return self._core.closed
+
+    def __repr__(self) -> str:
+        metadata = self._file.metadata
+        facts = [str(metadata[name]) for name in ("architecture", "dtype") if name in metadata]
+        facts.insert(1, f"{_short(self.n_parameters)} parameters")
+        return f"<llamac.Model {str(self._file.path)!r}: {', '.join(facts)}{', closed' if self.closed else ''}>"
+
+    def __reduce__(self) -> tuple[Callable[[Origin, str], Model], tuple[Origin, str]]:
+        self._check_open()
+        if self._origin is None:
+            raise TypeError("only models that llamac.load opened can be pickled")
+        return _reopen, (self._origin, self._file.id)
+
+    # ---- text and tokens
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a prompt.
+
+        Args:
+            text: The prompt.
+            add_special: Put BOS in front if the model wants it and the text does not begin with it. EOS is never added.
+            parse_special: Turn the names of special tokens in the text into those tokens, as chat formats need it.
+        """
+        self._check_open()
+        ids = self.tokenizer.encode(text, parse_special=parse_special)
+        bos = self._special.bos_id
+        if add_special and self._special.add_bos and bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
+        return ids
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """The text of token ids, without special tokens."""
+        self._check_open()
+        return self.tokenizer.decode(as_ids(ids))
+
+    # ---- chat prompts
+
+    @functools.cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat templates, or None."""
+        from llamac.text.chat import DEFAULT, ChatTemplate
+
+        self._check_open()
+        metadata = self._file.metadata
+        texts, tokens = _strings(metadata.get("chat_templates")), _strings(metadata.get("special_tokens"))
+        if self._file.sections["template"].bytes:
+            texts[DEFAULT] = self._file.text("template")
+        if not texts:
+            return None
+        for name, token in (("bos_token", self._special.bos_id), ("eos_token", self._special.eos_id)):
+            if self.has_tokenizer and token is not None and (name not in tokens or not self._has_own_tokenizer):
+                tokens[name] = self.tokenizer.token_bytes(token).decode("utf-8", "replace")
+        return ChatTemplate(texts, tokens)
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The prompt that the model's chat template makes from messages.
+
+        `generate` accepts it and does not double a BOS that the template wrote. It also turns the names of special
+        tokens in messages into those tokens: use `chat` or `chat_ids` for messages that you did not write.
+
+        Args:
+            messages: The conversation.
+            options: Keyword arguments of `ChatTemplate.render`.
+
+        Raises:
+            ArgumentError: If the model has no chat template.
+            ChatTemplateError: If the template fails or refuses the messages.
+        """
+        if self.chat_template is None:
+            raise ArgumentError(NO_TEMPLATE)
+        return self.chat_template.render(messages, **options)
+
+    def chat_ids(
+        self, messages: Sequence[Mapping[str, Any]], *, parse_special: bool = False, **options: Any
+    ) -> list[int]:
+        """Token ids of a conversation. BOS and EOS are where the template wrote them, and nowhere else.
+
+        Args:
+            messages: The conversation.
+            parse_special: Also turn the names of special tokens in messages, tools and documents into those tokens.
+                By default they are ordinary text, and a message cannot end itself or pose as another's.
+            options: Keyword arguments of `ChatTemplate.render`.
+
+        Raises:
+            ArgumentError: If the model has no chat template.
+            ChatTemplateError: If the template fails or refuses the messages.
+        """
+        if parse_special:
+            return self.tokenize(self.chat_prompt(messages, **options), add_special=False)
+        return self._tokenize_runs(self._render_runs(messages, options))
+
+    def _render_runs(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[PromptRun]:
+        if self.chat_template is None:
+            raise ArgumentError(NO_TEMPLATE)
+        return self.chat_template.render_runs(messages, self.tokenizer.special_names, **options)
+
+    def _tokenize_runs(self, runs: Iterable[PromptRun]) -> list[int]:
+        ids: list[int] = []
+        for run in runs:
+            ids += self.tokenize(run.text, add_special=False, parse_special=run.parse_special)
+        return ids
+
+    def _conversation_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_options: Mapping[str, Any] | None,
+        context: int,
+    ) -> list[int]:
+        """Token ids for `chat`, in which messages cannot write special tokens."""
+        from llamac.engine.generation import check_length
+
+        if not isinstance(template_options, Mapping | None):
+            raise wrong_type("template_options", template_options, "a dict")
+        options = dict(template_options or {})
+        for name in ("messages", "tools", "parse_special"):
+            if name in options:
+                raise ArgumentError(f"template_options holds {name!r}, which is not an option of the template")
+        runs = self._render_runs(messages, {"tools": tools, **options})
+        check_length((run.text for run in runs), self, context)
+        return self._tokenize_runs(runs)
+
+    # ---- generating
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        context: int | None = None,
+        **overrides: Unpack[SamplingOverrides],
+    ) -> Completion:
+        """Continue a prompt and return the whole result.
+
+        Args:
+            prompt: A str, which gets BOS if the model wants it; or token ids, which are taken as they are. An empty
+                prompt is BOS.
+            params: Sampling parameters.
+            context: Positions for this generation. Default: as many as it can reach.
+            overrides: Values that replace those of `params`: `generate(prompt, max_tokens=64, temperature=0)`.
+
+        Raises:
+            ContextFullError: If the prompt does not fit the context.
+            ArgumentError: If an argument is out of range; `ArgumentTypeError` if its type is wrong.
+        """
+        from llamac.engine.generation import run
+
+        return run(self.stream(prompt, params, context=context, **overrides))
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        context: int | None = None,
+        **overrides: Unpack[SamplingOverrides],
+    ) -> Stream:
+        """Like `generate`, as an iterator over pieces of text. Errors in the request are raised here."""
+        from llamac.engine.generation import stream_from_model
+
+        return stream_from_model(self, prompt, request_params(params, overrides), context)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        context: int | None = None,
+        **overrides: Unpack[SamplingOverrides],
+    ) -> Completion:
+        """Answer a conversation with the model's chat template.
+
+        The names of special tokens in messages and tools are ordinary text: a message cannot end itself or pose as
+        another's.
+
+        Args:
+            messages: Dicts with `role` and `content`, and whatever else the template reads.
+            params: Sampling parameters.
+            tools: JSON schemas of functions.
+            template_options: Further keyword arguments of `ChatTemplate.render`, such as `{"enable_thinking": False}`.
+            context: Positions for this generation. Default: as many as it can reach.
+            overrides: Values that replace those of `params`.
+
+        Raises:
+            ChatTemplateError: If the template fails or refuses the messages.
+            ContextFullError: If the conversation does not fit the context.
+            ArgumentError: If an argument is out of range, or the model has no chat template.
+        """
+        from llamac.engine.generation import run
+
+        stream = self.chat_stream(
+            messages, params, tools=tools, template_options=template_options, context=context, **overrides
+        )
+        return run(stream)
+
+    def chat_stream(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        context: int | None = None,
+        **overrides: Unpack[SamplingOverrides],
+    ) -> Stream:
+        """Like `chat`, as an iterator over pieces of text."""
+        ids = self._conversation_ids(messages, tools, template_options, self._context_limit(context))
+        return self.stream(ids, params, context=context, **overrides)
+
+    # ---- computing
+
+    def session(
+        self,
+        *,
+        context: int | None = None,
+        sequences: int = 1,
+        kv_dtype: KVDtype | None = None,
+        threads: int | None = None,
+        isa: str | None = None,
+    ) -> Session:
+        """A session that holds sequences of tokens with their KV cache.
+
+        Args:
+            context: Positions per sequence. Default for all settings: what `load` was given, else the model's.
+            sequences: Number of independent sequences.
+            kv_dtype: Number format of the KV cache.
+            threads: Threads per eval.
+            isa: Kernel set.
+
+        Raises:
+            ArgumentError: If a setting is out of range.
+            OutOfMemoryError: If there is not enough memory.
+        """
+        return Session(self, context=context, sequences=sequences, kv_dtype=kv_dtype, threads=threads, isa=isa)
+
+    def _context_limit(self, context: int | None) -> int:
+        """Positions of a session whose context is given, by `load`, or by default all that the model has."""
+        limit: int = self._config["context"]
+        chosen = self._session_defaults.context if context is None else context
+        if chosen is None:
+            return limit
+        if not 1 <= whole_number(chosen, "context") <= limit:
+            raise ArgumentError(f"context is {chosen}, expected 1 to {limit}")
+        return whole_number(chosen, "context")
+
+    def _session_for(self, positions: int, context: int | None = None) -> Session:
+        """A session for a request that can reach so many positions.
+
+        An explicit context, here or in `load`, decides. Otherwise the size decides which RoPE table a model with two
+        uses, as in transformers.
+        """
+        if context is None and self._session_defaults.context is None:
+            context = min(max(1, positions), self._config["context"])
+        return self.session(context=context)
+
+    def logits(self, ids: Iterable[int]) -> Logits:
+        """Logits of every position of a sequence, shape (n, vocab_size), float32. BOS is not added.
+
+        Raises:
+            ContextFullError: If the ids do not fit the context.
+            ArgumentError: If an id is out of range.
+        """
+        tokens = as_ids(ids)
+        with self._session_for(len(tokens)) as session:
+            return session.eval(tokens, logits="all")
+
+    # ---- life
+
+    def close(self) -> None:
+        """Close the model, its sessions and the file.
+
+        Methods raise ClosedError from then on. Values that were read before stay usable: `config`, `special`, a
+        tokenizer.
+
+        Raises:
+            BusyError: While another thread computes with a session or verifies the file.
+        """
+        self._file.check_idle()
+        for session in list(self._sessions):
+            session.close()
+        self._file.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("the model is closed")
+
+    def __enter__(self) -> Model:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _short(number: int) -> str:
+    """A count in three digits: 2.61M."""
+    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= unit:
+            return f"{number / unit:.3g}{name}"
+    return str(number)

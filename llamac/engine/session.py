@@ -1,0 +1,494 @@
+"""A session: sequences of tokens with their KV cache, and the evals that extend them.
+
+An eval that can take long runs interruptibly (interrupt.py).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from llamac import _core
+from llamac.arguments import KVDtype, whole_number, wrong_type
+from llamac.engine import machine
+from llamac.engine.sampling import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
+from llamac.errors import ArgumentError, ArgumentTypeError, ClosedError, ContextFullError
+from llamac.interrupt import in_main_thread, interruptible
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from typing_extensions import Unpack
+
+    from llamac.engine.generation import Completion, Stream
+    from llamac.engine.model import Model
+
+    Logits = NDArray[np.float32]
+
+# Work from which an eval can take longer than about 10 ms. The unit is the time to read a byte of weights. The first
+# row costs the weights, each other row MULTIPLY_ADD per multiply-add, and attention costs `_attention_work` per row
+# and position before it.
+LONG_WORK = 100_000_000
+LONG_WORK_SCALAR = 2_000_000
+MULTIPLY_ADD = 2
+EXP_WORK = 16  # multiply-adds that take as long as an exponential
+
+STAGES: tuple[str, ...] = _core.stages()
+
+KV_DTYPES: dict[KVDtype | None, int] = {None: 0, "f32": 1, "f16": 2}
+assert all(name is None or _core.dtype_name(number) == name for name, number in KV_DTYPES.items())
+
+
+def as_ids(ids: Iterable[int]) -> array[int]:
+    """Token ids as 32-bit integers, from any iterable of whole numbers or a one-dimensional NumPy array."""
+    if isinstance(ids, str | bytes | bytearray):
+        raise ArgumentTypeError("expected token ids, got text: use model.tokenize(text) first")
+    if hasattr(ids, "tolist"):
+        ids = ids.tolist()
+    try:
+        ids = list(ids)
+        # an array would accept them as 0 and 1; NumPy's bool type has one of these names, too
+        if not {"bool", "bool_"}.isdisjoint(kind.__name__ for kind in set(map(type, ids))):
+            raise TypeError("'bool' object cannot be interpreted as an integer")
+        return array("i", ids)
+    except TypeError as error:
+        raise ArgumentTypeError(f"token ids must be whole numbers of 32 bits: {error}") from None
+    except OverflowError as error:
+        raise ArgumentError(f"token ids must be whole numbers of 32 bits: {error}") from None
+
+
+class Session:
+    """Sequences of tokens with their KV cache. `Model.session` makes one.
+
+    One thread at a time uses a session: another thread gets BusyError. Only `cancel` works from any thread. As a
+    context manager a session closes itself.
+
+    `generate`, `stream`, `chat` and `chat_stream` work on sequence 0. Give them the whole prompt each time: they keep
+    the longest prefix that the session holds already and compute only the rest, so that the second turn of a
+    conversation costs only what is new.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        context: int | None = None,
+        sequences: int = 1,
+        kv_dtype: KVDtype | None = None,
+        threads: int | None = None,
+        isa: str | None = None,
+    ) -> None:
+        from llamac.engine.model import Model
+
+        if not isinstance(model, Model):
+            raise wrong_type("model", model, "a Model: open one with llamac.load(path)")
+        defaults = model._session_defaults
+        context = model._context_limit(context)
+        kv_dtype = defaults.kv_dtype if kv_dtype is None else kv_dtype
+        threads = defaults.threads if threads is None else threads
+        isa = defaults.isa if isa is None else isa
+        for name, value in (("kv_dtype", kv_dtype), ("isa", isa)):
+            if not isinstance(value, str | None):
+                raise wrong_type(name, value, "a str")
+        if kv_dtype not in KV_DTYPES:
+            raise ArgumentError(f"kv_dtype is {kv_dtype!r}, expected 'f32', 'f16' or None")
+        # an explicit number of threads is fixed; the default follows the machine
+        self._default_threads: machine.DefaultThreads | None = None
+        if threads is None:
+            self._default_threads = machine.DefaultThreads(model.weight_bytes)
+            threads = self._default_threads.now()
+        self._threads = threads
+        self._model = model
+        self._core = _core.Session(
+            model._core,
+            sequences=sequences,
+            context=context,
+            kv_dtype=KV_DTYPES[kv_dtype],
+            threads=threads,
+            isa=machine.choose_isa(isa),
+        )
+        self._long_work = LONG_WORK_SCALAR if self.isa == "scalar" else LONG_WORK
+        config = model.config
+        per_head: int = 2 * config["head_dim"] + EXP_WORK
+        self._attention_work: int = MULTIPLY_ADD * config["n_layers"] * config["n_heads"] * per_head
+        model._sessions.add(self)
+
+    # ---- facts
+
+    @property
+    def model(self) -> Model:
+        """The model of this session."""
+        return self._model
+
+    @property
+    def context(self) -> int:
+        """Positions that a sequence can hold."""
+        return self._core.describe()[0]
+
+    @property
+    def kv_dtype(self) -> KVDtype:
+        """Number format of the KV cache."""
+        name = self._core.describe()[1]
+        return "f32" if name == "f32" else "f16"
+
+    @property
+    def threads(self) -> int:
+        """Threads that an eval would use now."""
+        _, _, threads, *_ = self._core.describe()
+        return threads if self._default_threads is None else self._default_threads.now()
+
+    @property
+    def isa(self) -> str:
+        """Kernel set in use."""
+        return self._core.describe()[3]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session has been closed."""
+        return self._core.closed
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held now: "activations" and "kv"."""
+        *_, activations, kv = self._core.describe()
+        return {"activations": activations, "kv": kv}
+
+    def length(self, sequence: int = 0) -> int:
+        """Positions that a sequence holds."""
+        return self._core.length(sequence)
+
+    def tokens(self, sequence: int = 0) -> list[int]:
+        """Token ids that a sequence holds."""
+        return self._core.tokens(sequence)
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<llamac.Session: closed>"
+        context, kv_dtype, _, isa, *_ = self._core.describe()
+        positions = f"{self.length()} of {context} positions"
+        return f"<llamac.Session: {positions}, KV cache {kv_dtype}, {self.threads} threads, {isa}>"
+
+    # ---- generating
+
+    def generate(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **overrides: Unpack[SamplingOverrides]
+    ) -> Completion:
+        """Continue a prompt, computing only what sequence 0 does not hold yet; return the whole result.
+
+        Args:
+            prompt: The whole prompt, as for `Model.generate`. What the session holds is cut to the prefix that the
+                prompt shares with it.
+            params: Sampling parameters.
+            overrides: Values that replace those of `params`.
+
+        Raises:
+            ContextFullError: If the prompt does not fit the session's context.
+            ArgumentError: If an argument is out of range.
+            BusyError: If another thread uses the session.
+        """
+        from llamac.engine.generation import run
+
+        return run(self.stream(prompt, params, **overrides))
+
+    def stream(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **overrides: Unpack[SamplingOverrides]
+    ) -> Stream:
+        """Like `generate`, as an iterator over pieces of text.
+
+        A stream ends with ClosedError if the session is used for something else before it has ended.
+        """
+        from llamac.engine.generation import stream_from_session
+
+        return stream_from_session(self, prompt, request_params(params, overrides))
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        **overrides: Unpack[SamplingOverrides],
+    ) -> Completion:
+        """Answer a conversation, computing only what sequence 0 does not hold yet.
+
+        Args:
+            messages: The whole conversation, as for `Model.chat`.
+            params: Sampling parameters.
+            tools: As for `Model.chat`.
+            template_options: As for `Model.chat`.
+            overrides: Values that replace those of `params`.
+
+        Raises:
+            ChatTemplateError: If the template fails or refuses the messages.
+            ContextFullError: If the conversation does not fit the session's context.
+            ArgumentError: If an argument is out of range, or the model has no chat template.
+            BusyError: If another thread uses the session.
+        """
+        from llamac.engine.generation import run
+
+        return run(self.chat_stream(messages, params, tools=tools, template_options=template_options, **overrides))
+
+    def chat_stream(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        **overrides: Unpack[SamplingOverrides],
+    ) -> Stream:
+        """Like `chat`, as an iterator over pieces of text."""
+        ids = self._model._conversation_ids(messages, tools, template_options, self.context)
+        return self.stream(ids, params, **overrides)
+
+    # ---- computing
+
+    @overload
+    def eval(self, ids: Iterable[int], *, sequence: int = 0, logits: Literal["last", "all"] = "last") -> Logits: ...
+
+    @overload
+    def eval(self, ids: Iterable[int], *, sequence: int = 0, logits: None) -> None: ...
+
+    def eval(
+        self, ids: Iterable[int], *, sequence: int = 0, logits: Literal["last", "all"] | None = "last"
+    ) -> Logits | None:
+        """Append tokens to a sequence.
+
+        Args:
+            ids: Token ids.
+            sequence: Which sequence.
+            logits: Whose logits to return.
+
+        Returns:
+            For "last" the logits of the last token, shape (vocab_size,); for "all" those of every token, shape
+            (n, vocab_size); float32. For None nothing.
+
+        Raises:
+            ContextFullError: If the tokens do not fit. Nothing has been computed then.
+            CancelledError: After `cancel`. Its `done` tokens have been kept.
+            ArgumentError: If a token id or an argument is out of range.
+        """
+        tokens = as_ids(ids)
+        if logits not in ("last", "all", None):
+            raise ArgumentError(f"logits is {logits!r}, expected 'last', 'all' or None")
+        rows = self._rows(tokens, sequence, logits)
+        if logits is None:
+            self._run(rows, None, ())
+            return None
+        import numpy as np
+
+        count = len(tokens) if logits == "all" else 1
+        out = np.empty((count, self._core.vocab_size), np.float32)
+        self._run(rows, out.reshape(-1), ())
+        return out if logits == "all" else out[0]
+
+    def eval_rows(self, rows: Sequence[tuple[int, int, int, bool]]) -> Logits:
+        """Extend several sequences in one pass, which reads the weights once.
+
+        Args:
+            rows: (token, sequence, position, whether to return its logits) each. The rows of a sequence come in order
+                and start at its length.
+
+        Returns:
+            The requested logits in order, shape (n_requested, vocab_size), float32.
+
+        Raises:
+            ContextFullError: If a row does not fit. Nothing has been computed then.
+            CancelledError: After `cancel`. Its `done` rows have been kept.
+            ArgumentError: If a row is out of range.
+        """
+        import numpy as np
+
+        if not isinstance(rows, Sequence):
+            raise wrong_type("rows", rows, "a list of rows")
+        if not rows:
+            raise ArgumentError("no rows to eval: expected at least one")
+        packed = array("i")
+        requested = 0
+        for row in rows:
+            if not isinstance(row, Sequence) or len(row) != 4:
+                raise wrong_type("a row", row, "(token, sequence, position, whether to return its logits)")
+            token, sequence, position, with_logits = row
+            packed.extend(as_ids((token, sequence, position, int(bool(with_logits)))))
+            requested += bool(with_logits)
+        out = np.empty((requested, self._core.vocab_size), np.float32)
+        self._run(packed, out.reshape(-1), ())
+        return out
+
+    def observe(
+        self, ids: Iterable[int], stages: Iterable[str | tuple[str, int]], *, sequence: int = 0
+    ) -> dict[tuple[str, int], Logits]:
+        """Append tokens like `eval` and return what stages of the graph computed. This changes no bit of a result.
+
+        Args:
+            ids: Token ids.
+            stages: Names of `llamac.STAGES`, for all layers, or (name, layer) pairs.
+            sequence: Which sequence.
+
+        Returns:
+            Maps (name, layer) to an array of shape (n, width), float32. The layer is 0 for stages outside the layers.
+            "scores" has shape (n, n_heads, context).
+
+        Raises:
+            As for `eval`.
+        """
+        import numpy as np
+
+        tokens = as_ids(ids)
+        rows = self._rows(tokens, sequence, "all")
+        found: dict[tuple[str, int], Logits] = {}
+        for name, layer in self._stages(stages):
+            width, _ = self._core.stage_width(STAGES.index(name))
+            found[name, layer] = np.empty((len(tokens), width), np.float32)
+        observations = [(STAGES.index(name), layer, out.reshape(-1)) for (name, layer), out in found.items()]
+        logits = np.empty(len(tokens) * self._core.vocab_size, np.float32)
+        self._run(rows, logits, observations)
+        heads = (len(tokens), self._model.config["n_heads"], self.context)
+        return {key: out.reshape(heads) if key[0] == "scores" else out for key, out in found.items()}
+
+    def truncate(self, length: int, *, sequence: int = 0) -> None:
+        """Keep the first `length` positions of a sequence and forget the rest."""
+        self._core.truncate(length, sequence)
+
+    def cancel(self) -> None:
+        """Stop the eval that another thread runs, within 50 ms: it raises CancelledError, a stream ends."""
+        self._check_open()
+        self._core.cancel()
+
+    # ---- a loop of one's own: the logits stay in the core
+
+    def prefill(self, ids: Iterable[int]) -> None:
+        """Append tokens to sequence 0 and keep the last one's logits for `sample`."""
+        self._run(self._rows(as_ids(ids), 0, "last"), None, ())
+
+    def step(self, token: int, *, sequence: int = 0) -> None:
+        """Append one token to a sequence and keep its logits for `sample`."""
+        self._model.file.check_size()
+        self._follow_machine()
+        if self._is_long(1, self._core.length(sequence)):
+            interruptible(lambda: self._core.step(token, sequence), self._core.cancel)
+        else:
+            self._core.step(token, sequence)
+
+    def sample(
+        self, params: SamplingParams | ResolvedParams | None = None, **overrides: Unpack[SamplingOverrides]
+    ) -> int:
+        """Sample the token that follows sequence 0 from the logits of the last `prefill` or `step`.
+
+        Args:
+            params: Sampling parameters; `max_tokens` and `stop` do not matter.
+            overrides: Values that replace those of `params`.
+        """
+        if not isinstance(params, ResolvedParams):
+            params = resolve(request_params(params, overrides), self._model.sampling_defaults)
+        return self._core.sample(params.core, self._model.n_token_ids, self._core.length())
+
+    # ---- life
+
+    def close(self) -> None:
+        """Free the memory. Closing twice is fine.
+
+        Raises:
+            BusyError: While another thread computes with the session.
+        """
+        self._core.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("the session is closed")
+
+    def __enter__(self) -> Session:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- internals
+
+    def _prefill_rest(self, ids: array[int]) -> int:
+        """Let sequence 0 hold exactly these ids, with the last one's logits kept for sampling.
+
+        Returns how many positions were reused. The last one is computed in any case, for its logits.
+        """
+        reused = min(self._core.common_prefix(ids), len(ids) - 1)
+        if reused < self._core.length():
+            self._core.truncate(reused)
+        self.prefill(ids[reused:])
+        return reused
+
+    def _follow_machine(self) -> None:
+        """Update the default number of threads, which can change at any time."""
+        if self._default_threads is not None and (threads := self._default_threads.now()) != self._threads:
+            self._core.set_threads(threads)
+            self._threads = threads
+
+    def _rows(self, tokens: array[int], sequence: int, logits: str | None) -> array[int]:
+        """Rows that append tokens to a sequence, flat: token, sequence, position, want_logits, token, ...
+
+        ContextFullError comes from here, before memory is taken for the tokens.
+        """
+        if not tokens:
+            raise ArgumentError("no tokens to eval: expected at least one")
+        start = self._core.length(sequence)
+        if start + len(tokens) > self.context:
+            raise ContextFullError(
+                f"{len(tokens)} tokens do not fit: {start} of the context's {self.context} positions are taken"
+            )
+        rows = array("i", bytes(16 * len(tokens)))
+        rows[0::4] = tokens
+        rows[1::4] = array("i", [sequence]) * len(tokens)
+        rows[2::4] = array("i", range(start, start + len(tokens)))
+        if logits == "all":
+            rows[3::4] = array("i", [1]) * len(tokens)
+        elif logits == "last":
+            rows[-1] = 1
+        return rows
+
+    def _stages(self, stages: Iterable[str | tuple[str, int]]) -> list[tuple[str, int]]:
+        """(name, layer) of each requested stage."""
+        found = []
+        expected = "a list of stage names or (name, layer) pairs"
+        if isinstance(stages, str) or not isinstance(stages, Iterable):
+            raise wrong_type("stages", stages, expected)
+        for stage in stages:
+            match stage:
+                case str() as name:
+                    layer = None
+                case (str() as name, layer):
+                    layer = whole_number(layer, "a stage's layer")
+                case _:
+                    raise ArgumentTypeError(f"stages holds {stage!r}, expected {expected}")
+            if name not in STAGES:
+                raise ArgumentError(f"there is no stage {name!r}; the stages are {', '.join(STAGES)}")
+            per_layer = self._core.stage_width(STAGES.index(name))[1]
+            n_layers = self._model.config["n_layers"] if per_layer else 1
+            if layer is not None and not 0 <= layer < n_layers:
+                raise ArgumentError(f"stage {name!r} has no layer {layer}, expected 0 to {n_layers - 1}")
+            found += [(name, layer)] if layer is not None else [(name, i) for i in range(n_layers)]
+        return found
+
+    def _run(self, packed: array[int], logits: Any, observations: Sequence[tuple[int, int, Any]]) -> None:
+        """Compute rows in the form that `_rows` returns."""
+        self._model.file.check_size()
+        self._follow_machine()
+        count = len(packed) // 4
+        rows = memoryview(packed).cast("B").cast("i", (count, 4))
+        if self._is_long(count, sum(packed[2::4])):
+            interruptible(lambda: self._core.eval_rows(rows, logits, observations), self._core.cancel)
+        else:
+            self._core.eval_rows(rows, logits, observations)
+
+    def _is_long(self, rows: int, positions: int) -> bool:
+        """Whether an eval can take so long that Ctrl-C must be able to interrupt it.
+
+        positions: the number of positions before each row, summed over the rows.
+        """
+        work = self._model.weight_bytes + self._attention_work * positions
+        if rows > 1:
+            work += MULTIPLY_ADD * (rows - 1) * self._model._multiply_adds
+        return work >= self._long_work and in_main_thread()

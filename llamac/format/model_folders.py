@@ -1,0 +1,44 @@
+"""Symbolic links in model directories. A directory from a stranger must not pull this user's private files into a model
+that is exported from it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from llamac.errors import ExportError
+
+TEMPLATES = "additional_chat_templates"
+
+
+def check_links(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Check the links in a directory before any file in it is read.
+
+    Links inside the directory are fine. So are those of the hub client's cache, where a snapshot consists of links to
+    the repository's blobs (https://huggingface.co/docs/hub/local-cache).
+
+    Args:
+        names: The files to check. Default: all files and chat templates.
+
+    Raises:
+        ExportError: If a link leads to a file outside the directory.
+    """
+    root = Path(os.path.realpath(folder))
+    inside = [root]
+    if root.parent.name == "snapshots" and root.parents[1].name.startswith("models--"):
+        repo = root.parents[1]
+        inside += [repo / "blobs", repo.parent / "blobs"]  # the latter is shared by repositories
+    for path in _files(folder) if names is None else (folder / name for name in names):
+        target = Path(os.path.realpath(path))
+        if target.is_file() and not any(target.is_relative_to(place) for place in inside):
+            raise ExportError(
+                f"{path} is a link to {target}, outside of the directory; replace it by a copy if you trust it"
+            )
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for parent in (folder, folder / TEMPLATES):
+        if parent.is_dir():
+            yield from sorted(parent.iterdir())

@@ -1,0 +1,123 @@
+"""Opening files in folders that other users may write to: no links are followed, no pipes waited for, and locks taken.
+
+Locks are the operating system's (flock), taken through the library filelock. They end with the process, however it
+ends. Some network file systems have none; every function here reports that instead of failing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from llamac.progress import Progress, silent
+
+# What systems report for a lock on a file system without locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file and return its descriptor.
+
+    Raises:
+        OSError: Also if the path is a symbolic link, a pipe, a device or a folder.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def open_own(path: Path) -> BinaryIO:
+    """Open an existing file for reading and writing.
+
+    Raises:
+        OSError: Also if the file is not regular, belongs to another user, or has a second name (a hard link).
+    """
+    descriptor = open_regular(path, os.O_RDWR)
+    status = os.fstat(descriptor)
+    if status.st_uid == os.geteuid() and status.st_nlink == 1:
+        return open(path, "r+b", opener=lambda name, flags: descriptor)
+    os.close(descriptor)
+    raise PermissionError(errno.EPERM, "the file is not this user's alone", str(path))
+
+
+def create(path: Path) -> BinaryIO:
+    """Create a file for reading and writing. Raises FileExistsError for anything that exists, also a dangling link."""
+    return open(path, "x+b", opener=lambda name, flags: open_regular(path, flags))
+
+
+def try_lock(descriptor: int) -> bool | None:
+    """Lock an open file or folder until its descriptor is closed.
+
+    Returns:
+        Whether the lock is now held; None on a file system without locks.
+    """
+    from filelock import lock_descriptor
+
+    try:
+        return bool(lock_descriptor(descriptor, blocking=False))
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return None
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: Path, progress: Progress = silent, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock file at `path`, which is created if it does not exist.
+
+    Args:
+        progress: Called if another process holds the lock.
+        wait: Whether to wait for that process.
+
+    Yields:
+        True; False on a file system without locks.
+
+    Raises:
+        BlockingIOError: If another process holds the lock and `wait` is false.
+    """
+    while True:
+        descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+        try:
+            held = try_lock(descriptor)
+            if held is False:
+                if not wait:
+                    raise BlockingIOError(errno.EAGAIN, "locked by another process", str(path))
+                _wait_for_lock(descriptor, progress)
+            # The holder may have deleted the file: then the lock is on a file without a name, and protects nothing.
+            if held is None or is_at(path, descriptor):
+                yield held is not None
+                return
+        finally:
+            _unlock(descriptor)
+            os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int, progress: Progress) -> None:
+    from filelock import lock_descriptor
+
+    progress("waiting for another process", 0, 1)
+    lock_descriptor(descriptor)
+    progress("waiting for another process", 1, 1)
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file is the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _unlock(descriptor: int) -> None:
+    """Release the lock. Closing alone does not: children forked while it was held have the same open file."""
+    from filelock import unlock_descriptor
+
+    with contextlib.suppress(OSError):
+        unlock_descriptor(descriptor)

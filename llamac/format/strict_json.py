@@ -1,0 +1,111 @@
+"""The one reader for JSON that llamac did not just write: size, depth and number of values are bounded.
+
+A document that two readers could understand differently is an error: a duplicate key, NaN or Infinity, another kind of
+value at the top level than expected, bytes that are not UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from llamac.errors import ExportError, LlamacError
+from llamac.format.small_files import read_small
+
+MAX_BYTES = 1 << 24
+MAX_INDEX_BYTES = 1 << 26  # of an index of weights
+MAX_VALUES = 1 << 20  # a value takes up to 150 bytes of memory; the largest known index has 0.3 million
+MAX_DEPTH = 100  # of objects and arrays: functions that walk a document can recurse
+
+
+def read_object(
+    path: Path,
+    *,
+    error: type[LlamacError] = ExportError,
+    max_bytes: int = MAX_BYTES,
+    max_values: int = MAX_VALUES,
+) -> dict[str, Any]:
+    """The JSON object in the file `path`; see `parse_object`. Raises OSError if the file cannot be read."""
+    data = read_small(path, max_bytes, error)
+    return parse_object(data, str(path), error=error, max_bytes=max_bytes, max_values=max_values)
+
+
+def parse_object(
+    data: bytes | str,
+    name: str,
+    *,
+    error: type[LlamacError] = ExportError,
+    max_bytes: int = MAX_BYTES,
+    max_values: int = MAX_VALUES,
+    max_depth: int = MAX_DEPTH,
+) -> dict[str, Any]:
+    """The JSON object that `data` spells.
+
+    Args:
+        data: JSON; bytes are UTF-8.
+        name: what error messages call the document.
+        error: the class of errors to raise.
+        max_bytes: limit of the size of `data`.
+        max_values: limit of the number of values, counted before parsing; commas and brackets in strings count too.
+        max_depth: limit of the nesting of objects and arrays.
+
+    Raises:
+        error: `data` is not a JSON object, has a duplicate key or a number that is not finite, or exceeds a limit.
+    """
+    document = _parse(data, name, error, max_bytes, max_values, max_depth)
+    if not isinstance(document, dict):
+        raise error(f"{name} is not a JSON object")
+    return document
+
+
+def parse_array(data: bytes | str, name: str, *, error: type[LlamacError] = ExportError) -> list[Any]:
+    """The JSON array that `data` spells; see `parse_object`."""
+    document = _parse(data, name, error, MAX_BYTES, MAX_VALUES, MAX_DEPTH)
+    if not isinstance(document, list):
+        raise error(f"{name} is not a JSON array")
+    return document
+
+
+def _parse(
+    data: bytes | str, name: str, error: type[LlamacError], max_bytes: int, max_values: int, max_depth: int
+) -> object:
+    if isinstance(data, str):
+        data = data.encode(errors="surrogatepass")
+    if len(data) > max_bytes:
+        raise error(f"{name} has {len(data)} bytes, the limit is {max_bytes}")
+    if sum(map(data.count, (b",", b"[", b"{"))) > max_values:
+        raise error(f"{name} has more than {max_values} values")
+    try:
+        document = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_not_a_number)
+    except RecursionError:
+        raise error(f"{name} is nested more than {max_depth} deep") from None
+    except ValueError as problem:
+        raise error(f"{name} is not valid JSON: {problem}") from None
+    _check_depth(document, name, error, max_depth)
+    return document
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"duplicate key {key!r:.80}")
+            seen.add(key)
+    return document
+
+
+def _not_a_number(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _check_depth(document: object, name: str, error: type[LlamacError], max_depth: int) -> None:
+    level: list[Any] = [document]
+    for _ in range(max_depth + 1):
+        level = [node for node in level if type(node) is dict or type(node) is list]
+        if not level:
+            return
+        level = [value for node in level for value in (node.values() if type(node) is dict else node)]
+    raise error(f"{name} is nested more than {max_depth} deep")

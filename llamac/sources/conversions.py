@@ -1,0 +1,140 @@
+"""Opens foreign sources as flat files: from the cache, converted into it, or converted to a temporary file."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from llamac.arguments import DTYPES, CacheDir
+from llamac.errors import ExportError
+from llamac.format.detect import files_of
+from llamac.format.flatfile import FlatFile
+from llamac.progress import Progress
+from llamac.sources.cache import Entry, key_of, open_cache
+
+IN_CACHE = "free some with `llamac cache prune`, or set LLAMAC_CACHE to another folder"
+IN_TMPDIR = "set TMPDIR to another folder"
+
+Warn = Callable[[str], object]
+Notice = Callable[[str], object]
+
+
+class Request(NamedTuple):
+    """A conversion.
+
+    Attributes:
+        path: The source.
+        name: The model's name, if the path does not say it.
+        label: The source as `llamac cache list` shows it.
+        dtype: As in `export`.
+        tokenizer: Whether to convert the source's tokenizer.
+        memory: As in `FlatFile`.
+    """
+
+    path: Path
+    name: str | None
+    label: str
+    dtype: str
+    tokenizer: bool
+    memory: str
+
+
+def converted(
+    request: Request, cache_dir: CacheDir, progress: Progress, warn: Warn, notice: Notice = lambda text: None
+) -> FlatFile:
+    """Open a source as a flat file. It is converted unless the cache has it.
+
+    Args:
+        cache_dir: As in `load`.
+        warn: Called with what the user should know about the result.
+        notice: Called with one line before a conversion begins.
+    """
+    cache = open_cache(cache_dir)
+    if cache is None:
+        return _temporary(request, progress, warn, notice)
+    digests = cache.digests(request.path, files_of(request.path), progress)
+    key = key_of(digests, request.dtype, request.tokenizer)
+    if file := cache.find(key, request.memory):
+        return file
+    with contextlib.ExitStack() as stack:
+        try:
+            exclusive = stack.enter_context(cache.converting(key, progress))
+        except OSError as error:
+            warn(
+                f"the cache folder {cache.folder} cannot be written ({error.strerror or error}), so the conversion is "
+                "not kept: set LLAMAC_CACHE to another folder, or keep nothing with --no-cache"
+            )
+            return _temporary(request, progress, warn, notice)
+        if file := cache.find(key, request.memory):  # converted by the process that held the lock
+            return file
+        notice(f"converting {request.label} once; keeping the result in {cache.folder}")
+
+        def write(path: Path) -> str:
+            dtype = _convert(request, path, progress, warn)
+            if cache.digests(request.path, files_of(request.path), progress) != digests:
+                raise ExportError(f"{request.path} changed while it was converted: run this again")
+            return dtype
+
+        with _full_disk_advice(cache.folder, request.path, IN_CACHE):
+            cache.add(key, request.label, files_of(request.path), write, exclusive)
+        return FlatFile(cache.path(key), request.memory)
+
+
+def cached_conversions(path: Path, cache_dir: CacheDir = None) -> list[Entry]:
+    """The usable conversions of a source in the cache. No file of the source is read."""
+    cache = open_cache(cache_dir)
+    digests = cache.remembered_digests(path, files_of(path)) if cache else None
+    if cache is None or digests is None:
+        return []
+    keys = {key_of(digests, dtype, tokenizer) for dtype in ("auto", *DTYPES) for tokenizer in (True, False)}
+    return [entry for entry in cache.entries() if entry.key in keys and entry.problem is None]
+
+
+def _temporary(request: Request, progress: Progress, warn: Warn, notice: Notice) -> FlatFile:
+    """Convert to a file that is deleted as soon as it is open: its space is free when the file is closed."""
+    with tempfile.TemporaryDirectory(prefix="llamac-") as folder:
+        path = Path(folder, "model.bin")
+        notice(f"converting {request.label} to a temporary file")
+        with _full_disk_advice(path.parent, request.path, IN_TMPDIR):
+            _convert(request, path, progress, warn)
+        file = FlatFile(path, request.memory)
+        file.path = request.path  # for messages
+        return file
+
+
+@contextlib.contextmanager
+def _full_disk_advice(folder: Path, source: Path, advice: str) -> Iterator[None]:
+    """Raise ExportError with advice if the folder's disk is too small for the conversion of a source."""
+    from llamac.export.targets import DISK_FULL, DiskFullError
+
+    try:
+        yield
+    except DiskFullError as error:
+        raise ExportError(f"{error}; {advice}") from None
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise ExportError(f"{folder} is too full for the conversion of {source} ({error.strerror}); {advice}") from None
+
+
+def _convert(request: Request, path: Path, progress: Progress, warn: Warn) -> str:
+    """Write the flat file, resuming an interrupted conversion at the same path. Returns the dtype of most matrices."""
+    from llamac.export.convert import export
+
+    report = export(
+        request.path,
+        path,
+        dtype=request.dtype,
+        name=request.name,
+        tokenizer=None if request.tokenizer else False,
+        overwrite=True,
+        partial=path,
+        probe_source=None,
+        progress=progress,
+    )
+    for text in report.warnings:
+        warn(text)
+    return report.dtype

@@ -1,0 +1,79 @@
+"""SHA-256 of a source's files, remembered with what shows that a file has not changed since."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from llamac.progress import Progress, silent
+
+READ_BYTES = 4 << 20
+# A file that changed this shortly before it was read can change again without getting another time.
+SETTLED_NS = 2_000_000_000
+
+_SHA256 = r"[0-9a-f]{64}"
+
+
+def digests_of(
+    files: Mapping[str, Path], known: Mapping[str, Any], progress: Progress = silent
+) -> tuple[dict[str, str], dict[str, list[Any]]]:
+    """Hash files, except those that have not changed.
+
+    Returns:
+        The SHA-256 of each file, and the stamps to pass as `known` the next time.
+    """
+    found: dict[str, str] = {}
+    stamps: dict[str, list[Any]] = {}
+    changed: dict[str, Path] = {}
+    for name, path in files.items():
+        if digest := remembered_digest(known.get(name), path):
+            found[name], stamps[name] = digest, known[name]
+        else:
+            changed[name] = path
+    total, done = sum(path.stat().st_size for path in changed.values()), 0
+    for name, path in changed.items():
+        started, stamp = time.time_ns(), file_stamp(path)
+
+        def report(count: int, before: int = done) -> None:
+            progress("reading", min(before + count, total), total)
+
+        found[name] = sha256_of_file(path, report)
+        done += stamp[2]
+        if stamp == file_stamp(path) and stamp[-1] + SETTLED_NS < started:
+            stamps[name] = [stamp, found[name]]
+    return found, stamps
+
+
+def sha256_of_file(path: Path, report: Callable[[int], object] = lambda count: None) -> str:
+    """The SHA-256 of a file. `report` is called with the number of bytes read, first 0."""
+    digest, done = hashlib.sha256(), 0
+    report(done)
+    with open(path, "rb", buffering=0) as file:
+        while data := file.read(READ_BYTES):
+            digest.update(data)
+            done += len(data)
+            report(done)
+    return digest.hexdigest()
+
+
+def sha256_hex(data: bytes) -> str:
+    """The SHA-256 of some bytes, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def remembered_digest(entry: Any, path: Path) -> str | None:
+    """The SHA-256 in a source note's entry, if the file has not changed since."""
+    is_entry = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], str)
+    if is_entry and re.fullmatch(_SHA256, entry[1]) and entry[0] == file_stamp(path):
+        return str(entry[1])
+    return None
+
+
+def file_stamp(path: Path) -> list[int]:
+    """Numbers of which one changes when the file changes. No program can set the last one, a time."""
+    found = path.stat()
+    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]

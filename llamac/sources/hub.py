@@ -1,0 +1,229 @@
+"""Models on the Hugging Face Hub: the meaning of hf:ORG/NAME, and which files of a repository a model needs.
+
+Everything goes through the client huggingface_hub, its cache and its environment variables (HF_HOME, HF_TOKEN,
+HF_ENDPOINT, HF_HUB_OFFLINE). llamac adds three things: it downloads only the files that a model needs, it resumes large
+files, and it uses no file whose SHA-256 differs from the hub's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llamac.errors import ArgumentError, ExportError, HubError
+from llamac.format.detect import HF_WEIGHTS, HUB, files_of, gguf_models
+from llamac.format.small_files import read_small
+from llamac.format.strict_json import MAX_INDEX_BYTES, parse_object
+from llamac.progress import Progress
+from llamac.sources import hub_client
+from llamac.sources.cache import Cache
+from llamac.sources.digests import digests_of
+from llamac.sources.hub_client import COMMIT, SHA256, Listing, Unreachable
+from llamac.sources.hub_download import Downloads, mismatch
+
+FORM = "hf:ORG/NAME[@REVISION], or for a GGUF file hf:ORG/NAME/FILE.gguf or hf:ORG/NAME:Q4_K_M"
+# Files beside the weights that an import reads.
+CONFIGURATION = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"),
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+TEMPLATES = "additional_chat_templates/"
+PICKLES = tuple(name for name in HF_WEIGHTS if ".bin" in name)
+SHOWN = 12  # names in a message
+REF_BYTES = 256  # a commit hash, and room for what must be refused
+
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_NAME = re.compile(
+    rf"hf:(?P<repo>{_PART}/{_PART})(?:/(?P<file>[^@:\\\0]+)|:(?P<quant>[A-Za-z0-9_.-]+))?(?:@(?P<revision>[^\s:\\\0]+))?"
+)
+
+
+class HubName(NamedTuple):
+    """A parsed hf: name.
+
+    Attributes:
+        file: A GGUF file in the repository.
+        quant: A word in the name of a GGUF file, such as Q4_K_M.
+    """
+
+    repo: str
+    revision: str
+    file: str | None
+    quant: str | None
+
+
+def parse(text: str) -> HubName:
+    """Parse an hf: name. Raises ArgumentError with the expected form."""
+    name = _NAME.fullmatch(text)
+    parts = [name["file"] or "", name["revision"] or ""] if name else []
+    steps = [step for part in parts if part for step in part.split("/")]
+    if name is None or ".." in text or "--" in name["repo"] or any(step in ("", ".") for step in steps):
+        raise ArgumentError(f"{text!r} is not the name of a model on the Hugging Face Hub, expected {FORM}")
+    if name["file"] and not name["file"].endswith(".gguf"):
+        raise ArgumentError(f"{text!r}: only a GGUF file can be selected in a repository, expected {FORM}")
+    return HubName(name["repo"], name["revision"] or "main", name["file"], name["quant"])
+
+
+def fetch(text: str, progress: Progress, cache: Cache | None) -> tuple[Path, str | None]:
+    """Download the model with an hf: name, unless it is in the client's cache.
+
+    Args:
+        cache: Where the checksums of downloaded files are remembered.
+
+    Returns:
+        The model's directory or GGUF file, and its name if it is a directory.
+
+    Raises:
+        ArgumentError: If `text` is not an hf: name.
+        UnsupportedError: If the client is missing or too old.
+        HubError: If the hub refuses or does not have the model, sends something else, or cannot be reached and the
+            client's cache has no copy.
+    """
+    name = parse(text)
+    client = hub_client.load_client()
+    known: Mapping[str, str] = {}
+    try:
+        listing = hub_client.list_files(client, name.repo, name.revision)
+    except Unreachable as error:
+        path = _cached_model(client, name, str(error))
+    else:
+        known = listing.sha256
+        try:
+            with hub_client.translated_errors(client, name.repo, name.revision):
+                path = _download(client, name, listing, progress)
+        except Unreachable as error:
+            raise HubError(
+                f"{HUB}{name.repo}: the download was interrupted ({error}); run this again to resume it"
+            ) from None
+    _verify(name, path, known, progress, cache)
+    return path, None if path.is_file() else name.repo
+
+
+# ---- which files
+
+
+def choose(name: HubName, files: Iterable[str], read: Callable[[str], bytes]) -> list[str]:
+    """The files that a model needs, first the one that stands for the model.
+
+    Args:
+        files: Names of all files in the repository.
+        read: Returns the content of one of them.
+
+    Raises:
+        HubError: If the repository has no model, or several and the name selects none.
+    """
+    names = set(filter(_is_inside, files))
+    models = gguf_models(names)
+    if name.file is not None:
+        taken = next((parts for label, parts in models.items() if name.file in (label, *parts)), None)
+        if taken is None:
+            raise HubError(f"{HUB}{name.repo} has no file {name.file}{_candidates(models)}")
+        return taken
+    if name.quant is not None:
+        fitting = [label for label in models if _has_word(label, name.quant)]
+        if len(fitting) != 1:
+            what = f"{len(fitting)} GGUF files" if fitting else "no GGUF file"
+            raise HubError(f"{HUB}{name.repo} has {what} for {name.quant!r}{_candidates(fitting or models)}")
+        return models[fitting[0]]
+    weights = next((weights for weights in HF_WEIGHTS if weights in names), None)
+    if weights in PICKLES and any(other.endswith(".safetensors") for other in names):
+        weights = None  # never read a pickle of a model that also exists without
+    if "config.json" in names and weights is not None:
+        extra = [other for other in sorted(names) if other in CONFIGURATION or other.startswith(TEMPLATES)]
+        shards = _shards(name, weights, read(weights), names) if weights.endswith(".index.json") else []
+        return ["config.json", *(other for other in extra if other != "config.json"), weights, *shards]
+    if len(models) == 1:
+        return next(iter(models.values()))
+    if models:
+        raise HubError(
+            f"{HUB}{name.repo} has several models; select one with hf:ORG/NAME:QUANT or hf:ORG/NAME/FILE.gguf"
+            f"{_candidates(models)}"
+        )
+    raise HubError(
+        f"{HUB}{name.repo} has no model: neither config.json with {', '.join(HF_WEIGHTS)}, nor a GGUF file"
+        f"{_candidates(sorted(names))}"
+    )
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a file name from the hub stays inside the repository, on every system."""
+    return not any(step in ("", ".", "..") for step in name.split("/")) and not set(name) & set("\\:\0")
+
+
+def _has_word(name: str, word: str) -> bool:
+    """Whether a file name has a word that ends at a dot, hyphen or slash, in any case: Q4_K is not Q4_K_M."""
+    return re.search(rf"(?:^|[-./_]){re.escape(word)}(?:[-./]|$)", name, re.IGNORECASE) is not None
+
+
+def _candidates(names: Iterable[str]) -> str:
+    shown = list(names)
+    more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
+    return f"; it has {', '.join(shown[:SHOWN])}{more}" if shown else "; it has no such file"
+
+
+def _shards(name: HubName, index: str, data: bytes, names: set[str]) -> list[str]:
+    """The files that an index names, all of which are in the repository."""
+    try:
+        shards = sorted(set(parse_object(data, index, max_bytes=MAX_INDEX_BYTES)["weight_map"].values()))
+        missing = [str(shard) for shard in shards if shard not in names]
+    except (ExportError, LookupError, TypeError, AttributeError):
+        raise HubError(f"{HUB}{name.repo}: {index} is not an index of weights") from None
+    if missing:
+        raise HubError(f"{HUB}{name.repo}: {index} names missing files: {', '.join(missing[:SHOWN])}")
+    return shards
+
+
+def _download(client: Any, name: HubName, listing: Listing, progress: Progress) -> Path:
+    """Download the files that are not in the client's cache. Returns the file or directory of the model."""
+    downloads = Downloads(client, name.repo, name.revision, listing, progress)
+    needed = choose(name, listing.names, lambda index: read_small(downloads.get(index), error=HubError))
+    downloads.expect(needed)
+    paths = [downloads.get(file) for file in needed]
+    return paths[0] if needed[0].endswith(".gguf") else paths[0].parent
+
+
+# ---- the client's cache
+
+
+def _cached_model(client: Any, name: HubName, reason: str) -> Path:
+    """The model in the client's cache.
+
+    Args:
+        reason: Why the hub cannot be asked.
+    """
+    folder = hub_client.repo_folder(client, name.repo)
+    commit = name.revision
+    if not COMMIT.fullmatch(commit):
+        with contextlib.suppress(OSError, UnicodeDecodeError, HubError):
+            noted = read_small(folder / "refs" / name.revision, REF_BYTES, HubError).decode().strip()
+            commit = noted if COMMIT.fullmatch(noted) else commit
+    snapshot = folder / "snapshots" / commit
+    why = f"the hub cannot be reached ({reason})"
+    if not snapshot.is_dir():
+        raise HubError(f"{HUB}{name.repo}: {why}, and revision {name.revision!r} is not in {folder.parent}")
+    names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
+    try:
+        needed = choose(name, names, lambda index: read_small(snapshot / index, error=HubError))
+    except HubError as error:
+        raise HubError(f"{why}, and the copy in {folder.parent} is incomplete: {error}") from None
+    return snapshot / needed[0] if needed[0].endswith(".gguf") else snapshot
+
+
+def _verify(
+    name: HubName, path: Path, known: Mapping[str, str], progress: Progress, cache: Cache | None
+) -> None:
+    """Raise HubError if a file's SHA-256 differs from the hub's, or from its name in the client's cache."""
+    files = files_of(path)
+    digests = cache.digests(path, files, progress) if cache is not None else digests_of(files, {}, progress)[0]
+    snapshots = next(parent for parent in path.parents if parent.name == "snapshots")
+    for label, place in files.items():
+        in_repo = place.relative_to(snapshots).as_posix().partition("/")[2]
+        blob = Path(os.path.realpath(place))
+        expected = known.get(in_repo) or (blob.name if SHA256.fullmatch(blob.name) else None)
+        if expected not in (None, digests[label]):
+            raise HubError(f"{mismatch(name.repo, in_repo)}; delete {blob} and run this again")

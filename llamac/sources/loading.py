@@ -1,0 +1,211 @@
+"""Opens a model from any source. A flat file is mapped; anything else is converted first."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+from llamac.arguments import DTYPES, Adapter, CacheDir, DType, KVDtype, Memory, StrPath, adapters, file_path, wrong_type
+from llamac.engine.model import Model, Origin
+from llamac.errors import ArgumentError, ArgumentTypeError, TokenizerError, UnsupportedError, warn
+from llamac.format.detect import HUB, is_foreign
+from llamac.format.flatfile import FlatFile
+from llamac.progress import Progress, reporter, silent
+from llamac.sources.names import resolve
+from llamac.text.tokenizer import Tokenizer
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _requires_path(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let a call without a path say what to do."""
+
+    @functools.wraps(function)
+    def call(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
+        if (arguments[0] if arguments else options.get("path")) is None:
+            raise ArgumentTypeError(
+                "load needs a model: name a file, a directory, hf:ORG/NAME, or a built-in model such as 'stories'"
+            )
+        return function(*arguments, **options)
+
+    return call
+
+
+@_requires_path
+def load(
+    path: StrPath,
+    *,
+    context: int | None = None,
+    kv_dtype: KVDtype | None = None,
+    threads: int | None = None,
+    isa: str | None = None,
+    tokenizer: StrPath | None = None,
+    lora: Adapter | Iterable[Adapter] = (),
+    memory: Memory = "map",
+    dtype: DType | None = None,
+    cache_dir: CacheDir = None,
+    progress: Progress | bool | None = None,
+) -> Model:
+    """Open a model.
+
+    A flat file is mapped: only its header and tables are read here. Any other source is converted to a flat file once;
+    the result is kept in a cache. What the user should know about the model is a `LlamacWarning`.
+
+    Args:
+        path: A flat file; a Hugging Face directory, GGUF file or llama2.c file; hf:ORG/NAME on the Hugging Face Hub;
+            or the name of a built-in model (`llamac.models.NAMES`) unless a file has that name.
+        context: Positions per sequence in the model's sessions. Default: as many as a request can reach; the model's
+            limit for `Model.session`.
+        kv_dtype: Number format of the KV cache. Default: f32 for files whose matrices are all f32, else f16.
+        threads: Default: the least of CPU affinity, cgroup quota and physical cores. `llamac inspect` explains it.
+        isa: Kernel set, one that `llamac inspect` lists. Default: the environment variable LLAMAC_ISA, else the best
+            that this machine supports.
+        tokenizer: A tokenizer file or directory that replaces the model's own, of any kind that `Tokenizer.from_file`
+            reads.
+        lora: PEFT adapters to add to the weights' products: a directory, a (directory, strength) pair, or several.
+        memory: When weights are read: "map" on first use; "populate" now; "huge" now, into huge pages. Processes share
+            one copy in each case.
+        dtype: Number format of the matrices after a conversion. Default: one that keeps the source's quality. A flat
+            file in another format is converted, too.
+        cache_dir: Folder of converted models. Default: LLAMAC_CACHE, else the user's cache folder. False converts to a
+            temporary file that is deleted when the model is closed.
+        progress: Whether to show bars during a download or conversion, or a function to call with (phase, done,
+            total).
+
+    Returns:
+        The model. Close it, or use it as a context manager.
+
+    Raises:
+        FileNotFoundError: If nothing exists at the path. Other `OSError`s: if it cannot be read.
+        ModelError: If the file is damaged or is not a model file.
+        ExportError: If the source cannot be converted.
+        TokenizerError: If its tokenizer is damaged or cannot be represented exactly.
+        ChatTemplateError: If its chat templates cannot be read.
+        UnsupportedError: If the source, or a setting, needs what this version or this machine lacks.
+        HubError: If the Hub does not have the model or cannot be reached.
+        ArgumentError: If an argument is out of range or conflicts with another; `ArgumentTypeError` if its type is
+            wrong.
+        OutOfMemoryError: If there is not enough memory for a session with these settings.
+    """
+    messages: list[str] = []
+    with reporter(progress) as report:
+        model = open_model(
+            path,
+            context=context,
+            kv_dtype=kv_dtype,
+            threads=threads,
+            isa=isa,
+            tokenizer=tokenizer,
+            lora=lora,
+            memory=memory,
+            dtype=dtype,
+            cache_dir=cache_dir,
+            progress=report,
+            on_warning=messages.append,
+        )
+    for message in messages:
+        warn(message)
+    return model
+
+
+def open_model(
+    source: StrPath,
+    *,
+    context: int | None = None,
+    kv_dtype: KVDtype | None = None,
+    threads: int | None = None,
+    isa: str | None = None,
+    tokenizer: StrPath | None = None,
+    lora: Adapter | Iterable[Adapter] = (),
+    memory: Memory = "map",
+    dtype: DType | None = None,
+    cache_dir: CacheDir = None,
+    progress: Progress = silent,
+    on_warning: Callable[[str], object],
+    on_conversion: Callable[[str], object] = lambda text: None,
+) -> Model:
+    """Open a model for `load` or a command.
+
+    Args:
+        source: The `path` of `load`, as are all arguments that are not listed here.
+        on_warning: Called with what the user should know about the model.
+        on_conversion: Called with one line before a conversion begins.
+    """
+    found_lora = adapters(lora)
+    tokenizer_path = None if tokenizer is None else file_path(tokenizer, "tokenizer")
+    replacement = None if tokenizer_path is None else Tokenizer.from_file(tokenizer_path)
+    file = _open_file(source, memory, dtype, cache_dir, replacement is not None, progress, on_warning, on_conversion)
+    origin = Origin(
+        load,
+        os.path.abspath(source) if os.path.lexists(source) else os.fspath(source),
+        {
+            "context": context,
+            "kv_dtype": kv_dtype,
+            "threads": threads,
+            "isa": isa,
+            "tokenizer": tokenizer_path and os.path.abspath(tokenizer_path),
+            "lora": [(os.path.abspath(folder), strength) for folder, strength in found_lora],
+            "memory": memory,
+            "dtype": dtype,
+            "cache_dir": os.path.abspath(cache_dir) if cache_dir else cache_dir,
+        },
+    )
+    try:
+        if found_lora:
+            from llamac.export.lora import attach
+
+            attach(file, found_lora)
+        return Model(
+            file,
+            context=context,
+            kv_dtype=kv_dtype,
+            threads=threads,
+            isa=isa,
+            tokenizer=replacement,
+            origin=origin,
+            on_warning=on_warning,
+        )
+    except BaseException:
+        file.close()
+        raise
+
+
+def _open_file(
+    source: StrPath,
+    memory: Memory,
+    dtype: DType | None,
+    cache_dir: CacheDir,
+    replaces_tokenizer: bool,
+    progress: Progress,
+    on_warning: Callable[[str], object],
+    on_conversion: Callable[[str], object],
+) -> FlatFile:
+    """Open any source as a flat file, converting it if it is not one.
+
+    replaces_tokenizer: whether the source's own tokenizer can be left out if it cannot be represented.
+    """
+    if dtype is not None and not isinstance(dtype, str):
+        raise wrong_type("dtype", dtype, "a str")
+    if dtype is not None and dtype not in DTYPES:
+        raise ArgumentError(f"dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
+    if not (cache_dir is None or cache_dir is False or isinstance(cache_dir, str | os.PathLike)):
+        raise wrong_type("cache_dir", cache_dir, "a folder, None or False")
+    found = resolve(source, progress, cache_dir)
+    if not is_foreign(found.path):
+        file = FlatFile(found.path, memory)
+        if dtype in (None, file.metadata.get("dtype")):
+            return file
+        file.close()
+    from llamac.sources.conversions import Request, converted
+
+    label = os.fspath(source) if os.fspath(source).startswith(HUB) else os.path.abspath(found.path)
+    request = Request(found.path, found.name, label, dtype or "auto", True, memory)
+    try:
+        return converted(request, cache_dir, progress, on_warning, on_conversion)
+    except (TokenizerError, UnsupportedError):
+        if not replaces_tokenizer:
+            raise
+        return converted(request._replace(tokenizer=False), cache_dir, progress, on_warning, on_conversion)

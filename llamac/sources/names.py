@@ -1,0 +1,49 @@
+"""Resolves what a user names as a model: a path, a built-in model, or hf:ORG/NAME on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from llamac.arguments import CacheDir, StrPath, file_path
+from llamac.format.detect import HUB, Source, local_source
+from llamac.progress import Progress, silent
+
+# How models of the hub are named elsewhere: by their page (a Path makes one slash of two), by their name alone.
+HUB_PAGE = re.compile(r"(?:https?://?(?:www\.)?(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+)(?:/tree/main)?/?")
+
+
+def resolve(source: StrPath | Source, progress: Progress = silent, cache_dir: CacheDir = None) -> Source:
+    """Locate a model on this machine, downloading it first if it is on the Hugging Face Hub.
+
+    Args:
+        source: A path, a built-in model's name (`llamac.models.NAMES`), or hf:ORG/NAME[@REVISION]. A weights file
+            inside a Hugging Face directory denotes the directory.
+        progress: Receives download progress.
+        cache_dir: Where checksums of downloaded files are remembered, as for `load`.
+
+    Raises:
+        FileNotFoundError: If nothing exists at the path.
+        HubError: If the Hub does not have the model or cannot be reached.
+    """
+    if isinstance(source, Source):
+        return source
+    path, name = file_path(source, "path"), os.fspath(source)
+    if name.startswith(HUB):
+        from llamac.sources import hub
+        from llamac.sources.cache import open_cache
+
+        return Source(*hub.fetch(name, progress, open_cache(cache_dir)))
+    try:
+        return local_source(path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(error.errno, f"{error.strerror}{_advice(name)}", str(path)) from None
+
+
+def _advice(name: str) -> str:
+    """What may have been meant by the name of a file that there is not."""
+    page = HUB_PAGE.fullmatch(name)
+    if page is None or Path(name).parent.exists():
+        return ""
+    return f"; a model on the Hugging Face Hub is named {HUB}{page[1]}"

@@ -1,0 +1,272 @@
+"""Chat templates: from messages to the prompt in the format that a model was trained on.
+
+A template is Jinja code by the model's makers. It renders as in transformers. Templates are not trusted:
+chat_process.py runs them in a separate process with limits on time, memory and output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llamac.arguments import StrPath, file_path, wrong_type
+from llamac.errors import ArgumentError, ArgumentTypeError, ChatTemplateError
+
+if TYPE_CHECKING:
+    from llamac.text.chat_runs import PromptRun
+
+Message = Mapping[str, Any]
+
+DEFAULT = "default"
+WITH_TOOLS = "tool_use"  # the name of the template for conversations with tools
+MAX_DEPTH = 100  # of nested lists and dicts in a template's variables
+TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# The fields of a message that hold the model's reasoning. Templates read the first two.
+REASONING = ("reasoning_content", "thinking", "reasoning")
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # marks the end of the message to continue; the same as in transformers
+
+
+class ChatTemplate:
+    """The chat templates of a model. Immutable; threads can share it.
+
+    Args:
+        templates: Jinja code, or several templates by name. `render` uses the one named "default", or "tool_use" for
+            conversations with tools, unless it is given a name.
+        special_tokens: The text of special tokens by the name of their variable in the templates (`bos_token`, ...).
+
+    Attributes:
+        templates: The templates by name.
+        special_tokens: As above.
+    """
+
+    def __init__(
+        self, templates: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None
+    ) -> None:
+        given = {DEFAULT: templates} if isinstance(templates, str) else templates
+        for name, values in (("templates", given), ("special_tokens", special_tokens or {})):
+            if not isinstance(values, Mapping) or not all(
+                isinstance(part, str) for pair in values.items() for part in pair
+            ):
+                raise ArgumentTypeError(f"{name} must be a dict of str to str")
+        self.templates: dict[str, str] = dict(given)
+        self.special_tokens: dict[str, str] = dict(special_tokens or {})
+        if not self.templates:
+            raise ArgumentError("templates is empty: expected at least one chat template")
+
+    @classmethod
+    def from_file(cls, path: StrPath) -> ChatTemplate:
+        """Read the chat templates of a model.
+
+        Args:
+            path: A Hugging Face directory (chat_template.jinja, additional_chat_templates, tokenizer_config.json), one
+                of these files, or a GGUF file.
+
+        Raises:
+            ChatTemplateError: No chat template was found.
+            ExportError: A file is damaged or of the wrong form.
+        """
+        from llamac.text.template_files import read_templates
+
+        path = file_path(path, "path")
+        found = read_templates(path)
+        if found is None:
+            raise ChatTemplateError(f"{path} has no chat template")
+        return found
+
+    def __repr__(self) -> str:
+        return f"<llamac.ChatTemplate {self._names()}, special_tokens={self.special_tokens}>"
+
+    def choose(self, name: str | None = None, *, tools: bool = False) -> str:
+        """The code of the template with this name. None chooses the default one, or with tools the one for tools."""
+        if name is not None:
+            if name not in self.templates:
+                raise ArgumentError(f"there is no chat template named {name!r}, only {self._names()}")
+            return self.templates[name]
+        if tools and WITH_TOOLS in self.templates:
+            return self.templates[WITH_TOOLS]
+        if DEFAULT not in self.templates:
+            raise ArgumentError(f"no chat template is named 'default': choose one of {self._names()}")
+        return self.templates[DEFAULT]
+
+    def _names(self) -> str:
+        return ", ".join(map(repr, sorted(self.templates)))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool | str = False,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt of a conversation, as transformers' `apply_chat_template(..., tokenize=False)` returns it.
+
+        Args:
+            messages: Dicts with `role`, `content` and the other fields that the template reads.
+            add_generation_prompt: Whether to end the prompt with the beginning of the model's answer.
+            tools: JSON schemas of functions.
+            documents: Documents for templates that support retrieval.
+            continue_final_message: Whether to end the prompt inside the last message, so that the model continues it.
+                A str names the field to continue instead of `content`. There is no generation prompt then.
+            template: The name of the template.
+            **variables: Other variables of the template, such as `enable_thinking`.
+
+        Raises:
+            ChatTemplateError: The template fails, refuses the messages or exceeds a limit.
+        """
+        from llamac.text import chat_process
+
+        request = self._request(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            documents=documents,
+            continue_final_message=continue_final_message,
+            template=template,
+            **variables,
+        )
+        return request.prompt(chat_process.render(request.template, request.variables))
+
+    def render_runs(
+        self, messages: Sequence[Message], special_names: Sequence[str], **options: Any
+    ) -> list[PromptRun]:
+        """The prompt that `render` returns, split where it must be tokenized with or without special tokens.
+
+        Special tokens count only where the template wrote their names. Names in messages, tools, documents and other
+        variables are ordinary text, however the template transforms them.
+
+        Args:
+            messages: As for `render`.
+            special_names: The names of the tokenizer's special tokens, `Tokenizer.special_names`.
+            **options: Keyword arguments of `render`.
+
+        Returns:
+            Runs whose texts, joined, are the rendered prompt. Tokenize each run by itself and join the ids.
+
+        Raises:
+            ChatTemplateError: As for `render`, or the origin of the text cannot be determined.
+        """
+        from llamac.text import chat_process, chat_runs
+
+        request = self._request(messages, **options)
+        trusted = [name for name in request.variables if name in self.special_tokens or name in TOKEN_VARIABLES]
+        rendered, origins = chat_process.render_tracked(request.template, request.variables, trusted)
+        prompt = request.prompt(rendered)
+        return chat_runs.split(prompt, origins[: len(prompt)], special_names)
+
+    def _request(
+        self,
+        messages: object,
+        *,
+        add_generation_prompt: bool = True,
+        tools: object = None,
+        documents: object = None,
+        continue_final_message: bool | str = False,
+        template: str | None = None,
+        **variables: Any,
+    ) -> _Request:
+        text = self.choose(template, tools=tools is not None)
+        chat = _messages(messages)
+        field = continue_final_message if isinstance(continue_final_message, str) else "content"
+        continued = _tag_last(chat, text, field) if continue_final_message else None
+        given = {
+            **self.special_tokens,
+            **{name: _plain(value, f"the variable {name}") for name, value in variables.items()},
+            "messages": chat,
+            "tools": None if tools is None else _dicts(tools, "tools"),
+            "documents": None if documents is None else _dicts(documents, "documents"),
+            "add_generation_prompt": bool(add_generation_prompt) and continued is None,
+        }
+        return _Request(text, given, continued)
+
+
+class _Request(NamedTuple):
+    """A template and its variables. continued: the text of the message to continue, if one is."""
+
+    template: str
+    variables: dict[str, Any]
+    continued: str | None
+
+    def prompt(self, rendered: str) -> str:
+        """The rendered text, up to the end of the message to continue."""
+        if self.continued is None:
+            return rendered
+        at = rendered.rfind(TAG.strip())
+        if at < 0 or self.continued.strip() not in rendered:
+            raise ChatTemplateError("continue_final_message: the chat template omits or changes the last message")
+        # A template that trims the message also trims the tag's space, and then the spaces before the tag.
+        return rendered[:at] if rendered.startswith(TAG, at) else rendered[:at].rstrip()
+
+
+def _messages(messages: object) -> list[dict[Any, Any]]:
+    """The messages as plain data, without entries that are None: templates would write "None"."""
+    chat = _dicts(messages, "messages")
+    if not chat:
+        raise ArgumentError("messages is empty: a conversation has at least one message")
+    chat = [{key: value for key, value in message.items() if value is not None} for message in chat]
+    for index, message in enumerate(chat):
+        reasoning = next((message[name] for name in REASONING if name in message), None)
+        if reasoning is not None:
+            chat[index] = {"thinking": reasoning, **message, REASONING[0]: reasoning}
+    return chat
+
+
+def _tag_last(chat: list[dict[Any, Any]], template: str, field: str) -> str:
+    """Append the tag to a field of the last message, and return the field's text."""
+    content = chat[-1].get(field)
+    fields = [name for name in REASONING if chat[-1].get(name) == content] if field in REASONING else [field]
+    if not any(name in template for name in fields):
+        raise ArgumentError(f"continue_final_message: this chat template does not read the {field} of messages")
+    if isinstance(content, str):
+        chat[-1].update(dict.fromkeys(fields, content + TAG))
+        return content
+    for part in reversed(content) if isinstance(content, list | tuple) else ():
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            text: str = part["text"]
+            part["text"] = text + TAG
+            return text
+    raise ArgumentError("continue_final_message: the last message has no text to continue")
+
+
+# ---- plain data
+
+
+def _dicts(values: object, name: str) -> list[dict[Any, Any]]:
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise wrong_type(name, values, "a list of dicts")
+    dicts: list[dict[Any, Any]] = []
+    for index, value in enumerate(values):
+        item = _plain(value, f"{name}[{index}]")
+        if not isinstance(item, dict):
+            raise wrong_type(f"{name}[{index}]", value, "a dict")
+        dicts.append(item)
+    return dicts
+
+
+def _plain(value: Any, name: str, depth: int = 0) -> Any:
+    """The value as built-in types, which carry no methods of the caller's."""
+    if depth > MAX_DEPTH:
+        raise ArgumentError(f"{name}: lists and dicts are nested more than {MAX_DEPTH} deep")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):  # str.__str__ and the like also convert members of an enum
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {_plain(key, name, depth + 1): _plain(item, name, depth + 1) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_plain(item, name, depth + 1) for item in value)
+    if isinstance(value, list):
+        return [_plain(item, name, depth + 1) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name), name, depth + 1) for item in dataclasses.fields(value)}
+    if callable(getattr(value, "model_dump", None)):  # pydantic
+        return _plain(value.model_dump(), name, depth + 1)
+    raise wrong_type(name, value, "made of str, numbers, lists and dicts")

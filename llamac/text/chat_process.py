@@ -1,0 +1,85 @@
+"""Renders chat templates in a separate process (chat_worker.py), which is killed when a template does not finish.
+
+One process serves all threads. The first rendering starts it; it takes about 15 MB and ends with this process.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llamac.errors import ChatTemplateError
+from llamac.text.worker import Worker
+
+SECONDS = 5.0  # limit of a rendering; real templates take milliseconds
+MAX_CHARACTERS = 1 << 24  # of a rendered text
+WORKER = Worker("llamac.text.chat_worker", "the chat template", ChatTemplateError)
+
+
+def render(template: str, variables: dict[str, Any], seconds: float = SECONDS, characters: int = MAX_CHARACTERS) -> str:
+    """Render a template. Any thread may call this.
+
+    Args:
+        template: The text of the template.
+        variables: The template's variables, as plain data.
+        seconds: Time limit.
+        characters: Limit of the rendered text.
+
+    Raises:
+        ChatTemplateError: The template is wrong, refuses the variables or exceeds a limit.
+        UnsupportedError: No Python interpreter was found for the worker.
+    """
+    return str(_ask(template, variables, None, seconds, characters)["text"])
+
+
+def render_tracked(
+    template: str,
+    variables: dict[str, Any],
+    trusted: list[str],
+    seconds: float = SECONDS,
+    characters: int = MAX_CHARACTERS,
+) -> tuple[str, bytes]:
+    """Render a template like `render`, and return the text with the origin of each character (tracked_str.py).
+
+    Args:
+        trusted: The variables that count as text of the template, such as `bos_token`.
+    """
+    answer = _ask(template, variables, trusted, seconds, characters)
+    text, runs = str(answer["text"]), answer.get("origins")
+    if not isinstance(runs, list) or not all(type(number) is int and 0 <= number <= characters for number in runs):
+        raise WORKER.bad_answer()
+    counts, kinds = runs[::2], runs[1::2]
+    if sum(counts) != len(text) or len(counts) != len(kinds) or any(kind > 2 for kind in kinds):
+        raise WORKER.bad_answer()
+    return text, b"".join(bytes([kind]) * count for count, kind in zip(counts, kinds, strict=True))
+
+
+def _ask(
+    template: str, variables: dict[str, Any], trusted: list[str] | None, seconds: float, characters: int
+) -> dict[str, Any]:
+    """The worker's answer to a request, which has a text."""
+    data = WORKER.ask((template, variables, trusted, characters), seconds, 6 * characters + MAX_CHARACTERS)
+    answer = json.loads(data.decode("utf-8", "surrogatepass"))
+    if not isinstance(answer, dict):
+        raise WORKER.bad_answer()
+    if answer.get("kind") == "MemoryError":
+        WORKER.stop()
+    if "text" not in answer:
+        raise ChatTemplateError(_message(answer))
+    return answer
+
+
+def _message(answer: dict[str, Any]) -> str:
+    kind, text = answer.get("kind"), answer.get("error")
+    if kind == "TemplateError":  # by the template's raise_exception
+        return f"the chat template refuses these messages: {text}"
+    if kind == "MemoryError":
+        return "the chat template needs too much memory: it was stopped"
+    if kind == "OverflowError":
+        return f"the chat template does too much: {text}"
+    if kind == "UntraceableError":
+        return (
+            "the chat template renders differently each time, so that special tokens in messages cannot be recognized: "
+            "use parse_special=True if the messages are trusted"
+        )
+    return f"the chat template failed: {kind}: {text}"

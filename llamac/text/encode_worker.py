@@ -1,0 +1,48 @@
+"""Encodes text in a worker process (worker_main.py), for `IsolatedEncoder`.
+
+Requests are ("load", tokenizer.json, special ids) and ("encode", UTF-8, parse_special). An answer is "+" and content
+(32-bit ids of an encoding), "t" and a TokenizerError's message, "u" and an UnsupportedError's, or nothing if no
+tokenizer has been loaded.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+from collections.abc import Callable
+from typing import Any
+
+MEMORY = 1 << 31  # bytes of address space: a million tokens take 1 GB, a million characters of text 200 MB
+
+
+def prepare(needs_sentencepiece: Any) -> Callable[[Any], bytes]:
+    """The function that answers requests. Imports all that it can need."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    import tokenizers.models  # noqa: F401
+
+    if needs_sentencepiece:
+        import sentencepiece  # noqa: F401
+
+    from llamac.errors import TokenizerError, UnsupportedError
+    from llamac.text.encoding import make_encoder
+    from llamac.text.tokenizer_json import library_errors, parse_document
+
+    encoders: list[Any] = []
+
+    def answer(request: Any) -> bytes:
+        kind, data, option = request
+        try:
+            if kind == "load":
+                with library_errors("it cannot be used"):
+                    encoders[:] = [make_encoder(parse_document(data, "its tokenizer.json"), data, set(option))]
+                return b"+"
+            if not encoders:
+                return b""
+            with library_errors("it cannot encode this text"):
+                return b"+" + array.array("I", encoders[0].encode(data.decode(), option)).tobytes()
+        except UnsupportedError as error:
+            return b"u" + str(error).encode(errors="replace")
+        except TokenizerError as error:
+            return b"t" + str(error).encode(errors="replace")
+
+    return answer

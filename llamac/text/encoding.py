@@ -1,0 +1,184 @@
+"""Text to token ids with the library `tokenizers`.
+
+The library's objects are built from a document that `parse_document` has read. The library never reads the file
+itself, so there is only one reading of it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+from llamac.errors import UnsupportedError
+from llamac.text.chat_runs import SpecialNames
+from llamac.text.headroom import require_memory
+from llamac.text.sentencepiece_text import SentencePieceEncoder
+from llamac.text.tokenizer_json import parse_document
+
+if TYPE_CHECKING:
+    import tokenizers
+
+# Characters from which encoding releases the GIL. The library releases it for batches only, and warns on stderr if the
+# process forks after a batch; a shorter text takes a millisecond.
+BATCH_CHARACTERS = 2000
+# Bounds of the library's memory. Measured: 27 bytes per byte of a tokenizer.json, 160 bytes per character, and 200 MB
+# of address space for the threads of batches.
+BYTES_PER_JSON_BYTE, BYTES_PER_CHARACTER = 40, 256
+LIBRARY_BYTES, BATCH_BYTES = 40 << 20, 256 << 20
+FLAGS = ("special", "single_word", "lstrip", "rstrip", "normalized")
+
+
+class Encoder:
+    """Encodes with one tokenizer. Threads may share it."""
+
+    def __init__(self, document: dict[str, Any], data: bytes, special: Collection[int]) -> None:
+        """
+        Args:
+            document: a parsed tokenizer.json.
+            data: its text, read again if a second vocabulary is needed.
+            special: ids of special tokens.
+        """
+        self.library = build_library(document)
+        self._data = data
+        self._lock = threading.Lock()
+        # The library's object with `encode_special_tokens`, its word for treating special tokens as text.
+        self._plain: tokenizers.Tokenizer | None = None
+        self._names = _names_found_by_text(document, special)
+        self._search = SpecialNames(sorted(self._names))
+        self._normalized = any(entry["special"] and entry["normalized"] for entry in added_tokens(document))
+        if not self._names:
+            self._plain = build_library(document, self.library.model)
+            self._plain.encode_special_tokens = True
+
+    def encode(self, text: str, parse_special: bool) -> list[int]:
+        """The ids of `text`; names of special tokens in it become those tokens if `parse_special`."""
+        library = self.library if parse_special else self._plain or self._plain_for(text)
+        in_batch = len(text) >= BATCH_CHARACTERS
+        require_memory(BYTES_PER_CHARACTER * len(text) + (BATCH_BYTES if in_batch else 1 << 20), "encoding this text")
+        if not in_batch:
+            encoding = library.encode(text, add_special_tokens=False)
+        else:
+            encoding = library.encode_batch([text], add_special_tokens=False)[0]
+        ids: list[int] = encoding.ids
+        return ids
+
+    def _plain_for(self, text: str) -> tokenizers.Tokenizer:
+        """The library's object that treats special tokens in `text` as text. It needs a second vocabulary, which is
+        built when a text first contains such a name."""
+        if not self._normalized and next(self._search.find(text), None) is None:
+            return self.library
+        with self._lock:
+            if self._plain is None:
+                require_memory(BYTES_PER_JSON_BYTE * len(self._data), "a second vocabulary of the tokenizer")
+                document = parse_document(self._data, "the tokenizer")
+                _rename(document, self._names)
+                plain = build_library(document)
+                plain.encode_special_tokens = True
+                self._plain = plain
+            return self._plain
+
+
+def make_encoder(document: dict[str, Any], data: bytes, special: Collection[int]) -> Encoder | SentencePieceEncoder:
+    """The encoder for a parsed tokenizer.json, whose text is `data`. special: the ids of BOS and EOS."""
+    require_memory(LIBRARY_BYTES + BYTES_PER_JSON_BYTE * len(data), "the tokenizer")
+    settings = document.get("sentencepiece")
+    if settings is None:
+        return Encoder(document, data, special)
+    return SentencePieceEncoder(settings, build_library(document))
+
+
+def build_library(document: dict[str, Any], model: tokenizers.models.Model | None = None) -> tokenizers.Tokenizer:
+    """The library's object for a parsed tokenizer.json without truncation, padding and post-processor.
+
+    Args:
+        document: it is not changed.
+        model: the model of an earlier object, which shares it.
+    """
+    import tokenizers
+
+    shell = {key: document.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")}
+    shell |= {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    library = tokenizers.Tokenizer.from_str(json.dumps(shell))
+    library.model = build_model(document["model"]) if model is None else model
+    library.add_tokens(
+        [
+            tokenizers.AddedToken(entry["content"], **{flag: entry[flag] for flag in FLAGS})
+            for entry in added_tokens(document)
+        ]
+    )
+    return library
+
+
+def build_model(model: dict[str, Any]) -> tokenizers.models.Model:
+    """The library's model for the "model" of a tokenizer.json."""
+    from tokenizers import models
+
+    kind, vocab = model.get("type", "BPE"), model["vocab"]
+    if kind == "BPE":
+        if model.get("dropout"):
+            raise UnsupportedError("a tokenizer with dropout encodes at random, which is not supported")
+        options = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+        flags = ("fuse_unk", "byte_fallback", "ignore_merges")
+        return models.BPE(vocab, list(map(_merge, model["merges"])), **_given(model, options + flags))
+    if kind == "Unigram":
+        pieces = [(text, float(score)) for text, score in vocab]
+        return models.Unigram(pieces, model.get("unk_id"), bool(model.get("byte_fallback")))
+    if kind == "WordPiece":
+        options = ("unk_token", "max_input_chars_per_word", "continuing_subword_prefix")
+        return models.WordPiece(vocab, **_given(model, options))
+    if kind == "WordLevel":
+        return models.WordLevel(vocab, **_given(model, ("unk_token",)))
+    raise UnsupportedError(f"a {kind} tokenizer is not supported, only BPE, Unigram, WordPiece and WordLevel")
+
+
+def _given(model: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: model[name] for name in names if model.get(name) is not None}
+
+
+def added_tokens(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The added tokens of a tokenizer.json."""
+    return document.get("added_tokens") or []
+
+
+def _names_found_by_text(document: dict[str, Any], special: Collection[int]) -> set[str]:
+    """The texts of special tokens that the model makes from the same text: it looks up words or pieces by their text.
+
+    Where special tokens are treated as text, these must not be found.
+    """
+    model = document["model"]
+    is_bpe = model.get("type", "BPE") == "BPE"
+    if is_bpe and not model.get("ignore_merges"):
+        return set()
+    pieces = model["vocab"].items() if isinstance(model["vocab"], dict) else _numbered(model["vocab"])
+    added = {entry["content"] for entry in added_tokens(document) if entry["special"]}
+    names = {text for text, index in pieces if index in special or text in added}
+    if is_bpe:  # what merges make or are made of keeps its text
+        pairs = map(_merge, model["merges"])
+        names -= {text for left, right in pairs for text in (left, right, left + right)}
+    return names
+
+
+def _numbered(pieces: list[Any]) -> Iterator[tuple[str, int]]:
+    return ((text, index) for index, (text, _) in enumerate(pieces))
+
+
+def _merge(entry: Any) -> tuple[Any, ...]:
+    return tuple(entry.split(" ") if isinstance(entry, str) else entry)
+
+
+def _rename(document: dict[str, Any], names: set[str]) -> None:
+    """Gives the tokens `names` texts that nobody can write."""
+    secret = secrets.token_hex(16)
+    renamed = {name: secret + name for name in names}
+    model = document["model"]
+    if isinstance(model["vocab"], list):
+        model["vocab"] = [[renamed.get(text, text), score] for text, score in model["vocab"]]
+    else:
+        model["vocab"] = {renamed.get(text, text): index for text, index in model["vocab"].items()}
+    if model.get("unk_token") in names:
+        model["unk_token"] = renamed[model["unk_token"]]
+    for entry in added_tokens(document):
+        entry["content"] = renamed.get(entry["content"], entry["content"])

@@ -1,0 +1,131 @@
+"""Text to token ids with the library `sentencepiece`, for its models that no tokenizer.json describes exactly.
+
+The JSON of such a vocabulary has the member "sentencepiece" beside those of a tokenizer.json:
+
+    model           the ModelProto, base64: its pieces and its rules
+    replacements    its table of character replacements, base64, checked here because the library does not check it
+    prefix          "always": every stretch of text between added tokens can get a space in front;
+                    "first": only the first one
+    found_by_model  ids of the added tokens that the model itself finds in a text
+    similar         whether the tokenizer.json beside it encodes most texts alike
+
+The names of tokens and their bytes are those of the tokenizer.json. Added tokens that the model does not find itself
+are found in the unchanged text by the library `tokenizers`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import threading
+from typing import TYPE_CHECKING, Any
+
+from llamac.errors import TokenizerError
+from llamac.text.tokenizer_json import charsmap_problem
+
+if TYPE_CHECKING:
+    import sentencepiece
+    import tokenizers
+
+# Numbers of fields: of ModelProto, and of NormalizerSpec in it.
+_NORMALIZER_SPEC = 3
+_PRECOMPILED_CHARSMAP, _ADD_DUMMY_PREFIX = 2, 3
+
+
+def protobuf_field(number: int, value: int | bytes) -> bytes:
+    """A field of a protocol buffer message: a number, or bytes (a string or a message)."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+class SentencePieceEncoder:
+    """Encodes as sentencepiece does, with tokens that were added to its model. Threads can share it."""
+
+    def __init__(self, settings: dict[str, Any], library: tokenizers.Tokenizer) -> None:
+        """
+        Args:
+            settings: the member "sentencepiece" of the vocabulary.
+            library: the tokenizer.json beside it, which has the added tokens.
+        """
+        self.library = library
+        added = library.get_added_tokens_decoder()
+        by_model = frozenset(settings["found_by_model"])
+        problem = charsmap_problem(settings["replacements"]) if settings["replacements"] else ""
+        if problem:
+            raise TokenizerError(f"the model {problem}")
+        # A message appended to a serialized one is merged into it and takes precedence.
+        table = protobuf_field(_PRECOMPILED_CHARSMAP, base64.b64decode(settings["replacements"]))
+        self._model = base64.b64decode(settings["model"], validate=True) + protobuf_field(_NORMALIZER_SPEC, table)
+        self._prefix_first_only = settings["prefix"] == "first"
+        self._added = [(token, entry) for token, entry in sorted(added.items()) if token not in by_model]
+        self._processor = self._load(self._model)
+        self._bare_processor: sentencepiece.SentencePieceProcessor | None = None  # puts no space in front
+        self._finders: dict[bool, tokenizers.Tokenizer | None] = {}
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def _load(model: bytes) -> sentencepiece.SentencePieceProcessor:
+        import sentencepiece
+
+        return sentencepiece.SentencePieceProcessor(model_proto=model)
+
+    def encode(self, text: str, parse_special: bool) -> list[int]:
+        """The ids of `text`; names of special tokens in it become those tokens if `parse_special`."""
+        finder = self._finder(parse_special)
+        if finder is None:
+            return self._encode_stretch(text, 0)
+        found = finder.encode_batch([text], add_special_tokens=False)[0]
+        ids: list[int] = []
+        for index, (start, end) in zip(found.ids, found.offsets, strict=True):
+            if index == 0:
+                ids += self._encode_stretch(text[start:end], start)
+            else:
+                ids.append(self._added[index - 1][0])
+        return ids
+
+    def _encode_stretch(self, text: str, start: int) -> list[int]:
+        processor = self._processor
+        if self._prefix_first_only and start:
+            if self._bare_processor is None:
+                bare = protobuf_field(_NORMALIZER_SPEC, protobuf_field(_ADD_DUMMY_PREFIX, 0))
+                self._bare_processor = self._load(self._model + bare)
+            processor = self._bare_processor
+        ids: list[int] = processor.encode_as_ids(text)
+        return ids
+
+    def _finder(self, parse_special: bool) -> tokenizers.Tokenizer | None:
+        """A tokenizer that finds added tokens: 0 is the text between them. None if there is nothing to find."""
+        with self._lock:
+            if parse_special not in self._finders:
+                self._finders[parse_special] = self._make_finder(parse_special)
+            return self._finders[parse_special]
+
+    def _make_finder(self, parse_special: bool) -> tokenizers.Tokenizer | None:
+        import tokenizers
+
+        if not any(parse_special or not entry.special for _, entry in self._added):
+            return None
+        flags = ("special", "single_word", "lstrip", "rstrip")
+        between = secrets.token_hex(16)  # a text that no token has
+        document = {
+            "version": "1.0",
+            "added_tokens": [
+                {"id": index, "content": entry.content, "normalized": False}
+                | {flag: getattr(entry, flag) for flag in flags}
+                for index, (_, entry) in enumerate(self._added, 1)
+            ],
+            "model": {"type": "WordLevel", "vocab": {between: 0}, "unk_token": between},
+        }
+        finder = tokenizers.Tokenizer.from_str(json.dumps(document))
+        finder.encode_special_tokens = not parse_special
+        return finder

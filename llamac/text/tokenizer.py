@@ -1,0 +1,328 @@
+"""Text to token ids and back: the tokenizer that a model carries.
+
+The canonical form is a Hugging Face `tokenizer.json`. BOS, EOS and the stop ids are not part of it: they are stored as
+numbers (`SpecialTokens`) and applied here, exactly once.
+
+A tokenizer is parsed at its first use, not when it is created: 128,000 entries take 0.6 s.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from llamac.arguments import StrPath, file_path, whole_number, wrong_type
+from llamac.errors import ArgumentError, ArgumentTypeError, ContextFullError, TokenizerError
+from llamac.interrupt import in_main_thread, interruptible
+from llamac.text.decoding import StreamDecoder, TokenTexts, decode_rules
+from llamac.text.encoding import make_encoder
+from llamac.text.encoding_cost import cost_problem, make_linear
+from llamac.text.isolated_encoder import IsolatedEncoder
+from llamac.text.token_counts import token_bound
+from llamac.text.tokenizer_json import check_structure, library_errors, parse_document
+
+LONG_TEXT = 20_000  # characters from which encoding can be interrupted by Ctrl-C; they take 10 ms
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """The rules for special tokens.
+
+    Attributes:
+        bos_id: the id of BOS; None if the vocabulary has none.
+        add_bos: whether `Tokenizer.encode(add_special=True)` puts BOS in front of the text.
+        add_eos: whether it appends EOS.
+        eos_id: the id of EOS; None if the vocabulary has none.
+        stop_ids: ids of the tokens that end a generated text, usually EOS among them.
+    """
+
+    bos_id: int | None
+    add_bos: bool
+    add_eos: bool
+    eos_id: int | None
+    stop_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name, wanted, token in (("add_bos", self.add_bos, self.bos_id), ("add_eos", self.add_eos, self.eos_id)):
+            if wanted and token is None:
+                raise TokenizerError(f"{name} is set, but the tokenizer has no {name[4:].upper()} token")
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> SpecialTokens:
+        """The rules in a model file's config record, where -1 stands for no token."""
+        return cls(
+            bos_id=config["bos_id"] if config["bos_id"] >= 0 else None,
+            add_bos=bool(config["add_bos"]),
+            add_eos=bool(config["add_eos"]),
+            eos_id=config["eos_id"] if config["eos_id"] >= 0 else None,
+            stop_ids=tuple(config["stop_ids"][: config["n_stop_ids"]]),
+        )
+
+
+class _Parsed:
+    """A parsed tokenizer."""
+
+    def __init__(self, data: bytes, special: SpecialTokens, source: str) -> None:
+        before = _resident_bytes()
+        with library_errors(f"{source}: the tokenizer cannot be used"):
+            document = parse_document(data, "its tokenizer.json")
+            check_structure(document)
+            named = {token for token in (special.bos_id, special.eos_id) if token is not None}
+            make_linear(document)
+            make = IsolatedEncoder if cost_problem(document) else make_encoder
+            self.encoder = make(document, data, named)
+            self.bound = token_bound(document)
+            self.library = self.encoder.library
+            self.added = self.library.get_added_tokens_decoder()
+        rules = decode_rules(json.loads(self.library.decoder.__getstate__()) if self.library.decoder else None)
+        self.texts = TokenTexts(
+            rules,
+            {token: entry.content for token, entry in self.added.items()},
+            frozenset(named | {token for token, entry in self.added.items() if entry.special}),
+            _id_count(self.library),
+            self.library.id_to_token,
+        )
+        self.memory = max(0, _resident_bytes() - before)
+
+
+def _resident_bytes() -> int:
+    """The memory of this process; 0 if the system does not report it."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0
+
+
+def _id_count(library: Any) -> int:
+    """One more than the highest id. Only a vocabulary with holes needs its whole table for that."""
+    count: int = library.get_vocab_size()
+    if count and library.id_to_token(count - 1) is not None and library.id_to_token(count) is None:
+        return count
+    return max(library.get_vocab().values(), default=-1) + 1
+
+
+class Tokenizer:
+    """Encodes text to token ids and decodes ids to text, as the model's own tokenizer does.
+
+    `from_file` and `from_json` create one. It is immutable, and threads can share it. Pickling stores the path of a
+    tokenizer that was read from a file, and the whole tokenizer.json of another one.
+    """
+
+    _data: bytes
+    _special: SpecialTokens
+    _source: str  # what errors call it
+    _path: str | None
+    _parsed: _Parsed | None
+    _lock: threading.Lock
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise ArgumentTypeError("use Tokenizer.from_file(path) or Tokenizer.from_json(data, special)")
+
+    @classmethod
+    def _create(cls, data: bytes, special: SpecialTokens, source: str, path: str | None) -> Tokenizer:
+        self = cls.__new__(cls)
+        self._data, self._special, self._source, self._path = data, special, source, path
+        self._parsed = None
+        self._lock = threading.Lock()
+        return self
+
+    @classmethod
+    def from_json(cls, data: bytes | str, special: SpecialTokens, *, source: str = "tokenizer.json") -> Tokenizer:
+        """A tokenizer from the text of a tokenizer.json.
+
+        The text is parsed at the first use; that is when a damaged one raises TokenizerError.
+
+        Args:
+            data: the text.
+            special: the rules for its special tokens.
+            source: what error messages call it.
+        """
+        if isinstance(data, str):
+            data = data.encode()
+        if not isinstance(data, bytes):
+            raise wrong_type("data", data, "the text of a tokenizer.json")
+        if not isinstance(special, SpecialTokens):
+            raise wrong_type("special", special, "SpecialTokens")
+        return cls._create(data, special, source, None)
+
+    @classmethod
+    def from_file(cls, path: StrPath) -> Tokenizer:
+        """Open a tokenizer of any kind.
+
+        Args:
+            path: a tokenizer.json, a SentencePiece tokenizer.model, a vocab.json beside merges.txt, llama2.c's
+                tokenizer.bin, a GGUF file (with or without weights), or a directory that contains one of these. BOS,
+                EOS and stop rules come from the model's files beside it.
+
+        Raises:
+            TokenizerError: the file is damaged, or cannot be represented exactly.
+            UnsupportedError: the tokenizer is of an unknown kind.
+            ModelError: a GGUF file is damaged.
+            OSError: the file cannot be read.
+        """
+        from llamac.text.vocabulary.load import load_vocabulary
+
+        path = file_path(path, "path")
+        vocabulary = load_vocabulary(path)
+        return cls._create(vocabulary.json, vocabulary.special, str(path), os.path.abspath(path))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._path is not None:
+            return Tokenizer.from_file, (self._path,)
+        return partial(Tokenizer.from_json, source=self._source), (self._data, self._special)
+
+    def __repr__(self) -> str:
+        facts = f"{self.kind}, {self.n_ids} ids" if self._parsed else f"{len(self._data)} bytes, not parsed yet"
+        return f"<llamac.Tokenizer {self._path or self._source}: {facts}>"
+
+    @property
+    def _loaded(self) -> _Parsed:
+        if self._parsed is None:
+            with self._lock:
+                if self._parsed is None:
+                    self._parsed = _Parsed(self._data, self._special, self._source)
+        return self._parsed
+
+    @property
+    def json(self) -> bytes:
+        """The text of its tokenizer.json."""
+        return self._data
+
+    @property
+    def memory(self) -> int:
+        """Bytes by which the process grew when the tokenizer was parsed; 0 before, or if the system reports none."""
+        return self._parsed.memory if self._parsed is not None else 0
+
+    @property
+    def special(self) -> SpecialTokens:
+        """The rules for BOS, EOS and stop tokens."""
+        return self._special
+
+    @property
+    def special_names(self) -> tuple[str, ...]:
+        """The names of the special tokens, the longest first."""
+        names = {entry.content for entry in self._loaded.added.values() if entry.special and entry.content}
+        return tuple(sorted(names, key=lambda name: (-len(name), name)))
+
+    @property
+    def kind(self) -> Literal["bpe", "spm", "wpm"]:
+        """ "bpe": byte-level (GPT-2, Llama 3), "spm": SentencePiece's alphabet (Llama 2), "wpm": words (BERT)."""
+        return self._loaded.texts.rules.kind
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens."""
+        return int(self._loaded.library.get_vocab_size())
+
+    @property
+    def n_ids(self) -> int:
+        """One more than the highest token id; greater than `vocab_size` if some ids are unused."""
+        return self._loaded.texts.id_count
+
+    def encode(
+        self, text: str, *, add_special: bool = False, parse_special: bool = False, limit: int | None = None
+    ) -> list[int]:
+        """The token ids of `text`. Ctrl-C interrupts the encoding of a long text.
+
+        Args:
+            text: any str that can be written as UTF-8.
+            add_special: put BOS in front and append EOS as the model's rules say, but not where one already is.
+            parse_special: turn the names of special tokens in the text into those tokens. Otherwise they are ordinary
+                text, and no text can write a special token. Added tokens that are not special are found in any case.
+            limit: the number of ids that the caller can use. A text that certainly has more (see `min_tokens`) is not
+                encoded at all.
+
+        Raises:
+            ArgumentError: the text contains a lone surrogate.
+            ContextFullError: there are more than `limit` ids.
+            TokenizerError: the tokenizer is damaged or cannot encode the text.
+        """
+        if not isinstance(text, str):
+            raise wrong_type("text", text, "a str")
+        if limit is not None and (limit := whole_number(limit, "limit")) < 0:
+            raise ArgumentError(f"limit is {limit}, expected 0 or more")
+        loaded = self._loaded
+        if limit is not None and (least := loaded.bound.least(text)) > limit:
+            raise ContextFullError(f"the text has at least {least} tokens, the limit is {limit}")
+        ids = self._encode(loaded, text, parse_special)
+        if add_special:
+            special = self._special
+            if special.add_bos and special.bos_id is not None and ids[:1] != [special.bos_id]:
+                ids.insert(0, special.bos_id)
+            if special.add_eos and special.eos_id is not None and ids[-1:] != [special.eos_id]:
+                ids.append(special.eos_id)
+        if limit is not None and len(ids) > limit:
+            raise ContextFullError(f"the text has {len(ids)} tokens, the limit is {limit}")
+        return ids
+
+    def _encode(self, loaded: _Parsed, text: str, parse_special: bool) -> list[int]:
+        try:
+            with library_errors(f"{self._source}: the tokenizer cannot encode this text"):
+                if len(text) < LONG_TEXT or not in_main_thread():
+                    return loaded.encoder.encode(text, parse_special)
+                return interruptible(lambda: loaded.encoder.encode(text, parse_special), None)
+        except TokenizerError:
+            if not _is_unicode(text):
+                raise ArgumentError("text contains a lone surrogate, which is not a character") from None
+            raise
+
+    def min_tokens(self, text: str) -> int:
+        """A lower bound of the number of ids that `encode(text)` returns, found without encoding.
+
+        It is the size of the text divided by that of the longest token, or 0 for a tokenizer that can drop characters
+        or replace many by one token (WordPiece, unigram models that collapse spaces).
+        """
+        if not isinstance(text, str):
+            raise wrong_type("text", text, "a str")
+        return self._loaded.bound.least(text)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, start: bool = True) -> str:
+        """The text of `ids`: what a new `decoder` with the same arguments returns for them.
+
+        Bytes that are not UTF-8 become U+FFFD; `token_bytes` returns them unchanged. Raises ArgumentError for an id
+        that does not exist.
+        """
+        if not isinstance(ids, Iterable):
+            raise wrong_type("ids", ids, "token ids")
+        texts = self._loaded.texts
+        tokens = list(ids)
+        shown = [texts.shown_bytes(token, skip_special) for token in tokens]
+        if start and texts.rules.first:
+            first = next((at for at, token in enumerate(tokens) if texts.is_first(token, skip_special)), None)
+            if first is not None:
+                shown[first] = texts.first_bytes(tokens[first])
+        return b"".join(shown).decode("utf-8", "replace")
+
+    def decoder(self, *, skip_special: bool = True, start: bool = True) -> StreamDecoder:
+        """A decoder for tokens that arrive one at a time.
+
+        With `start=False` it continues a text that has been shown, such as a prompt: the space that SentencePiece puts
+        in front of a text is then a real one and stays.
+        """
+        return StreamDecoder(self._loaded.texts, skip_special, start)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for; for a special token its name. ArgumentError if the id does not exist."""
+        return self._loaded.texts.bytes_of(token)
+
+    def id_of(self, token_text: str) -> int | None:
+        """The id of the token written `token_text` in the vocabulary (spaces as `▁` or `Ġ`), or None."""
+        if not isinstance(token_text, str):
+            raise wrong_type("token_text", token_text, "a str")
+        found: int | None = self._loaded.library.token_to_id(token_text) if _is_unicode(token_text) else None
+        return found
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

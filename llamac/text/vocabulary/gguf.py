@@ -1,0 +1,358 @@
+"""Tokenizers from GGUF metadata alone: SentencePiece BPE ("llama"), BPE ("gpt2", "gemma4"), unigram ("t5") and
+WordPiece ("bert").
+
+A GGUF file names the way its model cuts text into words instead of describing it: `pre_tokenizers` holds what the
+names stand for; a name that is not there is refused, and so are the other kinds of tokenizers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from llamac.errors import TokenizerError, UnsupportedError
+from llamac.format.gguf_metadata import Value, read_metadata
+from llamac.text.decoding import SPACE_MARK
+from llamac.text.tokenizer import SpecialTokens
+from llamac.text.tokenizer_json import check_counts
+from llamac.text.vocabulary.added import Added, Document
+from llamac.text.vocabulary.pre_tokenizers import PRE_TOKENIZERS
+from llamac.text.vocabulary.spm import (
+    BPE,
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Piece,
+    library_document,
+    piece_ids,
+    spm_document,
+)
+from llamac.text.vocabulary.tokenizer_json import (
+    Merge,
+    Vocabulary,
+    byte_level_document,
+    canonical_json,
+    raw_bpe_document,
+    split_words,
+    word_piece_document,
+)
+from llamac.text.vocabulary.unigram import UnigramPiece, unigram_document
+
+T = TypeVar("T", bool, int, str)
+
+_USUAL_PRE = {
+    "bloom": "bloom",
+    "codeshell": "codeshell",
+    "command-r": "command-r",
+    "falcon": "falcon",
+    "gpt2": "gpt-2",
+    "gptneox": "olmo",
+    "mpt": "mpt",
+    "olmo": "olmo",
+    "phi2": "phi-2",
+    "qwen2": "qwen2",
+    "qwen2moe": "qwen2",
+    "refact": "refact",
+    "starcoder": "starcoder",
+    "starcoder2": "starcoder",
+}
+_FILLED = re.compile(r"\[(?:PAD|EMPTY_)\d+\]")  # what stands where an id has no token
+
+# Tokens that end a turn or a text in the models that have them; files seldom name more than EOS.
+_END_NAMES = frozenset(
+    [
+        "<EOT>",
+        "[EOT]",
+        "[e~[",
+        "<end_of_turn>",
+        "<end_of_utterance>",
+        "<turn|>",
+        "<|call|>",
+        "<|calls|>",
+        "<|end_of_text|>",
+        "<|endoftext|>",
+        "<|end|>",
+        "<|eom_id|>",
+        "<|eot_id|>",
+        "<|flush|>",
+        "<|im_end|>",
+        "<|return|>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    ]
+)
+
+
+def from_gguf(path: str | Path) -> Vocabulary:
+    """The vocabulary of the GGUF file `path`, which may be without weights.
+
+    Raises ModelError where the file is damaged, TokenizerError or UnsupportedError where its tokenizer is.
+    """
+    values = read_metadata(path).values
+    try:
+        return from_metadata(values)
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from None
+
+
+def from_metadata(values: dict[str, Value]) -> Vocabulary:
+    """The vocabulary that the metadata `values` of a GGUF file describe."""
+    kind = _get(values, "model", str, None)
+    if kind == "llama":
+        return _spm(values)
+    if kind == "gpt2":
+        return _bpe(values, _get(values, "pre", str, None) or _usual_pre(values))
+    if kind == "gemma4":
+        return _bpe(values, "gemma4")
+    if kind == "t5":
+        return _unigram(values)
+    if kind == "bert":
+        return _word_piece(values)
+    if kind is None:
+        raise TokenizerError("the file has no tokenizer: 'tokenizer.ggml.model' is missing")
+    known = {
+        "rwkv": "RWKV's",
+        "plamo2": "PLaMo's",
+        "hybriddna": "of DNA",
+        "whitespace": "of words between spaces",
+        "none": "no vocabulary",
+        "no_vocab": "no vocabulary",
+    }
+    raise UnsupportedError(
+        f"the GGUF tokenizer '{kind}' ({known.get(kind, 'unknown')}) is not supported, only 'llama', 'gpt2', 'gemma4',"
+        " 't5' and 'bert'"
+    )
+
+
+def _usual_pre(values: dict[str, Value]) -> str:
+    """The pre-tokenizer of a file that names none, as old ones do: that of all models of its architecture."""
+    architecture = values.get("general.architecture")
+    return _USUAL_PRE.get(architecture, "default") if isinstance(architecture, str) else "default"
+
+
+def _get(values: dict[str, Value], name: str, kind: type[T], default: T | None) -> T | None:
+    value = values.get(f"tokenizer.ggml.{name}", default)
+    if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+        raise TokenizerError(f"'tokenizer.ggml.{name}' is {value!r:.40}, not of the type {kind.__name__}")
+    return value
+
+
+def _list(values: dict[str, Value], name: str, kind: type, count: int | None = None) -> list[Value] | None:
+    items = values.get(f"tokenizer.ggml.{name}")
+    if items is None:
+        return None
+    if not isinstance(items, list) or not all(type(item) is kind for item in items):
+        raise TokenizerError(f"'tokenizer.ggml.{name}' is no array of the type {kind.__name__}")
+    if count is not None and len(items) != count:
+        raise TokenizerError(f"'tokenizer.ggml.{name}' has {len(items)} entries for {count} tokens")
+    return items
+
+
+def _pieces(values: dict[str, Value]) -> list[Piece]:
+    """Tokens with scores and types. Converters fill holes in the ids with "[PAD<id>]": those are no text."""
+    tokens = _list(values, "tokens", str)
+    if not tokens:
+        raise TokenizerError("'tokenizer.ggml.tokens' is missing or empty")
+    check_counts(len(tokens), len(_list(values, "merges", str) or ()))
+    scores = _list(values, "scores", float, len(tokens)) or [0.0] * len(tokens)
+    types = _list(values, "token_type", int, len(tokens)) or [NORMAL] * len(tokens)
+    pieces = [Piece(*entry) for entry in zip(tokens, scores, types, strict=True)]  # type: ignore[arg-type]
+    for index, piece in enumerate(pieces):
+        if not piece.text:
+            pieces[index] = Piece(f"[EMPTY_{index}]", 0.0, UNUSED)
+        elif piece.text == f"[PAD{index}]":
+            pieces[index] = piece._replace(type=UNUSED)
+    return pieces
+
+
+def _token_id(values: dict[str, Value], name: str, size: int, default: int | None) -> int | None:
+    token = _get(values, f"{name}_token_id", int, default)
+    if token is None or 0 <= token < size:
+        return token
+    if token in (-1, 0xFFFFFFFF):  # both are written for "none"
+        return None
+    raise TokenizerError(f"'tokenizer.ggml.{name}_token_id' is {token}, but there are {size} tokens")
+
+
+def _special(
+    values: dict[str, Value],
+    pieces: Sequence[Piece],
+    bos: int | None = None,
+    eos: int | None = None,
+    add_bos: bool = False,
+    add_eos: bool = False,
+) -> SpecialTokens:
+    """BOS, EOS and stop rules; `bos`, `eos`, `add_bos` and `add_eos` are what holds where the file does not say."""
+    bos = _token_id(values, "bos", len(pieces), bos)
+    eos = _token_id(values, "eos", len(pieces), eos)
+    stops = {eos, *(_token_id(values, name, len(pieces), None) for name in ("eot", "eom"))} - {None}
+    ends = {
+        index
+        for index, piece in enumerate(pieces)
+        if piece.text in _END_NAMES and piece.type in (CONTROL, USER_DEFINED)
+    }
+    names = {pieces[index].text for index in ends}
+    if {"<|return|>", "<|call|>"} <= names or {"<|flush|>", "<|calls|>"} <= names:
+        # there <|end|> closes a message, not the answer
+        ends = {index for index in ends if pieces[index].text != "<|end|>"}
+    add_bos = bool(_get(values, "add_bos_token", bool, add_bos and bos is not None))
+    add_eos = bool(_get(values, "add_eos_token", bool, add_eos and eos is not None))
+    return SpecialTokens(
+        bos, add_bos, add_eos, eos, tuple(sorted(token for token in stops | ends if token is not None))
+    )
+
+
+def _added(pieces: Sequence[Piece], special: SpecialTokens, rstrip: frozenset[str] = frozenset()) -> list[Added]:
+    return [
+        Added(
+            index,
+            piece.text,
+            special=piece.type != USER_DEFINED or index in (special.bos_id, special.eos_id),
+            rstrip=piece.text in rstrip,
+            # what is written with marks for spaces is found after spaces have become marks
+            normalized=piece.type == USER_DEFINED and SPACE_MARK in piece.text,
+        )
+        for index, piece in enumerate(pieces)
+        if piece.type in (CONTROL, UNKNOWN, USER_DEFINED) or index in (special.bos_id, special.eos_id)
+    ]
+
+
+def _spm(values: dict[str, Value]) -> Vocabulary:
+    if "tokenizer.ggml.scores" not in values:
+        raise TokenizerError(
+            "'tokenizer.ggml.scores' is missing: without scores a SentencePiece vocabulary cannot encode"
+        )
+    if _get(values, "remove_extra_whitespaces", bool, False):
+        raise UnsupportedError("'tokenizer.ggml.remove_extra_whitespaces' is not supported for the tokenizer 'llama'")
+    pieces = _pieces(values)
+    special = _special(values, pieces, bos=1, eos=2, add_bos=True)
+    name = values.get("general.name")
+    added = _added(pieces, special, _phi3_rstrip(pieces) if isinstance(name, str) and _is_phi3(name) else frozenset())
+    prefix = bool(_get(values, "add_space_prefix", bool, True))
+    document: Document
+    try:
+        document = spm_document(pieces, prefix_space=prefix, added=added)
+    except TokenizerError as error:  # damaged, or not to be written as merges: the library tells
+        try:
+            document = library_document(pieces, {3: BPE}, {4: 0}, prefix, added, "always", ())
+        except TokenizerError:
+            raise error from None
+    return Vocabulary(canonical_json(document), special, None)
+
+
+def _is_phi3(name: str) -> bool:
+    return "phi-3" in name.lower() or "phi3" in name.lower()
+
+
+def _phi3_rstrip(pieces: Sequence[Piece]) -> frozenset[str]:
+    """Phi-3's tokens swallow the white space behind them, all but three. GGUF has no field for that."""
+    names = {piece.text for piece in pieces if piece.type in (CONTROL, USER_DEFINED)}
+    return frozenset(names - {"<unk>", "<s>", "<|endoftext|>"})
+
+
+def _bpe(values: dict[str, Value], name: str) -> Vocabulary:
+    rules = PRE_TOKENIZERS.get(name)
+    if rules is None:
+        raise UnsupportedError(
+            f"the GGUF pre-tokenizer '{name}' is not known here: how this model cuts words is not in the file"
+        )
+    pieces = _pieces(values)
+    special = _special(values, pieces, add_bos=rules.add_bos)
+    ids = piece_ids([piece.text for piece in pieces])
+    merges, added = _merges(values, ids), _added(pieces, special)
+    document: Document
+    if rules.raw:
+        document = raw_bpe_document(ids, merges, added, rules.splits)
+    else:
+        words = split_words(rules.splits)
+        document = byte_level_document(ids, merges, added, words, nfc=rules.nfc, ignore_merges=rules.whole_words)
+    return Vocabulary(canonical_json(document), special, None)
+
+
+def _unigram(values: dict[str, Value]) -> Vocabulary:
+    """T5's tokenizer and XLM-RoBERTa's, as their own tokenizer.json files have it: see `unigram_document`."""
+    for name, usual in (("escape_whitespaces", True), ("treat_whitespace_as_suffix", False)):
+        if _get(values, name, bool, usual) is not usual:
+            raise UnsupportedError(f"'tokenizer.ggml.{name}' is {not usual}, which is not supported")
+    if "tokenizer.ggml.scores" not in values:
+        raise TokenizerError("'tokenizer.ggml.scores' is missing: without scores a unigram vocabulary cannot encode")
+    pieces = _pieces(values)
+    piece_ids([piece.text for piece in pieces])
+    special = _special(values, pieces, eos=1, add_eos=True)
+    unknown = next((index for index, piece in enumerate(pieces) if piece.type == UNKNOWN), None)
+    if unknown is None:
+        unknown = _token_id(values, "unknown", len(pieces), 2)
+    one_space = bool(_get(values, "remove_extra_whitespaces", bool, False))
+    document = unigram_document(
+        # what fills holes is no text: with a space, which no word has, it is never found
+        [
+            UnigramPiece(" " + piece.text, 0.0)
+            if piece.type == UNUSED and _FILLED.fullmatch(piece.text)
+            else UnigramPiece(piece.text, piece.score)
+            for piece in pieces
+        ],
+        _added(pieces, special),
+        unknown=unknown,
+        byte_fallback=any(piece.type == BYTE for piece in pieces),
+        prefix_space=bool(_get(values, "add_space_prefix", bool, True)),
+        one_space=one_space,
+        replacements=_charsmap(values),
+        words=one_space,
+    )
+    return Vocabulary(canonical_json(document), special, None)
+
+
+def _charsmap(values: dict[str, Value]) -> bytes:
+    """SentencePiece's table of replacements, which GGUF keeps as an array of bytes, signed or not."""
+    items = values.get("tokenizer.ggml.precompiled_charsmap", [])
+    if not isinstance(items, list) or not all(type(item) is int and -128 <= item < 256 for item in items):
+        raise TokenizerError("'tokenizer.ggml.precompiled_charsmap' is no array of bytes")
+    return bytes(item & 0xFF for item in items)  # type: ignore[operator]
+
+
+def _word_piece(values: dict[str, Value]) -> Vocabulary:
+    """BERT's tokenizer. GGUF writes U+2581 in front of what begins a word; BERT writes ## in front of the rest."""
+    pieces = _pieces(values)
+    texts = [piece.text for piece in pieces]
+    for index, piece in enumerate(pieces):
+        if piece.text.startswith(SPACE_MARK):
+            texts[index] = piece.text[1:]
+        elif piece.type not in (CONTROL, UNKNOWN, UNUSED) and not (piece.text[0] == "[" and piece.text[-1] == "]"):
+            texts[index] = "##" + piece.text
+    size = len(pieces)
+    unknown = _token_id(values, "unknown", size, 100)
+    bos = _token_id(values, "bos" if "tokenizer.ggml.bos_token_id" in values else "cls", size, 101)
+    eos = _token_id(values, "seperator", size, 102)  # the key is written so
+    if unknown is None or unknown >= size:
+        raise TokenizerError("there is no token for unknown words ('tokenizer.ggml.unknown_token_id')")
+    add_bos = bool(_get(values, "add_bos_token", bool, bos is not None))
+    add_eos = bool(_get(values, "add_eos_token", bool, eos is not None))
+    special = SpecialTokens(bos, add_bos, add_eos, eos, () if eos is None else (eos,))
+    lowercase = bool(_get(values, "normalizer.lowercase", bool, True))
+    strip_accents = bool(_get(values, "normalizer.strip_accents", bool, lowercase))
+    document = word_piece_document(
+        piece_ids(texts),
+        _added([piece._replace(text=text) for piece, text in zip(pieces, texts, strict=True)], special),
+        unknown=texts[unknown],
+        lowercase=lowercase,
+        strip_accents=strip_accents,
+    )
+    return Vocabulary(canonical_json(document), special, None)
+
+
+def _merges(values: dict[str, Value], ids: dict[str, int]) -> list[Merge]:
+    merges: dict[Merge, None] = {}  # of a pair that is there twice the first counts
+    for index, line in enumerate(_list(values, "merges", str) or []):
+        assert isinstance(line, str)
+        cut = line.find(" ", 1)
+        left, right = line[:cut], line[cut + 1 :]
+        if cut < 0 or left not in ids or right not in ids or left + right not in ids:
+            raise TokenizerError(f"merge {index} ({line!r}) does not join two tokens of the vocabulary to a third")
+        merges[left, right] = None
+    if not merges:
+        raise TokenizerError("'tokenizer.ggml.merges' is missing or empty")
+    return list(merges)

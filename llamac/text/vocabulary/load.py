@@ -1,0 +1,100 @@
+"""Any tokenizer on disk as one canonical form: finds out what a path holds and calls the reader for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from llamac.errors import TokenizerError, UnsupportedError
+from llamac.format.flatfile import MAGIC
+from llamac.format.git_lfs import refuse_pointer
+from llamac.format.model_folders import check_links
+from llamac.format.small_files import read_small
+from llamac.text.tokenizer_json import MAX_FILE_BYTES, parse_document
+from llamac.text.vocabulary.added import Room, Sidecars, read_sidecars
+from llamac.text.vocabulary.llama2c import from_llama2c, to_llama2c
+from llamac.text.vocabulary.spm import from_sentencepiece, looks_like_sentencepiece
+from llamac.text.vocabulary.tokenizer_json import Vocabulary, from_tokenizer_json, from_vocab_and_merges
+
+__all__ = ["Room", "Vocabulary", "find_tokenizer", "load_vocabulary", "to_llama2c"]
+
+# What a directory may hold, the most exact source first.
+NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer.bin")
+# What is read beside a tokenizer file.
+BESIDE = {"tokenizer.model", "merges.txt", *(f"{name}.json" for name in Sidecars._fields)}
+
+
+def load_vocabulary(path: str | Path, room: Room | None = None) -> Vocabulary:
+    """Read the tokenizer at `path`, a file or a directory that holds one, in any of the forms that
+    `llamac.text.tokenizer.Tokenizer.from_file` lists. The kind of a file is told from its content, not from its name.
+
+    room: how many ids the model has, where that is known. Tokens that the files beside the tokenizer name without an id
+    get one behind the vocabulary, as in transformers; where there is no room for that they are left out.
+
+    Raises OSError, TokenizerError, UnsupportedError, (GGUF) ModelError, or ExportError for a Git LFS pointer.
+    """
+    path = Path(path)
+    if path.is_dir():
+        check_links(path)
+    else:
+        check_links(path.parent, BESIDE - {path.name})
+    if path.is_dir():
+        found = find_tokenizer(path)
+        if found is None:
+            raise TokenizerError(
+                f"{path} holds no tokenizer: none of {', '.join(NAMES)} (with merges.txt), *.gguf is there"
+            )
+        path = found
+    with open(path, "rb") as file:
+        head = file.read(len(MAGIC))
+    if head == MAGIC:
+        raise TokenizerError(
+            f"{path} is a model file, not a tokenizer; give a tokenizer.json, a tokenizer.model, llama2.c's "
+            "tokenizer.bin, a GGUF file, or a directory with one of them"
+        )
+    if head.startswith(b"GGUF"):
+        from llamac.text.vocabulary.gguf import from_gguf
+
+        return from_gguf(path)
+    data = read_small(path, MAX_FILE_BYTES, TokenizerError)
+    refuse_pointer(path, data)
+    try:
+        return _from_bytes(path, data, room)
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from None
+
+
+def find_tokenizer(folder: Path) -> Path | None:
+    """The file of a folder's tokenizer, if there is any."""
+    for name in NAMES:
+        if (folder / name).is_file() and (name != "vocab.json" or (folder / "merges.txt").is_file()):
+            return folder / name
+    return min(folder.glob("*.gguf"), default=None)
+
+
+def _from_bytes(path: Path, data: bytes, room: Room | None) -> Vocabulary:
+    if data.lstrip()[:1] == b"{":
+        return _from_json_file(path, data, room)
+    if looks_like_sentencepiece(data):
+        return from_sentencepiece(data, read_sidecars(path.parent), room)
+    if re.match(rb"[A-Za-z0-9+/]+=* \d+\n", data):
+        raise UnsupportedError(
+            f"{path} is a tiktoken file, which does not say how text is cut into words; use the model's tokenizer.json"
+        )
+    return from_llama2c(data)
+
+
+def _from_json_file(path: Path, data: bytes, room: Room | None) -> Vocabulary:
+    sidecars = read_sidecars(path.parent)
+    document = parse_document(data, path.name)
+    if isinstance(document.get("model"), dict):
+        model = path.parent / "tokenizer.model"
+        spm = read_small(model, MAX_FILE_BYTES, TokenizerError) if model.is_file() else None
+        return from_tokenizer_json(document, sidecars, spm, room)
+    merges = path.parent / "merges.txt"
+    if not merges.is_file():
+        raise TokenizerError(
+            "neither a tokenizer.json (it has no 'model') nor a vocab.json (there is no merges.txt beside it)"
+        )
+    texts = read_small(merges, MAX_FILE_BYTES, TokenizerError)
+    return from_vocab_and_merges(document, texts, sidecars, room)

@@ -1,0 +1,208 @@
+"""The tools in bench/: random model files, ratios and rates, saved results."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import llamac
+
+ROOT = Path(__file__).resolve().parents[2]
+if not (ROOT / "bench").is_dir():
+    pytest.skip("bench/ is missing: not a checkout", allow_module_level=True)
+sys.path.append(str(ROOT))  # at the end, so that `llamac` is still the installed package
+
+
+def bench(name: str) -> Any:
+    """Import a module of bench/."""
+    return importlib.import_module(f"bench.{name}")
+
+
+def shape(family: str = "llama", *, tied: bool = False) -> Any:
+    """Two small layers. No width is a multiple of 128; the vocabulary is not a multiple of 16."""
+    kv_heads = 2 if family == "llama" else 4
+    return bench("shapes").Shape(family, 96, 2, 4, kv_heads, 24, 160, 301, 64, tied)
+
+
+# ---- flat files
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8", "q4", "q4s"])
+def test_random_model_computes_finite_logits(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "model.bin"
+    bench("make_model").make("tiny", dtype, path, pure=True, shape=shape())
+    with llamac.load(path) as model, model.session() as session:
+        assert {t.dtype for t in model.file.tensors if len(t.shape) == 2} == {dtype}
+        assert all(problem is None for _, problem in model.file.verify_data())
+        embedding = session.observe(range(60), ["embedding"])["embedding", 0]
+        assert float(embedding.std()) == pytest.approx(96**-0.5, rel=0.1)
+        session.truncate(0)
+        logits = session.eval(range(20))
+        assert logits is not None
+        assert np.isfinite(logits).all()
+
+
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("gpt2", True)])
+def test_mixed_files_use_q8_where_the_exporter_does(tmp_path: Path, family: str, tied: bool) -> None:
+    path = tmp_path / "model.bin"
+    bench("make_model").make("tiny", "q4", path, shape=shape(family, tied=tied))
+    with llamac.load(path) as model:
+        q8 = {t.name for t in model.file.tensors if t.dtype == "q8"}
+        head = "token_embedding.weight" if tied else "output.weight"
+        assert q8 == {head, "layers.0.attn_v.weight", "layers.1.attn_v.weight"}
+        assert {t.dtype for t in model.file.tensors if len(t.shape) == 2} == {"q4", "q8"}
+
+
+def test_same_shape_gives_the_same_file(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        bench("make_model").make("tiny", "q4s", tmp_path / name, shape=shape())
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+# ---- GGUF and Hugging Face files
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K_S"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_gguf_files_have_valid_structure_and_weight_magnitudes(tmp_path: Path, family: str, kind: str) -> None:
+    import gguf
+
+    path = tmp_path / "model.gguf"
+    wide = bench("shapes").Shape(family, 256, 2, 4, 4 if family == "gpt2" else 2, 64, 512, 301, 64, family == "gpt2")
+    bench("make_gguf").make_gguf("tiny", kind, path, shape=wide)
+    reader = gguf.GGUFReader(path)
+    found = {tensor.name: tensor for tensor in reader.tensors}
+    assert reader.get_field("general.architecture").contents() == family
+    assert tuple(found["token_embd.weight"].shape) == (256, 301)
+    assert ("output.weight" in found) == (family == "llama")
+    assert ("blk.1.attn_qkv.weight" in found) == (family == "gpt2")
+    head = found["token_embd.weight" if family == "gpt2" else "output.weight"]
+    assert head.tensor_type.name == {"Q4_0": "Q6_K", "Q4_K_S": "Q6_K"}.get(kind, kind)
+    for tensor in found.values():
+        if tensor.name.endswith("norm.weight") or tensor.name.endswith("bias") or tensor.tensor_type.name == "F32":
+            continue
+        numbers = gguf.dequantize(tensor.data, tensor.tensor_type)
+        assert 0.3 < float(numbers.std()) * numbers.shape[-1] ** 0.5 < 3, tensor.name
+
+
+def test_narrow_rows_get_the_replacement_types_of_llama_cpp() -> None:
+    gguf = bench("make_gguf")
+    narrow = bench("shapes").SHAPES["stories15m"]
+    found = {
+        name: gguf.tensor_type(name, "Q4_K_S", columns, narrow, False).name
+        for name, columns in (("blk.0.attn_q.weight", 288), ("token_embd.weight", 288), ("blk.0.ffn_down.weight", 768))
+    }
+    assert found == {"blk.0.attn_q.weight": "Q5_0", "token_embd.weight": "Q8_0", "blk.0.ffn_down.weight": "Q4_K"}
+
+
+def test_hugging_face_folder_has_one_word_per_id(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    out = tmp_path / "hf"
+    bench("make_hf").make_hf("tiny", "bf16", out, shape=shape())
+    assert Tokenizer.from_file(str(out / "tokenizer.json")).encode("t0 t300 t7").ids == [0, 300, 7]
+    assert json.loads((out / "config.json").read_text())["hidden_size"] == 96
+    assert (out / "model.safetensors").stat().st_size > 2 * 301 * 96
+
+
+# ---- results
+
+
+def test_ratios_are_medians_over_rounds() -> None:
+    peers = bench("peers")
+    ours, theirs = peers.Entry("llamac", "q4"), peers.Entry("llama.cpp", "Q4_0")
+    series = peers.Series(2, "prefill", 128, {ours: [1.0, 2.0, 4.0], theirs: [2.0, 6.0, 4.0]})
+    first, second = series.results()
+    assert (first["tok_s"], first["ratio"]) == (64.0, 1.0)
+    assert (second["tok_s"], second["ratio"], second["ratio_spread"]) == (32.0, 2.0, [1.0, 3.0])
+
+
+def test_engines_run_in_separate_processes(tmp_path: Path) -> None:
+    peers = bench("peers")
+    entry = peers.Entry("llamac", "q8")
+    path = tmp_path / "model.bin"
+    bench("make_model").make("tiny", "q8", path, shape=replace(shape(), context=1100))
+    for series in peers.compare({entry: path}, 1, [("decode", 4), ("prefill", 1100)], 2):  # needs a context of 1100
+        assert len(series.seconds[entry]) == 2
+        assert min(series.seconds[entry]) > 0
+
+
+def test_a_peer_that_dies_is_reported_and_skipped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    peers = bench("peers")
+    worker = peers.Worker(peers.Entry("llamac", "q8"), tmp_path / "missing.bin", 1, 4)
+    series = [peers.Series(1, "decode", 4, {"peer": [1.0]})]
+    other = peers.Entry("other", "x")
+    series[0].seconds[other] = [1.0]
+    workers = {other: worker}
+    assert peers._ask_all(workers, "", series) == {}
+    assert workers == {}
+    assert other not in series[0].seconds
+    assert "skipping other x: exit status 1" in capfd.readouterr().err
+
+
+TALKATIVE = """#!/bin/sh
+head -c 1000000 /dev/zero | tr '\\0' 'x' >&2
+echo ready
+read question
+echo "the last word" >&2
+exit 3
+"""
+
+
+def test_a_peer_with_long_error_output_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = bench("peers")
+    program = tmp_path / "talkative"
+    program.write_text(TALKATIVE)
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    worker = peers.Worker(peers.Entry("any", "x"), tmp_path, 1, 4)
+    assert worker.ask() == "ready"
+    with pytest.raises(RuntimeError, match=r"exit status 3: .*the last word"):
+        worker.ask("decode 4")
+    worker.end()
+
+
+def test_an_interrupted_file_is_written_again(tmp_path: Path) -> None:
+    once = bench("peers").once
+
+    def broken(path: Path) -> None:
+        path.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        once(tmp_path / "model", broken)
+    assert list(tmp_path.iterdir()) == []
+    for text in ("whole", "not written again"):
+        assert once(tmp_path / "model", lambda path, text=text: path.write_text(text)).read_text() == "whole"
+
+
+def test_missing_modules_of_peers_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = bench("engines")
+    monkeypatch.setattr(engines, "find_spec", lambda name: None if name == "torch" else object())
+    assert engines.missing("transformers") == ["torch"]
+    assert engines.missing("llama.cpp") == []
+
+
+def test_kernel_rates_are_computed_from_a_line() -> None:
+    kernels = bench("kernels")
+    found = kernels.parse("gemm\tavx2\tq4 16 x 32, 1 row\t1.0e-03\t2.0e-06\t1.0e-06\t4000\t8000\t4.0e+09\n")
+    assert (found["gb_s"], found["mac_per_cycle"], found["clock_ghz"]) == (pytest.approx(2.0), pytest.approx(1.0), 4.0)
+    assert " ".join(kernels.row(found).split()) == "gemm avx2 q4 16 x 32, 1 row 1.0e-03 2.00 2.0 1.0"
+
+
+def test_results_are_saved_with_their_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stamp = bench("stamp")
+    monkeypatch.setattr(stamp, "RESULTS", tmp_path / "results")
+    path = stamp.save("some-name", {"results": [1, 2]})
+    saved = json.loads(path.read_text())
+    assert path.name == f"{saved['stamp']['date']}-some-name.json"
+    assert saved["results"] == [1, 2]
+    assert saved["stamp"]["versions"]["llamac"] == llamac.__version__
+    assert {"commit", "processor", "isa", "kernel", "load_average"} <= set(saved["stamp"])

@@ -1,0 +1,84 @@
+"""Ctrl-C at the begin and at the end of a command's process: it is quiet there, too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from processes import TIMEOUT, heed_signals
+
+
+def run_command(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs a program before llamac's command in one process."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program) + "\nllamac.__main__.main()", *map(str, arguments)],
+        preexec_fn=heed_signals,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+
+
+@pytest.mark.parametrize("module", ["llamac._core", "llamac.cli", "llamac.sources.names", "argparse", "llamac.cli.run"])
+def test_an_import_that_is_interrupted_ends_quietly(script: Path, module: str) -> None:
+    """Even where the code that is imported swallows exceptions."""
+    program = f"""
+        import os, signal, sys
+        import llamac.__main__
+        class Interrupt:
+            def find_spec(self, name, path, target=None):
+                if name == {module!r}:
+                    try:
+                        os.kill(os.getpid(), signal.SIGINT)
+                        for _ in range(100):
+                            pass
+                    except KeyboardInterrupt:
+                        pass
+        sys.meta_path.insert(0, Interrupt())
+    """
+    done = run_command(program, "run", script, "-i", "a", "-n", 5)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_end_of_the_process_is_not_disturbed(script: Path) -> None:
+    program = """
+        import atexit, os, signal
+        import llamac.__main__
+        atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
+    """
+    done = run_command(program, "run", script, "-i", "", "-n", 5, "-t", 0, "-q")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "abcde\n", "")
+
+
+def test_a_second_ctrl_c_is_as_quiet_as_the_first(script: Path) -> None:
+    program = """
+        import os, signal, sys
+        import llamac.__main__, llamac.cli, llamac.cli.run
+        def run(options):
+            os.kill(os.getpid(), signal.SIGINT)
+        def end(code):
+            os.kill(os.getpid(), signal.SIGINT)
+        llamac.cli.run.run, llamac.cli._end_of_output = run, end
+    """
+    done = run_command(program, "run", script)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_job_that_ignores_ctrl_c_goes_on_doing_so(script: Path) -> None:
+    program = """
+        import os, signal
+        import llamac.__main__, llamac.cli.run
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        run = llamac.cli.run.run
+        def run_interrupted(options):
+            os.kill(os.getpid(), signal.SIGINT)
+            return run(options)
+        llamac.cli.run.run = run_interrupted
+    """
+    done = run_command(program, "run", script, "-i", "", "-n", 5, "-t", 0, "-q")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "abcde\n", "")

@@ -1,0 +1,171 @@
+"""Usage and help: what every command accepts, and what it says about a mistake."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import llamac
+from commands import Command, Result
+from llamac.cli.parser import COMMANDS
+from processes import output_of
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fly",), "no command 'fly', expected one of run, inspect, "),
+        (("expotr",), "no command 'expotr'; did you mean `llamac export`?"),
+        (("hf:org/name",), "did you mean `llamac run hf:org/name`?"),
+        (("--loud", "run"), "unknown option --loud"),
+        (("run", "m", "--wings"), "unknown option --wings"),
+        (("run", "m", "--temprature", "1"), "unknown option --temprature; did you mean --temperature?"),
+        (("run", "m", "--max-new-tokens=3"), "unknown option --max-new-tokens; did you mean --max-tokens?"),
+        (("run", "m", "-t", "warm"), "argument -t/--temperature: invalid float value: 'warm'"),
+        (("run", "m", "-n", "1.5"), "argument -n/--max-tokens: '1.5' is not a whole number"),
+        (("run", "m", "-n", "-1"), "argument -n/--max-tokens: -1 is negative, expected 0 or more"),
+        (("run", "m", "-n"), "argument -n/--max-tokens: expected one argument"),
+        (("run", "m", "--kv-dtype", "q8"), "argument --kv-dtype: invalid choice: 'q8'"),
+        (("run", "m", "Once"), "unexpected argument 'Once'; a prompt follows -i"),
+        (("run", "m", "--no-cache", "--cache-dir", "d"), "not allowed with argument"),
+        (("inspect", "m", "second"), "unexpected argument 'second'"),
+        (("check", "--deep"), "unknown option --deep"),
+        (("bench", "m", "--threads", "1,two"), "'1,two' is not a list of whole numbers"),
+        (("export",), "SRC, OUT"),
+        (("export", "one"), "OUT"),
+        (("export", "one", "two", "--dtype", "q5"), "argument --dtype: invalid choice: 'q5'"),
+        (("export", "one", "two", "--to", "onnx"), "argument --to: invalid choice: 'onnx'"),
+        (("cache", "prune", "--older-than", "old"), "'old' is not a duration such as 30d"),
+        (("cache", "prune", "--max-size", "big"), "'big' is not a size such as 20G"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_usage_exits_2_and_explains(llamac_command: Command, arguments: tuple[str, ...], message: str) -> None:
+    done = llamac_command(*arguments)
+    assert (done.code, done.out) == (2, "")
+    usage, error, advice = done.err.splitlines()
+    assert usage.startswith("usage: llamac ")
+    assert error.startswith("llamac")
+    assert f"error: {message}" in error or message in error
+    assert re.fullmatch(r"Try `llamac( \w+)? --help`\.", advice)
+
+
+def test_a_model_in_the_place_of_a_command_is_recognized(llamac_command: Command, tiny_llama: Path) -> None:
+    done = llamac_command(tiny_llama, "-i", "a")
+    assert (done.code, done.out) == (2, "")
+    assert f"did you mean `llamac run {tiny_llama}`?" in done.err
+
+
+def test_llamac_alone_prints_its_help(llamac_command: Command) -> None:
+    done = llamac_command()
+    assert (done.code, done.err) == (0, "")
+    assert done == llamac_command("--help")
+    assert all(f"\n    {name} " in done.out for name in COMMANDS)
+
+
+def test_version(llamac_command: Command) -> None:
+    assert llamac_command("--version") == Result(0, f"llamac {llamac.__version__}\n", "")
+
+
+def test_llamac_export_uses_its_own_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from llamac.cli import export_main
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["llamac-export", *arguments])
+        with pytest.raises(SystemExit) as end:
+            export_main()
+        return end.value.code, *capsys.readouterr()
+
+    assert run("--version") == (0, f"llamac-export {llamac.__version__}\n", "")
+    code, out, err = run("--help")
+    assert (code, err) == (0, "")
+    assert out.startswith("usage: llamac-export [OPTIONS] SRC OUT\n")
+    code, out, err = run()
+    assert (code, out) == (2, "")
+    assert "llamac-export: error: " in err
+    assert "Try `llamac-export --help`." in err
+
+
+# ---- help
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_the_terminal(
+    llamac_command: Command, monkeypatch: pytest.MonkeyPatch, command: str, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    done = llamac_command(command, "--help")
+    assert (done.code, done.err) == (0, "")
+    prose = done.out.split("examples:")[0].split("\n\n", 1)[1]  # usage and examples are not wrapped
+    assert max(map(len, prose.splitlines())) <= columns
+    assert "==SUPPRESS==" not in done.out
+    assert "None" not in done.out
+    assert "[]" not in done.out
+
+
+def test_every_option_has_help() -> None:
+    from llamac.cli import make_parser
+
+    commands = make_parser()._subparsers
+    assert commands is not None
+    for name, command in commands._group_actions[0].choices.items():  # type: ignore[union-attr]
+        assert command.description, name
+        for action in command._actions:
+            assert action.help, f"llamac {name} {action.dest}"
+
+
+def test_llama2c_letters_have_long_names(llamac_command: Command) -> None:
+    text = llamac_command("run", "--help").out
+    for letter, name in (
+        ("i", "prompt"),
+        ("f", "file"),
+        ("n", "max-tokens"),
+        ("t", "temperature"),
+        ("p", "top-p"),
+        ("s", "seed"),
+        ("z", "tokenizer"),
+        ("q", "quiet"),
+    ):
+        assert re.search(rf"^  -{letter}( [A-Z]+)?, --{name}\b", text, re.MULTILINE), name
+
+
+def test_help_says_what_n_counts(llamac_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    text = llamac_command("run", "--help").out
+    assert "new tokens at most; the prompt does not count, unlike in llama2.c" in text
+    assert "(default: 256)" in text
+
+
+# ---- start-up
+
+
+def test_only_the_module_of_the_called_command_is_imported() -> None:
+    code = """
+        import contextlib, io, sys
+        from llamac.cli import run_command
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+            run_command(sys.argv[1:])
+        print(sorted(name.split(".")[2] for name in sys.modules if name.startswith("llamac.cli.")))
+    """
+    assert output_of(code, "--help") == "['parser']\n"
+    imported = output_of(code, "cache", "path")
+    assert "'cache'" in imported
+    assert not any(f"'{name}'" in imported for name in set(COMMANDS) - {"cache"})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_does_not_import_what_only_the_work_needs(command: str) -> None:
+    code = """
+        import sys
+        from llamac.cli import run_command
+        try:
+            run_command([sys.argv[1], "--help"])
+        except SystemExit:
+            slow = ("numpy", "tokenizers", "tqdm", "jinja2", "tempfile", "llamac.export.convert")
+            print("imported:", [name for name in slow if name in sys.modules])
+    """
+    assert output_of(code, command).endswith("imported: []\n")

@@ -1,0 +1,313 @@
+"""`llamac run`: its options, its output as it is generated, the line of figures, and the hint at --chat."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vocab_samples import llama2c_file
+
+import llamac
+from builders import byte_ids, checkpoint, llama_config, script_checkpoint, write_model
+from commands import GREEDY, Command, Result
+from openmp import up_to
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+
+
+def continuation(path: Path, prompt: str, n: int) -> str:
+    with llamac.load(path) as model:
+        return model.generate(prompt, max_tokens=n, temperature=0).text
+
+
+def tokens_of(path: Path, text: str) -> int:
+    with llamac.load(path) as model:
+        return len(model.tokenize(text))
+
+
+# ---- output
+
+
+def test_the_prompt_is_echoed_before_its_continuation(llamac_command: Command, tiny_llama: Path) -> None:
+    expected = continuation(tiny_llama, "hello", 30)
+    done = llamac_command("run", tiny_llama, "-i", "hello", *GREEDY, "-n", 30, "-q")
+    assert done == Result(0, f"hello{expected}\n", "")
+    done = llamac_command("run", tiny_llama, "-i", "hello", *GREEDY, "-n", 30, "-q", "--no-echo")
+    assert done.out == f"{expected}\n"
+
+
+def test_an_empty_continuation_still_echoes_the_prompt(llamac_command: Command, script: Path) -> None:
+    done = llamac_command("run", script, "-i", "hello", *GREEDY, "--stop", "c", "-q")
+    assert done == Result(0, "hello\n", "")
+
+
+@pytest.mark.parametrize("pieces", [0, 2])
+def test_an_interruption_ends_the_line_that_has_begun(
+    llamac_command: Command, script: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    original = llamac.Session.sample
+    calls = 0
+
+    def sample(session: llamac.Session, *arguments: Any) -> int:
+        nonlocal calls
+        calls += 1
+        if calls > pieces:
+            raise KeyboardInterrupt
+        return original(session, *arguments)
+
+    monkeypatch.setattr(llamac.Session, "sample", sample)
+    done = llamac_command("run", script, "-i", "h", *GREEDY)
+    assert done == Result(130, "hbc\n" if pieces else "", "")
+
+
+# ---- how much
+
+
+def test_n_counts_new_tokens_only(llamac_command: Command, script: Path) -> None:
+    used = tokens_of(script, "hello")
+    options = ("run", script, *GREEDY, "-q", "--no-echo", "-i", "hello")
+    for n in (1, 2, 20):
+        assert llamac_command(*options, "-n", n).out == ALPHABET[used - 1 :][:n] + "\n"
+        assert llamac_command(*options, "--max-tokens", n).out == ALPHABET[used - 1 :][:n] + "\n"
+
+
+def test_n_is_256_by_default_and_0_fills_the_context(llamac_command: Command, tiny_llama: Path) -> None:
+    for options, n in (((), 256), (("-n", 0), 600), (("-n", 5000), 600)):
+        assert f"decode {n} tokens" in llamac_command("run", tiny_llama, *GREEDY, "--no-echo", *options).err
+
+
+def test_a_prompt_longer_than_the_default_n_is_continued(llamac_command: Command, tiny_llama: Path) -> None:
+    text = "x" * 300
+    used = tokens_of(tiny_llama, text)
+    assert 256 < used < 600 - 256
+    done = llamac_command("run", tiny_llama, "-i", text, *GREEDY)
+    assert done.code == 0
+    assert f"prompt {used} tokens" in done.err
+    assert "decode 256 tokens" in done.err
+
+
+def test_a_prompt_that_leaves_little_room_gets_what_is_left(llamac_command: Command, script: Path) -> None:
+    text = "x" * 54
+    used = tokens_of(script, text)
+    done = llamac_command("run", script, "-i", text, *GREEDY)
+    assert done.code == 0
+    assert f"decode {64 - used + 1} tokens" in done.err
+    assert "| context |" in done.err
+
+
+def test_a_prompt_longer_than_the_context_is_an_error(llamac_command: Command, script: Path) -> None:
+    for n in (0, 1, 256):
+        llamac_command("run", script, "-i", "x" * 200, "-n", n).fails_with("tokens", "context", "64")
+    llamac_command("run", script, "-i", "hello", "--context", 2).fails_with("3 tokens", "2")
+
+
+def test_the_context_is_as_large_as_necessary_or_as_given(
+    llamac_command: Command, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    original = llamac.Session.prefill
+
+    def prefill(session: llamac.Session, *arguments: Any, **options: Any) -> None:
+        seen.append(session.context)
+        original(session, *arguments, **options)
+
+    monkeypatch.setattr(llamac.Session, "prefill", prefill)
+    for options in (("-n", 18), ("-n", 0), ("-n", 5000), ("-n", 18, "--context", 50), ("-n", 0, "--context", 50)):
+        assert llamac_command("run", tiny_llama, "-i", "hello", *GREEDY, *options).code == 0
+    assert seen == [20, 600, 600, 50, 50]
+    run = ("run", tiny_llama, "-i", "hello", *GREEDY)
+    assert "decode 48 tokens" in llamac_command(*run, "-n", 0, "--context", 50).err
+    llamac_command(*run, "--context", 601, "-n", 9).refuses_with("context is 601, expected 1 to 600")
+    llamac_command(*run, "--context", 0).refuses_with("context is 0, expected 1 to 600")
+
+
+# ---- options
+
+
+def test_sampling_options_reach_the_sampler(llamac_command: Command, tiny_llama: Path) -> None:
+    def text(*options: object) -> str:
+        done = llamac_command("run", tiny_llama, "-i", "he", "-n", 40, "--no-echo", "-q", *options)
+        assert (done.code, done.err) == (0, "")
+        return done.out[:-1]
+
+    with llamac.load(tiny_llama) as model:
+
+        def expected(**settings: Any) -> str:
+            return model.generate("he", max_tokens=40, **settings).text
+
+        assert text("-s", 5) == expected(temperature=1.0, top_p=1.0, seed=5)  # the model has no settings of its own
+        assert text("--seed", 5) == text("-s", 5) != text("-s", 6)
+        assert text("-s", 5, "-t", 2.5, "-p", 0.5) == expected(temperature=2.5, top_p=0.5, seed=5)
+        assert text("--seed", 5, "--temperature", 2.5, "--top-p", 0.5) == expected(temperature=2.5, top_p=0.5, seed=5)
+        assert text("-s", 5, "-t", 3, "--top-k", 7) == expected(temperature=3.0, top_k=7, seed=5)
+        assert text("-s", 5, "-t", 3, "--min-p", 0.3) == expected(temperature=3.0, min_p=0.3, seed=5)
+        assert text("-t", 0, "-s", 1) == expected(temperature=0) == text("-t", 0, "-s", 2)
+        assert text("-t", 0, "--threads", up_to(2), "--isa", "scalar") == expected(temperature=0)
+
+
+def test_machine_options_reach_the_session(
+    llamac_command: Command, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    original = llamac.Session.prefill
+
+    def prefill(session: llamac.Session, *arguments: Any, **options: Any) -> None:
+        seen.append((session.kv_dtype, session.threads, session.isa))
+        original(session, *arguments, **options)
+
+    monkeypatch.setattr(llamac.Session, "prefill", prefill)
+    llamac_command("run", tiny_llama, "-i", "a", "-n", 9, "--kv-dtype", "f16", "--threads", up_to(2), "--isa", "scalar")
+    llamac_command("run", tiny_llama, "-i", "a", "-n", 9, "--kv-dtype", "f32", "--threads", 1)
+    assert seen[0] == ("f16", up_to(2), "scalar")
+    assert seen[1][:2] == ("f32", 1)
+
+
+def test_stop_strings_end_the_output(llamac_command: Command, script: Path) -> None:
+    options = ("run", script, *GREEDY, "--no-echo", "-n", 20)
+    assert llamac_command(*options, "--stop", "fg", "--stop", "klm").out == "abcde\n"
+    assert llamac_command(*options, "--stop", "zzz", "--stop", "klm").out == "abcdefghij\n"
+    llamac_command(*options, "--stop", "").refuses_with("stop is")
+
+
+def test_another_tokenizer_can_be_used(llamac_command: Command, script: Path, tmp_path: Path) -> None:
+    (tmp_path / "bytes.bin").write_bytes(llama2c_file(["zz"]))
+    options = ("run", script, "-i", "hello", *GREEDY, "--no-echo", "-n", 4, "-q")
+    assert llamac_command(*options).out == "cdef\n"  # BOS, " hell", "o"
+    assert llamac_command(*options, "-z", tmp_path / "bytes.bin").out == "ghij\n"  # BOS and six bytes
+    assert llamac_command(*options, "--tokenizer", tmp_path / "bytes.bin").out == "ghij\n"
+    llamac_command(*options, "-z", tmp_path / "absent").fails_with("absent")
+    (tmp_path / "large.bin").write_bytes(llama2c_file([f"word{number}" for number in range(60)]))
+    llamac_command(*options, "-z", tmp_path / "large.bin").refuses_with("do not belong together", "301")
+    (tmp_path / "broken.bin").write_bytes(llama2c_file()[:-3])
+    llamac_command(*options, "-z", tmp_path / "broken.bin").fails_with("truncated")
+
+
+def test_a_model_is_not_a_tokenizer(llamac_command: Command, script: Path) -> None:
+    done = llamac_command("run", script, "-z", script)
+    done.fails_with(f"{script} is a model file, not a tokenizer", "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-t", "-1"), "temperature is -1"),
+        (("-t", "nan"), "temperature is nan"),
+        (("-p", "0"), "top_p is 0"),
+        (("-p", "1.5"), "top_p is 1.5"),
+        (("--top-k", "-1"), "top_k is -1"),
+        (("--min-p", "2"), "min_p is 2"),
+        (("-s", "-1"), "seed is -1"),
+        (("-s", str(2**64)), "seed is 18446744073709551616"),
+        (("--threads", "0"), "threads is 0, expected 1 to 1024"),
+        (("--isa", "sse9"), "isa is 'sse9'; this build has"),
+        (("--system", "Be brief."), "--system goes with --chat only"),
+    ],
+    ids=str,
+)
+def test_values_out_of_range_exit_2(llamac_command: Command, script: Path, options: Any, message: str) -> None:
+    llamac_command("run", script, "-i", "a", "-q", "--no-echo", *options).refuses_with(message)
+
+
+def test_wrong_sampling_values_are_found_before_the_model_is_opened(llamac_command: Command, tmp_path: Path) -> None:
+    llamac_command("run", tmp_path / "absent.gguf", "-t", "-1").refuses_with("temperature is -1")
+
+
+# ---- the line of figures
+
+FIGURES = (
+    r"prompt 2 tokens, [\d.]+ tok/s \| decode 9 tokens, [\d.]+ tok/s \| first token after \d+ ms \| length \| seed 7\n"
+)
+
+
+def test_figures_are_one_line_on_stderr(llamac_command: Command, script: Path) -> None:
+    assert re.fullmatch(FIGURES, llamac_command("run", script, "-i", "h", "-n", 9, "-s", 7).err)
+    assert llamac_command("run", script, "-i", "h", "-n", 9, "--quiet").err == ""
+    short = llamac_command("run", script, "-i", "", "-n", 1).err
+    assert "prompt 1 tokens, " in short
+    assert "| decode 1 tokens, - |" in short
+
+
+def test_the_printed_seed_repeats_the_run(llamac_command: Command, tiny_llama: Path) -> None:
+    first = llamac_command("run", tiny_llama, "-i", "he", "-n", 30)
+    seed = first.err.split("seed ")[1].strip()
+    assert llamac_command("run", tiny_llama, "-i", "he", "-n", 30, "-s", seed).out == first.out
+
+
+def test_figures_say_why_the_text_ended(llamac_command: Command, script: Path, tmp_path: Path) -> None:
+    run = ("run", script, *GREEDY)
+    assert "| length |" in llamac_command(*run, "-n", 5).err
+    assert "| context |" in llamac_command(*run, "-n", 0).err
+    assert "| stop string 'fg' |" in llamac_command(*run, "--stop", "fg").err
+    stops = write_model(tmp_path / "stops.bin", script_checkpoint([*byte_ids("abc"), 2], stop_ids=[2]))
+    done = llamac_command("run", stops, *GREEDY)
+    assert done.out == "abc\n"
+    assert "| stop token </s> |" in done.err
+
+
+def test_a_stop_token_without_a_tokenizer_has_its_number(llamac_command: Command, script: Path) -> None:
+    from llamac.cli.run import figures
+    from llamac.engine.generation import Completion, Timings, Usage
+
+    with llamac.load(script) as model:
+        model_without: Any = type("Model", (), {"has_tokenizer": False})()
+        result = Completion("", [], "stop", 2, 1, Usage(1, 0), Timings(1.0, 1.0))
+        assert "| stop token 2 |" in figures(model_without, result, 1.0)
+        assert "| stop token " in figures(model, result, 1.0)
+
+
+# ---- the hint at --chat
+
+
+@pytest.fixture
+def chat_model(tmp_path: Path) -> Path:
+    made = checkpoint(llama_config())
+    made.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    return write_model(tmp_path / "chat.bin", made)
+
+
+def test_a_chat_model_with_a_bare_prompt_gets_a_hint_on_a_terminal(
+    llamac_command: Command, chat_model: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ("run", chat_model, "-i", "hello", *GREEDY, "-n", 3)
+    assert "hint" not in llamac_command(*run).err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    hint, figures = llamac_command(*run).err.splitlines()
+    assert hint == "llamac: hint: this is a chat model; --chat puts the prompt into its chat template"
+    assert figures.startswith("prompt ")
+    assert "hint" not in llamac_command(*run, "--chat").err
+    assert llamac_command(*run, "-q").err == ""
+    assert "hint" not in llamac_command("run", tiny_llama, "-i", "hello", *GREEDY, "-n", 3).err
+
+
+# ---- conversions
+
+
+def test_a_conversion_is_announced_once(llamac_command: Command, llama2c: Path, place: Path) -> None:
+    run = ("run", llama2c, "-i", "a", *GREEDY, "-n", 3)
+    notice, figures = llamac_command(*run).err.splitlines()
+    assert notice == f"llamac: converting {llama2c} once; keeping the result in {place}"
+    assert figures.startswith("prompt ")
+    assert llamac_command(*run).err.startswith("prompt ")  # from the cache
+    assert llamac_command(*run, "--no-cache").err.startswith(f"llamac: converting {llama2c} to a temporary file\n")
+
+
+def test_quiet_conversions_are_announced_on_terminals_only(
+    llamac_command: Command, llama2c: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ("run", llama2c, "-i", "a", *GREEDY, "-n", 3, "-q", "--no-cache")
+    assert llamac_command(*run).err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    shown = llamac_command(*run).err
+    assert shown.startswith(f"llamac: converting {llama2c} to a temporary file\n")
+    assert "writing: " in shown
+    assert shown.endswith("\r")  # the bar is wiped
+
+
+def test_a_source_that_is_refused_at_once_is_not_announced(
+    llamac_command: Command, tmp_path: Path, place: Path
+) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(100))
+    llamac_command("run", tmp_path / "model.gguf").fails_with("model.gguf")

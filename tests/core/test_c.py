@@ -1,0 +1,23 @@
+"""Runs the C tests as shipped and under sanitizers; the thread pool also under ThreadSanitizer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+POOL = ["--only", "test_pool", "--only", "test_pool_portable"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--sanitize", "address,undefined"], ["--sanitize", "thread", *POOL]],
+    ids=["plain", "sanitized", "thread-sanitized"],
+)
+def test_c_tests_pass(options: list[str]) -> None:
+    build = Path(__file__).parents[1] / "c" / "build.py"
+    done = subprocess.run([sys.executable, build, *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 failed" in done.stdout

@@ -1,0 +1,450 @@
+"""Cancelling: from another thread and by Ctrl-C, within 50 ms; what is left goes on with the same bits."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import llamac
+from builders import Floats, some_ids
+from llamac import interrupt
+from llamac.errors import CancelledError
+from llamac.export.convert import export
+from openmp import needs_threads
+from processes import TIMEOUT, heed_signals
+
+Helpers = list[interrupt._Helper]
+
+LIMIT = 0.050
+MARGIN = 0.030  # for the operating system to run the waiting thread
+EXIT = 0.100  # for the interpreter to end
+CHUNK = 256  # rows that are finished together
+
+
+def best_of_three(measure: Callable[[], float], limit: float) -> float:
+    """The first time that is short enough, of at most three; the machine may be busy with other things."""
+    times: list[float] = []
+    while len(times) < 3 and not (times and times[-1] < limit):
+        times.append(measure())
+    return min(times)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def cancel_during(session: llamac.Session, count: int, begun: Callable[[], bool]) -> tuple[float, CancelledError]:
+    """Cancels an eval once it has begun so far: (seconds until it had ended, its error)."""
+    ended: list[tuple[float, CancelledError]] = []
+
+    def compute() -> None:
+        try:
+            session.eval(some_ids(count), logits=None)
+        except CancelledError as error:
+            ended.append((time.perf_counter(), error))
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    until(begun)
+    asked = time.perf_counter()
+    session.cancel()
+    thread.join()
+    assert ended, "the eval ended before it was cancelled"
+    return ended[0][0] - asked, ended[0][1]
+
+
+# ---- from another thread
+
+
+@pytest.mark.parametrize(("threads", "isa"), [(1, None), pytest.param(2, None, marks=needs_threads), (1, "scalar")])
+def test_a_cancel_takes_effect_within_50_ms(big_llama: Path, threads: int, isa: str | None) -> None:
+    def measure() -> float:
+        with model.session() as session:
+            began = time.perf_counter()
+            seconds, error = cancel_during(
+                session, 8000, lambda: session.memory()["kv"] > 0 and time.perf_counter() > began + 0.1
+            )
+            assert session.length() == error.done
+            return seconds
+
+    with llamac.load(big_llama, threads=threads, isa=isa) as model:
+        assert best_of_three(measure, LIMIT + MARGIN) < LIMIT + MARGIN
+
+
+def test_finished_rows_are_kept_and_the_rest_gives_the_same_bits(big_llama: Path) -> None:
+    ids = some_ids(700)
+    with llamac.load(big_llama) as model:
+        with model.session() as session:
+            expected = session.eval(ids)
+        with model.session() as session:
+            _, error = cancel_during(session, len(ids), lambda: session.length() > 0)
+            assert error.done in (CHUNK, 2 * CHUNK)
+            assert str(error) == f"cancelled: {error.done} of 700 rows were computed and kept"
+            assert session.length() == error.done
+            found = session.eval(ids[error.done :])
+    assert expected is not None
+    assert found is not None
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_a_cancel_concerns_the_running_eval_only(tiny: Path) -> None:
+    with llamac.load(tiny) as model, model.session() as session:
+        session.cancel()
+        logits = session.eval(some_ids(20), logits="all")
+        session.cancel()
+        assert logits is not None
+        assert logits.tobytes() == model.logits(some_ids(20)).tobytes()
+
+
+# ---- Ctrl-C
+
+LONG_PROMPT = """
+    import sys, time
+    import llamac
+    with llamac.load(sys.argv[1], threads=int(sys.argv[2])) as model, model.session() as session:
+        for _ in range(3):
+            session.truncate(0)
+            print("begun", flush=True)
+            try:
+                session.eval([token % 280 for token in range(8000)], logits=None)
+            except KeyboardInterrupt:
+                print(time.monotonic(), session.length(), flush=True)
+        session.truncate(0)
+        print(session.eval([1, 2, 3], logits="all").tobytes().hex())
+"""
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        preexec_fn=heed_signals,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=needs_threads)])
+def test_ctrl_c_interrupts_a_long_prompt_within_50_ms(big_llama: Path, threads: int) -> None:
+    times = []
+    with start("-c", textwrap.dedent(LONG_PROMPT), big_llama, threads) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        for _ in range(3):
+            assert program.stdout.readline() == "begun\n"
+            time.sleep(0.3)
+            asked = time.monotonic()  # one clock for all processes
+            program.send_signal(signal.SIGINT)
+            ended, length = program.stdout.readline().split()
+            times.append(float(ended) - asked)
+            assert int(length) % CHUNK == 0
+        logits = np.frombuffer(bytes.fromhex(program.stdout.readline()), np.float32)
+        assert program.stderr.read() == ""
+    assert program.returncode == 0
+    assert min(times) < LIMIT + MARGIN
+    with llamac.load(big_llama) as model:
+        assert logits.tobytes() == model.logits([1, 2, 3]).tobytes()
+
+
+def test_ctrl_c_ends_llamac_run_quietly(big_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("The hello world " * 800)
+
+    def measure() -> float:
+        with start("-m", "llamac", "run", big_llama, "-f", tmp_path / "prompt.txt", "-n", 0) as program:
+            assert program.stdout is not None
+            assert program.stderr is not None
+            assert program.stdout.read(3) == "The"  # the echo comes before the work
+            time.sleep(0.3)
+            asked = time.monotonic()
+            program.send_signal(signal.SIGINT)
+            program.wait(TIMEOUT)
+            seconds = time.monotonic() - asked
+            assert program.stderr.read() == ""
+        assert program.returncode == 130
+        return seconds
+
+    assert best_of_three(measure, LIMIT + MARGIN + EXIT) < LIMIT + MARGIN + EXIT
+
+
+def test_ctrl_c_between_tokens_ends_llamac_run_quietly(tiny_llama: Path) -> None:
+    arguments = ("-m", "llamac", "run", tiny_llama, "-i", "he", "-n", 0, "--no-echo", "-t", 1)
+    with start(*arguments) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        assert program.stdout.read(1)
+        os.kill(program.pid, signal.SIGINT)
+        program.stdout.read()
+        program.wait(TIMEOUT)
+        text = program.stderr.read()
+    # it may have been faster than the signal
+    assert (program.returncode, text) == (130, "") or (program.returncode == 0 and text.startswith("prompt "))
+
+
+# ---- the moments around the helper thread's life
+
+
+@pytest.fixture(autouse=True)
+def no_idle_helpers() -> Iterator[None]:
+    """Each test begins without a helper thread, and leaves none."""
+    yield
+    for helper in interrupt._idle:
+        helper.end()
+    interrupt._idle.clear()
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_counts() -> Iterator[None]:
+    """Whoever starts the tests in the background has Ctrl-C ignored: Python then installs no handler of its own."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+MOMENTS: dict[str, tuple[type, str, bool]] = {
+    "before the thread exists": (threading.Thread, "start", True),
+    "when the thread runs": (threading.Thread, "start", False),
+    "before the work begins": (interrupt._Helper, "begin", True),
+    "when the work runs": (interrupt._Helper, "begin", False),
+}
+
+
+def interrupted(session: llamac.Session, monkeypatch: pytest.MonkeyPatch, moment: str) -> Floats:
+    """Raises KeyboardInterrupt while the helper thread is being started or given its work."""
+    owner, name, before = MOMENTS[moment]
+    begin = getattr(owner, name)
+
+    def begin_and_raise(*arguments: object) -> None:
+        if not before:
+            begin(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, begin_and_raise)
+        with pytest.raises(KeyboardInterrupt):
+            session.eval(some_ids(300))
+    rest = session.eval(some_ids(300)[session.length() :])
+    assert rest is not None
+    return rest
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_interruption_while_the_helper_starts_leaves_the_session_free(
+    big_llama: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    with llamac.load(big_llama) as model, model.session() as session:
+        found = interrupted(session, monkeypatch, moment)
+        session.truncate(0)
+        expected = session.eval(some_ids(300))
+    assert expected is not None
+    assert found.tobytes() == expected.tobytes()
+
+
+@pytest.fixture
+def helpers(monkeypatch: pytest.MonkeyPatch) -> Helpers:
+    """The helper of each work that was given to one."""
+    begin, used = interrupt._Helper.begin, []
+
+    def begin_and_note(helper: interrupt._Helper, work: Callable[[], None]) -> None:
+        used.append(helper)
+        begin(helper, work)
+
+    monkeypatch.setattr(interrupt._Helper, "begin", begin_and_note)
+    return used
+
+
+@pytest.mark.parametrize("isa", [None, "scalar"])
+def test_a_pass_is_long_for_its_attention_too(tiny_llama: Path, helpers: Helpers, isa: str | None) -> None:
+    """Rows behind many positions take long although the weights are few."""
+    with llamac.load(tiny_llama, isa=isa) as model, model.session(sequences=2) as session:
+        session.eval(some_ids(400), sequence=1, logits=None)
+        helpers.clear()
+        session._long_work = model.weight_bytes + 200 * session._attention_work
+        session.eval([1])
+        session.step(2)
+        session.eval_rows([(1, 0, 2, True)])
+        assert helpers == []
+        session.eval([1], sequence=1)
+        session.observe([1], ["q"], sequence=1)
+        session.eval_rows([(1, 1, 402, True), (1, 0, 3, True)])
+        assert len(helpers) == 3
+
+
+def test_a_pass_is_long_for_the_rows_of_all_sequences(tiny_llama: Path, helpers: Helpers) -> None:
+    """More sequences than positions: each row counts the positions before itself."""
+    with llamac.load(tiny_llama) as model, model.session(sequences=64) as session:
+        for position in range(20):
+            session.eval_rows([(1, s, position, False) for s in range(64)])
+        helpers.clear()
+        without_attention = model.weight_bytes + 2 * 63 * model._multiply_adds
+        session._long_work = without_attention + 64 * 20 * session._attention_work + 1
+        session.eval_rows([(1, s, 20, False) for s in range(64)])
+        assert helpers == []
+        session._long_work = without_attention + 64 * 21 * session._attention_work
+        session.eval_rows([(1, s, 21, False) for s in range(64)])
+        assert len(helpers) == 1
+
+
+def test_quantized_weights_do_not_make_a_prompt_short(tiny_llama: Path, tmp_path: Path, helpers: Helpers) -> None:
+    """Rows after the first cost multiply-adds, not bytes."""
+    export(tiny_llama, tmp_path / "q4.bin", dtype="q4", probe_source=None)
+    for path in (tiny_llama, tmp_path / "q4.bin"):
+        with llamac.load(path) as model, model.session() as session:
+            numbers = sum(t.shape[0] * t.shape[1] for t in model.file.tensors if len(t.shape) == 2)
+            helpers.clear()
+            session._long_work = model.weight_bytes + 2 * 99 * numbers
+            session.eval(some_ids(50))
+            assert helpers == []
+            session.truncate(0)
+            session.eval(some_ids(100))
+            assert len(helpers) == 1
+
+
+def test_a_generation_notices_that_its_attention_becomes_long(tiny_llama: Path, helpers: Helpers) -> None:
+    with llamac.load(tiny_llama) as model, model.session() as session:
+        session._long_work = model.weight_bytes + 200 * session._attention_work
+        for _ in range(400):
+            session.step(1)
+    assert len(helpers) == 200
+    assert len(set(helpers)) == 1  # one thread for all of them
+
+
+def test_a_signal_handler_computes_while_a_pass_waits(big_llama: Path, tiny_llama: Path, helpers: Helpers) -> None:
+    """Its pass needs another helper: the first one is busy."""
+    found: list[Floats | None] = []
+    big, tiny = llamac.load(big_llama), llamac.load(tiny_llama)
+    with big, tiny, big.session() as session, tiny.session() as inner:
+        inner._long_work = 0
+        expected = inner.eval([1, 2, 3])
+        inner.truncate(0)
+        helpers.clear()
+        previous = signal.signal(signal.SIGUSR1, lambda *_: found.append(inner.eval([1, 2, 3])))
+        timer = threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        try:
+            timer.start()
+            session.eval(some_ids(4000), logits=None)
+        finally:
+            timer.join()
+            signal.signal(signal.SIGUSR1, previous)
+    assert expected is not None
+    assert found[0] is not None
+    assert found[0].tobytes() == expected.tobytes()
+    assert len(helpers) == len(set(helpers)) == 2
+
+
+def test_the_helper_keeps_nothing_of_what_it_has_done(tiny_llama: Path, helpers: Helpers) -> None:
+    """A model that nobody closes goes with its last reference, although the helper stays."""
+    model = llamac.load(tiny_llama)
+    session = model.session()
+    session._long_work = 0
+    session.eval([1, 2, 3])
+    assert len(helpers) == 1
+    left = weakref.ref(session)
+    del session, model
+
+    def is_gone() -> bool:
+        gc.collect()
+        return left() is None
+
+    until(is_gone)
+
+
+def test_a_child_process_has_a_helper_of_its_own(tiny_llama: Path, helpers: Helpers) -> None:
+    with llamac.load(tiny_llama, threads=1) as model, model.session() as session:
+        session._long_work = 0
+        session.eval([1])
+        child = os.fork()
+        if not child:
+            session.eval([2])
+            os._exit(len(set(helpers)))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        session.eval([2])
+    assert len(set(helpers)) == 1
+
+
+def test_without_a_helper_thread_the_work_is_done_all_the_same(
+    big_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with llamac.load(big_llama, threads=1) as model, model.session() as session:
+        expected = session.eval(some_ids(300))
+        session.truncate(0)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        found = session.eval(some_ids(300))
+        with pytest.raises(llamac.ContextFullError):
+            session.eval([1] * 9000)
+    assert expected is not None
+    assert found is not None
+    assert found.tobytes() == expected.tobytes()
+
+
+# ---- a long text
+
+
+def test_ctrl_c_interrupts_the_tokenizer(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    encode = llamac.Tokenizer.encode
+
+    def encode_slowly(tokenizer: llamac.Tokenizer, text: str, **options: bool) -> list[int]:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert release.wait(TIMEOUT)
+        return encode(tokenizer, text, **options)
+
+    with llamac.load(tiny_llama) as model:
+        monkeypatch.setattr(llamac.Tokenizer, "encode", encode_slowly)
+        with pytest.raises(KeyboardInterrupt):
+            model.tokenize("hello world " * 20_000)
+        release.set()
+
+
+def test_a_long_text_has_the_tokens_of_its_parts(tiny_llama: Path, helpers: Helpers) -> None:
+    with llamac.load(tiny_llama) as model:
+        short = model.tokenize("hello world", add_special=False)
+        assert helpers == []
+        long = model.tokenize("hello world" + " hello world" * 20_000)
+        assert len(helpers) == 1
+    assert long[: 1 + len(short)] == [1, *short]
+    assert len(long) >= 20_000
+    assert model.tokenizer.decode(long) == "hello world" + " hello world" * 20_000
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+        begun, ended = threading.Event(), threading.Event()
+        model.tokenize("a")
+
+        def tokenize() -> None:
+            begun.set()
+            model.tokenize("hello world " * 40_000)
+            ended.set()
+
+        threading.Thread(target=tokenize).start()
+        begun.wait(TIMEOUT)
+        steps = 0
+        while not ended.wait(0.001):
+            steps += 1
+    assert steps > 10
+
+
+def test_errors_come_out_of_the_helper_thread(big_llama: Path) -> None:
+    with llamac.load(big_llama) as model, model.session(context=20) as session:
+        with pytest.raises(llamac.ContextFullError, match="position 20"):
+            session.eval_rows([(1, 0, position, False) for position in range(21)])
+        assert session.length() == 0

@@ -1,0 +1,252 @@
+"""The graph of all families against the float64 forward: every placement, norm, window, cap, scale and kind of network.
+
+The models are small and random with a standard deviation of 0.5, so that every option matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+import llamac
+from builders import Floats, checkpoint, llama_config, some_ids, write_model
+from golden.cases import TEETH, TOLERANCE
+from golden.make import relative_errors
+from golden.tiny_checkpoints import random_tensor
+from llamac import _core
+from llamac.errors import ModelError
+from llamac.export import reference
+from llamac.export.checkpoint import Checkpoint, LayerConfig, ModelConfig
+from llamac.export.flat.packing import pack_strips
+from openmp import up_to
+
+RUNS_HERE = [name for name, supported in _core.isas() if supported]
+PLACEMENTS = ("pre", "post", "sandwich", "parallel")
+QK_NORMS = ("none", "head", "whole", "layer_head")
+IDS = some_ids(90)
+SCALES: dict[str, Any] = {"embedding_scale": 1.7, "residual_scale": 0.6, "logit_scale": 0.3}
+CAPS: dict[str, Any] = {"attention_soft_cap": 2.0, "logit_soft_cap": 3.0}
+EXPERTS: dict[str, Any] = {"n_experts": 5, "n_experts_used": 2}
+
+
+def cases() -> Iterator[tuple[str, ModelConfig]]:
+    """All placements with all norms and networks; windows, caps and scales in turn. The layers of a model differ."""
+    choices = product(PLACEMENTS, QK_NORMS, ("gated", "plain", "experts"), ("rms", "layer"))
+    for i, (placement, qk_norm, ffn, norm) in enumerate(choices):
+        experts: dict[str, Any] = {**EXPERTS, "expert_weights": i // 2 % 2} if ffn == "experts" else {}
+        first = LayerConfig(ffn, 50, rope=0, placement=placement, window=(0, 1, 7, 40)[i // 3 % 4], **experts)
+        second = LayerConfig("gated", 37, rope=-1, placement=PLACEMENTS[i % 4])
+        yield (
+            f"{placement}-{qk_norm}-{ffn}-{norm}",
+            replace(
+                llama_config(dim=40, n_heads=4, n_kv_heads=2),
+                norm=norm,
+                qk_norm=qk_norm,
+                attention_scale=0.3 if qk_norm != "none" else 0.005,  # scores of a few units: caps are not all they are
+                layers=(first, second, replace(first, rope=0, ffn_dim=51)),
+                **(SCALES if i % 5 else {}),
+                **(CAPS if i % 3 else {}),
+            ),
+        )
+
+
+CASES = dict(cases())
+
+
+def chunked(model: llamac.Model, ids: Sequence[int], sizes: Sequence[int]) -> Floats:
+    """The logits of all positions, evaluated in chunks of these sizes, which repeat."""
+    found: list[Any] = []
+    at = 0
+    with model.session(context=len(ids)) as session:
+        while at < len(ids):
+            size = sizes[len(found) % len(sizes)]
+            rows = session.eval(ids[at : at + size], logits="all")
+            assert rows is not None
+            found.append(rows)
+            at += size
+    return np.concatenate(found)
+
+
+def logits_of(path: Path, made: Checkpoint, ids: Sequence[int] = IDS, dtype: str = "f32") -> Floats:
+    with llamac.load(write_model(path, made, dtype), kv_dtype="f32") as model:
+        return model.logits(list(ids))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_engine_agrees_with_the_float64_forward(tmp_path: Path, name: str) -> None:
+    """Every stage of every layer; and the same bits in chunks, on other threads and kernel sets."""
+    made = checkpoint(CASES[name])
+    exact: dict[tuple[str, int], reference.Array] = {}
+    (expected,) = reference.forward(made, [IDS], observe=lambda stage, layer, x: exact.update({(stage, layer): x}))
+    path = write_model(tmp_path / "m.bin", made)
+    with llamac.load(path, kv_dtype="f32") as model, model.session(context=len(IDS)) as session:
+        found = session.observe(IDS, llamac.STAGES)
+    for (stage, layer), values in exact.items():
+        unseen = np.isneginf(values)
+        rows = found[stage, layer].reshape(len(IDS), -1)
+        rows, behind = np.split(rows, [values[0].size], axis=1)
+        np.testing.assert_array_equal(np.isneginf(rows).reshape(unseen.shape), unseen)
+        rows, wanted = (np.where(np.isneginf(x), 0, x).reshape(len(IDS), -1) for x in (rows, values))
+        # of a stage as a whole: one row may be small beside what it is made of
+        assert np.abs(rows - wanted).max() <= TOLERANCE * np.abs(wanted).max(), (stage, layer)
+        assert not behind.any()
+    assert relative_errors(found["logits", 0], expected).max() <= TOLERANCE
+    number = list(CASES).index(name)
+    for i, sizes in ((number, (1, 2, 37)), (number + 1, (1,))):
+        isa, threads = RUNS_HERE[i % len(RUNS_HERE)], up_to(1 + i // 2 % 2)
+        with llamac.load(path, kv_dtype="f32", isa=isa, threads=threads) as model:
+            assert chunked(model, IDS, sizes).tobytes() == found["logits", 0].tobytes(), (isa, threads, sizes)
+
+
+# ---- every option has teeth
+
+
+FULL = replace(
+    llama_config(dim=40, n_heads=4, n_kv_heads=2),
+    layers=(LayerConfig("experts", 50, rope=0, window=7, **EXPERTS),) * 2,
+    qk_norm="head",
+    **SCALES,
+    **CAPS,
+)
+
+
+def with_layers(config: ModelConfig, **changes: Any) -> ModelConfig:
+    return replace(config, layers=tuple(replace(layer, **changes) for layer in config.layers))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *(replace(FULL, **dict[str, Any]({name: 1.0})) for name in SCALES),
+        *(replace(FULL, **dict[str, Any]({name: 0.0})) for name in CAPS),
+        *(replace(FULL, qk_norm=kind) for kind in ("none", "whole", "layer_head")),
+        *(with_layers(FULL, placement=placement) for placement in PLACEMENTS[1:]),
+        *(with_layers(FULL, window=window) for window in (0, 6, 8)),
+        with_layers(FULL, expert_weights=1),
+        *(with_layers(FULL, n_experts_used=used) for used in (1, 3, 5)),
+        with_layers(FULL, ffn="gated", n_experts=0, n_experts_used=0),
+        with_layers(FULL, rope=-1),
+    ],
+)
+def test_an_option_moves_the_logits(tmp_path: Path, changed: ModelConfig) -> None:
+    one, other = (logits_of(tmp_path / "m.bin", checkpoint(config)) for config in (FULL, changed))
+    assert relative_errors(one, other).max() >= TEETH
+
+
+# ---- windows
+
+
+@pytest.mark.parametrize("window", [1, 2, 64, 255, 256, 257, 300, 599])
+@pytest.mark.parametrize("kv", ["f32", "f16"])
+def test_windows_begin_anywhere(tmp_path: Path, window: int, kv: Literal["f32", "f16"]) -> None:
+    """Beyond blocks of 256 positions and pages of 64, with the window's begin in each part of them."""
+    ids = some_ids(600, seed=window)
+    made = checkpoint(with_layers(llama_config(dim=36, n_heads=6, n_kv_heads=2, n_layers=1), window=window))
+    (expected,) = reference.forward(made, [ids])
+    with llamac.load(write_model(tmp_path / "m.bin", made), kv_dtype=kv) as model:
+        found = chunked(model, ids, (600,))
+        assert relative_errors(found, expected).max() <= (TOLERANCE if kv == "f32" else 0.02)
+        for sizes in ((1, 254, 2), (13,), (100, 3)):
+            assert chunked(model, ids, sizes).tobytes() == found.tobytes()
+
+
+@pytest.mark.parametrize(("window", "rows"), [(4, 40), (20, 300), (70, 300), (258, 600)])
+def test_what_is_outside_the_window_has_no_part(tmp_path: Path, window: int, rows: int) -> None:
+    """Not even a NaN, in the same chunk or in another one: the rows that do not see it keep their bits."""
+    config = with_layers(llama_config(dim=36, n_heads=6, n_kv_heads=2, n_layers=1), window=window)
+    embedding = random_tensor("token_embedding.weight", (config.vocab_size, config.dim))
+    embedding[7] = np.nan
+    path = write_unchecked(tmp_path / "m.bin", checkpoint(config), "token_embedding.weight", embedding)
+    ids = some_ids(rows, seed=3)
+    ids = [token if token != 7 else 8 for token in ids]
+    with llamac.load(path, kv_dtype="f32") as model:
+        sound = chunked(model, ids, (rows,))
+        assert np.isfinite(sound).all()
+        for at in (0, 5, rows // 2, rows - window - 1):
+            poisoned = [*ids[:at], 7, *ids[at + 1 :]]
+            for sizes in ((rows,), (1,), (11,)):
+                found = chunked(model, poisoned, sizes)
+                assert np.isnan(found[at : at + window]).all()
+                assert found[:at].tobytes() == sound[:at].tobytes()
+                assert found[at + window :].tobytes() == sound[at + window :].tobytes()
+
+
+def write_unchecked(path: Path, made: Checkpoint, name: str, matrix: Floats) -> Path:
+    """A file in f32 with numbers in a matrix that no importer lets through."""
+    write_model(path, made)
+    with llamac.load(path) as model:
+        record = next(record for record in model.file.tensors if record.name == name)
+    data, strips = bytearray(path.read_bytes()), pack_strips(matrix, "f32")
+    assert len(strips) == record.bytes
+    data[record.offset : record.offset + record.bytes] = strips
+    path.write_bytes(data)
+    return path
+
+
+# ---- experts
+
+
+def expert_config(n_layers: int = 2, dim: int = 40, **changes: Any) -> ModelConfig:
+    layer = LayerConfig("experts", 50, rope=0, **{**EXPERTS, **changes})
+    config = llama_config(dim=dim, n_heads=4, n_kv_heads=2)
+    return replace(config, layers=(layer,) * n_layers)
+
+
+@pytest.mark.parametrize(("n", "used"), [(1, 1), (5, 5), (40, 1), (40, 8)])
+@pytest.mark.parametrize("weights", [0, 1])
+def test_any_number_of_experts(tmp_path: Path, n: int, used: int, weights: int) -> None:
+    made = checkpoint(expert_config(n_experts=n, n_experts_used=used, expert_weights=weights))
+    (expected,) = reference.forward(made, [IDS])
+    assert relative_errors(logits_of(tmp_path / "m.bin", made), expected).max() <= TOLERANCE
+
+
+def test_the_first_of_equal_experts_are_used(tmp_path: Path) -> None:
+    config = expert_config(n_experts=6, n_experts_used=2)
+    router = random_tensor("router", (6, config.dim))
+    router[[1, 3, 4]] = router[5]  # the same score for four of them
+    made = checkpoint(config, {f"layers.{layer}.ffn_router.weight": router for layer in (0, 1)})
+    (expected,) = reference.forward(made, [IDS])
+    assert relative_errors(logits_of(tmp_path / "m.bin", made), expected).max() <= TOLERANCE
+    with llamac.load(tmp_path / "m.bin") as model, model.session() as session:
+        scores = session.observe(IDS, [("ffn_router", 0)])["ffn_router", 0]
+    assert (scores[:, [1, 3, 4]] == scores[:, 5:]).all()
+    assert (scores.argmax(axis=1) == 1).any()  # a tie for the best place there is
+
+
+@pytest.mark.parametrize("weights", [0, 1])
+@pytest.mark.parametrize("expert", [0, 3])
+def test_a_nan_of_the_router_is_not_lost(tmp_path: Path, weights: int, expert: int) -> None:
+    config = expert_config(expert_weights=weights)
+    router = random_tensor("router", (5, config.dim))
+    router[expert] = np.nan
+    path = write_unchecked(tmp_path / "m.bin", checkpoint(config), "layers.1.ffn_router.weight", router)
+    with llamac.load(path) as model:
+        assert np.isnan(chunked(model, IDS, (90,))).all()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "q8", "q4"])
+def test_experts_have_the_same_bits_in_any_grouping(tmp_path: Path, dtype: str) -> None:
+    """Whole chunks of rows, few rows, single rows; several sequences at once; any threads; any kernel set."""
+    ids = some_ids(300)
+    path = write_model(tmp_path / "m.bin", checkpoint(expert_config(dim=64, n_experts=12, n_experts_used=3)), dtype)
+    digests = set()
+    for i, (isa, threads) in enumerate(product(RUNS_HERE, (1, up_to(2), up_to(3)))):
+        with llamac.load(path, kv_dtype="f32", isa=isa, threads=threads) as model:
+            digests.add(chunked(model, ids, ((300,), (4,), (1, 3, 7, 100))[i % 3]).tobytes())
+    assert len(digests) == 1
+    with llamac.load(path, kv_dtype="f32") as model, model.session(sequences=3) as session:
+        alone = np.frombuffer(digests.pop(), np.float32).reshape(300, -1)
+        for at in range(5):
+            for row in session.eval_rows([(ids[at], sequence, at, True) for sequence in range(3)]):
+                assert row.tobytes() == alone[at].tobytes()
+
+
+def test_more_experts_in_use_than_there_are_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"layer 0: n_experts is 5 and n_experts_used is 6"):
+        llamac.load(write_model(tmp_path / "m.bin", checkpoint(expert_config(n_experts_used=6))))

@@ -1,0 +1,303 @@
+"""Sampling: parameters and their defaults, seeds, and every setting against a definition in NumPy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+import typing
+import warnings
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import llamac
+from builders import Floats, checkpoint, llama_config, write_model
+from llamac import SamplingParams, _core
+from llamac.engine.sampling import SamplingOverrides, request_params, resolve
+from llamac.errors import ArgumentError, LlamacWarning, ModelError
+
+BOS = 1
+
+
+def draw(logits: Floats, sampling: _core.Sampling, position: int) -> int:
+    """A token from logits that are given."""
+    return _core.sample(cast("Any", logits), sampling, position)
+
+
+# ---- parameters and defaults
+
+
+def test_the_overrides_are_the_parameters() -> None:
+    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    assert names == list(SamplingOverrides.__annotations__)
+    assert all(field.kw_only and field.default is None for field in dataclasses.fields(SamplingParams))
+    assert typing.get_type_hints(SamplingOverrides) == typing.get_type_hints(SamplingParams)
+
+
+def test_parameters_are_values() -> None:
+    params = SamplingParams(temperature=cast("float", np.float32(0.5)), top_k=cast("int", np.int64(4)), stop="x")
+    assert params == SamplingParams(temperature=0.5, top_k=4, stop=["x"])
+    assert hash(params) == hash(SamplingParams(temperature=0.5, top_k=4, stop=("x",)))
+    assert (type(params.temperature), type(params.top_k), params.stop) == (float, int, ("x",))
+    assert pickle.loads(pickle.dumps(params)) == params
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.seed = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        SamplingParams(5)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", SamplingOverrides.__annotations__)
+def test_the_request_decides_then_the_model_then_the_library(name: str) -> None:
+    said: Any = {"max_tokens": 5, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "stop": ()}
+    recommended: Any = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1}
+    last: Any = {"max_tokens": None, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "stop": ()}
+    none, some = SamplingParams(), SamplingParams(**recommended)
+    request = SamplingParams(**{name: said[name]})
+    assert getattr(resolve(request, some), name) == said[name]  # also where it says 0
+    if name != "seed":
+        assert getattr(resolve(none, some), name) == recommended.get(name, last[name])
+        assert getattr(resolve(none, none), name) == last[name]
+
+
+def test_overrides_replace_parameters_and_none_is_not_set() -> None:
+    params = SamplingParams(temperature=0.5, stop="x", seed=3)
+    assert request_params(params, {}) is params
+    assert request_params(params, {"temperature": None, "stop": None}) is params
+    assert request_params(params, {"temperature": 0, "stop": ()}) == SamplingParams(temperature=0.0, stop=(), seed=3)
+    assert request_params(None, {"top_k": 3}) == SamplingParams(top_k=3)
+
+
+def test_a_generation_uses_what_the_model_recommends(tmp_path: Path) -> None:
+    recommended: Any = {"temperature": 0.7, "top_k": 5, "top_p": 0.8, "min_p": 0.05}
+    path = write_model(tmp_path / "m.bin", checkpoint(llama_config()), generation=recommended)
+    with llamac.load(path) as model:
+        assert model.sampling_defaults == SamplingParams(**recommended)
+        found = model.generate("he", max_tokens=30, seed=1).tokens
+        assert found == model.generate("he", max_tokens=30, seed=1, **recommended).tokens
+        hot = model.generate("he", max_tokens=30, seed=1, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0).tokens
+        assert hot != found
+        with model.session() as session:
+            assert session.generate("he", max_tokens=30, seed=1).tokens == found
+
+
+def test_without_a_recommendation_the_distribution_is_the_models_own(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+        assert model.sampling_defaults == SamplingParams()
+        plain = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        expected = model.generate("he", max_tokens=30, seed=1, **cast("Any", plain)).tokens
+        assert model.generate("he", max_tokens=30, seed=1).tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("generation", "kept", "message"),
+    [
+        ({"temperature": 3e38, "top_k": 5}, {"top_k": 5}, r"setting ignored: temperature is 3e\+38, expected 0"),
+        ({"temperature": -1}, {}, "setting ignored: temperature is -1"),
+        ({"top_p": "0.9", "min_p": 0.1}, {"min_p": 0.1}, "setting ignored: top_p must be a number, not str"),
+        ({"top_k": True}, {}, "setting ignored: top_k must be a whole number, not bool"),
+        ([1], {}, "settings ignored: expected an object, found list"),
+    ],
+    ids=str,
+)
+def test_a_bad_recommendation_is_ignored_with_a_warning(
+    tmp_path: Path, generation: Any, kept: dict[str, Any], message: str
+) -> None:
+    path = write_model(tmp_path / "m.bin", checkpoint(llama_config()), generation=generation)
+    with pytest.warns(LlamacWarning, match=message) as found:
+        model = llamac.load(path)
+    assert [warning.filename for warning in found] == [__file__]  # it points to the caller
+    assert str(path) in str(found[0].message)
+    with model, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert model.sampling_defaults == SamplingParams(**kept)
+        model.generate("he", max_tokens=1)
+
+
+def test_a_recommendation_sets_no_other_parameters(tmp_path: Path) -> None:
+    generation = {"max_tokens": 3, "seed": 4, "stop": "x", "repetition_penalty": 1.1, "temperature": None}
+    path = write_model(tmp_path / "m.bin", checkpoint(llama_config()), generation=generation)
+    with llamac.load(path) as model:
+        assert model.sampling_defaults == SamplingParams()
+
+
+def test_the_core_accepts_what_the_parameters_accept() -> None:
+    """The limits are checked in Python, which can name what the caller wrote, and again in the core."""
+    extremes: list[Any] = [{"temperature": 1e6}, {"temperature": 1e-37}, {"top_p": 1e-300}, {"min_p": 1}]
+    for settings in [*extremes, {"top_k": 2**31 - 1}]:
+        params = resolve(SamplingParams(**settings), SamplingParams())
+        assert draw(np.array([1, 2, 3], np.float32), params.core, 0) in (0, 1, 2)
+    for wrong in ({"temperature": 1.001e6}, {"temperature": -1e-30}, {"top_p": 0.0}, {"min_p": 1.001}, {"top_k": -1}):
+        with pytest.raises(ArgumentError):
+            _core.Sampling(**cast("Any", wrong))
+        with pytest.raises(ArgumentError):
+            SamplingParams(**cast("Any", wrong))
+
+
+# ---- seeds
+
+
+def test_a_seed_repeats_and_none_is_told(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+
+        def tokens(seed: int | None) -> tuple[list[int], int]:
+            result = model.generate("hello", max_tokens=30, temperature=1.0, seed=seed)
+            return result.tokens, result.seed
+
+        assert tokens(7) == tokens(7)
+        assert tokens(7)[1] == 7
+        assert tokens(7)[0] != tokens(8)[0]
+        assert tokens(2**64 - 1)[0] != tokens(2**32 - 1)[0]  # all 64 bits count
+        random, seed = tokens(None)
+        assert tokens(seed)[0] == random
+        assert tokens(None)[1] != tokens(None)[1]
+
+
+def test_a_draw_depends_on_seed_and_position_only(tiny_llama: Path) -> None:
+    settings: dict[str, Any] = {"temperature": 1.2, "seed": 11}
+    with llamac.load(tiny_llama) as model:
+        whole = model.generate([BOS, 40, 50], max_tokens=40, **settings).tokens
+        for cut in (1, 7, 39):  # the same text as a prompt: other calls, the same positions
+            rest = model.generate([BOS, 40, 50, *whole[:cut]], max_tokens=40 - cut, **settings).tokens
+            assert rest == whole[cut:]
+        with model.session() as session:
+            ids = [BOS, 40, 50, *whole]
+            for length in (20, 5, 30, 5):  # there and back again
+                session.truncate(min(length - 1, session.length()))
+                session.prefill(llamac.engine.session.as_ids(ids[session.length() : length]))
+                assert [session.sample(temperature=1.2, seed=11) for _ in range(3)] == [ids[length]] * 3
+
+
+def test_draws_at_other_positions_and_of_other_seeds_are_independent() -> None:
+    flat = np.zeros(2, np.float32)
+
+    def bits(seeds: range, positions: range) -> NDArray[np.int64]:
+        samplings = [_core.Sampling(temperature=1.0, seed=seed) for seed in seeds]
+        return np.array([[draw(flat, s, position) for position in positions] for s in samplings])
+
+    found = 2 * bits(range(64), range(64)) - 1
+    assert abs(found.sum()) < 4.5 * 64  # 4.5 standard deviations of 4096 fair coins
+    for along in (found[1:] * found[:-1], found[:, 1:] * found[:, :-1], found[1:, 1:] * found[:-1, :-1]):
+        assert abs(along.sum()) < 4.5 * math.sqrt(along.size)
+
+
+# ---- sampling against its definition
+
+
+def definition(logits: Floats, temperature: float, top_k: int, top_p: float, min_p: float) -> NDArray[np.float64]:
+    """Probabilities of all tokens: temperature, then top-k, then top-p, then min-p; written for clarity."""
+    with np.errstate(over="ignore"):
+        scores = logits.astype(np.float64) / temperature
+    order = np.lexsort((np.arange(len(scores)), -scores))  # the best first, of equals the lowest id
+    kept = order[: top_k or len(order)]
+
+    def shares() -> NDArray[np.float64]:
+        weights: NDArray[np.float64] = np.exp(scores[kept] - scores[order[0]])
+        weights /= weights.sum()
+        return weights
+
+    kept = kept[: 1 + int(np.sum(np.cumsum(shares())[:-1] < top_p))] if top_p < 1 else kept
+    kept = kept[shares() >= min_p * shares()[0]]
+    found = np.zeros(len(scores))
+    found[kept] = shares()
+    return found
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.5},
+    {"temperature": 3.0},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 1.0, "top_k": 4},
+    {"temperature": 1.0, "top_k": 100},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 2.0, "top_p": 0.6},
+    {"temperature": 1.0, "top_p": 1e-9},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 2.0, "min_p": 0.1},
+    {"temperature": 1.0, "min_p": 1.0},
+    {"temperature": 1.5, "top_k": 8, "top_p": 0.85},
+    {"temperature": 1.5, "top_k": 40, "top_p": 0.85},  # as many as there are logits
+    {"temperature": 1.5, "top_k": 8, "top_p": 0.95, "min_p": 0.2},
+    {"temperature": 0.8, "top_k": 30, "top_p": 0.99, "min_p": 0.01},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_samples_follow_the_definition(settings: dict[str, Any]) -> None:
+    logits = (np.random.RandomState(5).standard_normal(40) * 2).astype(np.float32)
+    full = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, **settings}
+    expected = definition(logits, **full)
+    draws = 20_000
+    sampling = _core.Sampling(**settings, seed=99)
+    counts = np.bincount([draw(logits, sampling, position) for position in range(draws)], minlength=40)
+    assert not counts[expected == 0].any()
+    likely = expected * draws >= 5
+    assert counts[likely].all()  # every candidate comes
+    rest = ~likely & (expected > 0)
+    observed = np.append(counts[likely], counts[rest].sum())
+    mean = np.append(expected[likely], expected[rest].sum()) * draws
+    chi_square = float((((observed - mean) ** 2)[mean > 0] / mean[mean > 0]).sum())
+    degrees = max(1, int((mean > 0).sum()) - 1)
+    assert chi_square < degrees + 5 * math.sqrt(2 * degrees)
+
+
+def test_the_filters_apply_in_the_documented_order() -> None:
+    """Logits for which another order would leave other candidates."""
+    logits = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.05], np.float32))
+
+    def candidates(**settings: Any) -> set[int]:
+        sampling = _core.Sampling(seed=1, **settings)
+        return {draw(logits, sampling, position) for position in range(500)}
+
+    assert candidates(temperature=1.0, top_p=0.6) == {0, 1}
+    assert candidates(temperature=2.0, top_p=0.6) == {0, 1, 2}  # temperature flattens before top-p counts
+    # top-k first: of 0.4 + 0.3 + 0.15 the first two already are 0.82
+    assert candidates(temperature=1.0, top_k=3, top_p=0.8) == {0, 1}
+    assert candidates(temperature=1.0, top_p=0.8) == {0, 1, 2}
+    assert candidates(temperature=1.0, min_p=0.3) == {0, 1, 2}
+    assert candidates(temperature=2.0, min_p=0.45) == {0, 1, 2, 3}  # square roots of the ratios: 1, .87, .61, .5, .35
+    assert candidates(temperature=1.0, top_k=2, min_p=0.3) == {0, 1}
+
+
+def test_equals_are_told_apart_by_their_ids() -> None:
+    equal = np.zeros(50, np.float32)
+    for settings, expected in (
+        ({"temperature": 0.0}, {0}),
+        ({"temperature": 1.0, "top_k": 3}, {0, 1, 2}),
+        ({"temperature": 1.0, "top_p": 0.0999}, {0, 1, 2, 3, 4}),
+        ({"temperature": 1.0, "min_p": 1.0}, set(range(50))),
+    ):
+        sampling = _core.Sampling(seed=4, **cast("dict[str, Any]", settings))
+        assert {draw(equal, sampling, position) for position in range(1000)} == expected
+
+
+def test_extreme_logits() -> None:
+    inf, nan = np.float32(np.inf), np.float32(np.nan)
+    warm = _core.Sampling(temperature=1.0, seed=1)
+    greedy = _core.Sampling()
+    partial = np.array([-inf, nan, 3e38, -3e38], np.float32)
+    assert {draw(partial, warm, position) for position in range(50)} == {2}
+    assert draw(partial, greedy, 0) == 2
+    hidden = np.array([-inf, 1, -inf, 1], np.float32)
+    assert {draw(hidden, warm, position) for position in range(50)} == {1, 3}
+    for sampling in (warm, greedy):
+        with pytest.raises(ModelError, match="none of the logits is a number"):
+            draw(np.array([nan, -inf], np.float32), sampling, 0)
+        with pytest.raises(ModelError, match="a logit is infinite"):
+            draw(np.array([1, inf], np.float32), sampling, 0)
+        with pytest.raises(ArgumentError, match="no logits"):
+            draw(np.array([], np.float32), sampling, 0)
+
+
+def test_a_higher_temperature_spreads(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+        kinds = [
+            len({model.generate("he", max_tokens=1, temperature=t, seed=seed).tokens[0] for seed in range(60)})
+            for t in (0.1, 5.0, 50.0)
+        ]
+    assert all(one < other for one, other in pairwise(kinds))

@@ -1,0 +1,342 @@
+"""Reading PEFT directories: each field of the config is honoured or refused by name, each tensor must fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from adapter_samples import PREFIX, small_adapter
+from numpy.typing import NDArray
+
+import llamac
+from golden.adapter_cases import ADAPTER_CASES
+from golden.cases import CASES
+from golden.make_adapters import adapter_files
+from golden.tiny_checkpoints import write_checkpoint
+from llamac.arguments import adapters, parse_adapters
+from llamac.errors import ArgumentError, ArgumentTypeError, ExportError, UnsupportedError
+from llamac.export.convert import export
+from llamac.export.hf.config import parse_config
+from llamac.export.lora import read_adapter
+from llamac.export.lora.adapter import Adapter
+from llamac.export.lora.config import _FIELDS, _INERT, AdapterConfig
+from llamac.export.patterns import matcher
+
+MODEL = parse_config(CASES["llama"].config, []).model
+
+
+def read(folder: Path) -> Adapter:
+    return read_adapter(folder, "llama", MODEL)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("base") / "llama", CASES["llama"].config)
+
+
+# ---- fields
+
+# Each with the value that PEFT saves for it where it is in use.
+REFUSED: dict[str, Any] = {
+    "alora_invocation_tokens": [5, 77],
+    "arrow_config": {"top_k": 3},
+    "corda_config": {"corda_method": "ipm"},
+    "kasa_config": {"beta": 0.0001, "gamma": 0.001},
+    "layer_replication": [[0, 2], [0, 2]],
+    "lora_ga_config": {"direction": "ArB2r"},
+    "megatron_config": {"num_layers": 2},
+    "monteclora_config": {"num_samples": 8},
+    "use_bdlora": {"nblocks": 3},
+    "use_qalora": True,
+    "velora_config": {"num_groups": 64},
+    "use_something_new": True,
+    "a_new_number": 1,
+    "a_new_name": "x",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_fields_that_change_the_computation_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    adapter = small_adapter(tmp_path / "a", {name: REFUSED[name]})
+    with pytest.raises(UnsupportedError, match=f"fields that this version does not support: {name}$"):
+        read(adapter)
+    values: list[Any] = [None, False, [], {}]
+    for off in values:
+        assert read(small_adapter(tmp_path / "a", {name: off})).factors
+
+
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga", "new", 5, ["eva"]])
+def test_initializations_that_change_the_base_are_refused(tmp_path: Path, start: Any) -> None:
+    with pytest.raises(UnsupportedError, match=rf"init_lora_weights {re.escape(repr(start))} \(the adapter fits"):
+        read(small_adapter(tmp_path / "a", {"init_lora_weights": start}))
+
+
+def test_all_unsupported_fields_are_reported_at_once(tmp_path: Path) -> None:
+    adapter = small_adapter(
+        tmp_path / "a", {"use_qalora": True, "kasa_config": {"beta": 1}, "init_lora_weights": "pissa"}
+    )
+    with pytest.raises(UnsupportedError, match="use_qalora, kasa_config, init_lora_weights 'pissa'"):
+        read(adapter)
+    with pytest.raises(UnsupportedError, match="peft_type is 'IA3'; only 'LORA'"):
+        read(small_adapter(tmp_path / "a", {"peft_type": "IA3"}))
+
+
+def test_every_field_of_peft_is_known() -> None:
+    """A field that a new version of PEFT adds belongs into one of the tables, or into the list of refused ones."""
+    peft = pytest.importorskip("peft")
+    names = {item.name for item in dataclasses.fields(peft.LoraConfig)}
+    assert names <= {*_INERT, *_FIELDS, *REFUSED, "init_lora_weights"}
+    assert not {*_INERT, *_FIELDS} & {*REFUSED}
+
+
+def test_inert_fields_may_have_any_value(tmp_path: Path) -> None:
+    values: dict[str, Any] = {name: {"x": 1} for name in _INERT - {"peft_type"}}
+    assert read(small_adapter(tmp_path / "a", values)).factors
+
+
+WRONG: dict[str, list[Any]] = {
+    "r": [0, -1, 2.0, True, "2"],
+    "rank_pattern": [[3], {"q_proj": 0}, {"q_proj": "2"}],
+    "lora_alpha": ["much", True, [1]],
+    "alpha_pattern": [[3], {"q_proj": "x"}],
+    "use_rslora": [1, "true"],
+    "use_dora": [1, {}],
+    "lora_bias": ["all"],
+    "ensure_weight_tying": [1],
+    "target_modules": [5, [5], {"a": 1}],
+    "exclude_modules": [True, [None]],
+    "layers_to_transform": ["1", [1.0], True],
+    "layers_pattern": [5],
+    "target_parameters": ["mlp.experts.gate_up_proj", [5]],
+    "modules_to_save": ["lm_head"],
+    "trainable_token_indices": [5, ["5"], {"embed_tokens": 5}, {"embed_tokens": [True]}],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_values_of_the_wrong_type_are_an_error(tmp_path: Path, name: str) -> None:
+    assert set(WRONG) == set(_FIELDS)
+    for value in WRONG[name]:
+        with pytest.raises(ExportError, match=f"{name} is .*, expected "):
+            read(small_adapter(tmp_path / "a", {name: value}))
+    read(small_adapter(tmp_path / "a", {name: None} if name != "r" else None))
+
+
+def test_the_rank_is_that_of_the_config(tmp_path: Path) -> None:
+    """PEFT computes the scale from it, and refuses tensors of another rank."""
+    message = r"q_proj has factors \(2, 40\) and \(40, 2\), rank 8 of adapter_config.json needs \(8, 40\) and \(40, 8\)"
+    for values in ({"r": 8}, {"r": None}, {"rank_pattern": {"q_proj": 8}}):
+        with pytest.raises(ExportError, match=message):
+            read(small_adapter(tmp_path / "a", values))
+    assert read(small_adapter(tmp_path / "a", {"r": 8, "rank_pattern": {"q_proj": 2}})).factors
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"target_modules": ["k_proj"]},
+        {"target_modules": ["proj", "roj"]},
+        {"target_modules": []},
+        {"target_modules": r".*k_proj"},
+        {"target_modules": ["q_proj"], "layers_to_transform": [1]},
+        {"target_modules": ["q_proj"], "layers_to_transform": 1, "layers_pattern": "layers"},
+        {"target_modules": ["q_proj"], "layers_to_transform": 0, "layers_pattern": ["h"]},
+        {"target_modules": "all-linear", "exclude_modules": ["q_proj"]},
+        {"target_modules": ["q_proj"], "exclude_modules": r".*\.0\..*"},
+    ],
+)
+def test_tensors_of_modules_that_are_not_targets_are_an_error(tmp_path: Path, values: dict[str, Any]) -> None:
+    """PEFT would not apply them."""
+    with pytest.raises(ExportError, match=r"surplus: layers\.0\.self_attn\.q_proj is adapted, but not a target"):
+        read(small_adapter(tmp_path / "a", values))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"target_modules": None},
+        {"target_modules": ["q_proj"]},
+        {"target_modules": ["self_attn.q_proj"], "layers_to_transform": []},
+        {"target_modules": ["q_proj"], "layers_to_transform": [0], "layers_pattern": ["layers"]},
+        {"target_modules": ["q_proj"], "layers_to_transform": 0},
+        {"target_modules": ["model.layers.0.self_attn.q_proj"], "layers_to_transform": 1},  # a whole name counts
+        {"target_modules": r".*\.(q|k)_proj"},
+        {"target_modules": r"(?!x).*"},  # an expression that llamac does not support
+        {"target_modules": "all-linear", "exclude_modules": ["roj", "k_proj"]},
+    ],
+)
+def test_targets_are_found_as_peft_finds_them(tmp_path: Path, values: dict[str, Any]) -> None:
+    assert read(small_adapter(tmp_path / "a", values)).factors
+    utils = pytest.importorskip("peft.tuners.tuners_utils")
+    peft = pytest.importorskip("peft")
+    if values["target_modules"] not in (None, "all-linear"):
+        settings = peft.LoraConfig(**values)
+        assert utils.check_target_module_exists(settings, "model.layers.0.self_attn.q_proj")
+
+
+@pytest.mark.parametrize("name", ADAPTER_CASES)
+def test_the_targets_of_peft_are_targets(tmp_path: Path, name: str) -> None:
+    """Among them those that PEFT names in another way than it stores them."""
+    config, shapes = adapter_files(name)
+    small_adapter(tmp_path / "a", config)
+    settings = AdapterConfig(tmp_path / "a" / "adapter_config.json")
+    for tensor in shapes:
+        if ".lora_" in tensor and ".experts" not in tensor:
+            key = re.split(r"(?:\.base_layer)*\.lora_", tensor)[0].removeprefix(PREFIX)
+            assert settings.is_parameter(f"{key}.weight") or settings.is_target(key)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["q_proj", "^a.b", "(q|k)_(proj|norm)$", r".*\.\d+\..*", "a{2,}b?", "(?:a|b)*c", "[^.]+", "", "a|b$", "(a?){3}"],
+)
+def test_patterns_find_what_peft_finds(pattern: str) -> None:
+    matches, matches_all = matcher(pattern), matcher(pattern, whole=True)
+    texts = "q_proj a.q_proj aq_proj a.b x.a.b l.10.k_norm aab ab abac aaaa a.aaa"
+    for text in ("", *texts.split()):
+        assert matches(text) == bool(re.match(rf"(.*\.)?({pattern})$", text)), text
+        assert matches_all(text) == bool(re.fullmatch(pattern, text)), text
+
+
+def test_an_unsupported_pattern_is_an_error(tmp_path: Path) -> None:
+    for name in ("alpha_pattern", "rank_pattern"):
+        with pytest.raises(UnsupportedError, match=r"pattern '\(\?=q\)q_proj' is not supported"):
+            read(small_adapter(tmp_path / "a", {name: {"(?=q)q_proj": 3}}))
+
+
+@pytest.mark.parametrize("pattern", ["(" * 30 + "(a|a)*" + ")*" * 30, "(a?)" * 40 + "b", "(((a{9,}){9,}){9,})*$x"])
+def test_hostile_patterns_end(pattern: str) -> None:
+    """Python's `re` would run for years."""
+    assert not matcher(f"{pattern}c")("a" * 100)
+
+
+# ---- tensors
+
+
+def test_everything_that_does_not_fit_is_reported_at_once(tmp_path: Path) -> None:
+    module = f"{PREFIX}model.layers.0.self_attn"
+    one = np.ones((2, 40), np.float32)
+    tensors = {
+        f"{module}.q_proj.lora_A.weight": one,
+        f"{module}.k_proj.lora_A.weight": one,
+        f"{module}.k_proj.lora_B.weight": np.ones((7, 2), np.float32),
+        f"{PREFIX}model.layers.9.self_attn.v_proj.lora_A.weight": one,
+        f"{PREFIX}lm_head.weight": one,
+        f"{module}.o_proj.lora_A.weight": np.ones((0, 40), np.float32),
+        f"{module}.o_proj.lora_B.weight": np.ones((40, 0), np.float32),
+        f"{PREFIX}model.embed_tokens.token_adapter.trainable_tokens_delta": one,
+        "nonsense": one,
+    }
+    with pytest.raises(ExportError) as error:
+        read(small_adapter(tmp_path / "a", tensors=tensors))
+    for part in (
+        "missing: layers.0.self_attn.q_proj.lora_B",
+        "misshaped: layers.0.self_attn.k_proj has factors (2, 40) and (7, 2)",
+        "surplus: base_model.model.model.layers.9.self_attn.v_proj.lora_A.weight",
+        "misshaped: lm_head.weight is (2, 40)",
+        "misshaped: layers.0.self_attn.o_proj has factors (0, 40) and (40, 0)",
+        "misplaced: trainable_token_indices are not rows of embed_tokens, 0 to 300",
+        "surplus: nonsense",
+    ):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "tensor", "message"),
+    [
+        ({}, "lora_magnitude_vector", r"surplus: layers\.0\.self_attn\.q_proj\.lora_magnitude_vector"),
+        ({"use_dora": True}, "", r"missing: layers\.0\.self_attn\.q_proj\.lora_magnitude_vector"),
+        ({}, "lora_B.bias", r"surplus: layers\.0\.self_attn\.q_proj\.lora_B\.bias"),
+        ({"lora_bias": True}, "", r"missing: layers\.0\.self_attn\.q_proj\.lora_B\.bias"),
+    ],
+)
+def test_tensors_and_flags_agree(tmp_path: Path, values: dict[str, Any], tensor: str, message: str) -> None:
+    module = f"{PREFIX}model.layers.0.self_attn.q_proj"
+    tensors: dict[str, NDArray[np.float32]] = {f"{module}.lora_A.weight": np.ones((2, 40), np.float32)}
+    tensors[f"{module}.lora_B.weight"] = np.ones((40, 2), np.float32)
+    if tensor:
+        tensors[f"{module}.{tensor}"] = np.ones(40, np.float32)
+    with pytest.raises(ExportError, match=message):
+        read(small_adapter(tmp_path / "a", values, tensors))
+
+
+def test_numbers_that_are_not_finite_are_an_error(checkpoint: Path, tmp_path: Path) -> None:
+    name = f"{PREFIX}model.layers.0.self_attn.q_proj"
+    tensors = {f"{name}.lora_A.weight": np.full((2, 40), np.nan), f"{name}.lora_B.weight": np.ones((40, 2))}
+    adapter = small_adapter(
+        tmp_path / "a", tensors={key: value.astype(np.float32) for key, value in tensors.items()}
+    )
+    with pytest.raises(ExportError, match=r"layers\.0\.attn_q\.weight \(an adapter's A\) holds numbers that are not"):
+        export(checkpoint, tmp_path / "out.bin", lora=[adapter], probe_source=None)
+    assert not (tmp_path / "out.bin").exists()
+    export(checkpoint, tmp_path / "base.bin", probe_source=None)
+    with pytest.raises(ExportError, match="are not finite"):
+        llamac.load(tmp_path / "base.bin", lora=adapter)
+
+
+def test_directories_without_an_adapter_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"is not an adapter: expected a PEFT directory with adapter_config\.json"):
+        read(tmp_path)
+    small_adapter(tmp_path / "style")
+    with pytest.raises(ExportError, match=r"\(these directories inside have one: .*/style\)"):
+        read(tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(ExportError, match=r"has no weights: neither adapter_model\.safetensors nor"):
+        read(tmp_path)
+    with pytest.raises(UnsupportedError, match="the model's architecture is 'x': adapters are supported for"):
+        read_adapter(tmp_path / "style", "x", MODEL)
+
+
+# ---- arguments
+
+
+def test_an_adapter_argument_is_one_adapter_or_several(checkpoint: Path, tmp_path: Path) -> None:
+    a = Path("a")
+    given: list[tuple[Any, list[tuple[Path, float]]]] = [
+        ("a", [(a, 1)]),
+        (a, [(a, 1)]),
+        (("a", 0.5), [(a, 0.5)]),
+        ((a, np.float32(0.5)), [(a, 0.5)]),
+        (("a", "b"), [(a, 1), (Path("b"), 1)]),
+        ((("a", 2), "b"), [(a, 2), (Path("b"), 1)]),
+        ([("a", 0.5), a], [(a, 0.5), (a, 1)]),
+        (iter(["a"]), [(a, 1)]),
+        ((), []),
+    ]
+    for value, expected in given:
+        assert adapters(value) == expected
+    wrong: list[tuple[Any, str]] = [
+        (5, "lora must be a path, a pair of a path and a strength, or a list of these, not int"),
+        ({"a": 0.5}, "or a list of these, not dict"),
+        (b"a", "or a list of these, not bytes"),
+        (["a", 0.5], "lora must be .* not float"),
+        (("a", None), "the strength of the adapter a must be a number, not NoneType"),
+        (("a", True), "the strength of the adapter a must be a number, not bool"),
+        ([("a", "0.5")], "the strength of the adapter a must be a number, not str"),
+        ((5, 0.5), "lora must be .* not int"),
+        ([("a", 0.5, 1)], "lora must be .* not tuple"),
+    ]
+    for value, message in wrong:
+        with pytest.raises(ArgumentTypeError, match=message):
+            adapters(value)
+    with pytest.raises(ArgumentError, match="the strength of the adapter a is inf, expected a finite number"):
+        adapters(("a", float("inf")))
+    export(checkpoint, tmp_path / "base.bin", probe_source=None)
+    style = str(small_adapter(tmp_path / "style"))
+    pair, several = (llamac.load(tmp_path / "base.bin", lora=lora) for lora in ((style, 0.5), [(style, 0.5)]))
+    with pair, several:
+        assert pair.logits([1, 2]).tobytes() == several.logits([1, 2]).tobytes()
+
+
+def test_adapters_of_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "a=2").mkdir()
+    texts = ["some/dir", "some/dir=0.5", f"{tmp_path}/a=2", f"{tmp_path}/a=2=3"]
+    folders = [Path("some/dir"), Path("some/dir"), tmp_path / "a=2", tmp_path / "a=2"]
+    assert parse_adapters(texts) == list(zip(folders, [1.0, 0.5, 1.0, 3.0], strict=True))
+    for text, message in (("dir=much", "the strength is 'much', expected a number"), ("dir=nan", "expected a finite")):
+        with pytest.raises(ArgumentError, match=message):
+            parse_adapters([text])

@@ -1,0 +1,420 @@
+"""The table of families: published configs, what transformers saves, defaults, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from golden.family_cases import FAMILY_CASES
+from golden.make_families import family_checkpoint
+from golden.published_configs import PUBLISHED
+from golden.tiny_checkpoints import Config, changed, random_tensor, write_config, write_safetensors
+from hf_reading import parse, read
+from llamac.errors import ExportError, UnsupportedError
+from llamac.export.checkpoint import Checkpoint, ModelConfig
+from llamac.export.hf import config as hf_config
+from llamac.export.hf import model as hf
+from llamac.export.hf.families import FAMILIES
+from llamac.export.hf.safetensors_file import read_safetensors
+
+BASES = [name for name, case in FAMILY_CASES.items() if not case.base]
+OF_EXPERTS = [name for name, family in FAMILIES.items() if family.ffn == "experts"]
+
+
+def assert_same(one: Checkpoint, other: Checkpoint) -> None:
+    """Equal configs, and equal tensors bit for bit."""
+    assert one.config == other.config
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        np.testing.assert_array_equal(tensor.array(), other.tensors[name].array(), err_msg=name)
+
+
+# ---- configs as they are published
+
+
+def published(name: str) -> ModelConfig:
+    return parse(PUBLISHED[name]).model
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "gemma-3-4b"])
+def test_published_configs_are_accepted_without_a_warning(name: str) -> None:
+    sizes, model = PUBLISHED[name], published(name)
+    assert model.dim == sizes.get("hidden_size", sizes.get("n_embd"))
+    assert len(model.layers) == sizes.get("num_hidden_layers", sizes.get("n_layer"))
+    assert model.context == sizes.get("max_position_embeddings", sizes.get("n_positions", 2048))
+
+
+def test_every_family_has_a_published_config() -> None:
+    assert {config["model_type"] for config in PUBLISHED.values()} == set(FAMILIES)
+
+
+def windows(name: str) -> list[int]:
+    return [layer.window for layer in published(name).layers]
+
+
+def test_published_windows_lie_where_they_should() -> None:
+    assert windows("Mistral-7B-v0.1") == [4096] * 32
+    assert windows("Mistral-Nemo") == [0] * 40
+    assert windows("Ministral-8B") == [0, 32768, 32768, 32768] * 9
+    assert windows("Qwen2.5-0.5B") == [0] * 24
+    assert windows("gemma-2-27b") == [4096, 0] * 23
+    assert windows("gemma-3-1b") == [*[512] * 5, 0] * 4 + [512] * 2
+    assert windows("gemma-3-270m") == [*[512] * 5, 0] * 3
+    assert windows("Phi-3-mini-4k") == [2047] * 32
+
+
+def test_published_details() -> None:
+    assert [layer.rope for layer in published("SmolLM3-3B").layers] == [0, 0, 0, -1] * 9
+    gemma = published("gemma-2b")
+    assert (gemma.activation, gemma.embedding_scale, gemma.tied_output) == ("gelu_tanh", 2048**0.5, True)
+    gemma = published("gemma-2-27b")
+    assert (gemma.attention_scale, gemma.attention_soft_cap, gemma.logit_soft_cap) == (144**-0.5, 50.0, 30.0)
+    assert {layer.placement for layer in gemma.layers} == {"sandwich"}
+    gemma = published("gemma-3-1b")
+    assert [layer.rope for layer in gemma.layers[:7]] == [1, 1, 1, 1, 1, 0, 1]
+    assert (gemma.qk_norm, gemma.attention_soft_cap, gemma.logit_soft_cap) == ("head", 0.0, 0.0)
+    phi = published("Phi-4-mini")
+    assert (phi.head_dim, phi.rope_dim, phi.rope_original_context) == (128, (96,), (4096,))
+    assert published("Phi-3-mini-128k").rope_original_context == (4096,)
+    pythia = published("pythia-70m")
+    assert (pythia.rope_dim, pythia.layers[0].placement, pythia.layers[0].ffn) == ((16,), "parallel", "plain")
+    granite = published("granite-3.1-2b")
+    assert (granite.embedding_scale, granite.residual_scale) == (12.0, 0.22)
+    assert (granite.logit_scale, granite.attention_scale) == (1 / 8, 0.015625)
+    assert published("OLMo-2-1B").layers[0].placement == "post"
+    assert published("stablelm-2-12b").qk_norm == "layer_head"
+    assert published("stablelm-3b-4e1t").qk_norm == "none"
+    for name, experts, used, width, normalized in (
+        ("Mixtral-8x7B", 8, 2, 14336, 1),
+        ("Qwen3-30B-A3B", 128, 8, 768, 1),
+        ("OLMoE-1B-7B", 64, 8, 1024, 0),
+    ):
+        layer = published(name).layers[0]
+        assert (layer.n_experts, layer.n_experts_used, layer.ffn_dim) == (experts, used, width)
+        assert layer.expert_weights == normalized
+
+
+def test_layers_without_experts_are_gated() -> None:
+    config = PUBLISHED["Qwen3-30B-A3B"]
+    mixed = parse({**config, "decoder_sparse_step": 3, "mlp_only_layers": [2, 3]}).model.layers
+    assert [layer.ffn for layer in mixed[:6]] == [*["gated"] * 5, "experts"]
+    assert [(layer.ffn_dim, layer.n_experts) for layer in mixed[4:6]] == [(6144, 0), (768, 128)]
+    assert {layer.ffn for layer in parse({**config, "decoder_sparse_step": 49}).model.layers} == {"gated"}
+
+
+def test_the_language_model_of_a_model_of_images_is_read() -> None:
+    warnings: list[str] = []
+    parsed = hf_config.parse_config(PUBLISHED["gemma-3-4b"], warnings)
+    assert ["only its language model is read" in warning for warning in warnings] == [True]
+    model = parsed.model
+    assert (model.dim, len(model.layers), model.n_heads, model.n_kv_heads, model.head_dim) == (2560, 34, 8, 4, 256)
+    assert (model.vocab_size, model.context, model.layers[0].window) == (262208, 131072, 1024)
+    global_table, local_table = parsed.ropes
+    assert (global_table.inv_freq[0], local_table.inv_freq[0]) == (np.float32(1 / 8), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"text_config": None}, "text_config is None, expected an object"),
+        ({"text_config": {"hidden_size": -1}}, "hidden_size is -1"),
+        ({"projector": 3}, "projector is 3, expected no such key"),
+        ({"text_config": {"mystery": 3}}, "mystery is 3, expected no such key"),
+    ],
+)
+def test_what_is_wrong_beside_or_in_text_config_is_told(change: Config, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        hf_config.parse_config({**PUBLISHED["gemma-3-4b"], **change}, [])
+
+
+# ---- what is not there, and null
+
+# In transformers' classes these are computed from others, or stand for a value that a row names otherwise.
+COMPUTED = {
+    "num_key_value_heads",
+    "head_dim",
+    "layer_types",
+    "no_rope_layers",
+    "mlp_only_layers",
+    "sliding_window",
+    "hidden_activation",
+    "max_window_layers",
+    "_sliding_window_pattern",
+}
+OTHERWISE = {"rope_theta", "rope_local_base_freq", "rotary_emb_base", "rotary_pct", "partial_rotary_factor"}
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("gpt2", "gemma3")])
+def test_defaults_are_those_of_transformers(name: str) -> None:
+    pytest.importorskip("transformers")
+    from transformers import AutoConfig
+
+    theirs: dict[str, Any] = type(AutoConfig.for_model(name))().to_dict()
+    for key, ours in FAMILIES[name].keys.items():
+        if key in COMPUTED or key in OTHERWISE or key not in theirs:
+            continue
+        assert ours == theirs[key], key
+    rope = theirs["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    row = FAMILIES[name].keys
+    assert (row.get("rotary_emb_base") or row["rope_theta"]) == rope["rope_theta"]
+    assert (row.get("rotary_pct") or row.get("partial_rotary_factor", 1.0)) == rope.get("partial_rotary_factor", 1.0)
+
+
+SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_configs_of_sizes_alone_mean_what_they_mean_to_transformers(name: str, tmp_path: Path) -> None:
+    """Saved by transformers with every default written out, they are the same model."""
+    pytest.importorskip("transformers")
+    from transformers import AutoConfig
+
+    sizes = {key: FAMILY_CASES[name].config[key] for key in SIZES}
+    # a multiple of every family's default number of KV heads, with heads of 128 as the widest default has them
+    sizes |= {"num_attention_heads": 32, "hidden_size": 32 * 128}
+    write_config(tmp_path, sizes)
+    AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert len(saved) > len(sizes) + 5
+    assert parse(saved).model == parse(sizes).model
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "is_none"),
+    [
+        ("Mistral-7B-v0.1", "sliding_window", lambda model: model.layers[0].window == 0),
+        ("Mistral-7B-v0.1", "num_key_value_heads", lambda model: model.n_kv_heads == model.n_heads),
+        ("gemma-2-27b", "final_logit_softcapping", lambda model: model.logit_soft_cap == 0),
+        ("gemma-2-27b", "attn_logit_softcapping", lambda model: model.attention_soft_cap == 0),
+    ],
+)
+def test_null_is_none_where_an_absent_key_is_not(name: str, key: str, is_none: Any) -> None:
+    config = changed(PUBLISHED[name], sliding_window_size=None)
+    assert is_none(parse({**config, key: None}).model)
+    assert not is_none(parse(changed(config, **{key: None})).model)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "expected"),
+    [
+        ("Llama-2-7B", "rms_norm_eps", "a number from 0"),
+        ("Llama-3.2-1B", "rope_theta", "a number"),
+        ("Llama-2-7B", "tie_word_embeddings", "true or false"),
+        ("gpt2", "scale_attn_weights", "true or false"),
+        ("Qwen3-0.6B", "head_dim", "an integer from 1"),
+        ("Qwen2.5-0.5B", "max_window_layers", "an integer from 0"),
+        ("pythia-70m", "rotary_pct", "a number"),
+        ("pythia-70m", "use_parallel_residual", "true or false"),
+        ("gemma-3-1b", "rope_local_base_freq", "a number from 0"),
+        ("granite-3.1-2b", "attention_multiplier", "a number from 0"),
+        ("Mixtral-8x7B", "num_local_experts", "an integer from 1"),
+        ("Mistral-7B-v0.1", "vocab_size", "an integer from 1"),
+    ],
+)
+def test_null_is_refused_where_it_has_no_meaning(name: str, key: str, expected: str) -> None:
+    with pytest.raises(ExportError, match=f"  {key} is null, expected {expected}"):
+        parse({**PUBLISHED[name], key: None})
+    with pytest.raises(UnsupportedError, match="hidden_act None is not supported"):
+        parse({**PUBLISHED["Llama-2-7B"], "hidden_act": None})
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "gemma-3-4b"])
+@pytest.mark.parametrize("key", ["attn_temperature_tuning", "residual_multiplier", "clip_qkv", "no_rope_layers"])
+def test_keys_of_other_families_are_refused_by_name(name: str, key: str) -> None:
+    family = FAMILIES[PUBLISHED[name]["model_type"]]
+    if key in family.keys or key in family.fixed:
+        pytest.skip(f"{family.model_type} has the key")
+    with pytest.raises(ExportError, match=f"{key} is 0.5, expected no such key"):
+        parse({**PUBLISHED[name], key: 0.5})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("OLMoE-1B-7B", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        ("OLMo-1B", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        ("OLMo-1B", {"layer_norm_eps": 1e-6}, "layer_norm_eps is 1e-06"),
+        ("Qwen3-Coder-30B-A3B", {"qkv_bias": True}, "qkv_bias is True"),
+        ("Qwen3-Coder-30B-A3B", {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size is 512"),
+        ("stablelm-zephyr-3b", {"rotary_scaling_factor": 2.0}, "rotary_scaling_factor is 2.0"),
+        ("Mistral-7B-v0.1", {"rope_scaling": {"rope_type": 0, "factor": 2.0}}, "has the type 0; supported are"),
+        ("Mistral-7B-v0.1", {"hidden_act": 0}, "hidden_act 0 is not supported"),
+        ("gemma-3-1b", {"hidden_activation": []}, r"hidden_activation \[\] is not supported"),
+        ("gpt2", {"activation_function": False}, "activation_function False is not supported"),
+        ("gemma-3-1b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ("Phi-4-mini", {"lm_head_bias": True}, "lm_head_bias is True"),
+        ("Phi-4-mini", {"full_attn_mod": 2}, "full_attn_mod is 2"),
+        ("Mistral-7B-v0.1", {"architectures": ["MistralForSequenceClassification"]}, "'MistralForSeq"),
+        ("Qwen2.5-0.5B", {"model_type": "qwen2_vl"}, "'qwen2_vl' is not supported"),
+    ],
+)
+def test_what_the_graph_does_not_have_is_refused(name: str, change: Config, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        parse({**PUBLISHED[name], **change})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("Mistral-7B-v0.1", {"sliding_window": 0}, "sliding_window is 0, expected an integer from 1"),
+        ("Qwen2.5-0.5B", {"layer_types": ["full_attention"]}, "layer_types is .*for each of 24 layers"),
+        ("Qwen2.5-0.5B", {"layer_types": ["chunked_attention"] * 24}, "expected full_attention or sliding_attention"),
+        ("Qwen2.5-0.5B", {"layer_types": ["sliding_attention"] * 24}, "full_attention only"),
+        ("Qwen2.5-0.5B", {"max_window_layers": -1}, "max_window_layers is -1"),
+        ("SmolLM3-3B", {"no_rope_layers": [1, 0]}, "no_rope_layers is .*one number for each of 36"),
+        ("SmolLM3-3B", {"no_rope_layers": [2] * 36}, "no_rope_layers is .*integers from 0 to 1"),
+        ("gemma-2-27b", {"sliding_window_size": 8192}, "sliding_window_size is 8192, expected the same"),
+        ("gemma-2-27b", {"hidden_act": "relu"}, "hidden_act is 'relu', expected the same activation"),
+        ("gemma-2-27b", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0, expected a number above 0"),
+        ("gemma-2-27b", {"final_logit_softcapping": "30"}, "final_logit_softcapping is '30'"),
+        ("gemma-3-1b", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+        ("gemma-3-270m", {"layer_types": None, "_sliding_window_pattern": 5}, "the same as sliding_window_p"),
+        ("gemma-3-1b", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters.rope_type is 'default'"),
+        ("gemma-3-1b", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.rope_type is missing"),
+        ("gemma-3-1b", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "truncate is False"),
+        ("gemma-3-1b", {"rope_parameters": {"full_attention": 3}}, "rope_parameters.full_attention is 3"),
+        ("Phi-4-mini", {"partial_rotary_factor": 0.001}, "partial_rotary_factor: RoPE rotates 0 of the 128 dimensions"),
+        ("stablelm-2-12b", {"partial_rotary_factor": 0.02}, "RoPE rotates 3 of the 160 dimensions .*even number"),
+        ("Mistral-Nemo", {"head_dim": 15}, "head_dim: RoPE rotates 15 of the 15 dimensions"),
+        ("Phi-4-mini", {"partial_rotary_factor": 1.5}, "RoPE rotates 192 of the 128 dimensions"),
+        ("Qwen3-0.6B", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, expected 1: qwen3"),
+        ("gpt-neox-20b", {"rotary_pct": 0.5}, "partial_rotary_factor and rotary_pct differ, expected"),
+        ("gpt-neox-20b", {"rope_theta": 1e5}, "rope_theta and rotary_emb_base differ, expected"),
+        ("pythia-70m", {"rotary_emb_base": None, "rope_theta": 1e5}, "rope_theta is 1.* expected 10000.0: rota"),
+        ("pythia-70m", {"rotary_pct": None, "partial_rotary_factor": 1.0}, "partial_rotary_factor is 1.0, expected"),
+        ("granite-3.1-2b", {"logits_scaling": 0.0}, "logits_scaling is 0.0, expected a number above 0"),
+        ("Mixtral-8x7B", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, expected at most"),
+        ("Mixtral-8x7B", {"num_experts": 4}, "num_experts and num_local_experts differ, expected"),
+        ("Qwen3-30B-A3B", {"mlp_only_layers": [48]}, "mlp_only_layers is .*integers from 0 to 47"),
+        ("Qwen3-30B-A3B", {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+    ],
+)
+def test_a_wrong_value_is_told(name: str, change: Config, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        parse({**PUBLISHED[name], **change})
+
+
+def test_a_pattern_beside_the_kinds_of_layers_means_nothing() -> None:
+    config = PUBLISHED["gemma-3-270m"]
+    assert config["layer_types"]
+    assert parse({**config, "_sliding_window_pattern": 5}).model == parse(config).model
+
+
+def test_a_key_that_transformers_ignores_is_ignored_with_a_warning() -> None:
+    warnings: list[str] = []
+    capped = hf_config.parse_config({**PUBLISHED["gemma-3-1b"], "attn_logit_softcapping": 50.0}, warnings)
+    assert capped.model == published("gemma-3-1b")
+    assert ["attn_logit_softcapping is ignored" in warning for warning in warnings] == [True]
+
+
+# ---- tensors under other names
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_what_transformers_saves_is_the_same_checkpoint(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    folder = family_checkpoint(tmp_path / "m", FAMILY_CASES[name])
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.save_pretrained(tmp_path / "saved")
+    again = read(tmp_path / "saved")
+    assert_same(read(folder), again)
+    # as the classes of this version name their weights: experts fused
+    names = {key: value.numpy() for key, value in model.state_dict().items() if "inv_freq" not in key}
+    if again.config.tied_output:
+        del names["lm_head.weight"]
+    shutil.copytree(tmp_path / "saved", tmp_path / "fused")
+    write_safetensors(tmp_path / "fused" / "model.safetensors", names)
+    assert_same(again, read(tmp_path / "fused"))
+
+
+def rewritten(folder: Path, rename: Any) -> Path:
+    """The same directory with its tensors under other names."""
+    stored = read_safetensors(folder / "model.safetensors")
+    tensors = {rename(name): tensor.lazy().array() for name, tensor in stored.items()}
+    target = folder.parent / "renamed"
+    shutil.copytree(folder, target)
+    write_safetensors(target / "model.safetensors", tensors)
+    return target
+
+
+def test_gpt_neox_is_read_under_its_published_names(tmp_path: Path) -> None:
+    folder = family_checkpoint(tmp_path / "m", FAMILY_CASES["gpt_neox"])
+    names = {"lm_head": "embed_out", "embed_out": "lm_head"}
+    other = rewritten(folder, lambda name: re.sub("^(lm_head|embed_out)", lambda match: names[match[1]], name))
+    assert_same(read(folder), read(other))
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_what_old_versions_stored_beside_the_weights_is_left_out(name: str, tmp_path: Path) -> None:
+    folder, prefix = family_checkpoint(tmp_path / "m", FAMILY_CASES[name]), FAMILIES[name].prefix
+    stored = read_safetensors(folder / "model.safetensors")
+    tensors = {full_name: tensor.lazy().array() for full_name, tensor in stored.items()}
+    attention = "layers.1.attention." if name == "gpt_neox" else "layers.1.self_attn."
+    others = [f"{place}rotary_emb.{kind}" for place in ("", attention) for kind in ("inv_freq", "cos_cached")]
+    others += [f"{attention}bias", f"{attention}masked_bias"] if name == "gpt_neox" else []
+    others += ["rotary_emb_local.inv_freq"] if name == "gemma3_text" else []
+    for other in others:
+        tensors[prefix + other] = random_tensor(other, (1, 3))
+    shutil.copytree(folder, tmp_path / "old")
+    write_safetensors(tmp_path / "old" / "model.safetensors", tensors)
+    assert_same(read(folder), read(tmp_path / "old"))
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_language_model_is_found_among_the_weights_of_a_model_of_images(prefix: str, tmp_path: Path) -> None:
+    folder = family_checkpoint(tmp_path / "m", FAMILY_CASES["gemma3_text"])
+    other = rewritten(folder, lambda name: name.replace("model.", prefix, 1))
+    stored = read_safetensors(other / "model.safetensors")
+    tensors = {name: tensor.lazy().array() for name, tensor in stored.items()}
+    tensors["vision_tower.vision_model.post_layernorm.weight"] = random_tensor("x", (4,))
+    write_safetensors(other / "model.safetensors", tensors)
+    text = FAMILY_CASES["gemma3_text"].config
+    write_config(
+        other, {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    )
+    assert_same(read(folder), hf.read(other, []))
+
+
+@pytest.mark.parametrize("name", OF_EXPERTS)
+def test_experts_that_are_missing_or_too_many_are_told(name: str, tmp_path: Path) -> None:
+    folder = family_checkpoint(tmp_path / "m", FAMILY_CASES[name])
+    config = FAMILY_CASES[name].config
+    key = "num_experts" if "num_experts" in config else "num_local_experts"
+    write_config(folder, {**config, key: 6})
+    with pytest.raises(ExportError, match=r"missing: model\.layers\.1\..*experts\.5\."):
+        read(folder)
+    write_config(folder, {**config, key: 4})
+    with pytest.raises(ExportError, match=r"unknown: model\.layers\.1\..*experts\.4\."):
+        read(folder)
+
+
+def test_tied_outputs_and_bare_models_work_in_every_family(tmp_path: Path) -> None:
+    for name in BASES:
+        case, family = FAMILY_CASES[name], FAMILIES[name]
+        config = {**case.config, "architectures": [family.bare], "tie_word_embeddings": True}
+        folder = family_checkpoint(tmp_path / name, replace(case))
+        stored = read_safetensors(folder / "model.safetensors")
+        bare = {
+            full_name.removeprefix(family.prefix): tensor.lazy().array()
+            for full_name, tensor in stored.items()
+            if not full_name.startswith(("lm_head", "embed_out"))
+        }
+        write_config(folder, config)
+        write_safetensors(folder / "model.safetensors", bare)
+        assert read(folder).config.tied_output

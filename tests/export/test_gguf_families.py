@@ -1,0 +1,164 @@
+"""Each family as a GGUF file against the import of its checkpoint, which test_parity_families holds to transformers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf_samples import checkpoint_tensors, converted, metadata, write_gguf, write_tensors
+from numpy.typing import NDArray
+
+import llamac
+from golden.cases import TEETH, TOLERANCE, Case
+from golden.family_cases import FAMILY_CASES
+from golden.make import relative_errors
+from golden.make_families import family_checkpoint
+from golden.tiny_checkpoints import changed
+from llamac.export.convert import export
+from llamac.export.gguf import model as gguf_model
+from llamac.export.gguf.families import ARCHITECTURES
+
+Logits = NDArray[np.float32]
+
+# What GGUF's graphs have fixed: no other windows, interval, activation or scale. Shapes are the base case's.
+CASES: dict[str, dict[str, object]] = {
+    "mistral": {},
+    "mistral-no_window": {},
+    "mistral-tied": {},
+    "mistral-yarn": {},
+    "qwen2": {"use_sliding_window": False},
+    "qwen2-tied": {"use_sliding_window": False},
+    "qwen3": {"use_sliding_window": False},
+    "qwen3-attention_bias": {"use_sliding_window": False},
+    "smollm3": {"no_rope_layer_interval": 4},
+    "smollm3-llama3": {"no_rope_layer_interval": 4},
+    "gemma": {"hidden_act": "gelu_pytorch_tanh"},
+    "gemma-head_dim": {"hidden_act": "gelu_pytorch_tanh"},
+    "gemma2": {"query_pre_attn_scalar": 10},
+    "gemma2-sliding_window": {"query_pre_attn_scalar": 10},
+    "gemma2-final_logit_softcapping": {"query_pre_attn_scalar": 10},
+    "gemma3_text": {"query_pre_attn_scalar": 10},
+    "gemma3_text-rope_local_base_freq": {"query_pre_attn_scalar": 10},
+    "phi3": {},
+    "phi3-sliding_window": {},
+    "phi3-long_factor": {},
+    "phi3-rope_scaling": {"original_max_position_embeddings": None},
+    "gpt_neox": {"hidden_act": "gelu"},
+    "gpt_neox-use_parallel_residual": {"hidden_act": "gelu"},
+    "gpt_neox-rotary_pct": {"hidden_act": "gelu"},
+    "olmo2": {},
+    "stablelm": {},
+    "stablelm-use_parallel_residual": {},
+    "stablelm-qk_layernorm": {},
+    "granite": {},
+    "granite-logits_scaling": {},
+    "granite-residual_multiplier": {},
+    "mixtral": {},
+    "mixtral-num_experts_per_tok": {},
+    "qwen3_moe": {},
+    "olmoe": {},
+}
+
+
+def case_of(name: str) -> Case:
+    return replace(FAMILY_CASES[name], config=changed(FAMILY_CASES[name].config, **CASES[name]))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The Hugging Face directory of a case."""
+    root = tmp_path_factory.mktemp("hf")
+    return functools.cache(lambda name: family_checkpoint(root / name, case_of(name)))
+
+
+@pytest.fixture(scope="module")
+def from_hf(folder: Callable[[str], Path]) -> Callable[[str], Logits]:
+    @functools.cache
+    def found(name: str) -> Logits:
+        return logits(folder(name), folder(name).with_suffix(".bin"), case_of(name).ids)
+
+    return found
+
+
+@pytest.fixture(scope="module")
+def from_gguf(folder: Callable[[str], Path]) -> Callable[[str], Logits]:
+    @functools.cache
+    def found(name: str) -> Logits:
+        path = folder(name).with_suffix(".gguf")
+        changes = {"attention.sliding_window_pattern": 2} if name.startswith("gemma3") else {}
+        write_gguf(path, case_of(name).config, checkpoint_tensors(folder(name)), changes=changes)
+        return logits(path, path.with_suffix(".of-gguf.bin"), case_of(name).ids)
+
+    return found
+
+
+def logits(source: Path, target: Path, ids: list[int]) -> Logits:
+    export(source, target, probe_source=None)
+    with llamac.load(target, kv_dtype="f32") as model:
+        return model.logits(ids)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_family_computes_as_its_checkpoint_does(
+    from_hf: Callable[[str], Logits], from_gguf: Callable[[str], Logits], name: str
+) -> None:
+    assert relative_errors(from_gguf(name), from_hf(name)).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if FAMILY_CASES[name].base in CASES])
+def test_a_key_moves_the_logits(from_gguf: Callable[[str], Logits], name: str) -> None:
+    base = FAMILY_CASES[name].base
+    assert base is not None
+    assert relative_errors(from_gguf(name), from_gguf(base)).max() >= TEETH
+
+
+def test_every_architecture_has_a_case() -> None:
+    families = {row.family for row in ARCHITECTURES.values()} - {"llama", "gpt2"}
+    assert families == {FAMILY_CASES[name].config["model_type"] for name in CASES} - {"mistral", "mixtral"}
+
+
+def test_experts_may_lie_alone(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """As in the first files of Mixtral."""
+    config = case_of("mixtral").config
+    whole = converted(config, checkpoint_tensors(folder("mixtral")))
+    alone = {name: values for name, values in whole.items() if "_exps." not in name}
+    for name, values in whole.items():
+        if "_exps." in name:
+            alone |= {name.replace("_exps.", f".{expert}."): rows for expert, rows in enumerate(values)}
+    arch, keys = metadata(config)
+    prefixed = {f"{arch}.{key}": value for key, value in keys.items()}
+    ours = gguf_model.read(write_tensors(tmp_path / "alone.gguf", alone, keys=prefixed), [])
+    theirs = gguf_model.read(write_tensors(tmp_path / "whole.gguf", whole, keys=prefixed), [])
+    assert ours.config == theirs.config
+    assert ours.metadata["architecture"] == "mixtral"
+    for name, tensor in theirs.tensors.items():
+        np.testing.assert_array_equal(ours.tensors[name].array(), tensor.array(), name)
+
+
+def test_experts_share_the_width_where_none_is_told(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """As llama.cpp has it for Qwen 3."""
+    config, weights = case_of("qwen3_moe").config, checkpoint_tensors(folder("qwen3_moe"))
+    changes = {"expert_feed_forward_length": None, "feed_forward_length": [52, 48, 48]}
+    made = gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes=changes), [])
+    assert [layer.ffn_dim for layer in made.config.layers] == [52, 24, 24]
+
+
+def test_windows_by_layer_and_by_number(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    config, weights = case_of("gemma2").config, checkpoint_tensors(folder("gemma2"))
+    for pattern, windows in (
+        (None, [7, 0, 7]),
+        (3, [7, 7, 0]),
+        (0, [7, 7, 7]),
+        ([False, True, True], [0, 7, 7]),
+    ):
+        changes = {"attention.sliding_window_pattern": pattern}
+        made = gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes=changes), [])
+        assert [layer.window for layer in made.config.layers] == windows
+    absent = dict.fromkeys(("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"))
+    made = gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes=absent), [])
+    assert [layer.window for layer in made.config.layers] == [4096, 0, 4096]
+    assert (made.config.attention_soft_cap, made.config.logit_soft_cap) == (50.0, 30.0)

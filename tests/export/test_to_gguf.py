@@ -1,0 +1,244 @@
+"""Export to GGUF: what the importer and the `gguf` package read back, what is refused, and what llama.cpp computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from vocab_samples import byte_level_gguf, gguf_file, spm_gguf
+
+import llamac
+from builders import checkpoint, gpt2_config, llama_config
+from golden.cases import CASES
+from golden.llama_cpp import LlamaCpp
+from golden.tiny_checkpoints import write_checkpoint
+from llamac.errors import ArgumentError, ExportError, UnsupportedError
+from llamac.export.checkpoint import Checkpoint, LazyTensor
+from llamac.export.convert import export
+from llamac.export.flat.model import read as read_flat
+from llamac.export.gguf import model as gguf_model
+from llamac.export.gguf.write import write_gguf
+from llamac.export.hf import model as hf
+from llamac.models import path as built_in
+from llamac.text.vocabulary.load import load_vocabulary
+
+PROMPTS = ("Once upon a time", "Lily and 3 friends went to the park.", "The dog", "One day, a boy")
+
+
+def written(folder: Path, source: Checkpoint, dtype: str = "f32") -> Checkpoint:
+    """A checkpoint, written and read again."""
+    write_gguf(source, folder / "m.gguf", dtype, [])
+    return gguf_model.read(folder / "m.gguf", [])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("llama", "llama-odd", "llama-tie_word_embeddings", "llama-llama3", "llama-linear", "llama-longrope"),
+        *("gpt2", "gpt2-odd"),
+    ],
+)
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
+    source = hf.read(write_checkpoint(tmp_path / "hf", CASES[name].config), [])
+    again = written(tmp_path, source)
+    assert again.tensors.keys() == source.tensors.keys()
+    for part, tensor in source.tensors.items():
+        if part.startswith("rope."):
+            np.testing.assert_allclose(again.tensors[part].array(), tensor.array(), rtol=2e-6)
+        else:
+            np.testing.assert_array_equal(again.tensors[part].array(), tensor.array(), part)
+    assert again.metadata["architecture"] == source.metadata["architecture"]
+
+
+def test_names_and_shapes_are_those_of_llama_cpp(tmp_path: Path) -> None:
+    for config, present in (
+        (llama_config(), {"blk.1.attn_output.weight", "output.weight", "blk.0.ffn_gate.weight"}),
+        (gpt2_config(), {"blk.1.attn_qkv.weight", "blk.1.attn_qkv.bias", "position_embd.weight"}),
+    ):
+        source = checkpoint(config)
+        source.metadata["architecture"] = "llama" if config.norm == "rms" else "gpt2"
+        written(tmp_path, source)
+        reader = gguf.GGUFReader(tmp_path / "m.gguf")
+        names = {tensor.name: tuple(tensor.shape) for tensor in reader.tensors}
+        assert present <= names.keys()
+        assert names["token_embd.weight"] == (config.dim, config.vocab_size)
+        assert reader.fields["general.architecture"].contents() == source.metadata["architecture"]
+        assert all(tensor.data_offset % 32 == 0 for tensor in reader.tensors)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "q8_0", "q4_0"])
+def test_numbers_are_those_of_the_gguf_packages_quantizer(tmp_path: Path, dtype: str) -> None:
+    config = llama_config(dim=64, n_heads=4, ffn=96)  # 96: whole blocks; the odd one is below
+    source = checkpoint(config)
+    source.metadata["architecture"] = "llama"
+    again = written(tmp_path, source, dtype)
+    for name, tensor in source.tensors.items():
+        exact, found = tensor.array(), again.tensors[name].array()
+        if len(exact.shape) == 1:
+            np.testing.assert_allclose(found, exact, rtol=2e-6)
+            continue
+        kind = gguf.GGMLQuantizationType["Q8_0" if (dtype, name) == ("q4_0", "output.weight") else dtype.upper()]
+        expected = gguf.quants.dequantize(gguf.quants.quantize(exact, kind), kind)
+        assert again.tensors[name].dtype == kind.name.lower()
+        np.testing.assert_array_equal(found, expected, name)
+
+
+def test_rows_that_are_no_whole_blocks_are_f16(tmp_path: Path) -> None:
+    source = checkpoint(llama_config(dim=64, n_heads=4, ffn=76))
+    source.metadata["architecture"] = "llama"
+    again = written(tmp_path, source, "q4_0")
+    assert again.tensors["layers.0.ffn_down.weight"].dtype == "f16"
+    assert again.tensors["layers.0.ffn_up.weight"].dtype == "q4_0"
+
+
+def test_what_gguf_cannot_say_is_refused_by_name(tmp_path: Path) -> None:
+    source = checkpoint(llama_config())
+    source.metadata["architecture"] = "llama"
+    source.config = replace(source.config, activation="relu")
+    source.tensors["layers.1.attn_q.bias"] = LazyTensor.of(np.ones(48, np.float32))
+    with pytest.raises(UnsupportedError, match="activation is relu, GGUF can only express silu"):
+        written(tmp_path, source)
+    assert list(tmp_path.iterdir()) == []
+    source.metadata["architecture"] = "of-tomorrow"
+    with pytest.raises(UnsupportedError, match="cannot be written as GGUF, only llama, mistral, mixtral, gpt2"):
+        written(tmp_path, source)
+
+
+def test_numbers_too_large_for_a_blocks_scale(tmp_path: Path) -> None:
+    source = checkpoint(llama_config(dim=64, n_heads=4, ffn=96))
+    source.metadata["architecture"] = "llama"
+    source.tensors["layers.0.ffn_up.weight"] = LazyTensor.of(np.full((96, 64), 1e6, np.float32))
+    with pytest.raises(ExportError, match=r"layers\.0\.ffn_up\.weight contains 1e\+06, which is out of range for Q4_0"):
+        written(tmp_path, source, "q4_0")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_writes_a_file(tmp_path: Path, llamac_command: Callable[..., Any]) -> None:
+    out = tmp_path / "m.gguf"
+    result = llamac_command("export", "stories", out, "--to", "gguf", "--dtype", "q8_0", "--name", "mine")
+    assert (result.code, result.err) == (0, "")
+    assert f"{out}: 3.0 MB, q8_0, tokenizer stories" in result.out
+    reader = gguf.GGUFReader(out)
+    assert reader.fields["general.name"].contents() == "mine"
+    assert {tensor.tensor_type.name for tensor in reader.tensors} == {"F32", "Q8_0"}
+    back = llamac_command("export", out, tmp_path / "m.bin", "--dtype", "q8")
+    assert back.code == 0
+    assert "tokenizer m.gguf" in back.out
+    with llamac.load(tmp_path / "m.bin") as again, llamac.load("stories") as model:
+        assert again.name == "mine"
+        assert again.special == model.special
+        assert again.tokenize("Once upon  a time, Zoë") == model.tokenize("Once upon  a time, Zoë")
+
+
+def test_arguments_of_other_targets_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"dtype 'q8_0' is for to='gguf' only"):
+        export("stories", tmp_path / "m.bin", dtype="q8_0")
+    with pytest.raises(ArgumentError, match="flat files only"):
+        export("stories", tmp_path / "m.gguf", to="gguf", dtype="q4")
+
+
+# ---- tokenizers
+
+
+def test_all_chat_templates_and_their_tokens_go_along(tmp_path: Path) -> None:
+    source = read_flat(built_in("stories"))
+    assert source.tokenizer is not None
+    unknown = json.loads(source.tokenizer[0])["model"]["unk_token"]
+    source.chat_template = "{{ bos_token }}{{ messages }}{{ pad_token }}"
+    source.metadata |= {"chat_templates": {"tool_use": "{{ tools }}"}, "special_tokens": {"pad_token": unknown}}
+    write_gguf(source, tmp_path / "m.gguf", "f16", [])
+    again = gguf_model.read(tmp_path / "m.gguf", [])
+    assert again.chat_template == source.chat_template
+    assert again.metadata["chat_templates"] == {"tool_use": "{{ tools }}"}
+    assert again.metadata["special_tokens"]["pad_token"] == unknown
+
+
+@pytest.mark.parametrize("entries", [spm_gguf(), spm_gguf(add_space_prefix=False), *map(byte_level_gguf, ("gpt-2",))])
+def test_tokenizers_of_gguf_files_come_back(tmp_path: Path, entries: list[tuple[str, Any]]) -> None:
+    (tmp_path / "v.gguf").write_bytes(gguf_file(entries))
+    check_tokenizer(tmp_path, tmp_path / "v.gguf")
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "smollm", "tekken", "gpt-4o", "falcon", "deepseek-v3"])
+def test_the_pre_tokenizers_name_comes_back(tmp_path: Path, pre: str) -> None:
+    (tmp_path / "v.gguf").write_bytes(gguf_file(byte_level_gguf(pre)))
+    check_tokenizer(tmp_path, tmp_path / "v.gguf")
+
+
+@pytest.mark.parametrize("name", ["ggml-vocab-llama-spm.gguf", "ggml-vocab-llama-bpe.gguf", "ggml-vocab-gpt-2.gguf"])
+def test_real_tokenizers_come_back(tmp_path: Path, data_dir: Path, name: str) -> None:
+    check_tokenizer(tmp_path, data_dir / "tokenizers" / name)
+
+
+@pytest.mark.parametrize("name", ["of mine", "Phi-3 of mine"])
+def test_tokens_that_swallow_spaces_are_kept_by_name_only(tmp_path: Path, data_dir: Path, name: str) -> None:
+    """GGUF has no field for it, and llama.cpp goes by the name."""
+    vocabulary = load_vocabulary(data_dir / "tokenizers" / "ggml-vocab-phi-3.gguf")
+    swallowing = [entry["content"] for entry in json.loads(vocabulary.json)["added_tokens"] if entry["rstrip"]]
+    assert "<|user|>" in swallowing
+    small = replace(llama_config(dim=16, n_heads=2, n_kv_heads=1, ffn=16), vocab_size=32064, n_token_ids=1)
+    source = replace(checkpoint(small), tokenizer=vocabulary, metadata={"architecture": "llama", "name": name})
+    warnings: list[str] = []
+    write_gguf(source, tmp_path / "m.gguf", "f16", warnings)
+    again = json.loads(load_vocabulary(tmp_path / "m.gguf").json)["added_tokens"]
+    kept = [entry["content"] for entry in again if entry["rstrip"]]
+    assert (kept, len(warnings)) == (([], 1) if name == "of mine" else (swallowing, 0))
+    assert all("absorb surrounding spaces" in line for line in warnings)
+
+
+def check_tokenizer(folder: Path, place: Path) -> None:
+    vocabulary = load_vocabulary(place)
+    size = len(json.loads(vocabulary.json)["model"]["vocab"]) + 40  # the model has more rows than there are tokens
+    source = checkpoint(replace(llama_config(dim=16, n_heads=2, n_kv_heads=1, ffn=16), vocab_size=size, n_token_ids=1))
+    source = replace(source, tokenizer=vocabulary, metadata={"architecture": "llama", "name": "tiny"})
+    warnings: list[str] = []
+    write_gguf(source, folder / "m.gguf", "f16", warnings)
+    assert warnings == []
+    again = load_vocabulary(folder / "m.gguf")
+    ours, theirs = json.loads(vocabulary.json), json.loads(again.json)
+    assert again.special == vocabulary.special
+    assert set(map(tuple, ours["model"]["merges"])) == set(map(tuple, theirs["model"]["merges"]))
+    assert ours["model"]["vocab"].items() <= theirs["model"]["vocab"].items()
+    assert ours["added_tokens"] == theirs["added_tokens"]
+
+
+def test_a_tokenizer_that_gguf_has_no_name_for(tmp_path: Path) -> None:
+    source = read_flat(built_in("stories-gpt2"))
+    assert source.tokenizer is not None
+    data, special, _ = source.tokenizer
+    document = json.loads(data) | {"pre_tokenizer": {"type": "Whitespace"}}
+    source.tokenizer = (json.dumps(document).encode(), special, None)
+    with pytest.raises(UnsupportedError, match="GGUF has no name for its pre-tokenizer"):
+        write_gguf(source, tmp_path / "m.gguf", "f16", [])
+    source.tokenizer = None
+    write_gguf(source, tmp_path / "m.gguf", "f16", [])
+    assert gguf_model.has_tokenizer(tmp_path / "m.gguf") is False
+
+
+# ---- llama.cpp
+
+
+@pytest.mark.parametrize("dtype", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("name", ["stories", "stories-gpt2"])
+def test_llama_cpp_takes_the_same_tokens(tmp_path: Path, llama_cpp: LlamaCpp, name: str, dtype: str) -> None:
+    """Of quantized weights llama.cpp makes products with inputs rounded to 8 bits: there, what it takes may be as good
+    as the best by our reckoning instead."""
+    path = tmp_path / "m.gguf"
+    export(name, path, to="gguf", dtype=dtype)
+    export(path, tmp_path / "m.bin", dtype="f32", probe_source=None)
+    with llamac.load(tmp_path / "m.bin", kv_dtype="f32") as model:
+        for prompt in PROMPTS:
+            ids = llama_cpp.tokenize(path, prompt)
+            assert ids == model.tokenize(prompt, add_special=True)
+            taken = llama_cpp.continue_greedily(path, ids, 60)
+            if dtype == "f16":
+                assert taken == model.generate(prompt, max_tokens=60, temperature=0).tokens
+            rows = model.logits(ids + taken)[len(ids) - 1 : -1]
+            behind = rows.max(axis=1) - rows[np.arange(len(taken)), taken]
+            assert behind.max() <= (0 if dtype == "f16" else 0.1)

@@ -1,0 +1,299 @@
+"""Export of each family to GGUF: our reader gets everything back, and llama.cpp computes and continues the same."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf_samples import checkpoint_tensors, converted, metadata, write_tensors
+from test_gguf_families import CASES as SAID
+
+import llamac
+from golden.cases import CASES as LLAMA_CASES
+from golden.cases import Case
+from golden.family_cases import FAMILY_CASES
+from golden.llama_cpp import LlamaCpp
+from golden.make import relative_errors
+from golden.make_families import family_checkpoint
+from golden.tiny_checkpoints import (
+    Config,
+    Tensors,
+    changed,
+    random_tensor,
+    write_checkpoint,
+    write_config,
+    write_safetensors,
+)
+from llamac.errors import UnsupportedError
+from llamac.export.checkpoint import LazyTensor
+from llamac.export.convert import export
+from llamac.export.gguf import model as gguf_model
+from llamac.export.gguf.families import ARCHITECTURES
+from llamac.export.gguf.write import write_gguf
+from llamac.export.hf import model as hf
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+QWEN: Config = {"use_sliding_window": False}
+# What llama.cpp does not load or compute: biases elsewhere than of q, k and v, experts in some layers only, fewer heads
+# of keys in OLMoE, windows in Mistral and Phi-3 (see below).
+NO_BIAS: Config = {"attention_bias": False}
+CHANGES: dict[str, Config] = {
+    "mistral": {"sliding_window": 4096},
+    "mistral-tied": {"sliding_window": 4096},
+    "mistral-yarn": {"sliding_window": 4096},
+    "qwen2-yarn": {**QWEN, "rope_scaling": YARN},
+    "qwen3": {**QWEN, **NO_BIAS},
+    "smollm3": {"mlp_bias": False, **NO_BIAS},
+    "gemma": NO_BIAS,
+    "gemma-head_dim": NO_BIAS,
+    "gemma2-layer_types": {"query_pre_attn_scalar": 10},
+    "gemma3_text-sliding_window_pattern": {"query_pre_attn_scalar": 10},
+    "gemma3_text-all_sliding": {"query_pre_attn_scalar": 10},
+    "gemma3_text-all_full": {"query_pre_attn_scalar": 10},
+    "phi3": {"sliding_window": None},
+    "phi3-long_factor": {"sliding_window": None},
+    "phi3-rope_scaling": {"sliding_window": None, "original_max_position_embeddings": None},
+    "gpt_neox-tied": {"hidden_act": "gelu"},
+    "gpt_neox-linear": {"hidden_act": "gelu"},
+    "olmo2": NO_BIAS,
+    "qwen3_moe": {"mlp_only_layers": [], "num_hidden_layers": 2, **NO_BIAS},
+    "olmoe": {"num_key_value_heads": 4, **NO_BIAS},
+}
+LEFT_OUT = ("mistral-no_window", "phi3-sliding_window", "qwen3-attention_bias", "smollm3-llama3")
+NAMES = [name for name in dict.fromkeys([*SAID, *CHANGES]) if name not in LEFT_OUT]
+LLAMA_NAMES = ["llama", "llama-llama3", "llama-yarn", "llama-linear", "llama-longrope", "llama-dynamic", "gpt2"]
+
+
+def fitting(config: Config, weights: Tensors) -> Tensors:
+    """The weights as a changed config needs them."""
+    found: Tensors = {}
+    for name, values in weights.items():
+        kind, layer = str(config["model_type"]), re.search(r"layers\.(\d+)\.", name)
+        if config.get("attention_bias") is False and name.endswith(".bias"):
+            continue
+        if kind == "qwen3_moe" and layer:  # its first layer has no experts
+            if layer[1] == "0":
+                continue
+            name = name.replace(layer[0], f"layers.{int(layer[1]) - 1}.")
+        if kind == "olmoe" and re.search(r"\.[kv]_(proj|norm)\.", name):
+            values = np.concatenate([values, values[::-1]])
+        found[name] = values
+    return found
+
+
+def config_of(name: str) -> Config:
+    if name in LLAMA_CASES:
+        return LLAMA_CASES[name].config
+    return changed(FAMILY_CASES[name].config, **{**SAID.get(name, {}), **CHANGES.get(name, {})})
+
+
+def case_of(name: str) -> Case:
+    return replace(LLAMA_CASES.get(name) or FAMILY_CASES[name], config=config_of(name))
+
+
+def folder_of(root: Path, name: str, **changes: object) -> Path:
+    """A Hugging Face directory that GGUF can say and llama.cpp can compute, but for the changes."""
+    config = changed(config_of(name), **changes)
+    if name in LLAMA_CASES:
+        return write_checkpoint(root / "hf", config)
+    weights = checkpoint_tensors(family_checkpoint(root / "case", FAMILY_CASES[name]))
+    folder = root / "hf"
+    folder.mkdir()
+    write_config(folder, config)
+    write_safetensors(folder / "model.safetensors", fitting(config, weights))
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
+    source = hf.read(folder_of(tmp_path, name), [])
+    write_gguf(source, tmp_path / "m.gguf", "f32", [])
+    again = gguf_model.read(tmp_path / "m.gguf", [])
+    ours, theirs = vars(source.config), vars(again.config)
+    rounded = ["norm_eps", "attention_scale", "residual_scale", "logit_scale", "logit_soft_cap"]
+    rounded.append("rope_attention_factor")
+    for key, value in ours.items():
+        if key in rounded:
+            np.testing.assert_allclose(theirs[key], value, rtol=1e-6)
+        else:
+            assert theirs[key] == value, key
+    assert again.tensors.keys() == source.tensors.keys()
+    for part, tensor in source.tensors.items():
+        if part.startswith("rope."):
+            np.testing.assert_allclose(again.tensors[part].array(), tensor.array(), rtol=2e-6)
+        else:
+            np.testing.assert_array_equal(again.tensors[part].array(), tensor.array(), part)
+
+
+def test_a_model_without_rope_comes_back(tmp_path: Path) -> None:
+    source = hf.read(folder_of(tmp_path, "granite"), [])
+    source.config = replace(source.config, layers=tuple(replace(layer, rope=-1) for layer in source.config.layers))
+    write_gguf(source, tmp_path / "m.gguf", "f32", [])
+    assert gguf_model.read(tmp_path / "m.gguf", []).config.layers == source.config.layers
+
+
+def test_every_architecture_is_written() -> None:
+    families = {family for row in ARCHITECTURES.values() for family in (row.family, *row.others)}
+    assert families - {"llama", "gpt2", "gemma3"} == {config_of(name)["model_type"] for name in NAMES}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "problem"),
+    [
+        ("qwen2", {"use_sliding_window": True}, r"layers\.1: window is 7, GGUF can only express 0"),
+        ("qwen2-yarn", {"rope_scaling": {**YARN, "original_max_position_embeddings": 64}}, "cannot express these RoPE"),
+        ("smollm3", {"no_rope_layer_interval": 2}, r"layers\.1: rope is -1, GGUF can only express 0"),
+        ("smollm3-llama3", {"attention_bias": False, "mlp_bias": False}, "cannot express these RoPE frequencies"),
+        ("qwen3", {"attention_bias": True}, r"only q, k and v can have a bias"),
+        ("gemma2", {"query_pre_attn_scalar": 30}, "attention_scale is 0.18"),
+        ("gemma2", {"sliding_window": None, "layer_types": ["full_attention"] * 3}, "must have a sliding window"),
+        ("gemma2", {"final_logit_softcapping": 0.0}, "must both have a soft cap"),
+        ("gpt_neox", {"hidden_act": "gelu_new"}, "activation is gelu_tanh, GGUF can only express gelu_erf"),
+        ("qwen3_moe", {"norm_topk_prob": False}, r"layers\.0: expert_weights is 0, GGUF can only express 1"),
+        ("olmoe", {"norm_topk_prob": True}, r"layers\.0: expert_weights is 1, GGUF can only express 0"),
+    ],
+)
+def test_what_llama_cpp_would_compute_otherwise_is_refused_by_name(
+    tmp_path: Path, name: str, changes: Config, problem: str
+) -> None:
+    folder = folder_of(tmp_path, name, **changes)
+    with pytest.raises(UnsupportedError, match=problem):
+        write_gguf(hf.read(folder, []), tmp_path / "m.gguf", "f32", [])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3_text"])
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e-44, 3e38])
+def test_frequencies_that_none_has(tmp_path: Path, name: str, value: float) -> None:
+    """What is said of them holds when it is read again, or they are refused."""
+    source = hf.read(folder_of(tmp_path, name), [])
+    for number in (0, -1):
+        table = source.tensors["rope.0.inv_freq"].array().copy()
+        table[number] = value
+        source.tensors["rope.0.inv_freq"] = LazyTensor.of(table)
+        with contextlib.suppress(UnsupportedError), np.errstate(all="raise"):
+            write_gguf(source, tmp_path / "m.gguf", "f32", [])
+            again = gguf_model.read(tmp_path / "m.gguf", []).tensors["rope.0.inv_freq"].array()
+            np.testing.assert_allclose(again, table, rtol=2e-6)
+            (tmp_path / "m.gguf").unlink()
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "olmoe", "stablelm", "gpt_neox"])
+def test_shapes_that_llama_cpp_asks_for(tmp_path: Path, name: str) -> None:
+    write_gguf(hf.read(folder_of(tmp_path, name), []), tmp_path / "m.gguf", "f16", [])
+
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    shapes = {full: tuple(int(n) for n in tensor.shape) for full, tensor in found.items()}
+    shapes_of: dict[str, dict[str, tuple[int, ...]]] = {
+        "qwen3_moe": {"blk.1.ffn_gate_exps.weight": (40, 24, 5), "blk.1.ffn_down_exps.weight": (24, 40, 5)},
+        "olmoe": {"blk.0.ffn_gate_inp.weight": (40, 5)},
+        "stablelm": {"blk.0.attn_q_norm.weight": (10, 4), "blk.0.attn_k_norm.weight": (10, 2)},
+        "gpt_neox": {"blk.0.attn_qkv.weight": (40, 120), "blk.0.attn_qkv.bias": (120,)},
+    }
+    assert shapes_of[name].items() <= shapes.items()
+    kinds = {tensor.tensor_type.name for full, tensor in found.items() if "norm" in full or "gate_inp" in full}
+    assert kinds == {"F32"}
+
+
+@pytest.mark.parametrize("name", ["mistral", "phi3"])
+def test_windows_that_llama_cpp_leaves_out_are_told(tmp_path: Path, name: str) -> None:
+    folder = folder_of(tmp_path, name, sliding_window=7)
+    warnings: list[str] = []
+    write_gguf(hf.read(folder, []), tmp_path / "m.gguf", "f32", warnings)
+    assert any("llama.cpp has no sliding window" in line and "beyond 7 tokens" in line for line in warnings)
+    assert {layer.window for layer in gguf_model.read(tmp_path / "m.gguf", []).config.layers} == {7}
+
+
+# ---- llama.cpp
+
+
+@pytest.mark.parametrize("name", [*LLAMA_NAMES, *NAMES])
+def test_llama_cpp_computes_the_same(tmp_path: Path, llama_cpp: LlamaCpp, name: str) -> None:
+    """In float32. llama.cpp looks GELU up in a table of float16, and takes its tanh form for GPT-NeoX."""
+    folder, ids = folder_of(tmp_path, name), case_of(name).ids
+    export(folder, tmp_path / "m.gguf", to="gguf", dtype="f32")
+    theirs = llama_cpp.logits(tmp_path / "m.gguf", ids)
+    export(folder, tmp_path / "m.bin", dtype="f32", probe_source=None)
+    with llamac.load(tmp_path / "m.bin", kv_dtype="f32") as model:
+        ours = model.logits(ids)
+    tolerance = 3e-3 if name.startswith(("gemma", "gpt")) else 1e-4
+    assert relative_errors(ours, theirs).max() <= tolerance
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_llama_cpp_continues_the_same_from_float16(tmp_path: Path, llama_cpp: LlamaCpp, name: str) -> None:
+    folder, start = folder_of(tmp_path, name), case_of(name).ids[:8]
+    export(folder, tmp_path / "m.gguf", to="gguf", dtype="f16")
+    export(tmp_path / "m.gguf", tmp_path / "m.bin", probe_source=None)
+    taken = llama_cpp.continue_greedily(tmp_path / "m.gguf", start, 24)
+    with llamac.load(tmp_path / "m.bin", kv_dtype="f32") as model:
+        rows = model.logits(start + taken)[len(start) - 1 : -1]
+    behind = rows.max(axis=1) - rows[np.arange(len(taken)), taken]
+    assert (behind / np.abs(rows).max(axis=1)).max() <= 5e-3  # near-ties
+
+
+def test_experts_in_quantized_blocks(tmp_path: Path, llama_cpp: LlamaCpp) -> None:
+    config = changed(config_of("mixtral"), hidden_size=64, intermediate_size=96, head_dim=16, sliding_window=None)
+    expert = {"w1": (96, 64), "w3": (96, 64), "w2": (64, 96)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (61, 64), "lm_head.weight": (61, 64)}
+    for layer in range(2):
+        name = f"model.layers.{layer}"
+        shapes |= {f"{name}.{norm}_layernorm.weight": (64,) for norm in ("input", "post_attention")}
+        shapes |= {f"{name}.self_attn.{x}_proj.weight": (64 if x in "qo" else 32, 64) for x in "qkvo"}
+        moe = f"{name}.block_sparse_moe"
+        shapes[f"{moe}.gate.weight"] = (5, 64)
+        shapes |= {f"{moe}.experts.{e}.{w}.weight": shape for e in range(5) for w, shape in expert.items()}
+    shapes["model.norm.weight"] = (64,)
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    write_config(folder, config)
+    weights = {name: random_tensor(name, shape) for name, shape in shapes.items()}
+    write_safetensors(folder / "model.safetensors", weights)
+    export(folder, tmp_path / "m.gguf", to="gguf", dtype="q8_0")
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    stack = found["blk.1.ffn_down_exps.weight"]
+    assert (stack.tensor_type.name, stack.shape.tolist()) == ("Q8_0", [96, 64, 5])
+    numbers = gguf.quants.dequantize(stack.data, stack.tensor_type).reshape(5, 64, 96)
+    exact = np.stack([weights[f"model.layers.1.block_sparse_moe.experts.{e}.w2.weight"] for e in range(5)])
+    np.testing.assert_allclose(numbers, exact, atol=0.005)
+    ids = case_of("mixtral").ids
+    theirs = llama_cpp.logits(tmp_path / "m.gguf", ids)
+    export(tmp_path / "m.gguf", tmp_path / "m.bin", dtype="f32", probe_source=None)
+    with llamac.load(tmp_path / "m.bin", kv_dtype="f32") as model:
+        errors = relative_errors(model.logits(ids), theirs)
+    assert np.median(errors) <= 0.1  # inputs are rounded to 8 bits there, and may choose other experts
+
+
+# ---- files that are not ours
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys"),
+    [
+        ("mistral3", {}),
+        ("mistral3", {"rope.scaling.yarn_beta_fast": 2.0, "rope.scaling.original_context_length": 64}),
+        ("mistral3", {"rope.scaling.yarn_log_multiplier": 1.0}),
+        ("mistral3", {"rope.scaling.yarn_log_multiplier": 0.5, "rope.scaling.attn_factor": 1.3}),
+        ("llama", {"rope.scaling.attn_factor": 1.3}),
+        ("llama", {"rope.scaling.factor": 1.0, "rope.scaling.attn_factor": 1.3}),
+        ("granite", {"rope.scaling.finetuned": False}),
+        ("granite", {"rope.scaling.finetuned": True}),
+    ],
+)
+def test_keys_mean_what_llama_cpp_takes_them_for(tmp_path: Path, llama_cpp: LlamaCpp, arch: str, keys: Config) -> None:
+    name = "granite" if arch == "granite" else "mistral"
+    config = changed(config_of(name), sliding_window=None)
+    yarn = {"type": "yarn", "factor": 4.0, "original_context_length": 16}
+    values = {**metadata(config)[1], **{f"rope.scaling.{key}": value for key, value in yarn.items()}, **keys}
+    prefixed = {f"{arch}.{key}": value for key, value in values.items()}
+    weights = converted(config, checkpoint_tensors(family_checkpoint(tmp_path / "case", FAMILY_CASES[name])))
+    path = write_tensors(tmp_path / "m.gguf", weights, keys={"tokenizer.ggml.model": "no_vocab", **prefixed}, arch=arch)
+    ids = case_of(name).ids
+    theirs = llama_cpp.logits(path, ids)
+    export(path, tmp_path / "m.bin", probe_source=None)
+    with llamac.load(tmp_path / "m.bin", kv_dtype="f32") as model:
+        assert relative_errors(model.logits(ids), theirs).max() <= 1e-4

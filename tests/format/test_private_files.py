@@ -1,0 +1,153 @@
+"""Opening and locking files in folders that other users can write to."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llamac.format.private_files import create, locked, open_own, open_regular, try_lock
+from processes import output_of
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+def link(path: Path) -> None:
+    path.symlink_to(path.with_name("victim"))
+
+
+def dangling_link(path: Path) -> None:
+    path.symlink_to(path.with_name("absent"))
+
+
+def socket(path: Path) -> None:
+    os.mknod(path, 0o600 | 0o140000)
+
+
+@pytest.mark.parametrize("make", [link, dangling_link, os.mkfifo, os.mkdir, socket])
+@pytest.mark.parametrize("call", [open_regular, open_own, create])
+def test_only_regular_files_are_opened(
+    call: Callable[[Path], object], make: Callable[[Path], object], tmp_path: Path
+) -> None:
+    (tmp_path / "victim").write_text("private")
+    make(tmp_path / "path")
+    with pytest.raises(OSError, match="path"):
+        call(tmp_path / "path")
+    assert (tmp_path / "victim").read_text() == "private"
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_file_with_a_second_name_is_not_this_users_alone(tmp_path: Path) -> None:
+    create(tmp_path / "path").close()
+    open_own(tmp_path / "path").close()
+    os.link(tmp_path / "path", tmp_path / "other")
+    with pytest.raises(PermissionError, match="not this user's alone"):
+        open_own(tmp_path / "path")
+
+
+@AS_ROOT
+def test_a_file_of_another_user_is_not_this_users_alone(tmp_path: Path) -> None:
+    create(tmp_path / "path").close()
+    os.chown(tmp_path / "path", 12345, 12345)
+    with pytest.raises(PermissionError, match="not this user's alone"):
+        open_own(tmp_path / "path")
+
+
+# ---- locks
+
+
+def test_a_lock_excludes_other_holders_until_it_is_released(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with locked(path) as held:
+        assert held
+        with pytest.raises(BlockingIOError, match="locked by another process"), locked(path, wait=False):
+            pass
+    with locked(path, wait=False) as held:
+        assert held
+
+
+def test_a_waiting_thread_reports_and_then_gets_the_lock(tmp_path: Path) -> None:
+    path, reports, waiting, order = tmp_path / "lock", [], threading.Event(), []
+
+    def report(*progress: object) -> None:
+        reports.append(progress)
+        waiting.set()
+
+    def wait() -> None:
+        with locked(path, report):
+            order.append("second")
+
+    thread = threading.Thread(target=wait)
+    with locked(path):
+        thread.start()
+        assert waiting.wait(60)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+    assert reports == [("waiting for another process", done, 1) for done in (0, 1)]
+
+
+def test_a_deleted_lock_file_protects_nothing(tmp_path: Path) -> None:
+    """A process that waited for a lock whose file is deleted by the holder takes the lock on the new file."""
+    path, waiting, held_at = tmp_path / "lock", threading.Event(), []
+
+    def wait() -> None:
+        with locked(path, lambda *_: waiting.set()):
+            held_at.append(path.stat().st_ino)
+
+    thread = threading.Thread(target=wait)
+    with locked(path):
+        thread.start()
+        assert waiting.wait(60)
+        path.unlink()
+        path.touch()
+        new = path.stat().st_ino
+    thread.join()
+    assert held_at == [new]
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_reported(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> bool:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("filelock.lock_descriptor", refuse)
+    with create(tmp_path / "file") as file:
+        assert try_lock(file.fileno()) is None
+    with locked(tmp_path / "lock") as held, locked(tmp_path / "lock") as other:
+        assert (held, other) == (False, False)
+    code = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"), locked(tmp_path / "lock"):
+        pass
+
+
+def test_a_lock_ends_with_its_process_and_not_with_its_children(tmp_path: Path) -> None:
+    code = """
+        import os, sys
+        from pathlib import Path
+        from llamac.format.private_files import locked
+        path = Path(sys.argv[1])
+        reader, writer = os.pipe()
+        with locked(path):
+            child = os.fork()
+            if not child:  # it has the open file, too
+                os.close(writer)
+                os.read(reader, 1)
+                os._exit(0)
+        with locked(path, wait=False) as held:
+            print(held)
+        os.close(writer)
+        os.waitpid(child, 0)
+        with locked(path):
+            if not os.fork():
+                os._exit(0)  # without releasing anything
+            os.wait()
+            os.kill(os.getpid(), 9) if len(sys.argv) > 2 else None
+    """
+    assert output_of(code, tmp_path / "lock") == "True\n"
+    with locked(tmp_path / "lock", wait=False) as held:
+        assert held

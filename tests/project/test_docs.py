@@ -1,0 +1,506 @@
+"""The documents against the code: tables of the file format, generated pages, signatures, links; every example runs."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import importlib
+import importlib.util
+import inspect
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import llamac
+from builders import checkpoint, llama_config, write_model
+from llamac import _core, errors, models
+from llamac.engine import machine
+from llamac.export import Report
+from llamac.format.flatfile import FIELDS, RECORD_BYTES, SECTIONS, FlatFile, pack_record
+from llamac.format.probes import EngineRecord, Probe, ProbeSet, encode
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+IDS = [path.name for path in DOCUMENTS]
+
+
+@functools.cache
+def text_of(name: str) -> str:
+    return (ROOT / "docs" / name).read_text("utf-8")
+
+
+def script(name: str) -> ModuleType:
+    """A script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def table_after(text: str, mark: str) -> list[list[str]]:
+    """The cells of the first table after a mark, without its two lines of head."""
+    assert text.count(mark) == 1, f"{mark!r} stands in the document {text.count(mark)} times"
+    found: list[list[str]] = []
+    for line in text.split(mark)[1].splitlines():
+        if line.startswith("|"):
+            found.append([cell.strip() for cell in line.strip("|").split("|")])
+        elif found:
+            break
+    return found[2:]
+
+
+# ---- format.md: fields
+
+
+TYPES = ("u32", "i32", "f32", "u64", "u8", "char")
+
+
+def number(text: str) -> float:
+    """A number as the document writes it: 12, 1e-30, 2^24, 2^24 - 1."""
+    power = re.fullmatch(r"2\^(\d+)( - 1)?", text)
+    return 2.0 ** int(power[1]) - bool(power[2]) if power else float(text)
+
+
+def value_range(values: str) -> tuple[float, float, tuple[str, ...]]:
+    """(least, greatest, names) of a cell such as "1", "0 to 2^20" or "1 `rms`, 2 `layer`"; (0, 0) for an empty one."""
+    if not values:
+        return 0, 0, ()
+    if "`" in values:
+        pairs = [re.fullmatch(r"(\d+) `(\w+)`", part) for part in values.split(", ")]
+        numbers = [int(pair[1]) for pair in pairs if pair]
+        assert numbers == list(range(numbers[0], numbers[0] + len(pairs))), values
+        return numbers[0], numbers[-1], tuple(pair[2] for pair in pairs if pair)
+    least, _, greatest = values.partition(" to ")
+    return number(least), number(greatest or least), ()
+
+
+@pytest.mark.parametrize("record", list(FIELDS))
+def test_every_field_is_specified_as_the_core_has_it(record: str) -> None:
+    described = []
+    for offset, name, kind, values, _ in table_after(text_of("format.md"), f"<!-- fields: {record} -->"):
+        parts = re.fullmatch(r"(\w+?)(?:\[(\d+)\])?", kind)
+        assert parts is not None, kind
+        place = (name.strip("`"), TYPES.index(parts[1]), int(offset), int(parts[2] or 1))
+        described.append((*place, *value_range(values)))
+    found = [(f.name, f.type, f.offset, f.count, f.low, f.high, f.names) for f in FIELDS[record]]
+    assert described == found
+
+
+@pytest.mark.parametrize("record", list(FIELDS))
+def test_the_size_of_every_record_is_told(record: str) -> None:
+    introduction = text_of("format.md").split(f"<!-- fields: {record} -->")[0].rsplit("\n## ", 1)[1]
+    assert re.search(rf"\b{RECORD_BYTES[record]} bytes", introduction)
+
+
+def test_the_sections_are_told_in_their_order() -> None:
+    assert ", ".join(f"`{name}`" for name in SECTIONS) in text_of("format.md").replace("\n", " ")
+
+
+# ---- format.md: tensors
+
+
+class Case(NamedTuple):
+    """What the list of tensors depends on. rope: each table's original context; ffn and placement: each layer's."""
+
+    position: str
+    norm: str
+    tied: bool
+    rope: tuple[int, ...]
+    ffn: tuple[str, ...]
+    placement: tuple[str, ...]
+    qk_norm: str = "none"
+
+
+SIZES = {"dim": 7, "n_heads": 6, "n_kv_heads": 3, "head_dim": 10, "vocab_size": 41, "n_token_ids": 40, "context": 29}
+SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_scale")
+
+
+def rope_dim(table: int) -> int:
+    return 2 * table + 2
+
+
+def ffn_dim(layer: int) -> int:
+    return 50 + layer
+
+
+def n_experts(case: Case, layer: int) -> int:
+    return 3 + layer if case.ffn[layer] == "experts" else 0
+
+
+def records(case: Case) -> tuple[bytes, bytes]:
+    """Config and layers of a case, in which every extent is another number."""
+    values = {
+        **SIZES,
+        **dict.fromkeys(SCALES, 1.0),
+        "n_layers": len(case.ffn),
+        "norm": case.norm,
+        "position": case.position,
+        "activation": "silu",
+        "tied_output": int(case.tied),
+        "n_rope": len(case.rope),
+        "rope_dim": [rope_dim(table) for table in range(len(case.rope))],
+        "rope_original_context": list(case.rope),
+        "qk_norm": case.qk_norm,
+    }
+    layers = [
+        pack_record(
+            "layer",
+            {
+                "placement": placement,
+                "ffn": kind,
+                "ffn_dim": ffn_dim(layer),
+                "n_experts": n_experts(case, layer),
+                "n_experts_used": min(2, n_experts(case, layer)),
+            },
+        )
+        for layer, (kind, placement) in enumerate(zip(case.ffn, case.placement, strict=True))
+    ]
+    return pack_record("config", values), b"".join(layers)
+
+
+# A condition of the column "Present" -> whether it holds, given the index of the tensor's table or layer.
+PRESENT: dict[str, Callable[[Case, int], bool]] = {
+    "always": lambda case, index: True,
+    "`position` = `learned`": lambda case, index: case.position == "learned",
+    "`norm` = `layer`": lambda case, index: case.norm == "layer",
+    "`rope_original_context` > 0": lambda case, index: case.rope[index] > 0,
+    "`qk_norm` is not `none`": lambda case, index: case.qk_norm != "none",
+    "`placement` is not `post`": lambda case, index: case.placement[index] != "post",
+    "`placement` = `post` or `sandwich`": lambda case, index: case.placement[index] in ("post", "sandwich"),
+    "`ffn` = `gated`": lambda case, index: case.ffn[index] == "gated",
+    "`ffn` = `experts`": lambda case, index: case.ffn[index] == "experts",
+    "`ffn` is not `experts`": lambda case, index: case.ffn[index] != "experts",
+    "`tied_output` = 0": lambda case, index: not case.tied,
+}
+
+
+def is_present(present: str, case: Case, index: int) -> bool:
+    """Whether a model has, or may have, a tensor with this cell in the column "Present"."""
+    conditions = present.removeprefix("optional").removeprefix(" if ").removeprefix("if ")
+    return not conditions or all(PRESENT[condition](case, index) for condition in conditions.split(" and "))
+
+
+def extent(name: str, case: Case, index: int) -> int:
+    """A number of the column "Shape"."""
+    q_dim, kv_dim = (SIZES[heads] * SIZES["head_dim"] for heads in ("n_heads", "n_kv_heads"))
+    per_head = case.qk_norm == "head"
+    sizes = {
+        "q_dim": q_dim,
+        "kv_dim": kv_dim,
+        "q_norm_dim": SIZES["head_dim"] if per_head else q_dim,
+        "k_norm_dim": SIZES["head_dim"] if per_head else kv_dim,
+        "rope_dim / 2": rope_dim(index) // 2,
+        "ffn_dim": ffn_dim(index),
+    }
+    return n_experts(case, index) if name == "n_experts" else (sizes | SIZES)[name]
+
+
+def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
+    """The document's list for a case, as `_core.slots` gives it."""
+    found: list[tuple[str, bool, bool, int, int]] = []
+
+    def add(rows: list[list[str]], index: int, mark: str = " ", number: int = 0) -> None:
+        for name, shape, present in rows:
+            if is_present(present, case, index):
+                sizes = [extent(part, case, index) for part in shape.split(", ")]
+                name = name.strip("`").replace("{r}", str(index)).replace("{l}", str(index)).replace(mark, str(number))
+                found.append((name, "optional" not in present, len(sizes) == 2, [1, *sizes][-2], sizes[-1]))
+
+    rows = table_after(text_of("format.md"), "<!-- slots -->")
+    for mark, run in groupby(rows, lambda row: next((mark for mark in ("{r}", "{l}") if mark in row[0]), "")):
+        of_group = list(run)
+        of_experts = [row for row in of_group if "{e}" in row[0]]
+        assert of_experts == of_group[len(of_group) - len(of_experts) :]
+        for index in range({"{r}": len(case.rope), "{l}": len(case.ffn)}.get(mark, 1)):
+            add([row for row in of_group if row not in of_experts], index)
+            for expert in range(n_experts(case, index) if of_experts else 0):
+                add(of_experts, index, "{e}", expert)
+    return found
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("rope", "rms", True, (0,), ("gated", "gated"), ("pre", "pre")),
+        Case("rope", "layer", False, (17, 0, 5), ("plain", "gated", "plain"), ("pre", "sandwich", "post")),
+        Case("learned", "layer", True, (), ("plain",), ("parallel",)),
+        Case("none", "rms", False, (), ("gated", "plain"), ("post", "pre"), "whole"),
+        Case("rope", "rms", True, (0,), ("experts", "gated", "experts"), ("pre", "sandwich", "post"), "head"),
+        Case("rope", "layer", True, (0,), ("experts",), ("sandwich",), "layer_head"),
+    ],
+    ids=["llama", "mixture", "gpt2", "no position", "experts", "norms"],
+)
+def test_the_list_of_tensors_is_the_cores(case: Case) -> None:
+    assert documented_slots(case) == _core.slots(*records(case))
+
+
+# ---- format.md: examples
+
+
+def test_the_hexdump_is_that_of_the_tiny_file() -> None:
+    hexdump, document = script("hexdump"), text_of("format.md")
+    assert document == hexdump.with_dump(document, hexdump.dump_of_tiny_file()), "run python docs/hexdump.py --update"
+
+
+def test_the_bytes_of_the_hexdump_are_those_of_the_tiny_file(tmp_path: Path) -> None:
+    """Independent of how the dump was made: its lines, read back, are the file but for the shortened records."""
+    script("hexdump").write_tiny_file(tmp_path / "tiny.bin")
+    data = (tmp_path / "tiny.bin").read_bytes()
+    shown = 0
+    for line in text_of("format.md").split("## Example: a whole file")[1].splitlines():
+        parts = re.match(r"([0-9a-f]{8})  ((?:[0-9a-f]{2} |00 x \d+ )+) ", f"{line}  ")
+        if parts is None:
+            continue
+        items = re.findall(r"00 x (\d+)|([0-9a-f]{2})", parts[2])
+        piece = b"".join(bytes(int(zeros)) if zeros else bytes.fromhex(byte) for zeros, byte in items)
+        assert data[int(parts[1], 16) :].startswith(piece), line
+        shown += len(piece)
+    shortened = len(re.findall(r"^[0-9a-f]{8}  the record of ", text_of("format.md"), re.MULTILINE))
+    assert shown + shortened * RECORD_BYTES["tensor"] == len(data)
+
+
+def test_the_tiny_file_is_a_model(tmp_path: Path) -> None:
+    script("hexdump").write_tiny_file(tmp_path / "tiny.bin")
+    with llamac.load(tmp_path / "tiny.bin") as model:
+        assert np.isfinite(model.logits([0, 2, 1])).all()
+        assert list(model.file.verify_data()) == [(tensor, None) for tensor in model.file.tensors]
+        np.testing.assert_array_equal(model.file.tensor("layers.0.ffn_down.weight"), [[1, 2, 3], [4, 5, 6]])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_the_documents_reader_finds_every_number(dtype: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.bin", checkpoint(llama_config(dim=18, n_heads=3, n_kv_heads=1, ffn=37)), dtype)
+    reader: dict[str, Any] = {}
+    exec(blocks(ROOT / "docs" / "format.md")[0].code, reader)
+    _, tensors = reader["read"](path)
+    file = FlatFile(path)
+    for name in ("layers.1.ffn_gate.weight", "layers.0.ffn_down.weight"):
+        expected = file.tensor(name)
+        rows, columns = expected.shape
+        found = [[reader["element"](tensors[name], r, k) for k in range(columns)] for r in range(rows)]
+        np.testing.assert_array_equal(found, expected)
+    file.close()
+
+
+def test_the_probes_header_is_as_shown() -> None:
+    logits = np.array([1.0, 2.0, 3.0], np.float32)
+    records = {"f16": EngineRecord(tolerance=1.5e-3), "f32": EngineRecord(tolerance=1e-4)}
+    blob = encode(ProbeSet("llamac-numpy", 1, (Probe((1, 2), logits, "Hi"),), records))
+    shown = text_of("format.md").split("<!-- probes header -->")[1].split("```json\n")[1].split("```")[0]
+    assert json.loads(shown) == json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
+
+
+def test_every_key_of_the_metadata_is_told() -> None:
+    keys = [row[0].strip("`") for row in table_after(text_of("format.md"), "<!-- metadata keys -->")]
+    for name in models.NAMES:
+        file = FlatFile(models.path(name))
+        assert set(file.metadata) <= set(keys)
+        file.close()
+
+
+# ---- cli.md
+
+
+@pytest.mark.parametrize("columns", ["100", "40"])
+def test_the_command_line_is_as_its_parser_has_it(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)  # the page must not depend on the terminal
+    assert text_of("cli.md") == script("make_cli").cli_document(), "run python docs/make_cli.py"
+
+
+# ---- run.svg
+
+
+def test_the_picture_shows_what_the_commands_print() -> None:
+    """All of it but the figures that depend on the machine's speed."""
+    make_run = script("make_run")
+
+    def comparable(lines: list[Any]) -> list[tuple[str, str]]:
+        return [(line.kind, re.sub(r"[\d.]+ (tok/s|ms)", r"N \1", line.text)) for line in lines]
+
+    shown = make_run.lines_of(make_run.PICTURE.read_text("utf-8"))
+    assert comparable(shown) == comparable(make_run.record()), "run python docs/make_run.py"
+
+
+# ---- python.md
+
+
+def bare_signature(function: Callable[..., object], *, skip_first: bool) -> str:
+    """A signature without annotations, and without self."""
+    parameters = list(inspect.signature(function).parameters.values())[int(skip_first) :]
+    return str(inspect.Signature([parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]))
+
+
+def public_object(name: str) -> Any:
+    """What a dotted name in python.md stands for: in the package llamac, or with it in front."""
+    found: Any = llamac
+    for part in name.removeprefix("llamac.").split("."):
+        with contextlib.suppress(ImportError):  # a module becomes an attribute when it is imported
+            importlib.import_module(f"llamac.{part}")
+        found = getattr(found, part)
+    return found
+
+
+def documented_signatures() -> list[tuple[str, str]]:
+    """(name, signature) of each ```py block, on one line."""
+    blocks = re.findall(r"^```py\n([\w.]+)\((.*?)\)\n```$", text_of("python.md"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == text_of("python.md").count("```py\n")
+    return [(name, f"({' '.join(arguments.split())})") for name, arguments in blocks]
+
+
+SIGNATURES = documented_signatures()
+
+
+@pytest.mark.parametrize(("name", "signature"), SIGNATURES, ids=[name for name, _ in SIGNATURES])
+def test_signatures_are_told_as_they_are(name: str, signature: str) -> None:
+    owner = name.rpartition(".")[0]
+    found = public_object(name)
+    of_class = bool(owner) and inspect.isclass(public_object(owner))
+    assert bare_signature(found, skip_first=of_class and not inspect.ismethod(found)) == signature
+
+
+def chapter(name: str) -> str:
+    """A chapter of python.md: from its heading to the next of the same rank."""
+    return re.split(rf"^## .*\b{name}\b.*$", text_of("python.md"), maxsplit=1, flags=re.MULTILINE)[1].split("\n## ")[0]
+
+
+def test_every_public_name_is_told() -> None:
+    for name in llamac.__all__:
+        assert re.search(rf"`(llamac\.)?{name}[`(]", text_of("python.md")), f"docs/python.md does not tell of {name}"
+
+
+PUBLIC = (
+    llamac.Model,
+    llamac.SamplingParams,
+    llamac.Session,
+    llamac.Stream,
+    llamac.Completion,
+    llamac.Usage,
+    llamac.Timings,
+    llamac.Tokenizer,
+    llamac.SpecialTokens,
+    Report,
+)
+
+
+@pytest.mark.parametrize("kind", PUBLIC, ids=[kind.__name__ for kind in PUBLIC])
+def test_every_public_member_is_told(kind: type) -> None:
+    members = {name for name in vars(kind) if not name.startswith("_")} | set(getattr(kind, "__dataclass_fields__", ()))
+    if kind is llamac.Model:
+        with llamac.load("stories") as model:
+            members |= {name for name in vars(model) if not name.startswith("_")}
+    chapters = {llamac.SpecialTokens: "Tokenizer", Report: "Export"}
+    text = chapter(chapters.get(kind, kind.__name__))
+    missing = [name for name in sorted(members) if not re.search(rf"`({kind.__name__}\.)?{name}[`(]", text)]
+    assert not missing
+
+
+def test_every_error_is_told_with_its_base() -> None:
+    rows = {name.strip("`"): base.strip("`") for name, base, _ in table_after(text_of("python.md"), "## Errors")}
+    found = {
+        name: kind
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.LlamacError)
+    }
+    assert set(rows) == set(found)
+    assert all(issubclass(kind, getattr(builtins, rows[name])) for name, kind in found.items())
+
+
+def test_every_stage_is_told_with_its_shape() -> None:
+    rows = [(name.strip("`"), shape) for name, shape, _ in table_after(text_of("python.md"), "## STAGES")]
+    assert tuple(name for name, _ in rows) == llamac.STAGES
+    with llamac.load("stories") as model, model.session(context=33) as session:
+        widest = max(layer["ffn_dim"] for layer in model.file.layers)
+        sizes = {**model.config, "context": session.context, "ffn_dim": widest, "n_experts": 0}
+        for index, (name, shape) in enumerate(rows):
+            factors = [sizes[part] for part in re.split(r" \* |, ", shape)]
+            assert session._core.stage_width(index)[0] == np.prod(factors), name
+
+
+def test_the_size_of_a_tiny_model_is_told() -> None:
+    assert f"Models under {machine.TINY_MODEL_BYTES >> 20} MiB" in text_of("python.md")
+
+
+# ---- building.md
+
+
+def test_every_build_option_is_told() -> None:
+    setup = (ROOT / "setup.py").read_text("utf-8")
+    used = {f"LLAMAC_{name}" for name in re.findall(r'asked\("(\w+)"\)', setup)}
+    used |= set(re.findall(r"environ\S+(LLAMAC_\w+)", setup))
+    told = {row[0].strip("`").partition("=")[0] for row in table_after(text_of("building.md"), "## Options")}
+    assert told == used
+
+
+# ---- examples and links
+
+
+class Block(NamedTuple):
+    """A fenced block of Python: the line before its first, its text, and why it is not run, if it is not."""
+
+    line: int
+    code: str
+    reason: str | None
+
+
+def blocks(path: Path) -> list[Block]:
+    """The blocks that begin with ```python. One is not run where `<!-- not run: REASON -->` is the line before it."""
+    found, lines = [], path.read_text("utf-8").splitlines()
+    for start, line in enumerate(lines):
+        if line.startswith("```python"):
+            assert line == "```python", f"{path.name}, line {start + 1}: a block is Python or it is not: {line}"
+            end = lines.index("```", start)
+            mark = re.fullmatch(r"<!-- not run: (.{10,}) -->", lines[start - 1]) if start else None
+            found.append(Block(start + 1, "\n".join(lines[start + 1 : end]) + "\n", mark[1] if mark else None))
+    return found
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path)], ids=lambda path: path.name)
+def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, in one namespace per document; model.bin is the built-in model."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(models.path(), "model.bin")
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks(path):
+        if block.reason is None:
+            # as many empty lines in front as the document has, so that a traceback tells its line
+            exec(compile("\n" * block.line + block.code, str(path), "exec"), namespace)
+
+
+def test_the_examples_of_python_run_on_a_model_without_bos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = checkpoint(llama_config())
+    assert made.tokenizer is not None
+    data, special, spm = made.tokenizer
+    made.tokenizer = (data, replace(special, bos_id=None, add_bos=False), spm)
+    path = write_model(tmp_path / "no-bos.bin", made)
+    load = llamac.load
+    monkeypatch.setattr(llamac, "load", lambda _, **options: load(path, **options))
+    test_examples_run(ROOT / "docs" / "python.md", tmp_path, monkeypatch)
+
+
+def headings(path: Path) -> Iterator[str]:
+    """The anchors of a document, as GitHub makes them."""
+    for title in re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE):
+        yield re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=IDS)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", path.read_text("utf-8")):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        other = (path.parent / file).resolve() if file else path
+        assert other.exists(), f"{path.name} links to {target}"
+        assert not anchor or anchor in headings(other), f"{path.name} links to {target}"

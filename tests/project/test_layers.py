@@ -1,0 +1,256 @@
+"""Rules that no compiler checks: who may include and import whom, what the core never calls, sizes, build flags."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+
+if not CSRC.is_dir():
+    pytest.skip("the sources are not here: this is an installed copy", allow_module_level=True)
+
+# The C core's files from the bottom to the top: a file includes its own header and those of lower layers only.
+LADDER: tuple[tuple[str, ...], ...] = (
+    ("llamac", "common", "half", "cancel", "fpenv", "sha256"),
+    ("error", "dtype", "rope", "pool"),
+    ("mem", "sampler", "simd_panel_layout", "simd_maddubs"),
+    ("format", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
+    ("kernels", "kernels_quant", "kernels_attention", "kernels_measure", "model", "quantize", "kv_pages"),
+    ("kernels_template", "session"),
+    ("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni", "eval", "measure"),
+    ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
+    ("lora",),
+    ("products",),
+    ("forward", "attention", "experts", "observe"),
+)
+LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}
+
+# The core prints nothing, ends nothing, opens nothing, asks the environment for nothing; memory comes from mem.c alone.
+FORBIDDEN = (
+    *("printf", "fprintf", "puts", "putchar", "fputs", "fwrite", "perror"),
+    *("exit", "_Exit", "abort", "assert", "raise", "longjmp", "signal"),
+    *("fopen", "open", "read", "write", "mmap", "getenv", "setenv", "time", "clock", "rand", "srand"),
+    *("sprintf", "strcpy", "strcat", "gets", "alloca"),
+)
+ALLOCATORS = ("malloc", "calloc", "realloc", "free", "aligned_alloc", "posix_memalign", "strdup")
+# What a C library may round in its own way; sqrt, fma and the like are exact.
+INEXACT = ("exp", "log", "sin", "cos", "tan", "pow", "tanh", "erf", "cbrt", "hypot", "exp2", "log2", "sinh", "cosh")
+
+MAX_LINES = 600  # of a file
+
+
+def c_files() -> list[Path]:
+    return sorted([*CSRC.glob("*.c"), *CSRC.glob("*.h")])
+
+
+def code(path: Path) -> str:
+    """A C file without comments and without the contents of strings."""
+    text = re.sub(r"/\*.*?\*/", " ", path.read_text(), flags=re.DOTALL)
+    return re.sub(r'"(\\.|[^"\\\n])*"|//[^\n]*', lambda found: '""' if found[0][0] == '"' else "", text)
+
+
+def calls(path: Path, names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if re.search(rf"(?<![\w.>]){name}\s*\(", code(path))]
+
+
+# ---- C
+
+
+@pytest.mark.parametrize("path", c_files(), ids=lambda path: path.name)
+def test_includes_go_downward_only(path: Path) -> None:
+    assert path.stem in LAYER, f"{path.name} has no place yet: put it into LADDER"
+    for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), flags=re.MULTILINE):
+        header = Path(name).stem
+        assert header == path.stem or LAYER[header] < LAYER[path.stem], f"{path.name} must not include {name}"
+
+
+def test_every_file_of_the_ladder_exists() -> None:
+    assert {path.stem for path in c_files()} == set(LAYER)
+
+
+@pytest.mark.parametrize("path", c_files(), ids=lambda path: path.name)
+def test_the_core_calls_nothing_that_acts_on_the_process(path: Path) -> None:
+    assert calls(path, FORBIDDEN) == []
+    if path.name != "mem.c":
+        assert calls(path, ALLOCATORS) == []
+
+
+@pytest.mark.parametrize("path", c_files(), ids=lambda path: path.name)
+def test_the_core_rounds_like_no_c_library(path: Path) -> None:
+    assert calls(path, tuple(name + suffix for name in INEXACT for suffix in ("", "f", "l"))) == []
+
+
+def test_only_the_pool_knows_of_threads() -> None:
+    users = [path.name for path in c_files() if re.search(r"#\s*pragma omp|\bomp_\w+\(|\bpthread_\w+\(", code(path))]
+    assert users == ["pool.c"]
+
+
+def test_the_search_finds_what_it_looks_for(tmp_path: Path) -> None:
+    """The rules above can fail."""
+    sample = tmp_path / "sample.c"
+    sample.write_text(
+        '// exit(1)\n/* abort() */ int x = f("free(1)"); s->free(x); snprintf(a); printf ("", my_exit(1));'
+    )
+    assert calls(sample, FORBIDDEN) == ["printf"]
+    assert calls(sample, ALLOCATORS) == []
+    sample.write_text("void f(void) { free(malloc(1)); expf(1); }")
+    assert calls(sample, ALLOCATORS) == ["malloc", "free"]
+    assert calls(sample, ("exp", "expf")) == ["expf"]
+
+
+# ---- Python
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """(module, whether it is imported when the file is) of a file's imports; those for type checkers are left out."""
+    found: list[tuple[str, bool]] = []
+
+    def visit(node: ast.AST, at_once: bool) -> None:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.Import):
+            found.extend((alias.name, at_once) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.extend((f"{node.module}.{alias.name}", at_once) for alias in node.names)
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            visit(child, at_once and not inside)
+
+    visit(ast.parse(path.read_text()), True)
+    return found
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", python_files("llamac"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_package_imports_other_libraries_where_they_are_needed_only(path: Path) -> None:
+    at_once = {module.split(".")[0] for module, at_once in imports(path) if at_once}
+    worker_only = {"jinja2"} if path.name == "chat_environment.py" else set()  # only the templates' process imports it
+    assert at_once <= {"llamac", *worker_only, *sys.stdlib_module_names}
+
+
+# The package's rungs from the bottom to the top. A module imports its own rung and lower ones only, also inside
+# functions and for type checkers. Each entry is a module or a whole subpackage.
+RUNGS: tuple[tuple[str, ...], ...] = (
+    ("llamac.errors", "llamac.exit_codes", "llamac.progress", "llamac.models"),
+    ("llamac.arguments", "llamac.interrupt"),
+    ("llamac._core",),
+    ("llamac.format",),
+    ("llamac.text",),
+    ("llamac.engine",),
+    ("llamac.export",),
+    ("llamac.sources",),
+    ("llamac.cli",),
+    ("llamac.__main__",),
+)
+RUNG = {name: rung for rung, names in enumerate(RUNGS) for name in names}
+
+
+def module_of(path: Path) -> str:
+    """The module that a file under llamac/, export/ or models/ is installed as."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "llamac" else ("llamac", *parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def entry_of(module: str) -> str:
+    """The entry of `RUNGS` that a module belongs to. `from llamac import __version__` belongs to none."""
+    return ".".join(module.split(".")[:2])
+
+
+def all_imports(path: Path) -> list[str]:
+    """Every module of llamac that a file names in an import statement, wherever it is."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return [module for module in found if module.split(".")[0] == "llamac"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in python_files("llamac", "export") if path != ROOT / "llamac" / "__init__.py"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_python_imports_go_downward_only(path: Path) -> None:
+    own = entry_of(module_of(path))
+    assert own in RUNG, f"{own} has no rung yet: add it to RUNGS"
+    wrong = [
+        module
+        for module in all_imports(path)
+        if module != "llamac.__version__" and RUNG.get(entry_of(module), len(RUNGS)) > RUNG[own]
+    ]
+    assert wrong == []
+
+
+def test_every_rung_exists() -> None:
+    assert {entry_of(module_of(path)) for path in python_files("llamac", "export", "models")} - {"llamac"} == set(
+        RUNG
+    ) - {"llamac._core"}
+
+
+def library() -> list[Path]:
+    """The package's files without the command line."""
+    files = python_files("llamac", "export")
+    return [path for path in files if path.parent.name != "cli" and path.name != "__main__.py"]
+
+
+def test_the_library_knows_nothing_of_the_command_line() -> None:
+    users = [path.name for path in library() for module, _ in imports(path) if module.startswith("llamac.cli")]
+    assert users == []
+
+
+def test_the_library_prints_nothing_and_ends_nothing() -> None:
+    ends = ("print", "sys.exit", "exit", "breakpoint", "os._exit")
+    found = []
+    for path in library():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ends:
+                found.append(f"{path.name}:{node.lineno}")
+    assert found == []
+
+
+# ---- sizes and the build
+
+
+def test_files_stay_short() -> None:
+    files = [
+        *c_files(),
+        *python_files("llamac", "export", "models", "bench", "tests"),
+        *ROOT.glob("llamac/*.p[yx][xdi]"),
+    ]
+    files += ROOT.glob("tests/c/*.[ch]")
+    assert {str(path.relative_to(ROOT)) for path in files if path.read_text().count("\n") > MAX_LINES} == set()
+
+
+def test_every_source_file_says_what_it_owns() -> None:
+    opening = r"// SPDX-License-Identifier: MIT\n// \w+\.[ch] - ."
+    silent = [path.name for path in c_files() if not re.match(opening, path.read_text())]
+    for path in python_files("llamac", "export", "models", "bench", "tests"):
+        tree = ast.parse(path.read_text())
+        if tree.body and not ast.get_docstring(tree):
+            silent.append(str(path.relative_to(ROOT)))
+    assert silent == []
+
+
+def test_the_flags_keep_the_bits() -> None:
+    flags = json.loads((CSRC / "flags.json").read_text())
+    every = [*flags["core"], *(flag for machine in flags["isa"].values() for isa in machine.values() for flag in isa)]
+    assert "-ffp-contract=off" in flags["core"]
+    for flag in every:
+        assert not re.match(r"-Ofast|-ffast-math|-funsafe|-fassociative|-freciprocal|-ffinite|-march=native", flag)
+    setup = (ROOT / "setup.py").read_text()
+    assert not re.search(r"[\"'](-Ofast|-ffast-math|-funsafe)", setup)
+    asked_for = re.findall(r'if asked\("NATIVE"\):\n\s+flags\.append\("-march=native"\)', setup)
+    assert setup.count("-march=native") == len(asked_for)  # only where the user asks for it

@@ -1,0 +1,159 @@
+"""Interrupted conversions: what they leave behind, and when it is resumed or deleted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llamac
+from llamac.export import export
+from llamac.export.flat import stream
+from llamac.export.flat.plan import Slot
+from llamac.format import private_files
+from llamac.format.flatfile import FlatFile
+from llamac.sources.cache import Cache
+from opened_sources import flip, logits, models_in, phases, start
+from processes import TIMEOUT
+
+
+def names_in(place: Path) -> list[str]:
+    return sorted(path.name for path in (place / "models").iterdir())
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the tensors that are converted while a test runs."""
+    names: list[str] = []
+    pack = stream._stored_bytes
+
+    def note(slot: Slot, *others: Any) -> bytes:
+        names.append(slot.name)
+        return pack(slot, *others)
+
+    monkeypatch.setattr(stream, "_stored_bytes", note)
+    return names
+
+
+@pytest.mark.parametrize("moment", ["done == 0", "done > total / 2"])
+def test_a_killed_conversion_is_resumed(
+    moment: str, checkpoint_folder: Path, place: Path, packed: list[str]
+) -> None:
+    expected = logits(checkpoint_folder, cache_dir=False)
+    everything = packed[:]
+    packed.clear()
+    also = f"if phase == 'writing' and {moment}: import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"
+    process = start(checkpoint_folder, also)
+    process.communicate(timeout=TIMEOUT)
+    assert process.returncode == -signal.SIGKILL
+    (entry,) = Cache(place).entries()
+    assert entry.problem == "interrupted"
+    assert names_in(place)[0].endswith(".partial")
+    assert logits(checkpoint_folder) == expected
+    (model,) = models_in(place)
+    assert names_in(place) == [model.name, f"{model.stem}.json"]
+    assert [entry.problem for entry in Cache(place).entries()] == [None]
+    file = FlatFile(model)
+    assert [problem for _, problem in file.verify_data() if problem] == []
+    file.close()
+    if moment == "done == 0":
+        assert packed == everything
+
+
+def interrupt(phase: str, done: int, total: int) -> None:
+    if phase == "writing" and done > total / 2:
+        raise KeyboardInterrupt
+
+
+def interrupt_conversion(source: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        llamac.load(source, progress=interrupt)
+
+
+def test_an_interrupted_conversion_is_resumed(checkpoint_folder: Path, place: Path, packed: list[str]) -> None:
+    phases(checkpoint_folder)
+    (model,) = models_in(place)
+    whole, everything = model.read_bytes(), packed[:]
+    shutil.rmtree(place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "BLOCK_BYTES", 64)  # so that also a small model is partly on the disk
+        interrupt_conversion(checkpoint_folder)
+    packed.clear()
+    phases(checkpoint_folder)
+    assert 0 < len(packed) < len(everything)
+    assert packed == everything[-len(packed) :]
+    assert model.read_bytes() == whole
+    assert names_in(place) == [model.name, f"{model.stem}.json"]
+
+
+def test_a_conversion_of_an_older_state_is_not_resumed(
+    checkpoint_folder: Path, place: Path, packed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 64)
+    expected = logits(checkpoint_folder)
+    everything = packed[:]
+    shutil.rmtree(place)
+    interrupt_conversion(checkpoint_folder)
+    weights = checkpoint_folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes())  # it can have had other content in between
+    packed.clear()
+    assert logits(checkpoint_folder) == expected
+    assert packed == everything
+    assert len(names_in(place)) == 2
+
+
+def test_a_conversion_with_other_arguments_is_not_resumed(checkpoint_folder: Path, tmp_path: Path) -> None:
+    """bf16 and f16 have the same sizes: only the tensors' records differ."""
+    partial = tmp_path / "partial"
+    export(checkpoint_folder, tmp_path / "expected", dtype="f16", probe_source=None)
+    export(checkpoint_folder, partial, dtype="bf16", probe_source=None)
+    export(checkpoint_folder, tmp_path / "out", dtype="f16", probe_source=None, partial=partial)
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "expected").read_bytes()
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize("at", [0.0, 0.3, 0.45])
+def test_damage_in_an_interrupted_conversion_is_repaired(
+    at: float, checkpoint_folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases(checkpoint_folder)
+    (model,) = models_in(place)
+    whole = model.read_bytes()
+    shutil.rmtree(place)
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 64)
+    interrupt_conversion(checkpoint_folder)
+    (partial,) = (place / "models").glob("*.partial")
+    flip(partial, int(at * len(whole)))
+    phases(checkpoint_folder)
+    assert model.read_bytes() == whole
+
+
+def test_without_locks_every_conversion_starts_over(
+    checkpoint_folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_files, "try_lock", lambda descriptor: None)
+    (place / "models").mkdir(parents=True)
+    others = place / "models" / f".{'a' * 64}.{'0' * 16}.{'1' * 16}.partial"
+    others.touch()
+    interrupt_conversion(checkpoint_folder)
+    assert names_in(place) == [others.name]
+    phases(checkpoint_folder)
+    assert others.exists()
+
+
+def test_an_old_interrupted_conversion_is_deleted(checkpoint_folder: Path, place: Path) -> None:
+    interrupt_conversion(checkpoint_folder)
+    (partial,) = (place / "models").glob("*.partial")
+    with Cache(place).converting("b" * 64):
+        assert partial.exists()
+    when = time.time() - 8 * 86400
+    os.utime(partial, (when, when))
+    with Cache(place).converting(partial.name[1:65]), Cache(place).converting("b" * 64):
+        assert partial.exists()  # it is being written
+    with Cache(place).converting("b" * 64):
+        assert names_in(place) == []

@@ -1,0 +1,489 @@
+"""Chat templates: the texts that transformers gives, where templates are found, limits on hostile ones, the prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_samples import CHATML, CHATS, ESCAPES, HOSTILE, PUBLISHED, TEMPLATES, TOOLS, USER
+from vocab_samples import byte_level_gguf, gguf_file, tokenizer_json, write_json
+
+import llamac
+from commands import GREEDY, Command
+from golden.cases import GPT2
+from golden.tiny_checkpoints import write_checkpoint
+from llamac import ChatTemplate, ChatTemplateError
+from llamac.errors import ArgumentError, ArgumentTypeError, ExportError, UnsupportedError
+from llamac.export.convert import export
+from llamac.text import chat_process
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+HI = [{"role": "user", "content": "Hi"}]
+REAL_PYTHON = sys.executable
+
+
+# ---- the same as transformers
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_give_what_transformers_gives(name: str) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    template = ChatTemplate(TEMPLATES[name], TOKENS)
+    rendered = 0
+    for chat in CHATS.values():
+        given = [{key: value for key, value in message.items() if value is not None} for message in chat]
+        for options in (
+            {"add_generation_prompt": True},
+            {"add_generation_prompt": False, "tools": TOOLS},
+            {"documents": [{"title": "T", "text": "x"}], "enable_thinking": False, "controls": {"a": 1}},
+            {"add_generation_prompt": True, "date_string": "1 Jan 2030", "bos_token": "<bos>"},
+        ):
+            arguments: dict[str, Any] = {"add_generation_prompt": False, **options}
+            try:
+                expected = utils.render_jinja_template(
+                    [given], chat_template=TEMPLATES[name], **{**TOKENS, **arguments}
+                )
+            except Exception:
+                with pytest.raises(ChatTemplateError):
+                    template.render(chat, **arguments)
+                continue
+            assert template.render(chat, **arguments) == expected[0][0]
+            rendered += 1
+    assert rendered >= 8
+
+
+FILTERS = r"""
+-5|abs
+'a b'|title|capitalize
+'a'|center(5)
+[1, 2, 3]|batch(2)|list
+'é<'|escape
+5000000|filesizeformat
+[1, 2]|first
+'%s!'|format('a')
+[{'a': 1}, {'a': 2}]|groupby('a')|list
+'a\nb'|indent(2)
+{'a': 1}|items|list
+[1, 2]|join(',')
+[[1], [2]]|map('first')|list
+[3, 1]|sort|min
+{'b': 1, 'a': 2}|dictsort
+{'a': [1, 'é']}|pprint
+[1, 2]|reject('odd')|list
+'aa'|replace('a', 'b')
+2.5|round(1)
+[1, 2, 3]|slice(2)|list
+'<b>a &amp; b</b>'|striptags
+[1, 2]|sum
+'a b c'|truncate(3)
+'see http://a.b/c'|urlize
+{'a': 'é b'}|urlencode
+'a b c d'|wordwrap(3)
+'a b'|wordcount
+{'a': 1}|xmlattr
+[1, 1]|unique|list
+'2'|int + 2
+'é'|tojson(ensure_ascii=true)
+'x' is string
+{'b': 1, 'a': [1]}|tojson(indent=2, sort_keys=true, separators=(',', ': '))
+lipsum(n=1)|length > 9
+strftime_now('%Y') == (strftime_now('%Y')|int)|string
+dict(a=1)|length
+'%05.1f' % 2.345
+cycler('a', 'b').next()
+'ß'|upper|lower
+"""
+
+
+@pytest.mark.parametrize("expression", FILTERS.strip().splitlines())
+def test_filters_give_what_transformers_gives(expression: str) -> None:
+    """Also those for which jinja2 or Python load more of themselves: the process can open no files then."""
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    template = f"{{{{ {expression} }}}}"
+    try:
+        expected = utils.render_jinja_template([HI], chat_template=template)[0][0]
+    except Exception as error:
+        with pytest.raises(ChatTemplateError, match=type(error).__name__):
+            ChatTemplate(template).render(HI)
+    else:
+        assert ChatTemplate(template).render(HI) == expected
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_templates_give_the_published_formats(name: str) -> None:
+    assert ChatTemplate(TEMPLATES[name], TOKENS).render(HI) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "mistral", "qwen", "gemma"])
+def test_a_last_message_that_is_continued(name: str) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    template = ChatTemplate(TEMPLATES[name], TOKENS)
+    contents: list[Any] = ["It is", "It is ", " It is\n\n", [{"type": "text", "text": "It"}]]
+    for content in contents:
+        chat: list[dict[str, Any]] = [USER, {"role": "assistant", "content": content}]
+        if isinstance(content, list) and name != "gemma":
+            continue
+        (expected,), _ = utils.render_jinja_template(
+            [chat], chat_template=TEMPLATES[name], continue_final_message=True, **TOKENS
+        )
+        assert template.render(chat, continue_final_message=True) == expected
+        assert chat[-1]["content"] == content
+    with pytest.raises(ArgumentError, match="no text to continue"):
+        template.render([{"role": "assistant", "content": [1]}], continue_final_message=True)
+    with pytest.raises(ChatTemplateError, match="omits or changes"):
+        ChatTemplate("{{ messages[0].content[:1] }}").render(HI, continue_final_message=True)
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "thinking", "reasoning", "note"])
+def test_another_part_of_the_last_message_that_is_continued(field: str) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    template = "{% for m in messages %}<{{ m.reasoning_content }}{{ m.note }}>{{ m.content }}{% endfor %}"
+    chat = [{"role": "assistant", field: "because ", "content": "x"}]
+    options: dict[str, Any] = {"continue_final_message": field}
+    (expected,), _ = utils.render_jinja_template([chat], chat_template=template, **options)
+    assert ChatTemplate(template).render(chat, **options) == expected
+    with pytest.raises(ArgumentError, match="does not read the other of messages"):
+        ChatTemplate(template).render([{"other": "x"}], continue_final_message="other")
+
+
+def test_what_a_template_sees_is_plain_data() -> None:
+    class Role(str, enum.Enum):
+        USER = "user"
+
+    @dataclasses.dataclass
+    class Point:
+        x: int
+
+    seen = ChatTemplate("{{ messages[0] }} {{ more }}").render(
+        [{"role": Role.USER, "content": "a", "none": None}], more=(Point(1), {2: True}, [1.5, None])
+    )
+    assert seen == "{'role': 'user', 'content': 'a'} ({'x': 1}, {2: True}, [1.5, None])"
+    deep: list[Any] = []
+    deep.append(deep)
+    for wrong, told in (({"a": object()}, "not object"), ({"a": b"x"}, "not bytes"), ({"a": deep}, "nested")):
+        with pytest.raises(ArgumentError, match=told):
+            ChatTemplate("x").render(HI, **wrong)
+    bad: Any
+    for bad in ("Hi", b"Hi", {"role": "user"}, None, 5):
+        with pytest.raises(ArgumentTypeError, match="messages must be a list of dicts"):
+            ChatTemplate("x").render(bad)
+    for bad in (["Hi"], [HI]):
+        with pytest.raises(ArgumentTypeError, match=r"messages\[0\] must be a dict"):
+            ChatTemplate("x").render(bad)
+    with pytest.raises(ArgumentError, match="messages is empty"):
+        ChatTemplate("x").render([])
+    with pytest.raises(ArgumentTypeError, match=r"tools\[0\] must be"):
+        ChatTemplate("x").render(HI, tools=[{}.get])  # type: ignore[list-item]
+    for bad in (None, {"default": 1}, {1: "x"}):
+        with pytest.raises(ArgumentTypeError, match="templates must be a dict of str to str"):
+            ChatTemplate(bad)
+
+
+# ---- errors and limits
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ raise_exception('only\ntexts') }}", "refuses these messages: only\ntexts"),
+        ("{{ a.b }}", "UndefinedError: 'a' is undefined"),
+        ("a\n{% if %}", r"TemplateSyntaxError: .* \(line 2\)"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+    ],
+)
+def test_errors_of_templates(template: str, told: str) -> None:
+    with pytest.raises(ChatTemplateError, match=told):
+        ChatTemplate(template).render(HI)
+    assert ChatTemplate(CHATML).render(HI) == PUBLISHED["chatml"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_templates_are_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    caught: list[BaseException] = []
+
+    def render() -> None:
+        try:
+            ChatTemplate(HOSTILE[name]).render(HI)
+        except BaseException as error:
+            caught.append(error)
+
+    with monkeypatch.context() as limits:
+        limits.setattr(chat_process.render, "__defaults__", (1.5, 1 << 20))
+        thread = threading.Thread(target=render)
+        thread.start()
+        thread.join()
+    assert [type(error) for error in caught] == [ChatTemplateError], caught
+    assert ChatTemplate(CHATML).render(HI) == PUBLISHED["chatml"]
+
+
+@pytest.mark.parametrize("template", ESCAPES)
+def test_the_sandbox_holds(template: str) -> None:
+    with pytest.raises(ChatTemplateError):
+        ChatTemplate(template).render(HI)
+
+
+def test_the_process_opens_no_files_and_goes_with_its_parent() -> None:
+    ChatTemplate("x").render(HI)
+    child = chat_process.WORKER.child
+    assert child is not None
+    limits = Path(f"/proc/{child.pid}/limits")
+    if limits.exists():
+        values = {line[:25].strip(): line[26:].split()[0] for line in limits.read_text().splitlines()}
+        assert (values["Max open files"], values["Max file size"]) == ("0", "0")
+        assert int(values["Max address space"]) == 1 << 29
+    assert child.stdin is not None
+    child.stdin.close()
+    assert child.wait(20) == 0
+    assert ChatTemplate("{{ messages[0].content }}").render(HI) == "Hi"  # by a new one
+
+
+@pytest.fixture
+def no_worker() -> Iterator[None]:
+    """Each rendering in the test starts a worker as the test has set up."""
+    chat_process.WORKER.stop()
+    yield
+    chat_process.WORKER.stop()
+
+
+@pytest.mark.usefixtures("no_worker")
+def test_an_exhausted_system_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as limits:
+        limits.setattr("subprocess.Popen", fail)
+        with pytest.raises(ChatTemplateError, match=r"separate process, which cannot be started: .*unavailable"):
+            ChatTemplate("x").render(HI)
+    assert ChatTemplate("x").render(HI) == "x"
+
+
+def program(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.usefixtures("no_worker")
+@pytest.mark.parametrize("name", ["", "app", "python3", "python-that-answers", "missing/python3"])
+def test_python_is_found_where_sys_executable_is_another_program(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An embedding program is not even started: it might do anything."""
+    trace = tmp_path / "trace"
+    program(tmp_path / "app", f"#!/bin/sh\ntouch {trace}\nexit 1\n")
+    program(tmp_path / "python3", "#!/bin/sh\nexit 1\n")
+    program(tmp_path / "python-that-answers", "#!/bin/sh\nprintf '\\002\\0\\0\\0\\0\\0\\0\\0{}'\ncat > /dev/null\n")
+    monkeypatch.setattr(sys, "executable", name and str(tmp_path / name))
+    assert ChatTemplate("{{ messages[0].content }}").render(HI) == "Hi"
+    assert not trace.exists()
+
+
+@pytest.mark.usefixtures("no_worker")
+def test_an_error_says_what_was_tried_as_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("prefix", "exec_prefix", "base_prefix"):
+        monkeypatch.setattr(sys, name, str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    with pytest.raises(UnsupportedError, match=r"separate Python 3\.\d+ process.*sys\.executable is '/bin/true'\):"):
+        ChatTemplate("x").render(HI)
+    found = program(tmp_path / "bin" / "python3", "#!/bin/sh\nexit 7\n")
+    with pytest.raises(UnsupportedError, match=rf"\({found}: it ended or did not answer \(exit code 7\)\)"):
+        ChatTemplate("x").render(HI)
+    version = f"0.{sys.version_info[1]}"
+    fake = f"import struct, sys\nt = b'{version}'\n"
+    fake += "sys.stdout.buffer.write(struct.pack('<Q', len(t)) + t)\nsys.stdout.flush()\nsys.stdin.read()\n"
+    program(tmp_path / "bin" / "python3", f"#!{REAL_PYTHON}\n{fake}")
+    with pytest.raises(UnsupportedError, match=r"it is another version of Python, '0\.\d+'"):
+        ChatTemplate("x").render(HI)
+
+
+def test_many_threads_render() -> None:
+    results: list[str] = []
+
+    def render(index: int) -> None:
+        for step in range(10):
+            results.append(
+                ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": f"{index} {step}"}])
+            )
+
+    threads = [threading.Thread(target=render, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == sorted(f"{index} {step}" for index in range(4) for step in range(10))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_a_process_of_its_own() -> None:
+    ChatTemplate("x").render(HI)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = 0 if ChatTemplate("{{ messages[0].content }}").render(HI) == "Hi" else 2
+            chat_process.WORKER.stop()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ChatTemplate("{{ messages[0].content }}y").render(HI) == "Hiy"
+
+
+# ---- where templates are
+
+
+def test_templates_of_directories_and_files(tmp_path: Path) -> None:
+    with pytest.raises(ChatTemplateError, match="has no chat template"):
+        ChatTemplate.from_file(tmp_path)
+    config: dict[str, Any] = {"bos_token": {"content": "<b>"}, "eos_token": "<e>", "chat_template": "{{ bos_token }}c"}
+    write_json(tmp_path, tokenizer_config=config)
+    assert ChatTemplate.from_file(tmp_path).render(HI) == "<b>c"
+    found = ChatTemplate.from_file(tmp_path / "tokenizer_config.json")
+    assert found.special_tokens == {"bos_token": "<b>", "eos_token": "<e>"}
+    write_json(tmp_path, special_tokens_map={"pad_token": "<p>"})
+    assert ChatTemplate.from_file(tmp_path).special_tokens["pad_token"] == "<p>"
+    named = [
+        {"name": "default", "template": "d"},
+        {"name": "tool_use", "template": "t"},
+        {"name": "rag", "template": "r"},
+    ]
+    write_json(tmp_path, tokenizer_config=config | {"chat_template": named})
+    found = ChatTemplate.from_file(tmp_path)
+    assert [found.render(HI), found.render(HI, tools=TOOLS), found.render(HI, template="rag")] == ["d", "t", "r"]
+    with pytest.raises(ArgumentError, match="no chat template named 'x', only 'default', 'rag', 'tool_use'"):
+        found.render(HI, template="x")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("own {{ eos_token }}")
+    with pytest.raises(ArgumentError, match="no chat template is named 'default': choose one of 'rag'"):
+        ChatTemplate.from_file(tmp_path).render(HI)
+    (tmp_path / "chat_template.jinja").write_text("file\n", encoding="utf-8")
+    found = ChatTemplate.from_file(tmp_path)  # files of their own are all there is, as in transformers
+    assert found.templates == {"rag": "own {{ eos_token }}", "default": "file\n"}
+    assert found.render(HI, tools=TOOLS) == "file"
+    assert ChatTemplate.from_file(tmp_path / "chat_template.jinja").templates == {"default": "file\n"}
+
+
+def test_templates_by_name_in_one_object_and_tokens_of_a_models_own(tmp_path: Path) -> None:
+    extra = {"image_token": {"content": "<img>"}, "audio_token": "<a>"}
+    config = {"chat_template": {"default": "{{ image_token ~ audio_token }}", "tool_use": "t"}}
+    write_json(tmp_path, tokenizer_config=config | {"extra_special_tokens": extra})
+    found = ChatTemplate.from_file(tmp_path)
+    assert (found.render(HI), found.render(HI, tools=TOOLS)) == ("<img><a>", "t")
+    write_json(tmp_path, tokenizer_config=config | {"extra_special_tokens": ["<x>"]})
+    assert ChatTemplate.from_file(tmp_path).special_tokens == {}
+    of_class = {"tokenizer_class": "Qwen2TokenizerFast", "eos_token": "<e>", "pad_token": None}
+    write_json(tmp_path, tokenizer_config=config | of_class)
+    assert ChatTemplate.from_file(tmp_path).special_tokens == {"eos_token": "<e>", "unk_token": "<|endoftext|>"}
+
+
+def test_templates_of_gguf_files(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    more = [("tokenizer.chat_template", "{{ bos_token }}d"), ("tokenizer.chat_template.tool_use", "t")]
+    path.write_bytes(gguf_file([*byte_level_gguf(), *more]))
+    found = ChatTemplate.from_file(path)
+    assert found.special_tokens == {"bos_token": "<|end|>", "eos_token": "<|end|>"}
+    assert (found.render(HI), found.render(HI, tools=TOOLS)) == ("<|end|>d", "t")
+    path.write_bytes(gguf_file([*byte_level_gguf(), ("tokenizer.chat_template", 5)]))
+    with pytest.raises(ExportError, match="is no text"):
+        ChatTemplate.from_file(path)
+    path.write_bytes(gguf_file(byte_level_gguf()))
+    with pytest.raises(ChatTemplateError, match="has no chat template"):
+        ChatTemplate.from_file(path)
+
+
+# ---- models
+
+
+@pytest.fixture
+def chat_model(tmp_path: Path) -> Path:
+    """A model file with two templates, made from a Hugging Face directory."""
+    folder = write_checkpoint(tmp_path / "hf", GPT2)
+    template = "{{ bos_token }}{% for m in messages %}{{ m.role ~ m.content }}{% endfor %}"
+    template += "{% if not add_generation_prompt %}</s>{% endif %}"
+    named = [{"name": "default", "template": template}, {"name": "tool_use", "template": "t{{ pad_token }}"}]
+    config = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "he", "chat_template": named}
+    write_json(folder, tokenizer=tokenizer_json(), tokenizer_config=config)
+    export(folder, tmp_path / "chat.bin", probe_source=None)
+    return tmp_path / "chat.bin"
+
+
+def test_a_model_renders_its_template_with_one_bos(chat_model: Path, tmp_path: Path) -> None:
+    with llamac.load(chat_model) as model:
+        assert model.chat_prompt(HI) == "<s>userHi"
+        assert model.chat_prompt(HI, tools=TOOLS) == "the"
+        assert model.chat_prompt(HI, bos_token="") == "userHi"
+        letters = model.tokenizer.encode("userHi")
+        assert model.special.add_bos
+        assert model.chat_ids(HI) == model.tokenize(model.chat_prompt(HI)) == [256, *letters]
+        assert model.chat_ids(HI, add_generation_prompt=False) == [256, *letters, 257]
+        assert model.chat_ids(HI, bos_token="") == letters  # as the template has it
+        template = model.chat_template
+        assert template is not None
+        assert set(template.templates) == {"default", "tool_use"}
+    export(chat_model, tmp_path / "again", to="hf")
+    again = ChatTemplate.from_file(tmp_path / "again")
+    assert again.templates == template.templates
+    export(chat_model, tmp_path / "again.bin", probe_source=None)
+    with llamac.load(tmp_path / "again.bin") as model:
+        assert model.chat_template is not None
+        assert model.chat_template.templates == template.templates
+        assert model.chat_template.special_tokens == template.special_tokens
+
+
+def test_names_of_special_tokens_in_messages_are_text(chat_model: Path) -> None:
+    with llamac.load(chat_model) as model:
+        text = "a</s>b<s>"
+        chat = [{"role": "user", "content": text}]
+        parts: list[dict[str, Any]] = [{"role": "user", "content": [{"text": "</s>"}], "x": {"y": ("<s>",)}}]
+        plain = model.tokenizer.encode("user" + text)
+        assert not {256, 257} & set(plain)
+        assert model.chat_ids(chat) == [256, *plain]
+        assert model.chat_ids([*chat, *chat]) == [256, *model.tokenizer.encode("user" + text + "user" + text)]
+        assert model.chat_ids(chat, parse_special=True) == model.tokenize(model.chat_prompt(chat))
+        shown = "[{'text': '</s>'}]"
+        assert model.chat_ids(parts) == [256, *model.tokenizer.encode("user" + shown)]
+        assert model.chat_ids(chat, add_generation_prompt=False) == [256, *plain, 257]
+        with pytest.raises(ArgumentTypeError, match="messages must be a list of dicts"):
+            model.chat_ids(None)  # type: ignore[arg-type]
+        assert model.chat_ids(HI, tools=[{"name": "<s>"}]) == model.tokenize("the", add_special=False)
+
+
+def test_marks_that_a_template_tears_apart_are_taken_out(chat_model: Path) -> None:
+    with llamac.load(chat_model) as model:
+        assert model.chat_template is not None
+        template = "{{ messages[0].content.split('</s>')[1] }}"
+        torn = ChatTemplate(template, model.chat_template.special_tokens)
+        model.chat_template = torn
+        assert model.chat_ids([{"role": "user", "content": "a</s>he"}]) == model.tokenizer.encode("he")
+
+
+def test_a_model_without_a_template_says_so(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+        assert model.chat_template is None
+        with pytest.raises(ArgumentError, match="no chat template"):
+            model.chat_prompt(HI)
+
+
+# ---- the command line
+
+
+def test_run_chat(llamac_command: Command, chat_model: Path, tiny_llama: Path) -> None:
+    with llamac.load(chat_model) as model:
+        chat = [{"role": "system", "content": "S"}, *HI]
+        alone, both = (model.chat(messages, max_tokens=6, temperature=0).text for messages in (HI, chat))
+    done = llamac_command("run", chat_model, "--chat", "-i", "Hi", *GREEDY, "-n", 6, "-q")
+    assert (done.code, done.out) == (0, alone + "\n")
+    done = llamac_command("run", chat_model, "--chat", "--system", "S", "-i", "Hi", *GREEDY, "-n", 6, "-q")
+    assert (done.code, done.out) == (0, both + "\n")
+    llamac_command("run", chat_model, "--chat", "-i", "").refuses_with("--chat needs a message")
+    llamac_command("run", chat_model, "--system", "S", "-i", "Hi").refuses_with("--system goes with --chat only")
+    llamac_command("run", tiny_llama, "--chat", "-i", "Hi").refuses_with("no chat template")
