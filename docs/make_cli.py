@@ -23,8 +23,9 @@ HEAD = """\
 `python docs/make_cli.py` writes this page from the parser; `llamac COMMAND --help` prints the same.
 
 * `llamac` and `python -m llamac` are the same program. `llamac-export` is `llamac export`.
-* Results go to standard output; figures, progress, hints, warnings and errors to standard error. An error is one line.
-* A mistyped option or command is answered with the nearest one.
+* Results go to standard output. Figures, progress, hints, warnings and errors go to standard error.
+* An error is one line, or one line and a list of problems. For an unknown option or command, the usage is printed as
+  well, and the nearest one is suggested.
 
 ## Exit codes
 
@@ -39,18 +40,19 @@ Ctrl-C, SIGTERM and SIGHUP leave no half-written output.
 
 ## Models
 
-MODEL, and SRC of `export`, can be the name of a built-in model, `stories` or `stories-gpt2`; a file of that name takes
-precedence. A source that is not a model file is converted once, and the result is kept: [cache.md](cache.md).
+MODEL, and SRC of `export`, can be the name of a built-in model, `stories` or `stories-gpt2`. A file of that name takes
+precedence. A MODEL that is not a model file is converted once, and the result is kept: [cache.md](cache.md).
 
 ## Prompts and pipes
 
-The prompt is what `-i` gives, or the file of `-f`, or standard input if it is not a terminal. Standard input can also
-follow `-i`; a blank line separates the two:
+The prompt is the text after `-i`, the contents of the file after `-f`, or standard input if it is not a terminal. With
+`-i`, standard input follows the prompt, and a blank line separates the two:
 
     cat report.txt | llamac run chat.bin --chat -i "Summarise:"
 
-After `-i`, standard input is read if it is a pipe, a socket or a file. An inherited pipe that sends nothing for 10
-seconds is ignored with a warning. `</dev/null` ignores standard input at once; `-f -` waits for it as long as it takes.
+With `-i`, standard input is read only if it is a pipe, a socket or a file. A pipe that sends nothing for 10 seconds is
+ignored with a warning, because programs can inherit pipes that nobody writes to. `</dev/null` ignores standard input at
+once; `-f -` waits for it without a limit.
 
 ## Sampling defaults
 
@@ -61,10 +63,10 @@ temperature 1.0 and top-p 1.0. `--temperature 0` takes the most probable token a
 
 ## Terminals and files
 
-* Progress of downloads, conversions and long prompts is a bar on a terminal. Elsewhere it is one line every 10
-  seconds. `--quiet` of `run` turns it off.
-* Control characters are escaped (`\\x1b`): always in names and other strings from files, and on a terminal in
-  generated text. JSON is always ASCII, with `\\u` escapes.
+* Downloads, conversions and long prompts show a progress bar on a terminal. Elsewhere they print one line every 10
+  seconds, which `llamac run --quiet` turns off.
+* Control characters in names and other strings from files are always escaped (`\\x1b`). In generated text they are
+  escaped on a terminal only. JSON is always ASCII, with `\\u` escapes.
 
 ## Environment
 

@@ -24,8 +24,8 @@ MAX_TOKENS = 256
 
 DESCRIPTION = (
     "Continue a prompt, or with --chat answer a message, and print the text as it is generated. The prompt comes from "
-    "-i, from -f, or from a pipe; after -i a pipe adds a blank line and its text. Short options have llama2.c's "
-    "letters, but -n counts new tokens only."
+    "-i, from -f, or from a pipe. With -i, the text of a pipe follows the prompt after a blank line. Short options "
+    "have llama2.c's letters, but -n counts new tokens only."
 )
 EXAMPLES = """\
   llamac run -i "Once upon a time"
@@ -75,7 +75,7 @@ def _add_prompt(group: Group) -> None:
         "-q",
         "--quiet",
         action="store_true",
-        help="print no figures and hints on stderr, and no progress unless it is a terminal",
+        help="print no figures or hints on stderr; show progress only on a terminal",
     )
 
 
@@ -86,7 +86,7 @@ def _add_generation(group: Group) -> None:
         type=_count,
         default=MAX_TOKENS,
         metavar="N",
-        help="new tokens at most; the prompt does not count, unlike in llama2.c; 0: as many as the context holds",
+        help="at most N new tokens; 0: as many as the context holds; unlike in llama2.c, the prompt does not count",
     )
     group.add_argument(
         "-t",

@@ -136,7 +136,8 @@ def test_llama2c_letters_have_long_names(llamac_command: Command) -> None:
 def test_help_says_what_n_counts(llamac_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     text = llamac_command("run", "--help").out
-    assert "new tokens at most; the prompt does not count, unlike in llama2.c" in text
+    assert "at most N new tokens; 0: as many as the context holds" in text
+    assert "unlike in llama2.c, the prompt does not count" in text
     assert "(default: 256)" in text
 
 

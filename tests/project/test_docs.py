@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,9 +21,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from adapter_samples import PREFIX, small_adapter
+from vocab_samples import SPM_PIECES, field, spm
 
 import llamac
 from builders import checkpoint, llama_config, write_model
+from commands import Command
 from llamac import _core, errors, models
 from llamac.engine import machine
 from llamac.export import Report
@@ -31,7 +35,9 @@ from llamac.format.probes import EngineRecord, Probe, ProbeSet, encode
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-IDS = [path.name for path in DOCUMENTS]
+OTHER_PAGES = [
+    ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "bench/LOG.md", "bench/README.md", "models/README.md")
+]
 
 
 @functools.cache
@@ -302,12 +308,21 @@ def test_the_probes_header_is_as_shown() -> None:
     assert json.loads(shown) == json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
 
 
+def documented_metadata() -> set[str]:
+    return {row[0].strip("`") for row in table_after(text_of("format.md"), "<!-- metadata keys -->")}
+
+
 def test_every_key_of_the_metadata_is_told() -> None:
-    keys = [row[0].strip("`") for row in table_after(text_of("format.md"), "<!-- metadata keys -->")]
     for name in models.NAMES:
         file = FlatFile(models.path(name))
-        assert set(file.metadata) <= set(keys)
+        assert set(file.metadata) <= documented_metadata()
         file.close()
+
+
+def test_every_key_of_a_sentencepiece_vocabulary_is_documented(tmp_path: Path) -> None:
+    documented = {row[0].strip("`") for row in table_after(text_of("format.md"), "<!-- sentencepiece keys -->")}
+    unigram = spm(tmp_path, SPM_PIECES, trainer=field(3, 1))
+    assert documented == set(json.loads(unigram.json)["sentencepiece"])
 
 
 # ---- cli.md
@@ -466,16 +481,51 @@ def blocks(path: Path) -> list[Block]:
     return found
 
 
+def write_example_files(path: Path, folder: Path) -> None:
+    """Writes the files that a document's examples read. model.bin is the built-in model."""
+    shutil.copy(models.path(), folder / "model.bin")
+    if path.name != "adapters.md":
+        return
+    (folder / "path" / "to").mkdir(parents=True)
+    llamac.export.export("stories", folder / "path" / "to" / "checkpoint", to="hf")
+    numbers = np.random.default_rng(1)
+    for name in ("style", "facts", "my-adapter"):
+        factors = {
+            f"{PREFIX}model.layers.0.mlp.down_proj.lora_{factor}.weight": numbers.standard_normal(shape, np.float32)
+            for factor, shape in (("A", (2, 512)), ("B", (256, 2)))
+        }
+        small_adapter(folder / name, tensors=factors)
+
+
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path)], ids=lambda path: path.name)
 def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, in one namespace per document; model.bin is the built-in model."""
+    """In order, in one namespace per document."""
     monkeypatch.chdir(tmp_path)
-    shutil.copy(models.path(), "model.bin")
+    write_example_files(path, tmp_path)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(path):
         if block.reason is None:
             # as many empty lines in front as the document has, so that a traceback tells its line
             exec(compile("\n" * block.line + block.code, str(path), "exec"), namespace)
+
+
+def test_commands_of_adapters_apply_the_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llamac_command: Command
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_example_files(ROOT / "docs" / "adapters.md", tmp_path)
+    greedy = ("-t", "0", "-n", "20")
+    outputs = {llamac_command("run", "model.bin", "-i", "Once", *greedy).out}
+    commands = re.findall(r"^    llamac (.*?)(?:   .*)?$", text_of("adapters.md"), re.MULTILINE)
+    for command in commands:
+        is_run = command.startswith("run")
+        done = llamac_command(*shlex.split(command), *(greedy if is_run else ()))
+        assert done.code == 0, done.err
+        outputs.add(done.out if is_run else "")
+    assert len(outputs) == 1 + len(commands)  # each adapter changes the text
+    with llamac.load("merged.bin") as model:
+        assert model.metadata["adapters"] == [{"name": "my-adapter", "strength": 1.0}]
+        assert set(model.metadata) <= documented_metadata()
 
 
 def test_the_examples_of_python_run_on_a_model_without_bos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,7 +545,7 @@ def headings(path: Path) -> Iterator[str]:
         yield re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=IDS)
+@pytest.mark.parametrize("path", [*DOCUMENTS, *OTHER_PAGES], ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", path.read_text("utf-8")):
         if target.startswith(("http://", "https://")):
