@@ -13,6 +13,7 @@ from llamac.export.checkpoint import Checkpoint
 from llamac.export.read import GGUF_MAGIC, read_head
 from llamac.format.flatfile import MAGIC
 from llamac.text.tokenizer import SpecialTokens, Tokenizer
+from llamac.text.vocabulary.canonical import read_canonical
 from llamac.text.vocabulary.load import Room, Vocabulary, find_tokenizer, load_vocabulary
 
 IDS_ONLY = "without a tokenizer the model only takes token ids (`export --tokenizer` adds one, `run -z` uses one)"
@@ -44,7 +45,9 @@ def attach_tokenizer(
         _attach_from_gguf(checkpoint, source.with_name(checkpoint.metadata["source"]["files"][0]), warnings)
     elif not read_head(source).startswith(MAGIC):
         _attach_neighbour(checkpoint, source, warnings)
-    elif checkpoint.tokenizer is None:
+    elif checkpoint.tokenizer is not None:
+        _check_own(checkpoint.tokenizer[0], source)
+    else:
         warnings.append(f"no tokenizer was found: {IDS_ONLY}")
     if checkpoint.tokenizer is not None:
         _fit_to_model(checkpoint)
@@ -79,6 +82,14 @@ def _attach_own(checkpoint: Checkpoint, place: Path, warnings: list[str]) -> Non
     except (TokenizerError, UnsupportedError) as error:
         raise type(error)(f"{error}; --no-tokenizer leaves it out, --tokenizer uses another one") from None
     checkpoint.metadata["tokenizer"] = {"source": _base_name(place)}
+
+
+def _check_own(data: bytes, source: Path) -> None:
+    """Raise TokenizerError if a flat file's tokenizer, which another program may have written, is malformed."""
+    try:
+        read_canonical(data, f"{source}: its tokenizer.json")
+    except TokenizerError as error:
+        raise TokenizerError(f"{error}; --no-tokenizer leaves it out, --tokenizer uses another one") from None
 
 
 def _attach_neighbour(checkpoint: Checkpoint, source: Path, warnings: list[str]) -> None:

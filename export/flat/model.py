@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,13 +69,24 @@ def model_config(file: FlatFile) -> ModelConfig:
 
 
 def _metadata(file: FlatFile) -> dict[str, Any]:
-    """The file's metadata. Other programs write metadata too: an entry of an unexpected type is dropped."""
+    """The file's metadata. Other programs write metadata too: an entry that writers could not use is dropped."""
     known = {
-        name: value for name, value in file.metadata.items() if isinstance(value, METADATA_TYPES.get(name, object))
+        name: value
+        for name, value in file.metadata.items()
+        if isinstance(value, METADATA_TYPES.get(name, object)) and _is_text(name, value)
     }
     generation = generation_config.from_flat(known)
     known.pop(generation_config.METADATA_KEY, None)
     return {"source": {"format": "llamac"}, **known, **generation_config.to_metadata(generation)}
+
+
+def _is_text(name: str, value: Any) -> bool:
+    """Whether an entry can be written as UTF-8, so has no lone surrogates."""
+    try:
+        json.dumps([name, value], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _verify_data(file: FlatFile, progress: Progress) -> None:

@@ -23,7 +23,7 @@ from llamac.export.flat.packing import checked_chunks, to_dtype
 from llamac.export.flat.plan import matching_tensors
 from llamac.export.gguf.families import ARCHITECTURES, Architecture, fused_name, gguf_name
 from llamac.export.gguf.model import HEAD, order_of_pairs, read
-from llamac.export.gguf.write_keys import add_keys, describe, obstacles, warnings_of
+from llamac.export.gguf.write_keys import add_keys, check_family, describe, obstacles, warnings_of
 from llamac.export.gguf.write_rope import CLOSE, express_rope
 from llamac.export.gguf.write_vocabulary import add_tokenizer
 from llamac.export.llama2c.model import reordered
@@ -77,6 +77,7 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
         known = ", ".join(dict.fromkeys(families))
         raise UnsupportedError(f"architecture {name!r} cannot be written as GGUF, only {known}")
     row = ARCHITECTURES[architecture]
+    check_family(checkpoint, row)
     tensors = _as_llama_cpp_has_them(checkpoint, row)
     rope = express_rope(checkpoint, row)
     tensors |= {name: LazyTensor.of(factors) for name, factors in rope.tensors.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import Checkpoint, ModelConfig
 from llamac.export.gguf.families import FUSED, IS_ROTATED, Architecture
 
@@ -65,6 +66,18 @@ def _windows(config: ModelConfig, row: Architecture) -> dict[str, Value]:
         if has_window == [not every or (layer + 1) % every != 0 for layer in range(len(windows))]:
             return keys if every == row.window_every else {**keys, "attention.sliding_window_pattern": every}
     return {**keys, "attention.sliding_window_pattern": has_window}
+
+
+def check_family(checkpoint: Checkpoint, row: Architecture) -> None:
+    """Raise UnsupportedError if the config contradicts the architecture that the metadata name."""
+    name = checkpoint.metadata["architecture"]
+    for field in ("norm", "position"):
+        ours, expected = getattr(checkpoint.config, field), getattr(row, field)
+        if ours != expected:
+            raise UnsupportedError(
+                f"the model's metadata say that its architecture is {name!r}, but its config has {field} {ours!r},"
+                f" expected {expected!r}"
+            )
 
 
 def obstacles(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:

@@ -15,7 +15,7 @@ from llamac.export.gguf.write_keys import add_keys
 from llamac.text.decoding import SPACE_MARK
 from llamac.text.template_files import GGUF_TOKENS, TOKENS
 from llamac.text.tokenizer import SpecialTokens, Tokenizer
-from llamac.text.tokenizer_json import parse_document
+from llamac.text.vocabulary.canonical import read_canonical
 from llamac.text.vocabulary.gguf import from_metadata
 from llamac.text.vocabulary.pre_tokenizers import LINEAR, PRE_TOKENIZERS
 from llamac.text.vocabulary.spm import (
@@ -50,7 +50,7 @@ def add_tokenizer(writer: Any, checkpoint: Checkpoint, warnings: list[str]) -> N
         writer.add_tokenizer_model("no_vocab")
         return
     data, special, spm = checkpoint.tokenizer
-    values = _values(parse_document(data, "the tokenizer"), special, spm, checkpoint.config.vocab_size)
+    values = _values(read_canonical(data, "the tokenizer"), special, spm, checkpoint.config.vocab_size)
     values |= _named_tokens(checkpoint.metadata.get(TOKENS, {}), values["tokenizer.ggml.tokens"])
     ours = Tokenizer.from_json(data, special)
     again = _check(ours, {**values, "general.name": checkpoint.metadata.get("name", "")})
@@ -69,7 +69,7 @@ def _values(document: Json, special: SpecialTokens, spm: bytes | None, vocab_siz
     model = document["model"]
     if model["type"] != "BPE":
         raise UnsupportedError(f"a GGUF file cannot express this tokenizer: it is a {model['type']} model, not BPE")
-    is_spm = bool(model.get("byte_fallback"))
+    is_spm = model["byte_fallback"]
     ids = token_ids(document)
     texts = {index: text for text, index in ids.items()}
     size = max(vocab_size, max(texts) + 1)
@@ -84,7 +84,7 @@ def _values(document: Json, special: SpecialTokens, spm: bytes | None, vocab_siz
         for index, text in enumerate(tokens):
             if text in BYTE_PIECES:
                 types[index] = BYTE
-        if model.get("unk_token") in ids:
+        if model["unk_token"] in ids:
             types[ids[model["unk_token"]]] = UNKNOWN
         values |= {"pre": "default", "scores": _scores(tokens, model["merges"], spm), "add_space_prefix": True}
         if not _has_prefix(document):
@@ -103,10 +103,10 @@ def _values(document: Json, special: SpecialTokens, spm: bytes | None, vocab_siz
     return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
 
 
-def _named_tokens(named: Mapping[str, str], tokens: Sequence[str]) -> dict[str, int]:
+def _named_tokens(named: Mapping[str, object], tokens: Sequence[str]) -> dict[str, int]:
     """The ids of special tokens that only chat templates refer to by name, such as padding."""
     ids = {text: index for index, text in enumerate(tokens)}
-    roles = {name.removesuffix("_token"): ids.get(text) for name, text in named.items()}
+    roles = {name.removesuffix("_token"): ids.get(text) for name, text in named.items() if isinstance(text, str)}
     return {
         f"tokenizer.ggml.{GGUF_TOKENS.get(role, role)}_token_id": index
         for role, index in roles.items()
@@ -128,13 +128,14 @@ def _scores(tokens: Sequence[str], merges: Sequence[Sequence[str]], spm: bytes |
 
 def _has_prefix(document: Json) -> bool:
     """Whether encoding prepends a space."""
-    return any(step.get("type") == "Strip" and step.get("start") for step in document["decoder"].get("decoders", ()))
+    steps = (document["decoder"] or {}).get("decoders", ())
+    return any(step.get("type") == "Strip" and step.get("start") for step in steps)
 
 
 def _pre_tokenizer(document: Json) -> str:
     """GGUF's name of the pre-tokenizer."""
-    nfc = (document.get("normalizer") or {}).get("type") == "NFC"
-    splits = list(_splits(document.get("pre_tokenizer") or {}))
+    nfc = (document["normalizer"] or {}).get("type") == "NFC"
+    splits = list(_splits(document["pre_tokenizer"] or {}))
     for name, rules in PRE_TOKENIZERS.items():
         if (
             [LINEAR.get(split, split) for split in rules.splits] == splits
@@ -172,7 +173,7 @@ def _splits(step: Json) -> Iterator[str]:
 
 def _swallowing(tokenizer: Tokenizer) -> set[str]:
     """Added tokens that absorb surrounding spaces."""
-    added = parse_document(tokenizer.json, "the tokenizer")["added_tokens"]
+    added = read_canonical(tokenizer.json, "the tokenizer")["added_tokens"]
     return {entry["content"] for entry in added if entry.get("lstrip") or entry.get("rstrip")}
 
 
@@ -187,7 +188,7 @@ def _check(ours: Tokenizer, values: Mapping[str, Any]) -> Tokenizer:
         one, other = getattr(ours.special, name), getattr(theirs.special, name)
         if one != other:
             raise UnsupportedError(f"a GGUF file cannot express this tokenizer: {name} would be {other}, not {one}")
-    added = {entry["id"] for entry in parse_document(ours.json, "the tokenizer")["added_tokens"]}
+    added = {entry["id"] for entry in read_canonical(ours.json, "the tokenizer")["added_tokens"]}
     kinds = values["tokenizer.ggml.token_type"]
     # llama2.c treats "<s>" in a string as three characters; all other formats recognize special tokens
     ids = [index for index in range(ours.n_ids) if index in added or kinds[index] not in (CONTROL, UNKNOWN)]

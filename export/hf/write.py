@@ -213,6 +213,9 @@ def _tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     data, special, spm = checkpoint.tokenizer
     document = _tokenizer_document(data, special)
     names = {token: text for text, token in token_ids(document).items()}
+    for role, index in (("BOS", special.bos_id), ("EOS", special.eos_id)):
+        if index is not None and index not in names:
+            raise UnsupportedError(f"{role} is the id {index}, for which the tokenizer has no token")
     document["post_processor"] = _post_processor(special, names)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -239,6 +242,7 @@ def _tokenizer_document(data: bytes, special: SpecialTokens) -> Json:
     that only the library sentencepiece encodes exactly is written the way transformers would convert it.
     """
     document: Json = parse_document(data, "the tokenizer")
+    document["added_tokens"] = document.get("added_tokens") or []
     model = document.pop("sentencepiece", None)
     if model is not None and not model["similar"]:
         raise UnsupportedError(

@@ -7,7 +7,8 @@ import struct
 from llamac.errors import ExportError, TokenizerError
 from llamac.text.decoding import SPACE_MARK
 from llamac.text.tokenizer import SpecialTokens
-from llamac.text.tokenizer_json import MAX_TOKENS, parse_document
+from llamac.text.tokenizer_json import MAX_TOKENS
+from llamac.text.vocabulary.canonical import read_canonical
 from llamac.text.vocabulary.spm import (
     BYTE,
     BYTE_PIECES,
@@ -85,7 +86,7 @@ def to_llama2c(vocabulary: Vocabulary) -> bytes:
     if vocabulary.spm is not None and not looks_like_sentencepiece(vocabulary.spm):
         return vocabulary.spm
     texts, scores = _scored_pieces(vocabulary)
-    count = len(token_ids(parse_document(vocabulary.json, "the tokenizer")))
+    count = len(token_ids(read_canonical(vocabulary.json, "the tokenizer")))
     if count != len(texts):
         raise ExportError(
             f"the tokenizer has {count} tokens, its SentencePiece model {len(texts)}: llama2.c cannot hold the others"
@@ -109,8 +110,8 @@ def _scored_pieces(vocabulary: Vocabulary) -> tuple[list[str], list[float]]:
     if vocabulary.spm is not None:
         pieces = read_model(vocabulary.spm)[0]
         return [piece.text for piece in pieces], [piece.score for piece in pieces]
-    model = parse_document(vocabulary.json, "the tokenizer")["model"]
-    if model["type"] != "BPE" or not model.get("byte_fallback"):
+    model = read_canonical(vocabulary.json, "the tokenizer")["model"]
+    if model["type"] != "BPE" or not model["byte_fallback"]:
         raise ExportError("llama2.c holds SentencePiece vocabularies only; this tokenizer is of another kind")
     ids: dict[str, int] = model["vocab"]
     if sorted(ids.values()) != list(range(len(ids))):
