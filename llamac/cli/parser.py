@@ -11,10 +11,9 @@ A command is a module `llamac.cli.NAME` with
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from llamac import __version__
@@ -85,9 +84,9 @@ def _fill(parser: Parser, name: str) -> None:
 
 
 def _unknown_command(word: str) -> str:
-    near = difflib.get_close_matches(word, COMMANDS, 1)
+    near = _nearest(word, COMMANDS)
     if near:
-        return f"there is no command {word!r}; did you mean `llamac {near[0]}`?"
+        return f"there is no command {word!r}; did you mean `llamac {near}`?"
     if os.path.exists(word) or word.startswith("hf:"):
         return f"{word!r} is not a command; did you mean `llamac run {word}`?"
     return f"there is no command {word!r}, expected one of {', '.join(COMMANDS)}"
@@ -121,8 +120,15 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("-"):
             return f"unexpected argument {word!r}{self.operand_hint}"
         option = word.partition("=")[0]
-        near = difflib.get_close_matches(option, self._option_string_actions, 1, cutoff=0.7)
-        return f"unknown option {option}" + (f"; did you mean {near[0]}?" if near else "")
+        near = _nearest(option, self._option_string_actions, cutoff=0.7)
+        return f"unknown option {option}" + (f"; did you mean {near}?" if near else "")
+
+
+def _nearest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
+    """The candidate most similar to a mistyped word; empty if none is similar."""
+    import difflib  # only errors need it
+
+    return next(iter(difflib.get_close_matches(word, candidates, 1, cutoff)), "")
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -7,7 +7,6 @@ itself, so there is only one reading of it.
 from __future__ import annotations
 
 import json
-import secrets
 import threading
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from llamac.errors import UnsupportedError
 from llamac.text.chat_runs import SpecialNames
 from llamac.text.headroom import require_memory
-from llamac.text.sentencepiece_text import SentencePieceEncoder
 from llamac.text.tokenizer_json import parse_document
 
 if TYPE_CHECKING:
     import tokenizers
+
+    from llamac.text.sentencepiece_text import SentencePieceEncoder
 
 # Characters from which encoding releases the GIL. The library releases it for batches only, and warns on stderr if the
 # process forks after a batch; a shorter text takes a millisecond.
@@ -87,6 +87,8 @@ def make_encoder(document: dict[str, Any], data: bytes, special: Collection[int]
     settings = document.get("sentencepiece")
     if settings is None:
         return Encoder(document, data, special)
+    from llamac.text.sentencepiece_text import SentencePieceEncoder
+
     return SentencePieceEncoder(settings, build_library(document))
 
 
@@ -171,6 +173,8 @@ def _merge(entry: Any) -> tuple[Any, ...]:
 
 def _rename(document: dict[str, Any], names: set[str]) -> None:
     """Gives the tokens `names` texts that nobody can write."""
+    import secrets
+
     secret = secrets.token_hex(16)
     renamed = {name: secret + name for name in names}
     model = document["model"]

@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -23,7 +23,6 @@ from llamac.interrupt import in_main_thread, interruptible
 from llamac.text.decoding import StreamDecoder, TokenTexts, decode_rules
 from llamac.text.encoding import make_encoder
 from llamac.text.encoding_cost import cost_problem, make_linear
-from llamac.text.isolated_encoder import IsolatedEncoder
 from llamac.text.token_counts import token_bound
 from llamac.text.tokenizer_json import check_structure, library_errors, parse_document
 
@@ -75,8 +74,7 @@ class _Parsed:
             check_structure(document)
             named = {token for token in (special.bos_id, special.eos_id) if token is not None}
             make_linear(document)
-            make = IsolatedEncoder if cost_problem(document) else make_encoder
-            self.encoder = make(document, data, named)
+            self.encoder = _choose_encoder(document)(document, data, named)
             self.bound = token_bound(document)
             self.library = self.encoder.library
             self.added = self.library.get_added_tokens_decoder()
@@ -89,6 +87,14 @@ class _Parsed:
             self.library.id_to_token,
         )
         self.memory = max(0, _resident_bytes() - before)
+
+
+def _choose_encoder(document: dict[str, Any]) -> Callable[[dict[str, Any], bytes, set[int]], Any]:
+    if not cost_problem(document):
+        return make_encoder
+    from llamac.text.isolated_encoder import IsolatedEncoder  # imports `subprocess`, which few tokenizers need
+
+    return IsolatedEncoder
 
 
 def _resident_bytes() -> int:
