@@ -12,10 +12,10 @@ import json
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from llamac.arguments import StrPath, file_path, whole_number, wrong_type
 from llamac.errors import ArgumentError, ArgumentTypeError, ContextFullError, TokenizerError
@@ -25,6 +25,11 @@ from llamac.text.encoding import make_encoder
 from llamac.text.encoding_cost import cost_problem, make_linear
 from llamac.text.token_counts import token_bound
 from llamac.text.tokenizer_json import check_structure, library_errors, parse_document
+
+if TYPE_CHECKING:
+    from llamac.text.encoding import Encoder
+    from llamac.text.isolated_encoder import IsolatedEncoder
+    from llamac.text.sentencepiece_text import SentencePieceEncoder
 
 LONG_TEXT = 20_000  # characters from which encoding can be interrupted by Ctrl-C; they take 10 ms
 
@@ -74,7 +79,7 @@ class _Parsed:
             check_structure(document)
             named = {token for token in (special.bos_id, special.eos_id) if token is not None}
             make_linear(document)
-            self.encoder = _choose_encoder(document)(document, data, named)
+            self.encoder = _make_encoder(document, data, named)
             self.bound = token_bound(document)
             self.library = self.encoder.library
             self.added = self.library.get_added_tokens_decoder()
@@ -89,12 +94,14 @@ class _Parsed:
         self.memory = max(0, _resident_bytes() - before)
 
 
-def _choose_encoder(document: dict[str, Any]) -> Callable[[dict[str, Any], bytes, set[int]], Any]:
+def _make_encoder(
+    document: dict[str, Any], data: bytes, special: set[int]
+) -> Encoder | SentencePieceEncoder | IsolatedEncoder:
     if not cost_problem(document):
-        return make_encoder
+        return make_encoder(document, data, special)
     from llamac.text.isolated_encoder import IsolatedEncoder  # imports `subprocess`, which few tokenizers need
 
-    return IsolatedEncoder
+    return IsolatedEncoder(document, data, special)
 
 
 def _resident_bytes() -> int:

@@ -123,7 +123,8 @@ def test_gguf_refuses_an_architecture_that_contradicts_the_config(
 
 
 def test_metadata_of_a_wrong_kind_is_left_out(tmp_path: Path) -> None:
-    entries = {"special_tokens": {"pad_token": {"content": "<s>"}}, "chat_templates": {"\ud800": "x"}, "x": "\ud800"}
+    entries: dict[str, Any] = {"special_tokens": {"pad_token": {"content": "<s>"}}, "x": "\ud800"}
+    entries["chat_templates"] = {"\ud800": "x"}
     source = write_model(tmp_path / "m.bin", checkpoint(SMALL), **entries)
     assert export_all(source, tmp_path) == ["gguf", "hf", "llamac"]
 
