@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac import _core
-from llamac.engine.model import Model
+from llamac.engine.model import Model, SessionDefaults
 from llamac.errors import ExportError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, ModelConfig
 from llamac.export.dtypes import exact_dtype
@@ -238,7 +238,7 @@ def float_model(checkpoint: Checkpoint, folder: Path, threads: int) -> Iterator[
     try:
         with open(path, "w+b") as file:
             write_file(file, _float_plan(checkpoint))
-        with Model(FlatFile(path), kv_dtype="f32", threads=threads) as model:
+        with Model(FlatFile(path), SessionDefaults(kv_dtype="f32", threads=threads)) as model:
             yield model
     finally:
         path.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 from llamac import models
 from llamac.arguments import parse_adapters
 from llamac.cli.text import safe_error
-from llamac.engine.model import Model
+from llamac.engine.model import Model, SessionDefaults
 from llamac.progress import Progress, bars, silent
 from llamac.sources.loading import open_model
 
@@ -29,13 +29,14 @@ def load_model(options: argparse.Namespace, *, tokenizer: str | None = None, **s
     with shown_progress(options) as show:
 
         def report(phase: str, done: int, total: int) -> None:
-            # a source that is refused before any progress gets its error alone
+            # held until there is progress: a source that is rejected at once gets only its error
             while notices and show is not silent:
                 print(f"llamac: {safe_error(notices.pop())}", file=sys.stderr, flush=True)
             show(phase, done, total)
 
         model = open_model(
             models.DEFAULT if options.model is None else options.model,
+            SessionDefaults(**settings),
             tokenizer=tokenizer,
             lora=parse_adapters(getattr(options, "lora", ())),
             dtype=options.dtype,
@@ -43,7 +44,6 @@ def load_model(options: argparse.Namespace, *, tokenizer: str | None = None, **s
             progress=report,
             on_warning=warnings.append,
             on_conversion=notices.append,
-            **settings,
         )
     for text in warnings:
         print(f"llamac: warning: {safe_error(text)}", file=sys.stderr)

@@ -9,13 +9,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamac.arguments import KVDtype, whole_number, wrong_type
+from llamac.engine.closeable import Closeable
 from llamac.engine.sampling import SamplingOverrides, SamplingParams, recommended_params, request_params
 from llamac.engine.session import Session, as_ids
-from llamac.errors import ArgumentError, ClosedError, ModelError, warn
+from llamac.errors import ArgumentError, ModelError, warn
 from llamac.format.flatfile import FlatFile
 from llamac.text.tokenizer import SpecialTokens, Tokenizer
 
@@ -31,7 +32,7 @@ NO_TEMPLATE = "this model has no chat template: use generate with a prompt in th
 
 
 class SessionDefaults(NamedTuple):
-    """What the sessions of a model use where they do not choose. None: the library's default."""
+    """Settings of a model's sessions that do not choose their own, as for `Model.session`. None: llamac's default."""
 
     context: int | None = None
     kv_dtype: KVDtype | None = None
@@ -69,7 +70,7 @@ def _strings(value: object) -> dict[str, str]:
     return {name: text for name, text in entries if isinstance(name, str) and isinstance(text, str)}
 
 
-class Model:
+class Model(Closeable):
     """An opened model. `llamac.load` makes one.
 
     A model is immutable, and any number of threads can use it. As a context manager it closes itself. Pickling
@@ -79,11 +80,8 @@ class Model:
     def __init__(
         self,
         file: FlatFile,
+        session_defaults: SessionDefaults = SessionDefaults(),  # noqa: B008  immutable
         *,
-        context: int | None = None,
-        kv_dtype: KVDtype | None = None,
-        threads: int | None = None,
-        isa: str | None = None,
         tokenizer: Tokenizer | None = None,
         origin: Origin | None = None,
         on_warning: Callable[[str], object] = warn,
@@ -95,7 +93,7 @@ class Model:
         self._config: Mapping[str, Any] = _frozen({k: v for k, v in file.config.items() if k != "reserved"})
         self._sampling_defaults = recommended_params(file.metadata, lambda text: on_warning(f"{file.path}: {text}"))
         self._origin = origin
-        self._session_defaults = SessionDefaults(context, kv_dtype, threads, isa)
+        self._session_defaults = session_defaults
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._special = SpecialTokens.from_config(self._config)
         self._n_token_ids: int = self._config["n_token_ids"]
@@ -212,12 +210,12 @@ class Model:
     # ---- text and tokens
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Token ids of a prompt.
+        """Convert a prompt to token ids.
 
         Args:
             text: The prompt.
             add_special: Put BOS in front if the model wants it and the text does not begin with it. EOS is never added.
-            parse_special: Turn the names of special tokens in the text into those tokens, as chat formats need it.
+            parse_special: Turn the names of special tokens in the text into those tokens, as chat formats require.
         """
         self._check_open()
         ids = self.tokenizer.encode(text, parse_special=parse_special)
@@ -227,7 +225,7 @@ class Model:
         return ids
 
     def detokenize(self, ids: Iterable[int]) -> str:
-        """The text of token ids, without special tokens."""
+        """Convert token ids to text, without special tokens."""
         self._check_open()
         return self.tokenizer.decode(as_ids(ids))
 
@@ -251,7 +249,7 @@ class Model:
         return ChatTemplate(texts, tokens)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """The prompt that the model's chat template makes from messages.
+        """Render messages to a prompt with the model's chat template.
 
         `generate` accepts it and does not double a BOS that the template wrote. It also turns the names of special
         tokens in messages into those tokens: use `chat` or `chat_ids` for messages that you did not write.
@@ -271,7 +269,7 @@ class Model:
     def chat_ids(
         self, messages: Sequence[Mapping[str, Any]], *, parse_special: bool = False, **options: Any
     ) -> list[int]:
-        """Token ids of a conversation. BOS and EOS are where the template wrote them, and nowhere else.
+        """Convert a conversation to token ids. BOS and EOS are only where the template wrote them.
 
         Args:
             messages: The conversation.
@@ -331,8 +329,8 @@ class Model:
         """Continue a prompt and return the whole result.
 
         Args:
-            prompt: A str, which gets BOS if the model wants it; or token ids, which are taken as they are. An empty
-                prompt is BOS.
+            prompt: A str, which gets BOS if the model wants it; or token ids, which are used unchanged. An empty prompt
+                is BOS.
             params: Sampling parameters.
             context: Positions for this generation. Default: as many as it can reach.
             overrides: Values that replace those of `params`: `generate(prompt, max_tokens=64, temperature=0)`.
@@ -418,10 +416,11 @@ class Model:
         threads: int | None = None,
         isa: str | None = None,
     ) -> Session:
-        """A session that holds sequences of tokens with their KV cache.
+        """Open a session, which holds sequences of tokens with their KV cache.
 
         Args:
-            context: Positions per sequence. Default for all settings: what `load` was given, else the model's.
+            context: Positions per sequence. For all settings, the default is the argument of `load`, else the model's
+                own value.
             sequences: Number of independent sequences.
             kv_dtype: Number format of the KV cache.
             threads: Threads per eval.
@@ -434,7 +433,7 @@ class Model:
         return Session(self, context=context, sequences=sequences, kv_dtype=kv_dtype, threads=threads, isa=isa)
 
     def _context_limit(self, context: int | None) -> int:
-        """Positions of a session whose context is given, by `load`, or by default all that the model has."""
+        """The context of a session: the argument, else that of `load`, else the model's."""
         limit: int = self._config["context"]
         chosen = self._session_defaults.context if context is None else context
         if chosen is None:
@@ -444,17 +443,23 @@ class Model:
         return whole_number(chosen, "context")
 
     def _session_for(self, positions: int, context: int | None = None) -> Session:
-        """A session for a request that can reach so many positions.
+        """A session for a request that can reach `positions` positions.
 
-        An explicit context, here or in `load`, decides. Otherwise the size decides which RoPE table a model with two
-        uses, as in transformers.
+        An explicit context, here or in `load`, takes precedence. Otherwise the number of positions selects the RoPE
+        table of a model that has two, as in transformers.
         """
         if context is None and self._session_defaults.context is None:
             context = min(max(1, positions), self._config["context"])
         return self.session(context=context)
 
     def logits(self, ids: Iterable[int]) -> Logits:
-        """Logits of every position of a sequence, shape (n, vocab_size), float32. BOS is not added.
+        """Compute the logits of every position of a sequence. BOS is not added.
+
+        Args:
+            ids: Token ids.
+
+        Returns:
+            Logits of shape (n, vocab_size), float32.
 
         Raises:
             ContextFullError: If the ids do not fit the context.
@@ -469,7 +474,7 @@ class Model:
     def close(self) -> None:
         """Close the model, its sessions and the file.
 
-        Methods raise ClosedError from then on. Values that were read before stay usable: `config`, `special`, a
+        Methods raise ClosedError from then on. Values that were read before remain usable: `config`, `special`, a
         tokenizer.
 
         Raises:
@@ -480,22 +485,9 @@ class Model:
             session.close()
         self._file.close()
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ClosedError("the model is closed")
-
-    def __enter__(self) -> Model:
-        self._check_open()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _short(number: int) -> str:
-    """A count in three digits: 2.61M."""
+    """A count with three digits: 2.61M."""
     for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
         if number >= unit:
             return f"{number / unit:.3g}{name}"

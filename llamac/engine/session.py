@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamac import _core
 from llamac.arguments import KVDtype, whole_number, wrong_type
 from llamac.engine import machine
+from llamac.engine.closeable import Closeable
 from llamac.engine.sampling import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
-from llamac.errors import ArgumentError, ArgumentTypeError, ClosedError, ContextFullError
+from llamac.errors import ArgumentError, ArgumentTypeError, ContextFullError
 from llamac.interrupt import in_main_thread, interruptible
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def as_ids(ids: Iterable[int]) -> array[int]:
         ids = ids.tolist()
     try:
         ids = list(ids)
-        # an array would accept them as 0 and 1; NumPy's bool type has one of these names, too
+        # an array would accept bools as 0 and 1; NumPy's type has either name
         if not {"bool", "bool_"}.isdisjoint(kind.__name__ for kind in set(map(type, ids))):
             raise TypeError("'bool' object cannot be interpreted as an integer")
         return array("i", ids)
@@ -59,7 +59,7 @@ def as_ids(ids: Iterable[int]) -> array[int]:
         raise ArgumentError(f"token ids must be whole numbers of 32 bits: {error}") from None
 
 
-class Session:
+class Session(Closeable):
     """Sequences of tokens with their KV cache. `Model.session` makes one.
 
     One thread at a time uses a session: another thread gets BusyError. Only `cancel` works from any thread. As a
@@ -177,8 +177,8 @@ class Session:
         """Continue a prompt, computing only what sequence 0 does not hold yet; return the whole result.
 
         Args:
-            prompt: The whole prompt, as for `Model.generate`. What the session holds is cut to the prefix that the
-                prompt shares with it.
+            prompt: The whole prompt, as for `Model.generate`. Sequence 0 is truncated to the prefix that it shares with
+                the prompt.
             params: Sampling parameters.
             overrides: Values that replace those of `params`.
 
@@ -266,8 +266,8 @@ class Session:
             (n, vocab_size); float32. For None nothing.
 
         Raises:
-            ContextFullError: If the tokens do not fit. Nothing has been computed then.
-            CancelledError: After `cancel`. Its `done` tokens have been kept.
+            ContextFullError: If the tokens do not fit. Nothing is computed then.
+            CancelledError: After `cancel`. The first `done` tokens have been appended.
             ArgumentError: If a token id or an argument is out of range.
         """
         tokens = as_ids(ids)
@@ -288,15 +288,15 @@ class Session:
         """Extend several sequences in one pass, which reads the weights once.
 
         Args:
-            rows: (token, sequence, position, whether to return its logits) each. The rows of a sequence come in order
-                and start at its length.
+            rows: (token, sequence, position, whether to return its logits) for each token. The rows of a sequence are
+                in order and start at its length.
 
         Returns:
             The requested logits in order, shape (n_requested, vocab_size), float32.
 
         Raises:
-            ContextFullError: If a row does not fit. Nothing has been computed then.
-            CancelledError: After `cancel`. Its `done` rows have been kept.
+            ContextFullError: If a row does not fit. Nothing is computed then.
+            CancelledError: After `cancel`. The first `done` rows have been appended.
             ArgumentError: If a row is out of range.
         """
         import numpy as np
@@ -320,7 +320,7 @@ class Session:
     def observe(
         self, ids: Iterable[int], stages: Iterable[str | tuple[str, int]], *, sequence: int = 0
     ) -> dict[tuple[str, int], Logits]:
-        """Append tokens like `eval` and return what stages of the graph computed. This changes no bit of a result.
+        """Append tokens like `eval`, and return the output of stages of the graph. Results stay bit-identical.
 
         Args:
             ids: Token ids.
@@ -353,18 +353,18 @@ class Session:
         self._core.truncate(length, sequence)
 
     def cancel(self) -> None:
-        """Stop the eval that another thread runs, within 50 ms: it raises CancelledError, a stream ends."""
+        """Stop the eval that another thread runs, within 50 ms. The eval raises CancelledError; a stream ends."""
         self._check_open()
         self._core.cancel()
 
-    # ---- a loop of one's own: the logits stay in the core
+    # ---- for custom loops: the logits stay in the core
 
     def prefill(self, ids: Iterable[int]) -> None:
-        """Append tokens to sequence 0 and keep the last one's logits for `sample`."""
+        """Append tokens to sequence 0, and store the logits of the last one for `sample`."""
         self._run(self._rows(as_ids(ids), 0, "last"), None, ())
 
     def step(self, token: int, *, sequence: int = 0) -> None:
-        """Append one token to a sequence and keep its logits for `sample`."""
+        """Append one token to a sequence, and store its logits for `sample`."""
         self._model.file.check_size()
         self._follow_machine()
         if self._is_long(1, self._core.length(sequence)):
@@ -378,7 +378,7 @@ class Session:
         """Sample the token that follows sequence 0 from the logits of the last `prefill` or `step`.
 
         Args:
-            params: Sampling parameters; `max_tokens` and `stop` do not matter.
+            params: Sampling parameters; `max_tokens` and `stop` are ignored.
             overrides: Values that replace those of `params`.
         """
         if not isinstance(params, ResolvedParams):
@@ -395,25 +395,12 @@ class Session:
         """
         self._core.close()
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ClosedError("the session is closed")
-
-    def __enter__(self) -> Session:
-        self._check_open()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # ---- internals
 
     def _prefill_rest(self, ids: array[int]) -> int:
-        """Let sequence 0 hold exactly these ids, with the last one's logits kept for sampling.
+        """Make sequence 0 equal to `ids`, and store the logits of the last one for `sample`.
 
-        Returns how many positions were reused. The last one is computed in any case, for its logits.
+        Returns the number of reused positions. The last position is always computed, for its logits.
         """
         reused = min(self._core.common_prefix(ids), len(ids) - 1)
         if reused < self._core.length():
@@ -430,7 +417,7 @@ class Session:
     def _rows(self, tokens: array[int], sequence: int, logits: str | None) -> array[int]:
         """Rows that append tokens to a sequence, flat: token, sequence, position, want_logits, token, ...
 
-        ContextFullError comes from here, before memory is taken for the tokens.
+        Raises ContextFullError before any memory is allocated for the tokens.
         """
         if not tokens:
             raise ArgumentError("no tokens to eval: expected at least one")
@@ -484,9 +471,9 @@ class Session:
             self._core.eval_rows(rows, logits, observations)
 
     def _is_long(self, rows: int, positions: int) -> bool:
-        """Whether an eval can take so long that Ctrl-C must be able to interrupt it.
+        """Whether an eval can take so long that it must be interruptible.
 
-        positions: the number of positions before each row, summed over the rows.
+        `positions` is the number of positions before each row, summed over the rows.
         """
         work = self._model.weight_bytes + self._attention_work * positions
         if rows > 1:

@@ -1,4 +1,4 @@
-"""Opens a model from any source. A flat file is mapped; anything else is converted first."""
+"""Opens models from any source. A flat file is mapped; anything else is converted first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
 from llamac.arguments import DTYPES, Adapter, CacheDir, DType, KVDtype, Memory, StrPath, adapters, file_path, wrong_type
-from llamac.engine.model import Model, Origin
+from llamac.engine.model import Model, Origin, SessionDefaults
 from llamac.errors import ArgumentError, ArgumentTypeError, TokenizerError, UnsupportedError, warn
 from llamac.format.detect import HUB, is_foreign
 from llamac.format.flatfile import FlatFile
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 def _requires_path(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Let a call without a path say what to do."""
+    """Decorate a function so that a call without a path gets an error that says what to do."""
 
     @functools.wraps(function)
     def call(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
@@ -51,8 +51,8 @@ def load(
 ) -> Model:
     """Open a model.
 
-    A flat file is mapped: only its header and tables are read here. Any other source is converted to a flat file once;
-    the result is kept in a cache. What the user should know about the model is a `LlamacWarning`.
+    A flat file is mapped: only its header and tables are read here. Any other source is converted to a flat file once,
+    and the result is cached. Anything the user should know about the model is reported as a `LlamacWarning`.
 
     Args:
         path: A flat file; a Hugging Face directory, GGUF file or llama2.c file; hf:ORG/NAME on the Hugging Face Hub;
@@ -65,11 +65,11 @@ def load(
             that this machine supports.
         tokenizer: A tokenizer file or directory that replaces the model's own, of any kind that `Tokenizer.from_file`
             reads.
-        lora: PEFT adapters to add to the weights' products: a directory, a (directory, strength) pair, or several.
+        lora: PEFT adapters to apply: a directory, a (directory, strength) pair, or several of these.
         memory: When weights are read: "map" on first use; "populate" now; "huge" now, into huge pages. Processes share
             one copy in each case.
-        dtype: Number format of the matrices after a conversion. Default: one that keeps the source's quality. A flat
-            file in another format is converted, too.
+        dtype: Number format of the matrices after a conversion. Default: one that preserves the source's quality. A
+            flat file in another format is converted as well.
         cache_dir: Folder of converted models. Default: LLAMAC_CACHE, else the user's cache folder. False converts to a
             temporary file that is deleted when the model is closed.
         progress: Whether to show bars during a download or conversion, or a function to call with (phase, done,
@@ -94,10 +94,7 @@ def load(
     with reporter(progress) as report:
         model = open_model(
             path,
-            context=context,
-            kv_dtype=kv_dtype,
-            threads=threads,
-            isa=isa,
+            SessionDefaults(context, kv_dtype, threads, isa),
             tokenizer=tokenizer,
             lora=lora,
             memory=memory,
@@ -113,11 +110,8 @@ def load(
 
 def open_model(
     source: StrPath,
+    session_defaults: SessionDefaults = SessionDefaults(),  # noqa: B008  immutable
     *,
-    context: int | None = None,
-    kv_dtype: KVDtype | None = None,
-    threads: int | None = None,
-    isa: str | None = None,
     tokenizer: StrPath | None = None,
     lora: Adapter | Iterable[Adapter] = (),
     memory: Memory = "map",
@@ -130,9 +124,11 @@ def open_model(
     """Open a model for `load` or a command.
 
     Args:
-        source: The `path` of `load`, as are all arguments that are not listed here.
-        on_warning: Called with what the user should know about the model.
-        on_conversion: Called with one line before a conversion begins.
+        source: The `path` of `load`. Arguments that are not listed here are those of `load`.
+        session_defaults: Settings of sessions that do not choose their own.
+        progress: Called with (phase, done, total).
+        on_warning: Called with each message that the user should see.
+        on_conversion: Called with a one-line announcement before a conversion begins.
     """
     found_lora = adapters(lora)
     tokenizer_path = None if tokenizer is None else file_path(tokenizer, "tokenizer")
@@ -142,10 +138,7 @@ def open_model(
         load,
         os.path.abspath(source) if os.path.lexists(source) else os.fspath(source),
         {
-            "context": context,
-            "kv_dtype": kv_dtype,
-            "threads": threads,
-            "isa": isa,
+            **session_defaults._asdict(),
             "tokenizer": tokenizer_path and os.path.abspath(tokenizer_path),
             "lora": [(os.path.abspath(folder), strength) for folder, strength in found_lora],
             "memory": memory,
@@ -158,16 +151,7 @@ def open_model(
             from llamac.export.lora import attach
 
             attach(file, found_lora)
-        return Model(
-            file,
-            context=context,
-            kv_dtype=kv_dtype,
-            threads=threads,
-            isa=isa,
-            tokenizer=replacement,
-            origin=origin,
-            on_warning=on_warning,
-        )
+        return Model(file, session_defaults, tokenizer=replacement, origin=origin, on_warning=on_warning)
     except BaseException:
         file.close()
         raise
@@ -183,9 +167,9 @@ def _open_file(
     on_warning: Callable[[str], object],
     on_conversion: Callable[[str], object],
 ) -> FlatFile:
-    """Open any source as a flat file, converting it if it is not one.
+    """Open any source as a flat file, converting it if necessary.
 
-    replaces_tokenizer: whether the source's own tokenizer can be left out if it cannot be represented.
+    `replaces_tokenizer` allows leaving out the source's tokenizer if it cannot be represented.
     """
     if dtype is not None and not isinstance(dtype, str):
         raise wrong_type("dtype", dtype, "a str")
