@@ -1,7 +1,7 @@
-"""Making long work interruptible by Ctrl-C.
+"""Makes long computations interruptible by Ctrl-C.
 
-Python runs signal handlers only in its main thread, and only between instructions; so work that may take long and was
-called from the main thread is done by a helper thread while the main thread waits, ready for Ctrl-C.
+Python runs signal handlers only in its main thread and only between instructions. A computation that can take long and
+was called from the main thread therefore runs in a helper thread while the main thread waits.
 """
 
 from __future__ import annotations
@@ -18,53 +18,63 @@ Result = TypeVar("Result")
 
 
 def in_main_thread() -> bool:
-    """Whether the caller is the thread that Ctrl-C interrupts."""
+    """Whether the caller runs in the thread that Ctrl-C interrupts."""
     return threading.current_thread() is threading.main_thread()
 
 
 class _Helper:
-    """A thread that does one work after another. It stays: a new one per pass would be put on a CPU where the core's
-    threads compute, and cost a fifth of the speed (bench/LOG.md)."""
+    """A thread that runs tasks one after another.
+
+    It is reused: the system would often start a new thread on a CPU where the core's threads compute, at the cost of a
+    fifth of the speed (bench/LOG.md).
+    """
 
     def __init__(self) -> None:
-        """RuntimeError where no more threads can be had."""
-        self._works: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        """Start the thread. Raises RuntimeError if the system refuses another thread."""
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._serve, name="llamac-helper", daemon=True).start()
 
     def _serve(self) -> None:
-        while work := self._works.get():
-            work()
-            del work  # it holds a session, and waiting for the next one may take for ever
+        while task := self._tasks.get():
+            task()
+            del task  # it refers to a session, and the next task may never come
 
-    def begin(self, work: Callable[[], None]) -> None:
-        self._works.put(work)
+    def begin(self, task: Callable[[], None]) -> None:
+        """Queue a task."""
+        self._tasks.put(task)
 
     def end(self) -> None:
-        """After what it has begun, the thread ends."""
-        self._works.put(None)
+        """Make the thread end after the tasks in its queue."""
+        self._tasks.put(None)
 
 
-# Those that have nothing to do. More than one after a signal handler has computed, too.
+# Usually at most one. There are more after a signal handler has computed during a computation.
 _idle: list[_Helper] = []
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_idle.clear)  # a child has no threads but its caller
+    os.register_at_fork(after_in_child=_idle.clear)  # threads do not survive a fork
 
 
-def interruptible(work: Callable[[], Result], cancel: Callable[[], None] | None) -> Result:
-    """Does work that lets other threads run, ready for Ctrl-C, and returns its result. For the main thread.
+def interruptible(task: Callable[[], Result], cancel: Callable[[], None] | None) -> Result:
+    """Run a task so that Ctrl-C can interrupt it. To be called from the main thread.
 
-    cancel: makes the work end soon, which is waited for. Without it an interrupted work goes on unseen to its end.
+    Args:
+        task: The task. It must release the GIL.
+        cancel: Makes the task end soon; an interruption waits for that. None: an interrupted task runs to its end in
+            the background.
+
+    Returns:
+        The task's result. Exceptions of the task, and KeyboardInterrupt, are raised.
     """
     results: list[Result] = []
     failures: list[BaseException] = []
     done = threading.Event()
-    claim = threading.Lock()  # taken once: by the helper to begin, or by us to prevent that
+    claim = threading.Lock()  # acquired once: by the helper to begin the task, or by an interruption to prevent that
 
-    def claimed_work() -> None:
+    def run_once() -> None:
         if not claim.acquire(blocking=False):
             return
         try:
-            results.append(work())
+            results.append(task())
         except BaseException as error:
             failures.append(error)
         finally:
@@ -74,16 +84,16 @@ def interruptible(work: Callable[[], Result], cancel: Callable[[], None] | None)
     try:
         try:
             helper = _idle.pop() if _idle else _Helper()
-            helper.begin(claimed_work)
+            helper.begin(run_once)
         except RuntimeError:
-            claimed_work()
+            run_once()
         done.wait()
     except BaseException as interruption:
         if helper:
             helper.end()
         if claim.acquire(blocking=False) or cancel is None:
             raise
-        # the helper may not have begun to heed it yet: ask until it is done
+        # the task may not react to `cancel` yet, so repeat it
         while not done.wait(0.005):
             cancel()
         if failures and isinstance(failures[0], CancelledError):

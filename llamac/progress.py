@@ -1,7 +1,7 @@
-"""Progress of long work: the callback that reports it, and bars that show it.
+"""Progress of long operations: the callback that reports it, and bars that show it.
 
-The bars are tqdm's: one line that is redrawn on a terminal, a widget in a notebook. A log file or a pipe gets a plain
-line at intervals instead.
+tqdm draws the bars: a redrawn line on a terminal, a widget in a notebook. A log file or a pipe gets a plain line at
+intervals instead.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ The phases in `BYTE_PHASES` count bytes; every other phase counts its own steps.
 BYTE_PHASES = frozenset(("downloading", "reading", "verifying", "writing"))
 
 LINE_INTERVAL = 10.0  # seconds between plain lines
-ROWS = 24  # tqdm hides bars below this row; ours is the first unless the caller draws others
+ROWS = 24  # tqdm hides bars below this row; llamac's is the first unless the caller draws others
 
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit} [{remaining}]"
 LINE = "llamac: {desc}: {percentage:.0f}%, {n_fmt}/{total_fmt}{unit}, {elapsed} elapsed, {remaining} left"
 
 
 def silent(phase: str, done: int, total: int) -> None:
-    """Report nothing."""
+    """Ignore a progress report."""
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def bars(stream: TextIO | None = None, *, delay: float = 0.0) -> Iterator[Progre
 
     Args:
         stream: Where to draw; standard error by default.
-        delay: Seconds before a phase gets a bar. Most phases of a prompt are shorter, and importing tqdm takes 70 ms.
+        delay: Seconds before a phase gets a bar. Most phases of a prompt end sooner, and importing tqdm takes 70 ms.
 
     Yields:
         The callback to report to. Any thread may call it.
@@ -59,7 +59,14 @@ def bars(stream: TextIO | None = None, *, delay: float = 0.0) -> Iterator[Progre
 
 @contextlib.contextmanager
 def reporter(progress: Progress | bool | None) -> Iterator[Progress]:
-    """Turn a `progress=` argument into a callback: True shows bars, False and None show nothing."""
+    """Convert a `progress=` argument to a callback: True shows bars, False and None show nothing.
+
+    Yields:
+        The callback to report to.
+
+    Raises:
+        ArgumentTypeError: If the argument is something else and not callable.
+    """
     if progress is None or progress is False:
         yield silent
     elif progress is True:
@@ -93,7 +100,7 @@ class _Display:
                 self._end_phase()
                 self._phase, self._started = phase, now
                 self._due = now + (self._delay if self._is_live else LINE_INTERVAL)
-            if done >= total:  # the caller may write to the same terminal next
+            if done >= total:  # clear the line, because the caller may write to the same terminal next
                 self._end_phase()
             elif self._bar is not None:
                 self._bar.ncols = self._width()
@@ -135,7 +142,7 @@ class _Display:
         )
 
     def _width(self) -> int | None:
-        """Columns for the bar, one less than the terminal has. None where a widget finds its own width."""
+        """Columns for the bar, one less than the terminal has. None in a notebook, where a widget sizes itself."""
         if self._is_notebook:
             return None
         named = os.environ.get("COLUMNS", "")
@@ -149,7 +156,7 @@ class _Display:
         from tqdm.std import tqdm
 
         line = tqdm.format_meter(done, total, elapsed, prefix=phase, bar_format=LINE, **_units(phase))
-        with contextlib.suppress(OSError):  # nobody reads it: the work is worth more
+        with contextlib.suppress(OSError):  # a broken pipe must not stop the operation
             self._stream.write(f"{line}\n")
             self._stream.flush()
 

@@ -117,7 +117,7 @@ def _named_tokens(named: Mapping[str, object], tokens: Sequence[str]) -> dict[st
 def _scores(tokens: Sequence[str], merges: Sequence[Sequence[str]], spm: bytes | None) -> list[float]:
     """The pieces' scores if known; otherwise descending ones, which give the same merges."""
     if spm is not None and looks_like_sentencepiece(spm):
-        known = {piece.text: piece.score for piece in read_model(spm)[0]}
+        known = {piece.text: piece.score for piece in read_model(spm).pieces}
     else:
         known = {}
         for left, right in merges:
@@ -140,7 +140,7 @@ def _pre_tokenizer(document: Json) -> str:
         if (
             [LINEAR.get(split, split) for split in rules.splits] == splits
             and rules.nfc == nfc
-            and rules.whole_words == document["model"]["ignore_merges"]
+            and rules.ignore_merges == document["model"]["ignore_merges"]
         ):
             return name
     raise UnsupportedError(

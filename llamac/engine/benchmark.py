@@ -1,8 +1,8 @@
-"""Measures a model's speed, and the machine's limits that bound it.
+"""Measures a model's speed and the machine's limits on it.
 
-The limits are the bare speed of reading memory and the rate of the kernels' own multiply-adds (`_core.measure_read`,
-`_core.measure_multiply`). A step or a prompt takes at least the time to read its bytes, and at least the time for its
-multiply-adds. Speeds and limits are measured alternately, so that a busy neighbour slows all of them alike.
+The limits are the memory bandwidth and the kernels' multiply-add rate (`_core.measure_read`, `_core.measure_multiply`).
+An eval takes at least the time to read its bytes, and at least the time to compute its multiply-adds. Measurements of
+speeds and limits alternate, so that other programs on the machine slow down both alike.
 """
 
 from __future__ import annotations
@@ -22,19 +22,27 @@ from llamac.errors import ArgumentError
 from llamac.format.strips import STRIP_ROWS
 from llamac.progress import Progress, silent
 
-BLOCK_BYTES = 512 << 20  # largest block to read; smaller for a model whose step reads less
-PASS_BYTES = 128 << 20  # least number of bytes to read in one timing
-PASS_SECONDS = 0.005  # least time of multiply-adds in one timing
-STREAMS = (1, 2, 4)
-TRIES = 3  # timings of the multiply-adds in a round; the best counts, as among STREAMS
+BLOCK_BYTES = 512 << 20  # the largest block to read; models whose step reads less get a smaller one
+PASS_BYTES = 128 << 20  # the least number of bytes to read in one timing
+PASS_SECONDS = 0.005  # the least time to multiply in one timing
+STREAMS = (1, 2, 4)  # numbers of parallel streams per thread to try when reading; the fastest counts
+TRIES = 3  # timings of multiply-adds per round; the fastest counts
 KV_BYTES = {"f32": 4, "f16": 2}
 
 
 @dataclass(frozen=True)
 class BenchmarkPlan:
-    """What to measure for each number of threads: every prompt, and `steps` decode steps for every context and batch.
+    """What to measure, for each number of threads.
 
-    Empty `prompts` skip prefill, and `steps` = 0 skips decoding.
+    Attributes:
+        threads: Numbers of threads.
+        prompts: Prompt lengths to prefill, in tokens. Empty: skip prefill.
+        steps: Decode steps for each context and batch. 0: skip decoding.
+        contexts: Positions before the first decode step.
+        batches: Numbers of sequences to decode together.
+        rounds: Measurements of each case.
+        isa: Kernel set; None for the default.
+        kv_dtype: Number format of the KV cache; None for the default.
     """
 
     threads: Sequence[int]
@@ -47,7 +55,11 @@ class BenchmarkPlan:
     kv_dtype: KVDtype | None = None
 
     def check(self, model: Model) -> None:
-        """Raise ArgumentError if this model cannot be measured like this."""
+        """Check the plan against a model.
+
+        Raises:
+            ArgumentError: If the model cannot be measured like this.
+        """
         context = model.config["context"]
         for name, values, least in (
             ("threads", self.threads, 1),
@@ -66,36 +78,48 @@ class BenchmarkPlan:
             raise ArgumentError("there is nothing to measure: give threads, and prompts or decode steps")
 
     def start(self, context: int, model: Model) -> int:
-        """The position of the first decode step for a context; earlier if the steps would not fit the model's."""
+        """The position of the first decode step: `context`, or less if the steps would not fit the model's context."""
         last: int = model.config["context"] - self.steps
         return min(context, last)
 
 
-# ---- what a step must read and multiply
+# ---- the work of an eval
 
 
 @dataclass
 class Work:
-    """The least work of an eval: bytes to read, and multiply-adds by the weights' dtype (attention counts as f32)."""
+    """The minimum work of an eval.
+
+    Attributes:
+        bytes: Bytes to read.
+        multiply_adds: Multiply-adds by the weights' dtype. Attention counts as f32.
+    """
 
     bytes: float = 0
     multiply_adds: dict[str, float] = field(default_factory=dict)
 
     def multiply(self, dtype: str, count: float) -> None:
-        """Add multiply-adds."""
+        """Add `count` multiply-adds with weights of a dtype."""
         self.multiply_adds[dtype] = self.multiply_adds.get(dtype, 0) + count
 
 
 def work_of(model: Model, *, kv_dtype: str, rows: int, batch: int, start: int, steps: int = 1) -> Work:
-    """The work of one eval: `rows` rows of each of `batch` sequences from position `start`, with the last row's logits.
+    """Compute the work of an eval that returns the logits of each sequence's last row.
 
-    Weights are read once; of an embedding only the strips that hold the rows; of the cache every position that is
-    attended to, once. Experts are assumed to be chosen evenly. With `steps` the result is the mean over that many
-    evals, each starting `rows` positions after the one before.
+    The eval reads weights once, only the needed strips of embeddings, and every visible position of the KV cache once.
+    Experts are assumed to be chosen evenly.
+
+    Args:
+        model: The model.
+        kv_dtype: Number format of the KV cache.
+        rows: Rows per sequence.
+        batch: Number of sequences.
+        start: The position of the first row.
+        steps: Average over this many evals, each of which starts where the previous one ended.
     """
     config, layers, work = model.config, model.file.layers, Work()
     for tensor in model.file.tensors:
-        matrix = len(tensor.shape) == 2
+        is_matrix = len(tensor.shape) == 2
         embedding = tensor.name in ("token_embedding.weight", "position_embedding.weight")
         parts = tensor.name.split(".")
         layer = layers[int(parts[1])] if parts[0] == "layers" else {}
@@ -106,15 +130,15 @@ def work_of(model: Model, *, kv_dtype: str, rows: int, batch: int, start: int, s
             work.bytes += min(rows * batch, strips) * (tensor.bytes / strips)
         if output or not embedding:
             work.bytes += tensor.bytes * (1 - (1 - used) ** (rows * batch))
-            if matrix:
+            if is_matrix:
                 work.multiply(tensor.dtype, tensor.shape[0] * tensor.shape[1] * batch * used * (1 if output else rows))
     head_dim = config["head_dim"]
     for window, n_layers in Counter(layer["window"] or config["context"] for layer in layers).items():
         firsts = [start + step * rows for step in range(steps)]
-        seen = mean(min(first + rows, window + rows - 1) for first in firsts)  # positions, by any row
-        looks = mean(sum(min(first + row + 1, window) for row in range(rows)) for first in firsts)
-        work.bytes += batch * n_layers * 2 * config["n_kv_heads"] * head_dim * KV_BYTES[kv_dtype] * seen
-        work.multiply("f32", batch * n_layers * 2 * config["n_heads"] * head_dim * looks)
+        visible = mean(min(first + rows, window + rows - 1) for first in firsts)  # positions that any row sees
+        pairs = mean(sum(min(first + row + 1, window) for row in range(rows)) for first in firsts)  # (row, position)
+        work.bytes += batch * n_layers * 2 * config["n_kv_heads"] * head_dim * KV_BYTES[kv_dtype] * visible
+        work.multiply("f32", batch * n_layers * 2 * config["n_heads"] * head_dim * pairs)
     return work
 
 
@@ -123,56 +147,74 @@ def work_of(model: Model, *, kv_dtype: str, rows: int, batch: int, start: int, s
 
 @dataclass(frozen=True)
 class Limits:
-    """The machine's rates in one round: bytes per second, and multiply-adds per second by dtype."""
+    """The machine's rates in one round.
+
+    Attributes:
+        read: Bytes per second.
+        multiply: Multiply-adds per second, by dtype.
+    """
 
     read: float
     multiply: dict[str, float]
 
     def seconds(self, work: Work) -> tuple[float, float]:
-        """The least (seconds to read, seconds to multiply) for the work."""
+        """The minimum times for some work: seconds to read, seconds to multiply."""
         return work.bytes / self.read, sum(count / self.multiply[d] for d, count in work.multiply_adds.items())
 
 
 class LimitMeter:
-    """Measures the limits with one number of threads."""
+    """Measures the limits with one number of threads.
+
+    Args:
+        block: The block to read, from `read_block`.
+        dtypes: The dtypes whose multiply-adds are measured.
+        threads: The number of threads.
+        isa: The kernel set.
+    """
 
     def __init__(self, block: Any, dtypes: Sequence[str], threads: int, isa: str) -> None:
         self._block, self._threads, self._isa = block, threads, isa
-        self._times = max(1, PASS_BYTES // (4 * len(block)))
+        self._n_reads = max(1, PASS_BYTES // (4 * len(block)))
         numbers = {_core.dtype_name(number): number for number in range(1, 16)}
         self._dtypes = {name: numbers[name] for name in dtypes}
         self._passes = {name: self._enough_passes(number) for name, number in self._dtypes.items()}
 
     def measure(self) -> Limits:
-        """Measure once: reading with the best of 1, 2 and 4 streams, and the multiply-adds of each dtype."""
-        read = max(self._speed_of_reading(streams) for streams in STREAMS)
+        """Measure the memory bandwidth, and the multiply-add rate of each dtype."""
+        read = max(self._read_rate(streams) for streams in STREAMS)
         multiply = {
-            name: max(self._speed_of_multiplying(number, self._passes[name], self._threads) for _ in range(TRIES))
+            name: max(self._multiply_rate(number, self._passes[name], self._threads) for _ in range(TRIES))
             for name, number in self._dtypes.items()
         }
         return Limits(read, multiply)
 
-    def _speed_of_reading(self, streams: int) -> float:
+    def _read_rate(self, streams: int) -> float:
         started = time.perf_counter()
-        count = _core.measure_read(self._block, self._times, threads=self._threads, streams=streams, isa=self._isa)
+        count = _core.measure_read(self._block, self._n_reads, threads=self._threads, streams=streams, isa=self._isa)
         return count / (time.perf_counter() - started)
 
-    def _speed_of_multiplying(self, number: int, passes: int, threads: int) -> float:
+    def _multiply_rate(self, dtype: int, passes: int, threads: int) -> float:
         started = time.perf_counter()
-        count = _core.measure_multiply(number, passes, threads=threads, isa=self._isa)
+        count = _core.measure_multiply(dtype, passes, threads=threads, isa=self._isa)
         return count / (time.perf_counter() - started)
 
-    def _enough_passes(self, number: int) -> int:
-        """The passes that take PASS_SECONDS. One thread is measured: the scheduler disturbs it least."""
-        one = _core.measure_multiply(number, 1, threads=1, isa=self._isa)
+    def _enough_passes(self, dtype: int) -> int:
+        """The number of passes that take PASS_SECONDS on one thread, which the scheduler disturbs least."""
+        per_pass = _core.measure_multiply(dtype, 1, threads=1, isa=self._isa)
         passes = 1
-        while passes * one / max(self._speed_of_multiplying(number, passes, 1) for _ in range(TRIES)) < PASS_SECONDS:
+        while passes * per_pass / max(self._multiply_rate(dtype, passes, 1) for _ in range(TRIES)) < PASS_SECONDS:
             passes *= 2
         return passes
 
 
 def read_block(step_bytes: float) -> Any:
-    """The block to read: as large as what a step reads, so that a model in a CPU cache is compared with that cache."""
+    """Allocate the block to read, float32.
+
+    It is as large as what a decode step reads, so that a model that fits in a CPU cache is compared with that cache.
+
+    Args:
+        step_bytes: Bytes that a decode step reads.
+    """
     import numpy as np
 
     return np.full(int(min(BLOCK_BYTES, max(step_bytes, 1 << 16))) // 4, 0.5, np.float32)
@@ -183,26 +225,39 @@ def read_block(step_bytes: float) -> Any:
 
 @dataclass
 class Case:
-    """One setting and its measurements: for each round the seconds per eval, and the limits around it."""
+    """A setting and its measurements.
+
+    Attributes:
+        phase: "prefill" or "decode".
+        threads: The number of threads.
+        prompt: The prompt's length, or 0.
+        context: Positions before the first decode step, or 0.
+        batch: The number of sequences.
+        tokens: Tokens per eval.
+        work: The work of an eval.
+        run: Measures the case once and returns the seconds per eval.
+        seconds: The results of `run`, by round.
+        limits: The mean of the limits before and after each run.
+    """
 
     phase: str
     threads: int
     prompt: int
     context: int
     batch: int
-    tokens: int  # of one eval
+    tokens: int
     work: Work
     run: Callable[[], float]
     seconds: list[float] = field(default_factory=list)
     limits: list[Limits] = field(default_factory=list)
 
     def result(self) -> dict[str, Any]:
-        """Medians and spreads, as JSON values."""
+        """Summarize the measurements as medians and ranges, in JSON values."""
         shares = [self._shares(*pair) for pair in zip(self.seconds, self.limits, strict=True)]
         of_read, of_peak = (median(share[i] for share in shares) for i in range(2))
         of_limit = [max(share) for share in shares]
         speeds = [self.tokens / seconds for seconds in self.seconds]
-        middle = median(self.seconds)
+        seconds_per_eval = median(self.seconds)
         return {
             "phase": self.phase,
             "threads": self.threads,
@@ -217,8 +272,8 @@ class Case:
             "share_of_read": of_read,
             "share_of_peak": of_peak,
             "bytes": round(self.work.bytes),
-            "gb_s": self.work.bytes / middle / 1e9,
-            "mac_s": sum(self.work.multiply_adds.values()) / middle,
+            "gb_s": self.work.bytes / seconds_per_eval / 1e9,
+            "mac_s": sum(self.work.multiply_adds.values()) / seconds_per_eval,
         }
 
     def _shares(self, seconds: float, limits: Limits) -> tuple[float, float]:
@@ -227,9 +282,21 @@ class Case:
 
 
 def measure(model: Model, plan: BenchmarkPlan, progress: Progress = silent) -> dict[str, Any]:
-    """Carry out a plan. The result has `read_gb_s`, `mac_per_s`, `limits` and `results` (bench/README.md)."""
+    """Measure a model.
+
+    Args:
+        model: The model.
+        plan: What to measure.
+        progress: Called with each phase and its number of finished measurements.
+
+    Returns:
+        JSON values: `read_gb_s`, `mac_per_s`, `limits`, `results` and others (bench/README.md).
+
+    Raises:
+        ArgumentError: If the model cannot be measured like this.
+    """
     plan.check(model)
-    for threads in plan.threads:  # a number of threads that cannot be used is found before anything is measured
+    for threads in plan.threads:  # report an unusable number of threads before measuring anything
         _session(model, plan, threads).close()
     block = read_block(work_of(model, kv_dtype="f16", rows=1, batch=1, start=0).bytes)
     facts: dict[str, Any] = {}
@@ -240,15 +307,15 @@ def measure(model: Model, plan: BenchmarkPlan, progress: Progress = silent) -> d
             facts = {"isa": session.isa, "kv": session.kv_dtype}
             cases = list(_cases(model, session, plan, progress))
             dtypes = sorted({name for case in cases for name in case.work.multiply_adds})
-            turns = _measure_rounds(cases, LimitMeter(block, dtypes, threads, session.isa), plan.rounds, progress)
+            measured = _measure_rounds(cases, LimitMeter(block, dtypes, threads, session.isa), plan.rounds, progress)
         results += [case.result() for case in cases]
-        read = [turn.read / 1e9 for turn in turns]
+        read = [entry.read / 1e9 for entry in measured]
         limits.append(
             {
                 "threads": threads,
                 "read_gb_s": median(read),
                 "read_gb_s_spread": [min(read), max(read)],
-                "mac_per_s": {name: median(turn.multiply[name] for turn in turns) for name in dtypes},
+                "mac_per_s": {name: median(entry.multiply[name] for entry in measured) for name in dtypes},
             }
         )
     most = max(limits, key=lambda entry: entry["threads"])
@@ -273,7 +340,7 @@ def main_dtype(model: Model) -> str:
 
 
 def _session(model: Model, plan: BenchmarkPlan, threads: int) -> Session:
-    """A session with sequences for every context and batch, and a last one for prompts."""
+    """A session with sequences for every context and batch, and one more, the last, for prompts."""
     ends = [plan.start(context, model) + plan.steps for context in plan.contexts]
     return model.session(
         context=max([*plan.prompts, *ends, 1]),
@@ -285,24 +352,28 @@ def _session(model: Model, plan: BenchmarkPlan, threads: int) -> Session:
 
 
 def _measure_rounds(cases: list[Case], meter: LimitMeter, rounds: int, progress: Progress) -> list[Limits]:
-    """Run every case once per round, and measure the limits before and after it. A first run of each is not counted."""
+    """Run every case once per round, with measurements of the limits before and after it. Returns these measurements.
+
+    An extra first run of each case is not counted.
+    """
     for case in cases:
         case.run()
-    turns = [meter.measure()]
+    measured = [meter.measure()]
     phase = f"measuring, {cases[0].threads} thread{'s' if cases[0].threads > 1 else ''}"
     for done in range(rounds * len(cases)):
         progress(phase, done, rounds * len(cases))
         case = cases[done % len(cases)]
         case.seconds.append(case.run())
-        turns.append(meter.measure())
-        before, after = turns[-2:]
-        middle = {name: mean((speed, after.multiply[name])) for name, speed in before.multiply.items()}
-        case.limits.append(Limits(mean((before.read, after.read)), middle))
+        measured.append(meter.measure())
+        before, after = measured[-2:]
+        multiply = {name: mean((rate, after.multiply[name])) for name, rate in before.multiply.items()}
+        case.limits.append(Limits(mean((before.read, after.read)), multiply))
     progress(phase, rounds * len(cases), rounds * len(cases))
-    return turns
+    return measured
 
 
 def _cases(model: Model, session: Session, plan: BenchmarkPlan, progress: Progress) -> Iterator[Case]:
+    """The plan's cases for a session. Fills the sequences of decode cases up to their context."""
     batches = sorted(plan.batches)
     prompts_sequence = len(plan.contexts) * max(batches, default=0)
     for prompt in plan.prompts:
@@ -328,7 +399,7 @@ def _tokens(model: Model, n: int) -> list[int]:
 
 
 def _prefill(model: Model, session: Session, sequence: int, prompt: int) -> Callable[[], float]:
-    """Times one prompt, including its last token's logits."""
+    """A function that measures the seconds of one prompt, including its last token's logits."""
     tokens = _tokens(model, prompt)
 
     def run() -> float:
@@ -341,9 +412,9 @@ def _prefill(model: Model, session: Session, sequence: int, prompt: int) -> Call
 
 
 def _decode(model: Model, session: Session, sequences: range, start: int, steps: int) -> Callable[[], float]:
-    """Times one step of all sequences, including every row's logits: the mean over `steps` steps."""
+    """A function that measures the mean seconds of a decode step of all sequences, including every row's logits."""
     tokens = _tokens(model, steps)
-    alone = sequences[0] if len(sequences) == 1 else None
+    single = sequences[0] if len(sequences) == 1 else None
     rows = [[(token, s, start + i, True) for s in sequences] for i, token in enumerate(tokens)]
 
     def run() -> float:
@@ -351,8 +422,8 @@ def _decode(model: Model, session: Session, sequences: range, start: int, steps:
             session.truncate(start, sequence=sequence)
         started = time.perf_counter()
         for token, row in zip(tokens, rows, strict=True):
-            if alone is not None:
-                session.step(token, sequence=alone)
+            if single is not None:
+                session.step(token, sequence=single)
             else:
                 session.eval_rows(row)
         return (time.perf_counter() - started) / steps

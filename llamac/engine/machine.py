@@ -1,7 +1,8 @@
-"""What this machine offers: the kernel sets it runs and the threads it is sensible to use, each with its reason.
+"""The kernel sets that this machine supports, and the default number of threads.
 
-Threads = min(CPUs this process may run on, CPU quota of its control groups rounded down, physical cores among them), at
-least 1. Affinity and quota may change while a program runs: sessions without a number of their own follow them.
+That number is the minimum of the CPUs that this process may use, the CPU quota of its control groups (rounded down),
+and the physical cores among these CPUs; at least 1. Affinity and quota can change while a program runs. Sessions
+without an explicit number of threads follow them.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from pathlib import Path
 from llamac import _core
 from llamac.errors import ArgumentError, UnsupportedError
 
-# Below this many bytes of weights a second thread saves little and costs much where others want its core: bench/LOG.md.
+# Models with fewer bytes of weights use one thread. A second one saves little, and costs much if another program needs
+# its core (bench/LOG.md).
 TINY_MODEL_BYTES = 16 << 20
-# How often a quota is read again at most: it takes some 20 microseconds, and is itself a limit per 100 ms or so.
+# The shortest interval between reads of the quota. A read takes about 20 microseconds; quotas apply to periods of about
+# 100 ms.
 QUOTA_INTERVAL_S = 0.005
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -29,7 +32,15 @@ CPU_FOLDERS = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True)
 class ThreadPlan:
-    """How the number of threads came about. A limit that is not known on this system is None."""
+    """The default number of threads and the limits that determine it.
+
+    Attributes:
+        threads: The number of threads.
+        affinity: The number of CPUs that this process may use.
+        quota: The CPU quota of its control groups, in CPUs; None if there is none or it is unknown.
+        physical_cores: The physical cores among these CPUs, or None if unknown.
+        openmp: Whether this build has OpenMP. Without it, threads is 1.
+    """
 
     threads: int
     affinity: int
@@ -38,16 +49,16 @@ class ThreadPlan:
     openmp: bool
 
     def reason(self) -> str:
-        """One line that explains the number."""
+        """Explain the number in one line."""
         quota = "none" if self.quota is None else f"{self.quota:g} CPUs"
         cores = "unknown" if self.physical_cores is None else str(self.physical_cores)
-        least = ", but at least 1" if self.quota is not None and self.quota < 1 else ""
-        text = f"{self.threads} = min(usable CPUs {self.affinity}, cgroup quota {quota}, physical cores {cores}){least}"
+        note = ", but at least 1" if self.quota is not None and self.quota < 1 else ""
+        text = f"{self.threads} = min(usable CPUs {self.affinity}, cgroup quota {quota}, physical cores {cores}){note}"
         return text if self.openmp else "1: this build has no OpenMP"
 
 
 def plan_threads() -> ThreadPlan:
-    """The default number of threads now, and why."""
+    """Determine the default number of threads now."""
     cpus = usable_cpus()
     linux = sys.platform == "linux"
     quota = cgroup_quota(MEMBERSHIP, CGROUPS) if linux else None
@@ -58,7 +69,11 @@ def plan_threads() -> ThreadPlan:
 
 
 class DefaultThreads:
-    """The default number of threads for a model with so many bytes of weights, cheap to ask for before every pass."""
+    """The default number of threads for a model, cheap enough to ask for before every pass.
+
+    Args:
+        weight_bytes: Bytes of the model's weights.
+    """
 
     def __init__(self, weight_bytes: int) -> None:
         self._tiny = weight_bytes < TINY_MODEL_BYTES
@@ -67,7 +82,7 @@ class DefaultThreads:
         self._threads = 1
 
     def now(self) -> int:
-        """Follows the calling thread's affinity at once, and the quota within QUOTA_INTERVAL_S."""
+        """The current number. Follows the calling thread's affinity at once, and the quota within QUOTA_INTERVAL_S."""
         if self._tiny:
             return 1
         cpus, now = usable_cpus(), time.monotonic()
@@ -78,18 +93,26 @@ class DefaultThreads:
 
 
 def usable_cpus() -> Set[int]:
-    """Numbers of the CPUs that this process may run on."""
+    """The numbers of the CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return frozenset(range(os.cpu_count() or 1))
 
 
 def physical_cores(cpus: Set[int], root: Path) -> int | None:
-    """Cores among `cpus` when siblings (hyper-threads) count once; None if the system does not tell."""
+    """Count the physical cores among CPUs, on which hyper-threads count once.
+
+    Args:
+        cpus: Numbers of CPUs.
+        root: The folder of CPU descriptions, usually `CPU_FOLDERS`.
+
+    Returns:
+        The number, or None if the system does not report it.
+    """
     return _physical_cores(frozenset(cpus), root)
 
 
-@functools.lru_cache(maxsize=4)  # the cores of a CPU never change, and large machines have many files
+@functools.lru_cache(maxsize=4)  # topology never changes, and large machines have many files
 def _physical_cores(cpus: frozenset[int], root: Path) -> int | None:
     cores = set()
     for cpu in cpus:
@@ -104,9 +127,16 @@ def _physical_cores(cpus: frozenset[int], root: Path) -> int | None:
 
 
 def cgroup_quota(membership: Path, root: Path) -> float | None:
-    """The smallest CPU quota of this process's control group and its ancestors, in CPUs; None if there is none.
+    """Find the smallest CPU quota of this process's control groups and their ancestors.
 
-    Reads version 2 (cpu.max: "quota period") and version 1 (cpu.cfs_quota_us, cpu.cfs_period_us), also side by side.
+    Supports version 2 (cpu.max: "quota period"), version 1 (cpu.cfs_quota_us, cpu.cfs_period_us), and both together.
+
+    Args:
+        membership: The file that lists the process's groups, usually `MEMBERSHIP`.
+        root: The folder of control groups, usually `CGROUPS`.
+
+    Returns:
+        The quota in CPUs, or None if there is none.
     """
     groups = _read(str(membership))
     found = [_quota(folder, version) for folder, version in _quota_folders(groups or "", str(root))]
@@ -115,18 +145,18 @@ def cgroup_quota(membership: Path, root: Path) -> float | None:
 
 @functools.lru_cache(maxsize=4)
 def _quota_folders(membership: str, root: str) -> tuple[tuple[str, int], ...]:
-    """Folders of the groups that a process is in, and of all above them, each with its version."""
+    """The folders of a process's groups and all their ancestors, each with its cgroup version."""
     folders: list[tuple[str, int]] = []
     for line in membership.splitlines():
         _, controllers, group = [*line.split(":", 2), "", ""][:3]
         if controllers == "":
-            # beside version 1 the tree of version 2 has a folder of its own
+            # when mounted together with version 1, version 2 has its own folder
             bases, version = [root, f"{root}/unified"], 2
         elif "cpu" in controllers.split(","):
             bases, version = [f"{root}/cpu" if os.path.isdir(f"{root}/cpu") else f"{root}/{controllers}"], 1
         else:
             continue
-        # inside a container the path may be the host's, which does not exist here: its mount is then the group itself
+        # in a container the path can be the host's and not exist here; the mount point is then the group itself
         parts = [part for part in group.split("/") if part]
         for base in bases:
             folders += [("/".join([base, *parts[:count]]), version) for count in range(len(parts), -1, -1)]
@@ -134,6 +164,7 @@ def _quota_folders(membership: str, root: str) -> tuple[tuple[str, int], ...]:
 
 
 def _quota(folder: str, version: int) -> float | None:
+    """The quota of one group in CPUs, or None."""
     try:
         if version == 2:
             quota, period = (_read(f"{folder}/cpu.max") or "").split()
@@ -145,7 +176,7 @@ def _quota(folder: str, version: int) -> float | None:
 
 
 def _read(path: str) -> str | None:
-    """A small file of the kernel's; None if it cannot be read."""
+    """The content of a small kernel file, or None if it cannot be read."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:
@@ -158,16 +189,24 @@ def _read(path: str) -> str | None:
         os.close(file)
 
 
-def choose_isa(asked: str | None) -> str | None:
-    """The kernel set to force: the argument, else the environment variable LLAMAC_ISA, else None (the machine's best).
+def choose_isa(requested: str | None) -> str | None:
+    """Choose the kernel set to force.
 
-    Raises ArgumentError for an unknown name and UnsupportedError for one that this machine does not run.
+    Args:
+        requested: A kernel set's name, or None for the environment variable LLAMAC_ISA.
+
+    Returns:
+        The name, or None for the best kernel set of this machine.
+
+    Raises:
+        ArgumentError: If this build has no such kernel set.
+        UnsupportedError: If this machine does not support it.
     """
-    name = asked if asked is not None else os.environ.get("LLAMAC_ISA") or None
+    name = requested if requested is not None else os.environ.get("LLAMAC_ISA") or None
     if name is None:
         return None
     known = dict(_core.isas())
-    where = "isa" if asked is not None else "the environment variable LLAMAC_ISA"
+    where = "isa" if requested is not None else "the environment variable LLAMAC_ISA"
     if name not in known:
         raise ArgumentError(f"{where} is {name!r}; this build has {', '.join(known)}")
     if not known[name]:
@@ -176,5 +215,5 @@ def choose_isa(asked: str | None) -> str | None:
 
 
 def best_isa() -> str:
-    """The kernel set that is used when none is forced."""
+    """The default kernel set: the best that this machine supports."""
     return next(name for name, supported in _core.isas() if supported)

@@ -16,17 +16,27 @@ if TYPE_CHECKING:
 
 
 def replay(model: Model, progress: Progress = silent) -> list[ProbeResult]:
-    """Runs the probes of the model's file on this machine, with the model's own settings (KV dtype, threads, ISA).
+    """Replay the probes of a model's file, with the model's default settings (KV dtype, threads, ISA).
 
-    "identical": the hash of the logits of all probes is the stored one. Otherwise each probe is "within tolerance" or
-    "different" by its error. Raises ModelError if the file has no probes or damaged ones.
+    If the hash of all logits equals the stored hash, every probe is "identical". Otherwise a probe's error decides
+    whether it is "within tolerance" or "different".
+
+    Args:
+        model: The model.
+        progress: Called with the phase "probes" and the number of finished probes.
+
+    Returns:
+        The result of each probe.
+
+    Raises:
+        ModelError: If the file has no probes, or damaged ones.
     """
     blob = bytes(model.file.section("probes"))
     if not blob:
         raise ModelError("the file has no probes: it was exported without them")
     probe_set = decode(blob, model.config["vocab_size"])
     if probe_set.context > model.config["context"]:
-        raise damaged(f"a probe has {probe_set.context} tokens, the model's context {model.config['context']}")
+        raise damaged(f"a probe has {probe_set.context} tokens, but the model's context is {model.config['context']}")
     with model.session(context=probe_set.context) as session:
         total = len(probe_set.probes)
         digest, rows = engine_logits(session, probe_set, lambda done: progress("probes", done, total))
@@ -35,18 +45,25 @@ def replay(model: Model, progress: Progress = silent) -> list[ProbeResult]:
     results = []
     for index, (probe, row) in enumerate(zip(probe_set.probes, rows, strict=True)):
         error = relative_error(row, probe.logits)
-        close: Status = "within tolerance" if error <= expected.tolerance else "different"
-        status = "identical" if identical else close
+        status: Status = "within tolerance" if error <= expected.tolerance else "different"
+        if identical:
+            status = "identical"
         nats = divergence(probe.logits, row)
         results.append(ProbeResult(index, probe.prompt, probe.ids, status, error, expected.tolerance, nats))
     return results
 
 
 def engine_logits(session: Session, probe_set: ProbeSet, progress: Callable[[int], None]) -> tuple[str, list[Logits]]:
-    """(SHA-256 over the logits of all positions of all probes as little-endian float32, the last logits of each probe).
+    """Compute the logits of probes.
 
-    The session's context is to be the probes' (`ProbeSet.context`): it fixes the RoPE table of models that have a short
-    and a long one. progress: called with the number of probes that are done, first with 0.
+    Args:
+        session: A session whose context is `probe_set.context`, which selects the RoPE table of models that have two.
+        probe_set: The probes.
+        progress: Called with the number of finished probes, first with 0.
+
+    Returns:
+        The SHA-256 of the logits at all positions of all probes as little-endian float32, in hexadecimal; and the last
+        logits of each probe, shape (vocab_size,), float32.
     """
     digest = hashlib.sha256()
     rows: list[Logits] = []

@@ -1,7 +1,7 @@
-"""The flat file in Python: opening it by mapping, reading its records, and packing records for the writer.
+"""The flat file: maps it, reads its records, and packs records for the writer.
 
-No layout is written down here: names, types and offsets of every field come from the C core's table (`_core.fields`),
-which is also what the core's own checks run on. docs/format.md is the specification.
+The names, types and offsets of all fields come from the C core's table (`_core.fields`), which the core's own checks
+also use. docs/format.md is the specification.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Digest = bytes  # for classes with a member named bytes
+Digest = bytes  # an alias for classes with a member named bytes
 
 MEMORY = ("map", "populate", "huge")
-MADV_POPULATE_READ = 22  # Linux 5.14; Python has no name for it
-POPULATE_STEP = 64 << 20
+MADV_POPULATE_READ = 22  # since Linux 5.14; Python has no name for it
+POPULATE_BYTES = 64 << 20  # bytes to read between checks for Ctrl-C
 
 MAGIC = b"\x89llamac\n"
 ALIGNMENT = 64
@@ -45,7 +45,17 @@ _TEXT = 5
 
 @dataclass(frozen=True)
 class Field:
-    """One member of a record. low, high: range of each number. names: of an enumeration's values low, low + 1, ..."""
+    """A member of a record.
+
+    Attributes:
+        name: Its name.
+        type: Its type, an index into `_CODES`.
+        offset: Its offset in the record, in bytes.
+        count: Its number of elements, or its size in bytes if it is text or bytes.
+        low: The least valid number.
+        high: The largest valid number.
+        names: The names of an enumeration's values low, low + 1, ...; otherwise empty.
+    """
 
     name: str
     type: int
@@ -57,7 +67,7 @@ class Field:
 
     @property
     def format(self) -> str:
-        """The struct module's format of this member."""
+        """The member's format for the struct module."""
         return f"<{self.count}{_CODES[self.type]}"
 
 
@@ -71,14 +81,22 @@ def _field_table() -> dict[str, tuple[Field, ...]]:
 
 FIELDS = _field_table()
 RECORD_BYTES = {record: _core.record_bytes(record) for record in FIELDS}
-# members of the header that have one value only
+# header fields with only one valid value
 VERSION, NUMERICS = (
     next(int(field.low) for field in FIELDS["header"] if field.name == name) for name in ("version", "numerics")
 )
 
 
 def unpack_record(record: str, data: bytes | memoryview) -> dict[str, Any]:
-    """A record's members by name: numbers, lists of numbers, bytes, texts; an enumeration's value as its name."""
+    """Unpack a record.
+
+    Args:
+        record: The record's name.
+        data: Its bytes.
+
+    Returns:
+        The members by name: numbers, lists of numbers, bytes or str. An enumeration's value is its name.
+    """
     values: dict[str, Any] = {}
     for member in FIELDS[record]:
         found = struct.unpack_from(member.format, data, member.offset)
@@ -92,9 +110,14 @@ def unpack_record(record: str, data: bytes | memoryview) -> dict[str, Any]:
 
 
 def pack_record(record: str, values: dict[str, Any]) -> bytes:
-    """The opposite of `unpack_record`. Members left out are zero; lists may be shorter than the member.
+    """Pack a record, the inverse of `unpack_record`.
 
-    Raises ArgumentError for a number that the core would refuse.
+    Args:
+        record: The record's name.
+        values: The members by name. Missing members and the rest of short lists are zero.
+
+    Raises:
+        ArgumentError: If a member is unknown, or a value does not fit or is out of its range.
     """
     known = {member.name: member for member in FIELDS[record]}
     unknown = set(values) - set(known)
@@ -125,7 +148,7 @@ def pack_record(record: str, values: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True)
 class Section:
-    """A section's place in the file and its SHA-256."""
+    """A section's position and size in the file, in bytes, and its SHA-256."""
 
     offset: int
     bytes: int
@@ -134,7 +157,16 @@ class Section:
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """An entry of the tensor table; offset and bytes count from the start of the file."""
+    """An entry of the tensor table.
+
+    Attributes:
+        name: The tensor's name.
+        dtype: Its number format.
+        shape: Its dimensions.
+        offset: Its position in the file, in bytes.
+        bytes: Its size in the file.
+        sha256: The SHA-256 of its bytes.
+    """
 
     name: str
     dtype: str
@@ -145,11 +177,27 @@ class TensorRecord:
 
 
 class FlatFile:
-    """A flat file, mapped read-only. Opening it runs the core's check of the whole structure (not of the data).
+    """A flat file, mapped read-only.
 
-    core: the core's model over the mapping. Texts are verified against their section's hash when they are asked for.
-    memory: when the weights are read: "map" when they are needed; "populate" at once; "huge" at once, into huge pages
-    if the kernel has any to give.
+    Opening it makes the core check its structure. A section is verified against its hash each time it is read.
+
+    Args:
+        path: The file.
+        memory: When to read the weights: "map" on first use; "populate" now; "huge" now, into huge pages if the kernel
+            has any.
+
+    Attributes:
+        path: The file.
+        core: The core's model of the mapped file.
+        header: The header record.
+        config: The config record.
+        sections: The sections by name.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ModelError: If it is damaged or not a model file.
+        ArgumentError: If `memory` is unknown.
+        UnsupportedError: If the system does not support `memory`.
     """
 
     def __init__(self, path: str | Path, memory: str = "map") -> None:
@@ -160,21 +208,21 @@ class FlatFile:
             raise ModelError(f"{self.path} is a directory: run `llamac export` on it first")
         if self.path.exists() and not self.path.is_file():
             raise ModelError(
-                f"{self.path} is not a regular file: a model file is mapped, it cannot be a pipe or a device"
+                f"{self.path} is not a regular file: a model file is mapped, so it cannot be a pipe or a device"
             )
         with open(self.path, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise ModelError(f"{self.path}: the file is empty")
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
-            # the core's whole check of structure, hashes and ranges comes first: what follows may trust the tables
+            # the core checks structure, hashes and ranges, so the code below can trust the tables
             self.core = _core.Model(self._map)
         except LlamacError as error:
             self._map.close()
             raise type(error)(f"{self.path}: {error}") from None
-        self._lock = threading.RLock()  # a signal handler may close a file that its thread reads
-        self._views = 0  # memoryviews of the mapping in use by `_hash`
-        # the core's copy: the file may have changed since it was checked
+        self._lock = threading.RLock()  # reentrant: a signal handler may close the file that its thread reads
+        self._views = 0  # memoryviews of the mapping that `_hash` uses
+        # the core's copy, because the file may have changed since the check
         self._tables = self.core.tables()
         header_bytes = RECORD_BYTES["header"]
         self.header = unpack_record("header", self._tables[:header_bytes])
@@ -189,43 +237,51 @@ class FlatFile:
             self._populate(memory == "huge")
 
     def _populate(self, huge: bool) -> None:
-        """Reads the whole file into the mapping. In steps, so that Ctrl-C is heard."""
+        """Read the whole file into the mapping, in steps between which Ctrl-C can interrupt."""
         if not hasattr(mmap, "MADV_WILLNEED") or (huge and not hasattr(mmap, "MADV_HUGEPAGE")):
-            raise UnsupportedError("this system lets nobody ask for memory to be populated: use memory='map'")
+            raise UnsupportedError("this system cannot populate mapped memory: use memory='map'")
         if huge:
             try:
                 self._map.madvise(mmap.MADV_HUGEPAGE)
             except OSError as error:
                 raise UnsupportedError(f"this kernel has no huge pages ({error}): use memory='populate'") from None
         advice = MADV_POPULATE_READ
-        for start in range(0, len(self._map), POPULATE_STEP):
-            count = min(POPULATE_STEP, len(self._map) - start)
+        for start in range(0, len(self._map), POPULATE_BYTES):
+            count = min(POPULATE_BYTES, len(self._map) - start)
             try:
                 self._map.madvise(advice, start, count)
             except OSError as error:
                 if error.errno != errno.EINVAL or advice == mmap.MADV_WILLNEED:
                     raise
-                advice = mmap.MADV_WILLNEED  # before Linux 5.14: the kernel reads on while we go on
+                advice = mmap.MADV_WILLNEED  # before Linux 5.14; the kernel reads in the background
                 self._map.madvise(advice, start, count)
 
     @property
     def buffer(self) -> mmap.mmap:
-        """The mapped file. Raises ModelError if the file has been truncated since it was opened."""
+        """The mapped file.
+
+        Raises:
+            ClosedError: If the file has been closed.
+            ModelError: If the file has been truncated since it was opened.
+        """
         if self._map.closed:
             raise ClosedError(f"{self.path} has been closed")
         self.check_size()
         return self._map
 
     def check_size(self) -> None:
-        """Raises ModelError if the file has been truncated since it was opened.
+        """Check that the file still has its full size.
 
         Reading a page past the end of a mapped file kills the process with SIGBUS, so every pass and every read calls
-        this first. It takes under a microsecond. A file that shrinks after the check still kills the process.
+        this first. It takes less than a microsecond. A file that shrinks after the check still kills the process.
+
+        Raises:
+            ModelError: If the file has been truncated since it was opened.
         """
         if not self._map.closed and (size := self._map.size()) < len(self._map):
             raise ModelError(
                 f"{self.path}: the file was truncated while it was open: {size} of its {len(self._map)} bytes are left;"
-                " restore the file and load it again"
+                " restore it and load it again"
             )
 
     @property
@@ -235,9 +291,10 @@ class FlatFile:
         return found.hex()
 
     def close(self) -> None:
-        """Unmaps the file once its last session is closed. Closing twice is fine.
+        """Unmap the file as soon as its last session is closed. Closing twice is fine.
 
-        Raises BusyError while another thread reads the file in `verify_data`.
+        Raises:
+            BusyError: While another thread verifies the file, or a memoryview of `buffer` exists.
         """
         with self._lock:
             self._check_idle()
@@ -249,35 +306,51 @@ class FlatFile:
                     raise BusyError(f"{self.path} is mapped until the memoryviews of its buffer are released") from None
 
     def check_idle(self) -> None:
-        """Raises BusyError while another thread reads the file in `verify_data`."""
+        """Check that no thread verifies the file.
+
+        Raises:
+            BusyError: While another thread runs `verify_data`.
+        """
         with self._lock:
             self._check_idle()
 
     def _check_idle(self) -> None:
         if self._views:
-            raise BusyError(f"{self.path} is being verified by another thread: close it when verify_data has ended")
+            raise BusyError(f"another thread is verifying {self.path}: close the file after verify_data has ended")
 
     def release_pages(self) -> None:
-        """Lets go of the file's pages that this process has touched; they come back when they are touched again."""
+        """Drop the file's pages from this process's resident memory. They are read again on the next access."""
         self.buffer.madvise(mmap.MADV_DONTNEED)
 
     def _table(self, name: str) -> bytes:
-        """The bytes of section config, layers or tensors, as the core has checked them."""
+        """The bytes of section config, layers or tensors, as the core checked them."""
         section = self.sections[name]
         return self._tables[section.offset : section.offset + section.bytes]
 
     def section(self, name: str) -> bytes:
-        """A section's bytes, checked against its hash. Not for the data section, which may be large."""
+        """Read a section and check its hash.
+
+        Args:
+            name: The section. The data section can be too large, and is an error.
+
+        Raises:
+            ModelError: If the section is damaged.
+            ArgumentError: If there is no such section.
+        """
         if name not in self.sections or name == "data":
             raise ArgumentError(f"section is {name!r}, expected one of {', '.join(SECTIONS[:-1])}")
-        place = self.sections[name]
-        data = self.buffer[place.offset : place.offset + place.bytes]
-        if hashlib.sha256(data).digest() != place.sha256:
+        record = self.sections[name]
+        data = self.buffer[record.offset : record.offset + record.bytes]
+        if hashlib.sha256(data).digest() != record.sha256:
             raise ModelError(f"{self.path}: section {name}: its SHA-256 does not match: the section is damaged")
         return data
 
     def text(self, name: str) -> str:
-        """A section's text, checked against its hash."""
+        """Read a section's text and check its hash.
+
+        Raises:
+            ModelError: If the section is damaged or not UTF-8.
+        """
         try:
             return self.section(name).decode()
         except UnicodeDecodeError as error:
@@ -285,7 +358,11 @@ class FlatFile:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata section's JSON object."""
+        """The metadata section's JSON object, read on first use.
+
+        Raises:
+            ModelError: If the section is damaged.
+        """
         if self._metadata is None:
             name = f"{self.path}: section metadata"
             self._metadata = parse_object(self.text("metadata"), name, error=ModelError)
@@ -303,18 +380,28 @@ class FlatFile:
         return list(self._tensors(lambda record: True))
 
     def _tensors(self, wanted: Callable[[bytes], bool]) -> Iterator[TensorRecord]:
-        """The entries of the tensor table whose bytes are wanted."""
+        """The entries of the tensor table for whose bytes `wanted` returns True."""
         data, size = self._table("tensors"), RECORD_BYTES["tensor"]
         for start in range(0, len(data), size):
             record = data[start : start + size]
             if wanted(record):
                 values = unpack_record("tensor", record)
                 shape = tuple(values["shape"][: values["n_dims"]])
-                place = (values["offset"], values["bytes"], values["sha256"])
-                yield TensorRecord(values["name"], values["dtype"], shape, *place)
+                position = (values["offset"], values["bytes"], values["sha256"])
+                yield TensorRecord(values["name"], values["dtype"], shape, *position)
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """A tensor as float32 in its own shape, unpacked from strips."""
+        """Read a tensor.
+
+        Args:
+            name: The tensor's name.
+
+        Returns:
+            The numbers in the tensor's own shape, float32.
+
+        Raises:
+            ArgumentError: If there is no such tensor.
+        """
         field = name.encode("utf-8", "replace") + b"\0"
         record = next(self._tensors(lambda data: data.startswith(field)), None)
         if record is None:
@@ -323,7 +410,14 @@ class FlatFile:
         return unpack_tensor(data, record.dtype, record.shape)
 
     def verify_data(self, progress: Progress = silent) -> Iterator[tuple[TensorRecord, str | None]]:
-        """Checks every tensor's hash and the padding before it: yields each with what is wrong, or None."""
+        """Check the hash of every tensor, and that the padding before it is zero.
+
+        Args:
+            progress: Called with the phase "verifying" and byte counts.
+
+        Yields:
+            Each tensor with a description of its problem, or None.
+        """
         start, total = self.sections["data"].offset, self.sections["data"].bytes
         end = start
         progress("verifying", 0, total)
@@ -342,12 +436,12 @@ class FlatFile:
         digest = hashlib.sha256()
         for start in range(offset, offset + count, step):
             with self._view(start, min(start + step, offset + count)) as part:
-                digest.update(part)  # without the GIL
+                digest.update(part)  # releases the GIL
         return digest.digest()
 
     @contextmanager
     def _view(self, start: int, end: int) -> Iterator[memoryview]:
-        """A part of the mapping, which no thread can close in the meantime."""
+        """A part of the mapping. No thread can close the file while the block runs."""
         with self._lock:
             whole = memoryview(self.buffer)
             self._views += 1

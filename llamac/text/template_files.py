@@ -1,6 +1,7 @@
-"""Chat templates where models keep them: chat_template.jinja, additional_chat_templates/, tokenizer_config.json, GGUF.
+"""Reads chat templates from chat_template.jinja, additional_chat_templates/, tokenizer_config.json and GGUF files.
 
-A flat file holds the default template in its section, the others and the texts of special tokens in its metadata.
+A flat file has the default template in its own section. Its metadata has the others, and the strings of the special
+tokens that templates use.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from llamac.format.strict_json import read_object
 from llamac.text.chat import DEFAULT, ChatTemplate
 from llamac.text.vocabulary.added import NAMES as TOKEN_NAMES
 
-MAX_TEMPLATE_BYTES = 1 << 22  # the largest known ones have some 20,000
+MAX_TEMPLATE_BYTES = 1 << 22  # the largest known templates have about 20,000
 FILE, FOLDER = "chat_template.jinja", TEMPLATES
 CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
 GGUF_KEY = "tokenizer.chat_template"
-# How GGUF names the tokens that templates know by other names.
-GGUF_TOKENS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}
-# What a tokenizer's class takes for tokens that its files leave out.
+# GGUF's names for roles of tokens, where they differ from those in templates.
+GGUF_TOKENS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # sic
+# The special tokens that a tokenizer class assumes if its files do not name them.
 _END = "<|endoftext|>"
 CLASS_TOKENS = {
     "GPT2Tokenizer": {"bos_token": _END, "eos_token": _END, "unk_token": _END},
@@ -37,12 +38,24 @@ CLASS_TOKENS = {
         "mask_token": "<mask>",
     },
 }
-# What the metadata of a flat file call them.
+# Keys in the metadata of a flat file.
 OTHERS, TOKENS = "chat_templates", "special_tokens"
 
 
 def read_templates(path: Path) -> ChatTemplate | None:
-    """The templates at `path`: a directory, one of its files, or a GGUF file; None where there are none."""
+    """Read the chat templates of a model.
+
+    Args:
+        path: A Hugging Face directory, a template or tokenizer_config.json in it, or a GGUF file.
+
+    Returns:
+        The templates, or None if there are none.
+
+    Raises:
+        OSError: If a file cannot be read.
+        ExportError: If a template cannot be read, or a link leaves the directory.
+        ModelError: If a GGUF file is damaged.
+    """
     if path.is_dir():
         return from_folder(path, [])
     check_links(path.parent, {CONFIG, MAP} - {path.name})
@@ -51,46 +64,68 @@ def read_templates(path: Path) -> ChatTemplate | None:
     if head == b"GGUF":
         return from_gguf(read_metadata(path).values)
     if path.suffix == ".json":
-        return _made(_of_config(path, []), _tokens(path.parent))
-    return _made({DEFAULT: _text(path)}, _tokens(path.parent))
+        return _make(_config_templates(path, []), _special_tokens(path.parent))
+    return _make({DEFAULT: _read_text(path)}, _special_tokens(path.parent))
 
 
 def from_folder(folder: Path, warnings: list[str]) -> ChatTemplate | None:
-    """The templates of a Hugging Face directory. Files of their own come before tokenizer_config.json."""
+    """Read the templates of a Hugging Face directory. Separate files take precedence over tokenizer_config.json.
+
+    Args:
+        folder: The directory.
+        warnings: Gets a message if the user has to choose a template.
+
+    Returns:
+        The templates, or None if there are none.
+
+    Raises:
+        ExportError: If a template cannot be read, or a link leaves the directory.
+    """
     check_links(folder)
-    texts = {path.stem: _text(path) for path in sorted((folder / FOLDER).glob("*.jinja"))}
+    texts = {path.stem: _read_text(path) for path in sorted((folder / FOLDER).glob("*.jinja"))}
     if (folder / FILE).is_file():
-        texts[DEFAULT] = _text(folder / FILE)
+        texts[DEFAULT] = _read_text(folder / FILE)
     if not texts and (folder / CONFIG).is_file():
-        texts = _of_config(folder / CONFIG, warnings)
-    return _made(texts, _tokens(folder))
+        texts = _config_templates(folder / CONFIG, warnings)
+    return _make(texts, _special_tokens(folder))
 
 
 def from_gguf(values: Mapping[str, Value]) -> ChatTemplate | None:
-    """The templates of a GGUF file's metadata."""
+    """Read the templates in a GGUF file's metadata.
+
+    Args:
+        values: The metadata, by key.
+
+    Returns:
+        The templates, or None if there are none.
+
+    Raises:
+        ExportError: If a template is not a string.
+    """
     texts: dict[str, str] = {}
     for key, value in values.items():
         name = DEFAULT if key == GGUF_KEY else key.removeprefix(f"{GGUF_KEY}.")
         if name != key:
             if not isinstance(value, str):
-                raise ExportError(f"{key!r} is no text")
+                raise ExportError(f"{key!r} is not a string")
             texts[name] = value
-    return _made(texts, _gguf_tokens(values))
+    return _make(texts, _gguf_tokens(values))
 
 
-def _made(texts: dict[str, str], tokens: dict[str, str]) -> ChatTemplate | None:
+def _make(texts: dict[str, str], tokens: dict[str, str]) -> ChatTemplate | None:
     return ChatTemplate(texts, tokens) if texts else None
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
+    """A template file's text, with line feeds as line ends."""
     try:
         return read_small(path, MAX_TEMPLATE_BYTES).decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise ExportError(f"{path} is not UTF-8") from None
 
 
-def _of_config(path: Path, warnings: list[str]) -> dict[str, str]:
-    """The templates of a tokenizer_config.json: a text, or texts with names, as a list or an object."""
+def _config_templates(path: Path, warnings: list[str]) -> dict[str, str]:
+    """The templates in a tokenizer_config.json: one string, or several with names as a list or an object."""
     given: Any = read_object(path).get("chat_template")
     if given is None:
         return {}
@@ -101,28 +136,28 @@ def _of_config(path: Path, warnings: list[str]) -> dict[str, str]:
     for entry in named if isinstance(named, list) else (None,):
         name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
         if not isinstance(name, str) or not isinstance(text, str):
-            raise ExportError(f"{path.name}: chat_template is neither a text nor a list of named texts")
+            raise ExportError(f"{path.name}: chat_template is neither a string nor a list of named strings")
         texts[name] = text
     for text in (*texts, *texts.values()):
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise ExportError(f"{path.name}: chat_template holds a lone surrogate, which is no character") from None
+            raise ExportError(f"{path.name}: chat_template contains a lone surrogate") from None
     if DEFAULT not in texts:
-        warnings.append(f"none of the chat templates ({', '.join(texts)}) is named 'default': one has to be chosen")
+        warnings.append(f"none of the chat templates ({', '.join(texts)}) is named 'default': choose one by name")
     return texts
 
 
-def _tokens(folder: Path) -> dict[str, str]:
-    """The texts of the special tokens that the files of a directory name."""
+def _special_tokens(folder: Path) -> dict[str, str]:
+    """The strings of the special tokens that the files of a directory name, by name."""
     config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     if "added_tokens_decoder" not in config and (folder / MAP).is_file():
         config = {**config, **read_object(folder / MAP)}
     texts: dict[str, str] = {}
-    own = config.get("extra_special_tokens")  # an object gives names to tokens of the model's own
+    extra = config.get("extra_special_tokens")  # an object of the model's own names
     kind = str(config.get("tokenizer_class")).removesuffix("Fast")
     named = {name: config[name] for name in TOKEN_NAMES if name in config}
-    for name, value in {**CLASS_TOKENS.get(kind, {}), **(own if isinstance(own, dict) else {}), **named}.items():
+    for name, value in {**CLASS_TOKENS.get(kind, {}), **(extra if isinstance(extra, dict) else {}), **named}.items():
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
             texts[name] = text
@@ -130,6 +165,7 @@ def _tokens(folder: Path) -> dict[str, str]:
 
 
 def _gguf_tokens(values: Mapping[str, Value]) -> dict[str, str]:
+    """The strings of the special tokens that GGUF metadata names, by the names that templates use."""
     tokens = values.get("tokenizer.ggml.tokens")
     texts: dict[str, str] = {}
     for name in TOKEN_NAMES:
@@ -143,7 +179,7 @@ def _gguf_tokens(values: Mapping[str, Value]) -> dict[str, str]:
 
 
 def to_metadata(templates: ChatTemplate | None) -> dict[str, Any]:
-    """What a flat file's metadata hold of templates, beside the default one."""
+    """The metadata entries of a flat file for templates other than the default one and for special tokens."""
     if templates is None:
         return {}
     others = {name: text for name, text in templates.templates.items() if name != DEFAULT}
@@ -151,5 +187,5 @@ def to_metadata(templates: ChatTemplate | None) -> dict[str, Any]:
 
 
 def default_text(templates: ChatTemplate | None) -> str:
-    """The template of a flat file's section: the default one, or none."""
+    """The content of a flat file's template section: the default template, or an empty string."""
     return "" if templates is None else templates.templates.get(DEFAULT, "")

@@ -376,7 +376,7 @@ def test_the_chat_template_is_read(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="chat_template"):
         read(folder)
     place.write_text(json.dumps({"chat_template": "x\ud800"}))
-    with pytest.raises(ExportError, match="chat_template holds a lone surrogate"):
+    with pytest.raises(ExportError, match="chat_template contains a lone surrogate"):
         read(folder)
     (folder / "chat_template.jinja").write_text("{{ ß }}", encoding="utf-8")
     assert read(folder).chat_template == "{{ ß }}"

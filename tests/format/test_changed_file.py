@@ -178,7 +178,7 @@ def test_closing_during_verify_data_is_busy(copied: Path, monkeypatch: pytest.Mo
         patch.setattr("llamac.format.flatfile.hashlib.sha256", ClosingHash)
         found = [problem for _, problem in model.file.verify_data()]
     assert [type(error) for error in errors] == [llamac.BusyError]
-    assert "close it when verify_data has ended" in str(errors[0])
+    assert "close the file after verify_data has ended" in str(errors[0])
     assert not any(found)
     session.eval([1])  # nothing has been closed
     model.close()

@@ -123,7 +123,7 @@ def sample_with(logits: list[float] | None = None, ids: tuple[int, ...] = (1,)) 
     ("blob", "message"),
     [
         (b"", "0 bytes are too short"),
-        (struct.pack("<Q", 2**63) + b"{}", "header of 9223372036854775808 bytes ends after"),
+        (struct.pack("<Q", 2**63) + b"{}", "header of 9223372036854775808 bytes does not fit"),
         (joined(b"{", b""), "the header is not valid JSON"),
         (joined(b"\xff\xfe", b""), "the header is not valid JSON"),
         (joined(b"[" * 100_000, b""), "the header is nested more than 100 deep"),
@@ -131,32 +131,32 @@ def sample_with(logits: list[float] | None = None, ids: tuple[int, ...] = (1,)) 
         (joined([], b""), "the header is not a JSON object"),
         (joined({}, b""), "__metadata__ is missing"),
         (edited(lambda h: h["__metadata__"].pop("source")), "source is missing"),
-        (edited(lambda h: h["__metadata__"].update(source="\udc80")), "source is no text"),
-        (edited(lambda h: h["__metadata__"].update(prompts="[]")), "prompts is no list of texts"),
-        (edited(lambda h: h["__metadata__"].update(prompts="[1, 2]")), "prompts is no list of texts"),
-        (edited(lambda h: h["__metadata__"].update(prompts='["\\ud800", null]')), "prompts is no list of texts"),
+        (edited(lambda h: h["__metadata__"].update(source="\udc80")), "source is not valid Unicode"),
+        (edited(lambda h: h["__metadata__"].update(prompts="[]")), "prompts is not a list of strings"),
+        (edited(lambda h: h["__metadata__"].update(prompts="[1, 2]")), "prompts is not a list of strings"),
+        (edited(lambda h: h["__metadata__"].update(prompts='["\\ud800", null]')), "prompts is not a list of strings"),
         (edited(lambda h: h["__metadata__"].update(prompts='["a"]')), "4 tensors, expected 2 for 1 prompts"),
         (edited(lambda h: h["__metadata__"].update(prompts="{}")), "prompts is not a JSON array"),
         (edited(lambda h: h["__metadata__"].update(engine="?")), "engine is not valid JSON"),
         (edited(lambda h: h.update({"2.ids": h.pop("1.ids")})), "1.ids is missing"),
-        (edited(lambda h: h["0.ids"].update(dtype="I64")), "0.ids is no I32 tensor"),
-        (edited(lambda h: h["0.ids"].update(shape=[])), "0.ids is no I32 tensor"),
-        (edited(lambda h: h["0.ids"].update(shape=[True])), "0.ids is no I32 tensor"),
-        (edited(lambda h: h["0.ids"].update(shape=[0])), "0.ids is no I32 tensor"),
-        (edited(lambda h: h["0.ids"].update(shape=[10**4000])), "0.ids is no I32 tensor"),
-        (edited(lambda h: h["0.ids"].update(data_offsets=[0, 4])), r"0.ids does not lie at \[0, 8\]"),
+        (edited(lambda h: h["0.ids"].update(dtype="I64")), "0.ids is not a one-dimensional I32 tensor"),
+        (edited(lambda h: h["0.ids"].update(shape=[])), "0.ids is not a one-dimensional I32 tensor"),
+        (edited(lambda h: h["0.ids"].update(shape=[True])), "0.ids is not a one-dimensional I32 tensor"),
+        (edited(lambda h: h["0.ids"].update(shape=[0])), "0.ids is not a one-dimensional I32 tensor"),
+        (edited(lambda h: h["0.ids"].update(shape=[10**4000])), "0.ids is not a one-dimensional I32 tensor"),
+        (edited(lambda h: h["0.ids"].update(data_offsets=[0, 4])), r"0.ids is not at \[0, 8\]"),
         (edited(lambda h: h["1.logits"].update(shape=[4])), "1.logits has 4 elements, the model's vocabulary 5"),
         (encode(SAMPLE) + b"\0", "the data has 53 bytes, the tensors need 52"),
         (engine_edited(lambda e: e.pop("numerics")), "numerics is missing"),
-        (engine_edited(lambda e: e.update(numerics=True)), "numerics is missing or is no int"),
+        (engine_edited(lambda e: e.update(numerics=True)), "numerics is missing or not of the type int"),
         (engine_edited(lambda e: e["sha256"].pop("f16")), "f16 is missing"),
         (engine_edited(lambda e: e["sha256"].update(f32="CD" * 32)), "sha256 of f32"),
         (engine_edited(lambda e: e["tolerance"].update(f32="nan")), "tolerance of f32"),
-        (engine_edited(lambda e: e["tolerance"].update(f32=0.1)), "f32 is missing or is no str"),
-        (sample_with(ids=(5,)), "0.ids holds an id outside of 0 to 4"),
-        (sample_with(ids=(-1,)), "0.ids holds an id outside of 0 to 4"),
-        (sample_with(logits=[1, 2, 3, 4, np.inf]), "0.logits holds a number that is not finite"),
-        (sample_with(logits=[1, 2, 3, 4, np.nan]), "0.logits holds a number that is not finite"),
+        (engine_edited(lambda e: e["tolerance"].update(f32=0.1)), "f32 is missing or not of the type str"),
+        (sample_with(ids=(5,)), "0.ids has an id outside 0 to 4"),
+        (sample_with(ids=(-1,)), "0.ids has an id outside 0 to 4"),
+        (sample_with(logits=[1, 2, 3, 4, np.inf]), "0.logits has a number that is not finite"),
+        (sample_with(logits=[1, 2, 3, 4, np.nan]), "0.logits has a number that is not finite"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -390,7 +390,7 @@ def test_a_probe_longer_than_the_context_is_damage(exported: Exported) -> None:
     with llamac.load(exported("llama", "f32")) as model:
         probe_set = decode(model.file.section("probes"), 301)
         longer = replace(probe_set, probes=(replace(probe_set.probes[0], ids=(1,) * 65),))
-        with pytest.raises(ModelError, match="a probe has 65 tokens, the model's context 64"):
+        with pytest.raises(ModelError, match="a probe has 65 tokens, but the model's context is 64"):
             replay(with_probes(model, encode(longer)))
 
 

@@ -227,11 +227,11 @@ def test_llama2c_damaged(tmp_path: Path) -> None:
     assert "'\\n<s>\\n'" in problem(data.replace(b"\n<s>\n", b"\n<t>\n"))
     assert "token 0 at byte 12 has the length -1" in problem(data[:8] + struct.pack("<i", -1) + data[12:])
     assert "token 0 at byte 12 has the length 1000000" in problem(data[:8] + struct.pack("<i", 10**6) + data[12:])
-    assert "its head allows 2" in problem(struct.pack("<i", 2) + data[4:])
-    assert "not such a file" in problem(struct.pack("<i", -5) + data[4:])
+    assert "the longest has 2" in problem(struct.pack("<i", 2) + data[4:])
+    assert "not a tokenizer.bin" in problem(struct.pack("<i", -5) + data[4:])
     assert "the score of token 262 is nan" in problem(llama2c_file(scores=[0, 1, 2, float("nan"), 4, 5, 6, 7]))
     assert "tokens 259 and 260 are both 'he'" in problem(llama2c_file(["he", "he"]))
-    assert "ends within its head" in problem(data + b"\0\0\0")
+    assert "truncated in the score or length of token" in problem(data + b"\0\0\0")
     for size in (0, 3, 4, 5, 11, 12, 16, 1000, *range(len(data) - 8, len(data))):  # the last token has 9 bytes
         problem(data[:size])
 

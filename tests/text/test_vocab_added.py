@@ -107,15 +107,15 @@ def test_the_space_in_front_of_a_text_stands_behind_an_added_token_only_if_legac
             {"tokenizer_config": {"added_tokens_decoder": {"x": {"content": "<x>"}}}},
             "added_tokens_decoder: x: expected",
         ),
-        ({"tokenizer_config": {"added_tokens_decoder": {"259": {}}}}, "259 has no text"),
+        ({"tokenizer_config": {"added_tokens_decoder": {"259": {}}}}, "259 has no string"),
         ({"tokenizer_config": {"added_tokens_decoder": {"259": "<x>"}}}, "259 is '<x>', expected an object"),
         ({"tokenizer_config": {"added_tokens_decoder": [1]}}, r"added_tokens_decoder is \[1\], expected an object"),
         ({"tokenizer_config": {"added_tokens_decoder": listed(259, lstrip=1)}}, "lstrip is 1, expected true or false"),
-        ({"tokenizer_config": {"eos_token": 5}}, "eos_token is 5, expected the text of a token"),
+        ({"tokenizer_config": {"eos_token": 5}}, "eos_token is 5, expected a token.s string"),
         ({"tokenizer_config": {"additional_special_tokens": "<x>"}}, "'<x>', expected a list"),
         (
             {"special_tokens_map": {"additional_special_tokens": [7]}},
-            "additional_special_tokens is 7, expected the text",
+            "additional_special_tokens is 7, expected a token.s string",
         ),
     ],
 )

@@ -145,7 +145,7 @@ def test_gguf_byte_level() -> None:
         ({"model": "of-tomorrow"}, UnsupportedError, "'of-tomorrow'"),
         ({"model": None}, TokenizerError, "'tokenizer.ggml.model' is missing"),
         ({"tokens": None}, TokenizerError, "tokens' is missing"),
-        ({"tokens": ("[", "i", [1])}, TokenizerError, "no array of the type str"),
+        ({"tokens": ("[", "i", [1])}, TokenizerError, "not an array of the type str"),
         ({"merges": None}, TokenizerError, "merges' is missing"),
         ({"merges": ("[", "s", ["h e", "x"])}, TokenizerError, "merge 1 \\('x'\\)"),
         ({"merges": ("[", "s", ["h u"])}, TokenizerError, "merge 0"),
@@ -307,7 +307,7 @@ def test_gguf_unigram() -> None:
     for wrong in ({"escape_whitespaces": False}, {"treat_whitespace_as_suffix": True}):
         with pytest.raises(UnsupportedError, match=r"tokenizer\.ggml"):
             from_gguf(unigram_gguf(**wrong))
-    with pytest.raises(TokenizerError, match="no array of bytes"):
+    with pytest.raises(TokenizerError, match="not an array of bytes"):
         from_gguf(unigram_gguf(precompiled_charsmap=("[", "i", [300])))
 
 
@@ -322,13 +322,13 @@ def test_gguf_unigram_agrees_with_sentencepiece() -> None:
         sentence_iterator=iter(lines), model_writer=model, vocab_size=400, hard_vocab_limit=False, minloglevel=2
     )
     oracle = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    pieces, _, normalizer = read_model(model.getvalue())
-    charsmap = [byte - 256 if byte > 127 else byte for byte in normalizer[2]]
+    parsed = read_model(model.getvalue())
+    charsmap = [byte - 256 if byte > 127 else byte for byte in parsed.precompiled_charsmap]
     tokenizer = from_gguf(
         unigram_gguf(
-            tokens=("[", "s", [piece.text for piece in pieces]),
-            scores=("[", "f", [piece.score for piece in pieces]),
-            token_type=("[", "i", [piece.type for piece in pieces]),
+            tokens=("[", "s", [piece.text for piece in parsed.pieces]),
+            scores=("[", "f", [piece.score for piece in parsed.pieces]),
+            token_type=("[", "i", [piece.type for piece in parsed.pieces]),
             precompiled_charsmap=("[", "b", charsmap),
         )
     )

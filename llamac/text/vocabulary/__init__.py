@@ -1,1 +1,1 @@
-"""Vocabularies of every kind of file (`load`), as the tokenizer.json that a flat file holds."""
+"""Readers of every vocabulary format. Each returns the canonical tokenizer.json that a flat file stores."""

@@ -1,13 +1,13 @@
-"""The files beside a vocabulary: which tokens were added to it later, and what its special tokens are for.
+"""A vocabulary's sidecar files: the tokens added to it, and the roles of its special tokens.
 
-transformers' rules (release 5) hold, so that ids and texts are the same there:
+Ids and strings match those of transformers 5:
 
-* `added_tokens_decoder` of tokenizer_config.json lists added tokens. Where that file has no such entry,
-  added_tokens.json lists them, and special_tokens_map.json completes and overrules tokenizer_config.json.
-* A token that is listed anew with other flags has the new ones.
-* Tokens that are named (`eos_token`, ..., `additional_special_tokens`) but in no list are added, too.
-* A token whose text is in the vocabulary has that id, any other the next free one. Where a list says otherwise, the
-  libraries would silently give another id: that is an error here.
+* `added_tokens_decoder` in tokenizer_config.json lists added tokens. Without that entry, added_tokens.json lists them,
+  and special_tokens_map.json completes and overrides tokenizer_config.json.
+* If a token is listed twice, the later flags apply.
+* A token with a role (`eos_token`, ...) or in `additional_special_tokens` is added even if no list has it.
+* A token whose string is in the vocabulary has that id; any other token gets the next free id. If a list gives another
+  id, the libraries silently ignore it. Here it is an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,17 @@ FLAGS = ("special", "single_word", "lstrip", "rstrip", "normalized")
 
 
 class Added(NamedTuple):
-    """A token that is found in the text before anything else."""
+    """An added token: the tokenizer finds these in the text before it cuts the rest into pieces.
+
+    Attributes:
+        id: The token's id, or -1 if no file gives one.
+        text: The token's string.
+        special: Whether decoding skips the token.
+        rstrip: Whether the token also takes the white space after it.
+        normalized: Whether the token is matched in the normalized text instead of the original.
+        lstrip: Whether the token also takes the white space before it.
+        single_word: Whether the token matches only whole words.
+    """
 
     id: int
     text: str
@@ -41,19 +51,24 @@ class Added(NamedTuple):
     single_word: bool = False
 
     def document(self) -> Document:
-        """The token as tokenizer.json writes it."""
+        """The token's entry in tokenizer.json."""
         return {"id": self.id, "content": self.text, **{flag: getattr(self, flag) for flag in FLAGS}}
 
 
 class Room(NamedTuple):
-    """How many ids the model has, and where it is told which tokens got none."""
+    """The number of ids that the model has.
+
+    Attributes:
+        n_ids: The number of ids.
+        warnings: Gets a message for each token that is left out because no id is free.
+    """
 
     n_ids: int
     warnings: list[str]
 
 
 class Sidecars(NamedTuple):
-    """The JSON files beside a tokenizer; absent ones are empty."""
+    """The JSON files next to a tokenizer; a missing file is an empty object."""
 
     tokenizer_config: Document
     special_tokens_map: Document
@@ -62,13 +77,13 @@ class Sidecars(NamedTuple):
     config: Document
 
     def settings(self, **defaults: Any) -> Document:
-        """What tokenizer_config.json and special_tokens_map.json say together; `defaults` where they say nothing."""
+        """Merge tokenizer_config.json and special_tokens_map.json over `defaults`."""
         listed = "added_tokens_decoder" in self.tokenizer_config
         return {**defaults, **self.tokenizer_config, **({} if listed else self.special_tokens_map)}
 
 
 def read_sidecars(folder: Path) -> Sidecars:
-    """The JSON files beside a tokenizer that say what its special tokens are for."""
+    """Read the JSON files next to a tokenizer."""
     return Sidecars(*(_read_json(folder / f"{name}.json") for name in Sidecars._fields))
 
 
@@ -82,10 +97,14 @@ def _read_json(path: Path) -> Document:
 
 
 def read_added(entry: Document) -> Added:
-    """An entry of the `added_tokens` of a tokenizer.json, where every flag must be there."""
+    """Parse an entry of `added_tokens` in a tokenizer.json.
+
+    Raises:
+        TokenizerError: If a field is missing or has the wrong type.
+    """
     wrong = next((flag for flag in FLAGS if not isinstance(entry.get(flag), bool)), None)
     if wrong is not None or not isinstance(entry.get("content"), str) or type(entry.get("id")) is not int:
-        raise TokenizerError(f"tokenizer.json: the added token {entry!r} is damaged: {wrong or 'content or id'}")
+        raise TokenizerError(f"tokenizer.json: the added token {entry!r} has no valid {wrong or 'content or id'}")
     return Added(entry["id"], entry["content"], **{flag: entry[flag] for flag in FLAGS})
 
 
@@ -98,12 +117,20 @@ def add_tokens(
     later: Iterable[Added] = (),
     size: int | None = None,
 ) -> list[Added]:
-    """All added tokens of a tokenizer, by id.
+    """List all added tokens of a tokenizer, ordered by id.
 
-    vocab: the model's own pieces. present: those that the tokenizer's own file lists. later: those that its kind
-    implies, unless the files say anything else of them. room: tokens that the files name without an id are left out,
-    with a warning, where they would get an id that the model does not have. size: how many pieces there are, where
-    several have the same text.
+    Args:
+        vocab: The ids of the model's pieces.
+        present: The added tokens that the tokenizer's own file lists.
+        sidecars: The JSON files next to that file.
+        settings: The merged settings of `sidecars`.
+        room: The number of ids that the model has. A token that the files name without an id is left out, with a
+            warning, if its id would exceed this.
+        later: The added tokens that this kind of tokenizer implies, unless a file lists them.
+        size: The number of pieces, if it differs from `len(vocab)` because several pieces have the same string.
+
+    Raises:
+        TokenizerError: If the files contradict each other or the vocabulary.
     """
     check_counts(len(vocab))
     tokens = _Tokens(vocab, len(vocab) if size is None else size)
@@ -116,7 +143,7 @@ def add_tokens(
     roles = {token.text: token for token in _roles(settings)}
     known = {token._replace(id=-1) for token in tokens.by_text.values()}
     for token in sorted(_listed(sidecars, settings, tokens.by_text)):
-        if token._replace(id=-1) in known:  # nothing new but, perhaps, a wrong id
+        if token._replace(id=-1) in known:  # the same flags; `add` checks the id
             tokens.add(token)
         else:
             tokens.add(token._replace(special=token.special or token.text in roles))
@@ -138,14 +165,14 @@ def add_tokens(
 
 
 def _contents(settings: Document) -> Iterator[object]:
-    """What the entries of `added_tokens_decoder` contain; errors are found later."""
+    """The `content` of each entry of `added_tokens_decoder`, unchecked."""
     entries = settings.get("added_tokens_decoder")
     for entry in entries.values() if isinstance(entries, dict) else ():
         yield entry.get("content") if isinstance(entry, dict) else None
 
 
 class _Tokens:
-    """Added tokens as the library `tokenizers` keeps them: what it does with an id and with a text that it knows."""
+    """The added tokens so far. Assigns ids as the library `tokenizers` does."""
 
     def __init__(self, vocab: Mapping[str, int], size: int) -> None:
         self.vocab = vocab
@@ -154,12 +181,12 @@ class _Tokens:
         self.next_id = size
 
     def id_of(self, text: str) -> int:
-        """The id that a token has, or would get."""
+        """The id that a token has or would get."""
         known = self.by_text.get(text)
         return self.vocab.get(text, self.next_id if known is None else known.id)
 
     def add(self, token: Added) -> None:
-        """Adds `token`, or changes its flags. Its id is -1 where no file says one."""
+        """Add `token`, or change its flags if its string is known. Its id is -1 if no file gives one."""
         given = self.id_of(token.text)
         if not token.text:
             raise TokenizerError(f"the added token {token.id} has no text")
@@ -171,13 +198,13 @@ class _Tokens:
             )
         if self.taken.setdefault(given, token.text) != token.text:
             raise TokenizerError(f"the added token {token.text!r} gets the id {given}, which is {self.taken[given]!r}")
-        old = self.by_text.get(token.text, token)  # once special the library skips it for good
+        old = self.by_text.get(token.text, token)  # the library never makes a special token ordinary again
         self.by_text[token.text] = token._replace(id=given, special=token.special or old.special)
         self.next_id = max(self.next_id, given + 1)
 
 
 def _listed(sidecars: Sidecars, settings: Document, present: Mapping[str, Added]) -> Iterator[Added]:
-    """The tokens that a file beside the tokenizer lists with their ids."""
+    """The tokens that a sidecar file lists with their ids."""
     if "added_tokens_decoder" in settings:
         entries = _object(settings["added_tokens_decoder"], "tokenizer_config.json: added_tokens_decoder")
         for key, entry in entries.items():
@@ -197,7 +224,7 @@ def _listed(sidecars: Sidecars, settings: Document, present: Mapping[str, Added]
 
 
 def _roles(settings: Document) -> Iterator[Added]:
-    """The tokens that have a role (`eos_token`, ...): they are special. Their id is -1."""
+    """The tokens that have a role (`eos_token`, ...), as special tokens with the id -1."""
     others = (key for key, value in settings.items() if key.endswith("_token") and isinstance(value, (str, dict)))
     for key in dict.fromkeys((*NAMES, *others)):
         if settings.get(key) not in (None, ""):
@@ -209,7 +236,7 @@ def _roles(settings: Document) -> Iterator[Added]:
 
 
 def _additional(settings: Document) -> Iterator[Added]:
-    """The tokens that are listed without a role and without an id."""
+    """The tokens that are listed without a role or an id."""
     for key in ADDITIONAL:
         values = settings.get(key)
         if values is not None and not isinstance(values, (list, dict)):
@@ -219,18 +246,19 @@ def _additional(settings: Document) -> Iterator[Added]:
 
 
 def _named(value: object, key: str) -> Added:
+    """A token that a setting names by its string or describes as an object, with the id -1."""
     where = f"tokenizer_config.json or special_tokens_map.json: {key}"
     if isinstance(value, str):
         return Added(-1, value, special=True)
     if not isinstance(value, dict):
-        raise TokenizerError(f"{where} is {value!r}, expected the text of a token")
+        raise TokenizerError(f"{where} is {value!r}, expected a token's string")
     return _flags({"special": True, **value}, where, id=-1)
 
 
 def _flags(entry: Document, where: str, *, id: int) -> Added:
-    """A token from the object that describes it; absent flags have the defaults of transformers' AddedToken."""
+    """A token from the object that describes it. Missing flags default as in transformers' AddedToken."""
     if not isinstance(entry.get("content"), str):
-        raise TokenizerError(f"{where} has no text (content)")
+        raise TokenizerError(f"{where} has no string 'content'")
     special = entry.get("special", False)
     flags = {"normalized": not special, **{flag: entry[flag] for flag in FLAGS if flag in entry}, "special": special}
     wrong = next((flag for flag, value in flags.items() if not isinstance(value, bool)), None)
@@ -245,7 +273,7 @@ def _object(value: object, where: str) -> Document:
     return value
 
 
-# ---- what special tokens are for
+# ---- the roles of special tokens
 
 
 def special_tokens(
@@ -255,10 +283,15 @@ def special_tokens(
     front: int | None = None,
     back: int | None = None,
 ) -> SpecialTokens:
-    """The rules for special tokens of the vocabulary `ids`, from the files beside it.
+    """Derive the rules for special tokens from the sidecar files.
 
-    `front` and `back` are the tokens that the tokenizer itself puts around a text; add_bos_token and add_eos_token of
-    tokenizer_config.json overrule them.
+    Args:
+        ids: The ids of all tokens.
+        sidecars: The sidecar files.
+        settings: The merged settings of `sidecars`.
+        front: The token that the tokenizer itself puts before a text; `add_bos_token` in tokenizer_config.json
+            overrides it.
+        back: The token that the tokenizer itself puts after a text; `add_eos_token` overrides it.
     """
     generation = sidecars.generation_config.get("eos_token_id")
     stops = _id_list(generation if generation is not None else sidecars.config.get("eos_token_id"))
@@ -289,6 +322,6 @@ def _token_id(ids: Mapping[str, int], sidecars: Sidecars, settings: Document, na
 
 
 def _id_list(value: object) -> list[int]:
-    """The ids in an entry of a config file: one, several or none (null and -1 mean none)."""
+    """The ids in a config entry, which is an id, a list of ids, or null or -1 for none."""
     values = value if isinstance(value, list) else [value]
     return [entry for entry in values if isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0]

@@ -1,8 +1,8 @@
-"""Tokenizers from GGUF metadata alone: SentencePiece BPE ("llama"), BPE ("gpt2", "gemma4"), unigram ("t5") and
+"""Reads the tokenizer of a GGUF file: SentencePiece BPE ("llama"), BPE ("gpt2", "gemma4"), unigram ("t5") or
 WordPiece ("bert").
 
-A GGUF file names the way its model cuts text into words instead of describing it: `pre_tokenizers` holds what the
-names stand for; a name that is not there is refused, and so are the other kinds of tokenizers.
+A GGUF file gives only the name of its pre-tokenizer, which splits text into words. `pre_tokenizers` defines the known
+names. Unknown names and other kinds of tokenizers are errors.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from llamac.text.vocabulary.spm import (
     UNUSED,
     USER_DEFINED,
     Piece,
+    SentencePieceModel,
     library_document,
     piece_ids,
     spm_document,
@@ -45,7 +46,8 @@ from llamac.text.vocabulary.unigram import UnigramPiece, unigram_document
 
 T = TypeVar("T", bool, int, str)
 
-_USUAL_PRE = {
+# The pre-tokenizers of files that name none, by architecture.
+_DEFAULT_PRE = {
     "bloom": "bloom",
     "codeshell": "codeshell",
     "command-r": "command-r",
@@ -61,9 +63,9 @@ _USUAL_PRE = {
     "starcoder": "starcoder",
     "starcoder2": "starcoder",
 }
-_FILLED = re.compile(r"\[(?:PAD|EMPTY_)\d+\]")  # what stands where an id has no token
+_PADDING = re.compile(r"\[(?:PAD|EMPTY_)\d+\]")  # placeholders for ids without a token
 
-# Tokens that end a turn or a text in the models that have them; files seldom name more than EOS.
+# Tokens that end a message or a text in the models that have them. Files seldom name more than EOS.
 _END_NAMES = frozenset(
     [
         "<EOT>",
@@ -88,9 +90,12 @@ _END_NAMES = frozenset(
 
 
 def from_gguf(path: str | Path) -> Vocabulary:
-    """The vocabulary of the GGUF file `path`, which may be without weights.
+    """Read the vocabulary of a GGUF file, which may have no weights.
 
-    Raises ModelError where the file is damaged, TokenizerError or UnsupportedError where its tokenizer is.
+    Raises:
+        ModelError: If the file is damaged.
+        TokenizerError: If its tokenizer is damaged.
+        UnsupportedError: If its kind of tokenizer is not supported.
     """
     values = read_metadata(path).values
     try:
@@ -100,12 +105,20 @@ def from_gguf(path: str | Path) -> Vocabulary:
 
 
 def from_metadata(values: dict[str, Value]) -> Vocabulary:
-    """The vocabulary that the metadata `values` of a GGUF file describe."""
+    """Build the vocabulary that a GGUF file's metadata describes.
+
+    Args:
+        values: The metadata, by key.
+
+    Raises:
+        TokenizerError: If the tokenizer is missing or damaged.
+        UnsupportedError: If its kind is not supported.
+    """
     kind = _get(values, "model", str, None)
     if kind == "llama":
         return _spm(values)
     if kind == "gpt2":
-        return _bpe(values, _get(values, "pre", str, None) or _usual_pre(values))
+        return _bpe(values, _get(values, "pre", str, None) or _default_pre(values))
     if kind == "gemma4":
         return _bpe(values, "gemma4")
     if kind == "t5":
@@ -117,8 +130,8 @@ def from_metadata(values: dict[str, Value]) -> Vocabulary:
     known = {
         "rwkv": "RWKV's",
         "plamo2": "PLaMo's",
-        "hybriddna": "of DNA",
-        "whitespace": "of words between spaces",
+        "hybriddna": "DNA sequences",
+        "whitespace": "words between spaces",
         "none": "no vocabulary",
         "no_vocab": "no vocabulary",
     }
@@ -128,10 +141,10 @@ def from_metadata(values: dict[str, Value]) -> Vocabulary:
     )
 
 
-def _usual_pre(values: dict[str, Value]) -> str:
-    """The pre-tokenizer of a file that names none, as old ones do: that of all models of its architecture."""
+def _default_pre(values: dict[str, Value]) -> str:
+    """The pre-tokenizer of a file that names none. Old files do not; each architecture then had only one."""
     architecture = values.get("general.architecture")
-    return _USUAL_PRE.get(architecture, "default") if isinstance(architecture, str) else "default"
+    return _DEFAULT_PRE.get(architecture, "default") if isinstance(architecture, str) else "default"
 
 
 def _get(values: dict[str, Value], name: str, kind: type[T], default: T | None) -> T | None:
@@ -146,14 +159,14 @@ def _list(values: dict[str, Value], name: str, kind: type, count: int | None = N
     if items is None:
         return None
     if not isinstance(items, list) or not all(type(item) is kind for item in items):
-        raise TokenizerError(f"'tokenizer.ggml.{name}' is no array of the type {kind.__name__}")
+        raise TokenizerError(f"'tokenizer.ggml.{name}' is not an array of the type {kind.__name__}")
     if count is not None and len(items) != count:
         raise TokenizerError(f"'tokenizer.ggml.{name}' has {len(items)} entries for {count} tokens")
     return items
 
 
 def _pieces(values: dict[str, Value]) -> list[Piece]:
-    """Tokens with scores and types. Converters fill holes in the ids with "[PAD<id>]": those are no text."""
+    """The tokens with scores and types. Converters fill gaps in the ids with "[PAD<id>]", which never matches text."""
     tokens = _list(values, "tokens", str)
     if not tokens:
         raise TokenizerError("'tokenizer.ggml.tokens' is missing or empty")
@@ -173,7 +186,7 @@ def _token_id(values: dict[str, Value], name: str, size: int, default: int | Non
     token = _get(values, f"{name}_token_id", int, default)
     if token is None or 0 <= token < size:
         return token
-    if token in (-1, 0xFFFFFFFF):  # both are written for "none"
+    if token in (-1, 0xFFFFFFFF):  # both mean "none"
         return None
     raise TokenizerError(f"'tokenizer.ggml.{name}_token_id' is {token}, but there are {size} tokens")
 
@@ -186,7 +199,7 @@ def _special(
     add_bos: bool = False,
     add_eos: bool = False,
 ) -> SpecialTokens:
-    """BOS, EOS and stop rules; `bos`, `eos`, `add_bos` and `add_eos` are what holds where the file does not say."""
+    """The rules for BOS, EOS and stop tokens. The arguments are the defaults for keys that the file does not have."""
     bos = _token_id(values, "bos", len(pieces), bos)
     eos = _token_id(values, "eos", len(pieces), eos)
     stops = {eos, *(_token_id(values, name, len(pieces), None) for name in ("eot", "eom"))} - {None}
@@ -197,7 +210,7 @@ def _special(
     }
     names = {pieces[index].text for index in ends}
     if {"<|return|>", "<|call|>"} <= names or {"<|flush|>", "<|calls|>"} <= names:
-        # there <|end|> closes a message, not the answer
+        # in these formats <|end|> ends a message, and an answer can have several
         ends = {index for index in ends if pieces[index].text != "<|end|>"}
     add_bos = bool(_get(values, "add_bos_token", bool, add_bos and bos is not None))
     add_eos = bool(_get(values, "add_eos_token", bool, add_eos and eos is not None))
@@ -213,7 +226,7 @@ def _added(pieces: Sequence[Piece], special: SpecialTokens, rstrip: frozenset[st
             piece.text,
             special=piece.type != USER_DEFINED or index in (special.bos_id, special.eos_id),
             rstrip=piece.text in rstrip,
-            # what is written with marks for spaces is found after spaces have become marks
+            # a token written with space marks matches only after normalization has replaced the spaces
             normalized=piece.type == USER_DEFINED and SPACE_MARK in piece.text,
         )
         for index, piece in enumerate(pieces)
@@ -224,7 +237,7 @@ def _added(pieces: Sequence[Piece], special: SpecialTokens, rstrip: frozenset[st
 def _spm(values: dict[str, Value]) -> Vocabulary:
     if "tokenizer.ggml.scores" not in values:
         raise TokenizerError(
-            "'tokenizer.ggml.scores' is missing: without scores a SentencePiece vocabulary cannot encode"
+            "'tokenizer.ggml.scores' is missing: a SentencePiece vocabulary cannot encode without scores"
         )
     if _get(values, "remove_extra_whitespaces", bool, False):
         raise UnsupportedError("'tokenizer.ggml.remove_extra_whitespaces' is not supported for the tokenizer 'llama'")
@@ -236,9 +249,10 @@ def _spm(values: dict[str, Value]) -> Vocabulary:
     document: Document
     try:
         document = spm_document(pieces, prefix_space=prefix, added=added)
-    except TokenizerError as error:  # damaged, or not to be written as merges: the library tells
+    except TokenizerError as error:  # damaged, or not expressible as merges: the library decides which
         try:
-            document = library_document(pieces, {3: BPE}, {4: 0}, prefix, added, "always", ())
+            model = SentencePieceModel(pieces, BPE, add_dummy_prefix=prefix, remove_extra_whitespaces=False)
+            document = library_document(model, added, "always", ())
         except TokenizerError:
             raise error from None
     return Vocabulary(canonical_json(document), special, None)
@@ -249,7 +263,7 @@ def _is_phi3(name: str) -> bool:
 
 
 def _phi3_rstrip(pieces: Sequence[Piece]) -> frozenset[str]:
-    """Phi-3's tokens swallow the white space behind them, all but three. GGUF has no field for that."""
+    """The tokens of Phi-3 that also take the white space after them: all but three. GGUF has no field for this."""
     names = {piece.text for piece in pieces if piece.type in (CONTROL, USER_DEFINED)}
     return frozenset(names - {"<unk>", "<s>", "<|endoftext|>"})
 
@@ -258,7 +272,7 @@ def _bpe(values: dict[str, Value], name: str) -> Vocabulary:
     rules = PRE_TOKENIZERS.get(name)
     if rules is None:
         raise UnsupportedError(
-            f"the GGUF pre-tokenizer '{name}' is not known here: how this model cuts words is not in the file"
+            f"the GGUF pre-tokenizer '{name}' is unknown, and the file does not define how it splits text into words"
         )
     pieces = _pieces(values)
     special = _special(values, pieces, add_bos=rules.add_bos)
@@ -269,29 +283,29 @@ def _bpe(values: dict[str, Value], name: str) -> Vocabulary:
         document = raw_bpe_document(ids, merges, added, rules.splits)
     else:
         words = split_words(rules.splits)
-        document = byte_level_document(ids, merges, added, words, nfc=rules.nfc, ignore_merges=rules.whole_words)
+        document = byte_level_document(ids, merges, added, words, nfc=rules.nfc, ignore_merges=rules.ignore_merges)
     return Vocabulary(canonical_json(document), special, None)
 
 
 def _unigram(values: dict[str, Value]) -> Vocabulary:
-    """T5's tokenizer and XLM-RoBERTa's, as their own tokenizer.json files have it: see `unigram_document`."""
-    for name, usual in (("escape_whitespaces", True), ("treat_whitespace_as_suffix", False)):
-        if _get(values, name, bool, usual) is not usual:
-            raise UnsupportedError(f"'tokenizer.ggml.{name}' is {not usual}, which is not supported")
+    """The tokenizer of T5 or XLM-RoBERTa, equal to the one in their own tokenizer.json files."""
+    for name, supported in (("escape_whitespaces", True), ("treat_whitespace_as_suffix", False)):
+        if _get(values, name, bool, supported) is not supported:
+            raise UnsupportedError(f"'tokenizer.ggml.{name}' is {not supported}, which is not supported")
     if "tokenizer.ggml.scores" not in values:
-        raise TokenizerError("'tokenizer.ggml.scores' is missing: without scores a unigram vocabulary cannot encode")
+        raise TokenizerError("'tokenizer.ggml.scores' is missing: a unigram vocabulary cannot encode without scores")
     pieces = _pieces(values)
     piece_ids([piece.text for piece in pieces])
     special = _special(values, pieces, eos=1, add_eos=True)
     unknown = next((index for index, piece in enumerate(pieces) if piece.type == UNKNOWN), None)
     if unknown is None:
         unknown = _token_id(values, "unknown", len(pieces), 2)
-    one_space = bool(_get(values, "remove_extra_whitespaces", bool, False))
+    collapse_spaces = bool(_get(values, "remove_extra_whitespaces", bool, False))
     document = unigram_document(
-        # what fills holes is no text: with a space, which no word has, it is never found
+        # no word has a space, so a placeholder with one never matches
         [
             UnigramPiece(" " + piece.text, 0.0)
-            if piece.type == UNUSED and _FILLED.fullmatch(piece.text)
+            if piece.type == UNUSED and _PADDING.fullmatch(piece.text)
             else UnigramPiece(piece.text, piece.score)
             for piece in pieces
         ],
@@ -299,23 +313,23 @@ def _unigram(values: dict[str, Value]) -> Vocabulary:
         unknown=unknown,
         byte_fallback=any(piece.type == BYTE for piece in pieces),
         prefix_space=bool(_get(values, "add_space_prefix", bool, True)),
-        one_space=one_space,
-        replacements=_charsmap(values),
-        words=one_space,
+        collapse_spaces=collapse_spaces,
+        charsmap=_charsmap(values),
+        split_words=collapse_spaces,
     )
     return Vocabulary(canonical_json(document), special, None)
 
 
 def _charsmap(values: dict[str, Value]) -> bytes:
-    """SentencePiece's table of replacements, which GGUF keeps as an array of bytes, signed or not."""
+    """SentencePiece's table of character replacements. GGUF stores it as an array of signed or unsigned bytes."""
     items = values.get("tokenizer.ggml.precompiled_charsmap", [])
     if not isinstance(items, list) or not all(type(item) is int and -128 <= item < 256 for item in items):
-        raise TokenizerError("'tokenizer.ggml.precompiled_charsmap' is no array of bytes")
+        raise TokenizerError("'tokenizer.ggml.precompiled_charsmap' is not an array of bytes")
     return bytes(item & 0xFF for item in items)  # type: ignore[operator]
 
 
 def _word_piece(values: dict[str, Value]) -> Vocabulary:
-    """BERT's tokenizer. GGUF writes U+2581 in front of what begins a word; BERT writes ## in front of the rest."""
+    """BERT's tokenizer. GGUF puts U+2581 before pieces that begin a word; BERT puts ## before all others."""
     pieces = _pieces(values)
     texts = [piece.text for piece in pieces]
     for index, piece in enumerate(pieces):
@@ -326,7 +340,7 @@ def _word_piece(values: dict[str, Value]) -> Vocabulary:
     size = len(pieces)
     unknown = _token_id(values, "unknown", size, 100)
     bos = _token_id(values, "bos" if "tokenizer.ggml.bos_token_id" in values else "cls", size, 101)
-    eos = _token_id(values, "seperator", size, 102)  # the key is written so
+    eos = _token_id(values, "seperator", size, 102)  # sic
     if unknown is None or unknown >= size:
         raise TokenizerError("there is no token for unknown words ('tokenizer.ggml.unknown_token_id')")
     add_bos = bool(_get(values, "add_bos_token", bool, bos is not None))
@@ -345,7 +359,7 @@ def _word_piece(values: dict[str, Value]) -> Vocabulary:
 
 
 def _merges(values: dict[str, Value], ids: dict[str, int]) -> list[Merge]:
-    merges: dict[Merge, None] = {}  # of a pair that is there twice the first counts
+    merges: dict[Merge, None] = {}  # ordered; the first of equal merges counts
     for index, line in enumerate(_list(values, "merges", str) or []):
         assert isinstance(line, str)
         cut = line.find(" ", 1)

@@ -1,4 +1,7 @@
-"""llama2.c's tokenizer.bin, read and written: the longest token's length, then per token score, length and bytes."""
+"""Reads and writes llama2.c's tokenizer.bin.
+
+The file has the longest token's length, then the score, length and bytes of each token.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +31,24 @@ LLAMA2C_SPECIAL = SpecialTokens(bos_id=1, add_bos=True, add_eos=False, eos_id=2,
 
 
 def from_llama2c(data: bytes) -> Vocabulary:
-    """The vocabulary of a llama2.c tokenizer.bin, encoding exactly as llama2.c does, and stopping at BOS, too."""
+    """Read a llama2.c tokenizer.bin. The vocabulary encodes exactly as llama2.c does, and stops at BOS as well as EOS.
+
+    Args:
+        data: The file's content.
+
+    Raises:
+        TokenizerError: If the file is damaged.
+    """
     pieces = _read_llama2c(data)
     head = [piece.text for piece in pieces[: len(LLAMA2C_HEAD)]]
     if head != LLAMA2C_HEAD:
         wrong = next(
             (i for i, (got, want) in enumerate(zip(head, LLAMA2C_HEAD, strict=False)) if got != want), len(head)
         )
-        raise TokenizerError(f"tokenizer.bin: token {wrong} is not {LLAMA2C_HEAD[wrong]!r} as llama2.c has it")
-    # The line feeds around <s> and </s> are how the format marks them; the names are shared with every other source.
+        raise TokenizerError(f"tokenizer.bin: token {wrong} is not {LLAMA2C_HEAD[wrong]!r} as in llama2.c")
+    # The format marks <s> and </s> with line feeds. Every other source has the plain names.
     pieces[1:3] = [Piece("<s>", 0.0, CONTROL), Piece("</s>", 0.0, CONTROL)]
-    # Its encoder knows no names of special tokens: "<s>" in a text is three characters. So none is added.
+    # llama2.c encodes "<s>" in a text as three characters, so there are no added tokens.
     document = spm_document(pieces, prefix_space=True, added=[], space=" ", text_merges=False)
     return Vocabulary(canonical_json(document), LLAMA2C_SPECIAL, data)
 
@@ -49,20 +59,20 @@ def _read_llama2c(data: bytes) -> list[Piece]:
     (longest,) = struct.unpack_from("<i", data)
     if not 0 < longest < 1 << 16:
         raise TokenizerError(
-            f"tokenizer.bin begins with the length of the longest token, but {longest} is none: not such a file"
+            f"not a tokenizer.bin: it would begin with the length of the longest token, but begins with {longest}"
         )
     pieces: list[Piece] = []
     at = 4
     while at < len(data):
         if len(data) - at < 8:
-            raise TokenizerError(f"tokenizer.bin is truncated: token {len(pieces)} ends within its head")
+            raise TokenizerError(f"tokenizer.bin is truncated in the score or length of token {len(pieces)}")
         score, length = struct.unpack_from("<fi", data, at)
         at += 8
         if not 0 < length <= len(data) - at:
             raise TokenizerError(f"tokenizer.bin is damaged: token {len(pieces)} at byte {at} has the length {length}")
         if length > longest:
             raise TokenizerError(
-                f"tokenizer.bin is damaged: token {len(pieces)} has {length} bytes, its head allows {longest}"
+                f"tokenizer.bin is damaged: token {len(pieces)} has {length} bytes, but the longest has {longest}"
             )
         try:
             text = data[at : at + length].decode("utf-8")
@@ -78,10 +88,16 @@ def _read_llama2c(data: bytes) -> list[Piece]:
 
 
 def to_llama2c(vocabulary: Vocabulary) -> bytes:
-    """The bytes of a llama2.c tokenizer.bin for `vocabulary`.
+    """Write a vocabulary as a llama2.c tokenizer.bin.
 
-    Scores come from the SentencePiece model or tokenizer.bin it was made from; without one, descending scores are
-    made up that give the same merges. Raises ExportError for a vocabulary that the format cannot hold.
+    The scores are those of the original SentencePiece model or tokenizer.bin. Without one, descending scores are
+    chosen that give the same merges.
+
+    Returns:
+        The file's content.
+
+    Raises:
+        ExportError: If the format cannot represent the vocabulary.
     """
     if vocabulary.spm is not None and not looks_like_sentencepiece(vocabulary.spm):
         return vocabulary.spm
@@ -89,41 +105,38 @@ def to_llama2c(vocabulary: Vocabulary) -> bytes:
     count = len(token_ids(read_canonical(vocabulary.json, "the tokenizer")))
     if count != len(texts):
         raise ExportError(
-            f"the tokenizer has {count} tokens, its SentencePiece model {len(texts)}: llama2.c cannot hold the others"
+            f"the tokenizer has {count} tokens, its SentencePiece model {len(texts)}: llama2.c cannot have the others"
         )
     texts = [text.replace(SPACE_MARK, " ") for text in texts]
     texts[1:3] = LLAMA2C_HEAD[1:3]
     if texts[: len(LLAMA2C_HEAD)] != LLAMA2C_HEAD:
         raise ExportError(
-            "llama2.c needs <unk>, BOS, EOS and the byte pieces as the tokens 0 to 258; this tokenizer has others"
+            "llama2.c needs <unk>, BOS, EOS and the byte pieces as tokens 0 to 258; this tokenizer has others there"
         )
     if len(set(texts)) != len(texts):
-        raise ExportError("two tokens of this tokenizer become the same text in llama2.c's tokenizer.bin")
+        raise ExportError("two tokens of this tokenizer would have the same string in llama2.c's tokenizer.bin")
     blobs = [text.encode() for text in texts]
     entries = [struct.pack("<fi", score, len(blob)) + blob for score, blob in zip(scores, blobs, strict=True)]
     return struct.pack("<i", max(map(len, blobs))) + b"".join(entries)
 
 
 def _scored_pieces(vocabulary: Vocabulary) -> tuple[list[str], list[float]]:
+    """The strings and the scores of all pieces, by id."""
     if (vocabulary.special.bos_id, vocabulary.special.eos_id) != (1, 2):
         raise ExportError("llama2.c needs BOS and EOS to be the tokens 1 and 2")
     if vocabulary.spm is not None:
-        pieces = read_model(vocabulary.spm)[0]
+        pieces = read_model(vocabulary.spm).pieces
         return [piece.text for piece in pieces], [piece.score for piece in pieces]
     model = read_canonical(vocabulary.json, "the tokenizer")["model"]
     if model["type"] != "BPE" or not model["byte_fallback"]:
-        raise ExportError("llama2.c holds SentencePiece vocabularies only; this tokenizer is of another kind")
+        raise ExportError("llama2.c supports SentencePiece vocabularies only; this tokenizer is of another kind")
     ids: dict[str, int] = model["vocab"]
     if sorted(ids.values()) != list(range(len(ids))):
-        raise ExportError("llama2.c needs token ids without holes")
-    made = dict.fromkeys(left + right for left, right in model["merges"])
-    scores = {piece: -float(rank) for rank, piece in enumerate(made)}
-    if sorted(ranked_merges(scores, ids, text_merges=False)) != sorted(
-        (left, right) for left, right in model["merges"]
-    ):
-        raise ExportError(
-            "this tokenizer's merges do not follow from scores of its pieces, which is all that llama2.c has"
-        )
+        raise ExportError("llama2.c needs token ids without gaps")
+    merged = dict.fromkeys(left + right for left, right in model["merges"])
+    scores = {piece: -float(rank) for rank, piece in enumerate(merged)}
+    if sorted(ranked_merges(scores, ids, text_merges=False)) != sorted(map(tuple, model["merges"])):
+        raise ExportError("llama2.c has scores instead of merges, and no scores give this tokenizer's merges")
     texts = sorted(ids, key=ids.__getitem__)
-    lowest = -float(len(made))
+    lowest = -float(len(merged))
     return texts, [scores.get(text, 0.0 if index < len(LLAMA2C_HEAD) else lowest) for index, text in enumerate(texts)]

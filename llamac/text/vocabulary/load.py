@@ -1,4 +1,4 @@
-"""Any tokenizer on disk as one canonical form: finds out what a path holds and calls the reader for it."""
+"""Loads a tokenizer in any format: detects the format and calls its reader."""
 
 from __future__ import annotations
 
@@ -18,31 +18,39 @@ from llamac.text.vocabulary.tokenizer_json import Vocabulary, from_tokenizer_jso
 
 __all__ = ["Room", "Vocabulary", "find_tokenizer", "load_vocabulary", "to_llama2c"]
 
-# What a directory may hold, the most exact source first.
+# The tokenizer files of a directory. The first that exists is used, so the most exact format comes first.
 NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer.bin")
-# What is read beside a tokenizer file.
-BESIDE = {"tokenizer.model", "merges.txt", *(f"{name}.json" for name in Sidecars._fields)}
+# The files that are read along with a tokenizer file.
+SIDECAR_NAMES = {"tokenizer.model", "merges.txt", *(f"{name}.json" for name in Sidecars._fields)}
 
 
 def load_vocabulary(path: str | Path, room: Room | None = None) -> Vocabulary:
-    """Read the tokenizer at `path`, a file or a directory that holds one, in any of the forms that
-    `llamac.text.tokenizer.Tokenizer.from_file` lists. The kind of a file is told from its content, not from its name.
+    """Read a tokenizer in any of the formats that `llamac.text.tokenizer.Tokenizer.from_file` lists.
 
-    room: how many ids the model has, where that is known. Tokens that the files beside the tokenizer name without an id
-    get one behind the vocabulary, as in transformers; where there is no room for that they are left out.
+    The format is detected from the content, not from the name.
 
-    Raises OSError, TokenizerError, UnsupportedError, (GGUF) ModelError, or ExportError for a Git LFS pointer.
+    Args:
+        path: A tokenizer file, or a directory with one.
+        room: The number of ids that the model has, if known. Tokens that sidecar files name without an id get one
+            after the vocabulary, as in transformers. Tokens beyond the model's ids are left out.
+
+    Raises:
+        OSError: If a file cannot be read.
+        TokenizerError: If the tokenizer is damaged or cannot be represented exactly.
+        UnsupportedError: If the kind of tokenizer is not supported.
+        ModelError: If a GGUF file is damaged.
+        ExportError: If a file is a Git LFS pointer, or a link leaves the directory.
     """
     path = Path(path)
     if path.is_dir():
         check_links(path)
     else:
-        check_links(path.parent, BESIDE - {path.name})
+        check_links(path.parent, SIDECAR_NAMES - {path.name})
     if path.is_dir():
         found = find_tokenizer(path)
         if found is None:
             raise TokenizerError(
-                f"{path} holds no tokenizer: none of {', '.join(NAMES)} (with merges.txt), *.gguf is there"
+                f"{path} holds no tokenizer: expected one of {', '.join(NAMES)} (vocab.json with merges.txt), *.gguf"
             )
         path = found
     with open(path, "rb") as file:
@@ -65,7 +73,7 @@ def load_vocabulary(path: str | Path, room: Room | None = None) -> Vocabulary:
 
 
 def find_tokenizer(folder: Path) -> Path | None:
-    """The file of a folder's tokenizer, if there is any."""
+    """Find the tokenizer file of a directory. Returns None if it has none."""
     for name in NAMES:
         if (folder / name).is_file() and (name != "vocab.json" or (folder / "merges.txt").is_file()):
             return folder / name
@@ -79,7 +87,8 @@ def _from_bytes(path: Path, data: bytes, room: Room | None) -> Vocabulary:
         return from_sentencepiece(data, read_sidecars(path.parent), room)
     if re.match(rb"[A-Za-z0-9+/]+=* \d+\n", data):
         raise UnsupportedError(
-            f"{path} is a tiktoken file, which does not say how text is cut into words; use the model's tokenizer.json"
+            f"{path} is a tiktoken file, which does not define how text is split into words; use the model's"
+            " tokenizer.json"
         )
     return from_llama2c(data)
 
@@ -94,7 +103,7 @@ def _from_json_file(path: Path, data: bytes, room: Room | None) -> Vocabulary:
     merges = path.parent / "merges.txt"
     if not merges.is_file():
         raise TokenizerError(
-            "neither a tokenizer.json (it has no 'model') nor a vocab.json (there is no merges.txt beside it)"
+            "neither a tokenizer.json (it has no 'model') nor a vocab.json (there is no merges.txt next to it)"
         )
     texts = read_small(merges, MAX_FILE_BYTES, TokenizerError)
     return from_vocab_and_merges(document, texts, sidecars, room)

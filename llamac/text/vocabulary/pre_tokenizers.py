@@ -1,7 +1,7 @@
-"""How model families cut text into words: what the names in the GGUF key `tokenizer.ggml.pre` stand for.
+"""How model families split text into words: the names that the GGUF key `tokenizer.ggml.pre` uses.
 
-A name stands for regular expressions that are applied in turn: each cuts what the ones before it left whole, and both
-its matches and what lies between them are words. The expressions are those of the models' own tokenizer.json files.
+A name stands for a list of regular expressions. Each one splits the words that the previous ones left: its matches and
+the text between them become words. The expressions come from the models' own tokenizer.json files.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _SPARK = _ASCII_WORD + r"|[\r\n]|\s+(?!\S)|\s+"
 
 
 def _characters(ranges: str) -> str:
-    """Ranges of code points in hexadecimal as the inside of a regular expression's character class."""
+    """Hexadecimal ranges of code points as the content of a regular expression's character class."""
     return "-".join(re.sub(r"[0-9A-F]+", r"\\x{\g<0>}", part) for part in ranges.split("-")).replace(" ", "")
 
 
-# Letters with case, as DeepSeek LLM's tokenizer.json lists them: those of an older Unicode than the library's.
+# Letters with case, as DeepSeek LLM's tokenizer.json lists them, from an older version of Unicode than the library's.
 _DEEPSEEK_LETTERS = _characters(
     "41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376 377 37B-37D 37F 386 388-38A 38C 38E-3A1 "
     "3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA 1CBD-1CBF 1D00-1D2B 1D6B-1D77 "
@@ -62,14 +62,15 @@ _DEEPSEEK_LETTERS = _characters(
 _DEEPSEEK_MARKS = _characters("21-2F 3A-7E FF01-FF0F FF1A-FF5E 2018-201F 3000-3002")
 _DEEPSEEK_CJK = f"[{_characters('4E00-9FA5 800-4E00 AC00-D7FF')}]+"
 _DEEPSEEK3_CJK = f"[{_characters('4E00-9FA5 3040-309F 30A0-30FF')}]+"
-# Digits in groups of three that are counted from the right.
+# Digits in groups of three, counted from the right.
 _GROUPS_OF_3 = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 _GROUPS_OF_3_WORDS = r"\d{1,3}(?=(?:\d{3})*\b)"
 _CUTS_OF_3 = r"(?=(\d{3})+(?!\d))"
 
-# These look ahead from every group of digits to the end of the number, which takes days for a million digits. What
-# stands behind each cuts a text at the same places (as an isolating `Split`), but looks ahead once a number.
-_HEAD = r"\d{1,2}(?=(?:\d{3})*(?!\d))"  # the digits in front of the groups
+# Expressions that take quadratic time, and equivalents that take linear time. The original looks ahead to the end of
+# the number from every group of digits, which takes days for a million digits; the equivalent looks ahead once per
+# number. Both split text at the same positions in a `Split` step with the behavior "Isolated".
+_HEAD = r"\d{1,2}(?=(?:\d{3})*(?!\d))"  # the digits before the groups
 _OTHER = rf"(?:\D+(?:{_HEAD})?)"
 LINEAR = {
     r"\s+$": r"(?<!\s)\s+$",
@@ -79,7 +80,7 @@ LINEAR = {
     _CUTS_OF_3: rf"\A{_HEAD}{_OTHER}*|\A{_OTHER}+|\d{{3}}{_OTHER}*",
 }
 
-# Expressions of known models that are linear, but not proven so by `regex_problem`.
+# Expressions of known models that are linear, although `regex_problem` cannot prove it.
 PROVEN_BY_HAND = frozenset({*LINEAR.values(), _JAIS2, _EXAONE_MOE, "<sentinel:[0-9]+>"})
 
 _AFMOE_SCRIPTS = _characters(
@@ -103,15 +104,20 @@ _BLOOM_WORD = rf" ?[^(\s|{_characters('2E 2C 21 3F 2026 3002 FF0C 3001 964 6D4 6
 
 
 class PreTokenizer(NamedTuple):
-    """How a family cuts text into words: regular expressions, applied in turn.
+    """How a model family splits text into words.
 
-    `nfc`: characters are composed first. `whole_words`: a word that is a token becomes it, whatever the merges say.
-    `add_bos`: whether BOS is put in front where the file says nothing. `raw`: pieces are text with U+2581 for spaces
-    and <0xNN> for the bytes of other characters, as SentencePiece writes them."""
+    Attributes:
+        splits: Regular expressions, applied in this order.
+        nfc: Whether characters are composed first (Unicode normal form C).
+        ignore_merges: Whether a word that is a token becomes that token regardless of the merges.
+        add_bos: Whether a text starts with BOS if the file does not say.
+        raw: Whether pieces are plain text with U+2581 for spaces and <0xNN> for bytes, as in SentencePiece. Otherwise
+            they use the byte-level alphabet.
+    """
 
     splits: Sequence[str]
     nfc: bool = False
-    whole_words: bool = False
+    ignore_merges: bool = False
     add_bos: bool = False
     raw: bool = False
 
@@ -131,13 +137,13 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **_named(
         "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
         _LLAMA3,
-        whole_words=True,
+        ignore_merges=True,
         add_bos=True,
     ),
     **_named("dbrx smaug-bpe chatglm-bpe", _LLAMA3),
-    **_named("glm4 glm5", _LLAMA3, whole_words=True),
+    **_named("glm4 glm5", _LLAMA3, ignore_merges=True),
     **_named("jais-2", _JAIS2),
-    **_named("minicpm5", r"\p{N}{1,3}", _LLAMA3.replace("{1,3}", "+"), whole_words=True),
+    **_named("minicpm5", r"\p{N}{1,3}", _LLAMA3.replace("{1,3}", "+"), ignore_merges=True),
     **_named("qwen2", _QWEN2, nfc=True),
     **_named("stablelm2 deepseek-r1-qwen megrez hunyuan grok-2 kormo f2llmv2 solar-open", _QWEN2),
     **_named("ufakzeka", _QWEN2.removeprefix(_CONTRACTIONS + "|")),
@@ -150,11 +156,11 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **_named("command-r", r"\p{N}", _GPT2, nfc=True),
     **_named("chameleon", *_CHAMELEON, _GPT2, add_bos=True),
     **_named("falcon", r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
-    **_named("tekken", _TEKKEN, whole_words=True, add_bos=True),
+    **_named("tekken", _TEKKEN, ignore_merges=True, add_bos=True),
     **_named("gpt-4o llama4 kanana2 talkie minimax-m2", _GPT4O),
-    **_named("granite-embed-multi-97m", _GPT4O, whole_words=True),
+    **_named("granite-embed-multi-97m", _GPT4O, ignore_merges=True),
     **_named("tiny_aya cohere2moe", _GROUPS_OF_3_WORDS, _GPT4O),
-    **_named("youtu", _YOUTU_SCRIPTS, _YOUTU, whole_words=True),
+    **_named("youtu", _YOUTU_SCRIPTS, _YOUTU, ignore_merges=True),
     **_named("kimi-k2", _KIMI2),
     **_named("superbpe", r"\p{N}+", _CUTS_OF_3),
     **_named("deepseek-v3 hunyuan-dense hy_v4 joyai-llm", r"\p{N}{1,3}", _DEEPSEEK3_CJK, _DEEPSEEK3),

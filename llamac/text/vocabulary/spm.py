@@ -1,8 +1,8 @@
-"""SentencePiece vocabularies: tokenizer.model, and the merges that the scores of pieces stand for.
+"""Reads SentencePiece models (tokenizer.model), and derives merges from the scores of pieces.
 
-SentencePiece's BPE joins, of all neighbours whose joint text is a piece, the pair with the highest score, the
-leftmost of equals. tokenizer.json ranks pairs instead. `ranked_merges` turns one into the other and refuses what does
-not carry over.
+SentencePiece's BPE repeatedly joins two adjacent pieces whose concatenation is a piece: those with the highest score,
+the leftmost of equals. A tokenizer.json lists ranked merges instead. `ranked_merges` converts scores to merges and
+raises an error if the two would encode differently.
 """
 
 from __future__ import annotations
@@ -27,36 +27,48 @@ from llamac.text.vocabulary.unigram import UnigramPiece, normalizer_steps, unigr
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # piece types, in SentencePiece and in GGUF
 
 MAX_PIECE = 1024  # characters; the longest in known vocabularies has 128
-MAX_MERGED = 1 << 25  # characters of all merges together; Gemma 3 has 6 million
-MAX_TIES = 1 << 20  # of pairs and of characters: bounds the work on equal scores
+MAX_MERGED = 1 << 25  # characters of all merges; Gemma 3 has 6 million
+MAX_TIES = 1 << 20  # pairs, and characters, with equal scores; bounds the work of checking them
 
-Settings = dict[int, Any]  # {field number: value} of a protocol buffer message
-# Types of the fields that are used: text, score and type; kind, separate spaces, BOS, EOS; replacements, then flags.
-_PIECE = {1: bytes, 2: bytes, 3: int}
-_TRAINER = {3: int, 24: int, 41: int, 42: int}
+UNIGRAM, BPE = 1, 2  # kinds of SentencePiece models
+
+# Field numbers and types in the messages of a ModelProto. All other fields are ignored.
+_PIECE = {1: bytes, 2: bytes, 3: int}  # piece, score, type
+_TRAINER = {3: int, 24: int, 41: int, 42: int}  # model_type, treat_whitespace_as_suffix, bos_id, eos_id
+# precompiled_charsmap, add_dummy_prefix, remove_extra_whitespaces, escape_whitespaces
 _NORMALIZER = {2: bytes, 3: int, 4: int, 5: int}
-
-BPE = 2  # the kind of a SentencePiece model
 
 BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 
+# Which texts get a space in front: the first only, or also every text after an added token.
+PrependScheme = Literal["first", "always"]
 
-# Merges from scores.
+
+# ---- merges from scores
 
 
 def ranked_merges(scores: Mapping[str, float], pieces: Mapping[str, int], text_merges: bool = True) -> list[Merge]:
-    """All merges into the pieces of `scores`, best first. `pieces` maps every piece of the vocabulary to its id.
+    """List all merges that result in a piece of `scores`, best first.
 
-    Every way to split a piece into two others is a merge with that piece's score. Among equal scores the longer left
-    half comes first; where the leftmost rule could differ from that, both are tried out, and TokenizerError is raised
-    if they do. `text_merges` says that pieces are joined by their text alone, as SentencePiece does: then a character
-    that is no piece must not be needed.
+    Every split of a piece into two other pieces is a merge with that piece's score. Among equal scores, the longer left
+    half comes first.
+
+    Args:
+        scores: The scores of the pieces that merges can form.
+        pieces: The ids of all pieces.
+        text_merges: Whether the encoder joins any strings whose concatenation is a piece, as SentencePiece does, even
+            if one of them is a single character that is not a piece. Merges cannot express that.
+
+    Raises:
+        TokenizerError: If no ranking of merges encodes as the scores do.
     """
     merges: list[Merge] = []
     characters = 0
     for piece in scores:
         if len(piece) > MAX_PIECE:
-            raise TokenizerError(f"a piece of {len(piece)} characters ({piece[:20]!r}...) is not believable")
+            raise TokenizerError(
+                f"a piece of {len(piece)} characters ({piece[:20]!r}...) is too long: the limit is {MAX_PIECE}"
+            )
         for cut in range(1, len(piece)):
             left, right = piece[:cut], piece[cut:]
             if left in pieces and right in pieces:
@@ -65,31 +77,30 @@ def ranked_merges(scores: Mapping[str, float], pieces: Mapping[str, int], text_m
             elif text_merges and (cut == 1 or left in pieces) and (cut == len(piece) - 1 or right in pieces):
                 lone = left if left not in pieces else right
                 raise TokenizerError(
-                    f"the piece {piece!r} is made with {lone!r}, which is no piece: it cannot be represented"
+                    f"the piece {piece!r} is joined from {lone!r}, which is not a piece: merges cannot express this"
                 )
         if characters > MAX_MERGED:
-            raise TokenizerError("the pieces can be made of one another in so many ways that no merges are listed")
+            raise TokenizerError(f"the vocabulary has too many merges: their limit is {MAX_MERGED} characters in total")
     merges.sort(key=lambda merge: (-scores[merge[0] + merge[1]], -len(merge[0]), pieces[merge[0] + merge[1]]))
     _check_ties(merges, scores)
     return merges
 
 
 def _check_ties(merges: Sequence[Merge], scores: Mapping[str, float]) -> None:
-    """Make sure that ranking equal scores gives what taking the leftmost pair gives.
+    """Check that ranked merges encode as the leftmost rule does where scores are equal.
 
-    They can differ where (x, y) and (y, z) have equal scores, (y, z) ranks first, and the text has x, y, z in a row.
-    Runs of one character ("----") are full of such pairs, but hardly ever come apart that way; so the texts are
-    encoded both ways.
+    The two can differ if (x, y) and (y, z) have equal scores, (y, z) ranks first, and the text contains x + y + z. Runs
+    of one character ("----") have many such pairs but rarely a difference, so these texts are encoded both ways.
     """
     ranks = {merge: rank for rank, merge in enumerate(merges)}
     texts: set[str] = set()
-    runs: dict[str, int] = {}  # what is repeated: how often at most
+    runs: dict[str, int] = {}  # the repeated string: its largest number of repetitions
     for count, (x, y, z) in enumerate(_rivals(merges, scores)):
         if count > MAX_TIES:
             raise TokenizerError("too many pieces have equal scores")
         texts.add(x + y + z)
         unit = _unit(x + y)
-        if unit == _unit(y + z):  # a run: every length of it up to twice the longest is tried
+        if unit == _unit(y + z):  # a run: check every length up to twice the longest
             runs[unit] = max(runs.get(unit, 0), 2 * len(x + y + z) // len(unit))
     if sum(len(unit) * most * most // 2 for unit, most in runs.items()) > MAX_TIES:
         raise TokenizerError("pieces repeat the same characters too often, with equal scores")
@@ -98,58 +109,65 @@ def _check_ties(merges: Sequence[Merge], scores: Mapping[str, float]) -> None:
         leftmost = _merge_all(text, lambda left, right: -scores[left + right] if left + right in scores else None)
         if leftmost != _merge_all(text, lambda left, right: ranks.get((left, right))):
             raise TokenizerError(
-                f"equal scores make the pieces of {text!r} depend on their place, which cannot be represented"
+                f"pieces with equal scores make the encoding of {text!r} depend on position: merges cannot express this"
             )
 
 
 def _rivals(merges: Sequence[Merge], scores: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
     """All (x, y, z) for which (x, y) and (y, z) are merges of equal scores, and (y, z) ranks first."""
     for _, group in itertools.groupby(merges, lambda merge: scores[merge[0] + merge[1]]):
-        earlier: dict[str, list[str]] = {}  # y: every z
+        rights: dict[str, list[str]] = {}  # y: every z of an earlier merge (y, z)
         for left, right in group:
-            for after in earlier.get(right, ()):
-                yield left, right, after
-            earlier.setdefault(left, []).append(right)
+            for last in rights.get(right, ()):
+                yield left, right, last
+            rights.setdefault(left, []).append(right)
 
 
 def _unit(text: str) -> str:
-    """The shortest string that `text` is a repetition of."""
+    """The shortest string whose repetition is `text`."""
     return text[: (text + text).find(text, 1)]
 
 
 def _merge_all(text: str, cost: Callable[[str, str], float | None]) -> list[str]:
-    """Join neighbours of `text`, the cheapest pair first, the leftmost of equals, until no pair has a cost."""
-    parts: list[str] = list(text)  # a part that was joined to its left neighbour is empty
-    before, after = list(range(-1, len(parts) - 1)), list(range(1, len(parts) + 1))
+    """Join adjacent characters and parts of `text`: the cheapest pair first, the leftmost of equals.
+
+    Args:
+        text: The text.
+        cost: The cost of joining two strings, or None if they cannot be joined.
+    """
+    parts: list[str] = list(text)  # a part that was joined to its left neighbour becomes empty
+    previous, following = list(range(-1, len(parts) - 1)), list(range(1, len(parts) + 1))
     queue: list[tuple[float, int, str, str]] = []
 
-    def offer(at: int) -> None:
-        if at >= 0 and after[at] < len(parts):
-            price = cost(parts[at], parts[after[at]])
-            if price is not None:
-                heapq.heappush(queue, (price, at, parts[at], parts[after[at]]))
+    def push(index: int) -> None:
+        """Queue the pair of part `index` and the next one, if it has a cost."""
+        if index >= 0 and following[index] < len(parts):
+            left, right = parts[index], parts[following[index]]
+            pair_cost = cost(left, right)
+            if pair_cost is not None:
+                heapq.heappush(queue, (pair_cost, index, left, right))
 
-    for at in range(len(parts)):
-        offer(at)
+    for index in range(len(parts)):
+        push(index)
     while queue:
-        _, at, left, right = heapq.heappop(queue)
-        gone = after[at]
-        if parts[at] != left or gone == len(parts) or parts[gone] != right:  # one of them has changed since
+        _, index, left, right = heapq.heappop(queue)
+        joined = following[index]
+        if parts[index] != left or joined == len(parts) or parts[joined] != right:  # one part has changed since
             continue
-        parts[at], parts[gone] = left + right, ""
-        after[at] = after[gone]
-        if after[at] < len(parts):
-            before[after[at]] = at
-        offer(before[at])
-        offer(at)
+        parts[index], parts[joined] = left + right, ""
+        following[index] = following[joined]
+        if following[index] < len(parts):
+            previous[following[index]] = index
+        push(previous[index])
+        push(index)
     return [part for part in parts if part]
 
 
-# The canonical form of SentencePiece BPE.
+# ---- the canonical form of SentencePiece BPE
 
 
 class Piece(NamedTuple):
-    """One entry of a SentencePiece vocabulary; its id is its place."""
+    """An entry of a SentencePiece vocabulary. Its id is its index."""
 
     text: str
     score: float
@@ -163,15 +181,23 @@ def spm_document(
     added: Sequence[Added],
     space: str = SPACE_MARK,
     text_merges: bool = True,
-    scheme: Literal["first", "always"] | None = None,
+    scheme: PrependScheme | None = None,
     normalizer: Sequence[Document] = (),
 ) -> Document:
-    """A tokenizer.json that encodes as SentencePiece BPE with these pieces does.
+    """Build a tokenizer.json that encodes as SentencePiece BPE with these pieces does.
 
-    `prefix_space`: a space is put in front of a text. `space` is how pieces write a space. `scheme` says whether the
-    text behind an added token gets a space in front, too, and leaves texts of added tokens as they are; without it that
-    text gets one, and added tokens that are `normalized` are looked for with one in front. `normalizer`: steps that are
-    taken instead, where there are any.
+    Args:
+        pieces: The vocabulary.
+        prefix_space: Whether to put a space before a text.
+        added: The added tokens.
+        space: How pieces write a space.
+        text_merges: As for `ranked_merges`.
+        scheme: Which texts get the space. It is added after the search for added tokens. None: all texts, before the
+            search for `normalized` added tokens.
+        normalizer: Normalizer steps to use instead of those that the other arguments imply.
+
+    Raises:
+        TokenizerError: If the vocabulary is damaged, or no merges encode as its scores do.
     """
     ids = piece_ids([piece.text for piece in pieces])
     for index, piece in enumerate(pieces):
@@ -182,18 +208,18 @@ def spm_document(
     present = sum(piece in ids for piece in BYTE_PIECES)
     if present not in (0, 256):
         raise TokenizerError(
-            f"the vocabulary has {present} of the 256 byte pieces <0x00> to <0xFF>, not all of them or none"
+            f"the vocabulary has {present} of the 256 byte pieces <0x00> to <0xFF>, expected all or none"
         )
     if not present and unknown is None:
         raise TokenizerError("the vocabulary has neither byte pieces nor a piece for unknown characters")
     scheme = None if normalizer else scheme
     steps: list[Document] = [{"type": "Prepend", "prepend": space}] if prefix_space and scheme is None else []
-    undo: list[Document] = [{"type": "ByteFallback"}, {"type": "Fuse"}]
+    decoders: list[Document] = [{"type": "ByteFallback"}, {"type": "Fuse"}]
     if space != " ":
         steps.append({"type": "Replace", "pattern": {"String": " "}, "content": space})
-        undo.insert(0, {"type": "Replace", "pattern": {"String": space}, "content": " "})
+        decoders.insert(0, {"type": "Replace", "pattern": {"String": space}, "content": " "})
     if prefix_space:
-        undo.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     by_words = prefix_space and scheme is not None
     return bpe_document(
         ids,
@@ -201,17 +227,18 @@ def spm_document(
         added,
         normalizer=None if by_words else {"type": "Sequence", "normalizers": [*normalizer] or steps},
         pre_tokenizer=_prefixing(space, scheme) if by_words and scheme is not None else None,
-        decoder={"type": "Sequence", "decoders": undo},
+        decoder={"type": "Sequence", "decoders": decoders},
         unknown=unknown,
         byte_fallback=present == 256,
     )
 
 
 def _prefixing(space: str, scheme: str) -> Document:
-    """A pre-tokenizer that writes spaces as `space` and puts one in front of the text.
+    """A pre-tokenizer that writes spaces as `space` and puts one before the text.
 
-    One Metaspace step would not put it in front of a text that begins with a space, as SentencePiece does. So the
-    text's own spaces are rewritten before a plain one is put in front, and that one afterwards."""
+    SentencePiece does so even if the text begins with a space, but a Metaspace step does not. So the first step
+    replaces the text's own spaces, the second prepends a plain space, and the third replaces that one.
+    """
     steps = ((space, "never"), (" ", scheme), (space, "never"))
     return {
         "type": "Sequence",
@@ -223,7 +250,11 @@ def _prefixing(space: str, scheme: str) -> Document:
 
 
 def piece_ids(texts: Sequence[str]) -> dict[str, int]:
-    """Token texts to ids; TokenizerError where two tokens have the same text or one has none."""
+    """Map the strings of tokens to their ids.
+
+    Raises:
+        TokenizerError: If a string is empty or two tokens have the same one.
+    """
     ids: dict[str, int] = {}
     for index, text in enumerate(texts):
         if not text or text in ids:
@@ -234,159 +265,196 @@ def piece_ids(texts: Sequence[str]) -> dict[str, int]:
     return ids
 
 
-# SentencePiece's tokenizer.model: a protocol buffer, of which a few fields matter.
+# ---- SentencePiece's tokenizer.model, a serialized ModelProto
+
+
+class SentencePieceModel(NamedTuple):
+    """What encoding needs of a SentencePiece model. Fields have the names and defaults of SentencePiece.
+
+    Attributes:
+        pieces: The vocabulary.
+        model_type: UNIGRAM, BPE or another kind.
+        bos_id: The id of BOS, or None.
+        eos_id: The id of EOS, or None.
+        treat_whitespace_as_suffix: Whether words end with U+2581 instead of beginning with it.
+        precompiled_charsmap: The table of character replacements; empty for none.
+        add_dummy_prefix: Whether to put a space before a text.
+        remove_extra_whitespaces: Whether to collapse runs of spaces, and remove them at both ends.
+        escape_whitespaces: Whether to replace spaces with U+2581.
+    """
+
+    pieces: Sequence[Piece]
+    model_type: int = UNIGRAM
+    bos_id: int | None = None
+    eos_id: int | None = None
+    treat_whitespace_as_suffix: bool = False
+    precompiled_charsmap: bytes = b""
+    add_dummy_prefix: bool = True
+    remove_extra_whitespaces: bool = True
+    escape_whitespaces: bool = True
 
 
 def from_sentencepiece(data: bytes, sidecars: Sidecars, room: Room | None = None) -> Vocabulary:
-    """The vocabulary of a SentencePiece model, encoding as the sentencepiece library does.
+    """Read a SentencePiece model. The vocabulary encodes as the library sentencepiece does.
 
-    Added tokens and their rules come from `sidecars`. BOS is put in front unless tokenizer_config.json says otherwise.
-    A space in front of the text behind an added token is put there only where that file says `legacy`, or the model is
-    a unigram one.
+    A text gets BOS unless tokenizer_config.json says otherwise. A text after an added token gets a space in front only
+    if that file sets `legacy` or the model is a unigram model.
+
+    Args:
+        data: The content of a tokenizer.model.
+        sidecars: The files next to it, which list added tokens.
+        room: The number of ids that the language model has, if known.
+
+    Raises:
+        TokenizerError: If the model or a sidecar file is damaged.
     """
-    pieces, trainer, normalizer = read_model(data)
-    bos, eos = (_model_id(trainer.get(field, default), pieces) for field, default in ((41, 1), (42, 2)))
+    model = read_model(data)
+    pieces, bos, eos = model.pieces, model.bos_id, model.eos_id
     settings = sidecars.settings(
         add_bos_token=bos is not None,
         bos_token=None if bos is None else pieces[bos].text,
         eos_token=None if eos is None else pieces[eos].text,
         unk_token=next((piece.text for piece in pieces if piece.type == UNKNOWN), None),
     )
-    wanted = settings.get("add_prefix_space")
-    prefix_space = bool(normalizer.get(3, 1) if wanted is None else wanted)
+    if settings.get("add_prefix_space") is not None:
+        model = model._replace(add_dummy_prefix=bool(settings["add_prefix_space"]))
     implied = [
-        # User-defined pieces are looked for after spaces were replaced, the others in the text as it is.
+        # User-defined pieces match after spaces have been replaced, the others match the original text.
         Added(index, piece.text, special=piece.type != USER_DEFINED, normalized=piece.type == USER_DEFINED)
         for index, piece in enumerate(pieces)
         if piece.type in (CONTROL, UNKNOWN, USER_DEFINED)
     ]
     added = add_tokens(piece_ids([piece.text for piece in pieces]), [], sidecars, settings, room, implied)
-    unigram = trainer.get(3, 1) != BPE
-    scheme: Literal["first", "always"] = "always" if unigram or settings.get("legacy") else "first"
-    document = None if unigram else _bpe_document(pieces, trainer, normalizer, prefix_space, added, scheme)
+    scheme: PrependScheme = "always" if model.model_type != BPE or settings.get("legacy") else "first"
+    document = _bpe_document(model, added, scheme)
     if document is None:
-        own = {token.id for token in added if token in implied and not token.special}
-        document = library_document(pieces, trainer, normalizer, prefix_space, added, scheme, own)
+        found_by_model = {token.id for token in added if token in implied and not token.special}
+        document = library_document(model, added, scheme, found_by_model)
     special = special_tokens(token_ids(document), sidecars, settings)
     return Vocabulary(canonical_json(document), special, data)
 
 
 def library_document(
-    pieces: Sequence[Piece],
-    trainer: Settings,
-    normalizer: Settings,
-    prefix_space: bool,
-    added: Sequence[Added],
-    scheme: Literal["first", "always"],
-    own: Collection[int],
+    model: SentencePieceModel, added: Sequence[Added], scheme: PrependScheme, found_by_model: Collection[int]
 ) -> Document:
-    """A vocabulary with which the library sentencepiece encodes: see `SentencePieceEncoder`, also for `own`."""
-    document = _near_document(pieces, trainer, normalizer, prefix_space, added, scheme)
-    kind = trainer.get(3, 1)
+    """Build a vocabulary that the library sentencepiece encodes with (`SentencePieceEncoder`).
+
+    Args:
+        model: The model.
+        added: The added tokens.
+        scheme: Which texts get the space that `add_dummy_prefix` asks for.
+        found_by_model: The ids of the added tokens that the model itself finds in a text.
+
+    Raises:
+        TokenizerError: If the library rejects the model.
+    """
+    document = _approximate_document(model, added, scheme)
+    is_unigram = document["model"]["type"] == "Unigram"
     document["sentencepiece"] = {
-        "model": _text(_runnable(pieces, trainer, normalizer, own, prefix_space)),
-        "replacements": _text(normalizer.get(2, b"")),
+        "model": _base64(_encoding_model(model, found_by_model)),
+        "replacements": _base64(model.precompiled_charsmap),
         "prefix": scheme,
-        "found_by_model": sorted(own),
-        "similar": kind in (1, BPE) and (kind == 1) == (document["model"]["type"] == "Unigram"),
+        "found_by_model": sorted(found_by_model),
+        "similar": model.model_type == (UNIGRAM if is_unigram else BPE),
     }
     import tokenizers
 
     with library_errors("the SentencePiece model cannot be used"):
-        # the library sentencepiece checks the pieces first: tokenizers would crash on some that it refuses
+        # the library sentencepiece checks the pieces first: tokenizers would crash on some that it rejects
         SentencePieceEncoder(document["sentencepiece"], tokenizers.Tokenizer(tokenizers.models.BPE()))
     return document
 
 
-def _text(data: bytes) -> str:
+def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _bpe_document(
-    pieces: Sequence[Piece],
-    trainer: Settings,
-    normalizer: Settings,
-    prefix_space: bool,
-    added: Sequence[Added],
-    scheme: Literal["first", "always"],
-) -> Document | None:
-    """A tokenizer.json that encodes exactly as the BPE model does; None where there is none."""
-    usual = not normalizer.get(2) and not normalizer.get(4, 1) and normalizer.get(5, 1) and not trainer.get(24, 0)
-    if not usual or (prefix_space and any(piece.type == USER_DEFINED for piece in pieces)):
+def _bpe_document(model: SentencePieceModel, added: Sequence[Added], scheme: PrependScheme) -> Document | None:
+    """A tokenizer.json that encodes exactly as the model does, or None if there is none."""
+    if (
+        model.model_type != BPE
+        or model.treat_whitespace_as_suffix
+        or model.precompiled_charsmap
+        or model.remove_extra_whitespaces
+        or not model.escape_whitespaces
+        or (model.add_dummy_prefix and any(piece.type == USER_DEFINED for piece in model.pieces))
+    ):
         return None
     try:
-        document = spm_document(pieces, prefix_space=prefix_space, added=added, scheme=scheme)
+        document = spm_document(model.pieces, prefix_space=model.add_dummy_prefix, added=added, scheme=scheme)
     except TokenizerError:
         return None
-    unused = {piece.text for piece in pieces if piece.type == UNUSED}
-    if any(left + right in unused for left, right in document["model"]["merges"]):  # they are taken apart again
+    unused = {piece.text for piece in model.pieces if piece.type == UNUSED}
+    if any(left + right in unused for left, right in document["model"]["merges"]):  # sentencepiece splits them again
         return None
     return document
 
 
-def _near_document(
-    pieces: Sequence[Piece],
-    trainer: Settings,
-    normalizer: Settings,
-    prefix_space: bool,
-    added: Sequence[Added],
-    scheme: Literal["first", "always"],
-) -> Document:
-    """The tokenizer.json that comes closest to a model, as transformers would have it; decoding is exact."""
-    one_space, replacements = bool(normalizer.get(4, 1)), normalizer.get(2, b"")
-    if trainer.get(3, 1) == BPE:
-        steps = normalizer_steps(prefix_space, one_space, replacements) if one_space or replacements else ()
+def _approximate_document(model: SentencePieceModel, added: Sequence[Added], scheme: PrependScheme) -> Document:
+    """The tokenizer.json that transformers would make for a model. It decodes exactly, but may encode differently."""
+    prefix_space, collapse_spaces = model.add_dummy_prefix, model.remove_extra_whitespaces
+    charsmap = model.precompiled_charsmap
+    if model.model_type == BPE:
+        steps = normalizer_steps(prefix_space, collapse_spaces, charsmap) if collapse_spaces or charsmap else ()
         with contextlib.suppress(TokenizerError):
-            return spm_document(pieces, prefix_space=prefix_space, added=added, scheme=scheme, normalizer=steps)
+            return spm_document(model.pieces, prefix_space=prefix_space, added=added, scheme=scheme, normalizer=steps)
     return unigram_document(
-        [UnigramPiece(piece.text, piece.score) for piece in pieces],
+        [UnigramPiece(piece.text, piece.score) for piece in model.pieces],
         added,
-        unknown=next((index for index, piece in enumerate(pieces) if piece.type == UNKNOWN), None),
-        byte_fallback=any(piece.type == BYTE for piece in pieces),
+        unknown=next((index for index, piece in enumerate(model.pieces) if piece.type == UNKNOWN), None),
+        byte_fallback=any(piece.type == BYTE for piece in model.pieces),
         prefix_space=prefix_space,
-        one_space=one_space,
-        replacements=replacements,
+        collapse_spaces=collapse_spaces,
+        charsmap=charsmap,
     )
 
 
-def _runnable(
-    pieces: Sequence[Piece], trainer: Settings, normalizer: Settings, own: Collection[int], prefix_space: bool
-) -> bytes:
-    """The model for the library sentencepiece: only what encoding needs, and without the table of replacements.
+def _encoding_model(model: SentencePieceModel, found_by_model: Collection[int]) -> bytes:
+    """A ModelProto with only what encoding needs, without the table of character replacements.
 
-    Of user-defined pieces it looks for those in `own`: the others are added tokens like any other."""
+    User-defined pieces outside `found_by_model` become control pieces, which the model does not look for: they are
+    ordinary added tokens.
+    """
     parts = []
-    for index, (text, score, kind) in enumerate(pieces):
-        kind = CONTROL if kind == USER_DEFINED and index not in own else kind
+    for index, (text, score, kind) in enumerate(model.pieces):
+        kind = CONTROL if kind == USER_DEFINED and index not in found_by_model else kind
         piece = protobuf_field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + protobuf_field(3, kind)
         parts.append(protobuf_field(1, piece))
-    bytes_too = any(piece.type == BYTE for piece in pieces)
-    for part, fields in (
-        (2, {3: trainer.get(3, 1), 24: trainer.get(24, 0), 35: int(bytes_too)}),  # the kind, spaces behind words, bytes
-        (3, {3: int(prefix_space), 4: normalizer.get(4, 1), 5: normalizer.get(5, 1)}),  # what becomes of spaces
-    ):
-        parts.append(protobuf_field(part, b"".join(protobuf_field(*field) for field in fields.items())))
+    byte_fallback = any(piece.type == BYTE for piece in model.pieces)
+    trainer = {3: model.model_type, 24: int(model.treat_whitespace_as_suffix), 35: int(byte_fallback)}
+    normalizer = {
+        3: int(model.add_dummy_prefix),
+        4: int(model.remove_extra_whitespaces),
+        5: int(model.escape_whitespaces),
+    }
+    for number, message in ((2, trainer), (3, normalizer)):
+        parts.append(protobuf_field(number, b"".join(protobuf_field(*field) for field in message.items())))
     return b"".join(parts)
 
 
 def looks_like_sentencepiece(data: bytes) -> bool:
-    """Whether `data` begins as a SentencePiece model: with a piece (field 1) that begins with its text (field 1).
+    """Whether `data` begins like a SentencePiece model: with a piece (field 1) that begins with its text (field 1).
 
-    A llama2.c tokenizer.bin begins with a length, whose high bytes are zero."""
+    A llama2.c tokenizer.bin begins with a length, whose high bytes are zero.
+    """
     return len(data) > 3 and data[0] == 0x0A and data[2] == 0x0A
 
 
-def _model_id(value: int, pieces: Sequence[Piece]) -> int | None:
-    """An id of the trainer's settings, a 32-bit number of which -1 means none."""
+def _control_id(value: int, pieces: Sequence[Piece]) -> int | None:
+    """The id of a control piece from a 32-bit field, in which -1 means none."""
     index = value & 0xFFFFFFFF
     return index if index < len(pieces) and pieces[index].type == CONTROL else None
 
 
-def read_model(data: bytes) -> tuple[list[Piece], Settings, Settings]:
-    """The pieces of a ModelProto, and its trainer and normalizer settings."""
+def read_model(data: bytes) -> SentencePieceModel:
+    """Parse a ModelProto.
+
+    Raises:
+        TokenizerError: If it is damaged.
+    """
     pieces: list[Piece] = []
-    trainer: Settings = {}
-    normalizer: Settings = {}
+    trainer: dict[int, Any] = {}
+    normalizer: dict[int, Any] = {}
     for field, value in _fields(data):
         if field == 1:
             entry = _message(value, _PIECE, "a piece")
@@ -402,27 +470,37 @@ def read_model(data: bytes) -> tuple[list[Piece], Settings, Settings]:
         if len(pieces) > MAX_TOKENS:
             raise TokenizerError(f"tokenizer.model has more than {MAX_TOKENS} pieces")
     if not pieces:
-        raise TokenizerError("tokenizer.model is no SentencePiece model: it holds no pieces")
+        raise TokenizerError("tokenizer.model is not a SentencePiece model: it has no pieces")
     for index, piece in enumerate(pieces):
         if not math.isfinite(piece.score):
             raise TokenizerError(f"tokenizer.model: the score of token {index} is {piece.score}")
-    return pieces, trainer, normalizer
+    return SentencePieceModel(
+        pieces,
+        model_type=trainer.get(3, UNIGRAM),
+        bos_id=_control_id(trainer.get(41, 1), pieces),
+        eos_id=_control_id(trainer.get(42, 2), pieces),
+        treat_whitespace_as_suffix=bool(trainer.get(24, 0)),
+        precompiled_charsmap=normalizer.get(2, b""),
+        add_dummy_prefix=bool(normalizer.get(3, 1)),
+        remove_extra_whitespaces=bool(normalizer.get(4, 1)),
+        escape_whitespaces=bool(normalizer.get(5, 1)),
+    )
 
 
-def _message(data: Any, types: Mapping[int, type], what: str) -> Settings:
-    """The fields of a message inside another one. types: of those that are used."""
+def _message(data: Any, types: Mapping[int, type], what: str) -> dict[int, Any]:
+    """The fields of an embedded message, by number. The types of those in `types` are checked."""
     if not isinstance(data, bytes):
-        raise TokenizerError(f"tokenizer.model is damaged: {what} is no message")
-    found: Settings = {}
+        raise TokenizerError(f"tokenizer.model is damaged: {what} is not a message")
+    found: dict[int, Any] = {}
     for field, value in _fields(data):
         if not isinstance(value, types.get(field, object)):
-            raise TokenizerError(f"tokenizer.model is damaged: field {field} of {what} is of another type")
+            raise TokenizerError(f"tokenizer.model is damaged: field {field} of {what} has the wrong type")
         found[field] = value
     return found
 
 
 def _fields(data: bytes) -> Iterator[tuple[Any, Any]]:
-    """The fields of a protocol buffer message: an int for varints, bytes for everything else."""
+    """The (number, value) pairs of a protocol buffer message: varints as int, everything else as bytes."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -436,9 +514,9 @@ def _fields(data: bytes) -> Iterator[tuple[Any, Any]]:
         elif wire in (1, 5):
             length = 8 if wire == 1 else 4
         else:
-            raise TokenizerError(f"tokenizer.model is no SentencePiece model: wire type {wire} at byte {at}")
+            raise TokenizerError(f"tokenizer.model is not a SentencePiece model: wire type {wire} at byte {at}")
         if length > len(data) - at:
-            raise TokenizerError(f"tokenizer.model is truncated or damaged: {length} bytes at byte {at} are not there")
+            raise TokenizerError(f"tokenizer.model is truncated or damaged: {length} bytes at byte {at} are missing")
         yield tag >> 3, data[at : at + length]
         at += length
 
@@ -447,7 +525,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
-            raise TokenizerError("tokenizer.model is truncated: it ends within a number")
+            raise TokenizerError("tokenizer.model is truncated in the middle of a number")
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift

@@ -1,7 +1,7 @@
-"""Unigram models: of all ways to cut a text into pieces, the one with the highest sum of scores.
+"""Unigram models, which split a text into the pieces with the highest sum of scores.
 
-The library `tokenizers` has that model, and also SentencePiece's tables of character replacements. It applies these to
-whole characters as a reader sees them, SentencePiece to code points, and it adds scores with 64 bits instead of 32.
+The library `tokenizers` implements them and SentencePiece's table of character replacements (charsmap), with two
+differences: it applies the table to grapheme clusters instead of code points, and adds scores in 64 bits instead of 32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llamac.text.vocabulary.added import Added, Document
 
 
 class UnigramPiece(NamedTuple):
-    """One entry of a vocabulary; its id is its place."""
+    """An entry of a vocabulary. Its id is its index."""
 
     text: str
     score: float
@@ -29,29 +29,39 @@ def unigram_document(
     unknown: int | None,
     byte_fallback: bool,
     prefix_space: bool,
-    one_space: bool,
-    replacements: bytes,
-    words: bool = False,
+    collapse_spaces: bool,
+    charsmap: bytes,
+    split_words: bool = False,
 ) -> Document:
-    """A tokenizer.json that encodes as a SentencePiece unigram model does.
+    """Build a tokenizer.json that encodes as a SentencePiece unigram model does.
 
-    unknown: the id of the piece for unknown characters. one_space: spaces at both ends are left out, and several become
-    one. replacements: SentencePiece's table, empty for none. words: each word is cut into pieces by itself, as the
-    tokenizer.json files of T5 and XLM-RoBERTa have it, instead of the whole text; equal sums can be decided otherwise.
+    Args:
+        pieces: The vocabulary.
+        added: The added tokens.
+        unknown: The id of the piece for unknown characters.
+        byte_fallback: Whether unknown characters become byte pieces.
+        prefix_space: Whether to put a space before a text.
+        collapse_spaces: Whether to collapse runs of spaces, and remove them at both ends.
+        charsmap: SentencePiece's table of character replacements; empty for none.
+        split_words: Whether to encode each word separately, as the tokenizer.json files of T5 and XLM-RoBERTa do.
+            Where several splits have the same sum, the choice can differ from encoding the whole text.
+
+    Raises:
+        TokenizerError: If there is no piece for unknown characters.
     """
     if unknown is None:
         raise TokenizerError("the unigram vocabulary has no piece for unknown characters")
-    undo: list[Document] = [_replace({"String": SPACE_MARK}, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
+    decoders: list[Document] = [_replace({"String": SPACE_MARK}, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
     if prefix_space:
-        undo.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    steps = normalizer_steps(prefix_space, one_space, replacements)
-    if words:
-        steps = normalizer_steps(False, False, replacements)[:-1]
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    steps = normalizer_steps(prefix_space, collapse_spaces, charsmap)
+    if split_words:  # the pre-tokenizer takes care of spaces
+        steps = normalizer_steps(False, False, charsmap)[:-1]
     return {
         "added_tokens": [token.document() for token in sorted(added)],
         "normalizer": {"type": "Sequence", "normalizers": steps},
-        "pre_tokenizer": _words(prefix_space) if words else None,
-        "decoder": {"type": "Sequence", "decoders": undo},
+        "pre_tokenizer": _word_splitter(prefix_space) if split_words else None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
             "type": "Unigram",
             "unk_id": unknown,
@@ -61,8 +71,8 @@ def unigram_document(
     }
 
 
-def _words(prefix_space: bool) -> Document:
-    """The pre-tokenizer that leaves out white space and puts U+2581 in front of each word, or else between them."""
+def _word_splitter(prefix_space: bool) -> Document:
+    """A pre-tokenizer that splits at white space, drops it, and puts U+2581 before each word if `prefix_space`."""
     metaspace = {
         "type": "Metaspace",
         "replacement": SPACE_MARK,
@@ -72,18 +82,18 @@ def _words(prefix_space: bool) -> Document:
     return {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]}
 
 
-def normalizer_steps(prefix_space: bool, one_space: bool, replacements: bytes) -> list[Document]:
-    """What SentencePiece does to a text before it cuts it: see `unigram_document`."""
+def normalizer_steps(prefix_space: bool, collapse_spaces: bool, charsmap: bytes) -> list[Document]:
+    """List the normalizer steps that SentencePiece applies to a text. The arguments are as for `unigram_document`."""
     steps: list[Document] = []
-    if replacements:
-        table = base64.b64encode(replacements).decode()
+    if charsmap:
+        table = base64.b64encode(charsmap).decode()
         steps.append({"type": "Precompiled", "precompiled_charsmap": table})
-    if one_space:
+    if collapse_spaces:
         steps += [_replace({"Regex": r"\A +"}, ""), _replace({"Regex": " {2,}"}, " ")]
     if prefix_space:
         steps.append({"type": "Prepend", "prepend": SPACE_MARK})
     steps.append(_replace({"String": " "}, SPACE_MARK))
-    if one_space:
+    if collapse_spaces:
         steps.append(_replace({"Regex": rf"(?<!{SPACE_MARK}){SPACE_MARK}+\z"}, ""))
     return steps
 
