@@ -103,7 +103,7 @@ def _section(name: str, parser: argparse.ArgumentParser) -> str:
     lines += [f"\n{' and '.join(names)} exclude each other." for names in _exclusive(parser)]
     if parser.epilog:
         lines += ["", parser.epilog.rstrip("\n")]
-    description = textwrap.fill(parser.description or "", WIDTH)
+    description = textwrap.fill(parser.description or "", WIDTH, break_on_hyphens=False)
     return "\n".join([f"## {name}", "", description, "", "```text", *lines, "```", ""])
 
 
@@ -127,7 +127,7 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 def _row(left: str, right: str) -> Iterator[str]:
     """An option and its help in two columns; a long option has a line of its own."""
     head = " " * INDENT + left
-    wrapped = textwrap.wrap(right, WIDTH - HELP_COLUMN)
+    wrapped = textwrap.wrap(right, WIDTH - HELP_COLUMN, break_on_hyphens=False)
     if len(head) > HELP_COLUMN - 2 and wrapped:
         yield head
         head = ""

@@ -66,7 +66,7 @@ def _add_weights(group: Group) -> None:
         "--dtype-map",
         metavar="PATTERN=DTYPE,...",
         help="number format of the matrices whose names match a pattern, such as "
-        "'layers.0.*=q8,*.ffn_down.weight=q4'; * matches any characters, the first match decides",
+        "'*.attn_v.*=q8,*=q4'; * matches any characters, the first match decides",
     )
     group.add_argument(
         "--calibrate",

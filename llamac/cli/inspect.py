@@ -227,7 +227,7 @@ def _file_lines(facts: Facts, all_tensors: bool) -> list[str]:
         *map(_rope_line, facts["rope"]),
         f"vocabulary  {config['vocab_size']} ({config['n_token_ids']} with a token); {special}",
         f"tokenizer   {tokenizer['kind'] + ', ' + size_text(tokenizer['bytes']) if tokenizer else 'none'}; "
-        f"chat template {'yes' if facts['chat_template'] else 'no'}",
+        f"{'a' if facts['chat_template'] else 'no'} chat template",
         f"probes      {'reference by ' + facts['probes']['source'] if facts['probes'] else 'none'}",
         f"source      {source or 'unknown'}; written by {metadata.get('exporter', 'unknown')}",
         "tensors",
@@ -245,7 +245,7 @@ def _outline_lines(facts: Facts, all_tensors: bool) -> list[str]:
         f"source      {facts['path']}, {size_text(facts['bytes'])}; {facts['format']}, "
         f"{'converted' if facts['conversions'] else 'not converted'}",
         *(f"cached      {kept['file']}, {size_text(kept['bytes'])}; {kept['dtype']}" for kept in facts["conversions"]),
-        f"weights     {facts['parameters']:,} numbers: {dtypes}; {facts['runs_as']} when it is run",
+        f"weights     {facts['parameters']:,} numbers: {dtypes}; runs as {facts['runs_as']}",
         f"shape       {len(layers)} layers of {config['dim']}, "
         f"{config['n_heads']} heads ({config['n_kv_heads']} KV) of {config['head_dim']}, "
         f"FFN {layers[0]['ffn']} {layers[0]['ffn_dim']}",
@@ -253,8 +253,8 @@ def _outline_lines(facts: Facts, all_tensors: bool) -> list[str]:
         f"{config['activation']}, {'tied' if config['tied_output'] else 'separate'} output",
         f"context     {config['context']} positions",
         f"vocabulary  {config['vocab_size']} ({tokenizer['ids'] if tokenizer else 0} with a token)",
-        f"tokenizer   {tokenizer['kind'] if tokenizer else 'none'}; chat template "
-        f"{'yes' if facts['chat_template'] else 'no'}",
+        f"tokenizer   {tokenizer['kind'] if tokenizer else 'none'}; "
+        f"{'a' if facts['chat_template'] else 'no'} chat template",
         *(f"warning     {text}" for text in facts["warnings"]),
         "tensors",
     ]

@@ -140,7 +140,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     started = time.perf_counter()
     if options.system is not None and not options.chat:
-        raise ArgumentError("--system goes with --chat only")
+        raise ArgumentError("--system needs --chat")
     if options.prompt is not None and options.file not in (None, "-"):
         raise ArgumentError("argument -f/--file: not allowed with argument -i/--prompt, except `-f -`")
     request = _request(options)

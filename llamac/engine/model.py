@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llamac.text.chat import ChatTemplate
     from llamac.text.chat_runs import PromptRun
 
-NO_TEMPLATE = "this model has no chat template: use generate with a prompt in the format that it was trained on"
+NO_TEMPLATE = "this model has no chat template: generate from a prompt in the format that it was trained on instead"
 
 
 class SessionDefaults(NamedTuple):

@@ -107,6 +107,17 @@ def test_help_fits_the_terminal(
     assert "[]" not in done.out
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_narrow_terminal_breaks_no_word_of_the_help(
+    llamac_command: Command, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    words = []
+    for columns in ("40", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        words.append(llamac_command(command, "--help").out.split())
+    assert words[0] == words[1]
+
+
 def test_every_option_has_help() -> None:
     from llamac.cli import make_parser
 

@@ -203,7 +203,7 @@ def test_a_model_is_not_a_tokenizer(llamac_command: Command, script: Path) -> No
         (("-s", str(2**64)), "seed is 18446744073709551616"),
         (("--threads", "0"), "threads is 0, expected 1 to 1024"),
         (("--isa", "sse9"), "isa is 'sse9'; this build has"),
-        (("--system", "Be brief."), "--system goes with --chat only"),
+        (("--system", "Be brief."), "--system needs --chat"),
     ],
     ids=str,
 )

@@ -214,7 +214,7 @@ def test_inspect_converts_nothing(
         assert (facts["format"], facts["dtypes"]) == (kind, {"f32": facts["parameters"]})
         text = llamac_command("inspect", source).out
         assert f"; {kind}, not converted\n" in text
-        assert "f32 when it is run" in text
+        assert "runs as f32" in text
         assert "layers.1.attn_q.weight" in llamac_command("inspect", source, "--tensors").out
     assert not place.exists()
 

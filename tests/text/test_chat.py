@@ -485,5 +485,5 @@ def test_run_chat(llamac_command: Command, chat_model: Path, tiny_llama: Path) -
     done = llamac_command("run", chat_model, "--chat", "--system", "S", "-i", "Hi", *GREEDY, "-n", 6, "-q")
     assert (done.code, done.out) == (0, both + "\n")
     llamac_command("run", chat_model, "--chat", "-i", "").refuses_with("--chat needs a message")
-    llamac_command("run", chat_model, "--system", "S", "-i", "Hi").refuses_with("--system goes with --chat only")
+    llamac_command("run", chat_model, "--system", "S", "-i", "Hi").refuses_with("--system needs --chat")
     llamac_command("run", tiny_llama, "--chat", "-i", "Hi").refuses_with("no chat template")
