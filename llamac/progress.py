@@ -27,8 +27,8 @@ BYTE_PHASES = frozenset(("downloading", "reading", "verifying", "writing"))
 LINE_INTERVAL = 10.0  # seconds between plain lines
 ROWS = 24  # tqdm hides bars below this row; llamac's is the first unless the caller draws others
 
-BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit} [{remaining}]"
-LINE = "llamac: {desc}: {percentage:.0f}%, {n_fmt}/{total_fmt}{unit}, {elapsed} elapsed, {remaining} left"
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}{unit}/{total_fmt}{unit} [{remaining}]"
+LINE = "llamac: {desc}: {percentage:.0f}%, {n_fmt}{unit}/{total_fmt}{unit}, {elapsed} elapsed, {remaining} left"
 
 
 def silent(phase: str, done: int, total: int) -> None:

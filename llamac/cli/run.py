@@ -151,6 +151,8 @@ def run(options: argparse.Namespace) -> int:
         if not options.chat and not options.quiet:
             _hint_at_chat(model)
         if options.chat:
+            if model.chat_template is None:
+                raise ArgumentError("the model has no chat template: run it without --chat")
             opened = model.chat_stream(_messages(options, prompt), request)
         else:
             opened = model.stream(prompt, request)

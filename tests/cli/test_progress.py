@@ -57,7 +57,7 @@ def test_a_bar_counts_bytes_or_steps(seconds: object, monkeypatch: pytest.Monkey
         report("writing", 2 * 10**9, 12_345_678_901)
         report("probes", 0, 8)
         report("probes", 3, 8)
-    assert "| 2.00G/12.3GB [" in terminal.getvalue()
+    assert "| 2.00GB/12.3GB [" in terminal.getvalue()
     assert "| 3/8 [" in terminal.getvalue()
 
 
@@ -111,8 +111,8 @@ def test_a_log_gets_a_plain_line_every_ten_seconds(seconds: object) -> None:
         for done in range(26):  # one per second
             report("writing", done * 10**8, 4 * 10**9)
     assert log.getvalue() == (
-        "llamac: writing: 25%, 1.00G/4.00GB, 00:10 elapsed, 00:30 left\n"
-        "llamac: writing: 50%, 2.00G/4.00GB, 00:20 elapsed, 00:20 left\n"
+        "llamac: writing: 25%, 1.00GB/4.00GB, 00:10 elapsed, 00:30 left\n"
+        "llamac: writing: 50%, 2.00GB/4.00GB, 00:20 elapsed, 00:20 left\n"
     )
 
 

@@ -486,4 +486,4 @@ def test_run_chat(llamac_command: Command, chat_model: Path, tiny_llama: Path) -
     assert (done.code, done.out) == (0, both + "\n")
     llamac_command("run", chat_model, "--chat", "-i", "").refuses_with("--chat needs a message")
     llamac_command("run", chat_model, "--system", "S", "-i", "Hi").refuses_with("--system needs --chat")
-    llamac_command("run", tiny_llama, "--chat", "-i", "Hi").refuses_with("no chat template")
+    llamac_command("run", tiny_llama, "--chat", "-i", "Hi").refuses_with("run it without --chat")
