@@ -118,7 +118,7 @@ def llama2c(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of converted models that is the usual one during the test. Files count as settled at once."""
     monkeypatch.setenv("LLAMAC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(digests, "SETTLED_NS", -(10**18))

@@ -25,8 +25,8 @@ def phases(source: str | Path, **settings: Any) -> set[str]:
     return found
 
 
-def models_in(place: Path) -> list[Path]:
-    return sorted((place / "models").glob("*.bin"))
+def models_in(cache_folder: Path) -> list[Path]:
+    return sorted((cache_folder / "models").glob("*.bin"))
 
 
 def flip(path: Path, at: int) -> None:

@@ -285,17 +285,17 @@ def test_a_chat_model_with_a_bare_prompt_gets_a_hint_on_a_terminal(
 # ---- conversions
 
 
-def test_a_conversion_is_announced_once(llamac_command: Command, llama2c: Path, place: Path) -> None:
+def test_a_conversion_is_announced_once(llamac_command: Command, llama2c: Path, cache_folder: Path) -> None:
     run = ("run", llama2c, "-i", "a", *GREEDY, "-n", 3)
     notice, figures = llamac_command(*run).err.splitlines()
-    assert notice == f"llamac: converting {llama2c} once; keeping the result in {place}"
+    assert notice == f"llamac: converting {llama2c} once; keeping the result in {cache_folder}"
     assert figures.startswith("prompt ")
     assert llamac_command(*run).err.startswith("prompt ")  # from the cache
     assert llamac_command(*run, "--no-cache").err.startswith(f"llamac: converting {llama2c} to a temporary file\n")
 
 
 def test_quiet_conversions_are_announced_on_terminals_only(
-    llamac_command: Command, llama2c: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    llamac_command: Command, llama2c: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = ("run", llama2c, "-i", "a", *GREEDY, "-n", 3, "-q", "--no-cache")
     assert llamac_command(*run).err == ""
@@ -307,7 +307,7 @@ def test_quiet_conversions_are_announced_on_terminals_only(
 
 
 def test_a_source_that_is_refused_at_once_is_not_announced(
-    llamac_command: Command, tmp_path: Path, place: Path
+    llamac_command: Command, tmp_path: Path, cache_folder: Path
 ) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(100))
     llamac_command("run", tmp_path / "model.gguf").fails_with("model.gguf")

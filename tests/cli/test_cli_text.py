@@ -57,7 +57,9 @@ def test_json_is_ascii_whatever_the_names_are(
     assert facts["file"].endswith("Zoë?.bin")
 
 
-def test_every_command_with_json_escapes(llamac_command: Command, llama2c: Path, place: Path, tmp_path: Path) -> None:
+def test_every_command_with_json_escapes(
+    llamac_command: Command, llama2c: Path, cache_folder: Path, tmp_path: Path
+) -> None:
     source = llama2c.rename(tmp_path / "\u202ename\x9b.bin")
     quick = ("--prompt", "1", "--decode", "0", "--rounds", "1", "--threads", "1")
     for command in (("bench", source, *quick, "--json", "-"), ("cache", "list"), ("cache", "prune", "--all")):

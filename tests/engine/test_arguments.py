@@ -113,7 +113,7 @@ class Named:
         return self.path
 
 
-def test_any_path_like_object_names_a_file(checkpoint_folder: Path, place: Path, tmp_path: Path) -> None:
+def test_any_path_like_object_names_a_file(checkpoint_folder: Path, cache_folder: Path, tmp_path: Path) -> None:
     tokenizer, out = checkpoint_folder / "tokenizer.json", tmp_path / "out.bin"
     export(Named(checkpoint_folder), Named(out), tokenizer=Named(tokenizer), probe_source=None)
     for source in (checkpoint_folder, out):

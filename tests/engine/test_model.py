@@ -116,7 +116,7 @@ def test_a_built_in_model_pickles_by_name(tmp_path: Path, monkeypatch: pytest.Mo
         assert again.file.path == model.file.path
 
 
-def test_a_converted_model_pickles_by_its_source(checkpoint_folder: Path, place: Path) -> None:
+def test_a_converted_model_pickles_by_its_source(checkpoint_folder: Path, cache_folder: Path) -> None:
     model = llamac.load(checkpoint_folder, dtype="q8", tokenizer=checkpoint_folder)
     with model, pickle.loads(pickle.dumps(model)) as again:
         assert (again.metadata["dtype"], again.file.path) == ("q8", model.file.path)
@@ -175,7 +175,7 @@ def test_load_accepts_any_path_object(tiny_llama: Path) -> None:
         assert model.file.path == tiny_llama
 
 
-def test_load_shows_progress(checkpoint_folder: Path, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_load_shows_progress(checkpoint_folder: Path, cache_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found: list[str] = []
     llamac.load(checkpoint_folder, progress=lambda phase, done, total: found.append(phase)).close()
     assert found

@@ -114,9 +114,7 @@ def victim(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["symlink", "hard link", "dangling link", "fifo"])
-def test_a_planted_partial_file_is_replaced_not_followed(
-    kind: str, victim: Path, source: Path, tmp_path: Path
-) -> None:
+def test_a_planted_partial_file_is_replaced_not_followed(kind: str, victim: Path, source: Path, tmp_path: Path) -> None:
     partial = tmp_path / "out.partial"
     if kind == "symlink":
         partial.symlink_to(victim)

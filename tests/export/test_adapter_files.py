@@ -267,9 +267,7 @@ def test_tensors_and_flags_agree(tmp_path: Path, values: dict[str, Any], tensor:
 def test_numbers_that_are_not_finite_are_an_error(checkpoint: Path, tmp_path: Path) -> None:
     name = f"{PREFIX}model.layers.0.self_attn.q_proj"
     tensors = {f"{name}.lora_A.weight": np.full((2, 40), np.nan), f"{name}.lora_B.weight": np.ones((40, 2))}
-    adapter = small_adapter(
-        tmp_path / "a", tensors={key: value.astype(np.float32) for key, value in tensors.items()}
-    )
+    adapter = small_adapter(tmp_path / "a", tensors={key: value.astype(np.float32) for key, value in tensors.items()})
     with pytest.raises(ExportError, match=r"layers\.0\.attn_q\.weight \(an adapter's A\) holds numbers that are not"):
         export(checkpoint, tmp_path / "out.bin", lora=[adapter], probe_source=None)
     assert not (tmp_path / "out.bin").exists()

@@ -271,9 +271,7 @@ def test_only_the_start_of_a_long_text_is_read(tmp_path: Path, monkeypatch: pyte
         export(source, tmp_path / "out.bin", dtype="q4", calibrate=text, progress=only_verifying)
 
 
-def test_the_space_check_includes_the_inputs(
-    made: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_space_check_includes_the_inputs(made: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_model(tmp_path / "model.bin", made)
     sequences = calibration_sequences(made, TEXT)
     with llamac.load(source, kv_dtype="f32") as model, calibrate(made, model, sequences, tmp_path) as calibration:

@@ -58,9 +58,7 @@ def test_weights_without_a_config_are_refused_with_advice(tmp_path: Path) -> Non
             export(tmp_path / name, tmp_path / "out.bin")
 
 
-def test_the_tokenizers_name_is_resolved_inside_its_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tokenizers_name_is_resolved_inside_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_json(write_checkpoint(tmp_path / "model", LLAMA), tokenizer=tokenizer_json())
     monkeypatch.chdir(folder)
     for given in (None, ".", "../model/../model"):

@@ -324,9 +324,7 @@ def test_a_converted_file_has_name_tokenizer_and_template(tmp_path: Path) -> Non
     ],
     ids=str,
 )
-def test_by_default_floats_keep_their_type_and_quantized_types_become_q8(
-    tmp_path: Path, kind: Any, dtype: str
-) -> None:
+def test_by_default_floats_keep_their_type_and_quantized_types_become_q8(tmp_path: Path, kind: Any, dtype: str) -> None:
     path = write_gguf(tmp_path / "m.gguf", WIDE, tensors(WIDE), kind=kind)
     report = export(path, tmp_path / "m.bin", probe_source=None)
     file = FlatFile(tmp_path / "m.bin")

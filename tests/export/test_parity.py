@@ -77,9 +77,7 @@ def test_the_engine_matches_recorded_transformers(engine: Engine, name: str) -> 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_engine_matches_installed_transformers(
-    engine: Engine, folder: Callable[[str], Path], name: str
-) -> None:
+def test_the_engine_matches_installed_transformers(engine: Engine, folder: Callable[[str], Path], name: str) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     live = transformers_logits(folder(name), CASES[name].ids)

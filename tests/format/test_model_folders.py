@@ -52,7 +52,7 @@ def replace_by_link(path: Path, target: Path) -> None:
     ],
 )
 def test_a_link_out_of_a_model_directory_is_refused(
-    name: str, checkpoint_folder: Path, secret: Path, place: Path, tmp_path: Path, llamac_command: Command
+    name: str, checkpoint_folder: Path, secret: Path, cache_folder: Path, tmp_path: Path, llamac_command: Command
 ) -> None:
     replace_by_link(checkpoint_folder / name, secret)
     out = tmp_path / "out.bin"
@@ -71,7 +71,7 @@ def test_a_link_out_of_a_model_directory_is_refused(
             call()
     llamac_command("inspect", checkpoint_folder).fails_with(name, "is a link to")
     assert not out.exists()
-    assert not place.exists()
+    assert not cache_folder.exists()
 
 
 def test_a_link_to_a_folder_of_templates_is_refused(checkpoint_folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures for tests of models on the Hugging Face Hub: the real client, and a local server in place of the hub."""
+"""Fixtures for tests of models on the Hugging Face Hub: the real client talks to a local server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opened_sources import logits
 
 @pytest.fixture(scope="session")
 def hub_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of the model org/name: a Hugging Face directory, and some that no import needs."""
+    """The files of the model org/name: a Hugging Face directory, and some files that no import needs."""
     folder = write_checkpoint(tmp_path_factory.mktemp("source") / "hf", CASES["llama"].config)
     write_json(folder, tokenizer=tokenizer_json())
     others = dict.fromkeys(("README.md", "pytorch_model.bin", "model.onnx", "flax_model.msgpack"), b"not a model")
@@ -27,9 +27,9 @@ def hub_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture
 def server(
-    hub_files: dict[str, bytes], place: Path, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+    hub_files: dict[str, bytes], cache_folder: Path, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Hub]:
-    """A hub with the model org/name, for the client of this process."""
+    """A local hub that has the model org/name; the client of this process uses it."""
     from huggingface_hub import constants
 
     with serving(Hub({"org/name": dict(hub_files)})) as found:
@@ -44,7 +44,7 @@ def server(
 
 @pytest.fixture
 def hub_cache(tmp_path: Path) -> Path:
-    """The client's cache, empty."""
+    """The client's cache folder; empty."""
     return tmp_path / "hub"
 
 

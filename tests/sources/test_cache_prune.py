@@ -1,4 +1,4 @@
-"""`llamac cache`: where the cache is, what is in it, and what it deletes."""
+"""`llamac cache`: the cache's folder, its entries, and what it deletes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ IDS = [1, 5, 9]
         ({}, "/home/me/.cache/llamac"),
     ],
 )
-def test_the_default_folder(environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder_follows_the_environment(
+    environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     for name in ("LLAMAC_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -46,25 +48,25 @@ def test_the_default_folder(environment: dict[str, str], expected: str, monkeypa
     assert default_folder() == Path(expected)
 
 
-def test_the_folder_is_private_and_tagged_for_backups(tiny_llama: Path, place: Path) -> None:
+def test_the_folder_is_private_and_tagged_for_backups(tiny_llama: Path, cache_folder: Path) -> None:
     llamac.load(tiny_llama, dtype="q8").close()
-    assert (place / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
-    assert place.stat().st_mode & 0o777 == 0o700
+    assert (cache_folder / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
+    assert cache_folder.stat().st_mode & 0o777 == 0o700
 
 
 # ---- prune
 
 
 @pytest.fixture
-def filled(place: Path, tiny_llama: Path) -> Cache:
-    """Three models: one of bf16 that was used 3 days ago, one of f16 that was used yesterday, one of q8."""
+def filled(cache_folder: Path, tiny_llama: Path) -> Cache:
+    """Three models: one in bf16 used 3 days ago, one in f16 used yesterday, one in q8 used now."""
     ages: tuple[tuple[DType, int], ...] = (("bf16", 3), ("f16", 1), ("q8", 0))
     for dtype, days in ages:
         llamac.load(tiny_llama, dtype=dtype).close()
-        newest = max((place / "models").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        newest = max((cache_folder / "models").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
         when = time.time() - 86400 * days - 60 * (3 - days)
         os.utime(newest, (when, when))
-    return Cache(place)
+    return Cache(cache_folder)
 
 
 def dtypes(cache: Cache) -> list[str]:
@@ -110,7 +112,7 @@ def test_an_open_model_can_be_pruned(filled: Cache, tiny_llama: Path) -> None:
     assert dtypes(filled) == ["q8"]
 
 
-def test_pruning_keeps_the_files_of_others(filled: Cache, tmp_path: Path) -> None:
+def test_pruning_leaves_other_files_alone(filled: Cache, tmp_path: Path) -> None:
     ours = {path for path in filled.folder.rglob("*") if path.is_file()}
     elsewhere = tmp_path / "elsewhere.json"
     elsewhere.write_text("{}")
@@ -136,7 +138,7 @@ def test_pruning_keeps_the_files_of_others(filled: Cache, tmp_path: Path) -> Non
     assert not [path for path in ours if path.exists() and path.name != "CACHEDIR.TAG"]
 
 
-def test_pruning_deletes_what_nothing_will_use(filled: Cache, tmp_path: Path) -> None:
+def test_pruning_deletes_unusable_files(filled: Cache, tmp_path: Path) -> None:
     newest = filled.entries()[0]
     note = filled.folder / "models" / f"{newest.key}.json"
     note.write_text(note.read_text().replace('"llamac": "', '"llamac": "0.0.'))
@@ -203,18 +205,18 @@ def test_a_missing_cache_has_no_entries(tmp_path: Path) -> None:
 # ---- list, path, prune
 
 
-def test_the_path(llamac_command: Command, place: Path, tmp_path: Path) -> None:
-    assert llamac_command("cache", "path").out == f"{place}\n"
+def test_path_prints_the_folder(llamac_command: Command, cache_folder: Path, tmp_path: Path) -> None:
+    assert llamac_command("cache", "path").out == f"{cache_folder}\n"
     assert llamac_command("cache", "path", "--cache-dir", tmp_path / "x").out == f"{tmp_path / 'x'}\n"
-    assert json.loads(llamac_command("cache", "path", "--json").out) == {"path": str(place)}
-    assert not place.exists()
+    assert json.loads(llamac_command("cache", "path", "--json").out) == {"path": str(cache_folder)}
+    assert not cache_folder.exists()
 
 
-def test_the_list_of_an_empty_cache(llamac_command: Command, place: Path) -> None:
+def test_list_of_an_empty_cache_prints_a_total_of_0(llamac_command: Command, cache_folder: Path) -> None:
     assert llamac_command("cache", "list") == Result(0, "0 models, 0 B\n", "")
 
 
-def test_the_list_in_a_pipe_is_not_cut(
+def test_list_in_a_pipe_does_not_truncate_lines(
     llamac_command: Command, filled: Cache, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -227,7 +229,7 @@ def test_the_list_in_a_pipe_is_not_cut(
 
 
 @pytest.mark.parametrize("columns", [20, 40, 71, 72, 80, 200])
-def test_the_list_fits_the_terminal(
+def test_list_fits_the_terminal(
     llamac_command: Command, filled: Cache, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -237,7 +239,7 @@ def test_the_list_fits_the_terminal(
     assert "llama.bin" in lines[0]
 
 
-def test_the_list_as_json(llamac_command: Command, filled: Cache, tiny_llama: Path) -> None:
+def test_list_as_json_has_every_model(llamac_command: Command, filled: Cache, tiny_llama: Path) -> None:
     facts = json.loads(llamac_command("cache", "list", "--json").out)
     assert facts["path"] == str(filled.folder)
     assert [(model["dtype"], model["source"]) for model in facts["models"]] == [
@@ -247,7 +249,7 @@ def test_the_list_as_json(llamac_command: Command, filled: Cache, tiny_llama: Pa
 
 
 def test_control_characters_in_names_are_escaped(
-    llamac_command: Command, place: Path, tiny_llama: Path, tmp_path: Path
+    llamac_command: Command, cache_folder: Path, tiny_llama: Path, tmp_path: Path
 ) -> None:
     source = tmp_path / "a\x1b[2Jb\n.bin"
     source.write_bytes(tiny_llama.read_bytes())
@@ -283,13 +285,13 @@ def test_prune_shows_what_it_deletes(llamac_command: Command, filled: Cache) -> 
         (("prune", "--max-size", "infG"), "'infG' is not a size"),
     ],
 )
-def test_wrong_usage(llamac_command: Command, arguments: tuple[str, ...], message: str) -> None:
+def test_wrong_usage_is_an_error(llamac_command: Command, arguments: tuple[str, ...], message: str) -> None:
     done = llamac_command("cache", *arguments)
     assert (done.code, done.out) == (2, "")
     assert re.search(message.replace("|rm|prune|", r"\|rm\|prune\|"), done.err)
 
 
-def test_options_of_prune_are_for_prune_alone(llamac_command: Command, filled: Cache) -> None:
+def test_list_refuses_options_of_prune(llamac_command: Command, filled: Cache) -> None:
     llamac_command("cache", "list", "--all").refuses_with("--all: for `llamac cache prune` only")
     assert len(filled.entries()) == 3
 
@@ -298,7 +300,7 @@ def test_options_of_prune_are_for_prune_alone(llamac_command: Command, filled: C
 
 
 def ids(cache: Cache) -> dict[str, str]:
-    """The id of each model by its dtype."""
+    """Map each model's dtype to its id."""
     return {entry.dtype: entry.id for entry in cache.entries()}
 
 
@@ -314,10 +316,10 @@ def test_rm_deletes_the_model_with_an_id(llamac_command: Command, filled: Cache,
     assert dtypes(filled) == []
 
 
-def test_rm_takes_a_source_its_path_and_a_unique_beginning(
-    llamac_command: Command, place: Path, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_rm_accepts_a_source_a_path_or_a_unique_prefix(
+    llamac_command: Command, cache_folder: Path, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = Cache(place)
+    cache = Cache(cache_folder)
     names = ["one.bin", "other.bin"]
     monkeypatch.chdir(tmp_path)
 
@@ -335,9 +337,7 @@ def test_rm_takes_a_source_its_path_and_a_unique_beginning(
         assert [entry.source for entry in cache.entries()] == sources[1:]
 
 
-def test_rm_lists_the_candidates_of_an_ambiguous_name(
-    llamac_command: Command, filled: Cache, tiny_llama: Path
-) -> None:
+def test_rm_lists_the_candidates_of_an_ambiguous_name(llamac_command: Command, filled: Cache, tiny_llama: Path) -> None:
     for name in (tiny_llama, str(tiny_llama)[:-3]):
         done = llamac_command("cache", "rm", name)
         done.refuses_with(f"3 models match {str(name)!r}; expected one of ")
@@ -346,7 +346,7 @@ def test_rm_lists_the_candidates_of_an_ambiguous_name(
     llamac_command("cache", "rm", "absent").refuses_with("no model matches 'absent'; expected one of ")
     llamac_command("cache", "rm", "").refuses_with("no model matches ''")
     known = ids(filled)["q8"]
-    llamac_command("cache", "rm", known, "absent").refuses_with("no model matches 'absent'")  # and deletes nothing
+    llamac_command("cache", "rm", known, "absent").refuses_with("no model matches 'absent'")  # deletes neither
     assert len(dtypes(filled)) == 3
     assert llamac_command("cache", "rm", *ids(filled).values(), known).code == 0
     llamac_command("cache", "rm", "absent").refuses_with("no model matches 'absent'; the cache is empty")
@@ -359,35 +359,35 @@ def test_rm_does_not_delete_a_model_that_is_being_converted(llamac_command: Comm
     assert len(dtypes(filled)) == 3
 
 
-def test_names_are_for_rm_alone(llamac_command: Command, filled: Cache) -> None:
+def test_only_rm_takes_names(llamac_command: Command, filled: Cache) -> None:
     llamac_command("cache", "rm").refuses_with("`llamac cache rm` needs the NAME of a model")
     for action in ("list", "path", "prune"):
         llamac_command("cache", action, "x").refuses_with(f"`llamac cache {action}` takes no NAME")
 
 
-def test_every_line_of_the_list_is_different(
-    llamac_command: Command, place: Path, checkpoint_folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_list_shows_conversions_of_one_source_by_id(
+    llamac_command: Command, cache_folder: Path, checkpoint_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same source can be converted to the same dtype twice: by default, and because the user named the dtype."""
+    """A source can be converted to the same dtype twice: by default, and because the user named the dtype."""
     monkeypatch.delenv("COLUMNS", raising=False)
     llamac.load(checkpoint_folder).close()
     llamac.load(checkpoint_folder, dtype="f32").close()
     first, second, total = llamac_command("cache", "list").out.splitlines()
     assert total.startswith("2 models")
     assert first != second
-    assert {line.split()[3] for line in (first, second)} == {entry.id for entry in Cache(place).entries()}
+    assert {line.split()[3] for line in (first, second)} == {entry.id for entry in Cache(cache_folder).entries()}
 
 
 @pytest.mark.parametrize(
     ("text", "count"),
     [("0", 0), ("20G", 20 * 10**9), ("1.5gb", 1500000000), ("2KiB", 2048), ("7B", 7), ("3Mi", 3 << 20)],
 )
-def test_sizes(text: str, count: int) -> None:
+def test_max_size_accepts_units(text: str, count: int) -> None:
     assert make_parser().parse_args(["cache", "prune", "--max-size", text]).max_size == count
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("5m", 300), ("12h", 43200), ("0.5d", 43200), ("2W", 1209600)]
 )
-def test_ages(text: str, seconds: float) -> None:
+def test_older_than_accepts_units(text: str, seconds: float) -> None:
     assert make_parser().parse_args(["cache", "prune", "--older-than", text]).older_than == seconds

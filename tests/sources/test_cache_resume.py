@@ -22,13 +22,13 @@ from opened_sources import flip, logits, models_in, phases, start
 from processes import TIMEOUT
 
 
-def names_in(place: Path) -> list[str]:
-    return sorted(path.name for path in (place / "models").iterdir())
+def names_in(cache_folder: Path) -> list[str]:
+    return sorted(path.name for path in (cache_folder / "models").iterdir())
 
 
 @pytest.fixture
 def packed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the tensors that are converted while a test runs."""
+    """The names of the tensors converted during the test."""
     names: list[str] = []
     pack = stream._stored_bytes
 
@@ -42,7 +42,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("moment", ["done == 0", "done > total / 2"])
 def test_a_killed_conversion_is_resumed(
-    moment: str, checkpoint_folder: Path, place: Path, packed: list[str]
+    moment: str, checkpoint_folder: Path, cache_folder: Path, packed: list[str]
 ) -> None:
     expected = logits(checkpoint_folder, cache_dir=False)
     everything = packed[:]
@@ -51,13 +51,13 @@ def test_a_killed_conversion_is_resumed(
     process = start(checkpoint_folder, also)
     process.communicate(timeout=TIMEOUT)
     assert process.returncode == -signal.SIGKILL
-    (entry,) = Cache(place).entries()
+    (entry,) = Cache(cache_folder).entries()
     assert entry.problem == "interrupted"
-    assert names_in(place)[0].endswith(".partial")
+    assert names_in(cache_folder)[0].endswith(".partial")
     assert logits(checkpoint_folder) == expected
-    (model,) = models_in(place)
-    assert names_in(place) == [model.name, f"{model.stem}.json"]
-    assert [entry.problem for entry in Cache(place).entries()] == [None]
+    (model,) = models_in(cache_folder)
+    assert names_in(cache_folder) == [model.name, f"{model.stem}.json"]
+    assert [entry.problem for entry in Cache(cache_folder).entries()] == [None]
     file = FlatFile(model)
     assert [problem for _, problem in file.verify_data() if problem] == []
     file.close()
@@ -75,40 +75,40 @@ def interrupt_conversion(source: Path) -> None:
         llamac.load(source, progress=interrupt)
 
 
-def test_an_interrupted_conversion_is_resumed(checkpoint_folder: Path, place: Path, packed: list[str]) -> None:
+def test_an_interrupted_conversion_is_resumed(checkpoint_folder: Path, cache_folder: Path, packed: list[str]) -> None:
     phases(checkpoint_folder)
-    (model,) = models_in(place)
+    (model,) = models_in(cache_folder)
     whole, everything = model.read_bytes(), packed[:]
-    shutil.rmtree(place)
+    shutil.rmtree(cache_folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "BLOCK_BYTES", 64)  # so that also a small model is partly on the disk
+        patch.setattr(stream, "BLOCK_BYTES", 64)  # so that part of a small model reaches the disk
         interrupt_conversion(checkpoint_folder)
     packed.clear()
     phases(checkpoint_folder)
     assert 0 < len(packed) < len(everything)
     assert packed == everything[-len(packed) :]
     assert model.read_bytes() == whole
-    assert names_in(place) == [model.name, f"{model.stem}.json"]
+    assert names_in(cache_folder) == [model.name, f"{model.stem}.json"]
 
 
-def test_a_conversion_of_an_older_state_is_not_resumed(
-    checkpoint_folder: Path, place: Path, packed: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_conversion_of_a_rewritten_source_is_not_resumed(
+    checkpoint_folder: Path, cache_folder: Path, packed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "BLOCK_BYTES", 64)
     expected = logits(checkpoint_folder)
     everything = packed[:]
-    shutil.rmtree(place)
+    shutil.rmtree(cache_folder)
     interrupt_conversion(checkpoint_folder)
     weights = checkpoint_folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes())  # it can have had other content in between
+    weights.write_bytes(weights.read_bytes())  # the content may have been different in between
     packed.clear()
     assert logits(checkpoint_folder) == expected
     assert packed == everything
-    assert len(names_in(place)) == 2
+    assert len(names_in(cache_folder)) == 2
 
 
 def test_a_conversion_with_other_arguments_is_not_resumed(checkpoint_folder: Path, tmp_path: Path) -> None:
-    """bf16 and f16 have the same sizes: only the tensors' records differ."""
+    """The files for bf16 and f16 have the same size: only the tensor records differ."""
     partial = tmp_path / "partial"
     export(checkpoint_folder, tmp_path / "expected", dtype="f16", probe_source=None)
     export(checkpoint_folder, partial, dtype="bf16", probe_source=None)
@@ -119,41 +119,41 @@ def test_a_conversion_with_other_arguments_is_not_resumed(checkpoint_folder: Pat
 
 @pytest.mark.parametrize("at", [0.0, 0.3, 0.45])
 def test_damage_in_an_interrupted_conversion_is_repaired(
-    at: float, checkpoint_folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    at: float, checkpoint_folder: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     phases(checkpoint_folder)
-    (model,) = models_in(place)
+    (model,) = models_in(cache_folder)
     whole = model.read_bytes()
-    shutil.rmtree(place)
+    shutil.rmtree(cache_folder)
     monkeypatch.setattr(stream, "BLOCK_BYTES", 64)
     interrupt_conversion(checkpoint_folder)
-    (partial,) = (place / "models").glob("*.partial")
+    (partial,) = (cache_folder / "models").glob("*.partial")
     flip(partial, int(at * len(whole)))
     phases(checkpoint_folder)
     assert model.read_bytes() == whole
 
 
-def test_without_locks_every_conversion_starts_over(
-    checkpoint_folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_conversion_without_locks_is_not_resumed(
+    checkpoint_folder: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private_files, "try_lock", lambda descriptor: None)
-    (place / "models").mkdir(parents=True)
-    others = place / "models" / f".{'a' * 64}.{'0' * 16}.{'1' * 16}.partial"
+    (cache_folder / "models").mkdir(parents=True)
+    others = cache_folder / "models" / f".{'a' * 64}.{'0' * 16}.{'1' * 16}.partial"
     others.touch()
     interrupt_conversion(checkpoint_folder)
-    assert names_in(place) == [others.name]
+    assert names_in(cache_folder) == [others.name]
     phases(checkpoint_folder)
     assert others.exists()
 
 
-def test_an_old_interrupted_conversion_is_deleted(checkpoint_folder: Path, place: Path) -> None:
+def test_an_old_interrupted_conversion_is_deleted(checkpoint_folder: Path, cache_folder: Path) -> None:
     interrupt_conversion(checkpoint_folder)
-    (partial,) = (place / "models").glob("*.partial")
-    with Cache(place).converting("b" * 64):
+    (partial,) = (cache_folder / "models").glob("*.partial")
+    with Cache(cache_folder).converting("b" * 64):
         assert partial.exists()
     when = time.time() - 8 * 86400
     os.utime(partial, (when, when))
-    with Cache(place).converting(partial.name[1:65]), Cache(place).converting("b" * 64):
-        assert partial.exists()  # it is being written
-    with Cache(place).converting("b" * 64):
-        assert names_in(place) == []
+    with Cache(cache_folder).converting(partial.name[1:65]), Cache(cache_folder).converting("b" * 64):
+        assert partial.exists()  # still being written
+    with Cache(cache_folder).converting("b" * 64):
+        assert names_in(cache_folder) == []

@@ -22,14 +22,14 @@ STRANGER = 12345
 
 @contextmanager
 def unwritable_is_fine() -> Iterator[None]:
-    """A cache that was tampered with may be unusable, but then the model is converted without it."""
+    """A cache that was tampered with may be unusable; then llamac warns and converts without it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the cache folder .* cannot be written")
         yield
 
 
 def interrupted(source: Path, cache: Path) -> Path:
-    """The file that an interrupted conversion leaves behind."""
+    """The partial file of an interrupted conversion."""
 
     def interrupt(phase: str, done: int, total: int) -> None:
         if phase == "writing" and done > total / 2:
@@ -48,62 +48,62 @@ def victim(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("plant", [Path.symlink_to, Path.hardlink_to])
-def test_a_link_in_place_of_an_interrupted_conversion_is_not_written_through(
-    plant: Callable[[Path, Path], None], checkpoint_folder: Path, place: Path, victim: Path
+@pytest.mark.parametrize("plant", [Path.symlink_to, Path.hardlink_to], ids=["symbolic link", "hard link"])
+def test_a_link_in_place_of_a_partial_file_is_not_written_through(
+    plant: Callable[[Path, Path], None], checkpoint_folder: Path, cache_folder: Path, victim: Path
 ) -> None:
     expected, private = logits(checkpoint_folder, cache_dir=False), victim.read_bytes()
-    partial = interrupted(checkpoint_folder, place)
+    partial = interrupted(checkpoint_folder, cache_folder)
     partial.unlink()
     plant(partial, victim)
     assert logits(checkpoint_folder) == expected
     assert victim.read_bytes() == private
 
 
-def test_the_name_of_an_unfinished_file_cannot_be_predicted(checkpoint_folder: Path, place: Path) -> None:
+def test_names_of_partial_files_are_unpredictable(checkpoint_folder: Path, cache_folder: Path) -> None:
     names = set()
     for _ in range(2):
-        partial = interrupted(checkpoint_folder, place)
+        partial = interrupted(checkpoint_folder, cache_folder)
         names.add(partial.name)
         partial.unlink()
     assert len(names) == 2
 
 
 @AS_ROOT
-def test_an_interrupted_conversion_of_another_user_is_not_resumed(checkpoint_folder: Path, place: Path) -> None:
-    partial = interrupted(checkpoint_folder, place)
+def test_a_partial_file_of_another_user_is_not_resumed(checkpoint_folder: Path, cache_folder: Path) -> None:
+    partial = interrupted(checkpoint_folder, cache_folder)
     os.chown(partial, STRANGER, STRANGER)
     inode = partial.stat().st_ino
     phases(checkpoint_folder)
-    assert models_in(place)[0].stat().st_ino != inode
+    assert models_in(cache_folder)[0].stat().st_ino != inode
 
 
-@pytest.mark.parametrize("dangling", [True, False])
+@pytest.mark.parametrize("dangling", [True, False], ids=["dangling", "to a file"])
 @pytest.mark.parametrize("name", ["CACHEDIR.TAG", "locks/KEY.lock", "models/KEY.bin", "models/KEY.json"])
 def test_a_link_in_the_cache_is_not_followed(
-    name: str, dangling: bool, checkpoint_folder: Path, place: Path, victim: Path
+    name: str, dangling: bool, checkpoint_folder: Path, cache_folder: Path, victim: Path
 ) -> None:
-    key = key_of(Cache(place).digests(checkpoint_folder, files_of(checkpoint_folder)), "auto", True)
-    path, private = place / name.replace("KEY", key), victim.read_bytes()
-    (place / "CACHEDIR.TAG").unlink()
+    key = key_of(Cache(cache_folder).digests(checkpoint_folder, files_of(checkpoint_folder)), "auto", True)
+    path, private = cache_folder / name.replace("KEY", key), victim.read_bytes()
+    (cache_folder / "CACHEDIR.TAG").unlink()
     if dangling:
         victim.unlink()
     path.symlink_to(victim)
     with unwritable_is_fine():
         logits(checkpoint_folder)
     assert (not victim.exists()) if dangling else (victim.read_bytes() == private)
-    Cache(place).prune(everything=True)
+    Cache(cache_folder).prune(everything=True)
     assert victim.exists() != dangling
 
 
 @pytest.mark.parametrize("name", ["locks", "models", "sources"])
 def test_a_link_to_another_folder_is_not_followed(
-    name: str, checkpoint_folder: Path, place: Path, tmp_path: Path
+    name: str, checkpoint_folder: Path, cache_folder: Path, tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    place.mkdir()
-    (place / name).symlink_to(elsewhere)
+    cache_folder.mkdir()
+    (cache_folder / name).symlink_to(elsewhere)
     with unwritable_is_fine():
         logits(checkpoint_folder)
     assert list(elsewhere.iterdir()) == []
@@ -129,42 +129,42 @@ def replace_by_pipe(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["models/*.bin", "models/*.json", "sources/*.json", "locks/*.lock", "CACHEDIR.TAG"])
-def test_a_pipe_in_the_cache_does_not_block(name: str, checkpoint_folder: Path, place: Path) -> None:
+def test_a_pipe_in_the_cache_does_not_block(name: str, checkpoint_folder: Path, cache_folder: Path) -> None:
     phases(checkpoint_folder)
-    (path,) = place.glob(name)
+    (path,) = cache_folder.glob(name)
     replace_by_pipe(path)
-    done = run_python(USE, checkpoint_folder, place)
+    done = run_python(USE, checkpoint_folder, cache_folder)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_pipe_in_place_of_an_interrupted_conversion_does_not_block(checkpoint_folder: Path, place: Path) -> None:
-    replace_by_pipe(interrupted(checkpoint_folder, place))
-    done = run_python(USE, checkpoint_folder, place)
+def test_a_pipe_in_place_of_a_partial_file_does_not_block(checkpoint_folder: Path, cache_folder: Path) -> None:
+    replace_by_pipe(interrupted(checkpoint_folder, cache_folder))
+    done = run_python(USE, checkpoint_folder, cache_folder)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @AS_ROOT
 @pytest.mark.parametrize("suffix", [".bin", ".json"])
-def test_a_model_of_an_untrusted_user_is_not_used(suffix: str, checkpoint_folder: Path, place: Path) -> None:
+def test_a_model_of_an_untrusted_user_is_not_used(suffix: str, checkpoint_folder: Path, cache_folder: Path) -> None:
     phases(checkpoint_folder)
-    planted = models_in(place)[0].with_suffix(suffix)
+    planted = models_in(cache_folder)[0].with_suffix(suffix)
     os.chown(planted, STRANGER, STRANGER)
     assert "writing" in phases(checkpoint_folder)
     assert planted.stat().st_uid == os.geteuid()
 
 
 @AS_ROOT
-def test_a_model_of_the_cache_folders_owner_is_used(checkpoint_folder: Path, place: Path) -> None:
-    """An administrator may share a cache."""
+def test_a_model_owned_by_the_cache_folders_owner_is_used(checkpoint_folder: Path, cache_folder: Path) -> None:
+    """An administrator can share a cache."""
     phases(checkpoint_folder)
-    for path in (place, *place.rglob("*")):
+    for path in (cache_folder, *cache_folder.rglob("*")):
         os.chown(path, STRANGER, STRANGER)
     assert phases(checkpoint_folder) == set()
 
 
 @AS_ROOT
-def test_digests_noted_by_an_untrusted_user_are_not_believed(checkpoint_folder: Path, place: Path) -> None:
+def test_digests_noted_by_an_untrusted_user_are_not_trusted(checkpoint_folder: Path, cache_folder: Path) -> None:
     phases(checkpoint_folder)
-    (note,) = (place / "sources").iterdir()
+    (note,) = (cache_folder / "sources").iterdir()
     os.chown(note, STRANGER, STRANGER)
     assert phases(checkpoint_folder) == {"reading"}

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub: names, the choice of files, downloads, and errors, with the real client."""
+"""Models on the Hugging Face Hub: names, choice of files, downloads and errors, with the real client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NEEDED = ["config.json", "model.safetensors", "tokenizer.json"]
 
 
 def blobs(hub_cache: Path) -> list[Path]:
-    """The files in the client's cache, apart from locks."""
+    """The files in the client's cache, without lock files."""
     folder = hub_cache / "models--org--name" / "blobs"
     return sorted(path for path in folder.iterdir() if path.suffix != ".lock")
 
@@ -49,7 +49,7 @@ def blobs(hub_cache: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected_parts"),
     [
         ("hf:org/name", ("org/name", "main", None, None)),
         ("hf:Org-1/na_me.2@v1.0", ("Org-1/na_me.2", "v1.0", None, None)),
@@ -61,8 +61,8 @@ def blobs(hub_cache: Path) -> list[Path]:
         ("hf:org/name/model.gguf@0123", ("org/name", "0123", "model.gguf", None)),
     ],
 )
-def test_hub_names(text: str, wanted: tuple[Any, ...]) -> None:
-    assert tuple(hub.parse(text)) == wanted
+def test_hub_names_are_parsed(text: str, expected_parts: tuple[Any, ...]) -> None:
+    assert tuple(hub.parse(text)) == expected_parts
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_hub_names(text: str, wanted: tuple[Any, ...]) -> None:
         *("hf:org\\name", "hf:org/name@/x", "hf:org/name@x/", "hf:org/n\nme", "hf:örg/name", f"hf:org/{'n' * 200}"),
     ],
 )
-def test_other_names_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_client, "load_client", lambda: pytest.fail("the client was asked"))
+def test_malformed_hub_names_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_client, "load_client", lambda: pytest.fail("the client was called"))
     with pytest.raises(ArgumentError, match=r"expected hf:ORG/NAME\[@REVISION\]|only a GGUF file can be selected"):
         llamac.load(text)
 
@@ -96,7 +96,7 @@ def test_an_old_client_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
             llamac.load("hf:org/name")
 
 
-# ---- which files
+# ---- choice of files
 
 PARTS = [f"big-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
 GGUFS = ["a-Q4_K_M.gguf", "a-Q4_K_S.gguf", "sub/a.q6_k.gguf", *PARTS, "mmproj-f16.gguf", "README.md"]
@@ -115,11 +115,11 @@ def chosen(name: str, files: list[str], index: dict[str, str] | None = None) -> 
         ("hf:o/n:Q6_K", ["sub/a.q6_k.gguf"]),
         ("hf:o/n:Q8_0", PARTS),
         (f"hf:o/n/{PARTS[1]}", PARTS),
-        ("hf:o/n/big-Q8_0.gguf", PARTS),  # its name in the list of models
+        ("hf:o/n/big-Q8_0.gguf", PARTS),  # the name without the part numbers
         ("hf:o/n/sub/a.q6_k.gguf", ["sub/a.q6_k.gguf"]),
     ],
 )
-def test_a_gguf_file_is_chosen(name: str, files: list[str]) -> None:
+def test_a_gguf_file_is_chosen_by_type_or_name(name: str, files: list[str]) -> None:
     assert chosen(name, GGUFS) == files
 
 
@@ -170,7 +170,7 @@ def test_only_needed_files_are_chosen() -> None:
 # ---- downloads
 
 
-def test_a_model_is_downloaded_once(server: Hub, expected: bytes, place: Path) -> None:
+def test_a_model_is_downloaded_once(server: Hub, expected: bytes, cache_folder: Path) -> None:
     phases: list[str] = []
     with llamac.load("hf:org/name", progress=lambda phase, done, total: phases.append(phase)) as model:
         assert model.logits(IDS).tobytes() == expected
@@ -182,7 +182,7 @@ def test_a_model_is_downloaded_once(server: Hub, expected: bytes, place: Path) -
     phases.clear()
     assert logits("hf:org/name") == expected
     assert server.requested("GET") == []
-    note = json.loads(next((place / "models").glob("*.json")).read_text())
+    note = json.loads(next((cache_folder / "models").glob("*.json")).read_text())
     assert note["source"] == "hf:org/name"
 
 
@@ -192,14 +192,14 @@ def test_a_branch_that_moved_is_downloaded_again(server: Hub, expected: bytes) -
     config = json.loads(server.repos["org/name"]["config.json"])
     server.repos["org/name"]["config.json"] = json.dumps({**config, "rope_theta": 77.0}).encode()
     assert logits("hf:org/name") != expected
-    assert server.requested("GET").count("model.safetensors") == 2  # from the hub, and from its store, once each
+    assert server.requested("GET").count("model.safetensors") == 2  # one request to the hub, one to its store
     assert before != server.commit("org/name")
     server.status = 503
     assert logits(f"hf:org/name@{before}") == expected
 
 
 @pytest.mark.parametrize("revision", ["v1.0", "refs/pr/1"])
-def test_revisions(revision: str, server: Hub, expected: bytes) -> None:
+def test_tags_and_other_refs_are_revisions(revision: str, server: Hub, expected: bytes) -> None:
     assert logits(f"hf:org/name@{revision}") == expected
     server.status = 503
     assert logits(f"hf:org/name@{revision}") == expected
@@ -207,7 +207,7 @@ def test_revisions(revision: str, server: Hub, expected: bytes) -> None:
         logits("hf:org/name")
 
 
-def test_shards(server: Hub, expected: bytes) -> None:
+def test_sharded_weights_are_downloaded(server: Hub, expected: bytes) -> None:
     files = server.repos["org/name"]
     data = files.pop("model.safetensors")
     files["model-00001-of-00001.safetensors"] = data
@@ -236,7 +236,7 @@ def test_file_names_that_leave_the_cache_are_never_requested(name: str, server: 
     assert not list(tmp_path.rglob("evil*"))
 
 
-def test_a_gated_model_needs_the_token_and_the_store_never_gets_it(
+def test_a_gated_model_needs_a_token_which_the_store_never_receives(
     server: Hub, expected: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.gated.add("org/name")
@@ -294,21 +294,21 @@ def test_export_and_inspect_take_hub_names(
 # ---- interrupted downloads
 
 
-@pytest.mark.parametrize("breaks", [[0], [100_000], [1, 70_000, 0, 0, 200_000]])
-def test_a_broken_connection_is_resumed(breaks: list[int], server: Hub, expected: bytes) -> None:
+@pytest.mark.parametrize("breaks", [[0], [100_000], [1, 70_000, 0, 0, 200_000]], ids=str)
+def test_an_interrupted_download_is_resumed(breaks: list[int], server: Hub, expected: bytes) -> None:
     server.breaks = list(breaks)
     assert logits("hf:org/name") == expected
-    begun = [int(re.sub(r"\D", "", wanted)) for wanted in server.ranges()]
+    begun = [int(re.sub(r"\D", "", requested_range)) for requested_range in server.ranges()]
     assert begun == sorted(begun)
     assert (max(begun) if begun else 0) == sum(breaks)
 
 
-def test_a_server_that_ignores_ranges_starts_over(server: Hub, expected: bytes) -> None:
+def test_a_download_from_a_server_without_ranges_starts_over(server: Hub, expected: bytes) -> None:
     server.breaks, server.ignores_ranges = [100_000], True
     assert logits("hf:org/name") == expected
 
 
-def test_a_server_that_never_sends_more_is_given_up(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_stops_sending_is_an_error(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     server.breaks, server.ignores_ranges = [100_000] + [0] * 100, True
     monkeypatch.setattr(hub_download, "ATTEMPTS", 2)
     with pytest.raises(HubError, match="was interrupted"):
@@ -324,7 +324,7 @@ def test_two_threads_download_once(server: Hub, expected: bytes) -> None:
     ]
 
 
-def test_a_download_that_was_given_up_is_resumed_later(server: Hub, expected: bytes) -> None:
+def test_a_failed_download_is_resumed_by_the_next_load(server: Hub, expected: bytes) -> None:
     server.breaks = [100_000] + [0] * 100
     with pytest.raises(HubError, match=r"the download was interrupted \(.+\); run this again to resume it"):
         logits("hf:org/name")
@@ -341,10 +341,10 @@ def environment(server: Hub, hub_cache: Path) -> dict[str, str]:
 KILLED = """
 import os, signal, sys
 import llamac
-def tell(phase, done, total):
+def report(phase, done, total):
     if phase == "downloading" and done > 100000:
         os.kill(os.getpid(), signal.SIGKILL)
-llamac.load("hf:org/name", progress=tell)
+llamac.load("hf:org/name", progress=report)
 """
 
 
@@ -362,9 +362,9 @@ def test_a_killed_download_is_resumed(server: Hub, expected: bytes, hub_cache: P
     assert not [path for path in blobs(hub_cache) if path.name.endswith("incomplete")]
 
 
-@pytest.mark.parametrize("has_checksums", [True, False])
+@pytest.mark.parametrize("has_checksums", [True, False], ids=["with checksums", "without checksums"])
 def test_a_damaged_download_is_refused_and_deleted(
-    has_checksums: bool, server: Hub, expected: bytes, hub_cache: Path, place: Path
+    has_checksums: bool, server: Hub, expected: bytes, hub_cache: Path, cache_folder: Path
 ) -> None:
     server.has_checksums = has_checksums
     server.damaged.add("model.safetensors")
@@ -372,12 +372,12 @@ def test_a_damaged_download_is_refused_and_deleted(
         with pytest.raises(HubError, match=r"checksum mismatch in model\.safetensors; run this again"):
             logits("hf:org/name")
         assert not [path for path in blobs(hub_cache) if path.stat().st_size > 100_000]
-    assert not (place / "models").exists()
+    assert not (cache_folder / "models").exists()
     server.damaged.clear()
     assert logits("hf:org/name") == expected
 
 
-def test_damage_in_the_clients_cache_is_found(server: Hub, expected: bytes, hub_cache: Path) -> None:
+def test_damage_in_the_clients_cache_is_detected(server: Hub, expected: bytes, hub_cache: Path) -> None:
     assert logits("hf:org/name") == expected
     (blob,) = (path for path in blobs(hub_cache) if path.stat().st_size > 100_000)
     data = bytearray(blob.read_bytes())
@@ -396,16 +396,16 @@ def offline(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
-def gone(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def unreachable(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
 
 
-def out_of_order(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def failing(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     server.status = 500
 
 
-@pytest.mark.parametrize("how", [offline, gone, out_of_order])
-def test_a_downloaded_model_needs_no_hub(
+@pytest.mark.parametrize("how", [offline, unreachable, failing])
+def test_a_downloaded_model_works_without_the_hub(
     how: Callable[[Hub, pytest.MonkeyPatch], None],
     server: Hub,
     expected: bytes,
@@ -426,7 +426,7 @@ def test_a_downloaded_model_needs_no_hub(
         logits("hf:org/name")
 
 
-def test_files_missing_in_the_clients_cache_are_downloaded(server: Hub, expected: bytes, hub_cache: Path) -> None:
+def test_files_missing_from_the_clients_cache_are_downloaded(server: Hub, expected: bytes, hub_cache: Path) -> None:
     assert logits("hf:org/name") == expected
     commit = server.commit("org/name")
     for name in ("hf:org/name", f"hf:org/name@{commit}"):
@@ -443,8 +443,8 @@ def test_the_clients_environment_variables_work(server: Hub, expected: bytes, hu
     assert server.requests == []
 
 
-@pytest.mark.parametrize("is_disabled", [True, False])
-def test_the_client_downloads_what_the_hub_serves_by_its_own_protocol(
+@pytest.mark.parametrize("is_disabled", [True, False], ids=["xet disabled", "xet enabled"])
+def test_files_served_by_xet_are_downloaded_by_the_client(
     is_disabled: bool, server: Hub, expected: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: list[str] = []
@@ -467,8 +467,8 @@ def test_the_client_downloads_what_the_hub_serves_by_its_own_protocol(
     assert xet_requests == []
 
 
-def test_where_the_hubs_own_protocol_fails_http_is_used(server: Hub, expected: bytes, hub_cache: Path) -> None:
-    """Such as behind a firewall that knows only the hub's main host."""
+def test_http_is_used_where_xet_fails(server: Hub, expected: bytes, hub_cache: Path) -> None:
+    """For example, a firewall may allow only the hub's main host."""
     pytest.importorskip("hf_xet")
     server.has_xet = True
     assert output_of(LOGITS, **environment(server, hub_cache), HF_XET_CLIENT_RETRY_MAX_ATTEMPTS="1") == expected.hex()

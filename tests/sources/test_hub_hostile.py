@@ -1,4 +1,4 @@
-"""A hostile server in place of the hub: it must not choose names of files, fill the disk, or cause raw exceptions."""
+"""A hostile server in place of the hub: it must not choose file names, fill the disk, or cause raw exceptions."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ NOT_HASHES = (*ESCAPES, "main", "", "a" * 39, "A" * 40, "a" * 41, f"{'a' * 40}/x
 
 
 @pytest.fixture(autouse=True)
-def nothing_escapes(tmp_path: Path, hub_cache: Path, place: Path) -> Iterator[None]:
+def nothing_escapes(tmp_path: Path, hub_cache: Path, cache_folder: Path) -> Iterator[None]:
     """No test may create anything outside the two caches."""
     yield
-    assert set(tmp_path.iterdir()) <= {hub_cache, place}
+    assert set(tmp_path.iterdir()) <= {hub_cache, cache_folder}
     assert not list(tmp_path.rglob("*evil*"))
     assert not Path("/tmp/llamac-evil").exists()
 
 
-# ---- names of files
+# ---- file names
 
 
 @pytest.mark.parametrize("sha", [*NOT_HASHES, "/tmp/llamac-evil", None, 5, [], f"{'a' * 40}\n"])
@@ -67,7 +67,7 @@ def test_the_commit_in_the_listing_must_be_the_requested_one(server: Hub) -> Non
 def test_headers_that_name_files_must_be_hashes(
     name: str, header: str, value: str, first: int, server: Hub, expected: bytes, hub_cache: Path
 ) -> None:
-    """Also in later answers: the server may answer llamac and the client differently. Each asks once."""
+    """The server may answer llamac and the client differently. Each sends one request."""
     server.headers = lambda file, count: {header: value} if file == name and count >= first else {}
     if first < 2:
         with pytest.raises(HubError):
@@ -77,7 +77,7 @@ def test_headers_that_name_files_must_be_hashes(
     assert all(path.resolve().is_relative_to(hub_cache) for path in hub_cache.rglob("*"))
 
 
-def test_the_hubs_own_protocol_cannot_be_offered_later(server: Hub) -> None:
+def test_xet_cannot_be_offered_after_the_first_answer(server: Hub) -> None:
     xet = {"X-Xet-Hash": "a" * 64, "X-Xet-Refresh-Route": "http://127.0.0.1:9"}
     server.headers = lambda file, count: xet if count == 1 else {}
     with pytest.raises(HubError, match="changed while it was downloaded"):
@@ -86,7 +86,7 @@ def test_the_hubs_own_protocol_cannot_be_offered_later(server: Hub) -> None:
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_missing_file_cannot_name_a_folder(first: int, server: Hub) -> None:
-    """The client notes under the commit's name that a file does not exist."""
+    """The client records a missing file under the name of the commit."""
     server.info["siblings"] = [{"rfilename": "config.json", "size": 9}, {"rfilename": "model.safetensors", "size": 9}]
     config = server.repos["org/name"].pop("config.json")
     server.headers = lambda file, count: {"X-Repo-Commit": ESCAPES[0]} if count >= first else {}
@@ -99,13 +99,13 @@ def test_a_missing_file_cannot_name_a_folder(first: int, server: Hub) -> None:
 
 
 def endless(sent: list[int], stop: int = 1 << 29) -> Iterator[bytes]:
-    """Far more than was announced, but not enough to hurt if nothing stops it."""
+    """Far more bytes than announced, but not enough to do harm if nothing stops them."""
     while sum(sent) < stop:
         sent.append(1 << 20)
         yield bytes(1 << 20)
 
 
-def test_a_small_file_may_not_grow(server: Hub, hub_cache: Path) -> None:
+def test_a_small_file_cannot_exceed_its_announced_size(server: Hub, hub_cache: Path) -> None:
     sent: list[int] = []
     server.bodies["config.json"] = lambda: endless(sent)
     with pytest.raises(HubError, match=r"config\.json is longer than the announced \d+ bytes"):
@@ -114,7 +114,7 @@ def test_a_small_file_may_not_grow(server: Hub, hub_cache: Path) -> None:
     assert max((path.stat().st_size for path in hub_cache.rglob("*") if path.is_file()), default=0) < 1 << 20
 
 
-def test_a_large_file_may_not_grow(server: Hub, hub_cache: Path) -> None:
+def test_a_large_file_cannot_exceed_its_announced_size(server: Hub, hub_cache: Path) -> None:
     sent: list[int] = []
     server.bodies["model.safetensors"] = lambda: endless(sent)
     with pytest.raises(HubError, match=r"model\.safetensors is longer than the announced \d+ bytes"):
@@ -125,7 +125,7 @@ def test_a_large_file_may_not_grow(server: Hub, hub_cache: Path) -> None:
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 @pytest.mark.parametrize("size", [-1, "100", 1.5, True, [1], 2**70])
-def test_sizes_must_be_numbers_of_bytes(name: str, size: object, server: Hub) -> None:
+def test_announced_sizes_must_be_integers(name: str, size: object, server: Hub) -> None:
     server.info["siblings"] = [
         {"rfilename": file, "size": size if file == name else len(data)}
         for file, data in server.repos["org/name"].items()
@@ -137,7 +137,7 @@ def test_sizes_must_be_numbers_of_bytes(name: str, size: object, server: Hub) ->
 @pytest.mark.parametrize("size", ["0", "100", "2900000000", "x", "-5"])
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_sizes_may_not_contradict_one_another(name: str, first: int, size: str, server: Hub) -> None:
+def test_announced_sizes_must_agree(name: str, first: int, size: str, server: Hub) -> None:
     header = "Content-Length" if name == "config.json" else "X-Linked-Size"
     server.headers = lambda file, count: {header: size} if file == name and count >= first else {}
     with pytest.raises(HubError):
@@ -151,7 +151,7 @@ def test_weights_need_an_announced_size(server: Hub) -> None:
         logits("hf:org/name")
 
 
-def test_a_file_that_does_not_fit_the_disk_is_not_requested(server: Hub) -> None:
+def test_a_file_larger_than_the_free_space_is_not_requested(server: Hub) -> None:
     size = 10**17
     server.info["siblings"] = [
         {"rfilename": file, "size": size if file == "model.safetensors" else len(data)}
@@ -163,7 +163,7 @@ def test_a_file_that_does_not_fit_the_disk_is_not_requested(server: Hub) -> None
     assert "model.safetensors" not in server.requested("GET")
 
 
-# ---- answers of another kind
+# ---- malformed answers
 
 
 @pytest.mark.parametrize(
@@ -180,19 +180,19 @@ def test_a_file_that_does_not_fit_the_disk_is_not_requested(server: Hub) -> None
     ],
     ids=str,
 )
-def test_a_malformed_listing_is_an_error_of_the_hub(
-    info: dict[str, Any], server: Hub, llamac_command: Command
-) -> None:
+def test_a_malformed_listing_is_a_hub_error(info: dict[str, Any], server: Hub, llamac_command: Command) -> None:
     server.info = info
     with pytest.raises(HubError):
         logits("hf:org/name")
     llamac_command("inspect", "hf:org/name").fails_with("hf:org/name")
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"5", b"[" * 100_000, b"\xff"])
-def test_a_listing_that_is_not_json_is_an_error_of_the_hub(
-    body: bytes, server: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"<html>", b"[]", b"5", b"[" * 100_000, b"\xff"],
+    ids=["empty", "html", "list", "number", "deep nesting", "not UTF-8"],
+)
+def test_a_listing_that_is_not_json_is_a_hub_error(body: bytes, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hub_server.json.dumps", lambda _: body.decode("latin-1"))
     monkeypatch.setattr(Hub, "commit", lambda hub, repo: commit_of(repo))
     with pytest.raises(HubError):
@@ -211,13 +211,13 @@ def test_a_listing_that_is_not_json_is_an_error_of_the_hub(
     ],
     ids=str,
 )
-def test_malformed_headers_are_errors_of_the_hub(headers: dict[str, str], server: Hub, expected: bytes) -> None:
+def test_malformed_headers_raise_no_other_error(headers: dict[str, str], server: Hub, expected: bytes) -> None:
     server.headers = lambda file, count: headers if file == "model.safetensors" else {}
     with contextlib.suppress(HubError):
         assert logits("hf:org/name") == expected
 
 
-def test_a_server_that_resends_a_byte_for_ever_is_given_up(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_resends_one_byte_forever_is_an_error(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_download, "ATTEMPTS", 3)
     server.breaks, server.ignores_ranges = [1] * 1000, True
     with pytest.raises(HubError, match="the download was interrupted"):
@@ -237,8 +237,12 @@ def interrupted_download(server: Hub, hub_cache: Path) -> Path:
     return partial
 
 
-@pytest.mark.parametrize("plant", [Path.symlink_to, Path.hardlink_to, lambda path, _: os.mkfifo(path)])
-def test_a_link_in_place_of_an_interrupted_download_is_not_written_through(
+@pytest.mark.parametrize(
+    "plant",
+    [Path.symlink_to, Path.hardlink_to, lambda path, _: os.mkfifo(path)],
+    ids=["symbolic link", "hard link", "pipe"],
+)
+def test_a_link_in_place_of_a_partial_download_is_not_written_through(
     plant: Callable[[Path, Path], None], server: Hub, expected: bytes, hub_cache: Path
 ) -> None:
     partial, victim = interrupted_download(server, hub_cache), hub_cache / "victim"
@@ -249,7 +253,7 @@ def test_a_link_in_place_of_an_interrupted_download_is_not_written_through(
     assert victim.read_bytes() == b"private"
 
 
-def test_the_name_of_an_interrupted_download_cannot_be_predicted(server: Hub, hub_cache: Path) -> None:
+def test_names_of_partial_downloads_are_unpredictable(server: Hub, hub_cache: Path) -> None:
     names = set()
     for _ in range(2):
         partial = interrupted_download(server, hub_cache)
@@ -258,7 +262,7 @@ def test_the_name_of_an_interrupted_download_cannot_be_predicted(server: Hub, hu
     assert len(names) == 2
 
 
-def test_what_a_stranger_left_is_not_believed(server: Hub, expected: bytes, hub_cache: Path) -> None:
+def test_a_tampered_partial_download_is_detected(server: Hub, expected: bytes, hub_cache: Path) -> None:
     partial = interrupted_download(server, hub_cache)
     partial.write_bytes(bytes(partial.stat().st_size))
     with pytest.raises(HubError, match=r"checksum mismatch in model\.safetensors"):
@@ -290,7 +294,7 @@ def test_a_pipe_in_place_of_a_ref_does_not_block(server: Hub, expected: bytes, h
 # ---- without locks
 
 
-def test_without_locks_two_downloads_do_not_share_a_file(
+def test_two_downloads_without_locks_do_not_share_a_file(
     server: Hub, expected: bytes, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private_files, "try_lock", lambda descriptor: None)
@@ -298,7 +302,7 @@ def test_without_locks_two_downloads_do_not_share_a_file(
 
     def body() -> Iterator[bytes]:
         for start in range(0, len(data), 50_000):
-            both.wait()  # the two connections send their pieces in turn
+            both.wait()  # the two connections send their pieces alternately
             yield data[start : start + 50_000]
 
     server.bodies["model.safetensors"] = body
@@ -308,7 +312,7 @@ def test_without_locks_two_downloads_do_not_share_a_file(
     assert not list(hub_cache.rglob("*.incomplete"))
 
 
-def test_without_locks_nothing_is_left_to_resume(
+def test_a_download_without_locks_leaves_no_partial_file(
     server: Hub, expected: bytes, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private_files, "try_lock", lambda descriptor: None)

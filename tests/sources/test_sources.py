@@ -59,7 +59,7 @@ def test_all_parts_of_a_gguf_file_belong_together(tmp_path: Path) -> None:
     assert files_of(tmp_path / "whole.gguf") == {"": tmp_path / "whole.gguf"}
 
 
-def test_a_folder_with_one_gguf_model_stands_for_it(tmp_path: Path) -> None:
+def test_a_folder_with_one_gguf_model_denotes_it(tmp_path: Path) -> None:
     for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "mmproj-m.gguf", "README.md"):
         (tmp_path / name).write_bytes(b"GGUF")
     assert resolve(tmp_path).path == tmp_path / "m-00001-of-00002.gguf"
@@ -77,7 +77,7 @@ def test_a_folder_with_one_gguf_model_stands_for_it(tmp_path: Path) -> None:
         ("HuggingFaceTB/SmolLM2-135M", "hf:HuggingFaceTB/SmolLM2-135M"),
         ("https://huggingface.co/org/name", "hf:org/name"),
         ("https://hf.co/org/na.me/tree/main", "hf:org/na.me"),
-        ("folder/name", None),  # a folder that exists
+        ("folder/name", None),  # folder/ exists
         ("name", None),
         ("/org/name", None),
         ("a/b/c", None),
@@ -95,17 +95,17 @@ def test_a_missing_path_that_looks_like_a_hub_model_gets_advice(
     for command in (("run", name), ("inspect", name), ("export", name, "out.bin")):
         done = llamac_command(*command)
         done.fails_with(f"{Path(name)}: No such file or directory")
-        said = re.search(r"; a model on the Hugging Face Hub is named (\S+)$", done.err.strip())
-        assert (said and said[1]) == advice
+        advised = re.search(r"; a model on the Hugging Face Hub is named (\S+)$", done.err.strip())
+        assert (advised and advised[1]) == advice
 
 
 READS = """
 import sys
 opened, folder = set(), sys.argv[1]
-def note(event, arguments):
+def record(event, arguments):
     if event == "open" and isinstance(arguments[0], str) and arguments[0].startswith(folder):
         opened.add(arguments[0])
-sys.addaudithook(note)
+sys.addaudithook(record)
 from pathlib import Path
 from llamac.export import export
 from llamac.format.detect import files_of
@@ -145,7 +145,7 @@ def test_every_file_that_an_import_reads_is_in_the_key(kind: str, tmp_path: Path
 
 
 def test_gguf_files_in_a_directory_are_not_part_of_its_model(tmp_path: Path) -> None:
-    """A GGUF file, which can be very large, is read for its tokenizer only if there is no other tokenizer."""
+    """A GGUF file can be very large, so it is read for its tokenizer only if there is no other tokenizer."""
     source = write_checkpoint(tmp_path / "hf", LLAMA)
     for name in ("a.gguf", "b.gguf"):
         (source / name).write_bytes(b"GGUF")
@@ -162,46 +162,52 @@ def test_gguf_files_in_a_directory_are_not_part_of_its_model(tmp_path: Path) -> 
 # ---- the commands
 
 
-def test_run_check_and_bench_take_any_source(llamac_command: Command, checkpoint_folder: Path, place: Path) -> None:
+def test_run_check_and_bench_accept_any_source(
+    llamac_command: Command, checkpoint_folder: Path, cache_folder: Path
+) -> None:
     first = llamac_command("run", checkpoint_folder, "-i", "ab", "-n", "8", *GREEDY, "-q")
     assert (first.code, first.err) == (0, "")
     assert llamac_command("run", checkpoint_folder, "-i", "ab", "-n", "8", *GREEDY, "-q") == first
-    assert len(Cache(place).entries()) == 1
+    assert len(Cache(cache_folder).entries()) == 1
     checked = llamac_command("check", checkpoint_folder)
     assert checked.code == 0
     assert [line.split()[:2] for line in checked.out.splitlines()] == [
         ["structure", "ok:"],
         ["texts", "ok:"],
-        ["data", "ok:"],  # without probes every checksum is verified
+        ["data", "ok:"],  # without probes, every checksum is verified
         ["probes", "none:"],
     ]
-    assert len(Cache(place).entries()) == 1
+    assert len(Cache(cache_folder).entries()) == 1
     measured = llamac_command(
         "bench", checkpoint_folder, "--no-cache", "--rounds", "1", "--prompt", "4", "--decode", "1"
     )
     assert measured.code == 0
-    assert len(Cache(place).entries()) == 1
+    assert len(Cache(cache_folder).entries()) == 1
 
 
-def test_options_of_the_commands(
-    llamac_command: Command, checkpoint_folder: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_cache_options_of_the_commands_take_effect(
+    llamac_command: Command,
+    checkpoint_folder: Path,
+    cache_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = ("run", checkpoint_folder, "-i", "ab", "-n", "8", *GREEDY, "-q")
     whole = llamac_command(*run, "--no-cache")
-    assert not place.exists()
+    assert not cache_folder.exists()
     assert llamac_command(*run, "--cache-dir", tmp_path / "other") == whole
-    assert (len(Cache(tmp_path / "other").entries()), place.exists()) == (1, False)
+    assert (len(Cache(tmp_path / "other").entries()), cache_folder.exists()) == (1, False)
     assert llamac_command(*run, "--dtype", "q8").code == 0
-    assert [entry.dtype for entry in Cache(place).entries()] == ["q8"]
+    assert [entry.dtype for entry in Cache(cache_folder).entries()] == ["q8"]
     (checkpoint_folder / "tokenizer.json").unlink()
     bare = llamac_command("check", checkpoint_folder)
     notice, warning = bare.err.splitlines()
-    assert notice == f"llamac: converting {checkpoint_folder} once; keeping the result in {place}"
+    assert notice == f"llamac: converting {checkpoint_folder} once; keeping the result in {cache_folder}"
     assert re.fullmatch(r"llamac: warning: [^\n]*has no tokenizer[^\n]*", warning)
 
 
 def test_inspect_converts_nothing(
-    llamac_command: Command, checkpoint_folder: Path, place: Path, tmp_path: Path
+    llamac_command: Command, checkpoint_folder: Path, cache_folder: Path, tmp_path: Path
 ) -> None:
     for source, kind in ((checkpoint_folder, "huggingface"), (write_llama2c_v0(tmp_path / "small.bin"), "llama2c")):
         facts = json.loads(llamac_command("inspect", source, "--json").out)
@@ -216,11 +222,11 @@ def test_inspect_converts_nothing(
         assert f"; {kind}, not converted\n" in text
         assert "runs as f32" in text
         assert "layers.1.attn_q.weight" in llamac_command("inspect", source, "--tensors").out
-    assert not place.exists()
+    assert not cache_folder.exists()
 
 
 def test_inspect_shows_the_conversions_in_the_cache(
-    llamac_command: Command, checkpoint_folder: Path, place: Path, tmp_path: Path
+    llamac_command: Command, checkpoint_folder: Path, cache_folder: Path, tmp_path: Path
 ) -> None:
     def conversions(*options: object) -> list[dict[str, object]]:
         found = json.loads(llamac_command("inspect", checkpoint_folder, "--json", *options).out)["conversions"]
@@ -243,7 +249,7 @@ def test_inspect_shows_the_conversions_in_the_cache(
     assert conversions() == []  # the source has changed
 
 
-def test_a_terminal_sees_the_first_conversion(checkpoint_folder: Path, place: Path) -> None:
+def test_a_terminal_shows_progress_of_the_first_conversion_only(checkpoint_folder: Path, cache_folder: Path) -> None:
     def shown() -> str:
         reader, writer = pty.openpty()
         command = [sys.executable, "-m", "llamac", "run", str(checkpoint_folder), "-i", "a", "-n", "4", "-q"]
@@ -252,7 +258,7 @@ def test_a_terminal_sees_the_first_conversion(checkpoint_folder: Path, place: Pa
         os.close(writer)
         assert done.returncode == 0
         text = b""
-        with contextlib.suppress(OSError):  # how a terminal whose other side is closed tells its end
+        with contextlib.suppress(OSError):  # end of file: the other side of the terminal is closed
             while data := os.read(reader, 4096):
                 text += data
         os.close(reader)
@@ -262,8 +268,8 @@ def test_a_terminal_sees_the_first_conversion(checkpoint_folder: Path, place: Pa
     assert "writing" not in shown()
 
 
-def test_bars_are_imported_with_the_first_progress(tiny_llama: Path, tmp_path: Path) -> None:
-    """Importing them takes longer than opening a model."""
+def test_progress_bars_are_not_imported_without_a_conversion(tiny_llama: Path, tmp_path: Path) -> None:
+    """Importing tqdm takes longer than opening a model."""
     code = """
         import sys
         from llamac.cli import run_command

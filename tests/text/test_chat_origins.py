@@ -293,14 +293,14 @@ def test_case_changes_keep_origins() -> None:
 @pytest.mark.parametrize("options", [{}, {"indent": 2}, {"sort_keys": True}, {"ensure_ascii": False}])
 def test_json_keeps_origins_of_its_strings(options: dict[str, Any]) -> None:
     value = {
-        "b\"\\\n\xe9": [literal("T\xdc\U0001f600\""), "d", 1.5, None, True],
+        'b"\\\n\xe9': [literal('T\xdc\U0001f600"'), "d", 1.5, None, True],
         literal("K"): {"x": (literal("T"), {})},
         "": "",
     }
     text = to_json(value, **options)
     assert text == json.dumps(value, **options)
     written = "".join(character for character, origin in zip(str.__str__(text), origin_of(text), strict=True) if origin)
-    order = [literal("K"), literal("T"), literal("T\xdc\U0001f600\"")]
+    order = [literal("K"), literal("T"), literal('T\xdc\U0001f600"')]
     if not options.get("sort_keys"):
         order = [order[2], *order[:2]]
     assert written == "".join(json.dumps(part, ensure_ascii=options.get("ensure_ascii", True))[1:-1] for part in order)
