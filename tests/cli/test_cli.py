@@ -1,4 +1,4 @@
-"""llamac's commands as processes: entry points, pipes, disks that are full, closed streams, encodings."""
+"""llamac's commands as processes: entry points, broken pipes, full disks, closed streams, encodings."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def writing_to(out: int, *arguments: object) -> tuple[int, bytes]:
 def damaged(path: Path, out: Path) -> Path:
     """Write a copy of a model with one bit changed in its tokenizer."""
     with llamac.load(path) as model:
-        place = model.file.sections["tokenizer"]
+        section = model.file.sections["tokenizer"]
     data = bytearray(path.read_bytes())
-    data[place.offset + place.bytes // 2] ^= 4
+    data[section.offset + section.bytes // 2] ^= 4
     out.write_bytes(data)
     return out
 
@@ -52,7 +52,7 @@ def damaged(path: Path, out: Path) -> Path:
 
 
 def test_sources_without_the_compiled_core_are_an_import_error(tmp_path: Path) -> None:
-    """A checkout next to which `pip install .` was called: Python looks there first."""
+    """After `pip install .`, Python run next to the checkout finds the sources first."""
     shutil.copytree(Path(llamac.__file__).parent, tmp_path / "llamac", ignore=shutil.ignore_patterns("*.so"))
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import llamac; llamac.load"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
@@ -61,7 +61,7 @@ def test_sources_without_the_compiled_core_are_an_import_error(tmp_path: Path) -
     assert done.stderr.splitlines()[-1].endswith("`pip install -e .`")
 
 
-def test_python_m_llamac_and_the_installed_commands(script: Path, llama2c: Path, tmp_path: Path) -> None:
+def test_python_m_llamac_and_the_installed_commands_run(script: Path, llama2c: Path, tmp_path: Path) -> None:
     expected = b"abcde\n"
     assert process("run", script, *GREEDY, "-n", 5, "-q").stdout == expected
     folder = Path(sys.executable).parent
@@ -78,7 +78,7 @@ def test_python_m_llamac_and_the_installed_commands(script: Path, llama2c: Path,
         assert done.stdout == expected or done.stdout.startswith(bytes(tmp_path / "m.bin"))
 
 
-def test_without_a_model_the_built_in_one_runs(llamac_command: Command) -> None:
+def test_run_without_a_model_uses_the_built_in_one(llamac_command: Command) -> None:
     options = ("-i", "Once upon a time", *GREEDY, "-n", 30, "-q")
     done = llamac_command("run", *options)
     assert done.code == 0, done.err
@@ -86,34 +86,34 @@ def test_without_a_model_the_built_in_one_runs(llamac_command: Command) -> None:
     assert llamac_command("check").code == 0
 
 
-# ---- readers that stop, disks that are full
+# ---- broken pipes, full disks
 
 
-def test_a_reader_that_stops_is_no_error(tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_broken_pipe_is_not_an_error(tiny_llama: Path, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     for arguments in (["run", tiny_llama, "-i", "a", "-q"], ["inspect", tiny_llama], ["check", tiny_llama], ["--help"]):
         assert writing_to(writer, *arguments) == (0, b"")
-    # an error after something has been printed
+    # an error after some output
     code, complaint = writing_to(writer, "check", damaged(tiny_llama, tmp_path / "damaged.bin"))
     assert code == 1
     assert re.fullmatch(rb"llamac: error: .*section tokenizer: [^\n]*SHA-256[^\n]*\n", complaint)
     os.close(writer)
 
 
-def test_head_gets_its_line_and_the_pipeline_succeeds(script: Path) -> None:
+def test_a_pipeline_with_head_succeeds(script: Path) -> None:
     command = f"set -o pipefail; '{sys.executable}' -m llamac inspect '{script}' --tensors | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=TIMEOUT)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.startswith(b"name ")
 
 
-def test_a_stopped_reader_does_not_hide_a_difference(tiny_llama: Path, tmp_path: Path) -> None:
-    """`llamac check` knows its result before anyone reads it."""
+def test_a_broken_pipe_does_not_hide_damage(tiny_llama: Path, tmp_path: Path) -> None:
+    """`llamac check` knows its result before anyone reads its output."""
     with llamac.load(tiny_llama) as model:
-        place = next(record for record in model.file.tensors if record.name == "layers.1.ffn_up.weight")
+        record = next(record for record in model.file.tensors if record.name == "layers.1.ffn_up.weight")
     data = bytearray(tiny_llama.read_bytes())
-    data[place.offset + place.bytes // 2] ^= 4
+    data[record.offset + record.bytes // 2] ^= 4
     (tmp_path / "damaged.bin").write_bytes(data)
     reader, writer = os.pipe()
     os.close(reader)
@@ -122,7 +122,7 @@ def test_a_stopped_reader_does_not_hide_a_difference(tiny_llama: Path, tmp_path:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_line(tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_of_one_line(tiny_llama: Path, tmp_path: Path) -> None:
     expected = (1, b"llamac: error: No space left on device\n")
     quick = ("--prompt", "1", "--decode", "0", "--rounds", "1", "--threads", "1")
     with open("/dev/full", "wb") as full:
@@ -137,7 +137,7 @@ def test_a_full_disk_is_one_line(tiny_llama: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a shell")
-def test_closed_streams_do_no_harm(script: Path) -> None:
+def test_closed_standard_streams_are_tolerated(script: Path) -> None:
     run = f"'{sys.executable}' -m llamac run '{script}' -t 0 -n 5"
     for shell, out in (
         (f"{run} -q <&-", b"abcde\n"),
@@ -148,7 +148,7 @@ def test_closed_streams_do_no_harm(script: Path) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (0, out, b"")
 
 
-def test_characters_that_the_terminal_lacks_become_question_marks(script: Path) -> None:
+def test_characters_unknown_to_the_terminal_become_question_marks(script: Path) -> None:
     done = process("run", script, "-i", "é", *GREEDY, "-n", 5, "-q", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.startswith(b"?")
@@ -156,17 +156,19 @@ def test_characters_that_the_terminal_lacks_become_question_marks(script: Path) 
     assert done.stdout.startswith("é".encode())
 
 
-def test_unforeseen_encoding_errors_are_one_line(llamac_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_encoding_errors_are_errors_of_one_line(
+    llamac_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("llamac.cli.check.run", lambda options: "\ud800".encode())
     llamac_command("check").fails_with("surrogates not allowed")
 
 
-def test_output_to_a_pipe_is_not_held_back(big_llama: Path) -> None:
+def test_output_to_a_pipe_is_not_buffered(big_llama: Path) -> None:
     command = [sys.executable, "-m", "llamac", "run", str(big_llama), "-i", "hello", "-n", "0", "--no-echo", "-t", "0"]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as program:
         assert program.stdout is not None
         assert len(program.stdout.read(3)) == 3
-        assert program.poll() is None  # thousands of tokens are to come
+        assert program.poll() is None  # thousands of tokens remain
         program.kill()

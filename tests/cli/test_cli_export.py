@@ -1,4 +1,4 @@
-"""`llamac export` as a person meets it: there and back, options, its last line, the bar on a terminal, Ctrl-C."""
+"""`llamac export`: round trips, options, the last line, progress on a terminal, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from commands import GREEDY, Command
 from processes import TIMEOUT, heed_signals
 
 
-def test_quantizing_from_the_command_line(llamac_command: Command, source: Path, tmp_path: Path) -> None:
+def test_dtype_map_and_pure_choose_the_dtypes(llamac_command: Command, source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.bin"
     options = ("--pure", "--dtype-map", "*.attn_k.weight=q8,output.weight=bf16", "--threads", 2)
     done = llamac_command("export", source, out, "--dtype", "q4", *options)
@@ -41,7 +41,9 @@ def test_quantizing_from_the_command_line(llamac_command: Command, source: Path,
     assert (wrong.code, "'x' is not PATTERN=DTYPE" in wrong.err) == (2, True)
 
 
-def test_export_run_check_and_back(llamac_command: Command, llama2c: Path, tmp_path: Path) -> None:
+def test_an_exported_model_runs_checks_and_converts_back(
+    llamac_command: Command, llama2c: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "model.bin"
     done = llamac_command("export", llama2c, out)
     assert (done.code, done.err) == (0, "")
@@ -62,7 +64,7 @@ def test_export_run_check_and_back(llamac_command: Command, llama2c: Path, tmp_p
         assert one.logits(some_ids(20)).tobytes() == other.logits(some_ids(20)).tobytes()
 
 
-def test_export_options(llamac_command: Command, llama2c: Path, tmp_path: Path) -> None:
+def test_export_options_take_effect(llamac_command: Command, llama2c: Path, tmp_path: Path) -> None:
     out = tmp_path / "model.bin"
     assert "bf16, 16." in llamac_command("export", llama2c, out, "--dtype", "bf16", "--name", "Tiny").out
     facts = json.loads(llamac_command("inspect", out, "--json").out)
@@ -82,13 +84,15 @@ def test_export_options(llamac_command: Command, llama2c: Path, tmp_path: Path) 
     assert (tmp_path / "hf" / "config.json").is_file()
 
 
-def test_exports_that_cannot_be(llamac_command: Command, llama2c: Path, tmp_path: Path) -> None:
+def test_impossible_exports_are_errors_and_leave_no_files(
+    llamac_command: Command, llama2c: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out.bin"
     llamac_command("export", tmp_path / "absent", out).fails_with("absent: No such file")
     llamac_command("export", llama2c, tmp_path / "no" / "out.bin").fails_with("does not exist")
     llamac_command("export", llama2c, out, "--tokenizer", tmp_path / "none").fails_with("none does not exist")
     llamac_command("export", llama2c, out, "--probe-source", "transformers").fails_with("Hugging Face directory")
-    (tmp_path / "text.txt").write_text("no checkpoint at all, but a text that is long enough")
+    (tmp_path / "text.txt").write_text("this is not a checkpoint, but it is as long as a header")
     llamac_command("export", tmp_path / "text.txt", out).fails_with("text.txt")
     llama2c.write_bytes(llama2c.read_bytes()[:-4])
     llamac_command("export", llama2c, out).fails_with("damaged or incomplete")
@@ -111,7 +115,7 @@ def test_a_terminal_shows_every_phase(source: Path, tmp_path: Path) -> None:
     )
     os.close(writer)
     shown = b""
-    with contextlib.suppress(OSError):  # the end of a terminal whose other side is closed
+    with contextlib.suppress(OSError):  # end of file: the other side of the terminal is closed
         while data := os.read(reader, 4096):
             shown += data
     os.close(reader)
@@ -133,13 +137,13 @@ def test_a_short_export_reports_no_progress_to_a_pipe(source: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, -signal.SIGHUP)]
 )
-def test_what_is_ended_leaves_nothing(number: int, code: int, tmp_path: Path) -> None:
+def test_an_export_ended_by_a_signal_leaves_no_files(number: int, code: int, tmp_path: Path) -> None:
     source = write_model(tmp_path / "model.bin", checkpoint(llama_config(dim=384, ffn=1024, n_layers=6)))
     (tmp_path / "out").mkdir()
     with start(source, tmp_path / "out" / "out.bin") as process:
         deadline = time.monotonic() + TIMEOUT
         while not any((tmp_path / "out").iterdir()):
-            assert process.poll() is None, "it ended before it could be interrupted"
+            assert process.poll() is None, "the export ended before it could be interrupted"
             assert time.monotonic() < deadline
             time.sleep(0.001)
         process.send_signal(number)
@@ -157,7 +161,7 @@ def test_what_is_ended_leaves_nothing(number: int, code: int, tmp_path: Path) ->
         (("--to", "llama2c"), r"out: [\d.]+ MB, f32, tokenizer unknown, as tokenizer\.bin beside it\n"),
     ],
 )
-def test_the_last_line_tells_what_was_written(
+def test_the_last_line_describes_the_written_files(
     llamac_command: Command, source: Path, tmp_path: Path, options: tuple[str, ...], line: str
 ) -> None:
     done = llamac_command("export", source, tmp_path / "out", *options)

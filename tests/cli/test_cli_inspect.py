@@ -37,7 +37,7 @@ from llamac.export.convert import export
     ],
     ids=["missing", "empty", "gguf", "zip", "safetensors", "pointer", "text", "zeros"],
 )
-def test_other_files_are_refused_in_one_line(
+def test_files_that_are_not_models_are_refused_in_one_line(
     llamac_command: Command, tmp_path: Path, command: str, content: bytes | None, parts: list[str]
 ) -> None:
     path = tmp_path / "model.bin"
@@ -61,7 +61,7 @@ def test_directories_and_damaged_files_are_refused_in_one_line(
 
 
 @pytest.mark.parametrize("command", ["run", "inspect", "check", "bench", "export"])
-def test_a_file_that_is_not_a_model_is_answered_with_what_is(
+def test_the_error_for_other_files_lists_the_accepted_formats(
     llamac_command: Command, tmp_path: Path, command: str
 ) -> None:
     (tmp_path / "README.md").write_text("# A project\n\nThis is text, not a model.\n")
@@ -80,18 +80,8 @@ def test_pipes_and_devices_are_refused_in_one_line(llamac_command: Command, tmp_
 # ---- inspect
 
 FILE_KEYS = {
-    *(
-        "file",
-        "file_bytes",
-        "format_version",
-        "numerics",
-        "id",
-        "metadata",
-        "parameters",
-        "bits_per_weight",
-        "sections",
-    ),
-    *("config", "layers", "rope", "tokenizer", "chat_template", "probes", "tensors"),
+    *("file", "file_bytes", "format_version", "numerics", "id", "metadata", "parameters", "bits_per_weight"),
+    *("sections", "config", "layers", "rope", "tokenizer", "chat_template", "probes", "tensors"),
 }
 MACHINE_KEYS = {
     *("llamac", "python", "processor", "isa", "isa_reason", "isas", "threads", "threads_reason", "usable_cpus"),
@@ -117,7 +107,7 @@ def test_inspect_json_has_every_fact(llamac_command: Command, tiny_gpt2: Path) -
     assert (facts["chat_template"], facts["probes"]) == (False, None)
 
 
-def test_inspect_shows_what_matters(llamac_command: Command, tiny_llama: Path) -> None:
+def test_inspect_shows_the_architecture(llamac_command: Command, tiny_llama: Path) -> None:
     text = llamac_command("inspect", tiny_llama).out
     for part in (
         "2 layers of 48, 6 heads (2 KV) of 8",
@@ -153,18 +143,18 @@ def test_inspect_without_a_model_describes_the_machine(
 
 
 def flipped(path: Path, section: str, out: Path, tensor: str | None = None) -> Path:
-    """Write a copy with one bit changed in a section, or in a tensor."""
+    """Write a copy with one bit changed in a section or in a tensor."""
     with llamac.load(path) as model:
-        place: Any = model.file.sections[section]
+        record: Any = model.file.sections[section]
         if tensor is not None:
-            place = next(record for record in model.file.tensors if record.name == tensor)
+            record = next(record for record in model.file.tensors if record.name == tensor)
     data = bytearray(path.read_bytes())
-    data[place.offset + place.bytes // 2] ^= 4
+    data[record.offset + record.bytes // 2] ^= 4
     out.write_bytes(data)
     return out
 
 
-def test_check_of_a_good_file(llamac_command: Command, tiny_llama: Path) -> None:
+def test_check_passes_an_undamaged_file(llamac_command: Command, tiny_llama: Path) -> None:
     done = llamac_command("check", tiny_llama, "--data")
     assert (done.code, done.err) == (0, "")
     assert [line.split()[:2] for line in done.out.splitlines()] == [
@@ -184,7 +174,7 @@ def test_check_names_a_damaged_tensor(llamac_command: Command, tiny_llama: Path,
     assert "tensor layers.1.ffn_up.weight: its SHA-256 does not match" in damaged[0]
 
 
-def test_check_names_a_damaged_text(llamac_command: Command, tiny_llama: Path, tmp_path: Path) -> None:
+def test_check_names_a_damaged_section(llamac_command: Command, tiny_llama: Path, tmp_path: Path) -> None:
     done = llamac_command("check", flipped(tiny_llama, "tokenizer", tmp_path / "damaged.bin"))
     assert done.code == 1
     assert re.fullmatch(r"llamac: error: .*damaged\.bin: section tokenizer: [^\n]*SHA-256[^\n]*\n", done.err)
@@ -235,7 +225,7 @@ def test_check_names_the_source_of_the_reference(llamac_command: Command) -> Non
     assert llamac_command("check", "stories").out.endswith(" of the largest logit, reference by llamac-numpy\n")
 
 
-def test_tensors_need_a_model(llamac_command: Command) -> None:
+def test_inspect_tensors_needs_a_model(llamac_command: Command) -> None:
     llamac_command("inspect", "--tensors").refuses_with("--tensors", "llamac inspect stories --tensors")
     assert "layers.1.attn_q.weight" in llamac_command("inspect", "stories", "--tensors").out
 

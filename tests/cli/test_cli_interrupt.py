@@ -1,4 +1,4 @@
-"""Ctrl-C at the begin and at the end of a command's process: it is quiet there, too."""
+"""Ctrl-C at the start and the end of a command's process is as quiet as anywhere else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from processes import TIMEOUT, heed_signals
 
 
 def run_command(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs a program before llamac's command in one process."""
+    """Run a program and then llamac's command in one process."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program) + "\nllamac.__main__.main()", *map(str, arguments)],
         preexec_fn=heed_signals,
@@ -25,8 +25,8 @@ def run_command(program: str, *arguments: object) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize("module", ["llamac._core", "llamac.cli", "llamac.sources.names", "argparse", "llamac.cli.run"])
-def test_an_import_that_is_interrupted_ends_quietly(script: Path, module: str) -> None:
-    """Even where the code that is imported swallows exceptions."""
+def test_ctrl_c_during_an_import_ends_quietly(script: Path, module: str) -> None:
+    """The imported code may swallow the KeyboardInterrupt."""
     program = f"""
         import os, signal, sys
         import llamac.__main__
@@ -45,7 +45,7 @@ def test_an_import_that_is_interrupted_ends_quietly(script: Path, module: str) -
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_the_end_of_the_process_is_not_disturbed(script: Path) -> None:
+def test_ctrl_c_at_the_end_of_the_process_is_ignored(script: Path) -> None:
     program = """
         import atexit, os, signal
         import llamac.__main__
@@ -55,7 +55,7 @@ def test_the_end_of_the_process_is_not_disturbed(script: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "abcde\n", "")
 
 
-def test_a_second_ctrl_c_is_as_quiet_as_the_first(script: Path) -> None:
+def test_a_second_ctrl_c_ends_quietly(script: Path) -> None:
     program = """
         import os, signal, sys
         import llamac.__main__, llamac.cli, llamac.cli.run
@@ -69,7 +69,7 @@ def test_a_second_ctrl_c_is_as_quiet_as_the_first(script: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_a_job_that_ignores_ctrl_c_goes_on_doing_so(script: Path) -> None:
+def test_a_job_started_with_ignored_ctrl_c_keeps_ignoring_it(script: Path) -> None:
     program = """
         import os, signal
         import llamac.__main__, llamac.cli.run

@@ -1,4 +1,4 @@
-"""Usage and help: what every command accepts, and what it says about a mistake."""
+"""Usage and help: which arguments the commands accept, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ from processes import output_of
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_wrong_usage_exits_2_and_explains(llamac_command: Command, arguments: tuple[str, ...], message: str) -> None:
+def test_wrong_usage_exits_2_with_advice(llamac_command: Command, arguments: tuple[str, ...], message: str) -> None:
     done = llamac_command(*arguments)
     assert (done.code, done.out) == (2, "")
     usage, error, advice = done.err.splitlines()
     assert usage.startswith("usage: llamac ")
     assert error.startswith("llamac")
-    assert f"error: {message}" in error or message in error
+    assert message in error
     assert re.fullmatch(r"Try `llamac( \w+)? --help`\.", advice)
 
 
-def test_a_model_in_the_place_of_a_command_is_recognized(llamac_command: Command, tiny_llama: Path) -> None:
+def test_a_model_in_place_of_a_command_gets_advice(llamac_command: Command, tiny_llama: Path) -> None:
     done = llamac_command(tiny_llama, "-i", "a")
     assert (done.code, done.out) == (2, "")
     assert f"did you mean `llamac run {tiny_llama}`?" in done.err
@@ -66,7 +66,7 @@ def test_llamac_alone_prints_its_help(llamac_command: Command) -> None:
     assert all(f"\n    {name} " in done.out for name in COMMANDS)
 
 
-def test_version(llamac_command: Command) -> None:
+def test_version_is_printed(llamac_command: Command) -> None:
     assert llamac_command("--version") == Result(0, f"llamac {llamac.__version__}\n", "")
 
 
@@ -100,7 +100,7 @@ def test_help_fits_the_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     done = llamac_command(command, "--help")
     assert (done.code, done.err) == (0, "")
-    prose = done.out.split("examples:")[0].split("\n\n", 1)[1]  # usage and examples are not wrapped
+    prose = done.out.split("examples:")[0].split("\n\n", 1)[1]  # neither usage nor examples are wrapped
     assert max(map(len, prose.splitlines())) <= columns
     assert "==SUPPRESS==" not in done.out
     assert "None" not in done.out
@@ -129,7 +129,7 @@ def test_every_option_has_help() -> None:
             assert action.help, f"llamac {name} {action.dest}"
 
 
-def test_llama2c_letters_have_long_names(llamac_command: Command) -> None:
+def test_short_options_of_llama2c_have_long_names(llamac_command: Command) -> None:
     text = llamac_command("run", "--help").out
     for letter, name in (
         ("i", "prompt"),
@@ -144,7 +144,7 @@ def test_llama2c_letters_have_long_names(llamac_command: Command) -> None:
         assert re.search(rf"^  -{letter}( [A-Z]+)?, --{name}\b", text, re.MULTILINE), name
 
 
-def test_help_says_what_n_counts(llamac_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_explains_what_n_counts(llamac_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     text = llamac_command("run", "--help").out
     assert "at most N new tokens; 0: as many as the context holds" in text
@@ -155,7 +155,7 @@ def test_help_says_what_n_counts(llamac_command: Command, monkeypatch: pytest.Mo
 # ---- start-up
 
 
-def test_only_the_module_of_the_called_command_is_imported() -> None:
+def test_a_command_imports_only_its_own_module() -> None:
     code = """
         import contextlib, io, sys
         from llamac.cli import run_command
@@ -170,7 +170,7 @@ def test_only_the_module_of_the_called_command_is_imported() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_does_not_import_what_only_the_work_needs(command: str) -> None:
+def test_help_does_not_import_slow_modules(command: str) -> None:
     code = """
         import sys
         from llamac.cli import run_command

@@ -1,4 +1,4 @@
-"""The progress of a long prompt: it is shown while the prompt is computed, and gone before the text begins."""
+"""The progress of a long prompt: shown while the prompt is computed, and wiped before the text begins."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_a_closed_session_ends_the_progress(tiny_llama: Path) -> None:
             pass
 
 
-def test_no_thread_is_left(llamac_command: Command, script: Path) -> None:
+def test_the_progress_thread_ends_with_the_prompt(llamac_command: Command, script: Path) -> None:
     assert llamac_command("run", script, "-i", "h", *GREEDY, "-n", 2).code == 0
     assert not any("prefill" in thread.name for thread in threading.enumerate())
 
 
-def test_a_log_gets_lines_while_the_prompt_is_computed(
+def test_lines_are_logged_while_the_prompt_is_computed(
     llamac_command: Command, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefill, "POLL_INTERVAL", 0.001)
@@ -85,7 +85,7 @@ def test_a_log_gets_lines_while_the_prompt_is_computed(
     assert llamac_command(*run, "-q").err == ""
 
 
-def test_ctrl_c_in_a_long_prompt_ends_quietly(big_llama: Path, tmp_path: Path) -> None:
+def test_ctrl_c_during_a_long_prompt_ends_quietly(big_llama: Path, tmp_path: Path) -> None:
     """The bar is wiped and nothing else is printed."""
     (tmp_path / "prompt.txt").write_text("hello world " * 900)
     program = "from llamac.cli import prefill; prefill.BAR_DELAY = 0; from llamac import __main__; __main__.main()"
@@ -109,7 +109,7 @@ def test_ctrl_c_in_a_long_prompt_ends_quietly(big_llama: Path, tmp_path: Path) -
         try:
             while data := os.read(controller, 4096):
                 shown += data
-        except OSError:  # the end of a terminal whose other side is closed
+        except OSError:  # end of file: the other side of the terminal is closed
             pass
     os.close(controller)
     assert (process.returncode, out) == (130, b"")

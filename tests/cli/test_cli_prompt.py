@@ -1,4 +1,4 @@
-"""The prompt of `llamac run`: options, files and pipes, alone and together."""
+"""The prompt of `llamac run`: from options, files and pipes, alone and together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def continuation(path: Path, text: str, n: int) -> str:
 
 @pytest.fixture
 def stdin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Makes a file descriptor the standard input, and closes it after the test."""
+    """Replace standard input by a file descriptor, which is closed after the test."""
     opened = []
 
     def use(descriptor: int) -> None:
@@ -63,13 +63,13 @@ def test_the_prompt_comes_from_an_option_a_file_or_a_pipe(
     assert llamac_command(*options, stdin=b"hello\n\n").out == "hello\n" + continuation(script, "hello\n", 8) + "\n"
 
 
-def test_without_a_prompt_the_text_begins_at_bos(llamac_command: Command, script: Path) -> None:
-    for stdin in (None, b""):  # a terminal is not read
+def test_text_without_a_prompt_begins_at_bos(llamac_command: Command, script: Path) -> None:
+    for stdin in (None, b""):  # None is a terminal, which is not read
         assert llamac_command("run", script, *GREEDY, "-n", 5, "-q", stdin=stdin).out == "abcde\n"
     assert llamac_command("run", script, "-i", "", *GREEDY, "-n", 5, "-q").out == "abcde\n"
 
 
-def test_prompts_that_cannot_be_read(llamac_command: Command, script: Path, tmp_path: Path) -> None:
+def test_unreadable_prompts_are_errors(llamac_command: Command, script: Path, tmp_path: Path) -> None:
     (tmp_path / "latin1.txt").write_bytes(b"caf\xe9")
     llamac_command("run", script, "-f", tmp_path / "latin1.txt").fails_with("latin1.txt", "byte 3 is 0xe9")
     llamac_command("run", script, stdin=b"\xff").fails_with("standard input is not UTF-8", "byte 0 is 0xff")
@@ -82,7 +82,7 @@ def test_prompts_that_cannot_be_read(llamac_command: Command, script: Path, tmp_
 # ---- -i and a pipe
 
 
-def test_a_pipe_after_a_prompt_is_appended_after_a_blank_line(llamac_command: Command, script: Path) -> None:
+def test_a_pipe_is_appended_to_the_prompt_after_a_blank_line(llamac_command: Command, script: Path) -> None:
     options = ("run", script, *GREEDY, "-n", 4, "-q")
     joined = "sum up:\n\nsome text"
     expected = joined + continuation(script, joined, 4) + "\n"
@@ -90,15 +90,15 @@ def test_a_pipe_after_a_prompt_is_appended_after_a_blank_line(llamac_command: Co
     assert llamac_command(*options, "-i", "sum up:", "-f", "-", stdin=b"some text\n").out == expected
 
 
-def test_an_empty_side_leaves_the_other_as_it_is(llamac_command: Command, script: Path) -> None:
+def test_an_empty_prompt_or_pipe_adds_nothing(llamac_command: Command, script: Path) -> None:
     options = ("run", script, *GREEDY, "-n", 8, "-q")
     alone = "hello" + continuation(script, "hello", 8) + "\n"
     assert llamac_command(*options, "-i", "hello", stdin=b"").out == alone
-    assert llamac_command(*options, "-i", "hello").out == alone  # a terminal
+    assert llamac_command(*options, "-i", "hello").out == alone  # standard input is a terminal
     assert llamac_command(*options, "-i", "", stdin=b"hello").out == alone
 
 
-def test_a_real_pipe_is_read_to_its_end(
+def test_a_pipe_is_read_to_its_end(
     script: Path, stdin: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     reader, writer = os.pipe()
@@ -133,7 +133,7 @@ def test_an_idle_pipe_is_ignored_with_a_warning(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    """A program can inherit a pipe that nobody writes to or closes."""
+    """A program can inherit a pipe to which nobody writes and which nobody closes."""
     monkeypatch.setattr(prompt, "PIPE_WAIT", 0.05)
     if kind == "pipe":
         reader, writer = os.pipe()
@@ -148,7 +148,7 @@ def test_an_idle_pipe_is_ignored_with_a_warning(
 
 
 @pytest.mark.parametrize("device", ["/dev/null", "/dev/zero"])
-def test_devices_are_not_read_after_a_prompt(
+def test_devices_are_not_appended_to_a_prompt(
     script: Path, stdin: Callable[[int], None], capsys: pytest.CaptureFixture[str], device: str
 ) -> None:
     stdin(os.open(device, os.O_RDONLY))
@@ -156,7 +156,7 @@ def test_devices_are_not_read_after_a_prompt(
     assert capsys.readouterr() == ("hello" + continuation(script, "hello", 5) + "\n", "")
 
 
-def test_a_closed_standard_input_is_no_prompt(script: Path) -> None:
+def test_a_closed_standard_input_is_ignored(script: Path) -> None:
     program = """
         import os, sys
         os.close(0)
@@ -170,10 +170,8 @@ def test_a_closed_standard_input_is_no_prompt(script: Path) -> None:
 # ---- length
 
 
-def test_endless_prompts_are_read_only_as_far_as_they_can_fit(
-    llamac_command: Command, script: Path, tmp_path: Path
-) -> None:
-    """A token has at most 6 bytes here, so that PROMPT_BYTES decides."""
+def test_an_endless_prompt_is_read_up_to_a_limit(llamac_command: Command, script: Path, tmp_path: Path) -> None:
+    """A token of this model has at most 6 bytes, so PROMPT_BYTES is the limit."""
 
     class Endless(io.RawIOBase):
         read_bytes = 0
@@ -196,7 +194,7 @@ def test_endless_prompts_are_read_only_as_far_as_they_can_fit(
     llamac_command("run", script, stdin=b"a" * (1 << 20) + b"b").fails_with("standard input has more than")
 
 
-def test_a_long_prompt_is_read_as_far_as_the_context_can_hold_it(script: Path) -> None:
+def test_the_limit_of_a_prompt_grows_with_the_context(script: Path) -> None:
     with llamac.load(script) as model:
         longest = max(len(model.tokenizer.token_bytes(token)) for token in range(model.tokenizer.n_ids))
         context = (1 << 20) // longest + 1000

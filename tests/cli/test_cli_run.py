@@ -1,4 +1,4 @@
-"""`llamac run`: its options, its output as it is generated, the line of figures, and the hint at --chat."""
+"""`llamac run`: options, output during generation, the statistics line, and the hint at --chat."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_empty_continuation_still_echoes_the_prompt(llamac_command: Command, 
 
 
 @pytest.mark.parametrize("pieces", [0, 2])
-def test_an_interruption_ends_the_line_that_has_begun(
+def test_an_interruption_ends_the_current_line(
     llamac_command: Command, script: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
     original = llamac.Session.sample
@@ -63,7 +63,7 @@ def test_an_interruption_ends_the_line_that_has_begun(
     assert done == Result(130, "hbc\n" if pieces else "", "")
 
 
-# ---- how much
+# ---- length
 
 
 def test_n_counts_new_tokens_only(llamac_command: Command, script: Path) -> None:
@@ -79,7 +79,7 @@ def test_n_is_256_by_default_and_0_fills_the_context(llamac_command: Command, ti
         assert f"decode {n} tokens" in llamac_command("run", tiny_llama, *GREEDY, "--no-echo", *options).err
 
 
-def test_a_prompt_longer_than_the_default_n_is_continued(llamac_command: Command, tiny_llama: Path) -> None:
+def test_a_prompt_longer_than_the_default_n_gets_n_new_tokens(llamac_command: Command, tiny_llama: Path) -> None:
     text = "x" * 300
     used = tokens_of(tiny_llama, text)
     assert 256 < used < 600 - 256
@@ -89,7 +89,7 @@ def test_a_prompt_longer_than_the_default_n_is_continued(llamac_command: Command
     assert "decode 256 tokens" in done.err
 
 
-def test_a_prompt_that_leaves_little_room_gets_what_is_left(llamac_command: Command, script: Path) -> None:
+def test_a_long_prompt_is_continued_to_the_end_of_the_context(llamac_command: Command, script: Path) -> None:
     text = "x" * 54
     used = tokens_of(script, text)
     done = llamac_command("run", script, "-i", text, *GREEDY)
@@ -104,7 +104,7 @@ def test_a_prompt_longer_than_the_context_is_an_error(llamac_command: Command, s
     llamac_command("run", script, "-i", "hello", "--context", 2).fails_with("3 tokens", "2")
 
 
-def test_the_context_is_as_large_as_necessary_or_as_given(
+def test_the_session_has_the_needed_or_the_given_context(
     llamac_command: Command, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -138,7 +138,7 @@ def test_sampling_options_reach_the_sampler(llamac_command: Command, tiny_llama:
         def expected(**settings: Any) -> str:
             return model.generate("he", max_tokens=40, **settings).text
 
-        assert text("-s", 5) == expected(temperature=1.0, top_p=1.0, seed=5)  # the model has no settings of its own
+        assert text("-s", 5) == expected(temperature=1.0, top_p=1.0, seed=5)  # the model recommends no settings
         assert text("--seed", 5) == text("-s", 5) != text("-s", 6)
         assert text("-s", 5, "-t", 2.5, "-p", 0.5) == expected(temperature=2.5, top_p=0.5, seed=5)
         assert text("--seed", 5, "--temperature", 2.5, "--top-p", 0.5) == expected(temperature=2.5, top_p=0.5, seed=5)
@@ -172,7 +172,7 @@ def test_stop_strings_end_the_output(llamac_command: Command, script: Path) -> N
     llamac_command(*options, "--stop", "").refuses_with("stop is")
 
 
-def test_another_tokenizer_can_be_used(llamac_command: Command, script: Path, tmp_path: Path) -> None:
+def test_the_tokenizer_option_replaces_the_tokenizer(llamac_command: Command, script: Path, tmp_path: Path) -> None:
     (tmp_path / "bytes.bin").write_bytes(llama2c_file(["zz"]))
     options = ("run", script, "-i", "hello", *GREEDY, "--no-echo", "-n", 4, "-q")
     assert llamac_command(*options).out == "cdef\n"  # BOS, " hell", "o"
@@ -185,7 +185,7 @@ def test_another_tokenizer_can_be_used(llamac_command: Command, script: Path, tm
     llamac_command(*options, "-z", tmp_path / "broken.bin").fails_with("truncated")
 
 
-def test_a_model_is_not_a_tokenizer(llamac_command: Command, script: Path) -> None:
+def test_a_model_is_refused_as_a_tokenizer(llamac_command: Command, script: Path) -> None:
     done = llamac_command("run", script, "-z", script)
     done.fails_with(f"{script} is a model file, not a tokenizer", "tokenizer.json")
 
@@ -211,18 +211,18 @@ def test_values_out_of_range_exit_2(llamac_command: Command, script: Path, optio
     llamac_command("run", script, "-i", "a", "-q", "--no-echo", *options).refuses_with(message)
 
 
-def test_wrong_sampling_values_are_found_before_the_model_is_opened(llamac_command: Command, tmp_path: Path) -> None:
+def test_sampling_values_are_checked_before_the_model_is_opened(llamac_command: Command, tmp_path: Path) -> None:
     llamac_command("run", tmp_path / "absent.gguf", "-t", "-1").refuses_with("temperature is -1")
 
 
-# ---- the line of figures
+# ---- the statistics line
 
 FIGURES = (
     r"prompt 2 tokens, [\d.]+ tok/s \| decode 9 tokens, [\d.]+ tok/s \| first token after \d+ ms \| length \| seed 7\n"
 )
 
 
-def test_figures_are_one_line_on_stderr(llamac_command: Command, script: Path) -> None:
+def test_statistics_are_one_line_on_stderr(llamac_command: Command, script: Path) -> None:
     assert re.fullmatch(FIGURES, llamac_command("run", script, "-i", "h", "-n", 9, "-s", 7).err)
     assert llamac_command("run", script, "-i", "h", "-n", 9, "--quiet").err == ""
     short = llamac_command("run", script, "-i", "", "-n", 1).err
@@ -230,13 +230,13 @@ def test_figures_are_one_line_on_stderr(llamac_command: Command, script: Path) -
     assert "| decode 1 tokens, - |" in short
 
 
-def test_the_printed_seed_repeats_the_run(llamac_command: Command, tiny_llama: Path) -> None:
+def test_the_printed_seed_reproduces_the_run(llamac_command: Command, tiny_llama: Path) -> None:
     first = llamac_command("run", tiny_llama, "-i", "he", "-n", 30)
     seed = first.err.split("seed ")[1].strip()
     assert llamac_command("run", tiny_llama, "-i", "he", "-n", 30, "-s", seed).out == first.out
 
 
-def test_figures_say_why_the_text_ended(llamac_command: Command, script: Path, tmp_path: Path) -> None:
+def test_statistics_include_the_finish_reason(llamac_command: Command, script: Path, tmp_path: Path) -> None:
     run = ("run", script, *GREEDY)
     assert "| length |" in llamac_command(*run, "-n", 5).err
     assert "| context |" in llamac_command(*run, "-n", 0).err
@@ -247,7 +247,7 @@ def test_figures_say_why_the_text_ended(llamac_command: Command, script: Path, t
     assert "| stop token </s> |" in done.err
 
 
-def test_a_stop_token_without_a_tokenizer_has_its_number(llamac_command: Command, script: Path) -> None:
+def test_statistics_without_a_tokenizer_show_the_stop_tokens_id(llamac_command: Command, script: Path) -> None:
     from llamac.cli.run import figures
     from llamac.engine.generation import Completion, Timings, Usage
 
@@ -268,7 +268,7 @@ def chat_model(tmp_path: Path) -> Path:
     return write_model(tmp_path / "chat.bin", made)
 
 
-def test_a_chat_model_with_a_bare_prompt_gets_a_hint_on_a_terminal(
+def test_a_plain_prompt_to_a_chat_model_gets_a_hint_on_a_terminal(
     llamac_command: Command, chat_model: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = ("run", chat_model, "-i", "hello", *GREEDY, "-n", 3)
@@ -294,7 +294,7 @@ def test_a_conversion_is_announced_once(llamac_command: Command, llama2c: Path, 
     assert llamac_command(*run, "--no-cache").err.startswith(f"llamac: converting {llama2c} to a temporary file\n")
 
 
-def test_quiet_conversions_are_announced_on_terminals_only(
+def test_quiet_conversions_are_announced_only_on_terminals(
     llamac_command: Command, llama2c: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = ("run", llama2c, "-i", "a", *GREEDY, "-n", 3, "-q", "--no-cache")
@@ -303,10 +303,10 @@ def test_quiet_conversions_are_announced_on_terminals_only(
     shown = llamac_command(*run).err
     assert shown.startswith(f"llamac: converting {llama2c} to a temporary file\n")
     assert "writing: " in shown
-    assert shown.endswith("\r")  # the bar is wiped
+    assert shown.endswith("\r")  # the bar was wiped
 
 
-def test_a_source_that_is_refused_at_once_is_not_announced(
+def test_the_conversion_of_a_refused_source_is_not_announced(
     llamac_command: Command, tmp_path: Path, cache_folder: Path
 ) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(100))

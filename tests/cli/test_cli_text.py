@@ -1,4 +1,4 @@
-"""Strings from files: escaped where a terminal shows them, and in JSON."""
+"""Strings from files: escaped in JSON and on terminals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_control_characters_are_escaped() -> None:
     assert safe_line(harmless) == safe_text(harmless) == harmless
 
 
-def test_names_in_files_are_shown_escaped(llamac_command: Command, llama2c: Path, tmp_path: Path) -> None:
+def test_names_from_files_are_escaped(llamac_command: Command, llama2c: Path, tmp_path: Path) -> None:
     out = tmp_path / "o\x1bu\nt\udcff.bin"
     done = llamac_command("export", llama2c, out, "--name", HOSTILE)
     assert (done.code, done.err, done.out.count("\n")) == (0, "", 1)
@@ -39,7 +39,7 @@ def test_names_in_files_are_shown_escaped(llamac_command: Command, llama2c: Path
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii", "utf-16"])
-def test_json_is_ascii_whatever_the_names_are(
+def test_json_is_always_ascii(
     llamac_command: Command, llama2c: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
     out = tmp_path / "Zoë\udcff.bin"
@@ -57,7 +57,7 @@ def test_json_is_ascii_whatever_the_names_are(
     assert facts["file"].endswith("Zoë?.bin")
 
 
-def test_every_command_with_json_escapes(
+def test_every_command_with_json_escapes_names(
     llamac_command: Command, llama2c: Path, cache_folder: Path, tmp_path: Path
 ) -> None:
     source = llama2c.rename(tmp_path / "\u202ename\x9b.bin")
@@ -72,7 +72,7 @@ def test_every_command_with_json_escapes(
     assert (tmp_path / "speed.json").read_text("ascii").replace("\n", "").isprintable()
 
 
-def test_generated_text_is_escaped_on_terminals_only(
+def test_generated_text_is_escaped_only_on_terminals(
     llamac_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = write_model(tmp_path / "script.bin", script_checkpoint(byte_ids("a\x1b[2J\nb\té")))

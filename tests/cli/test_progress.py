@@ -1,4 +1,4 @@
-"""Progress: bars on terminals, plain lines elsewhere, and the forms of a `progress=` argument."""
+"""Progress: bars on terminals, plain lines elsewhere, and the values of a `progress=` argument."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> itertools.count[int]:
-    """A clock that advances by one second each time progress is reported."""
+    """A clock that advances by one second per reading."""
     clock = itertools.count()
     monkeypatch.setattr("llamac.progress.time.monotonic", lambda: float(next(clock)))
     return clock
@@ -61,8 +61,8 @@ def test_a_bar_counts_bytes_or_steps(seconds: object, monkeypatch: pytest.Monkey
     assert "| 3/8 [" in terminal.getvalue()
 
 
-def test_a_phase_shorter_than_the_delay_draws_nothing_and_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)  # importing it fails
+def test_a_phase_shorter_than_the_delay_neither_draws_nor_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)  # an import would fail
     terminal = Terminal()
     with bars(terminal, delay=60) as report:
         for phase in ("reading", "prompt"):
@@ -81,7 +81,7 @@ def test_a_phase_longer_than_the_delay_gets_a_bar(seconds: object) -> None:
 
 
 def test_a_finished_phase_is_wiped_at_once(seconds: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller may print its results to the same terminal."""
+    """The caller may print its result to the same terminal."""
     monkeypatch.setenv("COLUMNS", "40")
     terminal = Terminal()
     with bars(terminal) as report:
@@ -90,7 +90,7 @@ def test_a_finished_phase_is_wiped_at_once(seconds: object, monkeypatch: pytest.
         assert terminal.getvalue().endswith("\r")
 
 
-def test_an_interrupted_block_wipes_its_bar(seconds: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_of_an_interrupted_block_is_wiped(seconds: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     terminal = Terminal()
 
@@ -105,10 +105,10 @@ def test_an_interrupted_block_wipes_its_bar(seconds: object, monkeypatch: pytest
     assert terminal.getvalue().endswith("\r")
 
 
-def test_a_log_gets_a_plain_line_every_ten_seconds(seconds: object) -> None:
+def test_a_plain_line_is_logged_every_ten_seconds(seconds: object) -> None:
     log = io.StringIO()
     with bars(log) as report:
-        for done in range(26):  # one per second
+        for done in range(26):  # one report per second
             report("writing", done * 10**8, 4 * 10**9)
     assert log.getvalue() == (
         "llamac: writing: 25%, 1.00GB/4.00GB, 00:10 elapsed, 00:30 left\n"
@@ -116,7 +116,7 @@ def test_a_log_gets_a_plain_line_every_ten_seconds(seconds: object) -> None:
     )
 
 
-def test_a_log_that_cannot_be_written_does_no_harm(seconds: object) -> None:
+def test_errors_of_the_log_are_ignored(seconds: object) -> None:
     class Full(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(28, "No space left on device")
@@ -126,7 +126,7 @@ def test_a_log_that_cannot_be_written_does_no_harm(seconds: object) -> None:
             report("writing", done, 12)
 
 
-def test_threads_may_report_together(seconds: object) -> None:
+def test_threads_can_report_concurrently(seconds: object) -> None:
     log = io.StringIO()
     with bars(log) as report:
         threads = [threading.Thread(target=report, args=("downloading", n, 100)) for n in range(50)]
@@ -138,7 +138,7 @@ def test_threads_may_report_together(seconds: object) -> None:
 
 
 def test_a_terminal_of_unknown_size_gets_a_bar(seconds: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a new pseudo-terminal is."""
+    """A new pseudo-terminal has no size."""
     monkeypatch.delenv("COLUMNS", raising=False)
     controller, terminal = pty.openpty()
     with open(terminal, "w") as stream, bars(stream) as report:
@@ -164,7 +164,7 @@ def test_false_and_none_are_silent() -> None:
             assert report is silent
 
 
-def test_a_function_is_called_as_it_is() -> None:
+def test_a_function_receives_every_report() -> None:
     calls: list[Any] = []
 
     def record(phase: str, done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of the engine's tests."""
+"""Fixtures for the engine's tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Script = Callable[..., llamac.Model]
 
 @pytest.fixture
 def scripted(tmp_path: Path) -> Iterator[Script]:
-    """Makes models that give the tokens of a script, one per position, from position 0 on. They recommend greedy."""
+    """Make models that generate the tokens of a script, one per position from position 0 on, greedily by default."""
     made: list[llamac.Model] = []
 
     def make(script: str | list[int], **options: Any) -> llamac.Model:

@@ -1,4 +1,4 @@
-"""Arguments of wrong types are errors that name them, wherever they are given; so are names that no file can have."""
+"""Arguments of wrong types or out of range are refused by name, in every function that takes them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from llamac.export.convert import export
 from llamac.sources.names import resolve
 from llamac.text.tokenizer import Tokenizer
 
-# they are wrong for mypy, too
-Anything = Any
-CALLS: dict[str, tuple[str, Callable[[Anything, Anything], object]]] = {
+CALLS: dict[str, tuple[str, Callable[[Any, Any], object]]] = {
     "tokenize": ("text must be a str, not int", lambda model, _: model.tokenize(5)),
     "encode": ("text must be a str, not bytes", lambda model, _: model.tokenizer.encode(b"a")),
     "decode": ("ids must be token ids, not int", lambda model, _: model.tokenizer.decode(5)),
-    "decode a text": ("a token id must be a whole number, not str", lambda model, _: model.tokenizer.decode("ab")),
+    "decode a str": ("a token id must be a whole number, not str", lambda model, _: model.tokenizer.decode("ab")),
     "id_of": ("token_text must be a str, not int", lambda model, _: model.tokenizer.id_of(5)),
     "token_bytes": ("a token id must be a whole number, not str", lambda model, _: model.tokenizer.token_bytes("a")),
     "from_file": ("path must be a str or an os.PathLike, not int", lambda *_: Tokenizer.from_file(5)),  # type: ignore[arg-type]
@@ -43,19 +41,19 @@ CALLS: dict[str, tuple[str, Callable[[Anything, Anything], object]]] = {
 }
 
 
-def exported(**arguments: Anything) -> object:
+def exported(**arguments: Any) -> object:
     return export("stories", "never.bin", **arguments)
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_wrong_type_is_named(tiny_llama: Path, call: str) -> None:
+def test_arguments_of_wrong_types_are_refused_by_name(tiny_llama: Path, call: str) -> None:
     message, make = CALLS[call]
     with llamac.load(tiny_llama) as model, pytest.raises(ArgumentTypeError, match=message):
         make(model, None)
     assert not Path("never.bin").exists()
 
 
-def test_numbers_out_of_range_are_of_the_right_type(tiny_llama: Path) -> None:
+def test_numbers_out_of_range_are_not_type_errors(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model, model.session() as session:
         with pytest.raises(ArgumentError, match=r"token is 1099511627776, which is out of range") as error:
             session.step(2**40)
@@ -67,7 +65,7 @@ def test_numbers_out_of_range_are_of_the_right_type(tiny_llama: Path) -> None:
         assert session.length() == 3
 
 
-def test_what_does_not_fit_is_told_before_memory_is_taken(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_context_is_checked_before_memory_is_allocated(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with llamac.load(tiny_llama) as model, model.session(context=10) as session:
         session.eval([1, 2, 3])
         monkeypatch.setattr(np, "empty", None)
@@ -97,14 +95,12 @@ def test_what_does_not_fit_is_told_before_memory_is_taken(tiny_llama: Path, monk
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_an_empty_name_is_not_the_current_directory(
-    llamac_command: Command, arguments: tuple[str, ...], name: str
-) -> None:
+def test_empty_file_names_are_refused(llamac_command: Command, arguments: tuple[str, ...], name: str) -> None:
     llamac_command(*arguments).refuses_with(f"{name} is '', which is not a file name")
 
 
 class Named:
-    """An os.PathLike that is not a Path, and whose str() is not its path."""
+    """An os.PathLike that is not a Path and whose str() is not its path."""
 
     def __init__(self, path: object) -> None:
         self.path = str(path)
@@ -113,7 +109,9 @@ class Named:
         return self.path
 
 
-def test_any_path_like_object_names_a_file(checkpoint_folder: Path, cache_folder: Path, tmp_path: Path) -> None:
+def test_any_path_like_object_is_accepted_as_a_path(
+    checkpoint_folder: Path, cache_folder: Path, tmp_path: Path
+) -> None:
     tokenizer, out = checkpoint_folder / "tokenizer.json", tmp_path / "out.bin"
     export(Named(checkpoint_folder), Named(out), tokenizer=Named(tokenizer), probe_source=None)
     for source in (checkpoint_folder, out):
@@ -125,12 +123,12 @@ def test_any_path_like_object_names_a_file(checkpoint_folder: Path, cache_folder
 
 
 @pytest.mark.parametrize("value", [b"model.bin", 5, None, Named])
-def test_what_is_not_a_path_is_refused_by_name(value: object) -> None:
+def test_objects_that_are_not_paths_are_refused_by_name(value: object) -> None:
     with pytest.raises(ArgumentTypeError, match=r"out must be a str or an os\.PathLike, not "):
         file_path(value, "out")
 
 
-def test_a_built_in_model_is_a_source(llamac_command: Command, tmp_path: Path) -> None:
+def test_a_built_in_model_can_be_exported(llamac_command: Command, tmp_path: Path) -> None:
     done = llamac_command("export", "stories-gpt2", tmp_path / "out.bin", "--probe-source", "llamac")
     assert (done.code, done.err) == (0, "")
     with llamac.load("stories-gpt2") as source, llamac.load(tmp_path / "out.bin") as model:

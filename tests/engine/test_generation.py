@@ -1,4 +1,4 @@
-"""Generation: where it ends, what it reports, which prompts and settings it refuses."""
+"""Generation: where it ends, what it returns, which prompts and settings it refuses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Script = Callable[..., llamac.Model]
 BOS = 1
 
 
-# ---- greedy generation and its report
+# ---- greedy generation and its result
 
 
 def test_greedy_generation_takes_the_largest_logit_each_time(tiny: Path) -> None:
@@ -40,12 +40,12 @@ def test_greedy_generation_takes_the_largest_logit_each_time(tiny: Path) -> None
         assert (result.usage.prompt_tokens, result.usage.completion_tokens) == (len(prompt), 40)
         assert result.timings.prefill > 0
         assert result.timings.decode > 0
-        assert model.generate(prompt, max_tokens=40, temperature=0).tokens == expected  # ids are taken as they are
+        assert model.generate(prompt, max_tokens=40, temperature=0).tokens == expected  # ids are used unchanged
 
 
 def test_ids_without_a_token_are_never_generated(tmp_path: Path) -> None:
     ones = np.zeros((301, 48), np.float32)
-    ones[290] = 1  # the row of an id that the tokenizer does not have
+    ones[290] = 1  # the row of an id without a token
     config = llama_config()
     weights = {"output.weight": ones, "output_norm.weight": np.ones(48, np.float32)}
     path = write_model(tmp_path / "padded.bin", checkpoint(config, weights))
@@ -97,7 +97,7 @@ def test_a_stop_token_ends_the_text_and_is_not_part_of_it(scripted: Script) -> N
     assert (result.text, result.tokens, result.finish_reason) == ("", [], "stop")
 
 
-def test_an_incomplete_character_at_the_end_is_left_out_of_the_text(scripted: Script) -> None:
+def test_an_incomplete_character_at_the_end_is_omitted_from_the_text(scripted: Script) -> None:
     text = "aé東🙂z".encode()
     model = scripted(text.decode())
     for count in range(1, len(text) + 1):
@@ -105,7 +105,7 @@ def test_an_incomplete_character_at_the_end_is_left_out_of_the_text(scripted: Sc
         assert result.text == text[:count].decode("utf-8", "ignore")
         assert result.tokens == byte_ids(text[:count])
     broken = scripted([BYTES + 0xC3, BYTES + ord("x"), BYTES + 0x80])
-    assert broken.generate([BOS], max_tokens=3).text == "\ufffdx\ufffd"  # invalid bytes are shown
+    assert broken.generate([BOS], max_tokens=3).text == "\ufffdx\ufffd"  # invalid bytes become U+FFFD
 
 
 def test_the_space_of_the_first_word_is_dropped_at_the_start_only(scripted: Script) -> None:
@@ -158,7 +158,7 @@ def test_a_stop_token_releases_held_back_text(scripted: Script) -> None:
     assert (result.text, result.stopped_by) == ("abc", 2)
 
 
-def test_the_search_for_stop_strings_never_loses_or_doubles_text() -> None:
+def test_the_search_for_stop_strings_neither_loses_nor_repeats_text() -> None:
     text = "aabaabaaabab"
     for stops in (["aab!"], ["ab!", "aba!"], ["b!", "aabaabaab"], ["baaab"]):
         cut = min((text.index(stop) for stop in stops if stop in text), default=len(text))
@@ -217,7 +217,7 @@ def test_prompts_get_bos_once(tiny_llama: Path) -> None:
 
 
 @pytest.mark.parametrize("prompt", [[1, 301], [-1], [1.5], b"bytes", None, 7, [[1]]])
-def test_other_prompts_are_refused(tiny_llama: Path, prompt: Any) -> None:
+def test_malformed_prompts_are_refused(tiny_llama: Path, prompt: Any) -> None:
     with llamac.load(tiny_llama) as model, model.session() as session:
         for owner in (model, session):
             with pytest.raises(ArgumentError):
@@ -314,12 +314,12 @@ def test_unknown_settings_are_refused_by_name(tiny_llama: Path) -> None:
                         cast("Any", make)("a", **settings)
 
 
-def test_a_positional_number_is_not_taken_for_parameters(tiny_llama: Path) -> None:
+def test_a_positional_number_is_refused_as_parameters(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model, pytest.raises(ArgumentTypeError, match="params must be SamplingParams"):
         model.generate("a", 64)  # type: ignore[arg-type]
 
 
-def test_numpy_numbers_are_numbers(tiny_llama: Path) -> None:
+def test_numpy_numbers_are_accepted_as_settings(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model:
         plain = model.generate("a", max_tokens=9, temperature=0.5, top_k=5, seed=3)
         settings: Any = {"max_tokens": np.int64(9), "temperature": np.float32(0.5), "top_k": np.uint8(5)}

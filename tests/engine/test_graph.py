@@ -1,4 +1,4 @@
-"""The graph of all families against the float64 forward: every placement, norm, window, cap, scale and kind of network.
+"""The graph against the float64 forward pass: every placement, norm, window, cap, scale and kind of FFN.
 
 The models are small and random with a standard deviation of 0.5, so that every option matters.
 """
@@ -36,7 +36,7 @@ EXPERTS: dict[str, Any] = {"n_experts": 5, "n_experts_used": 2}
 
 
 def cases() -> Iterator[tuple[str, ModelConfig]]:
-    """All placements with all norms and networks; windows, caps and scales in turn. The layers of a model differ."""
+    """All combinations of placement, norms and FFN; windows, caps and scales in turn. The layers of a model differ."""
     choices = product(PLACEMENTS, QK_NORMS, ("gated", "plain", "experts"), ("rms", "layer"))
     for i, (placement, qk_norm, ffn, norm) in enumerate(choices):
         experts: dict[str, Any] = {**EXPERTS, "expert_weights": i // 2 % 2} if ffn == "experts" else {}
@@ -48,7 +48,8 @@ def cases() -> Iterator[tuple[str, ModelConfig]]:
                 llama_config(dim=40, n_heads=4, n_kv_heads=2),
                 norm=norm,
                 qk_norm=qk_norm,
-                attention_scale=0.3 if qk_norm != "none" else 0.005,  # scores of a few units: caps are not all they are
+                # scores of a few units, so that the cap does not flatten them
+                attention_scale=0.3 if qk_norm != "none" else 0.005,
                 layers=(first, second, replace(first, rope=0, ffn_dim=51)),
                 **(SCALES if i % 5 else {}),
                 **(CAPS if i % 3 else {}),
@@ -60,7 +61,7 @@ CASES = dict(cases())
 
 
 def chunked(model: llamac.Model, ids: Sequence[int], sizes: Sequence[int]) -> Floats:
-    """The logits of all positions, evaluated in chunks of these sizes, which repeat."""
+    """The logits of all positions, evaluated in chunks whose sizes cycle through `sizes`."""
     found: list[Any] = []
     at = 0
     with model.session(context=len(ids)) as session:
@@ -79,8 +80,8 @@ def logits_of(path: Path, made: Checkpoint, ids: Sequence[int] = IDS, dtype: str
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_engine_agrees_with_the_float64_forward(tmp_path: Path, name: str) -> None:
-    """Every stage of every layer; and the same bits in chunks, on other threads and kernel sets."""
+def test_the_engine_matches_the_float64_forward(tmp_path: Path, name: str) -> None:
+    """Compares every stage of every layer, then the bits for other chunks, thread counts and kernel sets."""
     made = checkpoint(CASES[name])
     exact: dict[tuple[str, int], reference.Array] = {}
     (expected,) = reference.forward(made, [IDS], observe=lambda stage, layer, x: exact.update({(stage, layer): x}))
@@ -90,12 +91,12 @@ def test_the_engine_agrees_with_the_float64_forward(tmp_path: Path, name: str) -
     for (stage, layer), values in exact.items():
         unseen = np.isneginf(values)
         rows = found[stage, layer].reshape(len(IDS), -1)
-        rows, behind = np.split(rows, [values[0].size], axis=1)
+        rows, padding = np.split(rows, [values[0].size], axis=1)
         np.testing.assert_array_equal(np.isneginf(rows).reshape(unseen.shape), unseen)
         rows, wanted = (np.where(np.isneginf(x), 0, x).reshape(len(IDS), -1) for x in (rows, values))
-        # of a stage as a whole: one row may be small beside what it is made of
+        # relative to the largest value of the stage: one row can be much smaller than its terms
         assert np.abs(rows - wanted).max() <= TOLERANCE * np.abs(wanted).max(), (stage, layer)
-        assert not behind.any()
+        assert not padding.any()
     assert relative_errors(found["logits", 0], expected).max() <= TOLERANCE
     number = list(CASES).index(name)
     for i, sizes in ((number, (1, 2, 37)), (number + 1, (1,))):
@@ -104,7 +105,7 @@ def test_the_engine_agrees_with_the_float64_forward(tmp_path: Path, name: str) -
             assert chunked(model, IDS, sizes).tobytes() == found["logits", 0].tobytes(), (isa, threads, sizes)
 
 
-# ---- every option has teeth
+# ---- options
 
 
 FULL = replace(
@@ -134,7 +135,7 @@ def with_layers(config: ModelConfig, **changes: Any) -> ModelConfig:
         with_layers(FULL, rope=-1),
     ],
 )
-def test_an_option_moves_the_logits(tmp_path: Path, changed: ModelConfig) -> None:
+def test_every_option_changes_the_logits(tmp_path: Path, changed: ModelConfig) -> None:
     one, other = (logits_of(tmp_path / "m.bin", checkpoint(config)) for config in (FULL, changed))
     assert relative_errors(one, other).max() >= TEETH
 
@@ -144,8 +145,8 @@ def test_an_option_moves_the_logits(tmp_path: Path, changed: ModelConfig) -> Non
 
 @pytest.mark.parametrize("window", [1, 2, 64, 255, 256, 257, 300, 599])
 @pytest.mark.parametrize("kv", ["f32", "f16"])
-def test_windows_begin_anywhere(tmp_path: Path, window: int, kv: Literal["f32", "f16"]) -> None:
-    """Beyond blocks of 256 positions and pages of 64, with the window's begin in each part of them."""
+def test_windows_of_any_size_match_the_float64_forward(tmp_path: Path, window: int, kv: Literal["f32", "f16"]) -> None:
+    """Windows start in every part of the blocks of 256 positions and of the pages of 64."""
     ids = some_ids(600, seed=window)
     made = checkpoint(with_layers(llama_config(dim=36, n_heads=6, n_kv_heads=2, n_layers=1), window=window))
     (expected,) = reference.forward(made, [ids])
@@ -157,8 +158,8 @@ def test_windows_begin_anywhere(tmp_path: Path, window: int, kv: Literal["f32", 
 
 
 @pytest.mark.parametrize(("window", "rows"), [(4, 40), (20, 300), (70, 300), (258, 600)])
-def test_what_is_outside_the_window_has_no_part(tmp_path: Path, window: int, rows: int) -> None:
-    """Not even a NaN, in the same chunk or in another one: the rows that do not see it keep their bits."""
+def test_positions_outside_the_window_do_not_affect_a_row(tmp_path: Path, window: int, rows: int) -> None:
+    """A NaN outside a row's window does not reach the row, whether it is in the same chunk or in another one."""
     config = with_layers(llama_config(dim=36, n_heads=6, n_kv_heads=2, n_layers=1), window=window)
     embedding = random_tensor("token_embedding.weight", (config.vocab_size, config.dim))
     embedding[7] = np.nan
@@ -178,7 +179,7 @@ def test_what_is_outside_the_window_has_no_part(tmp_path: Path, window: int, row
 
 
 def write_unchecked(path: Path, made: Checkpoint, name: str, matrix: Floats) -> Path:
-    """A file in f32 with numbers in a matrix that no importer lets through."""
+    """Write an f32 file in which one matrix holds values that the importers refuse."""
     write_model(path, made)
     with llamac.load(path) as model:
         record = next(record for record in model.file.tensors if record.name == name)
@@ -200,28 +201,28 @@ def expert_config(n_layers: int = 2, dim: int = 40, **changes: Any) -> ModelConf
 
 @pytest.mark.parametrize(("n", "used"), [(1, 1), (5, 5), (40, 1), (40, 8)])
 @pytest.mark.parametrize("weights", [0, 1])
-def test_any_number_of_experts(tmp_path: Path, n: int, used: int, weights: int) -> None:
+def test_any_number_of_experts_matches_the_float64_forward(tmp_path: Path, n: int, used: int, weights: int) -> None:
     made = checkpoint(expert_config(n_experts=n, n_experts_used=used, expert_weights=weights))
     (expected,) = reference.forward(made, [IDS])
     assert relative_errors(logits_of(tmp_path / "m.bin", made), expected).max() <= TOLERANCE
 
 
-def test_the_first_of_equal_experts_are_used(tmp_path: Path) -> None:
+def test_ties_between_experts_go_to_the_lowest_index(tmp_path: Path) -> None:
     config = expert_config(n_experts=6, n_experts_used=2)
     router = random_tensor("router", (6, config.dim))
-    router[[1, 3, 4]] = router[5]  # the same score for four of them
+    router[[1, 3, 4]] = router[5]  # four experts have the same score
     made = checkpoint(config, {f"layers.{layer}.ffn_router.weight": router for layer in (0, 1)})
     (expected,) = reference.forward(made, [IDS])
     assert relative_errors(logits_of(tmp_path / "m.bin", made), expected).max() <= TOLERANCE
     with llamac.load(tmp_path / "m.bin") as model, model.session() as session:
         scores = session.observe(IDS, [("ffn_router", 0)])["ffn_router", 0]
     assert (scores[:, [1, 3, 4]] == scores[:, 5:]).all()
-    assert (scores.argmax(axis=1) == 1).any()  # a tie for the best place there is
+    assert (scores.argmax(axis=1) == 1).any()  # the tie is for the first place
 
 
 @pytest.mark.parametrize("weights", [0, 1])
 @pytest.mark.parametrize("expert", [0, 3])
-def test_a_nan_of_the_router_is_not_lost(tmp_path: Path, weights: int, expert: int) -> None:
+def test_a_nan_in_the_router_reaches_the_logits(tmp_path: Path, weights: int, expert: int) -> None:
     config = expert_config(expert_weights=weights)
     router = random_tensor("router", (5, config.dim))
     router[expert] = np.nan
@@ -231,8 +232,8 @@ def test_a_nan_of_the_router_is_not_lost(tmp_path: Path, weights: int, expert: i
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "q8", "q4"])
-def test_experts_have_the_same_bits_in_any_grouping(tmp_path: Path, dtype: str) -> None:
-    """Whole chunks of rows, few rows, single rows; several sequences at once; any threads; any kernel set."""
+def test_experts_give_the_same_bits_in_any_grouping(tmp_path: Path, dtype: str) -> None:
+    """Chunks, small batches and single rows; several sequences at once; any number of threads; every kernel set."""
     ids = some_ids(300)
     path = write_model(tmp_path / "m.bin", checkpoint(expert_config(dim=64, n_experts=12, n_experts_used=3)), dtype)
     digests = set()
@@ -247,6 +248,6 @@ def test_experts_have_the_same_bits_in_any_grouping(tmp_path: Path, dtype: str) 
                 assert row.tobytes() == alone[at].tobytes()
 
 
-def test_more_experts_in_use_than_there_are_are_refused(tmp_path: Path) -> None:
+def test_using_more_experts_than_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"layer 0: n_experts is 5 and n_experts_used is 6"):
         llamac.load(write_model(tmp_path / "m.bin", checkpoint(expert_config(n_experts_used=6))))

@@ -1,4 +1,4 @@
-"""What is loaded, printed and left behind: nothing more than is needed, nothing at all, and nothing."""
+"""Resources: what an import loads, what the library prints, and what it leaves open or allocated."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ HEAVY = (
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_open() -> Iterator[None]:
-    """Every test here closes what it opens, and so must the library."""
+def no_object_stays_open() -> Iterator[None]:
+    """Check that no object of the core outlives a test."""
     gc.collect()
     before = _core.live_objects()
     yield
@@ -40,12 +40,12 @@ def nothing_stays_open() -> Iterator[None]:
 # ---- what an import costs
 
 
-def test_importing_llamac_imports_nothing_heavy() -> None:
+def test_importing_llamac_does_not_import_heavy_modules() -> None:
     program = "import sys, llamac, llamac.cli; print(*(name for name in sys.argv[1:] if name in sys.modules))"
     assert output_of(program, *HEAVY) == "\n"
 
 
-def test_running_a_model_on_ids_imports_nothing_heavy(tiny_llama: Path) -> None:
+def test_running_a_model_on_ids_does_not_import_heavy_modules(tiny_llama: Path) -> None:
     program = """
         import sys, llamac
         with llamac.load(sys.argv[1]) as model, model.session() as session:
@@ -65,10 +65,10 @@ def test_running_a_prompt_imports_only_the_tokenizer(tiny_llama: Path) -> None:
     assert output_of(program, tiny_llama, *HEAVY).splitlines()[-1] == "0 tokenizers"
 
 
-# ---- the library is silent
+# ---- output
 
 
-def test_nothing_is_printed_whatever_happens(tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_library_prints_nothing(tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "damaged.bin").write_bytes(tiny.read_bytes()[:5000])
     with llamac.load(tiny, threads=up_to(2)) as model:
         model.generate("hello", max_tokens=20, temperature=0.9)
@@ -90,7 +90,7 @@ def test_nothing_is_printed_whatever_happens(tiny: Path, tmp_path: Path, capfd: 
     assert capfd.readouterr() == ("", "")
 
 
-def test_leaving_with_everything_open_prints_nothing(tiny_llama: Path) -> None:
+def test_exiting_with_open_objects_prints_nothing(tiny_llama: Path) -> None:
     program = """
         import sys, llamac
         model = llamac.load(sys.argv[1], threads=int(sys.argv[2]))
@@ -98,12 +98,12 @@ def test_leaving_with_everything_open_prints_nothing(tiny_llama: Path) -> None:
         session.eval([1, 2, 3], logits=None)
         stream = model.stream("hello")
         next(stream)
-        model.self = [model, session, stream]  # a cycle, for the interpreter's last collection
+        model.self = [model, session, stream]  # a cycle, which only the interpreter's last collection frees
     """
     assert output_of(program, tiny_llama, up_to(2)) == ""
 
 
-def test_leaving_during_an_eval_in_a_thread_ends_well(big_llama: Path) -> None:
+def test_exiting_during_an_eval_in_a_thread_succeeds(big_llama: Path) -> None:
     program = """
         import sys, threading, time, llamac
         session = llamac.load(sys.argv[1], threads=int(sys.argv[2])).session()
@@ -114,7 +114,7 @@ def test_leaving_during_an_eval_in_a_thread_ends_well(big_llama: Path) -> None:
     assert output_of(program, big_llama, up_to(2)) == ""
 
 
-def test_leaving_with_an_error_shows_that_error_only(tiny_llama: Path) -> None:
+def test_exiting_with_an_error_prints_only_that_error(tiny_llama: Path) -> None:
     program = """
         import sys, llamac
         model = llamac.load(sys.argv[1])
@@ -126,7 +126,7 @@ def test_leaving_with_an_error_shows_that_error_only(tiny_llama: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "the end\n")
 
 
-# ---- nothing leaks
+# ---- leaks
 
 
 def open_files() -> int:
@@ -139,7 +139,7 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
-def test_opening_and_closing_many_times_leaves_nothing(tiny_llama: Path) -> None:
+def test_opening_and_closing_many_times_leaks_nothing(tiny_llama: Path) -> None:
     def cycle(number: int) -> None:
         threads = 1 if number % 10 else up_to(2)
         with llamac.load(tiny_llama, threads=threads) as model, model.session() as session:
@@ -158,14 +158,14 @@ def test_opening_and_closing_many_times_leaves_nothing(tiny_llama: Path) -> None
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts files in /proc")
-def test_an_opened_model_holds_one_file_at_most(tiny_llama: Path) -> None:
+def test_an_open_model_holds_at_most_one_file(tiny_llama: Path) -> None:
     files = open_files()
     with llamac.load(tiny_llama):
-        assert open_files() <= files + 1  # Python's mmap keeps a descriptor of its own
+        assert open_files() <= files + 1  # Python's mmap duplicates the file descriptor
     assert open_files() == files
 
 
-def test_objects_are_counted(tiny_llama: Path) -> None:
+def test_live_objects_are_counted(tiny_llama: Path) -> None:
     before = _core.live_objects()
     model = llamac.load(tiny_llama)
     assert _core.live_objects() == before + 1
@@ -176,7 +176,7 @@ def test_objects_are_counted(tiny_llama: Path) -> None:
     assert _core.live_objects() == before
 
 
-def test_objects_that_are_dropped_are_freed(tiny_llama: Path) -> None:
+def test_dropped_objects_are_freed(tiny_llama: Path) -> None:
     before = _core.live_objects()
     model = llamac.load(tiny_llama)
     session = model.session()
@@ -187,7 +187,7 @@ def test_objects_that_are_dropped_are_freed(tiny_llama: Path) -> None:
     assert _core.live_objects() == before
 
 
-def test_a_load_that_fails_leaves_nothing(tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_failed_load_leaks_nothing(tiny_llama: Path, tmp_path: Path) -> None:
     data = tiny_llama.read_bytes()
     (tmp_path / "damaged.bin").write_bytes(data[:700] + b"\xff" + data[701:])
     files = open_files() if Path("/proc/self/fd").is_dir() else 0
@@ -200,7 +200,7 @@ def test_a_load_that_fails_leaves_nothing(tiny_llama: Path, tmp_path: Path) -> N
     assert not files or open_files() == files
 
 
-def test_the_file_may_be_replaced_while_a_model_is_open(tiny_llama: Path, tmp_path: Path) -> None:
+def test_the_file_can_be_replaced_while_a_model_is_open(tiny_llama: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     path.write_bytes(tiny_llama.read_bytes())
     with llamac.load(path) as model:
@@ -230,11 +230,11 @@ def test_sessions_streams_and_files_cannot_be_pickled_or_copied(tiny_llama: Path
                     use(made)
 
 
-# ---- memory that cannot be had
+# ---- failing allocations
 
 
 def failures_of(use: Callable[[], object]) -> int:
-    """Lets each allocation of a call fail in turn until it succeeds; returns how many there were."""
+    """Fail each allocation of a call in turn until the call succeeds; return how many failed."""
     messages: list[str] = []
     for number in range(1, 100):
         _core.fail_allocation(number)
@@ -249,7 +249,7 @@ def failures_of(use: Callable[[], object]) -> int:
     raise AssertionError("the call never succeeded")
 
 
-def test_every_allocation_may_fail(tiny_llama: Path) -> None:
+def test_every_failed_allocation_is_an_out_of_memory_error(tiny_llama: Path) -> None:
     ids = some_ids(200)
     with llamac.load(tiny_llama) as model:
         expected = model.logits(ids)
@@ -257,10 +257,10 @@ def test_every_allocation_may_fail(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model:
         assert failures_of(lambda: model.session(sequences=2).close()) >= 2
         with model.session() as session:
-            session._long_work = 1 << 60  # stay in this thread, where allocations fail
+            session._long_work = 1 << 60  # compute in this thread, the only one where allocations fail
 
             def evaluate() -> None:
-                assert session.length() == 0  # what failed before has changed nothing
+                assert session.length() == 0  # the failed calls changed nothing
                 found = session.eval(ids, logits="all")
                 assert found is not None
                 assert found.tobytes() == expected.tobytes()
@@ -270,10 +270,10 @@ def test_every_allocation_may_fail(tiny_llama: Path) -> None:
             assert session.observe(ids, ["logits"])["logits", 0].tobytes() == expected.tobytes()
 
 
-# ---- files that are none
+# ---- files that are not models
 
 
-def test_a_missing_file_and_a_directory_are_told(tmp_path: Path) -> None:
+def test_missing_files_and_unusable_paths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as found:
         llamac.load(tmp_path / "absent.bin")
     assert found.value.errno == errno.ENOENT
@@ -294,7 +294,7 @@ def test_a_missing_file_and_a_directory_are_told(tmp_path: Path) -> None:
         llamac.load(tmp_path / "empty.bin")
 
 
-def test_what_is_no_regular_file_is_told(tmp_path: Path) -> None:
+def test_pipes_and_devices_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.bin")
     for path in (tmp_path / "pipe.bin", Path("/dev/zero")):
         with pytest.raises(ModelError, match=f"{path.name} is not a regular file"):
@@ -304,13 +304,13 @@ def test_what_is_no_regular_file_is_told(tmp_path: Path) -> None:
 # ---- the built-in models by name
 
 
-def test_built_in_models_have_names(tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_models_are_loaded_by_name(tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in models.NAMES:
         with llamac.load(name) as model:
             assert (model.name, model.file.path) == (name, models.path(name))
     (tmp_path / "stories-gpt2").write_bytes(tiny_llama.read_bytes())
-    with llamac.load("stories-gpt2") as model:  # a file of that name comes first
+    with llamac.load("stories-gpt2") as model:  # a file takes precedence over a built-in model
         assert model.name == "tiny"
     with llamac.load(Path("stories")) as model:
         assert model.name == "stories"

@@ -1,4 +1,4 @@
-"""LoRA adapters: the logits that PEFT computes, merged and at run time, and the same bits however they are computed."""
+"""LoRA adapters: PEFT's logits, merged and at run time, and the same bits for any grouping."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Logits = NDArray[np.float32]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The Hugging Face directory of a base model."""
+    """Return the Hugging Face directory of a base model."""
     root = tmp_path_factory.mktemp("checkpoints")
 
     def of(name: str) -> Path:
@@ -35,7 +35,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def base_file(base: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """The flat file of a base model in a dtype."""
+    """Return the flat file of a base model in a dtype."""
     root = tmp_path_factory.mktemp("files")
 
     def of(name: str, dtype: str) -> Path:
@@ -47,12 +47,12 @@ def base_file(base: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
     return of
 
 
-# ---- the logits that PEFT computes
+# ---- agreement with PEFT
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ADAPTER_CASES)
-def test_the_recorded_adapters_are_those_of_peft(base: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+def test_the_recorded_adapters_match_installed_peft(base: Callable[[str], Path], tmp_path: Path, name: str) -> None:
     for module in ("peft", "torch", "transformers"):
         pytest.importorskip(module)
     case = ADAPTER_CASES[name]
@@ -62,7 +62,7 @@ def test_the_recorded_adapters_are_those_of_peft(base: Callable[[str], Path], tm
 
 
 @pytest.mark.parametrize("name", ADAPTER_CASES)
-def test_a_merged_adapter_gives_the_logits_of_peft(
+def test_a_merged_adapter_matches_peft(
     base: Callable[[str], Path], base_file: Callable[[str, str], Path], tmp_path: Path, name: str
 ) -> None:
     case, expected = ADAPTER_CASES[name], adapter_logits(name)
@@ -79,9 +79,7 @@ AT_RUN_TIME = [name for name in ADAPTER_CASES if name != "dora-embedding"]
 
 
 @pytest.mark.parametrize("name", AT_RUN_TIME)
-def test_an_adapter_at_run_time_gives_the_logits_of_peft(
-    base_file: Callable[[str, str], Path], tmp_path: Path, name: str
-) -> None:
+def test_an_adapter_at_run_time_matches_peft(base_file: Callable[[str, str], Path], tmp_path: Path, name: str) -> None:
     case = ADAPTER_CASES[name]
     adapter = write_adapter(tmp_path / "adapter", name)
     with llamac.load(base_file(case.base, "f32"), kv_dtype="f32", lora=adapter) as model:
@@ -89,10 +87,10 @@ def test_an_adapter_at_run_time_gives_the_logits_of_peft(
 
 
 @pytest.mark.parametrize("name", AT_RUN_TIME)
-def test_an_adapter_of_a_quantized_model_adds_to_its_weights(
+def test_an_adapter_of_a_quantized_model_matches_the_merged_model(
     base_file: Callable[[str, str], Path], tmp_path: Path, name: str
 ) -> None:
-    """As merged into the f32 weights that the quantized ones stand for."""
+    """The merged model holds the dequantized weights in f32."""
     case = ADAPTER_CASES[name]
     adapter, quantized = write_adapter(tmp_path / "adapter", name), base_file(case.base, "q8")
     export(quantized, tmp_path / "merged.bin", dtype="f32", lora=adapter, probe_source=None)
@@ -102,8 +100,8 @@ def test_an_adapter_of_a_quantized_model_adds_to_its_weights(
         assert np.median(relative_errors(adapted.logits(case.ids), merged.logits(case.ids))) <= 1e-3
 
 
-def test_rows_of_an_adapter_keep_their_precision_in_a_16_bit_model(base: Callable[[str], Path], tmp_path: Path) -> None:
-    """The embedding of a bf16 model cannot hold f32 rows."""
+def test_adapter_rows_keep_f32_precision_in_a_16_bit_model(base: Callable[[str], Path], tmp_path: Path) -> None:
+    """The embedding of a bf16 model cannot hold the adapter's f32 rows."""
     case = ADAPTER_CASES["tied-tokens"]
     adapter = write_adapter(tmp_path / "adapter", "tied-tokens")
     export(base(case.base), tmp_path / "bf16", to="hf", dtype="bf16")
@@ -120,7 +118,7 @@ def test_rows_of_an_adapter_keep_their_precision_in_a_16_bit_model(base: Callabl
 
 
 @pytest.mark.parametrize("names", [("dora", "llama"), ("llama", "dora"), ("dora", "saved"), ("tokens", "head")])
-def test_several_adapters_at_run_time_give_what_they_give_merged(
+def test_several_adapters_at_run_time_match_the_merged_model(
     base: Callable[[str], Path], base_file: Callable[[str, str], Path], tmp_path: Path, names: tuple[str, ...]
 ) -> None:
     lora = [(write_adapter(tmp_path / name, name), strength) for name, strength in zip(names, (0.7, -1.5), strict=True)]
@@ -148,7 +146,7 @@ def test_strengths_add_up(base: Callable[[str], Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["dora", "saved", "tokens", "tied-tokens-apart"])
-def test_strength_0_leaves_the_model_as_it_is(
+def test_strength_0_does_not_change_the_logits(
     base: Callable[[str], Path], base_file: Callable[[str, str], Path], tmp_path: Path, name: str
 ) -> None:
     case = ADAPTER_CASES[name]
@@ -187,7 +185,7 @@ def test_bits_of_adapters_do_not_depend_on_threads_and_chunks(
     assert len(found) == 1
 
 
-def test_a_high_rank_has_the_same_bits_everywhere_and_observers_see_it(
+def test_a_high_rank_gives_the_same_bits_and_the_merged_stages(
     base: Callable[[str], Path], base_file: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
     numbers = np.random.default_rng(5)
@@ -225,7 +223,7 @@ def test_a_high_rank_has_the_same_bits_everywhere_and_observers_see_it(
         assert relative_errors(found_rows, merged_rows).max() <= TOLERANCE
 
 
-def test_the_core_refuses_wrong_adapters(base_file: Callable[[str, str], Path]) -> None:
+def test_the_core_refuses_malformed_adapters(base_file: Callable[[str, str], Path]) -> None:
     path = base_file("llama", "f32")
     numbers = np.zeros(64 * 40, np.float32)
     with llamac.load(path) as model:

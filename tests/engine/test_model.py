@@ -1,4 +1,4 @@
-"""Models as values: what cannot be changed, what a repr shows, and pickling by path."""
+"""Models as values: what cannot be changed, reprs, pickling by path, and the arguments of load."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_attributes_cannot_be_replaced(model: llamac.Model, name: str) -> None:
         setattr(model, name, None)
 
 
-def test_models_and_sessions_are_not_made_from_paths(tiny_llama: Path) -> None:
+def test_models_and_sessions_cannot_be_constructed_from_paths(tiny_llama: Path) -> None:
     with pytest.raises(ArgumentTypeError, match=r"open models with llamac\.load\(path\)"):
         llamac.Model(tiny_llama)  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match=r"open one with llamac\.load\(path\)"):
@@ -79,7 +79,7 @@ def test_a_session_can_be_made_from_a_model(model: llamac.Model) -> None:
 # ---- reprs
 
 
-def test_reprs_say_what_it_is(tmp_path: Path) -> None:
+def test_reprs_describe_models_and_sessions(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.bin", checkpoint(gpt2_config()), "bf16")
     model = llamac.load(path, threads=1, isa="scalar")
     session = model.session(context=30, kv_dtype="f16")
@@ -101,7 +101,7 @@ def test_a_model_pickles_by_path(tiny_llama: Path, tmp_path: Path, monkeypatch: 
     with llamac.load(tiny_llama.name, context=50, kv_dtype="f16", threads=1, isa="scalar") as model:
         data = pickle.dumps(model)
         assert len(data) < 1000
-        monkeypatch.chdir(tmp_path)  # a relative path still means the same file
+        monkeypatch.chdir(tmp_path)  # a relative path still denotes the same file
         with pickle.loads(data) as again, again.session() as session:
             assert again.file.path == tiny_llama
             assert (session.context, session.kv_dtype, session.threads, session.isa) == (50, "f16", 1, "scalar")
@@ -135,7 +135,7 @@ def test_a_pickled_model_whose_file_has_changed_is_refused(tmp_path: Path) -> No
         pickle.loads(data)
 
 
-def test_models_that_load_did_not_open_cannot_be_pickled(tiny_llama: Path) -> None:
+def test_models_not_opened_by_load_cannot_be_pickled(tiny_llama: Path) -> None:
     with Model(FlatFile(tiny_llama)) as model, pytest.raises(TypeError, match=r"only models that llamac\.load opened"):
         pickle.dumps(model)
     with pytest.raises(ClosedError, match="the model is closed"):
@@ -147,7 +147,7 @@ def first_tokens(model: llamac.Model) -> list[int]:
         return model.generate([1, 2, 3], max_tokens=5, temperature=0).tokens
 
 
-def test_a_spawned_process_gets_the_model(model: llamac.Model) -> None:
+def test_a_model_can_be_sent_to_a_spawned_process(model: llamac.Model) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(first_tokens, (model,)) == model.generate([1, 2, 3], max_tokens=5, temperature=0).tokens
 

@@ -1,4 +1,4 @@
-"""The graph's named stages: their shapes, what they hold, and that watching them changes no bit."""
+"""The graph's named stages: shapes, values, and that observing them does not change results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model(tiny: Path) -> Iterator[llamac.Model]:
 
 
 def near(found: Floats, expected: NDArray[Any], tolerance: float = 1e-5) -> None:
-    """Equal but for the order of float32 sums."""
+    """Assert equality up to the order of float32 sums."""
     assert found.shape == expected.shape
     assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
 
@@ -40,17 +40,17 @@ def tensor(model: llamac.Model, name: str) -> Doubles:
 
 
 def product(model: llamac.Model, name: str, rows: NDArray[Any]) -> Doubles:
-    """rows times a matrix of the file, plus its bias if it has one."""
+    """The product of rows and a matrix of the file, plus the bias if the file has one."""
     found: Doubles = rows.astype(np.float64) @ tensor(model, f"{name}.weight").T
     has_bias = any(record.name == f"{name}.bias" for record in model.file.tensors)
     return found + tensor(model, f"{name}.bias") if has_bias else found
 
 
-# ---- nothing changes
+# ---- results do not change
 
 
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=needs_threads)])
-def test_watching_every_stage_changes_no_bit(model: llamac.Model, threads: int) -> None:
+def test_observing_every_stage_changes_no_bit(model: llamac.Model, threads: int) -> None:
     with model.session(threads=threads) as session:
         expected = session.eval(IDS, logits="all")
         after = session.eval([5, 6])
@@ -61,7 +61,7 @@ def test_watching_every_stage_changes_no_bit(model: llamac.Model, threads: int) 
         assert session.eval([5, 6]).tobytes() == after.tobytes()
 
 
-def test_stages_have_the_same_bits_however_tokens_are_grouped(model: llamac.Model) -> None:
+def test_stages_have_the_same_bits_in_any_grouping(model: llamac.Model) -> None:
     with model.session() as session:
         whole = session.observe(IDS, llamac.STAGES)
     for sizes, options in (
@@ -81,13 +81,13 @@ def test_stages_have_the_same_bits_however_tokens_are_grouped(model: llamac.Mode
 # ---- names, layers and shapes
 
 
-def test_shapes_of_all_stages(model: llamac.Model) -> None:
+def test_every_stage_has_its_documented_shape(model: llamac.Model) -> None:
     c = model.config
     q, kv = c["n_heads"] * c["head_dim"], c["n_kv_heads"] * c["head_dim"]
     widths = dict.fromkeys(llamac.STAGES, c["dim"])
     widths["ffn_hidden"] = max(layer["ffn_dim"] for layer in model.file.layers)
     widths |= {"q": q, "k": kv, "v": kv, "cache_k": kv, "cache_v": kv, "attn_mix": q, "logits": c["vocab_size"]}
-    widths["ffn_router"] = 0  # there are no experts
+    widths["ffn_router"] = 0  # no experts
     with model.session() as session:
         found = session.observe(IDS, llamac.STAGES)
     expected = {(name, 0) for name in OUTSIDE}
@@ -102,7 +102,7 @@ def test_shapes_of_all_stages(model: llamac.Model) -> None:
             assert np.isfinite(numbers).all()
 
 
-def test_one_stage_of_one_layer(model: llamac.Model) -> None:
+def test_one_stage_of_one_layer_can_be_observed(model: llamac.Model) -> None:
     with model.session() as session:
         every = session.observe(IDS[:9], ["block"])
         session.truncate(0)
@@ -111,7 +111,7 @@ def test_one_stage_of_one_layer(model: llamac.Model) -> None:
     assert found["block", 1].tobytes() == every["block", 1].tobytes() != every["block", 0].tobytes()
 
 
-def test_what_cannot_be_observed_is_refused(model: llamac.Model) -> None:
+def test_unknown_stages_and_layers_are_refused(model: llamac.Model) -> None:
     with model.session() as session:
         with pytest.raises(ArgumentError, match="no stage 'attention'; the stages are embedding, attn_norm, q"):
             session.observe([1], ["q", "attention"])
@@ -127,19 +127,19 @@ def test_what_cannot_be_observed_is_refused(model: llamac.Model) -> None:
         assert session.length() == 1
 
 
-# ---- what the stages hold
+# ---- values
 
 
 @pytest.fixture(params=["f32", "f16"])
 def seen(request: pytest.FixtureRequest, model: llamac.Model) -> dict[tuple[str, int], Floats]:
-    """All stages of IDS; the cache in both precisions."""
+    """All stages of IDS, for each precision of the cache."""
     with model.session(kv_dtype=request.param) as session:
         found = session.observe(IDS, llamac.STAGES)
     found["kv is f16", 0] = np.array([request.param == "f16"], np.float32)
     return found
 
 
-def test_stages_follow_from_one_another(model: llamac.Model, seen: dict[tuple[str, int], Floats]) -> None:
+def test_each_stage_follows_from_the_stages_before_it(model: llamac.Model, seen: dict[tuple[str, int], Floats]) -> None:
     c = model.config
     embedding = tensor(model, "token_embedding.weight")[IDS]
     if c["position"] == "learned":
@@ -162,7 +162,7 @@ def test_stages_follow_from_one_another(model: llamac.Model, seen: dict[tuple[st
 
 
 def normed(model: llamac.Model, name: str, rows: NDArray[Any]) -> Doubles:
-    """The model's kind of norm of each row."""
+    """Apply the model's norm to each row."""
     x: Doubles = rows.astype(np.float64)
     layer_norm = model.config["norm"] == "layer"
     if layer_norm:
@@ -181,7 +181,7 @@ def test_the_cache_holds_keys_and_values(seen: dict[tuple[str, int], Floats]) ->
             assert len(np.unique(held)) > 1000
 
 
-def test_scores_and_what_they_weigh(model: llamac.Model, seen: dict[tuple[str, int], Floats]) -> None:
+def test_scores_and_weighted_values_match_numpy(model: llamac.Model, seen: dict[tuple[str, int], Floats]) -> None:
     c, count = model.config, len(IDS)
     group = c["n_heads"] // c["n_kv_heads"]
     for layer in (0, 1):

@@ -1,4 +1,4 @@
-"""Sampling: parameters and their defaults, seeds, and every setting against a definition in NumPy."""
+"""Sampling: parameters and defaults, seeds, and every setting against a definition in NumPy."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ BOS = 1
 
 
 def draw(logits: Floats, sampling: _core.Sampling, position: int) -> int:
-    """A token from logits that are given."""
+    """Sample a token from given logits."""
     return _core.sample(cast("Any", logits), sampling, position)
 
 
 # ---- parameters and defaults
 
 
-def test_the_overrides_are_the_parameters() -> None:
+def test_overrides_have_the_fields_of_the_parameters() -> None:
     names = [field.name for field in dataclasses.fields(SamplingParams)]
     assert names == list(SamplingOverrides.__annotations__)
     assert all(field.kw_only and field.default is None for field in dataclasses.fields(SamplingParams))
     assert typing.get_type_hints(SamplingOverrides) == typing.get_type_hints(SamplingParams)
 
 
-def test_parameters_are_values() -> None:
+def test_parameters_compare_hash_and_pickle_by_value() -> None:
     params = SamplingParams(temperature=cast("float", np.float32(0.5)), top_k=cast("int", np.int64(4)), stop="x")
     assert params == SamplingParams(temperature=0.5, top_k=4, stop=["x"])
     assert hash(params) == hash(SamplingParams(temperature=0.5, top_k=4, stop=("x",)))
@@ -52,19 +52,27 @@ def test_parameters_are_values() -> None:
 
 
 @pytest.mark.parametrize("name", SamplingOverrides.__annotations__)
-def test_the_request_decides_then_the_model_then_the_library(name: str) -> None:
-    said: Any = {"max_tokens": 5, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "stop": ()}
+def test_the_request_overrides_the_model_which_overrides_the_library(name: str) -> None:
+    requested: Any = {
+        "max_tokens": 5,
+        "temperature": 0.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "seed": 0,
+        "stop": (),
+    }
     recommended: Any = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1}
-    last: Any = {"max_tokens": None, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "stop": ()}
+    library: Any = {"max_tokens": None, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "stop": ()}
     none, some = SamplingParams(), SamplingParams(**recommended)
-    request = SamplingParams(**{name: said[name]})
-    assert getattr(resolve(request, some), name) == said[name]  # also where it says 0
+    request = SamplingParams(**{name: requested[name]})
+    assert getattr(resolve(request, some), name) == requested[name]  # a requested 0 counts
     if name != "seed":
-        assert getattr(resolve(none, some), name) == recommended.get(name, last[name])
-        assert getattr(resolve(none, none), name) == last[name]
+        assert getattr(resolve(none, some), name) == recommended.get(name, library[name])
+        assert getattr(resolve(none, none), name) == library[name]
 
 
-def test_overrides_replace_parameters_and_none_is_not_set() -> None:
+def test_overrides_replace_parameters_unless_they_are_none() -> None:
     params = SamplingParams(temperature=0.5, stop="x", seed=3)
     assert request_params(params, {}) is params
     assert request_params(params, {"temperature": None, "stop": None}) is params
@@ -72,7 +80,7 @@ def test_overrides_replace_parameters_and_none_is_not_set() -> None:
     assert request_params(None, {"top_k": 3}) == SamplingParams(top_k=3)
 
 
-def test_a_generation_uses_what_the_model_recommends(tmp_path: Path) -> None:
+def test_a_generation_uses_the_models_recommendations(tmp_path: Path) -> None:
     recommended: Any = {"temperature": 0.7, "top_k": 5, "top_p": 0.8, "min_p": 0.05}
     path = write_model(tmp_path / "m.bin", checkpoint(llama_config()), generation=recommended)
     with llamac.load(path) as model:
@@ -85,7 +93,7 @@ def test_a_generation_uses_what_the_model_recommends(tmp_path: Path) -> None:
             assert session.generate("he", max_tokens=30, seed=1).tokens == found
 
 
-def test_without_a_recommendation_the_distribution_is_the_models_own(tiny_llama: Path) -> None:
+def test_a_generation_without_recommendations_samples_the_plain_distribution(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model:
         assert model.sampling_defaults == SamplingParams()
         plain = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -104,13 +112,13 @@ def test_without_a_recommendation_the_distribution_is_the_models_own(tiny_llama:
     ],
     ids=str,
 )
-def test_a_bad_recommendation_is_ignored_with_a_warning(
+def test_an_invalid_recommendation_is_ignored_with_a_warning(
     tmp_path: Path, generation: Any, kept: dict[str, Any], message: str
 ) -> None:
     path = write_model(tmp_path / "m.bin", checkpoint(llama_config()), generation=generation)
     with pytest.warns(LlamacWarning, match=message) as found:
         model = llamac.load(path)
-    assert [warning.filename for warning in found] == [__file__]  # it points to the caller
+    assert [warning.filename for warning in found] == [__file__]  # the caller's file
     assert str(path) in str(found[0].message)
     with model, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -118,15 +126,15 @@ def test_a_bad_recommendation_is_ignored_with_a_warning(
         model.generate("he", max_tokens=1)
 
 
-def test_a_recommendation_sets_no_other_parameters(tmp_path: Path) -> None:
+def test_a_recommendation_cannot_set_other_parameters(tmp_path: Path) -> None:
     generation = {"max_tokens": 3, "seed": 4, "stop": "x", "repetition_penalty": 1.1, "temperature": None}
     path = write_model(tmp_path / "m.bin", checkpoint(llama_config()), generation=generation)
     with llamac.load(path) as model:
         assert model.sampling_defaults == SamplingParams()
 
 
-def test_the_core_accepts_what_the_parameters_accept() -> None:
-    """The limits are checked in Python, which can name what the caller wrote, and again in the core."""
+def test_core_and_parameters_accept_the_same_ranges() -> None:
+    """Python checks the ranges so that errors can name the argument; the core checks them again."""
     extremes: list[Any] = [{"temperature": 1e6}, {"temperature": 1e-37}, {"top_p": 1e-300}, {"min_p": 1}]
     for settings in [*extremes, {"top_k": 2**31 - 1}]:
         params = resolve(SamplingParams(**settings), SamplingParams())
@@ -141,7 +149,7 @@ def test_the_core_accepts_what_the_parameters_accept() -> None:
 # ---- seeds
 
 
-def test_a_seed_repeats_and_none_is_told(tiny_llama: Path) -> None:
+def test_a_seed_reproduces_a_generation_and_is_reported(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model:
 
         def tokens(seed: int | None) -> tuple[list[int], int]:
@@ -157,22 +165,22 @@ def test_a_seed_repeats_and_none_is_told(tiny_llama: Path) -> None:
         assert tokens(None)[1] != tokens(None)[1]
 
 
-def test_a_draw_depends_on_seed_and_position_only(tiny_llama: Path) -> None:
+def test_a_draw_depends_only_on_seed_and_position(tiny_llama: Path) -> None:
     settings: dict[str, Any] = {"temperature": 1.2, "seed": 11}
     with llamac.load(tiny_llama) as model:
         whole = model.generate([BOS, 40, 50], max_tokens=40, **settings).tokens
-        for cut in (1, 7, 39):  # the same text as a prompt: other calls, the same positions
+        for cut in (1, 7, 39):  # a prefix as the prompt: other calls, the same positions
             rest = model.generate([BOS, 40, 50, *whole[:cut]], max_tokens=40 - cut, **settings).tokens
             assert rest == whole[cut:]
         with model.session() as session:
             ids = [BOS, 40, 50, *whole]
-            for length in (20, 5, 30, 5):  # there and back again
+            for length in (20, 5, 30, 5):  # longer and shorter prefixes in turn
                 session.truncate(min(length - 1, session.length()))
                 session.prefill(llamac.engine.session.as_ids(ids[session.length() : length]))
                 assert [session.sample(temperature=1.2, seed=11) for _ in range(3)] == [ids[length]] * 3
 
 
-def test_draws_at_other_positions_and_of_other_seeds_are_independent() -> None:
+def test_draws_with_other_positions_or_seeds_are_independent() -> None:
     flat = np.zeros(2, np.float32)
 
     def bits(seeds: range, positions: range) -> NDArray[np.int64]:
@@ -189,10 +197,10 @@ def test_draws_at_other_positions_and_of_other_seeds_are_independent() -> None:
 
 
 def definition(logits: Floats, temperature: float, top_k: int, top_p: float, min_p: float) -> NDArray[np.float64]:
-    """Probabilities of all tokens: temperature, then top-k, then top-p, then min-p; written for clarity."""
+    """Token probabilities after temperature, top-k, top-p and min-p, in this order; written for clarity."""
     with np.errstate(over="ignore"):
         scores = logits.astype(np.float64) / temperature
-    order = np.lexsort((np.arange(len(scores)), -scores))  # the best first, of equals the lowest id
+    order = np.lexsort((np.arange(len(scores)), -scores))  # descending; among equals the lowest id first
     kept = order[: top_k or len(order)]
 
     def shares() -> NDArray[np.float64]:
@@ -221,7 +229,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 2.0, "min_p": 0.1},
     {"temperature": 1.0, "min_p": 1.0},
     {"temperature": 1.5, "top_k": 8, "top_p": 0.85},
-    {"temperature": 1.5, "top_k": 40, "top_p": 0.85},  # as many as there are logits
+    {"temperature": 1.5, "top_k": 40, "top_p": 0.85},  # all 40 logits
     {"temperature": 1.5, "top_k": 8, "top_p": 0.95, "min_p": 0.2},
     {"temperature": 0.8, "top_k": 30, "top_p": 0.99, "min_p": 0.01},
 ]
@@ -237,7 +245,7 @@ def test_samples_follow_the_definition(settings: dict[str, Any]) -> None:
     counts = np.bincount([draw(logits, sampling, position) for position in range(draws)], minlength=40)
     assert not counts[expected == 0].any()
     likely = expected * draws >= 5
-    assert counts[likely].all()  # every candidate comes
+    assert counts[likely].all()  # every candidate occurs
     rest = ~likely & (expected > 0)
     observed = np.append(counts[likely], counts[rest].sum())
     mean = np.append(expected[likely], expected[rest].sum()) * draws
@@ -247,7 +255,7 @@ def test_samples_follow_the_definition(settings: dict[str, Any]) -> None:
 
 
 def test_the_filters_apply_in_the_documented_order() -> None:
-    """Logits for which another order would leave other candidates."""
+    """In another order, the filters would leave other candidates of these logits."""
     logits = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.05], np.float32))
 
     def candidates(**settings: Any) -> set[int]:
@@ -255,16 +263,17 @@ def test_the_filters_apply_in_the_documented_order() -> None:
         return {draw(logits, sampling, position) for position in range(500)}
 
     assert candidates(temperature=1.0, top_p=0.6) == {0, 1}
-    assert candidates(temperature=2.0, top_p=0.6) == {0, 1, 2}  # temperature flattens before top-p counts
-    # top-k first: of 0.4 + 0.3 + 0.15 the first two already are 0.82
+    assert candidates(temperature=2.0, top_p=0.6) == {0, 1, 2}  # the temperature flattens before top-p counts
+    # top-k applies first: the first two are 0.82 of 0.4 + 0.3 + 0.15
     assert candidates(temperature=1.0, top_k=3, top_p=0.8) == {0, 1}
     assert candidates(temperature=1.0, top_p=0.8) == {0, 1, 2}
     assert candidates(temperature=1.0, min_p=0.3) == {0, 1, 2}
-    assert candidates(temperature=2.0, min_p=0.45) == {0, 1, 2, 3}  # square roots of the ratios: 1, .87, .61, .5, .35
+    # the square roots of the ratios are 1, 0.87, 0.61, 0.5 and 0.35
+    assert candidates(temperature=2.0, min_p=0.45) == {0, 1, 2, 3}
     assert candidates(temperature=1.0, top_k=2, min_p=0.3) == {0, 1}
 
 
-def test_equals_are_told_apart_by_their_ids() -> None:
+def test_equal_logits_are_ordered_by_id() -> None:
     equal = np.zeros(50, np.float32)
     for settings, expected in (
         ({"temperature": 0.0}, {0}),
@@ -276,7 +285,7 @@ def test_equals_are_told_apart_by_their_ids() -> None:
         assert {draw(equal, sampling, position) for position in range(1000)} == expected
 
 
-def test_extreme_logits() -> None:
+def test_infinite_and_nan_logits_are_never_sampled() -> None:
     inf, nan = np.float32(np.inf), np.float32(np.nan)
     warm = _core.Sampling(temperature=1.0, seed=1)
     greedy = _core.Sampling()
@@ -294,7 +303,7 @@ def test_extreme_logits() -> None:
             draw(np.array([], np.float32), sampling, 0)
 
 
-def test_a_higher_temperature_spreads(tiny_llama: Path) -> None:
+def test_a_higher_temperature_gives_more_distinct_tokens(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model:
         kinds = [
             len({model.generate("he", max_tokens=1, temperature=t, seed=seed).tokens[0] for seed in range(60)})

@@ -1,4 +1,4 @@
-"""Sessions: what an eval gives and keeps, the same bits in every grouping, what is refused, closed and busy."""
+"""Sessions: results of evals, the same bits in every grouping, refused arguments, closed and busy sessions."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def session(model: llamac.Model) -> Iterator[llamac.Session]:
         yield opened
 
 
-# ---- what an eval gives
+# ---- eval
 
 
-def test_logits_of_all_tokens_of_the_last_or_none(model: llamac.Model) -> None:
+def test_eval_returns_logits_of_all_tokens_the_last_or_none(model: llamac.Model) -> None:
     with model.session() as session:
         every = evaluate(session, IDS)
     assert every.shape == (len(IDS), 301)
@@ -70,14 +70,12 @@ def test_logits_of_all_tokens_of_the_last_or_none(model: llamac.Model) -> None:
         assert same_bits(evaluate(session, IDS[-1:], "last"), every[-1])
 
 
-def test_model_logits_are_those_of_a_session(model: llamac.Model, session: llamac.Session) -> None:
+def test_model_logits_match_a_session(model: llamac.Model, session: llamac.Session) -> None:
     assert same_bits(model.logits(IDS), evaluate(session, IDS))
 
 
 @pytest.mark.parametrize("kv", ["f32", "f16"])
-def test_chunks_one_prefill_and_single_tokens_give_the_same_bits(
-    model: llamac.Model, kv: Literal["f32", "f16"]
-) -> None:
+def test_any_chunking_gives_the_same_bits(model: llamac.Model, kv: Literal["f32", "f16"]) -> None:
     with model.session(kv_dtype=kv) as session:
         whole = evaluate(session, IDS)
     for sizes in ([len(IDS)], [1, 5, 6, 7, 12, 64, 216], [255, 2, 54], [1] * len(IDS)):
@@ -90,11 +88,11 @@ def test_chunks_one_prefill_and_single_tokens_give_the_same_bits(
         assert same_bits(np.concatenate(parts), whole), sizes
 
 
-def test_several_sequences_in_one_pass_give_the_bits_of_each_alone(model: llamac.Model) -> None:
+def test_a_batch_of_sequences_gives_the_bits_of_each_alone(model: llamac.Model) -> None:
     texts = [some_ids(count, seed) for seed, count in enumerate((90, 3, 270, 41))]
     alone = [model.logits(ids) for ids in texts]
     with model.session(sequences=4) as session:
-        starts = (7, 0, 120, 41)  # some begin with a cache, one is not in the batch at all
+        starts = (7, 0, 120, 41)  # some sequences have cached positions, the last one is not in the batch
         for number, start in enumerate(starts):
             if start:
                 session.eval(texts[number][:start], sequence=number, logits=None)
@@ -111,23 +109,23 @@ def test_several_sequences_in_one_pass_give_the_bits_of_each_alone(model: llamac
         assert [session.length(number) for number in range(4)] == [90, 3, 270, 41]
 
 
-def test_rows_without_wishes_give_no_logits(session: llamac.Session) -> None:
+def test_rows_without_requested_logits_return_an_empty_array(session: llamac.Session) -> None:
     assert session.eval_rows([(4, 0, 0, False), (5, 0, 1, False)]).shape == (0, 301)
     assert session.length() == 2
     with pytest.raises(ArgumentError, match="no rows to eval"):
         session.eval_rows([])
 
 
-def test_ids_come_from_any_iterable_of_whole_numbers(model: llamac.Model) -> None:
+def test_ids_can_be_any_iterable_of_integers(model: llamac.Model) -> None:
     expected = model.logits([1, 2, 3])
     for ids in ((1, 2, 3), range(1, 4), iter([1, 2, 3]), np.array([1, 2, 3]), np.array([1, 2, 3], np.uint16)):
         assert same_bits(model.logits(cast("Any", ids)), expected)
 
 
-# ---- truncating and the end of the context
+# ---- truncate and the end of the context
 
 
-def test_after_a_truncate_the_bits_are_those_of_a_fresh_session(model: llamac.Model, session: llamac.Session) -> None:
+def test_eval_after_truncate_gives_the_bits_of_a_fresh_session(model: llamac.Model, session: llamac.Session) -> None:
     first = evaluate(session, IDS)
     for length in (300, 256, 17, 0):
         session.truncate(length)
@@ -142,7 +140,7 @@ def test_after_a_truncate_the_bits_are_those_of_a_fresh_session(model: llamac.Mo
     assert session.length() == 311
 
 
-def test_a_truncate_concerns_one_sequence(model: llamac.Model) -> None:
+def test_truncate_affects_one_sequence(model: llamac.Model) -> None:
     with model.session(sequences=2) as session:
         for number in (0, 1):
             session.eval(IDS[:20], sequence=number, logits=None)
@@ -151,7 +149,7 @@ def test_a_truncate_concerns_one_sequence(model: llamac.Model) -> None:
         assert same_bits(evaluate(session, IDS[20:30]), model.logits(IDS[:30])[20:])
 
 
-def test_what_does_not_fit_the_context_changes_nothing(model: llamac.Model) -> None:
+def test_tokens_beyond_the_context_are_refused_and_change_nothing(model: llamac.Model) -> None:
     with model.session(context=40) as session:
         session.eval(IDS[:30], logits=None)
         before = session.memory()
@@ -168,10 +166,10 @@ def test_what_does_not_fit_the_context_changes_nothing(model: llamac.Model) -> N
             model.logits([1] * (CONTEXT + 1))
 
 
-# ---- what is refused
+# ---- refused arguments
 
 
-def test_wrong_ids_are_refused_and_change_nothing(model: llamac.Model, session: llamac.Session) -> None:
+def test_malformed_ids_are_refused_and_change_nothing(model: llamac.Model, session: llamac.Session) -> None:
     session.eval(IDS[:30], logits=None)
     before = session.memory()
     wrong: list[tuple[Any, str]] = [
@@ -205,7 +203,7 @@ def test_wrong_ids_are_refused_and_change_nothing(model: llamac.Model, session: 
     assert same_bits(evaluate(session, IDS[30:33]), model.logits(IDS[:33])[30:])
 
 
-def test_wrong_rows_are_refused_and_change_nothing(model: llamac.Model) -> None:
+def test_malformed_rows_are_refused_and_change_nothing(model: llamac.Model) -> None:
     with model.session(sequences=2) as session:
         session.eval(IDS[:4], logits=None)
         good = (1, 0, 4, True)
@@ -225,7 +223,7 @@ def test_wrong_rows_are_refused_and_change_nothing(model: llamac.Model) -> None:
         assert same_bits(session.eval_rows([good])[0], model.logits([*IDS[:4], 1])[-1])
 
 
-def test_wrong_arguments_of_a_session_are_refused(session: llamac.Session) -> None:
+def test_invalid_arguments_of_session_methods_are_refused(session: llamac.Session) -> None:
     anything = cast("Any", session)
     with pytest.raises(ArgumentError, match="logits is 'first', expected 'last', 'all' or None"):
         anything.eval([1], logits="first")
@@ -252,7 +250,7 @@ def test_wrong_arguments_of_a_session_are_refused(session: llamac.Session) -> No
     assert session.length() == 0
 
 
-BAD_OPTIONS: list[tuple[dict[str, Any], type[LlamacError], str]] = [
+INVALID_OPTIONS: list[tuple[dict[str, Any], type[LlamacError], str]] = [
     ({"kv_dtype": "q8"}, ArgumentError, "kv_dtype is 'q8', expected 'f32', 'f16' or None"),
     ({"kv_dtype": ""}, ArgumentError, "kv_dtype is ''"),
     ({"threads": 0}, ArgumentError, "threads is 0, expected 1 to 1024"),
@@ -267,8 +265,8 @@ BAD_OPTIONS: list[tuple[dict[str, Any], type[LlamacError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "error", "message"), BAD_OPTIONS, ids=[str(row[0]) for row in BAD_OPTIONS])
-def test_bad_options_are_refused_by_load_and_by_sessions(
+@pytest.mark.parametrize(("options", "error", "message"), INVALID_OPTIONS, ids=[str(row[0]) for row in INVALID_OPTIONS])
+def test_invalid_options_are_refused_by_load_and_by_sessions(
     tiny: Path, options: dict[str, Any], error: type[LlamacError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -277,8 +275,8 @@ def test_bad_options_are_refused_by_load_and_by_sessions(
         model.session(**options)
 
 
-def test_options_of_one_place_only(tiny_llama: Path, model: llamac.Model) -> None:
-    for name in ("device", "kv", "cache"):  # names of earlier drafts
+def test_unknown_and_mistyped_options_are_refused(tiny_llama: Path, model: llamac.Model) -> None:
+    for name in ("device", "kv", "cache"):
         with pytest.raises(TypeError, match=name):
             llamac.load(tiny_llama, **{name: "cpu"})  # type: ignore[arg-type]
     for sequences in (0, -1, 65537, 2**40):
@@ -300,7 +298,7 @@ def test_options_of_one_place_only(tiny_llama: Path, model: llamac.Model) -> Non
 # ---- settings and memory
 
 
-def test_sessions_take_what_load_was_told_unless_told_otherwise(tiny_llama: Path) -> None:
+def test_sessions_inherit_the_options_of_load_unless_overridden(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama, context=50, kv_dtype="f16", threads=up_to(2), isa="scalar") as model:
         with model.session() as session:
             assert (session.context, session.kv_dtype, session.threads, session.isa) == (50, "f16", up_to(2), "scalar")
@@ -311,7 +309,7 @@ def test_sessions_take_what_load_was_told_unless_told_otherwise(tiny_llama: Path
             model.logits([1] * 51)
 
 
-def test_the_cache_has_the_files_precision_by_default(tiny_llama: Path, tiny_gpt2: Path) -> None:
+def test_kv_dtype_defaults_to_the_files_precision(tiny_llama: Path, tiny_gpt2: Path) -> None:
     found = {}
     for path in (tiny_llama, tiny_gpt2):
         with llamac.load(path) as model, model.session() as session:
@@ -319,7 +317,7 @@ def test_the_cache_has_the_files_precision_by_default(tiny_llama: Path, tiny_gpt
     assert found == {tiny_llama: "f32", tiny_gpt2: "f16"}
 
 
-def test_a_half_precise_cache_is_near_and_half_as_large(model: llamac.Model) -> None:
+def test_an_f16_cache_is_close_to_f32_and_half_as_large(model: llamac.Model) -> None:
     logits, bytes_held = {}, {}
     for kv in ("f32", "f16"):
         with model.session(kv_dtype=kv) as session:
@@ -331,12 +329,12 @@ def test_a_half_precise_cache_is_near_and_half_as_large(model: llamac.Model) -> 
     assert 0 < error < 0.05
 
 
-def test_memory_tells_what_is_held(tiny_llama: Path) -> None:
+def test_memory_reports_the_allocated_pages(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model, model.session(sequences=2) as session:
         assert session.memory()["kv"] == 0
         small = session.memory()["activations"]
         session.eval([1], logits=None)
-        page = session.memory()["kv"]  # of 64 positions; values may be padded
+        page = session.memory()["kv"]  # 64 positions; values may be padded
         least = 64 * model.config["n_layers"] * 2 * model.config["n_kv_heads"] * model.config["head_dim"] * 4
         assert least <= page < 2 * least
         for length, pages in ((64, 1), (65, 2), (300, 5)):
@@ -352,7 +350,7 @@ def test_memory_tells_what_is_held(tiny_llama: Path) -> None:
 # ---- closed
 
 
-def test_a_closed_session_says_so_wherever_it_is_used(model: llamac.Model) -> None:
+def test_every_use_of_a_closed_session_is_a_closed_error(model: llamac.Model) -> None:
     session = model.session()
     session.eval([1])
     session.close()
@@ -376,7 +374,7 @@ def test_a_closed_session_says_so_wherever_it_is_used(model: llamac.Model) -> No
             use()
 
 
-def test_closing_a_model_closes_its_sessions_and_everything_says_so(tiny: Path) -> None:
+def test_closing_a_model_closes_its_sessions_and_file(tiny: Path) -> None:
     model = llamac.load(tiny)
     session = model.session()
     tokenizer = model.tokenizer
@@ -399,12 +397,12 @@ def test_closing_a_model_closes_its_sessions_and_everything_says_so(tiny: Path) 
         with pytest.raises(ClosedError, match="closed"):
             use()
     assert "closed" in repr(model)
-    assert tokenizer.decode(tokenizer.encode("hello")) == "hello"  # a value that outlives the model
+    assert tokenizer.decode(tokenizer.encode("hello")) == "hello"  # a tokenizer outlives its model
     assert model.config["vocab_size"] == 301
 
 
-def test_a_model_may_be_closed_while_other_threads_make_sessions(tiny_llama: Path) -> None:
-    """Many switches between threads, so that they come at every place where Python code runs."""
+def test_a_model_can_be_closed_while_other_threads_open_sessions(tiny_llama: Path) -> None:
+    """Frequent thread switches make the race likely at every Python instruction."""
     program = """
         import sys, threading, llamac
         sys.setswitchinterval(1e-6)
@@ -431,7 +429,7 @@ def test_a_model_may_be_closed_while_other_threads_make_sessions(tiny_llama: Pat
 
 @pytest.fixture
 def busy(big_llama: Path) -> Iterator[tuple[llamac.Model, llamac.Session]]:
-    """A session that a thread computes with until the test ends."""
+    """A session in which another thread computes until the test ends."""
     outcomes: list[BaseException | None] = []
     with llamac.load(big_llama, threads=1) as model, model.session() as session:
 
@@ -451,7 +449,7 @@ def busy(big_llama: Path) -> Iterator[tuple[llamac.Model, llamac.Session]]:
         yield model, session
         session.cancel()
         thread.join()
-    assert isinstance(outcomes[0], CancelledError)  # it had not ended before the test did
+    assert isinstance(outcomes[0], CancelledError)  # the eval was still running when the test ended
 
 
 def test_a_busy_session_refuses_a_second_thread(busy: tuple[llamac.Model, llamac.Session]) -> None:

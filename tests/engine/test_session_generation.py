@@ -1,4 +1,4 @@
-"""Generating in a session: a second turn computes only what is new, and gives the same tokens."""
+"""Generation in a session: a second turn computes only the new tokens and gives the same result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def chat_model(tmp_path: Path) -> llamac.Model:
 
 @pytest.fixture
 def prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of tokens of each prefill."""
+    """The number of tokens in each prefill."""
     counts: list[int] = []
     prefill = llamac.Session.prefill
 
@@ -41,15 +41,15 @@ def prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-# ---- what is computed
+# ---- cached tokens
 
 
-def test_a_second_turn_computes_only_what_is_new(tiny: Path, prefills: list[int]) -> None:
+def test_a_second_turn_computes_only_the_new_tokens(tiny: Path, prefills: list[int]) -> None:
     prompt, more = some_ids(50), some_ids(20, seed=2)
     with llamac.load(tiny) as model, model.session() as session:
         first = session.generate(prompt, max_tokens=10, seed=1)
         assert (first.usage.prompt_tokens, first.usage.cached_tokens) == (50, 0)
-        assert session.tokens() == prompt + first.tokens[:-1]  # the last token has not been computed
+        assert session.tokens() == prompt + first.tokens[:-1]  # the last token was not evaluated
         whole = prompt + first.tokens + more
         second = session.generate(whole, max_tokens=10, seed=2)
         assert prefills == [50, 21]
@@ -57,7 +57,7 @@ def test_a_second_turn_computes_only_what_is_new(tiny: Path, prefills: list[int]
         assert second.tokens == model.generate(whole, max_tokens=10, seed=2).tokens
 
 
-def test_a_prompt_that_differs_keeps_the_common_prefix(tiny: Path, prefills: list[int]) -> None:
+def test_a_different_prompt_reuses_the_common_prefix(tiny: Path, prefills: list[int]) -> None:
     prompt = some_ids(50)
     other = [*prompt[:30], (prompt[30] + 1) % 280, *prompt[31:]]
     with llamac.load(tiny) as model, model.session() as session:
@@ -72,7 +72,7 @@ def test_a_prompt_that_differs_keeps_the_common_prefix(tiny: Path, prefills: lis
         assert found.tokens == model.generate(unrelated, max_tokens=5, seed=1).tokens
 
 
-def test_a_prompt_that_is_held_already_computes_its_last_token(tiny: Path, prefills: list[int]) -> None:
+def test_a_cached_prompt_computes_only_its_last_token(tiny: Path, prefills: list[int]) -> None:
     prompt = some_ids(50)
     with llamac.load(tiny) as model, model.session() as session:
         first = session.generate(prompt, max_tokens=5, seed=1)
@@ -83,7 +83,7 @@ def test_a_prompt_that_is_held_already_computes_its_last_token(tiny: Path, prefi
         assert shorter.tokens == model.generate(prompt[:20], max_tokens=5, seed=1).tokens
 
 
-def test_evals_and_truncations_count_as_held(tiny: Path, prefills: list[int]) -> None:
+def test_evals_and_truncations_update_the_cached_tokens(tiny: Path, prefills: list[int]) -> None:
     ids = some_ids(60)
     with llamac.load(tiny) as model, model.session(sequences=2) as session:
         session.eval(ids[:20], logits=None)
@@ -102,14 +102,14 @@ def test_evals_and_truncations_count_as_held(tiny: Path, prefills: list[int]) ->
             session.tokens(2)
 
 
-def test_the_tokens_of_a_cancelled_eval_are_those_that_were_kept(big_llama: Path) -> None:
+def test_a_cancelled_prefill_keeps_the_computed_tokens(big_llama: Path) -> None:
     ids = some_ids(700)
     with llamac.load(big_llama, threads=1) as model, model.session() as session:
         stream = session.stream(ids, max_tokens=1)
         eval_rows = session._core.eval_rows
 
         class Core:
-            """The session's core; it cancels when a chunk has been computed."""
+            """The session's core, which reports a cancellation after the first chunk."""
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(core, name)
@@ -136,7 +136,7 @@ def test_the_sessions_context_limits_prompt_and_generation(scripted: Script) -> 
         assert (result.text, result.finish_reason) == ("cdefgh", "context")
         with pytest.raises(ContextFullError, match="the prompt has 9 tokens, but the context holds 8"):
             session.generate([BOS] * 9)
-        assert session.length() == 8  # a request that is refused changes nothing
+        assert session.length() == 8  # the refused request changed nothing
 
 
 def test_a_new_request_ends_an_unfinished_stream(scripted: Script) -> None:
@@ -166,7 +166,7 @@ def test_closing_a_stream_leaves_its_session_open(scripted: Script) -> None:
         assert session.generate([BOS], max_tokens=3).text == "abc"
 
 
-def test_a_closed_session_generates_nothing(scripted: Script) -> None:
+def test_a_closed_session_does_not_generate(scripted: Script) -> None:
     session = scripted("abcdefgh").session()
     stream = session.stream([BOS])
     session.close()
@@ -175,10 +175,10 @@ def test_a_closed_session_generates_nothing(scripted: Script) -> None:
             use()
 
 
-# ---- a loop of one's own
+# ---- prefill, sample and step
 
 
-def test_prefill_sample_and_step_make_a_generation(tiny_llama: Path) -> None:
+def test_prefill_sample_and_step_reproduce_generate(tiny_llama: Path) -> None:
     prompt = some_ids(20)
     with llamac.load(tiny_llama) as model, model.session() as session:
         params = llamac.SamplingParams(temperature=0.9, top_p=0.8, seed=5)
@@ -202,7 +202,7 @@ def test_sampling_needs_logits(tiny_llama: Path) -> None:
 # ---- chat
 
 
-def test_chat_answers_with_the_models_template(chat_model: llamac.Model) -> None:
+def test_chat_uses_the_models_template(chat_model: llamac.Model) -> None:
     messages = [{"role": "user", "content": "hello"}]
     with chat_model as model:
         prompt = model.chat_ids(messages)
@@ -220,7 +220,7 @@ def test_chat_answers_with_the_models_template(chat_model: llamac.Model) -> None
             assert "".join(stream) == expected.text
 
 
-def test_a_second_turn_of_a_chat_computes_only_what_is_new(chat_model: llamac.Model) -> None:
+def test_a_second_turn_of_a_chat_computes_only_the_new_tokens(chat_model: llamac.Model) -> None:
     messages = [{"role": "user", "content": "hello world"}]
     with chat_model as model, model.session() as session:
         first = session.chat(messages, max_tokens=3, temperature=0)
@@ -242,7 +242,7 @@ def test_messages_cannot_write_special_tokens(checkpoint_folder: Path) -> None:
         assert model.chat_ids(messages, parse_special=True).count(bos) == 2
 
 
-def test_chat_passes_tools_and_template_options(tmp_path: Path) -> None:
+def test_chat_passes_tools_and_options_to_the_template(tmp_path: Path) -> None:
     made = checkpoint(llama_config())
     made.chat_template = "{{ tools | length if tools else 'no' }} tools, {{ mood }}, {{ messages[0].content }}"
     messages = [{"role": "user", "content": "x"}]
@@ -262,7 +262,7 @@ def test_chat_passes_tools_and_template_options(tmp_path: Path) -> None:
             model.chat(messages, template_options=[1])  # type: ignore[arg-type]
 
 
-def test_a_model_without_a_template_cannot_chat(tiny_llama: Path) -> None:
+def test_chat_needs_a_template(tiny_llama: Path) -> None:
     messages = [{"role": "user", "content": "x"}]
     with llamac.load(tiny_llama) as model, model.session() as session:
         for use in (model.chat, model.chat_stream, session.chat, session.chat_stream):
@@ -273,18 +273,18 @@ def test_a_model_without_a_template_cannot_chat(tiny_llama: Path) -> None:
 # ---- long prompts
 
 
-def test_a_prompt_that_is_certainly_too_long_is_not_tokenized(
+def test_a_prompt_that_must_exceed_the_context_is_not_tokenized(
     chat_model: llamac.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "hello world " * 100_000
     encoded: list[int] = []
     encode = llamac.Tokenizer.encode
 
-    def watch(tokenizer: llamac.Tokenizer, text: str, **options: Any) -> list[int]:
+    def count(tokenizer: llamac.Tokenizer, text: str, **options: Any) -> list[int]:
         encoded.append(len(text))
         return encode(tokenizer, text, **options)
 
-    monkeypatch.setattr(llamac.Tokenizer, "encode", watch)
+    monkeypatch.setattr(llamac.Tokenizer, "encode", count)
     with chat_model as model, model.session() as session:
         for use in (
             lambda: model.generate(text),
@@ -298,7 +298,7 @@ def test_a_prompt_that_is_certainly_too_long_is_not_tokenized(
     assert encoded == []
 
 
-def test_numpy_ids_are_a_prompt(tiny_llama: Path) -> None:
+def test_numpy_ids_are_accepted_as_a_prompt(tiny_llama: Path) -> None:
     ids = np.array(some_ids(9))
     with llamac.load(tiny_llama) as model, model.session() as session:
         found = session.generate(ids, max_tokens=2, temperature=0)  # type: ignore[arg-type]

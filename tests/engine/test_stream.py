@@ -1,4 +1,4 @@
-"""Streams: their pieces, cancelling and closing them, and interruptions at any point."""
+"""Streams: pieces, cancelling, closing, and interruptions at any instruction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMEOUT = 60
 # ---- pieces
 
 
-def test_the_pieces_are_the_text(tiny: Path) -> None:
+def test_pieces_add_up_to_the_text(tiny: Path) -> None:
     with llamac.load(tiny) as model:
         for settings in ({"temperature": 0}, {"seed": 3}, {"temperature": 1.5, "seed": 4, "stop": ["he", "\n"]}):
             options = cast("dict[str, Any]", {"max_tokens": 60, **settings})
@@ -40,16 +40,16 @@ def test_the_pieces_are_the_text(tiny: Path) -> None:
             assert stream.completion.tokens == result.tokens
 
 
-def test_characters_are_never_broken(scripted: Script) -> None:
+def test_pieces_contain_only_whole_characters(scripted: Script) -> None:
     text = "aé東🙂z"
     model = scripted(text)
     assert list(model.stream([BOS], max_tokens=len(text.encode()))) == list(text)
-    cut = model.stream([BOS], max_tokens=len(text.encode()) - 2)  # ends within the last character but one
+    cut = model.stream([BOS], max_tokens=len(text.encode()) - 2)  # ends inside the second-to-last character
     assert list(cut) == ["a", "é", "東"]
     assert cut.completion.text == "aé東"
 
 
-def test_held_back_text_comes_at_the_end(scripted: Script) -> None:
+def test_held_back_text_is_released_at_the_end(scripted: Script) -> None:
     model = scripted("abcdefgh")
     stream = model.stream([BOS], stop="defghX", max_tokens=8)
     assert list(stream) == ["a", "b", "c", "defgh"]
@@ -58,7 +58,7 @@ def test_held_back_text_comes_at_the_end(scripted: Script) -> None:
     assert list(stream) == ["a", "bcd", "e", "f", "g", "h"]
 
 
-def test_the_completion_exists_once_the_stream_has_ended(scripted: Script) -> None:
+def test_the_completion_is_available_after_the_end(scripted: Script) -> None:
     model = scripted("abcd")
     stream = model.stream([BOS], max_tokens=3)
     with pytest.raises(ArgumentError, match="has not ended"):
@@ -72,7 +72,7 @@ def test_the_completion_exists_once_the_stream_has_ended(scripted: Script) -> No
         next(stream)
 
 
-def test_the_timings_leave_out_a_slow_consumer(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timings_exclude_the_consumers_time(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 
     def step(session: llamac.Session, token: int) -> None:
@@ -92,7 +92,7 @@ def test_the_timings_leave_out_a_slow_consumer(scripted: Script, monkeypatch: py
 
 
 @pytest.mark.parametrize("pieces", [0, 1, 3])
-def test_a_closed_stream_has_what_it_generated(scripted: Script, pieces: int) -> None:
+def test_a_closed_stream_reports_what_it_generated(scripted: Script, pieces: int) -> None:
     model = scripted("abcdefgh")
     before = _core.live_objects()
     stream = model.stream([BOS], max_tokens=8)
@@ -121,12 +121,12 @@ def test_closing_an_ended_stream_keeps_its_completion(scripted: Script) -> None:
 def test_a_closed_stream_keeps_held_back_text(scripted: Script) -> None:
     stream = scripted("abcdefgh").stream([BOS], max_tokens=8, stop=["cdefX", "bX"])
     assert next(stream) == "a"
-    assert next(stream) == "b"  # the step that showed that it is not the stop string has generated "c", too
+    assert next(stream) == "b"  # the step that ruled out "bX" has also generated "c"
     stream.close()
     assert (stream.completion.text, stream.completion.tokens) == ("abc", byte_ids("abc"))
 
 
-def test_a_stream_that_ends_or_is_dropped_frees_its_session(scripted: Script) -> None:
+def test_a_finished_or_dropped_stream_frees_its_session(scripted: Script) -> None:
     model = scripted("abcdefgh")
     before = _core.live_objects()
     stream = model.stream([BOS], max_tokens=8)
@@ -138,7 +138,7 @@ def test_a_stream_that_ends_or_is_dropped_frees_its_session(scripted: Script) ->
     assert _core.live_objects() == before
 
 
-def test_a_cancelled_stream_ends_with_what_it_generated(scripted: Script) -> None:
+def test_a_cancelled_stream_reports_what_it_generated(scripted: Script) -> None:
     model = scripted("abcdefgh")
     stream = model.stream([BOS], max_tokens=8, stop="cdefX")
     assert next(stream) == "a"
@@ -148,9 +148,7 @@ def test_a_cancelled_stream_ends_with_what_it_generated(scripted: Script) -> Non
     assert (stream.completion.text, stream.completion.finish_reason) == ("ab", "cancelled")
 
 
-def test_held_back_text_of_a_cancelled_stream_is_its_last_piece(
-    scripted: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_stream_releases_held_back_text(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     step = llamac.Session.step
     steps = itertools.count(1)
 
@@ -165,7 +163,7 @@ def test_held_back_text_of_a_cancelled_stream_is_its_last_piece(
     assert (stream.completion.text, stream.completion.tokens) == ("abcd", byte_ids("abcd"))
 
 
-def test_the_completion_of_a_cancelled_stream_needs_no_further_iteration(scripted: Script) -> None:
+def test_a_cancelled_stream_has_a_completion_without_further_iteration(scripted: Script) -> None:
     model = scripted("abcdefgh")
     before = _core.live_objects()
     stream = model.stream([BOS], max_tokens=8)
@@ -175,15 +173,15 @@ def test_the_completion_of_a_cancelled_stream_needs_no_further_iteration(scripte
     assert _core.live_objects() == before
 
 
-def test_a_cancel_before_the_first_piece_counts(scripted: Script) -> None:
+def test_cancel_before_the_first_piece_takes_effect(scripted: Script) -> None:
     stream = scripted("abcdefgh").stream([BOS], max_tokens=8)
     stream.cancel()
     assert list(stream) == []
     assert (stream.completion.tokens, stream.completion.finish_reason) == ([], "cancelled")
 
 
-def test_a_cancel_on_the_way_into_the_prefill_counts(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The eval resets the session's own flag when it begins; the stream's must survive that."""
+def test_cancel_just_before_the_prefill_takes_effect(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each eval resets the session's own flag; the stream's flag must survive that."""
     prefill = llamac.Session.prefill
 
     def cancel_first(session: llamac.Session, ids: Any) -> None:
@@ -195,17 +193,17 @@ def test_a_cancel_on_the_way_into_the_prefill_counts(scripted: Script, monkeypat
         stream = session.stream([BOS, 5, 6], max_tokens=8)
         assert list(stream) == []
         assert (stream.completion.tokens, stream.completion.finish_reason) == ([], "cancelled")
-        assert session.length() == 0  # nothing was computed
+        assert session.length() == 0
         monkeypatch.setattr(llamac.Session, "prefill", prefill)
         assert session.generate([BOS, 5, 6], max_tokens=3).text == "cde"  # the next stream is not cancelled
 
 
-def test_another_thread_can_cancel_a_running_prompt(big_llama: Path) -> None:
+def test_another_thread_can_cancel_a_running_prefill(big_llama: Path) -> None:
     with llamac.load(big_llama, threads=1) as model, model.session() as session:
         stream = session.stream([1, 2] * 3000, max_tokens=4)
         thread = threading.Thread(target=lambda: list(stream))
         thread.start()
-        while session.memory()["kv"] == 0:  # until the eval has reserved its memory
+        while session.memory()["kv"] == 0:  # until the eval has begun
             assert thread.is_alive()
         with pytest.raises(ArgumentError, match="has not ended"):
             _ = stream.completion
@@ -216,7 +214,7 @@ def test_another_thread_can_cancel_a_running_prompt(big_llama: Path) -> None:
         assert session.length() < 6000
 
 
-def test_cancelling_the_session_ends_its_stream(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_eval_ends_the_stream(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     def cancelled(session: llamac.Session, token: int) -> None:
         raise llamac.CancelledError("cancelled: 0 of 1 rows were computed and kept", 0)
 
@@ -242,7 +240,7 @@ def test_a_stream_of_a_closed_model_raises_the_same_error_each_time(scripted: Sc
             _ = stream.completion
 
 
-def test_one_thread_at_a_time_uses_a_stream(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_in_use_refuses_other_threads(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, release = threading.Event(), threading.Event()
     step = llamac.Session.step
 
@@ -265,7 +263,7 @@ def test_one_thread_at_a_time_uses_a_stream(scripted: Script, monkeypatch: pytes
     assert "".join(pieces) == stream.completion.text == "abcdefgh"
 
 
-def test_streams_of_one_session_do_not_run_side_by_side(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_in_use_by_a_stream_refuses_other_streams(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     step = llamac.Session.step
     errors: list[BusyError] = []
 
@@ -283,12 +281,12 @@ def test_streams_of_one_session_do_not_run_side_by_side(scripted: Script, monkey
         assert len(errors) == 1
 
 
-def test_streams_are_made_by_models_and_sessions(tiny_llama: Path) -> None:
+def test_streams_cannot_be_constructed_directly(tiny_llama: Path) -> None:
     with pytest.raises(llamac.ArgumentTypeError, match=r"use model\.stream"):
         llamac.Stream(tiny_llama, cast("Any", [1]), cast("Any", None), owns_session=True)  # type: ignore[arg-type]
 
 
-def test_the_repr_shows_progress(scripted: Script) -> None:
+def test_repr_shows_progress(scripted: Script) -> None:
     stream = scripted("abcdefgh").stream([BOS], max_tokens=2)
     assert repr(stream) == "<llamac.Stream: 0 tokens, generating>"
     next(stream)
@@ -300,7 +298,9 @@ def test_the_repr_shows_progress(scripted: Script) -> None:
 # ---- interruptions
 
 
-def test_an_interrupted_stream_says_so_and_keeps_its_tokens(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_stream_reports_the_interruption_and_keeps_its_tokens(
+    scripted: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(session: llamac.Session, token: int) -> None:
         raise KeyboardInterrupt
 
@@ -320,9 +320,9 @@ def test_an_interrupted_stream_says_so_and_keeps_its_tokens(scripted: Script, mo
 def test_an_interruption_at_any_instruction_leaves_a_stream_usable(
     scripted: Script, pieces: int, stop: str | None
 ) -> None:
-    """No instruction of `__next__` leaves the stream locked, loses a token or keeps the session's memory."""
+    """No instruction of `__next__` leaves the stream locked, loses a token or leaks the session's memory."""
     model = scripted("abcdefgh")
-    model.generate([BOS], max_tokens=2)  # import and read everything first
+    model.generate([BOS], max_tokens=2)  # complete lazy imports and caches
     before = _core.live_objects()
     for n in itertools.count():
         interruption = Interruption(n)
@@ -331,7 +331,7 @@ def test_an_interruption_at_any_instruction_leaves_a_stream_usable(
             next(stream)
         interruption.during(partial(next, stream))
         rest: list[str] = []
-        with contextlib.suppress(ClosedError):  # if the interruption came inside
+        with contextlib.suppress(ClosedError):  # if the interruption occurred inside `__next__`
             rest.extend(stream)
         stream.close()
         found = stream.completion
