@@ -1,4 +1,4 @@
-"""What killed exports leave behind, and what others plant where an export writes."""
+"""Files left behind by killed exports, and files planted where an export writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llamac.export import targets
 from llamac.export.convert import export
 from processes import TIMEOUT
 
-# Exports, and kills its own process in a phase.
+# Runs an export that kills its own process in a given phase.
 KILLED = """
 import os, signal, sys
 from llamac.export import export
@@ -43,7 +43,7 @@ def kill_export(source: Path, out: Path, to: str, phase: str, dtype: str = "") -
         ("gguf", "writing", ""),
     ],
 )
-def test_the_next_export_removes_what_a_killed_one_left(
+def test_the_next_export_removes_the_files_of_a_killed_one(
     to: str, phase: str, dtype: str, source: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -63,7 +63,7 @@ def test_an_empty_folder_can_be_used_again_after_a_killed_export(source: Path, t
     assert not any(path.suffix == ".partial" for path in (tmp_path / "out").iterdir())
 
 
-def test_files_that_another_export_is_writing_stay(tmp_path: Path) -> None:
+def test_files_of_a_running_export_are_not_removed(tmp_path: Path) -> None:
     target = tmp_path / "out.bin"
     with targets.atomic_file(target) as file, targets.scratch_folder(target) as folder:
         targets.remove_abandoned(target)
@@ -88,14 +88,14 @@ def test_only_leftovers_of_the_same_target_are_removed(tmp_path: Path) -> None:
     assert left == kept | {"elsewhere", ".out.bin.00000000.partial", ".out.bin.11111111.partial"}
 
 
-def test_leftovers_of_other_users_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_other_users_are_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".out.bin.22222222.partial").touch()
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     targets.remove_abandoned(tmp_path / "out.bin")
     assert (tmp_path / ".out.bin.22222222.partial").exists()
 
 
-def test_without_locks_exports_work_and_nothing_is_removed(
+def test_exports_without_locks_work_and_remove_nothing(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(targets, "try_lock", lambda descriptor: None)
@@ -137,7 +137,7 @@ def test_a_partial_file_of_another_user_is_replaced(
 ) -> None:
     partial = tmp_path / "out.partial"
     partial.write_bytes(b"x" * 100)
-    with open(partial, "rb") as held:  # so that the new file cannot get the same inode
+    with open(partial, "rb") as held:  # so that the new file cannot reuse the inode
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         export(source, tmp_path / "out.bin", probe_source=None, partial=partial)
         assert not os.path.samestat(os.stat(tmp_path / "out.bin"), os.fstat(held.fileno()))

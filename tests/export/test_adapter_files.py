@@ -1,4 +1,4 @@
-"""Reading PEFT directories: each field of the config is honoured or refused by name, each tensor must fit."""
+"""PEFT directories: each field of the config is honoured or refused by name, and every tensor must fit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # ---- fields
 
-# Each with the value that PEFT saves for it where it is in use.
+# Each field has the value that PEFT saves where the feature is used.
 REFUSED: dict[str, Any] = {
     "alora_invocation_tokens": [5, 77],
     "arrow_config": {"top_k": 3},
@@ -86,14 +86,14 @@ def test_all_unsupported_fields_are_reported_at_once(tmp_path: Path) -> None:
 
 
 def test_every_field_of_peft_is_known() -> None:
-    """A field that a new version of PEFT adds belongs into one of the tables, or into the list of refused ones."""
+    """A field that a new version of PEFT adds belongs in one of the tables or in the list of refused fields."""
     peft = pytest.importorskip("peft")
     names = {item.name for item in dataclasses.fields(peft.LoraConfig)}
     assert names <= {*_INERT, *_FIELDS, *REFUSED, "init_lora_weights"}
     assert not {*_INERT, *_FIELDS} & {*REFUSED}
 
 
-def test_inert_fields_may_have_any_value(tmp_path: Path) -> None:
+def test_inert_fields_can_have_any_value(tmp_path: Path) -> None:
     values: dict[str, Any] = {name: {"x": 1} for name in _INERT - {"peft_type"}}
     assert read(small_adapter(tmp_path / "a", values)).factors
 
@@ -126,8 +126,8 @@ def test_values_of_the_wrong_type_are_an_error(tmp_path: Path, name: str) -> Non
     read(small_adapter(tmp_path / "a", {name: None} if name != "r" else None))
 
 
-def test_the_rank_is_that_of_the_config(tmp_path: Path) -> None:
-    """PEFT computes the scale from it, and refuses tensors of another rank."""
+def test_tensors_must_have_the_rank_of_the_config(tmp_path: Path) -> None:
+    """PEFT computes the scale from the config's rank, and refuses tensors of another rank."""
     message = r"q_proj has factors \(2, 40\) and \(40, 2\), rank 8 of adapter_config.json needs \(8, 40\) and \(40, 8\)"
     for values in ({"r": 8}, {"r": None}, {"rank_pattern": {"q_proj": 8}}):
         with pytest.raises(ExportError, match=message):
@@ -150,7 +150,7 @@ def test_the_rank_is_that_of_the_config(tmp_path: Path) -> None:
     ],
 )
 def test_tensors_of_modules_that_are_not_targets_are_an_error(tmp_path: Path, values: dict[str, Any]) -> None:
-    """PEFT would not apply them."""
+    """PEFT would not apply these tensors."""
     with pytest.raises(ExportError, match=r"surplus: layers\.0\.self_attn\.q_proj is adapted, but not a target"):
         read(small_adapter(tmp_path / "a", values))
 
@@ -163,13 +163,16 @@ def test_tensors_of_modules_that_are_not_targets_are_an_error(tmp_path: Path, va
         {"target_modules": ["self_attn.q_proj"], "layers_to_transform": []},
         {"target_modules": ["q_proj"], "layers_to_transform": [0], "layers_pattern": ["layers"]},
         {"target_modules": ["q_proj"], "layers_to_transform": 0},
-        {"target_modules": ["model.layers.0.self_attn.q_proj"], "layers_to_transform": 1},  # a whole name counts
+        {
+            "target_modules": ["model.layers.0.self_attn.q_proj"],
+            "layers_to_transform": 1,
+        },  # a full name matches any layer
         {"target_modules": r".*\.(q|k)_proj"},
-        {"target_modules": r"(?!x).*"},  # an expression that llamac does not support
+        {"target_modules": r"(?!x).*"},  # a regular expression that llamac does not support
         {"target_modules": "all-linear", "exclude_modules": ["roj", "k_proj"]},
     ],
 )
-def test_targets_are_found_as_peft_finds_them(tmp_path: Path, values: dict[str, Any]) -> None:
+def test_targets_match_peft(tmp_path: Path, values: dict[str, Any]) -> None:
     assert read(small_adapter(tmp_path / "a", values)).factors
     utils = pytest.importorskip("peft.tuners.tuners_utils")
     peft = pytest.importorskip("peft")
@@ -179,8 +182,8 @@ def test_targets_are_found_as_peft_finds_them(tmp_path: Path, values: dict[str, 
 
 
 @pytest.mark.parametrize("name", ADAPTER_CASES)
-def test_the_targets_of_peft_are_targets(tmp_path: Path, name: str) -> None:
-    """Among them those that PEFT names in another way than it stores them."""
+def test_every_module_that_peft_adapted_is_a_target(tmp_path: Path, name: str) -> None:
+    """Some are modules for which PEFT's config and its tensors use different names."""
     config, shapes = adapter_files(name)
     small_adapter(tmp_path / "a", config)
     settings = AdapterConfig(tmp_path / "a" / "adapter_config.json")
@@ -194,7 +197,7 @@ def test_the_targets_of_peft_are_targets(tmp_path: Path, name: str) -> None:
     "pattern",
     ["q_proj", "^a.b", "(q|k)_(proj|norm)$", r".*\.\d+\..*", "a{2,}b?", "(?:a|b)*c", "[^.]+", "", "a|b$", "(a?){3}"],
 )
-def test_patterns_find_what_peft_finds(pattern: str) -> None:
+def test_patterns_match_what_re_matches(pattern: str) -> None:
     matches, matches_all = matcher(pattern), matcher(pattern, whole=True)
     texts = "q_proj a.q_proj aq_proj a.b x.a.b l.10.k_norm aab ab abac aaaa a.aaa"
     for text in ("", *texts.split()):
@@ -209,15 +212,15 @@ def test_an_unsupported_pattern_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(" * 30 + "(a|a)*" + ")*" * 30, "(a?)" * 40 + "b", "(((a{9,}){9,}){9,})*$x"])
-def test_hostile_patterns_end(pattern: str) -> None:
-    """Python's `re` would run for years."""
+def test_hostile_patterns_are_matched_in_linear_time(pattern: str) -> None:
+    """Python's `re` would take years."""
     assert not matcher(f"{pattern}c")("a" * 100)
 
 
 # ---- tensors
 
 
-def test_everything_that_does_not_fit_is_reported_at_once(tmp_path: Path) -> None:
+def test_all_unfit_tensors_are_reported_at_once(tmp_path: Path) -> None:
     module = f"{PREFIX}model.layers.0.self_attn"
     one = np.ones((2, 40), np.float32)
     tensors = {
@@ -254,7 +257,7 @@ def test_everything_that_does_not_fit_is_reported_at_once(tmp_path: Path) -> Non
         ({"lora_bias": True}, "", r"missing: layers\.0\.self_attn\.q_proj\.lora_B\.bias"),
     ],
 )
-def test_tensors_and_flags_agree(tmp_path: Path, values: dict[str, Any], tensor: str, message: str) -> None:
+def test_tensors_must_agree_with_the_flags(tmp_path: Path, values: dict[str, Any], tensor: str, message: str) -> None:
     module = f"{PREFIX}model.layers.0.self_attn.q_proj"
     tensors: dict[str, NDArray[np.float32]] = {f"{module}.lora_A.weight": np.ones((2, 40), np.float32)}
     tensors[f"{module}.lora_B.weight"] = np.ones((40, 2), np.float32)
@@ -264,7 +267,7 @@ def test_tensors_and_flags_agree(tmp_path: Path, values: dict[str, Any], tensor:
         read(small_adapter(tmp_path / "a", values, tensors))
 
 
-def test_numbers_that_are_not_finite_are_an_error(checkpoint: Path, tmp_path: Path) -> None:
+def test_non_finite_numbers_are_an_error(checkpoint: Path, tmp_path: Path) -> None:
     name = f"{PREFIX}model.layers.0.self_attn.q_proj"
     tensors = {f"{name}.lora_A.weight": np.full((2, 40), np.nan), f"{name}.lora_B.weight": np.ones((40, 2))}
     adapter = small_adapter(tmp_path / "a", tensors={key: value.astype(np.float32) for key, value in tensors.items()})
@@ -330,7 +333,7 @@ def test_an_adapter_argument_is_one_adapter_or_several(checkpoint: Path, tmp_pat
         assert pair.logits([1, 2]).tobytes() == several.logits([1, 2]).tobytes()
 
 
-def test_adapters_of_the_command_line(tmp_path: Path) -> None:
+def test_command_line_adapters_are_parsed(tmp_path: Path) -> None:
     (tmp_path / "a=2").mkdir()
     texts = ["some/dir", "some/dir=0.5", f"{tmp_path}/a=2", f"{tmp_path}/a=2=3"]
     folders = [Path("some/dir"), Path("some/dir"), tmp_path / "a=2", tmp_path / "a=2"]

@@ -1,4 +1,4 @@
-"""Calibration: the inputs it records, the statistics it derives, and the error of calibrated files."""
+"""Calibration: the recorded inputs, the statistics derived from them, and the error of calibrated files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def expert_checkpoint() -> Checkpoint:
-    """Layers with three and with five experts, and a dense layer between them that is wider than an expert."""
+    """Layers with three and with five experts; a dense layer between them is wider than an expert."""
     config = llama_config()
     experts = replace(config.layers[0], ffn="experts", ffn_dim=40, n_experts=3, n_experts_used=2, expert_weights=1)
     more = replace(experts, ffn_dim=24, n_experts=5, n_experts_used=2)
@@ -54,7 +54,7 @@ def made(request: pytest.FixtureRequest) -> Checkpoint:
 
 
 def recorded_inputs(made: Checkpoint, path: Path, text: str | None = TEXT) -> dict[str, Floats]:
-    """The inputs of every matrix that has inputs."""
+    """The recorded inputs of every matrix."""
     sequences = None if text is None else calibration_sequences(made, text)
     with llamac.load(path, kv_dtype="f32") as model, calibrate(made, model, sequences, path.parent) as calibration:
         found = {name: calibration.inputs(name) for name, tensor in made.tensors.items() if len(tensor.shape) == 2}
@@ -68,7 +68,7 @@ def test_the_inputs_of_every_product_are_recorded(made: Checkpoint, tmp_path: Pa
     found = recorded_inputs(made, write_model(tmp_path / "model.bin", made))
     head = "token_embedding.weight" if made.config.tied_output else "output.weight"
     products = {name for name in made.tensors if name.startswith("layers.") and len(made.tensors[name].shape) == 2}
-    routers = {name for name in products if "ffn_router" in name}  # routers are never in 4 bits
+    routers = {name for name in products if "ffn_router" in name}  # routers are never quantized to 4 bits
     assert set(found) == (products | {head}) - routers
     assert list(tmp_path.iterdir()) == [tmp_path / "model.bin"]
     assert {len(rows) for name, rows in found.items() if ".experts." not in name} == {400}
@@ -82,7 +82,7 @@ def test_the_inputs_of_every_product_are_recorded(made: Checkpoint, tmp_path: Pa
         ("ffn_up", "ffn_norm"),
         ("ffn_down", "ffn_hidden"),
     ):
-        wanted = expected[stage, 1].reshape(100, -1)  # this layer is dense in every model
+        wanted = expected[stage, 1].reshape(100, -1)  # layer 1 is dense in every model
         np.testing.assert_allclose(found[f"layers.1.{name}.weight"][:100], wanted, rtol=2**-8, atol=1e-3)
     np.testing.assert_allclose(found[head][:100], expected["output_norm", 0], rtol=2**-8, atol=1e-3)
 
@@ -113,10 +113,10 @@ def test_an_expert_gets_the_inputs_routed_to_it(layer: int, tmp_path: Path) -> N
     assert total == 400 * record.n_experts_used
 
 
-def test_an_expert_without_inputs_is_quantized_as_without_calibration(tmp_path: Path) -> None:
+def test_an_expert_without_inputs_is_quantized_without_statistics(tmp_path: Path) -> None:
     made = expert_checkpoint()
     router = made.tensors["layers.0.ffn_router.weight"].array().copy()
-    router[2] = router[1]  # among equals the lowest index wins: always the first two
+    router[2] = router[1]  # ties go to the lowest index, so expert 2 gets no inputs
     router[0] = router[1]
     made.tensors["layers.0.ffn_router.weight"] = LazyTensor.of(router)
     source = write_model(tmp_path / "model.bin", made)
@@ -136,7 +136,7 @@ def test_generated_text_is_deterministic_and_varied(made: Checkpoint, tmp_path: 
         assert one[name].tobytes() == two[name].tobytes()
     rows = one["layers.1.attn_q.weight"]
     assert len(np.unique(rows, axis=0)) > 0.5 * len(rows)
-    made.tokenizer = None  # generating needs no tokenizer
+    made.tokenizer = None  # generation needs no tokenizer
     assert len(recorded_inputs(made, path, None)["layers.0.attn_q.weight"]) == 400
 
 
@@ -170,7 +170,7 @@ def test_zero_inputs_give_equal_importance_and_no_feedback() -> None:
 
 
 def cost(made: Checkpoint, path: Path, inputs: dict[str, Floats]) -> float:
-    """The relative squared error of all 4-bit products on the inputs, summed."""
+    """The relative squared error of all 4-bit products on these inputs, summed."""
     total = 0.0
     with llamac.load(path) as model:
         for tensor in model.file.tensors:
@@ -192,7 +192,7 @@ def test_calibrated_products_have_less_error(made: Checkpoint, dtype: str, tmp_p
         export(source, path, dtype=dtype, pure=True, calibrate=way)
     plain, from_text, from_self = (cost(made, path, inputs) for path in paths)
     assert from_text < 0.7 * plain
-    assert from_self < 0.97 * plain  # measured on another text, and the model is random
+    assert from_self < 0.97 * plain  # the error is measured on another text, and the model is random
     assert {path.suffix for path in tmp_path.iterdir()} == {".bin", ".txt"}  # no temporary files are left
 
 
@@ -200,7 +200,7 @@ OTHER_TEXT = "Hello, hello: he held the bell of the end. All the world tells tal
 
 
 @pytest.mark.parametrize("dtype", FOUR_BITS)
-def test_calibrated_experts_have_less_error_on_another_text_too(dtype: str, tmp_path: Path) -> None:
+def test_calibrated_experts_have_less_error_on_another_text(dtype: str, tmp_path: Path) -> None:
     made = expert_checkpoint()
     source = write_model(tmp_path / "model.bin", made)
     text = with_text(TEXT)(tmp_path)
@@ -258,7 +258,7 @@ def test_unusable_texts_are_refused(text: Callable[[Path], Path], message: str, 
 
 
 def only_verifying(phase: str, done: int, total: int) -> None:
-    """Fails in any slow phase."""
+    """Fail in any slow phase."""
     assert phase == "verifying"
 
 

@@ -1,4 +1,4 @@
-"""Which dtype each tensor gets."""
+"""The choice of each tensor's dtype."""
 
 from __future__ import annotations
 

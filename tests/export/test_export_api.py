@@ -1,4 +1,4 @@
-"""`llamac.export.export` as callers reach it: through the package, with names, paths and progress bars."""
+"""`llamac.export.export` as callers use it: through the package, with names, paths and progress bars."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run_code(code: str, *arguments: object) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT).stdout
 
 
-def test_importing_llamac_alone_makes_export_callable(source: Path, tmp_path: Path) -> None:
+def test_export_is_callable_after_importing_llamac(source: Path, tmp_path: Path) -> None:
     code = """
         import sys
         import llamac
@@ -33,11 +33,11 @@ def test_importing_llamac_alone_makes_export_callable(source: Path, tmp_path: Pa
     assert run_code(code, source, tmp_path / "out.bin") == "True f16\n"
 
 
-def test_importing_the_package_of_exporters_does_not_import_numpy() -> None:
+def test_importing_llamac_export_does_not_import_numpy() -> None:
     assert run_code("import sys, llamac; llamac.export; print('numpy' in sys.modules)") == "False\n"
 
 
-def test_the_public_names_are_listed_and_others_are_refused() -> None:
+def test_only_public_names_are_listed_and_found() -> None:
     assert set(llamac.export.__all__) == {"Report", "export"}
     with pytest.raises(AttributeError, match=r"module 'llamac.export' has no attribute 'nothing'"):
         llamac.export.nothing  # noqa: B018
@@ -48,7 +48,7 @@ def test_built_in_models_are_sources(tmp_path: Path) -> None:
     assert (report.source["format"], report.dtype, report.dim) == ("huggingface", "q8", 256)
 
 
-def test_paths_can_be_any_path_like_object(source: Path, tmp_path: Path) -> None:
+def test_any_path_like_object_is_accepted(source: Path, tmp_path: Path) -> None:
     class Place(os.PathLike[str]):
         def __init__(self, path: Path) -> None:
             self.path = path
@@ -61,7 +61,7 @@ def test_paths_can_be_any_path_like_object(source: Path, tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["out.bin"]
 
 
-def test_a_name_on_the_hub_must_be_resolved_first(tmp_path: Path) -> None:
+def test_an_unresolved_hub_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"which export does not download: pass llamac\.resolve\('hf:org/name'\)"):
         export("hf:org/name", tmp_path / "out.bin")
 
@@ -106,7 +106,7 @@ def test_progress_true_shows_bars(source: Path, tmp_path: Path, monkeypatch: pyt
         ({"lora": "x", "probe_source": "transformers"}, "without the adapters in lora"),
     ],
 )
-def test_wrong_arguments_leave_nothing(options: dict[str, Any], message: str, source: Path, tmp_path: Path) -> None:
+def test_wrong_arguments_leave_no_files(options: dict[str, Any], message: str, source: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=message) as caught:
         export(source, tmp_path / "out.bin", **options)
     assert isinstance(caught.value, ArgumentTypeError) == (" must be " in message or "dtype_map" in message)

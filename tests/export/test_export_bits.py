@@ -16,7 +16,7 @@ from llamac.export import rope
 THETAS = (10_000, 25_000, 50_000, 100_000, 130_000, 160_000, 500_000, 1_000_000, 5_000_000, 1_000_000_000)
 HEAD_DIMS = (16, 32, 36, 40, 48, 64, 72, 80, 88, 96, 100, 112, 120, 128, 160, 192, 256)
 
-# Other summation orders and C library functions, which change the bits of the probes' float64 logits.
+# Other summation orders and C library functions change the bits of the probes' float64 logits.
 OTHERS = [
     {"OPENBLAS_CORETYPE": "Prescott", "OPENBLAS_NUM_THREADS": "1"},
     {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA"},
@@ -25,7 +25,7 @@ OTHERS = [
 
 
 def test_common_rope_frequencies_do_not_depend_on_the_c_library() -> None:
-    """Powers are rounded from float64 to float32. None is so near a tie that the float64's last bit matters."""
+    """Powers are rounded from float64 to float32; none is so close to a tie that the float64's last bit matters."""
     nearest = Decimal("Infinity")
     with localcontext() as context:
         context.prec = 50

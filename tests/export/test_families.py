@@ -1,4 +1,4 @@
-"""The table of families: published configs, what transformers saves, defaults, and what is refused by name."""
+"""The table of families: published configs, checkpoints saved by transformers, defaults, and refused values."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from llamac.export.hf.families import FAMILIES
 from llamac.export.hf.safetensors_file import read_safetensors
 
 BASES = [name for name, case in FAMILY_CASES.items() if not case.base]
-OF_EXPERTS = [name for name, family in FAMILIES.items() if family.ffn == "experts"]
+EXPERT_FAMILIES = [name for name, family in FAMILIES.items() if family.ffn == "experts"]
 
 
 def assert_same(one: Checkpoint, other: Checkpoint) -> None:
-    """Equal configs, and equal tensors bit for bit."""
+    """Assert equal configs, and tensors equal bit for bit."""
     assert one.config == other.config
     assert one.tensors.keys() == other.tensors.keys()
     for name, tensor in one.tensors.items():
         np.testing.assert_array_equal(tensor.array(), other.tensors[name].array(), err_msg=name)
 
 
-# ---- configs as they are published
+# ---- published configs
 
 
 def published(name: str) -> ModelConfig:
@@ -59,7 +59,7 @@ def windows(name: str) -> list[int]:
     return [layer.window for layer in published(name).layers]
 
 
-def test_published_windows_lie_where_they_should() -> None:
+def test_published_windows_are_in_the_expected_layers() -> None:
     assert windows("Mistral-7B-v0.1") == [4096] * 32
     assert windows("Mistral-Nemo") == [0] * 40
     assert windows("Ministral-8B") == [0, 32768, 32768, 32768] * 9
@@ -70,7 +70,7 @@ def test_published_windows_lie_where_they_should() -> None:
     assert windows("Phi-3-mini-4k") == [2047] * 32
 
 
-def test_published_details() -> None:
+def test_published_configs_give_the_expected_models() -> None:
     assert [layer.rope for layer in published("SmolLM3-3B").layers] == [0, 0, 0, -1] * 9
     gemma = published("gemma-2b")
     assert (gemma.activation, gemma.embedding_scale, gemma.tied_output) == ("gelu_tanh", 2048**0.5, True)
@@ -109,7 +109,7 @@ def test_layers_without_experts_are_gated() -> None:
     assert {layer.ffn for layer in parse({**config, "decoder_sparse_step": 49}).model.layers} == {"gated"}
 
 
-def test_the_language_model_of_a_model_of_images_is_read() -> None:
+def test_the_language_model_of_a_vision_model_is_read() -> None:
     warnings: list[str] = []
     parsed = hf_config.parse_config(PUBLISHED["gemma-3-4b"], warnings)
     assert ["only its language model is read" in warning for warning in warnings] == [True]
@@ -129,14 +129,14 @@ def test_the_language_model_of_a_model_of_images_is_read() -> None:
         ({"text_config": {"mystery": 3}}, "mystery is 3, expected no such key"),
     ],
 )
-def test_what_is_wrong_beside_or_in_text_config_is_told(change: Config, message: str) -> None:
+def test_wrong_keys_of_a_vision_config_are_refused(change: Config, message: str) -> None:
     with pytest.raises(ExportError, match=message):
         hf_config.parse_config({**PUBLISHED["gemma-3-4b"], **change}, [])
 
 
-# ---- what is not there, and null
+# ---- absent keys and null
 
-# In transformers' classes these are computed from others, or stand for a value that a row names otherwise.
+# transformers computes these from other keys, or a row gives the value under another name.
 COMPUTED = {
     "num_key_value_heads",
     "head_dim",
@@ -152,7 +152,7 @@ OTHERWISE = {"rope_theta", "rope_local_base_freq", "rotary_emb_base", "rotary_pc
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("gpt2", "gemma3")])
-def test_defaults_are_those_of_transformers(name: str) -> None:
+def test_defaults_match_transformers(name: str) -> None:
     pytest.importorskip("transformers")
     from transformers import AutoConfig
 
@@ -172,13 +172,13 @@ SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hi
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_configs_of_sizes_alone_mean_what_they_mean_to_transformers(name: str, tmp_path: Path) -> None:
-    """Saved by transformers with every default written out, they are the same model."""
+def test_a_config_of_sizes_alone_has_the_defaults_of_transformers(name: str, tmp_path: Path) -> None:
+    """transformers saves every default explicitly; the result must be the same model."""
     pytest.importorskip("transformers")
     from transformers import AutoConfig
 
     sizes = {key: FAMILY_CASES[name].config[key] for key in SIZES}
-    # a multiple of every family's default number of KV heads, with heads of 128 as the widest default has them
+    # 32 is a multiple of every family's default number of KV heads; 128 is the widest default head
     sizes |= {"num_attention_heads": 32, "hidden_size": 32 * 128}
     write_config(tmp_path, sizes)
     AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path / "saved")
@@ -196,7 +196,7 @@ def test_configs_of_sizes_alone_mean_what_they_mean_to_transformers(name: str, t
         ("gemma-2-27b", "attn_logit_softcapping", lambda model: model.attention_soft_cap == 0),
     ],
 )
-def test_null_is_none_where_an_absent_key_is_not(name: str, key: str, is_none: Any) -> None:
+def test_null_turns_a_feature_off_that_is_on_by_default(name: str, key: str, is_none: Any) -> None:
     config = changed(PUBLISHED[name], sliding_window_size=None)
     assert is_none(parse({**config, key: None}).model)
     assert not is_none(parse(changed(config, **{key: None})).model)
@@ -219,14 +219,14 @@ def test_null_is_none_where_an_absent_key_is_not(name: str, key: str, is_none: A
         ("Mistral-7B-v0.1", "vocab_size", "an integer from 1"),
     ],
 )
-def test_null_is_refused_where_it_has_no_meaning(name: str, key: str, expected: str) -> None:
+def test_null_is_refused_where_it_is_meaningless(name: str, key: str, expected: str) -> None:
     with pytest.raises(ExportError, match=f"  {key} is null, expected {expected}"):
         parse({**PUBLISHED[name], key: None})
     with pytest.raises(UnsupportedError, match="hidden_act None is not supported"):
         parse({**PUBLISHED["Llama-2-7B"], "hidden_act": None})
 
 
-# ---- what is refused
+# ---- refused values
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "gemma-3-4b"])
@@ -259,7 +259,7 @@ def test_keys_of_other_families_are_refused_by_name(name: str, key: str) -> None
         ("Qwen2.5-0.5B", {"model_type": "qwen2_vl"}, "'qwen2_vl' is not supported"),
     ],
 )
-def test_what_the_graph_does_not_have_is_refused(name: str, change: Config, message: str) -> None:
+def test_features_that_the_graph_lacks_are_refused(name: str, change: Config, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         parse({**PUBLISHED[name], **change})
 
@@ -300,12 +300,12 @@ def test_what_the_graph_does_not_have_is_refused(name: str, change: Config, mess
         ("Qwen3-30B-A3B", {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
     ],
 )
-def test_a_wrong_value_is_told(name: str, change: Config, message: str) -> None:
+def test_wrong_values_are_refused_by_name(name: str, change: Config, message: str) -> None:
     with pytest.raises(ExportError, match=message):
         parse({**PUBLISHED[name], **change})
 
 
-def test_a_pattern_beside_the_kinds_of_layers_means_nothing() -> None:
+def test_layer_types_override_the_sliding_window_pattern() -> None:
     config = PUBLISHED["gemma-3-270m"]
     assert config["layer_types"]
     assert parse({**config, "_sliding_window_pattern": 5}).model == parse(config).model
@@ -322,7 +322,7 @@ def test_a_key_that_transformers_ignores_is_ignored_with_a_warning() -> None:
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_what_transformers_saves_is_the_same_checkpoint(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_saved_by_transformers_is_the_same(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from transformers import AutoModelForCausalLM
@@ -334,7 +334,7 @@ def test_what_transformers_saves_is_the_same_checkpoint(name: str, tmp_path: Pat
     model.save_pretrained(tmp_path / "saved")
     again = read(tmp_path / "saved")
     assert_same(read(folder), again)
-    # as the classes of this version name their weights: experts fused
+    # this version of transformers fuses the experts and names the weights accordingly
     names = {key: value.numpy() for key, value in model.state_dict().items() if "inv_freq" not in key}
     if again.config.tied_output:
         del names["lm_head.weight"]
@@ -344,7 +344,7 @@ def test_what_transformers_saves_is_the_same_checkpoint(name: str, tmp_path: Pat
 
 
 def rewritten(folder: Path, rename: Any) -> Path:
-    """The same directory with its tensors under other names."""
+    """Copy a directory and rename its tensors."""
     stored = read_safetensors(folder / "model.safetensors")
     tensors = {rename(name): tensor.lazy().array() for name, tensor in stored.items()}
     target = folder.parent / "renamed"
@@ -361,7 +361,7 @@ def test_gpt_neox_is_read_under_its_published_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_what_old_versions_stored_beside_the_weights_is_left_out(name: str, tmp_path: Path) -> None:
+def test_buffers_stored_by_old_versions_are_ignored(name: str, tmp_path: Path) -> None:
     folder, prefix = family_checkpoint(tmp_path / "m", FAMILY_CASES[name]), FAMILIES[name].prefix
     stored = read_safetensors(folder / "model.safetensors")
     tensors = {full_name: tensor.lazy().array() for full_name, tensor in stored.items()}
@@ -377,7 +377,7 @@ def test_what_old_versions_stored_beside_the_weights_is_left_out(name: str, tmp_
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_the_language_model_is_found_among_the_weights_of_a_model_of_images(prefix: str, tmp_path: Path) -> None:
+def test_the_weights_of_the_language_model_are_found_in_a_vision_model(prefix: str, tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "m", FAMILY_CASES["gemma3_text"])
     other = rewritten(folder, lambda name: name.replace("model.", prefix, 1))
     stored = read_safetensors(other / "model.safetensors")
@@ -391,8 +391,8 @@ def test_the_language_model_is_found_among_the_weights_of_a_model_of_images(pref
     assert_same(read(folder), hf.read(other, []))
 
 
-@pytest.mark.parametrize("name", OF_EXPERTS)
-def test_experts_that_are_missing_or_too_many_are_told(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", EXPERT_FAMILIES)
+def test_missing_and_surplus_experts_are_reported(name: str, tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "m", FAMILY_CASES[name])
     config = FAMILY_CASES[name].config
     key = "num_experts" if "num_experts" in config else "num_local_experts"
@@ -404,7 +404,7 @@ def test_experts_that_are_missing_or_too_many_are_told(name: str, tmp_path: Path
         read(folder)
 
 
-def test_tied_outputs_and_bare_models_work_in_every_family(tmp_path: Path) -> None:
+def test_tied_outputs_and_bare_models_are_read_in_every_family(tmp_path: Path) -> None:
     for name in BASES:
         case, family = FAMILY_CASES[name], FAMILIES[name]
         config = {**case.config, "architectures": [family.bare], "tie_word_embeddings": True}

@@ -1,4 +1,4 @@
-"""Recommended sampling settings: read from Hugging Face directories and GGUF files, kept, and written back."""
+"""Recommended sampling settings: read from Hugging Face directories and GGUF files, stored, and written back."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def folder_with(tmp_path: Path, values: dict[str, Any] | str) -> Path:
 
 
 def gguf_with(tmp_path: Path, values: dict[str, Any]) -> Path:
-    """A GGUF file with these metadata under general.sampling."""
+    """A GGUF file with these settings under general.sampling."""
     more = {f"general.sampling.{key}": value for key, value in values.items()}
     return write_gguf(tmp_path / "m.gguf", LLAMA, tensors(LLAMA), more=more)
 
 
 def stored(source: Path, tmp_path: Path) -> tuple[Any, list[str]]:
-    """(metadata["generation"] of the exported file, the export's warnings about it)."""
+    """Return metadata["generation"] of the exported file, and the export's warnings about it."""
     report = export(source, tmp_path / "out.bin", probe_source=None, overwrite=True)
     file = FlatFile(tmp_path / "out.bin")
     warnings = [line for line in report.warnings if "tokenizer" not in line]
@@ -133,7 +133,7 @@ def test_a_damaged_file_is_ignored_with_a_warning(text: str, tmp_path: Path) -> 
     assert warning.endswith("; its sampling settings are ignored")
 
 
-def test_settings_that_llamac_does_not_have_are_named(tmp_path: Path) -> None:
+def test_unsupported_settings_are_named_in_a_warning(tmp_path: Path) -> None:
     values = {"top_k": 3, "repetition_penalty": 1.1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "novel_sampler": 0.5}
     found, warnings = stored(folder_with(tmp_path, values), tmp_path)
     assert found == {"top_k": 3}
@@ -158,7 +158,7 @@ def test_every_setting_of_transformers_is_known() -> None:
 
 
 def flat_with(tmp_path: Path, source: Path, settings: Any) -> Path:
-    """The flat file `source` with these settings as its metadata["generation"]; None leaves the key out."""
+    """Write the flat file `source` with these settings as metadata["generation"]; None removes the key."""
     made = read_flat(source)
     metadata = {**made.metadata, "dtype": "f32"} | ({} if settings is None else {"generation": settings})
     assert made.tokenizer is not None
@@ -193,17 +193,17 @@ def test_the_settings_are_written_back(
     prefix = "general.sampling."
     values = {k.removeprefix(prefix): v for k, v in read_metadata(tmp_path / "m.gguf").values.items() if prefix in k}
     assert values == gguf
-    for place in (tmp_path / "hf", tmp_path / "m.gguf"):
-        assert stored(place, tmp_path) == (settings, [])
+    for path in (tmp_path / "hf", tmp_path / "m.gguf"):
+        assert stored(path, tmp_path) == (settings, [])
 
 
-def test_transformers_reads_what_is_written(source: Path, tmp_path: Path) -> None:
+def test_transformers_reads_the_written_settings(source: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: parity)")
     for number, settings in enumerate((SETTINGS, {"temperature": 0.0})):
-        place = tmp_path / str(number)
-        place.mkdir()
-        export(flat_with(place, source, settings), place / "hf", to="hf")
-        config = transformers.GenerationConfig.from_pretrained(place / "hf")
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        export(flat_with(folder, source, settings), folder / "hf", to="hf")
+        config = transformers.GenerationConfig.from_pretrained(folder / "hf")
         config.validate(strict=True)
         assert config.do_sample is (settings is SETTINGS)
         assert config.temperature == (0.6 if settings is SETTINGS else None)

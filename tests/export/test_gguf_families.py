@@ -1,4 +1,7 @@
-"""Each family as a GGUF file against the import of its checkpoint, which test_parity_families holds to transformers."""
+"""Each family imported from GGUF against the import of its checkpoint, which test_parity_families tests.
+
+transformers is the reference of those tests.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from llamac.export.gguf.families import ARCHITECTURES
 
 Logits = NDArray[np.float32]
 
-# What GGUF's graphs have fixed: no other windows, interval, activation or scale. Shapes are the base case's.
+# GGUF cannot express other windows, intervals, activations or scales than these. Shapes are the base case's.
 CASES: dict[str, dict[str, object]] = {
     "mistral": {},
     "mistral-no_window": {},
@@ -103,14 +106,14 @@ def logits(source: Path, target: Path, ids: list[int]) -> Logits:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_family_computes_as_its_checkpoint_does(
+def test_a_gguf_file_gives_the_logits_of_its_checkpoint(
     from_hf: Callable[[str], Logits], from_gguf: Callable[[str], Logits], name: str
 ) -> None:
     assert relative_errors(from_gguf(name), from_hf(name)).max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if FAMILY_CASES[name].base in CASES])
-def test_a_key_moves_the_logits(from_gguf: Callable[[str], Logits], name: str) -> None:
+def test_every_key_changes_the_logits(from_gguf: Callable[[str], Logits], name: str) -> None:
     base = FAMILY_CASES[name].base
     assert base is not None
     assert relative_errors(from_gguf(name), from_gguf(base)).max() >= TEETH
@@ -121,8 +124,8 @@ def test_every_architecture_has_a_case() -> None:
     assert families == {FAMILY_CASES[name].config["model_type"] for name in CASES} - {"mistral", "mixtral"}
 
 
-def test_experts_may_lie_alone(folder: Callable[[str], Path], tmp_path: Path) -> None:
-    """As in the first files of Mixtral."""
+def test_experts_in_separate_tensors_are_read(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """The first files of Mixtral store each expert in its own tensor."""
     config = case_of("mixtral").config
     whole = converted(config, checkpoint_tensors(folder("mixtral")))
     alone = {name: values for name, values in whole.items() if "_exps." not in name}
@@ -139,15 +142,15 @@ def test_experts_may_lie_alone(folder: Callable[[str], Path], tmp_path: Path) ->
         np.testing.assert_array_equal(ours.tensors[name].array(), tensor.array(), name)
 
 
-def test_experts_share_the_width_where_none_is_told(folder: Callable[[str], Path], tmp_path: Path) -> None:
-    """As llama.cpp has it for Qwen 3."""
+def test_experts_share_the_ffn_width_if_none_is_given(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """llama.cpp does this for Qwen 3."""
     config, weights = case_of("qwen3_moe").config, checkpoint_tensors(folder("qwen3_moe"))
     changes = {"expert_feed_forward_length": None, "feed_forward_length": [52, 48, 48]}
     made = gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes=changes), [])
     assert [layer.ffn_dim for layer in made.config.layers] == [52, 24, 24]
 
 
-def test_windows_by_layer_and_by_number(folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_sliding_window_patterns_and_defaults_are_read(folder: Callable[[str], Path], tmp_path: Path) -> None:
     config, weights = case_of("gemma2").config, checkpoint_tensors(folder("gemma2"))
     for pattern, windows in (
         (None, [7, 0, 7]),

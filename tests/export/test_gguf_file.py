@@ -1,4 +1,4 @@
-"""GGUF files on disk: the tensor table, split files, damage and hostility."""
+"""GGUF files on disk: the tensor table, split files, damaged and hostile files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ F32, F16, Q8_0 = 0, 1, 8
 
 
 def entry(name: str, dims: Sequence[int], kind: int = F32, offset: int = 0) -> bytes:
-    """A row of the tensor table."""
+    """Encode a row of the tensor table."""
     text = name.encode()
     head = struct.pack("<Q", len(text)) + text + struct.pack("<I", len(dims))
     return head + b"".join(struct.pack("<Q", dim) for dim in dims) + struct.pack("<IQ", kind, offset)
@@ -37,13 +37,13 @@ def entry(name: str, dims: Sequence[int], kind: int = F32, offset: int = 0) -> b
 def made(
     path: Path, entries: Sequence[bytes], data: int = 1024, keys: Sequence[tuple[str, Any]] = (), alignment: int = 32
 ) -> Path:
-    """A GGUF file with these rows and so many bytes of data."""
+    """Write a GGUF file with these rows, followed by `data` bytes."""
     head = gguf_file([("general.architecture", "llama"), *keys], tensors=len(entries)) + b"".join(entries)
     path.write_bytes(head + bytes(-len(head) % alignment) + bytes(data))
     return path
 
 
-def test_tensors_and_their_places(tmp_path: Path) -> None:
+def test_tensors_have_their_types_and_shapes(tmp_path: Path) -> None:
     rows = [entry("a", [4, 3]), entry("b", [32, 2, 2], Q8_0, 64), entry("c", [7], F16, 224)]
     file = open_gguf(made(tmp_path / "m.gguf", rows, 238))
     assert {name: (t.type.name, t.shape) for name, t in file.tensors.items()} == {
@@ -56,7 +56,7 @@ def test_tensors_and_their_places(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("alignment", [1, 8, 32, 64, 4096])
-def test_alignment_is_the_files_own(tmp_path: Path, alignment: int) -> None:
+def test_the_files_alignment_is_used(tmp_path: Path, alignment: int) -> None:
     path = made(tmp_path / "m.gguf", [entry("a", [4])], 0, [("general.alignment", alignment)], alignment)
     path.write_bytes(path.read_bytes() + struct.pack("<4f", 1, 2, 3, 4))
     assert open_gguf(path).tensors["a"].vector().array().tolist() == [1, 2, 3, 4]
@@ -71,7 +71,7 @@ def test_alignment_is_the_files_own(tmp_path: Path, alignment: int) -> None:
         ([entry("a", [1]), entry("a", [1], offset=32)], "'a' appears twice"),
     ],
 )
-def test_a_damaged_table(rows: Sequence[bytes], problem: str) -> None:
+def test_a_damaged_tensor_table_is_refused(rows: Sequence[bytes], problem: str) -> None:
     data = gguf_file([], tensors=len(rows)) + b"".join(rows) + bytes(64)
     with pytest.raises(ModelError, match=problem):
         parse_head(data)
@@ -100,12 +100,12 @@ def test_a_damaged_table(rows: Sequence[bytes], problem: str) -> None:
         ([entry("a", [4], 26)], "its type is I32, which cannot be dequantized"),
     ],
 )
-def test_tensors_that_make_no_sense(tmp_path: Path, rows: Sequence[bytes], problem: str) -> None:
+def test_impossible_tensors_are_refused(tmp_path: Path, rows: Sequence[bytes], problem: str) -> None:
     with pytest.raises(ExportError, match=problem):
         open_gguf(made(tmp_path / "m.gguf", rows))
 
 
-def test_a_broken_download_is_told_once(tmp_path: Path) -> None:
+def test_the_tensors_missing_from_a_truncated_file_are_summarized(tmp_path: Path) -> None:
     rows = [entry(name, [4], offset=32 * number) for number, name in enumerate("abcdefgh")]
     with pytest.raises(ExportError) as caught:
         open_gguf(made(tmp_path / "m.gguf", rows, data=100))
@@ -116,12 +116,12 @@ def test_a_broken_download_is_told_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("alignment", [0, 3, 48, True, "32", ("f", 32.0), ("i", -32)])
-def test_an_alignment_that_is_none(tmp_path: Path, alignment: Any) -> None:
+def test_invalid_alignments_are_refused(tmp_path: Path, alignment: Any) -> None:
     with pytest.raises(ExportError, match=r"general\.alignment is .*, expected a power of two"):
         open_gguf(made(tmp_path / "m.gguf", [entry("a", [4])], keys=[("general.alignment", alignment)]))
 
 
-def test_an_alignment_beyond_the_file(tmp_path: Path) -> None:
+def test_an_alignment_beyond_the_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="but the file has 0: it is truncated"):
         open_gguf(made(tmp_path / "m.gguf", [entry("a", [4])], keys=[("general.alignment", 2**31)]))
 
@@ -132,7 +132,7 @@ def test_the_number_of_tensors_is_bounded(count: int) -> None:
         parse_head(gguf_file([], tensors=count) + bytes(4096))
 
 
-def test_counts_that_fit_but_are_not_believable() -> None:
+def test_implausible_counts_are_refused() -> None:
     row = entry("a", [4])
     with pytest.raises(ModelError, match="140000 tensors, expected at most 131072"):
         parse_head(gguf_file([], tensors=140_000) + row * 140_000)
@@ -140,8 +140,8 @@ def test_counts_that_fit_but_are_not_believable() -> None:
         parse_head(b"GGUF" + struct.pack("<IQQ", 3, 0, 70_000) + bytes(70_000 * 14))
 
 
-def test_experts_without_end_get_no_names(tmp_path: Path) -> None:
-    """4096 layers of 4096 experts are 50 million tensors."""
+def test_the_number_of_experts_is_bounded(tmp_path: Path) -> None:
+    """4096 layers with 4096 experts each have 50 million tensors."""
     layers = 64
     sizes = {"context_length": 8, "embedding_length": 8, "block_count": layers, "attention.head_count": 1}
     sizes |= {"expert_count": 4096, "expert_used_count": 1, "feed_forward_length": 8}
@@ -153,8 +153,8 @@ def test_experts_without_end_get_no_names(tmp_path: Path) -> None:
         gguf_model.read(path, [])
 
 
-def test_hostile_counts_take_no_memory() -> None:
-    """What a count claims is never allocated before the bytes for it are seen to be there."""
+def test_hostile_counts_allocate_no_memory() -> None:
+    """A claimed count is not allocated before that many bytes are known to exist."""
     key = struct.pack("<Q", 1) + b"a"
     hostile = [
         gguf_file([], tensors=2**63),
@@ -172,7 +172,7 @@ def test_hostile_counts_take_no_memory() -> None:
     assert MAX_HEAD_BYTES <= 1 << 28
 
 
-def test_errors_with_long_names_stay_short(tmp_path: Path) -> None:
+def test_errors_about_long_names_are_short(tmp_path: Path) -> None:
     long = "x" * 100_000
     for action in (
         lambda: parse_head(gguf_file([(long, 1), (long, 1)])),
@@ -189,14 +189,14 @@ def test_errors_with_long_names_stay_short(tmp_path: Path) -> None:
 
 @pytest.fixture
 def parts(tmp_path: Path) -> list[Path]:
-    """A model in parts as llama.cpp's splitter and the `gguf` package write them."""
+    """The parts of a model, split as by llama.cpp's splitter and the `gguf` package."""
     write_gguf(tmp_path / "m.gguf", LLAMA, tensors(LLAMA), part_tensors=8, more=spm_keys())
     found = sorted(tmp_path.glob("m-*.gguf"))
     assert [path.name for path in found] == [f"m-{n:05}-of-00003.gguf" for n in (1, 2, 3)]
     return found
 
 
-def test_any_part_stands_for_all(parts: list[Path], tmp_path: Path) -> None:
+def test_any_part_opens_the_whole_model(parts: list[Path], tmp_path: Path) -> None:
     whole = gguf_model.read(write_gguf(tmp_path / "whole.gguf", LLAMA, tensors(LLAMA)), [])
     for part in parts:
         found = gguf_model.read(part, [])
@@ -219,7 +219,7 @@ def test_missing_parts_are_named(parts: list[Path]) -> None:
         open_gguf(parts[0])
 
 
-def test_parts_that_do_not_go_together(parts: list[Path], tmp_path: Path) -> None:
+def test_misnumbered_parts_are_refused(parts: list[Path], tmp_path: Path) -> None:
     renamed = parts[0].rename(tmp_path / "first.gguf")
     with pytest.raises(ExportError, match=r"name them NAME-00001-of-00003\.gguf"):
         open_gguf(renamed)
@@ -229,7 +229,7 @@ def test_parts_that_do_not_go_together(parts: list[Path], tmp_path: Path) -> Non
         open_gguf(parts[2])
 
 
-def test_a_part_of_another_model(parts: list[Path], tmp_path: Path) -> None:
+def test_a_part_of_another_model_is_refused(parts: list[Path], tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     write_tensors(other / "x.gguf", {"extra": np.ones(3, np.float32)}, keys={"split.no": 2, "split.count": 3})
@@ -272,13 +272,13 @@ def test_one_part_of_one_is_a_whole_file(tmp_path: Path) -> None:
         (b"GGUF", "4 bytes are needed"),
     ],
 )
-def test_what_is_no_gguf_file_of_ours_is_told(tmp_path: Path, data: bytes, problem: str) -> None:
+def test_unsupported_gguf_files_are_refused(tmp_path: Path, data: bytes, problem: str) -> None:
     (tmp_path / "m.gguf").write_bytes(data)
     with pytest.raises(ModelError, match=problem):
         export(tmp_path / "m.gguf", tmp_path / "m.bin")
 
 
-def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
+def test_a_file_truncated_anywhere_is_refused(tmp_path: Path) -> None:
     data = write_gguf(tmp_path / "m.gguf", LLAMA, tensors(LLAMA), more=spm_keys()).read_bytes()
     path = tmp_path / "cut.gguf"
     _, entries = read_head(tmp_path / "m.gguf")
@@ -289,8 +289,8 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
             gguf_model.read(path, [])
 
 
-def test_random_damage_gives_errors_of_ours_only(tmp_path: Path) -> None:
-    """Structure-aware: most changes hit lengths, counts, types and offsets of the head, some its texts."""
+def test_random_damage_raises_only_llamac_errors(tmp_path: Path) -> None:
+    """Most changes hit lengths, counts, types and offsets in the head; some hit its strings."""
     plain = write_gguf(tmp_path / "m.gguf", LLAMA, tensors(LLAMA), kind=Type.F16, more=spm_keys()).read_bytes()
     metadata, _ = parse_head(plain)
     numbers = [at for at in range(metadata.end - 8) if plain[at + 3 : at + 4] == b"\0" and plain[at]]
@@ -313,15 +313,15 @@ def test_random_damage_gives_errors_of_ours_only(tmp_path: Path) -> None:
                 cut = rng.randrange(metadata.end)
                 del damaged[cut : cut + rng.randint(1, 16)]
         path.write_bytes(damaged)
-        with contextlib.suppress(LlamacError):  # and nothing else
+        with contextlib.suppress(LlamacError):  # no other exception is allowed
             found = gguf_model.read(path, [])
             for tensor in found.tensors.values():
                 assert tensor.read(0, 1).dtype == np.float32
             read += 1
-    assert read < 200  # the changes are no harmless ones
+    assert read < 200  # most changes do real damage
 
 
-def test_numbers_that_are_none_are_told_with_the_tensors_name(tmp_path: Path) -> None:
+def test_tensors_with_nan_are_named(tmp_path: Path) -> None:
     values = tensors(LLAMA)
     values["model.layers.1.mlp.up_proj.weight"][5, 5] = np.nan
     path = write_gguf(tmp_path / "m.gguf", LLAMA, values)
@@ -329,7 +329,7 @@ def test_numbers_that_are_none_are_told_with_the_tensors_name(tmp_path: Path) ->
         export(path, tmp_path / "m.bin", probe_source=None)
 
 
-def test_a_file_that_shrinks_meanwhile(tmp_path: Path) -> None:
+def test_a_file_truncated_after_opening_is_an_error(tmp_path: Path) -> None:
     wide = changed(LLAMA, hidden_size=64, intermediate_size=64, head_dim=16, num_key_value_heads=4)
     path = write_gguf(tmp_path / "m.gguf", wide, tensors(wide), kind=Type.Q8_0)
     made = gguf_model.read(path, [])

@@ -1,4 +1,4 @@
-"""Imported GGUF files against the import of the checkpoint that they were converted from by another route."""
+"""Imported GGUF files against the import of the Hugging Face checkpoint that they were converted from."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Logits = NDArray[np.float32]
 LLAMA, GPT2 = CASES["llama"].config, CASES["gpt2"].config
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
 
-# Cases that GGUF can say: it has no place for other activations, and knows some kinds of RoPE only.
-SAID = [
+# The cases that GGUF can express: it has no key for other activations, and supports only some kinds of RoPE.
+EXPRESSIBLE = [
     *("llama", "llama-mha", "llama-mqa", "llama-wide-heads", "llama-more-heads", "llama-odd", "llama-no-biases"),
     *("llama-tie_word_embeddings", "llama-rms_norm_eps", "llama-rope_theta", "llama-linear"),
     *("llama-yarn-defaults", "llama-yarn-truncate"),
@@ -48,7 +48,7 @@ def logits(path: Path, ids: list[int]) -> Logits:
 
 @pytest.fixture(scope="module")
 def from_hf(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Logits]:
-    """The logits of a case by way of Hugging Face's files, which test_parity holds against transformers."""
+    """The logits of a case imported from Hugging Face's files, which test_parity compares with transformers."""
     root = tmp_path_factory.mktemp("hf")
 
     @functools.cache
@@ -66,7 +66,7 @@ def from_gguf(folder: Path, config: Config, ids: list[int], **options: Any) -> L
     return logits(folder / "m.bin", ids)
 
 
-@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("name", EXPRESSIBLE)
 def test_a_gguf_file_gives_the_logits_of_its_checkpoint(
     tmp_path: Path, from_hf: Callable[[str], Logits], name: str
 ) -> None:
@@ -79,7 +79,7 @@ def read(folder: Path, config: Config = LLAMA, **options: Any) -> Checkpoint:
     return gguf_model.read(write_gguf(folder / "m.gguf", config, tensors(config), **options), [])
 
 
-def test_all_weights_are_those_of_the_other_route(tmp_path: Path) -> None:
+def test_weights_equal_those_of_the_checkpoint(tmp_path: Path) -> None:
     for config in (LLAMA, GPT2):
         ours = read(tmp_path, config)
         theirs = hf.read(write_checkpoint(tmp_path / config["model_type"], config), [])
@@ -87,7 +87,7 @@ def test_all_weights_are_those_of_the_other_route(tmp_path: Path) -> None:
         assert ours.tensors.keys() == theirs.tensors.keys()
         for name, tensor in theirs.tensors.items():
             np.testing.assert_array_equal(ours.tensors[name].array(), tensor.array(), name)
-            if len(tensor.shape) == 2:  # rows from within heads and parts
+            if len(tensor.shape) == 2:  # partial rows of heads and of fused tensors
                 for first, last in ((0, 1), (3, 7), (tensor.shape[0] - 2, tensor.shape[0])):
                     rows = ours.tensors[name].read(first, last)
                     np.testing.assert_array_equal(rows, tensor.read(first, last), name)
@@ -99,12 +99,14 @@ def test_all_weights_are_those_of_the_other_route(tmp_path: Path) -> None:
         ("attention.layer_norm_rms_epsilon", 0.5),
         ("rope.freq_base", 7.0),
         ("rope.dimension_count", 6),
-        ("rope.scaling.factor", 3.0),  # without a type it is linear
+        ("rope.scaling.factor", 3.0),  # without a type, scaling is linear
         ("rope.scale_linear", 3.0),
         ("rope.scaling.attn_factor", 1.5),
     ],
 )
-def test_a_key_moves_the_logits(tmp_path: Path, from_hf: Callable[[str], Logits], key: str, value: object) -> None:
+def test_every_key_changes_the_logits(
+    tmp_path: Path, from_hf: Callable[[str], Logits], key: str, value: object
+) -> None:
     found = from_gguf(tmp_path, LLAMA, CASES["llama"].ids, changes={key: value})
     assert relative_errors(found, from_hf("llama")).max() >= TEETH
 
@@ -119,7 +121,7 @@ def test_absent_keys_have_the_defaults_of_llama_cpp(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["context_length", "embedding_length", "block_count", "attention.head_count"])
-def test_needed_keys_are_named(tmp_path: Path, key: str) -> None:
+def test_missing_keys_are_named(tmp_path: Path, key: str) -> None:
     with pytest.raises(ExportError, match=rf"llama\.{key} is missing"):
         read(tmp_path, changes={key: None})
 
@@ -127,7 +129,7 @@ def test_needed_keys_are_named(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"attention.scale": 0.9}, r"llama\.attention\.scale is 0.*could change"),  # other architectures have it
+        ({"attention.scale": 0.9}, r"llama\.attention\.scale is 0.*could change"),  # a key of other architectures
         ({**YARN, "rope.scaling.yarn_ext_factor": 0.0}, r"yarn_ext_factor is 0\.0, expected 1"),
         ({**YARN, "rope.scaling.yarn_log_multiplier": 1.0}, r"yarn_log_multiplier is 1\.0, expected 0"),
         ({"attention.of_tomorrow": 1}, r"llama\.attention\.of_tomorrow is 1.*could change what the model computes"),
@@ -149,12 +151,12 @@ def test_needed_keys_are_named(tmp_path: Path, key: str) -> None:
         ({"feed_forward_length": 86}, r"misshaped: blk\.0\.ffn_gate\.weight"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+def test_wrong_values_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ExportError, match=problem):
         read(tmp_path, changes=changes)
 
 
-def test_what_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
+def test_unknown_architectures_types_and_tensors_are_refused_by_name(tmp_path: Path) -> None:
     for more, problem in (
         ({"general.architecture": "of-tomorrow"}, "'of-tomorrow'; this version imports llama, mistral3, gpt2"),
         ({"general.type": "adapter"}, "its general.type is 'adapter'"),
@@ -169,13 +171,13 @@ def test_what_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
         read(tmp_path, extra={"rope_freqs.weight": np.zeros(5, np.float32)})
 
 
-def test_what_means_nothing_is_no_obstacle(tmp_path: Path) -> None:
+def test_harmless_keys_are_ignored(tmp_path: Path) -> None:
     more = {"general.file_type": 1, "quantize.imatrix.file": "x", "of.somebody": [1, 2], "llama.expert_count": 0}
     harmless = {"tensor_data_layout": "Meta AI original pth", "attention.clamp_kqv": 0.0}
     assert read(tmp_path, changes=harmless, more=more).config == read(tmp_path).config
 
 
-def test_feed_forward_widths_may_differ_by_layer(tmp_path: Path) -> None:
+def test_layers_can_have_different_ffn_widths(tmp_path: Path) -> None:
     extra: dict[str, Logits] = {
         "blk.1.ffn_gate.weight": np.ones((60, 40), np.float32),
         "blk.1.ffn_up.weight": np.ones((60, 40), np.float32),
@@ -188,16 +190,16 @@ def test_feed_forward_widths_may_differ_by_layer(tmp_path: Path) -> None:
     assert made.tensors["layers.1.ffn_down.weight"].shape == (40, 60)
 
 
-def test_fused_tensors_come_apart(tmp_path: Path) -> None:
-    """Some converters leave q, k and v, and gate and up, in one tensor, as phi3's does."""
+def test_fused_tensors_are_split(tmp_path: Path) -> None:
+    """Some converters store q, k and v in one tensor, and gate and up, as phi3's converter does."""
     plain = changed(LLAMA, attention_bias=None, mlp_bias=None)
     path = write_gguf(tmp_path / "m.gguf", plain, tensors(plain))
     parts = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
     for layer in range(2):
-        place = f"blk.{layer}."
+        prefix = f"blk.{layer}."
         for fused, names in (("attn_qkv", ("attn_q", "attn_k", "attn_v")), ("ffn_up", ("ffn_gate", "ffn_up"))):
-            rows = [parts.pop(f"{place}{name}.weight") for name in names]
-            parts[f"{place}{fused}.weight"] = np.concatenate(rows)
+            rows = [parts.pop(f"{prefix}{name}.weight") for name in names]
+            parts[f"{prefix}{fused}.weight"] = np.concatenate(rows)
     arch, keys = metadata(plain)
     write_tensors(tmp_path / "fused.gguf", parts, keys={f"{arch}.{key}": value for key, value in keys.items()})
     ours, theirs = gguf_model.read(tmp_path / "fused.gguf", []), gguf_model.read(path, [])
@@ -220,13 +222,13 @@ WIDE = changed(LLAMA, hidden_size=256, intermediate_size=512, head_dim=64, vocab
 
 
 def readable() -> list[Any]:
-    """The types that can be read: all but those of whole numbers and those that are refused by name."""
+    """The readable types: integer types and types refused by name are left out."""
     found = []
     for kind in gguf.GGMLQuantizationType:
         try:
             number_type(int(kind))
         except ExportError as error:
-            assert kind.name in str(error)  # noqa: PT017  what is refused is refused by name
+            assert kind.name in str(error)  # noqa: PT017  unreadable types are refused by name
         else:
             found.append(kind)
     return found
@@ -252,11 +254,11 @@ def expected_numbers(kind: Any, raw: NDArray[np.uint8], columns: int) -> Logits:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in READABLE if kind.name not in ("F32", "F64")], ids=lambda k: k.name)
-def test_numbers_of_every_type(tmp_path: Path, kind: Any) -> None:
+def test_every_type_is_dequantized_exactly(tmp_path: Path, kind: Any) -> None:
     rows, columns = 288, 256
     block, size = gguf.GGML_QUANT_SIZES[kind]
     raw = np.random.RandomState(int(kind)).randint(0, 256, (rows, columns // block * size)).astype(np.uint8)
-    with np.errstate(all="ignore"):  # random bits are also infinities and no numbers
+    with np.errstate(all="ignore"):  # random bits include infinities and NaN
         expected = expected_numbers(kind, raw, columns)
     write_tensors(tmp_path / "m.gguf", {"one": np.zeros(3, np.float32), "two": raw}, {"two": kind})
     tensor = open_gguf(tmp_path / "m.gguf").tensors["two"].matrix()
@@ -274,16 +276,16 @@ def test_f64_is_rounded_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.Q5_1, Type.F16, Type.BF16], ids=lambda k: k.name)
-def test_a_quantized_file_computes_with_what_its_blocks_mean(tmp_path: Path, kind: Any) -> None:
-    """Rows of q and k are put in order block by block, so this is no matter of the converter's alone."""
+def test_a_quantized_file_gives_the_logits_of_its_dequantized_weights(tmp_path: Path, kind: Any) -> None:
+    """The importer reorders rows of q and k block by block, so the converter alone does not decide this."""
     ids = list(range(20))
     quantized = write_gguf(tmp_path / "q.gguf", WIDE, tensors(WIDE), kind=kind)
-    meant = {
+    dequantized = {
         tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         for tensor in gguf.GGUFReader(quantized).tensors
         if len(tensor.shape) == 2
     }
-    write_gguf(tmp_path / "f.gguf", WIDE, tensors(WIDE), extra=meant)
+    write_gguf(tmp_path / "f.gguf", WIDE, tensors(WIDE), extra=dequantized)
     found = []
     for name in ("q", "f"):
         export(tmp_path / f"{name}.gguf", tmp_path / f"{name}.bin", dtype="f32", probe_source=None)

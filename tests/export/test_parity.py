@@ -1,7 +1,7 @@
-"""The engine against transformers: exported tiny checkpoints, float32, KV cache in float32.
+"""The engine against transformers: exported tiny checkpoints in float32 with a float32 KV cache.
 
-References are stored (golden/references.npz), so that this runs without torch; where torch and transformers are
-installed they are computed anew, for all positions. The float64 forward is the second witness, stage by stage.
+The references are stored in golden/references.npz, so these tests run without torch. Where torch and transformers
+are installed, they are computed again for all positions. The float64 forward pass is a second reference for each stage.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def engine(model_file: Callable[[str], Path]) -> Engine:
 
 
 def assert_parity(logits: Logits, expected: Logits) -> None:
-    """Assert that rows are within the tolerance, with the same best token unless the two best are close."""
+    """Assert that rows are within the tolerance and have the same best token, unless the two best are close."""
     assert relative_errors(logits, expected).max() <= TOLERANCE
     second, best = np.sort(expected, axis=1)[:, -2:].T
     clear = best - second > 10 * TOLERANCE * np.abs(expected).max(axis=1)
@@ -104,7 +104,7 @@ def test_similar_activations_are_distinguished(engine: Engine, one: str, other: 
         assert relative_errors(engine(name)[rows], stored[name]).max() <= apart / 10
 
 
-# ---- the RoPE table of a short text, and that of a long one
+# ---- short and long RoPE tables
 
 
 def exact_logits(folder: Path, ids: list[int], context: int) -> NDArray[np.float64]:
@@ -116,7 +116,7 @@ def exact_logits(folder: Path, ids: list[int], context: int) -> NDArray[np.float
 def test_the_number_of_ids_selects_the_rope_table(
     folder: Callable[[str], Path], model_file: Callable[[str], Path], n: int
 ) -> None:
-    """As in transformers, a text longer than the original context, here 16, uses the long table throughout."""
+    """As in transformers, a text longer than the original context, 16 here, uses the long table throughout."""
     name = "llama-longrope"
     ids = CASES[name].ids[:n]
     own, long = (exact_logits(folder(name), ids, context) for context in (max(16, n), 64))
@@ -139,7 +139,7 @@ def test_both_rope_tables_match_installed_transformers(
         assert_parity(model.logits(ids), transformers_logits(folder(name), ids))
 
 
-def test_a_generation_takes_the_table_that_it_can_come_to_need(model_file: Callable[[str], Path]) -> None:
+def test_a_generation_uses_the_rope_table_for_its_maximum_length(model_file: Callable[[str], Path]) -> None:
     ids = CASES["llama-longrope"].ids[:10]
     with llamac.load(model_file("llama-longrope"), kv_dtype="f32") as model:
         short, long = (model.generate(ids, GREEDY, max_tokens=7, context=context).tokens for context in (16, 64))
@@ -148,7 +148,7 @@ def test_a_generation_takes_the_table_that_it_can_come_to_need(model_file: Calla
         assert model.generate(ids, GREEDY, max_tokens=8).tokens[:7] == long
         assert model.generate(ids, GREEDY).tokens[:7] == long
         with model.stream(ids, GREEDY, max_tokens=7, context=17) as stream:
-            assert list(stream) == []  # there is no tokenizer
+            assert list(stream) == []  # no tokenizer
         assert stream.completion.tokens == long
     with llamac.load(model_file("llama-longrope"), kv_dtype="f32", context=64) as model:
         assert model.generate(ids, GREEDY, max_tokens=7).tokens == long

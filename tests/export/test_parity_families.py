@@ -1,7 +1,8 @@
-"""Every family against transformers, by the float64 forward and by the engine: tiny checkpoints with real config keys.
+"""Every family against transformers: the float64 forward pass and the engine, on tiny checkpoints with real keys.
 
-References are stored (golden/family_references.npz), so that this runs without torch; where torch and transformers are
-installed they are computed anew, for all positions. The texts go beyond sliding windows and original contexts.
+The references are stored in golden/family_references.npz, so these tests run without torch. Where torch and
+transformers are installed, they are computed again for all positions. The texts are longer than sliding windows and
+original contexts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from llamac.export.hf.families import FAMILIES
 Logits = NDArray[np.floating[Any]]
 VARIANTS = [case.name for case in FAMILY_CASES.values() if case.base]
 BASES = [case.name for case in FAMILY_CASES.values() if not case.base]
-# float32 transformers against float64.
+# The error of transformers in float32 against float64.
 FLOAT32_NOISE = TOLERANCE / 2
 
 
@@ -69,7 +70,7 @@ def model_file(folder: Callable[[str], Path], engine: Callable[[str], Logits]) -
     return path
 
 
-# ---- the float64 forward
+# ---- the float64 forward pass
 
 
 @pytest.mark.parametrize("name", FAMILY_CASES)
@@ -85,7 +86,7 @@ def test_the_float64_forward_pass_matches_transformers_in_float64(
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     live = transformers_logits(folder(name), FAMILY_CASES[name].ids, double=True)
-    is_folded = any(module.plus_one for module in FAMILIES[name].modules)  # in float32
+    is_folded = any(module.plus_one for module in FAMILIES[name].modules)  # folded in float32
     assert relative_errors(exact(name), live).max() <= (2e-6 if is_folded else 1e-9)
 
 
@@ -103,7 +104,7 @@ def test_every_config_key_changes_the_logits(name: str) -> None:
 def test_the_engine_matches_transformers(
     engine: Callable[[str], Logits], exact: Callable[[str], Logits], name: str
 ) -> None:
-    """Compares all positions with the float64 forward pass, and recorded ones with transformers."""
+    """Compares all positions with the float64 forward pass and the recorded positions with transformers."""
     case, logits = FAMILY_CASES[name], engine(name)
     assert relative_errors(logits, exact(name)).max() <= TOLERANCE
     stored = family_references()[name]
@@ -149,8 +150,10 @@ def test_every_stage_matches_the_float64_forward_pass(
 
 
 @pytest.mark.parametrize("n", [15, 16, 17])
-def test_both_longrope_tables_of_phi3(folder: Callable[[str], Path], model_file: Callable[[str], Path], n: int) -> None:
-    """The original context is 16: a text up to that length uses the short table."""
+def test_phi3_uses_the_longrope_table_for_its_length(
+    folder: Callable[[str], Path], model_file: Callable[[str], Path], n: int
+) -> None:
+    """A text up to the original context of 16 uses the short table."""
     ids = FAMILY_CASES["phi3"].ids[:n]
     checkpoint = hf.read(folder("phi3"), [])
     short, long = (reference.forward(checkpoint, [ids], context=context)[0] for context in (max(n, 16), 64))

@@ -1,4 +1,4 @@
-"""Quantization: errors on random weights, exact bytes, the engine against the format, and the choice of dtypes."""
+"""Quantization: errors on random weights, exact bytes, the engine's products, and the choice of dtypes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pack(rows: Floats, dtype: str, stats: CalibrationStats | None = None) -> byt
 
 
 def again(rows: Floats, dtype: str, stats: CalibrationStats | None = None) -> Floats:
-    """Quantize and unpack rows."""
+    """Quantize rows and unpack them."""
     return unpack_tensor(pack(rows, dtype, stats), dtype, rows.shape)
 
 
@@ -54,7 +54,7 @@ def error(rows: Floats, found: Floats) -> float:
     return float(100 * np.sqrt((difference**2).sum() / (rows.astype(np.float64) ** 2).sum()))
 
 
-# ---- the error
+# ---- errors
 
 
 @pytest.mark.parametrize("dtype", QUANTIZED)
@@ -64,8 +64,8 @@ def test_the_error_on_random_weights_is_small(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["q4", "q4s"])
-def test_an_exhaustive_search_finds_hardly_better_scales(dtype: str) -> None:
-    """Compares with all scales and codes in float64. The pruned search can miss the best scale of a rare block."""
+def test_the_chosen_scales_are_close_to_an_exhaustive_search(dtype: str) -> None:
+    """The search tries all scales and codes in float64. The pruned search can miss the best scale of a rare block."""
     rows = normal(16, 128)
     units, scales, _ = unpack_quantized(pack(rows, dtype), dtype, rows.shape)
     book = np.array([-32, -23, -18, -14, -11, -8, -5, -2, 0, 3, 6, 9, 12, 16, 21, 26])
@@ -94,7 +94,7 @@ def test_important_columns_get_smaller_errors() -> None:
 @pytest.mark.parametrize("columns", [300, 512])
 @pytest.mark.parametrize("dtype", ["q4", "q4s"])
 def test_feedback_halves_the_error_for_correlated_inputs(dtype: str, columns: int) -> None:
-    """The inputs span a few directions. The error of the product counts."""
+    """The inputs span only a few directions; the error of the product is measured."""
     random = np.random.RandomState(0)
     inputs = random.standard_normal((2000, 40)) @ random.standard_normal((40, columns))
     inputs += 0.1 * random.standard_normal(inputs.shape)
@@ -108,7 +108,7 @@ def test_feedback_halves_the_error_for_correlated_inputs(dtype: str, columns: in
     assert lost[1] < 0.3 * lost[0]
 
 
-# ---- the bytes
+# ---- bytes
 
 
 @pytest.mark.parametrize("columns", [1, 15, 16, 17, 31, 33, 100, 128, 129, 150, 200, 333])
@@ -125,15 +125,14 @@ def test_every_width_is_stored_and_padded_as_specified(dtype: str, columns: int)
     assert not scales[19:].any()
     assert ((codes == offset)[19:]).all()
     assert ((codes == offset)[:, columns:]).all()
-    assert not np.repeat(scales, scale_columns(dtype), axis=1)[:, -(-columns // 16) * 16 :: 16][
-        :, : 0 if dtype != "q4" else None
-    ].any()
+    if dtype == "q4":
+        assert not np.repeat(scales, scale_columns(dtype), axis=1)[:, -(-columns // 16) * 16 :: 16].any()
     assert codes[:19, :columns].min() >= CODES[dtype][0]
     assert codes[:19, :columns].max() <= CODES[dtype][-1]
 
 
 @pytest.mark.parametrize("dtype", QUANTIZED)
-def test_zeros_tiny_and_large_numbers(dtype: str) -> None:
+def test_zeros_tiny_and_large_numbers_are_quantized(dtype: str) -> None:
     rows = normal(16, 96)
     rows[0] = 0
     rows[1] *= 1e-35
@@ -151,11 +150,11 @@ def test_zeros_tiny_and_large_numbers(dtype: str) -> None:
 
 
 def test_the_bytes_are_the_same_on_every_machine() -> None:
-    """Recorded hashes of strips: the quantizer must not depend on processor, compiler or library."""
+    """Recorded hashes of strips: the quantizer must not depend on the processor, the compiler or a library."""
     random = np.random.RandomState(0)
 
     def whole(*shape: int) -> Floats:
-        """Roughly normal numbers, computed without logarithms, which libraries round differently."""
+        """Roughly normal numbers, computed without logarithms, because libraries round those differently."""
         found: Floats = random.randint(-500, 501, (4, *shape)).sum(axis=0).astype(np.float32)
         return found
 
@@ -204,7 +203,7 @@ def test_wrong_arguments_of_the_quantizer_are_refused() -> None:
         attempt("q8", _core.matrix_bytes(DTYPES["q8"], 16, 32), None, normal(32, 32))
 
 
-# ---- the engine against the exact semantics
+# ---- the engine's products
 
 CONFIGS = {
     "llama": llama_config(),
@@ -221,7 +220,9 @@ def config(request: pytest.FixtureRequest) -> ModelConfig:
 
 @pytest.mark.parametrize("dtype", QUANTIZED)
 def test_the_engine_matches_the_format(config: ModelConfig, dtype: str, tmp_path: Path) -> None:
-    """Products of the graph from the inputs that the engine saw, so that a rounding that falls the other way spoils no
+    """Compares products computed from the engine's own inputs, so that one differently rounded input does not spread.
+
+    Then compares the logits of the whole graph.
     more than itself; then the logits of the whole graph.
     """
     path = write_model(tmp_path / "model.bin", checkpoint(config), dtype)
@@ -249,9 +250,8 @@ def test_the_engine_matches_the_format(config: ModelConfig, dtype: str, tmp_path
     noise = np.abs(logits - expected).mean()
     assert noise < 3e-3 * np.abs(expected).max()
     if dtype != "q8":
-        assert (
-            noise < 0.5 * np.abs(exact - expected).mean()
-        )  # the inputs' rounding is told apart from the engine's noise
+        # the engine must round its inputs as the format specifies
+        assert noise < 0.5 * np.abs(exact - expected).mean()
 
 
 def near(found: Floats, expected: Doubles) -> None:
@@ -268,7 +268,7 @@ def test_embedding_rows_match_the_format(dtype: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(seen, tokens[ids] + positions[: len(ids)])
 
 
-# ---- which dtype a tensor gets
+# ---- the choice of dtypes
 
 
 def tensors(**matrices: Floats) -> dict[str, LazyTensor]:
@@ -281,7 +281,7 @@ def chosen(made: Checkpoint, dtype: str, *, pure: bool = False, dtype_map: str =
     return {name: kind for name, kind in found.items() if len(made.tensors[name].shape) == 2}
 
 
-def test_output_matrix_and_attn_v_stay_at_8_bits() -> None:
+def test_output_matrix_and_attn_v_get_8_bits() -> None:
     untied, tied = checkpoint(llama_config()), checkpoint(gpt2_config())
     found = chosen(untied, "q4")
     assert {name for name, kind in found.items() if kind == "q8"} == {
@@ -296,7 +296,7 @@ def test_output_matrix_and_attn_v_stay_at_8_bits() -> None:
     assert set(chosen(tied, "q8").values()) == {"q8"}
 
 
-def test_a_router_has_4_bits_only_if_dtype_map_says_so() -> None:
+def test_a_router_gets_4_bits_only_by_dtype_map() -> None:
     layer = LayerConfig("experts", 20, rope=0, n_experts=3, n_experts_used=2)
     made = checkpoint(replace(llama_config(), layers=(layer,)))
     router = "layers.0.ffn_router.weight"
@@ -309,7 +309,7 @@ def test_a_router_has_4_bits_only_if_dtype_map_says_so() -> None:
         choose_dtypes(made.tensors, "q8", dtype_map=[("x", "q4")])
 
 
-def test_the_first_matching_pattern_decides() -> None:
+def test_the_first_matching_pattern_wins() -> None:
     made = checkpoint(llama_config())
     found = chosen(made, "q4", pure=True, dtype_map="layers.0.*=bf16, layers.?.ffn_*.weight=q8,output.weight=f32")
     assert found["layers.0.ffn_up.weight"] == "bf16"

@@ -1,4 +1,4 @@
-"""Export to GGUF: what the importer and the `gguf` package read back, what is refused, and what llama.cpp computes."""
+"""Export to GGUF: read back by the importer and the `gguf` package, refused models, and llama.cpp's results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPTS = ("Once upon a time", "Lily and 3 friends went to the park.", "The dog"
 
 
 def written(folder: Path, source: Checkpoint, dtype: str = "f32") -> Checkpoint:
-    """A checkpoint, written and read again."""
+    """Write a checkpoint and read it again."""
     write_gguf(source, folder / "m.gguf", dtype, [])
     return gguf_model.read(folder / "m.gguf", [])
 
@@ -44,7 +44,7 @@ def written(folder: Path, source: Checkpoint, dtype: str = "f32") -> Checkpoint:
         *("gpt2", "gpt2-odd"),
     ],
 )
-def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
+def test_a_checkpoint_survives_the_round_trip(tmp_path: Path, name: str) -> None:
     source = hf.read(write_checkpoint(tmp_path / "hf", CASES[name].config), [])
     again = written(tmp_path, source)
     assert again.tensors.keys() == source.tensors.keys()
@@ -56,7 +56,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
     assert again.metadata["architecture"] == source.metadata["architecture"]
 
 
-def test_names_and_shapes_are_those_of_llama_cpp(tmp_path: Path) -> None:
+def test_names_and_shapes_match_llama_cpp(tmp_path: Path) -> None:
     for config, present in (
         (llama_config(), {"blk.1.attn_output.weight", "output.weight", "blk.0.ffn_gate.weight"}),
         (gpt2_config(), {"blk.1.attn_qkv.weight", "blk.1.attn_qkv.bias", "position_embd.weight"}),
@@ -73,8 +73,8 @@ def test_names_and_shapes_are_those_of_llama_cpp(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "q8_0", "q4_0"])
-def test_numbers_are_those_of_the_gguf_packages_quantizer(tmp_path: Path, dtype: str) -> None:
-    config = llama_config(dim=64, n_heads=4, ffn=96)  # 96: whole blocks; the odd one is below
+def test_quantized_numbers_match_the_gguf_package(tmp_path: Path, dtype: str) -> None:
+    config = llama_config(dim=64, n_heads=4, ffn=96)  # rows of 96 are whole blocks
     source = checkpoint(config)
     source.metadata["architecture"] = "llama"
     again = written(tmp_path, source, dtype)
@@ -89,7 +89,7 @@ def test_numbers_are_those_of_the_gguf_packages_quantizer(tmp_path: Path, dtype:
         np.testing.assert_array_equal(found, expected, name)
 
 
-def test_rows_that_are_no_whole_blocks_are_f16(tmp_path: Path) -> None:
+def test_rows_of_partial_blocks_are_stored_as_f16(tmp_path: Path) -> None:
     source = checkpoint(llama_config(dim=64, n_heads=4, ffn=76))
     source.metadata["architecture"] = "llama"
     again = written(tmp_path, source, "q4_0")
@@ -97,7 +97,7 @@ def test_rows_that_are_no_whole_blocks_are_f16(tmp_path: Path) -> None:
     assert again.tensors["layers.0.ffn_up.weight"].dtype == "q4_0"
 
 
-def test_what_gguf_cannot_say_is_refused_by_name(tmp_path: Path) -> None:
+def test_models_that_gguf_cannot_express_are_refused_by_name(tmp_path: Path) -> None:
     source = checkpoint(llama_config())
     source.metadata["architecture"] = "llama"
     source.config = replace(source.config, activation="relu")
@@ -110,7 +110,7 @@ def test_what_gguf_cannot_say_is_refused_by_name(tmp_path: Path) -> None:
         written(tmp_path, source)
 
 
-def test_numbers_too_large_for_a_blocks_scale(tmp_path: Path) -> None:
+def test_numbers_too_large_for_a_blocks_scale_are_refused(tmp_path: Path) -> None:
     source = checkpoint(llama_config(dim=64, n_heads=4, ffn=96))
     source.metadata["architecture"] = "llama"
     source.tensors["layers.0.ffn_up.weight"] = LazyTensor.of(np.full((96, 64), 1e6, np.float32))
@@ -119,7 +119,7 @@ def test_numbers_too_large_for_a_blocks_scale(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_writes_a_file(tmp_path: Path, llamac_command: Callable[..., Any]) -> None:
+def test_the_command_line_exports_to_gguf(tmp_path: Path, llamac_command: Callable[..., Any]) -> None:
     out = tmp_path / "m.gguf"
     result = llamac_command("export", "stories", out, "--to", "gguf", "--dtype", "q8_0", "--name", "mine")
     assert (result.code, result.err) == (0, "")
@@ -146,7 +146,7 @@ def test_arguments_of_other_targets_are_refused(tmp_path: Path) -> None:
 # ---- tokenizers
 
 
-def test_all_chat_templates_and_their_tokens_go_along(tmp_path: Path) -> None:
+def test_all_chat_templates_and_their_tokens_are_exported(tmp_path: Path) -> None:
     source = read_flat(built_in("stories"))
     assert source.tokenizer is not None
     unknown = json.loads(source.tokenizer[0])["model"]["unk_token"]
@@ -160,25 +160,27 @@ def test_all_chat_templates_and_their_tokens_go_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("entries", [spm_gguf(), spm_gguf(add_space_prefix=False), *map(byte_level_gguf, ("gpt-2",))])
-def test_tokenizers_of_gguf_files_come_back(tmp_path: Path, entries: list[tuple[str, Any]]) -> None:
+def test_tokenizers_of_gguf_files_survive_the_round_trip(tmp_path: Path, entries: list[tuple[str, Any]]) -> None:
     (tmp_path / "v.gguf").write_bytes(gguf_file(entries))
     check_tokenizer(tmp_path, tmp_path / "v.gguf")
 
 
 @pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "smollm", "tekken", "gpt-4o", "falcon", "deepseek-v3"])
-def test_the_pre_tokenizers_name_comes_back(tmp_path: Path, pre: str) -> None:
+def test_the_pre_tokenizers_name_survives_the_round_trip(tmp_path: Path, pre: str) -> None:
     (tmp_path / "v.gguf").write_bytes(gguf_file(byte_level_gguf(pre)))
     check_tokenizer(tmp_path, tmp_path / "v.gguf")
 
 
 @pytest.mark.parametrize("name", ["ggml-vocab-llama-spm.gguf", "ggml-vocab-llama-bpe.gguf", "ggml-vocab-gpt-2.gguf"])
-def test_real_tokenizers_come_back(tmp_path: Path, data_dir: Path, name: str) -> None:
+def test_real_tokenizers_survive_the_round_trip(tmp_path: Path, data_dir: Path, name: str) -> None:
     check_tokenizer(tmp_path, data_dir / "tokenizers" / name)
 
 
 @pytest.mark.parametrize("name", ["of mine", "Phi-3 of mine"])
-def test_tokens_that_swallow_spaces_are_kept_by_name_only(tmp_path: Path, data_dir: Path, name: str) -> None:
-    """GGUF has no field for it, and llama.cpp goes by the name."""
+def test_space_absorbing_tokens_survive_only_with_the_right_model_name(
+    tmp_path: Path, data_dir: Path, name: str
+) -> None:
+    """GGUF has no key for this property; llama.cpp derives it from the model's name."""
     vocabulary = load_vocabulary(data_dir / "tokenizers" / "ggml-vocab-phi-3.gguf")
     swallowing = [entry["content"] for entry in json.loads(vocabulary.json)["added_tokens"] if entry["rstrip"]]
     assert "<|user|>" in swallowing
@@ -192,9 +194,9 @@ def test_tokens_that_swallow_spaces_are_kept_by_name_only(tmp_path: Path, data_d
     assert all("absorb surrounding spaces" in line for line in warnings)
 
 
-def check_tokenizer(folder: Path, place: Path) -> None:
-    vocabulary = load_vocabulary(place)
-    size = len(json.loads(vocabulary.json)["model"]["vocab"]) + 40  # the model has more rows than there are tokens
+def check_tokenizer(folder: Path, path: Path) -> None:
+    vocabulary = load_vocabulary(path)
+    size = len(json.loads(vocabulary.json)["model"]["vocab"]) + 40  # more rows than tokens
     source = checkpoint(replace(llama_config(dim=16, n_heads=2, n_kv_heads=1, ffn=16), vocab_size=size, n_token_ids=1))
     source = replace(source, tokenizer=vocabulary, metadata={"architecture": "llama", "name": "tiny"})
     warnings: list[str] = []
@@ -208,7 +210,7 @@ def check_tokenizer(folder: Path, place: Path) -> None:
     assert ours["added_tokens"] == theirs["added_tokens"]
 
 
-def test_a_tokenizer_that_gguf_has_no_name_for(tmp_path: Path) -> None:
+def test_a_tokenizer_unknown_to_gguf_is_refused(tmp_path: Path) -> None:
     source = read_flat(built_in("stories-gpt2"))
     assert source.tokenizer is not None
     data, special, _ = source.tokenizer
@@ -226,9 +228,8 @@ def test_a_tokenizer_that_gguf_has_no_name_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("name", ["stories", "stories-gpt2"])
-def test_llama_cpp_takes_the_same_tokens(tmp_path: Path, llama_cpp: LlamaCpp, name: str, dtype: str) -> None:
-    """Of quantized weights llama.cpp makes products with inputs rounded to 8 bits: there, what it takes may be as good
-    as the best by our reckoning instead."""
+def test_llama_cpp_generates_the_same_tokens(tmp_path: Path, llama_cpp: LlamaCpp, name: str, dtype: str) -> None:
+    """llama.cpp rounds the inputs of quantized products to 8 bits, so its token need only be close to our best."""
     path = tmp_path / "m.gguf"
     export(name, path, to="gguf", dtype=dtype)
     export(path, tmp_path / "m.bin", dtype="f32", probe_source=None)
@@ -240,5 +241,5 @@ def test_llama_cpp_takes_the_same_tokens(tmp_path: Path, llama_cpp: LlamaCpp, na
             if dtype == "f16":
                 assert taken == model.generate(prompt, max_tokens=60, temperature=0).tokens
             rows = model.logits(ids + taken)[len(ids) - 1 : -1]
-            behind = rows.max(axis=1) - rows[np.arange(len(taken)), taken]
-            assert behind.max() <= (0 if dtype == "f16" else 0.1)
+            gap = rows.max(axis=1) - rows[np.arange(len(taken)), taken]
+            assert gap.max() <= (0 if dtype == "f16" else 0.1)

@@ -1,4 +1,4 @@
-"""Export of each family to GGUF: our reader gets everything back, and llama.cpp computes and continues the same."""
+"""Export of each family to GGUF: the round trip, and llama.cpp's logits and continuations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf_samples import checkpoint_tensors, converted, metadata, write_tensors
-from test_gguf_families import CASES as SAID
+from test_gguf_families import CASES as GGUF_CASES
 
 import llamac
 from golden.cases import CASES as LLAMA_CASES
@@ -39,8 +39,8 @@ from llamac.export.hf import model as hf
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 QWEN: Config = {"use_sliding_window": False}
-# What llama.cpp does not load or compute: biases elsewhere than of q, k and v, experts in some layers only, fewer heads
-# of keys in OLMoE, windows in Mistral and Phi-3 (see below).
+# llama.cpp cannot load or compute: biases outside q, k and v; experts in only some layers; fewer KV heads in OLMoE;
+# windows in Mistral and Phi-3 (see below).
 NO_BIAS: Config = {"attention_bias": False}
 CHANGES: dict[str, Config] = {
     "mistral": {"sliding_window": 4096},
@@ -65,18 +65,18 @@ CHANGES: dict[str, Config] = {
     "olmoe": {"num_key_value_heads": 4, **NO_BIAS},
 }
 LEFT_OUT = ("mistral-no_window", "phi3-sliding_window", "qwen3-attention_bias", "smollm3-llama3")
-NAMES = [name for name in dict.fromkeys([*SAID, *CHANGES]) if name not in LEFT_OUT]
+NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in LEFT_OUT]
 LLAMA_NAMES = ["llama", "llama-llama3", "llama-yarn", "llama-linear", "llama-longrope", "llama-dynamic", "gpt2"]
 
 
 def fitting(config: Config, weights: Tensors) -> Tensors:
-    """The weights as a changed config needs them."""
+    """The weights for a changed config."""
     found: Tensors = {}
     for name, values in weights.items():
         kind, layer = str(config["model_type"]), re.search(r"layers\.(\d+)\.", name)
         if config.get("attention_bias") is False and name.endswith(".bias"):
             continue
-        if kind == "qwen3_moe" and layer:  # its first layer has no experts
+        if kind == "qwen3_moe" and layer:  # layer 0 has no experts
             if layer[1] == "0":
                 continue
             name = name.replace(layer[0], f"layers.{int(layer[1]) - 1}.")
@@ -89,7 +89,7 @@ def fitting(config: Config, weights: Tensors) -> Tensors:
 def config_of(name: str) -> Config:
     if name in LLAMA_CASES:
         return LLAMA_CASES[name].config
-    return changed(FAMILY_CASES[name].config, **{**SAID.get(name, {}), **CHANGES.get(name, {})})
+    return changed(FAMILY_CASES[name].config, **{**GGUF_CASES.get(name, {}), **CHANGES.get(name, {})})
 
 
 def case_of(name: str) -> Case:
@@ -97,7 +97,7 @@ def case_of(name: str) -> Case:
 
 
 def folder_of(root: Path, name: str, **changes: object) -> Path:
-    """A Hugging Face directory that GGUF can say and llama.cpp can compute, but for the changes."""
+    """A Hugging Face directory that GGUF can express and llama.cpp can compute, before the changes are applied."""
     config = changed(config_of(name), **changes)
     if name in LLAMA_CASES:
         return write_checkpoint(root / "hf", config)
@@ -110,7 +110,7 @@ def folder_of(root: Path, name: str, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_family_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
+def test_a_family_survives_the_round_trip(tmp_path: Path, name: str) -> None:
     source = hf.read(folder_of(tmp_path, name), [])
     write_gguf(source, tmp_path / "m.gguf", "f32", [])
     again = gguf_model.read(tmp_path / "m.gguf", [])
@@ -130,14 +130,14 @@ def test_a_family_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
             np.testing.assert_array_equal(again.tensors[part].array(), tensor.array(), part)
 
 
-def test_a_model_without_rope_comes_back(tmp_path: Path) -> None:
+def test_a_model_without_rope_survives_the_round_trip(tmp_path: Path) -> None:
     source = hf.read(folder_of(tmp_path, "granite"), [])
     source.config = replace(source.config, layers=tuple(replace(layer, rope=-1) for layer in source.config.layers))
     write_gguf(source, tmp_path / "m.gguf", "f32", [])
     assert gguf_model.read(tmp_path / "m.gguf", []).config.layers == source.config.layers
 
 
-def test_every_architecture_is_written() -> None:
+def test_every_architecture_has_a_case() -> None:
     families = {family for row in ARCHITECTURES.values() for family in (row.family, *row.others)}
     assert families - {"llama", "gpt2", "gemma3"} == {config_of(name)["model_type"] for name in NAMES}
 
@@ -158,7 +158,7 @@ def test_every_architecture_is_written() -> None:
         ("olmoe", {"norm_topk_prob": True}, r"layers\.0: expert_weights is 1, GGUF can only express 0"),
     ],
 )
-def test_what_llama_cpp_would_compute_otherwise_is_refused_by_name(
+def test_models_that_llama_cpp_would_compute_differently_are_refused(
     tmp_path: Path, name: str, changes: Config, problem: str
 ) -> None:
     folder = folder_of(tmp_path, name, **changes)
@@ -168,8 +168,8 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused_by_name(
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3_text"])
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e-44, 3e38])
-def test_frequencies_that_none_has(tmp_path: Path, name: str, value: float) -> None:
-    """What is said of them holds when it is read again, or they are refused."""
+def test_unusual_frequencies_are_restored_or_refused(tmp_path: Path, name: str, value: float) -> None:
+    """Frequencies are either refused or restored exactly."""
     source = hf.read(folder_of(tmp_path, name), [])
     for number in (0, -1):
         table = source.tensors["rope.0.inv_freq"].array().copy()
@@ -183,7 +183,7 @@ def test_frequencies_that_none_has(tmp_path: Path, name: str, value: float) -> N
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "olmoe", "stablelm", "gpt_neox"])
-def test_shapes_that_llama_cpp_asks_for(tmp_path: Path, name: str) -> None:
+def test_shapes_match_llama_cpp(tmp_path: Path, name: str) -> None:
     write_gguf(hf.read(folder_of(tmp_path, name), []), tmp_path / "m.gguf", "f16", [])
 
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
@@ -200,7 +200,7 @@ def test_shapes_that_llama_cpp_asks_for(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mistral", "phi3"])
-def test_windows_that_llama_cpp_leaves_out_are_told(tmp_path: Path, name: str) -> None:
+def test_windows_that_llama_cpp_ignores_give_a_warning(tmp_path: Path, name: str) -> None:
     folder = folder_of(tmp_path, name, sliding_window=7)
     warnings: list[str] = []
     write_gguf(hf.read(folder, []), tmp_path / "m.gguf", "f32", warnings)
@@ -212,8 +212,8 @@ def test_windows_that_llama_cpp_leaves_out_are_told(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("name", [*LLAMA_NAMES, *NAMES])
-def test_llama_cpp_computes_the_same(tmp_path: Path, llama_cpp: LlamaCpp, name: str) -> None:
-    """In float32. llama.cpp looks GELU up in a table of float16, and takes its tanh form for GPT-NeoX."""
+def test_llama_cpp_computes_the_same_logits(tmp_path: Path, llama_cpp: LlamaCpp, name: str) -> None:
+    """In float32. llama.cpp computes GELU from a float16 table, and GPT-NeoX with its tanh form."""
     folder, ids = folder_of(tmp_path, name), case_of(name).ids
     export(folder, tmp_path / "m.gguf", to="gguf", dtype="f32")
     theirs = llama_cpp.logits(tmp_path / "m.gguf", ids)
@@ -225,18 +225,18 @@ def test_llama_cpp_computes_the_same(tmp_path: Path, llama_cpp: LlamaCpp, name: 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_llama_cpp_continues_the_same_from_float16(tmp_path: Path, llama_cpp: LlamaCpp, name: str) -> None:
+def test_llama_cpp_continues_an_f16_model_alike(tmp_path: Path, llama_cpp: LlamaCpp, name: str) -> None:
     folder, start = folder_of(tmp_path, name), case_of(name).ids[:8]
     export(folder, tmp_path / "m.gguf", to="gguf", dtype="f16")
     export(tmp_path / "m.gguf", tmp_path / "m.bin", probe_source=None)
     taken = llama_cpp.continue_greedily(tmp_path / "m.gguf", start, 24)
     with llamac.load(tmp_path / "m.bin", kv_dtype="f32") as model:
         rows = model.logits(start + taken)[len(start) - 1 : -1]
-    behind = rows.max(axis=1) - rows[np.arange(len(taken)), taken]
-    assert (behind / np.abs(rows).max(axis=1)).max() <= 5e-3  # near-ties
+    gap = rows.max(axis=1) - rows[np.arange(len(taken)), taken]
+    assert (gap / np.abs(rows).max(axis=1)).max() <= 5e-3  # near-ties
 
 
-def test_experts_in_quantized_blocks(tmp_path: Path, llama_cpp: LlamaCpp) -> None:
+def test_quantized_experts_match_llama_cpp(tmp_path: Path, llama_cpp: LlamaCpp) -> None:
     config = changed(config_of("mixtral"), hidden_size=64, intermediate_size=96, head_dim=16, sliding_window=None)
     expert = {"w1": (96, 64), "w3": (96, 64), "w2": (64, 96)}
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (61, 64), "lm_head.weight": (61, 64)}
@@ -265,10 +265,10 @@ def test_experts_in_quantized_blocks(tmp_path: Path, llama_cpp: LlamaCpp) -> Non
     export(tmp_path / "m.gguf", tmp_path / "m.bin", dtype="f32", probe_source=None)
     with llamac.load(tmp_path / "m.bin", kv_dtype="f32") as model:
         errors = relative_errors(model.logits(ids), theirs)
-    assert np.median(errors) <= 0.1  # inputs are rounded to 8 bits there, and may choose other experts
+    assert np.median(errors) <= 0.1  # llama.cpp rounds inputs to 8 bits, which can change the choice of experts
 
 
-# ---- files that are not ours
+# ---- files of other programs
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_experts_in_quantized_blocks(tmp_path: Path, llama_cpp: LlamaCpp) -> Non
         ("granite", {"rope.scaling.finetuned": True}),
     ],
 )
-def test_keys_mean_what_llama_cpp_takes_them_for(tmp_path: Path, llama_cpp: LlamaCpp, arch: str, keys: Config) -> None:
+def test_keys_are_interpreted_as_in_llama_cpp(tmp_path: Path, llama_cpp: LlamaCpp, arch: str, keys: Config) -> None:
     name = "granite" if arch == "granite" else "mistral"
     config = changed(config_of(name), sliding_window=None)
     yarn = {"type": "yarn", "factor": 4.0, "original_context_length": 16}

@@ -1,4 +1,4 @@
-"""Hugging Face directories that the exporter writes: the tensors and config as before, the same in transformers."""
+"""Export to Hugging Face directories: tensors and config survive the round trip, and transformers computes the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from llamac.export.hf.write_config import config_differences
 from llamac.text.tokenizer import Tokenizer
 from llamac.text.vocabulary.load import Vocabulary, load_vocabulary
 
-# every kind of RoPE, grouped queries, biases, tied and untied outputs, all families
+# every kind of RoPE, grouped queries, biases, tied and untied outputs, every family
 NAMES = ["llama", "llama-no-biases", "llama-tie_word_embeddings", "llama-wide-heads", "llama-gelu", "llama-linear"]
 NAMES += ["llama-dynamic", "llama-yarn", "llama-llama3", "llama-longrope", "llama-rope_parameters-yarn"]
 NAMES += ["gpt2", "gpt2-odd", "gpt2-scale_attn_weights", "gpt2-n_inner-by-default"]
@@ -42,7 +42,7 @@ TEXTS = ["The hello world", "", "  two  spaces", "Zoë \n\n 123 ab"]
 
 
 def read_safetensors(path: Path, form: str = "pt") -> dict[str, tuple[str, NDArray[Any]]]:
-    """(dtype, numbers) of every tensor, bf16 as its 16 bits. Data lie in the header's order, without gaps."""
+    """Map each name to (dtype, numbers); bf16 as its 16 bits. Checks that the data follow in order, without gaps."""
     data = path.read_bytes()
     (size,) = struct.unpack_from("<Q", data)
     assert size % 8 == 0 or not form
@@ -61,7 +61,7 @@ def read_safetensors(path: Path, form: str = "pt") -> dict[str, tuple[str, NDArr
 
 
 def there_and_back(name: str, folder: Path, **options: Any) -> tuple[Path, Path]:
-    """(a tiny checkpoint in Hugging Face's layout, the same after its way through a flat file)."""
+    """Return a tiny checkpoint in Hugging Face's layout, and the same after conversion to a flat file and back."""
     original = make_folder(folder, name)
     export(original, folder / "flat.bin", probe_source=None)
     export(folder / "flat.bin", folder / "again", to="hf", **options)
@@ -69,8 +69,8 @@ def there_and_back(name: str, folder: Path, **options: Any) -> tuple[Path, Path]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tensors_come_back_bit_by_bit(name: str, tmp_path: Path) -> None:
-    """Norm weights that are stored less one at least with the one: the sum is what is kept."""
+def test_tensors_survive_the_round_trip_bit_by_bit(name: str, tmp_path: Path) -> None:
+    """Norm weights stored minus one are compared after adding the one, because the flat file stores the sum."""
     original, again = there_and_back(name, tmp_path)
     expected = read_safetensors(original / "model.safetensors", "")
     found = read_safetensors(again / "model.safetensors")
@@ -90,13 +90,13 @@ def test_transformers_computes_the_same_bits(name: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(transformers_logits(again, ids), transformers_logits(original, ids))
 
 
-# phi3's factors of RoPE cannot be told from its frequencies
+# phi3's RoPE factors cannot be derived from its frequencies
 MADE = ["llama", "llama-linear", "gpt2", "phi3-rope_scaling", *(name for name in BASES if name != "phi3")]
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_config_is_made_where_there_was_none(name: str, tmp_path: Path) -> None:
-    """As of a model that was a GGUF file."""
+def test_a_missing_config_is_generated(name: str, tmp_path: Path) -> None:
+    """A model imported from GGUF has no config."""
     pytest.importorskip("transformers")
     original, ids = make_folder(tmp_path, name), cases()[name].ids
     made = hf.read(original, [])
@@ -107,12 +107,12 @@ def test_a_config_is_made_where_there_was_none(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_a_config_that_says_something_else_is_corrected(name: str, tmp_path: Path) -> None:
-    """What RoPE's frequencies are computed from stays: only the original has it."""
+def test_a_config_that_contradicts_the_model_is_corrected(name: str, tmp_path: Path) -> None:
+    """The keys of RoPE's frequencies are taken from the original config, the only place that has them."""
     made = hf.read(make_folder(tmp_path, name), [])
-    told = made.metadata["config"]
+    original = made.metadata["config"]
     made.metadata["config"] = {
-        key: value for key, value in told.items() if "rope" in key or "rotary" in key or key.endswith("_embeddings")
+        key: value for key, value in original.items() if "rope" in key or "rotary" in key or key.endswith("_embeddings")
     } | {"model_type": name, "vocab_size": 7, "note": {}}
     with pytest.raises(UnsupportedError, match="note is"):
         write_hf(made, tmp_path / "out", "f32")
@@ -128,7 +128,7 @@ def assert_same(one: Checkpoint, other: Checkpoint) -> None:
         np.testing.assert_allclose(tensor.array(), other.tensors[name].array(), rtol=1e-6, atol=0, err_msg=name)
 
 
-def test_of_a_model_of_images_the_language_model_is_written(tmp_path: Path) -> None:
+def test_only_the_language_model_of_a_vision_model_is_written(tmp_path: Path) -> None:
     folder, case = make_folder(tmp_path, "gemma3_text"), FAMILY_CASES["gemma3_text"]
     made = hf.read(folder, [])
     write_config(
@@ -152,7 +152,7 @@ def test_matrices_are_rounded_and_vectors_are_not(dtype: str, tmp_path: Path) ->
         np.testing.assert_allclose(wide, expected[key], rtol={"F32": 0, "F16": 2**-11, "BF16": 2**-8}[kind], atol=1e-7)
 
 
-def test_config_keeps_what_it_had_and_agrees_with_the_file(tmp_path: Path) -> None:
+def test_the_config_changes_only_where_the_file_differs(tmp_path: Path) -> None:
     config = CASES["llama-yarn"].config | {"initializer_range": 0.125}
     original = write_checkpoint(tmp_path / "original", config)
     export(original, tmp_path / "again", to="hf", dtype="bf16")
@@ -196,18 +196,18 @@ def test_auto_tokenizer_gives_the_same_ids(source: Any, tmp_path: Path) -> None:
         assert theirs.encode(text) == ours.encode(text, add_special=True), text
         assert theirs.encode(text, add_special_tokens=False) == ours.encode(text)
         assert theirs.decode(ours.encode(text)) == ours.decode(ours.encode(text))
-    has_model = source is spm_source  # tokenizer.bin, which llama2c's tokenizer keeps in its place, is none
+    has_model = source is spm_source  # llama2c's tokenizer.bin is not a SentencePiece model
     assert (tmp_path / "hf" / "tokenizer.model").exists() == has_model
     again = load_vocabulary(tmp_path / "hf")
     assert (again.special, again.spm) == (vocabulary.special, vocabulary.spm if has_model else None)
-    if source is llama2c_source:  # whose "<s>" is three characters; in transformers a named token is one
+    if source is llama2c_source:  # here "</s>" is text; in transformers it is the special token
         assert theirs.encode("</s>", add_special_tokens=False) == [2]
         assert Tokenizer.from_json(*again[:2]).encode("</s>", parse_special=True) == [2]
     else:
         assert again.json == vocabulary.json
 
 
-def test_a_sentencepiece_model_as_transformers_has_it(tmp_path: Path) -> None:
+def test_a_sentencepiece_model_gives_the_same_ids_in_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file(SPM_PIECES, b"", field(4, 1)))
     vocabulary = load_vocabulary(tmp_path)
@@ -223,7 +223,7 @@ def test_a_sentencepiece_model_as_transformers_has_it(tmp_path: Path) -> None:
 
 
 def with_tokenizer(vocabulary: Vocabulary) -> Checkpoint:
-    """A LLaMA with as many logits as the tokenizer has ids."""
+    """A LLaMA with one logit per id of the tokenizer."""
     n_ids = Tokenizer.from_json(vocabulary.json, vocabulary.special).n_ids
     made = checkpoint(replace(llama_config(), vocab_size=n_ids, n_token_ids=n_ids))
     return replace(
@@ -231,7 +231,7 @@ def with_tokenizer(vocabulary: Vocabulary) -> Checkpoint:
     )
 
 
-def test_stop_ids_and_chat_template_come_back(tmp_path: Path) -> None:
+def test_stop_ids_and_chat_template_survive_the_round_trip(tmp_path: Path) -> None:
     vocabulary = load_vocabulary(bpe_source(tmp_path / "tokenizer"))
     special = replace(vocabulary.special, stop_ids=(5, 257))
     made = replace(with_tokenizer(vocabulary._replace(special=special)), chat_template="{{ messages }} Zoë")
@@ -247,7 +247,7 @@ def test_stop_ids_and_chat_template_come_back(tmp_path: Path) -> None:
 # ---- refusals
 
 
-def test_what_config_json_cannot_say_is_refused_by_name(tmp_path: Path) -> None:
+def test_models_that_config_json_cannot_express_are_refused_by_name(tmp_path: Path) -> None:
     made = replace(checkpoint(llama_config(ffn=32)), metadata={"architecture": "llama"})
     other = np.array([1.0, 0.3, 0.2, 0.05], np.float32)
     layers = (replace(made.config.layers[0], window=8), *made.config.layers[1:])
@@ -265,14 +265,14 @@ def test_what_config_json_cannot_say_is_refused_by_name(tmp_path: Path) -> None:
         assert problem in str(caught.value)
 
 
-def test_norms_that_a_family_holds_once_must_be_equal(tmp_path: Path) -> None:
+def test_norms_that_a_family_shares_must_be_equal(tmp_path: Path) -> None:
     made = hf.read(family_checkpoint(tmp_path / "m", FAMILY_CASES["stablelm"]), [])
     made.tensors["layers.1.ffn_norm.weight"] = LazyTensor.of(np.ones(40, np.float32))
     with pytest.raises(UnsupportedError, match=r"layers\.1\.input_layernorm\.weight is shared by .*, but they differ"):
         write_hf(made, tmp_path / "out", "f32")
 
 
-def test_norms_that_a_family_holds_no_weights_of_must_have_none(tmp_path: Path) -> None:
+def test_norms_without_parameters_must_have_none(tmp_path: Path) -> None:
     made = hf.read(family_checkpoint(tmp_path / "m", FAMILY_CASES["olmo"]), [])
     made.tensors["layers.1.ffn_norm.bias"] = LazyTensor.of(np.ones(40, np.float32))
     with pytest.raises(UnsupportedError, match=r"layers\.1\.ffn_norm\.bias: the norms of the family 'olmo'"):

@@ -1,4 +1,4 @@
-"""Chat templates: the texts that transformers gives, where templates are found, limits on hostile ones, the prompt."""
+"""Chat templates: the same text as transformers, where templates are found, limits on hostile ones, prompts."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ HI = [{"role": "user", "content": "Hi"}]
 REAL_PYTHON = sys.executable
 
 
-# ---- the same as transformers
+# ---- agreement with transformers
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_templates_give_what_transformers_gives(name: str) -> None:
+def test_templates_render_as_in_transformers(name: str) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     template = ChatTemplate(TEMPLATES[name], TOKENS)
     rendered = 0
@@ -103,8 +103,8 @@ cycler('a', 'b').next()
 
 
 @pytest.mark.parametrize("expression", FILTERS.strip().splitlines())
-def test_filters_give_what_transformers_gives(expression: str) -> None:
-    """Also those for which jinja2 or Python load more of themselves: the process can open no files then."""
+def test_filters_render_as_in_transformers(expression: str) -> None:
+    """Some filters make jinja2 or Python load more modules, but the worker process cannot open files by then."""
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     template = f"{{{{ {expression} }}}}"
     try:
@@ -117,12 +117,12 @@ def test_filters_give_what_transformers_gives(expression: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_templates_give_the_published_formats(name: str) -> None:
+def test_templates_render_the_published_formats(name: str) -> None:
     assert ChatTemplate(TEMPLATES[name], TOKENS).render(HI) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3", "mistral", "qwen", "gemma"])
-def test_a_last_message_that_is_continued(name: str) -> None:
+def test_the_last_message_can_be_continued(name: str) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     template = ChatTemplate(TEMPLATES[name], TOKENS)
     contents: list[Any] = ["It is", "It is ", " It is\n\n", [{"type": "text", "text": "It"}]]
@@ -142,7 +142,7 @@ def test_a_last_message_that_is_continued(name: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "thinking", "reasoning", "note"])
-def test_another_part_of_the_last_message_that_is_continued(field: str) -> None:
+def test_another_field_of_the_last_message_can_be_continued(field: str) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     template = "{% for m in messages %}<{{ m.reasoning_content }}{{ m.note }}>{{ m.content }}{% endfor %}"
     chat = [{"role": "assistant", field: "because ", "content": "x"}]
@@ -153,7 +153,7 @@ def test_another_part_of_the_last_message_that_is_continued(field: str) -> None:
         ChatTemplate(template).render([{"other": "x"}], continue_final_message="other")
 
 
-def test_what_a_template_sees_is_plain_data() -> None:
+def test_templates_receive_only_plain_data() -> None:
     class Role(str, enum.Enum):
         USER = "user"
 
@@ -167,8 +167,8 @@ def test_what_a_template_sees_is_plain_data() -> None:
     assert seen == "{'role': 'user', 'content': 'a'} ({'x': 1}, {2: True}, [1.5, None])"
     deep: list[Any] = []
     deep.append(deep)
-    for wrong, told in (({"a": object()}, "not object"), ({"a": b"x"}, "not bytes"), ({"a": deep}, "nested")):
-        with pytest.raises(ArgumentError, match=told):
+    for wrong, message in (({"a": object()}, "not object"), ({"a": b"x"}, "not bytes"), ({"a": deep}, "nested")):
+        with pytest.raises(ArgumentError, match=message):
             ChatTemplate("x").render(HI, **wrong)
     bad: Any
     for bad in ("Hi", b"Hi", {"role": "user"}, None, 5):
@@ -190,7 +190,7 @@ def test_what_a_template_sees_is_plain_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "message"),
     [
         ("{{ raise_exception('only\ntexts') }}", "refuses these messages: only\ntexts"),
         ("{{ a.b }}", "UndefinedError: 'a' is undefined"),
@@ -198,8 +198,8 @@ def test_what_a_template_sees_is_plain_data() -> None:
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
     ],
 )
-def test_errors_of_templates(template: str, told: str) -> None:
-    with pytest.raises(ChatTemplateError, match=told):
+def test_errors_in_templates_are_reported(template: str, message: str) -> None:
+    with pytest.raises(ChatTemplateError, match=message):
         ChatTemplate(template).render(HI)
     assert ChatTemplate(CHATML).render(HI) == PUBLISHED["chatml"]
 
@@ -224,12 +224,12 @@ def test_hostile_templates_are_stopped(name: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("template", ESCAPES)
-def test_the_sandbox_holds(template: str) -> None:
+def test_escapes_from_the_sandbox_are_errors(template: str) -> None:
     with pytest.raises(ChatTemplateError):
         ChatTemplate(template).render(HI)
 
 
-def test_the_process_opens_no_files_and_goes_with_its_parent() -> None:
+def test_the_worker_cannot_open_files_and_ends_with_its_parent() -> None:
     ChatTemplate("x").render(HI)
     child = chat_process.WORKER.child
     assert child is not None
@@ -241,19 +241,19 @@ def test_the_process_opens_no_files_and_goes_with_its_parent() -> None:
     assert child.stdin is not None
     child.stdin.close()
     assert child.wait(20) == 0
-    assert ChatTemplate("{{ messages[0].content }}").render(HI) == "Hi"  # by a new one
+    assert ChatTemplate("{{ messages[0].content }}").render(HI) == "Hi"  # rendered by a new process
 
 
 @pytest.fixture
 def no_worker() -> Iterator[None]:
-    """Each rendering in the test starts a worker as the test has set up."""
+    """Stop the worker before and after the test, so that its renderings start another one."""
     chat_process.WORKER.stop()
     yield
     chat_process.WORKER.stop()
 
 
 @pytest.mark.usefixtures("no_worker")
-def test_an_exhausted_system_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_process_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
@@ -276,7 +276,7 @@ def program(path: Path, text: str) -> str:
 def test_python_is_found_where_sys_executable_is_another_program(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An embedding program is not even started: it might do anything."""
+    """A program that embeds Python is never started, because it could do anything."""
     trace = tmp_path / "trace"
     program(tmp_path / "app", f"#!/bin/sh\ntouch {trace}\nexit 1\n")
     program(tmp_path / "python3", "#!/bin/sh\nexit 1\n")
@@ -287,7 +287,7 @@ def test_python_is_found_where_sys_executable_is_another_program(
 
 
 @pytest.mark.usefixtures("no_worker")
-def test_an_error_says_what_was_tried_as_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_lists_the_python_programs_that_were_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("prefix", "exec_prefix", "base_prefix"):
         monkeypatch.setattr(sys, name, str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -305,7 +305,7 @@ def test_an_error_says_what_was_tried_as_python(tmp_path: Path, monkeypatch: pyt
         ChatTemplate("x").render(HI)
 
 
-def test_many_threads_render() -> None:
+def test_threads_can_render_concurrently() -> None:
     results: list[str] = []
 
     def render(index: int) -> None:
@@ -324,7 +324,7 @@ def test_many_threads_render() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_has_a_process_of_its_own() -> None:
+def test_a_forked_child_starts_its_own_worker() -> None:
     ChatTemplate("x").render(HI)
     child = os.fork()
     if not child:
@@ -338,10 +338,10 @@ def test_a_forked_child_has_a_process_of_its_own() -> None:
     assert ChatTemplate("{{ messages[0].content }}y").render(HI) == "Hiy"
 
 
-# ---- where templates are
+# ---- where templates are found
 
 
-def test_templates_of_directories_and_files(tmp_path: Path) -> None:
+def test_templates_are_read_from_directories_and_files(tmp_path: Path) -> None:
     with pytest.raises(ChatTemplateError, match="has no chat template"):
         ChatTemplate.from_file(tmp_path)
     config: dict[str, Any] = {"bos_token": {"content": "<b>"}, "eos_token": "<e>", "chat_template": "{{ bos_token }}c"}
@@ -366,13 +366,13 @@ def test_templates_of_directories_and_files(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="no chat template is named 'default': choose one of 'rag'"):
         ChatTemplate.from_file(tmp_path).render(HI)
     (tmp_path / "chat_template.jinja").write_text("file\n", encoding="utf-8")
-    found = ChatTemplate.from_file(tmp_path)  # files of their own are all there is, as in transformers
+    found = ChatTemplate.from_file(tmp_path)  # template files override the config, as in transformers
     assert found.templates == {"rag": "own {{ eos_token }}", "default": "file\n"}
     assert found.render(HI, tools=TOOLS) == "file"
     assert ChatTemplate.from_file(tmp_path / "chat_template.jinja").templates == {"default": "file\n"}
 
 
-def test_templates_by_name_in_one_object_and_tokens_of_a_models_own(tmp_path: Path) -> None:
+def test_named_templates_and_model_specific_tokens_are_read(tmp_path: Path) -> None:
     extra = {"image_token": {"content": "<img>"}, "audio_token": "<a>"}
     config = {"chat_template": {"default": "{{ image_token ~ audio_token }}", "tool_use": "t"}}
     write_json(tmp_path, tokenizer_config=config | {"extra_special_tokens": extra})
@@ -385,7 +385,7 @@ def test_templates_by_name_in_one_object_and_tokens_of_a_models_own(tmp_path: Pa
     assert ChatTemplate.from_file(tmp_path).special_tokens == {"eos_token": "<e>", "unk_token": "<|endoftext|>"}
 
 
-def test_templates_of_gguf_files(tmp_path: Path) -> None:
+def test_templates_are_read_from_gguf_files(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     more = [("tokenizer.chat_template", "{{ bos_token }}d"), ("tokenizer.chat_template.tool_use", "t")]
     path.write_bytes(gguf_file([*byte_level_gguf(), *more]))
@@ -425,7 +425,7 @@ def test_a_model_renders_its_template_with_one_bos(chat_model: Path, tmp_path: P
         assert model.special.add_bos
         assert model.chat_ids(HI) == model.tokenize(model.chat_prompt(HI)) == [256, *letters]
         assert model.chat_ids(HI, add_generation_prompt=False) == [256, *letters, 257]
-        assert model.chat_ids(HI, bos_token="") == letters  # as the template has it
+        assert model.chat_ids(HI, bos_token="") == letters  # the template decides about BOS
         template = model.chat_template
         assert template is not None
         assert set(template.templates) == {"default", "tool_use"}
@@ -439,7 +439,7 @@ def test_a_model_renders_its_template_with_one_bos(chat_model: Path, tmp_path: P
         assert model.chat_template.special_tokens == template.special_tokens
 
 
-def test_names_of_special_tokens_in_messages_are_text(chat_model: Path) -> None:
+def test_special_token_names_in_messages_are_text(chat_model: Path) -> None:
     with llamac.load(chat_model) as model:
         text = "a</s>b<s>"
         chat = [{"role": "user", "content": text}]
@@ -457,16 +457,16 @@ def test_names_of_special_tokens_in_messages_are_text(chat_model: Path) -> None:
         assert model.chat_ids(HI, tools=[{"name": "<s>"}]) == model.tokenize("the", add_special=False)
 
 
-def test_marks_that_a_template_tears_apart_are_taken_out(chat_model: Path) -> None:
+def test_a_template_can_split_a_special_token_name_in_a_message(chat_model: Path) -> None:
     with llamac.load(chat_model) as model:
         assert model.chat_template is not None
         template = "{{ messages[0].content.split('</s>')[1] }}"
-        torn = ChatTemplate(template, model.chat_template.special_tokens)
-        model.chat_template = torn
+        splitting = ChatTemplate(template, model.chat_template.special_tokens)
+        model.chat_template = splitting
         assert model.chat_ids([{"role": "user", "content": "a</s>he"}]) == model.tokenizer.encode("he")
 
 
-def test_a_model_without_a_template_says_so(tiny_llama: Path) -> None:
+def test_a_model_without_a_template_cannot_render(tiny_llama: Path) -> None:
     with llamac.load(tiny_llama) as model:
         assert model.chat_template is None
         with pytest.raises(ArgumentError, match="no chat template"):
@@ -476,7 +476,7 @@ def test_a_model_without_a_template_says_so(tiny_llama: Path) -> None:
 # ---- the command line
 
 
-def test_run_chat(llamac_command: Command, chat_model: Path, tiny_llama: Path) -> None:
+def test_run_chat_renders_the_template(llamac_command: Command, chat_model: Path, tiny_llama: Path) -> None:
     with llamac.load(chat_model) as model:
         chat = [{"role": "system", "content": "S"}, *HI]
         alone, both = (model.chat(messages, max_tokens=6, temperature=0).text for messages in (HI, chat))

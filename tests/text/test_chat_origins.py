@@ -1,4 +1,4 @@
-"""Special tokens in chats: only those that the template wrote count, whatever it does with the caller's text."""
+"""Special tokens in chats: only the template can write them, whatever it does with the caller's strings."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ TOKENIZER = Tokenizer.from_json(json.dumps(tokenizer_json()), SpecialTokens(BOS,
 
 
 def ids(template: str, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-    """The ids of a prompt. Its runs must be the text that `render` returns."""
+    """Tokenize a chat, and check that its runs are the text that `render` returns."""
     chat = ChatTemplate(template, TOKENS)
     runs = chat.render_runs(messages, NAMES, **options)
     assert "".join(run.text for run in runs) == chat.render(messages, **options)
     return [token for run in runs for token in TOKENIZER.encode(run.text, parse_special=run.parse_special)]
 
 
-# ---- what data cannot write
+# ---- special tokens in data
 
-# Content, and an expression of it (c) whose value has the name of a special token.
+# Content of a message, and an expression of it (c) whose value contains the name of a special token.
 FORMS = {
-    "as it is": ("a</s>b", "c"),
+    "unchanged": ("a</s>b", "c"),
     "joined from parts": (["<", "/s", ">"], "c | join"),
     "joined with a name": (["a", "b"], "c | join(messages[0].sep)"),
     "joined by a method": (["<", "/s>"], "''.join(c)"),
@@ -131,7 +131,7 @@ def test_data_cannot_write_special_tokens(form: str) -> None:
     messages = [{"role": "user", "content": content, "sep": "</s>"}]
     macros = MACROS + "{% set c = messages[0].content %}"
     (inner,) = (run.text for run in ChatTemplate(f"{macros}{{{{ {expression} }}}}").render_runs(messages, ()))
-    assert any(name in inner for name in NAMES)  # the form does write a name
+    assert any(name in inner for name in NAMES)
     plain = TOKENIZER.encode(inner)
     assert not {BOS, EOS} & set(plain)
     assert ids(f"{macros}{{{{ {expression} }}}}", messages) == plain
@@ -141,7 +141,7 @@ def test_data_cannot_write_special_tokens(form: str) -> None:
     assert ids(joined, messages) == [BOS, *plain, EOS]
 
 
-def test_names_in_tools_documents_and_variables_are_text() -> None:
+def test_special_token_names_in_tools_documents_and_variables_are_text() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"</s>": {"type": "<s>"}}}}}]
     template = "{{ bos_token }}{{ tools | tojson }}{{ documents[0].title }}{{ note }}{{ eos_token }}"
     found = ids(template, [{"role": "user"}], tools=tools, documents=[{"title": "</s>"}], note="<s>")
@@ -149,7 +149,7 @@ def test_names_in_tools_documents_and_variables_are_text() -> None:
     assert not {BOS, EOS} & set(found[1:-1])
 
 
-# ---- what templates write
+# ---- special tokens in templates
 
 WRITTEN = {
     "text": "a<s>b",
@@ -197,8 +197,8 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("form", WRITTEN)
-def test_special_tokens_of_a_template_count(form: str) -> None:
-    """Also beside the same name in data, which is text."""
+def test_templates_can_write_special_tokens(form: str) -> None:
+    """The same name in data next to it stays text."""
     template = "{% set c = messages[0].content %}" + WRITTEN[form]
     assert ids(template, [{"role": "user", "content": "data"}]).count(BOS) == 1
     both = ids(template + "{{ messages[1].content }}", [{"content": "data"}, {"content": " <s>"}])
@@ -206,8 +206,8 @@ def test_special_tokens_of_a_template_count(form: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_harmless_messages_are_tokenized_as_one_run(name: str) -> None:
-    """Then nothing can differ from the ids of the whole text, which are those of transformers."""
+def test_harmless_chats_are_one_run(name: str) -> None:
+    """A single run gives the ids of the whole text, which are those of transformers."""
     chat = ChatTemplate(TEMPLATES[name], TOKENS | {"pad_token": "<pad>"})
     names = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|user|>", "<|assistant|>", "<start_of_turn>"]
     rendered = 0
@@ -225,7 +225,7 @@ def test_harmless_messages_are_tokenized_as_one_run(name: str) -> None:
     assert rendered >= 6
 
 
-def test_roles_are_parts_of_names_but_never_names() -> None:
+def test_a_role_can_be_part_of_a_special_token_name_but_not_all_of_it() -> None:
     template = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
     chat = ChatTemplate(template)
     names = ("<|user|>", "<|end|>", "user", "<|user|>x")
@@ -240,8 +240,8 @@ def test_roles_are_parts_of_names_but_never_names() -> None:
 # ---- origins of characters
 
 
-def of_letters(text: str) -> TrackedStr:
-    """A text whose upper-case letters are the template's."""
+def with_origins(text: str) -> TrackedStr:
+    """A TrackedStr whose upper-case letters come from the template."""
     return TrackedStr(text, bytes(TEMPLATE if letter.isupper() else DATA for letter in text))
 
 
@@ -266,21 +266,21 @@ def flat(value: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operations_keep_characters_and_origins(name: str) -> None:
+def test_string_operations_preserve_characters_and_origins(name: str) -> None:
     numbers = random.Random(1)
     for _ in range(200):
         a, b = ("".join(numbers.choices("AaBbXx \n", k=numbers.randrange(9))) for _ in range(2))
-        expected, found = flat(OPERATIONS[name](a, b)), flat(OPERATIONS[name](of_letters(a), of_letters(b)))
+        expected, found = flat(OPERATIONS[name](a, b)), flat(OPERATIONS[name](with_origins(a), with_origins(b)))
         assert expected == found
         for text in found:
-            letters = of_letters(str.__str__(text))
-            # a character of the template may become data (padding is), but never the other way around
+            letters = with_origins(str.__str__(text))
+            # a template's character may become data, as padding does, but never the reverse
             assert all(one <= other for one, other in zip(origin_of(text), origin_of(letters), strict=True))
             if name not in ("padding", "%", "sums", "replacements", "joins"):
                 assert origin_of(text) == origin_of(letters)
 
 
-def test_case_changes_keep_origins() -> None:
+def test_case_changes_preserve_origins() -> None:
     text = TrackedStr("aBc", bytes([TEMPLATE, DATA, TEMPLATE]))
     changes: list[Callable[[str], str]] = [str.upper, str.lower, str.title, str.capitalize, str.swapcase, str.casefold]
     for change in changes:
@@ -291,7 +291,7 @@ def test_case_changes_keep_origins() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"indent": 2}, {"sort_keys": True}, {"ensure_ascii": False}])
-def test_json_keeps_origins_of_its_strings(options: dict[str, Any]) -> None:
+def test_json_preserves_the_origins_of_strings(options: dict[str, Any]) -> None:
     value = {
         'b"\\\n\xe9': [literal('T\xdc\U0001f600"'), "d", 1.5, None, True],
         literal("K"): {"x": (literal("T"), {})},
@@ -317,10 +317,10 @@ def test_tracking_data_marks_keys_and_values_as_data() -> None:
         TrackedStr("ab", b"\1")
 
 
-# ---- names and runs
+# ---- special token names and runs
 
 
-def test_names_are_found_where_the_tokenizer_finds_them() -> None:
+def test_special_token_names_are_found_as_in_tokenizers() -> None:
     tokenizers = pytest.importorskip("tokenizers")
     numbers = random.Random(2)
     for _ in range(100):
@@ -333,7 +333,7 @@ def test_names_are_found_where_the_tokenizer_finds_them() -> None:
         assert list(SpecialNames(sorted(names)).find(text)) == expected
 
 
-def test_special_tokens_of_any_run_were_written_by_the_template() -> None:
+def test_runs_have_special_tokens_only_from_the_template() -> None:
     numbers = random.Random(3)
     for _ in range(2000):
         names = {"".join(numbers.choices("ab<", k=numbers.randrange(1, 4))) for _ in range(numbers.randrange(4))}
@@ -351,8 +351,8 @@ def test_special_tokens_of_any_run_were_written_by_the_template() -> None:
             at += len(run.text)
 
 
-def test_finding_names_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one expression of all names, each of 50,000 positions would try each of 20,000 names."""
+def test_special_token_names_are_found_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single regular expression would try each of 20,000 names at each of 50,000 positions."""
     names = SpecialNames([f"<{number}>" for number in range(20_000)])
     steps = 0
     find = SpecialNames._longest_at
@@ -370,22 +370,22 @@ def test_finding_names_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the worker
 
 
-def test_a_text_that_changes_when_it_is_tracked_is_an_error() -> None:
-    chat = ChatTemplate("{{ dict }}{{ messages[0].content }}")  # the address of an object
+def test_a_text_that_differs_between_renderings_is_an_error() -> None:
+    chat = ChatTemplate("{{ dict }}{{ messages[0].content }}")  # prints the address of an object
     assert "object at 0x" in chat.render([{"content": ""}])
     with pytest.raises(ChatTemplateError, match=r"renders differently each time.*parse_special=True"):
         chat.render_runs([{"content": "Hi"}], NAMES)
 
 
-def test_a_rendering_is_the_same_twice() -> None:
-    """Random choices and the time are drawn once."""
+def test_random_templates_render_the_same_twice() -> None:
+    """Random choices and the time must not differ between the two renderings."""
     template = "{{ range(10**5) | random }}{{ strftime_now('%f') }}{{ lipsum(n=1) }}"
     for _ in range(5):
         assert len(ChatTemplate(template).render_runs([{"content": "<s>"}], NAMES)) == 1
 
 
 @pytest.mark.parametrize("origins", [None, [1], [1, 0], [2, 0, -1, 0], [1, 3], [True, 0], ["1", 0], {}, [1, 0, 9, 1]])
-def test_origins_that_do_not_fit_the_text_are_an_error(origins: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_origins_from_the_worker_are_an_error(origins: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = json.dumps({"text": "ab", "origins": origins}).encode()
     monkeypatch.setattr(chat_process.WORKER, "ask", lambda *_: answer)
     with pytest.raises(ChatTemplateError, match="answer of the wrong form"):

@@ -1,4 +1,4 @@
-"""Tight memory limits end in an error, never in an abort of the tokenizers library."""
+"""Tight memory limits cause errors, never an abort of the tokenizers library."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PROGRAM = """
 import json, pathlib, resource, sys
 from llamac import ChatTemplate, LlamacError, Tokenizer
 from llamac.text.tokenizer import SpecialTokens
-data, room = pathlib.Path(sys.argv[1]).read_bytes(), int(sys.argv[2])
+data, spare = pathlib.Path(sys.argv[1]).read_bytes(), int(sys.argv[2])
 tokenizer = Tokenizer.from_json(data, SpecialTokens(None, False, False, None, ()))
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + room, used + room))
+resource.setrlimit(resource.RLIMIT_AS, (used + spare, used + spare))
 try:
     template = ChatTemplate("{{ messages[0].content }}")
     for text in ("Hi", "<s>", "word " * 5000):
@@ -43,20 +43,20 @@ def test_a_chat_under_a_tight_memory_limit_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(document))
     found = set()
-    for room in (1, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 1024):
+    for mib in (1, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 1024):
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, path, str(room << 20)], capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", PROGRAM, path, str(mib << 20)], capture_output=True, text=True, timeout=120
         )
-        assert done.returncode == 0, (room, done.returncode, done.stderr[-500:])
+        assert done.returncode == 0, (mib, done.returncode, done.stderr[-500:])
         found.add(done.stdout.strip())
     assert found & {"MemoryError", "OutOfMemoryError", "ImportError"}
     assert "done" in found
 
 
-def test_the_error_says_what_needs_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_the_user_and_the_amount_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headroom, "_is_limited", lambda: True)
     headroom.require_memory(1 << 20, "this")
     with pytest.raises(OutOfMemoryError, match=r"^this needs about 1099511627776 MiB of memory, .*ulimit -v"):
         headroom.require_memory(1 << 60, "this")
     monkeypatch.setattr(headroom, "_is_limited", lambda: False)
-    headroom.require_memory(1 << 60, "this")  # without a limit the system decides
+    headroom.require_memory(1 << 60, "this")  # without a limit, the system decides

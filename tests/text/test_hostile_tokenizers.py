@@ -1,4 +1,4 @@
-"""Tokenizers that attack the process that encodes with them: by time, memory or the number of their tokens."""
+"""Tokenizers that attack the encoding process: by time, memory or the number of tokens."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def tokenizer(**changes: Any) -> Tokenizer:
 
 
 @pytest.mark.parametrize("length", [1000, 30_000])
-def test_a_slow_expression_is_stopped(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_regular_expression_is_stopped(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated_encoder, "SECONDS", 0.5)
     hostile = tokenizer(pre_tokenizer=split(SLOW))
     with pytest.raises(TokenizerError, match=r"the tokenizer took more than .* seconds: it was stopped"):
         hostile.encode("a" * length)
-    with pytest.raises(TokenizerError, match="was stopped"):  # in a new process
+    with pytest.raises(TokenizerError, match="was stopped"):  # a new process
         hostile.encode("a" * length)
     assert hostile.decode(hostile.encode("b")) == "b"
 
 
-def test_ctrl_c_stops_a_slow_expression() -> None:
+def test_ctrl_c_stops_a_slow_regular_expression() -> None:
     hostile = tokenizer(pre_tokenizer=split(SLOW))
     hostile.encode("b")
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
@@ -75,7 +75,7 @@ def test_ctrl_c_stops_a_slow_expression() -> None:
     timer.join()
 
 
-def test_other_threads_run_while_a_slow_expression_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_threads_run_during_a_slow_regular_expression(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated_encoder, "SECONDS", 1.0)
     hostile = tokenizer(pre_tokenizer=split(SLOW))
     done: list[BaseException] = []
@@ -88,12 +88,12 @@ def test_other_threads_run_while_a_slow_expression_is_tried(monkeypatch: pytest.
 
     thread = threading.Thread(target=encode)
     thread.start()
-    turns = 0
+    wakeups = 0
     while thread.is_alive():
         thread.join(0.01)
-        turns += 1
+        wakeups += 1
     assert len(done) == 1
-    assert turns > 10
+    assert wakeups > 10
 
 
 def test_a_growing_normalizer_is_stopped() -> None:
@@ -103,7 +103,7 @@ def test_a_growing_normalizer_is_stopped() -> None:
     assert hostile.decode(hostile.encode("b")) == "b"
 
 
-def test_a_growing_normalizer_does_not_grow_added_tokens_in_this_process() -> None:
+def test_added_tokens_are_not_normalized_in_this_process() -> None:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
     hostile = tokenizer(normalizer=GROWS, added_tokens=[{"id": 259, "content": "a", **flags}])
     assert hostile.n_ids == 259
@@ -140,7 +140,7 @@ ISOLATED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ISOLATED)
-def test_what_is_not_proven_linear_is_isolated(name: str) -> None:
+def test_tokenizers_not_proven_linear_are_isolated(name: str) -> None:
     assert cost_problem(tokenizer_json(**ISOLATED[name]))
 
 
@@ -152,7 +152,7 @@ def test_known_tokenizers_are_not_isolated() -> None:
         assert cost_problem(json.loads(from_gguf(made).json)) == ""
 
 
-def test_an_isolated_tokenizer_encodes_alike() -> None:
+def test_an_isolated_tokenizer_encodes_as_the_library_does() -> None:
     ours = tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [split(r"a*b"), BYTES]})
     assert isinstance(ours._loaded.encoder, IsolatedEncoder)
     import tokenizers
@@ -199,13 +199,13 @@ def test_too_many_added_tokens_are_refused(where: str, tmp_path: Path, monkeypat
         Tokenizer.from_file(tmp_path)
 
 
-def test_the_limits_hold_for_a_model_file() -> None:
+def test_the_limits_apply_to_tokenizers_in_model_files() -> None:
     added = [{"id": 259 + index, "content": f"<|{index}|>", **FLAGS} for index in range(500_000)]
     with pytest.raises(TokenizerError, match="there are 500000 added tokens, the limit is 131072"):
         tokenizer(added_tokens=added).encode("a")
-    long = {"id": 259, "content": "x" * (limits.MAX_ADDED_CHARACTERS + 1), **FLAGS}
+    too_long = {"id": 259, "content": "x" * (limits.MAX_ADDED_CHARACTERS + 1), **FLAGS}
     with pytest.raises(TokenizerError, match="the added tokens have more than 2097152 characters"):
-        tokenizer(added_tokens=[long]).encode("a")
+        tokenizer(added_tokens=[too_long]).encode("a")
 
 
 def test_vocabularies_of_millions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_vocabularies_of_millions_are_refused(tmp_path: Path, monkeypatch: pytes
         from_gguf(spm_gguf())
 
 
-# ---- expressions
+# ---- regular expressions
 
 HOSTILE = [SLOW, "(a+)+b", "(a|a)*b", "a*a*b", "a+b", r"\s+$", r"\d+x", "(?:.?){100}Z", "(.*)*" * 12 + "Z", "x*(?=y)"]
 HOSTILE += [r"\s*[\r\n]+|\s|\s+", "(?=(\\d{3})+(?!\\d))", r"(a)\1", "a{1000,}", "a*?b", "(?:a{1,30}){1,30}b", r"\X"]
@@ -236,11 +236,11 @@ HOSTILE += ["(?<n>a)+", "[a", "a**", "(?:a{9}){9}(?:a?){9}", "x{2,3}+", "(" * 30
 
 
 @pytest.mark.parametrize("regex", HOSTILE, ids=lambda regex: regex[:20])
-def test_hostile_expressions_are_not_accepted(regex: str) -> None:
+def test_hostile_regular_expressions_are_refused(regex: str) -> None:
     assert regex_problem(regex)
 
 
-def test_expressions_of_known_models_are_accepted() -> None:
+def test_regular_expressions_of_known_models_are_accepted() -> None:
     known = {LINEAR.get(cut, cut) for rules in PRE_TOKENIZERS.values() for cut in rules.splits}
     cl100k = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|"
     known |= {cl100k + r"\s*[\r\n]|\s+(?!\S)|\s+", cl100k + r"\s++$|\s*[\r\n]|\s+(?!\S)|\s", " {2,}", r"\s+", r"\A +"}
@@ -278,7 +278,7 @@ class Counter:
             return self.group(part, at, lambda end: self.sequence(rest, end, then))
         assert isinstance(part, Repeat)
         assert isinstance(part.part, Char | Group)
-        if isinstance(part.part, Char):  # without recursion: runs are long
+        if isinstance(part.part, Char):  # no recursion, because runs are long
             ends = [at]
             while part.most is None or len(ends) <= part.most:
                 self.steps += 1
@@ -308,7 +308,7 @@ def random_expression(rng: random.Random, depth: int = 0) -> str:
     return "|".join("".join(part() for _ in range(rng.randint(1, 3))) for _ in range(rng.randint(1, 3)))
 
 
-def test_accepted_expressions_take_linear_time() -> None:
+def test_accepted_regular_expressions_take_linear_time() -> None:
     rng = random.Random(7)
     accepted = 0
     for _ in range(150):
@@ -325,7 +325,7 @@ def test_accepted_expressions_take_linear_time() -> None:
     assert accepted > 10
 
 
-def test_the_counter_finds_quadratic_time() -> None:
+def test_the_step_counter_detects_quadratic_time() -> None:
     for regex in ("a+b", "a*a*b", "(?:a|a){9}b"):
         counter = Counter("a" * 300)
         counter.search_all(parse(regex))

@@ -36,7 +36,7 @@ def from_document(folder: Path, **changes: Any) -> Tokenizer:
 
 
 KINDS: dict[str, tuple[bool, Callable[[Path], Tokenizer]]] = {
-    # whether a bound is known, and a tokenizer
+    # (whether a bound is known, a function that makes the tokenizer)
     "byte level": (True, lambda _: from_gguf(byte_level_gguf())),
     "composing": (True, lambda _: from_gguf(byte_level_gguf("qwen2"))),
     "raw": (True, lambda _: from_gguf(raw_bpe_gguf())),
@@ -74,7 +74,7 @@ def texts() -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_text_has_fewer_tokens_than_the_bound(kind: str, tmp_path: Path) -> None:
+def test_the_lower_bound_never_exceeds_the_token_count(kind: str, tmp_path: Path) -> None:
     known, make = KINDS[kind]
     tokenizer = make(tmp_path)
     for text in texts():
@@ -84,7 +84,7 @@ def test_no_text_has_fewer_tokens_than_the_bound(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["llama-spm", "llama-bpe", "gpt-2", "phi-3"])
-def test_bounds_of_real_tokenizers(data_dir: Path, name: str) -> None:
+def test_the_lower_bound_holds_for_real_tokenizers(data_dir: Path, name: str) -> None:
     tokenizer = Tokenizer.from_file(data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf")
     for text, ids in vectors(data_dir, name):
         assert tokenizer.min_tokens(text) <= len(ids)
@@ -111,6 +111,6 @@ def test_a_limit_counts_bos_and_eos() -> None:
 
 
 @pytest.mark.parametrize("limit", [-1, 1.5, "1", True])
-def test_a_limit_is_a_whole_number(limit: Any) -> None:
+def test_a_limit_must_be_a_whole_number(limit: Any) -> None:
     with pytest.raises(ArgumentError, match="limit"):
         from_gguf(spm_gguf()).encode("ab", limit=limit)

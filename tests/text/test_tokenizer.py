@@ -1,4 +1,4 @@
-"""The tokenizer: exact ids by published vectors for every source, streaming decoding, special tokens, misuse."""
+"""The tokenizer: published test vectors for every source, streaming decoding, special tokens, misuse."""
 
 from __future__ import annotations
 
@@ -42,32 +42,31 @@ VECTORS = ("llama-spm", "llama-bpe", "gpt-2", "phi-3")
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_vectors_from_gguf(data_dir: Path, name: str) -> None:
+def test_gguf_vocabularies_match_their_vectors(data_dir: Path, name: str) -> None:
     tokenizer = Tokenizer.from_file(data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf")
     check_vectors(tokenizer, vectors(data_dir, name))
     assert tokenizer.kind == ("spm" if name in ("llama-spm", "phi-3") else "bpe")
 
 
-def test_vectors_of_all_vocabularies_that_are_here(data_dir: Path) -> None:
-    """Whatever GGUF vocabularies lie there with vectors, beside those above."""
-    for place in sorted((data_dir / "tokenizers").glob("ggml-vocab-*.gguf")):
-        name = place.name.removeprefix("ggml-vocab-").removesuffix(".gguf")
-        if name in VECTORS or not place.with_name(place.name + ".inp").exists():
+def test_every_gguf_vocabulary_in_the_data_folder_matches_its_vectors(data_dir: Path) -> None:
+    for path in sorted((data_dir / "tokenizers").glob("ggml-vocab-*.gguf")):
+        name = path.name.removeprefix("ggml-vocab-").removesuffix(".gguf")
+        if name in VECTORS or not path.with_name(path.name + ".inp").exists():
             continue
-        tokenizer = Tokenizer.from_file(place)
+        tokenizer = Tokenizer.from_file(path)
         for text, ids in vectors(data_dir, name):
             assert tokenizer.encode(text) == ids, (name, text)
 
 
 @pytest.mark.parametrize("file", ["tokenizer.model", "tokenizer.bin"])
-def test_vectors_of_llama2_from_other_files(data_dir: Path, file: str) -> None:
+def test_other_files_of_llama2_match_its_vectors(data_dir: Path, file: str) -> None:
     tokenizer = Tokenizer.from_file(data_dir / "llama2-tokenizer" / file)
     check_vectors(tokenizer, vectors(data_dir, "llama-spm"))
     assert tokenizer.special.bos_id == 1
     assert tokenizer.special.stop_ids == ((2,) if file == "tokenizer.model" else (1, 2))
 
 
-def test_vectors_from_vocab_and_merges(data_dir: Path, tmp_path: Path) -> None:
+def test_vocab_and_merges_match_their_vectors(data_dir: Path, tmp_path: Path) -> None:
     values = read_metadata(data_dir / "tokenizers" / "ggml-vocab-gpt-2.gguf").values
     tokens, merges = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.merges"]
     assert isinstance(tokens, list)
@@ -93,10 +92,12 @@ def small_bpe() -> Tokenizer:
 @pytest.mark.parametrize("kind", ["small_spm", "small_bpe"])
 @pytest.mark.parametrize("start", [True, False])
 @pytest.mark.parametrize("skip_special", [True, False])
-def test_streaming_equals_decoding(kind: str, start: bool, skip_special: bool, request: pytest.FixtureRequest) -> None:
+def test_streaming_gives_the_text_of_decode(
+    kind: str, start: bool, skip_special: bool, request: pytest.FixtureRequest
+) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
     rng = random.Random(9)
-    for _ in range(400):  # any ids at all: bytes that are no UTF-8 included
+    for _ in range(400):  # arbitrary ids, including bytes that are not UTF-8
         ids = [rng.randrange(tokenizer.n_ids) for _ in range(rng.randrange(20))]
         decoder = tokenizer.decoder(start=start, skip_special=skip_special)
         text = "".join(decoder.push(token) for token in ids) + decoder.flush()
@@ -117,7 +118,7 @@ def test_streaming_never_breaks_a_character(small_spm: Tokenizer, small_bpe: Tok
         assert decoder.flush() == ""
 
 
-def test_streaming_flush_and_reuse(small_bpe: Tokenizer) -> None:
+def test_a_flushed_decoder_can_be_reused(small_bpe: Tokenizer) -> None:
     first, *rest = small_bpe.encode("日")
     decoder = small_bpe.decoder()
     assert decoder.push(first) == ""
@@ -138,8 +139,8 @@ def test_pieces_that_only_look_like_bytes_are_text() -> None:
     assert [tokenizer.token_bytes(3 + byte) for byte in range(256)] == [bytes([byte]) for byte in range(256)]
 
 
-def test_space_of_sentencepiece_is_dropped_at_the_start_only(small_spm: Tokenizer) -> None:
-    ids = small_spm.encode(" ab ab")  # the space that is put in front, and the text's own
+def test_the_space_of_sentencepiece_is_dropped_only_at_the_start(small_spm: Tokenizer) -> None:
+    ids = small_spm.encode(" ab ab")  # SentencePiece adds a space before the text's own
     assert small_spm.decode(ids) == " ab ab"
     assert small_spm.decode(ids, start=False) == "  ab ab"
     assert small_spm.decode([1, *small_spm.encode("ab")]) == "ab"
@@ -158,20 +159,20 @@ def test_special_tokens_are_added_once(small_spm: Tokenizer) -> None:
     assert both.encode("", add_special=True) == [1, 2]
 
 
-def test_names_of_special_tokens_are_text_unless_asked_for(small_spm: Tokenizer, small_bpe: Tokenizer) -> None:
+def test_special_token_names_are_text_without_parse_special(small_spm: Tokenizer, small_bpe: Tokenizer) -> None:
     for tokenizer, name in ((small_spm, "</s>"), (small_bpe, "<|end|>")):
         special, text = tokenizer.id_of(name), f"ab{name}ab"
         assert special in tokenizer.encode(text, parse_special=True)
         ids = tokenizer.encode(text)
         assert special not in ids
         assert b"".join(map(tokenizer.token_bytes, ids)).decode().strip() == text
-        assert tokenizer.encode(text, parse_special=True).count(special) == 1  # the one does not change the other
+        assert tokenizer.encode(text, parse_special=True).count(special) == 1  # the two modes do not affect each other
         assert special not in tokenizer.encode(text)
     assert small_spm.encode("<s>", add_special=True)[0] == 1 != small_spm.encode("<s>", add_special=True)[1]
 
 
-def test_added_tokens_are_text(small_bpe: Tokenizer) -> None:
-    # "ø" is also how the byte-level alphabet writes a byte; an added token means the letter.
+def test_added_tokens_are_not_byte_level_encoded(small_bpe: Tokenizer) -> None:
+    # The byte-level alphabet uses "ø" for a byte; in an added token it is the letter.
     values = byte_level_gguf()
     tokens = [*dict(values)["tokenizer.ggml.tokens"][2], "<ø>", "日"]
     types = [*dict(values)["tokenizer.ggml.token_type"][2], 4, 4]
@@ -181,7 +182,7 @@ def test_added_tokens_are_text(small_bpe: Tokenizer) -> None:
     assert tokenizer.decode([266, 267]) == "<ø>日"
 
 
-def test_misuse(small_bpe: Tokenizer) -> None:
+def test_wrong_arguments_are_refused(small_bpe: Tokenizer) -> None:
     bad: Any
     for bad in (b"bytes", None, ["a"]):
         with pytest.raises(ArgumentError, match="text must be a str"):
@@ -196,7 +197,7 @@ def test_misuse(small_bpe: Tokenizer) -> None:
         with pytest.raises(ArgumentError, match="out of range"):
             small_bpe.token_bytes(bad)
     small_bpe.decode([1])
-    for bad in (True, 1.0):  # equal to an id that is known by now
+    for bad in (True, 1.0):  # equal to an id that is cached by now
         with pytest.raises(ArgumentError, match=f"must be a whole number, not {type(bad).__name__}"):
             small_bpe.decode([bad])
         with pytest.raises(ArgumentError, match="must be a whole number"):
@@ -211,12 +212,12 @@ def test_misuse(small_bpe: Tokenizer) -> None:
     assert small_bpe.id_of("\ud800") is None
 
 
-def test_tokenizers_are_created_by_name(small_bpe: Tokenizer) -> None:
+def test_tokenizers_cannot_be_constructed_directly(small_bpe: Tokenizer) -> None:
     with pytest.raises(ArgumentError, match=r"use Tokenizer\.from_file\(path\) or Tokenizer\.from_json"):
         Tokenizer(small_bpe.json, small_bpe.special)
 
 
-def test_repr(tmp_path: Path) -> None:
+def test_repr_shows_the_file_and_the_kind(tmp_path: Path) -> None:
     path = write_json(tmp_path, tokenizer=tokenizer_json()) / "tokenizer.json"
     tokenizer = Tokenizer.from_file(path)
     assert repr(tokenizer) == f"<llamac.Tokenizer {path}: {len(tokenizer.json)} bytes, not parsed yet>"
@@ -260,7 +261,7 @@ def test_any_path_like_object_names_a_tokenizer(tmp_path: Path) -> None:
 
 
 class HandlerError(Exception):
-    """Raised by a signal handler."""
+    """An exception from a signal handler."""
 
 
 @pytest.mark.parametrize("characters", [100, LONG_TEXT])
@@ -276,7 +277,7 @@ def test_exceptions_of_signal_handlers_pass_through(
 
     def interrupted(*_: object) -> list[int]:
         os.kill(os.getpid(), signal.SIGUSR1)
-        time.sleep(0.05)  # the handler runs in the main thread, whichever thread encodes
+        time.sleep(0.05)  # the handler runs in the main thread, even if another thread encodes
         return []
 
     before = signal.signal(signal.SIGUSR1, handler)
@@ -289,8 +290,8 @@ def test_exceptions_of_signal_handlers_pass_through(
     assert caught.value is problem
 
 
-def test_a_word_that_is_the_name_of_a_special_token_is_text() -> None:
-    """Models that look words up by their text: also BPE that takes a word as a token, whatever the merges say."""
+def test_a_word_equal_to_a_special_token_is_text() -> None:
+    """BPE with ignore_merges looks whole words up in the vocabulary, where it also finds special tokens."""
     tokens = [*dict(byte_level_gguf())["tokenizer.ggml.tokens"][2], "stop"]
     types = [*dict(byte_level_gguf())["tokenizer.ggml.token_type"][2], 3]
     changes = {"tokens": ("[", "s", tokens), "token_type": ("[", "i", types)}
@@ -301,7 +302,7 @@ def test_a_word_that_is_the_name_of_a_special_token_is_text() -> None:
     assert tokenizer.encode("hell stop", parse_special=True)[-1] == 266
 
 
-def test_the_library_is_built_as_it_would_read_the_document(tmp_path: Path) -> None:
+def test_the_built_library_equals_the_parsed_document(tmp_path: Path) -> None:
     import tokenizers
 
     documents = [json.loads(from_gguf(made).json) for made in (byte_level_gguf("qwen2"), raw_bpe_gguf(), spm_gguf())]
@@ -315,7 +316,7 @@ def test_the_library_is_built_as_it_would_read_the_document(tmp_path: Path) -> N
         assert json.loads(build_library(document).to_str()) == json.loads(theirs.to_str())
 
 
-def test_ids_with_holes(tmp_path: Path) -> None:
+def test_ids_can_have_gaps(tmp_path: Path) -> None:
     document = tokenizer_json()
     document["model"]["vocab"]["he"] = 300
     tokenizer = Tokenizer.from_file(write_json(tmp_path, tokenizer=document))
@@ -324,7 +325,7 @@ def test_ids_with_holes(tmp_path: Path) -> None:
     assert tokenizer.decode([300, 299, 300]) == "hehe"
 
 
-def test_metaspace_and_unigram(tmp_path: Path) -> None:
+def test_metaspace_and_unigram_encode_and_decode(tmp_path: Path) -> None:
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["▁", -3.0], ["▁ab", -1.0], ["c", -2.0]]}
     changes: dict[str, Any] = {
@@ -349,7 +350,7 @@ def steps(*inner: dict[str, Any]) -> dict[str, Any]:
 
 
 WRONG_UNITS = [0] * 255 + [1 << 20]
-PANICS: list[dict[str, Any]] = [  # at these the library `tokenizers` panics, when it reads the text or when it encodes
+PANICS: list[dict[str, Any]] = [  # the library `tokenizers` panics when it parses these or encodes with them
     {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     {"normalizer": {"type": "Prepend", "prepend": ""}},
     {"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "x"}},
@@ -365,21 +366,21 @@ PANICS: list[dict[str, Any]] = [  # at these the library `tokenizers` panics, wh
 
 
 @pytest.mark.parametrize("changes", PANICS)
-def test_what_the_library_panics_at_is_an_error_of_one_line(
+def test_documents_that_make_the_library_panic_are_errors_of_one_line(
     changes: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     document = tokenizer_json(**changes)
     with pytest.raises(TokenizerError, match=r"tokenizer\.json: ") as caught:
         Tokenizer.from_file(write_json(tmp_path, tokenizer=document))
     assert "\n" not in str(caught.value)
-    with pytest.raises(TokenizerError, match="cannot be used: "):  # what a model file holds has seen no importer
+    with pytest.raises(TokenizerError, match="cannot be used: "):  # a model file bypasses the importer's checks
         Tokenizer.from_json(json.dumps(document), NO_SPECIAL).encode("Once upon a time")
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_panic_that_was_not_foreseen_is_an_error_of_ours(small_bpe: Tokenizer) -> None:
+def test_an_unexpected_panic_is_a_tokenizer_error(small_bpe: Tokenizer) -> None:
     class PanicException(BaseException):
-        """As pyo3 makes one: no Exception."""
+        """Like pyo3's, not a subclass of Exception."""
 
     def fail(*_: object, **__: object) -> None:
         raise PanicException("index out\nof bounds")
@@ -391,13 +392,13 @@ def test_a_panic_that_was_not_foreseen_is_an_error_of_ours(small_bpe: Tokenizer)
         small_bpe.encode("a")
 
 
-def test_a_sound_table_of_replacements_is_used(tmp_path: Path) -> None:
+def test_a_valid_precompiled_charsmap_is_used(tmp_path: Path) -> None:
     document = tokenizer_json(normalizer={"type": "Precompiled", "precompiled_charsmap": charsmap([0] * 256, b"\0")})
     tokenizer = Tokenizer.from_file(write_json(tmp_path, tokenizer=document))
     assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
 
 
-def test_a_tokenizer_that_encodes_at_random_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_with_dropout_is_refused(tmp_path: Path) -> None:
     document = tokenizer_json(model={**tokenizer_json()["model"], "dropout": 0.5})
     with pytest.raises(UnsupportedError, match="dropout"):
         Tokenizer.from_file(write_json(tmp_path, tokenizer=document))
@@ -410,7 +411,7 @@ def test_errors_of_the_library_name_the_file(tmp_path: Path) -> None:
         Tokenizer.from_file(write_json(tmp_path, tokenizer=document)).encode("a")
 
 
-def test_nothing_is_loaded_before_it_is_needed() -> None:
+def test_creating_a_tokenizer_imports_no_tokenizer_library() -> None:
     program = (
         "import sys; from llamac.text.tokenizer import SpecialTokens, Tokenizer\n"
         "t = Tokenizer.from_json(b'{}', SpecialTokens(None, False, False, None, ()))\n"
@@ -433,7 +434,7 @@ def decoders() -> list[Any]:
 
 
 @pytest.mark.parametrize("decoder", decoders())
-def test_decoding_agrees_with_the_library(decoder: Any, tmp_path: Path) -> None:
+def test_decoding_matches_the_library(decoder: Any, tmp_path: Path) -> None:
     import tokenizers
 
     texts = ["a", "▁a", "▁▁", "▁", "##b", "@@b", "##", ".", ".5", "n't", "'", "'s", "' '", "do", "do not", "!", " "]
@@ -457,10 +458,10 @@ def test_decoding_agrees_with_the_library(decoder: Any, tmp_path: Path) -> None:
             assert "".join(map(stream.push, ids)) + stream.flush() == text
     for text in ("a . do <s> xx", "<s>", " new a"):
         assert ours.encode(text, parse_special=True) == library.encode(text, add_special_tokens=False).ids
-    assert ours.encode("<s> a") == [0, 3]  # a name is no token unless asked for
+    assert ours.encode("<s> a") == [0, 3]  # without parse_special, a name is text
 
 
-def test_pieces_with_the_same_text(tmp_path: Path) -> None:
+def test_pieces_can_have_the_same_text(tmp_path: Path) -> None:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
     pieces = [["<unk>", 0.0], ["a", -1.0], ["b", -2.0], ["a", -3.0]]
     document = tokenizer_json(

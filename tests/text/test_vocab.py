@@ -1,4 +1,4 @@
-"""Vocabularies from SentencePiece, llama2.c and Hugging Face files: exact by independent encoders, damaged input."""
+"""Vocabularies from SentencePiece, llama2.c and Hugging Face files, against independent encoders; damaged input."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from llamac.text.tokenizer import SpecialTokens, Tokenizer
 from llamac.text.vocabulary.load import Vocabulary, load_vocabulary, to_llama2c
 
 
-def test_sentencepiece_agrees_on_random_texts(data_dir: Path) -> None:
+def test_sentencepiece_matches_the_library_on_random_texts(data_dir: Path) -> None:
     import sentencepiece
 
     path = data_dir / "llama2-tokenizer" / "tokenizer.model"
@@ -43,7 +43,7 @@ def test_sentencepiece_agrees_on_random_texts(data_dir: Path) -> None:
         ids = tokenizer.encode(text)
         assert ids == oracle.encode(text), text
         assert tokenizer.decode(ids) == text.replace("▁", " ")
-    for char in RUNS:  # equal scores: every length of a run, with neighbours that take part of it
+    for char in RUNS:  # pieces with equal scores: runs of every length, next to characters that merge with them
         for count in range(1, 70):
             for text in (char * count, f"a{char * count}>", f"<!{char * count} the"):
                 assert tokenizer.encode(text) == oracle.encode(text), text
@@ -60,7 +60,7 @@ def test_sentencepiece_agrees_on_random_texts(data_dir: Path) -> None:
         {"bos_id": -1, "eos_id": 0, "unk_id": 1},
     ],
 )
-def test_sentencepiece_agrees_on_trained_models(options: dict[str, Any], tmp_path: Path) -> None:
+def test_sentencepiece_matches_the_library_on_trained_models(options: dict[str, Any], tmp_path: Path) -> None:
     import sentencepiece
 
     rng = random.Random(3)
@@ -88,9 +88,9 @@ def test_sentencepiece_agrees_on_trained_models(options: dict[str, Any], tmp_pat
     assert tokenizer.special.bos_id == (None if options.get("bos_id") == -1 else 1)
 
 
-# Each of these has something that no tokenizer.json says: the library sentencepiece encodes then.
+# No tokenizer.json can express these models, so the library sentencepiece encodes with them.
 USER_DEFINED = {"user_defined_symbols": ["▁▁", "<mask>", "ab--", "中", "(", ". "]}
-OTHER_OPTIONS: list[dict[str, Any]] = [
+LIBRARY_OPTIONS: list[dict[str, Any]] = [
     {},
     {"normalization_rule_name": "identity"},
     {"normalization_rule_name": "nmt_nfkc_cf", "add_dummy_prefix": False},
@@ -113,8 +113,8 @@ OTHER_OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", OTHER_OPTIONS)
-def test_sentencepiece_agrees_on_models_of_all_kinds(options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", LIBRARY_OPTIONS)
+def test_sentencepiece_matches_the_library_on_models_of_all_kinds(options: dict[str, Any], tmp_path: Path) -> None:
     import sentencepiece
 
     rng = random.Random(4)
@@ -122,7 +122,7 @@ def test_sentencepiece_agrees_on_models_of_all_kinds(options: dict[str, Any], tm
     lines = [" ".join(rng.choice(words) + rng.choice(["", "--", "..."]) for _ in range(12)) for _ in range(400)]
     settings = {"vocab_size": 500, "hard_vocab_limit": False, "byte_fallback": True, "minloglevel": 2}
     path = tmp_path / "tokenizer.model"
-    with path.open("wb") as file:  # a unigram model unless the options say otherwise
+    with path.open("wb") as file:  # a unigram model by default
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=file, **settings | options)
     oracle = sentencepiece.SentencePieceProcessor(model_file=str(path))
     tokenizer = Tokenizer.from_file(path)
@@ -130,7 +130,7 @@ def test_sentencepiece_agrees_on_models_of_all_kinds(options: dict[str, Any], tm
     parts += ["e\u0301\u0323", "\uff76\uff9e", "가각", "\u1100\u1161\u11a8", "\0", "<s>", "<mask>", "a" * 40, "-" * 17]
     for count in range(800):
         text = "".join(rng.choice(parts) for _ in range(rng.randrange(10)))
-        text *= 40 if count % 100 == 0 else 1  # sums of many scores, of 32 bits
+        text *= 40 if count % 100 == 0 else 1  # sums of many float32 scores
         ids = oracle.encode(text)
         assert tokenizer.encode(text) == ids, text
         assert tokenizer.decode(ids) == oracle.decode(ids) or 0 in ids
@@ -140,7 +140,7 @@ def test_sentencepiece_agrees_on_models_of_all_kinds(options: dict[str, Any], tm
     assert again.encode(text) == ids
 
 
-def test_sentencepiece_finds_its_own_pieces_and_added_ones(tmp_path: Path) -> None:
+def test_sentencepiece_finds_user_defined_pieces_and_added_tokens(tmp_path: Path) -> None:
     pieces = [*SPM_PIECES, ("[a]", 0.0, 4), ("[b]", 0.0, 4)]
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file(pieces))
     flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
@@ -148,27 +148,27 @@ def test_sentencepiece_finds_its_own_pieces_and_added_ones(tmp_path: Path) -> No
     write_json(tmp_path, tokenizer_config={"added_tokens_decoder": added})
     tokenizer = Tokenizer.from_file(tmp_path)
     own, listed, new = (tokenizer.id_of(name) for name in ("[a]", "[b]", "<new>"))
-    # a piece that users defined is found as sentencepiece finds it, one that is said to be special only if asked for
+    # "[a]" is a user-defined piece, which is always found; "[b]" is also a special token, found only on request
     assert tokenizer.encode("ab[a]ab") == [261, own, 260]
     assert listed not in tokenizer.encode("ab[b]ab")
     assert new not in tokenizer.encode("ab<new>ab")
-    # the space in front of the text stands behind an added token only in legacy tokenizers
+    # only legacy tokenizers add a space after an added token
     assert tokenizer.encode("ab[b]ab<new><s>ab", parse_special=True) == [261, listed, 260, new, 1, 260]
     write_json(tmp_path, tokenizer_config={"added_tokens_decoder": added, "legacy": True})
     legacy = Tokenizer.from_file(tmp_path)
     assert legacy.encode("ab[b]ab", parse_special=True) == [261, listed, 261]
 
 
-def test_sentencepiece_with_a_damaged_table_of_replacements(tmp_path: Path) -> None:
+def test_sentencepiece_with_a_damaged_charsmap_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="precompiled_charsmap"):
         spm(tmp_path, SPM_PIECES, b"", field(2, b"\4\0\0\0\xff\xff\xff\xff\0"))
 
 
-# llama2.c.
+# ---- llama2.c
 
 
 @pytest.mark.parametrize("file", ["stories260K/tok512.bin", "llama2-tokenizer/tokenizer.bin"])
-def test_llama2c_agrees_on_random_texts(data_dir: Path, file: str) -> None:
+def test_llama2c_matches_its_algorithm_on_random_texts(data_dir: Path, file: str) -> None:
     data = (data_dir / file).read_bytes()
     encode = llama2c_encoder(data)
     tokenizer = Tokenizer.from_file(data_dir / file)
@@ -179,7 +179,7 @@ def test_llama2c_agrees_on_random_texts(data_dir: Path, file: str) -> None:
     assert to_llama2c(load_vocabulary(data_dir / file)) == data
 
 
-def test_llama2c_hand_made(tmp_path: Path) -> None:
+def test_llama2c_small_file_is_read(tmp_path: Path) -> None:
     data = llama2c_file()
     (tmp_path / "tokenizer.bin").write_bytes(data)
     tokenizer = Tokenizer.from_file(tmp_path)
@@ -192,12 +192,12 @@ def test_llama2c_hand_made(tmp_path: Path) -> None:
     assert tokenizer.decode([1, *tokenizer.encode(" hello"), 2]) == " hello"
 
 
-def test_llama2c_written_from_sentencepiece(data_dir: Path) -> None:
+def test_llama2c_file_is_written_from_sentencepiece(data_dir: Path) -> None:
     vocabulary = load_vocabulary(data_dir / "llama2-tokenizer" / "tokenizer.model")
     assert to_llama2c(vocabulary) == (data_dir / "llama2-tokenizer" / "tokenizer.bin").read_bytes()
 
 
-def test_llama2c_written_without_scores(data_dir: Path) -> None:
+def test_llama2c_file_is_written_without_scores(data_dir: Path) -> None:
     vocabulary = load_vocabulary(data_dir / "stories260K" / "tok512.bin")
     encode = llama2c_encoder(to_llama2c(vocabulary._replace(spm=None)))
     tokenizer = Tokenizer.from_json(vocabulary.json, vocabulary.special)
@@ -214,7 +214,7 @@ def test_llama2c_refuses_other_vocabularies(tmp_path: Path) -> None:
         to_llama2c(vocabulary._replace(special=SpecialTokens(1, True, False, 2, (2,))))
 
 
-def test_llama2c_damaged(tmp_path: Path) -> None:
+def test_llama2c_damage_is_refused(tmp_path: Path) -> None:
     data = llama2c_file()
     path = tmp_path / "tokenizer.bin"
 
@@ -232,24 +232,24 @@ def test_llama2c_damaged(tmp_path: Path) -> None:
     assert "the score of token 262 is nan" in problem(llama2c_file(scores=[0, 1, 2, float("nan"), 4, 5, 6, 7]))
     assert "tokens 259 and 260 are both 'he'" in problem(llama2c_file(["he", "he"]))
     assert "truncated in the score or length of token" in problem(data + b"\0\0\0")
-    for size in (0, 3, 4, 5, 11, 12, 16, 1000, *range(len(data) - 8, len(data))):  # the last token has 9 bytes
+    for size in (0, 3, 4, 5, 11, 12, 16, 1000, *range(len(data) - 8, len(data))):  # the last token takes 9 bytes
         problem(data[:size])
 
 
-# Scores to merges.
+# ---- scores and merges
 
 
-def test_equal_scores_take_the_leftmost(tmp_path: Path) -> None:
+def test_equal_scores_merge_the_leftmost_pair(tmp_path: Path) -> None:
     words = ["  ", "   ", "    ", "     "]
-    data = llama2c_file(words, scores=[-5.0] * 4)  # as in Llama 2: all runs of spaces have the same score
+    data = llama2c_file(words, scores=[-5.0] * 4)  # as in Llama 2, all runs of spaces have the same score
     (tmp_path / "tokenizer.bin").write_bytes(data)
     tokenizer, encode = Tokenizer.from_file(tmp_path), llama2c_encoder(data)
     for count in range(30):
         assert tokenizer.encode(" " * count) == encode(" " * count)
 
 
-def test_equal_scores_that_cannot_be_ranked(tmp_path: Path) -> None:
-    # The leftmost rule makes [ab][c], [bc][a] and [ca][b] of "abc", "bca" and "cab": no ranking of the three does.
+def test_equal_scores_that_cannot_be_ranked_are_refused(tmp_path: Path) -> None:
+    # The leftmost rule gives [ab][c], [bc][a] and [ca][b] for "abc", "bca" and "cab". No ranking of the pieces does.
     (tmp_path / "tokenizer.bin").write_bytes(llama2c_file(["ab", "bc", "ca"], scores=[-5.0] * 3))
     with pytest.raises(TokenizerError, match="equal scores"):
         load_vocabulary(tmp_path)
@@ -266,14 +266,14 @@ def test_work_on_equal_scores_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
         load_vocabulary(tmp_path)
 
 
-# SentencePiece models.
+# ---- SentencePiece models
 
 
-def test_sentencepiece_hand_made(tmp_path: Path) -> None:
+def test_sentencepiece_small_model_is_read(tmp_path: Path) -> None:
     tokenizer = spm(tmp_path, SPM_PIECES)
     assert [tokenizer.id_of(piece) for piece in ("▁a", "▁ab", "c", "zz")] == [259, 261, 265, None]
     assert tokenizer.encode("abc a z") == [261, 265, 259, 262, 3 + ord("z")]
-    # the space is put in front of the text only
+    # only the start of the text gets a space
     assert tokenizer.encode("<s>ab", add_special=True, parse_special=True) == [1, 260]
     assert tokenizer.special == SpecialTokens(1, True, False, 2, (2,))
     assert tokenizer.kind == "spm"
@@ -285,12 +285,12 @@ def test_sentencepiece_hand_made(tmp_path: Path) -> None:
     [
         ([], field(24, 1), b""),
         ([], b"", field(5, 0)),
-        ([("bc", -5.0, 5)], b"", b""),  # marked unused: made, then taken apart
-        ([("az", -4.0, 1)], b"", b""),  # z is no piece
-        ([("bc", -2.0, 1), ("ca", -2.0, 1)], b"", b""),  # the leftmost of equals, which no ranking gives
+        ([("bc", -5.0, 5)], b"", b""),  # an unused piece is merged, then split again
+        ([("az", -4.0, 1)], b"", b""),  # z is not a piece
+        ([("bc", -2.0, 1), ("ca", -2.0, 1)], b"", b""),  # ties go to the leftmost, which no ranking expresses
     ],
 )
-def test_sentencepiece_hand_made_of_all_kinds(
+def test_sentencepiece_small_models_match_the_library(
     tmp_path: Path, more: list[tuple[str, float, int]], trainer: bytes, normalizer: bytes
 ) -> None:
     import sentencepiece
@@ -304,7 +304,7 @@ def test_sentencepiece_hand_made_of_all_kinds(
         assert tokenizer.encode(text) == oracle.encode(text), text
 
 
-def test_sentencepiece_refuses_pieces(tmp_path: Path) -> None:
+def test_sentencepiece_invalid_pieces_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="there are not 256 byte pieces"):
         spm(tmp_path, SPM_PIECES[:3] + SPM_PIECES[4:])
     with pytest.raises(TokenizerError, match="both 'ab'"):
@@ -313,7 +313,7 @@ def test_sentencepiece_refuses_pieces(tmp_path: Path) -> None:
         spm(tmp_path, [(text, float("nan") if text == "▁a" else score, kind) for text, score, kind in SPM_PIECES])
 
 
-def test_sentencepiece_damaged(tmp_path: Path) -> None:
+def test_sentencepiece_damage_raises_only_llamac_errors(tmp_path: Path) -> None:
     data = sentencepiece_file(SPM_PIECES)
     path = tmp_path / "tokenizer.model"
     rng = random.Random(5)
@@ -322,25 +322,25 @@ def test_sentencepiece_damaged(tmp_path: Path) -> None:
         for _ in range(rng.randrange(4)):
             damaged[rng.randrange(4, len(damaged))] = rng.randrange(256)
         path.write_bytes(damaged)
-        with contextlib.suppress(LlamacError):  # and nothing else
+        with contextlib.suppress(LlamacError):  # no other exception is allowed
             Tokenizer.from_file(path).encode("a")
 
 
-# tokenizer.json and the files beside it.
+# ---- tokenizer.json and its sidecar files
 
 
-def test_json_keeps_its_meaning(tmp_path: Path) -> None:
+def test_json_is_read_without_truncation_and_post_processor(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(write_json(tmp_path, tokenizer=tokenizer_json()))
     assert tokenizer.special == SpecialTokens(256, True, False, None, ())
     hello = [258, *(tokenizer.id_of(char) for char in "llo")]
-    assert tokenizer.encode("hello") == hello  # neither truncated nor with BOS
+    assert tokenizer.encode("hello") == hello  # neither truncated nor preceded by BOS
     assert tokenizer.encode("hello", add_special=True) == [256, *hello]
     document = json.loads(tokenizer.json)
     assert document["post_processor"] is None
     assert document["truncation"] is None
 
 
-def test_json_bytes_depend_on_the_meaning_only(tmp_path: Path) -> None:
+def test_json_is_stored_in_a_canonical_form(tmp_path: Path) -> None:
     document = tokenizer_json()
     first = load_vocabulary(write_json(tmp_path, tokenizer=document)).json
     document["model"]["merges"] = [["h", "e"]]
@@ -368,11 +368,13 @@ def test_json_bytes_depend_on_the_meaning_only(tmp_path: Path) -> None:
         ({"tokenizer_config": {"eos_token": "nowhere"}}, SpecialTokens(256, True, False, 259, (259,))),
     ],
 )
-def test_json_special_tokens(tmp_path: Path, files: dict[str, Any], expected: SpecialTokens) -> None:
+def test_json_special_tokens_come_from_the_sidecar_files(
+    tmp_path: Path, files: dict[str, Any], expected: SpecialTokens
+) -> None:
     assert load_vocabulary(write_json(tmp_path, tokenizer=tokenizer_json(), **files)).special == expected
 
 
-def test_json_with_a_token_that_its_rules_need_but_lack(tmp_path: Path) -> None:
+def test_json_with_add_eos_but_no_eos_is_refused(tmp_path: Path) -> None:
     write_json(tmp_path, tokenizer=tokenizer_json(), tokenizer_config={"add_eos_token": True})
     with pytest.raises(TokenizerError, match="add_eos is set, but the tokenizer has no EOS"):
         load_vocabulary(tmp_path)
@@ -388,7 +390,7 @@ def test_json_with_a_token_that_its_rules_need_but_lack(tmp_path: Path) -> None:
         ({"post_processor": {"type": "Sequence", "processors": 2 * [tokenizer_json()["post_processor"]]}}, "one token"),
     ],
 )
-def test_json_refuses(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+def test_json_with_unsupported_parts_is_refused(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(UnsupportedError, match=problem):
         load_vocabulary(write_json(tmp_path, tokenizer=tokenizer_json(**changes)))
 
@@ -407,18 +409,18 @@ def test_json_refuses(tmp_path: Path, changes: dict[str, Any], problem: str) -> 
         {"decoder": 5},
     ],
 )
-def test_json_damaged(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_json_damage_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(TokenizerError):
         load_vocabulary(write_json(tmp_path, tokenizer=tokenizer_json(**changes)))
 
 
-def test_json_that_the_library_refuses() -> None:
+def test_json_refused_by_the_library_is_an_error() -> None:
     tokenizer = Tokenizer.from_json('{"model":{"type":"BPE","vocab":{"a":0},"merges":[["a","c"]]}}', NO_SPECIAL)
     with pytest.raises(TokenizerError, match="out of vocabulary"):
         tokenizer.encode("a")
 
 
-def test_vocab_json(tmp_path: Path) -> None:
+def test_vocab_json_is_read_with_merges_and_added_tokens(tmp_path: Path) -> None:
     vocab = {char: index for index, char in enumerate(byte_alphabet())} | {"he": 256, "<|endoftext|>": 257}
     write_json(tmp_path, vocab=vocab, added_tokens={"<|more|>": 258})
     (tmp_path / "merges.txt").write_bytes(b"#version: 0.2\r\nh e\r\n\r\n")
@@ -441,7 +443,7 @@ def test_vocab_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["GPT2Tokenizer", "CodeGenTokenizer", "Qwen2Tokenizer", "Qwen2TokenizerFast"])
-def test_vocab_json_agrees_with_transformers(kind: str, tmp_path: Path) -> None:
+def test_vocab_json_matches_transformers(kind: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     merges = ["h e", "l l", "he ll", "Ġ hell", "1 2", "12 3", "Ċ Ċ", "! Ċ", "Ã ©", "' S"]
     texts = [*byte_alphabet(), *(merge.replace(" ", "") for merge in merges), "<|endoftext|>"]
@@ -458,7 +460,7 @@ def test_vocab_json_agrees_with_transformers(kind: str, tmp_path: Path) -> None:
     assert tokenizer.encode(text, parse_special=True) == theirs(text, add_special_tokens=False)["input_ids"]
 
 
-def test_paths_without_a_tokenizer(tmp_path: Path) -> None:
+def test_paths_without_a_tokenizer_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="holds no tokenizer"):
         load_vocabulary(tmp_path)
     with pytest.raises(FileNotFoundError):
@@ -482,7 +484,7 @@ def test_vocabulary_is_a_tuple_of_three(tmp_path: Path) -> None:
     assert isinstance(load_vocabulary(tmp_path), Vocabulary)
 
 
-def test_json_word_piece_agrees_with_the_library(tmp_path: Path) -> None:
+def test_json_word_piece_matches_the_library(tmp_path: Path) -> None:
     import tokenizers
 
     vocab = {

@@ -1,4 +1,4 @@
-"""Tokens that files beside a tokenizer add: the same ids, texts and flags as in transformers, or an error by name."""
+"""Tokens added by files next to a tokenizer: the same ids, texts and flags as in transformers, or an error by name."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ KINDS = {"json": (json_folder, 259), "spm": (spm_folder, 266), "gpt2": (gpt2_fol
 
 
 def listed(start: int, **changes: Any) -> dict[str, Any]:
-    """An added_tokens_decoder of two special chat tokens from the id `start`."""
+    """An added_tokens_decoder with two special chat tokens, starting at the id `start`."""
     tokens = ("<|im_start|>", "<|im_end|>")
     return {str(start + i): {"content": text, **PLAIN, "special": True, **changes} for i, text in enumerate(tokens)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_chat_model_that_lists_its_tokens_in_the_config(kind: str, tmp_path: Path) -> None:
+def test_added_tokens_of_the_config_are_read(kind: str, tmp_path: Path) -> None:
     make, size = KINDS[kind]
     config = {"added_tokens_decoder": listed(size), "eos_token": "<|im_end|>"}
     tokenizer = Tokenizer.from_file(write_json(make(tmp_path), tokenizer_config=config))
@@ -68,7 +68,7 @@ def test_a_chat_model_that_lists_its_tokens_in_the_config(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_chat_model_with_the_older_files(kind: str, tmp_path: Path) -> None:
+def test_added_tokens_of_older_files_are_read(kind: str, tmp_path: Path) -> None:
     make, size = KINDS[kind]
     folder = write_json(
         make(tmp_path),
@@ -83,14 +83,14 @@ def test_a_chat_model_with_the_older_files(kind: str, tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == "word"
 
 
-def test_the_space_in_front_of_a_text_stands_behind_an_added_token_only_if_legacy(tmp_path: Path) -> None:
+def test_only_legacy_tokenizers_add_a_space_after_an_added_token(tmp_path: Path) -> None:
     folder = spm_folder(tmp_path)
-    for legacy, behind in ((False, 260), (True, 261)):
+    for legacy, after in ((False, 260), (True, 261)):
         config = {"added_tokens_decoder": listed(266), "legacy": legacy}
         tokenizer = Tokenizer.from_file(write_json(folder, tokenizer_config=config))
-        assert tokenizer.encode("ab<|im_end|>ab<|im_start|>", parse_special=True) == [261, 267, behind, 266]
-        assert tokenizer.encode("<|im_end|>ab", parse_special=True) == [267, behind]
-        assert tokenizer.encode(" ab") == [262, 261]  # as SentencePiece: one in front of the text's own
+        assert tokenizer.encode("ab<|im_end|>ab<|im_start|>", parse_special=True) == [261, 267, after, 266]
+        assert tokenizer.encode("<|im_end|>ab", parse_special=True) == [267, after]
+        assert tokenizer.encode(" ab") == [262, 261]  # as in SentencePiece, a space is added before the text's own
         assert tokenizer.encode("a b") == Tokenizer.from_file(spm_folder(tmp_path / "plain")).encode("a b")
     without = Tokenizer.from_file(write_json(folder, tokenizer_config={"add_prefix_space": False}))
     assert without.encode("ab") == [260]
@@ -119,12 +119,12 @@ def test_the_space_in_front_of_a_text_stands_behind_an_added_token_only_if_legac
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_named(files: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_malformed_files_are_refused_by_name(files: dict[str, Any], problem: str, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=problem):
         Tokenizer.from_file(write_json(json_folder(tmp_path), **files))
 
 
-def test_ids_in_tokenizer_json_that_the_library_would_not_give(tmp_path: Path) -> None:
+def test_ids_that_the_library_would_not_assign_are_refused(tmp_path: Path) -> None:
     document = tokenizer_json()
     document["added_tokens"].append({"id": 300, "content": "<x>", **PLAIN})
     with pytest.raises(TokenizerError, match=r"'<x>' is listed with the id 300, but the library .* the id 259"):
@@ -132,12 +132,12 @@ def test_ids_in_tokenizer_json_that_the_library_would_not_give(tmp_path: Path) -
 
 
 def model_of(size: int, path: Path) -> Path:
-    """A flat file with so many ids and no tokenizer."""
+    """A flat file with `size` ids and no tokenizer."""
     made = checkpoint(replace(llama_config(), vocab_size=size))
     return write_model(path, replace(made, config=replace(made.config, n_token_ids=size), tokenizer=None))
 
 
-def test_export_with_added_tokens(tmp_path: Path) -> None:
+def test_added_tokens_are_exported(tmp_path: Path) -> None:
     for kind, (make, size) in KINDS.items():
         folder = make(tmp_path / kind)
         config = {"added_tokens_decoder": listed(size), "eos_token": "<|im_end|>"}
@@ -153,9 +153,9 @@ def test_export_with_added_tokens(tmp_path: Path) -> None:
             assert loaded.tokenize("a<|im_end|>")[-1] == size + 1
 
 
-def test_a_named_token_without_an_id_is_left_out_where_the_model_has_none(tmp_path: Path) -> None:
+def test_a_named_token_without_an_id_is_left_out_of_a_model_without_room(tmp_path: Path) -> None:
     folder = write_json(spm_folder(tmp_path / "t"), tokenizer_config={"pad_token": "<pad>", "eos_token": "</s>"})
-    assert Tokenizer.from_file(folder).encode("<pad>", parse_special=True) == [266]  # what transformers makes of it
+    assert Tokenizer.from_file(folder).encode("<pad>", parse_special=True) == [266]  # as in transformers
     model = model_of(266, tmp_path / "plain.bin")
     report = export(model, tmp_path / "out.bin", tokenizer=folder, probe_source=None)
     assert len(report.warnings) == 1
@@ -166,7 +166,7 @@ def test_a_named_token_without_an_id_is_left_out_where_the_model_has_none(tmp_pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_files_agree_with_transformers(kind: str, tmp_path: Path) -> None:
+def test_random_files_match_transformers(kind: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     if kind == "spm":
         pytest.importorskip("google.protobuf", reason="transformers reads a tokenizer.model with protobuf")
@@ -181,7 +181,7 @@ def test_any_files_agree_with_transformers(kind: str, tmp_path: Path) -> None:
         theirs = getattr(transformers, names[kind]).from_pretrained(folder)
         try:
             ours = Tokenizer.from_file(folder)
-        except TokenizerError:  # transformers gives a token another id than the files say
+        except TokenizerError:  # transformers gives a token another id than the files
             assert set(theirs.get_added_vocab().items()) != set(json.loads((folder / "ids.json").read_text()).items())
             continue
         compared += 1
@@ -200,7 +200,7 @@ def test_any_files_agree_with_transformers(kind: str, tmp_path: Path) -> None:
 
 
 def random_files(rng: random.Random, kind: str, size: int) -> dict[str, Any]:
-    """Files that may stand beside a tokenizer; `ids` is for the test alone. One in twelve has an impossible id."""
+    """Random files next to a tokenizer. One in twelve has an impossible id. `ids` is for the test only."""
 
     def flags() -> dict[str, bool]:
         return {flag: rng.random() < 0.3 for flag in FLAGS}

@@ -1,4 +1,4 @@
-"""GGUF: the metadata reader, also on damaged and hostile files, and tokenizers from metadata alone."""
+"""GGUF vocabularies: the metadata reader with damaged and hostile files, and tokenizers from metadata."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_gguf_reads_every_type(tmp_path: Path, version: int) -> None:
     assert found.values["nested"] == [[1, 2], ["x"], [[]]]
 
 
-def test_gguf_truncated_anywhere() -> None:
+def test_gguf_truncated_anywhere_is_refused() -> None:
     data = gguf_file([*byte_level_gguf(), ("nested", ("[", "[", [("[", "i", [1, 2])]))])
     parse_metadata(data)
     for size in range(len(data)):
@@ -90,7 +90,7 @@ def test_gguf_truncated_anywhere() -> None:
         (gguf_file([("a", 7)]).replace(struct.pack("<II", 4, 7), struct.pack("<II", 13, 7)), "unknown value type 13"),
     ],
 )
-def test_gguf_damaged(data: bytes, problem: str) -> None:
+def test_gguf_damage_is_refused(data: bytes, problem: str) -> None:
     with pytest.raises(ModelError, match=problem):
         parse_metadata(data)
 
@@ -102,7 +102,7 @@ def gguf_array(kind: int, count: int, rest: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("kind", [0, 6, 8, 9, 12])
 @pytest.mark.parametrize("count", [2**24, 2**40, 2**63, 2**64 - 1])
-def test_gguf_counts_are_not_believed(kind: int, count: int) -> None:
+def test_gguf_counts_are_checked_against_the_size(kind: int, count: int) -> None:
     with pytest.raises(ModelError, match="'a'"):
         parse_metadata(gguf_array(kind, count, b"\0" * 64))
 
@@ -115,22 +115,22 @@ def test_gguf_nesting_and_lengths_are_bounded() -> None:
             parse_metadata(gguf_array(8, 1, struct.pack("<Q", length) + b"\0" * 64))
 
 
-def test_gguf_random_damage() -> None:
+def test_gguf_random_damage_raises_only_llamac_errors() -> None:
     data = gguf_file(byte_level_gguf())
     rng = random.Random(7)
     for _ in range(400):
         damaged = bytearray(data)
         for _ in range(rng.randint(1, 3)):
             damaged[rng.randrange(len(damaged))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-        with contextlib.suppress(LlamacError):  # and nothing else
+        with contextlib.suppress(LlamacError):  # no other exception is allowed
             vocab_gguf.from_metadata(parse_metadata(bytes(damaged)).values)
 
 
-def test_gguf_byte_level() -> None:
+def test_gguf_byte_level_tokenizer_is_read() -> None:
     tokenizer = from_gguf(byte_level_gguf())
     end, spaces, hell = 263, 264, tokenizer.id_of("Ġhell") or 0
     assert tokenizer.encode(" hell<|end|>  [", parse_special=True) == [hell, end, spaces, tokenizer.id_of("[")]
-    assert tokenizer.encode("[PAD265]")[0] == tokenizer.id_of("[")  # fills a hole, is no text
+    assert tokenizer.encode("[PAD265]")[0] == tokenizer.id_of("[")  # the name of a gap is text
     assert tokenizer.special == SpecialTokens(end, False, False, end, (end,))
     assert tokenizer.decode([end, hell, spaces]) == " hell  "
     assert tokenizer.token_bytes(end) == b"<|end|>"
@@ -155,12 +155,12 @@ def test_gguf_byte_level() -> None:
         ({"bos_token_id": None, "add_bos_token": True}, TokenizerError, "no BOS"),
     ],
 )
-def test_gguf_tokenizer_refused(changes: dict[str, Any], kind: type[Exception], problem: str) -> None:
+def test_gguf_invalid_tokenizers_are_refused(changes: dict[str, Any], kind: type[Exception], problem: str) -> None:
     with pytest.raises(kind, match=problem):
         from_gguf(byte_level_gguf(**changes))
 
 
-def test_gguf_pre_tokenizers_all_work() -> None:
+def test_gguf_pre_tokenizers_preserve_the_text() -> None:
     text = "Hello  world's 12345 x²\n\n\tÉtudes—日本語 foo_bar(); \u0623\u0644 \U0001f600!! "
     for name, rules in PRE_TOKENIZERS.items():
         tokenizer = from_gguf(raw_bpe_gguf(name) if rules.raw else byte_level_gguf(name))
@@ -197,13 +197,13 @@ def test_gguf_pre_tokenizers_all_work() -> None:
         ("gpt-4o", "fooBar's 1234", ["foo", "Bar's", " ", "123", "4"]),
     ],
 )
-def test_gguf_pre_tokenizer_words(name: str, text: str, words: list[str]) -> None:
+def test_gguf_pre_tokenizers_split_known_examples(name: str, text: str, words: list[str]) -> None:
     library = from_gguf(byte_level_gguf(name))._loaded.library
     spelled = library.pre_tokenizer.pre_tokenize_str(text)
     assert [text[begin:end] for _, (begin, end) in spelled] == words
 
 
-def test_gguf_defaults_of_the_pre_tokenizer() -> None:
+def test_gguf_pre_tokenizers_have_the_defaults_of_llama_cpp() -> None:
     assert from_gguf(byte_level_gguf("llama-bpe")).special.add_bos
     assert not from_gguf(byte_level_gguf("llama-bpe", add_bos_token=False)).special.add_bos
     assert not from_gguf(byte_level_gguf("llama-bpe", bos_token_id=None)).special.add_bos
@@ -212,17 +212,17 @@ def test_gguf_defaults_of_the_pre_tokenizer() -> None:
         assert (tokenizer.encode("e\u0301") == tokenizer.encode("\xe9")) is composed
 
 
-def test_gguf_without_a_pre_tokenizer_has_that_of_its_architecture() -> None:
+def test_gguf_pre_tokenizer_defaults_to_the_architectures() -> None:
     for architecture, composed in (("gptneox", True), ("gpt2", False), ("llama", False)):
         entries = dict(byte_level_gguf(None)) | {"general.architecture": architecture}
         tokenizer = from_gguf(entries.items())
         assert (tokenizer.encode("e\u0301") == tokenizer.encode("\xe9")) is composed
 
 
-def test_gguf_sentencepiece_that_merges_cannot_describe() -> None:
+def test_gguf_sentencepiece_without_equivalent_merges_matches_the_library() -> None:
     import sentencepiece
 
-    pieces = [*SPM_PIECES, ("az", -4.0, 1), ("bc", -2.0, 1), ("ca", -2.0, 1)]  # z is no piece; ab, bc, ca are equals
+    pieces = [*SPM_PIECES, ("az", -4.0, 1), ("bc", -2.0, 1), ("ca", -2.0, 1)]  # z is not a piece; ab, bc and ca tie
     columns = (("tokens", "s", 0), ("scores", "f", 1), ("token_type", "i", 2))
     tokenizer = from_gguf(
         spm_gguf(**{name: ("[", kind, [piece[at] for piece in pieces]) for name, kind, at in columns})
@@ -235,20 +235,20 @@ def test_gguf_sentencepiece_that_merges_cannot_describe() -> None:
     assert tokenizer.encode("ab</s>ab", parse_special=True) == [261, 2, 261]
 
 
-def test_gguf_sentencepiece() -> None:
+def test_gguf_sentencepiece_tokenizer_is_read() -> None:
     tokenizer = from_gguf(spm_gguf())
     assert tokenizer.encode("abc<|end|> a", add_special=True, parse_special=True) == [1, 261, 265, 266, 262, 259]
     assert tokenizer.special == SpecialTokens(1, True, False, 2, (2, 266))
     assert from_gguf(spm_gguf(add_space_prefix=False)).encode("abc") == [260, 265]
     phi = from_gguf([*spm_gguf(), ("general.name", "Phi-3 mini")])
-    assert phi.encode("<|end|> \na", parse_special=True) == [266, 259]  # its tokens swallow what is white behind them
+    assert phi.encode("<|end|> \na", parse_special=True) == [266, 259]  # its tokens absorb the white space after them
     with pytest.raises(TokenizerError, match=r"'tokenizer\.ggml\.scores' is missing"):
         from_gguf(spm_gguf(scores=None))
     with pytest.raises(UnsupportedError, match="remove_extra_whitespaces"):
         from_gguf(spm_gguf(remove_extra_whitespaces=True))
 
 
-def test_gguf_pieces_of_spaces_that_users_defined() -> None:
+def test_gguf_user_defined_pieces_of_spaces_are_found() -> None:
     pieces = [*dict(spm_gguf())["tokenizer.ggml.tokens"][2], "▁▁", "▁▁▁"]
     scores = [*dict(spm_gguf())["tokenizer.ggml.scores"][2], 0.0, 0.0]
     types = [*dict(spm_gguf())["tokenizer.ggml.token_type"][2], 4, 4]
@@ -265,11 +265,12 @@ def test_gguf_pieces_of_spaces_that_users_defined() -> None:
     assert tokenizer.decode(tokenizer.encode("a   a  a")) == "a   a  a"
 
 
-def test_gguf_bpe_on_text_itself() -> None:
+def test_gguf_raw_bpe_tokenizer_is_read() -> None:
     tokenizer = from_gguf(raw_bpe_gguf())
     ids = {text: tokenizer.id_of(text) for text in ("▁hell", "\n\n\n", "\n\n", "\n", "▁▁", "a", "<0xC3>", "<0xA9>")}
     assert tokenizer.encode(" hell") == [ids["▁hell"]]
-    assert tokenizer.encode("a\n\n\n  é") == [*map(ids.get, ("a", "\n\n\n", "▁▁", "<0xC3>", "<0xA9>"))]  # lines apart
+    # words do not cross line breaks
+    assert tokenizer.encode("a\n\n\n  é") == [*map(ids.get, ("a", "\n\n\n", "▁▁", "<0xC3>", "<0xA9>"))]
     assert tokenizer.decode(tokenizer.encode(" hell\n\n é")) == " hell\n\n é"
     assert tokenizer.special == SpecialTokens(0, True, False, None, (1,))
     assert tokenizer.encode("<turn|>") != tokenizer.encode("<turn|>", parse_special=True) == [1]
@@ -277,7 +278,7 @@ def test_gguf_bpe_on_text_itself() -> None:
     assert not no_more.special.add_bos
 
 
-def test_gguf_word_piece() -> None:
+def test_gguf_word_piece_tokenizer_is_read() -> None:
     tokenizer = from_gguf(word_piece_gguf())
     assert tokenizer.kind == "wpm"
     assert tokenizer.encode("Unaffable, AB! é日x", add_special=True) == [2, 4, 5, 6, 10, 7, 8, 9, 11, 12, 1, 3]
@@ -289,14 +290,13 @@ def test_gguf_word_piece() -> None:
     assert bare.encode("un", add_special=True) == [4]
 
 
-def test_gguf_unigram() -> None:
+def test_gguf_unigram_tokenizer_is_read() -> None:
     tokenizer = from_gguf(unigram_gguf())
     assert tokenizer.kind == "spm"
     assert tokenizer.special == SpecialTokens(None, False, True, 1, (1,))
     assert tokenizer.encode(" ab  aab ", add_special=True) == [3, 6, 7, 6, 1]
     assert tokenizer.decode([3, 6, 7, 6, 1]) == "ab aab"
     assert tokenizer.encode("a<extra_id_0>b") == [7, 13, 3, 5]
-    # names of special tokens, and of holes, are text like any other
     assert tokenizer.encode("</s>", parse_special=True) == [1]
     assert tokenizer.encode("</s>") == [3, 2, 11, 9, 10]
     assert tokenizer.encode("[PAD12]") == [3, 2]
@@ -311,7 +311,7 @@ def test_gguf_unigram() -> None:
         from_gguf(unigram_gguf(precompiled_charsmap=("[", "i", [300])))
 
 
-def test_gguf_unigram_agrees_with_sentencepiece() -> None:
+def test_gguf_unigram_matches_sentencepiece() -> None:
     import sentencepiece
 
     rng = random.Random(8)
@@ -336,12 +336,12 @@ def test_gguf_unigram_agrees_with_sentencepiece() -> None:
         text = "".join(rng.choice([*words, " ", "  ", "\u3000"]) for _ in range(rng.randrange(10)))
         ids, theirs = tokenizer.encode(text), oracle.encode(text)
         sums = [sum(oracle.get_score(index) for index in found) for found in (ids, theirs)]
-        # where several ways have the same sum, the two libraries may choose differently
+        # the two libraries may choose differently between segmentations with the same score
         assert ids == theirs or sums[0] == pytest.approx(sums[1], abs=1e-4), text
 
 
 @pytest.mark.parametrize("regex", LINEAR)
-def test_expressions_that_take_less_time_cut_at_the_same_places(regex: str, tmp_path: Path) -> None:
+def test_linear_regular_expressions_split_like_the_originals(regex: str, tmp_path: Path) -> None:
     from tokenizers import Regex, pre_tokenizers
 
     cut, quickly = (pre_tokenizers.Split(Regex(one), "isolated") for one in (regex, LINEAR[regex]))
@@ -352,20 +352,20 @@ def test_expressions_that_take_less_time_cut_at_the_same_places(regex: str, tmp_
         assert cut.pre_tokenize_str(text) == quickly.pre_tokenize_str(text)
     expected = (66_667, 66_668) if "d" in regex or "N" in regex else (1,)
     assert len(quickly.pre_tokenize_str("1" * 200_000 + "!")) in expected
-    for char in " \u2581":  # days if it took quadratic time
+    for char in " \u2581":  # quadratic time would take days
         assert len(quickly.pre_tokenize_str(char * 1_000_000 + "!")) <= 2
     split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
     write_json(tmp_path, tokenizer=tokenizer_json(pre_tokenizer=split))
     assert json.dumps(LINEAR[regex], ensure_ascii=False).encode() in Tokenizer.from_file(tmp_path).json
 
 
-# The engines do not agree which numbers are part of a word, so expressions with \b are left to the examples above.
+# The engines disagree about which numbers are part of a word, so regular expressions with \b are left out here.
 WITHOUT_WORDS = {rules: name for name, rules in PRE_TOKENIZERS.items() if not any(r"\b" in cut for cut in rules.splits)}
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_WORDS.values()))
-def test_gguf_pre_tokenizers_cut_like_another_engine(name: str) -> None:
-    """The library's regular expressions against those of the package `regex`, on texts of all categories."""
+def test_gguf_pre_tokenizers_split_like_another_engine(name: str) -> None:
+    """Compares the library's regular expressions with the package `regex` on characters of all categories."""
     regex = pytest.importorskip("regex")
     rules = PRE_TOKENIZERS[name]
     splits = [re.sub(r"\\x\{(\w+)\}", _escape, split) for split in rules.splits]
@@ -384,6 +384,6 @@ def _escape(code: re.Match[str]) -> str:
 
 
 def _cut(pattern: Any, text: str) -> list[str]:
-    """What a regular expression matches in a text and what lies between, without what is empty."""
+    """The matches of a regular expression and the texts between them, without empty ones."""
     edges = [edge for match in pattern.finditer(text) for edge in match.span()]
     return [text[begin:end] for begin, end in itertools.pairwise([0, *edges, len(text)]) if begin < end]
