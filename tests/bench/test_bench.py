@@ -1,4 +1,4 @@
-"""`llamac bench`: what a step's work is, the measuring loops, the table and the JSON, wrong plans, Ctrl-C."""
+"""`llamac bench`: the work of a step, the measuring loops, the table and the JSON, refused plans, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAST = ("--prompt", "8", "--decode", "2", "--rounds", "1", "--threads", "1")
 
 
 @pytest.mark.parametrize("isa", RUNS_HERE)
-def test_reading_counts_the_bytes_that_it_reads(isa: str) -> None:
+def test_measure_read_counts_its_bytes(isa: str) -> None:
     block: Any = np.full(100_000, 0.5, np.float32)
     for threads in (1, 2, 3):
         for streams in (1, 2, 4):
@@ -46,14 +46,14 @@ def test_reading_counts_the_bytes_that_it_reads(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", RUNS_HERE)
 @pytest.mark.parametrize("dtype", range(1, 7))
-def test_multiply_adds_are_counted(isa: str, dtype: int) -> None:
+def test_measure_multiply_counts_its_multiply_adds(isa: str, dtype: int) -> None:
     one = _core.measure_multiply(dtype, 1, isa=isa)
     assert one > 0
     assert _core.measure_multiply(dtype, 3, isa=isa) == 3 * one
     assert _core.measure_multiply(dtype, 1, threads=2, isa=isa) == 2 * one
 
 
-def test_wrong_settings_of_the_loops_are_refused() -> None:
+def test_wrong_arguments_of_the_loops_are_refused() -> None:
     block: Any = np.ones(1000, np.float32)
     with pytest.raises(ArgumentError, match=r"streams 3; expected .* 1, 2 or 4"):
         _core.measure_read(block, 1, streams=3)
@@ -72,14 +72,14 @@ def test_wrong_settings_of_the_loops_are_refused() -> None:
         _core.measure_multiply(1, 1, isa="sse9")
 
 
-# ---- what a step must do
+# ---- the work of a step
 
 
 def matrices(model: llamac.Model) -> list[Any]:
     return [t for t in model.file.tensors if len(t.shape) == 2 and not t.name.endswith("embedding.weight")]
 
 
-def test_the_work_of_a_step(tiny_llama: Path) -> None:
+def test_the_work_of_a_step_with_an_untied_output(tiny_llama: Path) -> None:
     """LLaMA with its own output: 2 layers, 6 heads, 2 KV heads of 8, vocabulary 301."""
     with llamac.load(tiny_llama) as model:
         whole = sum(t.bytes for t in model.file.tensors if t.name != "token_embedding.weight")
@@ -90,10 +90,10 @@ def test_the_work_of_a_step(tiny_llama: Path) -> None:
         products = sum(t.shape[0] * t.shape[1] for t in matrices(model))
         attention = 2 * 2 * 6 * 8  # per position: layers, both products, heads, dimensions
         assert work.multiply_adds == {"f32": products + 11 * attention}
-        # three sequences share the weights; the mean of 4 steps is at 2.5 positions more
+        # three sequences share the weights; 4 steps see 2.5 positions on average
         work = work_of(model, kv_dtype="f16", rows=1, batch=3, start=0, steps=4)
         assert work.bytes == whole + 3 * strip + 3 * 2.5 * kv / 2
-        # of a prompt only the last row's logits are computed
+        # only a prompt's last row gets logits
         work = work_of(model, kv_dtype="f32", rows=5, batch=1, start=0)
         assert work.bytes == whole + 5 * strip + 5 * kv
         assert work.multiply_adds["f32"] == 5 * products - 4 * 301 * 48 + (1 + 2 + 3 + 4 + 5) * attention
@@ -113,7 +113,7 @@ def test_the_work_of_a_step_with_a_tied_output(tiny_gpt2: Path) -> None:
 
 
 def test_the_work_of_a_step_with_experts_and_a_window(tmp_path: Path) -> None:
-    """Of 4 experts a row uses one, and two rows reach 7 of 16 quarters; a row sees the last 3 positions."""
+    """A row uses one of 4 experts, and two rows use 7/16 of them on average; a row sees the last 3 positions."""
     layer = LayerConfig("experts", 20, rope=0, window=3, n_experts=4, n_experts_used=1)
     path = write_model(tmp_path / "m.bin", checkpoint(replace(llama_config(), layers=(layer,))))
     with llamac.load(path) as model:
@@ -129,7 +129,7 @@ def test_the_work_of_a_step_with_experts_and_a_window(tmp_path: Path) -> None:
         assert work.multiply_adds["f32"] == 2 * products - 301 * 48 + (2 + 3) * 2 * 6 * 8
 
 
-def test_shares_are_of_the_slower_limit() -> None:
+def test_shares_relate_to_the_slower_limit() -> None:
     limits = Limits(read=100.0, multiply={"q4": 50.0, "f32": 10.0})
     work = Work(200.0, {"q4": 100.0, "f32": 5.0})
     assert limits.seconds(work) == (2.0, 2.5)
@@ -144,7 +144,7 @@ def test_shares_are_of_the_slower_limit() -> None:
 # ---- the command
 
 
-def test_the_json_holds_every_setting(llamac_command: Command, tiny_llama: Path, tmp_path: Path) -> None:
+def test_the_json_has_every_setting(llamac_command: Command, tiny_llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "speed.json"
     options = ("--threads", "1,2", "--prompt", "3,20", "--decode", "4", "--context", "0,600", "--batch", "1,3")
     done = llamac_command("bench", tiny_llama, *options, "--rounds", "2", "--isa", "scalar", "--json", out)
@@ -170,8 +170,8 @@ def test_the_json_holds_every_setting(llamac_command: Command, tiny_llama: Path,
     assert (report["isa"], report["kv"]) == ("scalar", "f32")
 
 
-def test_a_context_at_the_models_end_is_reached_by_its_steps(tiny_llama: Path) -> None:
-    """Steps at the whole context end with it instead of leaving it."""
+def test_steps_can_end_at_the_end_of_the_context(tiny_llama: Path) -> None:
+    """With the whole context, the measured steps end where the context ends."""
     plan = BenchmarkPlan(threads=[1], prompts=(), steps=4, contexts=(600,), rounds=1)
     with llamac.load(tiny_llama) as model:
         assert plan.start(600, model) == 596
@@ -191,11 +191,11 @@ def test_the_table_fits_the_terminal(
     assert lines[0].startswith("tiny: bf16, ")
     prefill, decode = lines[-2:]
     assert prefill.split()[1:3] == ["prefill" if columns == 80 else "prompt", "8"]
-    assert decode.split()[1:4] == ["decode", "at", "500"] if columns == 80 else ["at", "500", "1"]
+    assert decode.split()[1:4] == (["decode", "at", "500"] if columns == 80 else ["at", "500", "1"])
     assert all("%" in line for line in (prefill, decode))
 
 
-def test_json_on_standard_output_stands_alone(llamac_command: Command, tiny_llama: Path) -> None:
+def test_json_on_standard_output_is_the_only_output(llamac_command: Command, tiny_llama: Path) -> None:
     done = llamac_command("bench", tiny_llama, *FAST, "--decode", "0", "--json", "-")
     assert (done.code, done.err) == (0, "")
     assert [result["phase"] for result in json.loads(done.out)["results"]] == ["prefill"]
@@ -219,19 +219,19 @@ def test_json_on_standard_output_stands_alone(llamac_command: Command, tiny_llam
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_plans_that_cannot_be_measured_are_refused_in_one_line(
+def test_impossible_plans_are_refused_in_one_line(
     llamac_command: Command,
     monkeypatch: pytest.MonkeyPatch,
     tiny_llama: Path,
     options: tuple[str, ...],
     parts: list[str],
 ) -> None:
-    """Before anything is measured."""
+    """They are refused before anything is measured."""
     monkeypatch.delattr(benchmark, "_measure_rounds")
     llamac_command("bench", tiny_llama, *options).refuses_with(*parts)
 
 
-def test_an_unknown_isa_in_the_environment_matters_only_if_it_is_used(
+def test_an_unknown_isa_in_the_environment_is_an_error_only_if_used(
     llamac_command: Command, monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
 ) -> None:
     monkeypatch.setenv("LLAMAC_ISA", "sse9")
@@ -242,7 +242,7 @@ def test_an_unknown_isa_in_the_environment_matters_only_if_it_is_used(
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose name clears terminals and holds what is no character."""
+    """A model whose name has an escape sequence and a lone surrogate."""
     made = checkpoint(llama_config())
     texts = {"metadata": json.dumps({"name": "\x1b[2Jé\ud800"}).encode()}
     path = tmp_path_factory.mktemp("named") / "model.bin"
@@ -252,7 +252,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
-def test_any_name_is_shown_escaped(named: Path, tmp_path: Path, encoding: str) -> None:
+def test_model_names_are_escaped(named: Path, tmp_path: Path, encoding: str) -> None:
     out = tmp_path / "speed.json"
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
 
@@ -273,7 +273,7 @@ def test_a_malformed_list_is_wrong_usage(llamac_command: Command, tiny_llama: Pa
     assert "'1,two' is not a list of whole numbers" in done.err
 
 
-TOLD = """
+ANNOUNCED = """
     from llamac.engine import benchmark
     from llamac.__main__ import main
     work = benchmark._measure_rounds
@@ -282,16 +282,16 @@ TOLD = """
 """
 
 
-def test_ctrl_c_ends_it_quietly(tmp_path: Path) -> None:
-    """While a prompt is computed that takes seconds; nothing is written."""
+def test_ctrl_c_ends_bench_quietly(tmp_path: Path) -> None:
+    """The signal arrives during a prompt that takes seconds; no report is written."""
     model = write_model(tmp_path / "model.bin", checkpoint(llama_config(context=8192)))
     out = tmp_path / "speed.json"
     arguments = ("bench", model, "--prompt", "8192", "--rounds", "1000", "--json", out)
-    command = [sys.executable, "-c", textwrap.dedent(TOLD), *map(str, arguments)]
+    command = [sys.executable, "-c", textwrap.dedent(ANNOUNCED), *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_signals) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == b"measuring\n"
         program.send_signal(signal.SIGINT)
-        told, complaints = program.communicate(timeout=TIMEOUT)
-    assert (program.returncode, told, complaints) == (130, b"", b"")
+        printed, errors = program.communicate(timeout=TIMEOUT)
+    assert (program.returncode, printed, errors) == (130, b"", b"")
     assert not out.exists()

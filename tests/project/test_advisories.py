@@ -1,11 +1,10 @@
-"""Published advisories of this class of software, each with the hostile input that would do the same here, refused.
+"""Published advisories for software of this kind: llamac refuses the hostile input of each.
 
-Only what no other test has: truncation and flips of flat files are in test_corrupt.py, shards outside their folder in
-test_export_hf.py, a token that another host must not see (CVE-2025-51471) in test_hub.py, names that move a terminal's
-cursor in test_cli_text.py; templates, tokenizers, pickles and names are in test_advisories_text.py, bombs in
-test_hostile.py. Without a test, because there is nothing of the kind here: a protocol that gives out memory
-(CVE-2024-42477 to 42479, CVE-2026-34159), files of KV states (CVE-2026-43629), a server (CVE-2026-21869,
-CVE-2026-34756, CVE-2025-46570).
+Other tests cover truncated and damaged flat files (test_corrupt.py), shards outside their folder (test_export_hf.py), a
+token that must not reach another host (CVE-2025-51471, test_hub.py), names that move a terminal's cursor
+(test_cli_text.py), templates, tokenizers, pickles and names (test_advisories_text.py) and bombs (test_hostile.py). Some
+advisories need no test, because llamac has no such feature: a protocol that exposes memory (CVE-2024-42477 to 42479,
+CVE-2026-34159), files of KV states (CVE-2026-43629), a server (CVE-2026-21869, CVE-2026-34756, CVE-2025-46570).
 """
 
 from __future__ import annotations
@@ -55,52 +54,56 @@ def opened(folder: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_cve_2024_23605_count_of_keys_times_their_size(count: int, tmp_path: Path) -> None:
+def test_cve_2024_23605_a_huge_count_of_keys_is_refused(count: int, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="do not fit"):
         opened(tmp_path, head(keys=count) + bytes(64))
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_cve_2024_21836_count_of_tensors(count: int, tmp_path: Path) -> None:
+def test_cve_2024_21836_a_huge_count_of_tensors_is_refused(count: int, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="do not fit"):
         opened(tmp_path, head(tensors=count) + bytes(64))
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_cve_2024_23496_length_of_a_string(count: int, tmp_path: Path) -> None:
+def test_cve_2024_23496_a_huge_string_length_is_refused(count: int, tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         opened(tmp_path, head(keys=1) + struct.pack("<Q", count) + bytes(64))
 
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("kind", [0, 4, 8, 9, 12])
-def test_cve_2024_21825_and_2025_66960_and_2025_0315_length_of_an_array(count: int, kind: int, tmp_path: Path) -> None:
+def test_cve_2024_21825_and_2025_66960_and_2025_0315_a_huge_array_length_is_refused(
+    count: int, kind: int, tmp_path: Path
+) -> None:
     with pytest.raises(ModelError):
         opened(tmp_path, head(keys=1) + gguf_value("a")[1] + struct.pack("<IIQ", 9, kind, count) + bytes(64))
 
 
 @pytest.mark.parametrize("dims", [[1] * 5, [1] * 1000, []])
-def test_cve_2024_21802_number_of_dimensions(dims: list[int], tmp_path: Path) -> None:
+def test_cve_2024_21802_a_wrong_number_of_dimensions_is_refused(dims: list[int], tmp_path: Path) -> None:
     with pytest.raises(LlamacError):
         opened(tmp_path, head(tensors=1) + tensor_info("a", dims) + bytes(8192))
 
 
 @pytest.mark.parametrize("dims", [[1 << 32, 1 << 32], [(1 << 63) - 1, 3], [1 << 62], [1 << 31] * 4])
 @pytest.mark.parametrize("kind", [0, 1, 8])
-def test_cve_2025_53630_2026_27940_2026_33298_sizes_that_wrap(dims: list[int], kind: int, tmp_path: Path) -> None:
-    """Products of dimensions, and of those with the bytes of a number, that are small again in 64 bits."""
+def test_cve_2025_53630_2026_27940_2026_33298_overflowing_sizes_are_refused(
+    dims: list[int], kind: int, tmp_path: Path
+) -> None:
+    """Products of dimensions, and their sizes in bytes, that are small modulo 2^64."""
     with pytest.raises(LlamacError):
         opened(tmp_path, head(tensors=1) + tensor_info("a", dims, kind) + bytes(4096))
 
 
 @pytest.mark.parametrize("dims", [[0], [0, 5], [5, 0], [1, 1, 0], [4, 1, 1, 0]])
-def test_ghsa_3p75_pq92_q28f_dimensions_of_zero(dims: list[int], tmp_path: Path) -> None:
+def test_ghsa_3p75_pq92_q28f_zero_dimensions_are_refused(dims: list[int], tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="no weights have"):
         opened(tmp_path, head(tensors=1) + tensor_info("a", dims) + bytes(4096))
 
 
-def test_lc_6774_and_cve_2024_32878_and_2024_39720_every_truncation_of_a_gguf_file(tmp_path: Path) -> None:
-    """From nothing over the four bytes of the magic number to one byte less than the last tensor needs."""
+def test_lc_6774_and_cve_2024_32878_and_2024_39720_every_truncation_of_a_gguf_file_is_refused(tmp_path: Path) -> None:
+    """From an empty file to one byte less than the last tensor needs."""
     write_tensors(tmp_path / "x.gguf", {"a": np.ones((4, 8), np.float32), "b": np.ones(3, np.float32)})
     data = (tmp_path / "x.gguf").read_bytes().rstrip(b"\0")
     opened(tmp_path, data)
@@ -112,16 +115,16 @@ def test_lc_6774_and_cve_2024_32878_and_2024_39720_every_truncation_of_a_gguf_fi
 @pytest.mark.parametrize(
     "value", [0, 3, 1 << 31, ("Q", 1 << 63), ("Q", (1 << 64) - 1), "32", ("[", "I", [32]), ("f", 32.0)]
 )
-def test_ghsa_96jg_mvhq_q7q7_and_cve_2025_0317_alignment(value: Any, tmp_path: Path) -> None:
-    """An alignment that is none, of another type, or that wraps when sizes are rounded up to it."""
+def test_ghsa_96jg_mvhq_q7q7_and_cve_2025_0317_an_invalid_alignment_is_refused(value: Any, tmp_path: Path) -> None:
+    """The alignment is not a power of two, has another type, or overflows when sizes are rounded up to it."""
     entries = [("general.alignment", value)]
     with pytest.raises(LlamacError):
         opened(tmp_path, gguf_file(entries, tensors=1) + tensor_info("a", [4]) + bytes(4096))
 
 
 @pytest.mark.parametrize("kind", ["B", "b", "H", "f", "d", "?"])
-def test_llama_cpp_26690_arrays_of_another_type(kind: str, tmp_path: Path) -> None:
-    """Token types as bytes, where numbers of four bytes are expected: read as what they are, or refused."""
+def test_llama_cpp_26690_token_types_of_other_types_are_converted_or_refused(kind: str, tmp_path: Path) -> None:
+    """Other integer types are converted to the expected int32; the rest is refused."""
     types = dict(spm_gguf())["tokenizer.ggml.token_type"][2]
     path = tmp_path / "x.gguf"
     path.write_bytes(gguf_file(spm_gguf()))
@@ -136,15 +139,15 @@ def test_llama_cpp_26690_arrays_of_another_type(kind: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("index", [10**6, (1 << 31) - 1, (1 << 32) - 2, ("i", -5), ("Q", 1 << 63), "1"])
 @pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id"])
-def test_cve_2025_49847_ids_outside_the_vocabulary(index: Any, key: str, tmp_path: Path) -> None:
+def test_cve_2025_49847_ids_outside_the_vocabulary_are_refused(index: Any, key: str, tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(gguf_file(spm_gguf(**{key: index})))
     with pytest.raises(LlamacError):
         Tokenizer.from_file(tmp_path / "x.gguf").encode("a", add_special=True)
 
 
 @pytest.mark.parametrize("length", [-1, -(1 << 31), (1 << 31) - 1])
-def test_cve_2025_49847_length_of_a_piece(length: int, tmp_path: Path) -> None:
-    """A piece whose length has a sign."""
+def test_cve_2025_49847_an_invalid_piece_length_is_refused(length: int, tmp_path: Path) -> None:
+    """The length field is signed."""
     data = bytearray(llama2c_file())
     data[8:12] = struct.pack("<i", length)
     (tmp_path / "tokenizer.bin").write_bytes(data)
@@ -153,8 +156,8 @@ def test_cve_2025_49847_length_of_a_piece(length: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["<0x-1>", "<0x+1>", "<0x 1>", "<0x100>", "<0xG0>", "<0x>"])
-def test_llama_cpp_25969_byte_pieces_with_a_sign(name: str, tmp_path: Path) -> None:
-    """Such a piece is a text like any other, or refused; never byte -1."""
+def test_llama_cpp_25969_malformed_byte_pieces_are_refused(name: str, tmp_path: Path) -> None:
+    """The number in such a name must not be parsed as a byte, for example as byte -1."""
     pieces = dict(spm_gguf())["tokenizer.ggml.tokens"][2]
     pieces = [name if piece == "<0x05>" else piece for piece in pieces]
     (tmp_path / "x.gguf").write_bytes(gguf_file(spm_gguf(tokens=("[", "s", pieces))))
@@ -162,8 +165,8 @@ def test_llama_cpp_25969_byte_pieces_with_a_sign(name: str, tmp_path: Path) -> N
         Tokenizer.from_file(tmp_path / "x.gguf").encode("\5")
 
 
-def test_cve_2026_7482_no_tensor_is_larger_than_its_file(tmp_path: Path) -> None:
-    """On the converter's path: what is copied into a new model lies inside the old file, in every format."""
+def test_cve_2026_7482_tensors_beyond_the_end_of_the_file_are_refused(tmp_path: Path) -> None:
+    """A converter must not copy bytes from beyond the end of its source, whatever its format."""
     write_tensors(tmp_path / "x.gguf", {"a": np.ones((4, 8), np.float32)})
     data = (tmp_path / "x.gguf").read_bytes()
     with pytest.raises(LlamacError, match="truncated"):
@@ -188,7 +191,7 @@ KEYS = ("block_count", "attention.head_count", "attention.head_count_kv", "embed
 
 @pytest.mark.parametrize("value", [0, "1", ("i", -1), ("f", 1.0), ("[", "I", []), ("Q", 1 << 63)])
 @pytest.mark.parametrize("key", KEYS)
-def test_cve_2024_8063_numbers_of_the_model_that_are_zero_or_none(key: str, value: Any, tmp_path: Path) -> None:
+def test_cve_2024_8063_zero_and_mistyped_sizes_are_refused(key: str, value: Any, tmp_path: Path) -> None:
     values = dict.fromkeys(KEYS, 2) | {
         "embedding_length": 8,
         "feed_forward_length": 8,
@@ -200,12 +203,12 @@ def test_cve_2024_8063_numbers_of_the_model_that_are_zero_or_none(key: str, valu
     ]
     data = gguf_file(entries, tensors=1) + tensor_info("token_embd.weight", [8, 4])
     (tmp_path / "x.gguf").write_bytes(data + bytes(-len(data) % 32) + bytes(4 * 8 * 4))
-    with pytest.raises(LlamacError):
+    with pytest.raises(LlamacError, match=rf"llama\.{key}"):
         gguf_model.read(tmp_path / "x.gguf", [])
 
 
-def test_cve_2025_52566_more_tokens_than_there_is_room_for() -> None:
-    """A long text has as many ids as it needs; where they do not fit it is said, nothing is written behind an end."""
+def test_cve_2025_52566_long_texts_overflow_nothing() -> None:
+    """A long text is tokenized whole, and tokens that do not fit the context are refused."""
     with llamac.load("stories") as model:
         text = "a 1 " * 200_000
         ids = model.tokenize(text)
@@ -218,8 +221,8 @@ def test_cve_2025_52566_more_tokens_than_there_is_room_for() -> None:
 
 
 @pytest.mark.parametrize("layers", [0, 33, 10**6, 1 << 31, 1 << 63])
-def test_acestep_98_more_layers_than_there_are(layers: int) -> None:
-    """A count of layers from a file is no size of an array."""
+def test_acestep_98_impossible_layer_counts_are_refused(layers: int) -> None:
+    """A layer count from a file must not become the size of an array unchecked."""
     config = {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -235,15 +238,15 @@ def test_acestep_98_more_layers_than_there_are(layers: int) -> None:
         parse_config({**config, "n_layer": layers}, [])
 
 
-def test_gguf_py_f001_nested_arrays() -> None:
+def test_gguf_py_f001_deeply_nested_arrays_are_refused() -> None:
     with pytest.raises(ModelError, match="nested"):
         parse_metadata(head(keys=1) + gguf_value("a")[1] + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 100_000)
 
 
-def test_cve_2024_3568_nothing_of_a_pickle_is_run_by_any_reader() -> None:
-    """And CVE-2025-69872: no part of the package reads pickles, or text as code, with anything that would run it."""
+def test_cve_2024_3568_no_module_can_run_pickles() -> None:
+    """Also CVE-2025-69872: no module of the package can run pickles, or text as code."""
     banned_modules = {"pickle", "_pickle", "marshal", "shelve", "dill", "joblib", "diskcache", "yaml"}
-    own_pipe = {"worker.py", "worker_main.py"}  # requests to worker processes, never their answers
+    own_pipe = {"worker.py", "worker_main.py"}  # marshal encodes requests to our workers, never their answers
     files = [path for folder in ("llamac", "export", "models") for path in (ROOT / folder).rglob("*.py")]
     if not files:
         pytest.skip("the sources are not here: this is an installed copy")
@@ -261,8 +264,8 @@ def test_cve_2024_3568_nothing_of_a_pickle_is_run_by_any_reader() -> None:
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "a/../../x", "..\\x"])
-def test_cve_2024_45436_members_of_an_archive_are_no_paths(name: str, tmp_path: Path) -> None:
-    """A ZIP's members are read where they lie; nothing is unpacked to a place that their names choose."""
+def test_cve_2024_45436_names_of_archive_members_are_not_paths(name: str, tmp_path: Path) -> None:
+    """Members of a ZIP are read in place; nothing is unpacked under their names."""
     (tmp_path / "in").mkdir()
     path = write_archive(tmp_path / "in" / "x.bin", {"a": torch_tensor(storage(name, 1), (1,), (1,))}, {})
     stream = io.BytesIO(path.read_bytes())
@@ -286,15 +289,15 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("depth", [6000, 200_000])
 @pytest.mark.parametrize("name", READERS)
-def test_huntr_nesting_of_text_takes_no_stack(name: str, depth: int, tmp_path: Path) -> None:
+def test_huntr_deeply_nested_json_is_refused(name: str, depth: int, tmp_path: Path) -> None:
     text = deep_json(depth)
     (tmp_path / name).write_bytes(text if name.endswith(".json") else struct.pack("<Q", len(text)) + text)
     with pytest.raises(LlamacError):
         READERS[name](tmp_path / name)
 
 
-def test_lc_19367_sizes_that_are_no_numbers() -> None:
-    """JSON's numbers where a size is expected: huge, negative, fractional, or none."""
+def test_lc_19367_invalid_sizes_in_json_are_refused() -> None:
+    """Huge, negative, fractional and mistyped values where a size is expected."""
     config = {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],

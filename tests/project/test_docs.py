@@ -1,4 +1,4 @@
-"""The documents against the code: tables of the file format, generated pages, signatures, links; every example runs."""
+"""The documentation against the code: format tables, generated pages, signatures, links; every example runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def text_of(name: str) -> str:
 
 
 def script(name: str) -> ModuleType:
-    """A script of docs/ as a module."""
+    """Import a script of docs/."""
     spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -56,8 +56,8 @@ def script(name: str) -> ModuleType:
 
 
 def table_after(text: str, mark: str) -> list[list[str]]:
-    """The cells of the first table after a mark, without its two lines of head."""
-    assert text.count(mark) == 1, f"{mark!r} stands in the document {text.count(mark)} times"
+    """The cells of the first table after a mark, without the two header lines."""
+    assert text.count(mark) == 1, f"{mark!r} occurs {text.count(mark)} times in the document"
     found: list[list[str]] = []
     for line in text.split(mark)[1].splitlines():
         if line.startswith("|"):
@@ -74,13 +74,13 @@ TYPES = ("u32", "i32", "f32", "u64", "u8", "char")
 
 
 def number(text: str) -> float:
-    """A number as the document writes it: 12, 1e-30, 2^24, 2^24 - 1."""
+    """Parse a number as the document writes it: 12, 1e-30, 2^24, 2^24 - 1."""
     power = re.fullmatch(r"2\^(\d+)( - 1)?", text)
     return 2.0 ** int(power[1]) - bool(power[2]) if power else float(text)
 
 
 def value_range(values: str) -> tuple[float, float, tuple[str, ...]]:
-    """(least, greatest, names) of a cell such as "1", "0 to 2^20" or "1 `rms`, 2 `layer`"; (0, 0) for an empty one."""
+    """Parse a cell such as "1", "0 to 2^20" or "1 `rms`, 2 `layer`" to (least, greatest, names)."""
     if not values:
         return 0, 0, ()
     if "`" in values:
@@ -93,24 +93,24 @@ def value_range(values: str) -> tuple[float, float, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("record", list(FIELDS))
-def test_every_field_is_specified_as_the_core_has_it(record: str) -> None:
+def test_every_field_is_documented_as_in_the_core(record: str) -> None:
     described = []
     for offset, name, kind, values, _ in table_after(text_of("format.md"), f"<!-- fields: {record} -->"):
         parts = re.fullmatch(r"(\w+?)(?:\[(\d+)\])?", kind)
         assert parts is not None, kind
-        place = (name.strip("`"), TYPES.index(parts[1]), int(offset), int(parts[2] or 1))
-        described.append((*place, *value_range(values)))
+        field = (name.strip("`"), TYPES.index(parts[1]), int(offset), int(parts[2] or 1))
+        described.append((*field, *value_range(values)))
     found = [(f.name, f.type, f.offset, f.count, f.low, f.high, f.names) for f in FIELDS[record]]
     assert described == found
 
 
 @pytest.mark.parametrize("record", list(FIELDS))
-def test_the_size_of_every_record_is_told(record: str) -> None:
+def test_the_size_of_every_record_is_documented(record: str) -> None:
     introduction = text_of("format.md").split(f"<!-- fields: {record} -->")[0].rsplit("\n## ", 1)[1]
     assert re.search(rf"\b{RECORD_BYTES[record]} bytes", introduction)
 
 
-def test_the_sections_are_told_in_their_order() -> None:
+def test_the_sections_are_documented_in_order() -> None:
     assert ", ".join(f"`{name}`" for name in SECTIONS) in text_of("format.md").replace("\n", " ")
 
 
@@ -146,7 +146,7 @@ def n_experts(case: Case, layer: int) -> int:
 
 
 def records(case: Case) -> tuple[bytes, bytes]:
-    """Config and layers of a case, in which every extent is another number."""
+    """Config and layers of a case, in which every extent is a different number."""
     values = {
         **SIZES,
         **dict.fromkeys(SCALES, 1.0),
@@ -176,7 +176,7 @@ def records(case: Case) -> tuple[bytes, bytes]:
     return pack_record("config", values), b"".join(layers)
 
 
-# A condition of the column "Present" -> whether it holds, given the index of the tensor's table or layer.
+# For each condition in the column "Present": whether it holds for a table or a layer, given its index.
 PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "always": lambda case, index: True,
     "`position` = `learned`": lambda case, index: case.position == "learned",
@@ -193,13 +193,13 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
 
 
 def is_present(present: str, case: Case, index: int) -> bool:
-    """Whether a model has, or may have, a tensor with this cell in the column "Present"."""
+    """Whether a model has, or can have, a tensor with this cell in the column "Present"."""
     conditions = present.removeprefix("optional").removeprefix(" if ").removeprefix("if ")
     return not conditions or all(PRESENT[condition](case, index) for condition in conditions.split(" and "))
 
 
 def extent(name: str, case: Case, index: int) -> int:
-    """A number of the column "Shape"."""
+    """The value of a name in the column "Shape"."""
     q_dim, kv_dim = (SIZES[heads] * SIZES["head_dim"] for heads in ("n_heads", "n_kv_heads"))
     per_head = case.qk_norm == "head"
     sizes = {
@@ -214,7 +214,7 @@ def extent(name: str, case: Case, index: int) -> int:
 
 
 def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
-    """The document's list for a case, as `_core.slots` gives it."""
+    """The documented tensors of a case, in the form that `_core.slots` returns."""
     found: list[tuple[str, bool, bool, int, int]] = []
 
     def add(rows: list[list[str]], index: int, mark: str = " ", number: int = 0) -> None:
@@ -248,20 +248,20 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
     ],
     ids=["llama", "mixture", "gpt2", "no position", "experts", "norms"],
 )
-def test_the_list_of_tensors_is_the_cores(case: Case) -> None:
+def test_the_list_of_tensors_matches_the_core(case: Case) -> None:
     assert documented_slots(case) == _core.slots(*records(case))
 
 
 # ---- format.md: examples
 
 
-def test_the_hexdump_is_that_of_the_tiny_file() -> None:
+def test_the_hexdump_is_current() -> None:
     hexdump, document = script("hexdump"), text_of("format.md")
     assert document == hexdump.with_dump(document, hexdump.dump_of_tiny_file()), "run python docs/hexdump.py --update"
 
 
-def test_the_bytes_of_the_hexdump_are_those_of_the_tiny_file(tmp_path: Path) -> None:
-    """Independent of how the dump was made: its lines, read back, are the file but for the shortened records."""
+def test_the_bytes_of_the_hexdump_match_the_tiny_file(tmp_path: Path) -> None:
+    """Reads the dump back, independently of the script that made it. Only the tensors' records are shortened."""
     script("hexdump").write_tiny_file(tmp_path / "tiny.bin")
     data = (tmp_path / "tiny.bin").read_bytes()
     shown = 0
@@ -277,7 +277,7 @@ def test_the_bytes_of_the_hexdump_are_those_of_the_tiny_file(tmp_path: Path) -> 
     assert shown + shortened * RECORD_BYTES["tensor"] == len(data)
 
 
-def test_the_tiny_file_is_a_model(tmp_path: Path) -> None:
+def test_the_tiny_file_is_a_valid_model(tmp_path: Path) -> None:
     script("hexdump").write_tiny_file(tmp_path / "tiny.bin")
     with llamac.load(tmp_path / "tiny.bin") as model:
         assert np.isfinite(model.logits([0, 2, 1])).all()
@@ -286,7 +286,7 @@ def test_the_tiny_file_is_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-def test_the_documents_reader_finds_every_number(dtype: str, tmp_path: Path) -> None:
+def test_the_documented_reader_reads_every_number(dtype: str, tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.bin", checkpoint(llama_config(dim=18, n_heads=3, n_kv_heads=1, ffn=37)), dtype)
     reader: dict[str, Any] = {}
     exec(blocks(ROOT / "docs" / "format.md")[0].code, reader)
@@ -300,7 +300,7 @@ def test_the_documents_reader_finds_every_number(dtype: str, tmp_path: Path) -> 
     file.close()
 
 
-def test_the_probes_header_is_as_shown() -> None:
+def test_the_documented_probes_header_is_current() -> None:
     logits = np.array([1.0, 2.0, 3.0], np.float32)
     records = {"f16": EngineRecord(tolerance=1.5e-3), "f32": EngineRecord(tolerance=1e-4)}
     blob = encode(ProbeSet("llamac-numpy", 1, (Probe((1, 2), logits, "Hi"),), records))
@@ -312,14 +312,14 @@ def documented_metadata() -> set[str]:
     return {row[0].strip("`") for row in table_after(text_of("format.md"), "<!-- metadata keys -->")}
 
 
-def test_every_key_of_the_metadata_is_told() -> None:
+def test_every_metadata_key_is_documented() -> None:
     for name in models.NAMES:
         file = FlatFile(models.path(name))
         assert set(file.metadata) <= documented_metadata()
         file.close()
 
 
-def test_every_key_of_a_sentencepiece_vocabulary_is_documented(tmp_path: Path) -> None:
+def test_every_sentencepiece_key_is_documented(tmp_path: Path) -> None:
     documented = {row[0].strip("`") for row in table_after(text_of("format.md"), "<!-- sentencepiece keys -->")}
     unigram = spm(tmp_path, SPM_PIECES, trainer=field(3, 1))
     assert documented == set(json.loads(unigram.json)["sentencepiece"])
@@ -329,7 +329,7 @@ def test_every_key_of_a_sentencepiece_vocabulary_is_documented(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("columns", ["100", "40"])
-def test_the_command_line_is_as_its_parser_has_it(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_reference_is_current(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)  # the page must not depend on the terminal
     assert text_of("cli.md") == script("make_cli").cli_document(), "run python docs/make_cli.py"
 
@@ -337,8 +337,8 @@ def test_the_command_line_is_as_its_parser_has_it(columns: str, monkeypatch: pyt
 # ---- run.svg
 
 
-def test_the_picture_shows_what_the_commands_print() -> None:
-    """All of it but the figures that depend on the machine's speed."""
+def test_the_picture_shows_the_current_output() -> None:
+    """Ignores only the figures that depend on the machine's speed."""
     make_run = script("make_run")
 
     def comparable(lines: list[Any]) -> list[tuple[str, str]]:
@@ -352,23 +352,23 @@ def test_the_picture_shows_what_the_commands_print() -> None:
 
 
 def bare_signature(function: Callable[..., object], *, skip_first: bool) -> str:
-    """A signature without annotations, and without self."""
+    """A signature without annotations and without self."""
     parameters = list(inspect.signature(function).parameters.values())[int(skip_first) :]
     return str(inspect.Signature([parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]))
 
 
 def public_object(name: str) -> Any:
-    """What a dotted name in python.md stands for: in the package llamac, or with it in front."""
+    """Resolve a dotted name in python.md, with or without the leading `llamac.`."""
     found: Any = llamac
     for part in name.removeprefix("llamac.").split("."):
-        with contextlib.suppress(ImportError):  # a module becomes an attribute when it is imported
+        with contextlib.suppress(ImportError):  # a submodule becomes an attribute when it is imported
             importlib.import_module(f"llamac.{part}")
         found = getattr(found, part)
     return found
 
 
 def documented_signatures() -> list[tuple[str, str]]:
-    """(name, signature) of each ```py block, on one line."""
+    """Return (name, signature on one line) for each ```py block."""
     blocks = re.findall(r"^```py\n([\w.]+)\((.*?)\)\n```$", text_of("python.md"), re.MULTILINE | re.DOTALL)
     assert len(blocks) == text_of("python.md").count("```py\n")
     return [(name, f"({' '.join(arguments.split())})") for name, arguments in blocks]
@@ -378,7 +378,7 @@ SIGNATURES = documented_signatures()
 
 
 @pytest.mark.parametrize(("name", "signature"), SIGNATURES, ids=[name for name, _ in SIGNATURES])
-def test_signatures_are_told_as_they_are(name: str, signature: str) -> None:
+def test_documented_signatures_match_the_code(name: str, signature: str) -> None:
     owner = name.rpartition(".")[0]
     found = public_object(name)
     of_class = bool(owner) and inspect.isclass(public_object(owner))
@@ -386,13 +386,13 @@ def test_signatures_are_told_as_they_are(name: str, signature: str) -> None:
 
 
 def chapter(name: str) -> str:
-    """A chapter of python.md: from its heading to the next of the same rank."""
+    """A chapter of python.md: from its heading to the next one of the same level."""
     return re.split(rf"^## .*\b{name}\b.*$", text_of("python.md"), maxsplit=1, flags=re.MULTILINE)[1].split("\n## ")[0]
 
 
-def test_every_public_name_is_told() -> None:
+def test_every_public_name_is_documented() -> None:
     for name in llamac.__all__:
-        assert re.search(rf"`(llamac\.)?{name}[`(]", text_of("python.md")), f"docs/python.md does not tell of {name}"
+        assert re.search(rf"`(llamac\.)?{name}[`(]", text_of("python.md")), f"docs/python.md does not mention {name}"
 
 
 PUBLIC = (
@@ -410,7 +410,7 @@ PUBLIC = (
 
 
 @pytest.mark.parametrize("kind", PUBLIC, ids=[kind.__name__ for kind in PUBLIC])
-def test_every_public_member_is_told(kind: type) -> None:
+def test_every_public_member_is_documented(kind: type) -> None:
     members = {name for name in vars(kind) if not name.startswith("_")} | set(getattr(kind, "__dataclass_fields__", ()))
     if kind is llamac.Model:
         with llamac.load("stories") as model:
@@ -421,7 +421,7 @@ def test_every_public_member_is_told(kind: type) -> None:
     assert not missing
 
 
-def test_every_error_is_told_with_its_base() -> None:
+def test_every_error_is_documented_with_its_base() -> None:
     rows = {name.strip("`"): base.strip("`") for name, base, _ in table_after(text_of("python.md"), "## Errors")}
     found = {
         name: kind
@@ -432,7 +432,7 @@ def test_every_error_is_told_with_its_base() -> None:
     assert all(issubclass(kind, getattr(builtins, rows[name])) for name, kind in found.items())
 
 
-def test_every_stage_is_told_with_its_shape() -> None:
+def test_every_stage_is_documented_with_its_shape() -> None:
     rows = [(name.strip("`"), shape) for name, shape, _ in table_after(text_of("python.md"), "## STAGES")]
     assert tuple(name for name, _ in rows) == llamac.STAGES
     with llamac.load("stories") as model, model.session(context=33) as session:
@@ -443,26 +443,26 @@ def test_every_stage_is_told_with_its_shape() -> None:
             assert session._core.stage_width(index)[0] == np.prod(factors), name
 
 
-def test_the_size_of_a_tiny_model_is_told() -> None:
+def test_the_size_of_a_tiny_model_is_documented() -> None:
     assert f"Models under {machine.TINY_MODEL_BYTES >> 20} MiB" in text_of("python.md")
 
 
 # ---- building.md
 
 
-def test_every_build_option_is_told() -> None:
+def test_every_build_option_is_documented() -> None:
     setup = (ROOT / "setup.py").read_text("utf-8")
     used = {f"LLAMAC_{name}" for name in re.findall(r'asked\("(\w+)"\)', setup)}
     used |= set(re.findall(r"environ\S+(LLAMAC_\w+)", setup))
-    told = {row[0].strip("`").partition("=")[0] for row in table_after(text_of("building.md"), "## Options")}
-    assert told == used
+    documented = {row[0].strip("`").partition("=")[0] for row in table_after(text_of("building.md"), "## Options")}
+    assert documented == used
 
 
 # ---- examples and links
 
 
 class Block(NamedTuple):
-    """A fenced block of Python: the line before its first, its text, and why it is not run, if it is not."""
+    """A fenced block of Python: the number of the line before it, its code, and why it is not run, if it is not."""
 
     line: int
     code: str
@@ -470,11 +470,11 @@ class Block(NamedTuple):
 
 
 def blocks(path: Path) -> list[Block]:
-    """The blocks that begin with ```python. One is not run where `<!-- not run: REASON -->` is the line before it."""
+    """The blocks that begin with ```python. `<!-- not run: REASON -->` in the line before one gives its reason."""
     found, lines = [], path.read_text("utf-8").splitlines()
     for start, line in enumerate(lines):
         if line.startswith("```python"):
-            assert line == "```python", f"{path.name}, line {start + 1}: a block is Python or it is not: {line}"
+            assert line == "```python", f"{path.name}, line {start + 1}: expected ```python alone, found {line}"
             end = lines.index("```", start)
             mark = re.fullmatch(r"<!-- not run: (.{10,}) -->", lines[start - 1]) if start else None
             found.append(Block(start + 1, "\n".join(lines[start + 1 : end]) + "\n", mark[1] if mark else None))
@@ -482,7 +482,7 @@ def blocks(path: Path) -> list[Block]:
 
 
 def write_example_files(path: Path, folder: Path) -> None:
-    """Writes the files that a document's examples read. model.bin is the built-in model."""
+    """Write the files that a document's examples read. model.bin is the built-in model."""
     shutil.copy(models.path(), folder / "model.bin")
     if path.name != "adapters.md":
         return
@@ -499,17 +499,17 @@ def write_example_files(path: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path)], ids=lambda path: path.name)
 def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, in one namespace per document."""
+    """Runs the examples in order, in one namespace per document."""
     monkeypatch.chdir(tmp_path)
     write_example_files(path, tmp_path)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(path):
         if block.reason is None:
-            # as many empty lines in front as the document has, so that a traceback tells its line
+            # the empty lines give tracebacks the document's line numbers
             exec(compile("\n" * block.line + block.code, str(path), "exec"), namespace)
 
 
-def test_commands_of_adapters_apply_the_adapters(
+def test_documented_adapter_commands_apply_the_adapters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llamac_command: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -528,7 +528,7 @@ def test_commands_of_adapters_apply_the_adapters(
         assert set(model.metadata) <= documented_metadata()
 
 
-def test_the_examples_of_python_run_on_a_model_without_bos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_in_python_md_run_on_a_model_without_bos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = checkpoint(llama_config())
     assert made.tokenizer is not None
     data, special, spm = made.tokenizer
@@ -540,13 +540,13 @@ def test_the_examples_of_python_run_on_a_model_without_bos(tmp_path: Path, monke
 
 
 def headings(path: Path) -> Iterator[str]:
-    """The anchors of a document, as GitHub makes them."""
+    """The anchors of a document, as GitHub generates them."""
     for title in re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE):
         yield re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("path", [*DOCUMENTS, *OTHER_PAGES], ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_resolve(path: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", path.read_text("utf-8")):
         if target.startswith(("http://", "https://")):
             continue

@@ -1,5 +1,8 @@
-"""Hostile files of every kind: what fuzzing has found stays mended, and a few hundred mutations of sound files per
-reader raise this library's errors and nothing else, in little time and memory. Longer runs: tests/fuzz/README.md."""
+"""Hostile files of every kind: faults found by fuzzing stay fixed, and mutated files raise only llamac's errors.
+
+A few hundred mutations of valid files per reader must end in little time and memory. tests/fuzz/README.md describes
+longer runs.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,23 @@ from fuzz.mutate import Parts
 from fuzz.targets import CORPUS, TARGETS, Target
 from llamac.errors import LlamacError
 
-MEMORY = 512 << 20  # what reading a small file may take
-SECONDS = 20  # a reader that takes so long has got lost
-# These samples hold no whole model: reading them must end with an error, but a mutation gets as far.
+MEMORY = 512 << 20  # for reading a small file
+SECONDS = 20  # far more than any reader needs
+# The number of whole models among the samples of these targets. The other samples are refused, but their mutations
+# reach as much code.
 PARTIAL = {"gguf": 1, "cache": 1}
 
 
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
-    """A MemoryError for what takes too much memory, a TimeoutError for what does not end."""
+    """Turn excessive memory use into a MemoryError and excessive time into a TimeoutError."""
 
-    def late(signal_number: int, frame: FrameType | None) -> None:
+    def expire(signal_number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"not done after {SECONDS} seconds")
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    before = signal.signal(signal.SIGALRM, late)
+    before = signal.signal(signal.SIGALRM, expire)
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))
     signal.alarm(SECONDS)
     try:
@@ -50,7 +54,7 @@ def samples(target: Target, folder: Path) -> list[Parts]:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_samples_are_sound(name: str, tmp_path: Path) -> None:
+def test_samples_are_valid(name: str, tmp_path: Path) -> None:
     target = TARGETS[name]
     found = samples(target, tmp_path / "samples")
     (tmp_path / "files").mkdir()
@@ -60,7 +64,7 @@ def test_samples_are_sound(name: str, tmp_path: Path) -> None:
             target.run(target.finish(parts), tmp_path / "files")
 
 
-def test_the_corpus_is_there_and_small() -> None:
+def test_the_corpus_covers_every_target_and_is_small() -> None:
     folders = {path.name: sorted(path.iterdir()) for path in CORPUS.iterdir()}
     assert folders.keys() == TARGETS.keys()
     for name, paths in folders.items():
@@ -71,9 +75,11 @@ def test_the_corpus_is_there_and_small() -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_the_corpus_gives_what_it_gave(name: str, tmp_path: Path) -> None:
-    """Inputs that together reach all that fuzzing has reached are taken or refused as their names say; what failed once
-    (found-...) is refused."""
+def test_corpus_inputs_have_their_recorded_outcome(name: str, tmp_path: Path) -> None:
+    """Inputs are taken or refused as their names say; inputs that once failed (found-) may have either outcome.
+
+    Together they reach all the code that fuzzing has reached.
+    """
     target = TARGETS[name]
     for path in sorted((CORPUS / name).iterdir()):
         outcome = "taken"
@@ -88,7 +94,7 @@ def test_the_corpus_gives_what_it_gave(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_mutations_raise_errors_of_this_library_only(name: str, tmp_path: Path) -> None:
+def test_mutations_raise_only_llamac_errors(name: str, tmp_path: Path) -> None:
     target = TARGETS[name]
     found = samples(target, tmp_path / "samples")
     found += [target.stored(path) for path in sorted((CORPUS / name).iterdir())]

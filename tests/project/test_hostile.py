@@ -1,6 +1,6 @@
-"""Small files that would take a lot of time or memory, or raise the wrong error: each is told in a moment.
+"""Small files that would use much time or memory, or raise the wrong error: each is refused at once.
 
-What a bomb takes is measured in memory, not with a clock; what would take time here would take years.
+The tests measure memory. They do not measure time, because the attacks on time would take years.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MIXTRAL: Config = {
 
 @contextmanager
 def little_memory(limit: int = 32 << 20) -> Iterator[None]:
-    """Fails where Python objects of more than `limit` bytes were alive at once."""
+    """Fail if Python objects occupy more than `limit` bytes at any time."""
     tracemalloc.start()
     try:
         yield
@@ -60,15 +60,15 @@ def little_memory(limit: int = 32 << 20) -> Iterator[None]:
         tracemalloc.stop()
 
 
-def test_a_key_that_is_there_twice_is_found_in_one_pass() -> None:
-    names = [f'"{number}":0' for number in range(200_000)]  # comparing each with each would take hours
+def test_duplicate_json_keys_are_found_in_linear_time() -> None:
+    names = [f'"{number}":0' for number in range(200_000)]  # comparing all pairs would take hours
     text = ",".join([*names, '"199999":1'])
     with pytest.raises(ExportError, match="duplicate key '199999'"):
         parse_object(f"{{{text}}}".encode(), "it")
 
 
 def rewritten(path: Path, compressed: str, **others: bytes) -> Path:
-    """An archive whose member of this name is compressed; others: contents of members by name."""
+    """Rewrite an archive with one member compressed. others: contents of further members by name."""
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     members |= {f"archive/{name}": data for name, data in others.items()}
@@ -83,15 +83,15 @@ ONE = {"a": torch_tensor(storage("0", 2), (2,), (1,))}
 
 
 @pytest.mark.parametrize("name", ["byteorder", "data.pkl"])
-def test_cve_2019_9674_no_member_of_a_torch_file_is_unpacked(name: str, tmp_path: Path) -> None:
-    """A ZIP's members may be a thousand times as large as the file: torch.save compresses none, so none is read."""
+def test_cve_2019_9674_compressed_members_of_a_torch_file_are_refused(name: str, tmp_path: Path) -> None:
+    """A compressed member can expand a thousandfold. torch.save compresses no member, so llamac reads none."""
     path = write_archive(tmp_path / "x.bin", ONE, {"0": bytes(8)})
     rewritten(path, f"archive/{name}", **{name: bytes(40 << 20)})
     with little_memory(), pytest.raises(UnsupportedError, match=f"{name} is compressed"):
         read_torch(path)
 
 
-def test_a_long_byte_order_is_none(tmp_path: Path) -> None:
+def test_an_overlong_byte_order_is_refused(tmp_path: Path) -> None:
     path = write_archive(tmp_path / "x.bin", ONE, {"0": bytes(8)}, byteorder=b"little" * 1000)
     with pytest.raises(UnsupportedError, match="big-endian"):
         read_torch(path)
@@ -100,38 +100,38 @@ def test_a_long_byte_order_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "strides"), [((1 << 40,), (0,)), ((1 << 20, 1 << 20), (0, 0)), ((2, 2), (0, 1)), ((3, 3), (0, 1))]
 )
-def test_a_tensor_has_no_more_numbers_than_its_storage(
+def test_a_tensor_with_more_numbers_than_its_storage_is_refused(
     shape: tuple[int, ...], strides: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """Strides of 0 make a matrix of any size out of one number: no file of weights has such."""
+    """Strides of 0 expand one number to a matrix of any size; no file of weights uses them."""
     document = {"a": torch_tensor(storage("0", 3), shape, strides)}
     with pytest.raises(ExportError, match="more numbers than"):
         read_torch(write_archive(tmp_path / "x.bin", document, {"0": bytes(12)}))
 
 
-def test_cve_2024_0450_storages_share_no_bytes(tmp_path: Path) -> None:
-    """Entries of the archive's directory that overlap: one megabyte of zeros could be a thousand storages."""
+def test_cve_2024_0450_overlapping_storages_are_refused(tmp_path: Path) -> None:
+    """With overlapping directory entries, a megabyte of zeros could serve as a thousand storages."""
     document = {name: torch_tensor(storage(name, 4), (4,), (1,)) for name in "ab"}
     path = write_archive(tmp_path / "x.bin", document, {"a": bytes(16), "b": bytes(16)})
     with zipfile.ZipFile(path) as archive:
-        places = {name: archive.getinfo(f"archive/data/{name}").header_offset for name in "ab"}
+        offsets = {name: archive.getinfo(f"archive/data/{name}").header_offset for name in "ab"}
     data = path.read_bytes()
-    assert data.count(struct.pack("<I", places["b"]) + b"archive/data/b") == 1
+    assert data.count(struct.pack("<I", offsets["b"]) + b"archive/data/b") == 1
     name = b"archive/data/b"
-    path.write_bytes(data.replace(struct.pack("<I", places["b"]) + name, struct.pack("<I", places["a"]) + name))
+    path.write_bytes(data.replace(struct.pack("<I", offsets["b"]) + name, struct.pack("<I", offsets["a"]) + name))
     with pytest.raises(ExportError, match="overlap"):
         read_torch(path)
 
 
 @pytest.mark.parametrize("size", [8, 16, 11, 13])
-def test_a_storage_has_the_bytes_that_it_is_said_to_have(size: int, tmp_path: Path) -> None:
-    """As in torch: neither less nor, hidden behind the weights, more."""
+def test_a_storage_must_have_its_declared_size(size: int, tmp_path: Path) -> None:
+    """As in torch, a storage has neither missing bytes nor hidden extra ones."""
     document = {"a": torch_tensor(storage("0", 3), (3,), (1,))}
     with pytest.raises(ExportError, match=f"has {size} bytes, 12 needed"):
         read_torch(write_archive(tmp_path / "x.bin", document, {"0": bytes(size)}))
 
 
-def test_a_tensor_is_made_of_the_arguments_that_torch_gives(tmp_path: Path) -> None:
+def test_a_tensor_with_a_wrong_number_of_arguments_is_refused(tmp_path: Path) -> None:
     sound = torch_tensor(storage("0", 2), (2,), (1,))
     for arguments in (sound.arguments[:5], (*sound.arguments, None, None), sound.arguments[:3]):
         call = Call("torch._utils._rebuild_tensor_v2", *arguments)
@@ -139,8 +139,8 @@ def test_a_tensor_is_made_of_the_arguments_that_torch_gives(tmp_path: Path) -> N
             read_torch(write_archive(tmp_path / "x.bin", {"a": call}, {"0": bytes(8)}))
 
 
-def test_merges_take_no_more_memory_than_their_pieces_justify() -> None:
-    """Pieces that are all parts of one another have as many merges as they have characters, each as long as they."""
+def test_excessive_merges_are_refused() -> None:
+    """Pieces that contain one another have as many merges as characters, each as long as the piece."""
     scores = {"a" * count + "b": -float(count) for count in range(1, 700)}
     pieces = {piece: number for number, piece in enumerate(["b", *("a" * count for count in range(1, 700)), *scores])}
     scores |= {"a" * count: -1000.0 - count for count in range(2, 700)}
@@ -148,33 +148,33 @@ def test_merges_take_no_more_memory_than_their_pieces_justify() -> None:
         ranked_merges(scores, pieces)
 
 
-# Expressions that match in more ways than there are atoms. Python's own engine has no limit of steps.
+# Regular expressions that can match in exponentially many ways. Python's own engine has no limit of steps.
 SLOW_EXPRESSIONS = ["(?:.?){100}Z", "(a|a|aa)*" * 20 + "Z", "(?:(?:)|(?:)){60}Z", "(.*)*" * 12 + "Z"]
 
 
 @pytest.mark.parametrize("regex", SLOW_EXPRESSIONS)
-def test_cve_2025_1194_and_2025_6638_expressions_of_a_tokenizer_are_not_tried_out(regex: str) -> None:
+def test_cve_2025_1194_and_2025_6638_checking_a_regular_expression_does_not_run_it(regex: str) -> None:
     step = {"type": "Replace", "pattern": {"Regex": regex}, "content": ""}
     check_structure(tokenizer_json(normalizer=step))
 
 
 @pytest.mark.parametrize("regex", ["a*", "", "(?=x)", "(a|)", r"\b", "^", "(?:a?){9}", "x*(?=y)"])
-def test_expressions_that_match_nothing_are_refused(regex: str) -> None:
+def test_regular_expressions_that_match_the_empty_string_are_refused(regex: str) -> None:
     step = {"type": "Replace", "pattern": {"Regex": regex}, "content": ""}
     with pytest.raises(TokenizerError, match="replaces empty strings"):
         check_structure(tokenizer_json(normalizer=step))
 
 
 @pytest.mark.parametrize("config", [{"lora_alpha": 10**400}, {"alpha_pattern": {"q_proj": 10**400}}])
-def test_numbers_of_an_adapter_that_are_no_floats(config: dict[str, Any], tmp_path: Path) -> None:
+def test_adapter_numbers_too_large_for_floats_are_refused(config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **config}))
     write_safetensors(tmp_path / "adapter_model.safetensors", {"a": np.zeros(2, np.float32)})
     with pytest.raises(ExportError, match=r"expected (a number|an object of numbers)"):
         read_adapter(tmp_path, "mixtral", parse_config(MIXTRAL, []).model)
 
 
-def test_the_experts_of_all_layers_are_limited(tmp_path: Path) -> None:
-    """300 bytes of config.json are no reason to list millions of matrices."""
+def test_the_number_of_experts_is_limited(tmp_path: Path) -> None:
+    """A config.json of 300 bytes must not make llamac list millions of matrices."""
     config = {**MIXTRAL, "num_hidden_layers": 4096, "num_local_experts": 4096}
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_safetensors(tmp_path / "model.safetensors", {"a": np.zeros(2, np.float32)})
@@ -183,7 +183,7 @@ def test_the_experts_of_all_layers_are_limited(tmp_path: Path) -> None:
 
 
 def add_empty(path: Path, **shapes: list[int]) -> None:
-    """Adds tensors without a single number to a safetensors file."""
+    """Add tensors without elements to a safetensors file."""
     data = path.read_bytes()
     (length,) = struct.unpack_from("<Q", data)
     header = json.loads(data[8 : 8 + length])
@@ -201,7 +201,9 @@ def add_empty(path: Path, **shapes: list[int]) -> None:
         {"lm_head__weight": [1 << 62, 0], "model__embed_tokens__weight": [1 << 62, 0]},
     ],
 )
-def test_tensors_without_numbers_have_no_rows_to_go_through(shapes: dict[str, list[int]], tmp_path: Path) -> None:
+def test_huge_empty_tensors_are_refused_without_visiting_their_rows(
+    shapes: dict[str, list[int]], tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
     write_safetensors(tmp_path / "model.safetensors", {"a": np.zeros(2, np.float32)})
     add_empty(tmp_path / "model.safetensors", **shapes)
@@ -210,7 +212,7 @@ def test_tensors_without_numbers_have_no_rows_to_go_through(shapes: dict[str, li
 
 
 WRONG_FIELDS: dict[str, Callable[[], bytes]] = {
-    "replacements are a number": lambda: sentencepiece_file(SPM_PIECES, normalizer=field(2, 7)),
+    "charsmap is a number": lambda: sentencepiece_file(SPM_PIECES, normalizer=field(2, 7)),
     "BOS is a text": lambda: sentencepiece_file(SPM_PIECES, trainer=field(41, b"1")),
     "EOS is a text": lambda: sentencepiece_file(SPM_PIECES, trainer=field(42, b"2")),
     "the kind is a text": lambda: sentencepiece_file(SPM_PIECES, trainer=field(3, b"2")),
@@ -219,14 +221,14 @@ WRONG_FIELDS: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", WRONG_FIELDS)
-def test_fields_of_a_sentencepiece_model_have_their_types(name: str, tmp_path: Path) -> None:
+def test_sentencepiece_fields_of_wrong_types_are_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(WRONG_FIELDS[name]())
     with pytest.raises(TokenizerError, match="damaged"):
         Tokenizer.from_file(tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [[], {}, "1", -1, 259, 1 << 40, 1.5, True])
-def test_tokens_around_a_text_are_tokens(wrong: Any, tmp_path: Path) -> None:
+def test_invalid_ids_in_the_post_processor_are_refused(wrong: Any, tmp_path: Path) -> None:
     document = tokenizer_json()
     document["post_processor"]["special_tokens"]["<s>"]["ids"] = [wrong]
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
@@ -235,7 +237,7 @@ def test_tokens_around_a_text_are_tokens(wrong: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [5, None, ["a"], "a" * 5000, "\0"])
-def test_shards_of_a_repository_are_names(wrong: Any) -> None:
+def test_malformed_shard_names_are_refused(wrong: Any) -> None:
     index = json.dumps({"weight_map": {"a": wrong}}).encode()
     with pytest.raises(HubError, match=r"not an index of weights|missing files"):
         hub.choose(hub.parse("hf:o/n"), ["config.json", "model.safetensors.index.json"], lambda _: index)
@@ -251,8 +253,8 @@ READ_WHOLE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", READ_WHOLE)
-def test_files_of_text_have_an_end(name: str, tmp_path: Path) -> None:
-    """A hole of a terabyte takes nothing on the disk, but all memory when it is read."""
+def test_huge_text_files_are_refused(name: str, tmp_path: Path) -> None:
+    """A sparse file of a terabyte occupies no disk space, but reading it would take all memory."""
     if name == "merges.txt":
         (tmp_path / "vocab.json").write_text('{"a": 0}')
     with open(tmp_path / name, "wb") as file:
@@ -261,7 +263,7 @@ def test_files_of_text_have_an_end(name: str, tmp_path: Path) -> None:
         READ_WHOLE[name](tmp_path)
 
 
-def test_small_files_are_read_in_little_memory(tmp_path: Path) -> None:
+def test_reading_small_files_uses_little_memory(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer.model").write_bytes(b"")
     (tmp_path / "x.bin").write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.")

@@ -1,4 +1,4 @@
-"""Rules that no compiler checks: who may include and import whom, what the core never calls, sizes, build flags."""
+"""Rules that no compiler checks: the include and import ladders, forbidden calls, file sizes, build flags."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CSRC = ROOT / "csrc"
 if not CSRC.is_dir():
     pytest.skip("the sources are not here: this is an installed copy", allow_module_level=True)
 
-# The C core's files from the bottom to the top: a file includes its own header and those of lower layers only.
+# The files of the C core, lowest first. A file includes only its own header and headers of lower layers.
 LADDER: tuple[tuple[str, ...], ...] = (
     ("llamac", "common", "half", "cancel", "fpenv", "sha256"),
     ("error", "dtype", "rope", "pool"),
@@ -32,7 +32,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
 )
 LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}
 
-# The core prints nothing, ends nothing, opens nothing, asks the environment for nothing; memory comes from mem.c alone.
+# The core does not print, exit, open files or read the environment. Only mem.c allocates.
 FORBIDDEN = (
     *("printf", "fprintf", "puts", "putchar", "fputs", "fwrite", "perror"),
     *("exit", "_Exit", "abort", "assert", "raise", "longjmp", "signal"),
@@ -40,7 +40,7 @@ FORBIDDEN = (
     *("sprintf", "strcpy", "strcat", "gets", "alloca"),
 )
 ALLOCATORS = ("malloc", "calloc", "realloc", "free", "aligned_alloc", "posix_memalign", "strdup")
-# What a C library may round in its own way; sqrt, fma and the like are exact.
+# Functions that C libraries round differently; sqrt, fma and similar functions are exact.
 INEXACT = ("exp", "log", "sin", "cos", "tan", "pow", "tanh", "erf", "cbrt", "hypot", "exp2", "log2", "sinh", "cosh")
 
 MAX_LINES = 600  # of a file
@@ -51,7 +51,7 @@ def c_files() -> list[Path]:
 
 
 def code(path: Path) -> str:
-    """A C file without comments and without the contents of strings."""
+    """A C file without comments and without the contents of its strings."""
     text = re.sub(r"/\*.*?\*/", " ", path.read_text(), flags=re.DOTALL)
     return re.sub(r'"(\\.|[^"\\\n])*"|//[^\n]*', lambda found: '""' if found[0][0] == '"' else "", text)
 
@@ -64,36 +64,36 @@ def calls(path: Path, names: tuple[str, ...]) -> list[str]:
 
 
 @pytest.mark.parametrize("path", c_files(), ids=lambda path: path.name)
-def test_includes_go_downward_only(path: Path) -> None:
-    assert path.stem in LAYER, f"{path.name} has no place yet: put it into LADDER"
+def test_c_includes_go_downward_only(path: Path) -> None:
+    assert path.stem in LAYER, f"{path.name} is not in LADDER"
     for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), flags=re.MULTILINE):
         header = Path(name).stem
         assert header == path.stem or LAYER[header] < LAYER[path.stem], f"{path.name} must not include {name}"
 
 
-def test_every_file_of_the_ladder_exists() -> None:
+def test_the_ladder_lists_every_c_file() -> None:
     assert {path.stem for path in c_files()} == set(LAYER)
 
 
 @pytest.mark.parametrize("path", c_files(), ids=lambda path: path.name)
-def test_the_core_calls_nothing_that_acts_on_the_process(path: Path) -> None:
+def test_the_core_calls_no_forbidden_function(path: Path) -> None:
     assert calls(path, FORBIDDEN) == []
     if path.name != "mem.c":
         assert calls(path, ALLOCATORS) == []
 
 
 @pytest.mark.parametrize("path", c_files(), ids=lambda path: path.name)
-def test_the_core_rounds_like_no_c_library(path: Path) -> None:
+def test_the_core_calls_no_inexact_math_function(path: Path) -> None:
     assert calls(path, tuple(name + suffix for name in INEXACT for suffix in ("", "f", "l"))) == []
 
 
-def test_only_the_pool_knows_of_threads() -> None:
+def test_only_the_pool_uses_threads() -> None:
     users = [path.name for path in c_files() if re.search(r"#\s*pragma omp|\bomp_\w+\(|\bpthread_\w+\(", code(path))]
     assert users == ["pool.c"]
 
 
-def test_the_search_finds_what_it_looks_for(tmp_path: Path) -> None:
-    """The rules above can fail."""
+def test_the_search_for_calls_finds_calls_only(tmp_path: Path) -> None:
+    """The rules above rely on this search."""
     sample = tmp_path / "sample.c"
     sample.write_text(
         '// exit(1)\n/* abort() */ int x = f("free(1)"); s->free(x); snprintf(a); printf ("", my_exit(1));'
@@ -109,19 +109,19 @@ def test_the_search_finds_what_it_looks_for(tmp_path: Path) -> None:
 
 
 def imports(path: Path) -> list[tuple[str, bool]]:
-    """(module, whether it is imported when the file is) of a file's imports; those for type checkers are left out."""
+    """Return (module, whether it is imported with the file) for each import that is not for type checkers only."""
     found: list[tuple[str, bool]] = []
 
-    def visit(node: ast.AST, at_once: bool) -> None:
+    def visit(node: ast.AST, with_file: bool) -> None:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             return
         if isinstance(node, ast.Import):
-            found.extend((alias.name, at_once) for alias in node.names)
+            found.extend((alias.name, with_file) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            found.extend((f"{node.module}.{alias.name}", at_once) for alias in node.names)
+            found.extend((f"{node.module}.{alias.name}", with_file) for alias in node.names)
         inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for child in ast.iter_child_nodes(node):
-            visit(child, at_once and not inside)
+            visit(child, with_file and not inside)
 
     visit(ast.parse(path.read_text()), True)
     return found
@@ -132,14 +132,14 @@ def python_files(*folders: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("path", python_files("llamac"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_package_imports_other_libraries_where_they_are_needed_only(path: Path) -> None:
-    at_once = {module.split(".")[0] for module, at_once in imports(path) if at_once}
-    worker_only = {"jinja2"} if path.name == "chat_environment.py" else set()  # only the templates' process imports it
-    assert at_once <= {"llamac", *worker_only, *sys.stdlib_module_names}
+def test_other_libraries_are_imported_only_inside_functions(path: Path) -> None:
+    with_file = {module.split(".")[0] for module, with_file in imports(path) if with_file}
+    worker_only = {"jinja2"} if path.name == "chat_environment.py" else set()  # only the worker process imports it
+    assert with_file <= {"llamac", *worker_only, *sys.stdlib_module_names}
 
 
-# The package's rungs from the bottom to the top. A module imports its own rung and lower ones only, also inside
-# functions and for type checkers. Each entry is a module or a whole subpackage.
+# The rungs of the package, lowest first. A module imports only its own rung and lower ones, including imports inside
+# functions and for type checkers. Each entry is a module or a subpackage.
 RUNGS: tuple[tuple[str, ...], ...] = (
     ("llamac.errors", "llamac.exit_codes", "llamac.progress", "llamac.models"),
     ("llamac.arguments", "llamac.interrupt"),
@@ -156,24 +156,25 @@ RUNG = {name: rung for rung, names in enumerate(RUNGS) for name in names}
 
 
 def module_of(path: Path) -> str:
-    """The module that a file under llamac/, export/ or models/ is installed as."""
+    """The installed name of a module in llamac/, export/ or models/."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     parts = parts if parts[0] == "llamac" else ("llamac", *parts)
     return ".".join(parts).removesuffix(".__init__")
 
 
 def entry_of(module: str) -> str:
-    """The entry of `RUNGS` that a module belongs to. `from llamac import __version__` belongs to none."""
+    """The entry of `RUNGS` for a module. `llamac.__version__` has none."""
     return ".".join(module.split(".")[:2])
 
 
 def all_imports(path: Path) -> list[str]:
-    """Every module of llamac that a file names in an import statement, wherever it is."""
+    """Every module of llamac in any import statement of a file."""
     found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
             found += [f"{node.module}.{alias.name}" for alias in node.names]
     return [module for module in found if module.split(".")[0] == "llamac"]
 
@@ -185,7 +186,7 @@ def all_imports(path: Path) -> list[str]:
 )
 def test_python_imports_go_downward_only(path: Path) -> None:
     own = entry_of(module_of(path))
-    assert own in RUNG, f"{own} has no rung yet: add it to RUNGS"
+    assert own in RUNG, f"{own} is not in RUNGS"
     wrong = [
         module
         for module in all_imports(path)
@@ -194,24 +195,23 @@ def test_python_imports_go_downward_only(path: Path) -> None:
     assert wrong == []
 
 
-def test_every_rung_exists() -> None:
-    assert {entry_of(module_of(path)) for path in python_files("llamac", "export", "models")} - {"llamac"} == set(
-        RUNG
-    ) - {"llamac._core"}
+def test_the_rungs_list_every_module() -> None:
+    modules = {entry_of(module_of(path)) for path in python_files("llamac", "export", "models")}
+    assert modules - {"llamac"} == set(RUNG) - {"llamac._core"}
 
 
 def library() -> list[Path]:
-    """The package's files without the command line."""
+    """The package's files except the command line."""
     files = python_files("llamac", "export")
     return [path for path in files if path.parent.name != "cli" and path.name != "__main__.py"]
 
 
-def test_the_library_knows_nothing_of_the_command_line() -> None:
+def test_the_library_does_not_import_the_command_line() -> None:
     users = [path.name for path in library() for module, _ in imports(path) if module.startswith("llamac.cli")]
     assert users == []
 
 
-def test_the_library_prints_nothing_and_ends_nothing() -> None:
+def test_the_library_neither_prints_nor_exits() -> None:
     ends = ("print", "sys.exit", "exit", "breakpoint", "os._exit")
     found = []
     for path in library():
@@ -234,7 +234,7 @@ def test_files_stay_short() -> None:
     assert {str(path.relative_to(ROOT)) for path in files if path.read_text().count("\n") > MAX_LINES} == set()
 
 
-def test_every_source_file_says_what_it_owns() -> None:
+def test_every_source_file_has_a_description() -> None:
     opening = r"// SPDX-License-Identifier: MIT\n// \w+\.[ch] - ."
     silent = [path.name for path in c_files() if not re.match(opening, path.read_text())]
     for path in python_files("llamac", "export", "models", "bench", "tests"):
@@ -244,7 +244,7 @@ def test_every_source_file_says_what_it_owns() -> None:
     assert silent == []
 
 
-def test_the_flags_keep_the_bits() -> None:
+def test_no_compiler_flag_changes_the_bits() -> None:
     flags = json.loads((CSRC / "flags.json").read_text())
     every = [*flags["core"], *(flag for machine in flags["isa"].values() for isa in machine.values() for flag in isa)]
     assert "-ffp-contract=off" in flags["core"]
@@ -253,4 +253,4 @@ def test_the_flags_keep_the_bits() -> None:
     setup = (ROOT / "setup.py").read_text()
     assert not re.search(r"[\"'](-Ofast|-ffast-math|-funsafe)", setup)
     asked_for = re.findall(r'if asked\("NATIVE"\):\n\s+flags\.append\("-march=native"\)', setup)
-    assert setup.count("-march=native") == len(asked_for)  # only where the user asks for it
+    assert setup.count("-march=native") == len(asked_for)  # only on request

@@ -1,4 +1,4 @@
-"""setup.py: which flags its options give to the compiler. The compiler here only notes what it is asked for."""
+"""setup.py: the compiler flags of each option, recorded by a script in place of the compiler."""
 
 from __future__ import annotations
 
@@ -35,14 +35,19 @@ done
 
 
 def build(folder: Path, refused: str = "", **options: str) -> subprocess.CompletedProcess[str]:
-    """Builds with a compiler that writes its arguments to `notes`. refused: an argument, or a line of a program on
-    standard input, that it does not accept. A second call builds again in the same folder."""
+    """Run setup.py with a compiler that writes its arguments to `notes`. A second call builds again in the same folder.
+
+    Args:
+        folder: where setup.py and the C files are copied to.
+        refused: an argument, or a line of a program on standard input, that the compiler rejects.
+        options: environment variables, and COMMAND for the command of setup.py.
+    """
     compiler, notes = folder / "compiler", folder / "notes"
     if not compiler.exists():
         shutil.copytree(ROOT / "csrc", folder / "csrc")
         shutil.copy(ROOT / "setup.py", folder)
         (folder / "llamac").mkdir()
-        for name in ("_core.pyx", "_core.c"):  # nothing to translate, with Cython or without it
+        for name in ("_core.pyx", "_core.c"):  # nothing to translate, with or without Cython
             (folder / "llamac" / name).touch()
         compiler.write_text(COMPILER)
         compiler.chmod(0o700)
@@ -64,11 +69,11 @@ def commands(folder: Path, refused: str = "", **options: str) -> list[list[str]]
 
 
 def has(command: list[str], flags: list[str]) -> bool:
-    """Whether the flags stand in a command, one after another."""
+    """Whether a command contains the flags in succession."""
     return any(command[start : start + len(flags)] == flags for start in range(len(command)))
 
 
-def test_the_core_gets_its_flags_and_each_kernel_set_its_own(tmp_path: Path) -> None:
+def test_the_core_and_each_kernel_set_get_their_flags(tmp_path: Path) -> None:
     *core, link = commands(tmp_path)
     assert all(has(command, [*FLAGS["core"], "-fopenmp", *FLAGS["warnings"]]) for command in core)
     assert has(link, ["-fopenmp"])
@@ -81,13 +86,13 @@ def test_the_core_gets_its_flags_and_each_kernel_set_its_own(tmp_path: Path) -> 
     ("name", "value", "flags"),
     [("NATIVE", "1", "-march=native"), ("LTO", "1", "-flto"), ("WERROR", "1", "-Werror")],
 )
-def test_options_are_passed_on(tmp_path: Path, name: str, value: str, flags: str) -> None:
+def test_build_options_reach_the_compiler(tmp_path: Path, name: str, value: str, flags: str) -> None:
     *core, _ = commands(tmp_path, **{f"LLAMAC_{name}": value})
     assert all(flags in command for command in core)
 
 
-def test_a_second_build_links_what_it_has_compiled(tmp_path: Path) -> None:
-    """Other flags, or other C files, would not reach the extension otherwise."""
+def test_a_second_build_compiles_and_links_again(tmp_path: Path) -> None:
+    """Otherwise other flags or changed C files would not reach the extension."""
     commands(tmp_path)
     *core, link = commands(tmp_path, LLAMAC_NATIVE="1")
     assert all("-march=native" in command for command in core)
@@ -95,13 +100,13 @@ def test_a_second_build_links_what_it_has_compiled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "refused"), [({"LLAMAC_OPENMP": "0"}, ""), ({}, "-fopenmp")])
-def test_openmp_is_left_out_if_it_is_unwanted_or_missing(tmp_path: Path, options: dict[str, str], refused: str) -> None:
+def test_openmp_is_left_out_if_disabled_or_missing(tmp_path: Path, options: dict[str, str], refused: str) -> None:
     assert not any("-fopenmp" in command for command in commands(tmp_path, refused, **options))
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 def test_a_sanitized_build_has_the_flags_of_the_sanitized_c_tests(tmp_path: Path, compiler: str) -> None:
-    """Among them, for GCC, the one that keeps the time and memory for the kernels' file sane."""
+    """GCC needs one more flag, which limits the time and memory for the kernels' files."""
     refused = "" if compiler == "gcc" else "--param"
     *core, link = commands(tmp_path, refused, LLAMAC_SANITIZE="address,undefined")
     flags = ["-fsanitize=address,undefined", *FLAGS["sanitize"]]
@@ -109,7 +114,7 @@ def test_a_sanitized_build_has_the_flags_of_the_sanitized_c_tests(tmp_path: Path
     assert all(has(command, FLAGS["sanitize_gcc"]) == (compiler == "gcc") for command in core)
 
 
-def test_the_extension_is_stripped_unless_symbols_are_wanted(tmp_path: Path) -> None:
+def test_the_extension_is_stripped_unless_symbols_are_requested(tmp_path: Path) -> None:
     *core, link = commands(tmp_path)
     assert all("-g0" in command for command in core)
     assert "-s" in link
@@ -132,7 +137,7 @@ def test_the_extension_is_stripped_unless_symbols_are_wanted(tmp_path: Path) -> 
     ],
     ids=["no compiler", "broken compiler", "no headers"],
 )
-def test_missing_tools_are_one_short_message(
+def test_missing_tools_are_reported_in_a_short_message(
     tmp_path: Path, command: str, refused: str, options: dict[str, str], problem: str
 ) -> None:
     done = build(tmp_path, refused, COMMAND=command, **options)
@@ -146,9 +151,11 @@ def test_missing_tools_are_one_short_message(
 # ---- editable installs
 
 
-def test_an_editable_install_is_found_beside_a_folder_of_the_same_name(tmp_path: Path) -> None:
-    """The folder that holds a clone called llamac has a folder llamac without __init__.py: a namespace package, unless
-    a folder on sys.path has the real package."""
+def test_an_editable_install_is_found_next_to_a_folder_of_the_same_name(tmp_path: Path) -> None:
+    """A clone named llamac makes its parent folder contain a namespace package llamac.
+
+    A folder on sys.path with the real package must take precedence.
+    """
     clone, site = tmp_path / "llamac", tmp_path / "site"
     (clone / "export").mkdir(parents=True)
     (clone / "models").mkdir()

@@ -1,4 +1,4 @@
-"""Static checks: mypy in its strict mode, the stub of the compiled module against the module, ruff's rules."""
+"""Static checks: mypy in strict mode, the stub of the compiled module, and ruff."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def run(mypy_cache: Path, *arguments: object) -> str:
 
 
 @needs("mypy")
-def test_mypy_is_content_with_the_package(mypy_cache: Path) -> None:
+def test_mypy_accepts_the_package(mypy_cache: Path) -> None:
     assert run(mypy_cache, "mypy", "--config-file", CONFIG, "-p", "llamac") == ""
 
 
 @needs("mypy")
-def test_mypy_is_content_with_the_tests(mypy_cache: Path) -> None:
+def test_mypy_accepts_the_tests(mypy_cache: Path) -> None:
     assert run(mypy_cache, "mypy", "--config-file", CONFIG, *CHECKED_TESTS) == ""
 
 
 @needs("mypy")
-def test_mypy_is_content_with_the_benchmarks(mypy_cache: Path) -> None:
+def test_mypy_accepts_the_benchmarks(mypy_cache: Path) -> None:
     assert run(mypy_cache, "mypy", "--config-file", CONFIG, "-p", "bench") == ""
 
 
 @needs("mypy")
-def test_the_stub_describes_the_compiled_module(mypy_cache: Path) -> None:
+def test_the_stub_matches_the_compiled_module(mypy_cache: Path) -> None:
     assert run(mypy_cache, "mypy.stubtest", "llamac._core", "--mypy-config-file", CONFIG) == ""
 
 
@@ -76,7 +76,7 @@ with llamac.load("m", threads=2, kv_dtype="f16", memory="map", dtype="q8", cache
     if model.generate("a").finish_reason == "cancelled":
         pass
 """
-# A line of a program -> part of what mypy says about it.
+# Maps a line of a program to part of mypy's message about it.
 MISTAKES = {
     "model.generate(3)": 'Argument 1 to "generate" of "Model" has incompatible type "int"',
     "model.stream('a', tokens=3)": 'Unexpected keyword argument "tokens"',
@@ -92,8 +92,8 @@ MISTAKES = {
 
 
 @needs("mypy")
-def test_the_types_reach_programs_that_use_the_package(mypy_cache: Path, tmp_path: Path) -> None:
-    """Right uses pass, and every mistake is found."""
+def test_programs_that_use_the_package_are_type_checked(mypy_cache: Path, tmp_path: Path) -> None:
+    """Correct uses pass, and every mistake is reported."""
     (tmp_path / "right.py").write_text(PROGRAM)
     assert run(mypy_cache, "mypy", "--config-file", CONFIG, tmp_path / "right.py") == ""
     lines = ["import llamac", "model = llamac.load('m')", *MISTAKES]
@@ -104,5 +104,5 @@ def test_the_types_reach_programs_that_use_the_package(mypy_cache: Path, tmp_pat
 
 
 @needs("ruff")
-def test_ruff_is_content(mypy_cache: Path) -> None:
+def test_ruff_accepts_the_code(mypy_cache: Path) -> None:
     assert run(mypy_cache, "ruff", "check", "--output-format", "concise", "--config", CONFIG, ROOT) == ""
