@@ -95,7 +95,9 @@ def seconds(code: str, path: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("model", type=Path, nargs="?", metavar="MODEL", help="default: a generated model")
     parser.add_argument("--entries", type=int, default=128256, help="vocabulary size (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="runs per step (default: %(default)s)")

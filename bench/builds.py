@@ -37,7 +37,9 @@ def run(folder: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument("builds", nargs="+", metavar="NAME=FOLDER")
     parser.add_argument("--threads", default="1,2", help="thread counts (default: %(default)s)")

@@ -118,7 +118,9 @@ def plot(found: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("model", type=Path, help="a GGUF file")
     parser.add_argument("out", type=Path, help="JSON with the figures")
     parser.add_argument("--plot", type=Path, help="PNG")

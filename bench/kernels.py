@@ -65,7 +65,9 @@ def row(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--isa", default="all", help="instruction set (default: all that this machine supports)")
     parser.add_argument("--kernel", default="all", choices=("all", *KERNELS), help="kernel (default: all)")
     parser.add_argument("--case", default="all", help="only cases containing this, e.g. 'q4 2048' (default: all)")

@@ -118,7 +118,9 @@ def _chunks(slot: Slot, pools: dict[tuple[str, int], Bytes]) -> Iterator[Bytes]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument(
         "--shape",

@@ -73,7 +73,9 @@ def read(path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument("--rounds", type=int, default=5, help="runs per measurement (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="threads to compute with (default: %(default)s)")

@@ -59,7 +59,9 @@ def prefill(session: llamac.Session, rows: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("model", type=Path, nargs="?", metavar="MODEL", help="default: the built-in model")
     parser.add_argument("--cpus", type=int, default=2, help="CPUs to run on (default: %(default)s)")
     parser.add_argument("--threads", default="1,2,4,8", help="thread counts (default: %(default)s)")

@@ -233,7 +233,9 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--shape", choices=SHAPES, default="tinyllama-1.1b", help="default: %(default)s")
     parser.add_argument("--groups", default="q4,q8,half", help=f"any of {', '.join(GROUPS)} (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="keep model files here (default: a temporary folder)")

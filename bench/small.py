@@ -36,7 +36,9 @@ def theirs(program: Path, model: Path, tokenizer: Path, steps: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("model", type=Path, help="llama2.c model file")
     parser.add_argument("tokenizer", type=Path, help="its tokenizer.bin")
     parser.add_argument("run", type=Path, help="llama2.c's program")

@@ -86,7 +86,9 @@ def save(name: str, figures: dict[str, Any]) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("name", metavar="NAME", help="name of the result file, without date and suffix")
     name = parser.parse_args().name
     text = sys.stdin.read()

@@ -34,7 +34,9 @@ def seconds(code: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--rounds", type=int, default=15, help="runs per step (default: %(default)s)")
     options = parser.parse_args()
     samples: dict[str, list[float]] = {name: [] for name in STEPS}

@@ -102,7 +102,7 @@ class Parser(argparse.ArgumentParser):
     operand_hint = ""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(formatter_class=_HelpFormatter, **settings)
+        super().__init__(formatter_class=_HelpFormatter, allow_abbrev=False, **settings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments. Unlike argparse's own method, exit if one is unknown."""
@@ -120,7 +120,10 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("-"):
             return f"unexpected argument {word!r}{self.operand_hint}"
         option = word.partition("=")[0]
-        near = _nearest(option, self._option_string_actions, cutoff=0.7)
+        known = self._option_string_actions
+        is_long = option.startswith("--") and len(option) > 2
+        longer = [name for name in known if name.startswith(option)] if is_long else []
+        near = longer[0] if longer else _nearest(option, known, cutoff=0.7)
         return f"unknown option {option}" + (f"; did you mean {near}?" if near else "")
 
 

@@ -109,7 +109,9 @@ def sample(directory: Path, prompt: str, temperature: float, count: int) -> list
 
 def main() -> None:
     """Print the figures, and if asked draw the picture and print samples."""
-    parser = argparse.ArgumentParser(prog="python -m models.training.card", description="Facts for the model card.")
+    parser = argparse.ArgumentParser(
+        prog="python -m models.training.card", description="Facts for the model card.", allow_abbrev=False
+    )
     parser.add_argument("directories", type=Path, nargs="+", metavar="DIR", help="checkpoint directories")
     parser.add_argument("--picture", type=Path, help="PNG file to draw the loss curves into")
     parser.add_argument("--samples", type=int, default=0, help="stories to sample per prompt and temperature")

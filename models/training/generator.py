@@ -51,7 +51,9 @@ def stories(seed: int, start: int = 0) -> Iterator[Story]:
 
 def main() -> None:
     """Print stories."""
-    parser = argparse.ArgumentParser(prog="python -m models.training.generator", description="Print generated stories.")
+    parser = argparse.ArgumentParser(
+        prog="python -m models.training.generator", description="Print generated stories.", allow_abbrev=False
+    )
     parser.add_argument("--seed", type=int, default=1, help="the series (default: 1)")
     parser.add_argument("--start", type=int, default=0, help="number of the first story (default: 0)")
     parser.add_argument("--count", type=int, default=1, help="how many stories (default: 1)")

@@ -182,7 +182,9 @@ def final_figures(network: Any, recipe: Recipe, held_out: list[list[int]], told:
 
 def main() -> None:
     """Read the command line and train."""
-    parser = argparse.ArgumentParser("python -m models.training.train", description="Train a built-in model.")
+    parser = argparse.ArgumentParser(
+        "python -m models.training.train", description="Train a built-in model.", allow_abbrev=False
+    )
     parser.add_argument("model", choices=sorted(RECIPES))
     parser.add_argument("--out", type=Path, required=True, help="checkpoint directory to write")
     parser.add_argument("--steps", type=int, help="length of the training (default: the recipe's)")

@@ -91,7 +91,9 @@ def build(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--cc", default="cc", help="compiler command, with options (default: %(default)s)")
     parser.add_argument("--machine", default=platform.machine(), help="target architecture (default: %(default)s)")
     parser.add_argument("--sanitize", help="sanitizers, e.g. address,undefined")

@@ -193,7 +193,9 @@ def _limited() -> Iterator[None]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("target", help="a name of targets.TARGETS, or all")
     parser.add_argument("--seconds", type=int, default=60, help="for each target (default: %(default)s)")
     parser.add_argument("--executions", type=int, metavar="N", help="stop each target after so many, not after a time")
