@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 # How many rows are read at once, in bytes of float32.
 CHUNK_BYTES = 32 << 20
-# In all layers together. Each expert has its own tensor names, so a config of a few bytes could expand to gigabytes.
+# In all layers together; the largest known models have 25,000. Each expert has its own tensor names, so a config of a
+# few bytes could expand to gigabytes.
 MAX_EXPERTS = 1 << 17
 
 

@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 from llamac.errors import ExportError
 from llamac.format.private_files import create, is_at, open_own, try_lock
+from llamac.sizes import size_text
 
 # What a system reports if a file cannot grow.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -72,7 +73,7 @@ def check_space(target: Path, needed: int, partial: Path | None = None) -> None:
         free += 512 * partial.stat().st_blocks
     if free < needed:
         raise DiskFullError(
-            f"the disk of {folder} has {free / 1e6:.1f} MB free, the export needs {needed / 1e6:.1f} MB"
+            f"the disk of {folder} has {size_text(free)} free, the export needs {size_text(needed)}"
         )
 
 

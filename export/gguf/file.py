@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,10 @@ from llamac.errors import ExportError
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.gguf.tensor_types import NumberType, lazy_tensor, number_type
 from llamac.format.gguf_metadata import GGUFMetadata, TensorEntry, Value, read_head
+from llamac.format.gguf_parts import MAX_PARTS, parse_part_name
 
 DEFAULT_ALIGNMENT = 32
-MAX_PARTS = 9999
 MAX_NUMBERS = 1 << 48
-_PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -92,12 +90,12 @@ def _parts(path: Path, metadata: GGUFMetadata) -> list[Path]:
         return [path]
     if count > MAX_PARTS:
         raise ExportError(f"{path}: split.count is {count}, expected at most {MAX_PARTS}")
-    name = _PART_NAME.fullmatch(path.name)
-    if name is None or int(name[3]) != count:
+    name = parse_part_name(path.name)
+    if name is None or name.count != count:
         raise ExportError(
             f"{path} is one of {count} parts: name them NAME-00001-of-{count:05}.gguf and so on"
         )
-    parts = [path.with_name(f"{name[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    parts = [path.with_name(part) for part in name.all_names()]
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
         named = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")

@@ -28,9 +28,6 @@ from llamac.text import template_files as chat_templates
 Stored = dict[str, StoredTensor]
 Floats = NDArray[np.float32]
 
-# In all layers together; bounds the number of expected matrices. The largest known models have 25,000.
-MAX_EXPERTS = 1 << 17
-
 MAX_NAME_BYTES = 255  # of a file, on every system
 
 # Files with weights. The first that exists is read, as in transformers.
@@ -296,10 +293,7 @@ def take(
 
 
 def canonical_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor that a model can have. ExportError if it has too many experts."""
-    experts = sum(layer.n_experts for layer in model.layers)
-    if experts > MAX_EXPERTS:
-        raise ExportError(f"the config has {experts} experts in all layers together, expected at most {MAX_EXPERTS}")
+    """The shape of every tensor that a model can have."""
     slots = _core.slots(*config_records(Checkpoint(model, {})))
     return {name: (rows, columns) if is_matrix else (columns,) for name, _, is_matrix, rows, columns in slots}
 

@@ -20,6 +20,7 @@ from llamac.engine import benchmark, machine
 from llamac.engine.model import Model
 from llamac.errors import ArgumentError
 from llamac.progress import bars
+from llamac.sizes import size_text
 
 WIDE = 76  # columns that the whole table needs
 
@@ -150,7 +151,7 @@ def _table(report: dict[str, Any], width: int) -> list[str]:
     """Format the result. A narrow terminal gets fewer columns."""
     wide = width >= WIDE
     model = report["model"]
-    lines = [f"{model['name']}: {'/'.join(model['dtypes'])}, {model['file_bytes'] / 1e6:.1f} MB"]
+    lines = [f"{model['name']}: {'/'.join(model['dtypes'])}, {size_text(model['file_bytes'])}"]
     lines.append(f"{report['isa']}, KV {report['kv']}; medians of {report['rounds']} rounds")
     for entry in report["limits"]:
         threads = f"{entry['threads']} thread{'s' if entry['threads'] > 1 else ''}"

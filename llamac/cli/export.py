@@ -9,6 +9,7 @@ from llamac.arguments import DTYPES, parse_adapters
 from llamac.cli.options import BUILT_IN, Group, add_lora, add_threads
 from llamac.cli.text import safe_error, safe_line
 from llamac.progress import bars
+from llamac.sizes import size_text
 
 DESCRIPTION = "Convert any checkpoint to a model file, or with --to a model file to another format."
 EXAMPLES = """\
@@ -113,6 +114,6 @@ def run(options: argparse.Namespace) -> int:
         print(f"llamac: warning: {safe_error(warning)}", file=sys.stderr)
     bits = f", {report.bits_per_weight:.2f} bits per weight" if report.bits_per_weight else ""
     place = ", as tokenizer.bin beside it" if options.to == "llama2c" and report.tokenizer != "none" else ""
-    size = f"{report.bytes / 1e6:.1f} MB, {report.dtype}{bits}"
+    size = f"{size_text(report.bytes)}, {report.dtype}{bits}"
     print(safe_line(f"{report.path}: {size}, tokenizer {report.tokenizer}{place}"))
     return 0

@@ -12,13 +12,14 @@ from typing import Any
 
 from llamac import __version__
 from llamac.cli.options import ANY_MODEL, add_model
-from llamac.cli.text import json_text, safe_line, size_text
+from llamac.cli.text import json_text, safe_line
 from llamac.engine import machine
 from llamac.errors import ArgumentError
 from llamac.format.detect import is_foreign
 from llamac.format.flatfile import FlatFile
 from llamac.format.probes import source_of
 from llamac.progress import bars
+from llamac.sizes import size_text
 from llamac.sources.names import resolve
 from llamac.text.decoding import kind_of
 

@@ -33,14 +33,6 @@ def json_text(facts: dict[str, Any]) -> str:
     return json.dumps(valid, indent=2) + "\n"
 
 
-def size_text(count: int) -> str:
-    """Format a number of bytes, in powers of 1000."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
-
-
 def _escape(found: re.Match[str]) -> str:
     character = found[0]
     if "\udc80" <= character <= "\udcff":  # a byte of a file name that is not UTF-8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from llamac import models
 from llamac.arguments import StrPath, file_path
 from llamac.errors import ExportError, ModelError
 from llamac.format.flatfile import MAGIC
+from llamac.format.gguf_parts import parse_part_name
 from llamac.format.llama2c_header import looks_like_llama2c
 from llamac.format.model_folders import TEMPLATES, check_links
 from llamac.format.strict_json import MAX_INDEX_BYTES, read_object
@@ -34,7 +34,6 @@ HF_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin.index.json", "con
 HF_TEXTS = (".json", ".jinja", ".txt", ".model")
 # What a directory's tokenizer is read from; where there is none of these, from the first GGUF file.
 TOKENIZERS = ({"tokenizer.json"}, {"tokenizer.model"}, {"vocab.json", "merges.txt"}, {"tokenizer.bin"})
-GGUF_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
 HUB = "hf:"  # begins the name of a model on the Hugging Face Hub
@@ -102,8 +101,8 @@ def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
     for name in sorted(names):
         if not name.endswith(".gguf") or "mmproj" in name.lower() or "imatrix" in name.lower():
             continue
-        part = GGUF_PART.fullmatch(name)
-        found.setdefault(part[1] + ".gguf" if part else name, []).append(name)
+        part = parse_part_name(name)
+        found.setdefault(part.stem + ".gguf" if part else name, []).append(name)
     return found
 
 
@@ -126,10 +125,9 @@ def files_of(path: Path) -> dict[str, Path]:
     """Every file that an import of this source may read, by a name that stays when the source is moved or renamed."""
     if path.is_dir():
         return _files_inside(path)
-    part = GGUF_PART.fullmatch(path.name)
+    part = parse_part_name(path.name)
     if part is not None:
-        names = (f"{part[1]}-{number:05}-of-{part[3]}.gguf" for number in range(1, min(int(part[3]), 9999) + 1))
-        parts = [path.with_name(name) for name in names]
+        parts = [path.with_name(name) for name in part.all_names()]
         return {f"part {number}": place for number, place in enumerate(parts, 1) if place.is_file()}
     files = {"": path}
     with open(path, "rb") as file:

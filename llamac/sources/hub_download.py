@@ -30,6 +30,7 @@ from llamac.errors import HubError
 from llamac.format.detect import HUB
 from llamac.format.private_files import create, locked, open_own
 from llamac.progress import Progress
+from llamac.sizes import size_text
 from llamac.sources.digests import sha256_of_file
 from llamac.sources.hub_client import (
     COMMIT,
@@ -205,8 +206,8 @@ class Downloads:
         free = shutil.disk_usage(partial.parent).free
         if needed > free:
             raise HubError(
-                f"{HUB}{self._repo}: {name} needs {needed / 1e6:.1f} MB more, the disk of {partial.parent} has "
-                f"{free / 1e6:.1f} MB free"
+                f"{HUB}{self._repo}: {name} needs {size_text(needed)} more, the disk of {partial.parent} has "
+                f"{size_text(free)} free"
             )
 
     def _receive(self, file: BinaryIO, name: str, url: str, size: int) -> None:

@@ -48,7 +48,7 @@ def test_an_exported_model_runs_checks_and_converts_back(
     done = llamac_command("export", llama2c, out)
     assert (done.code, done.err) == (0, "")
     assert re.fullmatch(
-        rf"{re.escape(str(out))}: [\d.]+ MB, f32, 3\d\.\d\d bits per weight, tokenizer tokenizer\.bin\n", done.out
+        rf"{re.escape(str(out))}: [\d.]+ [kM]B, f32, 3\d\.\d\d bits per weight, tokenizer tokenizer\.bin\n", done.out
     )
     assert llamac_command("run", out, "-i", "ab", *GREEDY, "-n", 20, "-q").code == 0
     checked = llamac_command("check", out, "--data")
@@ -155,10 +155,10 @@ def test_an_export_ended_by_a_signal_leaves_no_files(number: int, code: int, tmp
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ((), r"out: [\d.]+ MB, f32, 3\d\.\d\d bits per weight, tokenizer unknown\n"),
-        (("--dtype", "bf16"), r"out: [\d.]+ MB, bf16, 1\d\.\d\d bits per weight, tokenizer unknown\n"),
-        (("--to", "hf"), r"out: [\d.]+ MB, f32, tokenizer unknown\n"),
-        (("--to", "llama2c"), r"out: [\d.]+ MB, f32, tokenizer unknown, as tokenizer\.bin beside it\n"),
+        ((), r"out: [\d.]+ [kM]B, f32, 3\d\.\d\d bits per weight, tokenizer unknown\n"),
+        (("--dtype", "bf16"), r"out: [\d.]+ [kM]B, bf16, 1\d\.\d\d bits per weight, tokenizer unknown\n"),
+        (("--to", "hf"), r"out: [\d.]+ [kM]B, f32, tokenizer unknown\n"),
+        (("--to", "llama2c"), r"out: [\d.]+ [kM]B, f32, tokenizer unknown, as tokenizer\.bin beside it\n"),
     ],
 )
 def test_the_last_line_describes_the_written_files(

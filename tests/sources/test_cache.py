@@ -385,9 +385,9 @@ def test_a_full_disk_is_reported_with_advice(
     usage = shutil.disk_usage("/")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-        with pytest.raises(ExportError, match=r"has 0\.0 MB free.*`llamac cache prune`, or set LLAMAC_CACHE"):
+        with pytest.raises(ExportError, match=r"has 1\.0 kB free.*`llamac cache prune`, or set LLAMAC_CACHE"):
             llamac.load(checkpoint_folder)
-        with pytest.raises(ExportError, match=r"has 0\.0 MB free.*set TMPDIR to another folder"):
+        with pytest.raises(ExportError, match=r"has 1\.0 kB free.*set TMPDIR to another folder"):
             llamac.load(checkpoint_folder, cache_dir=False)
     assert list((cache_folder / "models").iterdir()) == []
 

@@ -130,7 +130,7 @@ def test_announced_sizes_must_be_integers(name: str, size: object, server: Hub) 
         {"rfilename": file, "size": size if file == name else len(data)}
         for file, data in server.repos["org/name"].items()
     ]
-    with pytest.raises(HubError, match=r"the size of |two sizes for |needs .* MB more|at most 268435456 are read"):
+    with pytest.raises(HubError, match=r"the size of |two sizes for |needs .* GB more|at most 268435456 are read"):
         logits("hf:org/name")
 
 
@@ -158,7 +158,7 @@ def test_a_file_larger_than_the_free_space_is_not_requested(server: Hub) -> None
         for file, data in server.repos["org/name"].items()
     ]
     server.headers = lambda file, count: {"X-Linked-Size": str(size)} if file == "model.safetensors" else {}
-    with pytest.raises(HubError, match=r"model\.safetensors needs 100000000000\.0 MB more, the disk of"):
+    with pytest.raises(HubError, match=r"model\.safetensors needs 100000000\.0 GB more, the disk of"):
         logits("hf:org/name")
     assert "model.safetensors" not in server.requested("GET")
 

@@ -1,0 +1,28 @@
+"""File names of the parts of a split GGUF model: NAME-00001-of-00003.gguf."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MAX_PARTS = 9999
+_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class PartName:
+    """A parsed file name. stem: NAME. count: how many parts the model has."""
+
+    stem: str
+    count: int
+
+    def all_names(self) -> list[str]:
+        """The file names of all parts, in order, at most MAX_PARTS."""
+        count = min(self.count, MAX_PARTS)
+        return [f"{self.stem}-{number:05}-of-{self.count:05}.gguf" for number in range(1, count + 1)]
+
+
+def parse_part_name(name: str) -> PartName | None:
+    """Parse a file name; None if it is not that of a part."""
+    found = _NAME.fullmatch(name)
+    return PartName(found[1], int(found[3])) if found else None
