@@ -12,7 +12,8 @@ from llamac.errors import ExportError, LlamacError, TokenizerError, UnsupportedE
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.read import GGUF_MAGIC, read_head
 from llamac.format.flatfile import MAGIC
-from llamac.text.tokenizer import SpecialTokens, Tokenizer
+from llamac.text.special_tokens import SpecialTokens
+from llamac.text.tokenizer import Tokenizer
 from llamac.text.vocabulary.canonical import read_canonical
 from llamac.text.vocabulary.load import Room, Vocabulary, find_tokenizer, load_vocabulary
 

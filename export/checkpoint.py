@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from llamac.text.tokenizer import SpecialTokens
+    from llamac.text.special_tokens import SpecialTokens
 
     Floats = NDArray[np.float32]
 

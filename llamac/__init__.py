@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from llamac.sources.loading import load
     from llamac.sources.names import resolve
     from llamac.text.chat import ChatTemplate
-    from llamac.text.tokenizer import SpecialTokens, Tokenizer
+    from llamac.text.special_tokens import SpecialTokens
+    from llamac.text.tokenizer import Tokenizer
 
 # The module that defines each public name. The imports above tell type checkers the same; a test compares the two.
 _MODULES = {
@@ -72,7 +73,8 @@ _MODULES = {
     "llamac.sources.loading": ["load"],
     "llamac.sources.names": ["resolve"],
     "llamac.text.chat": ["ChatTemplate"],
-    "llamac.text.tokenizer": ["SpecialTokens", "Tokenizer"],
+    "llamac.text.special_tokens": ["SpecialTokens"],
+    "llamac.text.tokenizer": ["Tokenizer"],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 _SUBPACKAGES = ("export", "models")

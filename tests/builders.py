@@ -17,7 +17,8 @@ from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelC
 from llamac.export.flat.plan import config_records, make_plan
 from llamac.export.flat.stream import write_file
 from llamac.export.targets import atomic_file
-from llamac.text.tokenizer import SpecialTokens, Tokenizer
+from llamac.text.special_tokens import SpecialTokens
+from llamac.text.tokenizer import Tokenizer
 from llamac.text.vocabulary.llama2c import from_llama2c
 
 Floats = NDArray[np.float32]

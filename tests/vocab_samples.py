@@ -13,7 +13,8 @@ from typing import Any
 
 from llamac.format.gguf_metadata import parse_metadata
 from llamac.text.decoding import byte_alphabet
-from llamac.text.tokenizer import SpecialTokens, Tokenizer
+from llamac.text.special_tokens import SpecialTokens
+from llamac.text.tokenizer import Tokenizer
 from llamac.text.vocabulary import gguf as vocab_gguf
 
 NO_SPECIAL = SpecialTokens(bos_id=None, add_bos=False, add_eos=False, eos_id=None, stop_ids=())

@@ -17,7 +17,7 @@ from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelC
 from llamac.format.flatfile import FlatFile, TensorRecord
 from llamac.format.strips import STRIP_ROWS, unpack_tensor
 from llamac.progress import Progress, silent
-from llamac.text.tokenizer import SpecialTokens
+from llamac.text.special_tokens import SpecialTokens
 
 # The metadata entries that the exporter uses, and their types.
 METADATA_TYPES: dict[str, type] = {

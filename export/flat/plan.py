@@ -15,7 +15,7 @@ from llamac.errors import ArgumentError, ExportError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.dtypes import DTYPES, choose_dtypes
 from llamac.format.flatfile import ALIGNMENT, RECORD_BYTES, SECTIONS, pack_record
-from llamac.text.tokenizer import SpecialTokens
+from llamac.text.special_tokens import SpecialTokens
 
 # The sections that a plan's caller may fill. `Plan` adds "config" and "layers"; the writer adds the rest.
 DEFAULT_SECTIONS = {"metadata": b"{}", "tokenizer": b"", "spm": b"", "template": b"", "probes": b""}

@@ -13,8 +13,9 @@ from llamac.errors import LlamacError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.gguf.write_keys import add_keys
 from llamac.text.decoding import SPACE_MARK
+from llamac.text.special_tokens import SpecialTokens
 from llamac.text.template_files import GGUF_TOKENS, TOKENS
-from llamac.text.tokenizer import SpecialTokens, Tokenizer
+from llamac.text.tokenizer import Tokenizer
 from llamac.text.vocabulary.canonical import read_canonical
 from llamac.text.vocabulary.gguf import from_metadata
 from llamac.text.vocabulary.pre_tokenizers import LINEAR, PRE_TOKENIZERS

@@ -29,7 +29,7 @@ from llamac.export.hf.write_config import config_differences, config_json, same_
 from llamac.export.targets import atomic_folder, check_space
 from llamac.progress import Progress, silent
 from llamac.text import template_files as chat_templates
-from llamac.text.tokenizer import SpecialTokens
+from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer_json import parse_document
 from llamac.text.vocabulary.added import Added
 from llamac.text.vocabulary.load import Vocabulary, load_vocabulary

@@ -18,7 +18,8 @@ from llamac.engine.sampling import SamplingOverrides, SamplingParams, recommende
 from llamac.engine.session import Session, as_ids
 from llamac.errors import ArgumentError, ModelError, warn
 from llamac.format.flatfile import FlatFile
-from llamac.text.tokenizer import SpecialTokens, Tokenizer
+from llamac.text.special_tokens import SpecialTokens
+from llamac.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

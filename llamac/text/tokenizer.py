@@ -12,8 +12,7 @@ import json
 import mmap
 import os
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +22,7 @@ from llamac.interrupt import in_main_thread, interruptible
 from llamac.text.decoding import StreamDecoder, TokenTexts, decode_rules
 from llamac.text.encoding import make_encoder
 from llamac.text.encoding_cost import cost_problem, make_linear
+from llamac.text.special_tokens import SpecialTokens
 from llamac.text.token_counts import token_bound
 from llamac.text.tokenizer_json import check_structure, library_errors, parse_document
 
@@ -32,41 +32,6 @@ if TYPE_CHECKING:
     from llamac.text.sentencepiece_text import SentencePieceEncoder
 
 LONG_TEXT = 20_000  # characters from which encoding can be interrupted by Ctrl-C; they take 10 ms
-
-
-@dataclass(frozen=True)
-class SpecialTokens:
-    """The rules for special tokens.
-
-    Attributes:
-        bos_id: the id of BOS; None if the vocabulary has none.
-        add_bos: whether `Tokenizer.encode(add_special=True)` puts BOS in front of the text.
-        add_eos: whether it appends EOS.
-        eos_id: the id of EOS; None if the vocabulary has none.
-        stop_ids: ids of the tokens that end a generated text, usually EOS among them.
-    """
-
-    bos_id: int | None
-    add_bos: bool
-    add_eos: bool
-    eos_id: int | None
-    stop_ids: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        for name, wanted, token in (("add_bos", self.add_bos, self.bos_id), ("add_eos", self.add_eos, self.eos_id)):
-            if wanted and token is None:
-                raise TokenizerError(f"{name} is set, but the tokenizer has no {name[4:].upper()} token")
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> SpecialTokens:
-        """The rules in a model file's config record, where -1 stands for no token."""
-        return cls(
-            bos_id=config["bos_id"] if config["bos_id"] >= 0 else None,
-            add_bos=bool(config["add_bos"]),
-            add_eos=bool(config["add_eos"]),
-            eos_id=config["eos_id"] if config["eos_id"] >= 0 else None,
-            stop_ids=tuple(config["stop_ids"][: config["n_stop_ids"]]),
-        )
 
 
 class _Parsed:

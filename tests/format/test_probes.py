@@ -27,7 +27,7 @@ from llamac.export.hf import model as hf
 from llamac.export.reference import forward
 from llamac.format.probes import EngineRecord, Probe, ProbeSet, decode, encode, relative_error
 from llamac.text.decoding import byte_alphabet
-from llamac.text.tokenizer import SpecialTokens
+from llamac.text.special_tokens import SpecialTokens
 from openmp import up_to
 
 VOCAB = 5

@@ -15,7 +15,7 @@ from llamac import ChatTemplate, Tokenizer
 from llamac.errors import ChatTemplateError
 from llamac.text import chat_process, chat_runs
 from llamac.text.chat_runs import SpecialNames
-from llamac.text.tokenizer import SpecialTokens
+from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tracked_str import DATA, ROLE, TEMPLATE, TrackedStr, literal, origin_of, to_json, tracked
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -18,7 +18,7 @@ resource = pytest.importorskip("resource")
 PROGRAM = """
 import json, pathlib, resource, sys
 from llamac import ChatTemplate, LlamacError, Tokenizer
-from llamac.text.tokenizer import SpecialTokens
+from llamac.text.special_tokens import SpecialTokens
 data, spare = pathlib.Path(sys.argv[1]).read_bytes(), int(sys.argv[2])
 tokenizer = Tokenizer.from_json(data, SpecialTokens(None, False, False, None, ()))
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

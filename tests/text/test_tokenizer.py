@@ -36,7 +36,8 @@ from vocab_samples import (
 from llamac.errors import ArgumentError, TokenizerError, UnsupportedError
 from llamac.format.gguf_metadata import read_metadata
 from llamac.text.encoding import build_library
-from llamac.text.tokenizer import LONG_TEXT, SpecialTokens, Tokenizer
+from llamac.text.special_tokens import SpecialTokens
+from llamac.text.tokenizer import LONG_TEXT, Tokenizer
 
 VECTORS = ("llama-spm", "llama-bpe", "gpt-2", "phi-3")
 
@@ -413,7 +414,7 @@ def test_errors_of_the_library_name_the_file(tmp_path: Path) -> None:
 
 def test_creating_a_tokenizer_imports_no_tokenizer_library() -> None:
     program = (
-        "import sys; from llamac.text.tokenizer import SpecialTokens, Tokenizer\n"
+        "import sys; from llamac import SpecialTokens, Tokenizer\n"
         "t = Tokenizer.from_json(b'{}', SpecialTokens(None, False, False, None, ()))\n"
         "assert t.special.stop_ids == ()\n"
         "assert not {'tokenizers', 'sentencepiece', 'llamac.export'} & set(sys.modules), sys.modules.keys()"

@@ -28,7 +28,8 @@ from vocab_samples import (
 
 from llamac.errors import ExportError, LlamacError, TokenizerError, UnsupportedError
 from llamac.text.decoding import byte_alphabet
-from llamac.text.tokenizer import SpecialTokens, Tokenizer
+from llamac.text.special_tokens import SpecialTokens
+from llamac.text.tokenizer import Tokenizer
 from llamac.text.vocabulary.load import Vocabulary, load_vocabulary, to_llama2c
 
 

@@ -33,7 +33,8 @@ from vocab_samples import (
 
 from llamac.errors import LlamacError, ModelError, TokenizerError, UnsupportedError
 from llamac.format.gguf_metadata import parse_metadata, read_metadata
-from llamac.text.tokenizer import SpecialTokens, Tokenizer
+from llamac.text.special_tokens import SpecialTokens
+from llamac.text.tokenizer import Tokenizer
 from llamac.text.vocabulary import gguf as vocab_gguf
 from llamac.text.vocabulary.pre_tokenizers import LINEAR, PRE_TOKENIZERS
 from llamac.text.vocabulary.spm import read_model

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from llamac.errors import TokenizerError
 from llamac.format.small_files import read_small
 from llamac.format.strict_json import MAX_BYTES, parse_object
-from llamac.text.tokenizer import SpecialTokens
+from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer_json import check_added, check_counts
 
 Document = dict[str, Any]

@@ -15,7 +15,7 @@ from typing import TypeVar
 from llamac.errors import TokenizerError, UnsupportedError
 from llamac.format.gguf_metadata import Value, read_metadata
 from llamac.text.decoding import SPACE_MARK
-from llamac.text.tokenizer import SpecialTokens
+from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer_json import check_counts
 from llamac.text.vocabulary.added import Added, Document
 from llamac.text.vocabulary.pre_tokenizers import PRE_TOKENIZERS

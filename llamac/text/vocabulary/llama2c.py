@@ -9,7 +9,7 @@ import struct
 
 from llamac.errors import ExportError, TokenizerError
 from llamac.text.decoding import SPACE_MARK
-from llamac.text.tokenizer import SpecialTokens
+from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer_json import MAX_TOKENS
 from llamac.text.vocabulary.canonical import read_canonical
 from llamac.text.vocabulary.spm import (

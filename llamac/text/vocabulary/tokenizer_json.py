@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from llamac.errors import LlamacError, TokenizerError, UnsupportedError
 from llamac.text.decoding import NEVER_IN_UTF8, SPACE_MARK, WORD_PIECE_PREFIX, byte_alphabet, decode_rules
 from llamac.text.encoding_cost import make_linear
-from llamac.text.tokenizer import SpecialTokens
+from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer_json import check_structure
 from llamac.text.vocabulary.added import (
     Added,
