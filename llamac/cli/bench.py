@@ -152,7 +152,8 @@ def _table(report: dict[str, Any], width: int) -> list[str]:
     wide = width >= WIDE
     model = report["model"]
     lines = [f"{model['name']}: {'/'.join(model['dtypes'])}, {size_text(model['file_bytes'])}"]
-    lines.append(f"{report['isa']}, KV {report['kv']}; medians of {report['rounds']} rounds")
+    rounds = f"medians of {report['rounds']} rounds" if report["rounds"] > 1 else "1 round"
+    lines.append(f"{report['isa']}, KV {report['kv']}; {rounds}")
     for entry in report["limits"]:
         threads = f"{entry['threads']} thread{'s' if entry['threads'] > 1 else ''}"
         peaks = ", ".join(f"{name} {_digits(speed / 1e9)}" for name, speed in entry["mac_per_s"].items())

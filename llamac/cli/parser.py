@@ -79,7 +79,8 @@ def _fill(parser: Parser, name: str) -> None:
         parser.add_argument("--version", action="version", version=f"{parser.prog} {__version__}")
     command.add_arguments(parser)
     operands = [action for action in parser._actions if not action.option_strings]
-    shown = [f"[{action.metavar}]" if action.nargs == "?" else f"{action.metavar}" for action in operands]
+    forms = {"?": "[{}]", "*": "[{} ...]"}
+    shown = [forms.get(str(action.nargs), "{}").format(action.metavar) for action in operands]
     parser.usage = " ".join([parser.prog, "[OPTIONS]", *shown])
 
 

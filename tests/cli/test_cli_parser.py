@@ -97,6 +97,18 @@ def test_llamac_export_uses_its_own_name(monkeypatch: pytest.MonkeyPatch, capsys
 # ---- help
 
 
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("run", "llamac run [OPTIONS] [MODEL]"),
+        ("export", "llamac export [OPTIONS] SRC OUT"),
+        ("cache", "llamac cache [OPTIONS] list|rm|prune|path [NAME ...]"),
+    ],
+)
+def test_usage_shows_which_operands_are_optional(llamac_command: Command, command: str, usage: str) -> None:
+    assert llamac_command(command, "--help").out.splitlines()[0] == f"usage: {usage}"
+
+
 @pytest.mark.parametrize("columns", [40, 80, 200])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_the_terminal(
