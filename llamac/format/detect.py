@@ -17,8 +17,8 @@ from llamac.format.model_folders import TEMPLATES, check_links
 from llamac.format.strict_json import MAX_INDEX_BYTES, read_object
 
 HEAD_BYTES = 64
-# What files of other formats begin with, at which byte: GGUF, llama2.c's versions 1 and 2, ZIP and pickle (PyTorch),
-# safetensors, and Git LFS's pointers, which stand for any of them.
+# Magic bytes of other formats and their offsets: GGUF, llama2.c versions 1 and 2, ZIP and pickle (PyTorch),
+# safetensors, and Git LFS pointers, which can replace any of them.
 FOREIGN = (
     (b"GGUF", 0),
     (b"24ka", 0),
@@ -27,27 +27,34 @@ FOREIGN = (
     (b'{"', 8),
     (b"version https://git-lfs", 0),
 )
-# A file that names its directory, in the order in which the import of a directory takes them.
+# The weights of a Hugging Face directory. The first that exists is imported, and its path also denotes the directory.
 HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 HF_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin.index.json", "config.json")
-# Files of a Hugging Face directory that an import may read beside the weights.
+# Endings of the other files in a Hugging Face directory that an import can read.
 HF_TEXTS = (".json", ".jinja", ".txt", ".model")
-# What a directory's tokenizer is read from; where there is none of these, from the first GGUF file.
+# The files of a directory's tokenizer. Without any of these, it is read from the first GGUF file.
 TOKENIZERS = ({"tokenizer.json"}, {"tokenizer.model"}, {"vocab.json", "merges.txt"}, {"tokenizer.bin"})
-
 
 HUB = "hf:"  # begins the name of a model on the Hugging Face Hub
 
 
 class Source(NamedTuple):
-    """A model on this machine. path: a file or a directory. name: what it is called where its path does not tell it."""
+    """A model on this machine.
+
+    Attributes:
+        path: A file or a directory.
+        name: The model's name, or None to derive it from the path.
+    """
 
     path: Path
     name: str | None = None
 
 
 def local_source(source: StrPath) -> Source:
-    """The model that a path denotes, or a built-in model's name where no file has that name.
+    """Find the model that a path denotes.
+
+    Args:
+        source: A path, or the name of a built-in model if no file has that name.
 
     Raises:
         FileNotFoundError: If nothing exists at the path.
@@ -64,7 +71,7 @@ def local_source(source: StrPath) -> Source:
 
 
 def _check_recognized(path: Path) -> None:
-    """Refuse a file that is not a model of any known format. What is damaged or empty is found when it is opened."""
+    """Reject a file in an unknown format. Damaged and empty files are reported when they are opened."""
     if not path.is_file() or is_foreign(path):
         return
     with open(path, "rb") as file:
@@ -77,26 +84,43 @@ def _check_recognized(path: Path) -> None:
 
 
 def model_at(path: Path) -> Path:
-    """The Hugging Face directory of a file of weights in it, if that file is what the import of it reads; and of a
-    folder that is none the GGUF model in it."""
+    """Find the path to import for a path of the user's.
+
+    Args:
+        path: Any existing path.
+
+    Returns:
+        The Hugging Face directory of a weights file that an import of the directory reads; the GGUF model in a
+        directory of another kind; otherwise the path itself.
+
+    Raises:
+        ExportError: If a directory has several GGUF models, or a link leaves the directory.
+    """
     if path.is_dir():
         check_links(path)
     if path.is_dir() and not (path / "config.json").exists():
-        models = gguf_models(place.name for place in path.iterdir() if place.is_file())
+        models = gguf_models(file.name for file in path.iterdir() if file.is_file())
         if len(models) > 1:
             names = ", ".join(parts[0] for parts in models.values())
             raise ExportError(f"{path} holds several models, name one of them: {names}")
         return next((path / parts[0] for parts in models.values()), path)
     if path.name in HF_WEIGHTS and path.is_file() and (path.parent / "config.json").is_file():
-        taken = next(name for name in HF_WEIGHTS if (path.parent / name).is_file())
-        if path.name == taken:
+        imported = next(name for name in HF_WEIGHTS if (path.parent / name).is_file())
+        if path.name == imported:
             check_links(path.parent)
             return path.parent
     return path
 
 
 def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
-    """The GGUF files that are models, by name: each with all its parts. Parts of other models are left out."""
+    """Group the names of GGUF files by model.
+
+    Args:
+        names: File names. Image encoders ("mmproj") and importance matrices ("imatrix") are ignored.
+
+    Returns:
+        Maps each model's name, without a part number, to the names of its files.
+    """
     found: dict[str, list[str]] = {}
     for name in sorted(names):
         if not name.endswith(".gguf") or "mmproj" in name.lower() or "imatrix" in name.lower():
@@ -107,7 +131,7 @@ def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether this is something to be converted; what is neither that nor a flat file is told when it is opened."""
+    """Whether a path has to be converted. Files that are neither convertible nor flat are reported when opened."""
     if path.is_dir():
         return True
     if not path.is_file():
@@ -122,37 +146,42 @@ def is_foreign(path: Path) -> bool:
 
 
 def files_of(path: Path) -> dict[str, Path]:
-    """Every file that an import of this source may read, by a name that stays when the source is moved or renamed."""
+    """List the files that an import of a source can read.
+
+    Returns:
+        Maps names, which do not change if the source is moved or renamed, to the files.
+    """
     if path.is_dir():
         return _files_inside(path)
     part = parse_part_name(path.name)
     if part is not None:
         parts = [path.with_name(name) for name in part.all_names()]
-        return {f"part {number}": place for number, place in enumerate(parts, 1) if place.is_file()}
+        return {f"part {number}": file for number, file in enumerate(parts, 1) if file.is_file()}
     files = {"": path}
     with open(path, "rb") as file:
-        if file.read(4) not in (b"GGUF", MAGIC[:4]):  # llama2.c's models have their tokenizer beside them
-            files |= {place.name: place for place in path.parent.glob("tok*.bin") if place.is_file() and place != path}
+        head = file.read(4)
+    if head not in (b"GGUF", MAGIC[:4]):  # llama2.c models have their tokenizer in the same directory
+        files |= {file.name: file for file in path.parent.glob("tok*.bin") if file.is_file() and file != path}
     return files
 
 
 def _files_inside(folder: Path) -> dict[str, Path]:
-    """All texts of a Hugging Face directory, and of what else could be weights those that the import takes."""
+    """The text files of a Hugging Face directory, and the weights that an import reads."""
     check_links(folder)
-    taken = next((name for name in HF_WEIGHTS if (folder / name).is_file()), None)
-    weights = {taken} if taken is not None else set()
-    if taken is not None and taken.endswith(".index.json"):
-        weights |= _shards(folder / taken)
-    places = [*folder.iterdir(), *folder.glob(f"{TEMPLATES}/*")]
-    names = {place.relative_to(folder).as_posix(): place for place in sorted(places) if place.is_file()}
-    known = {*weights, "tokenizer.bin"}
-    if not any(files <= set(names) for files in TOKENIZERS):
-        known |= set([name for name in names if name.endswith(".gguf")][:1])  # they are in order
-    return {name: place for name, place in names.items() if name in known or name.endswith(HF_TEXTS)}
+    imported = next((name for name in HF_WEIGHTS if (folder / name).is_file()), None)
+    weights = {imported} if imported is not None else set()
+    if imported is not None and imported.endswith(".index.json"):
+        weights |= _shards(folder / imported)
+    paths = sorted([*folder.iterdir(), *folder.glob(f"{TEMPLATES}/*")])
+    files = {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
+    binaries = {*weights, "tokenizer.bin"}
+    if not any(names <= set(files) for names in TOKENIZERS):
+        binaries |= set([name for name in files if name.endswith(".gguf")][:1])
+    return {name: path for name, path in files.items() if name in binaries or name.endswith(HF_TEXTS)}
 
 
 def _shards(index: Path) -> set[str]:
-    """The names of files in an index of weights; none if it is one that the import will not take."""
+    """The names of the files in an index of weights; empty if the index is damaged, which the import reports."""
     try:
         return set(read_object(index, max_bytes=MAX_INDEX_BYTES)["weight_map"].values())
     except (ExportError, LookupError, TypeError, AttributeError):

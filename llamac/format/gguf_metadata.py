@@ -43,7 +43,14 @@ MAX_DIMENSIONS = 4
 
 @dataclass(frozen=True)
 class GGUFMetadata:
-    """The metadata of a GGUF file. end: file offset of the byte after it, where the tensor table begins."""
+    """The metadata of a GGUF file.
+
+    Attributes:
+        version: The GGUF version.
+        tensor_count: The number of tensors.
+        values: The values by key.
+        end: The file offset of the byte after the metadata, where the tensor table begins.
+    """
 
     version: int
     tensor_count: int
@@ -188,8 +195,8 @@ class _Reader:
             raise self._error(f"{count} metadata entries, expected at most {MAX_KEYS}")
         return version, tensor_count, count
 
-    def _error(self, what: str) -> ModelError:
-        return ModelError(f"{self.name}: {self.where}, at byte {self.at}: {what}")
+    def _error(self, problem: str) -> ModelError:
+        return ModelError(f"{self.name}: {self.where}, at byte {self.at}: {problem}")
 
     def _take(self, count: int) -> int:
         """Advance over `count` bytes and return where they begin."""

@@ -1,6 +1,6 @@
-"""Recognizes and parses the header of llama2.c's checkpoints. It runs before anything else and imports no NumPy.
+"""Recognizes and parses the header of llama2.c's checkpoints, without importing NumPy.
 
-Version 0 has no magic: seven plausible int32 identify one.
+Version 0 has no magic number: seven plausible int32 identify it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,21 @@ HEADER_BYTES = 256  # of versions 1 and 2
 
 @dataclass(frozen=True)
 class Header:
-    """The header. group: numbers per scale in version 2, else 0."""
+    """The header of a checkpoint.
+
+    Attributes:
+        version: 0, 1 or 2.
+        dim: Width of the residual stream.
+        hidden_dim: Width of the feed-forward networks.
+        n_layers: Number of layers.
+        n_heads: Number of query heads.
+        n_kv_heads: Number of key and value heads.
+        vocab_size: Number of tokens.
+        context: Number of positions.
+        shared: Whether the output matrix is the embedding.
+        group: Numbers per scale in version 2, else 0.
+        bytes: Size of the header.
+    """
 
     version: int
     dim: int
@@ -47,7 +61,14 @@ def looks_like_llama2c(path: Path) -> bool:
 
 
 def parse_header(data: bytes) -> Header:
-    """Parse the header at the start of `data`. ExportError if it is invalid."""
+    """Parse a header.
+
+    Args:
+        data: The first bytes of the file.
+
+    Raises:
+        ExportError: If the header is invalid.
+    """
     if len(data) < 28:
         raise ExportError("the file is too short for a llama2.c checkpoint")
     shared, group = True, 0

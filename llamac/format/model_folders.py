@@ -1,5 +1,6 @@
-"""Symbolic links in model directories. A directory from a stranger must not pull this user's private files into a model
-that is exported from it.
+"""Checks symbolic links in model directories.
+
+Exporting an untrusted directory must not copy the user's private files into the exported model.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ def check_links(folder: Path, names: Iterable[str] | None = None) -> None:
     the repository's blobs (https://huggingface.co/docs/hub/local-cache).
 
     Args:
+        folder: The directory.
         names: The files to check. Default: all files and chat templates.
 
     Raises:

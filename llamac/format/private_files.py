@@ -1,7 +1,7 @@
-"""Opening files in folders that other users may write to: no links are followed, no pipes waited for, and locks taken.
+"""Opens and locks files in folders to which other users can write. Never follows links or waits for pipes.
 
-Locks are the operating system's (flock), taken through the library filelock. They end with the process, however it
-ends. Some network file systems have none; every function here reports that instead of failing.
+The library filelock takes locks of the operating system (flock), which end with the process. Some network file systems
+have no locks. Every function here reports that instead of failing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def open_own(path: Path) -> BinaryIO:
     """Open an existing file for reading and writing.
 
     Raises:
-        OSError: Also if the file is not regular, belongs to another user, or has a second name (a hard link).
+        OSError: Also if the file is not regular, belongs to another user, or has several hard links.
     """
     descriptor = open_regular(path, os.O_RDWR)
     status = os.fstat(descriptor)
@@ -90,7 +90,7 @@ def locked(path: Path, progress: Progress = silent, wait: bool = True) -> Iterat
                 if not wait:
                     raise BlockingIOError(errno.EAGAIN, "locked by another process", str(path))
                 _wait_for_lock(descriptor, progress)
-            # The holder may have deleted the file: then the lock is on a file without a name, and protects nothing.
+            # If the holder has deleted the file, this lock is on a file without a name and protects nothing.
             if held is None or is_at(path, descriptor):
                 yield held is not None
                 return

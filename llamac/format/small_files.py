@@ -1,4 +1,4 @@
-"""Reads a small regular file whole, up to a limit."""
+"""Reads whole regular files up to a size limit."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from pathlib import Path
 
 from llamac.errors import ExportError, LlamacError
 
-MAX_BYTES = 1 << 26  # an index of a million tensors
+MAX_BYTES = 1 << 26  # enough for an index of a million tensors
 
 
 def read_small(path: Path, limit: int = MAX_BYTES, error: type[LlamacError] = ExportError) -> bytes:
-    """The content of the regular file `path`.
+    """Read a regular file.
+
+    Args:
+        path: The file.
+        limit: The largest size, in bytes.
+        error: The class of the error for other files.
 
     Raises:
-        error: the file has more than `limit` bytes, or is a pipe or a device.
-        OSError: it cannot be opened or read.
+        LlamacError: Of the class `error`, if the file is larger than `limit`, or is a pipe or a device.
+        OSError: If it cannot be opened or read.
     """
     with open(path, "rb", opener=_without_waiting) as file:
         found = os.fstat(file.fileno())
@@ -30,5 +35,5 @@ def read_small(path: Path, limit: int = MAX_BYTES, error: type[LlamacError] = Ex
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Opens a pipe that nobody writes to without waiting for a writer."""
+    """Open a file. If it is a pipe without a writer, do not wait for one."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

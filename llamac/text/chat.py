@@ -1,7 +1,7 @@
-"""Chat templates: from messages to the prompt in the format that a model was trained on.
+"""Chat templates, which turn messages into a prompt in the format that a model was trained on.
 
-A template is Jinja code by the model's makers. It renders as in transformers. Templates are not trusted:
-chat_process.py runs them in a separate process with limits on time, memory and output.
+A template is Jinja code from the model's authors. It renders as in transformers. Templates are untrusted:
+chat_process.py renders them in a separate process with limits on time, memory and output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEFAULT = "default"
 WITH_TOOLS = "tool_use"  # the name of the template for conversations with tools
 MAX_DEPTH = 100  # of nested lists and dicts in a template's variables
 TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# The fields of a message that hold the model's reasoning. Templates read the first two.
+# The fields of a message that can have the model's reasoning. Templates read the first two.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # marks the end of the message to continue; the same as in transformers
 
@@ -31,18 +31,16 @@ class ChatTemplate:
     """The chat templates of a model. Immutable; threads can share it.
 
     Args:
-        templates: Jinja code, or several templates by name. `render` uses the one named "default", or "tool_use" for
-            conversations with tools, unless it is given a name.
-        special_tokens: The text of special tokens by the name of their variable in the templates (`bos_token`, ...).
+        templates: Jinja code, or several templates by name. Unless it is given a name, `render` uses "default", or
+            "tool_use" for conversations with tools.
+        special_tokens: The strings of special tokens by the name of their variable in the templates (`bos_token`, ...).
 
     Attributes:
         templates: The templates by name.
         special_tokens: As above.
     """
 
-    def __init__(
-        self, templates: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, templates: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
         given = {DEFAULT: templates} if isinstance(templates, str) else templates
         for name, values in (("templates", given), ("special_tokens", special_tokens or {})):
             if not isinstance(values, Mapping) or not all(
@@ -63,8 +61,8 @@ class ChatTemplate:
                 of these files, or a GGUF file.
 
         Raises:
-            ChatTemplateError: No chat template was found.
-            ExportError: A file is damaged or of the wrong form.
+            ChatTemplateError: If there is no chat template.
+            ExportError: If a file is damaged or malformed.
         """
         from llamac.text.template_files import read_templates
 
@@ -78,7 +76,15 @@ class ChatTemplate:
         return f"<llamac.ChatTemplate {self._names()}, special_tokens={self.special_tokens}>"
 
     def choose(self, name: str | None = None, *, tools: bool = False) -> str:
-        """The code of the template with this name. None chooses the default one, or with tools the one for tools."""
+        """Choose a template and return its code.
+
+        Args:
+            name: The template's name. None: the default template, or the one for tools.
+            tools: Whether the conversation has tools.
+
+        Raises:
+            ArgumentError: If there is no such template.
+        """
         if name is not None:
             if name not in self.templates:
                 raise ArgumentError(f"there is no chat template named {name!r}, only {self._names()}")
@@ -103,7 +109,7 @@ class ChatTemplate:
         template: str | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt of a conversation, as transformers' `apply_chat_template(..., tokenize=False)` returns it.
+        """Render a conversation to a prompt, as transformers' `apply_chat_template(..., tokenize=False)` does.
 
         Args:
             messages: Dicts with `role`, `content` and the other fields that the template reads.
@@ -116,7 +122,7 @@ class ChatTemplate:
             **variables: Other variables of the template, such as `enable_thinking`.
 
         Raises:
-            ChatTemplateError: The template fails, refuses the messages or exceeds a limit.
+            ChatTemplateError: If the template fails, refuses the messages or exceeds a limit.
         """
         from llamac.text import chat_process
 
@@ -131,13 +137,11 @@ class ChatTemplate:
         )
         return request.prompt(chat_process.render(request.template, request.variables))
 
-    def render_runs(
-        self, messages: Sequence[Message], special_names: Sequence[str], **options: Any
-    ) -> list[PromptRun]:
-        """The prompt that `render` returns, split where it must be tokenized with or without special tokens.
+    def render_runs(self, messages: Sequence[Message], special_names: Sequence[str], **options: Any) -> list[PromptRun]:
+        """Render a conversation like `render`, and split the prompt into runs with and without special tokens.
 
-        Special tokens count only where the template wrote their names. Names in messages, tools, documents and other
-        variables are ordinary text, however the template transforms them.
+        A special token counts only if the template wrote its name. Names in messages, tools, documents and other
+        variables are ordinary text, no matter how the template transforms them.
 
         Args:
             messages: As for `render`.
@@ -145,10 +149,10 @@ class ChatTemplate:
             **options: Keyword arguments of `render`.
 
         Returns:
-            Runs whose texts, joined, are the rendered prompt. Tokenize each run by itself and join the ids.
+            Runs whose texts, joined, are the prompt. Tokenize each run separately and concatenate the ids.
 
         Raises:
-            ChatTemplateError: As for `render`, or the origin of the text cannot be determined.
+            ChatTemplateError: As for `render`, or if the origin of the text cannot be determined.
         """
         from llamac.text import chat_process, chat_runs
 
@@ -185,7 +189,7 @@ class ChatTemplate:
 
 
 class _Request(NamedTuple):
-    """A template and its variables. continued: the text of the message to continue, if one is."""
+    """A template, its variables, and the text of the message to continue, if any."""
 
     template: str
     variables: dict[str, Any]
@@ -198,12 +202,12 @@ class _Request(NamedTuple):
         at = rendered.rfind(TAG.strip())
         if at < 0 or self.continued.strip() not in rendered:
             raise ChatTemplateError("continue_final_message: the chat template omits or changes the last message")
-        # A template that trims the message also trims the tag's space, and then the spaces before the tag.
+        # If the template trimmed the message, the tag has lost its space; then the spaces before the tag go as well.
         return rendered[:at] if rendered.startswith(TAG, at) else rendered[:at].rstrip()
 
 
 def _messages(messages: object) -> list[dict[Any, Any]]:
-    """The messages as plain data, without entries that are None: templates would write "None"."""
+    """The messages as plain data, without entries that are None, which templates would render as "None"."""
     chat = _dicts(messages, "messages")
     if not chat:
         raise ArgumentError("messages is empty: a conversation has at least one message")
@@ -248,12 +252,12 @@ def _dicts(values: object, name: str) -> list[dict[Any, Any]]:
 
 
 def _plain(value: Any, name: str, depth: int = 0) -> Any:
-    """The value as built-in types, which carry no methods of the caller's."""
+    """Convert a value to built-in types, so that templates cannot call methods of the caller's objects."""
     if depth > MAX_DEPTH:
         raise ArgumentError(f"{name}: lists and dicts are nested more than {MAX_DEPTH} deep")
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, str):  # str.__str__ and the like also convert members of an enum
+    if isinstance(value, str):  # str.__str__ also converts enum members; the same holds for the types below
         return str.__str__(value)
     if isinstance(value, int):
         return int.__int__(value)

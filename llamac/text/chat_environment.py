@@ -1,6 +1,6 @@
 """The Jinja environments in which the worker (chat_worker.py) renders chat templates.
 
-One renders as transformers does. The other produces the same text and also records where each character comes from.
+One renders as transformers does. The other produces the same text and also records the origin of each character.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from llamac.text.tracked_str import (
     with_other_spaces,
 )
 
-CACHED = 16  # templates that are kept compiled, by each environment
+CACHED = 16  # compiled templates that each environment caches
 # Roles that templates write into the names of special tokens, as in '<|' + role + '|>'.
 ROLES = {"system", "developer", "user", "human", "assistant", "model", "tool", "tool_response", "function"}
 ROLES |= {"ipython", "observation", "environment", "critic", "document"}
 
 
 class UntraceableError(Exception):
-    """A template renders to another text when origins are recorded."""
+    """A template renders differently when origins are recorded."""
 
 
 class Renderer:
@@ -48,12 +48,23 @@ class Renderer:
         self._tracking = TrackingEnvironment()
 
     def text(self, template: str, variables: dict[str, Any], limit: int) -> str:
-        """The text of a template. OverflowError if it has more than `limit` characters."""
+        """Render a template. Raises OverflowError if the text has more than `limit` characters."""
         self._plain.now = datetime.now()
         return "".join(self._plain.pieces(template, variables, limit))
 
     def tracked(self, template: str, variables: dict[str, Any], trusted: list[str], limit: int) -> TrackedStr:
-        """The same text with origins. trusted: variables that count as text of the template."""
+        """Render like `text`, with the origin of each character.
+
+        Args:
+            template: The template.
+            variables: Its variables, plain data.
+            trusted: The variables that count as text of the template.
+            limit: The largest number of characters.
+
+        Raises:
+            UntraceableError: If the text differs from that of `text`.
+            OverflowError: If it is longer than the limit.
+        """
         choices = random.getstate()
         text = self.text(template, variables, limit)
         random.setstate(choices)
@@ -73,9 +84,10 @@ class Renderer:
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """jinja2's immutable sandbox with the filters and functions that chat templates use beyond Jinja itself.
+    """jinja2's immutable sandbox with the additional filters and functions that chat templates use.
 
-    now: the time of the current request, so that rendering a template twice gives the same text.
+    Attributes:
+        now: The time of the current request, so that rendering a template twice gives the same text.
     """
 
     def __init__(self) -> None:
@@ -89,7 +101,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self._compiled: dict[str, Template] = {}
 
     def pieces(self, template: str, variables: dict[str, Any], limit: int) -> Iterator[str]:
-        """The text of a template in pieces. OverflowError if they have more than `limit` characters."""
+        """Render a template in pieces. Raises OverflowError after more than `limit` characters."""
         if template not in self._compiled:
             while len(self._compiled) >= CACHED:
                 self._compiled.pop(next(iter(self._compiled)))
@@ -110,10 +122,9 @@ class TrackingEnvironment(ChatEnvironment):
     def __init__(self) -> None:
         super().__init__()
         self.code_generator_class = _TrackingCodeGenerator
-        kept = {"tojson": _tojson(to_json), "join": _join, "title": _title, "indent": _indent, "wordwrap": _wordwrap}
-        self.filters.update(kept)
+        self.filters.update(tojson=_tojson(to_json), join=_join, title=_title, indent=_indent, wordwrap=_wordwrap)
 
-    # The code that _TrackingCodeGenerator writes calls these two.
+    # The code that _TrackingCodeGenerator generates calls these two.
 
     literal = staticmethod(literal)
 
@@ -127,7 +138,7 @@ class TrackingEnvironment(ChatEnvironment):
             return sandboxed
 
         def format(*args: Any, **values: Any) -> str:
-            text = sandboxed(*args, **values)  # raises what the sandbox forbids
+            text = sandboxed(*args, **values)  # raises an error for what the sandbox forbids
             parts = _FormattedParts(self)
             if value.__name__ == "format_map":
                 parts.vformat(value.__self__, (), args[0])
@@ -158,7 +169,7 @@ class _FormattedParts(SandboxedFormatter):
 
 
 class _TrackingCodeGenerator(CodeGenerator):
-    """Compiles literals of a template to TrackedStr, and `~` to an operation that keeps origins."""
+    """Compiles literals of a template to TrackedStr, and `~` to an operation that preserves origins."""
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         self.write(_constant(node.as_const(frame.eval_ctx)))
@@ -184,7 +195,7 @@ class _TrackingCodeGenerator(CodeGenerator):
 
 
 def _constant(value: Any) -> str:
-    """The code of a constant."""
+    """The Python code of a constant."""
     if isinstance(value, str):
         return f"environment.literal({str.__repr__(value)})"
     if isinstance(value, list):
@@ -200,7 +211,7 @@ def _constant(value: Any) -> str:
 
 
 class _Generation(Extension):
-    """{% generation %} marks what the model wrote. It does not change the text."""
+    """The tag {% generation %}, which marks the model's messages for training. It does not change the text."""
 
     tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
@@ -214,7 +225,7 @@ class _Generation(Extension):
 
 
 class _Values(Namespace):
-    """A `namespace` that refuses names with a leading underscore, which could reach into Python."""
+    """A `namespace` that rejects names with a leading underscore, which could reach Python's internals."""
 
     def __init__(*args: Any, **values: Any) -> None:  # no parameter self: a template may use that name
         namespace, *rest = args
@@ -234,7 +245,7 @@ def _check_name(name: object) -> None:
 
 
 class _Dict:
-    """What `dict` means in a template: a function instead of Python's type."""
+    """The global `dict` of templates: a callable, so that templates do not get Python's type."""
 
     def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
         return dict(*args, **values)
@@ -248,7 +259,7 @@ def _raise_exception(message: Any) -> None:
 
 
 def _tojson(dumps: Callable[..., str]) -> Callable[..., str]:
-    """The filter, whose arguments are those in transformers."""
+    """The filter `tojson` with the arguments that it has in transformers."""
 
     def tojson(
         value: Any,

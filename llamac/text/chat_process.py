@@ -1,6 +1,6 @@
-"""Renders chat templates in a separate process (chat_worker.py), which is killed when a template does not finish.
+"""Renders chat templates in a separate process (chat_worker.py), which is killed if a template does not finish in time.
 
-One process serves all threads. The first rendering starts it; it takes about 15 MB and ends with this process.
+One process serves all threads. The first rendering starts it. It takes about 15 MB and ends with this process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from llamac.errors import ChatTemplateError
 from llamac.text.worker import Worker
 
-SECONDS = 5.0  # limit of a rendering; real templates take milliseconds
+SECONDS = 5.0  # time limit of a rendering; real templates take milliseconds
 MAX_CHARACTERS = 1 << 24  # of a rendered text
 WORKER = Worker("llamac.text.chat_worker", "the chat template", ChatTemplateError)
 
@@ -23,11 +23,11 @@ def render(template: str, variables: dict[str, Any], seconds: float = SECONDS, c
         template: The text of the template.
         variables: The template's variables, as plain data.
         seconds: Time limit.
-        characters: Limit of the rendered text.
+        characters: Length limit of the rendered text.
 
     Raises:
-        ChatTemplateError: The template is wrong, refuses the variables or exceeds a limit.
-        UnsupportedError: No Python interpreter was found for the worker.
+        ChatTemplateError: If the template fails, refuses the variables or exceeds a limit.
+        UnsupportedError: If no Python interpreter was found for the worker.
     """
     return str(_ask(template, variables, None, seconds, characters)["text"])
 
@@ -39,10 +39,14 @@ def render_tracked(
     seconds: float = SECONDS,
     characters: int = MAX_CHARACTERS,
 ) -> tuple[str, bytes]:
-    """Render a template like `render`, and return the text with the origin of each character (tracked_str.py).
+    """Render a template and record the origin of each character (tracked_str.py).
 
     Args:
+        template: As for `render`, like all arguments that are not listed here.
         trusted: The variables that count as text of the template, such as `bos_token`.
+
+    Returns:
+        The text, and one byte per character with its origin.
     """
     answer = _ask(template, variables, trusted, seconds, characters)
     text, runs = str(answer["text"]), answer.get("origins")
@@ -57,7 +61,7 @@ def render_tracked(
 def _ask(
     template: str, variables: dict[str, Any], trusted: list[str] | None, seconds: float, characters: int
 ) -> dict[str, Any]:
-    """The worker's answer to a request, which has a text."""
+    """Send a request to the worker. Returns its answer, or raises the error that it reports."""
     data = WORKER.ask((template, variables, trusted, characters), seconds, 6 * characters + MAX_CHARACTERS)
     answer = json.loads(data.decode("utf-8", "surrogatepass"))
     if not isinstance(answer, dict):
@@ -71,7 +75,7 @@ def _ask(
 
 def _message(answer: dict[str, Any]) -> str:
     kind, text = answer.get("kind"), answer.get("error")
-    if kind == "TemplateError":  # by the template's raise_exception
+    if kind == "TemplateError":  # raised by the template's raise_exception
         return f"the chat template refuses these messages: {text}"
     if kind == "MemoryError":
         return "the chat template needs too much memory: it was stopped"

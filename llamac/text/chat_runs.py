@@ -1,7 +1,7 @@
-"""Splits a rendered prompt into runs for the tokenizer: special tokens count only where the template wrote them.
+"""Splits a rendered prompt into runs for the tokenizer, so that only special tokens of the template count.
 
-A run is tokenized with special tokens or without. Splitting text changes how it is tokenized, so a prompt is split
-only around data in which the name of a special token occurs.
+Each run is tokenized with or without special tokens. Splitting a text can change its tokens, so a prompt is split only
+around data that contains the name of a special token.
 """
 
 from __future__ import annotations
@@ -17,19 +17,24 @@ _WRITTEN = re.compile(rb"[^\x00]+")  # origins of characters that are not data
 
 
 class PromptRun(NamedTuple):
-    """Part of a rendered prompt. parse_special: whether the names of special tokens in it become those tokens."""
+    """A part of a rendered prompt.
+
+    Attributes:
+        text: The text.
+        parse_special: Whether names of special tokens in it become those tokens.
+    """
 
     text: str
     parse_special: bool
 
 
 class SpecialNames:
-    """Finds names of special tokens as the library `tokenizers` does: the leftmost, and of those the longest."""
+    """Finds names of special tokens as the library `tokenizers` does: the leftmost match, and of these the longest."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = sorted(set(filter(None, names)))
         self._first = re.compile("|".join(re.escape(first) for first in sorted({name[0] for name in self._names})))
-        # For each name the longest other name that it begins with.
+        # Maps each name to the longest other name that is its prefix, or to "".
         self._shorter: dict[str, str] = {}
         open_names: list[str] = []
         for name in self._names:
@@ -40,9 +45,15 @@ class SpecialNames:
         self._longest = max(map(len, self._names), default=0)
 
     def find(self, text: str, origins: bytes | None = None) -> Iterator[tuple[int, int]]:
-        """The (start, end) of each name in `text`.
+        """Find the names in a text.
 
-        origins: of the characters; then only those names whose first and last characters are the template's.
+        Args:
+            text: The text.
+            origins: The origin of each character. If given, only names whose first and last characters are from the
+                template are found.
+
+        Yields:
+            The (start, end) of each name.
         """
         if not self._names:
             return
@@ -58,7 +69,8 @@ class SpecialNames:
 
     def _longest_at(self, text: str, start: int) -> str:
         """The longest name that begins at `start`, or an empty string."""
-        # All names that the text continues with sort at or before it, and the last name before it begins with them.
+        # In sorted order, every name that is a prefix of the text comes at or before it, and all of them are prefixes
+        # of the last name that does.
         last = bisect.bisect_right(self._names, text[start : start + self._longest]) - 1
         name = self._names[last] if last >= 0 else ""
         while not text.startswith(name, start):
@@ -67,7 +79,13 @@ class SpecialNames:
 
 
 def split(text: str, origins: bytes, special_names: Sequence[str]) -> list[PromptRun]:
-    """The runs of a rendered prompt. origins: one of each character, as tracked_str.py defines them."""
+    """Split a rendered prompt into runs.
+
+    Args:
+        text: The prompt.
+        origins: The origin of each character (tracked_str.py).
+        special_names: The names of special tokens.
+    """
     names = SpecialNames(special_names)
     runs: list[PromptRun] = []
     group: list[tuple[int, int, bool]] = []  # consecutive pieces that can be tokenized together
@@ -75,14 +93,14 @@ def split(text: str, origins: bytes, special_names: Sequence[str]) -> list[Promp
         if is_name or not any(names.find(text[start:end])):
             group.append((start, end, is_name))
             continue
-        runs += _joined(text, group, names)
+        runs += _join(text, group, names)
         runs.append(PromptRun(text[start:end], False))
         group = []
-    return runs + _joined(text, group, names)
+    return runs + _join(text, group, names)
 
 
 def _pieces(text: str, origins: bytes, names: SpecialNames) -> Iterator[tuple[int, int, bool]]:
-    """(start, end, whether it is a name that the template wrote), of all pieces of the text."""
+    """Split the text into names that the template wrote and the pieces between them: (start, end, is_name)."""
     done = 0
     for region in _WRITTEN.finditer(origins):
         first, last = region.span()
@@ -95,8 +113,8 @@ def _pieces(text: str, origins: bytes, names: SpecialNames) -> Iterator[tuple[in
         yield done, len(text), False
 
 
-def _joined(text: str, pieces: list[tuple[int, int, bool]], names: SpecialNames) -> list[PromptRun]:
-    """Consecutive pieces as one run, if the names in it are exactly those that the template wrote."""
+def _join(text: str, pieces: list[tuple[int, int, bool]], names: SpecialNames) -> list[PromptRun]:
+    """Join consecutive pieces to one run if the names in it are exactly those that the template wrote."""
     if not pieces:
         return []
     first, last = pieces[0][0], pieces[-1][1]

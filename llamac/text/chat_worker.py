@@ -1,12 +1,10 @@
 """Renders chat templates in a worker process (worker_main.py).
 
-A template is a program written by strangers: it may loop for days, fill the memory or know a way out of jinja2's
-sandbox.
+A template is an untrusted program: it can loop for days, exhaust memory, or exploit a hole in jinja2's sandbox.
 
-A request is (template, variables, trusted, characters): `trusted` names the variables that count as text of the
-template, or is None where origins do not matter; `characters` limits the text. An answer is JSON with `text` and, if
-origins were requested, `origins`: the counts and origins of runs of characters, alternating. A failure has `kind` and
-`error`.
+A request is (template, variables, trusted, characters). `trusted` lists the variables that count as text of the
+template; None requests no origins. `characters` limits the text. An answer is JSON with `text` and, if requested,
+`origins`: alternating counts and origins of runs of characters. A failure has `kind` and `error` instead.
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-MEMORY = 1 << 29  # bytes of address space for the whole process; Python and jinja2 need some 60 MB
-MAX_MESSAGE = 2000  # characters of an error
+MEMORY = 1 << 29  # bytes of address space for the process; Python and jinja2 need about 60 MB
+MAX_MESSAGE = 2000  # characters of an error message
 
 
 def prepare(_: Any) -> Callable[[Any], bytes]:
-    """The function that answers requests. Imports all that a rendering can need."""
-    # Some filters and error reports import these at their first use.
+    """Import everything that a rendering can need, and return the function that answers requests."""
+    # Some filters and error reports import these on first use.
     import html  # noqa: F401
     import pprint  # noqa: F401
     import textwrap  # noqa: F401
@@ -53,7 +51,7 @@ def _encoded(answer: dict[str, Any]) -> bytes:
 
 
 def _run_lengths(origins: bytes) -> list[int]:
-    """[count, origin, count, origin, ...]"""
+    """Runs of equal origins as [count, origin, count, origin, ...]."""
     return [
         number
         for run in re.finditer(rb"\x00+|\x01+|\x02+", origins)

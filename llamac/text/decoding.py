@@ -1,6 +1,6 @@
-"""Token ids to bytes and text: how each kind of tokenizer writes its tokens, and a decoder for streams of ids.
+"""Decodes token ids to bytes and text, at once or as a stream.
 
-Decoding works on bytes, so that a stream of tokens never shows a broken UTF-8 character and loses none.
+Decoding works on bytes, so a stream of tokens never shows an incomplete UTF-8 character and never loses one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from llamac.errors import ArgumentError, UnsupportedError
 from llamac.text.tokenizer_json import parse_document
 
 SPACE_MARK = "▁"  # SentencePiece writes a space as U+2581
-WORD_PIECE_PREFIX = "##"  # BERT's tokens that continue a word begin with it
-NEVER_IN_UTF8 = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))  # bytes
+WORD_PIECE_PREFIX = "##"  # begins BERT's tokens that continue a word
+NEVER_IN_UTF8 = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))  # bytes that no UTF-8 text contains
 _BYTE_PIECE = re.compile("<0x[0-9A-Fa-f]{2}>")
-# The replacements that the library's WordPiece decoder makes in the text of each token, in this order.
+# The replacements that the library's WordPiece decoder makes in each token's string, in this order.
 _WORD_PIECE_CLEANUP = (
     *((f" {mark}", mark) for mark in ".?!,"),
     (" ' ", "'"),
@@ -34,13 +34,13 @@ class DecodeRules(NamedTuple):
     """How tokens become bytes.
 
     Attributes:
-        kind: "bpe": byte-level alphabet; "spm": text, with <0xNN> pieces for bytes; "wpm": words and ##rests (BERT).
-        byte_fallback: whether <0xNN> pieces are bytes.
-        space_mark: the string that stands for a space.
-        first: how the first token differs, where encoding may have added a space: it loses a "space" or all "marks",
-            or it is "bare" where other words get a space.
-        rest_prefix: the prefix of tokens that continue a word.
-        cleanup: whether spaces in front of punctuation are dropped.
+        kind: "bpe": byte-level alphabet; "spm": text, with <0xNN> pieces for bytes; "wpm": BERT's words and ##suffixes.
+        byte_fallback: Whether <0xNN> pieces are bytes.
+        space_mark: The string that stands for a space.
+        first: How the first token differs because encoding may have added a space: it loses a "space" or all space
+            "marks", or it is "bare" while other words get a space.
+        rest_prefix: The prefix of tokens that continue a word.
+        cleanup: Whether spaces before punctuation are dropped.
     """
 
     kind: Literal["bpe", "spm", "wpm"]
@@ -52,7 +52,11 @@ class DecodeRules(NamedTuple):
 
 
 def decode_rules(decoder: dict[str, Any] | None) -> DecodeRules:
-    """The rules of the `decoder` of a tokenizer.json. Raises UnsupportedError for an unknown one."""
+    """Derive the rules from the `decoder` of a tokenizer.json.
+
+    Raises:
+        UnsupportedError: If the decoder is unknown.
+    """
     if decoder is None:
         return DecodeRules("wpm", first="bare")  # every token is a word
     steps: list[dict[str, Any]] = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
@@ -82,7 +86,7 @@ def decode_rules(decoder: dict[str, Any] | None) -> DecodeRules:
 
 
 def kind_of(data: bytes) -> str:
-    """The kind of a tokenizer.json: "bpe", "spm", "wpm" or "unknown". Faster than building a tokenizer."""
+    """Detect the kind of a tokenizer.json: "bpe", "spm", "wpm" or "unknown". Faster than building a tokenizer."""
     try:
         return decode_rules(parse_document(data, "the tokenizer").get("decoder")).kind
     except (ValueError, UnsupportedError, AttributeError, TypeError):
@@ -90,14 +94,14 @@ def kind_of(data: bytes) -> str:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The characters that byte-level BPE (GPT-2) writes bytes as: printable Latin-1 as itself, others from U+0100."""
+    """Map the characters of byte-level BPE (GPT-2) to bytes: printable Latin-1 to itself, U+0100 on to the rest."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 class TokenTexts:
-    """The bytes of tokens, computed when they are first requested. Threads may share it."""
+    """The bytes of tokens, computed on first use. Threads can share it."""
 
     def __init__(
         self,
@@ -109,11 +113,11 @@ class TokenTexts:
     ) -> None:
         """
         Args:
-            rules: how tokens become bytes.
-            added: texts of added tokens, which are decoded as they are.
-            special: ids of special tokens.
-            id_count: one more than the highest id.
-            text_of: the text of an id in the vocabulary; None for an unused id.
+            rules: How tokens become bytes.
+            added: Strings of added tokens, which are decoded literally.
+            special: Ids of special tokens.
+            id_count: One more than the highest id.
+            text_of: Returns an id's string in the vocabulary, or None for an unused id.
         """
         self.rules = rules
         self.special = special
@@ -122,7 +126,7 @@ class TokenTexts:
         self._text_of = text_of
         self._alphabet = byte_alphabet() if rules.kind == "bpe" else {}
         self._known: dict[int, bytes] = {}
-        # Texts of tokens that are whole characters, for decoders that show special tokens (False) or skip them (True).
+        # Text of tokens that are complete characters, for decoders that show (False) or skip (True) special tokens.
         self.whole: dict[bool, dict[int, str]] = {False: {}, True: {}}
 
     def bytes_of(self, token: int) -> bytes:
@@ -138,7 +142,7 @@ class TokenTexts:
         return b"" if skip_special and token in self.special else data
 
     def is_first(self, token: int, skip_special: bool) -> bool:
-        """Whether a token begins the text, if nothing has been shown before it."""
+        """Whether a token begins the text if nothing has been shown before it."""
         if skip_special and token in self.special:
             return False
         return bool(self.bytes_of(token)) or (self.rules.first != "space" and self._text(token) is not None)
@@ -164,7 +168,7 @@ class TokenTexts:
         return number
 
     def _text(self, token: int) -> str | None:
-        added = self._added.get(token)  # the library may report the normalized text of an added token
+        added = self._added.get(token)  # the library may report an added token's normalized string
         return self._text_of(token) if added is None else added
 
     def _bytes(self, token: int) -> bytes:
@@ -190,9 +194,9 @@ class TokenTexts:
 
 
 class StreamDecoder:
-    """Decodes token ids one at a time. A character whose bytes span tokens appears with the last of them.
+    """Decodes token ids one at a time. A character whose bytes span several tokens appears with the last of them.
 
-    The results of `push`, joined and followed by `flush`, are `Tokenizer.decode` of all the ids.
+    The results of `push` and a final `flush`, joined, equal `Tokenizer.decode` of all ids.
     """
 
     __slots__ = ("_first", "_plain", "_skip_special", "_texts", "_utf8", "_whole")
@@ -203,10 +207,10 @@ class StreamDecoder:
         self._whole = texts.whole[skip_special]
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._first = start and texts.rules.first is not None  # the first token is decoded differently
-        self._plain = not self._first  # nothing to drop and no bytes held back: a token's own text can be shown
+        self._plain = not self._first  # nothing to drop and no bytes held back: a token's text can be shown at once
 
     def push(self, token: int) -> str:
-        """The text that `token` completes; empty while a character is unfinished."""
+        """Decode a token; return the text that it completes, empty while a character is incomplete."""
         if self._plain:
             text = self._whole.get(token)
             if text is not None and type(token) is int:
@@ -226,7 +230,7 @@ class StreamDecoder:
         return text
 
     def flush(self) -> str:
-        """The text of the bytes held back, at the end of a stream: U+FFFD for an unfinished character."""
+        """End the stream; return the text of the bytes held back: U+FFFD for an incomplete character."""
         text = self._utf8.decode(b"", True)
         self._utf8.reset()
         self._plain = not self._first

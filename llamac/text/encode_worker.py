@@ -16,7 +16,7 @@ MEMORY = 1 << 31  # bytes of address space: a million tokens take 1 GB, a millio
 
 
 def prepare(needs_sentencepiece: Any) -> Callable[[Any], bytes]:
-    """The function that answers requests. Imports all that it can need."""
+    """Import everything that requests can need, and return the function that answers them."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import tokenizers.models  # noqa: F401
 

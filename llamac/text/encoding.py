@@ -1,7 +1,7 @@
-"""Text to token ids with the library `tokenizers`.
+"""Encodes text with the library `tokenizers`.
 
-The library's objects are built from a document that `parse_document` has read. The library never reads the file
-itself, so there is only one reading of it.
+The library's objects are built from a document that `parse_document` has parsed. The library never parses the file
+itself, so the two cannot disagree about its content.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 
     from llamac.text.sentencepiece_text import SentencePieceEncoder
 
-# Characters from which encoding releases the GIL. The library releases it for batches only, and warns on stderr if the
-# process forks after a batch; a shorter text takes a millisecond.
+# Texts with this many characters are encoded as a batch, because the library releases the GIL only for batches. Shorter
+# texts take at most a millisecond, and the library warns on stderr if a process forks after a batch.
 BATCH_CHARACTERS = 2000
-# Bounds of the library's memory. Measured: 27 bytes per byte of a tokenizer.json, 160 bytes per character, and 200 MB
-# of address space for the threads of batches.
+# Upper bounds of the library's memory. Measured: 27 bytes per byte of a tokenizer.json, 160 bytes per character, and
+# 200 MB of address space for the threads of batches.
 BYTES_PER_JSON_BYTE, BYTES_PER_CHARACTER = 40, 256
 LIBRARY_BYTES, BATCH_BYTES = 40 << 20, 256 << 20
 FLAGS = ("special", "single_word", "lstrip", "rstrip", "normalized")
 
 
 class Encoder:
-    """Encodes with one tokenizer. Threads may share it."""
+    """Encodes with one tokenizer. Threads can share it."""
 
     def __init__(self, document: dict[str, Any], data: bytes, special: Collection[int]) -> None:
         """
         Args:
-            document: a parsed tokenizer.json.
-            data: its text, read again if a second vocabulary is needed.
-            special: ids of special tokens.
+            document: A parsed tokenizer.json.
+            data: Its text, which is parsed again if a second vocabulary is needed.
+            special: Ids of special tokens.
         """
         self.library = build_library(document)
         self._data = data
         self._lock = threading.Lock()
-        # The library's object with `encode_special_tokens`, its word for treating special tokens as text.
+        # The library's object for which special tokens are text; the library's name for this is encode_special_tokens.
         self._plain: tokenizers.Tokenizer | None = None
         self._names = _names_found_by_text(document, special)
         self._search = SpecialNames(sorted(self._names))
@@ -54,7 +54,7 @@ class Encoder:
             self._plain.encode_special_tokens = True
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        """The ids of `text`; names of special tokens in it become those tokens if `parse_special`."""
+        """Encode a text. With `parse_special`, names of special tokens in it become those tokens."""
         library = self.library if parse_special else self._plain or self._plain_for(text)
         in_batch = len(text) >= BATCH_CHARACTERS
         require_memory(BYTES_PER_CHARACTER * len(text) + (BATCH_BYTES if in_batch else 1 << 20), "encoding this text")
@@ -66,8 +66,10 @@ class Encoder:
         return ids
 
     def _plain_for(self, text: str) -> tokenizers.Tokenizer:
-        """The library's object that treats special tokens in `text` as text. It needs a second vocabulary, which is
-        built when a text first contains such a name."""
+        """The library's object that treats special tokens in `text` as text.
+
+        It needs a second vocabulary, which is built when a text first contains such a name.
+        """
         if not self._normalized and next(self._search.find(text), None) is None:
             return self.library
         with self._lock:
@@ -82,7 +84,16 @@ class Encoder:
 
 
 def make_encoder(document: dict[str, Any], data: bytes, special: Collection[int]) -> Encoder | SentencePieceEncoder:
-    """The encoder for a parsed tokenizer.json, whose text is `data`. special: the ids of BOS and EOS."""
+    """Build the encoder for a vocabulary.
+
+    Args:
+        document: A parsed tokenizer.json.
+        data: Its text.
+        special: The ids of BOS and EOS.
+
+    Raises:
+        OutOfMemoryError: If the process's limits do not leave enough memory.
+    """
     require_memory(LIBRARY_BYTES + BYTES_PER_JSON_BYTE * len(data), "the tokenizer")
     settings = document.get("sentencepiece")
     if settings is None:
@@ -93,11 +104,11 @@ def make_encoder(document: dict[str, Any], data: bytes, special: Collection[int]
 
 
 def build_library(document: dict[str, Any], model: tokenizers.models.Model | None = None) -> tokenizers.Tokenizer:
-    """The library's object for a parsed tokenizer.json without truncation, padding and post-processor.
+    """Build the library's object for a parsed tokenizer.json, without truncation, padding and post-processor.
 
     Args:
-        document: it is not changed.
-        model: the model of an earlier object, which shares it.
+        document: The tokenizer.json. It is not changed.
+        model: The model of another object, to share it.
     """
     import tokenizers
 
@@ -115,7 +126,11 @@ def build_library(document: dict[str, Any], model: tokenizers.models.Model | Non
 
 
 def build_model(model: dict[str, Any]) -> tokenizers.models.Model:
-    """The library's model for the "model" of a tokenizer.json."""
+    """Build the library's model for the "model" of a tokenizer.json.
+
+    Raises:
+        UnsupportedError: If the kind of model is not supported.
+    """
     from tokenizers import models
 
     kind, vocab = model.get("type", "BPE"), model["vocab"]
@@ -137,6 +152,7 @@ def build_model(model: dict[str, Any]) -> tokenizers.models.Model:
 
 
 def _given(model: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Those of the named options that the model sets."""
     return {name: model[name] for name in names if model.get(name) is not None}
 
 
@@ -146,9 +162,9 @@ def added_tokens(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _names_found_by_text(document: dict[str, Any], special: Collection[int]) -> set[str]:
-    """The texts of special tokens that the model makes from the same text: it looks up words or pieces by their text.
+    """The special tokens that the model itself produces from a text that contains their names.
 
-    Where special tokens are treated as text, these must not be found.
+    Such a model looks up words or pieces by their string. If special tokens are to be text, it must not find these.
     """
     model = document["model"]
     is_bpe = model.get("type", "BPE") == "BPE"
@@ -157,7 +173,7 @@ def _names_found_by_text(document: dict[str, Any], special: Collection[int]) -> 
     pieces = model["vocab"].items() if isinstance(model["vocab"], dict) else _numbered(model["vocab"])
     added = {entry["content"] for entry in added_tokens(document) if entry["special"]}
     names = {text for text, index in pieces if index in special or text in added}
-    if is_bpe:  # what merges make or are made of keeps its text
+    if is_bpe:  # strings that occur in merges must not change
         pairs = map(_merge, model["merges"])
         names -= {text for left, right in pairs for text in (left, right, left + right)}
     return names
@@ -172,7 +188,7 @@ def _merge(entry: Any) -> tuple[Any, ...]:
 
 
 def _rename(document: dict[str, Any], names: set[str]) -> None:
-    """Gives the tokens `names` texts that nobody can write."""
+    """Give the tokens `names` secret strings, which no text can contain."""
     import secrets
 
     secret = secrets.token_hex(16)

@@ -1,7 +1,7 @@
-"""Checks for enough memory before a library allocates it that would abort the process on failure.
+"""Checks for enough memory before calling a library that aborts the process if an allocation fails.
 
-The tokenizers library is written in Rust, where a failed allocation ends the process. Allocations fail only under a
-limit of the process (RLIMIT_AS, RLIMIT_DATA): without one, the system hands out memory that it may not have.
+The library tokenizers is written in Rust, where a failed allocation ends the process. Allocations fail only if the
+process has a limit (RLIMIT_AS, RLIMIT_DATA); otherwise the system overcommits memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from llamac.errors import OutOfMemoryError
 
 
 def require_memory(size: int, purpose: str) -> None:
-    """Raise OutOfMemoryError if the process's limits do not leave `size` bytes."""
+    """Check that the process's limits leave enough memory.
+
+    Args:
+        size: The number of bytes.
+        purpose: What needs them, for the error message.
+
+    Raises:
+        OutOfMemoryError: If the limits do not leave `size` bytes.
+    """
     if _is_limited() and not _can_map(size):
         raise OutOfMemoryError(
             f"{purpose} needs about {-(-size >> 20)} MiB of memory, which the limits of this process do not leave: "

@@ -1,4 +1,4 @@
-"""Text to token ids in a separate process, for tokenizers that could take more time or memory than there is."""
+"""Encodes text in a separate process, for tokenizers whose time or memory is not proven to be bounded."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from llamac.text.encoding import build_library
 from llamac.text.worker import Worker
 
 LOADING = 60.0  # seconds
-SECONDS = 5.0  # limit of an encoding, and one more for each CHARACTERS_PER_SECOND
+SECONDS = 5.0  # time limit of an encoding, plus a second per CHARACTERS_PER_SECOND
 CHARACTERS_PER_SECOND = 50_000
-MIN_ANSWER, BYTES_PER_BYTE = 1 << 16, 256  # of an answer: the limit, and how much more for each byte of text
+MIN_ANSWER, BYTES_PER_BYTE = 1 << 16, 256  # size limit of an answer, and its increase per byte of text
 
 
 class IsolatedEncoder:
     """Encodes like `Encoder`, in a process with limits of time and memory. Threads can share it.
 
     Attributes:
-        library: the library's object for the vocabulary alone. It cannot encode.
+        library: The library's object with the vocabulary only. It cannot encode.
     """
 
     def __init__(self, document: dict[str, Any], data: bytes, special: set[int]) -> None:
@@ -32,18 +32,16 @@ class IsolatedEncoder:
         bare = {"normalizer": None, "pre_tokenizer": None, "model": {"type": "BPE", "vocab": vocab, "merges": []}}
         self.library = build_library({**document, **bare})
         self._load_request = ("load", data, sorted(special))
-        self._worker = Worker(
-            "llamac.text.encode_worker", "the tokenizer", TokenizerError, "sentencepiece" in document
-        )
+        self._worker = Worker("llamac.text.encode_worker", "the tokenizer", TokenizerError, "sentencepiece" in document)
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        """The ids of `text`; names of special tokens in it become those tokens if `parse_special`."""
+        """Encode a text. With `parse_special`, names of special tokens in it become those tokens."""
         data = text.encode()
         request = ("encode", data, parse_special)
         seconds = SECONDS + len(text) / CHARACTERS_PER_SECOND
         limit = MIN_ANSWER + BYTES_PER_BYTE * len(data)
         answer = self._worker.ask(request, seconds, limit)
-        if answer == b"":  # a new process
+        if answer == b"":  # a new process, which has no tokenizer yet
             self._checked(self._worker.ask(self._load_request, LOADING, MIN_ANSWER))
             answer = self._worker.ask(request, seconds, limit)
         ids = array.array("I")
@@ -54,7 +52,7 @@ class IsolatedEncoder:
         return ids.tolist()
 
     def _checked(self, answer: bytes) -> bytes:
-        """The content of an answer that is not an error."""
+        """The content of an answer. Raises the error that the answer reports, if any."""
         kind, content = answer[:1], answer[1:]
         if kind == b"+":
             return content

@@ -1,16 +1,15 @@
-"""Text to token ids with the library `sentencepiece`, for its models that no tokenizer.json describes exactly.
+"""Encodes text with the library `sentencepiece`, for models that no tokenizer.json describes exactly.
 
-The JSON of such a vocabulary has the member "sentencepiece" beside those of a tokenizer.json:
+The JSON of such a vocabulary has a member "sentencepiece" in addition to those of a tokenizer.json:
 
-    model           the ModelProto, base64: its pieces and its rules
+    model           the ModelProto with the pieces and rules, base64
     replacements    its table of character replacements, base64, checked here because the library does not check it
-    prefix          "always": every stretch of text between added tokens can get a space in front;
-                    "first": only the first one
+    prefix          "always": each text between added tokens can get a space in front; "first": only the first one
     found_by_model  ids of the added tokens that the model itself finds in a text
-    similar         whether the tokenizer.json beside it encodes most texts alike
+    similar         whether the tokenizer.json encodes most texts the same way
 
-The names of tokens and their bytes are those of the tokenizer.json. Added tokens that the model does not find itself
-are found in the unchanged text by the library `tokenizers`.
+The strings and bytes of tokens are those of the tokenizer.json. The library `tokenizers` finds the added tokens that
+the model does not find itself, in the original text.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _PRECOMPILED_CHARSMAP, _ADD_DUMMY_PREFIX = 2, 3
 
 
 def protobuf_field(number: int, value: int | bytes) -> bytes:
-    """A field of a protocol buffer message: a number, or bytes (a string or a message)."""
+    """Encode a field of a protocol buffer message: a number, or bytes (a string or a message)."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     return _varint(number << 3 | 2) + _varint(len(value)) + value
@@ -49,13 +48,13 @@ def _varint(value: int) -> bytes:
 
 
 class SentencePieceEncoder:
-    """Encodes as sentencepiece does, with tokens that were added to its model. Threads can share it."""
+    """Encodes with a SentencePiece model and added tokens. Threads can share it."""
 
     def __init__(self, settings: dict[str, Any], library: tokenizers.Tokenizer) -> None:
         """
         Args:
-            settings: the member "sentencepiece" of the vocabulary.
-            library: the tokenizer.json beside it, which has the added tokens.
+            settings: The member "sentencepiece" of the vocabulary.
+            library: The library's object for its tokenizer.json, which has the added tokens.
         """
         self.library = library
         added = library.get_added_tokens_decoder()
@@ -69,7 +68,7 @@ class SentencePieceEncoder:
         self._prefix_first_only = settings["prefix"] == "first"
         self._added = [(token, entry) for token, entry in sorted(added.items()) if token not in by_model]
         self._processor = self._load(self._model)
-        self._bare_processor: sentencepiece.SentencePieceProcessor | None = None  # puts no space in front
+        self._bare_processor: sentencepiece.SentencePieceProcessor | None = None  # adds no space in front
         self._finders: dict[bool, tokenizers.Tokenizer | None] = {}
         self._lock = threading.Lock()
 
@@ -80,20 +79,21 @@ class SentencePieceEncoder:
         return sentencepiece.SentencePieceProcessor(model_proto=model)
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        """The ids of `text`; names of special tokens in it become those tokens if `parse_special`."""
+        """Encode a text. With `parse_special`, names of special tokens in it become those tokens."""
         finder = self._finder(parse_special)
         if finder is None:
-            return self._encode_stretch(text, 0)
+            return self._encode_between(text, 0)
         found = finder.encode_batch([text], add_special_tokens=False)[0]
         ids: list[int] = []
         for index, (start, end) in zip(found.ids, found.offsets, strict=True):
             if index == 0:
-                ids += self._encode_stretch(text[start:end], start)
+                ids += self._encode_between(text[start:end], start)
             else:
                 ids.append(self._added[index - 1][0])
         return ids
 
-    def _encode_stretch(self, text: str, start: int) -> list[int]:
+    def _encode_between(self, text: str, start: int) -> list[int]:
+        """Encode a text between added tokens, which begins at character `start`."""
         processor = self._processor
         if self._prefix_first_only and start:
             if self._bare_processor is None:
@@ -104,7 +104,7 @@ class SentencePieceEncoder:
         return ids
 
     def _finder(self, parse_special: bool) -> tokenizers.Tokenizer | None:
-        """A tokenizer that finds added tokens: 0 is the text between them. None if there is nothing to find."""
+        """A tokenizer that finds added tokens; the id 0 is the text between them. None if there is nothing to find."""
         with self._lock:
             if parse_special not in self._finders:
                 self._finders[parse_special] = self._make_finder(parse_special)
@@ -116,7 +116,7 @@ class SentencePieceEncoder:
         if not any(parse_special or not entry.special for _, entry in self._added):
             return None
         flags = ("special", "single_word", "lstrip", "rstrip")
-        between = secrets.token_hex(16)  # a text that no token has
+        between = secrets.token_hex(16)  # a string that no token has
         document = {
             "version": "1.0",
             "added_tokens": [

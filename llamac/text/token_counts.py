@@ -1,7 +1,8 @@
-"""A lower bound of the number of tokens of a text, found without encoding it.
+"""A lower bound for the number of tokens in a text, computed without encoding it.
 
-No token stands for more characters than its own text has, unless the tokenizer drops or joins characters. Where it does
-neither, a long prompt can be refused at once: encoding ten million characters takes 20 seconds and 2 GB.
+A token cannot represent more characters than its own string has, unless the tokenizer drops or joins characters. For
+tokenizers that do neither, the bound allows rejecting a long prompt at once. Encoding ten million characters would take
+20 seconds and 2 GB.
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ from typing import Any, NamedTuple
 from llamac.text.decoding import NEVER_IN_UTF8, byte_alphabet
 from llamac.text.tokenizer_json import steps
 
-# The code points with the property White_Space, which added tokens with `lstrip` or `rstrip` swallow.
+# The code points with the property White_Space, which added tokens with `lstrip` or `rstrip` also take.
 _SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029"
 _SPACES += "\u202f\u205f\u3000"
-# NFC joins up to four code points, and UTF-8 of three times the size, to one.
+# NFC composes up to four code points into one, and up to three times as many bytes of UTF-8.
 _COMPOSED = 4
 
 
 class TokenBound(NamedTuple):
-    """How much text a token can stand for.
+    """How much text a token can represent.
 
-    longest: characters (`as_bytes`: bytes of UTF-8) of the longest token; 0 if no bound is known. composes: characters
-    are composed first. swallows_spaces: an added token can stand for any number of spaces beside it.
+    Attributes:
+        longest: The length of the longest token, in characters or bytes; 0 if no bound is known.
+        as_bytes: Whether lengths are bytes of UTF-8.
+        composes: Whether encoding composes characters first (NFC).
+        swallows_spaces: Whether an added token can take any number of adjacent spaces.
     """
 
     longest: int = 0
@@ -31,7 +35,7 @@ class TokenBound(NamedTuple):
     swallows_spaces: bool = False
 
     def least(self, text: str) -> int:
-        """A number of tokens that `text` has at least; 0 if no bound is known."""
+        """A lower bound for the number of tokens in `text`; 0 if none is known."""
         if not self.longest:
             return 0
         size = len(text.encode(errors="surrogatepass")) if self.as_bytes else len(text)
@@ -42,7 +46,7 @@ class TokenBound(NamedTuple):
 
 
 def token_bound(document: dict[str, Any]) -> TokenBound:
-    """The bound for a tokenizer.json; one that says 0 for a tokenizer that can drop or join characters."""
+    """Compute the bound for a tokenizer.json. It is 0 for tokenizers that can drop or join characters."""
     normalizers = list(steps(document.get("normalizer")))
     pre_tokenizers = list(steps(document.get("pre_tokenizer")))
     if "sentencepiece" in document or not all(map(_keeps_length, normalizers)) or not all(map(_keeps, pre_tokenizers)):
@@ -53,7 +57,7 @@ def token_bound(document: dict[str, Any]) -> TokenBound:
     if model.get("type", "BPE") not in ("BPE", "Unigram") or model.get("continuing_subword_prefix"):
         return TokenBound()
     if not (_has_all_bytes(pieces) if as_bytes else _falls_back_to_bytes(model, pieces)):
-        return TokenBound()  # characters are dropped, or many of them become one unknown token
+        return TokenBound()  # unknown characters are dropped, or many of them become one token
     added = document.get("added_tokens") or []
     prepended = sum(len(step["prepend"].encode()) for step in normalizers if step.get("type") == "Prepend")
     longest_added = max((len(entry["content"].encode()) for entry in added), default=0)
@@ -74,7 +78,7 @@ def _falls_back_to_bytes(model: dict[str, Any], pieces: Any) -> bool:
 
 
 def _keeps_length(step: dict[str, Any]) -> bool:
-    """Whether a normalizer neither drops characters nor joins more of them than NFC does."""
+    """Whether a normalizer drops no characters and joins no more of them than NFC does."""
     kind, pattern, content = step.get("type"), step.get("pattern"), step.get("content")
     if kind == "Replace" and isinstance(pattern, dict) and isinstance(content, str):
         found = pattern.get("String")

@@ -1,10 +1,10 @@
-"""A str that records which of its characters a chat template wrote, so that data cannot pass for special tokens.
+"""A str that records which of its characters a chat template wrote, so that data cannot impersonate special tokens.
 
-Trust is positive: a character belongs to the template only if it was copied, with its origin, from a literal of the
-template. An operation that this file does not override returns a plain str, and the characters of a plain str are data.
-A missing override can turn a special token into text. It cannot turn text into a special token.
+A character counts as the template's only if it was copied, with its origin, from a literal of the template. Operations
+that this file does not override return a plain str, whose characters count as data. So a missing override can turn a
+special token into text, but never text into a special token.
 
-The worker (chat_worker.py) loads this file by path, so it must not import llamac.
+The worker (chat_worker.py) imports this file, which therefore imports nothing else of llamac.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex
 
-# Where a character comes from: the caller's data, the template, or the role of a message.
+# Origins of characters: the caller's data, the template, or the role of a message.
 DATA, TEMPLATE, ROLE = 0, 1, 2
 
 # A conversion of printf-style formatting. A width or precision of "*" does not match.
@@ -84,7 +84,7 @@ class TrackedStr(str):
             yield value if plain else f"%{match['flags']}{match['kind']}" % (value,)
         yield self[at:]
 
-    # ---- cutting
+    # ---- slicing
 
     def strip(self, characters: str | None = None) -> TrackedStr:
         return self.lstrip(characters).rstrip(characters)
@@ -108,7 +108,7 @@ class TrackedStr(str):
         return self._parts(str.rsplit(self, sep, maxsplit), sep)
 
     def _parts(self, parts: list[str], sep: str | None) -> list[TrackedStr]:
-        """The slices of this string that a split found, in order. Only whitespace is between them where sep is None."""
+        """The slices of this string that a split returned, in order. White space separates them if `sep` is None."""
         found, at = [], 0
         for part in parts:
             if sep is None:
@@ -173,26 +173,26 @@ class TrackedStr(str):
         return assemble(text, [fill * left, self, fill * (len(text) - len(self) - left)])
 
 
-# ---- what operations outside of str need
+# ---- for operations outside str
 
 
 def origin_of(text: str) -> bytes:
-    """The origin of each character; all of a plain str is data."""
+    """The origin of each character. The characters of a plain str are data."""
     return text._origin if isinstance(text, TrackedStr) else bytes(len(text))
 
 
 def literal(text: str) -> TrackedStr:
-    """A string that the template wrote."""
+    """Mark a string as the template's."""
     return TrackedStr(text, bytes([TEMPLATE]) * len(text))
 
 
 def role(text: str) -> TrackedStr:
-    """The role of a message, which may be part of a special token's name but never its first or last character."""
+    """Mark a message's role. It can be part of a special token's name, but not its first or last character."""
     return TrackedStr(text, bytes([ROLE]) * len(text))
 
 
 def tracked(value: Any) -> Any:
-    """Plain data with every str tracked as data, keys included. Other values stay as they are."""
+    """Convert every str in plain data, including keys, to a TrackedStr of data. Other values do not change."""
     if isinstance(value, str):
         return TrackedStr(value, origin_of(value))
     if isinstance(value, Mapping):
@@ -201,21 +201,21 @@ def tracked(value: Any) -> Any:
 
 
 def assemble(text: str, parts: Iterable[str]) -> TrackedStr:
-    """`text` with the origins of `parts`, if these are what it consists of; otherwise all of it is data."""
+    """Return `text` with the origins of `parts` if they concatenate to it; otherwise all of it is data."""
     joined = TrackedStr().join(parts)
     return joined if joined == text else TrackedStr(text)
 
 
 def with_other_case(text: str, source: str) -> TrackedStr:
-    """`text` with the origins of `source`, whose letters may have another case in it.
+    """Return `text` with the origins of `source`, from which it differs only in case.
 
-    Changing the case turns a character into one or several, so equal lengths mean that characters match in order.
+    Changing the case turns a character into one or more, so if the lengths are equal, the characters correspond.
     """
     return TrackedStr(text, origin_of(source) if len(text) == len(source) else None)
 
 
 def with_other_spaces(text: str, source: str) -> TrackedStr:
-    """`text` with the origins of `source`, if the two differ in whitespace only. Whitespace is then data."""
+    """Return `text` with the origins of `source` if they differ only in white space, which becomes data."""
     origin = bytearray(len(text))
     if "".join(str.split(text)) == "".join(str.split(source)):
         characters = zip(str.__iter__(source), origin_of(source), strict=True)
@@ -227,7 +227,7 @@ def with_other_spaces(text: str, source: str) -> TrackedStr:
 
 
 def to_json(value: Any, **options: Any) -> TrackedStr:
-    """`json.dumps(value, **options)` with the origins of the strings in it. What JSON puts around them is data."""
+    """Return `json.dumps(value, **options)` with the origins of the strings in `value`. JSON's own syntax is data."""
     text = json.dumps(value, **options)
     origin = bytearray(len(text))
     at = 0
@@ -247,7 +247,7 @@ def to_json(value: Any, **options: Any) -> TrackedStr:
 
 
 def _strings(value: Any, sort_keys: bool) -> Iterator[str]:
-    """The strings of a value in the order in which JSON writes them. Keys of other types are skipped."""
+    """The strings of a value in the order in which JSON writes them, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

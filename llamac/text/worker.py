@@ -1,7 +1,7 @@
-"""Python processes for work that untrusted input controls: they have a memory limit and are killed when they are late.
+"""Separate Python processes for computations that untrusted input controls, with limits on memory and time.
 
-A `Worker` runs one module of this package in a process of its own (worker_main.py). It serves all threads, one request
-at a time. The first request starts it; it ends with the `Worker` object or with this process.
+A `Worker` runs a module of this package in its own process (worker_main.py). It serves all threads, one request at a
+time. The first request starts it; it ends with the `Worker` object or with this process.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import Any
 
 from llamac.errors import LlamacError, UnsupportedError
 
-STARTING = 60.0  # seconds until a new process must be ready
+STARTING = 60.0  # time limit for starting a process, in seconds
 PROGRAM = Path(__file__).with_name("worker_main.py")
-# With these errors no program can be started, whatever its name.
+# After these errors it is pointless to try another interpreter.
 _EXHAUSTED = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class Worker:
-    """A process that answers requests with a module's `prepare`: see worker_main.py."""
+    """A process that answers requests with a module (worker_main.py). Any thread can use it."""
 
     def __init__(self, module: str, subject: str, error: type[LlamacError], setup: Any = None) -> None:
         """
         Args:
-            module: the name of the module.
-            subject: what error messages call the untrusted input, such as "the chat template".
-            error: the class of errors that the input causes.
-            setup: what the module's `prepare` gets, plain data.
+            module: The module's name.
+            subject: The untrusted input's name in error messages, such as "the chat template".
+            error: The class of errors that the input causes.
+            setup: The argument of the module's `prepare`, plain data.
         """
         self._subject = subject
         self._error = error
@@ -49,16 +49,16 @@ class Worker:
         _workers.add(self)
 
     def ask(self, request: Any, seconds: float, max_bytes: int) -> bytes:
-        """The answer to a request.
+        """Send a request and return the answer.
 
         Args:
-            request: plain data.
-            seconds: time limit; a process that exceeds it is killed.
-            max_bytes: limit of the answer.
+            request: Plain data.
+            seconds: Time limit. A process that exceeds it is killed.
+            max_bytes: Size limit of the answer.
 
         Raises:
-            error: the process took too long, ended, or sent too long an answer.
-            UnsupportedError: no Python interpreter was found for the process.
+            LlamacError: Of the class `error`, if the process took too long, ended, or sent too long an answer.
+            UnsupportedError: If no Python interpreter was found for the process.
         """
         with self._lock:
             try:
@@ -76,12 +76,12 @@ class Worker:
 
     @property
     def child(self) -> subprocess.Popen[bytes] | None:
-        """The process that is running."""
+        """The running process, or None."""
         return self._process.child
 
     def bad_answer(self) -> LlamacError:
-        """The error for an answer of the wrong form."""
-        return self._error(f"the process of {self._subject} sent an answer of the wrong form")
+        """The error for a malformed answer."""
+        return self._error(f"the process of {self._subject} sent a malformed answer")
 
     def _exchange(self, frame: bytes, seconds: float, max_bytes: int) -> bytes:
         until = time.monotonic() + seconds
@@ -99,6 +99,7 @@ class Worker:
             ) from None
 
     def _start(self) -> None:
+        """Start the process with the first interpreter that works."""
         failures = []
         version = ".".join(map(str, sys.version_info[:2]))
         for program in _interpreters():
@@ -128,7 +129,7 @@ class Worker:
 
 
 class _Process:
-    """The process of a worker, while there is one, and the pipes to it."""
+    """The process of a worker, if it is running, and the pipes to it."""
 
     def __init__(self) -> None:
         self.child: subprocess.Popen[bytes] | None = None
@@ -141,7 +142,7 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for this process
+            start_new_session=True,  # Ctrl-C must interrupt only this process
         )
         assert self.child.stdin is not None
         os.set_blocking(self.child.stdin.fileno(), False)
@@ -150,7 +151,7 @@ class _Process:
         return self.child is not None and self.child.poll() is None
 
     def write(self, data: bytes, until: float) -> None:
-        """TimeoutError after `until`; EOFError if the process has ended."""
+        """Write to the process. Raises TimeoutError after `until`, EOFError if the process has ended."""
         assert self.child is not None
         assert self.child.stdin is not None
         pipe, rest = self.child.stdin.fileno(), memoryview(data)
@@ -166,7 +167,7 @@ class _Process:
                 raise EOFError from None
 
     def read(self, size: int, until: float) -> bytes:
-        """TimeoutError after `until`; EOFError if the process has ended."""
+        """Read `size` bytes. Raises TimeoutError after `until`, EOFError if the process has ended."""
         assert self.child is not None
         assert self.child.stdout is not None
         pipe, data = self.child.stdout.fileno(), bytearray()
@@ -187,7 +188,7 @@ class _Process:
             self.forget()
 
     def forget(self) -> None:
-        """Closes the pipes."""
+        """Close the pipes without ending the process."""
         if self.child is not None:
             for pipe in (self.child.stdin, self.child.stdout):
                 if pipe is not None:
@@ -213,8 +214,8 @@ def _frame(content: Any) -> bytes:
 def _interpreters() -> list[str]:
     """Paths where the interpreter of this Python may be.
 
-    Where Python is embedded, `sys.executable` can be empty or another program. Such a program might do anything when it
-    is started, so that only files with an interpreter's name count.
+    In an embedded Python, `sys.executable` can be empty or another program. Starting that program could do anything, so
+    only files with an interpreter's name count.
     """
     name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     folders = [os.path.join(prefix, "bin") for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix)]
@@ -235,7 +236,7 @@ _processes: weakref.WeakSet[_Process] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """A forked child starts processes of its own: those of the parent answer the parent."""
+    """Make a forked child start its own processes: those of the parent answer the parent."""
     for worker in _workers:
         worker._lock = threading.Lock()
     for process in _processes:

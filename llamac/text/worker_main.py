@@ -1,14 +1,15 @@
-"""The program of a worker process (worker.py): imports a module, gives up what it can, and answers requests.
+"""The program of a worker process (worker.py): imports a module, drops privileges, and answers requests.
 
-Whatever a request does, it can lose only this process, which has a memory limit and can open neither files nor sockets
-once it has started. The parent kills the process when a request takes too long; if the parent is gone, a timer does.
+A request can harm only this process, which has a memory limit and cannot open files or sockets after its start. The
+parent kills the process when a request takes too long. If the parent no longer exists, a timer ends it.
 
-The module has a constant MEMORY, the limit of the address space in bytes, and a function `prepare(setup)`. It imports
-all that requests need, because no file can be opened later, and returns a function that maps a request to bytes.
+The module has a constant MEMORY, the limit of the address space in bytes, and a function `prepare(setup)`. This
+function imports everything that requests need, because no file can be opened later, and returns a function that maps a
+request to bytes.
 
-Standard input carries frames of an 8-byte length and a `marshal` of that length: first (module search path, module's
-name, setup), then requests (seconds, request). Standard output carries frames of an 8-byte length and the answer. The
-first answer is the version of Python.
+Standard input carries frames of an 8-byte length and that many bytes of `marshal` data: first (module search path,
+module's name, setup), then requests (seconds, request). Standard output carries frames of an 8-byte length and an
+answer. The first answer is the version of Python.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ import types
 from pathlib import Path
 from typing import Any, BinaryIO
 
-GRACE = 2.0  # seconds that the parent has to end this process before a timer does
+GRACE = 2.0  # seconds after a request's time limit until the timer ends this process
 
 
 def main() -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.path[:], name, setup = _receive(source)
-    package = types.ModuleType("llamac")  # not the package's own __init__: a few files of it are needed
+    package = types.ModuleType("llamac")  # instead of the package's __init__, because only a few files are needed
     package.__path__ = [str(Path(__file__).parents[1])]
     sys.modules["llamac"] = package
     module = importlib.import_module(name)
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 def _limit(memory: int) -> None:
-    """Limits the process, as far as the system can. What is open stays open."""
+    """Limit the process as far as the system supports it. Open files stay open."""
     try:
         import resource
     except ImportError:

@@ -388,5 +388,5 @@ def test_random_templates_render_the_same_twice() -> None:
 def test_malformed_origins_from_the_worker_are_an_error(origins: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = json.dumps({"text": "ab", "origins": origins}).encode()
     monkeypatch.setattr(chat_process.WORKER, "ask", lambda *_: answer)
-    with pytest.raises(ChatTemplateError, match="answer of the wrong form"):
+    with pytest.raises(ChatTemplateError, match="malformed answer"):
         chat_process.render_tracked("ab", {}, [])
