@@ -215,7 +215,6 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("out", type=Path, help="JSON file for the results")
-    parser.add_argument("--plot", type=Path, help="also draw the results to this PNG file")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name in ("stories", "stories-gpt2"):

@@ -1,4 +1,4 @@
-"""The documentation against the code: format tables, generated pages, signatures, links; every example runs."""
+"""The documentation against the code: format tables, generated pages, signatures; every example runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -35,9 +35,6 @@ from llamac.format.probes import EngineRecord, Probe, ProbeSet, encode
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-OTHER_PAGES = [
-    ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "bench/LOG.md", "bench/README.md", "models/README.md")
-]
 
 
 @functools.cache
@@ -458,7 +455,7 @@ def test_every_build_option_is_documented() -> None:
     assert documented == used
 
 
-# ---- examples and links
+# ---- examples
 
 
 class Block(NamedTuple):
@@ -537,20 +534,3 @@ def test_the_examples_in_python_md_run_on_a_model_without_bos(tmp_path: Path, mo
     load = llamac.load
     monkeypatch.setattr(llamac, "load", lambda _, **options: load(path, **options))
     test_examples_run(ROOT / "docs" / "python.md", tmp_path, monkeypatch)
-
-
-def headings(path: Path) -> Iterator[str]:
-    """The anchors of a document, as GitHub generates them."""
-    for title in re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE):
-        yield re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-
-
-@pytest.mark.parametrize("path", [*DOCUMENTS, *OTHER_PAGES], ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_resolve(path: Path) -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", path.read_text("utf-8")):
-        if target.startswith(("http://", "https://")):
-            continue
-        file, _, anchor = target.partition("#")
-        other = (path.parent / file).resolve() if file else path
-        assert other.exists(), f"{path.name} links to {target}"
-        assert not anchor or anchor in headings(other), f"{path.name} links to {target}"
