@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from llamac.arguments import Adapter, StrPath, file_path
 from llamac.engine.machine import plan_threads
@@ -129,6 +129,26 @@ def export(
         return _export(_locate(source), out, options, report)
 
 
+def export_unnamed(
+    source: Source,
+    file: BinaryIO,
+    folder: Path,
+    *,
+    dtype: str,
+    tokenizer: Literal[False] | None,
+    progress: Progress,
+) -> Report:
+    """Convert a model to a flat file without probes, into an open file that need not have a name.
+
+    Args:
+        file: The open file, which must be empty.
+        folder: A folder on the disk of `file`, whose free space is checked.
+        source: As in `export`, like the other arguments.
+    """
+    options = ExportOptions(dtype=dtype, tokenizer=tokenizer, probe_source=None)
+    return _export(source, folder, options, progress, file)
+
+
 def _locate(source: StrPath | Source) -> Source:
     if isinstance(source, Source):
         return source
@@ -143,7 +163,9 @@ def _locate(source: StrPath | Source) -> Source:
         raise ExportError(f"{error.filename}: {error.strerror}") from None
 
 
-def _export(source: Source, out: Path, options: ExportOptions, progress: Progress) -> Report:
+def _export(
+    source: Source, out: Path, options: ExportOptions, progress: Progress, file: BinaryIO | None = None
+) -> Report:
     warnings: list[str] = []
     checkpoint = read_checkpoint(source.path, warnings, progress)
     if options.lora:
@@ -155,7 +177,7 @@ def _export(source: Source, out: Path, options: ExportOptions, progress: Progres
     options = _with_dtype(options, checkpoint)
     assert options.dtype is not None
     _warn_of_quantized(checkpoint, options.dtype, warnings)
-    size, bits = _write(checkpoint, source, out, options, warnings, progress)
+    size, bits = _write(checkpoint, source, out, options, warnings, progress, file)
     return Report(
         path=out,
         bytes=size,
@@ -207,6 +229,7 @@ def _write(
     options: ExportOptions,
     warnings: list[str],
     progress: Progress,
+    file: BinaryIO | None,
 ) -> tuple[int, float]:
     """(bytes written, bits per weight of a flat file or 0)."""
     assert options.dtype is not None
@@ -239,5 +262,6 @@ def _write(
         folder=source.path if source.path.is_dir() else None,
         warnings=warnings,
         progress=progress,
+        file=file,
     )
     return plan.file_bytes, plan.bits_per_weight

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import BinaryIO
 
 from llamac import __version__
 from llamac.errors import ArgumentError
@@ -54,10 +55,12 @@ def write_flat(
     folder: Path | None,
     warnings: list[str],
     progress: Progress,
+    file: BinaryIO | None = None,
 ) -> Plan:
     """Write the flat file `out`.
 
     Args:
+        file: Write to this open file instead. `out` then only names the disk whose free space is checked.
         partial: The name of the unfinished file, as in `llamac.export.export`.
         probe_source: "llamac", "transformers", or None for no probes.
         folder: The source, if it is a Hugging Face directory; transformers reads it.
@@ -76,16 +79,17 @@ def write_flat(
         probe_set = probes.make(checkpoint, NUMERICS, source=probe_source, folder=folder, progress=progress)
         plan = replace(plan, sections={**plan.sections, "probes": encode(probe_set)})
     _check_space(out, partial, checkpoint, plan, quantization)
-    with atomic_file(out, partial) as file:
+    with atomic_file(out, partial) if file is None else contextlib.nullcontext(file) as target:
         with contextlib.ExitStack() as stack:
             stats = _calibrated_stats(checkpoint, out, quantization, sequences, progress, stack)
-            hashes = write_file(file, plan, progress, threads=quantization.threads, calibration=stats)
+            hashes = write_file(target, plan, progress, threads=quantization.threads, calibration=stats)
         if probe_set is not None:
             # the results need the finished file; their encoding has the same size as that of the empty records
-            file.flush()
-            measured = probes.measure(Path(file.name), probe_set, fidelity=_fidelity(plan), progress=progress)
+            target.flush()
+            measured = probes.measure(Path(target.name), probe_set, fidelity=_fidelity(plan), progress=progress)
             plan = replace(plan, sections={**plan.sections, "probes": encode(measured)})
-            write_tables(file, plan, hashes)
+            write_tables(target, plan, hashes)
+        target.flush()
     return plan
 
 

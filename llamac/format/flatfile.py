@@ -185,6 +185,7 @@ class FlatFile:
         path: The file.
         memory: When to read the weights: "map" on first use; "populate" now; "huge" now, into huge pages if the kernel
             has any.
+        descriptor: Map this open file, which need not have a name. `path` is then only its name in messages.
 
     Attributes:
         path: The file.
@@ -200,20 +201,11 @@ class FlatFile:
         UnsupportedError: If the system does not support `memory`.
     """
 
-    def __init__(self, path: str | Path, memory: str = "map") -> None:
+    def __init__(self, path: str | Path, memory: str = "map", *, descriptor: int | None = None) -> None:
         if memory not in MEMORY:
             raise ArgumentError(f"memory is {memory!r}, expected {', '.join(map(repr, MEMORY))}")
         self.path = Path(path)
-        if self.path.is_dir():
-            raise ModelError(f"{self.path} is a directory: run `llamac export` on it first")
-        if self.path.exists() and not self.path.is_file():
-            raise ModelError(
-                f"{self.path} is not a regular file: a model file is mapped, so it cannot be a pipe or a device"
-            )
-        with open(self.path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise ModelError(f"{self.path}: the file is empty")
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._map = self._mapped() if descriptor is None else mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         try:
             # the core checks structure, hashes and ranges, so the code below can trust the tables
             self.core = _core.Model(self._map)
@@ -235,6 +227,18 @@ class FlatFile:
         self._metadata: dict[str, Any] | None = None
         if memory != "map":
             self._populate(memory == "huge")
+
+    def _mapped(self) -> mmap.mmap:
+        if self.path.is_dir():
+            raise ModelError(f"{self.path} is a directory: run `llamac export` on it first")
+        if self.path.exists() and not self.path.is_file():
+            raise ModelError(
+                f"{self.path} is not a regular file: a model file is mapped, so it cannot be a pipe or a device"
+            )
+        with open(self.path, "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise ModelError(f"{self.path}: the file is empty")
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def _populate(self, huge: bool) -> None:
         """Read the whole file into the mapping, in steps between which Ctrl-C can interrupt."""

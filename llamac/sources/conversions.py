@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from llamac.arguments import DTYPES, CacheDir
 from llamac.errors import ExportError
-from llamac.format.detect import files_of
+from llamac.format.detect import Source, files_of
 from llamac.format.flatfile import FlatFile
 from llamac.progress import Progress
 from llamac.sources.cache import Entry, key_of, open_cache
@@ -94,15 +94,24 @@ def cached_conversions(path: Path, cache_dir: CacheDir = None) -> list[Entry]:
 
 
 def _temporary(request: Request, progress: Progress, warn: Warn, notice: Notice) -> FlatFile:
-    """Convert to a file that is deleted as soon as it is open: its space is free when the file is closed."""
-    with tempfile.TemporaryDirectory(prefix="llamac-") as folder:
-        path = Path(folder, "model.bin")
+    """Convert to a file without a name: the system deletes it when it is closed, however the process ends."""
+    from llamac.export.convert import export_unnamed
+
+    folder = Path(tempfile.gettempdir())
+    with tempfile.TemporaryFile(prefix="llamac-") as file:
         notice(f"converting {request.label} to a temporary file")
-        with _full_disk_advice(path.parent, request.path, IN_TMPDIR):
-            _convert(request, path, progress, warn)
-        file = FlatFile(path, request.memory)
-        file.path = request.path  # for messages
-        return file
+        with _full_disk_advice(folder, request.path, IN_TMPDIR):
+            report = export_unnamed(
+                Source(request.path, request.name),
+                file,
+                folder,
+                dtype=request.dtype,
+                tokenizer=None if request.tokenizer else False,
+                progress=progress,
+            )
+        for text in report.warnings:
+            warn(text)
+        return FlatFile(request.path, request.memory, descriptor=file.fileno())
 
 
 @contextlib.contextmanager

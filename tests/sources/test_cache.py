@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -324,6 +325,24 @@ def test_a_load_without_a_cache_leaves_no_files(
         assert model.logits(IDS).tobytes() == expected
         assert model.file.path == checkpoint_folder
     assert not cache_folder.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_conversion_without_a_cache_that_is_killed_leaves_no_files(
+    checkpoint_folder: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    program = """
+        import os, sys
+        import llamac
+        def kill(phase, done, total):
+            if phase == "writing" and done:
+                os.kill(os.getpid(), int(sys.argv[2]))
+        llamac.load(sys.argv[1], cache_dir=False, progress=kill)
+    """
+    done = run_python(program, checkpoint_folder, int(number), TMPDIR=str(tmp_path / "temporary"))
+    assert done.returncode == -number
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_an_unwritable_cache_is_not_used(
