@@ -28,11 +28,12 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("test_kernels", "test_format", "test_model", "test_changed_file")
 NAMES += ("test_sampler", "test_pool", "test_pool_portable")
 TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
-# Programs that #include a core file, compiled with other settings: that file's object must not be linked as well.
+# Programs that #include a core file to compile it with other settings, and the object that must then not be linked.
 INCLUDED = {"test_pool_portable": "pool"}
-BENCHMARK = ROOT / "bench" / "kernel_speed.c"  # built with the tests and run on a few kernels, to keep it working
+BENCHMARK = ROOT / "bench" / "kernel_speed.c"  # built with the tests and run briefly, to keep it working
 
-# With these clang compiles the unrolled kernels in seconds instead of minutes. gcc checks them for undefined behavior.
+# With these options clang compiles the unrolled kernels in seconds instead of minutes. Builds with gcc check them for
+# undefined behavior.
 FUZZED_KERNELS = ("-fno-sanitize=undefined", "-mllvm", "-asan-instrumentation-with-call-threshold=0")
 
 

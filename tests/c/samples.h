@@ -29,7 +29,7 @@ static inline void fill_random(float *x, size_t n, uint64_t *state) {
     for (size_t i = 0; i < n; i++) x[i] = random_float(state);
 }
 
-// Zeroed memory, aligned to cache lines. Exits if there is none.
+// Zeroed memory, aligned to cache lines. Exits if memory runs out.
 static inline void *take(size_t bytes) {
     const size_t padded = bytes ? (bytes + 63) / 64 * 64 : 64;
     void *p = aligned_alloc(64, padded);
@@ -51,7 +51,7 @@ static inline void set_weight(int dtype, uint8_t *w, size_t strip_bytes, int row
     if (dtype == LLAMAC_F32) ((float *)(void *)p)[at] = x;
     else ((uint16_t *)(void *)p)[at] = dtype == LLAMAC_F16 ? f16_from_f32(x) : (uint16_t)(f32_bits(x) >> 16);
 }
-// Random weights. In quantized strips any byte is a valid code except q8's 0, which would be -128.
+// Random weights. In quantized strips any byte is a valid code, except q8's 0: it would mean -128.
 static inline void fill_matrix(int dtype, uint8_t *w, size_t strip_bytes, int rows, int columns, uint64_t *state) {
     if (!dtype_is_quantized(dtype)) {
         for (int r = 0; r < rows; r++)
@@ -64,7 +64,7 @@ static inline void fill_matrix(int dtype, uint8_t *w, size_t strip_bytes, int ro
         for (size_t i = LINE_BYTES; i < strip_bytes; i++) p[i] = (uint8_t)(1 + random_below(state, 255));
     }
 }
-// Row o, column k, decoded as docs/format.md specifies; on purpose not with the core's own size functions.
+// Row o, column k, decoded as docs/format.md specifies, deliberately without the core's size functions.
 static inline double weight_at(int dtype, const uint8_t *w, size_t strip_bytes, int o, int k) {
     const uint8_t *p = w + (size_t)(o / 16) * strip_bytes;
     const int r = o % 16;

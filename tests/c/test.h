@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// test.h - named tests, and checks that say where they failed.
+// test.h - named tests, and checks that print where they failed.
 #ifndef LLAMAC_TEST_H
 #define LLAMAC_TEST_H
 #include <stdint.h>
@@ -18,9 +18,15 @@ static int failures, checks;
             printf(__VA_ARGS__); \
             printf("\n"); \
             if (failures > 20) { printf("too many failures\n"); exit(1); } \
-        } } while (0)
+        } \
+    } while (0)
 
-#define RUN(test) do { int before = failures; test(); printf("%-44s %s\n", #test, failures == before ? "ok" : "FAILED"); fflush(stdout); } while (0)
+#define RUN(test) do { \
+        const int before = failures; \
+        test(); \
+        printf("%-64s %s\n", #test, failures == before ? "ok" : "FAILED"); \
+        fflush(stdout); \
+    } while (0)
 
 static inline int finish_tests(const char *name) {
     printf("%s: %d checks, %d failed\n", name, checks, failures);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// test_kernels.c - every kernel of every instruction set that this machine supports: the same bits as the scalar
-// kernel for all tails and alignments, and close to the same formula in float64.
+// test_kernels.c - the kernels of every instruction set that this machine supports: the same bits as the scalar kernels
+// for all tails and alignments, and close to the same formulas in float64.
 #include <math.h>
 #include "common.h"
 #include "format.h"
@@ -8,19 +8,19 @@
 #include "kernels.h"
 #include "test.h"
 
-static const struct kernels *tables[8];   // tables[0] is the scalar one
+static const struct kernels *tables[8];   // tables[0]: the scalar kernels
 static int n_tables;
 
 static const int dtypes[] = { LLAMAC_F32, LLAMAC_F16, LLAMAC_BF16, LLAMAC_Q8, LLAMAC_Q4, LLAMAC_Q4S };
 
-// Whether all bits agree. NaNs may differ in sign and payload, which C leaves unspecified.
+// Whether all bits are equal. NaNs may differ in sign and payload, which C leaves unspecified.
 static int same(const float *a, const float *b, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (memcmp(a + i, b + i, sizeof *a) && (a[i] == a[i] || b[i] == b[i])) return 0;
     return 1;
 }
 
-static void f16_conversions_round_like_the_hardware(void) {
+static void f16_conversions_round_to_nearest_even(void) {
 #if defined(__x86_64__)
     for (int h = 0; h < 65536; h++) {
         const float x = f32_from_f16((uint16_t)h);
@@ -41,7 +41,7 @@ static void pack_rows(const struct kernels *kernels, int dtype, void *panels, in
         kernels->pack[input](panel_row(panels, m, input_words(input, columns), r), x + r * columns, columns);
 }
 
-// One row at a time, the strips in two calls: the same bits as in one call.
+// Computes one row at a time, with the strips in two calls. The bits must be those of one call for all.
 static void check_gemm_in_parts(const struct kernels *kernels, int dtype, const struct gemm *g, const float *x,
                                 const float *expected) {
     const int strips = g->last;
@@ -59,7 +59,7 @@ static void check_gemm_in_parts(const struct kernels *kernels, int dtype, const 
     free(panel);
 }
 
-// With row_weights, y_rows and copy: row t goes to row m - 1 - t, weighted; the copy is the product before the weight.
+// With row_weights, y_rows and copy: row r, weighted, goes to row m - 1 - r; the copy is the product before weighting.
 static void check_gemm_weighted(const struct kernels *kernels, int dtype, const struct gemm *g, const float *expected) {
     float weights[64], *const copy = take_floats(g->m, g->rows);
     int y_rows[64];
@@ -153,53 +153,54 @@ static void products_have_the_same_bits(void) {
     }
 }
 
-// Codes and inputs with the largest possible sums, and inputs that are not finite.
-static void quantized_products_handle_extreme_inputs(void) {
-    enum { COLUMNS = 256, WORDS = COLUMNS };
-    static const float extremes[] = { 1, -1, 0, 1e-40f, 1e30f, NAN, INFINITY };
+// Weights of equal bytes `fill` and the largest scales, with inputs that are all 1 except for `extreme`: everywhere if
+// it is 1 or -1, else at column 40 only.
+static void check_extreme_product(int dtype, int fill, float extreme) {
+    enum { COLUMNS = 256 };
+    const size_t strip_bytes = dtype_strip_bytes(dtype, COLUMNS);
+    uint8_t *w = take(strip_bytes);
+    int32_t panel[COLUMNS];
+    float x[COLUMNS], y[16], expected[16];
+    void *scratch = take(gemm_scratch_bytes(1));
     struct cancel cancel = { 0 };
+    memset(w, dtype == LLAMAC_Q8 && !fill ? 1 : fill, strip_bytes);
+    for (size_t block = 0; block < 2; block++)
+        memset(w + LINE_BYTES + block * block_bytes(dtype, 4), fill % 2 ? 127 : 0x81, block_scale_bytes(dtype, 4));
+    for (int r = 0; r < 16; r++) ((float *)(void *)w)[r] = 1;
+    for (int k = 0; k < COLUMNS; k++) x[k] = fabsf(extreme) == 1 || k == 40 ? extreme : 1;
+    const struct gemm g = { .w = w, .strip_bytes = strip_bytes, .last = 1, .rows = 16, .columns = COLUMNS, .x = panel,
+                            .m = 1, .y = y, .y_stride = 16, .scratch = scratch, .cancel = &cancel };
+    for (int t = 0; t < n_tables; t++) {
+        pack_rows(tables[t], dtype, panel, 1, x, COLUMNS);
+        tables[t]->gemm[dtype](&g);
+        if (t == 0) memcpy(expected, y, sizeof y);
+        if (isfinite(extreme))
+            CHECK(same(y, expected, 16), "%s differs: dtype %d, bytes %d, input %g", tables[t]->name, dtype, fill,
+                  (double)extreme);
+        else
+            for (int i = 0; i < 16; i++)
+                CHECK(y[i] != y[i], "%s: dtype %d hides %g", tables[t]->name, dtype, (double)extreme);
+    }
+    double sum = 0;
+    for (int k = 0; k < COLUMNS; k++)
+        sum += weight_at(dtype, w, strip_bytes, 3, k) * input_at(dtype, x, COLUMNS, k);
+    if (isfinite(extreme))
+        CHECK(fabs((double)expected[3] - sum) <= 1e-5 * fabs(sum) + 1e-30,
+              "dtype %d, bytes %d, input %g: %g, expected %g", dtype, fill, (double)extreme, (double)expected[3], sum);
+    free(w), free(scratch);
+}
+
+static void quantized_products_handle_extreme_inputs(void) {
+    static const float extremes[] = { 1, -1, 0, 1e-40f, 1e30f, NAN, INFINITY };
     for (int dtype = LLAMAC_Q8; dtype <= LLAMAC_Q4S; dtype++)
-        for (int fill = 0; fill < 256; fill += 15) for (size_t e = 0; e < ARRAY_LEN(extremes); e++) {
-            const size_t strip_bytes = dtype_strip_bytes(dtype, COLUMNS);
-            uint8_t *w = take(strip_bytes);
-            int32_t panel[WORDS];
-            float x[COLUMNS], y[16], expected[16];
-            void *scratch = take(gemm_scratch_bytes(1));
-            memset(w, dtype == LLAMAC_Q8 && !fill ? 1 : fill, strip_bytes);
-            for (int block = 0; block < 2; block++)
-                memset(w + LINE_BYTES + (size_t)block * block_bytes(dtype, 4), fill % 2 ? 127 : 0x81,
-                       block_scale_bytes(dtype, 4));
-            for (int r = 0; r < 16; r++) ((float *)(void *)w)[r] = 1;
-            for (int k = 0; k < COLUMNS; k++) x[k] = e < 2 || k == 40 ? extremes[e] : 1;
-            const int finite = x[40] - x[40] == 0;
-            struct gemm g = { .w = w, .strip_bytes = strip_bytes, .last = 1, .rows = 16, .columns = COLUMNS, .x = panel,
-                              .m = 1, .y = y, .y_stride = 16, .scratch = scratch, .cancel = &cancel };
-            for (int t = 0; t < n_tables; t++) {
-                pack_rows(tables[t], dtype, panel, 1, x, COLUMNS);
-                tables[t]->gemm[dtype](&g);
-                if (t == 0) memcpy(expected, y, sizeof y);
-                if (finite)
-                    CHECK(same(y, expected, 16), "%s differs: dtype %d, bytes %d, input %g", tables[t]->name, dtype,
-                          fill, (double)x[40]);
-                else
-                    for (int i = 0; i < 16; i++)
-                        CHECK(y[i] != y[i], "%s: dtype %d hides %g", tables[t]->name, dtype, (double)x[40]);
-            }
-            double sum = 0;
-            for (int k = 0; k < COLUMNS; k++)
-                sum += weight_at(dtype, w, strip_bytes, 3, k) * input_at(dtype, x, COLUMNS, k);
-            if (finite)
-                CHECK(fabs((double)expected[3] - sum) <= 1e-5 * fabs(sum) + 1e-30,
-                      "dtype %d, bytes %d, input %g: %g, expected %g", dtype, fill, (double)x[40], (double)expected[3],
-                      sum);
-            free(w), free(scratch);
-        }
+        for (int fill = 0; fill < 256; fill += 15)
+            for (size_t i = 0; i < ARRAY_LEN(extremes); i++) check_extreme_product(dtype, fill, extremes[i]);
 }
 
 // ---- the quantizer
 
-// Quantizes random rows; the result is close to them, has exactly its size, and extends the hash of all bytes. mode:
-// 0 plain, 1 with importance, 2 with importance and feedback.
+// Quantizes random rows. The result must be close to them and have the expected size; its bytes are added to the hash.
+// mode: 0 plain, 1 with importance, 2 with importance and feedback.
 static void check_quantize(int dtype, int rows, int columns, int mode, uint64_t *state, uint64_t *hash) {
     const size_t n = (size_t)columns, strip_bytes = dtype_strip_bytes(dtype, n);
     const size_t bytes = llamac_matrix_bytes(dtype, (uint64_t)rows, n);
@@ -222,7 +223,7 @@ static void check_quantize(int dtype, int rows, int columns, int mode, uint64_t 
         }
     }
     CHECK(error < 0.02 * total, "dtype %d, %d columns, mode %d: %g of %g", dtype, columns, mode, error, total);
-    for (int i = 0; i < 64; i++) CHECK(out[bytes + (size_t)i] == 0xa5, "wrote past the end");
+    for (int i = 0; i < 64; i++) CHECK(out[bytes + (size_t)i] == 0xa5, "the quantizer wrote past the end");
     for (size_t i = 0; i < bytes; i++) *hash = (*hash ^ out[i]) * 1099511628211u;
     free(w), free(importance), free(feedback), free(decoded), free(out);
 }
@@ -236,7 +237,7 @@ static void quantized_bytes_are_the_same_everywhere(void) {
     CHECK(hash == 10110740812635404679u, "the bytes have changed: %llu", (unsigned long long)hash);
 }
 
-static void quantize_refuses_wrong_arguments(void) {
+static void quantize_rejects_invalid_arguments(void) {
     llamac_error err;
     float w[16] = { 1 };
     uint8_t out[1024];
@@ -250,7 +251,7 @@ static void quantize_refuses_wrong_arguments(void) {
 
 // ---- row functions
 
-// One call: inputs x, w and b, output y, all at an odd address for some cases. variant: a setting of the function.
+// Inputs x, w and b and output y of one call. variant: a setting of the function.
 struct row_case { const float *x, *w, *b; float *y; int n, variant; };
 static void row_rms_norm(const struct kernels *k, const struct row_case *c) {
     k->rms_norm(c->x, c->w, NULL, 1e-5f, c->n, c->y);
@@ -277,7 +278,7 @@ row_functions[] = {
     { "rotate", row_rotate, 1 }, { "activate", row_activate, 2 * ACTIVATION_QUICK_GELU }, { "scale", row_scale, 3 },
 };
 
-// The same bits from all tables, and nothing written outside the n floats at y + shift.
+// All tables must give the same bits and write only to the n floats at y + shift.
 static void check_row_function(size_t f, int variant, int n, int shift, uint64_t *state) {
     enum { SIZE = 88 };
     float x[SIZE], w[SIZE], b[SIZE], y[SIZE], expected[SIZE];
@@ -304,7 +305,7 @@ static void row_functions_have_the_same_bits(void) {
                 for (int shift = 0; shift < 3; shift++) check_row_function(f, variant, n, shift, &state);
 }
 
-// y = cap tanh(y / cap): accurate to a few units in the last place, also near 0; odd; never beyond the cap.
+// y = cap tanh(y / cap) must be accurate to a few units in the last place, even near 0, odd, and never exceed the cap.
 static void soft_caps_are_accurate(void) {
     const float caps[] = { 0.001f, 1, 30, 50, 3e5f };
     for (size_t c = 0; c < ARRAY_LEN(caps); c++)
@@ -367,14 +368,17 @@ static void activations_are_accurate(void) {
 
 // ---- attention
 
-// The KV cache of one head, filled by every table in turn; they must write the same bytes.
+// The KV cache of one head.
 struct cache { uint8_t **pages; int n_pages; size_t key_bytes; };
+
+// The tables take turns.
 static void store_position(const struct cache *cache, int dtype, int head_dim, int p, const float *k, const float *v) {
-    for (int t = 0; t < n_tables; t++) {
-        tables[t]->store_key[dtype](cache->pages[p / KV_PAGE], p % KV_PAGE, head_dim, k);
-        tables[t]->store_value[dtype](cache->pages[p / KV_PAGE] + cache->key_bytes, p % KV_PAGE, head_dim, v);
-    }
+    const struct kernels *table = tables[p % n_tables];
+    uint8_t *page = cache->pages[p / KV_PAGE];
+    table->store_key[dtype](page, p % KV_PAGE, head_dim, k);
+    table->store_value[dtype](page + cache->key_bytes, p % KV_PAGE, head_dim, v);
 }
+
 static struct cache fill_cache(int dtype, int head_dim, int positions, const float *k, const float *v) {
     struct cache cache = { .n_pages = ceil_div(positions, KV_PAGE),
                            .key_bytes = KV_PAGE / 16 * float_strip_bytes(dtype, head_dim) };
@@ -389,8 +393,8 @@ static void free_cache(struct cache cache) {
     free(cache.pages);
 }
 
-// Gives each query a range of positions: as in a prompt, one or several queries per row, or any. Returns the first
-// position that some query sees.
+// Gives each query a range of positions: random ends, or those of a prompt with `group` queries per row. Returns the
+// first position that any query attends to.
 static int choose_ranges(struct attend *a, int positions, uint64_t *state) {
     const int group = (const int[]){ 0, 1, 4, 8 }[random_below(state, 4)];
     for (int i = 0; i < a->n_queries; i++)
@@ -407,8 +411,8 @@ static int choose_ranges(struct attend *a, int positions, uint64_t *state) {
     return first_visible;
 }
 
-// Queries with different ranges over one head's cache: the same bits from all tables and for each query alone; close
-// to float64. NaNs at positions outside a query's range must not reach its result.
+// Queries with different ranges over one head's cache must give the same bits with all tables and one by one, close to
+// float64. NaNs at positions outside of a query's range must not reach its output.
 static void check_attention(int dtype, int head_dim, int positions, int n_queries, uint64_t *state) {
     const int width = padded_head_dim(head_dim);
     const size_t outputs = (size_t)(n_queries * width);
@@ -418,7 +422,7 @@ static void check_attention(int dtype, int head_dim, int positions, int n_querie
     float *scratch = take(sizeof(float) * attend_scratch_floats(head_dim)), *nans = take_floats(1, head_dim);
     fill_random(k, (size_t)(positions * head_dim), state), fill_random(v, (size_t)(positions * head_dim), state);
     fill_random(q, (size_t)(n_queries * head_dim), state);
-    const int poisoned = random_below(state, 2);   // the last position, which not all queries see
+    const int poisoned = random_below(state, 2);   // the last position is NaN; not all queries attend to it
     if (poisoned) k[positions * head_dim - 1] = v[positions * head_dim - 1] = NAN;
     const struct cache cache = fill_cache(dtype, head_dim, positions, k, v);
     struct cancel cancel = { 0 };
@@ -472,7 +476,7 @@ static void attention_has_the_same_bits(void) {
     check_attention(LLAMAC_F32, 16, 257, 2, &state);
 }
 
-static void the_f16_cache_saturates(void) {
+static void the_f16_cache_clamps_large_values(void) {
     const float x[3] = { 1e6f, -1e6f, 65504.0f };
     for (int t = 0; t < n_tables; t++) {
         uint8_t *page = take(KV_PAGE * 64);
@@ -485,9 +489,9 @@ static void the_f16_cache_saturates(void) {
     }
 }
 
-// ---- measuring loops and selection
+// ---- measuring loops, selection of a table
 
-static void measuring_loops_do_the_work_they_report(void) {
+static void measuring_loops_do_the_work_that_they_report(void) {
     enum { FLOATS = 4 * 5 * READ_STEP };
     float *block = take_floats(1, FLOATS), result;
     for (int i = 0; i < FLOATS; i++) block[i] = (float)(i % 9);
@@ -507,7 +511,7 @@ static void measuring_loops_do_the_work_they_report(void) {
     free(block);
 }
 
-static void unknown_isas_are_refused(void) {
+static void unknown_isas_are_rejected(void) {
     llamac_error err;
     CHECK(!kernels_select("sse9", &err) && err.code == LLAMAC_BAD_ARGUMENT, "sse9");
     CHECK(kernels_select("scalar", &err) != NULL, "scalar");
@@ -521,18 +525,18 @@ int main(void) {
     const struct kernels *scalar = tables[n_tables - 1];   // last in the list
     tables[n_tables - 1] = tables[0], tables[0] = scalar;
     for (int i = 0; i < n_tables; i++) printf("testing %s\n", tables[i]->name);
-    RUN(f16_conversions_round_like_the_hardware);
+    RUN(f16_conversions_round_to_nearest_even);
     RUN(products_have_the_same_bits);
     RUN(quantized_products_handle_extreme_inputs);
     RUN(quantized_bytes_are_the_same_everywhere);
-    RUN(quantize_refuses_wrong_arguments);
+    RUN(quantize_rejects_invalid_arguments);
     RUN(row_functions_have_the_same_bits);
     RUN(activations_are_accurate);
     RUN(soft_caps_are_accurate);
     RUN(softmax_has_the_same_bits);
     RUN(attention_has_the_same_bits);
-    RUN(the_f16_cache_saturates);
-    RUN(measuring_loops_do_the_work_they_report);
-    RUN(unknown_isas_are_refused);
+    RUN(the_f16_cache_clamps_large_values);
+    RUN(measuring_loops_do_the_work_that_they_report);
+    RUN(unknown_isas_are_rejected);
     return finish_tests("test_kernels");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// test_model.c - the core as a whole: the same bits however an input is computed, every allocation that can fail,
-// cancelling, observing.
+// test_model.c - the core as a whole: the same bits however an input is computed, failing allocations, cancelling,
+// observing.
 #include <fenv.h>
 #include <math.h>
 #include <pthread.h>
@@ -17,54 +17,47 @@
 #include "pool.h"
 #include "tiny_model.h"
 
-static int emulated;   // the programs run in an emulator: some fifty times slower, and without fork
-
-// As many threads as are wanted, or 1 if this build has no others.
-static int most_threads(int wanted) {
-    return llamac_has_threads() ? wanted : 1;
-}
-
-static int token_at(int sequence, int position,
-    int vocab) { return (position * 37 + sequence * 11 + position * position) % vocab; }
+static int emulated;   // an emulator is about fifty times slower, and forks may fail in it
 
 // ---- the same bits
 
-enum { N = 290 };   // positions: past a block of attention, no multiple of anything
+enum { N = 290 };   // positions: more than a block of attention, and not a multiple of any tile
 
-static void prefill_whole(llamac_session *s, int sequence, int n, int vocab, float *logits) {
-    llamac_row *rows = take(sizeof *rows * (size_t)n);
-    for (int i = 0; i < n; i++) rows[i] = (llamac_row){ token_at(sequence, i, vocab), sequence, i, 1 };
-    CHECK(!llamac_eval(s, rows, n, logits, NULL, &err), "%s", err.message);
-    free(rows);
+// Like `prefill`, in chunks of random sizes from 1 to max_chunk <= 64.
+static void prefill_in_chunks(llamac_session *s, int vocab, int max_chunk, float *logits, uint64_t *state) {
+    for (int start = 0, n; start < N; start += n) {
+        n = min_int(N - start, 1 + random_below(state, max_chunk));
+        llamac_row rows[64];
+        for (int r = 0; r < n; r++) rows[r] = (llamac_row){ token_at(0, start + r, vocab), 0, start + r, 1 };
+        CHECK(!llamac_eval(s, rows, n, logits + (size_t)(start * vocab), NULL, &err), "%s", err.message);
+    }
 }
 
-static void check_same_bits(const struct tiny_shape *shape, int kv) {
+// Compares every kernel set and several thread counts with the scalar kernels on one thread.
+static void check_same_bits(const struct tiny_shape *shape, int kv_dtype) {
     struct tiny_file file = tiny_model(shape);
     llamac_model *model = open_model(file);
-    const size_t vocab = (size_t)shape->vocab;
-    float *expected = take(sizeof(float) * vocab * N), *logits = take(sizeof(float) * vocab * N);
-    llamac_session *s = open_session(model, 1, kv, 1, "scalar");
-    prefill_whole(s, 0, N, shape->vocab, expected);
-    for (size_t i = 0; i < vocab * N; i++) CHECK(isfinite(expected[i]), "logit %zu", i);
+    const int vocab = shape->vocab;
+    const size_t floats = (size_t)(vocab * N), bytes = sizeof(float) * floats;
+    float *expected = take(bytes), *logits = take(bytes);
+    llamac_session *s = open_session(model, 1, kv_dtype, 1, "scalar");
+    prefill(s, 0, N, vocab, expected);
     llamac_session_close(&s);
-    int supported;
+    for (size_t i = 0; i < floats; i++) CHECK(isfinite(expected[i]), "logit %zu", i);
+
     uint64_t state = 9;
-    for (size_t i = 0; llamac_isa_at(i, &supported); i++) {
+    const char *isa;
+    int supported;
+    for (size_t i = 0; (isa = llamac_isa_at(i, &supported)); i++) {
         if (!supported) continue;
-        const char *isa = llamac_isa_at(i, &supported);
-        for (int threads = 1; threads <= most_threads(emulated ? 2 : 3); threads++) {
-            s = open_session(model, 1, kv, threads, isa);
-            prefill_whole(s, 0, N, shape->vocab, logits);
-            CHECK(!memcmp(logits, expected, sizeof(float) * vocab * N), "%s, %d threads, one prefill", isa, threads);
+        for (int threads = 1; threads <= up_to_threads(emulated ? 2 : 3); threads++) {
+            s = open_session(model, 1, kv_dtype, threads, isa);
+            prefill(s, 0, N, vocab, logits);
+            CHECK(!memcmp(logits, expected, bytes), "%s, %d threads, one prefill", isa, threads);
             CHECK(!llamac_truncate(s, 0, 0, &err), "%s", err.message);
-            for (int at = 0; at < N;) {   // chunks of random sizes, some of one token
-                const int n = min_int(N - at, threads == 1 ? 1 : 1 + random_below(&state, 50));
-                llamac_row rows[64];
-                for (int r = 0; r < n; r++) rows[r] = (llamac_row){ token_at(0, at + r, shape->vocab), 0, at + r, 1 };
-                CHECK(!llamac_eval(s, rows, n, logits + (size_t)at * vocab, NULL, &err), "%s", err.message);
-                at += n;
-            }
-            CHECK(!memcmp(logits, expected, sizeof(float) * vocab * N), "%s, %d threads, in chunks", isa, threads);
+            memset(logits, 0, bytes);
+            prefill_in_chunks(s, vocab, threads == 1 ? 1 : 50, logits, &state);
+            CHECK(!memcmp(logits, expected, bytes), "%s, %d threads, in chunks", isa, threads);
             llamac_session_close(&s);
         }
     }
@@ -89,13 +82,12 @@ static void bits_do_not_depend_on_threads_chunks_or_isa(void) {
     check_same_bits(&f16, 0);
 }
 
-// What every machine must compute: SHA-256 of the logits of N positions. A change that moves these bits raises
-// FORMAT_NUMERICS.
+// SHA-256 of the logits of N positions on every machine. A change that moves these bits raises FORMAT_NUMERICS.
 static void logits_have_the_recorded_bits(void) {
-    const struct { const struct tiny_shape *shape; int kv; const char *sha256; } recorded[] = {
+    const struct { const struct tiny_shape *shape; int kv_dtype; const char *sha256; } recorded[] = {
         { &tiny_llama, LLAMAC_F32, "b2b9a73e9fffea128047bdd033a5a5c70b87a0416a7244757d63bc0d8ffef468" },
-            { &tiny_llama, LLAMAC_F16, "557a3b4ea50e4f4a9bc2b5fc87332c2a3de9529a87d3a6a2ee0a2ed466c94272" },
-            { &tiny_gpt2, LLAMAC_F16, "37e774927f70a30ec4c836f3af93a3340760ed39eeec311fbf329358f4ac6200" },
+        { &tiny_llama, LLAMAC_F16, "557a3b4ea50e4f4a9bc2b5fc87332c2a3de9529a87d3a6a2ee0a2ed466c94272" },
+        { &tiny_gpt2, LLAMAC_F16, "37e774927f70a30ec4c836f3af93a3340760ed39eeec311fbf329358f4ac6200" },
         { &tiny_mixed, LLAMAC_F16, "48d9f0b51eb0098ac520702cd15b32f751a641209da77e5d79ddb07c5cf2688b" },
         { &tiny_q8, LLAMAC_F16, "bea9c5c7f67f21331499266f1f319bbff71cebf1a0a608449a4f27c67a2155e6" },
         { &tiny_q4, LLAMAC_F16, "5c6f2a8fbbc02819dcebde35b395e634230d41ad9713ec650a51add0d7ea1ade" },
@@ -103,17 +95,17 @@ static void logits_have_the_recorded_bits(void) {
         { &tiny_q4s, LLAMAC_F16, "b85f2e60f49f48a30b39d0c076552c68539edbe91bab68e891de9666bd075212" },
     };
     for (size_t i = 0; i < ARRAY_LEN(recorded); i++) {
+        const int vocab = recorded[i].shape->vocab;
         struct tiny_file file = tiny_model(recorded[i].shape);
         llamac_model *model = open_model(file);
-        llamac_session *s = open_session(model, 1, recorded[i].kv, 1, NULL);
-        const size_t floats = (size_t)recorded[i].shape->vocab * N;
-        float *logits = take(sizeof(float) * floats);
+        llamac_session *s = open_session(model, 1, recorded[i].kv_dtype, 1, NULL);
+        float *logits = take_floats(N, vocab);
         uint8_t digest[HASH_BYTES];
-        char text[2 * HASH_BYTES + 1];
-        prefill_whole(s, 0, N, recorded[i].shape->vocab, logits);
-        hash(logits, sizeof(float) * floats, digest);
-        for (int b = 0; b < HASH_BYTES; b++) snprintf(text + 2 * b, 3, "%02x", digest[b]);
-        CHECK(!strcmp(text, recorded[i].sha256), "model %zu: %s", i, text);
+        char hex[2 * HASH_BYTES + 1];
+        prefill(s, 0, N, vocab, logits);
+        hash(logits, sizeof(float) * (size_t)(N * vocab), digest);
+        for (int b = 0; b < HASH_BYTES; b++) snprintf(hex + 2 * b, 3, "%02x", digest[b]);
+        CHECK(!strcmp(hex, recorded[i].sha256), "model %zu: %s", i, hex);
         llamac_session_close(&s);
         free(logits);
         llamac_model_close(&model);
@@ -121,64 +113,73 @@ static void logits_have_the_recorded_bits(void) {
     }
 }
 
-static void bits_do_not_depend_on_neighbours(void) {
+static void bits_do_not_depend_on_other_rows_of_the_batch(void) {
+    enum { SEQUENCES = 4, LENGTH = 45, ROWS = 40 };
     struct tiny_file file = tiny_model(&tiny_llama);
     llamac_model *model = open_model(file);
-    enum { S = 4, L = 45 };
     const int vocab = tiny_llama.vocab;
-    float *alone = take(sizeof(float) * (size_t)(S * L * vocab)), *row = take(sizeof(float) * (size_t)(64 * vocab));
-    for (int q = 0; q < S; q++) {
-        llamac_session *s = open_session(model, S, 0, 1, NULL);
-        prefill_whole(s, q, L, vocab, alone + q * L * vocab);
+    const size_t row_bytes = sizeof(float) * (size_t)vocab;
+    float *expected = take_floats(SEQUENCES * LENGTH, vocab), *logits = take_floats(ROWS, vocab);
+    for (int q = 0; q < SEQUENCES; q++) {
+        llamac_session *s = open_session(model, SEQUENCES, 0, 1, NULL);
+        prefill(s, q, LENGTH, vocab, expected + q * LENGTH * vocab);
         llamac_session_close(&s);
     }
     uint64_t state = 4;
-    for (int threads = 1; threads <= most_threads(3); threads++) {
-        llamac_session *s = open_session(model, S, 0, threads, NULL);
-        int length[S] = { 0 };
-        for (int round = 0; round < 60; round++) {   // rows of all sequences, mixed at random
-            llamac_row rows[64];
-            int n = 1 + random_below(&state, 40), kept = 0;
-            for (int r = 0; r < n; r++) {
-                const int q = random_below(&state, S);
-                if (length[q] == L) continue;
-                rows[kept++] = (llamac_row){ token_at(q, length[q], vocab), q, length[q], 1 };
-                length[q]++;
+    for (int threads = 1; threads <= up_to_threads(3); threads++) {
+        llamac_session *s = open_session(model, SEQUENCES, 0, threads, NULL);
+        int lengths[SEQUENCES] = { 0 };
+        for (int left = SEQUENCES * LENGTH; left > 0;) {   // batches of rows of random sequences
+            llamac_row rows[ROWS];
+            int n = 0;
+            for (int tries = 1 + random_below(&state, ROWS); tries; tries--) {
+                const int q = random_below(&state, SEQUENCES), position = lengths[q];
+                if (position == LENGTH) continue;
+                rows[n++] = (llamac_row){ token_at(q, position, vocab), q, position, 1 };
+                lengths[q]++;
             }
-            CHECK(!llamac_eval(s, rows, kept, row, NULL, &err), "%s", err.message);
-            for (int r = 0; r < kept; r++)
-                CHECK(!memcmp(row + r * vocab, alone + (rows[r].sequence * L + rows[r].position) * vocab,
-                    sizeof(float) * (size_t)vocab), "sequence %d, position %d", rows[r].sequence, rows[r].position);
+            CHECK(!llamac_eval(s, rows, n, logits, NULL, &err), "%s", err.message);
+            for (int r = 0; r < n; r++) {
+                const int q = rows[r].sequence, position = rows[r].position;
+                CHECK(!memcmp(logits + r * vocab, expected + (q * LENGTH + position) * vocab, row_bytes),
+                      "sequence %d, position %d, %d threads", q, position, threads);
+            }
+            left -= n;
         }
         llamac_session_close(&s);
     }
-    free(alone), free(row);
+    free(expected), free(logits);
     llamac_model_close(&model);
     free(file.data);
 }
 
-static void bits_do_not_depend_on_the_hosts_control_word(void) {
+// Rounding mode and handling of denormal numbers: an eval uses its own and restores the caller's.
+static void bits_do_not_depend_on_the_callers_floating_point_settings(void) {
     struct tiny_file file = tiny_model(&tiny_gpt2);
     llamac_model *model = open_model(file);
-    const size_t bytes = sizeof(float) * (size_t)(tiny_gpt2.vocab * 20);
+    const int vocab = tiny_gpt2.vocab;
+    const size_t bytes = sizeof(float) * (size_t)(20 * vocab);
     float *expected = take(bytes), *logits = take(bytes);
     llamac_session *s = open_session(model, 1, 0, 1, NULL);
-    prefill_whole(s, 0, 20, tiny_gpt2.vocab, expected);
+    prefill(s, 0, 20, vocab, expected);
     llamac_session_close(&s);
-    for (int threads = 1; threads <= most_threads(2); threads++) {
+    for (int threads = 1; threads <= up_to_threads(2); threads++) {
         s = open_session(model, 1, 0, threads, NULL);
+        memset(logits, 0, bytes);
         fesetround(FE_UPWARD);
 #if defined(__x86_64__)
-        const unsigned host = _mm_getcsr() | 0x8040;   // flush to zero, denormals are zero
-        _mm_setcsr(host);
+        const unsigned settings = _mm_getcsr() | 0x8040;   // flush to zero, denormals are zero
+        _mm_setcsr(settings);
 #endif
-        prefill_whole(s, 0, 20, tiny_gpt2.vocab, logits);
+        prefill(s, 0, 20, vocab, logits);
+        const int rounding = fegetround();
 #if defined(__x86_64__)
-        CHECK((_mm_getcsr() & 0xffc0) == (host & 0xffc0), "the host's control word is put back");
-        _mm_setcsr(0x1f80);
+        const unsigned after = _mm_getcsr();
+        _mm_setcsr(0x1f80);   // the default
+        CHECK((after & 0xffc0) == (settings & 0xffc0), "MXCSR is %x, was %x", after, settings);
 #endif
-        CHECK(fegetround() == FE_UPWARD || threads, "rounding");
         fesetround(FE_TONEAREST);
+        CHECK(rounding == FE_UPWARD, "the rounding mode is %d, was %d", rounding, FE_UPWARD);
         CHECK(!memcmp(logits, expected, bytes), "%d threads", threads);
         llamac_session_close(&s);
     }
@@ -187,27 +188,27 @@ static void bits_do_not_depend_on_the_hosts_control_word(void) {
     free(file.data);
 }
 
-static void a_rewound_session_continues_as_a_fresh_one(void) {
+static void a_truncated_session_gives_the_bits_of_a_new_one(void) {
     struct tiny_file file = tiny_model(&tiny_llama);
     llamac_model *model = open_model(file);
     llamac_session *s = open_session(model, 1, 0, 1, NULL);
-    const size_t vocab = (size_t)tiny_llama.vocab;
-    float *expected = take(sizeof(float) * vocab * N), *logits = take(sizeof(float) * vocab);
-    prefill_whole(s, 0, N, tiny_llama.vocab, expected);
+    const int vocab = tiny_llama.vocab;
+    float *expected = take_floats(N, vocab), *logits = take_floats(1, vocab);
+    prefill(s, 0, N, vocab, expected);
     llamac_session_info info;
     llamac_session_describe(s, &info);
     const size_t full = info.kv_bytes;
-    const int places[] = { 289, 256, 255, 130, 64, 63, 1, 0 };
-    for (size_t i = 0; i < ARRAY_LEN(places); i++) {
-        const int p = places[i];
-        CHECK(!llamac_truncate(s, 0, p, &err) && llamac_length(s, 0) == p, "%s", err.message);
-        const llamac_row row = { token_at(0, p, tiny_llama.vocab), 0, p, 1 };
+    const int lengths[] = { 289, 256, 255, 130, 64, 63, 1, 0 };
+    for (size_t i = 0; i < ARRAY_LEN(lengths); i++) {
+        const int n = lengths[i];
+        CHECK(!llamac_truncate(s, 0, n, &err) && llamac_length(s, 0) == n, "%s", err.message);
+        const llamac_row row = { token_at(0, n, vocab), 0, n, 1 };
         CHECK(!llamac_eval(s, &row, 1, logits, NULL, &err), "%s", err.message);
-        CHECK(!memcmp(logits, expected + (size_t)p * vocab, sizeof(float) * vocab), "position %d", p);
+        CHECK(!memcmp(logits, expected + n * vocab, sizeof(float) * (size_t)vocab), "position %d", n);
     }
     llamac_session_describe(s, &info);
-    CHECK(info.kv_bytes < full, "pages are given back");
-    CHECK(llamac_truncate(s, 0, 2, &err) && err.code == LLAMAC_BAD_ARGUMENT, "forward");
+    CHECK(info.kv_bytes < full, "%zu bytes for 1 position, %zu for %d", info.kv_bytes, full, N);
+    CHECK(llamac_truncate(s, 0, 2, &err) && err.code == LLAMAC_BAD_ARGUMENT, "beyond the length");
     CHECK(llamac_truncate(s, 1, 0, &err) && err.code == LLAMAC_BAD_ARGUMENT, "no such sequence");
     llamac_session_close(&s);
     free(expected), free(logits);
@@ -217,156 +218,270 @@ static void a_rewound_session_continues_as_a_fresh_one(void) {
 
 // ---- observing
 
-static void observers_change_nothing(void) {
-    const struct tiny_shape *shapes[] = { &tiny_llama, &tiny_gpt2 };
-    for (size_t which = 0; which < 2; which++) {
-        struct tiny_file file = tiny_model(shapes[which]);
-        llamac_model *model = open_model(file);
-        const size_t vocab = (size_t)shapes[which]->vocab;
-        enum { ROWS = 270 };
-        float *expected = take(sizeof(float) * vocab * ROWS), *logits = take(sizeof(float) * vocab * ROWS);
-        float *seen[LLAMAC_N_STAGES], *again[LLAMAC_N_STAGES] = { NULL };
-        llamac_row rows[ROWS];
-        for (int i = 0; i < ROWS; i++) rows[i] = (llamac_row){ token_at(0, i, (int)vocab), 0, i, 1 };
-        for (int threads = 1; threads <= most_threads(2); threads++) {
-            llamac_session *s = open_session(model, 1, 0, threads, NULL);
-            CHECK(!llamac_eval(s, rows, ROWS, expected, NULL, &err), "%s", err.message);
-            CHECK(!llamac_truncate(s, 0, 0, &err), "%s", err.message);
-            llamac_observation requests[LLAMAC_N_STAGES];
-            size_t widths[LLAMAC_N_STAGES];
-            for (int g = 0; g < LLAMAC_N_STAGES; g++) {
-                int per_layer;
-                widths[g] = llamac_stage_width(s, g, &per_layer);
-                float *out = take(sizeof(float) * widths[g] * ROWS);
-                requests[g] = (llamac_observation){ g, per_layer, out };
-                *(threads == 1 ? &seen[g] : &again[g]) = out;
-            }
-            const llamac_eval_options options = { .observations = requests, .n_observations = LLAMAC_N_STAGES };
-            CHECK(!llamac_eval(s, rows, ROWS, logits, &options, &err), "%s", err.message);
-            CHECK(!memcmp(logits, expected, sizeof(float) * vocab * ROWS), "observed logits differ with %d threads",
-                threads);
-            CHECK(!memcmp(threads == 1 ? seen[LLAMAC_STAGE_LOGITS] : again[LLAMAC_STAGE_LOGITS], expected,
-                sizeof(float) * vocab * ROWS), "the stage logits");
-            if (threads == 2)
-                for (int g = 0; g < LLAMAC_N_STAGES; g++) CHECK(!memcmp(seen[g], again[g],
-                    sizeof(float) * widths[g] * ROWS), "stage %s", llamac_stage_name(g));
-            llamac_session_close(&s);
-        }
-        const float *scores = seen[LLAMAC_STAGE_SCORES];
-        for (int r = 0; r < ROWS; r += 30)
-            for (int p = 0; p < shapes[which]->context; p++)
-                CHECK(p <= r ? isfinite(scores[(size_t)(r * shapes[which]->n_heads * shapes[which]->context + p)])
-                    : scores[(size_t)(r * shapes[which]->n_heads * shapes[which]->context + p)] == -INFINITY,
-                      "score of row %d at %d", r, p);
-        for (int g = 0; g < LLAMAC_N_STAGES; g++) free(seen[g]), free(again[g]);
-        free(expected), free(logits);
-        llamac_model_close(&model);
-        free(file.data);
+enum { OBSERVED_ROWS = 270 };
+
+// Requests every stage, with new buffers; of layer 1 where a stage exists once per layer. floats: their sizes.
+static void request_all_stages(const llamac_session *s, llamac_observation *requests, size_t *floats) {
+    for (int stage = 0; stage < LLAMAC_N_STAGES; stage++) {
+        int per_layer;
+        floats[stage] = llamac_stage_width(s, stage, &per_layer) * OBSERVED_ROWS;
+        requests[stage] = (llamac_observation){ stage, per_layer, take(sizeof(float) * floats[stage]) };
     }
 }
 
-// ---- refusing
+// scores: (rows, n_heads, context). A row attends to itself and the rows before it.
+static void check_causal_scores(const float *scores, const struct tiny_shape *shape) {
+    for (int r = 0; r < OBSERVED_ROWS; r += 30)
+        for (int p = 0; p < shape->context; p++) {
+            const float score = scores[(size_t)(r * shape->n_heads * shape->context + p)];
+            CHECK(p <= r ? isfinite(score) : score == -INFINITY, "score of row %d at position %d is %g", r, p,
+                  (double)score);
+        }
+}
 
-static void bad_rows_change_nothing(void) {
+static void check_observers(const struct tiny_shape *shape) {
+    struct tiny_file file = tiny_model(shape);
+    llamac_model *model = open_model(file);
+    const size_t logits_bytes = sizeof(float) * (size_t)(shape->vocab * OBSERVED_ROWS);
+    float *expected = take(logits_bytes), *logits = take(logits_bytes);
+    llamac_observation requests[2][LLAMAC_N_STAGES];   // of one thread, of two
+    size_t floats[LLAMAC_N_STAGES];
+    llamac_row rows[OBSERVED_ROWS];
+    for (int i = 0; i < OBSERVED_ROWS; i++) rows[i] = (llamac_row){ token_at(0, i, shape->vocab), 0, i, 1 };
+    const int most = up_to_threads(2);
+    for (int threads = 1; threads <= most; threads++) {
+        llamac_session *s = open_session(model, 1, 0, threads, NULL);
+        CHECK(!llamac_eval(s, rows, OBSERVED_ROWS, expected, NULL, &err), "%s", err.message);
+        CHECK(!llamac_truncate(s, 0, 0, &err), "%s", err.message);
+        llamac_observation *seen = requests[threads - 1];
+        request_all_stages(s, seen, floats);
+        const llamac_eval_options options = { .observations = seen, .n_observations = LLAMAC_N_STAGES };
+        CHECK(!llamac_eval(s, rows, OBSERVED_ROWS, logits, &options, &err), "%s", err.message);
+        CHECK(!memcmp(logits, expected, logits_bytes), "%d threads: an observer changes logits", threads);
+        CHECK(!memcmp(seen[LLAMAC_STAGE_LOGITS].out, expected, logits_bytes), "%d threads: stage logits", threads);
+        check_causal_scores(seen[LLAMAC_STAGE_SCORES].out, shape);
+        llamac_session_close(&s);
+    }
+    for (int stage = 0; stage < LLAMAC_N_STAGES; stage++) {
+        if (most == 2)
+            CHECK(!memcmp(requests[0][stage].out, requests[1][stage].out, sizeof(float) * floats[stage]),
+                  "stage %s depends on threads", llamac_stage_name(stage));
+        for (int t = 0; t < most; t++) free(requests[t][stage].out);
+    }
+    free(expected), free(logits);
+    llamac_model_close(&model);
+    free(file.data);
+}
+
+static void observers_change_nothing(void) {
+    check_observers(&tiny_llama);
+    check_observers(&tiny_gpt2);
+}
+
+// ---- invalid arguments
+
+static void invalid_rows_are_rejected_and_change_nothing(void) {
     struct tiny_file file = tiny_model(&tiny_llama);
     llamac_model *model = open_model(file);
     llamac_session *s = open_session(model, 2, 0, 1, NULL);
     float logits[101];
-    const struct { llamac_row rows[2]; int n; enum llamac_code code; } bad[] = {
-        { { { -1, 0, 0, 0 } }, 1, LLAMAC_BAD_ARGUMENT }, { { { 101, 0, 0, 0 } }, 1, LLAMAC_BAD_ARGUMENT },
-            { { { 1, 2, 0, 0 } }, 1, LLAMAC_BAD_ARGUMENT },
-        { { { 1, -1, 0, 0 } }, 1, LLAMAC_BAD_ARGUMENT }, { { { 1, 0, 1, 0 } }, 1, LLAMAC_BAD_ARGUMENT },
-            { { { 1, 0, 0, 0 }, { 1, 0, 2, 0 } }, 2, LLAMAC_BAD_ARGUMENT },
-        { { { 1, 0, 0, 0 } }, -1, LLAMAC_BAD_ARGUMENT },
+    const struct { llamac_row rows[2]; int n; } cases[] = {
+        { { { .token = -1 } }, 1 },
+        { { { .token = 101 } }, 1 },
+        { { { .sequence = 2 } }, 1 },
+        { { { .sequence = -1 } }, 1 },
+        { { { .position = 1 } }, 1 },
+        { { { .position = 0 }, { .position = 2 } }, 2 },
+        { { { .position = 0 } }, -1 },
     };
-    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
-        CHECK(llamac_eval(s, bad[i].rows, bad[i].n, logits, NULL, &err) < 0 && err.code == (int)bad[i].code,
-            "row %zu: %s", i, err.message);
-        CHECK(llamac_length(s, 0) == 0, "length");
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        CHECK(llamac_eval(s, cases[i].rows, cases[i].n, logits, NULL, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT,
+              "case %zu: %s", i, err.message);
+        CHECK(llamac_length(s, 0) == 0, "case %zu: length %d", i, llamac_length(s, 0));
     }
-    CHECK(llamac_eval(s, &(llamac_row){ 1, 0, 0, 1 }, 1, NULL, NULL, &err), "no buffer");
-    const llamac_observation nothing = { LLAMAC_STAGE_Q, 3, logits }, nowhere = { LLAMAC_STAGE_Q, 0, NULL },
-        unknown = { 99, 0, logits };
-    const llamac_observation *requests[] = { &nothing, &nowhere, &unknown };
-    for (int i = 0; i < 3; i++) {
-        const llamac_eval_options o = { .observations = requests[i], .n_observations = 1 };
-        CHECK(llamac_eval(s, &(llamac_row){ 1, 0, 0, 1 }, 1, logits, &o, &err) && err.code == LLAMAC_BAD_ARGUMENT,
-            "observation %d", i);
-    }
-    float numbers[60];
-    const llamac_observation twice[] = { { LLAMAC_STAGE_Q, 1, numbers }, { LLAMAC_STAGE_Q, 0, numbers },
-        { LLAMAC_STAGE_Q, 1, numbers } };
-    // not of a layer
-    const llamac_observation again[] = { { LLAMAC_STAGE_LOGITS, 0, logits }, { LLAMAC_STAGE_LOGITS, 1, logits } };
-    const llamac_eval_options doubled[] = { { .observations = twice, .n_observations = 3 },
-        { .observations = again, .n_observations = 2 } };
-    for (int i = 0; i < 2; i++) {
-        CHECK(llamac_eval(s, &(llamac_row){ 1, 0, 0, 1 }, 1, logits, &doubled[i], &err)
-            && err.code == LLAMAC_BAD_ARGUMENT, "doubled %d", i);
-        CHECK(strstr(err.message, i ? "observation 1" : "observation 2")
-            && strstr(err.message, i ? "logits" : "stage q of layer 1"), "%s", err.message);
+    CHECK(llamac_eval(s, &(llamac_row){ .want_logits = 1 }, 1, NULL, NULL, &err), "no buffer for logits");
+    llamac_session_close(&s);
+    llamac_model_close(&model);
+    free(file.data);
+}
+
+static void invalid_observations_are_rejected(void) {
+    struct tiny_file file = tiny_model(&tiny_llama);
+    llamac_model *model = open_model(file);
+    llamac_session *s = open_session(model, 2, 0, 1, NULL);
+    const llamac_row row = { .token = 1, .want_logits = 1 };
+    float logits[101], q[60];
+    const struct { llamac_observation requests[3]; int n; const char *messages[2]; } cases[] = {
+        { { { LLAMAC_STAGE_Q, 3, q } }, 1, { "observation 0", "in layer 3" } },
+        { { { LLAMAC_STAGE_Q, 0, NULL } }, 1, { "observation 0", "no buffer" } },
+        { { { 99, 0, q } }, 1, { "observation 0", "no stage 99" } },
+        // the same stage twice
+        { { { LLAMAC_STAGE_Q, 1, q }, { LLAMAC_STAGE_Q, 0, q }, { LLAMAC_STAGE_Q, 1, q } }, 3,
+          { "observation 2", "stage q of layer 1" } },
+        // the layer does not matter for stages outside of layers
+        { { { LLAMAC_STAGE_LOGITS, 0, logits }, { LLAMAC_STAGE_LOGITS, 1, logits } }, 2,
+          { "observation 1", "logits" } },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const llamac_eval_options options = { .observations = cases[i].requests, .n_observations = cases[i].n };
+        CHECK(llamac_eval(s, &row, 1, logits, &options, &err) && err.code == LLAMAC_BAD_ARGUMENT, "case %zu", i);
+        for (int m = 0; m < 2; m++)
+            CHECK(strstr(err.message, cases[i].messages[m]), "%s: %s", cases[i].messages[m], err.message);
     }
     llamac_session_close(&s);
-    const llamac_session_options options[] = {
-        { .n_sequences = 0, .threads = 1 }, { .n_sequences = 1, .threads = 0 },
-            { .n_sequences = 1, .threads = 1, .context = 401 },
-        { .n_sequences = 1, .threads = 1, .context = -1 }, { .n_sequences = 1, .threads = 1, .kv_dtype = LLAMAC_BF16 },
-            { .n_sequences = 1, .threads = 1, .isa = "none" },
+    llamac_model_close(&model);
+    free(file.data);
+}
+
+static void invalid_session_options_are_rejected(void) {
+    struct tiny_file file = tiny_model(&tiny_llama);
+    llamac_model *model = open_model(file);
+    const llamac_session_options cases[] = {
+        { .n_sequences = 0, .threads = 1 },
+        { .n_sequences = 1, .threads = 0 },
+        { .n_sequences = 1, .threads = 1, .context = 401 },
+        { .n_sequences = 1, .threads = 1, .context = -1 },
+        { .n_sequences = 1, .threads = 1, .kv_dtype = LLAMAC_BF16 },
+        { .n_sequences = 1, .threads = 1, .isa = "none" },
     };
-    for (size_t i = 0; i < ARRAY_LEN(options); i++) CHECK(llamac_session_open(&s, model, &options[i], &err) && !s,
-        "options %zu", i);
-    const llamac_session_options small = { .n_sequences = 1, .threads = 1, .context = 3 };
-    CHECK(!llamac_session_open(&s, model, &small, &err), "%s", err.message);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        llamac_session *s;
+        CHECK(llamac_session_open(&s, model, &cases[i], &err) && !s, "case %zu", i);
+    }
+    llamac_model_close(&model);
+    free(file.data);
+}
+
+static void rows_beyond_the_context_are_rejected(void) {
+    struct tiny_file file = tiny_model(&tiny_llama);
+    llamac_model *model = open_model(file);
+    const llamac_session_options options = { .n_sequences = 1, .threads = 1, .context = 3 };
+    llamac_session *s;
+    CHECK(!llamac_session_open(&s, model, &options, &err), "%s", err.message);
     llamac_row rows[4];
-    for (int i = 0; i < 4; i++) rows[i] = (llamac_row){ 1, 0, i, 0 };
+    for (int i = 0; i < 4; i++) rows[i] = (llamac_row){ .token = 1, .position = i };
     CHECK(llamac_eval(s, rows, 4, NULL, NULL, &err) && err.code == LLAMAC_CONTEXT_FULL && llamac_length(s, 0) == 0,
-        "%s", err.message);
+          "%s", err.message);
     CHECK(!llamac_eval(s, rows, 3, NULL, NULL, &err) && llamac_length(s, 0) == 3, "%s", err.message);
     llamac_session_close(&s);
     llamac_model_close(&model);
     free(file.data);
 }
 
-// ---- memory, cancelling, forks
+// ---- memory
 
-static void every_allocation_may_fail(void) {
+// Fails the first allocation, then the second, and so on until all of them succeed.
+static void any_allocation_can_fail(void) {
     struct tiny_file file = tiny_model(&tiny_llama);
     const long objects = llamac_live_objects();
+    const llamac_session_options options = { .n_sequences = 2, .threads = 1 };
+    llamac_row rows[80];
+    for (int i = 0; i < 80; i++) rows[i] = (llamac_row){ 1, 0, i, i == 79 };
+    float logits[101];
     int failed = 1;
     for (long n = 1; failed && n < 100; n++) {
         llamac_model *model = NULL;
         llamac_session *s = NULL;
-        float logits[101];
-        llamac_row rows[80];
-        for (int i = 0; i < 80; i++) rows[i] = (llamac_row){ 1, 0, i, i == 79 };
-        const llamac_session_options options = { .n_sequences = 2, .threads = 1 };
         llamac_test_fail_allocation(n);
         failed = llamac_model_open(&model, file.data, file.bytes, &err)
             || llamac_session_open(&s, model, &options, &err)
-              || llamac_eval(s, rows, 80, logits, NULL, &err);
+            || llamac_eval(s, rows, 80, logits, NULL, &err);
         llamac_test_fail_allocation(0);
         if (failed) CHECK(err.code == LLAMAC_NO_MEMORY, "allocation %ld: %s", n, err.message);
-        if (s && failed) CHECK(llamac_length(s, 0) == 0 && !llamac_eval(s, rows, 80, logits, NULL, &err),
-            "usable after a failure: %s", err.message);
+        if (failed && s) {
+            CHECK(llamac_length(s, 0) == 0, "allocation %ld: length %d", n, llamac_length(s, 0));
+            CHECK(!llamac_eval(s, rows, 80, logits, NULL, &err), "allocation %ld: retried: %s", n, err.message);
+        }
         llamac_session_close(&s);
         llamac_model_close(&model);
-        CHECK(llamac_live_objects() == objects, "objects leak at allocation %ld", n);
+        CHECK(llamac_live_objects() == objects, "allocation %ld: objects leak", n);
     }
-    CHECK(!failed, "all allocations were tried");
+    CHECK(!failed, "more than 100 allocations");
     free(file.data);
 }
 
-static void a_cancel_keeps_whole_chunks(void) {
+static size_t kv_bytes(const llamac_session *s) {
+    llamac_session_info info;
+    llamac_session_describe(s, &info);
+    return info.kv_bytes;
+}
+
+static void failed_evals_release_their_pages(void) {
     struct tiny_file file = tiny_model(&tiny_llama);
     llamac_model *model = open_model(file);
-    for (int threads = 1; threads <= most_threads(2); threads++) {
+    llamac_session *s = open_session(model, 2, 0, 1, NULL);
+    float *logits = take_floats(5, tiny_llama.vocab);
+    prefill(s, 1, 5, tiny_llama.vocab, logits);
+    free(logits);
+    llamac_row rows[390];   // two sequences in turn; the second one already has five positions
+    for (int i = 0; i < 390; i++) rows[i] = (llamac_row){ 1, i % 2, i / 2 + (i % 2 ? 5 : 0), 0 };
+
+    const size_t before = kv_bytes(s);
+    const int32_t cancel = 1;
+    const llamac_eval_options cancelled = { .cancel = &cancel };
+    CHECK(llamac_eval(s, rows, 390, NULL, &cancelled, &err) && err.code == LLAMAC_CANCELLED, "%s", err.message);
+    CHECK(kv_bytes(s) == before, "cancelled: %zu bytes, then %zu", before, kv_bytes(s));
+
+    CHECK(!llamac_eval(s, rows, 300, NULL, NULL, &err), "%s", err.message);
+    CHECK(kv_bytes(s) > before, "%zu bytes, then %zu", before, kv_bytes(s));
+    CHECK(!llamac_truncate(s, 0, 0, &err) && !llamac_truncate(s, 1, 0, &err), "%s", err.message);
+    CHECK(kv_bytes(s) == 0, "%zu bytes without positions", kv_bytes(s));
+
+    // Activations have been allocated: the first allocation is for the lengths, the second for a slab of pages.
+    llamac_test_fail_allocation(2);
+    CHECK(llamac_eval(s, rows, 1, NULL, NULL, &err) && err.code == LLAMAC_NO_MEMORY && strstr(err.message, "page"),
+          "%s", err.message);
+    llamac_test_fail_allocation(0);
+    CHECK(kv_bytes(s) == 0, "%zu bytes without positions", kv_bytes(s));
+    llamac_session_close(&s);
+    llamac_model_close(&model);
+    free(file.data);
+}
+
+// Takes pages of several slabs and returns them in random order, with failing allocations in between.
+static void kv_pages_are_zeroed_distinct_and_released(void) {
+    enum { MOST = 40, PAGE = 2 << 20, SLOTS = 10 };
+    struct kv_pages pages = kv_pages_of(PAGE, MOST);
+    CHECK(pages.per_slab == 4, "%d pages per slab", pages.per_slab);
+    CHECK(kv_pages_of(PAGE, 1).per_slab == 1, "a slab is no larger than the cache");
+    CHECK(kv_pages_of((size_t)1 << 30, MOST).per_slab == 1, "a slab has at least one page");
+    uint8_t *taken[SLOTS] = { 0 };
+    uint64_t state = 1;
+    for (int i = 0; i < 400; i++) {
+        const int slot = random_below(&state, SLOTS);
+        uint8_t *page = taken[slot];
+        if (page) {
+            CHECK(page[0] == 1 + slot && page[PAGE - 1] == 1 + slot, "page %d was handed out twice", slot);
+            kv_page_give(&pages, page);
+            taken[slot] = NULL;
+            continue;
+        }
+        llamac_test_fail_allocation(i % 5 ? 0 : 1);
+        taken[slot] = page = kv_page_take(&pages, &err);
+        llamac_test_fail_allocation(0);
+        if (!page) continue;
+        CHECK(page[0] == 0 && page[PAGE - 1] == 0, "a page is not zeroed");
+        CHECK((uintptr_t)page % 64 == 0, "a page is not aligned");
+        page[0] = page[PAGE - 1] = (uint8_t)(1 + slot);
+    }
+    for (int slot = 0; slot < SLOTS; slot++)
+        if (taken[slot]) kv_page_give(&pages, taken[slot]);
+    CHECK(!pages.slabs, "a slab without pages was not released");
+}
+
+// ---- cancelling
+
+static void a_cancelled_eval_leaves_the_session_usable(void) {
+    struct tiny_file file = tiny_model(&tiny_llama);
+    llamac_model *model = open_model(file);
+    for (int threads = 1; threads <= up_to_threads(2); threads++) {
         llamac_session *s = open_session(model, 1, 0, threads, NULL);
-        const int32_t stop = 1;
+        const int32_t cancel = 1;
         int done = -1;
-        const llamac_eval_options options = { .cancel = &stop, .rows_done = &done };
-        const llamac_row row = { 1, 0, 0, 0 };
-        CHECK(llamac_eval(s, &row, 1, NULL, &options, &err) && err.code == LLAMAC_CANCELLED && done == 0
-            && llamac_length(s, 0) == 0, "%s", err.message);
+        const llamac_eval_options options = { .cancel = &cancel, .rows_done = &done };
+        const llamac_row row = { .token = 1 };
+        CHECK(llamac_eval(s, &row, 1, NULL, &options, &err) && err.code == LLAMAC_CANCELLED, "%s", err.message);
+        CHECK(done == 0 && llamac_length(s, 0) == 0, "%d rows done, length %d", done, llamac_length(s, 0));
         CHECK(!llamac_eval(s, &row, 1, NULL, NULL, &err) && llamac_length(s, 0) == 1, "%s", err.message);
         llamac_session_close(&s);
     }
@@ -374,41 +489,41 @@ static void a_cancel_keeps_whole_chunks(void) {
     free(file.data);
 }
 
-struct holding { int32_t begun, cancel, end; };
+struct holder { int32_t started, cancel, stop; };
 
-// Another caller's turn: it lasts until the eval below has been cancelled and has returned.
-static void hold_the_turn(void *argument, const struct member *member) {
-    struct holding *h = argument;
+// Holds the team until the eval that waits for it has been cancelled and has returned.
+static void hold_team(void *argument, const struct member *member) {
+    struct holder *h = argument;
     const struct timespec pause = { .tv_nsec = 20000000 };
     if (member->index) return;
-    __atomic_store_n(&h->begun, 1, __ATOMIC_RELAXED);
-    nanosleep(&pause, NULL);   // by now the eval waits
+    __atomic_store_n(&h->started, 1, __ATOMIC_RELAXED);
+    nanosleep(&pause, NULL);   // the eval below starts to wait
     __atomic_store_n(&h->cancel, 1, __ATOMIC_RELAXED);
-    while (!__atomic_load_n(&h->end, __ATOMIC_RELAXED)) nanosleep(&pause, NULL);
+    while (!__atomic_load_n(&h->stop, __ATOMIC_RELAXED)) nanosleep(&pause, NULL);
 }
 
-static void *hold(void *holding) {
+static void *run_holder(void *holder) {
     struct contention c = { 0 };
-    pool_run(2, &c, NULL, hold_the_turn, holding);
+    pool_run(2, &c, NULL, hold_team, holder);
     return NULL;
 }
 
-static void an_eval_that_waits_for_its_turn_can_be_cancelled(void) {
+static void an_eval_that_waits_for_the_team_can_be_cancelled(void) {
     if (!llamac_has_threads()) return;
     struct tiny_file file = tiny_model(&tiny_llama);
     llamac_model *model = open_model(file);
     llamac_session *s = open_session(model, 1, 0, 2, NULL);
-    struct holding holding = { 0 };
-    const llamac_eval_options options = { .cancel = &holding.cancel };
-    const llamac_row row = { 1, 0, 0, 0 };
-    pthread_t holder;
+    struct holder holder = { 0 };
+    const llamac_eval_options options = { .cancel = &holder.cancel };
+    const llamac_row row = { .token = 1 };
+    pthread_t thread;
     alarm(100);   // a hang is a failure
-    CHECK(pthread_create(&holder, NULL, hold, &holding) == 0, "holder");
-    while (!__atomic_load_n(&holding.begun, __ATOMIC_RELAXED)) sched_yield();
-    CHECK(llamac_eval(s, &row, 1, NULL, &options, &err) < 0 && err.code == LLAMAC_CANCELLED
-        && llamac_length(s, 0) == 0, "%s", err.message);
-    __atomic_store_n(&holding.end, 1, __ATOMIC_RELAXED);
-    pthread_join(holder, NULL);
+    CHECK(pthread_create(&thread, NULL, run_holder, &holder) == 0, "thread");
+    while (!__atomic_load_n(&holder.started, __ATOMIC_RELAXED)) sched_yield();
+    CHECK(llamac_eval(s, &row, 1, NULL, &options, &err) && err.code == LLAMAC_CANCELLED, "%s", err.message);
+    CHECK(llamac_length(s, 0) == 0, "length %d", llamac_length(s, 0));
+    __atomic_store_n(&holder.stop, 1, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
     alarm(0);
     CHECK(!llamac_eval(s, &row, 1, NULL, NULL, &err) && llamac_length(s, 0) == 1, "%s", err.message);
     llamac_session_close(&s);
@@ -416,90 +531,33 @@ static void an_eval_that_waits_for_its_turn_can_be_cancelled(void) {
     free(file.data);
 }
 
-// Pages of positions that were not computed are given back.
-static void failed_evals_hold_no_pages(void) {
-    struct tiny_file file = tiny_model(&tiny_llama);
-    llamac_model *model = open_model(file);
-    llamac_session *s = open_session(model, 2, 0, 1, NULL);
-    llamac_session_info before, after;
-    llamac_row rows[400];
-    const int32_t stop = 1;
-    const llamac_eval_options cancelling = { .cancel = &stop };
-    float *logits = take(sizeof(float) * 5 * 101);
-    prefill_whole(s, 1, 5, 101, logits);
-    free(logits);
-    llamac_session_describe(s, &before);
-    for (int i = 0; i < 400; i++) rows[i] = (llamac_row){ 1, i % 2, i / 2 + (i % 2 ? 5 : 0), 0 };
-    CHECK(llamac_eval(s, rows, 390, NULL, &cancelling, &err) && err.code == LLAMAC_CANCELLED, "%s", err.message);
-    llamac_session_describe(s, &after);
-    CHECK(after.kv_bytes == before.kv_bytes, "%zu bytes, then %zu", before.kv_bytes, after.kv_bytes);
-    CHECK(!llamac_eval(s, rows, 300, NULL, NULL, &err), "%s", err.message);   // activations are there now
-    CHECK(!llamac_truncate(s, 0, 0, &err) && !llamac_truncate(s, 1, 0, &err), "%s", err.message);
-    llamac_session_describe(s, &after);
-    CHECK(after.kv_bytes == 0, "%zu bytes of no positions", after.kv_bytes);
-    llamac_test_fail_allocation(1 + 1);   // the lengths, a slab
-    CHECK(llamac_eval(s, rows, 1, NULL, NULL, &err) && err.code == LLAMAC_NO_MEMORY && strstr(err.message, "page"),
-        "%s", err.message);
-    llamac_test_fail_allocation(0);
-    llamac_session_describe(s, &after);
-    CHECK(after.kv_bytes == 0, "%zu bytes of no positions", after.kv_bytes);
-    llamac_session_close(&s);
-    llamac_model_close(&model);
-    free(file.data);
-}
-
-// Pages of several slabs, taken and given back in any order: each zeroed, none twice, all memory back at the end.
-static void kv_pages_are_cut_from_slabs(void) {
-    enum { MOST = 40, PAGE = 2 << 20 };   // four to a slab
-    struct kv_pages pages = kv_pages_of(PAGE, MOST);
-    CHECK(pages.per_slab == 4, "%d pages to a slab", pages.per_slab);
-    CHECK(kv_pages_of(PAGE, 1).per_slab == 1 && kv_pages_of((size_t)1 << 30, MOST).per_slab == 1,
-        "at least one page, no more than there can be");
-    uint8_t *taken[MOST] = { 0 };
-    uint64_t state = 1;
-    for (int i = 0; i < 400; i++) {
-        const int place = random_below(&state, MOST / 4);
-        if (taken[place]) {
-            CHECK(taken[place][0] == place && taken[place][PAGE - 1] == place, "page %d was given out twice", place);
-            kv_page_give(&pages, taken[place]);
-            taken[place] = NULL;
-            continue;
-        }
-        llamac_test_fail_allocation(i % 5 ? 0 : 1);
-        taken[place] = kv_page_take(&pages, &err);
-        llamac_test_fail_allocation(0);
-        if (!taken[place]) continue;
-        CHECK(taken[place][0] == 0 && taken[place][PAGE - 1] == 0 && (uintptr_t)taken[place] % 64 == 0,
-            "a page is not zeroed, or not aligned");
-        taken[place][0] = taken[place][PAGE - 1] = (uint8_t)place;
-    }
-    for (int i = 0; i < MOST; i++) if (taken[i]) kv_page_give(&pages, taken[i]);
-    CHECK(!pages.slabs, "a slab without pages is kept");
-}
+// ---- forks
 
 static void a_forked_child_can_eval(void) {
     if (!llamac_has_threads()) return;
+    enum { ROWS = 40 };
     struct tiny_file file = tiny_model(&tiny_llama);
     llamac_model *model = open_model(file);
     llamac_session *s = open_session(model, 1, 0, 2, NULL);
-    const size_t bytes = sizeof(float) * 101 * 40;
+    const int vocab = tiny_llama.vocab;
+    const size_t bytes = sizeof(float) * (size_t)(ROWS * vocab);
     float *expected = take(bytes), *logits = take(bytes);
-    prefill_whole(s, 0, 40, 101, expected);
+    prefill(s, 0, ROWS, vocab, expected);
     for (int i = 0; i < 3; i++) {
         const pid_t child = fork();
         if (child == 0) {
-            alarm(100);   // a hang is a failure; emulators are slow
+            alarm(100);   // a hang is a failure
             llamac_truncate(s, 0, 0, &err);
-            prefill_whole(s, 0, 40, 101, logits);
+            prefill(s, 0, ROWS, vocab, logits);
             _exit(memcmp(logits, expected, bytes) != 0);
         }
         int status = -1;
         CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0,
-            "child ended with %d", status);
+              "the child's status is %d", status);
     }
     CHECK(!llamac_truncate(s, 0, 0, &err), "%s", err.message);
-    prefill_whole(s, 0, 40, 101, logits);
-    CHECK(!memcmp(logits, expected, bytes), "the parent goes on");
+    prefill(s, 0, ROWS, vocab, logits);
+    CHECK(!memcmp(logits, expected, bytes), "the parent's logits have changed");
     llamac_session_close(&s);
     free(expected), free(logits);
     llamac_model_close(&model);
@@ -510,17 +568,20 @@ int main(int argc, char **argv) {
     emulated = argc > 1 && !strcmp(argv[1], "--emulated");
     RUN(bits_do_not_depend_on_threads_chunks_or_isa);
     RUN(logits_have_the_recorded_bits);
-    RUN(bits_do_not_depend_on_neighbours);
-    RUN(bits_do_not_depend_on_the_hosts_control_word);
-    RUN(a_rewound_session_continues_as_a_fresh_one);
+    RUN(bits_do_not_depend_on_other_rows_of_the_batch);
+    RUN(bits_do_not_depend_on_the_callers_floating_point_settings);
+    RUN(a_truncated_session_gives_the_bits_of_a_new_one);
     RUN(observers_change_nothing);
-    RUN(bad_rows_change_nothing);
-    RUN(every_allocation_may_fail);
-    RUN(a_cancel_keeps_whole_chunks);
-    RUN(an_eval_that_waits_for_its_turn_can_be_cancelled);
-    RUN(failed_evals_hold_no_pages);
-    RUN(kv_pages_are_cut_from_slabs);
-    if (!emulated) RUN(a_forked_child_can_eval);   // qemu's user emulation asserts when a process with threads forks
+    RUN(invalid_rows_are_rejected_and_change_nothing);
+    RUN(invalid_observations_are_rejected);
+    RUN(invalid_session_options_are_rejected);
+    RUN(rows_beyond_the_context_are_rejected);
+    RUN(any_allocation_can_fail);
+    RUN(failed_evals_release_their_pages);
+    RUN(kv_pages_are_zeroed_distinct_and_released);
+    RUN(a_cancelled_eval_leaves_the_session_usable);
+    RUN(an_eval_that_waits_for_the_team_can_be_cancelled);
+    if (!emulated) RUN(a_forked_child_can_eval);   // qemu's user mode asserts when a process with threads forks
     CHECK(llamac_live_objects() == 0, "%ld objects leak", llamac_live_objects());
     return finish_tests("test_model");
 }

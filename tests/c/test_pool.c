@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// test_pool.c - the team of threads: everybody takes part, barriers hold, teams grow, and those that lose their CPUs
-// sleep.
+// test_pool.c - the thread team: every member works, barriers hold, teams grow, and members that lose their CPUs to
+// other programs sleep.
 #include "pool.h"
 
 #include <dirent.h>
@@ -13,10 +13,15 @@
 #include "llamac.h"
 #include "test.h"
 
-static int emulated;   // the programs run in an emulator: it may not have a thousand threads
+static int emulated;   // an emulator may not allow a thousand threads
 enum { ROUNDS = 40, LARGE = 9 };
 
-// What a thread of this process does: 'R' runs or could, 'S' sleeps.
+static void sleep_us(long microseconds) {
+    const struct timespec pause = { .tv_nsec = 1000 * microseconds };
+    nanosleep(&pause, NULL);
+}
+
+// The state of a thread of this process: 'R' if it runs or could, 'S' if it sleeps.
 static char state_of(const char *thread) {
     char path[300], line[300] = "";
     snprintf(path, sizeof path, "/proc/self/task/%s/stat", thread);
@@ -27,41 +32,47 @@ static char state_of(const char *thread) {
     return name_end ? name_end[2] : 0;
 }
 
-struct sums { int count, came[POOL_MAX]; int32_t total; int wrong; };
+// ---- barriers
 
-// Each round everybody adds one; between two barriers everybody must see the same total.
+struct sums { int count, calls[POOL_MAX]; int32_t total; int wrong; };
+
+// Each member adds 1 per round. Between the two barriers of a round all members must see the same total.
 static void add_up(void *argument, const struct member *member) {
     struct sums *s = argument;
     if (member->index == 0) s->count = member->count;
-    s->came[member->index]++;
+    s->calls[member->index]++;
     for (int round = 1; round <= ROUNDS; round++) {
         __atomic_add_fetch(&s->total, 1, __ATOMIC_RELAXED);
         pool_barrier(member);
-        if (__atomic_load_n(&s->total, __ATOMIC_RELAXED) != round * member->count) __atomic_store_n(&s->wrong, 1,
-            __ATOMIC_RELAXED);
+        if (__atomic_load_n(&s->total, __ATOMIC_RELAXED) != round * member->count)
+            __atomic_store_n(&s->wrong, 1, __ATOMIC_RELAXED);
         pool_barrier(member);
     }
 }
 
+// Returns the team's size.
 static int check_run(int threads) {
     static struct sums s;
     struct contention c = { 0 };
     memset(&s, 0, sizeof s);
     pool_run(threads, &c, NULL, add_up, &s);
-    CHECK(s.count >= 1 && s.count <= threads, "%d of %d", s.count, threads);
+    CHECK(s.count >= 1 && s.count <= threads, "%d of %d threads", s.count, threads);
     CHECK(!s.wrong && s.total == ROUNDS * s.count, "%d threads: total %d", s.count, s.total);
-    for (int i = 0; i < POOL_MAX; i++) CHECK(s.came[i] == (i < s.count), "%d threads: %d came %d times", s.count, i,
-        s.came[i]);
+    for (int i = 0; i < POOL_MAX; i++)
+        CHECK(s.calls[i] == (i < s.count), "%d threads: member %d was called %d times", s.count, i, s.calls[i]);
     return s.count;
 }
 
 static void every_member_passes_every_barrier(void) {
     const int most = llamac_has_threads() ? LARGE : 1;
-    CHECK(check_run(1) == 1, "alone");
-    for (int threads = 2; threads <= LARGE; threads++) CHECK(check_run(threads) == (threads < most ? threads : most),
-        "%d threads", threads);
-    for (int i = 0; i < 200; i++) check_run(1 + i * 7 % LARGE);   // larger and smaller in turn
+    for (int threads = 1; threads <= LARGE; threads++) {
+        const int count = check_run(threads);
+        CHECK(count == (threads < most ? threads : most), "%d of %d threads", count, threads);
+    }
+    for (int i = 0; i < 200; i++) check_run(1 + i * 7 % LARGE);   // larger and smaller teams in turn
 }
+
+// ---- the queue of callers
 
 static void *call_often(void *unused) {
     (void)unused;
@@ -69,114 +80,110 @@ static void *call_often(void *unused) {
         struct contention c = { 0 };
         struct sums *s = take(sizeof *s);
         pool_run(2 + i % 3, &c, NULL, add_up, s);
-        if (s->wrong || s->total != ROUNDS * s->count) s->came[0] = -1;
-        const int failed = s->came[0] != 1;
+        const int ok = !s->wrong && s->total == ROUNDS * s->count && s->calls[0] == 1;
         free(s);
-        if (failed) return s;
+        if (!ok) return "a run went wrong";
     }
     return NULL;
 }
 
-static void callers_take_turns(void) {
+static void callers_share_the_team(void) {
     pthread_t callers[4];
     for (int i = 0; i < 4; i++) CHECK(pthread_create(&callers[i], NULL, call_often, NULL) == 0, "caller %d", i);
     for (int i = 0; i < 4; i++) {
-        void *failed = NULL;
-        pthread_join(callers[i], &failed);
-        CHECK(!failed, "caller %d", i);
+        void *problem = NULL;
+        pthread_join(callers[i], &problem);
+        CHECK(!problem, "caller %d: %s", i, (const char *)problem);
     }
 }
 
-struct taking { int32_t begun, end; };
+struct holder { int32_t started, stop; };
 
-// A turn that lasts until it is told to end.
-static void take_long(void *argument, const struct member *member) {
-    struct taking *t = argument;
-    const struct timespec pause = { .tv_nsec = 1000000 };
-    __atomic_store_n(&t->begun, 1, __ATOMIC_RELAXED);
-    while (member->index == 0 && !__atomic_load_n(&t->end, __ATOMIC_RELAXED)) nanosleep(&pause, NULL);
+static void hold_team(void *argument, const struct member *member) {
+    struct holder *h = argument;
+    __atomic_store_n(&h->started, 1, __ATOMIC_RELAXED);
+    while (member->index == 0 && !__atomic_load_n(&h->stop, __ATOMIC_RELAXED)) sleep_us(1000);
 }
 
-static void *call_long(void *taking) {
+static void *run_holder(void *holder) {
     struct contention c = { 0 };
-    pool_run(2, &c, NULL, take_long, taking);
+    pool_run(2, &c, NULL, hold_team, holder);
     return NULL;
 }
 
-struct waiting { struct cancel cancel; struct sums *sums; };
+struct cancellable { int32_t request; struct cancel cancel; struct sums *sums; };
 
-static void *call_cancellable(void *waiting) {
-    struct waiting *w = waiting;
-    struct contention c = { 0 };
-    pool_run(2, &c, &w->cancel, add_up, w->sums);
+static void *run_cancellable(void *caller) {
+    struct cancellable *c = caller;
+    struct contention contention = { 0 };
+    pool_run(2, &contention, &c->cancel, add_up, c->sums);
     return NULL;
 }
 
-static void who_waits_for_a_turn_can_be_cancelled(void) {
+static void callers_in_the_queue_can_be_cancelled(void) {
     if (!llamac_has_threads()) return;
-    struct taking taking = { 0 };
-    pthread_t holder, callers[3];
-    int32_t requests[3] = { 0 };
-    struct waiting waiting[3];
-    const struct timespec pause = { .tv_nsec = 20000000 };
-    CHECK(pthread_create(&holder, NULL, call_long, &taking) == 0, "holder");
-    while (!__atomic_load_n(&taking.begun, __ATOMIC_RELAXED)) sched_yield();
+    struct holder holder = { 0 };
+    struct cancellable callers[3];
+    pthread_t holding, waiting[3];
+    CHECK(pthread_create(&holding, NULL, run_holder, &holder) == 0, "holder");
+    while (!__atomic_load_n(&holder.started, __ATOMIC_RELAXED)) sched_yield();
     for (int i = 0; i < 3; i++) {
-        waiting[i] = (struct waiting){ { &requests[i], 0 }, take(sizeof(struct sums)) };
-        CHECK(pthread_create(&callers[i], NULL, call_cancellable, &waiting[i]) == 0, "caller %d", i);
+        callers[i] = (struct cancellable){ .cancel = { &callers[i].request, 0 }, .sums = take(sizeof(struct sums)) };
+        CHECK(pthread_create(&waiting[i], NULL, run_cancellable, &callers[i]) == 0, "caller %d", i);
     }
-    nanosleep(&pause, NULL);   // they wait, in some order
-    for (int i = 0; i < 2; i++) {   // while it is still the holder's turn
-        __atomic_store_n(&requests[i], 1, __ATOMIC_RELAXED);
-        pthread_join(callers[i], NULL);
-        CHECK(waiting[i].cancel.seen && waiting[i].sums->total == 0, "caller %d computed", i);
+    sleep_us(20000);   // they queue in some order
+    for (int i = 0; i < 2; i++) {   // the holder still has the team
+        __atomic_store_n(&callers[i].request, 1, __ATOMIC_RELAXED);
+        pthread_join(waiting[i], NULL);
+        CHECK(callers[i].cancel.seen && callers[i].sums->total == 0, "caller %d was not cancelled", i);
     }
-    __atomic_store_n(&taking.end, 1, __ATOMIC_RELAXED);
-    pthread_join(holder, NULL);
-    pthread_join(callers[2], NULL);
-    CHECK(!waiting[2].cancel.seen && waiting[2].sums->total == ROUNDS * waiting[2].sums->count,
-        "the third gets its turn");
-    for (int i = 0; i < 3; i++) free(waiting[i].sums);
+    __atomic_store_n(&holder.stop, 1, __ATOMIC_RELAXED);
+    pthread_join(holding, NULL);
+    pthread_join(waiting[2], NULL);
+    const struct sums *third = callers[2].sums;
+    CHECK(!callers[2].cancel.seen && third->count > 0 && third->total == ROUNDS * third->count,
+          "the third caller did not run");
+    for (int i = 0; i < 3; i++) free(callers[i].sums);
     check_run(3);
 }
 
-struct order { char came[3]; int n; pthread_t other; int32_t other_id; };
+// The order in which runs start: (f)irst, (o)ther caller's, (a)gain by the first caller.
+struct order { char runs[3]; int n; pthread_t other; int32_t other_id; };
 
-static void *call_as_other(void *order);
+static void *run_other(void *order);
 
-static void come(struct order *o, char who) { o->came[o->n++] = who; }
-static void come_again(void *order, const struct member *member) { if (member->index == 0) come(order, 'a'); }
-static void come_as_other(void *order, const struct member *member) { if (member->index == 0) come(order, 'o'); }
+static void note_run(struct order *o, char run) { o->runs[o->n++] = run; }
+static void note_again(void *order, const struct member *member) { if (!member->index) note_run(order, 'a'); }
+static void note_other(void *order, const struct member *member) { if (!member->index) note_run(order, 'o'); }
 
-// A turn in which another caller begins to wait, which shows in its sleep.
-static void come_first(void *order, const struct member *member) {
+// Starts the other caller and holds the team until it sleeps in the queue.
+static void note_first(void *order, const struct member *member) {
     struct order *o = order;
-    const struct timespec pause = { .tv_nsec = 100000 };
     char thread[20];
-    if (member->index) return;
-    come(o, 'f');
-    CHECK(pthread_create(&o->other, NULL, call_as_other, o) == 0, "caller");
     int32_t id;
-    while (!(id = __atomic_load_n(&o->other_id, __ATOMIC_RELAXED))) nanosleep(&pause, NULL);
+    if (member->index) return;
+    note_run(o, 'f');
+    CHECK(pthread_create(&o->other, NULL, run_other, o) == 0, "other caller");
+    while (!(id = __atomic_load_n(&o->other_id, __ATOMIC_RELAXED))) sleep_us(100);
     snprintf(thread, sizeof thread, "%d", id);
-    while (state_of(thread) != 'S') nanosleep(&pause, NULL);
+    while (state_of(thread) != 'S') sleep_us(100);
 }
 
-static void *call_as_other(void *order) {
+static void *run_other(void *order) {
     struct contention c = { 0 };
     __atomic_store_n(&((struct order *)order)->other_id, (int32_t)syscall(SYS_gettid), __ATOMIC_RELAXED);
-    pool_run(2, &c, NULL, come_as_other, order);
+    pool_run(2, &c, NULL, note_other, order);
     return NULL;
 }
 
-static void who_calls_again_goes_behind_those_who_wait(void) {
+static void a_caller_queues_again_after_those_that_wait(void) {
     for (int i = 0; i < 50 && llamac_has_threads(); i++) {
         struct order order = { .n = 0 };
         struct contention c = { 0 };
-        pool_run(2, &c, NULL, come_first, &order);
-        pool_run(2, &c, NULL, come_again, &order);
+        pool_run(2, &c, NULL, note_first, &order);
+        pool_run(2, &c, NULL, note_again, &order);
         pthread_join(order.other, NULL);
-        CHECK(!memcmp(order.came, "foa", 3), "they came as %.3s", order.came);
+        CHECK(!memcmp(order.runs, "foa", 3), "the order is %.3s", order.runs);
     }
 }
 
@@ -184,12 +191,11 @@ static void who_calls_again_goes_behind_those_who_wait(void) {
 
 struct late { int count, index; };
 
-// One member comes 2 ms after all others, as if another program had its CPU.
-static void be_late(void *argument, const struct member *member) {
+// Member late->index arrives at the barrier 2 ms late, as if another program had its CPU.
+static void arrive_late(void *argument, const struct member *member) {
     struct late *late = argument;
-    const struct timespec pause = { .tv_nsec = 2000000 };
     if (member->index == 0) late->count = member->count;
-    if (member->index == late->index) nanosleep(&pause, NULL);
+    if (member->index == late->index) sleep_us(2000);
     pool_barrier(member);
 }
 
@@ -199,212 +205,202 @@ static int64_t clock_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-// CPUs that a team may have; more members than that never spin.
+// CPUs of the team; a larger team never spins.
 static int cpu_count(void) {
     cpu_set_t cpus;
     return llamac_has_threads() && !sched_getaffinity(0, sizeof cpus, &cpus) ? CPU_COUNT(&cpus) : 1;
 }
 
 #if defined(__linux__) && defined(RUSAGE_THREAD)
-// The core asks here how often a thread has lost its CPU. Whether a scheduler takes one away depends on the machine and
-// the moment, so the tests say it themselves: a thread has lost as many as it asked times with `loses_cpus` set.
-static int loses_cpus;
+// Replaces the function from which the pool learns how often a thread was preempted. Real preemption depends on the
+// machine and its load; here each call counts one if `preempting` is set.
+static int preempting;
 int getrusage(__rusage_who_t who, struct rusage *use) {
-    static __thread long lost;
+    static __thread long preemptions;
     (void)who;
     memset(use, 0, sizeof *use);
-    use->ru_nivcsw = lost += __atomic_load_n(&loses_cpus, __ATOMIC_RELAXED);
+    use->ru_nivcsw = preemptions += __atomic_load_n(&preempting, __ATOMIC_RELAXED);
     return 0;
 }
-static void lose_cpus(int yes) { __atomic_store_n(&loses_cpus, yes, __ATOMIC_RELAXED); }
+static void set_preempting(int yes) { __atomic_store_n(&preempting, yes, __ATOMIC_RELAXED); }
 #else
-static void lose_cpus(int yes) { (void)yes; }   // there the core takes it for granted
+static void set_preempting(int yes) { (void)yes; }   // without RUSAGE_THREAD the pool assumes preemption
 #endif
 
-static void a_team_that_loses_its_cpus_goes_to_sleep_for_a_while(void) {
-    lose_cpus(1);
+static void a_preempted_team_sleeps_for_a_while(void) {
+    set_preempting(1);
     for (int index = 0; index < 2 && cpu_count() > 1; index++) {
         struct contention c = { 0 };
         struct late late = { .index = index };
-        for (int run = 0; run < 100 && !c.sleep_until; run++) pool_run(2, &c, NULL, be_late, &late);
-        CHECK(c.sleep_until > 0, "member %d is late", index);
-        // what comes while the team sleeps is not counted
+        for (int run = 0; run < 100 && !c.sleep_until; run++) pool_run(2, &c, NULL, arrive_late, &late);
+        CHECK(c.sleep_until > 0, "member %d is late: the team does not sleep", index);
+        // runs of a sleeping team are not judged
         const struct contention before = c;
-        pool_run(2, &c, NULL, be_late, &late);
-        CHECK(!memcmp(&before, &c, sizeof c) || clock_ns() > before.sleep_until, "member %d is late", index);
-        CHECK(late.count == 2, "%d", late.count);
-        // in time spinning is tried again, and judged
+        pool_run(2, &c, NULL, arrive_late, &late);
+        CHECK(!memcmp(&before, &c, sizeof c) || clock_ns() > before.sleep_until, "member %d is late: judged", index);
+        CHECK(late.count == 2, "%d members", late.count);
+        // later the team spins again, and is judged again
         int again = 0;
         for (int run = 0; run < 100000 && !again; run++) {
-            pool_run(2, &c, NULL, be_late, &late);
+            pool_run(2, &c, NULL, arrive_late, &late);
             again = c.sleep_until != before.sleep_until;
         }
-        CHECK(again, "member %d is late", index);
+        CHECK(again, "member %d is late: the team sleeps forever", index);
     }
-    lose_cpus(0);
+    set_preempting(0);
 }
 
 #if defined(__linux__) && defined(RUSAGE_THREAD)
-// Who waits for memory or a disk, say, has not lost its CPU.
-static void a_team_that_keeps_its_cpus_stays_awake(void) {
+// A member may be late for another reason, such as memory or a disk.
+static void a_late_team_that_was_not_preempted_does_not_sleep(void) {
     struct contention c = { 0 };
     struct late late = { .index = 1 };
     for (int window = 0; window < 5; window++) {
-        do pool_run(2, &c, NULL, be_late, &late); while (c.run_ns > 0);
-        CHECK(!c.sleep_until, "it went to sleep");
+        do pool_run(2, &c, NULL, arrive_late, &late); while (c.run_ns > 0);
+        CHECK(!c.sleep_until, "the team sleeps");
     }
 }
 
 struct bound { int cpus; };
 
-// The second member binds itself to one CPU and comes late.
-static void be_bound(void *argument, const struct member *member) {
+// Member 1 binds itself to its CPU, arrives late, and reports its CPUs afterwards.
+static void arrive_bound(void *argument, const struct member *member) {
     struct bound *bound = argument;
-    const struct timespec pause = { .tv_nsec = 2000000 };
     cpu_set_t cpus;
     if (member->index == 1) {
-        const int cpu = sched_getcpu();
         CPU_ZERO(&cpus);
-        CPU_SET((unsigned)cpu, &cpus);
+        CPU_SET((unsigned)sched_getcpu(), &cpus);
         sched_setaffinity(0, sizeof cpus, &cpus);
-        nanosleep(&pause, NULL);
+        sleep_us(2000);
     }
     pool_barrier(member);
     if (member->index == 1 && !sched_getaffinity(0, sizeof cpus, &cpus)) bound->cpus = CPU_COUNT(&cpus);
 }
 
-static void who_is_late_is_sent_to_another_cpu(void) {
+static void a_waiting_member_moves_the_late_one_to_other_cpus(void) {
     struct contention c = { 0 };
     struct bound bound = { 0 };
-    for (int run = 0; run < 100 && bound.cpus < cpu_count(); run++) pool_run(2, &c, NULL, be_bound, &bound);
+    for (int run = 0; run < 100 && bound.cpus < cpu_count(); run++) pool_run(2, &c, NULL, arrive_bound, &bound);
     CHECK(bound.cpus == cpu_count() || cpu_count() == 1, "it may run on %d CPUs", bound.cpus);
 }
 #endif
 
 #if defined(__linux__)
-// Callers whose affinity changes before every run, and a member that is still making room for the others when the next
-// run begins. The data race between the two shows under ThreadSanitizer only. The affinity is faked, so that a machine
-// with two CPUs has two sets that fit.
+// Reports one more CPU than there is while fake_cpu is set, so that the caller's affinity can change from run to run
+// on a machine with two CPUs.
 static int fake_cpu;
 int sched_getaffinity(pid_t thread, size_t bytes, cpu_set_t *cpus) {
     memset(cpus, 0, bytes);
-    const long held = syscall(SYS_sched_getaffinity, thread, bytes, cpus);
-    if (held < 0) return -1;
+    if (syscall(SYS_sched_getaffinity, thread, bytes, cpus) < 0) return -1;
     if (fake_cpu) CPU_SET((unsigned)(CPU_SETSIZE - fake_cpu), cpus);
     return 0;
 }
 
-static void be_late_at_the_end(void *argument, const struct member *member) {
-    const struct timespec pause = { .tv_nsec = 300000 };
+static void end_late(void *argument, const struct member *member) {
     (void)argument;
-    if (member->index == 0) nanosleep(&pause, NULL);
+    if (member->index == 0) sleep_us(300);
 }
 
-static void affinity_may_change_from_run_to_run(void) {
+// A member may still be moving others between CPUs when the next run starts with another affinity. ThreadSanitizer
+// sees the data race that this could cause.
+static void affinity_can_change_from_run_to_run(void) {
     struct contention c = { 0 };
     for (int run = 0; run < 200; run++) {
         fake_cpu = 1 + run % 2;
-        pool_run(2, &c, NULL, be_late_at_the_end, NULL);
+        pool_run(2, &c, NULL, end_late, NULL);
     }
     fake_cpu = 0;
 }
 #endif
 
-static void a_team_larger_than_its_cpus_sleeps_at_once(void) {
+static void a_team_larger_than_its_cpus_never_spins(void) {
     struct contention c = { 0 };
     struct late late = { .index = 0 };
-    for (int run = 0; run < 20; run++) pool_run(cpu_count() + 1, &c, NULL, be_late, &late);
-    CHECK(c.run_ns == 0 && c.sleep_until == 0, "it learned of spinning");
+    for (int run = 0; run < 20; run++) pool_run(cpu_count() + 1, &c, NULL, arrive_late, &late);
+    CHECK(c.run_ns == 0 && c.sleep_until == 0, "its runs were judged");
 }
 
 // ---- limits
 
 #if defined(__GLIBC__)
-struct stacks { size_t least; };
-
 static void measure_stack(void *argument, const struct member *member) {
-    struct stacks *s = argument;
     pthread_attr_t attributes;
-    size_t bytes = 0;
     if (member->index == 1 && !pthread_getattr_np(pthread_self(), &attributes)) {
-        pthread_attr_getstacksize(&attributes, &bytes);
+        pthread_attr_getstacksize(&attributes, argument);
         pthread_attr_destroy(&attributes);
-        s->least = bytes;
     }
 }
 
-// glibc gives new threads a stack as large as the process's limit (ulimit -s), which can be 64 KiB. The default here is
-// the smallest that every machine accepts (aarch64's minimum). Runs before any other test.
-static void threads_get_a_stack_whatever_the_limit(void) {
-    pthread_attr_t small, sound;
+// glibc gives new threads the process's limit (ulimit -s), which can be 64 KiB. The default here is the least that
+// every machine accepts. Runs first, before the team has threads.
+static void threads_have_a_large_stack_whatever_the_limit(void) {
+    pthread_attr_t small, original;
     struct contention c = { 0 };
-    struct stacks stacks = { 0 };
+    size_t stack_bytes = 0;
     if (!llamac_has_threads()) return;
     pthread_attr_init(&small);
-    CHECK(!pthread_getattr_default_np(&sound) && !pthread_attr_setstacksize(&small, 128 << 10)
-        && !pthread_setattr_default_np(&small), "a small default");
-    pool_run(2, &c, NULL, measure_stack, &stacks);
-    pthread_setattr_default_np(&sound);
-    pthread_attr_destroy(&small), pthread_attr_destroy(&sound);
-    CHECK(stacks.least >= 256 << 10, "the stack has %zu bytes", stacks.least);
+    CHECK(!pthread_getattr_default_np(&original) && !pthread_attr_setstacksize(&small, 128 << 10)
+          && !pthread_setattr_default_np(&small), "cannot set the default");
+    pool_run(2, &c, NULL, measure_stack, &stack_bytes);
+    pthread_setattr_default_np(&original);
+    pthread_attr_destroy(&small), pthread_attr_destroy(&original);
+    CHECK(stack_bytes >= 256 << 10, "the stack has %zu bytes", stack_bytes);
 }
 #endif
 
-static void too_many_threads_are_refused_or_cut(void) {
+static void too_many_threads_are_rejected_or_reduced(void) {
     static float block[64 * 16];
     llamac_error err;
     uint64_t n;
     CHECK(llamac_measure_read(block, ARRAY_LEN(block), 1, POOL_MAX + 1, 1, NULL, &n, &err) < 0
-        && err.code == LLAMAC_BAD_ARGUMENT, "read");
-    CHECK(strstr(err.message, "threads is 1025, expected 1 to 1024"), "%s", err.message);
-    CHECK(llamac_measure_multiply(LLAMAC_F32, 1, 2000, NULL, &n, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT,
-        "multiply");
+          && err.code == LLAMAC_BAD_ARGUMENT && strstr(err.message, "threads is 1025, expected 1 to 1024"), "%s",
+          err.message);
+    CHECK(llamac_measure_multiply(LLAMAC_F32, 1, 2000, NULL, &n, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "%s",
+          err.message);
     if (emulated) return;
     struct contention c = { 0 };
     struct late late = { .index = -1 };
-    pool_run(INT32_MAX, &c, NULL, be_late, &late);
+    pool_run(INT32_MAX, &c, NULL, arrive_late, &late);
     CHECK(late.count >= 1 && late.count <= POOL_MAX, "%d members", late.count);
 }
 
-// ---- idle
+// ---- idle threads
 
-// Threads of this process beside the caller that run or could.
-static int awake(void) {
+// Threads of this process that run or could, not counting the caller.
+static int running_threads(void) {
     int n = 0;
     DIR *tasks = opendir("/proc/self/task");
-    for (const struct dirent *task; tasks && (task = readdir(tasks));) n += task->d_name[0] != '.'
-        && state_of(task->d_name) == 'R';
+    for (const struct dirent *task; tasks && (task = readdir(tasks));)
+        n += task->d_name[0] != '.' && state_of(task->d_name) == 'R';
     if (tasks) closedir(tasks);
     return n - 1;
 }
 
 static void idle_members_sleep(void) {
-    const struct timespec pause = { .tv_nsec = 5000000 };
     check_run(LARGE);
-    int looks = 0;
-    while (awake() > 0 && looks < 400) looks++, nanosleep(&pause, NULL);
-    CHECK(awake() <= 0, "%d threads are awake", awake());
+    for (int polls = 0; running_threads() > 0 && polls < 400; polls++) sleep_us(5000);
+    CHECK(running_threads() <= 0, "%d threads still run", running_threads());
 }
 
 int main(int argc, char **argv) {
     emulated = argc > 1 && !strcmp(argv[1], "--emulated");
 #if defined(__GLIBC__)
-    RUN(threads_get_a_stack_whatever_the_limit);
+    RUN(threads_have_a_large_stack_whatever_the_limit);
 #endif
     RUN(every_member_passes_every_barrier);
-    RUN(callers_take_turns);
-    RUN(who_waits_for_a_turn_can_be_cancelled);
-    RUN(who_calls_again_goes_behind_those_who_wait);
+    RUN(callers_share_the_team);
+    RUN(callers_in_the_queue_can_be_cancelled);
+    RUN(a_caller_queues_again_after_those_that_wait);
     RUN(idle_members_sleep);
-    RUN(a_team_that_loses_its_cpus_goes_to_sleep_for_a_while);
+    RUN(a_preempted_team_sleeps_for_a_while);
 #if defined(__linux__) && defined(RUSAGE_THREAD)
-    RUN(a_team_that_keeps_its_cpus_stays_awake);
-    RUN(who_is_late_is_sent_to_another_cpu);
+    RUN(a_late_team_that_was_not_preempted_does_not_sleep);
+    RUN(a_waiting_member_moves_the_late_one_to_other_cpus);
 #endif
 #if defined(__linux__)
-    RUN(affinity_may_change_from_run_to_run);
+    RUN(affinity_can_change_from_run_to_run);
 #endif
-    RUN(a_team_larger_than_its_cpus_sleeps_at_once);
-    RUN(too_many_threads_are_refused_or_cut);
+    RUN(a_team_larger_than_its_cpus_never_spins);
+    RUN(too_many_threads_are_rejected_or_reduced);
     return finish_tests("test_pool");
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// test_pool_portable.c - the tests of test_pool.c, with a pool that waits as it does where there is no futex.
+// test_pool_portable.c - the tests of test_pool.c with the pool of systems that lack futexes.
 #define POOL_WITHOUT_FUTEX
 #include "pool.c"
 #include "test_pool.c"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// tiny_model.h - a whole flat file in memory with random weights, for the tests of the core; how they open it.
+// tiny_model.h - flat files with random weights, built in memory for the tests of the core; helpers that open and run
+// them.
 #ifndef LLAMAC_TINY_MODEL_H
 #define LLAMAC_TINY_MODEL_H
 #include <math.h>
@@ -9,69 +10,101 @@
 #include "sha256.h"
 #include "test.h"
 
-// dtype 0: the matrices take the dtypes in turn.
-// experts: so many in each layer, two of them in use; what else families may have comes with them. windows: of every
-// second layer.
-struct tiny_shape { int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context, dtype, tied,
-    biases, experts, window; };
+// dtype: of the matrices; 0 gives each matrix another one.
+// experts: per layer, 2 of them active; such a model also has norms of q and k, scales, caps and every norm placement.
+// window: of every second layer.
+struct tiny_shape {
+    int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
+    int dtype, tied, biases, experts, window;
+};
 struct tiny_file { uint8_t *data; size_t bytes; };
+
+// ---- building the file
 
 static inline struct config tiny_config(const struct tiny_shape *s) {
     struct config c = {
-        .dim = (uint32_t)s->dim, .n_layers = (uint32_t)s->n_layers, .n_heads = (uint32_t)s->n_heads,
-            .n_kv_heads = (uint32_t)s->n_kv_heads,
-        .head_dim = (uint32_t)s->head_dim, .vocab_size = (uint32_t)s->vocab, .n_token_ids = (uint32_t)s->vocab,
-            .context = (uint32_t)s->context,
-        .norm = s->gpt2 ? NORM_LAYER : NORM_RMS, .position = s->gpt2 ? POSITION_LEARNED : POSITION_ROPE,
-        .activation = s->gpt2 ? ACTIVATION_GELU_TANH : ACTIVATION_SILU, .tied_output = (uint32_t)s->tied,
-            .norm_eps = 1e-5f,
-        .attention_scale = 1.0f / sqrtf((float)s->head_dim), .embedding_scale = 1, .residual_scale = 1,
-            .logit_scale = 1,
-        .bos_id = 1, .eos_id = 2, .add_bos = 1, .n_stop_ids = 1, .stop_ids = { 2 },
+        .dim = (uint32_t)s->dim,
+        .n_layers = (uint32_t)s->n_layers,
+        .n_heads = (uint32_t)s->n_heads,
+        .n_kv_heads = (uint32_t)s->n_kv_heads,
+        .head_dim = (uint32_t)s->head_dim,
+        .vocab_size = (uint32_t)s->vocab,
+        .n_token_ids = (uint32_t)s->vocab,
+        .context = (uint32_t)s->context,
+        .norm = s->gpt2 ? NORM_LAYER : NORM_RMS,
+        .position = s->gpt2 ? POSITION_LEARNED : POSITION_ROPE,
+        .activation = s->gpt2 ? ACTIVATION_GELU_TANH : ACTIVATION_SILU,
+        .tied_output = (uint32_t)s->tied,
+        .norm_eps = 1e-5f,
+        .attention_scale = 1.0f / sqrtf((float)s->head_dim),
+        .embedding_scale = 1,
+        .residual_scale = 1,
+        .logit_scale = 1,
+        .bos_id = 1,
+        .eos_id = 2,
+        .add_bos = 1,
+        .n_stop_ids = 1,
+        .stop_ids = { 2 },
     };
     if (s->experts) {
-        c.qk_norm = QK_NORM_WHOLE, c.embedding_scale = 3, c.residual_scale = 0.5f, c.logit_scale = 0.25f;
+        c.qk_norm = QK_NORM_WHOLE;
+        c.embedding_scale = 3, c.residual_scale = 0.5f, c.logit_scale = 0.25f;
         c.attention_soft_cap = 5, c.logit_soft_cap = 4;
     }
     if (!s->gpt2) c.n_rope = 1, c.rope_dim[0] = c.head_dim, c.rope_attention_factor[0] = 1;
     return c;
 }
 
-static inline void hash(const void *data, size_t bytes, uint8_t digest[HASH_BYTES]) {
-    struct sha256 h;
-    sha256_start(&h);
-    sha256_add(&h, data, bytes);
-    sha256_finish(&h, digest);
+static inline struct layer_record tiny_layer(const struct tiny_shape *s, int layer) {
+    return (struct layer_record){
+        .rope = s->gpt2 ? -1 : 0,
+        .placement = s->experts ? 1 + (uint32_t)layer % PLACEMENT_PARALLEL : PLACEMENT_PRE,
+        .ffn = s->experts ? FFN_EXPERTS : s->gpt2 ? FFN_PLAIN : FFN_GATED,
+        .ffn_dim = (uint32_t)s->ffn_dim,
+        .n_experts = (uint32_t)s->experts,
+        .n_experts_used = s->experts ? 2 : 0,
+        .expert_weights = s->experts && layer % 2,
+        .window = layer % 2 ? (uint32_t)s->window : 0,
+    };
 }
 
-// Makes all hashes true again after a change.
-static inline void tiny_rehash(uint8_t *data) {
-    struct header *h = (struct header *)(void *)data;
-    struct sha256 of_tensors, id;
-    const struct section_record *tensors = &h->sections[SECTION_TENSORS];
-    sha256_start(&of_tensors);
-    for (uint64_t i = 0; i < tensors->bytes / sizeof(struct tensor_record); i++)
-        sha256_add(&of_tensors, ((const struct tensor_record *)(const void *)(data + tensors->offset))[i].sha256,
-            HASH_BYTES);
-    sha256_finish(&of_tensors, h->sections[SECTION_DATA].sha256);
-    for (int s = 0; s < SECTION_DATA; s++) hash(data + h->sections[s].offset, (size_t)h->sections[s].bytes,
-        h->sections[s].sha256);
-    sha256_start(&id);
-    for (int s = 0; s < N_SECTIONS; s++) sha256_add(&id, h->sections[s].sha256, HASH_BYTES);
-    sha256_finish(&id, h->id);
-    memset(h->sha256, 0, HASH_BYTES);
-    hash(h, sizeof *h, h->sha256);
+static inline int tiny_dtype(const struct tiny_shape *s, size_t tensor) {
+    return s->dtype ? s->dtype : 1 + (int)(tensor % (LLAMAC_N_DTYPES - 1));
 }
 
-static inline int tiny_dtype(const struct tiny_shape *shape,
-    size_t tensor) { return shape->dtype ? shape->dtype : 1 + (int)(tensor % (LLAMAC_N_DTYPES - 1)); }
+// Writes the records of all tensors, with offsets from the start of the data section. Returns their number and, in
+// *bytes, the size of that section.
+static inline size_t tiny_records(const struct tiny_shape *s, const struct config *config,
+                                  const struct layer_record *layers, struct tensor_record *records, size_t *bytes) {
+    size_t n = 0, end = 0;
+    llamac_walk walk = { .config = config, .layers = layers };
+    for (llamac_slot slot; llamac_slot_next(&walk, &slot);) {
+        if (!slot.required && !s->biases) continue;
+        struct tensor_record *t = &records[n++];
+        memcpy(t->name, slot.name, sizeof t->name);
+        t->offset = (end + 63) / 64 * 64;
+        if (slot.is_matrix) {
+            t->dtype = (uint32_t)tiny_dtype(s, n);
+            t->n_dims = 2, t->shape[0] = slot.rows, t->shape[1] = slot.columns;
+            t->bytes = llamac_matrix_bytes((int)t->dtype, slot.rows, slot.columns);
+        } else {
+            t->dtype = LLAMAC_F32;
+            t->n_dims = 1, t->shape[0] = slot.columns;
+            t->bytes = 4 * slot.columns;
+        }
+        end = t->offset + t->bytes;
+    }
+    *bytes = end;
+    return n;
+}
 
-// Quantized: any bytes are weights, but q8's code 0.
+// Any bytes are valid weights, except q8's code 0.
 static inline void tiny_fill_quantized(uint8_t *p, const llamac_slot *slot, int dtype, uint64_t *state) {
     const size_t strip_bytes = dtype_strip_bytes(dtype, slot->columns);
+    const float scale = dtype == LLAMAC_Q8 ? 0x1p-14f : 0x1p-12f;
     for (uint64_t strip = 0; strip * STRIP_ROWS < slot->rows; strip++, p += strip_bytes) {
-        for (int r = 0; r < STRIP_ROWS; r++) ((float *)(void *)p)[r] = (dtype == LLAMAC_Q8 ? 0x1p-14f
-            : 0x1p-12f) * (1 + 0.5f * random_float(state));
+        for (int r = 0; r < STRIP_ROWS; r++)
+            ((float *)(void *)p)[r] = scale * (1 + 0.5f * random_float(state));
         for (size_t i = LINE_BYTES; i < strip_bytes; i++) p[i] = (uint8_t)(1 + random_below(state, 255));
     }
 }
@@ -81,100 +114,174 @@ static inline void tiny_fill(uint8_t *p, const llamac_slot *slot, int dtype, uin
         tiny_fill_quantized(p, slot, dtype, state);
         return;
     }
+    const int is_rope = !strcmp(slot->name, "rope.0.inv_freq");
+    const size_t strip_bytes = slot->is_matrix ? dtype_strip_bytes(dtype, slot->columns) : 0;
     for (uint64_t r = 0; r < slot->rows; r++)
         for (uint64_t k = 0; k < slot->columns; k++) {
-            float x = 0.5f * random_float(state);
-            // no libm: the same file everywhere
-            if (!strcmp(slot->name, "rope.0.inv_freq")) x = 1.0f / (float)(1 + 5 * k * k);
-            if (!slot->is_matrix) { ((float *)(void *)p)[k] = x; continue; }
-            uint8_t *line = p + r / 16 * dtype_strip_bytes(dtype, slot->columns);
-            if (dtype == LLAMAC_F32) ((float *)(void *)line)[k * 16 + r % 16] = x;
-            else ((uint16_t *)(void *)line)[k * 16 + r % 16] = dtype == LLAMAC_F16 ? f16_from_f32(x)
-                : (uint16_t)(f32_bits(x) >> 16);
+            const float x = 0.5f * random_float(state);
+            if (slot->is_matrix) set_weight(dtype, p, strip_bytes, (int)r, (int)k, x);
+            else ((float *)(void *)p)[k] = is_rope ? 1.0f / (float)(1 + 5 * k * k) : x;   // libm differs by machine
         }
 }
 
-static inline struct tiny_file tiny_model(const struct tiny_shape *shape) {
-    struct config config = tiny_config(shape);
-    struct layer_record *layers = calloc((size_t)shape->n_layers, sizeof *layers);
-    for (int l = 0; l < shape->n_layers; l++)
-        layers[l] = (struct layer_record){ .rope = shape->gpt2 ? -1 : 0,
-            .placement = shape->experts ? 1 + (uint32_t)l % PLACEMENT_PARALLEL : PLACEMENT_PRE,
-                                           .ffn = shape->experts ? FFN_EXPERTS : shape->gpt2 ? FFN_PLAIN : FFN_GATED,
-                                               .ffn_dim = (uint32_t)shape->ffn_dim,
-                                           .n_experts = (uint32_t)shape->experts,
-                                               .n_experts_used = shape->experts ? 2 : 0,
-                                           .expert_weights = shape->experts && l % 2,
-                                               .window = l % 2 ? (uint32_t)shape->window : 0 };
-    llamac_slot slot;
-    size_t n = 0, used = 0;
-    struct tensor_record *records = calloc(64 + (30 + 3 * (size_t)shape->experts) * (size_t)shape->n_layers,
-        sizeof *records);
-    for (llamac_walk walk = { .config = &config, .layers = layers }; llamac_slot_next(&walk, &slot);) {
-        if (!slot.required && !shape->biases) continue;
-        struct tensor_record *t = &records[n++];
-        memcpy(t->name, slot.name, sizeof t->name);
-        t->dtype = slot.is_matrix ? (uint32_t)tiny_dtype(shape, n) : LLAMAC_F32;
-        t->n_dims = slot.is_matrix ? 2 : 1;
-        t->shape[0] = slot.is_matrix ? slot.rows : slot.columns;
-        t->shape[1] = slot.is_matrix ? slot.columns : 0;
-        t->bytes = slot.is_matrix ? llamac_matrix_bytes((int)t->dtype, slot.rows, slot.columns) : 4 * slot.columns;
-        used = (used + 63) / 64 * 64;
-        t->offset = used;
-        used += t->bytes;
-    }
-    const struct { const void *data; size_t bytes; } texts[N_SECTIONS] = {
-        { &config, sizeof config }, { layers, sizeof *layers * (size_t)shape->n_layers },
-            { records, n * sizeof *records }, { "{}", 2 },
-        { "", 0 }, { "", 0 }, { "", 0 }, { "", 0 }, { NULL, used } };
-    struct header h = { .magic = FORMAT_MAGIC, .version = FORMAT_VERSION, .numerics = FORMAT_NUMERICS, .alignment = 64,
-        .n_sections = N_SECTIONS };
-    size_t end = sizeof h;
+static inline void hash(const void *data, size_t bytes, uint8_t digest[HASH_BYTES]) {
+    struct sha256 h;
+    sha256_start(&h);
+    sha256_add(&h, data, bytes);
+    sha256_finish(&h, digest);
+}
+
+static inline void tiny_rehash_header(uint8_t *data) {
+    struct header *h = (struct header *)(void *)data;
+    memset(h->sha256, 0, HASH_BYTES);
+    hash(h, sizeof *h, h->sha256);
+}
+
+// Recomputes all hashes but those of tensors.
+static inline void tiny_rehash(uint8_t *data) {
+    struct header *h = (struct header *)(void *)data;
+    const struct section_record *table = &h->sections[SECTION_TENSORS];
+    const struct tensor_record *tensors = (const struct tensor_record *)(const void *)(data + table->offset);
+    struct sha256 of_tensors, id;
+    sha256_start(&of_tensors);
+    for (uint64_t i = 0; i < table->bytes / sizeof *tensors; i++)
+        sha256_add(&of_tensors, tensors[i].sha256, HASH_BYTES);
+    sha256_finish(&of_tensors, h->sections[SECTION_DATA].sha256);
+    for (int s = 0; s < SECTION_DATA; s++)
+        hash(data + h->sections[s].offset, (size_t)h->sections[s].bytes, h->sections[s].sha256);
+    sha256_start(&id);
+    for (int s = 0; s < N_SECTIONS; s++) sha256_add(&id, h->sections[s].sha256, HASH_BYTES);
+    sha256_finish(&id, h->id);
+    tiny_rehash_header(data);
+}
+
+// Whether all sections are aligned and inside the file, so that tiny_rehash can read them.
+static inline int tiny_can_rehash(const uint8_t *data, size_t bytes) {
+    const struct header *h = (const struct header *)(const void *)data;
     for (int s = 0; s < N_SECTIONS; s++) {
-        snprintf(h.sections[s].name, sizeof h.sections[s].name, "%s", llamac_section_at((size_t)s));
-        h.sections[s].offset = (end + 63) / 64 * 64;
-        h.sections[s].bytes = texts[s].bytes;
-        end = h.sections[s].offset + texts[s].bytes;
+        const struct section_record *section = &h->sections[s];
+        if (section->offset % 64 || section->offset > bytes || section->bytes > bytes - section->offset) return 0;
     }
-    h.file_bytes = end;
-    struct tiny_file file = { take(end), end };
-    memcpy(file.data, &h, sizeof h);
+    return h->sections[SECTION_TENSORS].bytes % sizeof(struct tensor_record) == 0;
+}
+
+// A header whose sections of these sizes follow one another, without hashes.
+static inline struct header tiny_header(const uint64_t bytes[N_SECTIONS]) {
+    struct header h = {
+        .magic = FORMAT_MAGIC,
+        .version = FORMAT_VERSION,
+        .numerics = FORMAT_NUMERICS,
+        .alignment = FORMAT_ALIGNMENT,
+        .n_sections = N_SECTIONS,
+        .file_bytes = sizeof h,
+    };
+    for (int s = 0; s < N_SECTIONS; s++) {
+        struct section_record *section = &h.sections[s];
+        snprintf(section->name, sizeof section->name, "%s", llamac_section_at((size_t)s));
+        section->offset = round_up(h.file_bytes, FORMAT_ALIGNMENT);
+        section->bytes = bytes[s];
+        h.file_bytes = section->offset + section->bytes;
+    }
+    return h;
+}
+
+static inline struct tiny_file tiny_model(const struct tiny_shape *shape) {
+    const struct config config = tiny_config(shape);
+    const size_t n_layers = (size_t)shape->n_layers;
+    struct layer_record *layers = take(n_layers * sizeof *layers);
+    for (int l = 0; l < shape->n_layers; l++) layers[l] = tiny_layer(shape, l);
+    struct tensor_record *records = take((64 + (30 + 3 * (size_t)shape->experts) * n_layers) * sizeof *records);
+    size_t data_bytes;
+    const size_t n = tiny_records(shape, &config, layers, records, &data_bytes);
+
+    const struct header h = tiny_header((const uint64_t[N_SECTIONS]){
+        [SECTION_CONFIG] = sizeof config,
+        [SECTION_LAYERS] = n_layers * sizeof *layers,
+        [SECTION_TENSORS] = n * sizeof *records,
+        [SECTION_METADATA] = 2,
+        [SECTION_DATA] = data_bytes,
+    });
     for (size_t i = 0; i < n; i++) records[i].offset += h.sections[SECTION_DATA].offset;
-    for (int s = 0; s < SECTION_DATA; s++) memcpy(file.data + h.sections[s].offset, texts[s].data, texts[s].bytes);
+    const struct tiny_file file = { take((size_t)h.file_bytes), (size_t)h.file_bytes };
+    const void *const tables[] = { &config, layers, records, "{}" };
+    memcpy(file.data, &h, sizeof h);
+    for (size_t s = 0; s < ARRAY_LEN(tables); s++)
+        memcpy(file.data + h.sections[s].offset, tables[s], (size_t)h.sections[s].bytes);
+
     uint64_t state = 42;
+    llamac_slot slot;
     llamac_walk walk = { .config = &config, .layers = layers };
-    for (size_t at = 0; llamac_slot_next(&walk, &slot);) {
-        if (at >= n || strcmp(records[at].name, slot.name)) continue;
-        tiny_fill(file.data + records[at].offset, &slot, (int)records[at].dtype, &state);
-        at++;
+    for (size_t i = 0; i < n && llamac_slot_next(&walk, &slot);) {
+        if (strcmp(records[i].name, slot.name)) continue;   // an optional tensor that the file does not have
+        tiny_fill(file.data + records[i].offset, &slot, (int)records[i].dtype, &state);
+        i++;
     }
-    free(layers);
-    free(records);
+    free(layers), free(records);
     tiny_rehash(file.data);
     return file;
 }
 
-// What the core said last.
-static llamac_error err;
+static const struct tiny_shape tiny_llama = {
+    .dim = 36, .n_layers = 3, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
+    .context = 400, .dtype = LLAMAC_F32, .biases = 1,
+};
+static const struct tiny_shape tiny_experts = {
+    .dim = 40, .n_layers = 4, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
+    .context = 400, .dtype = LLAMAC_BF16, .biases = 1, .experts = 5, .window = 9,
+};
+static const struct tiny_shape tiny_gpt2 = {
+    .gpt2 = 1, .dim = 40, .n_layers = 2, .n_heads = 5, .n_kv_heads = 5, .head_dim = 8, .ffn_dim = 70, .vocab = 99,
+    .context = 300, .dtype = LLAMAC_BF16, .tied = 1, .biases = 1,
+};
+static const struct tiny_shape tiny_mixed = {
+    .dim = 144, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .ffn_dim = 200, .vocab = 101,
+    .context = 400,
+};
+static const struct tiny_shape tiny_q8 = {
+    .dim = 36, .n_layers = 2, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
+    .context = 400, .dtype = LLAMAC_Q8, .tied = 1, .biases = 1,
+};
+static const struct tiny_shape tiny_q4 = {
+    .gpt2 = 1, .dim = 144, .n_layers = 2, .n_heads = 5, .n_kv_heads = 5, .head_dim = 16, .ffn_dim = 300, .vocab = 99,
+    .context = 300, .dtype = LLAMAC_Q4, .tied = 1, .biases = 1,
+};
+static const struct tiny_shape tiny_q4s = {
+    .dim = 160, .n_layers = 2, .n_heads = 4, .n_kv_heads = 1, .head_dim = 32, .ffn_dim = 100, .vocab = 99,
+    .context = 300, .dtype = LLAMAC_Q4S, .tied = 1, .biases = 1,
+};
 
-static inline llamac_session *open_session(const llamac_model *model, int sequences, int kv, int threads,
-    const char *isa) {
-    const llamac_session_options options = { .n_sequences = sequences, .kv_dtype = kv, .threads = threads, .isa = isa };
-    llamac_session *session;
-    if (llamac_session_open(&session, model, &options, &err)) { printf("session: %s\n", err.message); exit(1); }
-    return session;
-}
+// ---- running it
+
+static llamac_error err;   // the core's last error
+
 static inline llamac_model *open_model(struct tiny_file file) {
     llamac_model *model;
     if (llamac_model_open(&model, file.data, file.bytes, &err)) { printf("model: %s\n", err.message); exit(1); }
     return model;
 }
 
-static const struct tiny_shape tiny_llama = { 0, 36, 3, 6, 2, 10, 52, 101, 400, LLAMAC_F32, 0, 1, 0, 0 };
-static const struct tiny_shape tiny_experts = { 0, 40, 4, 6, 2, 10, 52, 101, 400, LLAMAC_BF16, 0, 1, 5, 9 };
-static const struct tiny_shape tiny_gpt2 = { 1, 40, 2, 5, 5, 8, 70, 99, 300, LLAMAC_BF16, 1, 1, 0, 0 };
-static const struct tiny_shape tiny_mixed = { 0, 144, 3, 4, 2, 32, 200, 101, 400, 0, 0, 0, 0, 0 };
-static const struct tiny_shape tiny_q8 = { 0, 36, 2, 6, 2, 10, 52, 101, 400, LLAMAC_Q8, 1, 1, 0, 0 };
-static const struct tiny_shape tiny_q4 = { 1, 144, 2, 5, 5, 16, 300, 99, 300, LLAMAC_Q4, 1, 1, 0, 0 };
-static const struct tiny_shape tiny_q4s = { 0, 160, 2, 4, 1, 32, 100, 99, 300, LLAMAC_Q4S, 1, 1, 0, 0 };
+static inline llamac_session *open_session(const llamac_model *model, int sequences, int kv_dtype, int threads,
+                                           const char *isa) {
+    const llamac_session_options options = {
+        .n_sequences = sequences, .kv_dtype = kv_dtype, .threads = threads, .isa = isa,
+    };
+    llamac_session *session;
+    if (llamac_session_open(&session, model, &options, &err)) { printf("session: %s\n", err.message); exit(1); }
+    return session;
+}
+
+// `wanted`, or 1 in a build without threads.
+static inline int up_to_threads(int wanted) { return llamac_has_threads() ? wanted : 1; }
+
+static inline int token_at(int sequence, int position, int vocab) {
+    return (position * 37 + sequence * 11 + position * position) % vocab;
+}
+
+// Evaluates the first n tokens of a sequence in one call; logits: (n, vocab).
+static inline void prefill(llamac_session *s, int sequence, int n, int vocab, float *logits) {
+    llamac_row *rows = take(sizeof *rows * (size_t)n);
+    for (int i = 0; i < n; i++) rows[i] = (llamac_row){ token_at(sequence, i, vocab), sequence, i, 1 };
+    CHECK(!llamac_eval(s, rows, n, logits, NULL, &err), "%s", err.message);
+    free(rows);
+}
 #endif

@@ -1,4 +1,4 @@
-"""Runs the C tests as shipped and under sanitizers; the thread pool also under ThreadSanitizer."""
+"""Run the C tests as shipped and under sanitizers, and those of the thread team under ThreadSanitizer."""
 
 from __future__ import annotations
 

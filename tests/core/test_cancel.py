@@ -1,4 +1,4 @@
-"""Cancelling: from another thread and by Ctrl-C, within 50 ms; what is left goes on with the same bits."""
+"""Cancelling an eval, from another thread and by Ctrl-C: it stops within 50 ms, and can resume with the same bits."""
 
 from __future__ import annotations
 
@@ -28,28 +28,37 @@ from processes import TIMEOUT, heed_signals
 Helpers = list[interrupt._Helper]
 
 LIMIT = 0.050
-MARGIN = 0.030  # for the operating system to run the waiting thread
-EXIT = 0.100  # for the interpreter to end
-CHUNK = 256  # rows that are finished together
+MARGIN = 0.030  # until the operating system runs the waiting thread
+EXIT = 0.100  # until the interpreter has exited
+CHUNK = 256  # rows that finish together
 
 
 def best_of_three(measure: Callable[[], float], limit: float) -> float:
-    """The first time that is short enough, of at most three; the machine may be busy with other things."""
+    """Measure up to three times, until a time is below the limit; the machine may be busy. Return the shortest."""
     times: list[float] = []
     while len(times) < 3 and not (times and times[-1] < limit):
         times.append(measure())
     return min(times)
 
 
-def until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
-def cancel_during(session: llamac.Session, count: int, begun: Callable[[], bool]) -> tuple[float, CancelledError]:
-    """Cancels an eval once it has begun so far: (seconds until it had ended, its error)."""
+def cancel_during(session: llamac.Session, count: int, has_begun: Callable[[], bool]) -> tuple[float, CancelledError]:
+    """Start an eval and cancel it when `has_begun` returns True.
+
+    Args:
+        session: Computes the eval.
+        count: Number of tokens.
+        has_begun: Whether the eval has progressed far enough.
+
+    Returns:
+        The seconds from the cancel to the eval's end, and its error.
+    """
     ended: list[tuple[float, CancelledError]] = []
 
     def compute() -> None:
@@ -60,25 +69,27 @@ def cancel_during(session: llamac.Session, count: int, begun: Callable[[], bool]
 
     thread = threading.Thread(target=compute)
     thread.start()
-    until(begun)
-    asked = time.perf_counter()
+    wait_until(has_begun)
+    cancelled = time.perf_counter()
     session.cancel()
     thread.join()
     assert ended, "the eval ended before it was cancelled"
-    return ended[0][0] - asked, ended[0][1]
+    return ended[0][0] - cancelled, ended[0][1]
 
 
 # ---- from another thread
 
 
 @pytest.mark.parametrize(("threads", "isa"), [(1, None), pytest.param(2, None, marks=needs_threads), (1, "scalar")])
-def test_a_cancel_takes_effect_within_50_ms(big_llama: Path, threads: int, isa: str | None) -> None:
+def test_cancel_takes_effect_within_50_ms(big_llama: Path, threads: int, isa: str | None) -> None:
     def measure() -> float:
         with model.session() as session:
-            began = time.perf_counter()
-            seconds, error = cancel_during(
-                session, 8000, lambda: session.memory()["kv"] > 0 and time.perf_counter() > began + 0.1
-            )
+            start = time.perf_counter()
+
+            def has_begun() -> bool:
+                return session.memory()["kv"] > 0 and time.perf_counter() > start + 0.1
+
+            seconds, error = cancel_during(session, 8000, has_begun)
             assert session.length() == error.done
             return seconds
 
@@ -86,7 +97,7 @@ def test_a_cancel_takes_effect_within_50_ms(big_llama: Path, threads: int, isa: 
         assert best_of_three(measure, LIMIT + MARGIN) < LIMIT + MARGIN
 
 
-def test_finished_rows_are_kept_and_the_rest_gives_the_same_bits(big_llama: Path) -> None:
+def test_a_cancelled_eval_keeps_finished_rows_and_can_resume(big_llama: Path) -> None:
     ids = some_ids(700)
     with llamac.load(big_llama) as model:
         with model.session() as session:
@@ -102,7 +113,7 @@ def test_finished_rows_are_kept_and_the_rest_gives_the_same_bits(big_llama: Path
     assert found.tobytes() == expected.tobytes()
 
 
-def test_a_cancel_concerns_the_running_eval_only(tiny: Path) -> None:
+def test_cancel_affects_only_a_running_eval(tiny: Path) -> None:
     with llamac.load(tiny) as model, model.session() as session:
         session.cancel()
         logits = session.eval(some_ids(20), logits="all")
@@ -149,10 +160,10 @@ def test_ctrl_c_interrupts_a_long_prompt_within_50_ms(big_llama: Path, threads: 
         for _ in range(3):
             assert program.stdout.readline() == "begun\n"
             time.sleep(0.3)
-            asked = time.monotonic()  # one clock for all processes
+            interrupted = time.monotonic()  # all processes share this clock
             program.send_signal(signal.SIGINT)
             ended, length = program.stdout.readline().split()
-            times.append(float(ended) - asked)
+            times.append(float(ended) - interrupted)
             assert int(length) % CHUNK == 0
         logits = np.frombuffer(bytes.fromhex(program.stdout.readline()), np.float32)
         assert program.stderr.read() == ""
@@ -169,12 +180,12 @@ def test_ctrl_c_ends_llamac_run_quietly(big_llama: Path, tmp_path: Path) -> None
         with start("-m", "llamac", "run", big_llama, "-f", tmp_path / "prompt.txt", "-n", 0) as program:
             assert program.stdout is not None
             assert program.stderr is not None
-            assert program.stdout.read(3) == "The"  # the echo comes before the work
+            assert program.stdout.read(3) == "The"  # the echo precedes the eval
             time.sleep(0.3)
-            asked = time.monotonic()
+            interrupted = time.monotonic()
             program.send_signal(signal.SIGINT)
             program.wait(TIMEOUT)
-            seconds = time.monotonic() - asked
+            seconds = time.monotonic() - interrupted
             assert program.stderr.read() == ""
         assert program.returncode == 130
         return seconds
@@ -192,16 +203,16 @@ def test_ctrl_c_between_tokens_ends_llamac_run_quietly(tiny_llama: Path) -> None
         program.stdout.read()
         program.wait(TIMEOUT)
         text = program.stderr.read()
-    # it may have been faster than the signal
+    # the program may end before the signal arrives
     assert (program.returncode, text) == (130, "") or (program.returncode == 0 and text.startswith("prompt "))
 
 
-# ---- the moments around the helper thread's life
+# ---- the helper thread
 
 
 @pytest.fixture(autouse=True)
 def no_idle_helpers() -> Iterator[None]:
-    """Each test begins without a helper thread, and leaves none."""
+    """End the helper threads that a test has left."""
     yield
     for helper in interrupt._idle:
         helper.end()
@@ -209,33 +220,34 @@ def no_idle_helpers() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def ctrl_c_counts() -> Iterator[None]:
-    """Whoever starts the tests in the background has Ctrl-C ignored: Python then installs no handler of its own."""
+def default_sigint_handler() -> Iterator[None]:
+    """Install Python's handler. Python does not if the tests run as a background job, where shells ignore SIGINT."""
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, previous)
 
 
+# Moments of an interruption: a method, and whether it comes before or after the call.
 MOMENTS: dict[str, tuple[type, str, bool]] = {
-    "before the thread exists": (threading.Thread, "start", True),
-    "when the thread runs": (threading.Thread, "start", False),
-    "before the work begins": (interrupt._Helper, "begin", True),
-    "when the work runs": (interrupt._Helper, "begin", False),
+    "before the thread starts": (threading.Thread, "start", True),
+    "after the thread started": (threading.Thread, "start", False),
+    "before the helper begins": (interrupt._Helper, "begin", True),
+    "after the helper began": (interrupt._Helper, "begin", False),
 }
 
 
-def interrupted(session: llamac.Session, monkeypatch: pytest.MonkeyPatch, moment: str) -> Floats:
-    """Raises KeyboardInterrupt while the helper thread is being started or given its work."""
+def interrupted_eval(session: llamac.Session, monkeypatch: pytest.MonkeyPatch, moment: str) -> Floats:
+    """Evaluate 300 tokens, with KeyboardInterrupt at a moment of the helper's start; return the last logits."""
     owner, name, before = MOMENTS[moment]
-    begin = getattr(owner, name)
+    original = getattr(owner, name)
 
-    def begin_and_raise(*arguments: object) -> None:
+    def raise_interrupt(*arguments: object) -> None:
         if not before:
-            begin(*arguments)
+            original(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, begin_and_raise)
+        patch.setattr(owner, name, raise_interrupt)
         with pytest.raises(KeyboardInterrupt):
             session.eval(some_ids(300))
     rest = session.eval(some_ids(300)[session.length() :])
@@ -244,11 +256,11 @@ def interrupted(session: llamac.Session, monkeypatch: pytest.MonkeyPatch, moment
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_an_interruption_while_the_helper_starts_leaves_the_session_free(
+def test_an_interruption_while_the_helper_starts_leaves_the_session_usable(
     big_llama: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     with llamac.load(big_llama) as model, model.session() as session:
-        found = interrupted(session, monkeypatch, moment)
+        found = interrupted_eval(session, monkeypatch, moment)
         session.truncate(0)
         expected = session.eval(some_ids(300))
     assert expected is not None
@@ -257,20 +269,20 @@ def test_an_interruption_while_the_helper_starts_leaves_the_session_free(
 
 @pytest.fixture
 def helpers(monkeypatch: pytest.MonkeyPatch) -> Helpers:
-    """The helper of each work that was given to one."""
+    """The helper of each call that a helper thread computed."""
     begin, used = interrupt._Helper.begin, []
 
-    def begin_and_note(helper: interrupt._Helper, work: Callable[[], None]) -> None:
+    def begin_and_record(helper: interrupt._Helper, work: Callable[[], None]) -> None:
         used.append(helper)
         begin(helper, work)
 
-    monkeypatch.setattr(interrupt._Helper, "begin", begin_and_note)
+    monkeypatch.setattr(interrupt._Helper, "begin", begin_and_record)
     return used
 
 
 @pytest.mark.parametrize("isa", [None, "scalar"])
-def test_a_pass_is_long_for_its_attention_too(tiny_llama: Path, helpers: Helpers, isa: str | None) -> None:
-    """Rows behind many positions take long although the weights are few."""
+def test_attention_alone_can_make_a_pass_long(tiny_llama: Path, helpers: Helpers, isa: str | None) -> None:
+    """A row after many positions takes long even if the model is small."""
     with llamac.load(tiny_llama, isa=isa) as model, model.session(sequences=2) as session:
         session.eval(some_ids(400), sequence=1, logits=None)
         helpers.clear()
@@ -285,8 +297,8 @@ def test_a_pass_is_long_for_its_attention_too(tiny_llama: Path, helpers: Helpers
         assert len(helpers) == 3
 
 
-def test_a_pass_is_long_for_the_rows_of_all_sequences(tiny_llama: Path, helpers: Helpers) -> None:
-    """More sequences than positions: each row counts the positions before itself."""
+def test_attention_of_all_sequences_counts(tiny_llama: Path, helpers: Helpers) -> None:
+    """Each row attends to the positions of its own sequence."""
     with llamac.load(tiny_llama) as model, model.session(sequences=64) as session:
         for position in range(20):
             session.eval_rows([(1, s, position, False) for s in range(64)])
@@ -300,8 +312,8 @@ def test_a_pass_is_long_for_the_rows_of_all_sequences(tiny_llama: Path, helpers:
         assert len(helpers) == 1
 
 
-def test_quantized_weights_do_not_make_a_prompt_short(tiny_llama: Path, tmp_path: Path, helpers: Helpers) -> None:
-    """Rows after the first cost multiply-adds, not bytes."""
+def test_quantized_weights_do_not_make_a_long_prompt_short(tiny_llama: Path, tmp_path: Path, helpers: Helpers) -> None:
+    """The cost of rows after the first is multiply-adds, not bytes read."""
     export(tiny_llama, tmp_path / "q4.bin", dtype="q4", probe_source=None)
     for path in (tiny_llama, tmp_path / "q4.bin"):
         with llamac.load(path) as model, model.session() as session:
@@ -315,7 +327,7 @@ def test_quantized_weights_do_not_make_a_prompt_short(tiny_llama: Path, tmp_path
             assert len(helpers) == 1
 
 
-def test_a_generation_notices_that_its_attention_becomes_long(tiny_llama: Path, helpers: Helpers) -> None:
+def test_steps_become_long_as_the_session_grows(tiny_llama: Path, helpers: Helpers) -> None:
     with llamac.load(tiny_llama) as model, model.session() as session:
         session._long_work = model.weight_bytes + 200 * session._attention_work
         for _ in range(400):
@@ -324,8 +336,8 @@ def test_a_generation_notices_that_its_attention_becomes_long(tiny_llama: Path, 
     assert len(set(helpers)) == 1  # one thread for all of them
 
 
-def test_a_signal_handler_computes_while_a_pass_waits(big_llama: Path, tiny_llama: Path, helpers: Helpers) -> None:
-    """Its pass needs another helper: the first one is busy."""
+def test_a_signal_handler_can_eval_during_a_long_pass(big_llama: Path, tiny_llama: Path, helpers: Helpers) -> None:
+    """The handler's eval needs a second helper because the first one is busy."""
     found: list[Floats | None] = []
     big, tiny = llamac.load(big_llama), llamac.load(tiny_llama)
     with big, tiny, big.session() as session, tiny.session() as inner:
@@ -347,24 +359,24 @@ def test_a_signal_handler_computes_while_a_pass_waits(big_llama: Path, tiny_llam
     assert len(helpers) == len(set(helpers)) == 2
 
 
-def test_the_helper_keeps_nothing_of_what_it_has_done(tiny_llama: Path, helpers: Helpers) -> None:
-    """A model that nobody closes goes with its last reference, although the helper stays."""
+def test_an_idle_helper_keeps_no_reference_to_its_work(tiny_llama: Path, helpers: Helpers) -> None:
+    """A session that nobody closes is freed with its last reference although the helper thread lives on."""
     model = llamac.load(tiny_llama)
     session = model.session()
     session._long_work = 0
     session.eval([1, 2, 3])
     assert len(helpers) == 1
-    left = weakref.ref(session)
+    reference = weakref.ref(session)
     del session, model
 
     def is_gone() -> bool:
         gc.collect()
-        return left() is None
+        return reference() is None
 
-    until(is_gone)
+    wait_until(is_gone)
 
 
-def test_a_child_process_has_a_helper_of_its_own(tiny_llama: Path, helpers: Helpers) -> None:
+def test_a_forked_child_starts_its_own_helper(tiny_llama: Path, helpers: Helpers) -> None:
     with llamac.load(tiny_llama, threads=1) as model, model.session() as session:
         session._long_work = 0
         session.eval([1])
@@ -377,7 +389,7 @@ def test_a_child_process_has_a_helper_of_its_own(tiny_llama: Path, helpers: Help
     assert len(set(helpers)) == 1
 
 
-def test_without_a_helper_thread_the_work_is_done_all_the_same(
+def test_the_calling_thread_computes_if_no_thread_can_be_started(
     big_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(thread: threading.Thread) -> None:
@@ -395,10 +407,10 @@ def test_without_a_helper_thread_the_work_is_done_all_the_same(
     assert found.tobytes() == expected.tobytes()
 
 
-# ---- a long text
+# ---- tokenizing long texts
 
 
-def test_ctrl_c_interrupts_the_tokenizer(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_interrupts_tokenizing(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     encode = llamac.Tokenizer.encode
 
@@ -414,7 +426,7 @@ def test_ctrl_c_interrupts_the_tokenizer(tiny_llama: Path, monkeypatch: pytest.M
         release.set()
 
 
-def test_a_long_text_has_the_tokens_of_its_parts(tiny_llama: Path, helpers: Helpers) -> None:
+def test_a_helper_tokenizes_long_texts(tiny_llama: Path, helpers: Helpers) -> None:
     with llamac.load(tiny_llama) as model:
         short = model.tokenize("hello world", add_special=False)
         assert helpers == []
@@ -443,7 +455,7 @@ def test_other_threads_run_while_a_long_text_is_tokenized(tiny_llama: Path) -> N
     assert steps > 10
 
 
-def test_errors_come_out_of_the_helper_thread(big_llama: Path) -> None:
+def test_errors_of_the_helper_thread_reach_the_caller(big_llama: Path) -> None:
     with llamac.load(big_llama) as model, model.session(context=20) as session:
         with pytest.raises(llamac.ContextFullError, match="position 20"):
             session.eval_rows([(1, 0, position, False) for position in range(21)])

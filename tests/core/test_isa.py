@@ -1,4 +1,4 @@
-"""Kernel sets and thread counts: the same bits from all of them, and how one is forced."""
+"""Kernel sets: all give the same bits on any number of threads; how to select one."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ HASH = """
 
 
 def digests(path: Path, isa: str, threads: int, kv: Literal["f32", "f16"]) -> tuple[str, str]:
-    """Hashes of the logits of a prompt, and of those of single tokens after it."""
+    """Hashes of the logits of a prompt, and of the tokens evaluated one by one after it."""
     with llamac.load(path, isa=isa, threads=threads, kv_dtype=kv) as model, model.session() as session:
         assert (session.isa, session.threads) == (isa, threads)
         prompt = session.eval(IDS, logits="all")
-        steps = [session.eval([token]) for token in (5, 6, 7)]
+        rows = [session.eval([token]) for token in (5, 6, 7)]
     assert prompt is not None
     assert np.isfinite(prompt).all()
-    single = b"".join(row.tobytes() for row in steps if row is not None)
-    return hashlib.sha256(prompt.tobytes()).hexdigest(), hashlib.sha256(single).hexdigest()
+    steps = b"".join(row.tobytes() for row in rows if row is not None)
+    return hashlib.sha256(prompt.tobytes()).hexdigest(), hashlib.sha256(steps).hexdigest()
 
 
 @pytest.mark.parametrize(("dtype", "kv"), [("f32", "f32"), ("f16", "f16"), ("bf16", "f32")])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_the_bits_are_the_same_on_all_threads_and_kernel_sets(
+def test_all_kernel_sets_and_thread_counts_give_the_same_bits(
     tmp_path: Path, family: str, dtype: str, kv: Literal["f32", "f16"]
 ) -> None:
     config = llama_config(dim=54, n_heads=9, n_kv_heads=3, ffn=83) if family == "llama" else gpt2_config(dim=56)
@@ -52,7 +52,7 @@ def test_the_bits_are_the_same_on_all_threads_and_kernel_sets(
     assert len(found) == 1
 
 
-def test_generated_tokens_are_the_same_on_all_threads_and_kernel_sets(tiny: Path) -> None:
+def test_all_kernel_sets_and_thread_counts_generate_the_same_tokens(tiny: Path) -> None:
     found = set()
     for isa, threads in product(RUNS_HERE, (1, up_to(2))):
         with llamac.load(tiny, isa=isa, threads=threads) as model:
@@ -60,30 +60,30 @@ def test_generated_tokens_are_the_same_on_all_threads_and_kernel_sets(tiny: Path
     assert len(found) == 1
 
 
-def test_other_prompts_and_dtypes_have_other_bits(tiny_llama: Path) -> None:
-    """The hashes above can tell bits apart."""
+def test_digests_differ_for_another_kv_dtype(tiny_llama: Path) -> None:
+    """The comparisons above can fail."""
     assert digests(tiny_llama, "scalar", 1, "f32") != digests(tiny_llama, "scalar", 1, "f16")
 
 
-def test_the_scalar_set_is_always_there() -> None:
+def test_every_machine_supports_the_scalar_set() -> None:
     assert _core.isas()[-1] == ("scalar", True)
     assert machine.best_isa() == RUNS_HERE[0]
 
 
 @pytest.mark.parametrize("isa", RUNS_HERE)
-def test_the_environment_variable_forces_a_set(tiny_llama: Path, isa: str) -> None:
+def test_the_environment_variable_selects_a_set(tiny_llama: Path, isa: str) -> None:
     forced = output_of(HASH, tiny_llama, 20, "-", LLAMAC_ISA=isa).split()
-    free = output_of(HASH, tiny_llama, 20, "-", LLAMAC_ISA="").split()
+    default = output_of(HASH, tiny_llama, 20, "-", LLAMAC_ISA="").split()
     assert forced[0] == isa
-    assert free[0] == RUNS_HERE[0]
-    assert forced[1] == free[1]
+    assert default[0] == RUNS_HERE[0]
+    assert forced[1] == default[1]
 
 
-def test_the_argument_comes_before_the_environment_variable(tiny_llama: Path) -> None:
+def test_the_argument_overrides_the_environment_variable(tiny_llama: Path) -> None:
     assert output_of(HASH, tiny_llama, 20, "scalar", LLAMAC_ISA="nonsense").split()[0] == "scalar"
 
 
-def test_an_unknown_set_is_an_error_that_names_it_and_the_others(tiny_llama: Path) -> None:
+def test_an_unknown_set_is_an_error_that_lists_the_known_ones(tiny_llama: Path) -> None:
     done = run_python(HASH, tiny_llama, 20, "-", LLAMAC_ISA="avx9")
     assert done.returncode == 1
     names = ", ".join(name for name, _ in _core.isas())
@@ -91,7 +91,7 @@ def test_an_unknown_set_is_an_error_that_names_it_and_the_others(tiny_llama: Pat
     assert done.stderr.strip().endswith(message)
 
 
-def test_a_set_that_the_machine_lacks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_that_the_machine_does_not_support_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_core, "isas", lambda: [("avx2", False), ("scalar", True)])
     with pytest.raises(UnsupportedError, match="isa is 'avx2', which this processor does not support; it runs scalar"):
         machine.choose_isa("avx2")

@@ -1,4 +1,4 @@
-"""What the machine offers: control groups of both versions, siblings, affinity, and the reasons that are told."""
+"""The default number of threads: control groups of both versions, hyper-threads, affinity."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from openmp import needs_threads
 from processes import TIMEOUT, output_of
 
 
-def tree(root: Path, **files: str) -> Path:
-    """Files by path, with "__" for "/" and "_dot_" for "."."""
+def write_tree(root: Path, **files: str) -> Path:
+    """Write files, given by path with "__" for "/" and "_dot_" for "."; return the root."""
     for name, text in files.items():
         path = root / name.replace("__", "/").replace("_dot_", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,18 +30,19 @@ def tree(root: Path, **files: str) -> Path:
 
 
 def quota(tmp_path: Path, membership: str, **files: str) -> float | None:
+    """The quota found with this /proc/self/cgroup and these files of the control groups' file system."""
     (tmp_path / "membership").write_text(membership)
-    return cgroup_quota(tmp_path / "membership", tree(tmp_path / "fs", **files))
+    return cgroup_quota(tmp_path / "membership", write_tree(tmp_path / "fs", **files))
 
 
 # ---- control groups
 
 
-def test_version_2_reads_the_groups_own_quota(tmp_path: Path) -> None:
+def test_version_2_reads_the_quota_of_the_group(tmp_path: Path) -> None:
     assert quota(tmp_path, "0::/a/b\n", a__b__cpu_dot_max="150000 100000\n") == 1.5
 
 
-def test_version_2_takes_the_smallest_of_the_ancestors(tmp_path: Path) -> None:
+def test_version_2_takes_the_smallest_quota_of_all_ancestors(tmp_path: Path) -> None:
     files = {
         "a__b__c__cpu_dot_max": "400000 100000\n",
         "a__cpu_dot_max": "250000 100000\n",
@@ -49,16 +50,16 @@ def test_version_2_takes_the_smallest_of_the_ancestors(tmp_path: Path) -> None:
     }
     assert quota(tmp_path, "0::/a/b/c\n", **files) == 2.5
     assert quota(tmp_path, "0::/a/b/c\n", **{**files, "a__b__cpu_dot_max": "50000 100000"}) == 0.5
-    assert quota(tmp_path, "0::/z\n") is None  # another branch; the root itself says max
+    assert quota(tmp_path, "0::/z\n") is None  # another branch; the root has no limit
 
 
-def test_version_2_without_limit(tmp_path: Path) -> None:
+def test_version_2_without_a_limit(tmp_path: Path) -> None:
     assert quota(tmp_path, "0::/\n", cpu_dot_max="max 100000\n") is None
     assert quota(tmp_path, "0::/\n") is None
 
 
-def test_a_path_of_the_host_leads_to_the_containers_own_mount(tmp_path: Path) -> None:
-    """Inside of a container the group's path may be the host's, which is not mounted there."""
+def test_a_group_that_is_not_mounted_falls_back_to_the_root(tmp_path: Path) -> None:
+    """In a container, the path may be the host's, and the container's group is mounted at the root."""
     assert quota(tmp_path, "0::/docker/0123abc\n", cpu_dot_max="200000 100000\n") == 2.0
 
 
@@ -76,7 +77,7 @@ def test_version_1_reads_quota_and_period(tmp_path: Path) -> None:
     assert quota(tmp_path, membership, cpu__a__cpu_dot_cfs_quota_us="-1\n") is None
 
 
-def test_both_versions_at_once_give_the_smaller(tmp_path: Path) -> None:
+def test_the_smaller_quota_of_both_versions_counts(tmp_path: Path) -> None:
     files = {
         "cpu__a__cpu_dot_cfs_quota_us": "300000\n",
         "cpu__a__cpu_dot_cfs_period_us": "100000\n",
@@ -86,12 +87,12 @@ def test_both_versions_at_once_give_the_smaller(tmp_path: Path) -> None:
     assert quota(tmp_path, "4:cpu:/a\n0::/z\n", **files) == 3.0
 
 
-def test_version_2_beside_version_1_has_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_version_2_beside_version_1_is_mounted_at_unified(tmp_path: Path) -> None:
     files = {"unified__b__cpu_dot_max": "200000 100000\n", "cpu__cpu_dot_cfs_quota_us": "-1\n"}
     assert quota(tmp_path, "4:cpu:/\n0::/b/c\n", **files) == 2.0
 
 
-def test_version_1_is_found_where_its_controllers_name_the_mount(tmp_path: Path) -> None:
+def test_version_1_can_be_mounted_by_the_names_of_its_controllers(tmp_path: Path) -> None:
     files = {
         "cpu,cpuacct__a__cpu_dot_cfs_quota_us": "250000\n",
         "cpu,cpuacct__a__cpu_dot_cfs_period_us": "100000\n",
@@ -100,45 +101,45 @@ def test_version_1_is_found_where_its_controllers_name_the_mount(tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", ["", "max", "abc 100000", "100000", "100000 0", "1 2 3", "max max", "1.5 100000"])
-def test_nonsense_in_version_2_is_no_quota(tmp_path: Path, text: str) -> None:
+def test_an_invalid_file_of_version_2_is_no_quota(tmp_path: Path, text: str) -> None:
     assert quota(tmp_path, "0::/\n", cpu_dot_max=text) is None
 
 
 @pytest.mark.parametrize(("count", "period"), [("", "100000"), ("x", "100000"), ("100000", "0"), ("0", "100000")])
-def test_nonsense_in_version_1_is_no_quota(tmp_path: Path, count: str, period: str) -> None:
+def test_an_invalid_file_of_version_1_is_no_quota(tmp_path: Path, count: str, period: str) -> None:
     files = {"cpu__cpu_dot_cfs_quota_us": count, "cpu__cpu_dot_cfs_period_us": period}
     assert quota(tmp_path, "1:cpu:/\n", **files) is None
 
 
 @pytest.mark.parametrize("membership", ["", "nonsense\n", "\n\n", "0::", "1:cpuset:/a\n", "7\n"])
-def test_nonsense_in_the_membership_is_no_quota(tmp_path: Path, membership: str) -> None:
+def test_an_invalid_membership_is_no_quota(tmp_path: Path, membership: str) -> None:
     assert quota(tmp_path, membership, a__cpu_dot_max="100000 100000") is None
 
 
-def test_a_system_without_control_groups(tmp_path: Path) -> None:
+def test_a_system_without_control_groups_has_no_quota(tmp_path: Path) -> None:
     assert cgroup_quota(tmp_path / "absent", tmp_path) is None
 
 
 # ---- cores
 
 
-def test_siblings_count_once(tmp_path: Path) -> None:
+def test_hyper_threads_of_a_core_count_once(tmp_path: Path) -> None:
     siblings = {0: "0,4", 1: "1,5", 2: "2,6", 3: "3,7"}
     files = {f"cpu{cpu}__topology__core_cpus_list": f"{siblings[cpu % 4]}\n" for cpu in range(8)}
-    root = tree(tmp_path, **files)
+    root = write_tree(tmp_path, **files)
     assert physical_cores(set(range(8)), root) == 4
     assert physical_cores({0, 4}, root) == 1
     assert physical_cores({0, 1, 5}, root) == 2
     assert physical_cores({3}, root) == 1
 
 
-def test_older_kernels_call_the_list_otherwise(tmp_path: Path) -> None:
-    root = tree(tmp_path, cpu0__topology__thread_siblings_list="0-1", cpu1__topology__thread_siblings_list="0-1")
+def test_the_file_name_of_older_kernels_is_read(tmp_path: Path) -> None:
+    root = write_tree(tmp_path, cpu0__topology__thread_siblings_list="0-1", cpu1__topology__thread_siblings_list="0-1")
     assert physical_cores({0, 1}, root) == 1
 
 
-def test_unknown_siblings_are_no_limit(tmp_path: Path) -> None:
-    root = tree(tmp_path, cpu0__topology__core_cpus_list="0")
+def test_a_cpu_without_topology_makes_the_cores_unknown(tmp_path: Path) -> None:
+    root = write_tree(tmp_path, cpu0__topology__core_cpus_list="0")
     assert physical_cores({0}, root) == 1
     assert physical_cores({0, 1}, root) is None
 
@@ -150,7 +151,7 @@ def test_unknown_siblings_are_no_limit(tmp_path: Path) -> None:
     ("cpus", "limit", "cores", "threads"),
     [(8, None, 4, 4), (8, 2.9, 4, 2), (8, 0.5, 4, 1), (2, 16.0, 2, 2), (3, None, None, 3), (1, 1.0, 1, 1)],
 )
-def test_the_default_is_the_smallest_limit_rounded_down(
+def test_the_default_is_the_smallest_limit(
     monkeypatch: pytest.MonkeyPatch, cpus: int, limit: float | None, cores: int | None, threads: int
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
@@ -166,17 +167,17 @@ def test_the_default_is_the_smallest_limit_rounded_down(
     assert plan_threads().threads == 1
 
 
-def test_the_reason_names_every_limit() -> None:
-    whole = "2 = min(usable CPUs 8, cgroup quota 2.5 CPUs, physical cores 4)"
-    assert ThreadPlan(2, 8, 2.5, 4, True).reason() == whole
+def test_the_reason_lists_every_limit() -> None:
+    all_known = "2 = min(usable CPUs 8, cgroup quota 2.5 CPUs, physical cores 4)"
+    assert ThreadPlan(2, 8, 2.5, 4, True).reason() == all_known
     unknown = "8 = min(usable CPUs 8, cgroup quota none, physical cores unknown)"
     assert ThreadPlan(8, 8, None, None, True).reason() == unknown
-    scarce = "1 = min(usable CPUs 8, cgroup quota 0.5 CPUs, physical cores 4), but at least 1"
-    assert ThreadPlan(1, 8, 0.5, 4, True).reason() == scarce
+    too_small = "1 = min(usable CPUs 8, cgroup quota 0.5 CPUs, physical cores 4), but at least 1"
+    assert ThreadPlan(1, 8, 0.5, 4, True).reason() == too_small
     assert ThreadPlan(1, 8, None, 4, False).reason() == "1: this build has no OpenMP"
 
 
-def test_the_quota_is_followed_but_not_read_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quota_is_read_at_most_once_per_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, reads, limits, cpus = [10.0], [0], [4.0], [8]
 
     def read_quota(*_: Path) -> float:
@@ -195,13 +196,13 @@ def test_the_quota_is_followed_but_not_read_all_the_time(monkeypatch: pytest.Mon
     clock[0] += machine.QUOTA_INTERVAL_S
     assert threads.now() == 3
     assert reads == [2]
-    cpus[0] = 2  # the affinity at once
+    cpus[0] = 2  # the affinity is read every time
     assert threads.now() == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity")
 @needs_threads
-def test_affinity_limits_the_threads_while_the_program_runs() -> None:
+def test_a_change_of_affinity_changes_the_plan() -> None:
     program = """
         import os
         from llamac import _core
@@ -215,7 +216,7 @@ def test_affinity_limits_the_threads_while_the_program_runs() -> None:
 
 @pytest.fixture
 def limited_group(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A control group of version 1 or 2 below this process's own; the test is skipped where none may be made."""
+    """A new control group of version 1 or 2 below this process's own; skips the test if it cannot be created."""
     version: int = request.param
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, own = line.split(":", 2)
@@ -240,8 +241,8 @@ def limited_group(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("limited_group", [1, 2], indirect=True)
-def test_a_real_quota_is_followed_while_the_program_runs(limited_group: Path, tiny_llama: Path) -> None:
-    """A process is put into a group, the group gets a quota: sessions that were open before use what is left."""
+def test_open_sessions_follow_a_real_quota(limited_group: Path, tiny_llama: Path) -> None:
+    """A process enters a group whose quota then changes. Sessions with a fixed number of threads keep it."""
     program = """
         import os, sys, time
         from pathlib import Path
@@ -264,24 +265,24 @@ def test_a_real_quota_is_followed_while_the_program_runs(limited_group: Path, ti
             print(session._core.describe()[2], session.threads, fixed.threads, machine.plan_threads().quota)
         print(free == session.threads)
     """
-    # threads, as the core and the session tell, of the session that follows; of the one that does not; the quota
+    # threads of the session that follows, by the core and by the session; of the fixed one; the quota
     found = output_of(program, tiny_llama, limited_group).splitlines()
     assert found[:2] == ["1 1 2 1.9", "1 1 2 0.6"]
     assert found[2].endswith(" 2 1000.0")
     assert found[3] == "True"
 
 
-@pytest.mark.skipif(shutil.which("taskset") is None, reason="there is no taskset")
-@pytest.mark.skipif(len(machine.usable_cpus()) < 2, reason="there is one CPU only")
-def test_the_default_under_taskset_and_when_it_changes(tiny_llama: Path) -> None:
-    """From outside, as an administrator does it: first one CPU, then two, then the other one."""
+@pytest.mark.skipif(shutil.which("taskset") is None, reason="needs taskset")
+@pytest.mark.skipif(len(machine.usable_cpus()) < 2, reason="needs two CPUs")
+def test_open_sessions_follow_taskset(tiny_llama: Path) -> None:
+    """taskset changes the affinity from outside: one CPU, then two, then the other one."""
     first, second, *_ = sorted(machine.usable_cpus())
     program = """
         import os, subprocess, sys
         import llamac
         from llamac.engine import machine
         machine.TINY_MODEL_BYTES = 0
-        machine.physical_cores = lambda *_: None  # the two CPUs may be one core
+        machine.physical_cores = lambda *_: None  # the CPUs may be hyper-threads of one core
         machine.cgroup_quota = lambda *_: None
         model = llamac.load(sys.argv[1])
         session, fixed = model.session(), model.session(threads=3)
@@ -296,7 +297,7 @@ def test_the_default_under_taskset_and_when_it_changes(tiny_llama: Path) -> None
     assert (done.stdout.splitlines(), done.stderr) == (["1 1 3 True", "2 2 3 True", "1 1 3 True"], "")
 
 
-def test_the_plan_of_this_machine_is_possible() -> None:
+def test_the_plan_of_this_machine_fits_its_affinity() -> None:
     plan = plan_threads()
     assert 1 <= plan.threads <= plan.affinity == len(machine.usable_cpus())
     assert str(plan.threads) == plan.reason()[: len(str(plan.threads))]

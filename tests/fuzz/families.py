@@ -1,5 +1,5 @@
-"""Sound checkpoints of every family, as small as a few kilobytes: what the fuzzing of Hugging Face directories and GGUF
-files starts from."""
+"""Valid checkpoints of a few kilobytes: the samples from which the fuzzing of Hugging Face directories and GGUF files
+starts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from gguf_samples import write_gguf
 
 from fuzz.mutate import Parts
@@ -47,10 +48,10 @@ def _config(name: str) -> Config:
 
 
 def _weights(config: Config) -> Tensors:
-    """Random tensors with the names and shapes that the family's row has."""
+    """Random tensors with the names and shapes of the config's family."""
     parsed, family = parse_config(config, []), FAMILIES[config["model_type"]]
     shapes = hf.canonical_shapes(parsed.model)
-    found: Tensors = {}
+    weights: Tensors = {}
     for module in (*family.modules, *(() if parsed.tied else (HEAD,))):
         for place in module.places(parsed.model):
             for kind in ("weight", "bias") if module.bias in parsed.biases else ("weight",):
@@ -59,14 +60,12 @@ def _weights(config: Config) -> Tensors:
                 heads = module.n_heads(parsed.model)
                 shape = (shape[0] // heads, *shape[1:]) if heads > 1 else shape
                 name = ("" if module is HEAD else family.prefix) + module.full_name(kind, **place)
-                found[name] = random_tensor(name, shape[::-1] if module.transposed else shape)
-    return found
+                weights[name] = random_tensor(name, shape[::-1] if module.transposed else shape)
+    return weights
 
 
 def _stacked(weights: Tensors) -> Tensors:
-    """With the experts of a layer in tensors of three dimensions, as newer versions store them."""
-    import numpy as np
-
+    """The weights with the experts of a layer in three-dimensional tensors, as newer versions store them."""
     others = {name: values for name, values in weights.items() if ".experts." not in name}
     for layer in sorted({name.split(".experts.")[0] for name in weights if ".experts." in name}):
         count = sum(name.startswith(f"{layer}.experts.") for name in weights) // 3
@@ -77,7 +76,7 @@ def _stacked(weights: Tensors) -> Tensors:
 
 
 def directories(folder: Path) -> Iterator[Parts]:
-    """config.json and model.safetensors."""
+    """The contents of config.json and model.safetensors, for several families."""
     for name in (*NAMES, "stacked"):
         config = _config("mixtral" if name == "stacked" else name)
         weights = _weights(config)
@@ -86,6 +85,7 @@ def directories(folder: Path) -> Iterator[Parts]:
 
 
 def gguf_files(folder: Path) -> Iterator[Parts]:
+    """GGUF files of several families."""
     for name in GGUF_NAMES:
         config = _config(name)
         write_gguf(folder / f"{name}.gguf", config, _weights(config))

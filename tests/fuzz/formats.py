@@ -1,6 +1,6 @@
-"""Mutations of files by their structure: what a hostile writer changes, with all lengths and sums true again.
+"""Mutations of files by their structure, as a hostile writer makes them, with lengths and checksums recomputed.
 
-Each function takes a file's bytes and gives those of a changed one; of what it cannot take apart, bytes are changed.
+Each function takes a file's bytes and returns those of a changed file. If it cannot parse a file, it changes bytes.
 """
 
 from __future__ import annotations
@@ -21,23 +21,17 @@ from fuzz.mutate import MAX_BYTES, NUMBERS, Parts, mutated_bytes, mutated_docume
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 8: (32, 34), 12: (256, 144), 14: (256, 210)}
 _BLOCKS |= {20: (32, 18), 28: (1, 8), 30: (1, 2), 34: (256, 54), 39: (32, 17)}
-_WORDS = (
-    b"llama",
-    b"gpt2",
-    b"bert",
-    b"gemma4",
-    b"qwen2",
-    b"llama-bpe",
-    b"default",
-    b"",
-    b"<0x-1>",
-    b"\xff",
-    b"a" * 2000,
-)
+_WORDS = (b"llama", b"gpt2", b"bert", b"gemma4", b"qwen2", b"llama-bpe", b"default", b"", b"<0x-1>", b"\xff")
+_WORDS += (b"a" * 2000,)
 
 
 class _Value(NamedTuple):
-    """kind: GGUF's. content: bytes of a scalar or a string, or of an array (kind of elements, elements)."""
+    """A GGUF value.
+
+    Attributes:
+        kind: GGUF's value type.
+        content: The bytes of a scalar or a string; of an array, (value type of the elements, their contents).
+    """
 
     kind: int
     content: Any
@@ -56,7 +50,7 @@ class _Cursor:
 
     def take(self, count: int) -> bytes:
         if count > len(self.data) - self.at:
-            raise ValueError("it ends")
+            raise ValueError("truncated")
         self.at += count
         return self.data[self.at - count : self.at]
 
@@ -64,21 +58,22 @@ class _Cursor:
         found: int = struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
         return found
 
-    def text(self) -> bytes:
+    def string(self) -> bytes:
         return self.take(self.number("Q"))
 
     def value(self, kind: int, depth: int = 0) -> _Value:
         if kind == 8:
-            return _Value(kind, self.text())
+            return _Value(kind, self.string())
         if kind == 9 and depth < 5:
             inner, count = self.number("I"), self.number("Q")
             if count > len(self.data):
-                raise ValueError("it is too long")
+                raise ValueError("too many elements")
             return _Value(kind, (inner, [self.value(inner, depth + 1).content for _ in range(count)]))
         return _Value(kind, self.take(_SIZES[kind]))
 
 
 def mutated_gguf(data: bytes, rng: random.Random) -> bytes:
+    """A GGUF file with one entry or tensor changed, and mostly with the offsets that its tensors need."""
     try:
         head = _gguf_head(data)
     except (ValueError, KeyError, struct.error):
@@ -95,16 +90,16 @@ def mutated_gguf(data: bytes, rng: random.Random) -> bytes:
 def _gguf_head(data: bytes) -> _Head:
     cursor = _Cursor(data)
     if cursor.take(4) != b"GGUF":
-        raise ValueError("it is none")
+        raise ValueError("not GGUF")
     version, n_tensors, n_entries = cursor.number("I"), cursor.number("Q"), cursor.number("Q")
     if max(n_tensors, n_entries) > len(data):
-        raise ValueError("it is too long")
-    entries = [(cursor.text(), cursor.value(cursor.number("I"))) for _ in range(n_entries)]
+        raise ValueError("too many entries")
+    entries = [(cursor.string(), cursor.value(cursor.number("I"))) for _ in range(n_entries)]
     tensors = []
     for _ in range(n_tensors):
-        name, count = cursor.text(), cursor.number("I")
+        name, count = cursor.string(), cursor.number("I")
         if count > 9:
-            raise ValueError("it has too many dimensions")
+            raise ValueError("too many dimensions")
         tensors.append((name, [cursor.number("Q") for _ in range(count)], cursor.number("I"), cursor.number("Q")))
     return _Head(version, entries, tensors, data[-(-cursor.at // 32) * 32 :])
 
@@ -112,20 +107,20 @@ def _gguf_head(data: bytes) -> _Head:
 def _gguf_bytes(head: _Head) -> bytes:
     made = b"GGUF" + struct.pack("<IQQ", head.version, len(head.tensors), len(head.entries))
     for key, value in head.entries:
-        made += _text(key) + struct.pack("<I", value.kind & 0xFFFFFFFF) + _content(value)
+        made += _string(key) + struct.pack("<I", value.kind & 0xFFFFFFFF) + _content(value)
     for name, dims, kind, offset in head.tensors:
-        made += _text(name) + struct.pack(f"<I{len(dims)}Q", len(dims), *(n & (1 << 64) - 1 for n in dims))
+        made += _string(name) + struct.pack(f"<I{len(dims)}Q", len(dims), *(n & (1 << 64) - 1 for n in dims))
         made += struct.pack("<IQ", kind & 0xFFFFFFFF, offset & (1 << 64) - 1)
     return made + bytes(-len(made) % 32) + head.data
 
 
-def _text(text: bytes) -> bytes:
+def _string(text: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
 def _content(value: _Value) -> bytes:
     if value.kind == 8:
-        return _text(value.content)
+        return _string(value.content)
     if value.kind == 9:
         inner, items = value.content
         return struct.pack("<IQ", inner, len(items)) + b"".join(_content(_Value(inner, item)) for item in items)
@@ -202,14 +197,14 @@ def _change_tensors(tensors: list[tuple[bytes, list[int], int, int]], rng: rando
         case 4:
             tensors[at] = name, [*dims, rng.choice((0, 1, 2, 1 << 32))][-5:], kind, offset
         case _ if dims:
-            place = rng.randrange(len(dims))
+            axis = rng.randrange(len(dims))
             dims = list(dims)
-            dims[place] = rng.choice((*NUMBERS, dims[place] * 2, dims[place] + 1, 32, 256))
+            dims[axis] = rng.choice((*NUMBERS, dims[axis] * 2, dims[axis] + 1, 32, 256))
             tensors[at] = name, dims, kind, offset
 
 
 def _laid_out(head: _Head, rng: random.Random) -> _Head:
-    """The tensors one after another, as a writer would put them, with as many bytes as they need."""
+    """The file with its tensors one after another and as many bytes of data as they need, unless they are large."""
     offset, tensors = 0, []
     for name, dims, kind, _ in head.tensors:
         block, size = _BLOCKS.get(kind, (1, 4))
@@ -223,7 +218,7 @@ def _laid_out(head: _Head, rng: random.Random) -> _Head:
     return head._replace(tensors=tensors, data=(head.data + rng.randbytes(64) * (offset // 64 + 1))[:offset])
 
 
-# ---- files of PyTorch
+# ---- PyTorch files
 
 _OPCODES = {code.code.encode("latin-1"): code for code in pickletools.opcodes}
 _NAMES = (
@@ -239,11 +234,11 @@ _NAMES = (
 
 
 def mutated_archive(data: bytes, rng: random.Random) -> bytes:
-    """A ZIP with its pickle, the names or the contents of its members changed, and true checksums."""
+    """A ZIP archive with its pickle, or a member's name or contents, changed, and checksums recomputed."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = [(info.filename, archive.read(info)) for info in archive.infolist()]
-    except Exception:  # whatever zipfile has to say of a file that was damaged before
+    except Exception:  # zipfile raises many kinds for files that earlier mutations have damaged
         return mutated_bytes(data, rng)
     if not members:
         return mutated_bytes(data, rng)
@@ -272,8 +267,7 @@ def mutated_archive(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutated_pickle(data: bytes, rng: random.Random) -> bytes:
-    """Instructions left out, repeated, exchanged or put in; numbers and texts of them changed. Also of several pickles
-    in a row."""
+    """One or more pickles in a row with an instruction removed, repeated, swapped, inserted or changed."""
     steps = list(_steps(data))
     if not steps:
         return mutated_bytes(data, rng)
@@ -294,17 +288,17 @@ def mutated_pickle(data: bytes, rng: random.Random) -> bytes:
 
 
 def _steps(data: bytes) -> Iterator[bytes]:
-    """The instructions, one after another; what is none as one piece at the end."""
+    """The instructions, and what follows the last valid one as a single piece."""
     stream = io.BytesIO(data)
     while (begin := stream.tell()) < len(data):
-        places = [begin]
+        starts = [begin]
         try:
-            places += [place for _, _, place in pickletools.genops(stream) if place is not None][1:]
+            starts += [start for _, _, start in pickletools.genops(stream) if start is not None][1:]
             end = stream.tell()
-        except Exception:
+        except Exception:  # pickletools raises many kinds
             yield data[begin:]
             return
-        for start, stop in zip(places, [*places[1:], end], strict=True):
+        for start, stop in zip(starts, [*starts[1:], end], strict=True):
             yield data[start:stop]
 
 
@@ -342,7 +336,7 @@ def _changed_step(step: bytes, rng: random.Random) -> bytes:
 
 
 def mutated_message(data: bytes, rng: random.Random, depth: int = 0) -> bytes:
-    """A field left out, repeated, moved, of another type or with another value; lengths are right."""
+    """A message with a field removed, repeated, moved, retyped or changed, and lengths recomputed."""
     try:
         fields = list(_fields(data))
     except (ValueError, IndexError):
@@ -383,9 +377,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
         if wire == 2:
             length, at = _varint(data, at)
         elif wire not in (1, 5):
-            raise ValueError("it is no message")
+            raise ValueError("not a message")
         if length > len(data) - at:
-            raise ValueError("it ends")
+            raise ValueError("truncated")
         yield tag >> 3, wire, data[at : at + length]
         at += length
 
@@ -438,7 +432,7 @@ TEMPLATE_PIECES = [piece for piece in re.split(r"\n|\|(?={)", _PIECES) if piece]
 
 
 def mutated_template(data: bytes, rng: random.Random) -> bytes:
-    """A piece of Jinja put in, taken out or repeated."""
+    """A template with a piece of Jinja inserted, removed or repeated."""
     text = data.decode("utf-8", "replace")
     at = rng.randrange(len(text) + 1)
     end = min(len(text), at + rng.randrange(1, 30))
@@ -448,17 +442,14 @@ def mutated_template(data: bytes, rng: random.Random) -> bytes:
         case 1:
             text = text[:at] + text[at:end] * rng.choice((2, 50)) + text[end:]
         case 2:
-            text = (
-                text[:at]
-                + rng.choice(("(", "[", "{%", "}}", "'", "|", "-", " ~ ", ".x", "[0]", "\0", "\u2028"))
-                + text[at:]
-            )
+            token = rng.choice(("(", "[", "{%", "}}", "'", "|", "-", " ~ ", ".x", "[0]", "\0", "\u2028"))
+            text = text[:at] + token + text[at:]
         case _:
             text = text[:at] + rng.choice(TEMPLATE_PIECES) + text[at:]
     return text.encode("utf-8", "replace")[:20000]
 
 
-# ---- which file is what
+# ---- by kind of file
 
 _ENDINGS = {
     ".json": mutated_document,
@@ -470,7 +461,7 @@ _BEGINNINGS = {b"GGUF": mutated_gguf, b"PK\3\4": mutated_archive, b"\x80\2": mut
 
 
 def mutated(name: str, data: bytes, rng: random.Random) -> bytes:
-    """A file of this name with one change that fits its kind, or any."""
+    """A file of this name with one change, mostly one that fits its format."""
     if rng.random() < 0.8:
         for ending, change in _ENDINGS.items():
             if name.endswith(ending):
@@ -482,7 +473,7 @@ def mutated(name: str, data: bytes, rng: random.Random) -> bytes:
 
 
 def mutated_parts(names: tuple[str, ...], parts: Parts, rng: random.Random) -> Parts:
-    """One to four changes in one or several of the files."""
+    """The files with one to four changes."""
     changed = list(parts)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         index = rng.randrange(len(changed))

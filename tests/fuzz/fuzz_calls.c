@@ -1,36 +1,40 @@
 // SPDX-License-Identifier: MIT
-// fuzz_calls.c - for libFuzzer: the core's functions that take numbers of strangers but no file, with any bits in every number: drawing a
-// token from logits, quantizing rows, changing matrices, and the arguments of an eval.
+// fuzz_calls.c - for libFuzzer: calls the core's functions that take numbers but no file with any bits in every number:
+// sampling, quantizing, changing a model's matrices, and evals.
 //
-//     python tests/c/build.py --cc clang --sanitize fuzzer,address,undefined --no-openmp --program tests/fuzz/fuzz_calls.c --out fuzz_calls
+//     python tests/c/build.py --cc clang --sanitize fuzzer,address,undefined --no-openmp \
+//         --program tests/fuzz/fuzz_calls.c --out fuzz_calls
 //     ./fuzz_calls -max_len=4096 DIR
 #include "common.h"
 #include "model.h"
 #include "tiny_model.h"
 
-enum { MAX_LOGITS = 300, CONTEXT = 8 };
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
-// Takes `n` bytes of the input, zeros where it has ended.
-static void next(const uint8_t **data, size_t *left, void *into, size_t n) {
+struct input { const uint8_t *data; size_t bytes; };   // what is left of it
+
+// Copies `n` bytes of the input; zeros once it has ended.
+static void next(struct input *in, void *into, size_t n) {
     memset(into, 0, n);
-    const size_t have = n < *left ? n : *left;
-    if (have) memcpy(into, *data, have);
-    *data += have;
-    *left -= have;
+    const size_t available = n < in->bytes ? n : in->bytes;
+    if (available) memcpy(into, in->data, available);
+    in->data += available;
+    in->bytes -= available;
 }
 
-// A token is one of the logits that are finite numbers, or there is an error with words.
-static void draw(const uint8_t *data, size_t left) {
+// ---- sampling
+
+// The result is a token with a finite logit, or an error with a message.
+static void sample(struct input in) {
+    enum { MAX_LOGITS = 300 };
     llamac_sampling sampling;
     uint64_t position;
-    next(&data, &left, &sampling, sizeof sampling);
-    next(&data, &left, &position, sizeof position);
-    const int n = (int)(left / sizeof(float) < MAX_LOGITS ? left / sizeof(float) : MAX_LOGITS);
-    float *logits = take(sizeof(float) * (size_t)(n ? n : 1));
-    next(&data, &left, logits, sizeof(float) * (size_t)n);
-    void *scratch = take((size_t)(n ? n : 1) * LLAMAC_SAMPLE_SCRATCH);
+    next(&in, &sampling, sizeof sampling);
+    next(&in, &position, sizeof position);
+    const int n = (int)(in.bytes / sizeof(float) < MAX_LOGITS ? in.bytes / sizeof(float) : MAX_LOGITS);
+    float *logits = take(sizeof(float) * (size_t)n);
+    next(&in, logits, sizeof(float) * (size_t)n);
+    void *scratch = take((size_t)n * LLAMAC_SAMPLE_SCRATCH);
     err.message[0] = 0;
     const int token = llamac_sample(logits, n, &sampling, position, scratch, &err);
     if (token >= n || (token < 0 && !err.message[0])) __builtin_trap();
@@ -40,90 +44,121 @@ static void draw(const uint8_t *data, size_t left) {
     free(logits);
 }
 
-// Any rows, one after another, on a small model: what cannot be computed is refused and changes nothing.
-static void compute(const uint8_t *data, size_t left) {
-    static const struct tiny_shape shape = { 0, 8, 1, 2, 1, 4, 12, 11, 16, LLAMAC_F32, 0, 1, 0, 0 };
-    const struct tiny_file file = tiny_model(&shape);
-    llamac_model *model;
-    if (llamac_model_open(&model, file.data, file.bytes, &err)) __builtin_trap();
-    uint8_t kind;
-    next(&data, &left, &kind, 1);
-    int32_t rank = kind % 5;
-    _Alignas(64) float a[64 * 8], b[64 * 8];
-    for (int i = 0; i < 64 * 8; i++) a[i] = b[i] = 0.5f;
+// ---- evals
+
+// Adapts or replaces a tensor, or fails.
+static void change_model(llamac_model *model, struct input *in, float a[64 * 8], float b[64 * 8]) {
+    static const char *const names[] = {
+        "layers.0.attn_q.weight", "layers.0.attn_q.bias", "output_norm.weight", "no such tensor",
+    };
+    uint8_t flags;
     uint16_t a_bytes, b_bytes;
-    next(&data, &left, &a_bytes, sizeof a_bytes);
-    next(&data, &left, &b_bytes, sizeof b_bytes);
-    a_bytes %= sizeof a + 1;
-    b_bytes %= sizeof b + 1;
-    const float *const scales = kind & 0x20 ? a : NULL;
-    if (kind & 0x80) (void)llamac_model_adapt(model, kind & 0x40 ? "layers.0.attn_q.weight" : "output.weight", rank, a, a_bytes, b, b_bytes, scales, b_bytes % 16, &err);
-    static const char *const names[] = { "layers.0.attn_q.weight", "layers.0.attn_q.bias", "output_norm.weight", "no such tensor" };
-    const int dtype = a_bytes % (LLAMAC_N_DTYPES + 1);
-    const size_t whole = llamac_matrix_bytes(dtype, 8, 8);
-    if (kind & 0x10) (void)llamac_model_replace(model, names[b_bytes % ARRAY_LEN(names)], dtype, a, kind & 8 && whole <= sizeof a ? whole : a_bytes, &err);
-    llamac_session *session;
-    const llamac_session_options options = { .n_sequences = 2, .context = CONTEXT, .threads = 1, .isa = "scalar" };
-    if (llamac_session_open(&session, model, &options, &err)) __builtin_trap();
-    float logits[4 * 11], seen[4 * 64];
-    while (left) {
-        struct { uint8_t n, how; int8_t token, sequence, position, want, stage, layer; } call;
-        llamac_row rows[4];
-        const int before[] = { llamac_length(session, 0), llamac_length(session, 1) };
-        next(&data, &left, &call, sizeof call);
-        const int n = call.n % 5;
-        for (int r = 0; r < n; r++) {
-            int32_t change[4];
-            next(&data, &left, change, call.how & 1 ? sizeof change : 4);
-            rows[r] = call.how & 1 ? (llamac_row){ change[0], change[1], change[2], change[3] }
-                                   : (llamac_row){ call.token, call.sequence & 1, before[call.sequence & 1] + r, call.want };
-        }
-        const llamac_observation wish = { call.stage, call.layer, seen };
-        int32_t cancel = 0;
-        int done = 0, per_layer;
-        llamac_eval_options more = { .observations = &wish, .n_observations = call.how & 2 ? 1 : 0, .cancel = &cancel, .rows_done = &done };
-        if (llamac_stage_width(session, call.stage, &per_layer) > ARRAY_LEN(seen) / 4) more.n_observations = 0;
-        if (call.how & 4) (void)llamac_truncate(session, call.sequence, call.position, &err);
-        const int length = llamac_length(session, 0) + llamac_length(session, 1);
-        err.message[0] = 0;
-        const int status = llamac_eval(session, rows, n, logits, &more, &err);
-        const int after = llamac_length(session, 0) + llamac_length(session, 1);
-        if (status && (!err.message[0] || after != length)) __builtin_trap();
-        if (!status && after != length + n) __builtin_trap();
+    next(in, &flags, 1);
+    next(in, &a_bytes, sizeof a_bytes);
+    next(in, &b_bytes, sizeof b_bytes);
+    a_bytes %= 64 * 8 * sizeof(float) + 1;
+    b_bytes %= 64 * 8 * sizeof(float) + 1;
+    for (int i = 0; i < 64 * 8; i++) a[i] = b[i] = 0.5f;
+    if (flags & 0x80) {
+        const char *name = flags & 0x40 ? "layers.0.attn_q.weight" : "output.weight";
+        const float *scales = flags & 0x20 ? a : NULL;
+        (void)llamac_model_adapt(model, name, flags % 5, a, a_bytes, b, b_bytes, scales, b_bytes % 16, &err);
     }
+    if (flags & 0x10) {
+        const int dtype = a_bytes % (LLAMAC_N_DTYPES + 1);
+        const size_t right = llamac_matrix_bytes(dtype, 8, 8);
+        const size_t bytes = flags & 8 && right <= 64 * 8 * sizeof(float) ? right : a_bytes;
+        (void)llamac_model_replace(model, names[b_bytes % ARRAY_LEN(names)], dtype, a, bytes, &err);
+    }
+}
+
+static int total_length(const llamac_session *s) { return llamac_length(s, 0) + llamac_length(s, 1); }
+
+// An eval of up to four rows either appends them all, or fails with a message and changes nothing.
+static void eval_once(llamac_session *session, struct input *in) {
+    enum { ANY_ROWS = 1, OBSERVE = 2, TRUNCATE = 4 };
+    struct { uint8_t n, flags; int8_t token, sequence, position, want, stage, layer; } call;
+    float logits[4 * 11], observed[4 * 64];
+    llamac_row rows[4];
+    next(in, &call, sizeof call);
+    const int n = call.n % 5, sequence = call.sequence & 1, start = llamac_length(session, sequence);
+    for (int r = 0; r < n; r++) {
+        int32_t numbers[4];
+        next(in, numbers, call.flags & ANY_ROWS ? sizeof numbers : sizeof numbers[0]);
+        rows[r] = call.flags & ANY_ROWS ? (llamac_row){ numbers[0], numbers[1], numbers[2], numbers[3] }
+                                        : (llamac_row){ call.token, sequence, start + r, call.want };
+    }
+    if (call.flags & TRUNCATE) (void)llamac_truncate(session, call.sequence, call.position, &err);
+    const llamac_observation observation = { call.stage, call.layer, observed };
+    const int32_t cancel = 0;
+    int done = 0, per_layer;
+    llamac_eval_options options = { .observations = &observation, .cancel = &cancel, .rows_done = &done };
+    if (call.flags & OBSERVE && llamac_stage_width(session, call.stage, &per_layer) <= ARRAY_LEN(observed) / 4)
+        options.n_observations = 1;
+    const int before = total_length(session);
+    err.message[0] = 0;
+    const int failed = llamac_eval(session, rows, n, logits, &options, &err);
+    if (failed && !err.message[0]) __builtin_trap();
+    if (total_length(session) != before + (failed ? 0 : n)) __builtin_trap();
+}
+
+static void eval(struct input in) {
+    static const struct tiny_shape shape = {
+        .dim = 8, .n_layers = 1, .n_heads = 2, .n_kv_heads = 1, .head_dim = 4, .ffn_dim = 12, .vocab = 11,
+        .context = 16, .dtype = LLAMAC_F32, .biases = 1,
+    };
+    const struct tiny_file file = tiny_model(&shape);
+    _Alignas(64) float a[64 * 8], b[64 * 8];   // borrowed by the model
+    llamac_model *model;
+    llamac_session *session;
+    if (llamac_model_open(&model, file.data, file.bytes, &err)) __builtin_trap();
+    change_model(model, &in, a, b);
+    const llamac_session_options options = { .n_sequences = 2, .context = 8, .threads = 1, .isa = "scalar" };
+    if (llamac_session_open(&session, model, &options, &err)) __builtin_trap();
+    while (in.bytes) eval_once(session, &in);
     llamac_session_close(&session);
     llamac_model_close(&model);
     free(file.data);
 }
 
-// Numbers of any size that quantizing allows.
-static void quantize(const uint8_t *data, size_t left) {
-    enum { ROWS = 17, COLUMNS = 70 };
-    struct { uint8_t dtype, rows, columns, how; } call;
-    next(&data, &left, &call, sizeof call);
-    const int dtype = call.dtype % (LLAMAC_N_DTYPES + 2), rows = call.rows % (ROWS + 1), columns = call.columns % (COLUMNS + 1);
-    const int has_feedback = call.how & 2 && columns < 12;
-    float *w = take(sizeof(float) * (size_t)(rows * columns + 1)), *importance = take(sizeof(float) * (size_t)(columns + 1));
-    float *feedback = take(sizeof(float) * (size_t)(has_feedback ? columns * columns + 1 : 1));
-    next(&data, &left, w, sizeof(float) * (size_t)(rows * columns));
-    next(&data, &left, importance, sizeof(float) * (size_t)columns);
-    if (has_feedback) next(&data, &left, feedback, sizeof(float) * (size_t)(columns * columns));
-    for (int i = 0; i < rows * columns; i++) if (!(fabsf(w[i]) < 0x1p119f)) w[i] = 1;
-    for (int i = 0; i < columns; i++) if (!(importance[i] >= 0 && importance[i] < 0x1p60f)) importance[i] = 1;
-    for (int i = 0; has_feedback && i < columns * columns; i++) if (!(fabsf(feedback[i]) < 0x1p20f)) feedback[i] = 0;
-    const size_t bytes = llamac_matrix_bytes(dtype, (uint64_t)rows, (uint64_t)columns);
-    uint8_t *out = take(bytes ? bytes : 1);
+// ---- quantizing
+
+// Quantizing is undefined for numbers that are not finite or too large.
+static void limit(float *x, int n, float bound, float replacement) {
+    for (int i = 0; i < n; i++)
+        if (!(fabsf(x[i]) < bound)) x[i] = replacement;
+}
+
+static void quantize(struct input in) {
+    enum { MAX_ROWS = 17, MAX_COLUMNS = 70, IMPORTANCE = 1, FEEDBACK = 2 };
+    struct { uint8_t dtype, rows, columns, flags; } call;
+    next(&in, &call, sizeof call);
+    const int dtype = call.dtype % (LLAMAC_N_DTYPES + 2);
+    const int rows = call.rows % (MAX_ROWS + 1), columns = call.columns % (MAX_COLUMNS + 1);
+    const int squared = call.flags & FEEDBACK && columns < 12 ? columns * columns : 0;
+    float *w = take_floats(rows, columns), *importance = take_floats(1, columns), *feedback = take_floats(1, squared);
+    next(&in, w, sizeof(float) * (size_t)(rows * columns));
+    next(&in, importance, sizeof(float) * (size_t)columns);
+    next(&in, feedback, sizeof(float) * (size_t)squared);
+    limit(w, rows * columns, 0x1p119f, 1);
+    limit(importance, columns, 0x1p60f, 1);
+    limit(feedback, squared, 0x1p20f, 0);
+    for (int i = 0; i < columns; i++) importance[i] = fabsf(importance[i]);   // must not be negative
+    uint8_t *out = take(llamac_matrix_bytes(dtype, (uint64_t)rows, (uint64_t)columns));
     err.message[0] = 0;
-    if (llamac_quantize(dtype, w, (size_t)rows, (size_t)columns, call.how & 1 ? importance : NULL, has_feedback ? feedback : NULL, out, &err) && !err.message[0])
-        __builtin_trap();
+    const int failed = llamac_quantize(dtype, w, (size_t)rows, (size_t)columns,
+                                       call.flags & IMPORTANCE ? importance : NULL, squared ? feedback : NULL, out,
+                                       &err);
+    if (failed && !err.message[0]) __builtin_trap();
     free(out), free(feedback), free(importance), free(w);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     if (!bytes) return 0;
-    if (data[0] % 3 == 0) quantize(data + 1, bytes - 1);
-    else if (data[0] % 3 == 1) draw(data + 1, bytes - 1);
-    else compute(data + 1, bytes - 1);
+    const struct input in = { data + 1, bytes - 1 };
+    if (data[0] % 3 == 0) quantize(in);
+    else if (data[0] % 3 == 1) sample(in);
+    else eval(in);
     if (llamac_live_objects() != 0) __builtin_trap();
     return 0;
 }

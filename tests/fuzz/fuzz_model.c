@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// fuzz_model.c - for libFuzzer: any bytes as a flat file are opened; where a model comes of them, it computes a few rows and a token is drawn.
+// fuzz_model.c - for libFuzzer: opens any bytes as a flat file. If they are a model, evaluates a few rows and samples.
 //
-// Hashes guard every table of a file, so mutations would end at them. The mutator here makes them true again, and half of the time it
-// changes one field of one record, because that is what a hostile writer would do.
+// Hashes guard every table of a file and would reject every mutation. This mutator recomputes them, and half of the
+// time changes one field of one record, as a hostile writer would.
 //
-//     python tests/c/build.py --cc clang --sanitize fuzzer,address,undefined --no-openmp --program tests/fuzz/fuzz_model.c --out fuzz_model
-//     ./fuzz_model --seeds=DIR              write the seeds and end
+//     python tests/c/build.py --cc clang --sanitize fuzzer,address,undefined --no-openmp \
+//         --program tests/fuzz/fuzz_model.c --out fuzz_model
+//     ./fuzz_model --seeds=DIR              write the seeds and exit
 //     ./fuzz_model -max_len=65536 DIR       fuzz
 #include "common.h"
 #include "model.h"
@@ -20,24 +21,39 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
 
 // ---- seeds
 
+#define SMALL .n_layers = 1, .n_heads = 2, .n_kv_heads = 1, .vocab = 11, .context = 16
+#define SMALL_QUANTIZED SMALL, .dim = 32, .head_dim = 16, .ffn_dim = 40, .tied = 1
+
 static const struct tiny_shape seeds[] = {
-    { 0, 8, 2, 2, 1, 4, 12, 11, 16, LLAMAC_F32, 0, 1, 0, 0 }, { 1, 8, 1, 2, 2, 4, 16, 11, 16, LLAMAC_BF16, 1, 1, 0, 0 },
-    { 0, 8, 1, 2, 1, 4, 12, 11, 16, LLAMAC_F16, 1, 0, 0, 0 }, { 0, 32, 1, 2, 1, 16, 40, 11, 16, LLAMAC_Q8, 1, 0, 0, 0 },
-    { 0, 32, 1, 2, 1, 16, 40, 11, 16, LLAMAC_Q4, 1, 0, 0, 0 }, { 0, 32, 1, 2, 1, 16, 40, 11, 16, LLAMAC_Q4S, 1, 0, 0, 0 },
-    { 0, 8, 4, 2, 1, 4, 12, 11, 16, LLAMAC_BF16, 0, 1, 3, 5 },   // with experts, every placement of norms, and windows
+    { SMALL, .dim = 8, .head_dim = 4, .ffn_dim = 12, .dtype = LLAMAC_F16, .tied = 1 },
+    { .n_layers = 2, .n_heads = 2, .n_kv_heads = 1, .vocab = 11, .context = 16, .dim = 8, .head_dim = 4, .ffn_dim = 12,
+      .dtype = LLAMAC_F32, .biases = 1 },
+    { .gpt2 = 1, .n_layers = 1, .n_heads = 2, .n_kv_heads = 2, .vocab = 11, .context = 16, .dim = 8, .head_dim = 4,
+      .ffn_dim = 16, .dtype = LLAMAC_BF16, .tied = 1, .biases = 1 },
+    { SMALL_QUANTIZED, .dtype = LLAMAC_Q8 },
+    { SMALL_QUANTIZED, .dtype = LLAMAC_Q4 },
+    { SMALL_QUANTIZED, .dtype = LLAMAC_Q4S },
+    // experts, every norm placement, and windows
+    { .n_layers = 4, .n_heads = 2, .n_kv_heads = 1, .vocab = 11, .context = 16, .dim = 8, .head_dim = 4, .ffn_dim = 12,
+      .dtype = LLAMAC_BF16, .biases = 1, .experts = 3, .window = 5 },
 };
+
+static void write_seed(const char *folder, size_t i) {
+    const struct tiny_file file = tiny_model(&seeds[i]);
+    char path[4096];
+    snprintf(path, sizeof path, "%s/seed-%zu.bin", folder, i);
+    FILE *out = fopen(path, "wb");
+    if (!out || fwrite(file.data, 1, file.bytes, out) != file.bytes || fclose(out)) {
+        printf("cannot write %s\n", path);
+        exit(1);
+    }
+    free(file.data);
+}
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
     for (int a = 1; a < *argc; a++) {
         if (strncmp((*argv)[a], "--seeds=", 8)) continue;
-        for (size_t i = 0; i < ARRAY_LEN(seeds); i++) {
-            const struct tiny_file file = tiny_model(&seeds[i]);
-            char path[4096];
-            snprintf(path, sizeof path, "%s/seed-%zu.bin", (*argv)[a] + 8, i);
-            FILE *out = fopen(path, "wb");
-            if (!out || fwrite(file.data, 1, file.bytes, out) != file.bytes || fclose(out)) { printf("cannot write %s\n", path); exit(1); }
-            free(file.data);
-        }
+        for (size_t i = 0; i < ARRAY_LEN(seeds); i++) write_seed((*argv)[a] + 8, i);
         exit(0);
     }
     return 0;
@@ -45,46 +61,51 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
 
 // ---- the mutator
 
-// As far as the tables still say where things are; the header's own hash always.
-static void make_hashes_true(uint8_t *data, size_t bytes) {
-    struct header *h = (struct header *)(void *)data;
-    if (bytes < sizeof *h) return;
-    int sane = h->sections[SECTION_TENSORS].bytes % sizeof(struct tensor_record) == 0;
-    for (int s = 0; s < N_SECTIONS; s++)
-        sane &= h->sections[s].offset % 64 == 0 && h->sections[s].offset <= bytes && h->sections[s].bytes <= bytes - h->sections[s].offset;
-    if (sane) {
-        tiny_rehash(data);
-        return;
-    }
-    memset(h->sha256, 0, HASH_BYTES);
-    hash(h, sizeof *h, h->sha256);
+// Recomputes all hashes, or only the header's if the tables point outside of the file.
+static void rehash(uint8_t *data, size_t bytes) {
+    if (bytes < sizeof(struct header)) return;
+    if (tiny_can_rehash(data, bytes)) tiny_rehash(data);
+    else tiny_rehash_header(data);
 }
 
-// Where a random record of a kind lies in the file, or `bytes` if there is none.
+// The offset of a random record of a kind, or `bytes` if the file has none.
 static size_t random_record(const uint8_t *data, size_t bytes, const char *record, uint64_t *state) {
     const struct header *h = (const struct header *)(const void *)data;
     const size_t size = llamac_record_bytes(record);
     if (!strcmp(record, "header")) return 0;
-    if (!strcmp(record, "section")) return offsetof(struct header, sections) + size * (size_t)random_below(state, N_SECTIONS);
-    const enum section s = !strcmp(record, "config") ? SECTION_CONFIG : !strcmp(record, "layer") ? SECTION_LAYERS : SECTION_TENSORS;
-    const uint64_t offset = h->sections[s].offset, held = h->sections[s].bytes;
-    if (held < size || offset > bytes || held > bytes - offset) return bytes;
-    return (size_t)offset + size * (size_t)(random_bits(state) % (held / size));
+    if (!strcmp(record, "section"))
+        return offsetof(struct header, sections) + size * (size_t)random_below(state, N_SECTIONS);
+    const enum section s = !strcmp(record, "config") ? SECTION_CONFIG
+                         : !strcmp(record, "layer") ? SECTION_LAYERS : SECTION_TENSORS;
+    const uint64_t offset = h->sections[s].offset, section_bytes = h->sections[s].bytes;
+    if (section_bytes < size || offset > bytes || section_bytes > bytes - offset) return bytes;
+    return (size_t)offset + size * (size_t)(random_bits(state) % (section_bytes / size));
+}
+
+static size_t element_bytes(const llamac_field *field) {
+    switch (field->type) {
+    case LLAMAC_TYPE_U64: return 8;
+    case LLAMAC_TYPE_BYTES:
+    case LLAMAC_TYPE_TEXT: return 1;
+    default: return 4;
+    }
 }
 
 static void change_field(uint8_t *data, size_t bytes, uint64_t *state) {
-    static const uint64_t odd[] = { 0, 1, 2, 3, 7, 16, 64, 255, 4096, 65536, 1 << 20, 1 << 24, 0x7fffffff, 0x80000000, 0xffffffff, 0x7fc00000, 0x7f800000,
-                                    0x100000000, 0x3fffffffffffffff, 0x7fffffffffffffff, 0x8000000000000000, 0xffffffffffffffff };
+    static const uint64_t unusual[] = {
+        0, 1, 2, 3, 7, 16, 64, 255, 4096, 65536, 1 << 20, 1 << 24, 0x7fffffff, 0x80000000, 0xffffffff,
+        0x7fc00000, 0x7f800000,   // NaN and infinity
+        0x100000000, 0x3fffffffffffffff, 0x7fffffffffffffff, 0x8000000000000000, 0xffffffffffffffff,
+    };
     size_t n;
     const llamac_field *fields = llamac_fields(&n), *f = &fields[random_bits(state) % n];
-    const size_t size = f->type == LLAMAC_TYPE_U64 ? 8 : f->type == LLAMAC_TYPE_BYTES || f->type == LLAMAC_TYPE_TEXT ? 1 : 4;
-    const size_t record = random_record(data, bytes, f->record, state);
+    const size_t size = element_bytes(f), record = random_record(data, bytes, f->record, state);
     const size_t at = record + f->offset + size * (size_t)(random_bits(state) % f->count);
     if (at > bytes || size > bytes - at) return;
     uint64_t value = 0;
     memcpy(&value, data + at, size);
     switch (random_below(state, 4)) {
-    case 0: value = odd[random_bits(state) % ARRAY_LEN(odd)]; break;
+    case 0: value = unusual[random_bits(state) % ARRAY_LEN(unusual)]; break;
     case 1: value += (uint64_t)random_below(state, 9) - 4; break;
     case 2: value ^= 1ull << random_below(state, (int)size * 8); break;
     default: value *= 2; break;
@@ -96,20 +117,17 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t bytes, size_t max_bytes, un
     uint64_t state = seed + 1ull;
     random_bits(&state);
     if (bytes < sizeof(struct header)) return LLVMFuzzerMutate(data, bytes, max_bytes);
-    struct header aligned;   // libFuzzer's memory need not be aligned
-    uint8_t *copy = take(max_bytes);
+    uint8_t *copy = take(max_bytes);   // aligned, which libFuzzer's memory need not be
     memcpy(copy, data, bytes);
     if (random_below(&state, 2)) {
         for (int n = 1 + random_below(&state, 3); n; n--) change_field(copy, bytes, &state);
     } else {
         bytes = LLVMFuzzerMutate(copy, bytes, max_bytes);
     }
-    if (bytes >= sizeof aligned && random_below(&state, 2)) {   // the size is another thing that a writer would get right
-        memcpy(&aligned, copy, sizeof aligned);
-        aligned.file_bytes = bytes;
-        memcpy(copy, &aligned, sizeof aligned);
-    }
-    make_hashes_true(copy, bytes);
+    // A wrong file size would hide all other changes.
+    if (bytes >= sizeof(struct header) && random_below(&state, 2))
+        ((struct header *)(void *)copy)->file_bytes = bytes;
+    rehash(copy, bytes);
     memcpy(data, copy, bytes);
     free(copy);
     return bytes;
@@ -128,8 +146,7 @@ static void compute(const llamac_model *model) {
     if (!llamac_eval(session, rows, ROWS, logits, NULL, &err)) {
         const llamac_sampling sampling = { .temperature = 1, .top_k = 5, .top_p = 0.9f, .min_p = 0.01f, .seed = 1 };
         void *scratch = take((size_t)vocab * LLAMAC_SAMPLE_SCRATCH);
-        const int token = llamac_sample(logits, vocab, &sampling, 0, scratch, &err);
-        if (token >= vocab) __builtin_trap();
+        if (llamac_sample(logits, vocab, &sampling, 0, scratch, &err) >= vocab) __builtin_trap();
         free(scratch);
     }
     free(logits);
@@ -138,7 +155,7 @@ static void compute(const llamac_model *model) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     if (bytes > MAX_BYTES) return -1;
-    void *file = NULL;   // not a byte more than the file has, so that the sanitizer sees what is read behind it
+    void *file = NULL;   // of the exact size, so that the address sanitizer sees every read after the end
     if (posix_memalign(&file, 64, bytes ? bytes : 1)) return -1;
     memcpy(file, data, bytes);
     llamac_model *model;
@@ -146,7 +163,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
         compute(model);
         llamac_model_close(&model);
     } else if (!err.message[0]) {
-        __builtin_trap();   // refused without a word
+        __builtin_trap();   // an error without a message
     }
     if (llamac_live_objects() != 0) __builtin_trap();
     free(file);

@@ -1,4 +1,4 @@
-"""Mutations that know what they change: bytes, numbers of a binary file, and values of a JSON document."""
+"""Mutations of bytes, of numbers in binary files, and of values in JSON documents."""
 
 from __future__ import annotations
 
@@ -9,45 +9,31 @@ from typing import Any
 
 Parts = tuple[bytes, ...]
 
-# Numbers at which arithmetic on sizes goes wrong.
+# Numbers at which arithmetic on sizes tends to go wrong.
 NUMBERS: tuple[int, ...] = (0, 1, 2, 3, 7, 8, 31, 32, 127, 128, 255, 256, 0x7FFF, 0xFFFF, 1 << 20, 1 << 24)
-NUMBERS += ((1 << 31) - 1, 1 << 31)
-NUMBERS += ((1 << 32) - 1, 1 << 32, 1 << 40, 1 << 61, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+NUMBERS += ((1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40, 1 << 61, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 MAX_BYTES = 1 << 18
 
 
 def odd_value(rng: random.Random) -> Any:
     """A JSON value that a reader may not expect."""
     number = rng.choice(NUMBERS)
-    deep: Any = []
+    nested: Any = []
     for _ in range(rng.choice((3, 200))):
-        deep = [deep]
-    values = [None, True, False, "", "x", "\0", "\ud800", "0", "../x", "a" * 3000, [], {}, {"": None}, deep, number]
-    values += [
-        -number,
-        float(number) / 3,
-        -1,
-        0.0,
-        -0.0,
-        1e-320,
-        1e308,
-        10**400,
-        float("nan"),
-        float("inf"),
-        [number],
-        [[]],
-    ]
+        nested = [nested]
+    values = [None, True, False, "", "x", "\0", "\ud800", "0", "../x", "a" * 3000, [], {}, {"": None}, nested, number]
+    values += [-number, float(number) / 3, -1, 0.0, -0.0, 1e-320, 1e308, 10**400, float("nan"), float("inf")]
+    values += [[number], [[]]]
     return rng.choice(values)
 
 
 def mutated_json(document: Any, rng: random.Random) -> Any:
-    """The document with one value or key changed somewhere."""
+    """The document with one value or key changed."""
     if not isinstance(document, (dict, list)) or not document or rng.random() < 0.05:
         if isinstance(document, str) and rng.random() < 0.5:
             at = rng.randrange(len(document) + 1)
-            return (
-                document[:at] + rng.choice(("", "\0", "\ud800", "<0x-1>", "\U0001f600", document)) + document[at + 1 :]
-            )
+            inserted = rng.choice(("", "\0", "\ud800", "<0x-1>", "\U0001f600", document))
+            return document[:at] + inserted + document[at + 1 :]
         if type(document) in (int, float) and rng.random() < 0.5:
             return document + rng.choice((-1, 1, document))
         return odd_value(rng)
@@ -77,7 +63,7 @@ def mutated_json(document: Any, rng: random.Random) -> Any:
 
 
 def mutated_bytes(data: bytes, rng: random.Random) -> bytes:
-    """The bytes with one change: a flip, a number, a cut, a copy of a range elsewhere, a repeated range."""
+    """The bytes with one change: a flipped bit, another number, a cut, a range copied from elsewhere or repeated."""
     if not data:
         return rng.randbytes(rng.randrange(1, 40))
     found = bytearray(data)
@@ -105,6 +91,7 @@ def mutated_bytes(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutated_document(data: bytes, rng: random.Random) -> bytes:
+    """A JSON file with one change; of anything else, changed bytes."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -114,22 +101,22 @@ def mutated_document(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutated_safetensors(data: bytes, rng: random.Random) -> bytes:
-    """The header changed, and its length with it, so that it can be read."""
+    """A safetensors file with one change in its header, and the header's length corrected."""
     length = int.from_bytes(data[:8], "little")
     header = mutated_document(data[8 : 8 + length], rng)
     return struct.pack("<Q", len(header)) + header + data[8 + length :]
 
 
-# ---- several files as one row of bytes, which is what a fuzzer wants
+# ---- several files in one string of bytes, as fuzzers need them
 
 
 def pack(parts: Parts) -> bytes:
-    """The files behind one another, each but the last behind its length."""
+    """The files one after another, each but the last preceded by its length."""
     return b"".join(struct.pack("<I", len(part)) + part for part in parts[:-1]) + parts[-1]
 
 
 def unpack(data: bytes, count: int) -> Parts:
-    """The opposite of `pack`; any bytes are some files."""
+    """The inverse of `pack`, defined for any bytes."""
     parts = []
     for _ in range(count - 1):
         length = int.from_bytes(data[:4], "little")

@@ -1,12 +1,12 @@
-"""Fuzzes a reader with atheris until it fails or its time is over: python tests/fuzz/run.py TARGET [--seconds N]
+"""Fuzz a reader with atheris until it fails or its time is up: python tests/fuzz/run.py TARGET [--seconds N]
 
-With --executions N it does the same inputs each time, however fast the machine is.
-`all` runs every target in turn, in a process of its own, and ends with 1 if any of them failed. New inputs that reach
-other code are kept in --work/TARGET; what fails is written there, too (crash-..., timeout-..., oom-...), and belongs
-into corpus/TARGET under a name that says what it is, found-....
+With --executions N the inputs are the same in every run, however fast the machine is.
+`all` runs every target in turn, each in its own process, and exits with 1 if any of them failed. Inputs that reach new
+code go to --work/TARGET. Failing inputs go there as well (crash-..., timeout-..., oom-...); copy them to corpus/TARGET
+as found-DESCRIPTION.
 
---keep chooses, instead of fuzzing, the smallest of these inputs that together reach every line that all of them reach,
-and writes them to corpus/TARGET as taken-... and refused-....
+--keep does not fuzz. It selects the smallest of these inputs that together reach every line that all of them reach, and
+writes them to corpus/TARGET as taken-... and refused-....
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 if TYPE_CHECKING:
     from fuzz.targets import Target
 
-SLOW = 5  # seconds after which an input has hung
-MAX_KEPT = 7_000  # bytes of an input that goes into the corpus
-SMALL = 1_000  # bytes of one that goes there for a new step between two lines that are not new
+TIMEOUT = 5  # seconds after which an input counts as hanging
+MAX_BYTES = 7_000  # of an input in the corpus
+SMALL_BYTES = 1_000  # of an input whose only merit is a new step between two lines that others reach as well
 CORPUS = Path(__file__).parent / "corpus"
 
 
 def instrumented() -> Any:
-    """Atheris, once it has imported this library."""
+    """Import this library with atheris's instrumentation; return the module atheris."""
     import atheris
 
     with atheris.instrument_imports(include=["llamac"]):
@@ -46,14 +46,14 @@ def instrumented() -> Any:
 
 
 def limits(seconds: int, executions: int | None) -> list[str]:
-    """libFuzzer's options for how much is done. A fixed number of inputs is for machines that may be slow."""
+    """libFuzzer's options for a time or, if given, a number of executions; the latter allow for slow machines."""
     if executions is None:
-        return [f"-max_total_time={seconds}", f"-timeout={SLOW}"]
-    return [f"-runs={executions}", "-seed=1", f"-timeout={20 * SLOW}"]
+        return [f"-max_total_time={seconds}", f"-timeout={TIMEOUT}"]
+    return [f"-runs={executions}", "-seed=1", f"-timeout={20 * TIMEOUT}"]
 
 
-def fuzzed(name: str, limits: list[str], work: Path) -> tuple[int, list[str]]:
-    """Fuzzes one target in a process of its own, which has this one's imports: its exit code, what it printed."""
+def fuzz_in_child(name: str, limits: list[str], work: Path) -> tuple[int, list[str]]:
+    """Fuzz one target in a forked process, which shares this one's imports; return its exit code and output lines."""
     work.mkdir(parents=True, exist_ok=True)
     log = work / f"{name}.log"
     child = os.fork()
@@ -70,7 +70,7 @@ def fuzzed(name: str, limits: list[str], work: Path) -> tuple[int, list[str]]:
 
 
 def fuzz(name: str, limits: list[str], work: Path) -> None:
-    """Fuzzes one target in this process, which ends with it."""
+    """Fuzz one target in this process, which then exits."""
     atheris = instrumented()
     from fuzz.formats import mutated_parts
     from fuzz.mutate import pack, unpack
@@ -81,8 +81,8 @@ def fuzz(name: str, limits: list[str], work: Path) -> None:
     count = len(target.names)
     warnings.simplefilter("error")
     seeds = work / "seeds" / name
-    kept = work / name
-    for folder in (seeds, kept, CORPUS / name):
+    inputs = work / name
+    for folder in (seeds, inputs, CORPUS / name):
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         for number, parts in enumerate(target.samples(Path(scratch))):
@@ -97,16 +97,16 @@ def fuzz(name: str, limits: list[str], work: Path) -> None:
             data = atheris.Mutate(data, len(data))
         return pack(target.finish(unpack(data, count)))[:max_bytes]
 
-    def one(data: bytes) -> None:
+    def execute(data: bytes) -> None:
         try:
             target.run(unpack(data, count), files)
         except LlamacError:
             pass
-        except BaseException as error:  # a panic of a library is no Exception
+        except BaseException as error:  # panics of Rust libraries do not derive from Exception
             raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
 
-    options = [*limits, "-rss_limit_mb=1536", "-max_len=262144", f"-artifact_prefix={kept}/", "-print_final_stats=1"]
-    atheris.Setup([sys.argv[0], *options, str(kept), str(seeds), str(CORPUS / name)], one, custom_mutator=mutate)
+    options = [*limits, "-rss_limit_mb=1536", "-max_len=262144", f"-artifact_prefix={inputs}/", "-print_final_stats=1"]
+    atheris.Setup([sys.argv[0], *options, str(inputs), str(seeds), str(CORPUS / name)], execute, custom_mutator=mutate)
     atheris.Fuzz()
 
 
@@ -114,7 +114,7 @@ def fuzz(name: str, limits: list[str], work: Path) -> None:
 
 
 def keep(name: str, work: Path) -> str:
-    """Writes the corpus of one target anew; returns what was done. What was found stays."""
+    """Rebuild the corpus of one target, except found-...; return a line of statistics."""
     from fuzz.mutate import pack
     from fuzz.targets import TARGETS
 
@@ -125,8 +125,8 @@ def keep(name: str, work: Path) -> str:
     folders = [folder for folder in (work / name, CORPUS / name) if folder.is_dir()]
     inputs |= {path.read_bytes() for folder in folders for path in folder.iterdir() if "-" not in path.name[:8]}
     inputs |= {path.read_bytes() for path in (CORPUS / name).glob("*-*") if not path.name.startswith("found-")}
-    inputs -= samples  # which are made, not stored
-    small = sorted((data for data in inputs if len(data) <= MAX_KEPT), key=lambda data: (len(data), data))
+    inputs -= samples  # they are made, not stored
+    small = sorted((data for data in inputs if len(data) <= MAX_BYTES), key=lambda data: (len(data), data))
     for path in (CORPUS / name).glob("*-*"):
         if not path.name.startswith("found-"):
             path.unlink()
@@ -137,22 +137,27 @@ def keep(name: str, work: Path) -> str:
             reached |= _reached(target, data, Path(scratch))[1]
         reached -= {("taken", 0), ("refused", 0)}
         for data in small:
-            outcome, places = _reached(target, data, Path(scratch))
-            new = places - reached
-            if not new or (len(data) > SMALL and not any(len(place) == 2 for place in new)):
+            outcome, steps = _reached(target, data, Path(scratch))
+            new = steps - reached
+            if not new or (len(data) > SMALL_BYTES and not any(len(step) == 2 for step in new)):
                 continue
-            reached |= places
+            reached |= steps
             count += 1
             (CORPUS / name / f"{outcome}-{hashlib.sha256(data).hexdigest()[:8]}").write_bytes(data)
-    return f"{name}: {count} of {len(inputs)} inputs kept, {len(reached)} places reached"
+    return f"{name}: {count} of {len(inputs)} inputs kept, {len(reached)} lines and steps reached"
 
 
 def _reached(target: Target, data: bytes, folder: Path) -> tuple[str, set[Any]]:
-    """(taken or refused, the lines of the package that an input reaches and its steps from line to line)."""
+    """Run one input.
+
+    Returns:
+        The outcome, "taken" or "refused", and what was reached: (path, line) of each line of the package, and
+        (path, line, line) of each step between two lines. (outcome, 0) is in it as well.
+    """
     from fuzz.mutate import unpack
     from llamac.errors import LlamacError
 
-    places: set[Any] = set()
+    reached: set[Any] = set()
 
     def trace(frame: FrameType, _: str, __: object) -> Any:
         path = frame.f_code.co_filename
@@ -163,15 +168,15 @@ def _reached(target: Target, data: bytes, folder: Path) -> tuple[str, set[Any]]:
         def line(frame: FrameType, event: str, _: object) -> Any:
             nonlocal before
             if event == "line":
-                places.add((path, frame.f_lineno))
-                places.add((path, before, frame.f_lineno))
+                reached.add((path, frame.f_lineno))
+                reached.add((path, before, frame.f_lineno))
                 before = frame.f_lineno
             return line
 
         return line
 
     outcome = "taken"
-    with _limited():
+    with _time_limit():
         sys.settrace(trace)
         try:
             target.run(unpack(data, len(target.names)), folder)
@@ -179,12 +184,12 @@ def _reached(target: Target, data: bytes, folder: Path) -> tuple[str, set[Any]]:
             outcome = "refused"
         finally:
             sys.settrace(None)
-    places.add((outcome, 0))
-    return outcome, places
+    reached.add((outcome, 0))
+    return outcome, reached
 
 
 @contextlib.contextmanager
-def _limited() -> Iterator[None]:
+def _time_limit() -> Iterator[None]:
     signal.alarm(60)
     try:
         yield
@@ -196,11 +201,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("target", help="a name of targets.TARGETS, or all")
+    parser.add_argument("target", help="a key of targets.TARGETS, or all")
     parser.add_argument("--seconds", type=int, default=60, help="for each target (default: %(default)s)")
-    parser.add_argument("--executions", type=int, metavar="N", help="stop each target after so many, not after a time")
-    parser.add_argument("--work", type=Path, default=Path("fuzz-work"), help="what is kept (default: %(default)s)")
-    parser.add_argument("--keep", action="store_true", help="write the corpus instead")
+    parser.add_argument("--executions", type=int, metavar="N", help="stop each target after N executions instead")
+    parser.add_argument(
+        "--work", type=Path, default=Path("fuzz-work"), help="folder of inputs and logs (default: %(default)s)"
+    )
+    parser.add_argument("--keep", action="store_true", help="rebuild the corpus instead")
     options = parser.parse_args()
     if options.target != "all":
         if options.keep:
@@ -217,7 +224,7 @@ def main() -> int:
         if options.keep:
             print(keep(name, options.work), flush=True)
             continue
-        code, lines = fuzzed(name, limits(options.seconds, options.executions), options.work)
+        code, lines = fuzz_in_child(name, limits(options.seconds, options.executions), options.work)
         runs = next((line.split()[-1] for line in lines if "number_of_executed_units" in line), "?")
         covered = next((line.split("cov: ")[1].split()[0] for line in reversed(lines) if "cov: " in line), "?")
         print(f"{name}: {runs} executions, {covered} edges" + (", FAILED" if code else ""), flush=True)

@@ -1,7 +1,7 @@
-"""What is fuzzed: for every reader the files it reads, sound samples of them, and all that a user does with them.
+"""The fuzzing targets: for each reader its files, valid samples of them, and a use of what was read.
 
-A target may raise LlamacError and what is derived from it, nothing else. Samples are made here, not stored; what was
-found by fuzzing lies in corpus/.
+A target may raise LlamacError and classes derived from it, nothing else. Samples are made here; corpus/ has inputs that
+fuzzing has found.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ from llamac.text.tokenizer import Tokenizer
 from torch_samples import old_storage, storage, torch_tensor, write_archive, write_old, write_torch
 
 CORPUS = Path(__file__).parent / "corpus"
-MAX_NUMBERS = 1 << 20  # of a tensor, beyond which it is not read here: a sound file may be large
+MAX_NUMBERS = 1 << 20  # of a tensor that is read: a valid file may declare a huge one
 MAX_CHARACTERS = 1 << 14  # of a rendered template
-SECRET = "what no template may see"
+SECRET = "no template may read this"
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "A"}]
 TEXT = " Hello,\n 12 \u00e9\U0001f600</s>"
 CONFIG: Config = {
@@ -96,10 +96,15 @@ CONFIG: Config = {
 
 @dataclass(frozen=True)
 class Target:
-    """names: of the files that a reader gets, in one folder. samples: sound contents. use: reads the folder.
+    """A reader of files.
 
-    finish: makes a mutated content pass the checks that would hide all others. stable: whether what is refused depends
-    on this project alone, not on the versions of the libraries that it uses. mutations: that the suite tries.
+    Attributes:
+        names: The names of the files, in one folder.
+        samples: Returns valid contents.
+        use: Reads the folder and uses the result.
+        finish: Makes mutated contents pass the checks that would reject them before any other check.
+        stable: Whether the outcome depends on this project alone, not on the versions of libraries.
+        mutations: The number of mutations that the test suite tries.
     """
 
     names: tuple[str, ...]
@@ -110,28 +115,28 @@ class Target:
     mutations: int = 120
 
     def stored(self, path: Path) -> Parts:
-        """The files of an input in the corpus."""
+        """The files of an input of the corpus."""
         return unpack(path.read_bytes(), len(self.names))
 
     def run(self, parts: Parts, folder: Path) -> None:
-        """Lets the reader read these files, which are written into the folder."""
+        """Write the files to the folder and use them."""
         for name, part in zip(self.names, parts, strict=True):
             (folder / name).write_bytes(part)
         self.use(folder)
 
 
-# ---- what is done with what was read
+# ---- uses
 
 
-def _read_stored(found: dict[str, StoredTensor]) -> None:
-    for tensor in found.values():
+def _read_stored(tensors: dict[str, StoredTensor]) -> None:
+    for tensor in tensors.values():
         small = np.prod(tensor.shape, dtype=float) <= MAX_NUMBERS
         if small and tensor.dtype in WEIGHT_DTYPES and 1 <= len(tensor.shape) <= 2:
             tensor.read(0, tensor.shape[0])
 
 
-def _read_lazy(found: Iterable[LazyTensor]) -> None:
-    for tensor in found:
+def _read_lazy(tensors: Iterable[LazyTensor]) -> None:
+    for tensor in tensors:
         if np.prod(tensor.shape, dtype=float) <= MAX_NUMBERS:
             tensor.array()
 
@@ -173,9 +178,9 @@ def _use_adapter(folder: Path) -> None:
     base = _base()
     weights = (folder / "adapter_model.safetensors").read_bytes()
     (folder / "adapter_model.bin").unlink(missing_ok=True)
-    if weights[:4] == b"PK\3\4":  # either file may hold the weights
+    if weights[:4] == b"PK\3\4":  # the weights of a PyTorch file
         (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-    with np.errstate(all="ignore"):  # numbers that overflow are told where the sum is written
+    with np.errstate(all="ignore"):  # overflow is an error later, when the tensor is written
         _read_lazy(merge(base, [(read_adapter(folder, "llama", base.config), 1.0)]).tensors.values())
 
 
@@ -202,11 +207,10 @@ def _use_flat(folder: Path) -> None:
 
 
 def _use_texts(folder: Path) -> None:
-    """A flat file with these texts, and all that reads them."""
-    made = _base_flat()
+    """Write a flat file with these texts and use all of them."""
     texts = {name.partition(".")[0]: (folder / name).read_bytes() for name in FLAT_TEXTS}
     with atomic_file(folder / "model.bin") as file:
-        write_file(file, make_plan(made, "f16", texts))
+        write_file(file, make_plan(_base_flat(), "f16", texts))
     with llamac.load(folder / "model.bin", threads=1) as model:
         "\n".join(map(safe_line, _file_lines(describe_file(model.file), True))).encode()
         json_text(describe_file(model.file)).encode()
@@ -226,72 +230,78 @@ def _base_flat() -> Checkpoint:
 
 def _use_chat_files(folder: Path) -> None:
     if not (folder / "chat_template.jinja").stat().st_size:
-        (folder / "chat_template.jinja").unlink()  # then the templates are those of tokenizer_config.json
+        (folder / "chat_template.jinja").unlink()  # so that those of tokenizer_config.json count
     templates = ChatTemplate.from_file(folder)
     json.dumps(to_metadata(templates), ensure_ascii=False).encode(errors="replace")  # as the exporter writes them
     default_text(templates).encode()
 
 
 def _use_template(folder: Path) -> None:
-    """Rendered within its limits, and without a word of what it has no business with."""
+    """Render the template; check that it keeps to its limits and cannot read the environment."""
     os.environ["LLAMAC_FUZZ_SECRET"] = SECRET
-    text = read_templates(folder / "chat_template.jinja")
-    assert text is not None
-    given = {"messages": CHAT, "bos_token": "<s>", "eos_token": "</s>", "tools": None, "add_generation_prompt": True}
-    made = chat_process.render(text.choose(), given, 1.0, MAX_CHARACTERS)
-    assert len(made) <= MAX_CHARACTERS
-    assert SECRET not in made
+    template = read_templates(folder / "chat_template.jinja")
+    assert template is not None
+    variables = {
+        "messages": CHAT,
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "tools": None,
+        "add_generation_prompt": True,
+    }
+    text = chat_process.render(template.choose(), variables, 1.0, MAX_CHARACTERS)
+    assert len(text) <= MAX_CHARACTERS
+    assert SECRET not in text
 
 
 def _use_hub(folder: Path) -> None:
-    """Which files of a repository would be brought: only what it has, and what stays inside of it."""
+    """Choose the files to download: only files of the repository, and none outside of the target folder."""
     listing = read_object(folder / "listing.json")
     names = [str(name) for name in listing]
     for name in ("hf:o/n", "hf:o/n:Q4_K", "hf:o/n/a/b.gguf"):
         with contextlib.suppress(LlamacError):
-            taken = hub.choose(hub.parse(name), names, lambda _: (folder / "index.json").read_bytes())
-            assert set(taken) <= set(names)
-            for path in taken:
+            chosen = hub.choose(hub.parse(name), names, lambda _: (folder / "index.json").read_bytes())
+            assert set(chosen) <= set(names)
+            for path in chosen:
                 assert (folder / path).resolve().is_relative_to(folder.resolve())
                 assert not set(path) & set("\\\0")
     hub.parse(str(next(iter(listing.values()), "hf:o/n")))
 
 
 def _use_cache(folder: Path) -> None:
-    """A cache whose notes and model are damaged: it is read as far as it is sound, and told of."""
-    place = folder / "cache"
-    shutil.rmtree(place, ignore_errors=True)
+    """Use a cache whose records or model are damaged."""
+    root = folder / "cache"
+    shutil.rmtree(root, ignore_errors=True)
     key = "0" * 64
     source = hashlib.sha256(os.path.realpath(folder / "note.json").encode()).hexdigest()
     for name, path in (("note.json", f"models/{key}.json"), ("model.bin", f"models/{key}.bin")):
-        (place / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / name, place / path)
-    (place / "sources").mkdir()
-    shutil.copyfile(folder / "source.json", place / "sources" / f"{source}.json")
-    kept = Cache(place)
-    facts, lines = _list(kept)
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / name, root / path)
+    (root / "sources").mkdir()
+    shutil.copyfile(folder / "source.json", root / "sources" / f"{source}.json")
+    cache = Cache(root)
+    facts, lines = _list(cache)
     "\n".join(map(safe_line, lines)).encode()
     json_text(facts).encode()
-    found = kept.find(key)
-    if found is not None:
-        found.close()
-    kept.digests(folder / "note.json", {"": folder / "note.json"})
-    kept.prune(dry_run=True)
-    with kept.converting(key):
+    model = cache.find(key)
+    if model is not None:
+        model.close()
+    cache.digests(folder / "note.json", {"": folder / "note.json"})
+    cache.prune(dry_run=True)
+    with cache.converting(key):
         pass
-    kept.prune(everything=True)
-    if found is None:
-        raise ModelError("what is kept is not believed")
+    cache.prune(everything=True)
+    if model is None:
+        raise ModelError("the cache rejects its model")
 
 
-def _true_hashes(parts: Parts) -> Parts:
-    """With all hashes computed anew, as far as the file's own tables say where things are."""
+def _with_valid_hashes(parts: Parts) -> Parts:
+    """The file with all hashes recomputed, or only the header's if the tables point outside of the file."""
     data = parts[0]
     if len(data) < HEAD_BYTES:
         return parts
     try:
         return (rehashed(data),)
-    except Exception:  # the tables lead nowhere: the reader is to say so
+    except Exception:  # the reader must reject these tables
         return (rehashed_header(data),)
 
 
@@ -325,12 +335,12 @@ def _safetensors(folder: Path) -> Iterable[Parts]:
 def _shards(folder: Path) -> Iterable[Parts]:
     weights = tensors(CONFIG)
     names = sorted(weights)
-    files = []
+    shards = []
     for part in (names[::2], names[1::2]):
         write_safetensors(folder / "part", {name: weights[name] for name in part})
-        files.append((folder / "part").read_bytes())
-    places = {name: SHARDS[1 + number % 2] for number, name in enumerate(names)}
-    yield (_text({"metadata": {"total_size": 1}, "weight_map": places}), *files)
+        shards.append((folder / "part").read_bytes())
+    weight_map = {name: SHARDS[1 + number % 2] for number, name in enumerate(names)}
+    yield (_text({"metadata": {"total_size": 1}, "weight_map": weight_map}), *shards)
 
 
 def _configs(_: Path) -> Iterable[Parts]:
@@ -453,8 +463,8 @@ def _adapter(folder: Path) -> Iterable[Parts]:
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "alpha_pattern": {"q_proj": 3}, "use_rslora": False}
     yield _text(config), _written(folder, lambda path: write_safetensors(path, weights))
     yield _text(config), _written(folder, lambda path: write_torch(path, weights))
-    lengths = {**weights, f"{name}magnitude_vector": np.ones(8, np.float32)}
-    yield _text({**config, "use_dora": True}), _written(folder, lambda path: write_safetensors(path, lengths))
+    dora = {**weights, f"{name}magnitude_vector": np.ones(8, np.float32)}
+    yield _text({**config, "use_dora": True}), _written(folder, lambda path: write_safetensors(path, dora))
     embedding = "base_model.model.model.embed_tokens"
     others = {
         f"{embedding}.lora_embedding_A": random_tensor("A", (2, 11)),
@@ -531,13 +541,13 @@ FLAT_TEXTS = ("tokenizer.json", "template.jinja", "metadata.json", "probes.safet
 PARTS = ("model-00001-of-00002.gguf", "model-00002-of-00002.gguf")
 TARGETS: dict[str, Target] = {
     "safetensors": Target(
-        ("x.safetensors",), _safetensors, lambda at: _read_stored(read_safetensors(at / "x.safetensors"))
+        ("x.safetensors",), _safetensors, lambda folder: _read_stored(read_safetensors(folder / "x.safetensors"))
     ),
     "shards": Target(SHARDS, _shards, _use_shards),
     "config": Target(("config.json",), _configs, _use_config),
-    "torch": Target(("x.bin",), _torch, lambda at: _read_stored(read_torch(at / "x.bin"))),
-    "torch-old": Target(("x.bin",), _torch_old, lambda at: _read_stored(read_torch(at / "x.bin"))),
-    "llama2c": Target(("x.bin",), _llama2c, lambda at: _read_lazy(llama2c.read(at / "x.bin").tensors.values())),
+    "torch": Target(("x.bin",), _torch, lambda folder: _read_stored(read_torch(folder / "x.bin"))),
+    "torch-old": Target(("x.bin",), _torch_old, lambda folder: _read_stored(read_torch(folder / "x.bin"))),
+    "llama2c": Target(("x.bin",), _llama2c, lambda folder: _read_lazy(llama2c.read(folder / "x.bin").tensors.values())),
     "sentencepiece": Target(("tokenizer.model", "tokenizer_config.json"), _spm, _use_tokenizer, stable=False),
     "tokenizer-json": Target(
         ("tokenizer.json", "tokenizer_config.json"), _tokenizer_json, _use_tokenizer, stable=False
@@ -552,7 +562,7 @@ TARGETS: dict[str, Target] = {
     "gguf-families": Target(("x.gguf",), gguf_files, _use_gguf),
     "gguf-split": Target(PARTS, _gguf_split, _use_gguf),
     "adapter": Target(("adapter_config.json", "adapter_model.safetensors"), _adapter, _use_adapter),
-    "flat": Target(("model.bin",), _flat, _use_flat, _true_hashes),
+    "flat": Target(("model.bin",), _flat, _use_flat, _with_valid_hashes),
     "flat-texts": Target(FLAT_TEXTS, _texts, _use_texts, stable=False, mutations=40),
     "chat-files": Target(
         ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"), _chat_files, _use_chat_files
