@@ -1,4 +1,4 @@
-"""Memory: opening reads no weights, processes share one copy, a run needs little beside weights and cache."""
+"""Memory: opening reads no weights, processes share one copy, a run needs little more than weights and cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from processes import output_of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="reads /proc/PID/smaps")
 
-# What the programs below begin with. mapped(): what the kernel says about the model's mapping, sizes in bytes.
+# The start of the programs below. mapped(): the numbers of a file's mapping in smaps, in bytes; "hg": whether it was
+# advised to use huge pages.
 START = """
     import sys
     import llamac
@@ -38,7 +39,7 @@ START = """
 
 
 def test_opening_reads_no_weights(big_llama: Path) -> None:
-    """Neither into this process nor, where the file system lets go of them, into the kernel's page cache."""
+    """Neither into this process nor into the kernel's page cache, from which the program drops them first."""
     program = f"""{START}
     import ctypes, mmap, os
     path, size = sys.argv[1], os.path.getsize(sys.argv[1])
@@ -53,7 +54,7 @@ def test_opening_reads_no_weights(big_llama: Path) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    dropped = cached() < 0.05  # a file system in memory keeps them
+    dropped = cached() < 0.05  # not on a file system in memory
     with llamac.load(path, threads=1) as model:
         print(mapped(path)["Rss:"] / size < 0.1, not dropped or cached() < 0.2)
         with model.session(context=64) as session:
@@ -64,7 +65,7 @@ def test_opening_reads_no_weights(big_llama: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", ["map", "populate", "huge"])
-def test_when_the_weights_are_read(big_llama: Path, memory: str) -> None:
+def test_the_memory_option_decides_when_weights_are_read(big_llama: Path, memory: str) -> None:
     program = f"""{START}
     import os
     try:
@@ -82,10 +83,10 @@ def test_when_the_weights_are_read(big_llama: Path, memory: str) -> None:
     share, huge, dirty = map(float, found.split())
     assert share < 0.1 if memory == "map" else share > 0.99
     assert (huge > 0) == (memory == "huge")
-    assert dirty == 0  # whatever is read can be shared
+    assert dirty == 0  # so that processes share the pages
 
 
-def test_the_way_of_reading_changes_no_bit(tiny_llama: Path) -> None:
+def test_the_memory_option_does_not_change_logits(tiny_llama: Path) -> None:
     found = set()
     for memory in ("map", "populate", "huge"):
         try:
@@ -96,13 +97,13 @@ def test_the_way_of_reading_changes_no_bit(tiny_llama: Path) -> None:
     assert len(found) == 1
 
 
-def test_an_unknown_way_of_reading(tiny_llama: Path) -> None:
+def test_an_unknown_memory_option_is_an_error(tiny_llama: Path) -> None:
     with pytest.raises(ArgumentError, match="memory is 'disk', expected 'map', 'populate', 'huge'"):
         llamac.load(tiny_llama, memory="disk")  # type: ignore[arg-type]
 
 
-def test_an_old_kernel_reads_ahead_instead(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unknown advice is EINVAL; the next best advice is taken."""
+def test_populate_reads_ahead_on_old_kernels(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old kernel rejects MADV_POPULATE_READ with EINVAL."""
     monkeypatch.setattr(llamac.format.flatfile, "MADV_POPULATE_READ", 9999)
     with llamac.load(tiny_llama, memory="populate") as model:
         assert model.logits([1]).shape == (1, model.config["vocab_size"])
@@ -112,7 +113,7 @@ def test_an_old_kernel_reads_ahead_instead(tiny_llama: Path, monkeypatch: pytest
 
 
 def proportional(pid: int, name: str = "") -> tuple[int, int]:
-    """(Pss, Rss) in bytes of a process, or of its mappings of the file of that name."""
+    """(Pss, Rss) in bytes, of a process or of its mappings of a file."""
     sums, inside = {"Pss:": 0, "Rss:": 0}, True
     for line in Path(f"/proc/{pid}/{'smaps' if name else 'smaps_rollup'}").read_text().splitlines():
         key, *values = line.split()
@@ -153,7 +154,7 @@ def test_four_processes_share_one_copy(big_llama: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["big_llama", "built-in"])
-def test_a_run_needs_little_beside_weights_and_cache(model: str, request: pytest.FixtureRequest) -> None:
+def test_a_run_needs_little_more_than_weights_and_cache(model: str, request: pytest.FixtureRequest) -> None:
     path = models.path(models.DEFAULT) if model == "built-in" else request.getfixturevalue(model)
     program = """
         import sys
@@ -161,20 +162,20 @@ def test_a_run_needs_little_beside_weights_and_cache(model: str, request: pytest
         def peak():
             return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM:"))
         with llamac.load(sys.argv[1]) as model:
-            held = []
+            sizes = []
             stream = model.stream("Once upon a time " * 60, max_tokens=40, temperature=0.8, seed=1)
             for _ in stream:
-                if not stream._session.closed:  # it is closed before the last piece
-                    held.append(stream._session.memory()["kv"])
-            print(peak(), model.weight_bytes, max(held), model.tokenizer.memory)
+                if not stream._session.closed:  # it is closed before the stream yields its last piece
+                    sizes.append(stream._session.memory()["kv"])
+            print(peak(), model.weight_bytes, max(sizes), model.tokenizer.memory)
     """
     total, weights, cache, tokenizer = map(int, output_of(program, path).split())
     assert cache > 0
     assert total < weights + cache + tokenizer + 50e6
 
 
-def test_wide_models_take_smaller_chunks(tmp_path: Path) -> None:
-    """256 rows of this one would need 60 MB."""
+def test_wide_models_use_smaller_chunks(tmp_path: Path) -> None:
+    """A chunk of 256 rows of this model would need 60 MB."""
     path = write_model(tmp_path / "wide.bin", checkpoint(llama_config(ffn=20000, n_layers=1)))
     ids = some_ids(300)
     with llamac.load(path) as model, model.session() as whole, model.session() as parts:
@@ -187,7 +188,7 @@ def test_wide_models_take_smaller_chunks(tmp_path: Path) -> None:
         assert logits.tobytes() == last.tobytes()
 
 
-def test_the_tokenizers_memory_is_told_apart(tiny_llama: Path) -> None:
+def test_the_tokenizer_reports_its_memory(tiny_llama: Path) -> None:
     program = """
         import sys
         import llamac
@@ -203,7 +204,7 @@ def test_the_tokenizers_memory_is_told_apart(tiny_llama: Path) -> None:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads glibc's mallinfo2")
 def test_reopening_models_does_not_fragment_the_heap() -> None:
-    """Free bytes in the heap are holes that later allocations could not use: they must not grow with each round."""
+    """Free bytes inside the heap are holes that later allocations could not use. They must not grow."""
     program = """
         import ctypes, sys, llamac
         class Heap(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""Threads: one pool for the process, forks, other pools beside ours, the host's floating-point settings, idleness."""
+"""The thread team: one per process, forks, other thread pools, the caller's floating-point settings, idle threads."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ pytestmark = [
 ]
 
 IDS = range(280)
-# What the programs below begin with: an eval of IDS, given as a hash of its logits; the number of threads.
+# The start of the programs below. digest(): the hash of the logits of IDS; count(): this process's threads.
 START = """
     import hashlib, os, sys, threading, time
-    import numpy  # which starts threads of its own
+    import numpy  # starts its own threads
     import llamac
     model = llamac.load(sys.argv[1])
     def digest(threads):
         with model.session(threads=threads) as session:
-            session._long_work = 1 << 60  # in this thread: no helper appears among those that are counted
+            session._long_work = 1 << 60  # no helper thread, which count() would include
             return hashlib.sha256(session.eval(range(280), logits="all").tobytes()).hexdigest()
     def count():
         return len(os.listdir("/proc/self/task"))
-    def settled():  # a thread that was joined may take a moment to vanish
+    def stable_count():  # a joined thread may still be listed for a while
         return min((count(), time.sleep(0.005))[0] for _ in range(20))
 """
-# An eval of seconds in a thread of its own, until it is cancelled.
+# An eval of several seconds in another thread, to be cancelled.
 LONG_EVAL = """
     import sys, threading, time
     import llamac
@@ -51,62 +51,61 @@ LONG_EVAL = """
     def begin(session):
         worker = threading.Thread(target=compute, args=(session,))
         worker.start()
-        while session.length() == 0:  # from the second chunk on the pool is surely at work
+        while session.length() == 0:  # after the first chunk the team is certainly at work
             time.sleep(0.001)
         return worker
 """
-# Work in a forked child: what it returned, then the child's exit code.
+# Calls a function in a forked child; prints its result and the child's exit code.
 CHILD = """
     def in_child(work):
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
             import signal
-            signal.alarm(20)  # a child that hangs ends with a signal
+            signal.alarm(20)  # ends a child that hangs
             print(work(), flush=True)
             os._exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-# From 3.12 on Python warns of forks while there are threads: that is what is tested here.
+# Python 3.12 and later warn of forks in a process with threads, which these tests do on purpose.
 QUIET = {"PYTHONWARNINGS": "ignore:This process:DeprecationWarning"}
-OURS = 2  # the thread that owns the region, and OpenMP's for teams of up to 3 with their caller
 
 
 @pytest.fixture(scope="module")
 def expected(tiny_llama: Path) -> str:
-    """What `digest` gives, computed alone with one thread."""
+    """The result of `digest`, computed with one thread."""
     with llamac.load(tiny_llama, threads=1) as model:
         return hashlib.sha256(model.logits(IDS).tobytes()).hexdigest()
 
 
-# ---- one pool
+# ---- one team
 
 
-def test_eight_python_threads_share_one_pool(tiny_llama: Path, expected: str) -> None:
+def test_eight_python_threads_share_one_team(tiny_llama: Path, expected: str) -> None:
     program = f"""{START}
-    before, most, found, end = count(), 0, [], threading.Event()
+    before, most, found, stop = count(), 0, [], threading.Event()
     def work():
         for _ in range(3):
             found.append(digest(2))
     def watch():
         global most
-        while not end.wait(0.001):
+        while not stop.wait(0.001):
             most = max(most, count())
     watcher = threading.Thread(target=watch)
     watcher.start()
     workers = [threading.Thread(target=work) for _ in range(8)]
     for worker in workers: worker.start()
     for worker in workers: worker.join()
-    end.set()
+    stop.set()
     watcher.join()
     print(len(found), *set(found))
-    print(most - before - 9, settled() - before)
+    print(most - before - 9, stable_count() - before)
     """
     bits, threads = output_of(program, tiny_llama).splitlines()
     assert bits == f"24 {expected}"
     most, left = map(int, threads.split())
-    assert 0 < left <= OURS
-    assert most <= OURS
+    assert left == 1  # a team of two: one thread and the caller
+    assert most <= 1
 
 
 LIMITED = """
@@ -115,8 +114,9 @@ LIMITED = """
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
-int threads_left = 1000;   /* that may run beside those there are */
-int asked, waiting, hold;  /* calls; those that wait until `hold` is 0 */
+int threads_left = 1000;   /* how many more may run */
+int calls;                 /* of pthread_create */
+int hold, waiting;         /* while hold is 1, calls wait and set waiting to 1 */
 struct start { void *(*work)(void *); void *argument; };
 static void *run(void *p) {
     struct start start = *(struct start *)p;
@@ -127,7 +127,7 @@ static void *run(void *p) {
 }
 int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*work)(void *), void *argument) {
     int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = dlsym(RTLD_NEXT, "pthread_create");
-    __atomic_add_fetch(&asked, 1, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&calls, 1, __ATOMIC_SEQ_CST);
     while (__atomic_load_n(&hold, __ATOMIC_SEQ_CST)) __atomic_store_n(&waiting, 1, __ATOMIC_SEQ_CST);
     if (__atomic_sub_fetch(&threads_left, 1, __ATOMIC_SEQ_CST) < 0) {
         __atomic_add_fetch(&threads_left, 1, __ATOMIC_SEQ_CST);
@@ -140,18 +140,18 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*
 """
 
 
-# What begins programs with that library: its numbers by their names.
+# Gives programs access to that library's variables.
 NUMBERS = """
     import ctypes
     def number(name):
         return ctypes.c_int.in_dll(ctypes.CDLL(None), name)
 """
-needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of programs whose threads can be limited, counted and held."""
+    """The environment of programs that can limit, count and delay the creation of threads."""
     folder = tmp_path_factory.mktemp("limited")
     (folder / "limited.c").write_text(LIMITED)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "limited.so", folder / "limited.c", "-ldl"], check=True)
@@ -159,8 +159,10 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @needs_cc
-def test_where_threads_cannot_be_had_fewer_compute(tiny_llama: Path, expected: str, limited: dict[str, str]) -> None:
-    """GCC's OpenMP would end the process. Each time in a fresh process: a refusal is remembered for a while."""
+def test_fewer_threads_compute_if_the_system_refuses_more(
+    tiny_llama: Path, expected: str, limited: dict[str, str]
+) -> None:
+    """GCC's OpenMP would end the process. Each case has a new process because a team remembers refusals."""
     program = f"""{START}{CHILD}{NUMBERS}
     def try_with(n, *teams):
         number("threads_left").value = n
@@ -178,25 +180,25 @@ def test_a_refusal_is_remembered_for_a_second(tiny_llama: Path, limited: dict[st
     with model.session(threads=4) as session:
         session._long_work = 1 << 60
         number("threads_left").value = 0
-        before, began = number("asked").value, time.monotonic()
+        before, start = number("calls").value, time.monotonic()
         for token in range(200):
             session.eval([token])
-        print(number("asked").value - before, int(time.monotonic() - began))
+        print(number("calls").value - before, int(time.monotonic() - start))
         before = count()
         number("threads_left").value = 1000
-        while count() == before:  # they are asked for again, and had
+        while count() == before:  # until the team tries again and gets threads
             session.truncate(0)
             session.eval([1])
     """
-    asked, seconds = map(int, output_of(program, tiny_llama, **limited).split())
-    assert 1 <= asked <= 2 + seconds
+    calls, seconds = map(int, output_of(program, tiny_llama, **limited).split())
+    assert 1 <= calls <= 2 + seconds
 
 
 @needs_cc
-def test_a_child_evals_though_the_first_turn_had_just_begun(
+def test_a_child_forked_while_the_team_starts_can_eval(
     tiny_llama: Path, expected: str, limited: dict[str, str]
 ) -> None:
-    """The fork falls into the time in which the parent's first team is being made."""
+    """The fork happens while the parent's first eval creates threads."""
     program = f"""{START}{CHILD}{NUMBERS}
     def first():
         number("hold").value = 1
@@ -216,19 +218,19 @@ def test_a_child_evals_though_the_first_turn_had_just_begun(
     assert output_of(program, tiny_llama, **limited, **QUIET).split() == [expected, "0", expected]
 
 
-def test_evals_with_one_thread_need_no_pool(tiny_llama: Path, expected: str) -> None:
+def test_evals_with_one_thread_start_no_threads(tiny_llama: Path, expected: str) -> None:
     program = f"""{START}
     before, found = count(), []
     workers = [threading.Thread(target=lambda: found.append(digest(1))) for _ in range(8)]
     for worker in workers: worker.start()
     for worker in workers: worker.join()
-    print(len(found), *set(found), settled() - before)
+    print(len(found), *set(found), stable_count() - before)
     """
     assert output_of(program, tiny_llama) == f"8 {expected} 0\n"
 
 
-def test_evals_with_one_thread_run_beside_others(big_llama: Path) -> None:
-    """A long eval does not hold up a short one, also while it has the pool."""
+def test_an_eval_with_one_thread_does_not_wait_for_the_team(big_llama: Path) -> None:
+    """A short eval finishes while a long one has the team."""
     program = f"""{LONG_EVAL}
     with llamac.load(sys.argv[1]) as model, model.session(threads=2) as long, model.session(threads=1) as short:
         worker = begin(long)
@@ -241,11 +243,11 @@ def test_evals_with_one_thread_run_beside_others(big_llama: Path) -> None:
     assert output_of(program, big_llama) == "short cancelled\n"
 
 
-def test_evals_take_turns(big_llama: Path) -> None:
-    """Between two chunks of a long prompt whoever waits gets the pool."""
+def test_evals_share_the_team_chunk_by_chunk(big_llama: Path) -> None:
+    """Between two chunks of a long prompt a waiting eval gets the team."""
     program = f"""{LONG_EVAL}
     with llamac.load(sys.argv[1]) as model, model.session(threads=2) as long, model.session(threads=2) as other:
-        other._long_work = 1 << 60  # in this thread
+        other._long_work = 1 << 60  # no helper thread
         worker = begin(long)
         last = long.length() + 6 * 256  # after six more chunks
         steps = 0
@@ -262,17 +264,17 @@ def test_evals_take_turns(big_llama: Path) -> None:
     assert state == "cancelled"
 
 
-def test_threads_do_not_pile_up(tiny_llama: Path) -> None:
+def test_threads_do_not_accumulate(tiny_llama: Path) -> None:
     program = f"""{START}
     before, counts, found = count(), [], set()
     for round in range(30):
         found.add(digest(2 + round % 2))
         counts.append(count() - before)
-    print(max(counts), settled() - before - counts[3], len(found))
+    print(max(counts), stable_count() - before - counts[3], len(found))
     """
     most, growth, kinds = map(int, output_of(program, tiny_llama).split())
-    assert most <= OURS + 1  # one may be ending while another begins
-    assert growth <= 0
+    assert most == 2  # a team of three
+    assert growth == 0
     assert kinds == 1
 
 
@@ -281,10 +283,10 @@ def test_more_threads_than_processors_give_the_same_bits(tiny_llama: Path, expec
     assert output_of(program, tiny_llama) == f"{expected}\n"
 
 
-def test_the_number_may_change_within_a_session(tiny_llama: Path) -> None:
-    """As it does when the machine's limits change; more threads need more memory, which comes with the next eval."""
+def test_a_session_can_change_its_number_of_threads(tiny_llama: Path) -> None:
+    """More threads need more memory, which the next eval allocates."""
     with llamac.load(tiny_llama) as model, model.session(threads=1) as one, model.session(threads=1) as changing:
-        held = []
+        sizes = []
         for threads in (1, 4, 2, 7, 1):
             changing._core.set_threads(threads)
             assert changing.threads == threads
@@ -292,8 +294,8 @@ def test_the_number_may_change_within_a_session(tiny_llama: Path) -> None:
             assert logits[0] is not None
             assert logits[1] is not None
             assert logits[0].tobytes() == logits[1].tobytes()
-            held.append(changing.memory()["activations"])
-        assert held[0] < held[1] == held[2] < held[3] == held[4]
+            sizes.append(changing.memory()["activations"])
+        assert sizes[0] < sizes[1] == sizes[2] < sizes[3] == sizes[4]
         for threads in (0, -1, 1025, 1 << 40):
             with pytest.raises(llamac.ArgumentError, match="threads is"):
                 changing._core.set_threads(threads)
@@ -301,11 +303,11 @@ def test_the_number_may_change_within_a_session(tiny_llama: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["passive", "active"])
-def test_idle_threads_burn_nothing(tiny_llama: Path, policy: str) -> None:
-    """From the end of the eval on; also if OpenMP is told that its threads shall never sleep."""
+def test_idle_threads_use_no_cpu_time(tiny_llama: Path, policy: str) -> None:
+    """From the end of the eval on, even if OpenMP's threads are configured never to sleep."""
     program = f"""{START}
     import gc
-    time.sleep(0.2)  # numpy's own threads spin for some 25 ms when they are new
+    time.sleep(0.2)  # new threads of numpy spin for about 25 ms
     used = []
     for threads in (2, 4):
         digest(threads)
@@ -319,13 +321,13 @@ def test_idle_threads_burn_nothing(tiny_llama: Path, policy: str) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"OMP_THREAD_LIMIT": "1"}, {"OMP_THREAD_LIMIT": "2"}, {"OMP_PROC_BIND": "true"}])
-def test_settings_of_openmp_change_no_bit(tiny_llama: Path, expected: str, settings: dict[str, str]) -> None:
+def test_settings_of_openmp_do_not_change_logits(tiny_llama: Path, expected: str, settings: dict[str, str]) -> None:
     program = f"{START}\n    print(digest(2), digest(5), digest(3))"
     assert output_of(program, tiny_llama, **settings) == " ".join([expected] * 3) + "\n"
 
 
-def test_beside_busy_programs_the_bits_stay(tiny_llama: Path, expected: str) -> None:
-    """Threads wait in another way where others want the CPUs, in the middle of a session too."""
+def test_busy_programs_do_not_change_logits(tiny_llama: Path, expected: str) -> None:
+    """Members wait differently when other programs want the CPUs. That can change within a session."""
     program = f"""{START}
     import subprocess
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * os.cpu_count())]
@@ -346,24 +348,24 @@ def test_beside_busy_programs_the_bits_stay(tiny_llama: Path, expected: str) -> 
     assert output_of(program, tiny_llama) == f"2 {expected}\n"
 
 
-@pytest.mark.skipif(len(machine.usable_cpus()) < 2, reason="there is one CPU only")
-def test_the_team_follows_its_caller_to_other_cpus(tiny_llama: Path, expected: str) -> None:
+@pytest.mark.skipif(len(machine.usable_cpus()) < 2, reason="needs two CPUs")
+def test_the_team_follows_the_affinity_of_its_caller(tiny_llama: Path, expected: str) -> None:
     program = f"""{START}
     before = set(os.listdir("/proc/self/task"))
     cpus = sorted(os.sched_getaffinity(0))[:2]
     found = set()
     for allowed in (cpus[:1], cpus, cpus[1:], cpus):
-        os.sched_setaffinity(0, allowed)  # of this thread alone
+        os.sched_setaffinity(0, allowed)  # of the calling thread only
         found.add(digest(2))
         ours = set(os.listdir("/proc/self/task")) - before
         print(*(sorted(os.sched_getaffinity(int(task))) == cpus for task in ours))
     print(*found)
     """
-    # one CPU is no place for a team of two: it stays where it was, at first where it began
+    # the team does not follow to a single CPU, which two threads would have to share
     assert output_of(program, tiny_llama).splitlines() == ["False", "True", "True", "True", expected]
 
 
-def test_our_threads_take_no_signals(tiny_llama: Path) -> None:
+def test_our_threads_block_signals(tiny_llama: Path) -> None:
     program = f"""{START}
     before = set(os.listdir("/proc/self/task"))
     digest(2)
@@ -381,7 +383,7 @@ def test_our_threads_take_no_signals(tiny_llama: Path) -> None:
 # ---- forks
 
 
-def test_a_child_evals_after_the_parent_did(tiny_llama: Path, expected: str) -> None:
+def test_a_child_can_eval_after_its_parent(tiny_llama: Path, expected: str) -> None:
     program = f"""{START}{CHILD}
     print(digest(2))
     in_child(lambda: digest(2))
@@ -393,23 +395,23 @@ def test_a_child_evals_after_the_parent_did(tiny_llama: Path, expected: str) -> 
     assert found == [expected, expected, "0", expected, "0", expected, "0", expected]
 
 
-def test_a_child_evals_in_a_session_that_it_inherited(tiny_llama: Path) -> None:
+def test_a_child_can_eval_in_an_inherited_session(tiny_llama: Path) -> None:
     program = f"""{START}{CHILD}
     session = model.session(threads=2)
     session.eval(range(100))
-    def go_on():
+    def resume():
         return session.eval(range(100, 130)).tobytes().hex()
-    in_child(go_on)
-    in_child(go_on)
-    print(go_on())
+    in_child(resume)
+    in_child(resume)
+    print(resume())
     """
     one, code, other, other_code, parent = output_of(program, tiny_llama, **QUIET).split()
     assert (code, other_code) == ("0", "0")
     assert one == other == parent
 
 
-def test_a_child_evals_while_the_parent_computes(big_llama: Path, tiny_llama: Path, expected: str) -> None:
-    """The fork may come at any moment: here another thread of the parent has the pool."""
+def test_a_child_can_eval_while_its_parent_computes(big_llama: Path, tiny_llama: Path, expected: str) -> None:
+    """Another thread of the parent has the team at the time of the fork."""
     program = f"""{START}{CHILD}{LONG_EVAL}
     with llamac.load(sys.argv[2]) as big, big.session(threads=2) as long:
         worker = begin(long)
@@ -422,7 +424,7 @@ def test_a_child_evals_while_the_parent_computes(big_llama: Path, tiny_llama: Pa
     assert output_of(program, tiny_llama, big_llama, **QUIET).split() == [expected, "0", "cancelled", expected]
 
 
-def test_forked_workers_of_multiprocessing_eval(tiny_llama: Path, expected: str) -> None:
+def test_forked_workers_of_multiprocessing_can_eval(tiny_llama: Path, expected: str) -> None:
     program = f"""{START}
     import multiprocessing
     digest(2)
@@ -432,13 +434,13 @@ def test_forked_workers_of_multiprocessing_eval(tiny_llama: Path, expected: str)
     assert output_of(program, tiny_llama, **QUIET).split() == [expected] * 4
 
 
-# ---- hosts with pools and settings of their own
+# ---- programs with other thread pools and floating-point settings
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed (extra: parity)")
 @pytest.mark.parametrize("first", ["torch", "llamac"])
-def test_beside_torch(tiny_llama: Path, expected: str, first: str) -> None:
-    """torch brings an OpenMP of its own; both compute with two threads, in turns, and torch flushes denormals."""
+def test_torch_in_the_same_process_does_not_change_logits(tiny_llama: Path, expected: str, first: str) -> None:
+    """torch has its own OpenMP. Both libraries compute in turn with two threads, and torch flushes denormals."""
     program = f"""
     if {first == "torch"}:
         import torch
@@ -462,7 +464,7 @@ def test_beside_torch(tiny_llama: Path, expected: str, first: str) -> None:
 @pytest.mark.skipif(
     platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc", reason="sets MXCSR through glibc"
 )
-def test_a_host_that_flushes_denormals_gets_the_same_bits_and_keeps_its_setting(tmp_path: Path) -> None:
+def test_the_callers_floating_point_settings_do_not_change_logits(tmp_path: Path) -> None:
     config = llama_config()
     weights = checkpoint(config).tensors["output_norm.weight"].array() * 1e-39  # logits become denormal
     path = write_model(tmp_path / "denormal.bin", checkpoint(config, {"output_norm.weight": weights}))
@@ -474,11 +476,11 @@ def test_a_host_that_flushes_denormals_gets_the_same_bits_and_keeps_its_setting(
         state = (ctypes.c_uint32 * 8)()  # fenv_t: the last word is MXCSR
         libm.fegetenv(state)
         return state
-    strange = control()
-    strange[7] |= 0x8040 | 0x6000  # flush to zero, denormals are zero, round toward zero
-    libm.fesetenv(strange)
-    one = ctypes.c_double(5e-324)
-    print(one.value * 1.0, [digest(1), digest(2)], control()[7] & 0xe040 == 0xe040)
+    settings = control()
+    settings[7] |= 0x8040 | 0x6000  # flush to zero, denormals are zero, round toward zero
+    libm.fesetenv(settings)
+    denormal = ctypes.c_double(5e-324)
+    print(denormal.value * 1.0, [digest(1), digest(2)], control()[7] & 0xe040 == 0xe040)
     with model.session() as session:
         session._long_work = 0  # through the helper thread of long evals
         session.eval([1, 2, 3])

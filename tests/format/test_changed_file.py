@@ -1,4 +1,4 @@
-"""A flat file that changes on disk while a model is open gives errors or wrong numbers, never a crash."""
+"""A flat file that changes on disk while it is open gives errors or wrong numbers, never a crash."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llamac.format.flatfile import FlatFile
 from openmp import up_to
 from processes import output_of
 
-# Opens a model, computes, lets `change(path, data_start)` write to the file in place, and computes again.
+# Opens a model and computes; then change(file, model) writes to the file, and the program computes again.
 CHANGED = """
     import random, sys, llamac
     from llamac.format import flatfile
@@ -47,8 +47,8 @@ def copied(tiny_llama: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(tiny_llama, tmp_path / "model.bin"))
 
 
-def changed(path: Path, change: str) -> list[str]:
-    """Whether the logits are the same after a change, and what a generation says."""
+def run_with_change(path: Path, change: str) -> list[str]:
+    """Run CHANGED. Returns whether the logits are equal after the change, and the result of a generation."""
     return output_of(textwrap.dedent(change) + textwrap.dedent(CHANGED), path, up_to(2)).splitlines()
 
 
@@ -58,9 +58,9 @@ def test_a_changed_structure_has_no_effect_on_an_open_model(copied: Path, byte: 
     def change(file, model):
         file.write(bytes([{byte}]) * data_start)
     """
-    same, said = changed(copied, change)
+    same, error = run_with_change(copied, change)
     assert same == "True"
-    assert "section tokenizer: its SHA-256 does not match" in said
+    assert "section tokenizer: its SHA-256 does not match" in error
 
 
 @pytest.mark.parametrize(
@@ -85,31 +85,31 @@ def test_a_changed_field_has_no_effect_on_an_open_model(copied: Path, record: st
         file.seek(model.file.sections["{record}"].offset + at)
         file.write(({value}).to_bytes({8 if field == "offset" else 4}, "little"))
     """
-    assert changed(copied, change) == ["True", "5"]
+    assert run_with_change(copied, change) == ["True", "5"]
 
 
-def test_changed_weights_give_other_numbers_and_no_crash(copied: Path) -> None:
+def test_changed_weights_change_logits_and_do_not_crash(copied: Path) -> None:
     change = """
     def change(file, model):
         file.seek(data_start)
         file.write(random.Random(1).randbytes(len(model.file.buffer) - data_start))
     """
-    assert changed(copied, change)[0] == "False"
+    assert run_with_change(copied, change)[0] == "False"
 
 
-def test_records_are_the_ones_that_were_checked(copied: Path) -> None:
+def test_records_are_read_only_once(copied: Path) -> None:
     with closing(FlatFile(copied)) as file:
-        found = (file.config, file.layers, file.tensors, file.tensor("output_norm.weight").tobytes())
+        before = (file.config, file.layers, file.tensors, file.tensor("output_norm.weight").tobytes())
         with open(copied, "r+b") as other:
             other.write(bytes(file.sections["metadata"].offset))
-        assert (file.config, file.layers, file.tensors, file.tensor("output_norm.weight").tobytes()) == found
+        assert (file.config, file.layers, file.tensors, file.tensor("output_norm.weight").tobytes()) == before
 
 
-def test_changed_texts_are_refused(copied: Path) -> None:
+def test_a_changed_text_section_is_an_error(copied: Path) -> None:
     with closing(FlatFile(copied)) as file:
-        place = file.sections["tokenizer"]
+        section = file.sections["tokenizer"]
         with open(copied, "r+b") as other:
-            other.seek(place.offset)
+            other.seek(section.offset)
             other.write(b"x")
         with pytest.raises(llamac.ModelError, match=r"section tokenizer: .* damaged"):
             file.section("tokenizer")
@@ -118,7 +118,7 @@ def test_changed_texts_are_refused(copied: Path) -> None:
 # ---- truncation
 
 
-def test_a_truncated_file_is_an_error_before_anything_reads_it(copied: Path) -> None:
+def test_every_use_of_a_truncated_file_is_an_error(copied: Path) -> None:
     program = """
         import os, sys, llamac
         model = llamac.load(sys.argv[1])
@@ -145,7 +145,7 @@ def test_a_truncated_file_is_an_error_before_anything_reads_it(copied: Path) -> 
 # ---- closing while another thread reads
 
 
-def test_closing_during_verify_data_is_busy(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_model_during_verify_data_raises_busy_error(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = llamac.load(copied)
     session = model.session()
     errors: list[BaseException] = []
@@ -159,7 +159,7 @@ def test_closing_during_verify_data_is_busy(copied: Path, monkeypatch: pytest.Mo
     sha256 = hashlib.sha256
 
     class ClosingHash:
-        """SHA-256 that has another thread close the model in the middle of an update."""
+        """SHA-256 during whose first update another thread closes the model."""
 
         def __init__(self) -> None:
             self._digest = sha256()
@@ -180,13 +180,13 @@ def test_closing_during_verify_data_is_busy(copied: Path, monkeypatch: pytest.Mo
     assert [type(error) for error in errors] == [llamac.BusyError]
     assert "close the file after verify_data has ended" in str(errors[0])
     assert not any(found)
-    session.eval([1])  # nothing has been closed
+    session.eval([1])  # nothing was closed
     model.close()
     assert model.closed
     assert session.closed
 
 
-def test_a_model_closed_between_two_tensors_ends_verify_data(copied: Path) -> None:
+def test_verify_data_ends_if_the_model_is_closed_between_tensors(copied: Path) -> None:
     model = llamac.load(copied)
     verifying = model.file.verify_data()
     next(verifying)
@@ -195,7 +195,7 @@ def test_a_model_closed_between_two_tensors_ends_verify_data(copied: Path) -> No
         next(verifying)
 
 
-def test_closing_a_file_with_a_view_is_busy(tmp_path: Path) -> None:
+def test_closing_a_file_with_a_memoryview_raises_busy_error(tmp_path: Path) -> None:
     file = FlatFile(write_model(tmp_path / "model.bin", checkpoint(llama_config())))
     with memoryview(file.buffer), pytest.raises(llamac.BusyError, match="memoryview"):
         file.close()

@@ -1,4 +1,4 @@
-"""Reading the head of a GGUF file: in pieces, while it is truncated, and with hostile counts."""
+"""Reading the head of a GGUF file: in several steps, truncated at any time, and with hostile counts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_long_head_is_read_in_several_steps(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("count", [24, 64])
-def test_truncation_is_found_in_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def test_truncation_is_detected_in_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     data = gguf_file(ENTRIES)
     monkeypatch.setattr(gguf_metadata, "FIRST_READ_BYTES", count)
     for size in range(5, len(data), 13):
@@ -73,7 +73,7 @@ def test_a_file_truncated_while_it_is_read_does_not_kill_the_process(tmp_path: P
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_file_that_shrinks_between_two_steps_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_shrinks_between_two_steps_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "m.gguf")
     size = path.stat().st_size
     reader = gguf_metadata._Reader
@@ -89,7 +89,7 @@ def test_a_file_that_shrinks_between_two_steps_is_truncated(tmp_path: Path, monk
 
 
 def nested_arrays(count: int) -> bytes:
-    """A file with one array of `count` empty arrays."""
+    """A GGUF file with one array of `count` empty arrays."""
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + gguf_value("a")[1]
     return head + struct.pack("<IIQ", 9, 9, count) + struct.pack("<IQ", 4, 0) * count
 
@@ -100,7 +100,7 @@ def test_the_number_of_arrays_is_limited() -> None:
         parse_metadata(nested_arrays(MAX_ARRAYS))
 
 
-def test_nested_arrays_count_together() -> None:
+def test_arrays_of_all_levels_count_towards_the_limit() -> None:
     half = struct.pack("<IQ", 9, MAX_ARRAYS // 2) + struct.pack("<IQ", 4, 0) * (MAX_ARRAYS // 2)
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + gguf_value("a")[1]
     with pytest.raises(ModelError, match="expected at most"):

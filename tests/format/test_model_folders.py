@@ -1,4 +1,4 @@
-"""Links out of a model directory must not pull private files into a model."""
+"""Links that leave a model directory are errors, because an export could copy private files into a model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
-def replace_by_link(path: Path, target: Path) -> None:
+def replace_with_link(path: Path, target: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
     path.symlink_to(target)
@@ -51,10 +51,10 @@ def replace_by_link(path: Path, target: Path) -> None:
         "shard without a suffix",
     ],
 )
-def test_a_link_out_of_a_model_directory_is_refused(
+def test_a_link_out_of_a_model_directory_is_an_error(
     name: str, checkpoint_folder: Path, secret: Path, cache_folder: Path, tmp_path: Path, llamac_command: Command
 ) -> None:
-    replace_by_link(checkpoint_folder / name, secret)
+    replace_with_link(checkpoint_folder / name, secret)
     out = tmp_path / "out.bin"
     calls: list[Callable[[], object]] = [
         lambda: llamac.load(checkpoint_folder),
@@ -74,7 +74,7 @@ def test_a_link_out_of_a_model_directory_is_refused(
     assert not cache_folder.exists()
 
 
-def test_a_link_to_a_folder_of_templates_is_refused(checkpoint_folder: Path, tmp_path: Path) -> None:
+def test_a_link_to_a_folder_of_templates_is_an_error(checkpoint_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "private").mkdir()
     (tmp_path / "private" / "x.jinja").write_text(SECRET)
     (checkpoint_folder / "additional_chat_templates").symlink_to(tmp_path / "private")
@@ -82,21 +82,21 @@ def test_a_link_to_a_folder_of_templates_is_refused(checkpoint_folder: Path, tmp
         export(checkpoint_folder, tmp_path / "out.bin")
 
 
-def test_a_link_beside_a_tokenizer_file_is_refused(checkpoint_folder: Path, secret: Path) -> None:
-    replace_by_link(checkpoint_folder / "tokenizer_config.json", secret)
+def test_a_link_beside_a_tokenizer_file_is_an_error(checkpoint_folder: Path, secret: Path) -> None:
+    replace_with_link(checkpoint_folder / "tokenizer_config.json", secret)
     for call in (Tokenizer.from_file, lambda path: ChatTemplate.from_file(path.with_name("chat_template.jinja"))):
         with pytest.raises(ExportError, match="is a link to"):
             call(checkpoint_folder / "tokenizer.json")
 
 
-def test_a_link_out_of_an_adapters_directory_is_refused(tmp_path: Path, secret: Path) -> None:
+def test_a_link_out_of_an_adapter_directory_is_an_error(tmp_path: Path, secret: Path) -> None:
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").symlink_to(secret)
     with pytest.raises(ExportError, match="is a link to"):
-        read_adapter(tmp_path / "adapter", "llama", None)  # type: ignore[arg-type]  # it is not reached
+        read_adapter(tmp_path / "adapter", "llama", None)  # type: ignore[arg-type]  # not used before the error
 
 
-def test_links_inside_a_directory_and_named_links_are_followed(checkpoint_folder: Path, tmp_path: Path) -> None:
+def test_links_inside_a_directory_and_links_given_as_paths_are_followed(checkpoint_folder: Path, tmp_path: Path) -> None:
     (checkpoint_folder / "weights").mkdir()
     shutil.move(checkpoint_folder / "model.safetensors", checkpoint_folder / "weights" / "x")
     (checkpoint_folder / "model.safetensors").symlink_to("weights/x")
@@ -113,7 +113,7 @@ def test_links_inside_a_directory_and_named_links_are_followed(checkpoint_folder
 
 
 def as_hub_cache(folder: Path, cache: Path, shared: bool) -> Path:
-    """The files of a directory as the hub's client keeps them; returns the snapshot."""
+    """Copy a directory into the layout of the hub client's cache; return the snapshot."""
     repo = cache / "models--org--name"
     snapshot = repo / "snapshots" / ("a" * 40)
     snapshot.mkdir(parents=True)
@@ -131,7 +131,7 @@ def as_hub_cache(folder: Path, cache: Path, shared: bool) -> Path:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_the_links_of_the_hubs_cache_are_followed(
+def test_links_of_the_hub_cache_are_followed(
     shared: bool, checkpoint_folder: Path, tmp_path: Path, secret: Path
 ) -> None:
     snapshot = as_hub_cache(checkpoint_folder, tmp_path / "hub", shared)
@@ -139,7 +139,7 @@ def test_the_links_of_the_hubs_cache_are_followed(
     config = json.loads((snapshot / "config.json").read_text())
     assert config["model_type"] == "llama"
     blob = snapshot.parents[1] / "blobs" / "0"
-    replace_by_link(blob, secret)
+    replace_with_link(blob, secret)
     with pytest.raises(ExportError, match="is a link to"):
         check_links(snapshot)
     (snapshot / "README.md").symlink_to(secret)
@@ -147,8 +147,8 @@ def test_the_links_of_the_hubs_cache_are_followed(
         check_links(snapshot, ["README.md"])
 
 
-def test_the_layout_of_the_hubs_cache_is_not_enough(checkpoint_folder: Path, secret: Path) -> None:
-    """A folder named `snapshots` does not make its neighbours readable."""
+def test_a_folder_named_snapshots_is_not_the_hub_cache(checkpoint_folder: Path, secret: Path) -> None:
+    """The name alone does not allow links to a neighbour named `blobs`."""
     snapshots = checkpoint_folder.parent / "other" / "snapshots"
     snapshots.mkdir(parents=True)
     moved = checkpoint_folder.rename(snapshots / "x")

@@ -1,4 +1,4 @@
-"""Opening and locking files in folders that other users can write to."""
+"""Opening and locking files in folders to which other users can write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from llamac.format.private_files import create, locked, open_own, open_regular, try_lock
 from processes import output_of
 
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for chown")
 
 
 def link(path: Path) -> None:
@@ -41,7 +41,7 @@ def test_only_regular_files_are_opened(
     assert not (tmp_path / "absent").exists()
 
 
-def test_a_file_with_a_second_name_is_not_this_users_alone(tmp_path: Path) -> None:
+def test_a_file_with_a_second_hard_link_is_rejected(tmp_path: Path) -> None:
     create(tmp_path / "path").close()
     open_own(tmp_path / "path").close()
     os.link(tmp_path / "path", tmp_path / "other")
@@ -49,8 +49,8 @@ def test_a_file_with_a_second_name_is_not_this_users_alone(tmp_path: Path) -> No
         open_own(tmp_path / "path")
 
 
-@AS_ROOT
-def test_a_file_of_another_user_is_not_this_users_alone(tmp_path: Path) -> None:
+@needs_root
+def test_a_file_of_another_user_is_rejected(tmp_path: Path) -> None:
     create(tmp_path / "path").close()
     os.chown(tmp_path / "path", 12345, 12345)
     with pytest.raises(PermissionError, match="not this user's alone"):
@@ -91,8 +91,8 @@ def test_a_waiting_thread_reports_and_then_gets_the_lock(tmp_path: Path) -> None
     assert reports == [("waiting for another process", done, 1) for done in (0, 1)]
 
 
-def test_a_deleted_lock_file_protects_nothing(tmp_path: Path) -> None:
-    """A process that waited for a lock whose file is deleted by the holder takes the lock on the new file."""
+def test_a_waiting_process_does_not_lock_a_deleted_file(tmp_path: Path) -> None:
+    """If the holder deletes the lock file, a waiting process locks the new file instead."""
     path, waiting, held_at = tmp_path / "lock", threading.Event(), []
 
     def wait() -> None:
@@ -125,7 +125,7 @@ def test_a_file_system_without_locks_is_reported(code: int, tmp_path: Path, monk
         pass
 
 
-def test_a_lock_ends_with_its_process_and_not_with_its_children(tmp_path: Path) -> None:
+def test_a_lock_ends_with_its_process_but_not_with_a_child(tmp_path: Path) -> None:
     code = """
         import os, sys
         from pathlib import Path
@@ -134,7 +134,7 @@ def test_a_lock_ends_with_its_process_and_not_with_its_children(tmp_path: Path) 
         reader, writer = os.pipe()
         with locked(path):
             child = os.fork()
-            if not child:  # it has the open file, too
+            if not child:  # it inherits the open file
                 os.close(writer)
                 os.read(reader, 1)
                 os._exit(0)

@@ -1,4 +1,4 @@
-"""Probes: the section's encoding and its strict parser, what the exporter stores, and the replay on the engine."""
+"""Probes: encoding and strict parsing of the section, the probes that the exporter stores, the replay on the engine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SAMPLE = ProbeSet(
 # ---- encoding
 
 
-def test_decoding_gives_back_what_was_encoded() -> None:
+def test_decode_reverses_encode() -> None:
     found = decode(encode(SAMPLE), VOCAB)
     assert (found.source, found.numerics, found.engine) == (SAMPLE.source, SAMPLE.numerics, SAMPLE.engine)
     for probe, expected in zip(found.probes, SAMPLE.probes, strict=True):
@@ -53,7 +53,7 @@ def test_decoding_gives_back_what_was_encoded() -> None:
         np.testing.assert_array_equal(probe.logits, expected.logits)
 
 
-def test_filling_in_the_engines_records_keeps_the_size() -> None:
+def test_engine_records_do_not_change_the_size() -> None:
     empty = SAMPLE.with_engine({"f16": EngineRecord(), "f32": EngineRecord()})
     other = SAMPLE.with_engine({"f16": EngineRecord("0f" * 32, 9.9996e-5), "f32": EngineRecord("f0" * 32, 123.0)})
     assert len(encode(empty)) == len(encode(SAMPLE)) == len(encode(other))
@@ -72,7 +72,7 @@ def test_the_section_is_a_safetensors_file() -> None:
 # ---- the parser
 
 
-def test_damage_anywhere_gives_a_model_error_and_nothing_else() -> None:
+def test_damage_raises_only_model_error() -> None:
     blob = encode(SAMPLE)
     refused = 0
     for position in range(len(blob)):
@@ -85,7 +85,7 @@ def test_damage_anywhere_gives_a_model_error_and_nothing_else() -> None:
                 decode(damaged, VOCAB)
                 continue
             refused += 1
-    assert refused > 2 * len(blob)  # flips within texts, hashes and logits may leave a valid section
+    assert refused > 2 * len(blob)  # a flip within a text, hash or logit can leave a valid section
 
 
 def header_of(blob: bytes) -> tuple[dict[str, Any], bytes]:
@@ -160,23 +160,23 @@ def sample_with(logits: list[float] | None = None, ids: tuple[int, ...] = (1,)) 
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_parser_says_what_is_wrong(blob: bytes, message: str) -> None:
+def test_the_error_describes_the_fault(blob: bytes, message: str) -> None:
     with pytest.raises(ModelError, match=f"section probes: .*{message}"):
         decode(blob, VOCAB)
 
 
-def test_the_relative_error_is_that_of_the_row() -> None:
+def test_relative_error_is_relative_to_the_largest_logit() -> None:
     reference = np.array([1.0, -4.0], np.float32)
     assert relative_error(np.array([1.5, -4.0], np.float32), reference) == 0.125
     assert relative_error(np.array([np.nan, -4.0], np.float32), reference) == np.inf
     assert relative_error(np.array([np.inf, -4.0], np.float32), reference) == np.inf
 
 
-# ---- what the exporter stores
+# ---- the probes that the exporter stores
 
 
 def tiny(vocab: int = 301, **changes: Any) -> Checkpoint:
-    """A one-layer GPT-2-like checkpoint in canonical form."""
+    """A checkpoint like GPT-2 with one layer."""
     dim, ffn, context = 12, 20, 32
     config = ModelConfig(
         dim=dim,
@@ -224,7 +224,7 @@ def byte_tokenizer(add_bos: bool) -> tuple[bytes, SpecialTokens, bytes | None]:
     return json.dumps(text).encode(), SpecialTokens(256, add_bos, True, 256, (256,)), None
 
 
-def test_reference_logits_are_those_of_the_source_at_the_last_position() -> None:
+def test_reference_logits_are_those_of_the_last_position() -> None:
     checkpoint = tiny()
     found = making.make(checkpoint, 1)
     assert found.source == "llamac-numpy"
@@ -237,18 +237,18 @@ def test_reference_logits_are_those_of_the_source_at_the_last_position() -> None
     assert len(encode(found)) == len(encode(found.with_engine(SAMPLE.engine)))
 
 
-def test_prompts_are_encoded_by_the_models_tokenizer_with_its_bos_rule() -> None:
+def test_prompts_are_encoded_with_the_tokenizer_and_its_bos_rule() -> None:
     texts = ["ab", "é", ""]
     found = {}
     for add_bos in (False, True):
         checkpoint = tiny()
         checkpoint.tokenizer = byte_tokenizer(add_bos)
         found[add_bos] = [(p.prompt, p.ids) for p in making.make(checkpoint, 1, prompts=texts).probes]
-    assert found[False] == [("ab", (97, 98)), ("é", (0xC3, 0xA9))]  # a text without tokens is no probe
+    assert found[False] == [("ab", (97, 98)), ("é", (0xC3, 0xA9))]  # no probe for a prompt without tokens
     assert found[True] == [("ab", (256, 97, 98)), ("é", (256, 0xC3, 0xA9)), ("", (256,))]
 
 
-def test_the_default_prompts_hold_digits_punctuation_and_more_than_ascii() -> None:
+def test_the_default_prompts_cover_digits_punctuation_and_unicode() -> None:
     text = "".join(making.PROMPTS)
     assert any(char.isdigit() for char in text)
     assert "(" in text
@@ -257,13 +257,13 @@ def test_the_default_prompts_hold_digits_punctuation_and_more_than_ascii() -> No
     assert "東" in text
 
 
-def test_without_a_tokenizer_ids_are_the_same_every_time_and_known_to_the_model() -> None:
-    one, other = (making.make(tiny(), 1).probes for _ in range(2))
-    assert [probe.ids for probe in one] == [probe.ids for probe in other]
-    assert [len(probe.ids) for probe in one] == list(making.RANDOM_LENGTHS)
-    assert all(0 <= token < 291 for probe in one for token in probe.ids)
-    assert len(set(one[-1].ids)) > 20
-    assert [probe.prompt for probe in one] == [None] * len(one)
+def test_without_a_tokenizer_ids_are_reproducible_and_valid() -> None:
+    first, second = (making.make(tiny(), 1).probes for _ in range(2))
+    assert [probe.ids for probe in first] == [probe.ids for probe in second]
+    assert [len(probe.ids) for probe in first] == list(making.RANDOM_LENGTHS)
+    assert all(0 <= token < 291 for probe in first for token in probe.ids)
+    assert len(set(first[-1].ids)) > 20
+    assert [probe.prompt for probe in first] == [None] * len(first)
 
 
 def test_probes_fit_into_the_context() -> None:
@@ -273,21 +273,21 @@ def test_probes_fit_into_the_context() -> None:
     assert {len(probe.ids) for probe in making.make(checkpoint, 1).probes} == {5}
 
 
-def test_logits_that_are_not_finite_are_refused() -> None:
+def test_reference_logits_that_are_not_finite_are_an_error() -> None:
     checkpoint = tiny()
     checkpoint.tensors["output_norm.weight"] = LazyTensor((12,), "f32", lambda first, last: np.full(12, np.nan, "f4"))
     with pytest.raises(ExportError, match=r"reference logits of probe 0 .* not finite"):
         making.make(checkpoint, 1)
 
 
-def test_unknown_sources_are_refused() -> None:
+def test_an_unknown_source_is_an_error() -> None:
     with pytest.raises(ArgumentError, match="'jax', expected one of llamac, transformers"):
         making.make(tiny(), 1, source="jax")
     with pytest.raises(ExportError, match="needs a Hugging Face directory"):
         making.make(tiny(), 1, source="transformers")
 
 
-def test_transformers_gives_the_same_logits_quietly(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_transformers_gives_the_same_logits_without_output(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     folder = write_checkpoint(tmp_path / "llama", CASES["llama"].config)
@@ -324,7 +324,7 @@ Exported = Callable[[str, str], Path]
 @pytest.mark.parametrize("kv", ["f16", "f32"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_an_exported_file_replays_identically(
+def test_an_exported_file_replays_with_identical_bits(
     exported: Exported, name: str, dtype: str, kv: Literal["f32", "f16"]
 ) -> None:
     for settings in ({"threads": 1}, {"threads": up_to(2), "isa": "scalar"}):
@@ -334,7 +334,7 @@ def test_an_exported_file_replays_identically(
         assert all(result.error <= result.tolerance for result in results)
 
 
-def test_the_tolerance_follows_what_the_dtype_costs(exported: Exported) -> None:
+def test_the_tolerance_grows_with_the_rounding_of_the_dtype(exported: Exported) -> None:
     found = {}
     for dtype in ("f32", "f16", "bf16"):
         with llamac.load(exported("llama", dtype)) as model:
@@ -344,12 +344,12 @@ def test_the_tolerance_follows_what_the_dtype_costs(exported: Exported) -> None:
     assert len({record.sha256 for engine in found.values() for record in engine.values()}) == 6
 
 
-def test_a_model_with_two_rope_tables_is_probed_with_the_short_one(exported: Exported) -> None:
+def test_probes_of_a_model_with_two_rope_tables_use_the_short_one(exported: Exported) -> None:
     with llamac.load(exported("llama-longrope", "f32"), kv_dtype="f32") as model:
         probe_set = decode(model.file.section("probes"), 301)
         assert probe_set.context == 16
         assert {result.status for result in replay(model)} == {"identical"}
-        with model.session() as session:  # of the model's context: the long one
+        with model.session() as session:  # the whole context uses the long table
             logits = session.eval(probe_set.probes[-1].ids)
         assert logits is not None
         assert relative_error(logits, probe_set.probes[-1].logits) > 1e-2
@@ -365,7 +365,7 @@ def with_probes(model: llamac.Model, blob: bytes) -> llamac.Model:
     return cast("llamac.Model", stand_in)
 
 
-def test_other_bits_within_the_tolerance_are_told_from_a_difference(exported: Exported) -> None:
+def test_replay_distinguishes_rounding_from_wrong_logits(exported: Exported) -> None:
     with llamac.load(exported("llama", "f32"), kv_dtype="f32") as model:
         probe_set = decode(model.file.section("probes"), 301)
         engine = {kv: replace(record, sha256="0" * 64) for kv, record in probe_set.engine.items()}
@@ -381,12 +381,12 @@ def test_other_bits_within_the_tolerance_are_told_from_a_difference(exported: Ex
         assert results[1].ids == probe_set.probes[1].ids
 
 
-def test_a_file_without_probes_says_so(exported: Exported) -> None:
+def test_replaying_a_file_without_probes_is_an_error(exported: Exported) -> None:
     with llamac.load(exported("llama", "f32")) as model, pytest.raises(ModelError, match="has no probes"):
         replay(with_probes(model, b""))
 
 
-def test_a_probe_longer_than_the_context_is_damage(exported: Exported) -> None:
+def test_a_probe_longer_than_the_context_is_an_error(exported: Exported) -> None:
     with llamac.load(exported("llama", "f32")) as model:
         probe_set = decode(model.file.section("probes"), 301)
         longer = replace(probe_set, probes=(replace(probe_set.probes[0], ids=(1,) * 65),))
@@ -394,7 +394,7 @@ def test_a_probe_longer_than_the_context_is_damage(exported: Exported) -> None:
             replay(with_probes(model, encode(longer)))
 
 
-def test_an_exact_file_far_from_its_reference_is_refused(exported: Exported) -> None:
+def test_measuring_an_exact_file_far_from_its_reference_is_an_error(exported: Exported) -> None:
     path = exported("llama", "f32")
     with llamac.load(path) as model:
         probe_set = decode(model.file.section("probes"), 301)

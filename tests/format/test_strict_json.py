@@ -1,4 +1,4 @@
-"""The strict JSON reader: one meaning for every document, bounded size, depth and number of values."""
+"""The strict JSON reader: no ambiguous documents; limits on size, depth and number of values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llamac.format.small_files import read_small
 from llamac.format.strict_json import MAX_DEPTH, parse_array, parse_object, read_object
 
 
-def test_a_document_keeps_its_values() -> None:
+def test_a_document_is_parsed() -> None:
     values = {"a": [1, 2.5, None, True, "é,[{"], "b": {"c": {}}}
     assert parse_object(json.dumps(values).encode(), "it") == values
     assert parse_object(json.dumps(values), "it") == values
@@ -61,14 +61,14 @@ def test_nesting_is_limited() -> None:
 
 
 def test_size_and_number_of_values_are_limited_before_parsing() -> None:
-    garbage = b"[{" * 50  # reported as too large, not as invalid
+    garbage = b"[{" * 50  # invalid as well, but too large first
     with pytest.raises(ExportError, match="it has 100 bytes, the limit is 99"):
         parse_object(garbage, "it", max_bytes=99)
     with pytest.raises(ExportError, match="it has more than 99 values"):
         parse_object(garbage, "it", max_values=99)
 
 
-def test_files_are_named_in_errors(tmp_path: Path) -> None:
+def test_errors_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"a": 1}')
     assert read_object(path) == {"a": 1}
@@ -80,7 +80,7 @@ def test_files_are_named_in_errors(tmp_path: Path) -> None:
         read_object(path, max_bytes=99)
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ExportError, match="is not a regular file"):
         read_small(tmp_path / "config.json")
@@ -88,7 +88,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         read_small(Path("/dev/zero"))
 
 
-def test_small_files_can_be_reached_through_links(tmp_path: Path) -> None:
+def test_small_files_can_be_links(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     (tmp_path / "b").symlink_to("a")
     assert read_small(tmp_path / "b") == b"abc"

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: MIT
 // fuzz_calls.c - for libFuzzer: calls the core's functions that take numbers but no file with any bits in every number:
 // sampling, quantizing, changing a model's matrices, and evals.
-//
-//     python tests/c/build.py --cc clang --sanitize fuzzer,address,undefined --no-openmp \
-//         --program tests/fuzz/fuzz_calls.c --out fuzz_calls
-//     ./fuzz_calls -max_len=4096 DIR
+// tests/fuzz/README.md shows how to build and run it.
 #include "common.h"
 #include "model.h"
 #include "tiny_model.h"

@@ -4,10 +4,7 @@
 // Hashes guard every table of a file and would reject every mutation. This mutator recomputes them, and half of the
 // time changes one field of one record, as a hostile writer would.
 //
-//     python tests/c/build.py --cc clang --sanitize fuzzer,address,undefined --no-openmp \
-//         --program tests/fuzz/fuzz_model.c --out fuzz_model
-//     ./fuzz_model --seeds=DIR              write the seeds and exit
-//     ./fuzz_model -max_len=65536 DIR       fuzz
+// tests/fuzz/README.md shows how to build and run it. --seeds=DIR writes the seeds and exits.
 #include "common.h"
 #include "model.h"
 #include "tiny_model.h"
