@@ -173,20 +173,35 @@ def test_ctrl_c_interrupts_a_long_prompt_within_50_ms(big_llama: Path, threads: 
         assert logits.tobytes() == model.logits([1, 2, 3]).tobytes()
 
 
-def test_ctrl_c_ends_llamac_run_quietly(big_llama: Path, tmp_path: Path) -> None:
+# llamac run, announcing when it begins to read the prompt.
+RUN = """
+    import sys
+    from llamac import __main__
+    from llamac.cli import run
+    prefill_progress = run.prefill_progress
+    def announce(*arguments):
+        print("begun", flush=True)
+        return prefill_progress(*arguments)
+    run.prefill_progress = announce
+    sys.argv[0] = "llamac"
+    __main__.main()
+"""
+
+
+def test_ctrl_c_during_the_prompt_ends_llamac_run_quietly(big_llama: Path, tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text("The hello world " * 800)
 
     def measure() -> float:
-        with start("-m", "llamac", "run", big_llama, "-f", tmp_path / "prompt.txt", "-n", 0) as program:
+        with start("-c", textwrap.dedent(RUN), "run", big_llama, "-f", tmp_path / "prompt.txt", "-n", 1) as program:
             assert program.stdout is not None
             assert program.stderr is not None
-            assert program.stdout.read(3) == "The"  # the echo precedes the eval
+            assert program.stdout.readline() == "begun\n"
             time.sleep(0.3)
             interrupted = time.monotonic()
             program.send_signal(signal.SIGINT)
             program.wait(TIMEOUT)
             seconds = time.monotonic() - interrupted
-            assert program.stderr.read() == ""
+            assert (program.stdout.read(), program.stderr.read()) == ("", "")
         assert program.returncode == 130
         return seconds
 
