@@ -18,7 +18,16 @@ PREFIX = "base_model.model."
 def small_adapter(
     folder: Path, fields: Mapping[str, Any] | None = None, tensors: dict[str, NDArray[np.float32]] | None = None
 ) -> Path:
-    """Writes an adapter of rank 2 and alpha 4: of a query matrix of the LLaMA case, or of the given tensors."""
+    """Write an adapter of rank 2 and alpha 4.
+
+    Args:
+        folder: The adapter's directory.
+        fields: Further fields of adapter_config.json.
+        tensors: The tensors; by default A and B of a query matrix of the LLaMA case.
+
+    Returns:
+        The directory.
+    """
     folder.mkdir(exist_ok=True)
     numbers = np.random.default_rng(3)
     name = f"{PREFIX}model.layers.0.self_attn.q_proj"

@@ -99,7 +99,7 @@ def _values(name: str, shape: tuple[int, ...]) -> Floats:
 
 
 def write_model(path: Path, made: Checkpoint, dtype: str = "f32", **metadata: object) -> Path:
-    """Write a flat file without probes, with more entries of metadata; return its path."""
+    """Write a flat file without probes, with further metadata; return its path."""
     data, _, spm = made.tokenizer or (b"", None, None)
     entries = {"architecture": "llama", "dtype": dtype, "name": "tiny", "source": {"format": "test"}, **metadata}
     template = made.chat_template.encode()
@@ -123,7 +123,7 @@ def write_llama2c_v0(path: Path) -> Path:
 
 
 def script_checkpoint(script: Sequence[int], *, stop_ids: Sequence[int] = (), context: int = 64) -> Checkpoint:
-    """A model that predicts script[p] after position p, whatever the token there, with by far the largest logit."""
+    """A model that predicts script[p] after position p, whatever its token is, with by far the largest logit."""
     config = gpt2_config(dim=64, context=context, tied=False)
     positions = np.eye(context, 64, dtype=np.float32)
     output = np.zeros((config.vocab_size, 64), np.float32)
@@ -143,6 +143,6 @@ def byte_ids(text: str | bytes) -> list[int]:
 
 
 def some_ids(count: int, seed: int = 1) -> list[int]:
-    """Random token ids of these models; the same for a seed."""
-    found: list[int] = np.random.RandomState(seed).randint(0, 284, count).tolist()
-    return found
+    """Random token ids of these models, determined by the seed."""
+    ids: list[int] = np.random.RandomState(seed).randint(0, 284, count).tolist()
+    return ids

@@ -1,7 +1,6 @@
-"""Chat templates in the manner of well-known models, and conversations for them. Texts of this project; the formats
-that they write are the models'."""
+"""Chat templates written for this project that produce the formats of well-known models, and conversations for them."""
 
-# ruff: noqa: E501  # templates are as long as they are
+# ruff: noqa: E501  # long lines in templates
 
 from __future__ import annotations
 
@@ -168,7 +167,7 @@ TEMPLATES: dict[str, str] = {
 """,
 }
 
-# What "Hi" becomes, as the models' makers publish it.
+# The published format of the message "Hi".
 PUBLISHED = {
     "chatml": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
     "llama2": "<s>[INST] Hi [/INST]",

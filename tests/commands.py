@@ -1,4 +1,4 @@
-"""Runs llamac's commands in this process: their results, and the input of a person at a terminal."""
+"""The result of a command run in this process, and a fake terminal for its input."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Result:
     err: str
 
     def fails_with(self, *parts: str, code: int = ERROR) -> None:
-        """Check that the command printed one error line with these parts, and nothing else."""
+        """Check that the command printed one error line that contains these parts, and nothing else."""
         assert (self.code, self.out) == (code, "")
         assert re.fullmatch(r"llamac: error: [^\n]+\n", self.err)
         for part in parts:
             assert part in self.err
 
     def refuses_with(self, *parts: str) -> None:
-        """The same for arguments that cannot be used."""
+        """Check that the command rejected its arguments with such an error line."""
         self.fails_with(*parts, code=USAGE)
 
 
@@ -36,7 +36,7 @@ Command = Callable[..., Result]
 
 
 class Terminal(io.TextIOWrapper):
-    """An input without end that a person might type into."""
+    """An input that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True

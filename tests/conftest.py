@@ -1,4 +1,4 @@
-"""Options and fixtures that all tests share."""
+"""Options and fixtures shared by all tests."""
 
 from __future__ import annotations
 
@@ -41,18 +41,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def llama_cpp(request: pytest.FixtureRequest) -> Iterator[LlamaCpp]:
     """llama.cpp, or its recorded results."""
-    peer = LlamaCpp(record=request.config.getoption("--record-llama-cpp"))
-    yield peer
-    peer.save()
+    results = LlamaCpp(record=request.config.getoption("--record-llama-cpp"))
+    yield results
+    results.save()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Programs that tests run in processes of their own shall find the llamac that is installed. Here they would
-    find the folder llamac/, where the compiled core is missing after a plain `pip install .`. Nor do they touch the
-    user's caches."""
+def isolated_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run tests in an empty directory and with empty caches.
+
+    In the root of a checkout, subprocesses would import the folder llamac/ instead of the installed package. The folder
+    lacks the compiled core after a plain `pip install .`.
+    """
     before = Path.cwd()
-    os.chdir(tmp_path_factory.mktemp("elsewhere"))
+    os.chdir(tmp_path_factory.mktemp("cwd"))
     os.environ["LLAMAC_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hub"))
     yield
@@ -61,7 +63,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def data_dir(request: pytest.FixtureRequest) -> Path:
-    """The folder of real test data; tests that need it are skipped where it is absent."""
+    """The folder of real test data; skips the test if it does not exist."""
     folder: Path = request.config.getoption("--data")
     if not folder.is_dir():
         pytest.skip(f"no test data at {folder} (pass --data DIR)")
@@ -82,7 +84,7 @@ def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A flat file that all targets can hold: as many tokens as logits."""
+    """A flat file that every export target can store: it has as many tokens as logits."""
     config = llama_config()
     n_ids = checkpoint(config).config.n_token_ids
     return write_model(tmp_path_factory.mktemp("model") / "tiny.bin", checkpoint(replace(config, vocab_size=n_ids)))
@@ -90,8 +92,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def big_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random LLaMA whose prompts take seconds, for what must happen while it computes; context 8192. It has 90 MB, or
-    as much less as the scalar kernels are slower."""
+    """A random LLaMA whose prompts take seconds; context 8192. It has 90 MB, or less on machines with slow kernels."""
     scalar = (machine.choose_isa(None) or machine.best_isa()) == "scalar"
     size = {"dim": 64, "n_heads": 4, "ffn": 176} if scalar else {"dim": 1024, "n_heads": 16, "ffn": 2816}
     config = llama_config(**size, context=8192)
@@ -100,26 +101,29 @@ def big_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["tiny_llama", "tiny_gpt2"])
 def tiny(request: pytest.FixtureRequest) -> Path:
-    """Each of the tiny models in turn."""
+    """Each of the two tiny models."""
     path: Path = request.getfixturevalue(request.param)
     return path
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """A model that continues any prompt of n tokens with the alphabet from its n-th letter on."""
+    """A model that continues a prompt of n tokens with the alphabet, from its n-th letter on."""
     return write_model(tmp_path / "script.bin", script_checkpoint(byte_ids("abcdefghijklmnopqrstuvwxyz")))
 
 
 @pytest.fixture
 def llama2c(tmp_path: Path) -> Path:
-    """A llama2.c checkpoint with its tokenizer beside it, alone in the test's folder."""
+    """A llama2.c checkpoint with its tokenizer, alone in tmp_path."""
     return write_llama2c_v0(tmp_path / "small.bin")
 
 
 @pytest.fixture
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of converted models that is the usual one during the test. Files count as settled at once."""
+    """The directory of an empty cache of conversions, which is the default cache during the test.
+
+    Digests are cached at once, although the files are new.
+    """
     monkeypatch.setenv("LLAMAC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(digests, "SETTLED_NS", -(10**18))
     return tmp_path / "cache"
@@ -127,13 +131,13 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def checkpoint_folder(tmp_path: Path) -> Path:
-    """A Hugging Face directory."""
+    """A Hugging Face directory of a tiny LLaMA with a tokenizer."""
     return write_json(write_checkpoint(tmp_path / "hf", CASES["llama"].config), tokenizer=tokenizer_json())
 
 
 @pytest.fixture
 def llamac_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Runs a command in this process. stdin: the bytes of a pipe; without it a terminal."""
+    """A function that runs a command in this process. stdin: the bytes of a pipe, or None for a terminal."""
 
     def run(*arguments: object, stdin: bytes | None = None) -> Result:
         source = Terminal(io.BytesIO(b"typed")) if stdin is None else io.TextIOWrapper(io.BytesIO(stdin))
@@ -141,8 +145,8 @@ def llamac_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
         capsys.readouterr()
         try:
             code: int | str | None = run_command([str(argument) for argument in arguments])
-        except SystemExit as end:  # argparse ends by itself
-            code = end.code
+        except SystemExit as exit_:  # argparse exits by itself
+            code = exit_.code
         return Result(code, *capsys.readouterr())
 
     return run

@@ -41,7 +41,7 @@ def rehashed_header(data: bytes | bytearray) -> bytes:
 
 
 def read_sections(data: bytes | bytearray) -> dict[str, Section]:
-    """The section table, by record position: damaged names do not matter."""
+    """The section table. Positions give the names, because names in the file may be damaged."""
     found = {}
     for index, name in enumerate(SECTIONS):
         start = RECORD_BYTES["header"] + index * RECORD_BYTES["section"]
@@ -51,5 +51,6 @@ def read_sections(data: bytes | bytearray) -> dict[str, Section]:
 
 
 def put(data: bytearray, record: str, start: int, name: str, value: bytes) -> None:
+    """Write a field of the record at `start`."""
     member = next(member for member in FIELDS[record] if member.name == name)
     data[start + member.offset : start + member.offset + len(value)] = value

@@ -1,4 +1,4 @@
-"""GGUF files of tiny checkpoints, by the published conversion and the `gguf` package's writer: none of it our code."""
+"""GGUF files of tiny checkpoints, made by the rules of llama.cpp's converter with the writer of the `gguf` package."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ NAMES |= {
     "final_layer_norm": "output_norm",
     "embed_out": "output",
 }
-POST_NORMED = ("gemma2", "gemma3_text", "olmo2")  # where post_attention_layernorm stands behind attention
-# Experts' matrices and heads' norms, which the converter stacks.
+POST_NORMED = ("gemma2", "gemma3_text", "olmo2")  # post_attention_layernorm follows attention itself
+# Matrices of experts and norms of heads, which the converter stacks.
 STACKED = {
     r"(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w1|gate_proj)": "ffn_gate_exps",
     r"(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w3|up_proj)": "ffn_up_exps",
@@ -71,12 +71,12 @@ STACKED = {
     r"self_attn\.q_layernorm\.norms\.(\d+)": "attn_q_norm",
     r"self_attn\.k_layernorm\.norms\.(\d+)": "attn_k_norm",
 }
-# Converters that put the halves that RoPE turns together side by side.
+# Families whose q and k the converter permutes, so that dimensions that RoPE rotates together are adjacent.
 PAIRED = ("llama", "mistral", "mixtral", "granite", "smollm3")
 
 
 def gguf_name(name: str, model_type: str) -> tuple[str, int | None]:
-    """(llama.cpp's name of a tensor of transformers, its place there if it is one of a stack)."""
+    """llama.cpp's name of a tensor, given transformers' name, and its index if llama.cpp stacks such tensors."""
     for prefix in ("model.", "transformer.", "gpt_neox."):
         name = name.removeprefix(prefix)
     parts = name.split(".")
@@ -92,37 +92,37 @@ def gguf_name(name: str, model_type: str) -> tuple[str, int | None]:
     return f"blk.{parts[1]}.{NAMES[module]}.{kind}", None
 
 
-def neighbours(rows: Array, heads: int) -> Array:
-    """Rows (or biases) of q or k as convert_hf_to_gguf.py permutes them for llama.cpp's first kind of RoPE."""
+def permuted(rows: Array, heads: int) -> Array:
+    """Rows (or biases) of q or k, permuted as in convert_hf_to_gguf.py."""
     shape = rows.shape
-    permuted: Array = rows.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
-    return permuted
+    result: Array = rows.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+    return result
 
 
 def converted(config: Config, tensors: Tensors) -> Tensors:
-    """A checkpoint's tensors under llama.cpp's names, changed as the converter changes them."""
+    """A checkpoint's tensors under llama.cpp's names, transformed like the converter does."""
     found: Tensors = {}
     stacks: dict[str, dict[int, Array]] = {}
     kind = config["model_type"]
     heads = config.get("num_attention_heads", 1)
     for name, values in tensors.items():
         if kind in PAIRED and ".self_attn.q_proj." in name:
-            values = neighbours(values, heads)
+            values = permuted(values, heads)
         if kind in PAIRED and ".self_attn.k_proj." in name:
-            values = neighbours(values, config.get("num_key_value_heads") or heads)
+            values = permuted(values, config.get("num_key_value_heads") or heads)
         if kind == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
             values = values.T
         if kind.startswith("gemma") and name.endswith("norm.weight"):
             values = values + np.float32(1)
-        if kind == "gpt_neox" and ".query_key_value." in name:  # stored head by head
+        if kind == "gpt_neox" and ".query_key_value." in name:  # transformers stores them head by head
             values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
-        full, place = gguf_name(name, kind)
-        if place is None:
+        full, index = gguf_name(name, kind)
+        if index is None:
             found[full] = np.ascontiguousarray(values)
         else:
-            stacks.setdefault(full, {})[place] = values
+            stacks.setdefault(full, {})[index] = values
     for full, stack in stacks.items():
-        found[full] = np.stack([stack[place] for place in range(len(stack))])
+        found[full] = np.stack([stack[index] for index in range(len(stack))])
     scaling = rope_scaling(config)
     if scaling.get("rope_type") == "llama3":
         found["rope_freqs.weight"] = llama3_factors(config, scaling)
@@ -133,13 +133,13 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
 
 
 def rope_scaling(config: Config) -> dict[str, Any]:
-    """How positions are scaled, with the name of the kind under its new key."""
+    """The RoPE scaling, with its type under the newer key "rope_type"."""
     scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     return {"rope_type": scaling.pop("type", "default"), **scaling}
 
 
 def llama3_factors(config: Config, scaling: Mapping[str, float]) -> NDArray[np.float32]:
-    """What divides the frequencies of Llama 3.1 and its successors."""
+    """The divisors of the RoPE frequencies of Llama 3.1 and its successors."""
     dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     original = scaling["original_max_position_embeddings"]
@@ -157,7 +157,7 @@ def llama3_factors(config: Config, scaling: Mapping[str, float]) -> NDArray[np.f
 
 
 def metadata(config: Config) -> tuple[str, Keys]:
-    """(architecture, its keys without prefix) as the converter writes them."""
+    """(architecture, keys without its prefix), as the converter writes them."""
     kind = config["model_type"]
     if kind == "gpt2":
         return "gpt2", {
@@ -196,14 +196,14 @@ def metadata(config: Config) -> tuple[str, Keys]:
         for beta in ("beta_fast", "beta_slow"):
             if scaling.get(beta) is not None:
                 keys[f"rope.scaling.yarn_{beta}"] = float(scaling[beta])
-        if scaling.get("attention_factor") is not None:  # llama.cpp multiplies by its own factor by itself
-            own = 1 + 0.1 * math.log(scaling["factor"])
-            keys["rope.scaling.attn_factor"] = scaling["attention_factor"] / own
+        if scaling.get("attention_factor") is not None:  # llama.cpp multiplies by a factor of its own
+            default = 1 + 0.1 * math.log(scaling["factor"])
+            keys["rope.scaling.attn_factor"] = scaling["attention_factor"] / default
     return add_family_keys(config, keys), keys
 
 
 def add_family_keys(config: Config, keys: Keys) -> str:
-    """Adds what a family has beside LLaMA's keys; returns its architecture."""
+    """Add the keys that a family has and LLaMA does not; return its architecture."""
     kind = str(config["model_type"])
     renamed = {
         "sliding_window": "attention.sliding_window",
@@ -221,7 +221,7 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         "moe_intermediate_size": "expert_feed_forward_length",
     }
     if kind in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):
-        del renamed["sliding_window"]  # their graphs in llama.cpp have none
+        del renamed["sliding_window"]  # llama.cpp's graphs of these families have no window
     keys |= {ours: config[theirs] for theirs, ours in renamed.items() if config.get(theirs) is not None}
     if kind == "phi3" and "rope_scaling" in config:
         original, context = config["original_max_position_embeddings"], config["max_position_embeddings"]
@@ -233,7 +233,7 @@ def add_family_keys(config: Config, keys: Keys) -> str:
 
 
 def checkpoint_tensors(folder: Path) -> Tensors:
-    """The tensors of a directory's model.safetensors, which are all float32."""
+    """The tensors of a directory's model.safetensors; all are float32."""
     data = (folder / "model.safetensors").read_bytes()
     (length,) = struct.unpack_from("<Q", data)
     header = json.loads(data[8 : 8 + length])
@@ -256,8 +256,21 @@ def write_gguf(
     extra: Mapping[str, Array] | None = None,
     part_tensors: int = 0,
 ) -> Path:
-    """A checkpoint as a GGUF file. kind: of the matrices. changes: other values of the architecture's keys, None: none.
-    more: whole keys beside them. extra: more tensors. part_tensors: in each part of a split file. Returns `path`."""
+    """Write a checkpoint as a GGUF file.
+
+    Args:
+        path: The file.
+        config: The checkpoint's config.
+        tensors: Its tensors.
+        kind: The type of matrices.
+        changes: Other values of the architecture's keys, without prefix; None removes a key.
+        more: Further keys.
+        extra: Further tensors.
+        part_tensors: Tensors in each part of a split file; 0 for a single file.
+
+    Returns:
+        The file.
+    """
     arch, keys = metadata(config)
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=part_tensors)
     prefixed = {f"{arch}.{key}": value for key, value in (keys | dict(changes or {})).items() if value is not None}
@@ -277,7 +290,7 @@ def write_tensors(
     keys: Mapping[str, Any] | None = None,
     arch: str = "llama",
 ) -> Path:
-    """A GGUF file with these tensors and keys as they are. kinds: of those that are packed bytes. Returns `path`."""
+    """Write a GGUF file with these tensors and keys; return it. kinds: the types of tensors that are packed bytes."""
     writer = gguf.GGUFWriter(path, arch)
     add_keys(writer, keys or {})
     for name, values in tensors.items():
@@ -287,7 +300,7 @@ def write_tensors(
 
 
 def finish(writer: Any) -> None:
-    """Writes all that a writer was told."""
+    """Write the file and close the writer."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

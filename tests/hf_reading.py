@@ -12,7 +12,7 @@ from llamac.export.hf import model as hf
 
 
 def read(folder: Path) -> Checkpoint:
-    """The checkpoint of a directory that gives no reason for a warning."""
+    """The checkpoint of a directory. Reading it must not warn."""
     warnings: list[str] = []
     checkpoint = hf.read(folder, warnings)
     assert warnings == []
@@ -20,7 +20,7 @@ def read(folder: Path) -> Checkpoint:
 
 
 def parse(config: Config) -> hf_config.HfConfig:
-    """The parsed config, which gives no reason for a warning."""
+    """A parsed config. Parsing it must not warn."""
     warnings: list[str] = []
     parsed = hf_config.parse_config(json.loads(json.dumps(config)), warnings)
     assert warnings == []

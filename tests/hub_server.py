@@ -1,4 +1,4 @@
-"""A local server with as much of the Hugging Face Hub's API as its client needs to download a model."""
+"""A local server with the part of the Hugging Face Hub's API that its client needs to download a model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
 
-LARGE = (".safetensors", ".gguf", ".bin", ".model")  # files that the hub keeps on another server
+LARGE = (".safetensors", ".gguf", ".bin", ".model")  # files that the hub stores on another server
 
 
 def commit_of(name: str) -> str:
+    """A commit hash derived from a name."""
     return hashlib.sha1(name.encode()).hexdigest()
 
 
@@ -25,18 +26,24 @@ class Hub:
 
     Attributes:
         repos: The files of each repository.
-        revisions: Names of the one commit that a repository has, beside its hash.
-        breaks: After how many bytes the connection breaks, one number per download of a large file.
+        revisions: Names of a repository's only commit, besides its hash.
+        gated: Repositories whose files need the token.
+        token: The valid token.
+        breaks: The number of bytes after which a connection breaks, for each download of a large file in turn.
         damaged: Files that are sent with a wrong bit.
-        has_checksums: Whether the listing has checksums. Some mirrors have incomplete ones.
-        has_xet: Whether the server offers the hub's own protocol, which it does not speak: the port is closed.
-        status: The status of every answer, unless it is 0.
+        has_checksums: Whether the listing has checksums.
+        has_incomplete_checksums: Whether its checksums lack the hash, as those of some mirrors do.
+        ignores_ranges: Whether the server ignores the header Range.
+        has_xet: Whether the server announces the Xet protocol. It does not implement it: the port is closed.
+        status: The status of every response, if not 0.
         info: Replaces members of the listing.
-        headers: Returns headers that replace those of an answer to HEAD, given a file's name and the number of HEAD
-            requests for it before.
-        bodies: Replaces the content of files; sent without a Content-Length.
+        headers: Returns headers that replace those of a response to HEAD, given a file's name and the number of
+            earlier HEAD requests for it.
+        bodies: Replaces the content of files, which is then sent without a Content-Length.
         requests: Method, path and range of each request.
-        tokens: The values of Authorization that the other server got.
+        tokens: The values of Authorization that the other server received.
+        url: The server's address.
+        store: The other server's address.
     """
 
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -56,7 +63,7 @@ class Hub:
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     tokens: set[str | None] = field(default_factory=set)
     url: str = ""
-    store: str = ""  # the other server, as far as names tell
+    store: str = ""  # the same server under another host name
 
     def commit(self, repo: str) -> str:
         """The repository's commit, which changes with its files."""
@@ -68,6 +75,7 @@ class Hub:
         return [path.rsplit("/", 1)[1] for how, path, _ in self.requests if how == method and "/api/" not in path]
 
     def ranges(self) -> list[str]:
+        """The requested ranges."""
         return [wanted for how, _, wanted in self.requests if how == "GET" and wanted]
 
 
@@ -89,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(self.path.partition("?")[0])
         hub.requests.append((self.command, path, self.headers.get("Range")))
         if hub.status:
-            return self._send(hub.status, b"out of order")
+            return self._send(hub.status, b"unavailable")
         if path.startswith("/api/models/"):
             return self._info(hub, path.removeprefix("/api/models/"))
         if path.startswith("/store/"):
@@ -104,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._file(hub, repo, files, rest.removeprefix(f"{revision}/"))
 
     def _files(self, hub: Hub, repo: str, rest: str) -> dict[str, bytes] | None:
-        """A repository's files if the client may see it and it has the revision; otherwise the answer is an error."""
+        """A repository's files, or None after an error response: no access, or an unknown revision."""
         is_allowed = self.headers.get("Authorization") == f"Bearer {hub.token}"
         if repo not in hub.repos:
             self._fail(404 if is_allowed else 401, "RepoNotFound")
@@ -118,11 +126,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _info(self, hub: Hub, path: str) -> None:
         if "/xet-read-token/" in path:
-            end = str(2**33)  # seconds since 1970
+            end = str(2**33)  # a Unix time in the future
             values = {"Cas-Url": "http://127.0.0.1:9", "Access-Token": "x", "Token-Expiration": end}
             return self._send(200, b"{}", {f"X-Xet-{name}": value for name, value in values.items()})
         repo, _, revision = path.partition("/revision/")
-        has_asked = "blobs=" in self.path.lower()
+        wants_checksums = "blobs=" in self.path.lower()
         is_allowed = self.headers.get("Authorization") == f"Bearer {hub.token}"
         gated = repo in hub.gated and not is_allowed  # anyone may list a gated repository
         files = hub.repos.get(repo) if gated else self._files(hub, repo, revision or "main")
@@ -131,12 +139,9 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = []
         for name, data in files.items():
             sibling: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": hashlib.sha1(data).hexdigest()}
-            if name.endswith(LARGE) and hub.has_checksums and has_asked:
-                sibling["lfs"] = (
-                    {"oid": "sha256"}
-                    if hub.has_incomplete_checksums
-                    else {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
-                )
+            if name.endswith(LARGE) and hub.has_checksums and wants_checksums:
+                complete = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+                sibling["lfs"] = {"oid": "sha256"} if hub.has_incomplete_checksums else complete
             siblings.append(sibling)
         info = {"id": repo, "modelId": repo, "sha": hub.commit(repo), "siblings": siblings, "private": False}
         return self._send(200, json.dumps({**info, **hub.info}).encode(), {"Content-Type": "application/json"})
@@ -209,7 +214,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """Clients may close a connection at any time."""
+        """Ignore connections that clients close."""
 
 
 @contextmanager

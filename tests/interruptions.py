@@ -1,4 +1,4 @@
-"""Interrupts Python code at a chosen instruction, as Ctrl-C can, but always at the same one."""
+"""Interrupts Python code at a chosen instruction, as Ctrl-C can at any, but reproducibly."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ PACKAGE = str(Path(__file__).resolve().parents[1] / "llamac")
 
 
 class Interruption:
-    """Raises KeyboardInterrupt before the n-th instruction (from 0) that the package's Python code executes.
+    """Raises KeyboardInterrupt before the n-th bytecode instruction, from 0, that the package executes.
 
-    `happened` tells whether there were so many.
+    Attributes:
+        happened: Whether there were so many instructions.
     """
 
     def __init__(self, n: int, folder: str = PACKAGE) -> None:

@@ -14,6 +14,7 @@ IDS = [1, 5, 9]
 
 
 def logits(source: str | Path, **settings: Any) -> bytes:
+    """The logits of IDS, by the model of a source."""
     with llamac.load(source, **settings) as model:
         return model.logits(IDS).tobytes()
 
@@ -26,12 +27,14 @@ def phases(source: str | Path, **settings: Any) -> set[str]:
 
 
 def models_in(cache_folder: Path) -> list[Path]:
+    """The cached models."""
     return sorted((cache_folder / "models").glob("*.bin"))
 
 
-def flip(path: Path, at: int) -> None:
+def flip(path: Path, offset: int) -> None:
+    """Flip a bit of a file."""
     data = bytearray(path.read_bytes())
-    data[at] ^= 1
+    data[offset] ^= 1
     path.write_bytes(data)
 
 
@@ -47,6 +50,7 @@ with llamac.load(sys.argv[1], progress=report) as model:
 """
 
 
-def start(source: Path, also: str = "pass") -> subprocess.Popen[str]:
-    code = textwrap.dedent(OPEN.format(also))
+def start(source: Path, on_progress: str = "pass") -> subprocess.Popen[str]:
+    """Open a source in another process, which runs a statement at each progress report and prints its logits."""
+    code = textwrap.dedent(OPEN.format(on_progress))
     return subprocess.Popen([sys.executable, "-c", code, str(source)], stdout=subprocess.PIPE, text=True)

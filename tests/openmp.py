@@ -1,4 +1,4 @@
-"""Threads that tests may ask for: a build without OpenMP has only one."""
+"""The number of threads in tests: a build without OpenMP has only one."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ needs_threads = pytest.mark.skipif(not _core.has_threads(), reason="this build h
 
 
 def up_to(wanted: int) -> int:
-    """As many threads as are wanted, or 1 if this build has no others."""
+    """`wanted`, or 1 in a build without threads."""
     return wanted if _core.has_threads() else 1

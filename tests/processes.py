@@ -9,11 +9,14 @@ import sys
 import textwrap
 from typing import Any
 
-TIMEOUT = 300  # seconds; only a hang takes as long, even on a busy machine
+TIMEOUT = 300  # seconds; only a hang takes so long, even on a busy machine
 
 
 def heed_signals() -> None:
-    """For preexec_fn: undo what children inherit. Shells ignore SIGINT in background jobs, nohup ignores SIGHUP."""
+    """Restore default signal handlers, as a preexec_fn.
+
+    Children inherit ignored signals: shells ignore SIGINT in background jobs, and nohup ignores SIGHUP.
+    """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
 

@@ -1,4 +1,4 @@
-"""Files as torch.save writes them, good ones and bad ones, without torch."""
+"""Files as torch.save writes them, valid and invalid ones, without torch."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from golden.tiny_checkpoints import Tensors
 
 
 class Global:
-    """Pickles as a name that the reader looks up, whether it exists here or not."""
+    """Pickles as the qualified name of a function, which need not exist."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __call__(self) -> None:
-        """Only what is callable can be pickled as a function."""
+        """Exist, because only a callable object is pickled as a function."""
 
 
-class TorchPickler(pickle._Pickler):  # the C one cannot be told to write names of modules that are not there
-    """Writes what torch.save writes, without torch."""
+class TorchPickler(pickle._Pickler):  # the C class rejects names of missing modules
+    """Writes pickles like torch.save."""
 
     dispatch: ClassVar[dict[Any, Any]] = dict(pickle._Pickler.dispatch)
 
@@ -40,7 +40,7 @@ class TorchPickler(pickle._Pickler):  # the C one cannot be told to write names 
 
 
 class Call:
-    """Pickles as a call of a name."""
+    """Pickles as a call of a named function."""
 
     def __init__(self, name: str, *arguments: Any) -> None:
         self.name, self.arguments = name, arguments
@@ -50,21 +50,23 @@ class Call:
 
 
 def storage(key: str, numbers: int, kind: str = "FloatStorage") -> Any:
+    """A persistent id of a storage with this number of elements."""
     return ("persistent", ("storage", Global(f"torch.{kind}"), key, "cpu", numbers))
 
 
 def old_storage(key: str, numbers: int, part: Any = None, kind: str = "FloatStorage") -> Any:
-    """As `storage`, in the format from before PyTorch 1.6."""
+    """Like `storage`, in the format before PyTorch 1.6."""
     return ("persistent", ("storage", Global(f"torch.{kind}"), key, "cpu", numbers, part))
 
 
 def torch_tensor(store: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> Call:
+    """A tensor on a storage."""
     hooks = Call("collections.OrderedDict")
     return Call("torch._utils._rebuild_tensor_v2", store, offset, shape, strides, False, hooks)
 
 
 def write_archive(path: Path, document: Any, storages: dict[str, bytes], **members: bytes) -> Path:
-    """A file as torch.save writes it."""
+    """Write a file as torch.save does; return its path. members: further members of the archive."""
     stream = io.BytesIO()
     TorchPickler(stream, 2).dump(document)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
@@ -85,7 +87,7 @@ def write_old(
     machine: Any = None,
     keys: Any = None,
 ) -> Path:
-    """A file as torch.save wrote it before PyTorch 1.6; storages are (number of elements, bytes)."""
+    """Write a file as torch.save did before PyTorch 1.6; return its path. storages: (number of elements, bytes)."""
     stream = io.BytesIO()
     machine = {"protocol_version": 1001, "little_endian": True, "type_sizes": {}} if machine is None else machine
     for value in (0x1950A86A20F9469CFC6C, version, machine, document, list(storages) if keys is None else keys):
@@ -97,11 +99,11 @@ def write_old(
 
 
 def write_torch(path: Path, weights: Tensors) -> None:
-    """Weights as a pytorch_model.bin; every matrix with strides of its transpose, as training leaves some of them."""
+    """Write weights as a pytorch_model.bin. Every matrix is stored transposed, as training leaves some of them."""
     document: dict[str, Any] = {}
     storages = {}
     for index, (name, values) in enumerate(weights.items()):
-        # in one storage behind seven other numbers, so that the offset counts
+        # seven other numbers come first, so that the offset matters
         storages[str(index)] = np.zeros(7, "<f4").tobytes() + values.T.astype("<f4").tobytes()
         strides = (1,) if values.ndim == 1 else (1, values.shape[0])
         document[name] = torch_tensor(storage(str(index), values.size + 7), values.shape, strides, 7)

@@ -1,4 +1,4 @@
-"""Hand-made tokenizers of every kind, texts that are hard on them, and the published vectors, for the tests."""
+"""Tokenizers of every kind, texts that are hard to tokenize, and published test vectors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,15 @@ BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def gguf_value(value: Any) -> tuple[int, bytes]:
-    """(GGUF value type, bytes) of a value; a tuple (code, number) is a scalar of a type, ("[", code, list) an array."""
+    """Encode a GGUF value.
+
+    Args:
+        value: A bool, an int (as uint32), str or bytes; a tuple (code of struct, number) for a scalar of another type;
+            ("[", code, list) for an array, with code "s" for strings and "[" for arrays.
+
+    Returns:
+        The GGUF value type, and the value's bytes.
+    """
     codes = {"B": 0, "b": 1, "H": 2, "h": 3, "I": 4, "i": 5, "f": 6, "?": 7, "Q": 10, "q": 11, "d": 12}
     if isinstance(value, tuple) and value[0] == "[":
         if value[1] == "[":
@@ -43,6 +51,7 @@ def gguf_value(value: Any) -> tuple[int, bytes]:
 
 
 def gguf_file(entries: Iterable[tuple[str, Any]], version: int = 3, tensors: int = 0) -> bytes:
+    """A GGUF file with these entries and no tensors, whatever number of them it declares."""
     body = []
     for key, value in entries:
         kind, data = gguf_value(value)
@@ -51,7 +60,7 @@ def gguf_file(entries: Iterable[tuple[str, Any]], version: int = 3, tensors: int
 
 
 def byte_level_gguf(pre: str | None = "gpt-2", **changes: Any) -> list[tuple[str, Any]]:
-    """Metadata of a byte-level vocabulary: the bytes, a few merges, one control token and one that users defined."""
+    """Metadata of a byte-level vocabulary: the bytes, a few merges, a control token and user-defined tokens."""
     merges = ["h e", "l l", "he ll", "Ġ hell", "1 2", "12 3", "Ċ Ċ"]
     tokens = [*byte_alphabet(), *(merge.replace(" ", "") for merge in merges), "<|end|>", "  ", "[PAD265]"]
     types = [1] * (len(tokens) - 3) + [3, 4, 4]
@@ -70,7 +79,7 @@ def byte_level_gguf(pre: str | None = "gpt-2", **changes: Any) -> list[tuple[str
 
 
 def raw_bpe_gguf(pre: str = "gemma4", **changes: Any) -> list[tuple[str, Any]]:
-    """Metadata of a BPE vocabulary on text itself: byte pieces, a few merges, runs of line feeds, a control token."""
+    """Metadata of a BPE vocabulary on characters: byte pieces, a few merges, runs of line feeds, control tokens."""
     merges = ["h e", "l l", "he ll", "▁ hell", "1 2", "12 3", "\n \n", "\n\n \n", "▁ ▁", "a \n"]
     made = [merge[: (cut := merge.find(" ", 1))] + merge[cut + 1 :] for merge in merges]
     letters = sorted(set("".join(made)))
@@ -103,7 +112,7 @@ def word_piece_gguf(**changes: Any) -> list[tuple[str, Any]]:
 
 
 def unigram_gguf(**changes: Any) -> list[tuple[str, Any]]:
-    """Metadata of a unigram vocabulary, as llama.cpp's converter writes T5's, with a hole, and without "<"."""
+    """Metadata of a unigram vocabulary, as llama.cpp's converter writes T5's, with an unused id and without "<"."""
     tokens = ["<pad>", "</s>", "<unk>", "▁", "a", "b", "ab", "▁a", "bb", "s", ">", "/", "[PAD12]", "<extra_id_0>"]
     scores = [0.0, 0.0, 0.0, -2.0, -3.0, -3.0, -4.0, -3.5, -5.0, -6.0, -6.0, -6.0, -10000.0, 0.0]
     values = {
@@ -118,6 +127,7 @@ def unigram_gguf(**changes: Any) -> list[tuple[str, Any]]:
 
 
 def from_gguf(entries: Iterable[tuple[str, Any]]) -> Tokenizer:
+    """The tokenizer of a GGUF file with these entries."""
     vocabulary = vocab_gguf.from_metadata(parse_metadata(gguf_file(entries)).values)
     return Tokenizer.from_json(vocabulary.json, vocabulary.special)
 
@@ -126,6 +136,7 @@ WORDS = ["he", "ll", "hell", " hell", "lo", "  ", "    ", " h"]
 
 
 def llama2c_file(words: Sequence[str] = WORDS, scores: Sequence[float] | None = None) -> bytes:
+    """A tokenizer.bin of llama2.c: special tokens, bytes, words and their characters."""
     chars = sorted(set("".join(words)))
     texts = ["<unk>", "\n<s>\n", "\n</s>\n", *BYTE_PIECES, *words, *chars]
     scores = [-float(index) for index in range(len(words))] if scores is None else scores
@@ -136,7 +147,7 @@ def llama2c_file(words: Sequence[str] = WORDS, scores: Sequence[float] | None = 
 
 
 def tokenizer_json(**changes: Any) -> dict[str, Any]:
-    """A byte-level tokenizer.json with BOS 256 and EOS 257, put around a text by a template."""
+    """A byte-level tokenizer.json with BOS 256, which a template adds, and EOS 257."""
     special = [{"id": 256 + index, "content": name, "special": True} for index, name in enumerate(("<s>", "</s>"))]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     template = {
@@ -162,13 +173,14 @@ def tokenizer_json(**changes: Any) -> dict[str, Any]:
 
 
 def write_json(folder: Path, **files: Any) -> Path:
+    """Write JSON files, given by name without suffix; return the folder."""
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
 
 
 def field(number: int, value: int | float | bytes) -> bytes:
-    """One field of a protocol buffer message."""
+    """An encoded field of a protocol buffer message."""
     if isinstance(value, float):
         return bytes([number << 3 | 5]) + struct.pack("<f", value)
     if isinstance(value, int):
@@ -177,7 +189,7 @@ def field(number: int, value: int | float | bytes) -> bytes:
 
 
 def llama2c_encoder(data: bytes) -> Callable[[str], list[int]]:
-    """What llama2.c's encode() does: look up the characters, then join the best pair, over and over."""
+    """llama2.c's encode(): looks up the characters, then joins the best pair until none is left."""
     texts, scores, at = [], [], 4
     while at < len(data):
         score, length = struct.unpack_from("<fi", data, at)
@@ -203,6 +215,7 @@ def llama2c_encoder(data: bytes) -> Callable[[str], list[int]]:
 
 
 def varint(value: int) -> bytes:
+    """A number in the encoding of protocol buffers."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -213,6 +226,7 @@ def varint(value: int) -> bytes:
 def sentencepiece_file(
     pieces: Iterable[tuple[str, float, int]], trainer: bytes = b"", normalizer: bytes = b""
 ) -> bytes:
+    """A SentencePiece model of pieces (text, score, type), with further fields of the trainer and the normalizer."""
     entries = [field(1, field(1, text.encode()) + field(2, score) + field(3, kind)) for text, score, kind in pieces]
     return b"".join(entries) + field(2, field(3, 2) + trainer) + field(3, field(4, 0) + normalizer)
 
@@ -222,11 +236,12 @@ SPM_PIECES += [("▁a", -1.0, 1), ("ab", -2.0, 1), ("▁ab", -3.0, 1), *((char, 
 
 
 def spm(tmp_path: Path, *args: Any, **kwargs: Any) -> Tokenizer:
+    """The tokenizer of a SentencePiece model. The arguments are those of `sentencepiece_file`."""
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file(*args, **kwargs))
     return Tokenizer.from_file(tmp_path)
 
 
-# Texts that are hard on tokenizers.
+# ---- texts that are hard to tokenize
 
 ALPHABET = [
     chr(code) for code in (*range(0x20, 0x7F), *range(0xA0, 0x250), *range(0x400, 0x450), *range(0x4E00, 0x4E40))
@@ -236,6 +251,7 @@ RUNS = "-=.*_ wxf!'`)}/I\n"
 
 
 def random_texts(count: int, words: Sequence[str]) -> Iterable[str]:
+    """Texts of random words, of random characters, and of runs of equal characters."""
     rng = random.Random(1234)
     for _ in range(count):
         kind = rng.random()
@@ -249,7 +265,7 @@ def random_texts(count: int, words: Sequence[str]) -> Iterable[str]:
             )
 
 
-# What words are cut at, and what is hard to cut.
+# Texts at which pre-tokenizers split, or that are hard to split.
 HARD = (
     "'s 'S 'RE 'll \u2019s 1 12 123 1234567 1,234.5 \u0664\u0665 x\u00b2 \u00bd \u2167 fooBar HTTPServer b_c ... ://\n "
     "e\u0301 \u0e01\u0e33 \u0915\u093f \u0627\u0651 \u05e9\u05dc \u200d \u202e \ufb01 \ufeff \x00 \u20ac \u00e9 \u00c9 "
@@ -261,7 +277,7 @@ NASTY += "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 
 def category_texts(count: int) -> list[str]:
-    """Texts of all kinds of characters, also from every category of Unicode, and of what words are cut at."""
+    """Texts of characters of all Unicode categories, mixed with texts at which pre-tokenizers split."""
     rng = random.Random(5)
     categories: dict[str, list[str]] = {}
     for code in range(0x20, 0x30000):
@@ -278,22 +294,25 @@ def category_texts(count: int) -> list[str]:
 
 
 def vectors(data_dir: Path, name: str) -> list[tuple[str, list[int]]]:
+    """llama.cpp's published test vectors of a vocabulary: (text, ids)."""
     stem = data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf"
     texts = stem.with_suffix(".gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
     lines = stem.with_suffix(".gguf.out").read_text().splitlines()
-    if texts[-1] == "":  # the last text may have the separator behind it
+    if texts[-1] == "":  # a separator after the last text
         texts.pop()
     assert len(texts) == len(lines) > 40
     return [(text, [int(word) for word in line.split()]) for text, line in zip(texts, lines, strict=True)]
 
 
 def check_vectors(tokenizer: Tokenizer, cases: Sequence[tuple[str, list[int]]]) -> None:
+    """Check that a tokenizer encodes and decodes test vectors."""
     for text, ids in cases:
         assert tokenizer.encode(text) == ids, text
         assert tokenizer.decode(ids) == text
 
 
 def spm_gguf(**changes: Any) -> list[tuple[str, Any]]:
+    """Metadata of a SentencePiece vocabulary, as llama.cpp's converter writes LLaMA's."""
     pieces = [*SPM_PIECES, ("<|end|>", -1000.0, 3), ("[PAD267]", -1000.0, 2)]
     values = {
         "model": "llama",

@@ -1,8 +1,8 @@
 """Damaged flat files: every truncation and flipped bit is detected and located, and no file crashes the process or
 raises anything but this library's errors.
 
-Each bit is flipped twice: once raw, which a hash must reveal, and once with all hashes recomputed, which the field's own
-check must reveal.
+Each bit is flipped twice: once raw, which a hash must reveal, and once with all hashes recomputed, which the check of
+the field must reveal.
 """
 
 from __future__ import annotations

@@ -96,7 +96,9 @@ def test_a_link_out_of_an_adapter_directory_is_an_error(tmp_path: Path, secret: 
         read_adapter(tmp_path / "adapter", "llama", None)  # type: ignore[arg-type]  # not used before the error
 
 
-def test_links_inside_a_directory_and_links_given_as_paths_are_followed(checkpoint_folder: Path, tmp_path: Path) -> None:
+def test_links_inside_a_directory_and_links_given_as_paths_are_followed(
+    checkpoint_folder: Path, tmp_path: Path
+) -> None:
     (checkpoint_folder / "weights").mkdir()
     shutil.move(checkpoint_folder / "model.safetensors", checkpoint_folder / "weights" / "x")
     (checkpoint_folder / "model.safetensors").symlink_to("weights/x")
@@ -157,5 +159,3 @@ def test_a_folder_named_snapshots_is_not_the_hub_cache(checkpoint_folder: Path, 
     (moved / "chat_template.jinja").symlink_to("../../blobs/private")
     with pytest.raises(ExportError, match="is a link to"):
         check_links(moved)
-
-

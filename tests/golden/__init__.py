@@ -1,1 +1,1 @@
-"""Reference logits from transformers: the cases, the checkpoints they run on, what was stored, and how it is made."""
+"""Reference logits by transformers and PEFT: cases, tiny checkpoints, stored results, and scripts that make them."""

@@ -1,6 +1,6 @@
-"""The adapters whose logits are compared with those of PEFT: at least one for each field of LoraConfig that matters.
+"""Adapters whose logits tests compare with PEFT's: at least one for each field of LoraConfig that affects logits.
 
-Fields that change nothing and fields that llamac refuses are in tests/export/test_adapter_files.py.
+tests/export/test_adapter_files.py covers fields without effect and fields that llamac rejects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ ALL_CASES: dict[str, Case] = {**CASES, **FAMILY_CASES}
 
 @dataclass(frozen=True)
 class AdapterCase:
-    """An adapter of a model. options: of LoraConfig. save_embeddings: whether PEFT stores the base's embeddings."""
+    """An adapter.
+
+    Attributes:
+        base: The name of the base model's case.
+        options: Arguments of LoraConfig.
+        save_embeddings: Whether PEFT stores the base's embeddings.
+    """
 
     base: str
     options: dict[str, Any]
@@ -27,12 +33,12 @@ class AdapterCase:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The arguments of LoraConfig, which may change them."""
+        """A copy of the arguments of LoraConfig, which may modify them."""
         return copy.deepcopy({"r": 4, "lora_alpha": 10, **self.options})
 
     @property
     def ids(self) -> list[int]:
-        """Token ids to compute logits for."""
+        """The token ids to evaluate."""
         return ALL_CASES[self.base].ids
 
     @property

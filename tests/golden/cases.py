@@ -1,8 +1,7 @@
-"""The parity cases: tiny configs that cover what the importers can meet, and for every config key that matters a pair
-of configs that differ in this key.
+"""The parity cases of LLaMA and GPT-2: tiny configs, and for every key that affects logits two that differ in it.
 
-Base values are unusual on purpose (a large epsilon, a small theta): a reader that ignores a key and takes the common
-default computes something else.
+Base values are unusual on purpose (a large epsilon, a small theta), so that a reader that ignores a key and uses the
+common default computes other logits.
 """
 
 from __future__ import annotations
@@ -13,13 +12,21 @@ import numpy as np
 
 from golden.tiny_checkpoints import Config, changed
 
-TOLERANCE = 1e-4  # of max|difference| / max|reference| per row
-TEETH = 100 * TOLERANCE  # what a config key that matters moves at least
+TOLERANCE = 1e-4  # largest max|difference| / max|reference| of a row
+TEETH = 100 * TOLERANCE  # a key that affects logits changes them by at least this much
 
 
 @dataclass(frozen=True)
 class Case:
-    """A config and the session context that it runs with. base: the case that differs from it in what the name says."""
+    """A config to compare with transformers.
+
+    Attributes:
+        name: The model type and what differs from the base case.
+        config: The contents of config.json.
+        context: The context of the session.
+        n_tokens: Number of tokens to evaluate.
+        base: The case from which it differs in one key, or None.
+    """
 
     name: str
     config: Config
@@ -29,14 +36,14 @@ class Case:
 
     @property
     def ids(self) -> list[int]:
-        """Token ids, the first and the last of the vocabulary among them."""
+        """The token ids to evaluate, with the first and the last of the vocabulary."""
         vocab = int(self.config["vocab_size"])
         drawn = np.random.RandomState(0).random_sample(self.n_tokens - 2) * vocab
         return [vocab - 1, 0, *(int(x) for x in drawn)]
 
     @property
     def stored_rows(self) -> list[int]:
-        """Positions whose reference logits are stored."""
+        """The positions whose logits are stored."""
         return sorted({0, 1, 2, self.n_tokens // 3, self.n_tokens // 2, self.n_tokens - 1})
 
 
@@ -106,12 +113,12 @@ _cases: dict[str, Case] = {}
 
 
 def _add(name: str, start: Config, base: str | None = None, context: int = 64, **changes: object) -> None:
-    """A case: `start` with changes (None removes a key)."""
+    """Add a case: `start` with changes; None removes a key."""
     _cases[name] = Case(name, changed(start, **changes), context, min(40, context), base)
 
 
 def _add_scaling(name: str, scaling: Config, **variants: object) -> None:
-    """A case with this RoPE scaling, against the plain one, and for every key a case with another value of it."""
+    """Add a case with RoPE scaling and, for each variant, a case with another value of that key."""
     _add(name, LLAMA, "llama", rope_scaling=scaling)
     for key, value in variants.items():
         _add(f"{name}-{key}", LLAMA, name, rope_scaling={**scaling, key: value})
@@ -124,7 +131,7 @@ _add("llama-mha-by-default", LLAMA, num_key_value_heads=None)
 _add("llama-mqa", LLAMA, "llama", num_key_value_heads=1)
 _add("llama-wide-heads", LLAMA, "llama", head_dim=14)
 _add("llama-more-heads", LLAMA, "llama", num_attention_heads=8)
-# the number of heads and nothing else, not even the shape of a tensor
+# they differ in the number of heads alone, in no shape of a tensor
 _add("llama-heads-by-default", LLAMA, num_key_value_heads=None, head_dim=None)
 _add(
     "llama-num_attention_heads",
@@ -155,7 +162,7 @@ _add("llama-rope_theta", LLAMA, "llama", rope_theta=10000.0)
 for _activation in ("gelu", "gelu_pytorch_tanh", "relu", "quick_gelu"):
     _add(f"llama-{_activation}", LLAMA, "llama", hidden_act=_activation)
 
-# ---- RoPE scaling, in the old style (rope_scaling) and the new one (rope_parameters)
+# ---- RoPE scaling by the older key rope_scaling and the newer rope_parameters
 _add_scaling("llama-linear", LINEAR, factor=2.0)
 _add("llama-dynamic", LLAMA, rope_scaling={"type": "dynamic", "factor": 2.0})
 _add_scaling(
@@ -232,12 +239,13 @@ _add("gpt2-scale_attn_weights", GPT2, "gpt2", scale_attn_weights=False)
 _add("gpt2-tie_word_embeddings", GPT2, "gpt2", tie_word_embeddings=False)
 for _activation, _other in (("relu", "gpt2"), ("silu", "gpt2"), ("gelu", "gpt2-relu"), ("quick_gelu", "gpt2-silu")):
     _add(f"gpt2-{_activation}", GPT2, _other, activation_function=_activation)
-# quick_gelu is near gelu_new: some more layers bring them as far apart as others are
+# quick_gelu is close to gelu_new; more layers increase the difference
 _add("gpt2-deep", GPT2, n_layer=8)
 _add("gpt2-deep-quick_gelu", GPT2, "gpt2-deep", n_layer=8, activation_function="quick_gelu")
 
 CASES: dict[str, Case] = _cases
 
-# GELU and its tanh form differ by 5e-4 at most, which the norms do not let grow to TEETH: with 2 to 24 layers of these
-# weights the logits differ by 2e-4 to 2e-3, while rounding costs 1e-6 to 1e-5. The right one must be ten times nearer.
+# GELU and its tanh form differ by at most 5e-4, and norms keep the difference below TEETH: with 2 to 24 layers of these
+# weights the logits differ by 2e-4 to 2e-3. Rounding errors are 1e-6 to 1e-5. The right function must be ten times
+# closer than the other one.
 CLOSE_PAIRS = (("gpt2", "gpt2-gelu"), ("llama-gelu", "llama-gelu_pytorch_tanh"))

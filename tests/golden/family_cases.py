@@ -1,7 +1,7 @@
-"""The parity cases of the families beside LLaMA and GPT-2: tiny configs with each family's real keys, and for every key
-that matters a config that differs in it.
+"""The parity cases of all other families: tiny configs with each family's real keys, and for every key that affects
+logits a config that differs in it.
 
-As in cases.py, base values are unusual on purpose, and windows and original contexts are shorter than the texts.
+As in cases.py, base values are unusual on purpose. Windows and original contexts are shorter than the prompts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _cases: dict[str, Case] = {}
 
 
 def _family(start: Config, **variants: Config) -> None:
-    """The base case of a family, named as its model_type, and variants that differ from it; None removes a key."""
+    """Add the base case of a family, named by its model_type, and variants of it; None removes a key."""
     name = start["model_type"]
     _cases[name] = Case(name, start, CONTEXT, TOKENS, None)
     for variant, changes in variants.items():
@@ -27,7 +27,7 @@ def _variant(name: str, base: str, **changes: object) -> None:
 
 
 def _decoder(model_type: str, architecture: str, **keys: object) -> Config:
-    """Sizes that all families have."""
+    """A config with the sizes that all families share."""
     return changed(
         {
             "architectures": [architecture],
@@ -129,7 +129,7 @@ _family(
         hidden_size=64,
         head_dim=10,
         hidden_act="gelu",
-        rms_norm_eps=0.9,  # beside embeddings that are scaled up
+        rms_norm_eps=0.9,  # large because embeddings are scaled up
         tie_word_embeddings=None,
         attention_bias=True,
     ),

@@ -1,7 +1,7 @@
-"""What llama.cpp computes from the GGUF files of the tests: live where llama-cpp-python is installed, else as recorded.
+"""llama.cpp's results for the GGUF files of the tests: live if llama-cpp-python is installed, else recorded ones.
 
-`pytest tests/export --record-llama-cpp` runs llama.cpp and rewrites llama_cpp_references.npz. An entry is found by a
-digest of the file's tensors and keys, so that a test never compares with what llama.cpp computed from another file.
+`pytest tests/export --record-llama-cpp` runs llama.cpp and replaces llama_cpp_references.npz. The key of an entry has a
+digest of the file's tensors and keys, so that a test never compares with the results of another file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 REFERENCES = Path(__file__).parent / "llama_cpp_references.npz"
 INSTALLED = find_spec("llama_cpp") is not None
-# Keys that change nothing that llama.cpp computes.
+# Keys that do not affect the results.
 IGNORED_KEYS = ("GGUF.", "general.", "tokenizer.chat_template")
 
 Array = NDArray[Any]
@@ -31,7 +31,7 @@ class LlamaCpp:
 
     def __init__(self, record: bool = False) -> None:
         if record and not INSTALLED:
-            raise RuntimeError("llama-cpp-python is not installed: it is needed to record its results")
+            raise RuntimeError("cannot record results: llama-cpp-python is not installed")
         self._recorded: dict[str, Array] = {}
         self._record = record
         if REFERENCES.exists() and not record:
@@ -55,14 +55,14 @@ class LlamaCpp:
 
         def run() -> Array:
             model = _open(path, n_ctx=128)
-            taken = list(itertools.islice(model.generate(list(ids), temp=0.0, repeat_penalty=1.0), n))
+            generated = list(itertools.islice(model.generate(list(ids), temp=0.0, repeat_penalty=1.0), n))
             model.close()
-            return np.array(taken, np.int32)
+            return np.array(generated, np.int32)
 
         return [int(token) for token in self._result("greedy", path, [list(ids), n], run)]
 
     def tokenize(self, path: Path, text: str) -> list[int]:
-        """Token ids of a prompt with BOS by the file's rule; names of special tokens are text."""
+        """The token ids of a prompt, with BOS if the file says so. Names of special tokens are text."""
 
         def run() -> Array:
             model = _open(path, n_ctx=128)
@@ -73,7 +73,7 @@ class LlamaCpp:
         return [int(token) for token in self._result("tokens", path, text, run)]
 
     def save(self) -> None:
-        """Write what was recorded."""
+        """Write the recorded results."""
         if self._record and self._recorded:
             np.savez_compressed(REFERENCES, **dict(sorted(self._recorded.items())))  # type: ignore[arg-type]
 
@@ -85,8 +85,8 @@ class LlamaCpp:
                 self._recorded[key] = result
             return result
         assert key in self._recorded, (
-            f"nothing is recorded for {path.name}: its tensors or keys have changed. Install llama-cpp-python and run "
-            "pytest tests/export --record-llama-cpp"
+            f"no result is recorded for {path.name}: its tensors or keys have changed. Install llama-cpp-python and "
+            "run pytest tests/export --record-llama-cpp"
         )
         return self._recorded[key]
 
@@ -104,7 +104,7 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-# -1 stands for the value in the file.
+# -1: the value in the file.
 _YARN_FROM_FILE = {f"yarn_{key}": -1.0 for key in ("ext_factor", "attn_factor", "beta_fast", "beta_slow")}
 
 

@@ -1,9 +1,9 @@
-"""Makes references.npz: what transformers computes in float32 for the cases of cases.py.
+"""Make references.npz: transformers' float32 logits of the cases in cases.py.
 
     cd tests; python -m golden.make        (with the extra `parity`: torch and transformers on the CPU)
 
-Stored are, per case, the logits of a few positions, and in "about" the config and token ids that they belong to and the
-versions that made them. Weights are not stored: tiny_checkpoints.py draws them anew.
+For each case the file has the logits of a few positions. The entry "about" has the configs and token ids, and the
+versions of the libraries. Weights are not stored: tiny_checkpoints.py makes them.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def relative_errors(logits: NDArray[Any], reference: NDArray[Any]) -> NDArray[np
 
 
 def about(case: Case) -> dict[str, Any]:
-    """What a stored reference depends on."""
+    """Everything on which a stored reference depends."""
     return {"config": case.config, "ids": case.ids, "rows": case.stored_rows}
 
 
 def transformers_logits(folder: Path, ids: list[int], double: bool = False) -> NDArray[np.floating[Any]]:
-    """Logits of all positions by transformers on the CPU, (n, vocab_size): float32, or all in float64."""
+    """transformers' logits of all positions on the CPU, (n, vocab_size), computed in float32 or in float64."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    # the plain ones: sdpa leaves out soft caps, and grouped products of experts have no float64
+    # sdpa ignores soft caps, and grouped products of experts do not support float64
     options: dict[str, Any] = {"attn_implementation": "eager", "experts_implementation": "eager"}
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
     with torch.no_grad(), all_in_double(model) if double else contextlib.nullcontext():
@@ -66,25 +66,28 @@ def transformers_logits(folder: Path, ids: list[int], double: bool = False) -> N
 
 @contextlib.contextmanager
 def all_in_double(model: Any) -> Iterator[None]:
-    """Turns a model's weights to float64, and the places that compute in float32 whatever the model's dtype is: norms,
-    softmax, cosines and sines. The angles stay float32 products, which is how checkpoints are trained."""
+    """Compute in float64 during the block.
+
+    Converts the model's weights, and patches what transformers computes in float32 for models of any dtype: norms,
+    softmax, cosines and sines. Angles remain float32 products, as in training.
+    """
     import torch
 
     tensor: Any = torch.Tensor
     plain = {name: getattr(tensor, name) for name in ("to", "float", "softmax", "cos", "sin")}
 
-    def stays(x: Any, dtype: Any) -> bool:
+    def is_downcast(x: Any, dtype: Any) -> bool:
         return dtype is torch.float32 and x.dtype is torch.float64
 
     def to(x: Any, *args: Any, **options: Any) -> Any:
         given = (*args, *options.values())
-        return x if any(stays(x, value) for value in given) else plain["to"](x, *args, **options)
+        return x if any(is_downcast(x, value) for value in given) else plain["to"](x, *args, **options)
 
     def softmax(x: Any, dim: int, dtype: Any = None) -> Any:
-        return plain["softmax"](x, dim, dtype=None if stays(x, dtype) else dtype)
+        return plain["softmax"](x, dim, dtype=None if is_downcast(x, dtype) else dtype)
 
     tensor.to, tensor.softmax = to, softmax
-    tensor.float = lambda x: x if stays(x, torch.float32) else plain["float"](x)
+    tensor.float = lambda x: x if is_downcast(x, torch.float32) else plain["float"](x)
     tensor.cos, tensor.sin = (lambda x: plain["cos"](x.double())), (lambda x: plain["sin"](x.double()))
     try:
         for weights in model.parameters():

@@ -1,9 +1,9 @@
-"""Makes adapter_references.npz: what PEFT computes in float32 for the adapters of adapter_cases.py.
+"""Make adapter_references.npz: PEFT's float32 logits of the adapters in adapter_cases.py.
 
     cd tests; python -m golden.make_adapters        (with the extra `parity`: torch, transformers and peft on the CPU)
 
-For each case it stores adapter_config.json, the names and shapes of the tensors as PEFT saves them, and the logits of a
-few positions. The numbers of the tensors are drawn again from their names.
+For each case the file has adapter_config.json, the names and shapes of the tensors that PEFT saves, and the logits of
+a few positions. The values of the tensors are not stored: their names determine them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _stored() -> tuple[dict[str, Any], dict[str, Logits]]:
 
 
 def _about(case: AdapterCase) -> dict[str, Any]:
-    """What a stored reference depends on."""
+    """Everything on which a stored reference depends."""
     return {"base": about(ALL_CASES[case.base]), "options": case.config, "save": case.save_embeddings}
 
 
@@ -56,18 +56,18 @@ def adapter_files(name: str) -> tuple[Config, Shapes]:
 
 
 def write_base(folder: Path, name: str) -> Path:
-    """Writes the Hugging Face directory of a case of cases.py or family_cases.py."""
+    """Write the Hugging Face directory of a case of cases.py or family_cases.py."""
     case = ALL_CASES[name]
     return write_checkpoint(folder, case.config) if name in CASES else family_checkpoint(folder, case)
 
 
 def write_adapter(folder: Path, name: str) -> Path:
-    """Writes the PEFT directory of a case."""
+    """Write the PEFT directory of a case."""
     return _write(folder, *adapter_files(name), tied=ADAPTER_CASES[name].base == TIED)
 
 
 def _write(folder: Path, config: Config, shapes: Shapes, tied: bool) -> Path:
-    """Writes a PEFT directory with tensors drawn from their names."""
+    """Write a PEFT directory with random tensors, determined by their names."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(config))
     tensors = {name: random_tensor(name, shape) for name, shape in shapes.items()}
@@ -79,7 +79,7 @@ def _write(folder: Path, config: Config, shapes: Shapes, tied: bool) -> Path:
     embedding, head = f"{PREFIX}model.embed_tokens", f"{PREFIX}lm_head"
     if tied and f"{head}.base_layer.weight" in tensors and f"{embedding}.base_layer.weight" in tensors:
         tensors[f"{head}.base_layer.weight"] = tensors[f"{embedding}.base_layer.weight"]
-    if tied and config["ensure_weight_tying"]:  # PEFT stores what the two modules share once for each
+    if tied and config["ensure_weight_tying"]:  # PEFT stores a copy for each module
         if f"{head}.weight" in tensors:
             tensors[f"{head}.weight"] = tensors[f"{embedding}.weight"]
         for one, other in (("lora_A", "lora_embedding_B"), ("lora_B", "lora_embedding_A")):
@@ -93,7 +93,7 @@ def _write(folder: Path, config: Config, shapes: Shapes, tied: bool) -> Path:
 
 
 def peft_files(folder: Path, base: Path, case: AdapterCase) -> tuple[Config, Shapes]:
-    """The config that PEFT saves for a case, and the names and shapes of the tensors."""
+    """Save a case with PEFT; return its config, and the names and shapes of its tensors."""
     import peft
     from safetensors import safe_open
 
@@ -110,7 +110,7 @@ def peft_files(folder: Path, base: Path, case: AdapterCase) -> tuple[Config, Sha
 
 
 def peft_logits(folder: Path, base: Path, ids: list[int]) -> Logits:
-    """The logits that PEFT computes with an adapter, (n, vocab_size)."""
+    """PEFT's logits with an adapter, (n, vocab_size)."""
     import peft
     import torch
 

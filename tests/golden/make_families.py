@@ -1,9 +1,9 @@
-"""Makes family_references.npz: what transformers computes in float32 for the cases of family_cases.py.
+"""Make family_references.npz: transformers' float32 logits of the cases in family_cases.py.
 
     cd tests; python -m golden.make_families        (with the extra `parity`: torch and transformers on the CPU)
 
-As make.py does; in addition the names and shapes of each case's tensors are stored, as transformers saves them, so that
-the checkpoints can be written without it.
+Like references.npz of make.py, with the names and shapes of each case's tensors as transformers saves them, so that
+tests can write the checkpoints without it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def family_references() -> dict[str, NDArray[np.float32]]:
 
 
 def family_checkpoint(folder: Path, case: Case) -> Path:
-    """Writes the Hugging Face directory of a case; returns it."""
+    """Write the Hugging Face directory of a case; return it."""
     shapes = _stored()[0]["shapes"][case.name]
     return _write(folder, case.config, {name: tuple(shape) for name, shape in shapes.items()})
 
@@ -55,7 +55,7 @@ def _write(folder: Path, config: Config, shapes: Shapes) -> Path:
 
 
 def transformers_shapes(folder: Path, config: Config) -> Shapes:
-    """Names and shapes of the tensors that transformers saves for a config."""
+    """The names and shapes of the tensors that transformers saves for a config."""
     from safetensors import safe_open
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/families.md: the families' config keys, and how far the engine is from transformers.
+"""Write the tables of docs/families.md: the families' config keys, and the engine's difference from transformers.
 
 cd tests; python -m golden.parity_table        (needs neither torch nor transformers: the references are stored)
 """
@@ -26,7 +26,7 @@ from llamac.export.hf.families import FAMILIES
 DOCUMENT = Path(__file__).parents[2] / "docs" / "families.md"
 Logits = NDArray[np.floating[Any]]
 
-# Models that people know by these names.
+# Well-known models of each family.
 KNOWN = {
     "llama": "LLaMA 1, 2, 3, 3.1, 3.2; TinyLlama, SmolLM2",
     "gpt2": "GPT-2 in all sizes",
@@ -58,12 +58,12 @@ def cases() -> dict[str, Case]:
 
 @functools.cache
 def references() -> Mapping[str, NDArray[np.float32]]:
-    """What transformers computes of each case."""
+    """transformers' logits of each case."""
     return stored_references() | family_references()
 
 
 def make_folder(root: Path, name: str) -> Path:
-    """Writes the Hugging Face directory of a case; returns it."""
+    """Write the Hugging Face directory of a case; return it."""
     if name in CASES:
         return write_checkpoint(root / name, CASES[name].config)
     return family_checkpoint(root / name, FAMILY_CASES[name])
@@ -79,7 +79,7 @@ def engine_logits(folder: Path, case: Case) -> Logits:
 
 
 def parity_rows(engine: Callable[[str], Logits]) -> list[str]:
-    """A row per family: its cases, their largest distance from transformers, and the least that a key moves."""
+    """A row per family: number of cases, largest difference from transformers, smallest effect of a key."""
     rows = []
     for family in FAMILIES:
         names = [name for name, case in cases().items() if case.config["model_type"] == family]
@@ -106,7 +106,7 @@ def family_rows() -> list[str]:
 
 
 def with_table(text: str, mark: str, rows: list[str]) -> str:
-    """The document with the rows of the table after a mark replaced."""
+    """The document with new rows in the table that follows a mark."""
     before, after = text.split(f"<!-- {mark} -->\n\n")
     lines = after.split("\n")
     end = next((i for i, line in enumerate(lines) if not line.startswith("|")), len(lines))
@@ -114,7 +114,7 @@ def with_table(text: str, mark: str, rows: list[str]) -> str:
 
 
 def document(engine: Callable[[str], Logits]) -> str:
-    """docs/families.md with its tables as they are now."""
+    """docs/families.md with current tables."""
     text = DOCUMENT.read_text("utf-8")
     return with_table(with_table(text, "families", family_rows()), "parity", parity_rows(engine))
 

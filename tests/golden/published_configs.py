@@ -1,5 +1,5 @@
-"""The keys of config.json as published checkpoints of each family hold them, with their values; long lists shortened to
-what their length says."""
+"""The contents of config.json of published checkpoints of each family. Long lists have the right length and other
+values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OLD: Config = {"initializer_range": 0.02, "torch_dtype": "bfloat16", "use_cache
 
 
 def _config(model_type: str, architecture: str, sizes: tuple[int, ...], **keys: object) -> Config:
-    """sizes: hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, vocab_size."""
+    """A config. sizes: hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, vocab_size."""
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     named = dict(zip(names, sizes, strict=True))
     return {"architectures": [architecture], "model_type": model_type, **named, **_OLD, **keys}
@@ -562,7 +562,7 @@ PUBLISHED: dict[str, Config] = {
         tie_word_embeddings=False,
     ),
 }
-PUBLISHED |= {  # those that differ little from another one
+PUBLISHED |= {  # variants of configs above
     "Ministral-8B": changed(
         PUBLISHED["Mistral-Nemo"],
         architectures=["MinistralForCausalLM"],

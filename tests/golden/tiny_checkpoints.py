@@ -1,9 +1,9 @@
-"""Tiny random checkpoints in Hugging Face's layout, made from a config alone.
+"""Tiny random checkpoints in Hugging Face's layout, determined by a config alone.
 
-Weights have teeth: matrices and biases have a standard deviation of 0.5, norm weights lie around 1. So a weight, a bias
-or a config key that gets lost moves the logits far. Every tensor is drawn from its own stream, seeded by its
-name: two configs that differ in one key share all other weights. Only the 53-bit uniform draws of MT19937 are used,
-which NumPy promises to keep, so the same bits come out on every machine and version.
+Weights are large: matrices and biases have a standard deviation of 0.5, norm weights are around 1. A missing weight,
+bias or config key therefore changes logits much. Each tensor has its own random stream, seeded by its name, so two
+configs that differ in one key share all other weights. NumPy guarantees the 53-bit uniform numbers of MT19937 for all
+versions and machines; nothing else is used.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Tensors = dict[str, NDArray[np.float32]]
 
 
 def changed(config: Config, **changes: object) -> Config:
-    """The config with other values; None removes a key."""
+    """The config with changes; None removes a key."""
     return {key: value for key, value in {**config, **changes}.items() if value is not None}
 
 
 def random_tensor(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Uniform numbers with standard deviation 0.5, around 1 for norm weights and around 0 for everything else."""
+    """Uniform numbers with standard deviation 0.5 and mean 0, or 1 for norm weights."""
     draw = np.random.RandomState(zlib.crc32(name.encode())).random_sample(shape)
     is_norm_weight = len(shape) == 1 and name.endswith(".weight")
     return ((draw - 0.5) * 3**0.5 + is_norm_weight).astype(np.float32)
@@ -83,13 +83,13 @@ def gpt2_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def tensors(config: Config) -> Tensors:
-    """All weights of a checkpoint of this config, by Hugging Face's names."""
+    """The weights of a checkpoint with this config, by Hugging Face's names."""
     shapes = {"llama": llama_shapes, "gpt2": gpt2_shapes}[config["model_type"]](config)
     return {name: random_tensor(name, shape) for name, shape in shapes.items()}
 
 
 def write_safetensors(path: Path, tensors: Tensors) -> None:
-    """A safetensors file of float32 tensors: 8 bytes of header length, JSON header, data."""
+    """Write a safetensors file of float32 tensors: 8 bytes of header length, JSON header, data."""
     header: dict[str, Any] = {}
     end = 0
     for name, values in tensors.items():
@@ -101,12 +101,12 @@ def write_safetensors(path: Path, tensors: Tensors) -> None:
 
 
 def write_config(folder: Path, config: Config) -> None:
-    """A config.json in a folder that exists."""
+    """Write config.json to an existing folder."""
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
 def write_checkpoint(folder: Path, config: Config) -> Path:
-    """A Hugging Face directory with config.json and model.safetensors; returns it."""
+    """Write a Hugging Face directory with config.json and model.safetensors; return it."""
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
     write_safetensors(folder / "model.safetensors", tensors(config))

@@ -1,4 +1,4 @@
-"""The story generator: the same stories everywhere, every choice counted, characters and objects kept straight."""
+"""The story generator: the same stories everywhere, every choice counted, consistent characters and objects."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from llamac.models.training.telling import Draw, Telling
 
 
 @pytest.fixture(scope="module")
-def told() -> list[generator.Story]:
+def some_stories() -> list[generator.Story]:
     return list(islice(generator.stories(seed=11), 3000))
 
 
-def test_story_depends_on_seed_and_index_alone() -> None:
+def test_a_story_depends_only_on_seed_and_index() -> None:
     assert list(islice(generator.stories(seed=4, start=7), 3)) == [generator.story(4, index) for index in (7, 8, 9)]
     assert len({generator.story(seed, index).text for seed in range(20) for index in range(20)}) == 400
 
 
-def test_training_text_is_pinned() -> None:
-    """The built-in models were trained on this series; a change of any word would change the hash."""
+def test_the_training_text_does_not_change() -> None:
+    """The built-in models were trained on this series of stories."""
     text = "\n\n".join(generator.story(1, index).text for index in range(2000))
-    assert (
-        hashlib.sha256(text.encode()).hexdigest() == "f2283292cf1ca7dd1166b2e719ef34c97ab3762eeae8c64ef0f8d90084c51d1e"
-    )
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert digest == "f2283292cf1ca7dd1166b2e719ef34c97ab3762eeae8c64ef0f8d90084c51d1e"
 
 
-def test_stories_are_plain_text_of_the_right_length(told: list[generator.Story]) -> None:
-    for story in told:
+def test_stories_are_plain_text_of_the_right_length(some_stories: list[generator.Story]) -> None:
+    for story in some_stories:
         assert story.text.isascii()
         assert story.text.replace("\n", " ").isprintable()
         assert [mark for mark in ("{", "  ", " \n", "\n ", "\n\n") if mark in story.text] == []
@@ -44,15 +43,17 @@ def test_stories_are_plain_text_of_the_right_length(told: list[generator.Story])
         assert 90 <= len(story.text.split()) <= 230
 
 
-def test_stories_are_varied(told: list[generator.Story]) -> None:
-    assert len({story.text for story in told}) == len(told)
-    assert {story.plot for story in told} == {plot.__name__ for plot in generator.PLOTS}
-    openings = Counter(" ".join(story.text.split()[:2]) for story in told)
+def test_stories_are_varied(some_stories: list[generator.Story]) -> None:
+    assert len({story.text for story in some_stories}) == len(some_stories)
+    assert {story.plot for story in some_stories} == {plot.__name__ for plot in generator.PLOTS}
+    openings = Counter(" ".join(story.text.split()[:2]) for story in some_stories)
     assert {"Once upon", "One sunny", "Lily and", "Long ago,", "There once", "This is"} <= set(openings)
 
 
-def test_characters_and_objects_are_kept_straight(told: list[generator.Story]) -> None:
-    assert {story.text: consistency.faults(story.text) for story in told if consistency.faults(story.text)} == {}
+def test_stories_are_consistent(some_stories: list[generator.Story]) -> None:
+    assert {
+        story.text: consistency.faults(story.text) for story in some_stories if consistency.faults(story.text)
+    } == {}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_characters_and_objects_are_kept_straight(told: list[generator.Story]) -
         ('"It is yours, Lily,"', '"It is yours, Anna,"', "Anna was never introduced"),
     ],
 )
-def test_an_inconsistent_story_is_found_out(old: str, new: str, fault: str) -> None:
+def test_the_consistency_check_finds_faults(old: str, new: str, fault: str) -> None:
     story = (
         "A kind girl named Lily had a red kite.\n"
         'She met a wise fox. "It is yours, Lily," the fox said. Lily carried the kite home.'
@@ -72,8 +73,8 @@ def test_an_inconsistent_story_is_found_out(old: str, new: str, fault: str) -> N
     assert consistency.faults(story.replace(old, new)) == [fault]
 
 
-def test_articles_fit(told: list[generator.Story]) -> None:
-    words = " ".join(story.text for story in told).replace('"', "").split()
+def test_a_and_an_are_used_correctly(some_stories: list[generator.Story]) -> None:
+    words = " ".join(story.text for story in some_stories).replace('"', "").split()
     wrong = {
         f"{article} {word}"
         for article, word in pairwise(words)
@@ -82,8 +83,8 @@ def test_articles_fit(told: list[generator.Story]) -> None:
     assert wrong == set()
 
 
-def test_heroes_do_not_need_help_with_their_own_skill() -> None:
-    """A duck does not lose things in the water, a squirrel not in a tree."""
+def test_heroes_need_no_help_with_their_own_skill() -> None:
+    """A duck does not need help in the water, nor a squirrel in a tree."""
     heroes: dict[str, set[str]] = {}
     for index in range(4000):
         draw = Draw(5, index)
@@ -97,10 +98,10 @@ def test_heroes_do_not_need_help_with_their_own_skill() -> None:
         assert not nouns & set(lexicon.SKILLS[skill])
 
 
-def test_draw_counts_the_bits_of_every_choice() -> None:
+def test_draw_counts_the_bits_of_each_choice() -> None:
     draw = Draw(1, 0)
     draw.choose("abcd")
-    draw.choose("x")  # one option is no choice
+    draw.choose("x")  # no choice: only one option
     likely = draw.choose("aab") == "a"
     hit = draw.chance(1, 8)
     draw.chance(8, 8)
@@ -112,11 +113,11 @@ def test_draw_is_uniform() -> None:
     n, rounds = 7, 7000
     counts = Counter(Draw(2, index).choose(range(n)) for index in range(rounds))
     chi_squared = sum((counts[value] - rounds / n) ** 2 / (rounds / n) for value in range(n))
-    assert chi_squared < 22.5  # 6 degrees of freedom: exceeded once in a thousand
+    assert chi_squared < 22.5  # 6 degrees of freedom: probability 0.001
 
 
 def _small(telling: Telling) -> None:
-    """A grammar small enough to list: every text has one derivation, and the number of choices differs between them."""
+    """A grammar small enough to enumerate. Each text has one derivation; their numbers of choices differ."""
     telling.pick("color", ("red", "blue", "green"))
     if telling.draw.chance(1, 4):
         telling.pick_other("other", ("red", "blue", "green"), telling.cast["color"])
@@ -134,7 +135,7 @@ def _derive(index: int) -> tuple[str, float]:
 
 
 def test_bits_are_the_logarithm_of_the_probability() -> None:
-    """2**-bits over all texts of a small grammar sums to one, and is how often each of them comes up."""
+    """For the texts of a small grammar, 2**-bits adds up to 1 and equals their frequencies."""
     rounds = 20_000
     drawn = [_derive(index) for index in range(rounds)]
     counts = Counter(text for text, _ in drawn)
@@ -148,14 +149,20 @@ def test_bits_are_the_logarithm_of_the_probability() -> None:
     assert sum(each for _, each in drawn) / rounds == pytest.approx(entropy, rel=0.01)
 
 
-def test_plots_share_their_bits_with_the_choice_of_the_plot() -> None:
-    story = generator.story(1, 0)
-    assert story.bits > math.log2(len(generator.PLOTS))
-    assert story.choices > 20
-    assert story.bits == generator.story(1, 0).bits
+def test_the_choice_of_the_plot_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(telling: Telling) -> None:
+        telling.tell("One.")
+
+    def second(telling: Telling) -> None:
+        telling.tell("Two.")
+
+    monkeypatch.setattr(generator, "PLOTS", (first, second))
+    stories = [generator.story(1, index) for index in range(20)]
+    assert {(story.text, story.plot) for story in stories} == {("One.", "first"), ("Two.", "second")}
+    assert {(story.bits, story.choices) for story in stories} == {(1.0, 1)}
 
 
-def test_command_line_prints_stories(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_prints_stories(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["generator", "--seed", "6", "--start", "2", "--count", "2"])
     generator.main()
     printed = capsys.readouterr().out
@@ -164,7 +171,7 @@ def test_command_line_prints_stories(capsys: pytest.CaptureFixture[str], monkeyp
     assert printed.count("---") == 2
 
 
-def test_path_of_a_built_in_model() -> None:
+def test_paths_of_the_built_in_models() -> None:
     assert models.DEFAULT in models.NAMES
     assert [models.path(name).name for name in models.NAMES] == ["stories.bin", "stories-gpt2.bin"]
     assert models.path() == models.path(models.DEFAULT)
