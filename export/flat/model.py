@@ -28,6 +28,7 @@ METADATA_TYPES: dict[str, type] = {
     "config": dict,
     "chat_templates": dict,
     "special_tokens": dict,
+    "adapters": list,
 }
 
 

@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from adapter_samples import PREFIX, small_adapter
 from vocab_samples import tokenizer_json
 
 from builders import checkpoint, gpt2_config, llama_config, write_model
@@ -127,6 +129,17 @@ def test_metadata_of_a_wrong_kind_is_left_out(tmp_path: Path) -> None:
     entries["chat_templates"] = {"\ud800": "x"}
     source = write_model(tmp_path / "m.bin", checkpoint(SMALL), **entries)
     assert export_all(source, tmp_path) == ["gguf", "hf", "llamac"]
+
+
+def test_a_list_of_merged_adapters_of_a_wrong_kind_is_left_out(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "m.bin", checkpoint(SMALL), architecture="llama", adapters=5)
+    name = f"{PREFIX}model.layers.0.self_attn.q_proj.lora"
+    factors = {
+        f"{name}_{factor}.weight": np.ones(shape, np.float32) for factor, shape in (("A", (2, 16)), ("B", (16, 2)))
+    }
+    adapter = small_adapter(tmp_path / "style", tensors=factors)
+    export(source, tmp_path / "out.bin", lora=adapter, probe_source=None)
+    assert read(tmp_path / "out.bin").metadata["adapters"] == [{"name": "style", "strength": 1.0}]
 
 
 def test_bos_without_a_token_is_refused(tmp_path: Path) -> None:
