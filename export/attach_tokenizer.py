@@ -1,4 +1,4 @@
-"""Finds the tokenizer that belongs to a checkpoint: the one the user names, or the source's own."""
+"""Finds a checkpoint's tokenizer: the one that the user names, or the source's own."""
 
 from __future__ import annotations
 
@@ -26,9 +26,15 @@ def attach_tokenizer(
     """Set the checkpoint's tokenizer and the number of its token ids.
 
     Args:
+        checkpoint: The checkpoint to change.
         source: The file or directory that the checkpoint was read from.
         given: A tokenizer to use instead of the source's own, or False for none.
-        warnings: Receives a warning if the source has no tokenizer.
+        warnings: Gets a message if the source has no tokenizer.
+
+    Raises:
+        ExportError: If the tokenizer does not exist or belongs to another model.
+        TokenizerError: If it is damaged or cannot be represented exactly.
+        UnsupportedError: If its kind is not supported.
     """
     if given is False:
         checkpoint.tokenizer = None

@@ -1,11 +1,12 @@
-"""Calibration: measures the inputs of each matrix on a text, and derives which quantization errors matter.
+"""Calibration: measures the inputs of each matrix on sample text, and derives which quantization errors matter.
 
-The engine runs the source's weights over the text. The stages that feed each product are kept in a temporary file. For
-a matrix W with inputs x, the error that counts is that of W x: for a row's error e it is the mean of (e x)^2 over the
-text, e H e^T with H = mean(x x^T). With H = (I + U) diag(d) (I + U)^T, U strictly upper triangular, this equals the sum
-over columns k of d_k (e_k + sum_{j<k} e_j U_jk)^2. So a quantizer that rounds the columns in order, and first adds the
-shares U_jk of the earlier errors to each, only has to minimize its own rounding error, weighted by d_k. This is GPTQ
-(Frantar et al., arXiv:2210.17323) in the form of Chee et al. (QuIP, arXiv:2307.13304, "LDLQ").
+The engine runs the source's weights over the text and writes the inputs of each product to a temporary file. For a
+matrix W with inputs x, the error that matters is that of W x. If a row of W has the error e, it is the mean of (e x)^2
+over the text, e H e^T with H = mean(x x^T). With H = (I + U) diag(d) (I + U)^T, U strictly upper triangular, it equals
+the sum over columns k of d_k (e_k + sum_{j<k} e_j U_jk)^2. So the quantizer rounds the columns in order. Before it
+rounds a column, it adds the shares U_jk of the earlier errors; then it only has to minimize the column's own rounding
+error, weighted by d_k. This is GPTQ (Frantar et al., arXiv:2210.17323) in the form of Chee et al. (QuIP,
+arXiv:2307.13304, "LDLQ").
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
 TOKENS = 4096
-# Tokens per sequence: the first few positions have too little context to be typical, later ones change little.
+# Tokens per sequence. The first few positions have too little context to be typical; more than this changes little.
 SEQUENCE = 256
-OBSERVED = 64  # tokens whose stages of all layers are in memory together
-BATCH = 16  # sequences that are generated together
-# Added to the diagonal of H, as a share of its mean; covers columns that the text never used.
+OBSERVED = 64  # tokens whose stages of all layers are in memory at once
+BATCH = 16  # sequences that are generated at once
+# Added to the diagonal of H, as a share of its mean, for columns that the text never used.
 DAMPING = 0.01
-# Added for experts, times columns / rows: a few rows show only some directions.
+# Added for experts, times columns / rows, because few rows span only some directions.
 EXPERT_DAMPING = 0.2
 # Inputs are rounded to integers of this many bits, relative to their column's largest. Sums of their products are then
 # exact in float64, and do not depend on the order of the additions.
 INPUT_BITS = 14
-# The step that the triangular factor is rounded to; coarse enough to hide differences between LAPACK implementations.
+# The triangular factor is rounded to multiples of this, which hides differences between LAPACK implementations.
 FEEDBACK_STEP = 2.0**-14
 
 ROWS_AT_ONCE = 1024
@@ -77,10 +78,11 @@ class InputSource(NamedTuple):
 
 
 class Calibration:
-    """The inputs of a model's matrices on a text, in a temporary file. A context manager.
+    """The inputs of a model's matrices on sample text, in a temporary file. A context manager.
 
     Args:
-        folder: Where the temporary file is created.
+        config: The model's config.
+        folder: Where to create the temporary file.
     """
 
     def __init__(self, config: ModelConfig, folder: Path) -> None:
@@ -101,9 +103,12 @@ class Calibration:
         self._file.close()
 
     def add(self, stage: str, layer: int, rows: Floats) -> None:
-        """Keep a stage's rows (n, columns), as bf16: second moments need no more precision.
+        """Write rows of a stage to the file as bf16, which is precise enough for second moments.
 
-        Of the router's stage only the choice of experts is kept.
+        Args:
+            stage: The stage. For the router's, only the choice of experts is stored.
+            layer: The layer.
+            rows: Shape (n, columns).
         """
         if stage == ROUTER:
             self._chosen.setdefault(layer, []).append(chosen_experts(rows, self._config.layers[layer]))
@@ -115,9 +120,10 @@ class Calibration:
         self._file.write(((bits + 0x8000) >> 16).astype("<u2").tobytes())
 
     def stats(self, name: str) -> CalibrationStats | None:
-        """The statistics of the inputs of matrix `name`.
+        """Compute the statistics of a matrix's inputs.
 
-        None if it has no inputs: an embedding, or a matrix of an expert that no row was routed to.
+        Returns:
+            The statistics, or None if there are no inputs: for an embedding, or an expert that got no rows.
         """
         source = self._source(name)
         if source is None:
@@ -133,7 +139,11 @@ class Calibration:
         return self._last[1]
 
     def inputs(self, name: str) -> Floats | None:
-        """The inputs of matrix `name`, (n, columns); None as for `stats`."""
+        """Read the inputs of a matrix.
+
+        Returns:
+            The inputs, shape (n, columns), or None as for `stats`.
+        """
         source = self._source(name)
         if source is None:
             return None
@@ -146,18 +156,18 @@ class Calibration:
         """Block `index` of a stage as bf16: all of it, or one expert's part."""
         offset, shape = self._blocks[source._replace(expert=-1)][index]
         self._file.flush()
-        kept = np.memmap(self._file, "<u2", "r", offset, shape)
+        block = np.memmap(self._file, "<u2", "r", offset, shape)
         if source.expert < 0:
-            return np.array(kept)
-        rows, places = np.nonzero(self._chosen[source.layer][index] == source.expert)
+            return np.array(block)
+        rows, slots = np.nonzero(self._chosen[source.layer][index] == source.expert)
         if source.stage == "ffn_norm":
-            return np.array(kept[rows])
-        width = self._config.layers[source.layer].ffn_dim  # a row holds its experts' hidden values one after another
-        columns = places[:, None] * width + np.arange(width)
-        return np.array(kept[rows[:, None], columns])
+            return np.array(block[rows])
+        width = self._config.layers[source.layer].ffn_dim  # a row has the hidden values of its experts consecutively
+        columns = slots[:, None] * width + np.arange(width)
+        return np.array(block[rows[:, None], columns])
 
     def _source(self, name: str) -> InputSource | None:
-        """Where the inputs of matrix `name` come from; None if its inputs are not kept."""
+        """Where the inputs of matrix `name` come from, or None if they are not stored."""
         head = "token_embedding.weight" if self._config.tied_output else "output.weight"
         if name == head:
             return InputSource("output_norm")
@@ -170,18 +180,31 @@ class Calibration:
 
 
 def hidden_width(layer: LayerConfig) -> int:
-    """How many hidden values a row has in all of its experts, or in the layer's one network."""
+    """The number of hidden values of a row, in all of its experts or in the layer's only network."""
     return layer.ffn_dim * max(1, layer.n_experts_used)
 
 
 def chosen_experts(logits: Floats, layer: LayerConfig) -> NDArray[np.int16]:
-    """Each row's experts in ascending order, (n, n_experts_used): the largest logits, the lower index among equals."""
+    """Choose the experts with the largest logits in each row, the lower index among equals.
+
+    Args:
+        logits: The router's outputs, shape (n, columns); columns after the layer's experts are padding.
+        layer: The layer's config.
+
+    Returns:
+        The experts of each row in ascending order, shape (n, n_experts_used).
+    """
     order = np.argsort(-logits[:, : layer.n_experts], axis=1, kind="stable")
     return np.sort(order[:, : layer.n_experts_used], axis=1).astype(np.int16)
 
 
 def input_stats(inputs: Floats, damping: float = DAMPING) -> CalibrationStats:
-    """The statistics of inputs (n, columns)."""
+    """Compute the statistics of a matrix's inputs.
+
+    Args:
+        inputs: Shape (n, columns).
+        damping: The share of the diagonal's mean that is added to the diagonal.
+    """
     peaks = np.abs(inputs).max(axis=0)
     _, exponents = np.frexp(np.where(peaks > 0, peaks, 1))
     steps = np.ldexp(1.0, exponents - INPUT_BITS)
@@ -215,9 +238,10 @@ def _rounded(x: Doubles) -> Floats:
 
 
 def disk_bytes(checkpoint: Checkpoint, file_bytes: int) -> int:
-    """The most disk space that a calibrated export takes: the inputs, and the float model or the target.
+    """Compute the largest disk space that a calibrated export takes: the inputs, and the float model or the target.
 
     Args:
+        checkpoint: The model.
         file_bytes: The target's size.
     """
     config = checkpoint.config
@@ -233,7 +257,16 @@ def _float_plan(checkpoint: Checkpoint) -> Plan:
 
 @contextlib.contextmanager
 def float_model(checkpoint: Checkpoint, folder: Path, threads: int) -> Iterator[Model]:
-    """The engine over the checkpoint's unquantized weights, in a temporary file in `folder`."""
+    """Write the checkpoint's unquantized weights to a temporary file, and open it.
+
+    Args:
+        checkpoint: The model.
+        folder: Where to create the file.
+        threads: The number of threads of its sessions.
+
+    Yields:
+        The opened model.
+    """
     path = folder / "float.bin"
     try:
         with open(path, "w+b") as file:
@@ -251,12 +284,14 @@ def calibrate(
     folder: Path,
     progress: Progress = silent,
 ) -> Calibration:
-    """Run `model` over sequences of tokens and keep the inputs of its matrices.
+    """Run a model over sequences of tokens and store the inputs of its matrices.
 
     Args:
-        model: The checkpoint's weights, opened.
+        checkpoint: The checkpoint.
+        model: Its weights, from `float_model`.
         sequences: Token ids, of equal length. None: TOKENS tokens that the model generates.
-        folder: Where the temporary file is created.
+        folder: Where to create the temporary file.
+        progress: Called with the phases "generating text" and "calibrating".
     """
     if sequences is None:
         sequences = _generated_sequences(checkpoint, model, progress)
@@ -289,7 +324,14 @@ def _text_size(config: ModelConfig) -> tuple[int, int]:
 
 
 def calibration_sequences(checkpoint: Checkpoint, text: str) -> list[list[int]]:
-    """Up to TOKENS tokens of a text, in sequences spread evenly over it. Each starts as the tokenizer starts a prompt.
+    """Tokenize up to TOKENS tokens of a text, in sequences spread evenly over it.
+
+    Args:
+        checkpoint: The model.
+        text: The text.
+
+    Returns:
+        Token ids of sequences of equal length. Each begins with the tokens that the tokenizer puts before a prompt.
 
     Raises:
         ExportError: If the checkpoint has no tokenizer, or the text is too short for one sequence.
@@ -319,7 +361,7 @@ def _generated_sequences(checkpoint: Checkpoint, model: Model, progress: Progres
     sequences: list[list[int]] = []
     for first in range(0, count, BATCH):
         group = range(first, min(first + BATCH, count))
-        # without a BOS, each sequence starts with another arbitrary token
+        # without BOS, each sequence starts with a different arbitrary token
         batch = [[bos if bos is not None else number * 7919 % config.n_token_ids] for number in group]
         with model.session(sequences=len(group), context=length) as session, bounded_residency(model.file):
             for position in range(length - 1):

@@ -159,8 +159,10 @@ def _sequences(checkpoint: Checkpoint, prompts: Sequence[str]) -> tuple[list[str
 
 
 def _max_length(config: ModelConfig) -> int:
-    """How many tokens a probe can have. With a short and a long RoPE table, probes use the short one, which
-    transformers uses for texts of this length."""
+    """The largest number of tokens of a probe.
+
+    If a model has a short and a long RoPE table, probes use the short one, as transformers does for short texts.
+    """
     return min([config.context, *(original for original in config.rope_original_context if original)])
 
 
@@ -184,7 +186,7 @@ def _numpy_logits(checkpoint: Checkpoint, sequences: list[list[int]], progress: 
             progress("reference logits", layer + 1 if stage == "block" else total, total)
 
     progress("reference logits", 0, total)
-    with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses logits that are not finite
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller rejects logits that are not finite
         found = forward(checkpoint, sequences, context=context, last_only=True, observe=observe)
     return [logits[0] for logits in found]
 
@@ -233,6 +235,6 @@ def _rounded(logits: NDArray[np.float64]) -> NDArray[np.float32]:
     """float32 logits, rounded to a multiple of a power of two that is at most 2^-16 of the largest magnitude."""
     _, exponent = np.frexp(np.abs(logits).max())
     quantum = np.ldexp(1.0, int(exponent) - 17)
-    with np.errstate(over="ignore"):  # overflow becomes infinity, which the caller refuses
+    with np.errstate(over="ignore"):  # overflow becomes infinity, which the caller rejects
         rounded: NDArray[np.float32] = (np.round(logits / quantum) * quantum).astype(np.float32)
     return rounded

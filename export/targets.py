@@ -1,8 +1,8 @@
 """Output files and folders, which appear complete or not at all.
 
-Everything is written to a temporary neighbour of the target, `.NAME.ID.partial`, and renamed at the end. The writer
-holds a lock on it that ends with its process. So the next export to the same target can tell what a killed process
-left behind, and removes it.
+Everything is written under a temporary name in the target's folder, `.NAME.ID.partial`, and renamed at the end. The
+writer locks the temporary file; the lock ends with the writer's process. So the next export to the same target can
+recognize and remove files that a killed process left.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ class DiskFullError(ExportError):
 
 
 def check_target(out: Path, to: str, overwrite: bool) -> None:
-    """Raise ExportError if `out` cannot be written, or exists and must not be replaced.
-
-    Removes what killed exports to `out` left, because it takes disk space and would make a folder count as not empty.
+    """Check that `out` can be written. Removes temporary files that killed exports to `out` left.
 
     Args:
+        out: The target.
         to: The output format, as in `llamac.export.export`.
+        overwrite: Whether an existing file can be replaced.
+
+    Raises:
+        ExportError: If `out` cannot be written, or exists and must not be replaced.
     """
     remove_abandoned(out)
     if not out.parent.is_dir():
@@ -55,19 +58,28 @@ def check_target(out: Path, to: str, overwrite: bool) -> None:
 
 
 def check_replaceable(target: Path) -> None:
-    """Raise ExportError if the target is a device, a pipe or anything else that a file must not replace."""
+    """Check that a target can be replaced by a file.
+
+    Raises:
+        ExportError: If it is a directory, a device, a pipe or anything else but a regular file.
+    """
     if target.exists() and not target.is_file():
         raise ExportError(f"{target} is not a regular file and is never replaced: choose another name")
 
 
 def check_space(target: Path, needed: int, partial: Path | None = None) -> None:
-    """Raise DiskFullError if the target's disk has less than `needed` bytes free.
+    """Check the free space on the target's disk.
 
     Args:
-        partial: An unfinished file that will be reused; its blocks count as free.
+        target: The target.
+        needed: The size of the export, in bytes.
+        partial: An unfinished file that will be reused. Its blocks count as free.
+
+    Raises:
+        DiskFullError: If there is not enough space.
     """
-    place = Path(os.path.realpath(target))
-    folder = place if place.is_dir() else place.parent
+    path = Path(os.path.realpath(target))
+    folder = path if path.is_dir() else path.parent
     free = shutil.disk_usage(folder).free
     if partial is not None and partial.exists():
         free += 512 * partial.stat().st_blocks
@@ -81,12 +93,13 @@ def check_space(target: Path, needed: int, partial: Path | None = None) -> None:
 def atomic_file(target: Path, partial: Path | None = None) -> Iterator[BinaryIO]:
     """Open a new file that replaces `target` when the block succeeds, and is deleted when it fails.
 
-    A target that is a symbolic link stays one: the file it points to is replaced. The permissions of a replaced file
-    are kept.
+    If the target is a symbolic link, the file it points to is replaced. The new file gets the permissions of the
+    replaced one.
 
     Args:
-        partial: Use this name, in the target's folder, until the file is complete. An existing file of that name is
-            resumed. It is kept if the block is interrupted (Ctrl-C, or the process ends) instead of failing.
+        target: The target.
+        partial: The path to use, in the target's folder, until the file is complete. An existing file there is resumed.
+            The file is not deleted if the block is interrupted (Ctrl-C, or the process ends) instead of failing.
     """
     target = Path(os.path.realpath(target))
     temporary = partial
@@ -120,8 +133,8 @@ def atomic_file(target: Path, partial: Path | None = None) -> Iterator[BinaryIO]
 def atomic_folder(target: Path) -> Iterator[Path]:
     """Create a new folder whose files become the target's when the block succeeds, and are deleted when it fails.
 
-    The target must not exist, or be an empty folder. An empty folder stays the same folder, because it may be a mount
-    point or a shell's working directory: the files are moved into it one by one.
+    The target must not exist, or be an empty folder. An empty folder is not replaced, because it can be a mount point
+    or a shell's working directory; the files are moved into it one by one.
     """
     target = Path(os.path.realpath(target))
     exists = target.is_dir()
@@ -144,7 +157,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_folder(target: Path) -> Iterator[Path]:
-    """Create a folder for temporary files beside `target`; it is deleted when the block ends."""
+    """Create a folder for temporary files next to `target`; it is deleted when the block ends."""
     target = Path(os.path.realpath(target))
     with _temporary_folder(target, target.parent) as folder:
         yield folder
@@ -226,8 +239,7 @@ def _open_partial(path: Path) -> BinaryIO:
 
 @contextlib.contextmanager
 def _errors_naming(target: Path, *codes: int) -> Iterator[None]:
-    """Re-raise OSErrors (all, or those with the given codes) with the target's name: users do not know the temporary
-    file's."""
+    """Re-raise OSErrors (all, or those with the given codes) with the target's name, not that of a temporary file."""
     try:
         yield
     except OSError as error:

@@ -64,9 +64,9 @@ class Keys:
             self.problems.append(f"{self._place}{key} is missing")
 
     def size(self, key: str, meaning: str, default: int | None = None, *, nullable: bool = False) -> int:
-        """A positive integer up to the limit of the flat file's number `meaning`; without a default it must be there.
+        """A positive integer up to the limit of the flat file's number `meaning`. Required if it has no default.
 
-        1 stands for one that is wrong, so that what follows can be read.
+        Returns 1 for a wrong value, so that reading can continue and find more problems.
         """
         value, most = self.value(key), int(LIMITS[meaning])
         if value is None:

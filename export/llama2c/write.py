@@ -1,8 +1,8 @@
-"""Writes llama2.c's checkpoint of version 0 (float32, no magic), with tokenizer.bin beside it.
+"""Writes llama2.c's checkpoint version 0 (float32, no magic number), with tokenizer.bin in the same folder.
 
-What that format has no place for is refused by name: it holds a LLaMA with RMSNorm (epsilon 1e-5), SiLU gates, RoPE
-with theta 10000 over whole heads and no biases, and nothing in its header says otherwise. RoPE's rows are put back into
-interleaved pairs, and its cosines and sines are stored for all positions, as llama2.c's own export does.
+The format can express only a LLaMA with RMSNorm (epsilon 1e-5), SiLU gates, RoPE with theta 10000 over whole heads, and
+no biases. Anything else raises an error that lists the differences. As in llama2.c's own export, RoPE's rows are
+interleaved pairs, and its cosines and sines are stored for all positions.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def write_llama2c(
     Args:
         checkpoint: The model.
         out: The model file.
-        warnings: Receives warnings.
-        progress: Receives progress.
+        warnings: Gets a message if a tokenizer.bin is replaced.
+        progress: Called with the phase "writing" and byte counts.
         overwrite: Replace an existing tokenizer.bin with other content, with a warning.
 
     Raises:

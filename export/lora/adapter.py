@@ -1,4 +1,4 @@
-"""An adapter in canonical form: what it adds to the tensors of a model, and which tensors it replaces."""
+"""The canonical form of an adapter: what it adds to a model's tensors, and which tensors it replaces."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from dataclasses import dataclass, field
 
 from llamac.export.checkpoint import LazyTensor
 
-EMBEDDING, OUTPUT = "token_embedding.weight", "output.weight"  # one tensor where the output is tied
+EMBEDDING, OUTPUT = "token_embedding.weight", "output.weight"  # the same tensor if the output is tied
 
 
 @dataclass(frozen=True)
 class Factors:
-    """scale * b a, which is added to a matrix (rows, columns).
+    """The product scale * b a, which is added to a matrix of shape (rows, columns).
 
-    a: (r, columns). b: (rows, r). magnitudes: the norms of the sum's rows (DoRA), (rows), or None. by_column: whether
-    the magnitudes are norms of the columns instead, (columns), as PEFT has them for embeddings.
+    Attributes:
+        a: Shape (r, columns).
+        b: Shape (rows, r).
+        scale: Multiplies the product.
+        magnitudes: The norms of the sum's rows (DoRA), shape (rows,), or None.
+        by_column: Whether the magnitudes are the norms of columns, shape (columns,), as in PEFT's embeddings.
     """
 
     a: LazyTensor
@@ -26,12 +30,16 @@ class Factors:
 
 @dataclass(frozen=True)
 class Adapter:
-    """The parts of an adapter by the canonical names of the tensors that they change.
+    """An adapter. Its parts are indexed by the canonical names of the tensors that they change.
 
-    name: the name of its directory. factors: what is added to matrices. biases: what is added to biases, and its
-    scale. replaced: tensors that take the place of the model's. replaced_rows: token ids, and the rows that take the
-    place of theirs, (ids, columns). On a model with tied output, rows of the embedding alone replace the output's, too,
-    and so does an embedding that is the same object as the output.
+    Attributes:
+        name: The name of its directory.
+        factors: Products to add to matrices.
+        biases: Vectors to add to biases, each with its scale.
+        replaced: Tensors that replace the model's. If the output is tied, an entry for the embedding also replaces the
+            output if both entries are the same object.
+        replaced_rows: Token ids, and the rows that replace theirs, shape (ids, columns). If the output is tied, rows of
+            the embedding also replace the output's, unless the output has its own entry.
     """
 
     name: str
@@ -42,6 +50,6 @@ class Adapter:
 
     @property
     def unties(self) -> bool:
-        """Whether it changes an embedding and an output that were tied in different ways."""
+        """Whether it changes the embedding and the output differently, so that they can no longer be tied."""
         replaced = self.replaced.get(EMBEDDING) is not self.replaced.get(OUTPUT)
         return replaced or OUTPUT in self.replaced_rows or bool({EMBEDDING, OUTPUT} & self.factors.keys())

@@ -1,4 +1,4 @@
-"""Applies adapters to an opened flat file: the core adds their products to those of the file's matrices."""
+"""Applies adapters to an opened flat file. The core adds their products to those of the file's matrices."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ def attach(file: FlatFile, adapters: Sequence[tuple[Path, float]]) -> None:
     """Apply adapters to an opened file, before the first session.
 
     Args:
-        file: The file. It does not change: the core keeps the adapters' numbers beside it.
+        file: The file. It does not change: the core stores the adapters' weights separately.
         adapters: Pairs of a directory and a strength.
 
     Raises:
-        UnsupportedError: An adapter can only be merged, because of DoRA on an embedding, or as in `read_adapter`.
+        UnsupportedError: If an adapter can only be merged, because it has DoRA on an embedding; or as in
+            `read_adapter`.
         ExportError: As in `read_adapter`.
     """
     config, architecture = model_config(file), file.metadata.get("architecture")
@@ -39,7 +40,8 @@ def attach(file: FlatFile, adapters: Sequence[tuple[Path, float]]) -> None:
     found = [(adapter, strength) for adapter, strength in read if strength != 0]
     buffer = file.buffer
     base = Checkpoint(config, lazy_tensors(file, lambda offset, count: buffer[offset : offset + count]))
-    # All but the factors replaces tensors. What unties the output stays, so that the base of its factors is right.
+    # Merge everything except the factors, and replace the tensors that change. Merging also unties the output if
+    # necessary, so its factors get the right base.
     changed = merge(base, [(replace(adapter, factors={}), strength) for adapter, strength in found])
     unchanged = {*map(id, base.tensors.values())}
     for name, tensor in changed.tensors.items():
@@ -71,10 +73,10 @@ def _replace(file: FlatFile, name: str, tensor: LazyTensor) -> None:
 
 
 def _adapt(file: FlatFile, name: str, base: LazyTensor, changes: Sequence[tuple[Factors, float]]) -> None:
-    """Gives the core all changes of a matrix as one: their a's below one another, and their b's side by side.
+    """Combine all changes of a matrix into one for the core, with the a's stacked and the b's side by side.
 
-    DoRA multiplies the matrix and all changes so far by a factor per row: the b's before it are multiplied here, the
-    matrix's own products by the core.
+    DoRA multiplies the matrix and all earlier changes by a factor per row. The earlier b's are multiplied here. The
+    core multiplies the products of the matrix itself.
     """
     a, b = [], []
     scales = np.ones(base.shape[0])
@@ -94,6 +96,7 @@ def _adapt(file: FlatFile, name: str, base: LazyTensor, changes: Sequence[tuple[
 
 
 def _row_norms(base: LazyTensor, a: Floats, b: Doubles) -> Doubles:
+    """The norms of the rows of base + b a."""
     a_double = a.astype(np.float64)
     parts = [np.linalg.norm(rows + b[first : first + len(rows)] @ a_double, axis=1) for first, rows in base.chunks()]
     return np.concatenate(parts)

@@ -1,4 +1,4 @@
-"""adapter_config.json of a PEFT adapter: each field is honored exactly, or the adapter is refused by its name."""
+"""Reads adapter_config.json of a PEFT adapter. A field that llamac cannot honor raises an error that names it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _INERT_NAMES = """
     fan_in_fan_out bias loftq_config eva_config runtime_config save_embedding_layers qalora_group_size megatron_core
 """
 _INERT = frozenset(_INERT_NAMES.split())
-# Initializations that leave the base model's weights as they are. The others (PiSSA, OLoRA, CorDA, LoRA-GA, LoftQ)
-# change the weights, and their adapters fit the changed ones only.
+# Initializations that do not change the base model's weights. The others (PiSSA, OLoRA, CorDA, LoRA-GA, LoftQ) do, and
+# their adapters fit only the changed weights.
 _INITIALIZATIONS = (True, False, "gaussian", "eva", "orthogonal", "mica")
 _SHOWN = 200  # characters of a wrong value in an error
 
@@ -50,7 +50,7 @@ def _is_dict_of(check: Check) -> Check:
 
 _NAMES = (lambda value: isinstance(value, str) or _is_names(value), "a str or a list of str")
 _FLAG = (lambda value: isinstance(value, bool), "true or false")
-# Fields that count: what a value must be, and how an error says it. null stands for the default in all of them.
+# Fields that matter, each with a check of its value and the check's description for errors. null means the default.
 _FIELDS: dict[str, tuple[Check, str]] = {
     "r": (_is_rank, "a positive integer"),
     "rank_pattern": (_is_dict_of(_is_rank), "an object of positive integers"),
@@ -74,10 +74,14 @@ _FIELDS: dict[str, tuple[Check, str]] = {
 
 
 class AdapterConfig:
-    """The fields that count, with PEFT's rules for the names of modules.
+    """The fields that matter, with PEFT's rules for the names of modules.
 
     A module's key is its name in the base model as PEFT sees it, such as "model.layers.0.self_attn.q_proj". The key of
     a parameter ends with the parameter's name.
+
+    Raises:
+        UnsupportedError: If a field is not supported.
+        ExportError: If a value has the wrong type, or the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,7 +106,7 @@ class AdapterConfig:
         return int(next((rank for matches, rank in self._ranks if matches(key)), self._values.get("r", 8)))
 
     def scale(self, key: str) -> float:
-        """What multiplies B A."""
+        """The factor of B A."""
         alpha = next((alpha for matches, alpha in self._alphas if matches(key)), self._values.get("lora_alpha", 8))
         rank = self.rank(key)
         return float(alpha) / (math.sqrt(rank) if self._values.get("use_rslora") else rank)
@@ -112,7 +116,7 @@ class AdapterConfig:
         return _has(self._values.get("target_parameters", ()), key)
 
     def is_saved(self, key: str) -> bool:
-        """Whether `modules_to_save` has a module. It is then a copy: a module tied to it keeps the base's weights."""
+        """Whether `modules_to_save` has a module. Such a module is a copy: modules tied to it do not change."""
         return any(key.endswith(name) for name in self._values.get("modules_to_save", ()))
 
     def token_ids(self, key: str) -> list[int] | None:
@@ -123,7 +127,7 @@ class AdapterConfig:
         return given
 
     def is_target(self, key: str) -> bool:
-        """Whether PEFT adapts a module. True where the fields are expressions that llamac cannot decide."""
+        """Whether PEFT adapts a module. True if the fields are regular expressions that llamac does not support."""
         targets, excluded = self._values.get("target_modules"), self._values.get("exclude_modules", ())
         if isinstance(excluded, str):
             if _matches(excluded, key, unknown=False):
@@ -151,12 +155,12 @@ class AdapterConfig:
 
 
 def _has(names: Any, key: str) -> bool:
-    """Whether a name is the key or its end after a dot."""
+    """Whether any name equals the key or its end after a dot."""
     return any(key == name or key.endswith(f".{name}") for name in names)
 
 
 def _matches(pattern: str, key: str, unknown: bool) -> bool:
-    """Whether a regular expression describes all of the key; `unknown` for expressions that llamac does not support."""
+    """Whether a regular expression matches the whole key; `unknown` if llamac does not support the expression."""
     try:
         return matcher(pattern, whole=True)(key)
     except UnsupportedError:
@@ -164,7 +168,7 @@ def _matches(pattern: str, key: str, unknown: bool) -> bool:
 
 
 def _check(values: dict[str, Any], path: Path) -> None:
-    """Refuses what this version cannot honour, all fields at once, and values of the wrong type."""
+    """Raise an error that lists all unsupported fields, or one for a value of the wrong type."""
     if values.get("peft_type") != "LORA":
         raise UnsupportedError(f"{path}: peft_type is {values.get('peft_type')!r}; only 'LORA' is supported")
     known = {*_INERT, *_FIELDS, "init_lora_weights"}

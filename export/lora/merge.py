@@ -19,16 +19,16 @@ Doubles = NDArray[np.float64]
 def merge(checkpoint: Checkpoint, adapters: Sequence[tuple[Adapter, float]]) -> Checkpoint:
     """Merge adapters into a checkpoint.
 
-    An output matrix that is tied to the embedding is untied where an adapter changes only one of the two, or both in
-    different ways.
+    An output matrix that is tied to the embedding is untied if an adapter changes only one of the two, or both
+    differently.
 
     Args:
         checkpoint: The model.
         adapters: Pairs of an adapter and its strength, which multiplies what the adapter adds to matrices and biases.
-            Tensors and rows that it replaces do not depend on the strength, except that 0 stands for no adapter.
+            Replaced tensors and rows do not depend on the strength, except that 0 means no adapter.
 
     Returns:
-        The changed checkpoint. It reads the adapters' tensors when its own are read.
+        The changed checkpoint. Reading its tensors reads the adapters' tensors as well.
     """
     tensors, config = dict(checkpoint.tensors), checkpoint.config
     entries = [{"name": adapter.name, "strength": strength} for adapter, strength in adapters]
@@ -62,7 +62,7 @@ def merge(checkpoint: Checkpoint, adapters: Sequence[tuple[Adapter, float]]) -> 
 
 
 def _with_factors(name: str, base: LazyTensor, changes: Sequence[tuple[Factors, float]]) -> LazyTensor:
-    """A matrix plus its changes in order. DoRA's norms are those of the matrix with the one change alone."""
+    """A matrix plus its changes, in order. DoRA's norms are those of the matrix with only that change."""
     parts = []
     for factors, strength in changes:
         a = factors.a.finite(f"{name} (an adapter's A)").array().astype(np.float64) * (factors.scale * strength)
@@ -104,7 +104,7 @@ def _column_norms(base: LazyTensor, added: Callable[[int, int], Doubles]) -> Cal
 
 
 def _with_rows(base: LazyTensor, ids: list[int], rows: LazyTensor) -> LazyTensor:
-    """A matrix with some rows replaced. Its dtype holds the rows exactly, unless the matrix is quantized."""
+    """A matrix with some rows replaced. Its dtype represents the rows exactly, unless the matrix is quantized."""
 
     def read(first: int, last: int) -> Floats:
         result: Floats = base.read(first, last).copy()

@@ -28,8 +28,8 @@ Floats = NDArray[np.float32]
 
 _WEIGHTS = {"adapter_model.safetensors": read_safetensors, "adapter_model.bin": read_torch}
 
-# Names of tensors. Old versions of PEFT include the adapter's own name, "default". Several adapted parameters of one
-# module are nested: the factors of an inner one have "base_layer" in their name.
+# Names of tensors. Old versions of PEFT include the adapter's name, "default". If several parameters of a module are
+# adapted, they are nested: the factors of an inner one have "base_layer" in their names.
 _FACTOR = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+?)(?P<inside>(?:\.base_layer)*)\."
     r"(?P<kind>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(?:\.default)?"
@@ -39,7 +39,7 @@ _ROWS = re.compile(r"(?:base_model\.model\.)?(?P<module>.+?)\.token_adapter\.tra
 _WHOLE = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+?)(?:\.base_layer|\.modules_to_save(?:\.default)?)?\.(?P<kind>weight|bias)"
 )
-# Which factor of b a a tensor is. For embeddings PEFT adapts the transposed matrix.
+# The factor (a or b) that each kind of tensor is. For embeddings, PEFT adapts the transposed matrix.
 _ROLES = {
     "lora_A": "a",
     "lora_B": "b",
@@ -59,8 +59,8 @@ def read_adapter(folder: Path, architecture: Any, model: ModelConfig) -> Adapter
         model: The config of the model.
 
     Raises:
-        UnsupportedError: The adapter's config has fields that llamac cannot honour, or the family is unknown.
-        ExportError: Something in the adapter is damaged or does not fit the model.
+        UnsupportedError: If the adapter's config has unsupported fields, or the family is unknown.
+        ExportError: If the adapter is damaged or does not fit the model.
     """
     check_links(folder)
     path = folder / config.NAME
@@ -93,10 +93,13 @@ def _read_weights(folder: Path) -> dict[str, StoredTensor]:
 
 @dataclass
 class _Target:
-    """An adapted module, or an adapted parameter, which may hold the matrices of all experts.
+    """An adapted module, or an adapted parameter, which can contain the matrices of all experts.
 
-    key: the name by which PEFT's config refers to it. transposed: whether the factors are those of the transposed
-    matrix. experts: of each expert the names of its modules.
+    Attributes:
+        key: Its name in PEFT's config.
+        transposed: Whether the factors are those of the transposed matrix.
+        experts: The names of each expert's modules.
+        tensors: Its tensors by role.
     """
 
     key: str
@@ -110,7 +113,7 @@ class _Target:
 
 
 class _Reading:
-    """Sorts the tensors of an adapter by the modules of a family, and collects everything that does not fit."""
+    """Assigns the tensors of an adapter to the modules of a family, and collects everything that does not fit."""
 
     def __init__(self, settings: config.AdapterConfig, family: Family, model: ModelConfig) -> None:
         self._settings = settings
@@ -125,12 +128,12 @@ class _Reading:
         self._targets: dict[str, _Target] = {}
         self._whole: dict[tuple[str, str], tuple[str, StoredTensor]] = {}
         self._rows: dict[str, tuple[str, StoredTensor]] = {}
-        # experts read their parts of one tensor one after another: it is read once
-        self._held = functools.lru_cache(maxsize=4)(lambda tensor: tensor.lazy().array())
+        # consecutive experts read parts of the same tensor, so it is cached
+        self._cached = functools.lru_cache(maxsize=4)(lambda tensor: tensor.lazy().array())
         self.problems: list[str] = []
 
     def sort(self, full_name: str, tensor: StoredTensor) -> None:
-        """Finds the place of a tensor."""
+        """Assign a tensor to its module."""
         match = _FACTOR.fullmatch(full_name) or _ROWS.fullmatch(full_name) or _WHOLE.fullmatch(full_name)
         name = self._module_name(match["module"]) if match else ""
         target = self._target(match, name) if match and match.re is _FACTOR else None
@@ -150,13 +153,13 @@ class _Reading:
             self._whole[name, match["kind"]] = (match["module"], tensor)
 
     def _module_name(self, name: str) -> str:
-        """The family's own name of a module that may have another version's."""
+        """A module's name in the family's current version, for a name from any version."""
         for pattern, replacement in self._family.renamed:
             name = re.sub(pattern, replacement, f"{name}.weight").removesuffix(".weight")
         return name.removeprefix(self._family.prefix)
 
     def _target(self, match: re.Match[str], name: str) -> _Target | None:
-        """The module or parameter of a factor; None if the model does not have it."""
+        """The module or parameter that a factor belongs to, or None if the model does not have it."""
         key, inside = match["module"], match["inside"].count(".")
         if name in self._modules:
             is_parameter = self._settings.is_parameter(f"{key}.weight")
@@ -164,21 +167,21 @@ class _Reading:
             found = self._targets.setdefault(name, _Target(f"{key}.weight" if is_parameter else key))
             found.transposed |= transposed
             return None if inside else found
-        held = []  # the adapted parameters of a module that holds all experts, the innermost first
+        fused = []  # the adapted parameters of a module that contains all experts, the innermost first
         for pattern, parts in self._family.fused:
             leaf = pattern.rpartition(r"\.")[2]
             if re.fullmatch(pattern, f"{name}.{leaf}") and self._settings.is_parameter(f"{key}.{leaf}"):
-                held.append((leaf, parts))
-        if inside >= len(held):
+                fused.append((leaf, parts))
+        if inside >= len(fused):
             return None
-        leaf, parts = held[len(held) - 1 - inside]
+        leaf, parts = fused[len(fused) - 1 - inside]
         experts: list[list[str]] = []
         while f"{name}.{len(experts)}.{parts[0]}" in self._modules:
             experts.append([f"{name}.{len(experts)}.{part}" for part in parts])
         return self._targets.setdefault(f"{name}.{leaf}", _Target(f"{key}.{leaf}", experts=experts))
 
     def adapter(self, name: str) -> Adapter:
-        """The sorted tensors; then `problems` is complete."""
+        """Build the adapter from the assigned tensors. Completes `problems`."""
         found = Adapter(name, replaced=self._replaced(), replaced_rows=self._replaced_rows())
         for target_name, target in self._targets.items():
             if not (self._settings.is_parameter(target.key) or self._settings.is_target(target.key)):
@@ -201,7 +204,7 @@ class _Reading:
     def _fits(
         self, name: str, target: _Target, a: StoredTensor, b: StoredTensor, shapes: list[tuple[int, ...]], n: int
     ) -> bool:
-        """Whether a and b are factors of n matrices, each a stack of matrices of these shapes."""
+        """Whether a and b are the factors of n matrices, each of which is a stack of matrices of these shapes."""
         rows, columns = sum(shape[0] for shape in shapes), shapes[0][-1]
         rank = self._settings.rank(target.key)
         if len(shapes[0]) == 2 and a.shape == (n * rank, columns) and b.shape == (rows, n * rank):
@@ -230,21 +233,21 @@ class _Reading:
                 found.biases[part] = (numbers, scale)
 
     def _add_experts(self, found: Adapter, name: str, target: _Target, a: StoredTensor, b: StoredTensor) -> None:
-        """Splits the factors of all experts: a has the experts' rows one after another, b their columns in turn."""
+        """Split the factors of all experts: a has the experts' rows consecutively, b their columns interleaved."""
         n = len(target.experts)
         parts = [[self._canonical(module) for module in modules] for modules in target.experts]
         if not self._fits(name, target, a, b, [self._shapes[part] for part in parts[0]], n):
             return
         rank = a.shape[0] // n
-        held = functools.partial(self._held, b)
+        cached_b = functools.partial(self._cached, b)
         for expert, names in enumerate(parts):
             first = 0
             for part in names:
                 rows = self._shapes[part][0]
-                read = _reader_of_expert(held, first, expert, n)
-                of_expert = a.rows(expert * rank, (expert + 1) * rank).lazy()
-                columns = LazyTensor((rows, rank), of_expert.dtype, read)
-                found.factors[part] = Factors(of_expert, columns, self._settings.scale(target.key))
+                read = _expert_reader(cached_b, first, expert, n)
+                expert_a = a.rows(expert * rank, (expert + 1) * rank).lazy()
+                expert_b = LazyTensor((rows, rank), expert_a.dtype, read)
+                found.factors[part] = Factors(expert_a, expert_b, self._settings.scale(target.key))
                 first += rows
 
     def _canonical(self, name: str) -> str:
@@ -253,7 +256,7 @@ class _Reading:
 
     def _replaced(self) -> dict[str, LazyTensor]:
         taken = Taken()
-        for name in self._modules:  # in order, because heads are joined
+        for name in self._modules:  # in order, because `Taken` concatenates heads
             for kind in ("weight", "bias"):
                 if (name, kind) in self._whole:
                     self._take(taken, name, self._whole[name, kind][1], kind, 0)
@@ -262,7 +265,7 @@ class _Reading:
         for part, tensor in found.items():
             if tensor.shape != self._shapes[part]:
                 self.problems.append(f"missing: some heads of {part}")
-        # PEFT writes a tensor that is not in modules_to_save into the base model, where tied modules share it.
+        # A tensor that is not in modules_to_save replaces the base model's tensor, which tied modules share.
         shared = {
             self._canonical(name)
             for (name, kind), (key, _) in self._whole.items()
@@ -294,7 +297,10 @@ class _Reading:
         return taken.all()
 
     def _take(self, taken: Taken, name: str, tensor: StoredTensor, kind: str, columns: int | None) -> None:
-        """Splits a module's tensor into canonical parts. columns: of each part (0: its own, None: it is a vector)."""
+        """Split a module's tensor into canonical parts.
+
+        `columns` is the number of columns of each part, 0 for the part's own number, None for vectors.
+        """
         module, place = self._modules[name]
         shapes = {}
         for part in module.part_names(kind, **place):
@@ -307,6 +313,6 @@ class _Reading:
         take(taken, module, f"{name}.{kind}", tensor, shapes, self._model)
 
 
-def _reader_of_expert(whole: Callable[[], Floats], start: int, expert: int, n: int) -> Callable[[int, int], Floats]:
-    """Reads columns expert, expert + n, ... of the rows from `start` on."""
+def _expert_reader(whole: Callable[[], Floats], start: int, expert: int, n: int) -> Callable[[int, int], Floats]:
+    """A function that reads columns expert, expert + n, ... of the rows from `start` on."""
     return lambda first, last: whole()[start + first : start + last, expert::n]
