@@ -187,9 +187,21 @@ def _open_file(
 
     label = os.fspath(source) if os.fspath(source).startswith(HUB) else os.path.abspath(found.path)
     request = Request(found.path, found.name, label, dtype or "auto", True, memory)
-    try:
+    if not replaces_tokenizer:
         return converted(request, cache_dir, progress, on_warning, on_conversion)
+    warnings: list[str] = []
+    notices: list[str] = []
+
+    def announce(text: str) -> None:
+        """Pass on only the first announcement: both attempts are one conversion to the user."""
+        if not notices:
+            on_conversion(text)
+        notices.append(text)
+
+    try:
+        file = converted(request, cache_dir, progress, warnings.append, announce)
     except (TokenizerError, UnsupportedError):
-        if not replaces_tokenizer:
-            raise
-        return converted(request._replace(tokenizer=False), cache_dir, progress, on_warning, on_conversion)
+        return converted(request._replace(tokenizer=False), cache_dir, progress, on_warning, announce)
+    for text in warnings:
+        on_warning(text)
+    return file

@@ -496,3 +496,25 @@ def test_a_conversion_is_announced_once(checkpoint_folder: Path, cache_folder: P
     assert opened() == [f"converting {checkpoint_folder} once; keeping the result in {cache_folder}"]
     assert opened() == []
     assert opened(dtype="q8") == [f"converting {checkpoint_folder} once; keeping the result in {cache_folder}"]
+
+
+@pytest.mark.parametrize("cache", ["writable", "unwritable", "none"])
+def test_a_damaged_tokenizer_that_is_replaced_repeats_no_message(
+    checkpoint_folder: Path, cache_folder: Path, tmp_path: Path, cache: str
+) -> None:
+    """The conversion is tried with the tokenizer first, then without it."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    (checkpoint_folder / "tokenizer.json").write_text("{}")
+    (tmp_path / "file").touch()
+    folder: Any = {"writable": cache_folder, "unwritable": tmp_path / "file" / "cache", "none": False}[cache]
+    warnings: list[str] = []
+    notices: list[str] = []
+    open_model(
+        checkpoint_folder,
+        tokenizer=tmp_path / "tokenizer.json",
+        cache_dir=folder,
+        on_warning=warnings.append,
+        on_conversion=notices.append,
+    ).close()
+    assert len(notices) == 1
+    assert len(warnings) == (1 if cache == "unwritable" else 0)
