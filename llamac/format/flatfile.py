@@ -430,7 +430,7 @@ class FlatFile:
             if any(self.buffer[end : record.offset]):
                 problem = "the padding before it is not zero"
             elif self._hash(record.offset, record.bytes) != record.sha256:
-                problem = "its SHA-256 does not match: it is damaged"
+                problem = "its SHA-256 does not match"
             end = record.offset + record.bytes
             progress("verifying", end - start, total)
             yield record, problem
