@@ -71,9 +71,30 @@ def test_named_files_exist(name: str) -> None:
     assert missing_files((ROOT / name).read_text("utf-8")) == []
 
 
+def unknown_names(text: str, known: set[str]) -> list[str]:
+    """The names in the last column of a page's tables of renamed modules and C names that the sources do not have."""
+    tables = re.findall(r"^#### (?:Modules|Inside the modules|C core)\n+((?:\|.*\n)+)", text, re.MULTILINE)
+    cells = [row.strip("|").split(" | ")[-1] for table in tables for row in table.splitlines()[2:]]
+    names = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    return sorted({name for name in names if not set(re.findall(r"\w{2,}", name.rpartition("/")[2])) <= known})
+
+
+def words_of_the_sources() -> set[str]:
+    paths = [path for folder in ("csrc", "llamac", "export", "tests") for path in (ROOT / folder).rglob("*.*")]
+    sources = [path for path in paths if path.suffix in (".c", ".h", ".py", ".pyx", ".pyi")]
+    words = {word for path in sources for word in re.findall(r"\w{2,}", path.read_text("utf-8"))}
+    return words | {part for path in sources for part in re.findall(r"\w+", str(path.relative_to(ROOT)))}
+
+
+def test_new_names_in_the_changelog_exist() -> None:
+    assert unknown_names((ROOT / "CHANGELOG.md").read_text("utf-8"), words_of_the_sources()) == []
+
+
 def test_the_checks_find_faults(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n[a](#title) [b](#other) [c](none.md)\n{'x' * 121}\n")
     assert list(broken_links(page)) == ["#other", "none.md"]
     assert list(long_lines(page)) == ["line 3: 121 columns"]
     assert missing_files("`csrc/pool.c`, `worker.py`, `text/nothing.py`") == ["text/nothing.py"]
+    table = "#### C core\n\n| file | before | now |\n|---|---|---|\n| `a.c` | `f`, `g` | `pool_run`, `no_name` |\n"
+    assert unknown_names(table, {"pool_run"}) == ["no_name"]
