@@ -8,7 +8,7 @@ from llamac.errors import ExportError
 from llamac.export.checkpoint import Checkpoint
 from llamac.format.detect import HF_ENDINGS
 from llamac.format.flatfile import MAGIC
-from llamac.format.git_lfs import HEAD_BYTES, refuse_pointer
+from llamac.format.git_lfs import HEAD_BYTES, check_not_pointer
 from llamac.format.llama2c_header import looks_like_llama2c
 from llamac.progress import Progress, silent
 
@@ -33,7 +33,7 @@ def read_checkpoint(source: Path, warnings: list[str], progress: Progress = sile
         from llamac.export.flat.model import read as read_flat
 
         return read_flat(source, progress)
-    refuse_pointer(source, head)
+    check_not_pointer(source, head)
     if head.startswith(GGUF_MAGIC):
         from llamac.export.gguf.model import read as read_gguf
 

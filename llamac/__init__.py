@@ -125,7 +125,7 @@ def __getattr__(name: str) -> Any:
         if importlib.util.find_spec("llamac._core") is not None:
             raise
         raise ModuleNotFoundError(
-            f"{__path__[0]} holds llamac's sources without its compiled core: run Python in another folder to use the "
+            f"{__path__[0]} has llamac's sources without its compiled core: run Python in another folder to use the "
             "installed llamac, or build the core here with `pip install -e .`",
             name="llamac._core",
         ) from None

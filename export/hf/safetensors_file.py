@@ -13,7 +13,7 @@ from typing import Any
 
 from llamac.errors import ExportError
 from llamac.export.stored import StoredTensor, are_sizes, contiguous_strides
-from llamac.format.git_lfs import HEAD_BYTES, refuse_pointer
+from llamac.format.git_lfs import HEAD_BYTES, check_not_pointer
 from llamac.format.strict_json import parse_object
 
 MAX_HEADER_BYTES = 1 << 24  # parsing takes 27 times as much memory; 100,000 tensors need about 12 MB
@@ -29,7 +29,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         head = file.read(HEAD_BYTES)
-        refuse_pointer(path, head)
+        check_not_pointer(path, head)
         if len(head) < 8:
             raise ExportError(f"{path} has {size} bytes, too few for a safetensors file")
         (length,) = struct.unpack_from("<Q", head)

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 from llamac.errors import ExportError, LlamacError, UnsupportedError
 from llamac.export.hf.torch_pickle import Dict, unpickle
 from llamac.export.stored import StoredTensor, are_sizes
-from llamac.format.git_lfs import HEAD_BYTES, refuse_pointer
+from llamac.format.git_lfs import HEAD_BYTES, check_not_pointer
 
 MAX_PICKLE_BYTES = 1 << 26
 OLD_MAGIC = 0x1950A86A20F9469CFC6C
@@ -51,7 +51,7 @@ def read_torch(path: Path) -> dict[str, StoredTensor]:
     """
     with open(path, "rb") as file:
         head = file.read(HEAD_BYTES)
-        refuse_pointer(path, head)
+        check_not_pointer(path, head)
         try:
             if head[:1] == b"\x80" and OLD_MAGIC.to_bytes(10, "little") in head[:24]:
                 return _Old(path, file).tensors()

@@ -84,7 +84,7 @@ def _exit_with(command: Callable[[], int]) -> NoReturn:
         sys.exit(command())
     except _Terminated as terminated:
         os.kill(os.getpid(), terminated.number)
-        sys.exit(128 + terminated.number)  # reached only where the signal is blocked
+        sys.exit(128 + terminated.number)  # reached only if the signal is blocked
 
 
 def _prepare_output() -> None:
@@ -93,7 +93,7 @@ def _prepare_output() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # stays open until the process ends
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # file names can hold bytes that are not UTF-8, which go out as they came in
+        # bytes of file names that are not UTF-8 are written unchanged
         sys.stdout.reconfigure(errors="surrogateescape" if sys.stdout.encoding.lower() == "utf-8" else "replace")
 
 

@@ -60,7 +60,7 @@ def _add_measurements(group: Group) -> None:
         type=_numbers,
         default="0",
         metavar="LIST",
-        help="positions that each sequence holds before decoding; fewer if the steps would not fit the model's context",
+        help="positions in each sequence before decoding; fewer if the steps would not fit the model's context",
     )
     group.add_argument(
         "--batch", type=_numbers, default="1", metavar="LIST", help="numbers of sequences that decode together"
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
             isa=options.isa,
             kv_dtype=options.kv_dtype,
         )
-        report = _describe(model)  # what can fail comes before the measurements
+        report = _describe(model)  # can fail, so it comes before the measurements
         load_before = _load()
         with bars() as progress:
             report |= benchmark.measure(model, plan, progress)
@@ -116,7 +116,7 @@ def _check_target(path: str | None) -> None:
 
 
 def _load() -> float | None:
-    """The load average. Other programs than ours make the figures worthless."""
+    """The load average. If other programs run, the figures are worthless."""
     try:
         return round(os.getloadavg()[0], 2)
     except OSError:

@@ -17,12 +17,11 @@ from llamac.sources.cache import Cache, Entry, Removal, open_cache
 
 WIDE = 72  # columns of a terminal on which a model takes one line
 
-
 ACTIONS = ("list", "rm", "prune", "path")
 DESCRIPTION = (
-    "A source that is not a model file is converted once, and the result is kept in a folder: LLAMAC_CACHE, or llamac "
-    "in XDG_CACHE_HOME, or ~/.cache/llamac. `path` prints the folder, `list` its models, and `rm` deletes the named "
-    "ones. `prune` deletes what nothing will use, such as interrupted conversions; its options delete more. Only files "
+    "A source that is not a model file is converted once, and the result is stored in a folder: LLAMAC_CACHE, or "
+    "llamac in XDG_CACHE_HOME, or ~/.cache/llamac. `path` prints the folder, `list` its models, and `rm` deletes the "
+    "named ones. `prune` deletes unusable files, such as interrupted conversions; its options delete more. Only files "
     "that llamac has written there are ever deleted, and never a source."
 )
 EXAMPLES = """\

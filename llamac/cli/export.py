@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--force",
         action="store_true",
         help="replace OUT if it is an existing file, or a symbolic link's target; with --to llama2c also a different "
-        "tokenizer.bin beside it",
+        "tokenizer.bin next to it",
     )
     parser.add_argument("--name", help="the model's name (default: the source's)")
     _add_weights(parser.add_argument_group("weights"))
@@ -72,8 +72,8 @@ def _add_weights(group: Group) -> None:
     group.add_argument(
         "--calibrate",
         metavar="FILE",
-        help="with q4 and q4s: run the model on this text, or with `self` on a text that it writes, and quantize for "
-        "the inputs seen; more accurate and slower",
+        help="with q4 and q4s: run the model on this text, or with `self` on text that it generates, and quantize for "
+        "the measured inputs; more accurate and slower",
     )
     add_lora(group, "merge a LoRA adapter into the weights")
     add_threads(group)
@@ -82,7 +82,7 @@ def _add_weights(group: Group) -> None:
 def _add_tokenizer(group: Group) -> None:
     one = group.add_mutually_exclusive_group()
     one.add_argument(
-        "--tokenizer", metavar="FILE", help="tokenizer file or directory (default: the one in or beside SRC)"
+        "--tokenizer", metavar="FILE", help="tokenizer file or directory (default: the one in or next to SRC)"
     )
     one.add_argument("--no-tokenizer", action="store_true", help="no tokenizer: the model takes token ids only")
 
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
     for warning in report.warnings:
         print(f"llamac: warning: {safe_error(warning)}", file=sys.stderr)
     bits = f", {report.bits_per_weight:.2f} bits per weight" if report.bits_per_weight else ""
-    place = ", as tokenizer.bin beside it" if options.to == "llama2c" and report.tokenizer != "none" else ""
+    place = ", as tokenizer.bin next to it" if options.to == "llama2c" and report.tokenizer != "none" else ""
     size = f"{size_text(report.bytes)}, {report.dtype}{bits}"
     print(safe_line(f"{report.path}: {size}, tokenizer {report.tokenizer}{place}"))
     return 0

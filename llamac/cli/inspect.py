@@ -25,7 +25,6 @@ from llamac.text.decoding import kind_of
 
 Facts = dict[str, Any]
 
-
 DESCRIPTION = (
     "Show a model's configuration, tensors, tokenizer and origin. Without MODEL show this machine: its kernel set, its "
     "threads, and why these are used."
@@ -66,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _describe_model(options: argparse.Namespace) -> tuple[Facts, Callable[[Facts], list[str]]]:
-    """The facts of a model, and how to show them. A foreign source is not converted."""
+    """The facts of a model, and the function that formats them. A foreign source is not converted."""
     cache_dir = options.cache_dir or None
     with bars() as progress:
         source = resolve(options.model, progress, cache_dir)
@@ -237,7 +236,7 @@ def _file_lines(facts: Facts, all_tensors: bool) -> list[str]:
 
 
 def _outline_lines(facts: Facts, all_tensors: bool) -> list[str]:
-    """What is known of a foreign source before it is converted."""
+    """Format the facts that are known about a foreign source without converting it."""
     config, tokenizer = facts["config"], facts["tokenizer"]
     layers = config["layers"]
     dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in facts["dtypes"].items())
@@ -245,7 +244,7 @@ def _outline_lines(facts: Facts, all_tensors: bool) -> list[str]:
         f"name        {facts['name']} ({facts['architecture']})",
         f"source      {facts['path']}, {size_text(facts['bytes'])}; {facts['format']}, "
         f"{'converted' if facts['conversions'] else 'not converted'}",
-        *(f"cached      {kept['file']}, {size_text(kept['bytes'])}; {kept['dtype']}" for kept in facts["conversions"]),
+        *(f"cached      {item['file']}, {size_text(item['bytes'])}; {item['dtype']}" for item in facts["conversions"]),
         f"weights     {facts['parameters']:,} numbers: {dtypes}; runs as {facts['runs_as']}",
         f"shape       {len(layers)} layers of {config['dim']}, "
         f"{config['n_heads']} heads ({config['n_kv_heads']} KV) of {config['head_dim']}, "

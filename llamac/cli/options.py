@@ -24,22 +24,22 @@ def add_model(group: Group, help_text: str = f"{ANY_MODEL} (default: stories)") 
 
 
 def add_conversion(group: Group) -> None:
-    """Add what decides how a source is converted and where the result is kept."""
+    """Add --dtype, --cache-dir and --no-cache."""
     group.add_argument(
         "--dtype",
         choices=DTYPES,
-        help="number format of the converted weights (default: one that keeps the source's quality); a model file of "
-        "another format is converted too",
+        help="number format of the converted weights (default: one that preserves the source's quality); a model file "
+        "in another format is converted as well",
     )
     cache = group.add_mutually_exclusive_group()
     cache.add_argument(
-        "--cache-dir", metavar="DIR", help="keep the converted model here (default: see `llamac cache path`)"
+        "--cache-dir", metavar="DIR", help="store the converted model here (default: see `llamac cache path`)"
     )
     cache.add_argument("--no-cache", action="store_true", help="convert to a temporary file that is deleted at exit")
 
 
 def add_lora(group: Group, effect: str) -> None:
-    """Add --lora. effect: what happens to the adapter."""
+    """Add --lora. `effect` begins its help and says what happens to the adapter."""
     group.add_argument(
         "--lora",
         metavar="DIR[=STRENGTH]",

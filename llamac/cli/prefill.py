@@ -17,7 +17,13 @@ POLL_INTERVAL = 0.25  # seconds
 
 @contextlib.contextmanager
 def prefill_progress(session: Session, prompt_tokens: int, report: Progress) -> Iterator[None]:
-    """Report the tokens of the prompt that a session holds, until the block ends."""
+    """Report how many of the prompt's tokens a session has computed, until the block ends.
+
+    Args:
+        session: The session.
+        prompt_tokens: The number of tokens in the prompt.
+        report: Called with the phase `PHASE` and the number of computed tokens.
+    """
     ended = threading.Event()
 
     def poll() -> None:

@@ -86,7 +86,7 @@ def _add_generation(group: Group) -> None:
         type=_count,
         default=MAX_TOKENS,
         metavar="N",
-        help="at most N new tokens; 0: as many as the context holds; unlike in llama2.c, the prompt does not count",
+        help="at most N new tokens; 0: as many as fit the context; unlike in llama2.c, the prompt does not count",
     )
     group.add_argument(
         "-t",
@@ -168,7 +168,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _request(options: argparse.Namespace) -> SamplingParams:
-    """The sampling parameters. Wrong values are found here, before a model is converted."""
+    """The sampling parameters. Reports wrong values before a model is converted."""
     return SamplingParams(
         max_tokens=options.max_tokens or None,
         temperature=options.temperature,
@@ -188,13 +188,13 @@ def _messages(options: argparse.Namespace, prompt: str) -> list[dict[str, str]]:
 
 
 def _hint_at_chat(model: Model) -> None:
-    """A chat model given a bare prompt often ends at once, which looks like a fault."""
+    """Print a hint if a chat model gets a bare prompt. It often ends at once then, which looks like a bug."""
     if sys.stderr.isatty() and model.chat_template is not None:
         print("llamac: hint: this is a chat model; --chat puts the prompt into its chat template", file=sys.stderr)
 
 
 def _print_text(echo: str, pieces: Iterable[str]) -> None:
-    """Print the echo, then text as it is generated. The line is ended even if the generation fails."""
+    """Print the echo, then text as it is generated. Ends the line even if the generation fails."""
     write = _writer()
     try:
         write(echo)
@@ -207,13 +207,13 @@ def _print_text(echo: str, pieces: Iterable[str]) -> None:
 
 
 def _writer() -> Callable[[str], object]:
-    """Write to stdout. A terminal gets control characters escaped; a file or a pipe gets the text as it is."""
+    """A function that writes to stdout. It escapes control characters on a terminal, but not in a file or pipe."""
     write = sys.stdout.write
     return (lambda text: write(safe_text(text))) if sys.stdout.isatty() else write
 
 
 def figures(model: Model, result: Completion, to_first: float) -> str:
-    """The line of figures: speeds, seconds to the first token, why the text ended, and the seed."""
+    """Format the line of figures: speeds, time to the first token, why the text ended, and the seed."""
     usage, timings = result.usage, result.timings
     prompt = usage.prompt_tokens / max(timings.prefill, 1e-9)
     later = usage.completion_tokens - 1

@@ -1,4 +1,4 @@
-"""Strings from files on their way to a terminal or into JSON: none of them can move the cursor or fake a line."""
+"""Escapes strings from files for a terminal or for JSON, so that they cannot move the cursor or fake a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _IN_LINE = re.compile(f"[{_CONTROLS}\t\n]")
 
 
 def safe_text(text: str) -> str:
-    """Escape control characters as Python does (\\x1b); keep tabs and line feeds."""
+    """Escape control characters, except tabs and line feeds, as Python does (\\x1b)."""
     return _IN_TEXT.sub(_escape, text)
 
 
@@ -23,7 +23,7 @@ def safe_line(text: str) -> str:
 
 
 def safe_error(text: str) -> str:
-    """Escape an error message. It is one line, or one line and a list that is indented by two spaces."""
+    """Escape an error message, which is a line, or a line and a list indented by two spaces."""
     return "\n  ".join(map(safe_line, text.split("\n  ")))
 
 

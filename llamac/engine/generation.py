@@ -291,9 +291,17 @@ class Stream(Iterator[str]):
 
 
 def prompt_ids(model: Model, prompt: str | Sequence[int], context: int) -> array[int]:
-    """Token ids of a prompt for a context of so many positions.
+    """Convert a prompt to token ids.
 
-    A str gets BOS by the model's rule, ids are taken as they are, and an empty prompt becomes BOS.
+    Args:
+        model: The model.
+        prompt: A str, which gets BOS if the model wants it; or token ids, which are used unchanged. An empty prompt
+            becomes BOS.
+        context: The number of positions in the context.
+
+    Raises:
+        ContextFullError: If the prompt does not fit the context.
+        ArgumentError: If an id is out of range, or the prompt is empty and the model has no BOS.
     """
     if not isinstance(prompt, str | Iterable):
         raise wrong_type("prompt", prompt, "a str or token ids")
@@ -304,7 +312,7 @@ def prompt_ids(model: Model, prompt: str | Sequence[int], context: int) -> array
     size = model.config["vocab_size"]
     wrong = next((token for token in ids if not 0 <= token < size), None)
     if wrong is not None:
-        raise ArgumentError(f"the prompt holds the token id {wrong}, expected 0 to {size - 1}")
+        raise ArgumentError(f"the prompt has the token id {wrong}, expected 0 to {size - 1}")
     if not ids:
         bos = model.special.bos_id
         if bos is None:
@@ -316,14 +324,22 @@ def prompt_ids(model: Model, prompt: str | Sequence[int], context: int) -> array
 
 
 def check_length(texts: Iterable[str], model: Model, context: int) -> None:
-    """Raise ContextFullError for a prompt that is certainly too long, before it takes time and memory to tokenize."""
+    """Reject a prompt that is certainly too long, before it takes time and memory to tokenize.
+
+    Raises:
+        ContextFullError: If the texts together have more tokens than the context has positions.
+    """
     least = sum(map(model.tokenizer.min_tokens, texts))
     if least > context:
         raise ContextFullError(f"the prompt has at least {least} tokens, but the context holds {context}: shorten it")
 
 
 def resolved_params(model: Model, request: SamplingParams) -> ResolvedParams:
-    """A request's parameters with the model's defaults. Checked against the model."""
+    """Complete a request's parameters with the model's defaults, and check them.
+
+    Raises:
+        ArgumentError: If there are stop strings, but the model has no tokenizer.
+    """
     params = resolve(request, model.sampling_defaults)
     if params.stop and not model.has_tokenizer:
         raise ArgumentError("stop needs a tokenizer, and this model has none")
@@ -333,7 +349,7 @@ def resolved_params(model: Model, request: SamplingParams) -> ResolvedParams:
 def stream_from_model(
     model: Model, prompt: str | Sequence[int], request: SamplingParams, context: int | None
 ) -> Stream:
-    """A stream with a session of its own. Checks the whole request, computes nothing yet."""
+    """Open a session and a stream that owns it. Checks the whole request, but computes nothing yet."""
     params = resolved_params(model, request)
     ids = prompt_ids(model, prompt, model._context_limit(context))
     most = model.config["context"] if params.max_tokens is None else params.max_tokens
@@ -342,14 +358,14 @@ def stream_from_model(
 
 
 def stream_from_session(session: Session, prompt: str | Sequence[int], request: SamplingParams) -> Stream:
-    """A stream that continues sequence 0 of a session. Checks the whole request, computes nothing yet."""
+    """Open a stream that continues sequence 0 of a session. Checks the whole request, but computes nothing yet."""
     params = resolved_params(session.model, request)
     ids = prompt_ids(session.model, prompt, session.context)
     return Stream(session, ids, params, owns_session=False)
 
 
 def run(stream: Stream) -> Completion:
-    """Generate to the end."""
+    """Generate to the end and return the result."""
     with stream:
         for _ in stream:
             pass

@@ -1,4 +1,4 @@
-"""Sampling parameters: what a request can set, their limits, and the one rule that fills in what it leaves out."""
+"""Sampling parameters: their limits, and the rule for parameters that a request does not set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_SEED = 2**64 - 1
 
 
 class SamplingOverrides(TypedDict, total=False):
-    """The keyword arguments that `generate`, `stream`, `chat` and `chat_stream` take in place of `SamplingParams`."""
+    """Keyword arguments of `generate`, `stream`, `chat` and `chat_stream`, an alternative to `SamplingParams`."""
 
     max_tokens: int | None
     temperature: float | None
@@ -37,8 +37,8 @@ class SamplingOverrides(TypedDict, total=False):
 class SamplingParams:
     """How to choose tokens and when to stop. None means "not set".
 
-    A value that a request does not set is the one that the model recommends (`Model.sampling_defaults`). Without
-    a recommendation, temperature and top_p are 1, top_k and min_p are off. The filters apply in the order of the
+    If a request does not set a value, the model's recommendation applies (`Model.sampling_defaults`). Without a
+    recommendation, temperature and top_p are 1, and top_k and min_p are off. The filters apply in the order of the
     attributes.
 
     Attributes:
@@ -70,7 +70,11 @@ class SamplingParams:
                 object.__setattr__(self, name, check(name, value))
 
     def updated(self, overrides: Mapping[str, Any]) -> Self:
-        """These parameters with the values of `overrides` that are not None."""
+        """Replace parameters with those values of `overrides` that are not None.
+
+        Raises:
+            ArgumentError: If a value is out of range; `ArgumentTypeError` for an unknown name or a wrong type.
+        """
         unknown = sorted(set(overrides) - set(_CHECKS))
         if unknown:
             raise ArgumentTypeError(f"unexpected argument {unknown[0]!r}: expected one of {', '.join(_CHECKS)}")
@@ -79,7 +83,7 @@ class SamplingParams:
 
 
 def request_params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:
-    """The parameters of a call that takes both a `SamplingParams` and keyword arguments."""
+    """Combine the `SamplingParams` and the keyword arguments of a call."""
     if not isinstance(params, SamplingParams | None):
         raise wrong_type("params", params, "SamplingParams")
     return (params or SamplingParams()).updated(overrides)
@@ -103,17 +107,21 @@ class ResolvedParams:
         return _core.Sampling(self.temperature, self.top_k, max(self.top_p, MIN_POSITIVE), self.min_p, self.seed)
 
 
-# What a generation uses where neither the request nor the model says anything.
-LAST_RESORT = {"max_tokens": None, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "stop": ()}
+# The values that neither the request nor the model sets.
+LIBRARY_DEFAULTS = {"max_tokens": None, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "stop": ()}
 
 
 def resolve(request: SamplingParams, recommended: SamplingParams) -> ResolvedParams:
-    """Fill in what a request leaves out.
+    """Complete a request's parameters.
 
-    This is the only rule of defaults, for every API: what the request says, else what the model recommends, else
-    `LAST_RESORT`. A seed is drawn if there is none.
+    This is the only rule for defaults, in every API: the request, else the model's recommendation, else
+    `LIBRARY_DEFAULTS`. A missing seed is random.
+
+    Args:
+        request: The request's parameters.
+        recommended: The model's parameters.
     """
-    values: dict[str, Any] = {**LAST_RESORT, **_given(recommended), **_given(request)}
+    values: dict[str, Any] = {**LIBRARY_DEFAULTS, **_given(recommended), **_given(request)}
     if "seed" not in values:
         values["seed"] = int.from_bytes(os.urandom(4), "little")
     return ResolvedParams(**values)
@@ -125,9 +133,11 @@ def _given(params: SamplingParams) -> dict[str, Any]:
 
 
 def recommended_params(metadata: Mapping[str, Any], warn: Callable[[str], object]) -> SamplingParams:
-    """The sampling parameters that a model file recommends, from the entry "generation" of its metadata.
+    """Read the sampling parameters that a model file recommends.
 
-    A value that is out of range is reported and left out: the model is usable without it.
+    Args:
+        metadata: The file's metadata, whose entry "generation" has them.
+        warn: Called with a message about each value that is out of range and therefore ignored.
     """
     entries = metadata.get("generation", {})
     if not isinstance(entries, dict):

@@ -10,7 +10,7 @@ HEAD_BYTES = 64  # enough to recognize a pointer
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
-def refuse_pointer(path: Path, head: bytes) -> None:
+def check_not_pointer(path: Path, head: bytes) -> None:
     """Check that a file is not a pointer.
 
     Args:

@@ -48,7 +48,11 @@ def open_own(path: Path) -> BinaryIO:
 
 
 def create(path: Path) -> BinaryIO:
-    """Create a file for reading and writing. Raises FileExistsError for anything that exists, also a dangling link."""
+    """Create a file for reading and writing.
+
+    Raises:
+        FileExistsError: If anything exists at the path, including a dangling link.
+    """
     return open(path, "x+b", opener=lambda name, flags: open_regular(path, flags))
 
 
@@ -70,14 +74,15 @@ def try_lock(descriptor: int) -> bool | None:
 
 @contextlib.contextmanager
 def locked(path: Path, progress: Progress = silent, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock file at `path`, which is created if it does not exist.
+    """Hold a lock while the block runs.
 
     Args:
+        path: The lock file, which is created if it does not exist.
         progress: Called if another process holds the lock.
         wait: Whether to wait for that process.
 
     Yields:
-        True; False on a file system without locks.
+        Whether the lock is held: True, or False on a file system without locks.
 
     Raises:
         BlockingIOError: If another process holds the lock and `wait` is false.

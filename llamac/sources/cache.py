@@ -53,7 +53,7 @@ _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def default_folder() -> Path:
-    """LLAMAC_CACHE, or the folder llamac in XDG_CACHE_HOME, or ~/.cache/llamac."""
+    """The default cache folder: LLAMAC_CACHE, or the folder llamac in XDG_CACHE_HOME, or ~/.cache/llamac."""
     base = os.environ.get("XDG_CACHE_HOME", "")  # its specification says to ignore a relative path
     named = os.environ.get("LLAMAC_CACHE") or os.path.join(base if os.path.isabs(base) else "~/.cache", "llamac")
     path = os.path.expanduser(named)
@@ -66,7 +66,7 @@ def default_folder() -> Path:
 
 
 def open_cache(cache_dir: CacheDir) -> Cache | None:
-    """The cache in a folder: None is the default folder, False disables the cache."""
+    """Open the cache in a folder. None is the default folder; False returns None."""
     if cache_dir is False:
         return None
     return Cache(default_folder() if cache_dir is None else file_path(cache_dir, "cache_dir"))
@@ -332,11 +332,11 @@ class Cache:
         return sorted(found, key=lambda entry: (-entry.used, entry.key))
 
     def select(self, name: str) -> Entry:
-        """The one model with a name.
+        """Find the only model with a name.
 
         Args:
-            name: A model's id, or its source as `entries` has it, or the beginning of one of them; or a path, of the
-                source or of the model.
+            name: A model's id, or its source as in `entries`, or the beginning of either; or the path of the source or
+                of the model.
 
         Raises:
             ArgumentError: If not exactly one model has this name; the message lists the candidates.
@@ -355,7 +355,11 @@ class Cache:
         raise ArgumentError(f"{problem}; {expected}")
 
     def remove(self, entry: Entry) -> Removal:
-        """Delete a model. Raises BusyError if another process is converting it."""
+        """Delete a model.
+
+        Raises:
+            BusyError: If another process is converting it.
+        """
         with self._exclusively(entry.key) as exclusive:
             if exclusive is False:
                 raise BusyError(f"{entry.source} is being converted; wait for that process or end it")
@@ -370,9 +374,10 @@ class Cache:
         max_bytes: int | None = None,
         dry_run: bool = False,
     ) -> list[Removal]:
-        """Delete what will not be used: interrupted conversions, models of other versions, notes of missing sources.
+        """Delete unusable files: interrupted conversions, models of other versions, notes of missing sources.
 
-        Models that other processes are writing stay. An open model can be deleted; it stays usable until it is closed.
+        Models that other processes are writing are not deleted. An open model can be deleted, and stays usable until it
+        is closed.
 
         Args:
             everything: Also delete all models.
@@ -381,7 +386,7 @@ class Cache:
             dry_run: Delete nothing.
 
         Returns:
-            What was deleted, or would be.
+            What was deleted, or would be deleted.
         """
         now, gone, pruned = time.time(), [], set()
         entries = self.entries()
@@ -421,7 +426,7 @@ class Cache:
                 if name is None:
                     continue
                 if note.name != f"{name[1]}.json":
-                    if time.time() - _time_of(note) > 60:  # writing one takes no time
+                    if time.time() - _time_of(note) > 60:  # writing a note takes much less
                         yield note, "interrupted"
                 elif folder is self._sources:
                     path = (self._read_note(note) or {}).get("path")

@@ -45,12 +45,18 @@ class Request(NamedTuple):
 def converted(
     request: Request, cache_dir: CacheDir, progress: Progress, warn: Warn, notice: Notice = lambda text: None
 ) -> FlatFile:
-    """Open a source as a flat file. It is converted unless the cache has it.
+    """Open a source as a flat file. Converts it unless the cache has the result.
 
     Args:
+        request: The conversion.
         cache_dir: As in `load`.
-        warn: Called with what the user should know about the result.
-        notice: Called with one line before a conversion begins.
+        progress: Called with (phase, done, total).
+        warn: Called with each message that the user should see.
+        notice: Called with a one-line announcement before a conversion begins.
+
+    Raises:
+        ExportError: If the source cannot be converted, changes meanwhile, or the disk is full. Other errors as in
+            `export`.
     """
     cache = open_cache(cache_dir)
     if cache is None:
@@ -68,7 +74,7 @@ def converted(
                 "not kept: set LLAMAC_CACHE to another folder, or keep nothing with --no-cache"
             )
             return _temporary(request, progress, warn, notice)
-        if file := cache.find(key, request.memory):  # converted by the process that held the lock
+        if file := cache.find(key, request.memory):  # the process that held the lock has converted it
             return file
         notice(f"converting {request.label} once; keeping the result in {cache.folder}")
 
@@ -84,7 +90,7 @@ def converted(
 
 
 def cached_conversions(path: Path, cache_dir: CacheDir = None) -> list[Entry]:
-    """The usable conversions of a source in the cache. No file of the source is read."""
+    """List the usable conversions of a source in the cache. Reads no file of the source."""
     cache = open_cache(cache_dir)
     digests = cache.remembered_digests(path, files_of(path)) if cache else None
     if cache is None or digests is None:

@@ -1,4 +1,4 @@
-"""SHA-256 of a source's files, remembered with what shows that a file has not changed since."""
+"""SHA-256 of a source's files, remembered together with stamps that show whether a file has changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from llamac.progress import Progress, silent
 
 READ_BYTES = 4 << 20
-# A file that changed this shortly before it was read can change again without getting another time.
+# A file that changed less than this before it was read can change again without getting a different time.
 SETTLED_NS = 2_000_000_000
 
 _SHA256 = r"[0-9a-f]{64}"
@@ -22,6 +22,11 @@ def digests_of(
     files: Mapping[str, Path], known: Mapping[str, Any], progress: Progress = silent
 ) -> tuple[dict[str, str], dict[str, list[Any]]]:
     """Hash files, except those that have not changed.
+
+    Args:
+        files: The files by name.
+        known: The stamps that an earlier call returned.
+        progress: Called with the phase "reading" and byte counts.
 
     Returns:
         The SHA-256 of each file, and the stamps to pass as `known` the next time.
@@ -49,7 +54,15 @@ def digests_of(
 
 
 def sha256_of_file(path: Path, report: Callable[[int], object] = lambda count: None) -> str:
-    """The SHA-256 of a file. `report` is called with the number of bytes read, first 0."""
+    """Compute the SHA-256 of a file.
+
+    Args:
+        path: The file.
+        report: Called with the number of bytes read, first with 0.
+
+    Returns:
+        The SHA-256 in hexadecimal.
+    """
     digest, done = hashlib.sha256(), 0
     report(done)
     with open(path, "rb", buffering=0) as file:
@@ -61,12 +74,12 @@ def sha256_of_file(path: Path, report: Callable[[int], object] = lambda count: N
 
 
 def sha256_hex(data: bytes) -> str:
-    """The SHA-256 of some bytes, in hexadecimal."""
+    """Compute the SHA-256 of some bytes, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def remembered_digest(entry: Any, path: Path) -> str | None:
-    """The SHA-256 in a source note's entry, if the file has not changed since."""
+    """Return the SHA-256 in a source note's entry if the file has not changed since, else None."""
     is_entry = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], str)
     if is_entry and re.fullmatch(_SHA256, entry[1]) and entry[0] == file_stamp(path):
         return str(entry[1])
@@ -74,6 +87,6 @@ def remembered_digest(entry: Any, path: Path) -> str | None:
 
 
 def file_stamp(path: Path) -> list[int]:
-    """Numbers of which one changes when the file changes. No program can set the last one, a time."""
+    """Numbers that differ if the file has changed. The last one is a time that no program can set."""
     found = path.stat()
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]

@@ -1,8 +1,8 @@
-"""Models on the Hugging Face Hub: the meaning of hf:ORG/NAME, and which files of a repository a model needs.
+"""Models on the Hugging Face Hub: parses hf:ORG/NAME, and chooses the files of a repository that a model needs.
 
-Everything goes through the client huggingface_hub, its cache and its environment variables (HF_HOME, HF_TOKEN,
-HF_ENDPOINT, HF_HUB_OFFLINE). llamac adds three things: it downloads only the files that a model needs, it resumes large
-files, and it uses no file whose SHA-256 differs from the hub's.
+Downloads use the client huggingface_hub, its cache and its environment variables (HF_HOME, HF_TOKEN, HF_ENDPOINT,
+HF_HUB_OFFLINE). In addition, llamac downloads only the files that a model needs, resumes large files, and rejects files
+whose SHA-256 differs from the hub's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from llamac.sources.hub_client import COMMIT, SHA256, Listing, Unreachable
 from llamac.sources.hub_download import Downloads, mismatch
 
 FORM = "hf:ORG/NAME[@REVISION], or for a GGUF file hf:ORG/NAME/FILE.gguf or hf:ORG/NAME:Q4_K_M"
-# Files beside the weights that an import reads.
+# Files other than weights that an import reads.
 CONFIGURATION = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -35,7 +35,7 @@ CONFIGURATION = (
 TEMPLATES = "additional_chat_templates/"
 PICKLES = tuple(name for name in HF_WEIGHTS if ".bin" in name)
 SHOWN = 12  # names in a message
-REF_BYTES = 256  # a commit hash, and room for what must be refused
+REF_BYTES = 256  # more than a commit hash has
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _NAME = re.compile(
@@ -47,8 +47,10 @@ class HubName(NamedTuple):
     """A parsed hf: name.
 
     Attributes:
-        file: A GGUF file in the repository.
-        quant: A word in the name of a GGUF file, such as Q4_K_M.
+        repo: The repository, ORG/NAME.
+        revision: A branch, tag or commit.
+        file: A GGUF file in the repository, or None.
+        quant: A word in the name of a GGUF file, such as Q4_K_M, or None.
     """
 
     repo: str
@@ -58,7 +60,11 @@ class HubName(NamedTuple):
 
 
 def parse(text: str) -> HubName:
-    """Parse an hf: name. Raises ArgumentError with the expected form."""
+    """Parse an hf: name.
+
+    Raises:
+        ArgumentError: If the name is malformed. The message has the expected form.
+    """
     name = _NAME.fullmatch(text)
     parts = [name["file"] or "", name["revision"] or ""] if name else []
     steps = [step for part in parts if part for step in part.split("/")]
@@ -73,7 +79,9 @@ def fetch(text: str, progress: Progress, cache: Cache | None) -> tuple[Path, str
     """Download the model with an hf: name, unless it is in the client's cache.
 
     Args:
-        cache: Where the checksums of downloaded files are remembered.
+        text: The name.
+        progress: Called with the phases "downloading" and "reading" and byte counts.
+        cache: Remembers the checksums of downloaded files; None computes them each time.
 
     Returns:
         The model's directory or GGUF file, and its name if it is a directory.
@@ -81,8 +89,8 @@ def fetch(text: str, progress: Progress, cache: Cache | None) -> tuple[Path, str
     Raises:
         ArgumentError: If `text` is not an hf: name.
         UnsupportedError: If the client is missing or too old.
-        HubError: If the hub refuses or does not have the model, sends something else, or cannot be reached and the
-            client's cache has no copy.
+        HubError: If the hub denies access, does not have the model or sends wrong data; or if it cannot be reached and
+            the client's cache has no copy.
     """
     name = parse(text)
     client = hub_client.load_client()
@@ -108,11 +116,15 @@ def fetch(text: str, progress: Progress, cache: Cache | None) -> tuple[Path, str
 
 
 def choose(name: HubName, files: Iterable[str], read: Callable[[str], bytes]) -> list[str]:
-    """The files that a model needs, first the one that stands for the model.
+    """Choose the files that a model needs.
 
     Args:
+        name: The model's name.
         files: Names of all files in the repository.
         read: Returns the content of one of them.
+
+    Returns:
+        The names of the files. The first one identifies the model: a GGUF file, or config.json.
 
     Raises:
         HubError: If the repository has no model, or several and the name selects none.
@@ -120,10 +132,10 @@ def choose(name: HubName, files: Iterable[str], read: Callable[[str], bytes]) ->
     names = set(filter(_is_inside, files))
     models = gguf_models(names)
     if name.file is not None:
-        taken = next((parts for label, parts in models.items() if name.file in (label, *parts)), None)
-        if taken is None:
+        selected = next((parts for label, parts in models.items() if name.file in (label, *parts)), None)
+        if selected is None:
             raise HubError(f"{HUB}{name.repo} has no file {name.file}{_candidates(models)}")
-        return taken
+        return selected
     if name.quant is not None:
         fitting = [label for label in models if _has_word(label, name.quant)]
         if len(fitting) != 1:
@@ -132,7 +144,7 @@ def choose(name: HubName, files: Iterable[str], read: Callable[[str], bytes]) ->
         return models[fitting[0]]
     weights = next((weights for weights in HF_WEIGHTS if weights in names), None)
     if weights in PICKLES and any(other.endswith(".safetensors") for other in names):
-        weights = None  # never read a pickle of a model that also exists without
+        weights = None  # never read pickles of a model that also has safetensors
     if "config.json" in names and weights is not None:
         extra = [other for other in sorted(names) if other in CONFIGURATION or other.startswith(TEMPLATES)]
         shards = _shards(name, weights, read(weights), names) if weights.endswith(".index.json") else []
@@ -156,7 +168,7 @@ def _is_inside(name: str) -> bool:
 
 
 def _has_word(name: str, word: str) -> bool:
-    """Whether a file name has a word that ends at a dot, hyphen or slash, in any case: Q4_K is not Q4_K_M."""
+    """Whether a file name has a word, ignoring case. Dots, hyphens and slashes end words, so Q4_K is not in Q4_K_M."""
     return re.search(rf"(?:^|[-./_]){re.escape(word)}(?:[-./]|$)", name, re.IGNORECASE) is not None
 
 
@@ -167,7 +179,7 @@ def _candidates(names: Iterable[str]) -> str:
 
 
 def _shards(name: HubName, index: str, data: bytes, names: set[str]) -> list[str]:
-    """The files that an index names, all of which are in the repository."""
+    """The files that an index names. Raises HubError if one is missing."""
     try:
         shards = sorted(set(parse_object(data, index, max_bytes=MAX_INDEX_BYTES)["weight_map"].values()))
         missing = [str(shard) for shard in shards if shard not in names]
@@ -191,11 +203,7 @@ def _download(client: Any, name: HubName, listing: Listing, progress: Progress) 
 
 
 def _cached_model(client: Any, name: HubName, reason: str) -> Path:
-    """The model in the client's cache.
-
-    Args:
-        reason: Why the hub cannot be asked.
-    """
+    """The model in the client's cache. `reason` says why the hub cannot be reached."""
     folder = hub_client.repo_folder(client, name.repo)
     commit = name.revision
     if not COMMIT.fullmatch(commit):
@@ -214,16 +222,14 @@ def _cached_model(client: Any, name: HubName, reason: str) -> Path:
     return snapshot / needed[0] if needed[0].endswith(".gguf") else snapshot
 
 
-def _verify(
-    name: HubName, path: Path, known: Mapping[str, str], progress: Progress, cache: Cache | None
-) -> None:
+def _verify(name: HubName, path: Path, known: Mapping[str, str], progress: Progress, cache: Cache | None) -> None:
     """Raise HubError if a file's SHA-256 differs from the hub's, or from its name in the client's cache."""
     files = files_of(path)
     digests = cache.digests(path, files, progress) if cache is not None else digests_of(files, {}, progress)[0]
     snapshots = next(parent for parent in path.parents if parent.name == "snapshots")
-    for label, place in files.items():
-        in_repo = place.relative_to(snapshots).as_posix().partition("/")[2]
-        blob = Path(os.path.realpath(place))
+    for label, file in files.items():
+        in_repo = file.relative_to(snapshots).as_posix().partition("/")[2]
+        blob = Path(os.path.realpath(file))
         expected = known.get(in_repo) or (blob.name if SHA256.fullmatch(blob.name) else None)
         if expected not in (None, digests[label]):
             raise HubError(f"{mismatch(name.repo, in_repo)}; delete {blob} and run this again")

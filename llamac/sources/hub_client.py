@@ -1,7 +1,7 @@
-"""The client huggingface_hub, guarded against hostile servers.
+"""Calls the client huggingface_hub, and protects it from hostile servers.
 
-HF_ENDPOINT may name any server. The client turns the commit hashes and ETags that a server sends into file names, so
-none of them reaches the client unless it is a plain hash.
+HF_ENDPOINT can name any server. The client uses the commit hashes and ETags that a server sends as file names, so only
+plain hashes may reach the client.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ERO
 
 
 class Unreachable(Exception):
-    """The hub cannot be asked: no network, offline mode, or the server is out of order."""
+    """The hub cannot be reached: there is no network, offline mode is on, or the server has a failure."""
 
 
 class Listing(NamedTuple):
     """A repository's files at a commit.
 
     Attributes:
-        sha256: Checksums of the large files.
-        sizes: Bytes of each file.
+        commit: The commit's hash.
+        names: The names of the files.
+        sha256: Checksums of the large files, by name.
+        sizes: Sizes in bytes, by name.
     """
 
     commit: str
@@ -47,12 +49,13 @@ class Listing(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """What the hub says of one file.
+    """The hub's metadata of a file.
 
     Attributes:
-        etag: The file's name in the client's cache; of a large file its SHA-256.
-        size: Bytes, if the server says it.
-        has_xet: Whether the file can be downloaded with the hub's own protocol.
+        url: Where to download it.
+        etag: Its name in the client's cache. For a large file, this is its SHA-256.
+        size: Its size in bytes, or None if the server does not send it.
+        has_xet: Whether the hub's own protocol can download it.
     """
 
     url: str
@@ -62,7 +65,11 @@ class Metadata(NamedTuple):
 
 
 def load_client() -> Any:
-    """Import huggingface_hub. Raises UnsupportedError if it is missing or too old."""
+    """Import huggingface_hub.
+
+    Raises:
+        UnsupportedError: If it is missing or too old.
+    """
     try:
         import huggingface_hub.constants
         import huggingface_hub.errors
@@ -89,7 +96,12 @@ def repo_folder(client: Any, repo: str) -> Path:
 
 
 def list_files(client: Any, repo: str, revision: str) -> Listing:
-    """Ask the hub for a repository's files. Raises HubError, or Unreachable."""
+    """Ask the hub for a repository's files.
+
+    Raises:
+        HubError: If the hub denies access, does not have the revision or sends malformed data.
+        Unreachable: If it does not answer.
+    """
     ask = partial(client.HfApi(library_name="llamac").model_info, repo, revision=revision, timeout=TIMEOUT_S)
     with translated_errors(client, repo, revision):
         try:
@@ -113,7 +125,11 @@ def list_files(client: Any, repo: str, revision: str) -> Listing:
 
 
 def file_metadata(client: Any, repo: str, commit: str, name: str) -> Metadata:
-    """Ask the hub for a file's metadata. Raises HubError if it is not for this commit, or could not be a hash."""
+    """Ask the hub for a file's metadata.
+
+    Raises:
+        HubError: If the answer is for another commit, or its ETag is not a hash.
+    """
     url = client.hf_hub_url(repo, name, revision=commit)
     found = client.get_hf_file_metadata(url, timeout=TIMEOUT_S)
     if found.commit_hash != commit:
@@ -132,13 +148,15 @@ def _checked_size(client: Any, repo: str, name: str, size: object) -> int:
 
 @contextlib.contextmanager
 def checked_responses(client: Any, repo: str, expected: Metadata) -> Iterator[None]:
-    """Check the server's answers to the requests that the client itself makes in this thread, before it sees them.
+    """Check the answers to the client's own requests in this thread before the client sees them.
 
     Args:
-        expected: What the hub said before of the file that the client is asked for.
+        client: The client.
+        repo: The repository.
+        expected: The metadata that the hub sent earlier for the file.
 
     Raises:
-        HubError: If a commit hash is not a hash, or the server now says something else of the file.
+        HubError: If a commit hash is not a hash, or the file's metadata has changed.
     """
     thread = threading.get_ident()
 
@@ -152,7 +170,7 @@ def checked_responses(client: Any, repo: str, expected: Metadata) -> Iterator[No
         if not response.is_success and not response.is_redirect:
             return
         if response.is_redirect and not urlsplit(headers.get("Location", "")).netloc:
-            return  # the client follows it, and uses the next answer
+            return  # the client follows this redirect and uses the next answer
         etag = headers.get("X-Linked-ETag") or headers.get("ETag", "")
         size = headers.get("X-Linked-Size") or (None if response.is_redirect else headers.get("Content-Length"))
         has_xet = "X-Xet-Hash" in headers
@@ -173,18 +191,19 @@ def checked_responses(client: Any, repo: str, expected: Metadata) -> Iterator[No
 # ---- errors
 
 
-def _hostile(client: Any, repo: str, what: str) -> str:
-    return f"{HUB}{repo}: {client.constants.ENDPOINT} does not answer like the Hugging Face Hub: {what}"
+def _hostile(client: Any, repo: str, problem: str) -> str:
+    """The message for an answer that the Hugging Face Hub would not send."""
+    return f"{HUB}{repo}: {client.constants.ENDPOINT} does not answer like the Hugging Face Hub: {problem}"
 
 
 @contextlib.contextmanager
 def translated_errors(client: Any, repo: str, revision: str) -> Iterator[None]:
-    """Raise the client's errors as HubError or ArgumentError; Unreachable where a copy on this machine may do."""
+    """Convert the client's errors to HubError, ArgumentError, or Unreachable if a copy on this machine can help."""
     kinds = client.errors
     page = f"{client.constants.ENDPOINT}/{repo}"
     try:
         yield
-    except LlamacError:  # HubError is an OSError, too
+    except LlamacError:  # HubError is also an OSError
         raise
     except kinds.GatedRepoError:
         raise HubError(
@@ -217,7 +236,10 @@ def translated_errors(client: Any, repo: str, revision: str) -> Iterator[None]:
 
 
 def network_errors(client: Any) -> tuple[type[BaseException], ...]:
-    """Errors of the network. Versions of the client use different HTTP libraries: its own error derives from theirs."""
+    """The classes of network errors.
+
+    Versions of the client use different HTTP libraries. The client's own error derives from theirs.
+    """
     return (OSError, *client.errors.HfHubHTTPError.__bases__)
 
 
@@ -237,7 +259,7 @@ def _invalid_url(client: Any) -> type[Exception]:
 
 
 def xet_errors() -> tuple[type[BaseException], ...]:
-    """Errors of the hub's own protocol (Xet). Plain HTTP may work where it fails, such as behind a firewall."""
+    """The classes of errors of the hub's own protocol (Xet). If it fails, plain HTTP may still work."""
     try:
         import hf_xet
     except ImportError:

@@ -1,15 +1,14 @@
-"""Downloads of one repository's files into the client's cache, with checksums, and resumed where they were interrupted.
+"""Downloads a repository's files into the client's cache, verifies checksums, and resumes interrupted downloads.
 
 The client downloads small files, and large ones that the hub serves with its own protocol (Xet). It does not resume a
-plain HTTP download that another process began, so large files are downloaded here, into the place where the client
-keeps a blob (https://huggingface.co/docs/hub/local-cache):
+plain HTTP download that another process began. So this module downloads large files, to the path where the client
+stores a blob (https://huggingface.co/docs/hub/local-cache):
 
     blobs/SHA256.ID.llamac.incomplete    an interrupted download; ID is random
     blobs/SHA256.llamac.lock             locked by the process that downloads
     blobs/SHA256                         the file; the client links it into the snapshot
 
-The process that downloads a file holds a lock. On a file system without locks each process downloads to its own file,
-and nothing is resumed.
+On a file system without locks, each process downloads to its own file, and nothing is resumed.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ from llamac.sources.hub_client import (
 )
 
 WEIGHTS = (".safetensors", ".bin", ".gguf")
-MAX_CONFIGURATION_BYTES = 1 << 28  # as the largest tokenizer file that is read
-ATTEMPTS = 5  # in a row in which the file did not grow
+MAX_CONFIGURATION_BYTES = 1 << 28  # the limit for tokenizer files
+ATTEMPTS = 5  # consecutive attempts in which the file did not grow
 PAUSE_S = 0.5
 
 
@@ -61,7 +60,11 @@ class Downloads:
     """Downloads files of a repository at a commit, one after another.
 
     Args:
-        revision: What the user named; the client notes which commit it is, for use without a network.
+        client: The client.
+        repo: The repository.
+        revision: The revision that the user named. The client remembers its commit, for use without a network.
+        listing: The repository's files.
+        progress: Called with the phase "downloading" and byte counts.
     """
 
     def __init__(self, client: Any, repo: str, revision: str, listing: Listing, progress: Progress) -> None:
@@ -71,7 +74,7 @@ class Downloads:
         self._is_noted = COMMIT.fullmatch(revision) is not None
 
     def expect(self, names: list[str]) -> None:
-        """Say which files will be downloaded: progress counts their bytes together."""
+        """Announce the files to download, so that progress counts the bytes of all of them."""
         self._total = sum(self._listing.sizes.get(name, 0) for name in names)
 
     def get(self, name: str) -> Path:
@@ -125,7 +128,7 @@ class Downloads:
         with checked_responses(self._client, self._repo, found):
             path = ask(revision=commit if self._is_noted else self._revision)
             if not self._is_noted and f"/snapshots/{commit}/" not in path.replace(os.sep, "/"):
-                path = ask(revision=commit)  # the branch has just moved on
+                path = ask(revision=commit)  # the branch has just changed
         self._is_noted = True
         if is_new:
             self._check(name, found, limit, Path(path))
@@ -169,7 +172,7 @@ class Downloads:
     # ---- large files by plain HTTP
 
     def _download_blob(self, name: str, found: Metadata, size: int) -> None:
-        """Download a large file to where the client looks for it, resuming an interrupted download."""
+        """Download a large file to the client's path for it, resuming an interrupted download."""
         folder = repo_folder(self._client, self._repo)
         blob = folder / "blobs" / found.etag
         blob.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +196,7 @@ class Downloads:
                 raise
 
     def _open_partial(self, blob: Path, resume: bool) -> tuple[Path, BinaryIO]:
-        """(path, file) of the interrupted download of a blob, or of a new one."""
+        """The path and the file of an interrupted download of a blob, or of a new one."""
         pattern = re.compile(rf"{blob.name}\.[0-9a-f]{{16}}\.llamac\.incomplete")
         for path in sorted(blob.parent.iterdir()) if resume else ():
             if pattern.fullmatch(path.name):
@@ -211,7 +214,7 @@ class Downloads:
             )
 
     def _receive(self, file: BinaryIO, name: str, url: str, size: int) -> None:
-        """Append the rest of a file. A broken connection is resumed as long as the file grows."""
+        """Append the rest of a file. Reconnects as long as the file grows."""
         bar = self._bar_class(name, size)(total=size, initial=file.tell())
         attempts = longest = 0
         while (begun := file.seek(0, os.SEEK_END)) < size:
@@ -234,7 +237,7 @@ class Downloads:
                 time.sleep(PAUSE_S * (attempts - 1))
 
     def _pieces(self, file: BinaryIO, url: str, begun: int, bar: Any) -> Any:
-        """The bytes of a file from byte `begun`. If the server sends it from the beginning, the file is emptied."""
+        """Yield the bytes of a file from byte `begun` on. Empties the file if the server sends all of it."""
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
         headers = {**build_hf_headers(library_name="llamac"), "Accept-Encoding": "identity"}

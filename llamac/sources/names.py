@@ -10,7 +10,7 @@ from llamac.arguments import CacheDir, StrPath, file_path
 from llamac.format.detect import HUB, Source, local_source
 from llamac.progress import Progress, silent
 
-# How models of the hub are named elsewhere: by their page (a Path makes one slash of two), by their name alone.
+# Other names for models on the Hub: the address of their page, in which a Path merges slashes, and ORG/NAME alone.
 HUB_PAGE = re.compile(r"(?:https?://?(?:www\.)?(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+)(?:/tree/main)?/?")
 
 
@@ -20,8 +20,8 @@ def resolve(source: StrPath | Source, progress: Progress = silent, cache_dir: Ca
     Args:
         source: A path, a built-in model's name (`llamac.models.NAMES`), or hf:ORG/NAME[@REVISION]. A weights file
             inside a Hugging Face directory denotes the directory.
-        progress: Receives download progress.
-        cache_dir: Where checksums of downloaded files are remembered, as for `load`.
+        progress: Called during a download.
+        cache_dir: The folder that remembers checksums of downloaded files, as for `load`.
 
     Raises:
         FileNotFoundError: If nothing exists at the path.
@@ -42,7 +42,7 @@ def resolve(source: StrPath | Source, progress: Progress = silent, cache_dir: Ca
 
 
 def _advice(name: str) -> str:
-    """What may have been meant by the name of a file that there is not."""
+    """A hint for the name of a missing file that looks like a model on the Hub; otherwise empty."""
     page = HUB_PAGE.fullmatch(name)
     if page is None or Path(name).parent.exists():
         return ""

@@ -57,7 +57,7 @@ def test_sources_without_the_compiled_core_are_an_import_error(tmp_path: Path) -
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import llamac; llamac.load"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"ModuleNotFoundError: {tmp_path / 'llamac'} holds llamac's sources")
+    assert done.stderr.splitlines()[-1].startswith(f"ModuleNotFoundError: {tmp_path / 'llamac'} has llamac's sources")
     assert done.stderr.splitlines()[-1].endswith("`pip install -e .`")
 
 

@@ -158,7 +158,7 @@ def test_an_export_ended_by_a_signal_leaves_no_files(number: int, code: int, tmp
         ((), r"out: [\d.]+ [kM]B, f32, 3\d\.\d\d bits per weight, tokenizer unknown\n"),
         (("--dtype", "bf16"), r"out: [\d.]+ [kM]B, bf16, 1\d\.\d\d bits per weight, tokenizer unknown\n"),
         (("--to", "hf"), r"out: [\d.]+ [kM]B, f32, tokenizer unknown\n"),
-        (("--to", "llama2c"), r"out: [\d.]+ [kM]B, f32, tokenizer unknown, as tokenizer\.bin beside it\n"),
+        (("--to", "llama2c"), r"out: [\d.]+ [kM]B, f32, tokenizer unknown, as tokenizer\.bin next to it\n"),
     ],
 )
 def test_the_last_line_describes_the_written_files(

@@ -330,7 +330,7 @@ def test_a_stream_checks_its_request_before_the_first_piece(tiny_llama: Path) ->
     with llamac.load(tiny_llama) as model:
         before = _core.live_objects()
         for ids in ([-1], [1, 301], [1, 2**31 - 1]):
-            with pytest.raises(ArgumentError, match=f"the prompt holds the token id {ids[-1]}, expected 0 to 300"):
+            with pytest.raises(ArgumentError, match=f"the prompt has the token id {ids[-1]}, expected 0 to 300"):
                 model.stream(ids)
         for prompt in (None, 5, b"a", [1.5], ["a"]):
             with pytest.raises(ArgumentTypeError):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llamac.errors import TokenizerError, UnsupportedError
 from llamac.format.flatfile import MAGIC
-from llamac.format.git_lfs import refuse_pointer
+from llamac.format.git_lfs import check_not_pointer
 from llamac.format.model_folders import check_links
 from llamac.format.small_files import read_small
 from llamac.text.tokenizer_json import MAX_FILE_BYTES, parse_document
@@ -65,7 +65,7 @@ def load_vocabulary(path: str | Path, room: Room | None = None) -> Vocabulary:
 
         return from_gguf(path)
     data = read_small(path, MAX_FILE_BYTES, TokenizerError)
-    refuse_pointer(path, data)
+    check_not_pointer(path, data)
     try:
         return _from_bytes(path, data, room)
     except TokenizerError as error:
