@@ -120,9 +120,9 @@ def test_a_terminal_shows_every_phase(source: Path, tmp_path: Path) -> None:
             shown += data
     os.close(reader)
     text = shown.decode()
-    assert re.search(r"verifying: .* [\d.]+k?/[\d.]+kB ", text)
+    assert re.search(r"verifying: .* [\d.]+k?B/[\d.]+kB ", text)
     assert re.search(r"reference logits: .* \d/3 ", text)  # two layers and the output matrix
-    assert re.search(r"writing: .* [\d.]+k?/[\d.]+kB ", text)
+    assert re.search(r"writing: .* [\d.]+k?B/[\d.]+kB ", text)
     assert re.search(r"engine logits: .* \d/8 ", text)  # four probes, two KV cache formats
     assert "\n" not in text
     assert done.stdout.decode().startswith(f"{tmp_path / 'a.bin'}: ")
