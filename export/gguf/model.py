@@ -65,10 +65,10 @@ def read(path: Path, warnings: list[str], *, complete: bool = True) -> Checkpoin
         "name": title if isinstance(title, str) and 0 < len(title) <= 200 else path.stem,
         "architecture": _family(config),
         "source": {"format": "gguf", "architecture": name, "files": [part.name for part in file.paths]},
-        **chat_templates.to_metadata(templates),
+        **templates.metadata(),
         **generation_config.to_metadata(generation_config.from_gguf(file.values, warnings)),
     }
-    return Checkpoint(config.model, tensors, chat_template=chat_templates.default_text(templates), metadata=metadata)
+    return Checkpoint(config.model, tensors, chat_template=templates.default(), metadata=metadata)
 
 
 def _family(config: GGUFConfig) -> str:

@@ -73,10 +73,10 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
         "architecture": family.model_type,
         "source": {"format": "huggingface", "files": ["config.json", *files]},
         "config": values,
-        **chat_templates.to_metadata(templates),
+        **templates.metadata(),
         **generation_config.to_metadata(generation_config.from_hf(folder, warnings)),
     }
-    template = chat_templates.default_text(templates)
+    template = templates.default()
     return Checkpoint(model, tensors, chat_template=template, metadata=metadata)
 
 

@@ -235,7 +235,8 @@ class Model(Closeable):
     @functools.cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The model's chat templates, or None."""
-        from llamac.text.chat import DEFAULT, ChatTemplate
+        from llamac.text.chat import ChatTemplate
+        from llamac.text.template_files import DEFAULT
 
         self._check_open()
         metadata = self._file.metadata

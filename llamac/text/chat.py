@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamac.arguments import StrPath, file_path, wrong_type
 from llamac.errors import ArgumentError, ArgumentTypeError, ChatTemplateError
+from llamac.text.template_files import DEFAULT, read_templates
 
 if TYPE_CHECKING:
     from llamac.text.chat_runs import PromptRun
 
 Message = Mapping[str, Any]
 
-DEFAULT = "default"
 WITH_TOOLS = "tool_use"  # the name of the template for conversations with tools
 MAX_DEPTH = 100  # of nested lists and dicts in a template's variables
 TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -64,13 +64,11 @@ class ChatTemplate:
             ChatTemplateError: If there is no chat template.
             ExportError: If a file is damaged or malformed.
         """
-        from llamac.text.template_files import read_templates
-
         path = file_path(path, "path")
         found = read_templates(path)
-        if found is None:
+        if not found.templates:
             raise ChatTemplateError(f"{path} has no chat template")
-        return found
+        return cls(found.templates, found.special_tokens)
 
     def __repr__(self) -> str:
         return f"<llamac.ChatTemplate {self._names()}, special_tokens={self.special_tokens}>"

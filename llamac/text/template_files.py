@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llamac.errors import ExportError
 from llamac.format.gguf_metadata import Value, read_metadata
 from llamac.format.model_folders import TEMPLATES, check_links
 from llamac.format.small_files import read_small
 from llamac.format.strict_json import read_object
-from llamac.text.chat import DEFAULT, ChatTemplate
 from llamac.text.vocabulary.added import NAMES as TOKEN_NAMES
 
+DEFAULT = "default"  # the name of the template that is used unless another one is asked for
 MAX_TEMPLATE_BYTES = 1 << 22  # the largest known templates have about 20,000
 FILE, FOLDER = "chat_template.jinja", TEMPLATES
 CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
@@ -42,14 +42,36 @@ CLASS_TOKENS = {
 OTHERS, TOKENS = "chat_templates", "special_tokens"
 
 
-def read_templates(path: Path) -> ChatTemplate | None:
+class TemplateTexts(NamedTuple):
+    """A model's chat templates and the special tokens that they can name.
+
+    Attributes:
+        templates: The code of each template, by name.
+        special_tokens: The strings of special tokens, by name ("bos_token").
+    """
+
+    templates: dict[str, str]
+    special_tokens: dict[str, str]
+
+    def default(self) -> str:
+        """The content of a flat file's template section: the default template, or an empty string."""
+        return self.templates.get(DEFAULT, "")
+
+    def metadata(self) -> dict[str, Any]:
+        """A flat file's metadata entries for the other templates and, if there are templates, for special tokens."""
+        others = {name: text for name, text in self.templates.items() if name != DEFAULT}
+        tokens = self.special_tokens if self.templates else {}
+        return {key: value for key, value in ((OTHERS, others), (TOKENS, tokens)) if value}
+
+
+def read_templates(path: Path) -> TemplateTexts:
     """Read the chat templates of a model.
 
     Args:
         path: A Hugging Face directory, a template or tokenizer_config.json in it, or a GGUF file.
 
     Returns:
-        The templates, or None if there are none.
+        The templates, without any if there are none.
 
     Raises:
         OSError: If a file cannot be read.
@@ -64,11 +86,11 @@ def read_templates(path: Path) -> ChatTemplate | None:
     if head == b"GGUF":
         return from_gguf(read_metadata(path).values)
     if path.suffix == ".json":
-        return _make(_config_templates(path, []), _special_tokens(path.parent))
-    return _make({DEFAULT: _read_text(path)}, _special_tokens(path.parent))
+        return TemplateTexts(_config_templates(path, []), _special_tokens(path.parent))
+    return TemplateTexts({DEFAULT: _read_text(path)}, _special_tokens(path.parent))
 
 
-def from_folder(folder: Path, warnings: list[str]) -> ChatTemplate | None:
+def from_folder(folder: Path, warnings: list[str]) -> TemplateTexts:
     """Read the templates of a Hugging Face directory. Separate files take precedence over tokenizer_config.json.
 
     Args:
@@ -76,7 +98,7 @@ def from_folder(folder: Path, warnings: list[str]) -> ChatTemplate | None:
         warnings: Gets a message if the user has to choose a template.
 
     Returns:
-        The templates, or None if there are none.
+        The templates, without any if there are none.
 
     Raises:
         ExportError: If a template cannot be read, or a link leaves the directory.
@@ -87,17 +109,17 @@ def from_folder(folder: Path, warnings: list[str]) -> ChatTemplate | None:
         texts[DEFAULT] = _read_text(folder / FILE)
     if not texts and (folder / CONFIG).is_file():
         texts = _config_templates(folder / CONFIG, warnings)
-    return _make(texts, _special_tokens(folder))
+    return TemplateTexts(texts, _special_tokens(folder))
 
 
-def from_gguf(values: Mapping[str, Value]) -> ChatTemplate | None:
+def from_gguf(values: Mapping[str, Value]) -> TemplateTexts:
     """Read the templates in a GGUF file's metadata.
 
     Args:
         values: The metadata, by key.
 
     Returns:
-        The templates, or None if there are none.
+        The templates, without any if there are none.
 
     Raises:
         ExportError: If a template is not a string.
@@ -109,11 +131,7 @@ def from_gguf(values: Mapping[str, Value]) -> ChatTemplate | None:
             if not isinstance(value, str):
                 raise ExportError(f"{key!r} is not a string")
             texts[name] = value
-    return _make(texts, _gguf_tokens(values))
-
-
-def _make(texts: dict[str, str], tokens: dict[str, str]) -> ChatTemplate | None:
-    return ChatTemplate(texts, tokens) if texts else None
+    return TemplateTexts(texts, _gguf_tokens(values))
 
 
 def _read_text(path: Path) -> str:
@@ -176,16 +194,3 @@ def _gguf_tokens(values: Mapping[str, Value]) -> dict[str, str]:
             if isinstance(text, str):
                 texts[name] = text
     return texts
-
-
-def to_metadata(templates: ChatTemplate | None) -> dict[str, Any]:
-    """The metadata entries of a flat file for templates other than the default one and for special tokens."""
-    if templates is None:
-        return {}
-    others = {name: text for name, text in templates.templates.items() if name != DEFAULT}
-    return {key: value for key, value in ((OTHERS, others), (TOKENS, templates.special_tokens)) if value}
-
-
-def default_text(templates: ChatTemplate | None) -> str:
-    """The content of a flat file's template section: the default template, or an empty string."""
-    return "" if templates is None else templates.templates.get(DEFAULT, "")

@@ -67,7 +67,7 @@ from llamac.sources import hub
 from llamac.sources.cache import VERSIONS, Cache
 from llamac.text import chat_process
 from llamac.text.chat import ChatTemplate
-from llamac.text.template_files import default_text, read_templates, to_metadata
+from llamac.text.template_files import read_templates
 from llamac.text.tokenizer import Tokenizer
 from torch_samples import old_storage, storage, torch_tensor, write_archive, write_old, write_torch
 
@@ -231,16 +231,16 @@ def _base_flat() -> Checkpoint:
 def _use_chat_files(folder: Path) -> None:
     if not (folder / "chat_template.jinja").stat().st_size:
         (folder / "chat_template.jinja").unlink()  # so that those of tokenizer_config.json count
-    templates = ChatTemplate.from_file(folder)
-    json.dumps(to_metadata(templates), ensure_ascii=False).encode(errors="replace")  # as the exporter writes them
-    default_text(templates).encode()
+    ChatTemplate.from_file(folder)
+    texts = read_templates(folder)
+    json.dumps(texts.metadata(), ensure_ascii=False).encode(errors="replace")  # as the exporter writes them
+    texts.default().encode()
 
 
 def _use_template(folder: Path) -> None:
     """Render the template; check that it keeps to its limits and cannot read the environment."""
     os.environ["LLAMAC_FUZZ_SECRET"] = SECRET
-    template = read_templates(folder / "chat_template.jinja")
-    assert template is not None
+    template = ChatTemplate.from_file(folder / "chat_template.jinja")
     variables = {
         "messages": CHAT,
         "bos_token": "<s>",
