@@ -30,6 +30,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("products",),
     ("forward", "attention", "experts", "observe"),
 )
+INCLUDED_BY_THE_TEMPLATE = ("kernels_quant", "kernels_attention", "kernels_measure")
 LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}
 
 # The core does not print, exit, open files or read the environment. Only mem.c allocates.
@@ -73,6 +74,15 @@ def test_c_includes_go_downward_only(path: Path) -> None:
 
 def test_the_ladder_lists_every_c_file() -> None:
     assert {path.stem for path in c_files()} == set(LAYER)
+
+
+def test_the_architecture_page_has_the_ladder_of_the_headers() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    ladder = page.split("same test checks this:\n\n")[1].split("\n\n")[0]
+    documented = [line.strip().split(", ") for line in ladder.splitlines()]
+    headers = {path.stem for path in CSRC.glob("*.h")} - {"kernels_template", *INCLUDED_BY_THE_TEMPLATE}
+    found = [[name for name in names if name in headers] for names in LADDER]
+    assert [sorted(names) for names in documented] == [sorted(names) for names in found if names]
 
 
 @pytest.mark.parametrize("path", c_files(), ids=lambda path: path.name)
