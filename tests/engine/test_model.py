@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -175,12 +176,16 @@ def test_load_accepts_any_path_object(tiny_llama: Path) -> None:
         assert model.file.path == tiny_llama
 
 
-def test_load_shows_progress(checkpoint_folder: Path, cache_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_load_shows_progress_only_if_requested(
+    checkpoint_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found: list[str] = []
-    llamac.load(checkpoint_folder, progress=lambda phase, done, total: found.append(phase)).close()
-    assert found
-    llamac.load(checkpoint_folder, progress=True).close()
-    llamac.load(checkpoint_folder, progress=False).close()
+    llamac.load(checkpoint_folder, cache_dir=False, progress=lambda phase, done, total: found.append(phase)).close()
+    assert "writing" in found
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for progress in (True, False, None):
+        llamac.load(checkpoint_folder, cache_dir=False, progress=progress).close()
+        out, err = capsys.readouterr()
+        assert (out, "writing: " in err) == ("", progress is True)
     with pytest.raises(ArgumentTypeError, match="progress must be"):
         llamac.load(checkpoint_folder, progress=5)  # type: ignore[arg-type]
-    assert capfd.readouterr().out == ""
