@@ -214,15 +214,21 @@ def test_another_thread_can_cancel_a_running_prefill(big_llama: Path) -> None:
         assert session.length() < 6000
 
 
-def test_a_cancelled_eval_ends_the_stream(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cancelled(session: llamac.Session, token: int) -> None:
-        raise llamac.CancelledError("cancelled: 0 of 1 rows were computed and kept", 0)
+def test_a_cancelled_eval_ends_the_stream_with_the_held_back_text(
+    scripted: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = llamac.Session.step
+    steps = itertools.count(1)
 
-    stream = scripted("abcdefgh").stream([BOS], max_tokens=8)
-    assert next(stream) == "a"
-    monkeypatch.setattr(llamac.Session, "step", cancelled)
-    assert list(stream) == []
-    assert (stream.completion.text, stream.completion.finish_reason) == ("a", "cancelled")
+    def cancel_the_second(session: llamac.Session, token: int) -> None:
+        if next(steps) == 2:
+            raise llamac.CancelledError("cancelled: 0 of 1 rows were computed and kept", 0)
+        step(session, token)
+
+    monkeypatch.setattr(llamac.Session, "step", cancel_the_second)
+    stream = scripted("abcdefgh").stream([BOS], max_tokens=8, stop="bcX")
+    assert list(stream) == ["a", "b"]
+    assert (stream.completion.text, stream.completion.finish_reason) == ("ab", "cancelled")
 
 
 # ---- errors
