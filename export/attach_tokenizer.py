@@ -40,12 +40,12 @@ def attach_tokenizer(
         checkpoint.tokenizer = None
         checkpoint.metadata.pop("tokenizer", None)
     elif given is not None:
-        place = file_path(given, "tokenizer")
+        path = file_path(given, "tokenizer")
         try:
-            checkpoint.tokenizer = load_vocabulary(place, Room(checkpoint.config.vocab_size, warnings))
+            checkpoint.tokenizer = load_vocabulary(path, Room(checkpoint.config.vocab_size, warnings))
         except FileNotFoundError:
-            raise ExportError(f"the tokenizer {place} does not exist") from None
-        checkpoint.metadata["tokenizer"] = {"source": _base_name(place)}
+            raise ExportError(f"the tokenizer {path} does not exist") from None
+        checkpoint.metadata["tokenizer"] = {"source": _base_name(path)}
     elif source.is_dir():
         _attach_from_folder(checkpoint, source, warnings)
     elif read_head(source).startswith(GGUF_MAGIC):
@@ -83,12 +83,12 @@ def _attach_from_gguf(checkpoint: Checkpoint, path: Path, warnings: list[str]) -
     _attach_own(checkpoint, path, warnings)
 
 
-def _attach_own(checkpoint: Checkpoint, place: Path, warnings: list[str]) -> None:
+def _attach_own(checkpoint: Checkpoint, path: Path, warnings: list[str]) -> None:
     try:
-        checkpoint.tokenizer = load_vocabulary(place, Room(checkpoint.config.vocab_size, warnings))
+        checkpoint.tokenizer = load_vocabulary(path, Room(checkpoint.config.vocab_size, warnings))
     except (TokenizerError, UnsupportedError) as error:
         raise type(error)(f"{error}; --no-tokenizer leaves it out, --tokenizer uses another one") from None
-    checkpoint.metadata["tokenizer"] = {"source": _base_name(place)}
+    checkpoint.metadata["tokenizer"] = {"source": _base_name(path)}
 
 
 def _check_own(data: bytes, source: Path) -> None:
@@ -119,8 +119,8 @@ def _attach_neighbour(checkpoint: Checkpoint, source: Path, warnings: list[str])
         names = ", ".join(path.name for path, _ in fitting)
         raise ExportError(f"several tokenizers next to {source.name} fit it: {names}; choose one with --tokenizer")
     if fitting:
-        place, checkpoint.tokenizer = fitting[0]
-        checkpoint.metadata["tokenizer"] = {"source": place.name}
+        path, checkpoint.tokenizer = fitting[0]
+        checkpoint.metadata["tokenizer"] = {"source": path.name}
     elif others:
         warnings.append(f"no tokenizer next to the model has its {size} ids ({', '.join(others)}): {IDS_ONLY}")
     else:
@@ -148,6 +148,6 @@ def _count_ids(vocabulary: tuple[bytes, SpecialTokens, bytes | None], where: str
     return Tokenizer.from_json(vocabulary[0], vocabulary[1], source=where).n_ids
 
 
-def _base_name(place: Path) -> str:
+def _base_name(path: Path) -> str:
     """The name of a file or directory, also for "." and ".."."""
-    return os.path.basename(os.path.abspath(place))
+    return os.path.basename(os.path.abspath(path))

@@ -23,7 +23,7 @@ DEFAULT_SECTIONS = {"metadata": b"{}", "tokenizer": b"", "spm": b"", "template":
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor's place in the file.
+    """A tensor's position in the file.
 
     Attributes:
         offset: From the start of the data section, in bytes.
@@ -64,11 +64,11 @@ class Plan:
         sizes = {name: len(data) for name, data in self.sections.items()}
         sizes["tensors"] = RECORD_BYTES["tensor"] * len(self.slots)
         sizes["data"] = self.data_bytes
-        places, end = {}, RECORD_BYTES["header"] + RECORD_BYTES["section"] * len(SECTIONS)
+        offsets, end = {}, RECORD_BYTES["header"] + RECORD_BYTES["section"] * len(SECTIONS)
         for name in SECTIONS:
-            places[name] = aligned(end)
-            end = places[name] + sizes[name]
-        return {**places, "": end}
+            offsets[name] = aligned(end)
+            end = offsets[name] + sizes[name]
+        return {**offsets, "": end}
 
     @property
     def file_bytes(self) -> int:

@@ -100,8 +100,8 @@ def _write_file(
     quantizer: Quantizer,
     calibration: Callable[[Slot], CalibrationStats | None],
 ) -> list[bytes]:
-    places = plan.offsets()
-    start = places["data"]
+    offsets = plan.offsets()
+    start = offsets["data"]
     file.truncate(plan.file_bytes)
     progress("writing", 0, plan.data_bytes)
     hashes = _complete_tensors(file, plan, progress)
@@ -124,7 +124,7 @@ def _write_file(
             progress("writing", slot.offset + written, plan.data_bytes)
         if written != slot.bytes:
             raise ExportError(f"tensor {slot.name} gave {written} bytes, expected {slot.bytes}")
-        file.seek(places["tensors"] + RECORD_BYTES["tensor"] * len(hashes))
+        file.seek(offsets["tensors"] + RECORD_BYTES["tensor"] * len(hashes))
         file.write(_tensor_record(slot, start, digest.digest()))
         hashes.append(digest.digest())
     stream.flush()
@@ -156,15 +156,15 @@ def _stored_bytes(slot: Slot, rows: NDArray[np.float32], quantizer: Quantizer, s
 
 def _complete_tensors(file: BinaryIO, plan: Plan, progress: Progress) -> list[bytes]:
     """The hashes of the leading tensors that the file already contains: with this plan's record and intact data."""
-    places = plan.offsets()
+    offsets = plan.offsets()
     hashes: list[bytes] = []
     for slot in plan.slots:
-        file.seek(places["tensors"] + RECORD_BYTES["tensor"] * len(hashes))
+        file.seek(offsets["tensors"] + RECORD_BYTES["tensor"] * len(hashes))
         record = file.read(RECORD_BYTES["tensor"])
         digest = unpack_record("tensor", record)["sha256"]
-        if record != _tensor_record(slot, places["data"], digest):
+        if record != _tensor_record(slot, offsets["data"], digest):
             break
-        file.seek(places["data"] + slot.offset)
+        file.seek(offsets["data"] + slot.offset)
         if digest != _hash_next(file, slot.bytes):
             break
         hashes.append(digest)
@@ -183,16 +183,16 @@ def _hash_next(file: BinaryIO, count: int) -> bytes:
 
 def write_tables(file: BinaryIO, plan: Plan, tensor_hashes: list[bytes]) -> None:
     """Write everything but the tensor data: header, section table and sections, with their hashes."""
-    places = plan.offsets()
+    offsets = plan.offsets()
     sections = dict(plan.sections)
     sections["tensors"] = b"".join(
-        _tensor_record(slot, places["data"], digest) for slot, digest in zip(plan.slots, tensor_hashes, strict=True)
+        _tensor_record(slot, offsets["data"], digest) for slot, digest in zip(plan.slots, tensor_hashes, strict=True)
     )
     digests = {name: hashlib.sha256(data).digest() for name, data in sections.items()}
     digests["data"] = hashlib.sha256(b"".join(tensor_hashes)).digest()
     sizes = {name: len(data) for name, data in sections.items()} | {"data": plan.data_bytes}
     table = b"".join(
-        pack_record("section", {"name": name, "offset": places[name], "bytes": sizes[name], "sha256": digests[name]})
+        pack_record("section", {"name": name, "offset": offsets[name], "bytes": sizes[name], "sha256": digests[name]})
         for name in SECTIONS
     )
     values = {
@@ -208,7 +208,7 @@ def write_tables(file: BinaryIO, plan: Plan, tensor_hashes: list[bytes]) -> None
     file.seek(0)
     file.write(pack_record("header", values) + table)
     for name, data in sections.items():
-        file.seek(places[name])
+        file.seek(offsets[name])
         file.write(data)
 
 

@@ -162,10 +162,10 @@ def _layers(
     expert_weights = keys.flag("expert_weights_norm") if n_experts else None
     is_expert = [n_experts > 0 and f"blk.{layer}.ffn_gate_inp.weight" in shapes for layer in range(n_layers)]
     key = "expert_feed_forward_length"
-    own = key in row.keys and keys.value(key) is not None
-    widths = () if own and all(is_expert) else keys.sizes("feed_forward_length", n_layers)
-    expert_widths = keys.sizes(key, n_layers) if own else widths
-    if row.shared_width and not own and used:
+    has_expert_width = key in row.keys and keys.value(key) is not None
+    widths = () if has_expert_width and all(is_expert) else keys.sizes("feed_forward_length", n_layers)
+    expert_widths = keys.sizes(key, n_layers) if has_expert_width else widths
+    if row.shared_width and not has_expert_width and used:
         expert_widths = tuple(max(1, width // used) for width in widths)
     windows = _windows(keys, row, n_layers)
     if keys.problems:

@@ -236,24 +236,24 @@ FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn
 
 def gguf_name(name: str) -> str:
     """llama.cpp's name of one of our tensors. All experts of a layer are stacked in one tensor."""
-    *place, module, kind = name.split(".")
-    if not place:
+    *prefix, module, kind = name.split(".")
+    if not prefix:
         return f"{_NAMES.get(module, module)}.{kind}"
-    if len(place) == 4:  # layers.N.experts.M
-        return f"blk.{place[1]}.{module}_exps.{kind}"
-    return f"blk.{place[1]}.{_NAMES.get(module, module)}.{kind}"
+    if len(prefix) == 4:  # layers.N.experts.M
+        return f"blk.{prefix[1]}.{module}_exps.{kind}"
+    return f"blk.{prefix[1]}.{_NAMES.get(module, module)}.{kind}"
 
 
 def fused_name(name: str, wholes: Iterable[str] = FUSED) -> tuple[str, int] | None:
     """llama.cpp's name of the fused tensor, among `wholes`, that contains one of our tensors, and its index there."""
-    *place, module, kind = name.split(".")
+    *prefix, module, kind = name.split(".")
     for whole in wholes:
-        if module in FUSED[whole] and len(place) == 2:
-            return f"blk.{place[1]}.{whole}.{kind}", FUSED[whole].index(module)
+        if module in FUSED[whole] and len(prefix) == 2:
+            return f"blk.{prefix[1]}.{whole}.{kind}", FUSED[whole].index(module)
     return None
 
 
 def expert_name(name: str) -> str:
     """llama.cpp's old name of a single expert's tensor; empty for other tensors."""
-    *place, module, kind = name.split(".")
-    return f"blk.{place[1]}.{module}.{place[3]}.{kind}" if len(place) == 4 else ""
+    *prefix, module, kind = name.split(".")
+    return f"blk.{prefix[1]}.{module}.{prefix[3]}.{kind}" if len(prefix) == 4 else ""

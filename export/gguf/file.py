@@ -1,7 +1,7 @@
-"""A GGUF model on disk: one file or all parts of a split one, their metadata, and the place of every tensor.
+"""A GGUF model on disk: one file or all parts of a split one, with metadata and the position of every tensor.
 
-This module checks every claim of a file: types, dimensions, and that each tensor is inside its file and overlaps no
-other. It finds parts by the names that llama.cpp's splitter gives them and by the numbers inside them.
+This module checks everything that a file states: types, dimensions, and that each tensor is inside its file and
+overlaps no other. It finds parts by the names that llama.cpp's splitter gives them, and by the part numbers in them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ MAX_NUMBERS = 1 << 48
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a file. shape: in NumPy's order, rows first. offset: of its first byte in the file."""
+    """A tensor of a file.
+
+    Attributes:
+        name: GGUF's name.
+        type: Its number format.
+        shape: Its dimensions in NumPy's order, rows first.
+        path: The file.
+        offset: The position of its first byte in the file.
+    """
 
     name: str
     type: NumberType
@@ -43,7 +51,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """A model. paths: its parts. values: the metadata. tensors: by GGUF's names."""
+    """A model.
+
+    Attributes:
+        paths: Its files.
+        values: The metadata, by key.
+        tensors: The tensors by GGUF's names.
+    """
 
     paths: tuple[Path, ...]
     values: dict[str, Value]
@@ -51,7 +65,10 @@ class GGUFFile:
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Open the model of which `path` is the file, or any one part.
+    """Open a model.
+
+    Args:
+        path: Its file, or any part of it.
 
     Raises:
         ModelError: If a file is damaged.
@@ -128,15 +145,15 @@ def _tensors(path: Path, metadata: GGUFMetadata, entries: Iterable[TensorEntry])
     if type(alignment) is not int or alignment < 1 or alignment & alignment - 1:
         raise ExportError(f"{path}: general.alignment is {alignment!r:.40}, expected a power of two")
     start = -(-metadata.end // alignment) * alignment
-    room = path.stat().st_size - start
+    data_bytes = path.stat().st_size - start
     problems: list[str] = []
     beyond: list[str] = []
     found: dict[str, Tensor] = {}
-    places: list[tuple[int, int, str]] = []
+    spans: list[tuple[int, int, str]] = []
     for entry in entries:
         try:
             kind = number_type(entry.type)
-            size = _bytes(entry, kind, alignment, room)
+            size = _bytes(entry, kind, alignment, data_bytes)
         except _TruncatedError as error:
             beyond.append(f"{entry.name!r:.80}: {error}")
             continue
@@ -144,9 +161,9 @@ def _tensors(path: Path, metadata: GGUFMetadata, entries: Iterable[TensorEntry])
             problems.append(f"{entry.name!r:.80}: {error}")
             continue
         found[entry.name] = Tensor(entry.name, kind, entry.dims[::-1], path, start + entry.offset)
-        places.append((entry.offset, entry.offset + size, entry.name))
-    places.sort()
-    for (_, end, one), (begin, _, other) in itertools.pairwise(places):
+        spans.append((entry.offset, entry.offset + size, entry.name))
+    spans.sort()
+    for (_, end, one), (begin, _, other) in itertools.pairwise(spans):
         if begin < end:
             problems.append(f"{other!r:.80}: it overlaps {one!r:.80}")
     problems += beyond[:1]  # an interrupted download can lack all of them
@@ -162,7 +179,7 @@ class _TruncatedError(ExportError):
     """A tensor is beyond the end of the file."""
 
 
-def _bytes(entry: TensorEntry, kind: NumberType, alignment: int, room: int) -> int:
+def _bytes(entry: TensorEntry, kind: NumberType, alignment: int, data_bytes: int) -> int:
     """The size of a tensor's data. ExportError if the entry is invalid."""
     numbers = math.prod(entry.dims)
     if not 0 < numbers <= MAX_NUMBERS:
@@ -172,8 +189,9 @@ def _bytes(entry: TensorEntry, kind: NumberType, alignment: int, room: int) -> i
     if entry.offset % alignment:
         raise ExportError(f"its offset is {entry.offset}, not a multiple of the alignment {alignment}")
     size = kind.row_bytes(numbers)
-    if entry.offset > room or size > room - entry.offset:
+    if entry.offset > data_bytes or size > data_bytes - entry.offset:
         raise _TruncatedError(
-            f"it would end at byte {entry.offset + size} of the data, but the file has {max(room, 0)}: it is truncated"
+            f"it would end at byte {entry.offset + size} of the data, but the file has {max(data_bytes, 0)}:"
+            " it is truncated"
         )
     return size

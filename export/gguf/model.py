@@ -100,8 +100,8 @@ def _is_repeated(file: GGUFFile) -> bool:
 Shape = tuple[int, ...]
 
 
-class _Place(NamedTuple):
-    """The place of one of our tensors: rows from `first` on of `tensor`, which must have the shape `whole`."""
+class _Location(NamedTuple):
+    """Where a canonical tensor is stored: rows from `first` on of `tensor`, which must have the shape `whole`."""
 
     tensor: Tensor
     first: int
@@ -119,12 +119,12 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
         if not name.startswith("rope."):
             required[name], shapes[name] = needed, (rows, columns) if is_matrix else (columns,)
     for name, shape in shapes.items():
-        place = _place(name, shapes, tensors, config)
-        if place is None:
+        location = _locate(name, shapes, tensors, config)
+        if location is None:
             if required[name]:
                 problems.append(f"missing: {gguf_name(name)} {shape}")
             continue
-        tensor, first, whole = place
+        tensor, first, whole = location
         taken.add(tensor.name)
         is_qk_norm = ".attn_q_norm." in name or ".attn_k_norm." in name
         stacked = is_qk_norm and shape == (math.prod(tensor.shape),)
@@ -139,8 +139,10 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
     return found
 
 
-def _place(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], config: GGUFConfig) -> _Place | None:
-    """The place of one of our tensors, alone or in a fused tensor; None if it is missing."""
+def _locate(
+    name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor], config: GGUFConfig
+) -> _Location | None:
+    """Find a canonical tensor, separate or in a fused tensor. Returns None if it is missing."""
     shape = shapes[name]
     *layer, module, kind = name.split(".")
     tensor = tensors.get(gguf_name(name))
@@ -149,20 +151,20 @@ def _place(name: str, shapes: Mapping[str, Shape], tensors: Mapping[str, Tensor]
         tensor = None  # the fused gate and up
     if tensor is not None and "experts" in layer:
         number = int(layer[3])
-        return _Place(tensor, number * shape[0], (config.model.layers[int(layer[1])].n_experts, *shape))
+        return _Location(tensor, number * shape[0], (config.model.layers[int(layer[1])].n_experts, *shape))
     if tensor is not None:
-        return _Place(tensor, 0, shape)
+        return _Location(tensor, 0, shape)
     alone = expert_name(name)
     if alone in tensors:
-        return _Place(tensors[alone], 0, shape)
+        return _Location(tensors[alone], 0, shape)
     if module == "ffn_norm" and config.model.layers[int(layer[1])].placement == "parallel":
         shared = tensors.get(gguf_name(".".join([*layer, "attn_norm", kind])))
-        return None if shared is None else _Place(shared, 0, shape)
+        return None if shared is None else _Location(shared, 0, shape)
     fused = fused_name(name)
     if fused is not None and fused[0] in tensors:
         whole, number = fused
         sizes = [shapes[".".join([*layer, part, kind])][0] for part in FUSED[whole.split(".")[-2]]]
-        return _Place(tensors[whole], sum(sizes[:number]), (sum(sizes), *shape[1:]))
+        return _Location(tensors[whole], sum(sizes[:number]), (sum(sizes), *shape[1:]))
     return None
 
 

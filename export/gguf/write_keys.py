@@ -36,7 +36,7 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
         f"attention.layer_norm_{'rms_' if config.norm == 'rms' else ''}epsilon": config.norm_eps,
         "vocab_size": config.vocab_size,
     }
-    own: dict[str, Value] = {
+    optional: dict[str, Value] = {
         "attention.scale": config.attention_scale,
         "embedding_scale": config.embedding_scale,
         "residual_scale": config.residual_scale,
@@ -46,12 +46,12 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
         IS_ROTATED: any(layer.rope >= 0 for layer in config.layers),
     }
     if config.logit_soft_cap or "attn_logit_softcapping" in row.keys:
-        own["final_logit_softcapping"] = config.logit_soft_cap
+        optional["final_logit_softcapping"] = config.logit_soft_cap
     expert = next((layer for layer in config.layers if layer.ffn == "experts"), None)
     if expert is not None:
-        own |= {"expert_count": expert.n_experts, "expert_used_count": expert.n_experts_used}
-        own["expert_feed_forward_length"] = expert.ffn_dim
-    keys |= {key: value for key, value in own.items() if key in row.keys}
+        optional |= {"expert_count": expert.n_experts, "expert_used_count": expert.n_experts_used}
+        optional["expert_feed_forward_length"] = expert.ffn_dim
+    keys |= {key: value for key, value in optional.items() if key in row.keys}
     return keys | _windows(config, row)
 
 

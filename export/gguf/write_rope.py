@@ -60,7 +60,7 @@ def express_rope(checkpoint: Checkpoint, row: Architecture) -> GGUFRope:
 def _express_table(checkpoint: Checkpoint, row: Architecture, found: Floats) -> GGUFRope:
     config = checkpoint.config
     factor = config.rope_attention_factor[0]
-    own = {"rope.scaling.attn_factor": factor} if factor != 1.0 else {}
+    attention_keys = {"rope.scaling.attn_factor": factor} if factor != 1.0 else {}
     long = checkpoint.tensors.get("rope.0.inv_freq_long")
     if long is not None:
         if "long" not in row.rope_tensors:
@@ -72,16 +72,17 @@ def _express_table(checkpoint: Checkpoint, row: Architecture, found: Floats) -> 
             "rope.scaling.type": "longrope",
             "rope.scaling.original_context_length": original,
         }
-        return GGUFRope({"rope.freq_base": base, **keys, **own}, tensors)
+        return GGUFRope({"rope.freq_base": base, **keys, **attention_keys}, tensors)
     plain = _base(found)
     if plain is not None:
-        return GGUFRope({"rope.freq_base": plain, **own})
+        return GGUFRope({"rope.freq_base": plain, **attention_keys})
     if (linear := _linear(found)) is not None:
         base, scale = linear
-        return GGUFRope({"rope.freq_base": base, "rope.scaling.type": "linear", "rope.scaling.factor": scale, **own})
+        linear_keys = {"rope.scaling.type": "linear", "rope.scaling.factor": scale}
+        return GGUFRope({"rope.freq_base": base, **linear_keys, **attention_keys})
     if "freqs" in row.rope_tensors:  # factors express any frequencies
         base = _base_of_factors(found)
-        return GGUFRope({"rope.freq_base": base, **own}, {ROPE_FACTORS["freqs"]: _factors(base, found)})
+        return GGUFRope({"rope.freq_base": base, **attention_keys}, {ROPE_FACTORS["freqs"]: _factors(base, found)})
     yarn = _yarn(found)
     if yarn is None:
         raise UnsupportedError(
@@ -167,9 +168,9 @@ def _yarn(found: Floats) -> dict[str, float] | None:
 def _original_context(base: float, dim: int, low: int, high: int) -> int:
     """An original context for which YaRN's ramp begins at frequency `low` and ends at `high`; 0 if none exists."""
 
-    def context(place: float, beta: float) -> float:
-        """The context in which the frequency at `place` makes exactly `beta` rotations."""
-        return beta * 2 * math.pi * math.pow(base, 2 * place / dim)
+    def context(index: float, beta: float) -> float:
+        """The context in which the frequency `index` makes exactly `beta` rotations."""
+        return beta * 2 * math.pi * math.pow(base, 2 * index / dim)
 
     least = max(context(low, BETA_FAST) if low else 1.0, context(high - 1, BETA_SLOW))
     most = min(context(low + 1, BETA_FAST), context(high, BETA_SLOW), 2.0**24)

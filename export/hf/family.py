@@ -51,8 +51,8 @@ class Module:
             "qk_norm": model.qk_norm != "none",
         }[self.only]
 
-    def places(self, model: ModelConfig) -> Iterator[dict[str, int]]:
-        """The numbers to fill into the names, one dict for each of the model's tensors of this module."""
+    def indices(self, model: ModelConfig) -> Iterator[dict[str, int]]:
+        """Yield the layer, expert and head number of each of the module's tensors, for `full_name` and `part_names`."""
         for index, layer in enumerate(model.layers) if self.per_layer else [(0, model.layers[0])]:
             if self.per_layer and not self.is_in(model, layer):
                 continue
@@ -66,13 +66,13 @@ class Module:
             return 1
         return model.n_heads if "attn_q" in self.parts[0] else model.n_kv_heads
 
-    def full_name(self, kind: str, **place: int) -> str:
-        """Hugging Face's name, without prefix, of the "weight" or "bias"."""
-        return f"{self.name.format(**place)}.{kind}"
+    def full_name(self, kind: str, **index: int) -> str:
+        """Hugging Face's name of the "weight" or "bias", without prefix."""
+        return f"{self.name.format(**index)}.{kind}"
 
-    def part_names(self, kind: str, **place: int) -> tuple[str, ...]:
+    def part_names(self, kind: str, **index: int) -> tuple[str, ...]:
         """The canonical names of the "weight" or "bias"."""
-        return tuple(f"{part.format(**place)}.{kind}" for part in self.parts)
+        return tuple(f"{part.format(**index)}.{kind}" for part in self.parts)
 
 
 @dataclass(frozen=True)

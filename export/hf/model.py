@@ -114,10 +114,10 @@ def _read_shards(
 
     Tensors that are not weights can be missing in the index or in the shard.
     """
-    places = read_object(folder / index, max_bytes=MAX_INDEX_BYTES).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+    shard_of = read_object(folder / index, max_bytes=MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(shard_of, dict) or not all(isinstance(file, str) for file in shard_of.values()):
         raise ExportError(f"{folder / index}: weight_map must be an object of file names")
-    files = sorted(set(places.values()))
+    files = sorted(set(shard_of.values()))
     problems = []
     for file in files:
         is_long = len(file.encode("utf-8", "replace")) > MAX_NAME_BYTES
@@ -127,23 +127,23 @@ def _read_shards(
             problems.append(f"the file {file} is missing")
     if problems:
         raise ExportError(f"{folder / index} does not match the directory:\n  " + "\n  ".join(problems))
-    places = {name: file for name, file in places.items() if not family.is_ignored(name)}
+    shard_of = {name: file for name, file in shard_of.items() if not family.is_ignored(name)}
     shards = {
         file: {name: tensor for name, tensor in reader(folder / file).items() if not family.is_ignored(name)}
         for file in files
     }
-    for name, file in places.items():
+    for name, file in shard_of.items():
         if name not in shards[file]:
             problems.append(f"missing: {name} is not in {file}")
     for file, tensors in shards.items():
         for name in tensors:
-            if name not in places:
+            if name not in shard_of:
                 problems.append(f"extra: {name} in {file} is not in the index")
-            elif places[name] != file:
-                problems.append(f"duplicate: {name} is in {file}, but the index says {places[name]}")
+            elif shard_of[name] != file:
+                problems.append(f"duplicate: {name} is in {file}, but the index says {shard_of[name]}")
     if problems:
         raise ExportError(f"{folder / index} does not match its files:\n  " + "\n  ".join(sorted(problems)))
-    return files, {name: shards[file][name] for name, file in places.items()}
+    return files, {name: shards[file][name] for name, file in shard_of.items()}
 
 
 # ---- tensors
@@ -217,7 +217,7 @@ def _is_tied(family: Family, config: HfConfig, stored: Stored, names: dict[str, 
 
 
 @dataclass
-class Taken:
+class Collected:
     """The tensors found so far among those that the config requires."""
 
     tensors: dict[str, LazyTensor] = field(default_factory=dict)
@@ -233,22 +233,22 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
     """The tensors by canonical name. ExportError lists missing, misshaped, unknown and unreadable ones."""
     shapes = canonical_shapes(config.model)
     unused = dict(names)
-    taken = Taken()
+    collected = Collected()
     for module in family.modules if config.model.tied_output else (*family.modules, HEAD):
-        for place in module.places(config.model):
+        for index in module.indices(config.model):
             for kind in ("weight", "bias") if module.bias in config.biases else ("weight",):
-                name = module.full_name(kind, **place)
+                name = module.full_name(kind, **index)
                 full_name = unused.pop(name, None)
                 if full_name is None:
                     why = " (without it, tie_word_embeddings must be true)" if module is HEAD else ""
-                    taken.problems.append(f"missing: {'' if module is HEAD else family.prefix}{name}{why}")
+                    collected.problems.append(f"missing: {'' if module is HEAD else family.prefix}{name}{why}")
                     continue
-                parts = {part: shapes[part] for part in module.part_names(kind, **place)}
-                take(taken, module, full_name, stored[full_name], parts, config.model)
-    taken.problems += [f"unknown: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
-    if taken.problems:
-        raise ExportError("the tensors do not match config.json:\n  " + "\n  ".join(taken.problems))
-    return taken.all() | plain_norms(family, shapes)
+                parts = {part: shapes[part] for part in module.part_names(kind, **index)}
+                collect(collected, module, full_name, stored[full_name], parts, config.model)
+    collected.problems += [f"unknown: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
+    if collected.problems:
+        raise ExportError("the tensors do not match config.json:\n  " + "\n  ".join(collected.problems))
+    return collected.all() | plain_norms(family, shapes)
 
 
 def plain_norms(family: Family, shapes: dict[str, tuple[int, ...]]) -> dict[str, LazyTensor]:
@@ -257,15 +257,15 @@ def plain_norms(family: Family, shapes: dict[str, tuple[int, ...]]) -> dict[str,
     return {name: LazyTensor.of(np.full(shapes[name], name.endswith(".weight"), np.float32)) for name in names}
 
 
-def take(
-    taken: Taken,
+def collect(
+    collected: Collected,
     module: Module,
     full_name: str,
     tensor: StoredTensor,
     parts: dict[str, tuple[int, ...]],
     model: ModelConfig,
 ) -> None:
-    """Add the parts of a stored tensor, or its problem, to `taken`."""
+    """Add the parts of a stored tensor, or its problem, to `collected`."""
     is_transposed = module.transposed and len(tensor.shape) == 2
     needed = next(iter(parts.values())) if module.shared else _stacked(list(parts.values()))
     if (n_heads := module.n_heads(model)) > 1:
@@ -273,23 +273,23 @@ def take(
     if is_transposed:
         needed = needed[::-1]
     if tensor.shape != needed:
-        taken.problems.append(f"misshaped: {full_name} is {tensor.shape}, the config requires {needed}")
+        collected.problems.append(f"misshaped: {full_name} is {tensor.shape}, the config requires {needed}")
         return
     if tensor.dtype not in WEIGHT_DTYPES:
-        taken.problems.append(f"dtype: {full_name} is {tensor.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}")
+        collected.problems.append(f"dtype: {full_name} is {tensor.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}")
         return
     if is_transposed:
         tensor = tensor.transposed
     if module.by_head:
-        taken.tensors.update(_split_by_head(tensor.lazy(), parts, model.head_dim))
+        collected.tensors.update(_split_by_head(tensor.lazy(), parts, model.head_dim))
     elif module.shared:
-        taken.tensors.update(dict.fromkeys(parts, tensor.lazy()))
+        collected.tensors.update(dict.fromkeys(parts, tensor.lazy()))
     elif "{h}" in module.name:
         for part in parts:
-            taken.heads.setdefault(part, []).append(tensor.lazy())
+            collected.heads.setdefault(part, []).append(tensor.lazy())
     else:
         for part, rows in _split(tensor, parts):
-            taken.tensors[part] = rows.lazy().plus(1) if module.plus_one else rows.lazy()
+            collected.tensors[part] = rows.lazy().plus(1) if module.plus_one else rows.lazy()
 
 
 def canonical_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -46,18 +46,18 @@ def rope_parameters(
     keys: Keys, family: Family, head_dim: int, context: int, warnings: list[str]
 ) -> dict[str, RopeParameters]:
     """Parameters per kind of layer (FULL, SLIDING) if the family has two tables, else only for FULL."""
-    place, values = _rope_object(keys)
+    name, values = _rope_object(keys)
     reader = _Reader(keys, family, head_dim, context, warnings)
     theta = reader.outer(BASES)
     if "rope_local_base_freq" not in family.keys:
-        return {FULL: reader.read(place, values, theta)}
+        return {FULL: reader.read(name, values, theta)}
     local = keys.number("rope_local_base_freq", family.keys["rope_local_base_freq"])
-    if place == "rope_scaling" or not values:  # the old keys, whose scaling applies to layers with full attention
+    if name == "rope_scaling" or not values:  # the old keys, whose scaling applies to layers with full attention
         # versions of transformers differ in this case
         if values.get("rope_type") is None and values.get("type", "default") != "default":
             keys.problems.append("rope_scaling.rope_type is missing: transformers does not read rope_scaling.type here")
-        return {FULL: reader.read(place, values, theta), SLIDING: reader.read("rope_parameters", {}, local)}
-    nested = Keys(values, f"{place}.")
+        return {FULL: reader.read(name, values, theta), SLIDING: reader.read("rope_parameters", {}, local)}
+    nested = Keys(values, f"{name}.")
     parts = {kind: nested.value(kind) or {} for kind in (FULL, SLIDING)}
     for kind in parts:
         if not isinstance(parts[kind], dict):
@@ -67,7 +67,7 @@ def rope_parameters(
         nested.wrong(key, f"no such key: expected {FULL} and {SLIDING}")
     keys.problems += nested.problems
     bases = {FULL: theta, SLIDING: local}
-    return {kind: reader.read(f"{place}.{kind}", parts[kind], bases[kind]) for kind in parts}
+    return {kind: reader.read(f"{name}.{kind}", parts[kind], bases[kind]) for kind in parts}
 
 
 def _rope_object(keys: Keys) -> tuple[str, dict[str, Any]]:
@@ -105,14 +105,14 @@ class _Reader:
                 keys.wrong(name, "a number")
         if len(set(found.values())) > 1:
             keys.problems.append(f"{' and '.join(found)} differ, expected only one of them")
-        own = next((name for name in known if row[name] is not None), "")
-        if own not in found and set(found.values()) - {default}:  # versions of transformers differ here
-            keys.wrong(next(iter(found)), f"{default}: {own} is missing, which other versions require")
+        preferred = next((name for name in known if row[name] is not None), "")
+        if preferred not in found and set(found.values()) - {default}:  # versions of transformers differ here
+            keys.wrong(next(iter(found)), f"{default}: {preferred} is missing, which other versions require")
         return next((value for value in (*found.values(), default) if value is not None), None)
 
-    def read(self, place: str, values: dict[str, Any], theta: float | None) -> RopeParameters:
-        """The object `place` of config.json."""
-        inner = Keys(values, f"{place}.")
+    def read(self, name: str, values: dict[str, Any], theta: float | None) -> RopeParameters:
+        """The object `name` of config.json."""
+        inner = Keys(values, f"{name}.")
         kind = next((values[key] for key in ("rope_type", "type") if values.get(key) is not None), "default")
         if isinstance(kind, str):
             kind = self.family.rope_names.get(kind, kind)
@@ -120,7 +120,7 @@ class _Reader:
             inner.value(key)
         if not isinstance(kind, str) or kind not in ROPE_KEYS:
             raise UnsupportedError(
-                f"config.json: {place} has the type {shortened(kind)}; supported are {', '.join(ROPE_KEYS)}"
+                f"config.json: {name} has the type {shortened(kind)}; supported are {', '.join(ROPE_KEYS)}"
             )
         needed, optional = ROPE_KEYS[kind]
         for key in needed:
@@ -155,11 +155,12 @@ class _Reader:
         outer = keys.size(ORIGINAL_CONTEXT, "context", default) if default else None
         if kind not in WITH_ORIGINAL_CONTEXT:
             return
-        own = inner.size(ORIGINAL_CONTEXT, "context", outer or self.context)
-        parameters[ORIGINAL_CONTEXT] = outer or keys.size(ORIGINAL_CONTEXT, "context", own)
-        if outer not in (None, own):
+        nested = inner.size(ORIGINAL_CONTEXT, "context", outer or self.context)
+        parameters[ORIGINAL_CONTEXT] = outer or keys.size(ORIGINAL_CONTEXT, "context", nested)
+        if outer not in (None, nested):
             self.warnings.append(
-                f"config.json has two values of {ORIGINAL_CONTEXT}, {own} in its RoPE object and {outer}: using {outer}"
+                f"config.json has two values of {ORIGINAL_CONTEXT}, {nested} in its RoPE object and {outer}:"
+                f" using {outer}"
             )
 
     def _rotated_dims(self, inner: Keys) -> int:

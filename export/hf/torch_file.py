@@ -126,7 +126,7 @@ class _File:
         self._path = path
         self._file = file
         self._size = os.path.getsize(path)
-        self._places: dict[str, int] = {}  # where storages begin in the file
+        self._begins: dict[str, int] = {}  # where storages begin in the file
         self._ends: dict[str, int] = {}  # and where their members end
 
     def tensors(self) -> dict[str, StoredTensor]:
@@ -141,17 +141,17 @@ class _File:
         ]
         if wrong:
             raise ExportError(f"{self._path} contains more than tensors: {', '.join(map(repr, wrong[:10]))}")
-        self._check_places()
+        self._check_overlaps()
         return {name: self._checked(name, value) for name, value in document.items()}
 
     def _document(self) -> Any:
-        """The document that the pickle of tensors describes. Fills `_places` with every storage it refers to."""
+        """The document that the pickle of tensors describes. Fills `_begins` with every storage it refers to."""
         raise NotImplementedError
 
-    def _check_places(self) -> None:
+    def _check_overlaps(self) -> None:
         """Reject overlapping storages, with which a small file could contain any number of weights."""
-        places = sorted((begin, self._ends[key], key) for key, begin in self._places.items())
-        for (_, end, one), (begin, _, other) in itertools.pairwise(places):
+        spans = sorted((begin, self._ends[key], key) for key, begin in self._begins.items())
+        for (_, end, one), (begin, _, other) in itertools.pairwise(spans):
             if begin < end:
                 raise ExportError(f"{self._path}: the storages {one} and {other} overlap")
 
@@ -192,7 +192,7 @@ class _File:
                 f"{where} of shape {shape} has more numbers than its storage of {storage.numbers}: weights are not"
                 " expanded"
             )
-        first = self._places[storage.key] + (storage.first + offset) * DTYPE_BYTES[storage.dtype]
+        first = self._begins[storage.key] + (storage.first + offset) * DTYPE_BYTES[storage.dtype]
         return StoredTensor(self._path, storage.dtype, shape, strides, first)
 
 
@@ -212,17 +212,17 @@ class _Archive(_File):
         member = self._archive.getinfo(self._root + "data.pkl")
         if member.file_size > MAX_PICKLE_BYTES:
             raise ExportError(f"{self._path}: data.pkl has {member.file_size} bytes, limit {MAX_PICKLE_BYTES}")
-        self._refuse_compressed(member)
+        self._reject_compressed(member)
         return unpickle(self._archive.read(member), str(self._path), self._lookup, self._storage)
 
     def _check_byte_order(self) -> None:
         with contextlib.suppress(KeyError):  # older versions do not have this member
             member = self._archive.getinfo(self._root + "byteorder")
-            self._refuse_compressed(member)
+            self._reject_compressed(member)
             if member.file_size > 16 or self._archive.read(member) != b"little":
                 raise UnsupportedError(f"{self._path} was written on a big-endian machine")
 
-    def _refuse_compressed(self, member: zipfile.ZipInfo) -> None:
+    def _reject_compressed(self, member: zipfile.ZipInfo) -> None:
         """Reject compressed members: they can be a thousand times as large as the file, and cannot be read in place."""
         if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
             name = member.filename.removeprefix(self._root)
@@ -239,12 +239,12 @@ class _Archive(_File):
             member = self._archive.getinfo(f"{self._root}data/{key}")
         except KeyError:
             raise ExportError(f"{self._path}: the storage data/{key} is missing") from None
-        self._refuse_compressed(member)
+        self._reject_compressed(member)
         needed = numbers * DTYPE_BYTES[kind.dtype]
         if needed != member.file_size:
             raise ExportError(f"{self._path}: the storage data/{key} has {member.file_size} bytes, {needed} needed")
-        self._places[key] = self._data_offset(member)
-        self._ends[key] = self._places[key] + member.file_size
+        self._begins[key] = self._data_offset(member)
+        self._ends[key] = self._begins[key] + member.file_size
         return _Storage(kind.dtype, key, numbers)
 
     def _data_offset(self, member: zipfile.ZipInfo) -> int:
@@ -281,14 +281,14 @@ class _Old(_File):
         keys = self._next()
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
             raise ExportError(f"{self._path} is damaged: its list of storages is invalid")
-        self._place(keys, self._pickles.tell())
+        self._locate_storages(keys, self._pickles.tell())
         return document
 
     def _next(self) -> Any:
         """The next pickle, which must contain plain values only."""
-        return unpickle(self._pickles, str(self._path), self._lookup, self._refuse)
+        return unpickle(self._pickles, str(self._path), self._lookup, self._reject_reference)
 
-    def _refuse(self, _: Any) -> Any:
+    def _reject_reference(self, _: Any) -> Any:
         raise ExportError(f"{self._path} is damaged: a pickle of plain values refers to storages")
 
     def _storage(self, identity: Any) -> _Storage:
@@ -309,7 +309,7 @@ class _Old(_File):
                 return whole._replace(numbers=count, first=first)
         raise ExportError(f"{self._path}: a part of the storage {key} is not inside it")
 
-    def _place(self, keys: list[str], at: int) -> None:
+    def _locate_storages(self, keys: list[str], at: int) -> None:
         """Find the storages, which are consecutive from `at` on, in the order of `keys`."""
         if sorted(keys) != sorted(self._storages):
             raise ExportError(f"{self._path} is damaged: its list of storages does not match its tensors")
@@ -322,7 +322,7 @@ class _Old(_File):
                 raise ExportError(
                     f"{self._path}: the storage {key} at byte {at} does not have the expected {storage.numbers} numbers"
                 )
-            self._places[key] = at
+            self._begins[key] = at
             at += storage.numbers * DTYPE_BYTES[storage.dtype]
             self._ends[key] = at
             if at > self._size:

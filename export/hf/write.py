@@ -109,10 +109,10 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
 def _stored_tensors(checkpoint: Checkpoint, family: Family, dtype: str) -> Iterator[Stored]:
     for module in (*family.modules, replace(HEAD, name=family.head)):
         prefix = "" if module.parts == HEAD.parts else family.prefix
-        for place in module.places(checkpoint.config):
+        for index in module.indices(checkpoint.config):
             for kind in ("weight", "bias"):
-                name = prefix + module.full_name(kind, **place)
-                parts = {part: checkpoint.tensors.get(part) for part in module.part_names(kind, **place)}
+                name = prefix + module.full_name(kind, **index)
+                parts = {part: checkpoint.tensors.get(part) for part in module.part_names(kind, **index)}
                 present = {part: tensor for part, tensor in parts.items() if tensor is not None}
                 if not present:  # a bias, the output matrix of tied embeddings
                     continue
@@ -120,15 +120,15 @@ def _stored_tensors(checkpoint: Checkpoint, family: Family, dtype: str) -> Itera
                     raise UnsupportedError(
                         f"{name} combines {', '.join(parts)}, but the model has no {', '.join(missing)}"
                     )
-                tensor = _together(name, module, present, place, checkpoint.config)
+                tensor = _together(name, module, present, index, checkpoint.config)
                 is_matrix = len(tensor.shape) == 2
                 yield Stored(name, tensor, dtype if is_matrix else "f32", module.transposed and is_matrix)
 
 
 def _together(
-    name: str, module: Module, parts: dict[str, LazyTensor], place: dict[str, int], model: ModelConfig
+    name: str, module: Module, parts: dict[str, LazyTensor], index: dict[str, int], model: ModelConfig
 ) -> LazyTensor:
-    """A module's tensor, assembled from its parts: the inverse of `hf.model.take`."""
+    """A module's tensor, assembled from its parts: the inverse of `hf.model.collect`."""
     tensor, *others = parts.values()
     if module.shared:
         if any(not np.array_equal(tensor.array(), other.array()) for other in others):
@@ -137,7 +137,7 @@ def _together(
     n_heads = module.n_heads(model)
     if n_heads > 1:
         width = tensor.shape[0] // n_heads
-        return tensor.rows(place["h"] * width, (place["h"] + 1) * width)
+        return tensor.rows(index["h"] * width, (index["h"] + 1) * width)
     if others:
         tensor = LazyTensor.stacked([tensor, *others], model.head_dim if module.by_head else 0)
     return tensor.plus(-1) if module.plus_one else tensor

@@ -46,25 +46,25 @@ def write_llama2c(
         UnsupportedError: Lists everything that llama2.c cannot express.
     """
     vocabulary = _vocabulary(checkpoint)
-    place = out.parent / TOKENIZER
+    tokenizer_path = out.parent / TOKENIZER
     if vocabulary and out.name == TOKENIZER:
         raise ArgumentError(f"{out} is the name of llama2.c's tokenizer: choose another name for the model")
-    check_replaceable(place)
-    if vocabulary and place.exists() and place.read_bytes() == vocabulary:
+    check_replaceable(tokenizer_path)
+    if vocabulary and tokenizer_path.exists() and tokenizer_path.read_bytes() == vocabulary:
         vocabulary = b""
-    if vocabulary and place.exists() and not overwrite:
+    if vocabulary and tokenizer_path.exists() and not overwrite:
         raise ExportError(
-            f"{place} is the tokenizer of another model: choose another folder, or allow overwriting (--force)"
+            f"{tokenizer_path} is the tokenizer of another model: choose another folder, or allow overwriting (--force)"
         )
     tensors = list(_in_order(checkpoint.config, matching_tensors(checkpoint)))
     size = 28 + sum(4 * int(np.prod(tensor.shape)) for _, tensor in tensors)
     check_space(out, size + len(vocabulary))
-    if vocabulary and place.exists():
-        warnings.append(f"{place} was the tokenizer of another model and has been replaced")
+    if vocabulary and tokenizer_path.exists():
+        warnings.append(f"{tokenizer_path} was the tokenizer of another model and has been replaced")
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(atomic_file(out))
         if vocabulary:  # contexts exit in reverse order: the tokenizer gets its name before the model does
-            stack.enter_context(atomic_file(place)).write(vocabulary)
+            stack.enter_context(atomic_file(tokenizer_path)).write(vocabulary)
         progress("writing", 0, size)
         done = file.write(_header(checkpoint.config))
         for name, tensor in tensors:

@@ -16,7 +16,7 @@ from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LazyTensor, ModelConfig
 from llamac.export.hf.families import FAMILIES, HEAD
 from llamac.export.hf.family import Family
-from llamac.export.hf.model import Taken, canonical_shapes, take
+from llamac.export.hf.model import Collected, canonical_shapes, collect
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.torch_file import read_torch
 from llamac.export.lora import config
@@ -121,9 +121,9 @@ class _Reading:
         self._family = family
         self._shapes = canonical_shapes(replace(model, tied_output=False))
         self._modules = {
-            module.full_name("weight", **place).removesuffix(".weight"): (module, place)
+            module.full_name("weight", **index).removesuffix(".weight"): (module, index)
             for module in (*family.modules, HEAD)
-            for place in module.places(model)
+            for index in module.indices(model)
         }
         self._targets: dict[str, _Target] = {}
         self._whole: dict[tuple[str, str], tuple[str, StoredTensor]] = {}
@@ -216,14 +216,14 @@ class _Reading:
         return False
 
     def _add_module(self, found: Adapter, name: str, target: _Target, a: StoredTensor, b: StoredTensor) -> None:
-        module, place = self._modules[name]
-        if not self._fits(name, target, a, b, [self._shapes[part] for part in module.part_names("weight", **place)], 1):
+        module, index = self._modules[name]
+        if not self._fits(name, target, a, b, [self._shapes[part] for part in module.part_names("weight", **index)], 1):
             return
         scale, magnitudes = self._settings.scale(target.key), target.tensors.get("magnitudes")
         by_column = target.transposed and not self._settings.is_parameter(target.key)  # an embedding
         row_magnitudes: dict[str, LazyTensor] = {}
         if magnitudes is not None and by_column and magnitudes.shape == (a.shape[1],):
-            row_magnitudes = dict.fromkeys(module.part_names("weight", **place), magnitudes.lazy())
+            row_magnitudes = dict.fromkeys(module.part_names("weight", **index), magnitudes.lazy())
         elif magnitudes is not None:
             row_magnitudes = self._parts(name, magnitudes, "weight", None)
         for part, rows in self._parts(name, b, "weight", a.shape[0]).items():
@@ -251,17 +251,17 @@ class _Reading:
                 first += rows
 
     def _canonical(self, name: str) -> str:
-        module, place = self._modules[name]
-        return module.part_names("weight", **place)[0]
+        module, index = self._modules[name]
+        return module.part_names("weight", **index)[0]
 
     def _replaced(self) -> dict[str, LazyTensor]:
-        taken = Taken()
-        for name in self._modules:  # in order, because `Taken` concatenates heads
+        collected = Collected()
+        for name in self._modules:  # in order, because `Collected` concatenates heads
             for kind in ("weight", "bias"):
                 if (name, kind) in self._whole:
-                    self._take(taken, name, self._whole[name, kind][1], kind, 0)
-        self.problems += taken.problems
-        found = taken.all()
+                    self._collect(collected, name, self._whole[name, kind][1], kind, 0)
+        self.problems += collected.problems
+        found = collected.all()
         for part, tensor in found.items():
             if tensor.shape != self._shapes[part]:
                 self.problems.append(f"missing: some heads of {part}")
@@ -291,26 +291,26 @@ class _Reading:
         return found
 
     def _parts(self, name: str, tensor: StoredTensor, kind: str, columns: int | None) -> dict[str, LazyTensor]:
-        taken = Taken()
-        self._take(taken, name, tensor, kind, columns)
-        self.problems += taken.problems
-        return taken.all()
+        collected = Collected()
+        self._collect(collected, name, tensor, kind, columns)
+        self.problems += collected.problems
+        return collected.all()
 
-    def _take(self, taken: Taken, name: str, tensor: StoredTensor, kind: str, columns: int | None) -> None:
+    def _collect(self, collected: Collected, name: str, tensor: StoredTensor, kind: str, columns: int | None) -> None:
         """Split a module's tensor into canonical parts.
 
         `columns` is the number of columns of each part, 0 for the part's own number, None for vectors.
         """
-        module, place = self._modules[name]
+        module, index = self._modules[name]
         shapes = {}
-        for part in module.part_names(kind, **place):
+        for part in module.part_names(kind, **index):
             shape = self._shapes.get(part, ())
             shapes[part] = shape if columns == 0 else shape[:1] if columns is None else (shape[0], columns)
         if () in shapes.values():
             self.problems.append(f"surplus: {name}.{kind} {tensor.shape}")
             return
         module = module if columns == 0 else replace(module, transposed=False, plus_one=False)
-        take(taken, module, f"{name}.{kind}", tensor, shapes, self._model)
+        collect(collected, module, f"{name}.{kind}", tensor, shapes, self._model)
 
 
 def _expert_reader(whole: Callable[[], Floats], start: int, expert: int, n: int) -> Callable[[int, int], Floats]:

@@ -28,13 +28,13 @@ def check_links(folder: Path, names: Iterable[str] | None = None) -> None:
         ExportError: If a link leads to a file outside the directory.
     """
     root = Path(os.path.realpath(folder))
-    inside = [root]
+    allowed = [root]
     if root.parent.name == "snapshots" and root.parents[1].name.startswith("models--"):
         repo = root.parents[1]
-        inside += [repo / "blobs", repo.parent / "blobs"]  # the latter is shared by repositories
+        allowed += [repo / "blobs", repo.parent / "blobs"]  # repositories share the latter
     for path in _files(folder) if names is None else (folder / name for name in names):
         target = Path(os.path.realpath(path))
-        if target.is_file() and not any(target.is_relative_to(place) for place in inside):
+        if target.is_file() and not any(target.is_relative_to(parent) for parent in allowed):
             raise ExportError(
                 f"{path} is a link to {target}, outside of the directory; replace it by a copy if you trust it"
             )

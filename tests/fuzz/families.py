@@ -53,7 +53,7 @@ def _weights(config: Config) -> Tensors:
     shapes = hf.canonical_shapes(parsed.model)
     weights: Tensors = {}
     for module in (*family.modules, *(() if parsed.tied else (HEAD,))):
-        for place in module.places(parsed.model):
+        for place in module.indices(parsed.model):
             for kind in ("weight", "bias") if module.bias in parsed.biases else ("weight",):
                 parts = [shapes[part] for part in module.part_names(kind, **place)]
                 shape = parts[0] if module.shared else (sum(part[0] for part in parts), *parts[0][1:])
