@@ -290,7 +290,9 @@ class Model(Closeable):
     def _render_runs(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[PromptRun]:
         if self.chat_template is None:
             raise ArgumentError(NO_TEMPLATE)
-        return self.chat_template.render_runs(messages, self.tokenizer.special_names, **options)
+        tokenizer = self.tokenizer
+        find_special = tokenizer.special_spans if tokenizer.reads_other_spellings else None
+        return self.chat_template.render_runs(messages, tokenizer.special_names, find_special, **options)
 
     def _tokenize_runs(self, runs: Iterable[PromptRun]) -> list[int]:
         ids: list[int] = []

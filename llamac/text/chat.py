@@ -15,7 +15,7 @@ from llamac.errors import ArgumentError, ArgumentTypeError, ChatTemplateError
 from llamac.text.template_files import DEFAULT, read_templates
 
 if TYPE_CHECKING:
-    from llamac.text.chat_runs import PromptRun
+    from llamac.text.chat_runs import FindSpecial, PromptRun
 
 Message = Mapping[str, Any]
 
@@ -135,7 +135,13 @@ class ChatTemplate:
         )
         return request.prompt(chat_process.render(request.template, request.variables))
 
-    def render_runs(self, messages: Sequence[Message], special_names: Sequence[str], **options: Any) -> list[PromptRun]:
+    def render_runs(
+        self,
+        messages: Sequence[Message],
+        special_names: Sequence[str],
+        find_special: FindSpecial | None = None,
+        **options: Any,
+    ) -> list[PromptRun]:
         """Render a conversation like `render`, and split the prompt into runs with and without special tokens.
 
         A special token counts only if the template wrote its name. Names in messages, tools, documents and other
@@ -144,6 +150,7 @@ class ChatTemplate:
         Args:
             messages: As for `render`.
             special_names: The names of the tokenizer's special tokens, `Tokenizer.special_names`.
+            find_special: `Tokenizer.special_spans`, needed if `Tokenizer.reads_other_spellings`.
             **options: Keyword arguments of `render`.
 
         Returns:
@@ -158,7 +165,7 @@ class ChatTemplate:
         trusted = [name for name in request.variables if name in self.special_tokens or name in TOKEN_VARIABLES]
         rendered, origins = chat_process.render_tracked(request.template, request.variables, trusted)
         prompt = request.prompt(rendered)
-        return chat_runs.split(prompt, origins[: len(prompt)], special_names)
+        return chat_runs.split(prompt, origins[: len(prompt)], special_names, find_special)
 
     def _request(
         self,

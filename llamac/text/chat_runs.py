@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from llamac.text.tracked_str import TEMPLATE
+from llamac.text.tracked_str import DATA, TEMPLATE
 
 _WRITTEN = re.compile(rb"[^\x00]+")  # origins of characters that are not data
 
@@ -78,15 +78,34 @@ class SpecialNames:
         return name
 
 
-def split(text: str, origins: bytes, special_names: Sequence[str]) -> list[PromptRun]:
+# Returns the (start, end) of each part of a text that the tokenizer turns into a special token.
+FindSpecial = Callable[[str], Sequence[tuple[int, int]]]
+
+
+def split(
+    text: str, origins: bytes, special_names: Sequence[str], find_special: FindSpecial | None = None
+) -> list[PromptRun]:
     """Split a rendered prompt into runs.
 
     Args:
         text: The prompt.
         origins: The origin of each character (tracked_str.py).
         special_names: The names of special tokens.
+        find_special: For a tokenizer that also reads other spellings of these names, because it normalizes them.
     """
     names = SpecialNames(special_names)
+    runs = _split_at_names(text, origins, names)
+    if find_special is None:
+        return runs
+    checked: list[PromptRun] = []
+    start = 0
+    for run in runs:
+        checked += _checked(run, origins[start : start + len(run.text)], names, find_special)
+        start += len(run.text)
+    return checked
+
+
+def _split_at_names(text: str, origins: bytes, names: SpecialNames) -> list[PromptRun]:
     runs: list[PromptRun] = []
     group: list[tuple[int, int, bool]] = []  # consecutive pieces that can be tokenized together
     for start, end, is_name in _pieces(text, origins, names):
@@ -97,6 +116,34 @@ def split(text: str, origins: bytes, special_names: Sequence[str]) -> list[Promp
         runs.append(PromptRun(text[start:end], False))
         group = []
     return runs + _join(text, group, names)
+
+
+def _checked(run: PromptRun, origins: bytes, names: SpecialNames, find_special: FindSpecial) -> Iterator[PromptRun]:
+    """Split a run if the tokenizer finds a special token in it that the template did not write."""
+    text = run.text
+    found = find_special(text) if run.parse_special else []
+    written = [span for span in found if _is_written(text, origins, span)]
+    if len(written) == len(found):
+        yield run
+        return
+    written += [(start, end) for start, end, is_name in _pieces(text, origins, names) if is_name]
+    done = 0
+    for start, end in sorted(written):
+        if start >= done:
+            if start > done:
+                yield PromptRun(text[done:start], False)
+            yield PromptRun(text[start:end], True)
+            done = end
+    if done < len(text):
+        yield PromptRun(text[done:], False)
+
+
+def _is_written(text: str, origins: bytes, span: tuple[int, int]) -> bool:
+    """Whether the template wrote a part of the text, apart from the spaces around it, which some tokens absorb."""
+    start, end = span
+    part = text[start:end]
+    written = origins[end - len(part.lstrip()) : start + len(part.rstrip())]
+    return DATA not in written and written[:1] == written[-1:] == bytes([TEMPLATE])
 
 
 def _pieces(text: str, origins: bytes, names: SpecialNames) -> Iterator[tuple[int, int, bool]]:

@@ -1,8 +1,8 @@
 """Encodes text in a worker process (worker_main.py), for `IsolatedEncoder`.
 
-Requests are ("load", tokenizer.json, special ids) and ("encode", UTF-8, parse_special). An answer is "+" and content
-(32-bit ids of an encoding), "t" and a TokenizerError's message, "u" and an UnsupportedError's, or nothing if no
-tokenizer has been loaded.
+Requests are ("load", tokenizer.json, special ids), ("encode", UTF-8, parse_special) and ("spans", UTF-8, True). An
+answer is "+" and content (32-bit ids of an encoding, or starts and ends of special tokens), "t" and a TokenizerError's
+message, "u" and an UnsupportedError's, or nothing if no tokenizer has been loaded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ def prepare(needs_sentencepiece: Any) -> Callable[[Any], bytes]:
             if not encoders:
                 return b""
             with library_errors("it cannot encode this text"):
-                return b"+" + array.array("I", encoders[0].encode(data.decode(), option)).tobytes()
+                text = data.decode()
+                if kind == "spans":
+                    numbers = [number for span in encoders[0].special_spans(text) for number in span]
+                else:
+                    numbers = encoders[0].encode(text, option)
+                return b"+" + array.array("I", numbers).tobytes()
         except UnsupportedError as error:
             return b"u" + str(error).encode(errors="replace")
         except TokenizerError as error:

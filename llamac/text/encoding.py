@@ -49,6 +49,7 @@ class Encoder:
         self._names = _names_found_by_text(document, special)
         self._search = SpecialNames(sorted(self._names))
         self._normalized = any(entry["special"] and entry["normalized"] for entry in added_tokens(document))
+        self._special_ids = _special_ids(self.library, document, special)
         if not self._names:
             self._plain = build_library(document, self.library.model)
             self._plain.encode_special_tokens = True
@@ -56,14 +57,25 @@ class Encoder:
     def encode(self, text: str, parse_special: bool) -> list[int]:
         """Encode a text. With `parse_special`, names of special tokens in it become those tokens."""
         library = self.library if parse_special else self._plain or self._plain_for(text)
+        ids: list[int] = self._encoding(library, text).ids
+        if not parse_special and library is not self._plain and self._names and not self._special_ids.isdisjoint(ids):
+            # the text does not contain the name, but becomes it when it is normalized
+            ids = self._encoding(self._make_plain(), text).ids
+        return ids
+
+    def special_spans(self, text: str) -> list[tuple[int, int]]:
+        """The (start, end) of each part of a text that `encode` with `parse_special` turns into a special token."""
+        found = self._encoding(self.library, text)
+        return [
+            span for index, span in zip(found.ids, found.offsets, strict=True) if index in self._special_ids
+        ]
+
+    def _encoding(self, library: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
         in_batch = len(text) >= BATCH_CHARACTERS
         require_memory(BYTES_PER_CHARACTER * len(text) + (BATCH_BYTES if in_batch else 1 << 20), "encoding this text")
         if not in_batch:
-            encoding = library.encode(text, add_special_tokens=False)
-        else:
-            encoding = library.encode_batch([text], add_special_tokens=False)[0]
-        ids: list[int] = encoding.ids
-        return ids
+            return library.encode(text, add_special_tokens=False)
+        return library.encode_batch([text], add_special_tokens=False)[0]
 
     def _plain_for(self, text: str) -> tokenizers.Tokenizer:
         """The library's object that treats special tokens in `text` as text.
@@ -72,6 +84,9 @@ class Encoder:
         """
         if not self._normalized and next(self._search.find(text), None) is None:
             return self.library
+        return self._make_plain()
+
+    def _make_plain(self) -> tokenizers.Tokenizer:
         with self._lock:
             if self._plain is None:
                 require_memory(BYTES_PER_JSON_BYTE * len(self._data), "a second vocabulary of the tokenizer")
@@ -149,6 +164,26 @@ def build_model(model: dict[str, Any]) -> tokenizers.models.Model:
     if kind == "WordLevel":
         return models.WordLevel(vocab, **_given(model, ("unk_token",)))
     raise UnsupportedError(f"a {kind} tokenizer is not supported, only BPE, Unigram, WordPiece and WordLevel")
+
+
+def reads_other_spellings(document: dict[str, Any], special: Collection[int]) -> bool:
+    """Whether a text that does not contain the name of a special token can become that token.
+
+    Normalization can give a text the name. Only tokens that are looked up after it are affected.
+    """
+    if document.get("sentencepiece") is not None:
+        return False
+    is_normalized = any(entry["special"] and entry["normalized"] for entry in added_tokens(document))
+    return (is_normalized and document.get("normalizer") is not None) or bool(_names_found_by_text(document, special))
+
+
+def _special_ids(library: tokenizers.Tokenizer, document: dict[str, Any], special: Collection[int]) -> frozenset[int]:
+    """The ids of special tokens, except that of unknown characters, which any text can have."""
+    model = document["model"]
+    is_unigram = model.get("type") == "Unigram"
+    unknown = model.get("unk_id") if is_unigram else library.token_to_id(model.get("unk_token") or "")
+    ids = {index for index, entry in library.get_added_tokens_decoder().items() if entry.special}
+    return frozenset((ids | set(special)) - {unknown})
 
 
 def _given(model: dict[str, Any], names: Collection[str]) -> dict[str, Any]:

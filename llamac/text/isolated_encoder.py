@@ -36,8 +36,16 @@ class IsolatedEncoder:
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         """Encode a text. With `parse_special`, names of special tokens in it become those tokens."""
+        return self._numbers("encode", text, parse_special)
+
+    def special_spans(self, text: str) -> list[tuple[int, int]]:
+        """As of `Encoder`."""
+        numbers = self._numbers("spans", text, True)
+        return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+    def _numbers(self, kind: str, text: str, parse_special: bool) -> list[int]:
         data = text.encode()
-        request = ("encode", data, parse_special)
+        request = (kind, data, parse_special)
         seconds = SECONDS + len(text) / CHARACTERS_PER_SECOND
         limit = MIN_ANSWER + BYTES_PER_BYTE * len(data)
         answer = self._worker.ask(request, seconds, limit)

@@ -92,6 +92,15 @@ class SentencePieceEncoder:
                 ids.append(self._added[index - 1][0])
         return ids
 
+    def special_spans(self, text: str) -> list[tuple[int, int]]:
+        """As of `Encoder`. The model itself finds no special tokens."""
+        finder = self._finder(True)
+        if finder is None:
+            return []
+        found = finder.encode_batch([text], add_special_tokens=False)[0]
+        spans = zip(found.ids, found.offsets, strict=True)
+        return [span for index, span in spans if index and self._added[index - 1][1].special]
+
     def _encode_between(self, text: str, start: int) -> list[int]:
         """Encode a text between added tokens, which begins at character `start`."""
         processor = self._processor

@@ -12,15 +12,15 @@ import json
 import mmap
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from llamac.arguments import StrPath, file_path, whole_number, wrong_type
 from llamac.errors import ArgumentError, ArgumentTypeError, ContextFullError, TokenizerError
 from llamac.interrupt import in_main_thread, interruptible
 from llamac.text.decoding import StreamDecoder, TokenTexts, decode_rules
-from llamac.text.encoding import make_encoder
+from llamac.text.encoding import make_encoder, reads_other_spellings
 from llamac.text.encoding_cost import cost_problem, make_linear
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.token_counts import token_bound
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from llamac.text.encoding import Encoder
     from llamac.text.isolated_encoder import IsolatedEncoder
     from llamac.text.sentencepiece_text import SentencePieceEncoder
+
+Result = TypeVar("Result")
 
 LONG_TEXT = 20_000  # characters from which encoding can be interrupted by Ctrl-C; they take 10 ms
 
@@ -46,6 +48,7 @@ class _Parsed:
             make_linear(document)
             self.encoder = _make_encoder(document, data, named)
             self.bound = token_bound(document)
+            self.reads_other_spellings = reads_other_spellings(document, named)
             self.library = self.encoder.library
             self.added = self.library.get_added_tokens_decoder()
         rules = decode_rules(json.loads(self.library.decoder.__getstate__()) if self.library.decoder else None)
@@ -190,6 +193,16 @@ class Tokenizer:
         return tuple(sorted(names, key=lambda name: (-len(name), name)))
 
     @property
+    def reads_other_spellings(self) -> bool:
+        """Whether normalization can turn a text into a special token whose name the text does not contain."""
+        return self._loaded.reads_other_spellings
+
+    def special_spans(self, text: str) -> list[tuple[int, int]]:
+        """The (start, end) of each part of a text that `encode` with `parse_special` turns into a special token."""
+        encoder = self._loaded.encoder
+        return self._guarded(text, lambda: encoder.special_spans(text))
+
+    @property
     def kind(self) -> Literal["bpe", "spm", "wpm"]:
         """ "bpe": byte-level (GPT-2, Llama 3), "spm": SentencePiece's alphabet (Llama 2), "wpm": words (BERT)."""
         return self._loaded.texts.rules.kind
@@ -229,7 +242,7 @@ class Tokenizer:
         loaded = self._loaded
         if limit is not None and (least := loaded.bound.least(text)) > limit:
             raise ContextFullError(f"the text has at least {least} tokens, the limit is {limit}")
-        ids = self._encode(loaded, text, parse_special)
+        ids = self._guarded(text, lambda: loaded.encoder.encode(text, parse_special))
         if add_special:
             special = self._special
             if special.add_bos and special.bos_id is not None and ids[:1] != [special.bos_id]:
@@ -240,12 +253,13 @@ class Tokenizer:
             raise ContextFullError(f"the text has {len(ids)} tokens, the limit is {limit}")
         return ids
 
-    def _encode(self, loaded: _Parsed, text: str, parse_special: bool) -> list[int]:
+    def _guarded(self, text: str, call: Callable[[], Result]) -> Result:
+        """The result of a call that encodes `text`. Ctrl-C interrupts it if the text is long."""
         try:
             with library_errors(f"{self._source}: the tokenizer cannot encode this text"):
                 if len(text) < LONG_TEXT or not in_main_thread():
-                    return loaded.encoder.encode(text, parse_special)
-                return interruptible(lambda: loaded.encoder.encode(text, parse_special), None)
+                    return call()
+                return interruptible(call, None)
         except TokenizerError:
             if not _is_unicode(text):
                 raise ArgumentError("text contains a lone surrogate, which is not a character") from None
