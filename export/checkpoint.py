@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
 
-# How many rows are read at once, in bytes of float32.
+# The size of the rows that are read at once, in bytes of float32.
 CHUNK_BYTES = 32 << 20
 # In all layers together; the largest known models have 25,000. Each expert has its own tensor names, so a config of a
 # few bytes could expand to gigabytes.
@@ -89,7 +89,7 @@ class LazyTensor:
         return LazyTensor((last - first, *self.shape[1:]), self.dtype, lambda a, b: self.read(first + a, first + b))
 
     def plus(self, number: float) -> LazyTensor:
-        """This tensor with `number` added to every element, in float32."""
+        """Add `number` to every element, in float32."""
         import numpy as np
 
         return LazyTensor(self.shape, "f32", lambda first, last: self.read(first, last) + np.float32(number))
@@ -99,7 +99,14 @@ class LazyTensor:
         return self.read(0, self.shape[0])
 
     def finite(self, name: str) -> LazyTensor:
-        """This tensor, with a read that raises ExportError naming it if an element is not finite."""
+        """Check elements as they are read.
+
+        Args:
+            name: The tensor's name, for the error.
+
+        Returns:
+            This tensor. Reading it raises ExportError if an element is not finite.
+        """
         import numpy as np
 
         def read(first: int, last: int) -> Floats:

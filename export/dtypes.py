@@ -19,8 +19,8 @@ from llamac.progress import Progress, silent
 DTYPES = {str(_core.dtype_name(number)): number for number in range(1, 7)}
 FLOATS = ("f32", "f16", "bf16")
 FOUR_BITS = ("q4", "q4s")
-# Kept in q8 when the rest is 4 bits, like the output matrix: nothing averages out an error in the logits, or in the
-# values that attention mixes.
+# Stored as q8 if other matrices have 4 bits, like the output matrix: nothing averages out an error in the logits, or in
+# the values that attention mixes.
 KEPT_AT_8_BITS = "layers.*.attn_v.weight"
 ROUTERS = "layers.*.ffn_router.weight"
 # A block whose largest number is at most this share of its row's gets a block scale of about 8 of 127, which is coarse.
@@ -38,6 +38,9 @@ def choose_dtypes(
     choice of experts costs more than any rounding.
 
     Args:
+        tensors: The tensors by name.
+        dtype: The dtype of matrices.
+        pure: With 4 bits, also store the output matrix and attn_v in 4 bits.
         dtype_map: (pattern, dtype) pairs; the first pattern that matches a matrix's name decides. In a pattern, *
             matches any string, ? one character, [ab] one of several.
 
@@ -68,9 +71,9 @@ def choose_dtypes(
 
 
 def nearest_dtypes(tensors: Mapping[str, LazyTensor]) -> tuple[str, list[tuple[str, str]]]:
-    """The dtypes that keep a source's quality: floats stay what they are, every quantized type becomes q8.
+    """Choose dtypes that preserve a source's quality: floats do not change, every quantized type becomes q8.
 
-    q8 adds next to nothing to any quantized type; q4 adds 5 to 10% perplexity to 4-bit types (docs/gguf.md).
+    q8 adds next to no error to any quantized type; q4 adds 5 to 10% perplexity to 4-bit types (docs/gguf.md).
 
     Returns:
         The dtype of most parameters, and a dtype_map for the other matrices.
@@ -124,7 +127,11 @@ def widen_coarse(
     """Move 4-bit matrices with many tiny blocks to q8. Reads every 4-bit matrix once.
 
     Args:
+        tensors: The tensors by name.
+        dtypes: Their dtypes.
         is_fixed: Whether the user chose the dtype of the tensor with this name.
+        progress: Called with the phase "checking scales" and numbers of rows.
+        threads: The number of threads that read tensors, at most `MAX_READERS`.
 
     Returns:
         The dtypes, and a warning about each matrix that was moved.

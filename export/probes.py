@@ -65,9 +65,13 @@ def make(
     """Make the probes of a checkpoint, without the engine's records.
 
     Args:
+        checkpoint: The model.
         numerics: The header's version of the order of operations.
-        source: "llamac" streams the checkpoint through the float64 forward pass. "transformers" loads `folder`, a
-            Hugging Face directory, into memory in float32.
+        source: "llamac" streams the checkpoint through the float64 forward pass. "transformers" loads `folder` into
+            memory in float32.
+        folder: The source, a Hugging Face directory.
+        prompts: The texts, for a model with a tokenizer.
+        progress: Called with the phase "reference logits".
 
     Raises:
         ExportError: If transformers is not installed or has no folder, or if a reference logit is not finite.

@@ -208,10 +208,16 @@ def rounded_inputs(x: Array, dtype: str) -> Array:
 
 
 def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None, *, round_inputs: bool = False) -> Array:
-    """W x + b for every row: (n, out). x (n, in), weight (out, in), bias (out).
+    """W x + b for every row.
 
     Args:
+        x: Shape (n, in).
+        weight: Shape (out, in).
+        bias: Shape (out,), or None.
         round_inputs: Round the inputs of a quantized weight as the engine does.
+
+    Returns:
+        Shape (n, out).
     """
     if round_inputs and weight.dtype in QUANTIZED:
         x = rounded_inputs(x, weight.dtype)
@@ -298,6 +304,7 @@ def forward(
     """Compute the logits of every sequence.
 
     Args:
+        checkpoint: The model.
         sequences: Token ids, each sequence at positions 0, 1, ...
         context: The context of the session to reproduce; default: the model's. It selects the short or the long RoPE
             table of a model that has both, and limits the sequences' length.

@@ -95,6 +95,7 @@ def make_plan(
     """Lay out all tensors of a checkpoint.
 
     Args:
+        checkpoint: The model.
         dtype: The dtype of the matrices; vectors are f32.
         sections: Content of the metadata, tokenizer, spm, template and probes sections. Missing ones are empty.
         dtypes: The dtype of every tensor by name. Default: `choose_dtypes`.

@@ -1,7 +1,7 @@
 """Streams a planned flat file to disk, tensor by tensor, and resumes an unfinished one.
 
-Each tensor's record is written after its data. A file that was broken off therefore shows which tensors are complete,
-and the next export with the same plan continues after them.
+Each tensor's record is written after its data. An unfinished file therefore shows which tensors are complete, and the
+next export with the same plan continues after them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from llamac.progress import Progress, silent
 T = TypeVar("T")
 
 READ_BYTES = 1 << 24
-# The page cache keeps written data in pieces as large as the writes, and maps 2 MiB pieces at once. Reading the weights
-# of a file that was just written is a tenth faster that way (bench/LOG.md).
+# The page cache stores written data in pieces as large as the writes, and maps pieces of 2 MiB at once. With writes of
+# this size, reading the weights of a new file is a tenth faster (bench/LOG.md).
 BLOCK_BYTES = 1 << 21
 
 
@@ -80,11 +80,14 @@ def write_file(
     threads: int = 1,
     calibration: Callable[[Slot], CalibrationStats | None] = lambda slot: None,
 ) -> list[bytes]:
-    """Write a whole flat file. Complete tensors that `file` already contains are kept.
+    """Write a whole flat file. Complete tensors that `file` already contains are not written again.
 
     Args:
-        threads: How many threads quantize.
-        calibration: Returns what calibration measured of a matrix's inputs, or None.
+        file: The open file.
+        plan: The layout.
+        progress: Called with the phase "writing" and byte counts.
+        threads: The number of threads that quantize.
+        calibration: Returns the calibration statistics of a matrix, or None.
 
     Returns:
         The SHA-256 of every tensor.

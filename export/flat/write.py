@@ -57,13 +57,25 @@ def write_flat(
     progress: Progress,
     file: BinaryIO | None = None,
 ) -> Plan:
-    """Write the flat file `out`.
+    """Write a flat file.
 
     Args:
-        file: Write to this open file instead. `out` then only names the disk whose free space is checked.
+        checkpoint: The model.
+        out: The file.
+        quantization: How to quantize its matrices.
         partial: The name of the unfinished file, as in `llamac.export.export`.
         probe_source: "llamac", "transformers", or None for no probes.
         folder: The source, if it is a Hugging Face directory; transformers reads it.
+        warnings: Gets messages for the user.
+        progress: Called with (phase, done, total).
+        file: Write to this open file instead. `out` then only names the disk whose free space is checked.
+
+    Returns:
+        The layout of the file.
+
+    Raises:
+        ExportError: If the model does not fit the format, or its probes or its calibration fail.
+        DiskFullError: If the disk has too little space.
     """
     sections = _sections(checkpoint, quantization.dtype)
     make_plan(checkpoint, quantization.dtype, sections)  # report what does not fit before anything slow

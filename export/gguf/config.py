@@ -48,7 +48,13 @@ SCALES = (
 
 @dataclass(frozen=True)
 class GGUFConfig:
-    """The parsed metadata. ropes: the frequencies of each RoPE table."""
+    """The parsed metadata.
+
+    Attributes:
+        model: The model's config.
+        row: The table row of its architecture.
+        ropes: The frequencies of each RoPE table.
+    """
 
     model: ModelConfig
     row: Architecture
@@ -56,7 +62,14 @@ class GGUFConfig:
 
 
 def architecture(values: Mapping[str, Value]) -> tuple[str, Architecture]:
-    """general.architecture and its table row. UnsupportedError for unknown ones."""
+    """Look up the architecture that the metadata names.
+
+    Returns:
+        Its name, and its table row.
+
+    Raises:
+        UnsupportedError: If it is unknown.
+    """
     kind = values.get("general.type", "model")
     name = values.get("general.architecture")
     if kind != "model":
@@ -284,7 +297,11 @@ class _Keys:
         return value if isinstance(value, str) else None
 
     def finish(self) -> None:
-        """Raise ExportError if there are problems; unknown keys are problems."""
+        """Check that all keys are known and all values valid.
+
+        Raises:
+            ExportError: If there are problems. The message lists all of them.
+        """
         for key, value in self._values.items():
             if key in self._known or key in HARMLESS_KEYS:
                 continue

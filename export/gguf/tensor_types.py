@@ -40,19 +40,29 @@ PIECE_NUMBERS = 1 << 16
 
 @dataclass(frozen=True)
 class NumberType:
-    """A type of GGUF. block: numbers per block; bytes: size of a block."""
+    """A number format of GGUF.
+
+    Attributes:
+        name: GGUF's name.
+        block: Numbers per block.
+        bytes: Size of a block.
+    """
 
     name: str
     block: int
     bytes: int
 
     def row_bytes(self, columns: int) -> int:
-        """Bytes of a row; `columns` is a multiple of `block`."""
+        """The size of a row in bytes; `columns` is a multiple of `block`."""
         return columns // self.block * self.bytes
 
 
 def number_type(number: int) -> NumberType:
-    """The type with GGUF's number. ExportError names a type that cannot be read."""
+    """Look up the number format with GGUF's number.
+
+    Raises:
+        ExportError: If the format is unknown or cannot be read.
+    """
     try:
         kind = gguf.GGMLQuantizationType(number)
         block, size = gguf.GGML_QUANT_SIZES[kind]
@@ -75,11 +85,11 @@ class Packed:
     offset: int
 
     def lazy(self) -> LazyTensor:
-        """As a tensor of a checkpoint; for one or two dimensions."""
+        """Convert to a tensor of a checkpoint. The shape must have one or two dimensions."""
         return LazyTensor(self.shape, self.type.name.lower(), self.read)
 
     def read(self, first: int, last: int) -> Floats:
-        """Rows [first, last) as float32; of a vector its elements."""
+        """Read rows [first, last) of a matrix, or elements of a vector, as float32."""
         if len(self.shape) == 1:
             return Packed(self.path, self.type, (1, *self.shape), self.offset).read(0, 1)[0, first:last]
         size = self.type.row_bytes(self.shape[1])
@@ -90,7 +100,7 @@ class Packed:
 
 
 def lazy_tensor(path: Path, kind: NumberType, shape: tuple[int, ...], offset: int) -> LazyTensor:
-    """A vector or matrix in a file."""
+    """Describe a vector or matrix in a file, which is read on request."""
     if kind.name in FLOATS:
         return StoredTensor(path, FLOATS[kind.name], shape, contiguous_strides(shape), offset).lazy()
     return Packed(path, kind, shape, offset).lazy()

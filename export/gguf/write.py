@@ -67,7 +67,21 @@ class Stored:
 
 
 def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str], progress: Progress = silent) -> int:
-    """Write `out` and return its size. UnsupportedError lists everything that GGUF cannot express."""
+    """Write a GGUF file.
+
+    Args:
+        checkpoint: The model.
+        out: The file.
+        dtype: The number format of the matrices, one of `DTYPES`.
+        warnings: Gets messages about differences in llama.cpp.
+        progress: Called with the phase "writing" and byte counts.
+
+    Returns:
+        The size of the file.
+
+    Raises:
+        UnsupportedError: If GGUF cannot express the model. The message lists all reasons.
+    """
     if dtype not in DTYPES:
         raise UnsupportedError(f"dtype is {dtype!r}, expected {', '.join(DTYPES)} for a GGUF file")
     name = checkpoint.metadata.get("architecture", "")

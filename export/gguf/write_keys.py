@@ -69,7 +69,11 @@ def _windows(config: ModelConfig, row: Architecture) -> dict[str, Value]:
 
 
 def check_family(checkpoint: Checkpoint, row: Architecture) -> None:
-    """Raise UnsupportedError if the config contradicts the architecture that the metadata name."""
+    """Check that the config fits the architecture that the metadata names.
+
+    Raises:
+        UnsupportedError: If it does not.
+    """
     name = checkpoint.metadata["architecture"]
     for field in ("norm", "position"):
         ours, expected = getattr(checkpoint.config, field), getattr(row, field)
@@ -81,7 +85,7 @@ def check_family(checkpoint: Checkpoint, row: Architecture) -> None:
 
 
 def obstacles(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
-    """Reasons why llama.cpp cannot load or compute the model, although our reader can read it."""
+    """Yield the reasons why llama.cpp cannot load or compute the model, although llamac's importer can."""
     config = checkpoint.config
     width = config.n_heads * config.head_dim
     if row.square and width != config.dim:
@@ -125,7 +129,7 @@ def _takes_bias(name: str) -> bool:
 
 
 def warnings_of(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
-    """Warnings about results that differ in llama.cpp."""
+    """Yield warnings about results that differ in llama.cpp."""
     windows: list[Any] = [layer.window for layer in checkpoint.config.layers if layer.window]
     if row.ignores_window and windows and max(windows) < checkpoint.config.context:
         yield (

@@ -29,14 +29,23 @@ BETA_FAST, BETA_SLOW = 32.0, 1.0
 
 @dataclass
 class GGUFRope:
-    """RoPE in GGUF. keys: metadata of the architecture. tensors: by llama.cpp's names."""
+    """RoPE in GGUF.
+
+    Attributes:
+        keys: Metadata keys of the architecture.
+        tensors: Tensors by llama.cpp's names.
+    """
 
     keys: dict[str, Number] = field(default_factory=dict)
     tensors: dict[str, Floats] = field(default_factory=dict)
 
 
 def express_rope(checkpoint: Checkpoint, row: Architecture) -> GGUFRope:
-    """Express all tables of a checkpoint. UnsupportedError if a file of this architecture cannot."""
+    """Express all RoPE tables of a checkpoint in GGUF.
+
+    Raises:
+        UnsupportedError: If a file of this architecture cannot express them.
+    """
     if row.position != "rope" or not checkpoint.config.rope_dim:
         return GGUFRope()
     for name, tensor in checkpoint.tensors.items():

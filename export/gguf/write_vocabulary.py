@@ -46,7 +46,16 @@ HARD_TEXTS = (
 
 
 def add_tokenizer(writer: Any, checkpoint: Checkpoint, warnings: list[str]) -> None:
-    """Add the checkpoint's tokenizer to a `gguf.GGUFWriter`. UnsupportedError if GGUF cannot express it."""
+    """Add the checkpoint's tokenizer to a GGUF file.
+
+    Args:
+        writer: A `gguf.GGUFWriter`.
+        checkpoint: The model.
+        warnings: Gets messages about rules that GGUF cannot express.
+
+    Raises:
+        UnsupportedError: If GGUF cannot express the tokenizer.
+    """
     if checkpoint.tokenizer is None:
         writer.add_tokenizer_model("no_vocab")
         return

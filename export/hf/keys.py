@@ -146,7 +146,14 @@ class Keys:
         return sorted(set(self.values) - self._used)
 
     def finish(self, checked: Iterable[str] = ()) -> None:
-        """Raise ExportError if there are problems. Unknown keys, except `checked` ones, are problems."""
+        """Check that all keys are known and all values valid.
+
+        Args:
+            checked: Keys that the caller has checked itself.
+
+        Raises:
+            ExportError: If there are problems. The message lists all of them.
+        """
         known = HARMLESS.union(checked)
         for key in self.unused():
             if key not in known:

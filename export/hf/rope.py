@@ -31,14 +31,24 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class RopeParameters:
-    """Parameters of a table. dim: dimensions of a head that the frequencies span; an odd number rotates one more."""
+    """The parameters of a RoPE table.
+
+    Attributes:
+        kind: The rope_type.
+        dim: The dimensions of a head that the frequencies span. If it is odd, one more dimension is rotated.
+        values: The parameters of this type, by name.
+    """
 
     kind: str
     dim: int
     values: dict[str, Any]
 
     def table(self, context: int) -> Rope:
-        """The frequencies for a model with `context` positions. ExportError if they are invalid."""
+        """Compute the frequencies for a model with `context` positions.
+
+        Raises:
+            ExportError: If they are invalid.
+        """
         return make_rope(self.kind, self.values, self.dim, context)
 
 

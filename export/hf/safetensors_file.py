@@ -25,7 +25,17 @@ DTYPE_BITS |= {"I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64,
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file by name, in the order of their bytes. ExportError if the file is incomplete or invalid."""
+    """Read the header of a safetensors file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The tensors by name, in the order of their data.
+
+    Raises:
+        ExportError: If the file is incomplete or invalid.
+    """
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         head = file.read(HEAD_BYTES)

@@ -149,14 +149,14 @@ class _Facts:
         return usual if "layer_types" in self.family.keys else None
 
     def part(self) -> float:
-        """The share of a head that RoPE turns."""
+        """The share of a head that RoPE rotates."""
         turned, whole = (self.model.rope_dim or (self.model.head_dim,))[0], self.model.head_dim
         return turned / whole if int(whole * (turned / whole)) == turned else (turned + 0.5) / whole
 
-    # ---- RoPE, where no config.json says how its frequencies are computed
+    # ---- RoPE, if there is no config.json with its parameters
 
     def rope(self) -> Json:
-        """Bases that give the frequencies, if they are plain ones, or plain ones divided by a factor."""
+        """The bases of the frequencies, if these are the default ones or the default ones divided by a factor."""
         found: Json = {}
         if self.model.position != "rope":
             return found

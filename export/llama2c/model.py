@@ -25,7 +25,11 @@ BOS = 1
 
 
 def read(path: Path) -> Checkpoint:
-    """Read a llama2.c model file, without a tokenizer. ExportError if the file's size does not match its header."""
+    """Read a llama2.c model file, without a tokenizer.
+
+    Raises:
+        ExportError: If the header is invalid, or the file's size does not match it.
+    """
     size = path.stat().st_size
     with open(path, "rb") as file:
         header = parse_header(file.read(HEADER_BYTES))

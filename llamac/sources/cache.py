@@ -183,15 +183,16 @@ class Cache:
     ) -> None:
         """Convert a model into the cache.
 
-        Args:
-            source: What the user named.
-            files: The source's files.
-            write: Writes the model to a path and returns its dtype. A file that exists there is an interrupted
-                conversion to resume; `write` leaves it behind if it is interrupted itself.
-            exclusive: Whether `converting` holds the lock. Without it nothing is resumed and nothing left behind.
+        An interrupted conversion is resumed only if no file of the source has been touched since. A file that was
+        changed during the conversion and then changed back would leave parts of both states.
 
-        An interrupted conversion is resumed only if no file of the source was touched since: one that was changed
-        during the conversion and then changed back leaves parts of both states.
+        Args:
+            key: The model's key.
+            source: The source's name, as the user gave it.
+            files: The source's files.
+            write: Writes the model to a path and returns its dtype. If a file exists there, it is an interrupted
+                conversion to resume. If `write` is interrupted, it leaves the file there.
+            exclusive: Whether `converting` holds the lock. Without it, nothing is resumed or left for later.
         """
         note, path = self._note(key), self.path(key)
         state = sha256_hex(json.dumps([[name, file_stamp(file)] for name, file in sorted(files.items())]).encode())[:16]

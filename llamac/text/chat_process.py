@@ -42,11 +42,18 @@ def render_tracked(
     """Render a template and record the origin of each character (tracked_str.py).
 
     Args:
-        template: As for `render`, like all arguments that are not listed here.
+        template: The text of the template.
+        variables: The template's variables, as plain data.
         trusted: The variables that count as text of the template, such as `bos_token`.
+        seconds: Time limit.
+        characters: Length limit of the rendered text.
 
     Returns:
         The text, and one byte per character with its origin.
+
+    Raises:
+        ChatTemplateError: As for `render`, or if the origins cannot be determined.
+        UnsupportedError: As for `render`.
     """
     answer = _ask(template, variables, trusted, seconds, characters)
     text, runs = str(answer["text"]), answer.get("origins")
