@@ -11,18 +11,23 @@ _NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 @dataclass(frozen=True)
 class PartName:
-    """A parsed file name. stem: NAME. count: how many parts the model has."""
+    """A parsed file name.
+
+    Attributes:
+        stem: NAME.
+        count: The number of parts.
+    """
 
     stem: str
     count: int
 
     def all_names(self) -> list[str]:
-        """The file names of all parts, in order, at most MAX_PARTS."""
+        """List the file names of all parts in order, at most MAX_PARTS."""
         count = min(self.count, MAX_PARTS)
         return [f"{self.stem}-{number:05}-of-{self.count:05}.gguf" for number in range(1, count + 1)]
 
 
 def parse_part_name(name: str) -> PartName | None:
-    """Parse a file name; None if it is not that of a part."""
+    """Parse a file name. Returns None if it is not the name of a part."""
     found = _NAME.fullmatch(name)
     return PartName(found[1], int(found[3])) if found else None

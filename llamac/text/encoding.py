@@ -59,18 +59,17 @@ class Encoder:
         library = self.library if parse_special else self._plain or self._plain_for(text)
         ids: list[int] = self._encoding(library, text).ids
         if not parse_special and library is not self._plain and self._names and not self._special_ids.isdisjoint(ids):
-            # the text does not contain the name, but becomes it when it is normalized
+            # the text does not contain the name, but normalization turns it into the name
             ids = self._encoding(self._make_plain(), text).ids
         return ids
 
     def special_spans(self, text: str) -> list[tuple[int, int]]:
-        """The (start, end) of each part of a text that `encode` with `parse_special` turns into a special token."""
+        """Find each part of a text that `encode` with `parse_special` turns into a special token, as (start, end)."""
         found = self._encoding(self.library, text)
-        return [
-            span for index, span in zip(found.ids, found.offsets, strict=True) if index in self._special_ids
-        ]
+        return [span for index, span in zip(found.ids, found.offsets, strict=True) if index in self._special_ids]
 
     def _encoding(self, library: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+        """Encode a text with one of the library's objects, after a check for enough memory."""
         in_batch = len(text) >= BATCH_CHARACTERS
         require_memory(BYTES_PER_CHARACTER * len(text) + (BATCH_BYTES if in_batch else 1 << 20), "encoding this text")
         if not in_batch:
@@ -87,6 +86,7 @@ class Encoder:
         return self._make_plain()
 
     def _make_plain(self) -> tokenizers.Tokenizer:
+        """The library's object with the second vocabulary, built on first use."""
         with self._lock:
             if self._plain is None:
                 require_memory(BYTES_PER_JSON_BYTE * len(self._data), "a second vocabulary of the tokenizer")
@@ -167,9 +167,10 @@ def build_model(model: dict[str, Any]) -> tokenizers.models.Model:
 
 
 def reads_other_spellings(document: dict[str, Any], special: Collection[int]) -> bool:
-    """Whether a text that does not contain the name of a special token can become that token.
+    """Whether a text can become a special token without containing its name.
 
-    Normalization can give a text the name. Only tokens that are looked up after it are affected.
+    This happens if normalization turns the text into the name. It affects only tokens that are matched after
+    normalization.
     """
     if document.get("sentencepiece") is not None:
         return False
@@ -178,7 +179,7 @@ def reads_other_spellings(document: dict[str, Any], special: Collection[int]) ->
 
 
 def _special_ids(library: tokenizers.Tokenizer, document: dict[str, Any], special: Collection[int]) -> frozenset[int]:
-    """The ids of special tokens, except that of unknown characters, which any text can have."""
+    """The ids of special tokens, except the token for unknown characters, which any text can produce."""
     model = document["model"]
     is_unigram = model.get("type") == "Unigram"
     unknown = model.get("unk_id") if is_unigram else library.token_to_id(model.get("unk_token") or "")

@@ -39,7 +39,7 @@ class IsolatedEncoder:
         return self._numbers("encode", text, parse_special)
 
     def special_spans(self, text: str) -> list[tuple[int, int]]:
-        """As of `Encoder`."""
+        """Find special tokens, as `Encoder.special_spans` does."""
         numbers = self._numbers("spans", text, True)
         return list(zip(numbers[::2], numbers[1::2], strict=True))
 

@@ -93,7 +93,7 @@ class SentencePieceEncoder:
         return ids
 
     def special_spans(self, text: str) -> list[tuple[int, int]]:
-        """As of `Encoder`. The model itself finds no special tokens."""
+        """Find special tokens, as `Encoder.special_spans` does. The model itself finds none."""
         finder = self._finder(True)
         if finder is None:
             return []

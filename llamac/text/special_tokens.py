@@ -1,4 +1,4 @@
-"""The rules that a tokenizer.json does not contain: BOS, EOS, and which tokens end a text."""
+"""The rules that a canonical tokenizer.json does not contain: BOS, EOS, and the tokens that end a text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ class SpecialTokens:
     """A model's rules for BOS, EOS and stop tokens.
 
     Attributes:
-        bos_id: The id of BOS; None if the vocabulary has none.
-        add_bos: Whether `Tokenizer.encode(add_special=True)` puts BOS in front of the text.
+        bos_id: The id of BOS, or None if the vocabulary has none.
+        add_bos: Whether `Tokenizer.encode(add_special=True)` puts BOS before the text.
         add_eos: Whether it appends EOS.
-        eos_id: The id of EOS; None if the vocabulary has none.
-        stop_ids: Ids of the tokens that end a generated text, usually EOS among them.
+        eos_id: The id of EOS, or None if the vocabulary has none.
+        stop_ids: Ids of the tokens that end a generated text, usually including EOS.
+
+    Raises:
+        TokenizerError: If a rule adds a token that the vocabulary does not have.
     """
 
     bos_id: int | None
@@ -34,7 +37,7 @@ class SpecialTokens:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> SpecialTokens:
-        """The rules in a model file's config record, where -1 stands for no token."""
+        """Read the rules from a model file's config record, in which -1 means no token."""
         return cls(
             bos_id=config["bos_id"] if config["bos_id"] >= 0 else None,
             add_bos=bool(config["add_bos"]),

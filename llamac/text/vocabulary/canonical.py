@@ -1,6 +1,6 @@
-"""Reads a canonical tokenizer.json that another program may have written: checks every field that the exporters use.
+"""Reads a canonical tokenizer.json that another program may have written, and checks every field that exporters use.
 
-The library `tokenizers` accepts documents without fields that have a default. `read_canonical` fills those in.
+The library `tokenizers` accepts documents in which fields with a default are missing. `read_canonical` adds them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llamac.text.tokenizer_json import parse_document
 from llamac.text.vocabulary.added import FLAGS, Document
 
 _REQUIRED = object()
-# Fields: their type and its name, and the default.
+# Fields, each with its type, a description of the type, and a default.
 _Fields = dict[str, tuple[type | tuple[type, ...], str, Any]]
 _OBJECT_OR_NULL = ((dict, type(None)), "an object or null", None)
 _FLAG = (bool, "true or false", False)
@@ -43,8 +43,12 @@ _LISTS_OF_STEPS = ("normalizers", "pretokenizers", "decoders")
 def read_canonical(data: bytes, name: str) -> Document:
     """Parse a canonical tokenizer.json, with defaults for missing fields and merges as pairs.
 
+    Args:
+        data: The text of the tokenizer.json.
+        name: Its name in error messages.
+
     Raises:
-        TokenizerError: If a field has the wrong type; the message has `name`, the field and the expected type.
+        TokenizerError: If a field is missing or has the wrong type. The message names the field and the expected type.
     """
     document = parse_document(data, name)
     problems = list(_complete(document, _DOCUMENT, ""))
@@ -68,19 +72,19 @@ def read_canonical(data: bytes, name: str) -> Document:
     return document
 
 
-def _complete(node: Any, wanted: _Fields, place: str) -> Iterator[str]:
-    """Fill in missing fields; yield what is wrong with the others."""
+def _complete(node: Any, fields: _Fields, prefix: str) -> Iterator[str]:
+    """Add missing fields, and yield the problems of the others. `prefix` begins the names of fields."""
     if not isinstance(node, dict):
-        yield f"{place.removesuffix('.')} is {node!r:.40}, expected an object"
+        yield f"{prefix.removesuffix('.')} is {node!r:.40}, expected an object"
         return
-    for key, (kind, description, default) in wanted.items():
+    for key, (kind, description, default) in fields.items():
         value = node.get(key)
         if value is None:
             value = node[key] = list(default) if isinstance(default, list) else default
         if value is _REQUIRED:
-            yield f"{place}{key} is missing, expected {description}"
+            yield f"{prefix}{key} is missing, expected {description}"
         elif not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-            yield f"{place}{key} is {value!r:.40}, expected {description}"
+            yield f"{prefix}{key} is {value!r:.40}, expected {description}"
 
 
 def _check_merges(model: dict[str, Any]) -> Iterator[str]:
@@ -93,13 +97,13 @@ def _check_merges(model: dict[str, Any]) -> Iterator[str]:
         merges[index] = pair
 
 
-def _check_step(step: Any, place: str) -> Iterator[str]:
+def _check_step(step: Any, name: str) -> Iterator[str]:
     if not isinstance(step, dict):
-        yield f"{place} is {step!r:.40}, expected an object"
+        yield f"{name} is {step!r:.40}, expected an object"
         return
     for key in _LISTS_OF_STEPS:
         if not isinstance(inner := step.get(key, []), list):
-            yield f"{place}.{key} is {inner!r:.40}, expected an array"
+            yield f"{name}.{key} is {inner!r:.40}, expected an array"
             return
         for index, each in enumerate(inner):
-            yield from _check_step(each, f"{place}.{key}[{index}]")
+            yield from _check_step(each, f"{name}.{key}[{index}]")
