@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
-// cancel.h - how a running eval learns that it shall stop. The loops over tiles ask; once seen, every thread sees it.
+// cancel.h - cancellation of a running eval. The tile loops poll the caller's flag. Once one thread has seen it set,
+// all threads stop, even if the caller clears it again.
 #ifndef LLAMAC_CANCEL_H
 #define LLAMAC_CANCEL_H
 #include <stdint.h>
 
 struct cancel {
     const int32_t *request;   // the caller's flag, or NULL
-    int32_t seen;
+    int32_t seen;             // whether a thread has seen it set
 };
 
 static inline int cancelled(struct cancel *c) {

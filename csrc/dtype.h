@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // dtype.h - memory layouts of matrices: strips of 16 rows, stored line by line along the columns. docs/format.md
-// specifies them for other readers. The KV cache uses the float layouts, too.
+// specifies them for other readers. The KV cache uses the float layouts as well.
 //
 // A strip holds 16 rows (the last strip of a matrix is padded with zero rows). A line is 64 bytes, one cache line.
 //

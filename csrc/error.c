@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// error.c - see error.h.
+// error.c - formats error messages. See error.h.
 #include "error.h"
 
 #include <stdarg.h>

@@ -1,61 +1,60 @@
 // SPDX-License-Identifier: MIT
-// eval.c - llamac_eval: the last place that can fail. Checks the rows, reserves memory, and sends chunks of rows
-// through the graph.
+// eval.c - llamac_eval: checks the rows, reserves memory, and sends chunks of rows through the graph. What it calls
+// after that cannot fail.
 #include "eval.h"
 
 #include "common.h"
 #include "error.h"
 #include "mem.h"
 
-// Each row continues its sequence: after the rows before it in this call.
+// Checks that each row continues its sequence. lengths (n_sequences) receives the sequences' lengths after all rows.
 static int check_rows(const struct llamac_session *s, const llamac_row *rows, int n, int *lengths, llamac_error *err) {
-    const struct config *c = s->model->config;
+    const uint32_t vocab_size = s->model->config->vocab_size;
     for (int i = 0; i < s->n_sequences; i++) lengths[i] = s->sequences[i].length;
     for (int r = 0; r < n; r++) {
         const llamac_row *row = &rows[r];
         if (row->sequence < 0 || row->sequence >= s->n_sequences)
-            return err_set(err, LLAMAC_BAD_ARGUMENT, "row %d: sequence is %d, expected 0 to %d", r, row->sequence,
-                s->n_sequences - 1);
-        if (row->token < 0 || (uint32_t)row->token >= c->vocab_size)
-            return err_set(err, LLAMAC_BAD_ARGUMENT, "row %d: token is %d, expected 0 to %u", r, row->token,
-                c->vocab_size - 1);
+            return bad_argument(err, "row %d: sequence is %d, expected 0 to %d", r, row->sequence, s->n_sequences - 1);
+        if (row->token < 0 || (uint32_t)row->token >= vocab_size)
+            return bad_argument(err, "row %d: token is %d, expected 0 to %u", r, row->token, vocab_size - 1);
         if (row->position != lengths[row->sequence])
-            return err_set(err, LLAMAC_BAD_ARGUMENT, "row %d: position is %d, but sequence %d continues at %d", r,
-                row->position, row->sequence,
-                           lengths[row->sequence]);
+            return bad_argument(err, "row %d: position is %d, but sequence %d continues at %d", r, row->position,
+                                row->sequence, lengths[row->sequence]);
         if (row->position >= s->context)
             return err_set(err, LLAMAC_CONTEXT_FULL, "row %d: position %d does not fit the context of %d positions", r,
-                row->position, s->context);
+                           row->position, s->context);
         lengths[row->sequence]++;
     }
     return 0;
 }
 
-static int check_options(const struct llamac_session *s, const llamac_eval_options *o, llamac_error *err) {
-    for (int i = 0; i < o->n_observations; i++) {
-        const llamac_observation *w = &o->observations[i];
+static int check_observations(const struct llamac_session *s, const llamac_eval_options *options, llamac_error *err) {
+    const int n_layers = (int)s->model->config->n_layers;
+    for (int i = 0; i < options->n_observations; i++) {
+        const llamac_observation *o = &options->observations[i];
         int per_layer = 0;
-        llamac_stage_width(s, w->stage, &per_layer);
-        if (!w->out || !llamac_stage_name(w->stage) || (per_layer
-            && (w->layer < 0 || w->layer >= (int)s->model->config->n_layers)))
-            return err_set(err, LLAMAC_BAD_ARGUMENT,
-                "observation %d: there is no stage %d in layer %d, or no buffer for it", i, w->stage, w->layer);
-        for (int j = 0; j < i; j++)
-            if (o->observations[j].stage == w->stage && (!per_layer || o->observations[j].layer == w->layer))
-                return err_set(err, LLAMAC_BAD_ARGUMENT,
-                    "observation %d: stage %s of layer %d is observed twice, see observation %d: expected once", i,
-                               llamac_stage_name(w->stage), w->layer, j);
+        llamac_stage_width(s, o->stage, &per_layer);
+        if (!o->out || !llamac_stage_name(o->stage) || (per_layer && (o->layer < 0 || o->layer >= n_layers)))
+            return bad_argument(err, "observation %d: there is no stage %d in layer %d, or no buffer for it", i,
+                                o->stage, o->layer);
+        for (int j = 0; j < i; j++) {
+            const llamac_observation *earlier = &options->observations[j];
+            if (earlier->stage == o->stage && (!per_layer || earlier->layer == o->layer))
+                return bad_argument(err, "observation %d: observation %d already has stage %s of layer %d", i, j,
+                                    llamac_stage_name(o->stage), o->layer);
+        }
     }
     return 0;
 }
 
 static void run_member(void *argument, const struct member *member) {
     struct eval *e = argument;
-    const struct worker w = { e, member, &e->session->scratch.threads[member->index] };
+    const struct worker w = { .eval = e, .member = member,
+                              .local = &e->session->scratch.threads[member->index] };
     forward(&w);
 }
 
-// Computes the rows chunk by chunk; what is finished stays.
+// Computes the rows chunk by chunk. Returns -1 if it was cancelled. *done receives the rows of the completed chunks.
 static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logits, int *done) {
     struct llamac_session *s = e->session;
     for (*done = 0; *done < n; *done += e->n_rows) {
@@ -74,31 +73,35 @@ static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logi
     return 0;
 }
 
+// Checks the rows and reserves memory for all of them.
+static int prepare_rows(struct llamac_session *s, const llamac_row *rows, int n, llamac_error *err) {
+    int *lengths = mem_alloc((size_t)s->n_sequences, sizeof *lengths, "the sequences' lengths", err);
+    if (!lengths) return -1;
+    int failed = check_rows(s, rows, n, lengths, err) || session_reserve_rows(s, min_int(n, s->max_rows), err);
+    for (int i = 0; i < s->n_sequences && !failed; i++) failed = session_reserve_pages(s, i, lengths[i], err);
+    mem_free(lengths);
+    return failed ? -1 : 0;
+}
+
 int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *logits,
-    const llamac_eval_options *options, llamac_error *err) {
+                const llamac_eval_options *options, llamac_error *err) {
     static const llamac_eval_options none;
     const llamac_eval_options *o = options ? options : &none;
     int done = 0, wanted = 0;
     if (o->rows_done) *o->rows_done = 0;
-    if (n_rows < 0) return err_set(err, LLAMAC_BAD_ARGUMENT, "n_rows is %d", n_rows);
+    if (n_rows < 0) return bad_argument(err, "n_rows is %d, expected 0 or more", n_rows);
     for (int r = 0; r < n_rows; r++) wanted += rows[r].want_logits != 0;
-    if (wanted && !logits) return err_set(err, LLAMAC_BAD_ARGUMENT,
-        "%d rows want logits, but there is no buffer for them", wanted);
-    if (check_options(s, o, err)) return -1;
-    int *lengths = mem_alloc((size_t)s->n_sequences, sizeof *lengths, "the sequences' lengths", err);
-    if (!lengths) return -1;
-    int failed = check_rows(s, rows, n_rows, lengths, err)
-        || session_reserve_rows(s, min_int(n_rows, s->max_rows), err);
-    for (int i = 0; i < s->n_sequences && !failed; i++) failed = session_reserve_pages(s, i, lengths[i], err);
-    mem_free(lengths);
+    if (wanted && !logits) return bad_argument(err, "%d rows want logits, but there is no buffer for them", wanted);
+    if (check_observations(s, o, err)) return -1;
+    int failed = prepare_rows(s, rows, n_rows, err);
     if (!failed) {
         struct eval e = { .session = s, .observations = o->observations, .n_observations = o->n_observations,
-            .cancel = { .request = o->cancel } };
-        if (run_chunks(&e, rows, n_rows, logits, &done)) failed = err_set(err, LLAMAC_CANCELLED,
-            "cancelled: %d of %d rows were computed and kept", done, n_rows);
+                          .cancel = { .request = o->cancel } };
+        if (run_chunks(&e, rows, n_rows, logits, &done))
+            failed = err_set(err, LLAMAC_CANCELLED, "cancelled: %d of %d rows were computed and kept", done, n_rows);
         if (o->rows_done) *o->rows_done = done;
     }
-    // pages of positions that were not computed are not kept
+    // frees the pages of rows that were not computed
     for (int i = 0; i < s->n_sequences && failed; i++) session_trim_pages(s, i);
     return failed ? -1 : 0;
 }

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: MIT
-// eval.h - what the threads of one eval share: the chunk of rows that goes through the layers, and who wants to see
-// what.
+// eval.h - what the threads of one eval share: the chunk of rows that passes through the layers, and the observations.
 #ifndef LLAMAC_EVAL_H
 #define LLAMAC_EVAL_H
 #include "pool.h"
 #include "session.h"
 
-// The matrices that multiply with the same inputs; absent ones have no data.
-struct readers { const struct matrix *of[MAX_READERS]; int n; };
-// Inputs of products: panels of m rows, by kind of input; and what the readers' adapters make of them (lora.h).
-struct panels { void *of[N_INPUT_TYPES]; float *lora_x[MAX_READERS]; int m; };
+// The matrices that multiply the same inputs. Matrices that the model does not have are without data.
+struct consumers { const struct matrix *of[MAX_CONSUMERS]; int n; };
 
+// Inputs of products: m rows as panels of each input type that the consumers need, and for each consumer with an
+// adapter its a x as f32 panels (lora.h).
+struct panels { void *of[N_INPUT_TYPES]; float *lora_ax[MAX_CONSUMERS]; int m; };
+
+// A chunk of an eval.
 struct eval {
     struct llamac_session *session;
-    const llamac_row *rows;               // (n_rows) of this chunk
+    const llamac_row *rows;               // (n_rows)
     int n_rows;
-    // of this chunk in the whole eval: rows before it, and those that wanted logits
-    int first_row, first_wanted;
+    int first_row, first_wanted;          // rows of the eval before this chunk: all, and those that want logits
     int n_wanted;                         // rows of this chunk that want logits
     float *logits;                        // (n_wanted, vocab_size)
     const llamac_observation *observations;
@@ -31,27 +32,35 @@ struct worker {
     struct thread_scratch *local;
 };
 
-// forward.c: the whole graph for one chunk; every member of the team runs it.
+// ---- forward.c
+
+// Computes the whole graph for one chunk. Every member of the team calls it.
 void forward(const struct worker *w);
 
-// attention.c: RoPE, cache and attention of one layer, from q, k, v to mix. Ends without a barrier.
-void attention(const struct worker *w, int layer);
-// Fills scratch.angles for the rows of the chunk; before the first layer.
-void attention_prepare(const struct worker *w);
+// ---- attention.c
 
-// experts.c: from the router to the hidden numbers of each row's experts; h: the rows as the router takes them. Ends
-// without a barrier.
-void experts_hidden(const struct worker *w, int layer, const struct panels *h);
-// From there to y (rows, dim), each thread its own columns, and added to x unless that is NULL. Begins after a barrier,
-// ends without one.
+// Fills scratch.angles for the rows of the chunk. Called once, before the first layer.
+void attention_prepare(const struct worker *w);
+// Computes RoPE, cache and attention of one layer, from q, k, v to mix. Ends without a barrier.
+void attention(const struct worker *w, int layer);
+
+// ---- experts.c
+
+// Computes the router and the hidden numbers of each row's experts. router_inputs: the rows as the router's inputs.
+// Ends without a barrier.
+void experts_hidden(const struct worker *w, int layer, const struct panels *router_inputs);
+// Continues to y (rows, dim), each thread its own columns, and adds y to x unless x is NULL. The caller has passed a
+// barrier since experts_hidden. Ends without a barrier.
 void experts_down(const struct worker *w, int layer, float *y, float *x);
+// Copies the hidden numbers to an observer. Ends at a barrier if there is one.
 void experts_observe(const struct worker *w, int layer);
 
-// observe.c: copies a stage, if somebody wants it, to the observer. All members call it; it ends at a barrier if it did
-// anything. `numbers` is (n, width).
+// ---- observe.c, attention.c
+
+// Copies a stage (n, width) to its observer, if it has one. All members call it. Ends at a barrier if there is one.
 void observe(const struct worker *w, int stage, int layer, const float *numbers, int n, int width);
 void observe_cache(const struct worker *w, int layer);
 void observe_scores(const struct worker *w, int layer);
-// The observer's buffer for a stage at this chunk's first row, or NULL.
-float *observed(const struct eval *e, int stage, int layer);
+// Returns the observer's buffer for a stage, from this chunk's first row on, or NULL.
+float *observer_of(const struct eval *e, int stage, int layer);
 #endif

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// format.h - the flat file's fixed structures, version 1, as they lie in the file (docs/format.md is the
-// specification).
+// format.h - the records of the flat file, version 1, as C structures, and the view of a checked file. docs/format.md
+// is the specification.
 //
-// Little-endian, naturally aligned, no implicit padding. The table of fields in format.c describes every member once
-// more by name, type and range: the checks here and the Python reader and writer are all driven by that one table.
+// Records are little-endian and naturally aligned, without implicit padding. The table of fields in format.c gives each
+// member's name, type and range again. The checks here and the Python reader and writer use that table.
 #ifndef LLAMAC_FORMAT_H
 #define LLAMAC_FORMAT_H
 #include <stddef.h>
@@ -12,28 +12,28 @@
 
 enum {
     FORMAT_VERSION = 1,
-    FORMAT_NUMERICS = 1,      // the order of every floating-point operation of the forward pass
-    FORMAT_ALIGNMENT = 64,    // of sections and tensors: a cache line, a strip's line, four GPU loads
+    FORMAT_NUMERICS = 1,            // identifies the order of all floating-point operations of the forward pass
+    FORMAT_ALIGNMENT = 64,          // of sections and tensors: a cache line, and a line of a strip
     FORMAT_MAX_ROPE = 4,
     FORMAT_MAX_EXPERTS = 4096,
-    FORMAT_MAX_TENSORS = 1 << 20,   // bounds the copy of the tensor table to 160 MiB
+    FORMAT_MAX_TENSORS = 1 << 20,   // limits the copy of the tensor table to 160 MiB
     FORMAT_MAX_STOP_IDS = 16,
     FORMAT_MAX_DIMS = 4,
     FORMAT_NAME_BYTES = 64,
-    HASH_BYTES = 32,          // SHA-256
+    HASH_BYTES = 32,                // SHA-256
 };
 
-// Sections lie in this order, each at the next multiple of FORMAT_ALIGNMENT, zero bytes between them. Empty ones have 0
-// bytes.
+// The sections in their order. Each starts at the next multiple of FORMAT_ALIGNMENT after the one before it. Padding is
+// zero. Empty sections have 0 bytes.
 enum section {
     SECTION_CONFIG,      // struct config
     SECTION_LAYERS,      // struct layer_record[n_layers]
     SECTION_TENSORS,     // struct tensor_record[]
-    SECTION_METADATA,    // JSON, UTF-8: name, provenance; never read by C
+    SECTION_METADATA,    // JSON: name, provenance
     SECTION_TOKENIZER,   // canonical tokenizer.json
     SECTION_SPM,         // the original SentencePiece model, or empty
     SECTION_TEMPLATE,    // chat template (Jinja), or empty
-    SECTION_PROBES,      // a safetensors blob: prompts' token ids, reference logits, hashes; or empty
+    SECTION_PROBES,      // safetensors: token ids of prompts, reference logits, hashes; or empty
     SECTION_DATA,        // the tensors
     N_SECTIONS
 };
@@ -41,14 +41,14 @@ enum section {
 struct section_record {
     char name[16];                 // zero padded
     uint64_t offset, bytes;        // from the start of the file
-    uint8_t sha256[HASH_BYTES];    // of the section's bytes; of the data section: of its tensors' hashes in order
+    uint8_t sha256[HASH_BYTES];    // of the section's bytes; for the data section, of its tensors' hashes in order
 };
 
 struct header {
     char magic[8];                 // FORMAT_MAGIC
     uint32_t version;              // FORMAT_VERSION
     uint32_t numerics;             // FORMAT_NUMERICS
-    uint64_t compatible;           // feature bits that a reader may not know
+    uint64_t compatible;           // feature bits that a reader may ignore
     uint64_t incompatible;         // feature bits that a reader must know
     uint64_t file_bytes;           // size of the whole file
     uint32_t alignment;            // FORMAT_ALIGNMENT
@@ -61,48 +61,54 @@ struct header {
 
 struct config {
     uint32_t dim, n_layers, n_heads, n_kv_heads, head_dim;
-    uint32_t vocab_size;           // rows of the embedding and of the logits, the checkpoint's padding included
-    uint32_t n_token_ids;          // ids that the tokenizer knows, <= vocab_size; the sampler draws from these
-    uint32_t context;              // positions the model was made for
-    uint32_t norm, position, activation, tied_output;                        // enums below
+    uint32_t vocab_size;                           // rows of the embedding and of the logits, with the padding
+    uint32_t n_token_ids;                          // ids that the sampler draws from, <= vocab_size
+    uint32_t context;                              // positions that the model was trained for
+    uint32_t norm, position, activation;           // the enums below
+    uint32_t tied_output;                          // 1: the embedding is also the output matrix
     float norm_eps, attention_scale, embedding_scale, residual_scale, logit_scale;
-    float attention_soft_cap, logit_soft_cap;                                // 0: none
-    uint32_t n_rope;                                                         // RoPE tables in use
-    uint32_t rope_dim[FORMAT_MAX_ROPE];                                      // dimensions of a head that are rotated
-    // > 0: contexts beyond it use inv_freq_long
-    uint32_t rope_original_context[FORMAT_MAX_ROPE];
-    float rope_attention_factor[FORMAT_MAX_ROPE];                            // multiplies cos and sin
-    int32_t bos_id, eos_id;                                                  // -1: none
-    uint32_t add_bos, add_eos;                                               // whether encoding a text adds them
+    float attention_soft_cap, logit_soft_cap;      // 0: none
+    uint32_t n_rope;                               // RoPE tables in use
+    uint32_t rope_dim[FORMAT_MAX_ROPE];            // dimensions of a head that are rotated
+    uint32_t rope_original_context[FORMAT_MAX_ROPE];   // > 0: longer contexts use inv_freq_long
+    float rope_attention_factor[FORMAT_MAX_ROPE];  // multiplies cos and sin
+    int32_t bos_id, eos_id;                        // -1: none
+    uint32_t add_bos, add_eos;                     // 1: encoding adds them
     uint32_t n_stop_ids;
-    int32_t stop_ids[FORMAT_MAX_STOP_IDS];                                   // generation ends at any of these
-    uint32_t qk_norm;                                                        // enum below
-    uint8_t reserved[296];                                                   // zero
+    int32_t stop_ids[FORMAT_MAX_STOP_IDS];         // generation ends at any of these
+    uint32_t qk_norm;                              // enum qk_norm
+    uint8_t reserved[296];                         // zero
 };
 
 enum norm { NORM_RMS = 1, NORM_LAYER };
 enum position { POSITION_NONE = 1, POSITION_LEARNED, POSITION_ROPE };
-enum activation { ACTIVATION_SILU = 1, ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_RELU,
-    ACTIVATION_QUICK_GELU };
-enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WHOLE, QK_NORM_LAYER_HEAD };   // 0 in files from before it came
+enum activation {
+    ACTIVATION_SILU = 1,
+    ACTIVATION_GELU_TANH,
+    ACTIVATION_GELU_ERF,
+    ACTIVATION_RELU,
+    ACTIVATION_QUICK_GELU
+};
+enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WHOLE, QK_NORM_LAYER_HEAD };   // 0 in files older than the field
 enum placement { PLACEMENT_PRE = 1, PLACEMENT_POST, PLACEMENT_SANDWICH, PLACEMENT_PARALLEL };
 enum ffn { FFN_PLAIN = 1, FFN_GATED, FFN_EXPERTS };
 
 struct layer_record {
     uint32_t window;               // positions a row attends to, itself included; 0: all
     int32_t rope;                  // index of the RoPE table, -1: none
-    uint32_t placement;            // enum placement: where the norms stand
-    uint32_t ffn, ffn_dim;         // enum ffn; width of one FFN or expert
+    uint32_t placement;            // enum placement: where the norms are
+    uint32_t ffn;                  // enum ffn
+    uint32_t ffn_dim;              // width of the FFN, or of one expert
     uint32_t n_experts, n_experts_used;
-    uint32_t expert_weights;       // 1: those of the experts in use are divided by their sum
+    uint32_t expert_weights;       // 1: the weights of the experts in use are divided by their sum
     uint8_t reserved[32];          // zero
 };
 
 struct tensor_record {
     char name[FORMAT_NAME_BYTES];  // zero padded
-    uint32_t dtype;                // enum dtype
+    uint32_t dtype;                // enum llamac_dtype
     uint32_t n_dims;
-    uint64_t shape[FORMAT_MAX_DIMS];   // (n) or (rows, columns); unused ones are 0
+    uint64_t shape[FORMAT_MAX_DIMS];   // (n) or (rows, columns); unused dimensions are 0
     uint64_t offset, bytes;        // from the start of the file
     uint8_t sha256[HASH_BYTES];
     uint8_t reserved[8];           // zero
@@ -116,28 +122,26 @@ _Static_assert(sizeof(struct tensor_record) == 160, "tensor record");
 
 #define FORMAT_MAGIC "\211llamac\n"
 
-// A checked file. `tables` is a copy of the file's first bytes, header to tensor table, at their offsets in the file;
-// the pointers below it point into it. A mapped file can change at any time, so every offset, size and shape is checked
-// in the copy and read from the copy. After format_open only tensor data is read from the file itself. Shapes of
-// tensors are model.c's to check.
+// A checked file. A mapped file can change at any time, so format_open copies the file's first bytes, header to tensor
+// table, checks the copy, and uses only the copy. Later reads of the file itself get tensor data. model.c checks the
+// shapes of tensors.
 struct flat_file {
     const uint8_t *data;                   // borrowed
     size_t bytes;
-    uint8_t *tables;                       // owned
+    uint8_t *tables;                       // owned: the copy, at the file's offsets
     size_t table_bytes;
-    const struct header *header;
+    const struct header *header;           // this and the following point into the copy
     const struct config *config;
     const struct layer_record *layers;     // (n_layers)
     const struct tensor_record *tensors;   // (n_tensors)
     size_t n_tensors;
 };
 
-// The name of an enumeration's value as the table of fields has it: "" if it has none.
+// Writes the name of an enumeration's value, from the table of fields; "" if the value has no name.
 enum { FORMAT_VALUE_BYTES = 24 };
 void format_value_name(const char *record, const char *member, uint32_t value, char name[FORMAT_VALUE_BYTES]);
 
-// Copies and checks header, section table, config, layers and tensor table of a file in memory. `data` must be aligned
-// to 64 bytes.
+// Copies and checks header, section table, config, layers and tensor table of a file in memory, aligned to 64 bytes.
 int format_open(struct flat_file *file, const void *data, size_t bytes, llamac_error *err);
 void format_close(struct flat_file *file);
 #endif

@@ -6,7 +6,7 @@
 #define LLAMAC_FPENV_H
 #include <stdint.h>
 
-// fp_control_reset: sets round-to-nearest, subnormals kept, exceptions masked. Returns the old word for
+// fp_control_reset: sets round-to-nearest, no flushing of subnormals, exceptions masked. Returns the old word for
 // fp_control_restore.
 #if defined(__x86_64__) || defined(__i386__)
 #include <xmmintrin.h>

@@ -75,6 +75,6 @@ const struct kernels *kernels_select(const char *name, llamac_error *err) {
             return NULL;
         }
     }
-    err_set(err, LLAMAC_BAD_ARGUMENT, "isa \"%s\" is not in this build", name);
+    bad_argument(err, "isa \"%s\" is not in this build", name);
     return NULL;
 }

@@ -108,7 +108,7 @@ INLINE panel_kernel *const *panel_kernels_of(const int dtype, const int unpacked
     switch (dtype) {
     case LLAMAC_F32: return panel_kernels_f32;
     case LLAMAC_F16: return unpacked ? panel_kernels_f32 : panel_kernels_f16;
-    case LLAMAC_BF16: return unpacked ? panel_kernels_f32 : panel_kernels_bf16;   // unpacked, too, bf16 is permuted
+    case LLAMAC_BF16: return unpacked ? panel_kernels_f32 : panel_kernels_bf16;   // permuted even when unpacked
     case LLAMAC_Q8: return unpacked ? panel_kernels_q8_unpacked : panel_kernels_q8;
     case LLAMAC_Q4: return unpacked ? panel_kernels_q4_unpacked : panel_kernels_q4;
     default: return unpacked ? panel_kernels_q4_unpacked : panel_kernels_q4s;
@@ -171,7 +171,7 @@ INLINE void epilogue(const struct gemm *g, const int dtype, int s, int t, const 
 // Loops over strip groups, then passes over the columns, then panels. The sums of a strip group stay in memory
 // between passes. With many rows, a pass is unpacked once for all panels while the next pass is prefetched. A single
 // row takes all columns in one pass. The strips of a group are a quarter of the range apart: each of the four streams
-// reads memory without a jump, and what lies behind a strip is what its stream reads next.
+// reads memory without a jump, and the memory after a strip is what its stream reads next.
 INLINE void gemm(const int dtype, const struct gemm *g) {
     const int panels = panel_count(g->m), input = input_type_of(dtype);
     const int kc = g->m == 1 ? max_int(g->columns, 1) : dtype_is_quantized(dtype) ? GEMM_KC : GEMM_KC_FLOAT;

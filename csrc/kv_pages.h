@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// kv_pages.h - memory for pages of the KV cache, cut from slabs that are large enough for huge pages of the system:
-// attention goes through all of a cache for each token, and with pages of 4 KB it waits for their translation.
+// kv_pages.h - memory for pages of the KV cache. Pages are cut from slabs that are large enough for the system's huge
+// pages: attention reads a whole cache for each token, and with pages of 4 KB it would wait for address translation.
 #ifndef LLAMAC_KV_PAGES_H
 #define LLAMAC_KV_PAGES_H
 #include <stdint.h>
@@ -8,14 +8,14 @@
 
 struct kv_pages {
     size_t page_bytes;        // a multiple of 64
-    int per_slab;
-    struct kv_slab *slabs;    // those with pages in use
+    int pages_per_slab;
+    struct kv_slab *slabs;    // each has pages in use
 };
 
-// For at most `most` pages of page_bytes.
-struct kv_pages kv_pages_of(size_t page_bytes, size_t most);
-// A zeroed page, or NULL and an error.
-uint8_t *kv_page_take(struct kv_pages *pages, llamac_error *err);
-// A slab goes with its last page.
-void kv_page_give(struct kv_pages *pages, uint8_t *page);
+// Returns an empty allocator for up to max_pages pages.
+struct kv_pages kv_pages_make(size_t page_bytes, size_t max_pages);
+// Returns a zeroed page. On failure returns NULL and fills err.
+uint8_t *kv_page_alloc(struct kv_pages *pages, llamac_error *err);
+// Returns a page to its slab, and frees the slab if no page of it is in use.
+void kv_page_free(struct kv_pages *pages, uint8_t *page);
 #endif

@@ -4,47 +4,53 @@
 
 #include "common.h"
 
-// y (+)= a x of m rows in one panel, or in several.
-static void multiply_by(const struct worker *w, const uint8_t *a, int rows, int columns, const void *x, int m,
-    float *y, int add) {
+// y (+)= a x for m inputs in panels; a is f32 (rows, columns).
+static void multiply_f32(const struct worker *w, const uint8_t *a, int rows, int columns, const void *x, int m,
+                         float *y, int add) {
     const struct gemm product = {
-        .w = a, .strip_bytes = float_strip_bytes(LLAMAC_F32, columns), .last = ceil_div(rows, STRIP_ROWS),
-            .rows = rows, .columns = columns,
-        .x = x, .m = m, .y = y, .y_stride = (size_t)rows, .accumulate = add, .scratch = w->local->gemm,
-            .cancel = &w->eval->cancel,
+        .w = a, .strip_bytes = float_strip_bytes(LLAMAC_F32, columns), .rows = rows, .columns = columns,
+        .last = ceil_div(rows, STRIP_ROWS), .x = x, .m = m,
+        .y = y, .y_stride = (size_t)rows, .accumulate = add,
+        .scratch = w->local->gemm, .cancel = &w->eval->cancel,
     };
     w->eval->session->kernels->gemm[LLAMAC_F32](&product);
 }
 
-void lora_take(const struct worker *w, struct readers readers, const struct panels *panels, const float *x, int width,
-    int first, int last, int r) {
+void lora_pack_row(const struct worker *w, struct consumers consumers, const struct panels *panels, const float *x,
+                   int width, int first, int last, int r) {
     const struct kernels *kernels = w->eval->session->kernels;
     const int start = r - (r - first) % PANEL_ROWS, height = min_int(PANEL_ROWS, last - start);
-    kernels->pack[INPUT_F32]((struct panel_row){ (int32_t *)(void *)w->local->lora_panel, height, r - start }, x,
-        width);
+    const struct panel_row to = { .panel = (int32_t *)(void *)w->local->lora_panel, .height = height,
+                                  .row = r - start };
+    kernels->pack[INPUT_F32](to, x, width);
     if (r + 1 < start + height) return;
-    for (int i = 0; i < readers.n; i++) {
-        const struct lora *lora = readers.of[i]->lora;
+    for (int i = 0; i < consumers.n; i++) {
+        const struct lora *lora = consumers.of[i]->lora;
         if (!lora) continue;
         const int rank = lora->rank;
-        multiply_by(w, lora->a, rank, width, w->local->lora_panel, height, w->local->lora_rows, 0);
+        multiply_f32(w, lora->a, rank, width, w->local->lora_panel, height, w->local->lora_ax_rows, 0);
         for (int t = 0; t < height; t++)
-            kernels->pack[INPUT_F32](panel_row(panels->lora_x[i], panels->m, (size_t)rank, start + t),
-                w->local->lora_rows + (size_t)t * (size_t)rank, rank);
+            kernels->pack[INPUT_F32](panel_row(panels->lora_ax[i], panels->m, (size_t)rank, start + t),
+                                     w->local->lora_ax_rows + (size_t)t * (size_t)rank, rank);
     }
 }
 
-void lora_multiply(const struct worker *w, const struct lora *lora, const struct gemm *product, const float *lora_x) {
-    struct gemm outer = *product;
-    outer.w = lora->b, outer.strip_bytes = float_strip_bytes(LLAMAC_F32, lora->rank), outer.columns = lora->rank,
-        outer.x = lora_x;
-    outer.scales = outer.bias = NULL, outer.accumulate = 1, outer.accumulate_copy = 1;
-    w->eval->session->kernels->gemm[LLAMAC_F32](&outer);
+void lora_multiply(const struct worker *w, const struct lora *lora, const struct gemm *product, const float *lora_ax) {
+    struct gemm g = *product;
+    g.w = lora->b;
+    g.strip_bytes = float_strip_bytes(LLAMAC_F32, lora->rank);
+    g.columns = lora->rank;
+    g.x = lora_ax;
+    g.scales = NULL;
+    g.bias = NULL;
+    g.accumulate = 1;
+    g.accumulate_copy = 1;
+    w->eval->session->kernels->gemm[LLAMAC_F32](&g);
 }
 
 void lora_gather(const struct worker *w, const struct lora *lora, int row, int columns, float *x) {
     const struct kernels *kernels = w->eval->session->kernels;
-    kernels->gather[LLAMAC_F32](lora->b, float_strip_bytes(LLAMAC_F32, lora->rank), row, lora->rank,
-        w->local->lora_rows);
-    multiply_by(w, lora->a, columns, lora->rank, w->local->lora_rows, 1, x, 1);   // one row is its own panel
+    float *b_row = w->local->lora_ax_rows;   // one row is also a panel
+    kernels->gather[LLAMAC_F32](lora->b, float_strip_bytes(LLAMAC_F32, lora->rank), row, lora->rank, b_row);
+    multiply_f32(w, lora->a, columns, lora->rank, b_row, 1, x, 1);
 }

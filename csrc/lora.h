@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
-// lora.h - adapters at run time: what they add to products (Hu et al., "LoRA", arXiv:2106.09685), y += b (a x).
+// lora.h - the products of low-rank adapters (Hu et al., "LoRA", arXiv:2106.09685): y += b (a x).
 //
-// a x is computed where rows become inputs of products, by whoever prepares them; b then multiplies it behind the
-// product itself.
+// The thread that packs an input row x also computes a x. After its strips of W x, each thread adds its strips of
+// b (a x).
 #ifndef LLAMAC_LORA_H
 #define LLAMAC_LORA_H
 #include "eval.h"
 
-// Takes row r of those that this thread prepares, [first, last) of the panels': as soon as there are enough of them, or
-// no more, their a x are put into the panels, for each reader that has an adapter.
-void lora_take(const struct worker *w, struct readers readers, const struct panels *panels, const float *x, int width,
-    int first, int last, int r);
-// Adds the adapter's part of a product that has just been computed; `lora_x`: panels of rank f32.
-void lora_multiply(const struct worker *w, const struct lora *lora, const struct gemm *product, const float *lora_x);
-// Adds to row `row` of an embedding, `columns` wide, what its adapter adds to it.
+// Packs row r of this thread's rows [first, last), as pack_row does. After each PANEL_ROWS rows, and after the last
+// row, computes their a x for each consumer that has an adapter and packs the results into panels->lora_ax.
+void lora_pack_row(const struct worker *w, struct consumers consumers, const struct panels *panels, const float *x,
+                   int width, int first, int last, int r);
+// Adds an adapter's part to a product that was just computed. lora_ax: f32 panels of `rank` numbers.
+void lora_multiply(const struct worker *w, const struct lora *lora, const struct gemm *product, const float *lora_ax);
+// Adds an adapter's part to row `row` of an embedding, x (columns).
 void lora_gather(const struct worker *w, const struct lora *lora, int row, int columns, float *x);
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// measure.c - runs the measuring loops of a kernel table on the thread team. The caller takes the time.
+// measure.c - runs the measuring loops of a kernel set on the thread team. The caller takes the time.
 #include "error.h"
 #include "session.h"
 
@@ -32,34 +32,36 @@ static void multiply_share(void *argument, const struct member *member) {
     struct multiply_job *job = argument;
     float result;
     const double count = job->kernels->peak[job->input](job->passes, &result);
-    volatile float kept = result;
-    (void)kept;
+    volatile float used = result;   // keeps the loop from being optimized away
+    (void)used;
     __atomic_add_fetch(&job->count, (uint64_t)count, __ATOMIC_RELAXED);
 }
 
 int llamac_measure_read(const float *block, size_t floats, int times, int threads, int streams, const char *isa,
                         uint64_t *bytes, llamac_error *err) {
     if (session_check_threads(threads, err)) return -1;
-    if (times < 0 || (streams != 1 && streams != 2 && streams != 4))
-        return err_set(err, LLAMAC_BAD_ARGUMENT, "times is %d, streams %d; expected at least 0, and 1, 2 or 4", times,
-                       streams);
-    struct read_job job = { kernels_select(isa, err), block, floats, times, streams, 0 };
+    if (times < 0) return bad_argument(err, "times is %d, expected 0 or more", times);
+    if (streams != 1 && streams != 2 && streams != 4)
+        return bad_argument(err, "streams is %d, expected 1, 2 or 4", streams);
+    struct read_job job = { .kernels = kernels_select(isa, err), .block = block, .floats = floats, .times = times,
+                            .streams = streams };
     if (!job.kernels) return -1;
-    struct contention fresh = { 0 };
-    pool_run(threads, &fresh, NULL, read_share, &job);
+    struct contention contention = { 0 };
+    pool_run(threads, &contention, NULL, read_share, &job);
     *bytes = job.bytes;
     return 0;
 }
 
 int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa, uint64_t *count, llamac_error *err) {
     if (session_check_threads(threads, err)) return -1;
-    if (passes < 0 || passes > LLAMAC_MEASURE_PASSES || !llamac_dtype_name(dtype))
-        return err_set(err, LLAMAC_BAD_ARGUMENT, "dtype is %d, passes %d; expected a dtype, and 0 to %d", dtype, passes,
-                       LLAMAC_MEASURE_PASSES);
-    struct multiply_job job = { kernels_select(isa, err), input_type_of(dtype), passes, 0 };
+    if (!llamac_dtype_name(dtype))
+        return bad_argument(err, "dtype is %d, expected 1 to %d", dtype, LLAMAC_N_DTYPES - 1);
+    if (passes < 0 || passes > LLAMAC_MAX_PASSES)
+        return bad_argument(err, "passes is %d, expected 0 to %d", passes, LLAMAC_MAX_PASSES);
+    struct multiply_job job = { .kernels = kernels_select(isa, err), .input = input_type_of(dtype), .passes = passes };
     if (!job.kernels) return -1;
-    struct contention fresh = { 0 };
-    pool_run(threads, &fresh, NULL, multiply_share, &job);
+    struct contention contention = { 0 };
+    pool_run(threads, &contention, NULL, multiply_share, &job);
     *count = job.count;
     return 0;
 }

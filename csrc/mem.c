@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// mem.c - see mem.h.
+// mem.c - the allocator. See mem.h.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE   // madvise
 #endif
@@ -17,19 +17,19 @@ static _Thread_local long allocations, fail_at;
 static long live_objects;
 
 #if defined(__SANITIZE_ADDRESS__)
-#define EXACT_BLOCKS 1   // no slack after a block, where AddressSanitizer would miss an overflow
+#define EXACT_BLOCKS 1   // AddressSanitizer misses overflows into slack after a block
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer)
 #define EXACT_BLOCKS 1
 #endif
 #endif
 
-// Returns NULL if there is no memory, or if a test has this allocation fail.
+// Returns NULL if the system has no memory, or if a test wants this allocation to fail.
 //
-// Not aligned_alloc: glibc cuts an aligned block out of a larger one and cannot use the rest for the next aligned
-// block. The heap of a process that opens and closes models grew by 58 KB each time. A plain block with room to align
-// in it is reused whole.
-static void *take(size_t alignment, size_t bytes) {
+// Does not use aligned_alloc: glibc cuts an aligned block out of a larger one and cannot reuse the rest for the next
+// aligned block, so the heap of a process that opens and closes models grew by 58 KB each time. A plain block with room
+// to align is reused whole.
+static void *allocate(size_t alignment, size_t bytes) {
     allocations++;
     if ((fail_at && allocations == fail_at) || bytes > SIZE_MAX / 2) return NULL;
 #if defined(EXACT_BLOCKS)
@@ -53,7 +53,7 @@ void mem_free(void *memory) {
 
 void *mem_alloc(size_t count, size_t size, const char *purpose, llamac_error *err) {
     uint64_t bytes;
-    void *memory = mul_overflows(count, size, &bytes) ? NULL : take(64, bytes);
+    void *memory = mul_overflows(count, size, &bytes) ? NULL : allocate(64, bytes);
     if (memory) return memset(memory, 0, bytes);
     err_set(err, LLAMAC_NO_MEMORY, "out of memory: %zu x %zu bytes for %s", count, size, purpose);
     return NULL;
@@ -62,12 +62,14 @@ void *mem_alloc(size_t count, size_t size, const char *purpose, llamac_error *er
 enum { HUGE_PAGE = 2 << 20 };
 
 void *mem_alloc_huge(size_t bytes, const char *purpose, llamac_error *err) {
-    void *memory = take(bytes < HUGE_PAGE ? 64 : HUGE_PAGE, bytes);
-    if (!memory) err_set(err, LLAMAC_NO_MEMORY, "out of memory: %zu bytes for %s", bytes, purpose);
+    void *memory = allocate(bytes < HUGE_PAGE ? 64 : HUGE_PAGE, bytes);
+    if (!memory) {
+        err_set(err, LLAMAC_NO_MEMORY, "out of memory: %zu bytes for %s", bytes, purpose);
+        return NULL;
+    }
 #if defined(MADV_HUGEPAGE)
-    // only whole huge pages: what is behind them shall not take up more memory than it needs. A refusal changes no
-    // result.
-    else if (bytes >= HUGE_PAGE) (void)madvise(memory, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+    // whole huge pages only, so that the rest of the block takes no more memory than it needs; a refusal is harmless
+    if (bytes >= HUGE_PAGE) (void)madvise(memory, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
 #endif
     return memory;
 }
@@ -76,7 +78,7 @@ void mem_count_object(int change) { __atomic_add_fetch(&live_objects, change, __
 long llamac_live_objects(void) { return __atomic_load_n(&live_objects, __ATOMIC_RELAXED); }
 
 long llamac_test_fail_allocation(long n) {
-    long so_far = allocations;
+    const long so_far = allocations;
     allocations = 0;
     fail_at = n;
     return so_far;

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: MIT
-// mem.h - the core's allocator: zeroed, aligned to cache lines, with failures on request for tests.
+// mem.h - the core's allocator: aligned to cache lines. Tests can make allocations fail.
 #ifndef LLAMAC_MEM_H
 #define LLAMAC_MEM_H
 #include <stddef.h>
 #include "llamac.h"
 
-// Zeroed memory of count * size bytes, aligned to 64. NULL and an error that says what it was for if there is none.
+// Allocates count * size bytes, zeroed and aligned to 64. On failure returns NULL and fills err; the message names the
+// purpose.
 void *mem_alloc(size_t count, size_t size, const char *purpose, llamac_error *err);
-// Likewise for memory that is large and often gone through: not zeroed, in huge pages where the system has them.
+// The same for large blocks that are often read from end to end: not zeroed, in huge pages if the system has them.
 void *mem_alloc_huge(size_t bytes, const char *purpose, llamac_error *err);
+// Frees memory of either function. Accepts NULL.
 void mem_free(void *memory);
-// Counts models and sessions that are alive.
+// Adds `change` to the number of open models and sessions.
 void mem_count_object(int change);
 #endif

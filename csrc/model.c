@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// model.c - the one list of weights, and the binding of a file's tensors to it.
+// model.c - the list of all weights, the binding of a file's tensors to it, and adapters.
 //
-// The list says which tensors a config needs, with which shape, and in which order they lie in the file. Binding walks
-// the list and the tensor table side by side: whatever is missing, surplus, misplaced or misshaped is named.
+// The list says which tensors a config calls for, their shapes and their order in the file. Binding goes through the
+// list and the tensor table in parallel and reports missing, surplus, misplaced and misshaped tensors.
 #include "model.h"
 
 #include <inttypes.h>
@@ -17,22 +17,33 @@
 
 enum extent { ONE, DIM, VOCAB, CONTEXT, ROPE_HALF, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, EXPERTS };
 
-// What a model must be like to have a tensor: all of these at once. It must have it then, unless that is OPTIONAL.
-enum needs {
-    ALWAYS = 0, OPTIONAL = 1, IF_LAYER_NORM = 2, IF_LEARNED = 4, IF_LONG_ROPE = 8, IF_UNTIED = 16, IF_QK_NORM = 32,
-    IF_PRE_NORM = 64, IF_POST_NORM = 128, IF_DENSE = 256, IF_GATED = 512, IF_EXPERTS = 1024, END_OF_NEEDS = 2048,
+// When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
+enum condition {
+    ALWAYS = 0,
+    OPTIONAL = 1 << 0,
+    IF_LAYER_NORM = 1 << 1,
+    IF_LEARNED = 1 << 2,
+    IF_LONG_ROPE = 1 << 3,
+    IF_UNTIED = 1 << 4,
+    IF_QK_NORM = 1 << 5,
+    IF_PRE_NORM = 1 << 6,
+    IF_POST_NORM = 1 << 7,
+    IF_DENSE = 1 << 8,
+    IF_GATED = 1 << 9,
+    IF_EXPERTS = 1 << 10,
+    END_OF_CONDITIONS = 1 << 11,
 };
 
 struct slot {
     const char *name;
-    unsigned needs;
+    unsigned conditions;
     enum extent rows, columns;   // a vector has ONE row
-    size_t place;                // of the pointer or matrix in struct llamac_model, rope_table, layer or expert
+    size_t offset;               // of the pointer or matrix in struct llamac_model, rope_table, layer or ffn_weights
 };
 #define OF_MODEL(member) offsetof(struct llamac_model, member)
 #define OF_ROPE(member) offsetof(struct rope_table, member)
 #define OF_LAYER(member) offsetof(struct layer, member)
-#define OF_EXPERT(member) offsetof(struct expert, member)
+#define OF_EXPERT(member) offsetof(struct ffn_weights, member)
 
 static const struct slot first_slots[] = {
     { "token_embedding.weight", ALWAYS, VOCAB, DIM, OF_MODEL(token_embedding) },
@@ -81,259 +92,279 @@ static const struct slot last_slots[] = {
     { "output.bias", OPTIONAL, ONE, VOCAB, OF_MODEL(output_bias) },
 };
 
-// ---- the walk over all slots of a config: the first, those of each RoPE table, of each layer and then of its experts,
-// the last
+// ---- iteration over the slots of a config: the first ones, those of each RoPE table, those of each layer followed by
+// those of its experts, and the last ones
 
 enum group { GROUP_FIRST, GROUP_ROPE, GROUP_LAYER, GROUP_EXPERT, GROUP_LAST };
 static const struct { const struct slot *slots; uint32_t n; } groups[] = {
-    { first_slots, ARRAY_LEN(first_slots) }, { rope_slots, ARRAY_LEN(rope_slots) },
-        { layer_slots, ARRAY_LEN(layer_slots) },
-    { expert_slots, ARRAY_LEN(expert_slots) }, { last_slots, ARRAY_LEN(last_slots) },
+    [GROUP_FIRST] = { first_slots, ARRAY_LEN(first_slots) },
+    [GROUP_ROPE] = { rope_slots, ARRAY_LEN(rope_slots) },
+    [GROUP_LAYER] = { layer_slots, ARRAY_LEN(layer_slots) },
+    [GROUP_EXPERT] = { expert_slots, ARRAY_LEN(expert_slots) },
+    [GROUP_LAST] = { last_slots, ARRAY_LEN(last_slots) },
 };
 
-static const struct config *config_of(const llamac_walk *w) { return w->config; }
-// Of a walk in the groups of layers.
-static const struct layer_record *layer_of(const llamac_walk *w) {
-    return (const struct layer_record *)w->layers + w->layer;
+static const struct config *config_of(const llamac_slot_iterator *it) { return it->config; }
+// The current layer; valid in the groups of layers and experts.
+static const struct layer_record *layer_of(const llamac_slot_iterator *it) {
+    return (const struct layer_record *)it->layers + it->layer;
 }
-static uint32_t experts_of(const llamac_walk *w) { return layer_of(w)->ffn == FFN_EXPERTS ? layer_of(w)->n_experts : 0;
-    }
-static const struct slot *slot_of(const llamac_walk *w) { return &groups[w->group].slots[w->taken - 1]; }
-static int is_matrix(const llamac_walk *w) { return slot_of(w)->rows != ONE; }
+static uint32_t experts_of(const llamac_slot_iterator *it) {
+    return layer_of(it)->ffn == FFN_EXPERTS ? layer_of(it)->n_experts : 0;
+}
+static const struct slot *slot_of(const llamac_slot_iterator *it) { return &groups[it->group].slots[it->next - 1]; }
+static int is_matrix(const llamac_slot_iterator *it) { return slot_of(it)->rows != ONE; }
+static int is_required(const llamac_slot_iterator *it) { return !(slot_of(it)->conditions & OPTIONAL); }
 
-// The next slot, whether this config has it or not; 0 past the end.
-static int walk_on(llamac_walk *w) {
-    const struct config *c = config_of(w);
-    if (w->taken < groups[w->group].n) return (int)++w->taken;
-    if (w->group == GROUP_LAST) return 0;
-    w->taken = 1;
-    if (w->group == GROUP_FIRST) w->group = c->n_rope ? GROUP_ROPE : c->n_layers ? GROUP_LAYER : GROUP_LAST;
-    else if (w->group == GROUP_ROPE && ++w->table == c->n_rope) w->group = c->n_layers ? GROUP_LAYER : GROUP_LAST;
-    else if (w->group == GROUP_LAYER && experts_of(w)) w->group = GROUP_EXPERT, w->expert = 0;
-    else if (w->group == GROUP_LAYER || (w->group == GROUP_EXPERT && ++w->expert == experts_of(w)))
-        w->group = ++w->layer == c->n_layers ? GROUP_LAST : GROUP_LAYER;
+// Moves to the next slot, whether its conditions hold or not. Returns 0 past the end.
+static int advance(llamac_slot_iterator *it) {
+    const struct config *c = config_of(it);
+    if (it->next < groups[it->group].n) return (int)++it->next;
+    if (it->group == GROUP_LAST) return 0;
+    it->next = 1;
+    const enum group after_rope = c->n_layers ? GROUP_LAYER : GROUP_LAST;
+    if (it->group == GROUP_FIRST) {
+        it->group = c->n_rope ? GROUP_ROPE : after_rope;
+    } else if (it->group == GROUP_ROPE) {
+        if (++it->table == c->n_rope) it->group = after_rope;
+    } else if (it->group == GROUP_LAYER && experts_of(it)) {
+        it->group = GROUP_EXPERT;
+        it->expert = 0;
+    } else if (it->group == GROUP_LAYER || ++it->expert == experts_of(it)) {
+        it->group = ++it->layer == c->n_layers ? GROUP_LAST : GROUP_LAYER;
+    }
     return 1;
 }
 
-// Whether the model fulfils one of a slot's needs.
-static int fulfils(const llamac_walk *w, unsigned need) {
-    const struct config *c = config_of(w);
-    switch (need) {
+static int condition_holds(const llamac_slot_iterator *it, unsigned condition) {
+    const struct config *c = config_of(it);
+    switch (condition) {
     case IF_LAYER_NORM: return c->norm == NORM_LAYER;
     case IF_LEARNED: return c->position == POSITION_LEARNED;
-    case IF_LONG_ROPE: return c->rope_original_context[w->table] > 0;
+    case IF_LONG_ROPE: return c->rope_original_context[it->table] > 0;
     case IF_UNTIED: return !c->tied_output;
     case IF_QK_NORM: return c->qk_norm != QK_NORM_NONE;
-    case IF_PRE_NORM: return layer_of(w)->placement != PLACEMENT_POST;
-    case IF_POST_NORM: return layer_of(w)->placement == PLACEMENT_POST || layer_of(w)->placement == PLACEMENT_SANDWICH;
-    case IF_DENSE: return layer_of(w)->ffn != FFN_EXPERTS;
-    case IF_GATED: return layer_of(w)->ffn == FFN_GATED;
-    case IF_EXPERTS: return layer_of(w)->ffn == FFN_EXPERTS;
+    case IF_PRE_NORM: return layer_of(it)->placement != PLACEMENT_POST;
+    case IF_POST_NORM:
+        return layer_of(it)->placement == PLACEMENT_POST || layer_of(it)->placement == PLACEMENT_SANDWICH;
+    case IF_DENSE: return layer_of(it)->ffn != FFN_EXPERTS;
+    case IF_GATED: return layer_of(it)->ffn == FFN_GATED;
+    case IF_EXPERTS: return layer_of(it)->ffn == FFN_EXPERTS;
     default: return 1;
     }
 }
-static int belongs(const llamac_walk *w) {
-    for (unsigned need = 1; need < END_OF_NEEDS; need *= 2)
-        if (slot_of(w)->needs & need && !fulfils(w, need)) return 0;
+
+// Whether all conditions of the current slot hold.
+static int applies(const llamac_slot_iterator *it) {
+    for (unsigned condition = 1; condition < END_OF_CONDITIONS; condition *= 2)
+        if (slot_of(it)->conditions & condition && !condition_holds(it, condition)) return 0;
     return 1;
 }
-static int is_required(const llamac_walk *w) { return !(slot_of(w)->needs & OPTIONAL); }
 
-static uint64_t extent_of(const llamac_walk *w, enum extent e) {
-    const struct config *c = config_of(w);
+static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
+    const struct config *c = config_of(it);
     const uint64_t q_dim = (uint64_t)c->n_heads * c->head_dim, kv_dim = (uint64_t)c->n_kv_heads * c->head_dim;
     switch (e) {
     case DIM: return c->dim;
     case VOCAB: return c->vocab_size;
     case CONTEXT: return c->context;
-    case ROPE_HALF: return c->rope_dim[w->table] / 2;
+    case ROPE_HALF: return c->rope_dim[it->table] / 2;
     case Q_DIM: return q_dim;
     case KV_DIM: return kv_dim;
     case Q_NORM_DIM: return c->qk_norm == QK_NORM_HEAD ? c->head_dim : q_dim;
     case K_NORM_DIM: return c->qk_norm == QK_NORM_HEAD ? c->head_dim : kv_dim;
-    case FFN_DIM: return layer_of(w)->ffn_dim;
-    case EXPERTS: return layer_of(w)->n_experts;
+    case FFN_DIM: return layer_of(it)->ffn_dim;
+    case EXPERTS: return layer_of(it)->n_experts;
     default: return 1;
     }
 }
 
-static void name_of(const llamac_walk *w, char name[FORMAT_NAME_BYTES]) {
-    const char *last = slot_of(w)->name;
-    switch (w->group) {
-    case GROUP_ROPE: snprintf(name, FORMAT_NAME_BYTES, "rope.%" PRIu32 ".%s", w->table, last); break;
-    case GROUP_LAYER: snprintf(name, FORMAT_NAME_BYTES, "layers.%" PRIu32 ".%s", w->layer, last); break;
-    case GROUP_EXPERT: snprintf(name, FORMAT_NAME_BYTES, "layers.%" PRIu32 ".experts.%" PRIu32 ".%s", w->layer,
-        w->expert, last); break;
+static void name_of(const llamac_slot_iterator *it, char name[FORMAT_NAME_BYTES]) {
+    const char *last = slot_of(it)->name;
+    switch (it->group) {
+    case GROUP_ROPE: snprintf(name, FORMAT_NAME_BYTES, "rope.%u.%s", it->table, last); break;
+    case GROUP_LAYER: snprintf(name, FORMAT_NAME_BYTES, "layers.%u.%s", it->layer, last); break;
+    case GROUP_EXPERT:
+        snprintf(name, FORMAT_NAME_BYTES, "layers.%u.experts.%u.%s", it->layer, it->expert, last);
+        break;
     default: snprintf(name, FORMAT_NAME_BYTES, "%s", last); break;
     }
 }
 
-int llamac_slot_next(llamac_walk *w, llamac_slot *out) {
-    if (config_of(w)->n_rope > FORMAT_MAX_ROPE) return -1;
-    while (walk_on(w)) {
-        if (w->group == GROUP_LAYER && experts_of(w) > FORMAT_MAX_EXPERTS) return -1;
-        if (!belongs(w)) continue;
-        *out = (llamac_slot){ 0 };
-        name_of(w, out->name);
-        out->required = is_required(w);
-        out->is_matrix = is_matrix(w);
-        out->rows = extent_of(w, slot_of(w)->rows);
-        out->columns = extent_of(w, slot_of(w)->columns);
+int llamac_slot_next(llamac_slot_iterator *it, llamac_slot *slot) {
+    if (config_of(it)->n_rope > FORMAT_MAX_ROPE) return -1;
+    while (advance(it)) {
+        if (it->group == GROUP_LAYER && experts_of(it) > FORMAT_MAX_EXPERTS) return -1;
+        if (!applies(it)) continue;
+        *slot = (llamac_slot){ 0 };
+        name_of(it, slot->name);
+        slot->required = is_required(it);
+        slot->is_matrix = is_matrix(it);
+        slot->rows = extent_of(it, slot_of(it)->rows);
+        slot->columns = extent_of(it, slot_of(it)->columns);
         return 1;
     }
     return 0;
 }
 
-// ---- binding
+// ---- reasons, for messages
 
 enum { REASON_BYTES = 128 };
 
-// Which fields of config and layer say that an extent is what it is.
-static void describe_extent(const llamac_walk *w, enum extent e, char text[REASON_BYTES]) {
-    const struct config *c = config_of(w);
-    const int of_q = e == Q_DIM || e == Q_NORM_DIM, per_head = (e == Q_NORM_DIM || e == K_NORM_DIM)
-        && c->qk_norm == QK_NORM_HEAD;
+// Writes which fields of config and layer determine an extent.
+static void describe_extent(const llamac_slot_iterator *it, enum extent e, char text[REASON_BYTES]) {
+    const struct config *c = config_of(it);
+    const int of_q = e == Q_DIM || e == Q_NORM_DIM, of_norm = e == Q_NORM_DIM || e == K_NORM_DIM;
     switch (e) {
-    case DIM: snprintf(text, REASON_BYTES, "dim %" PRIu32, c->dim); break;
-    case VOCAB: snprintf(text, REASON_BYTES, "vocab_size %" PRIu32, c->vocab_size); break;
-    case CONTEXT: snprintf(text, REASON_BYTES, "context %" PRIu32, c->context); break;
-    case ROPE_HALF: snprintf(text, REASON_BYTES, "half of rope_dim[%" PRIu32 "] %" PRIu32, w->table,
-        c->rope_dim[w->table]); break;
-    case Q_DIM: case KV_DIM: case Q_NORM_DIM: case K_NORM_DIM:
-        if (per_head) snprintf(text, REASON_BYTES, "head_dim %" PRIu32, c->head_dim);
-        else snprintf(text, REASON_BYTES, "%s %" PRIu32 " times head_dim %" PRIu32, of_q ? "n_heads" : "n_kv_heads",
-            of_q ? c->n_heads : c->n_kv_heads, c->head_dim);
+    case DIM: snprintf(text, REASON_BYTES, "dim %u", c->dim); break;
+    case VOCAB: snprintf(text, REASON_BYTES, "vocab_size %u", c->vocab_size); break;
+    case CONTEXT: snprintf(text, REASON_BYTES, "context %u", c->context); break;
+    case ROPE_HALF:
+        snprintf(text, REASON_BYTES, "half of rope_dim[%u] %u", it->table, c->rope_dim[it->table]);
         break;
-    case FFN_DIM: snprintf(text, REASON_BYTES, "ffn_dim %" PRIu32 " of layer %" PRIu32, layer_of(w)->ffn_dim,
-        w->layer); break;
-    case EXPERTS: snprintf(text, REASON_BYTES, "n_experts %" PRIu32 " of layer %" PRIu32, layer_of(w)->n_experts,
-        w->layer); break;
+    case Q_DIM: case KV_DIM: case Q_NORM_DIM: case K_NORM_DIM:
+        if (of_norm && c->qk_norm == QK_NORM_HEAD) snprintf(text, REASON_BYTES, "head_dim %u", c->head_dim);
+        else snprintf(text, REASON_BYTES, "%s %u times head_dim %u", of_q ? "n_heads" : "n_kv_heads",
+                      of_q ? c->n_heads : c->n_kv_heads, c->head_dim);
+        break;
+    case FFN_DIM: snprintf(text, REASON_BYTES, "ffn_dim %u of layer %u", layer_of(it)->ffn_dim, it->layer); break;
+    case EXPERTS: snprintf(text, REASON_BYTES, "n_experts %u of layer %u", layer_of(it)->n_experts, it->layer); break;
     default: snprintf(text, REASON_BYTES, "1"); break;
     }
 }
 
-// Which fields say that a model has the slot or has not; empty for those that every model has, or may have.
-static void describe_needs(const llamac_walk *w, char text[REASON_BYTES]) {
-    const struct config *c = config_of(w);
-    const unsigned needs = slot_of(w)->needs;
+// Writes which fields decide whether a model has the current slot: ", with NAME VALUE" for each, nothing if the slot
+// does not depend on the config.
+static void describe_conditions(const llamac_slot_iterator *it, char text[REASON_BYTES]) {
+    const struct config *c = config_of(it);
+    const unsigned conditions = slot_of(it)->conditions;
+    const int in_layer = it->group == GROUP_LAYER;
+    const struct { unsigned conditions; const char *record, *field; uint32_t value; } enums[] = {
+        { IF_LAYER_NORM, "config", "norm", c->norm },
+        { IF_LEARNED, "config", "position", c->position },
+        { IF_QK_NORM, "config", "qk_norm", c->qk_norm },
+        { IF_PRE_NORM | IF_POST_NORM, "layer", "placement", in_layer ? layer_of(it)->placement : 0 },
+        { IF_DENSE | IF_GATED | IF_EXPERTS, "layer", "ffn", in_layer ? layer_of(it)->ffn : 0 },
+    };
     size_t n = 0;
     text[0] = 0;
-    const struct { unsigned needs; const char *record, *field; uint32_t value; } named[] = {
-        { IF_LAYER_NORM, "config", "norm", c->norm }, { IF_LEARNED, "config", "position", c->position },
-            { IF_QK_NORM, "config", "qk_norm", c->qk_norm },
-        { IF_PRE_NORM | IF_POST_NORM, "layer", "placement", w->group == GROUP_LAYER ? layer_of(w)->placement : 0 },
-        { IF_DENSE | IF_GATED | IF_EXPERTS, "layer", "ffn", w->group == GROUP_LAYER ? layer_of(w)->ffn : 0 },
-    };
-    for (size_t i = 0; i < ARRAY_LEN(named); i++) {
-        if (!(needs & named[i].needs)) continue;
+    for (size_t i = 0; i < ARRAY_LEN(enums); i++) {
+        if (!(conditions & enums[i].conditions)) continue;
         char value[FORMAT_VALUE_BYTES];
-        format_value_name(named[i].record, named[i].field, named[i].value, value);
-        n += (size_t)snprintf(text + n, REASON_BYTES - n, ", with %s %s", named[i].field, value);
+        format_value_name(enums[i].record, enums[i].field, enums[i].value, value);
+        n += (size_t)snprintf(text + n, REASON_BYTES - n, ", with %s %s", enums[i].field, value);
     }
-    if (needs & IF_LONG_ROPE)
-        snprintf(text, REASON_BYTES, ", with rope_original_context[%" PRIu32 "] %" PRIu32, w->table,
-            c->rope_original_context[w->table]);
-    if (needs & IF_UNTIED) snprintf(text, REASON_BYTES, ", with tied_output %" PRIu32, c->tied_output);
+    if (conditions & IF_LONG_ROPE)
+        snprintf(text, REASON_BYTES, ", with rope_original_context[%u] %u", it->table,
+                 c->rope_original_context[it->table]);
+    if (conditions & IF_UNTIED) snprintf(text, REASON_BYTES, ", with tied_output %u", c->tied_output);
 }
 
-// What a slot's place counts from.
-static char *base_of(struct llamac_model *m, const llamac_walk *w) {
-    switch (w->group) {
-    case GROUP_ROPE: return (char *)&m->rope[w->table];
-    case GROUP_LAYER: return (char *)&m->layers[w->layer];
-    case GROUP_EXPERT: return (char *)&m->layers[w->layer].experts[w->expert];
+// ---- binding
+
+// The structure that the current slot's offset refers to.
+static char *base_of(struct llamac_model *m, const llamac_slot_iterator *it) {
+    switch (it->group) {
+    case GROUP_ROPE: return (char *)&m->rope[it->table];
+    case GROUP_LAYER: return (char *)&m->layers[it->layer];
+    case GROUP_EXPERT: return (char *)&m->layers[it->layer].experts[it->expert];
     default: return (char *)m;
     }
 }
 
-static int bind_tensor(struct llamac_model *m, const llamac_walk *w, const struct tensor_record *t, llamac_error *err) {
-    const struct slot *s = slot_of(w);
-    const uint64_t rows = extent_of(w, s->rows), columns = extent_of(w, s->columns);
-    const uint32_t n_dims = is_matrix(w) ? 2 : 1;
-    const uint64_t first = is_matrix(w) ? rows : columns, second = is_matrix(w) ? columns : 0;
+static int check_shape(const llamac_slot_iterator *it, const struct tensor_record *t, llamac_error *err) {
+    const struct slot *s = slot_of(it);
+    const uint64_t rows = extent_of(it, s->rows), columns = extent_of(it, s->columns);
+    const uint32_t n_dims = is_matrix(it) ? 2 : 1;
+    const uint64_t first = is_matrix(it) ? rows : columns, second = is_matrix(it) ? columns : 0;
     if (t->n_dims != n_dims)
-        return err_set(err, LLAMAC_BAD_MODEL, "tensor %s: n_dims is %" PRIu32 ", expected %" PRIu32, t->name,
-            t->n_dims, n_dims);
-    if (t->shape[0] != first || t->shape[1] != second) {
-        // only what differs is named: a wrong number in the config shows at one extent
-        const int rows_differ = is_matrix(w) && t->shape[0] != first,
-            columns_differ = t->shape[is_matrix(w) ? 1 : 0] != columns;
-        char of_rows[REASON_BYTES] = "", of_columns[REASON_BYTES] = "";
-        if (rows_differ) describe_extent(w, s->rows, of_rows);
-        if (columns_differ) describe_extent(w, s->columns, of_columns);
-        return err_set(err, LLAMAC_BAD_MODEL,
-            "tensor %s: its shape is (%" PRIu64 ", %" PRIu64 "), the config needs (%" PRIu64 ", %" PRIu64 "): %s%s%s",
-            t->name,
-                       t->shape[0], t->shape[1], first, second, of_rows, rows_differ && columns_differ ? ", " : "",
-                           of_columns);
-    }
-    char *base = base_of(m, w);
+        return bad_model(err, "tensor %s: n_dims is %u, expected %u", t->name, t->n_dims, n_dims);
+    if (t->shape[0] == first && t->shape[1] == second) return 0;
+    // names only the extents that differ, which points to the wrong number in the config
+    const int rows_differ = is_matrix(it) && t->shape[0] != first,
+              columns_differ = t->shape[is_matrix(it) ? 1 : 0] != columns;
+    char of_rows[REASON_BYTES] = "", of_columns[REASON_BYTES] = "";
+    if (rows_differ) describe_extent(it, s->rows, of_rows);
+    if (columns_differ) describe_extent(it, s->columns, of_columns);
+    return bad_model(err,
+                     "tensor %s: its shape is (%" PRIu64 ", %" PRIu64 "), the config needs (%" PRIu64 ", %" PRIu64
+                     "): %s%s%s", t->name, t->shape[0], t->shape[1], first, second, of_rows,
+                     rows_differ && columns_differ ? ", " : "", of_columns);
+}
+
+static struct matrix matrix_view(const void *data, int dtype, uint64_t rows, uint64_t columns) {
+    return (struct matrix){ .data = data, .dtype = dtype, .rows = (int)rows, .columns = (int)columns,
+                            .strip_bytes = dtype_strip_bytes(dtype, columns) };
+}
+
+static int bind_tensor(struct llamac_model *m, const llamac_slot_iterator *it, const struct tensor_record *t,
+                       llamac_error *err) {
+    if (check_shape(it, t, err)) return -1;
+    const struct slot *s = slot_of(it);
     const uint8_t *data = m->file.data + t->offset;
-    if (is_matrix(w)) {
-        const struct matrix view = { .data = data, .dtype = (int)t->dtype, .rows = (int)rows, .columns = (int)columns,
-            .strip_bytes = dtype_strip_bytes((int)t->dtype, columns) };
-        memcpy(base + s->place, &view, sizeof view);
+    char *to = base_of(m, it) + s->offset;
+    if (is_matrix(it)) {
+        const struct matrix view = matrix_view(data, (int)t->dtype, extent_of(it, s->rows), extent_of(it, s->columns));
+        memcpy(to, &view, sizeof view);
         m->dtypes |= 1u << t->dtype;
     } else {
         const float *vector = (const float *)(const void *)data;
-        memcpy(base + s->place, &vector, sizeof(const float *));
+        memcpy(to, &vector, sizeof vector);
     }
     return 0;
 }
 
 static int bind_all(struct llamac_model *m, llamac_error *err) {
-    llamac_walk w = { .config = m->config, .layers = m->file.layers };
+    llamac_slot_iterator it = { .config = m->config, .layers = m->file.layers };
     const struct tensor_record *t = m->file.tensors, *end = t + m->file.n_tensors;
-    char name[FORMAT_NAME_BYTES], because[REASON_BYTES];
-    while (walk_on(&w)) {
-        name_of(&w, name);
-        const int is_next = t < end && !strcmp(t->name, name);
-        if (belongs(&w) && is_next) {
-            if (bind_tensor(m, &w, t++, err)) return -1;
-        } else if (is_next) {
-            describe_needs(&w, because);
-            return err_set(err, LLAMAC_BAD_MODEL, "tensor %s does not belong to a model of this config%s", name,
-                because);
-        } else if (belongs(&w) && is_required(&w)) {
-            describe_needs(&w, because);
-            return err_set(err, LLAMAC_BAD_MODEL, "tensor %s is missing%s: %s%s", name, because,
-                t < end ? "in its place is " : "the table ends",
-                           t < end ? t->name : "");
+    char name[FORMAT_NAME_BYTES], reason[REASON_BYTES];
+    while (advance(&it)) {
+        name_of(&it, name);
+        const int in_file = t < end && !strcmp(t->name, name);
+        if (applies(&it) && in_file) {
+            if (bind_tensor(m, &it, t++, err)) return -1;
+        } else if (in_file) {
+            describe_conditions(&it, reason);
+            return bad_model(err, "tensor %s does not belong to a model of this config%s", name, reason);
+        } else if (applies(&it) && is_required(&it)) {
+            describe_conditions(&it, reason);
+            return bad_model(err, "tensor %s is missing%s: %s%s", name, reason,
+                             t < end ? "the table continues with " : "the table ends", t < end ? t->name : "");
         }
     }
-    if (t < end) return err_set(err, LLAMAC_BAD_MODEL,
-        "tensor %s does not belong to a model of this config, or not in this place", t->name);
+    if (t < end)
+        return bad_model(err, "tensor %s does not belong to a model of this config, or not at this place in the table",
+                         t->name);
     if (m->config->tied_output) m->output = m->token_embedding;
     return 0;
 }
 
-// The layers with their records and with room for their experts.
-static int take_layers(struct llamac_model *m, llamac_error *err) {
+// Allocates the layers and their experts, and derives the model's maxima.
+static int allocate_layers(struct llamac_model *m, llamac_error *err) {
     uint64_t n_experts = 0;
     for (uint32_t l = 0; l < m->config->n_layers; l++) n_experts += m->file.layers[l].n_experts;
-    if (n_experts * ARRAY_LEN(expert_slots) > m->file.n_tensors)   // no memory is taken for what cannot be there
-        return err_set(err, LLAMAC_BAD_MODEL,
-            "section tensors: it has %zu tensors, but n_experts is %" PRIu64 " in all layers together, with %zu each",
-            m->file.n_tensors, n_experts,
-                       ARRAY_LEN(expert_slots));
+    if (n_experts * ARRAY_LEN(expert_slots) > m->file.n_tensors)   // before memory is allocated for them
+        return bad_model(err,
+                         "section tensors: it has %zu tensors, but n_experts is %" PRIu64 " in all layers together, "
+                         "with %zu each", m->file.n_tensors, n_experts, ARRAY_LEN(expert_slots));
     m->layers = mem_alloc(m->config->n_layers, sizeof *m->layers, "the model's layers", err);
     if (!m->layers) return -1;
     if (n_experts) {
         m->experts = mem_alloc((size_t)n_experts, sizeof *m->experts, "the model's experts", err);
         if (!m->experts) return -1;
     }
-    struct expert *experts = m->experts;
+    struct ffn_weights *experts = m->experts;
     for (uint32_t l = 0; l < m->config->n_layers; l++) {
         const struct layer_record *record = &m->file.layers[l];
+        const int used = record->ffn == FFN_EXPERTS ? (int)record->n_experts_used : 0;
         m->layers[l].record = record;
         m->layers[l].experts = experts;
         if (experts) experts += record->n_experts;
-        const int used = record->ffn == FFN_EXPERTS ? (int)record->n_experts_used : 0;
-        int *const widest = used ? &m->max_expert_dim : &m->max_ffn_dim;
-        *widest = max_int(*widest, (int)record->ffn_dim);
+        int *const max_dim = used ? &m->max_expert_dim : &m->max_ffn_dim;
+        *max_dim = max_int(*max_dim, (int)record->ffn_dim);
         m->max_hidden = max_size(m->max_hidden, (size_t)max_int(1, used) * record->ffn_dim);
-        m->max_experts = max_int(m->max_experts, (int)record->n_experts),
-            m->max_experts_used = max_int(m->max_experts_used, used);
+        m->max_experts = max_int(m->max_experts, (int)record->n_experts);
+        m->max_experts_used = max_int(m->max_experts_used, used);
         m->has_post_norms |= record->placement == PLACEMENT_POST || record->placement == PLACEMENT_SANDWICH;
     }
     return 0;
@@ -351,89 +382,11 @@ int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llam
     mem_count_object(1);
     m->file = file;
     m->config = file.config;
-    if (take_layers(m, err) || bind_all(m, err)) {
+    if (allocate_layers(m, err) || bind_all(m, err)) {
         llamac_model_close(&m);
         return -1;
     }
     *model = m;
-    return 0;
-}
-
-const void *llamac_model_tables(const llamac_model *model, size_t *bytes) {
-    *bytes = model->file.table_bytes;
-    return model->file.tables;
-}
-
-// ---- adapters
-
-// Walks to a tensor of this name. Returns where its view is, or NULL.
-static void *find_view(struct llamac_model *m, const char *tensor, llamac_walk *w) {
-    char name[FORMAT_NAME_BYTES];
-    const int output = m->config->tied_output && !strcmp(tensor, "output.weight");
-    *w = (llamac_walk){ .config = m->config, .layers = m->file.layers };
-    while (walk_on(w)) {
-        if (!belongs(w)) continue;
-        name_of(w, name);
-        if (!strcmp(name, output ? "token_embedding.weight" : tensor)) return output ? (void *)&m->output : base_of(m,
-            w) + slot_of(w)->place;
-    }
-    return NULL;
-}
-
-int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void *a, size_t a_bytes, const void *b,
-    size_t b_bytes, const float *scales,
-                       size_t n_scales, llamac_error *err) {
-    llamac_walk w;
-    struct matrix *adapted = find_view(m, matrix, &w);
-    if (!adapted || !is_matrix(&w)) return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter: the model has no matrix %.64s",
-        matrix);
-    if (rank < 1 || rank > LLAMAC_MAX_RANK) return err_set(err, LLAMAC_BAD_ARGUMENT,
-        "adapter of %.64s: rank is %d, expected 1 to %d", matrix, rank, LLAMAC_MAX_RANK);
-    if (adapted->lora) return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: it has one already", matrix);
-    const int is_embedding = adapted == &m->token_embedding || adapted == &m->position_embedding;
-    if (is_embedding && scales) return err_set(err, LLAMAC_BAD_ARGUMENT,
-        "adapter of %.64s: an embedding has no scales", matrix);
-    if (scales && n_scales != (size_t)adapted->rows)
-        return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: there are %zu scales, expected %d", matrix,
-            n_scales, adapted->rows);
-    const uint64_t across = (uint64_t)rank, columns = (uint64_t)adapted->columns;
-    const size_t a_needed = is_embedding ? llamac_matrix_bytes(LLAMAC_F32, columns, across)
-        : llamac_matrix_bytes(LLAMAC_F32, across, columns);
-    const size_t b_needed = llamac_matrix_bytes(LLAMAC_F32, (uint64_t)adapted->rows, across);
-    if (a_bytes != a_needed || b_bytes != b_needed)
-        return err_set(err, LLAMAC_BAD_ARGUMENT, "adapter of %.64s: a has %zu bytes and b %zu, expected %zu and %zu",
-            matrix, a_bytes, b_bytes, a_needed, b_needed);
-    struct lora *lora = mem_alloc(1, sizeof *lora, "an adapter's part", err);
-    if (!lora) return -1;
-    *lora = (struct lora){ rank, a, b, m->loras };
-    m->loras = lora;
-    m->max_rank = max_int(m->max_rank, rank);
-    adapted->lora = lora;
-    adapted->scales = scales;
-    return 0;
-}
-
-int llamac_model_replace(llamac_model *m, const char *tensor, int dtype, const void *data, size_t bytes,
-    llamac_error *err) {
-    llamac_walk w;
-    void *view = find_view(m, tensor, &w);
-    if (!view) return err_set(err, LLAMAC_BAD_ARGUMENT, "replacing: a model of this config has no tensor %.64s",
-        tensor);
-    const uint64_t rows = extent_of(&w, slot_of(&w)->rows), columns = extent_of(&w, slot_of(&w)->columns);
-    const size_t needed = is_matrix(&w) ? llamac_matrix_bytes(dtype, rows, columns) : dtype == LLAMAC_F32
-        ? sizeof(float) * (size_t)columns : 0;
-    if (!needed || bytes != needed)
-        return err_set(err, LLAMAC_BAD_ARGUMENT, "replacing %.64s: %zu bytes of dtype %d, expected %zu%s", tensor,
-            bytes, dtype, needed, needed ? "" : ": no such dtype here");
-    if (is_matrix(&w)) {
-        struct matrix *matrix = view;
-        matrix->data = data, matrix->dtype = dtype, matrix->rows = (int)rows, matrix->columns = (int)columns;
-        matrix->strip_bytes = dtype_strip_bytes(dtype, columns);
-        m->dtypes |= 1u << dtype;
-    } else {
-        const float *vector = data;
-        memcpy(view, &vector, sizeof vector);
-    }
     return 0;
 }
 
@@ -449,4 +402,81 @@ void llamac_model_close(llamac_model **model) {
     mem_free(*model);
     mem_count_object(-1);
     *model = NULL;
+}
+
+const void *llamac_model_tables(const llamac_model *model, size_t *bytes) {
+    *bytes = model->file.table_bytes;
+    return model->file.tables;
+}
+
+// ---- adapters and replaced tensors
+
+// Moves a new iterator to the slot of a tensor. Returns its matrix or pointer in the model, or NULL if the model has
+// no such tensor.
+static void *find_tensor(struct llamac_model *m, const char *tensor, llamac_slot_iterator *it) {
+    char name[FORMAT_NAME_BYTES];
+    const int tied_output = m->config->tied_output && !strcmp(tensor, "output.weight");
+    *it = (llamac_slot_iterator){ .config = m->config, .layers = m->file.layers };
+    while (advance(it)) {
+        if (!applies(it)) continue;
+        name_of(it, name);
+        if (strcmp(name, tied_output ? "token_embedding.weight" : tensor)) continue;
+        return tied_output ? (void *)&m->output : base_of(m, it) + slot_of(it)->offset;
+    }
+    return NULL;
+}
+
+int llamac_model_adapt(llamac_model *m, const char *matrix, int rank, const void *a, size_t a_bytes, const void *b,
+                       size_t b_bytes, const float *scales, size_t n_scales, llamac_error *err) {
+    llamac_slot_iterator it;
+    struct matrix *adapted = find_tensor(m, matrix, &it);
+    if (!adapted || !is_matrix(&it)) return bad_argument(err, "adapter: the model has no matrix %.64s", matrix);
+    if (rank < 1 || rank > LLAMAC_MAX_RANK)
+        return bad_argument(err, "adapter of %.64s: rank is %d, expected 1 to %d", matrix, rank, LLAMAC_MAX_RANK);
+    if (adapted->lora) return bad_argument(err, "adapter of %.64s: the matrix already has an adapter", matrix);
+    const int is_embedding = adapted == &m->token_embedding || adapted == &m->position_embedding;
+    if (is_embedding && scales) return bad_argument(err, "adapter of %.64s: an embedding has no scales", matrix);
+    if (scales && n_scales != (size_t)adapted->rows)
+        return bad_argument(err, "adapter of %.64s: there are %zu scales, expected %d", matrix, n_scales,
+                            adapted->rows);
+    const uint64_t r = (uint64_t)rank, rows = (uint64_t)adapted->rows, columns = (uint64_t)adapted->columns;
+    const size_t a_needed = is_embedding ? llamac_matrix_bytes(LLAMAC_F32, columns, r)
+                                         : llamac_matrix_bytes(LLAMAC_F32, r, columns);
+    const size_t b_needed = llamac_matrix_bytes(LLAMAC_F32, rows, r);
+    if (a_bytes != a_needed || b_bytes != b_needed)
+        return bad_argument(err, "adapter of %.64s: a has %zu bytes and b %zu, expected %zu and %zu", matrix, a_bytes,
+                            b_bytes, a_needed, b_needed);
+    struct lora *lora = mem_alloc(1, sizeof *lora, "an adapter", err);
+    if (!lora) return -1;
+    *lora = (struct lora){ .rank = rank, .a = a, .b = b, .next = m->loras };
+    m->loras = lora;
+    m->max_rank = max_int(m->max_rank, rank);
+    adapted->lora = lora;
+    adapted->scales = scales;
+    return 0;
+}
+
+int llamac_model_replace(llamac_model *m, const char *tensor, int dtype, const void *data, size_t bytes,
+                         llamac_error *err) {
+    llamac_slot_iterator it;
+    void *found = find_tensor(m, tensor, &it);
+    if (!found) return bad_argument(err, "replacing: a model of this config has no tensor %.64s", tensor);
+    const uint64_t rows = extent_of(&it, slot_of(&it)->rows), columns = extent_of(&it, slot_of(&it)->columns);
+    const size_t needed = is_matrix(&it) ? llamac_matrix_bytes(dtype, rows, columns) : sizeof(float) * (size_t)columns;
+    if (!is_matrix(&it) && dtype != LLAMAC_F32)
+        return bad_argument(err, "replacing %.64s: dtype is %d, but a vector is f32", tensor, dtype);
+    if (!needed) return bad_argument(err, "replacing %.64s: dtype is %d, which does not exist", tensor, dtype);
+    if (bytes != needed)
+        return bad_argument(err, "replacing %.64s: %zu bytes of dtype %d, expected %zu", tensor, bytes, dtype, needed);
+    if (is_matrix(&it)) {
+        struct matrix *matrix = found, view = matrix_view(data, dtype, rows, columns);
+        view.lora = matrix->lora;
+        view.scales = matrix->scales;
+        *matrix = view;
+        m->dtypes |= 1u << dtype;
+    } else {
+        const float *vector = data;
+        memcpy(found, &vector, sizeof vector);
+    }
+    return 0;
 }

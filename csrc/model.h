@@ -1,65 +1,70 @@
 // SPDX-License-Identifier: MIT
-// model.h - a checked model: the file's structures and a view of every tensor. Immutable once it has sessions; borrows
+// model.h - a checked model: the file's structures and a view of every tensor. Immutable once it has sessions. Borrows
 // the file's memory.
 #ifndef LLAMAC_MODEL_H
 #define LLAMAC_MODEL_H
 #include "format.h"
 
-// What an adapter adds to a matrix (llamac_model_adapt); f32 in strips.
+// The low-rank adapter of a matrix (rows, columns), as llamac_model_adapt describes it: f32 in strips.
 struct lora {
     int rank;
-    const uint8_t *a, *b;       // (rank, columns), of an embedding (columns, rank); (rows, rank)
-    struct lora *next;          // of the model's, in no order
+    const uint8_t *a;           // (rank, columns); of an embedding (columns, rank)
+    const uint8_t *b;           // (rows, rank)
+    struct lora *next;          // in the model's list, which has no order
 };
 
-// A weight matrix in strips (dtype.h). Absent optional matrices have data NULL.
+// A weight matrix in strips (dtype.h). `data` is NULL if the model does not have the matrix.
 struct matrix {
-    const uint8_t *data;        // (ceil(rows / 16)) strips
+    const uint8_t *data;        // ceil(rows / 16) strips
     int dtype, rows, columns;
     size_t strip_bytes;
     const struct lora *lora;    // or NULL
-    const float *scales;        // (rows) or NULL: what the rows of its products are multiplied by (llamac_model_adapt)
+    const float *scales;        // (rows), the outputs' factors (llamac_model_adapt); or NULL
 };
 
-// The feed-forward network of a layer, or one expert, which has no biases.
-struct expert {
-    // (ffn_dim, dim), (ffn_dim, dim), (dim, ffn_dim); gate only if gated
-    struct matrix gate, up, down;
+// A feed-forward network: of a layer, or of one expert, which has no biases. `gate` exists only if gated.
+struct ffn_weights {
+    struct matrix gate, up;     // (ffn_dim, dim)
+    struct matrix down;         // (dim, ffn_dim)
     const float *gate_bias, *up_bias, *down_bias;
 };
 
+// Vectors that the model does not have are NULL.
 struct layer {
-    const float *attn_norm, *attn_norm_bias;                   // (dim)
-    struct matrix attn_q, attn_k, attn_v, attn_out;            // (heads * head_dim, dim), ..., (dim, heads * head_dim)
+    const float *attn_norm, *attn_norm_bias;                  // (dim)
+    struct matrix attn_q;                                     // (n_heads * head_dim, dim)
+    struct matrix attn_k, attn_v;                             // (n_kv_heads * head_dim, dim)
+    struct matrix attn_out;                                   // (dim, n_heads * head_dim)
     const float *attn_q_bias, *attn_k_bias, *attn_v_bias, *attn_out_bias;
-    const float *attn_q_norm, *attn_k_norm;                    // (head_dim), or (heads * head_dim)
-    const float *attn_post_norm, *attn_post_norm_bias;         // (dim)
-    const float *ffn_norm, *ffn_norm_bias;                     // (dim)
-    struct expert ffn;                                         // all NULL where there are experts
-    const float *ffn_post_norm, *ffn_post_norm_bias;           // (dim)
-    struct matrix ffn_router;                                  // (n_experts, dim)
-    struct expert *experts;                                    // (n_experts)
+    const float *attn_q_norm, *attn_k_norm;                   // (head_dim), or (heads * head_dim)
+    const float *attn_post_norm, *attn_post_norm_bias;        // (dim)
+    const float *ffn_norm, *ffn_norm_bias;                    // (dim)
+    struct ffn_weights ffn;                                   // empty in a layer with experts
+    const float *ffn_post_norm, *ffn_post_norm_bias;          // (dim)
+    struct matrix ffn_router;                                 // (n_experts, dim)
+    struct ffn_weights *experts;                              // (n_experts)
     const struct layer_record *record;
 };
 
-struct rope_table { const float *inv_freq, *inv_freq_long; };  // (rope_dim / 2)
+struct rope_table { const float *inv_freq, *inv_freq_long; };   // (rope_dim / 2)
 
 struct llamac_model {
     struct flat_file file;
     const struct config *config;
-    struct matrix token_embedding, position_embedding;         // (vocab_size, dim), (context, dim)
+    struct matrix token_embedding;                            // (vocab_size, dim)
+    struct matrix position_embedding;                         // (context, dim)
     struct rope_table rope[FORMAT_MAX_ROPE];
-    struct layer *layers;                                      // (n_layers)
-    struct expert *experts;                                    // of all layers, or NULL
-    const float *output_norm, *output_norm_bias;               // (dim)
-    struct matrix output;                                      // (vocab_size, dim): the embedding itself when tied
-    const float *output_bias;                                  // (vocab_size)
-    unsigned dtypes;                                           // of the matrices, as bits
-    int max_ffn_dim, max_expert_dim;                           // of layers without, and with experts
-    size_t max_hidden;                                         // hidden numbers of one row, of all its experts together
-    int max_experts, max_experts_used;                         // 0: there are none
-    struct lora *loras;                                        // all adapters' parts
-    int max_rank;                                              // of them, 0: there are none
-    int has_post_norms;                                          // whether branches are normed before they are added
+    struct layer *layers;                                     // (n_layers)
+    struct ffn_weights *experts;                              // of all layers, or NULL
+    const float *output_norm, *output_norm_bias;              // (dim)
+    struct matrix output;                                     // (vocab_size, dim); if tied, a view of the embedding
+    const float *output_bias;                                 // (vocab_size)
+    unsigned dtypes;                                          // of the matrices: bit 1 << dtype
+    int max_ffn_dim, max_expert_dim;                          // largest ffn_dim without and with experts
+    size_t max_hidden;                                        // most hidden numbers of a row, all its experts together
+    int max_experts, max_experts_used;                        // 0: no experts
+    struct lora *loras;                                       // all adapters
+    int max_rank;                                             // of the adapters; 0: none
+    int has_post_norms;                                       // whether any layer norms branches before adding them
 };
 #endif

@@ -1,20 +1,29 @@
 // SPDX-License-Identifier: MIT
-// observe.c - the graph's stages: their names and widths, and the copies that observers get. Costs one comparison per
-// stage when nobody observes.
+// observe.c - the graph's stages: their names, their widths and the copies that observers get. Without observers, a
+// stage costs one comparison.
 #include <string.h>
 #include "common.h"
 #include "eval.h"
 
 enum width { W_DIM, W_Q, W_KV, W_ROUTER, W_HIDDEN, W_SCORES, W_VOCAB };
+
 static const struct { const char *name; enum width width; int per_layer; } stages[LLAMAC_N_STAGES] = {
-    [LLAMAC_STAGE_EMBEDDING] = { "embedding", W_DIM, 0 },     [LLAMAC_STAGE_ATTN_NORM] = { "attn_norm", W_DIM, 1 },
-    [LLAMAC_STAGE_Q] = { "q", W_Q, 1 },                       [LLAMAC_STAGE_K] = { "k", W_KV, 1 },
-    [LLAMAC_STAGE_V] = { "v", W_KV, 1 },                      [LLAMAC_STAGE_CACHE_K] = { "cache_k", W_KV, 1 },
-    [LLAMAC_STAGE_CACHE_V] = { "cache_v", W_KV, 1 },          [LLAMAC_STAGE_SCORES] = { "scores", W_SCORES, 1 },
-    [LLAMAC_STAGE_ATTN_MIX] = { "attn_mix", W_Q, 1 },         [LLAMAC_STAGE_ATTN_OUT] = { "attn_out", W_DIM, 1 },
-    [LLAMAC_STAGE_FFN_NORM] = { "ffn_norm", W_DIM, 1 },       [LLAMAC_STAGE_FFN_ROUTER] = { "ffn_router", W_ROUTER, 1 },
-    [LLAMAC_STAGE_FFN_HIDDEN] = { "ffn_hidden", W_HIDDEN, 1 }, [LLAMAC_STAGE_FFN] = { "ffn", W_DIM, 1 },
-    [LLAMAC_STAGE_BLOCK] = { "block", W_DIM, 1 },             [LLAMAC_STAGE_OUTPUT_NORM] = { "output_norm", W_DIM, 0 },
+    [LLAMAC_STAGE_EMBEDDING] = { "embedding", W_DIM, 0 },
+    [LLAMAC_STAGE_ATTN_NORM] = { "attn_norm", W_DIM, 1 },
+    [LLAMAC_STAGE_Q] = { "q", W_Q, 1 },
+    [LLAMAC_STAGE_K] = { "k", W_KV, 1 },
+    [LLAMAC_STAGE_V] = { "v", W_KV, 1 },
+    [LLAMAC_STAGE_CACHE_K] = { "cache_k", W_KV, 1 },
+    [LLAMAC_STAGE_CACHE_V] = { "cache_v", W_KV, 1 },
+    [LLAMAC_STAGE_SCORES] = { "scores", W_SCORES, 1 },
+    [LLAMAC_STAGE_ATTN_MIX] = { "attn_mix", W_Q, 1 },
+    [LLAMAC_STAGE_ATTN_OUT] = { "attn_out", W_DIM, 1 },
+    [LLAMAC_STAGE_FFN_NORM] = { "ffn_norm", W_DIM, 1 },
+    [LLAMAC_STAGE_FFN_ROUTER] = { "ffn_router", W_ROUTER, 1 },
+    [LLAMAC_STAGE_FFN_HIDDEN] = { "ffn_hidden", W_HIDDEN, 1 },
+    [LLAMAC_STAGE_FFN] = { "ffn", W_DIM, 1 },
+    [LLAMAC_STAGE_BLOCK] = { "block", W_DIM, 1 },
+    [LLAMAC_STAGE_OUTPUT_NORM] = { "output_norm", W_DIM, 0 },
     [LLAMAC_STAGE_LOGITS] = { "logits", W_VOCAB, 0 },
 };
 
@@ -35,27 +44,27 @@ size_t llamac_stage_width(const llamac_session *s, int stage, int *per_layer) {
     }
 }
 
-float *observed(const struct eval *e, int stage, int layer) {
+float *observer_of(const struct eval *e, int stage, int layer) {
     for (int i = 0; i < e->n_observations; i++) {
         const llamac_observation *o = &e->observations[i];
         if (o->stage != stage || (stages[stage].per_layer && o->layer != layer)) continue;
         int per_layer;
-        const int of_wanted = stage == LLAMAC_STAGE_OUTPUT_NORM || stage == LLAMAC_STAGE_LOGITS;
-        return o->out + (size_t)(of_wanted ? e->first_wanted : e->first_row) * llamac_stage_width(e->session, stage,
-            &per_layer);
+        const int only_wanted = stage == LLAMAC_STAGE_OUTPUT_NORM || stage == LLAMAC_STAGE_LOGITS;
+        const int rows_before = only_wanted ? e->first_wanted : e->first_row;
+        return o->out + (size_t)rows_before * llamac_stage_width(e->session, stage, &per_layer);
     }
     return NULL;
 }
 
 void observe(const struct worker *w, int stage, int layer, const float *numbers, int n, int width) {
     if (!w->eval->n_observations) return;
-    float *out = observed(w->eval, stage, layer);
+    float *out = observer_of(w->eval, stage, layer);
     if (!out) return;
     int per_layer;
-    const size_t full = llamac_stage_width(w->eval->session, stage, &per_layer), some = (size_t)width;
+    const size_t to_width = llamac_stage_width(w->eval->session, stage, &per_layer), from_width = (size_t)width;
     for (size_t r = 0; r < (size_t)n && w->member->index == 0; r++) {
-        memcpy(out + r * full, numbers + r * some, sizeof(float) * some);
-        memset(out + r * full + some, 0, sizeof(float) * (full - some));
+        memcpy(out + r * to_width, numbers + r * from_width, sizeof(float) * from_width);
+        memset(out + r * to_width + from_width, 0, sizeof(float) * (to_width - from_width));
     }
     pool_barrier(w->member);
 }

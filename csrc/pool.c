@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // pool.c - the thread team: its threads, its barrier, and how members wait. See pool.h.
 //
-// OpenMP says how many threads the host allows and where it binds them (OMP_THREAD_LIMIT, OMP_PROC_BIND, OMP_PLACES).
-// The threads themselves are plain pthreads: GCC's OpenMP ends the process when it cannot create one, takes the stack
-// size from the environment, and hangs in a forked child.
+// OpenMP determines how many threads the host allows and where it binds them (OMP_THREAD_LIMIT, OMP_PROC_BIND,
+// OMP_PLACES). The threads themselves are plain pthreads: GCC's OpenMP ends the process when it cannot create a thread,
+// takes the stack size from the environment, and hangs in a forked child.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE   // syscall, CPU_COUNT
 #endif
@@ -12,8 +12,8 @@
 #include "fpenv.h"
 #include "llamac.h"
 
-// Calls work with the floating-point control word that results are defined for.
-static void call(const struct member *member, pool_work *work, void *argument) {
+// Calls work with the floating-point control word that the results are defined for.
+static void call_work(const struct member *member, pool_work *work, void *argument) {
     const fp_control control = fp_control_reset();
     work(argument, member);
     fp_control_restore(control);
@@ -40,15 +40,14 @@ static void call(const struct member *member, pool_work *work, void *argument) {
 // ---- events: spin briefly, then sleep
 
 enum {
-    FIRST_POLLS = 100,          // polls of an event before the clock is read
     SECOND_NS = 1000000000,
-    SPIN_NS = 500000,           // more than one member of a large model lags behind, less than a scheduler's time slice
-    // after this long at a barrier, the missing member may be queued on the waiting member's CPU
-    STACKED_NS = 100000,
+    FIRST_POLLS = 100,          // polls of an event before the clock is read
+    SPIN_NS = 500000,           // longer than members of a large model lag behind, shorter than a time slice
+    STACKED_NS = 100000,        // a member missing for this long may be queued on the CPU of a member that waits for it
     LATE_NS = 1000000,          // a member that lost its CPU to another program is at least this late
     WINDOW_NS = 10000000,       // runs are judged together until they have taken this long
     BACKOFF = 32,               // after a bad window, members do not spin for this many times its length
-    CANCEL_POLL_NS = 5000000,   // a caller in the queue checks its cancel flag this often
+    CANCEL_POLL_NS = 5000000,   // a queued caller checks its cancel flag this often
 };
 
 // Threads wait for `number` to change.
@@ -69,18 +68,19 @@ static int64_t now_ns(void) {
 }
 
 #if !defined(POOL_WITHOUT_FUTEX)
-// Sleeps while the event's number is `number`, until it is signalled, at most timeout_ns unless that is 0. May return
+// Sleeps while the event's number is `number`: until a signal, or for at most timeout_ns unless that is 0. May return
 // early.
 static void park(struct event *event, uint32_t number, int64_t timeout_ns) {
     const struct timespec timeout = { .tv_sec = timeout_ns / SECOND_NS, .tv_nsec = timeout_ns % SECOND_NS };
     syscall(SYS_futex, &event->number, FUTEX_WAIT_PRIVATE, number, timeout_ns ? &timeout : NULL, 0, 0);
 }
-static void unpark_all(struct event *event) { syscall(SYS_futex, &event->number, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
-    }
+static void unpark_all(struct event *event) {
+    syscall(SYS_futex, &event->number, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
+}
 static void reset_parking_lot(void) {}
 #else
 // Sleeping threads, hashed by the address of their event. Events that share a bucket wake each other's sleepers, which
-// look again.
+// then check their own event again.
 enum { BUCKETS = 64 };
 static struct bucket { pthread_mutex_t lock; pthread_cond_t signalled; } buckets[BUCKETS] = {
     [0 ... BUCKETS - 1] = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER }
@@ -89,29 +89,34 @@ static struct bucket *bucket_of(const struct event *event) { return &buckets[(ui
 
 static void park(struct event *event, uint32_t number, int64_t timeout_ns) {
     struct bucket *bucket = bucket_of(event);
-    struct timespec until;   // by the one clock that conditions have everywhere; setting it back makes the sleep longer
+    struct timespec until;   // by the only clock that every system's conditions support
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += (until.tv_nsec + timeout_ns) / SECOND_NS, until.tv_nsec = (until.tv_nsec + timeout_ns) % SECOND_NS;
+    until.tv_sec += (until.tv_nsec + timeout_ns) / SECOND_NS;
+    until.tv_nsec = (until.tv_nsec + timeout_ns) % SECOND_NS;
     pthread_mutex_lock(&bucket->lock);
-    if (__atomic_load_n(&event->number, __ATOMIC_SEQ_CST) != number) {}
-    else if (timeout_ns) pthread_cond_timedwait(&bucket->signalled, &bucket->lock, &until);
-    else pthread_cond_wait(&bucket->signalled, &bucket->lock);
+    if (__atomic_load_n(&event->number, __ATOMIC_SEQ_CST) == number) {
+        if (timeout_ns) pthread_cond_timedwait(&bucket->signalled, &bucket->lock, &until);
+        else pthread_cond_wait(&bucket->signalled, &bucket->lock);
+    }
     pthread_mutex_unlock(&bucket->lock);
 }
 
 static void unpark_all(struct event *event) {
     struct bucket *bucket = bucket_of(event);
-    pthread_mutex_lock(&bucket->lock);   // a sleeper has either seen the new number or is waiting already
+    pthread_mutex_lock(&bucket->lock);   // a sleeper has either seen the new number or already waits
     pthread_cond_broadcast(&bucket->signalled);
     pthread_mutex_unlock(&bucket->lock);
 }
 
 static void reset_parking_lot(void) {
-    for (int i = 0; i < BUCKETS; i++) pthread_mutex_init(&buckets[i].lock, NULL),
+    for (int i = 0; i < BUCKETS; i++) {
+        pthread_mutex_init(&buckets[i].lock, NULL);
         pthread_cond_init(&buckets[i].signalled, NULL);
+    }
 }
 #endif
 
+// Returns whether the event's number has changed.
 static int poll_event(struct event *event, uint32_t number, int polls) {
     for (int i = 0; i < polls; i++) {
         if (__atomic_load_n(&event->number, __ATOMIC_ACQUIRE) != number) return 1;
@@ -122,7 +127,7 @@ static int poll_event(struct event *event, uint32_t number, int polls) {
 
 // Sleeps until the event's number is no longer `number`, or for about timeout_ns unless that is 0.
 static void event_sleep(struct event *event, uint32_t number, int64_t timeout_ns) {
-    // sequentially consistent: either the signaller sees the sleeper, or the sleeper sees the new number
+    // sequentially consistent: either the signaller sees the sleeper or the sleeper sees the new number
     __atomic_add_fetch(&event->sleepers, 1, __ATOMIC_SEQ_CST);
     while (__atomic_load_n(&event->number, __ATOMIC_SEQ_CST) == number) {
         park(event, number, timeout_ns);
@@ -131,7 +136,7 @@ static void event_sleep(struct event *event, uint32_t number, int64_t timeout_ns
     __atomic_sub_fetch(&event->sleepers, 1, __ATOMIC_RELAXED);
 }
 
-// Spins until the event's number is no longer `number`, or for spin_ns. Returns whether it has changed.
+// Spins until the event's number is no longer `number`, or for spin_ns. Returns whether the number has changed.
 static int event_spin(struct event *event, uint32_t number, int64_t spin_ns) {
     if (poll_event(event, number, spin_ns ? FIRST_POLLS : 1)) return 1;
     for (const int64_t until = now_ns() + spin_ns; now_ns() < until;)
@@ -139,10 +144,12 @@ static int event_spin(struct event *event, uint32_t number, int64_t spin_ns) {
     return 0;
 }
 
+// Spins for up to spin_ns, then sleeps, until the event's number is no longer `number`.
 static void event_wait(struct event *event, uint32_t number, int64_t spin_ns) {
     if (!event_spin(event, number, spin_ns)) event_sleep(event, number, 0);
 }
 
+// Changes the event's number and wakes its sleepers.
 static void event_signal(struct event *event) {
     __atomic_add_fetch(&event->number, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&event->sleepers, __ATOMIC_SEQ_CST)) unpark_all(event);
@@ -150,52 +157,52 @@ static void event_signal(struct event *event) {
 
 // ---- the team
 
-// Stack of a thread, whatever the process's limits say. Evals use some 16 KiB, C libraries put their thread-local data
-// there too.
+// A thread's stack, independent of the process's limits. Evals use about 16 KiB. C libraries put thread-local data
+// there.
 enum { STACK_BYTES = 512 << 10 };
 
 #if defined(__linux__)
-struct affinity { cpu_set_t cpus; uint32_t version; };   // version 0: not set by us
+struct affinity { cpu_set_t cpus; uint32_t version; };   // version 0: we have not set it
 #else
 struct affinity { uint32_t version; };
 #endif
 
-// One member's state, on cache lines of its own. Fields without a comment on access are the member's own, and between
-// runs the team owner's.
+// A member's state, on its own cache lines. Only the member accesses it during a run, and only the team's owner between
+// runs, except for the fields marked atomic.
 struct slot {
-    _Alignas(64) struct event posted;   // a run has been posted to this thread
-    uint32_t taken;                     // the number of `posted` that the thread has taken up
-    int32_t tid;                        // the thread's id in the system, 0 if it has none; atomic
-    int32_t cpu;                        // where the caller (slot 0) came to the barrier; atomic
-    uint32_t arrived;                   // the number of barriers after the last one that the member came to; atomic
+    _Alignas(64) struct event posted;   // its number counts the runs posted to this thread
+    uint32_t runs_started;              // the number of `posted` that the thread has started on
+    int32_t tid;                        // the system's id of the thread, 0 if unknown; atomic
+    int32_t cpu;                        // slot 0: where the caller was at the last barrier; atomic
+    uint32_t arrived;                   // one more than the number of the last barrier that the member reached; atomic
     int64_t wait_ns, end_ns;            // of this run: time at barriers; when the work was done
-    long preemptions;                   // of the thread in this run; during it, minus those before it
+    long preemptions;                   // in this run; while it runs, minus the thread's preemptions before it
     struct affinity affinity;           // a copy of the team's, which may change while a member still leaves a barrier
 };
 
-// A caller in the queue; its event is signalled once.
-struct waiter { struct event turn; struct waiter *next; };
+// A caller in the queue. `granted` is signalled once, when the caller owns the team.
+struct waiter { struct event granted; struct waiter *next; };
 
 static struct {
-    pthread_mutex_t lock;       // guards the next two
-    int owned;                  // a caller owns the team, and only it uses what follows
+    pthread_mutex_t lock;       // guards `owned` and `queue`
+    int owned;                  // a caller owns the team: only it uses the fields below
     struct waiter *queue;       // in order of arrival
 
-    int size;                   // members with a thread, beside the caller
-    int64_t retry_at;           // when thread creation failed: before that time it is not tried again
+    int size;                   // threads, without the caller
+    int64_t retry_at;           // after thread creation failed: do not try again before this time
     struct slot slots[POOL_MAX];   // the first is the caller's
 
-    // the run
-    int count;
+    // the current run
+    int count;                  // members
     int64_t spin_ns;            // atomic
     pool_work *work;
     void *argument;
-    _Alignas(64) int32_t arrived;   // at the barrier; atomic
+    _Alignas(64) int32_t arrived;   // members at the barrier; atomic
     _Alignas(64) struct event barrier;
-    struct affinity affinity;   // where the callers of runs may run
+    struct affinity affinity;   // of the callers
 } team = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-// Waits until this caller owns the team. Returns 0 if it was cancelled before that; `cancel` may be NULL.
+// Waits until this caller owns the team. Returns 0 if it was cancelled before. `cancel` may be NULL.
 static int acquire_team(struct cancel *cancel) {
     struct waiter self = { 0 }, **last = &team.queue;
     pthread_mutex_lock(&team.lock);
@@ -207,9 +214,9 @@ static int acquire_team(struct cancel *cancel) {
     }
     pthread_mutex_unlock(&team.lock);
     while (!owner && !stop) {
-        event_sleep(&self.turn, 0, cancel ? CANCEL_POLL_NS : 0);
-        pthread_mutex_lock(&team.lock);   // under the lock nobody is still signalling our event, or about to
-        owner = self.turn.number != 0;
+        event_sleep(&self.granted, 0, cancel ? CANCEL_POLL_NS : 0);
+        pthread_mutex_lock(&team.lock);   // nobody may still be signalling the event when it leaves this stack
+        owner = self.granted.number != 0;
         stop = !owner && cancel && cancelled(cancel);
         if (stop) {
             for (last = &team.queue; *last != &self; last = &(*last)->next) {}
@@ -220,13 +227,13 @@ static int acquire_team(struct cancel *cancel) {
     return owner;
 }
 
-// Passes the team on to the first caller in the queue.
+// Hands the team to the first caller in the queue.
 static void release_team(void) {
     pthread_mutex_lock(&team.lock);
     struct waiter *next = team.queue;
     if (next) {
         team.queue = next->next;
-        event_signal(&next->turn);
+        event_signal(&next->granted);
     } else {
         team.owned = 0;
     }
@@ -241,9 +248,9 @@ static int32_t this_thread(void) { return 0; }
 static int32_t this_cpu(void) { return -1; }
 #endif
 
-// A scheduler may wake a thread on the CPU of a member that spins for it, and leave it queued there while another CPU
-// is idle. The spinning member `index` has the missing members moved off its own CPU, by an affinity that is taken back
-// at once. If the caller is missing, whose affinity is not ours to change, the member moves itself.
+// The scheduler may wake a thread on the CPU of a member that spins for it, and leave it queued there while another CPU
+// is idle. The spinning member `index` therefore moves the missing members off its own CPU with an affinity that it
+// reverts at once. The caller's affinity is not ours to change: if the caller is missing, the member moves itself.
 static void unstack_missing_members(int index, int count, uint32_t barrier) {
 #if defined(__linux__)
     const struct affinity *ours = &team.slots[index].affinity;
@@ -255,16 +262,16 @@ static void unstack_missing_members(int index, int count, uint32_t barrier) {
         if (i == index || __atomic_load_n(&team.slots[i].arrived, __ATOMIC_RELAXED) == barrier + 1) continue;
         if (i == 0 && __atomic_load_n(&team.slots[0].cpu, __ATOMIC_RELAXED) != cpu) continue;
         const int32_t tid = __atomic_load_n(&team.slots[i ? i : index].tid, __ATOMIC_RELAXED);
-        if (tid && sched_setaffinity(tid, sizeof others, &others) == 0) sched_setaffinity(tid, sizeof ours->cpus,
-            &ours->cpus);
+        if (tid && sched_setaffinity(tid, sizeof others, &others) == 0)
+            sched_setaffinity(tid, sizeof ours->cpus, &ours->cpus);
     }
 #else
     (void)index, (void)count, (void)barrier;
 #endif
 }
 
-// How often this thread has lost its CPU to another thread so far. Where the system does not count that, it grows with
-// every call.
+// Returns how often this thread has lost its CPU to another thread. On systems that do not count this, the result grows
+// with every call.
 static long preemptions(void) {
 #if defined(RUSAGE_THREAD)
     struct rusage use;
@@ -276,7 +283,7 @@ static long preemptions(void) {
 #endif
 }
 
-// Returns the nanoseconds of waiting, 0 for a short wait.
+// Waits for all members. Returns the nanoseconds of waiting, 0 for a short wait.
 static int64_t barrier_wait(int index, int count) {
     const uint32_t number = __atomic_load_n(&team.barrier.number, __ATOMIC_RELAXED);
     const int64_t spin_ns = __atomic_load_n(&team.spin_ns, __ATOMIC_RELAXED);
@@ -299,25 +306,25 @@ void pool_barrier(const struct member *member) {
     struct slot *slot = &team.slots[member->index];
     const int64_t wait_ns = barrier_wait(member->index, member->count);
     slot->wait_ns += wait_ns;
-    // spinning keeps CPUs from the programs that want them: this run spins no more
-    if (wait_ns > LATE_NS && slot->preemptions + preemptions() > 0) __atomic_store_n(&team.spin_ns, 0,
-        __ATOMIC_RELAXED);
+    // other programs want our CPUs, and spinning would compete with them: this run stops spinning
+    if (wait_ns > LATE_NS && slot->preemptions + preemptions() > 0)
+        __atomic_store_n(&team.spin_ns, 0, __ATOMIC_RELAXED);
 }
 
-// A member's part of a run, up to the barrier at its end.
-static void take_part(int index) {
+// Runs a member's part of a run, up to the barrier at its end.
+static void run_member(int index) {
     const struct member member = { index, team.count };
     struct slot *slot = &team.slots[index];
     slot->wait_ns = 0;
     slot->preemptions = -preemptions();
-    call(&member, team.work, team.argument);
+    call_work(&member, team.work, team.argument);
     slot->end_ns = now_ns();
     slot->preemptions += preemptions();
     barrier_wait(index, member.count);
 }
 
-// Our threads run where the callers of runs may run.
-static void follow_team_affinity(struct slot *slot) {
+// Gives a thread of ours the affinity of the callers.
+static void adopt_team_affinity(struct slot *slot) {
 #if defined(__linux__)
     if (slot->affinity.version == team.affinity.version) return;
     slot->affinity = team.affinity;
@@ -327,8 +334,8 @@ static void follow_team_affinity(struct slot *slot) {
 #endif
 }
 
-// Where OpenMP binds threads, it has bound the calling thread, whose affinity ours inherit: each of ours takes a place
-// of its own.
+// If OpenMP binds threads, it has bound the calling thread, whose affinity ours inherit. Each thread of ours then binds
+// itself to another place.
 static void bind_to_place(int index) {
 #if defined(__linux__)
     const int n_places = omp_get_proc_bind() == omp_proc_bind_false ? 0 : omp_get_num_places();
@@ -345,72 +352,70 @@ static void bind_to_place(int index) {
 #endif
 }
 
-// A thread of the team, as long as the process lives.
-static void *serve(void *own_slot) {
-    struct slot *slot = own_slot;
+// The main function of a thread of the team. Does not return.
+static void *serve(void *argument) {
+    struct slot *slot = argument;
     const int index = (int)(slot - team.slots);
     __atomic_store_n(&slot->tid, this_thread(), __ATOMIC_RELAXED);
     bind_to_place(index);
-    for (int64_t spin_ns = SPIN_NS;; slot->taken++) {
-        event_wait(&slot->posted, slot->taken, spin_ns);
+    for (int64_t spin_ns = SPIN_NS;; slot->runs_started++) {
+        event_wait(&slot->posted, slot->runs_started, spin_ns);
         spin_ns = __atomic_load_n(&team.spin_ns, __ATOMIC_RELAXED);
-        follow_team_affinity(slot);
-        take_part(index);
+        adopt_team_affinity(slot);
+        run_member(index);
     }
     return NULL;
 }
 
-// In a forked child our threads and waiting callers do not exist, and a caller may have owned the team: start from
-// nothing.
-static void forget_team(void) {
+// In a forked child, our threads and the queued callers do not exist, and a caller may have owned the team: starts a
+// new one.
+static void reset_team(void) {
     memset(&team, 0, sizeof team);
     pthread_mutex_init(&team.lock, NULL);
     reset_parking_lot();
 }
-static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_team); }
+static void watch_forks(void) { pthread_atfork(NULL, NULL, reset_team); }
 
 static int start_thread(struct slot *slot) {
     pthread_t thread;
     pthread_attr_t attributes;
     if (pthread_attr_init(&attributes)) return -1;
-    const int failed = pthread_attr_setstacksize(&attributes, STACK_BYTES)
-                    || pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED)
-                        || pthread_create(&thread, &attributes, serve, slot);
+    const int failed = pthread_attr_setstacksize(&attributes, STACK_BYTES) ||
+                       pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED) ||
+                       pthread_create(&thread, &attributes, serve, slot);
     pthread_attr_destroy(&attributes);
     return failed ? -1 : 0;
 }
 
-// Makes the team as large as `threads`, the caller included, as far as the system has threads to give.
+// Grows the team to `threads` members with the caller, as far as the system grants threads.
 static void grow_team(int threads, int64_t now) {
     if (team.size + 1 >= threads || now < team.retry_at) return;
-    // signals are the host's: its threads handle them, ours inherit this mask and never do
+    // signals are for the host's threads: ours inherit a mask that blocks all
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     while (team.size + 1 < threads && !start_thread(&team.slots[team.size + 1])) team.size++;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (team.size + 1 < threads) team.retry_at = now + SECOND_NS;   // not at every run
+    if (team.size + 1 < threads) team.retry_at = now + SECOND_NS;
 }
 
-// Takes over the caller's affinity for the run. Returns how many CPUs it has; `threads` if the system does not say.
+// Adopts the caller's affinity for the run. Returns the number of its CPUs, or `threads` if the system does not say.
 static int update_affinity(int threads) {
 #if defined(__linux__)
     cpu_set_t cpus;
     if (sched_getaffinity(0, sizeof cpus, &cpus)) return threads;
     const int n = CPU_COUNT(&cpus);
-    // a host that pins the caller to few CPUs means the caller, not our threads; and where OpenMP binds threads, ours
-    // stay at their places
+    // a host that pins the caller to few CPUs does not mean our threads; if OpenMP binds threads, ours stay in place
     if (n >= threads && !CPU_EQUAL(&cpus, &team.affinity.cpus) && omp_get_proc_bind() == omp_proc_bind_false)
         team.affinity.cpus = cpus, team.affinity.version++;
-    follow_team_affinity(&team.slots[0]);
+    adopt_team_affinity(&team.slots[0]);
     return n;
 #else
     return threads;
 #endif
 }
 
-// What a run says about the machine: how long it took and a member waited on average, and how often members were
-// preempted.
+// What a run shows about the machine: its length, a member's wait on average, and the members' preemptions.
 struct run { int64_t run_ns, wait_ns; long preemptions; };
 
 static struct run run_team(int count, int64_t spin_ns, pool_work *work, void *argument) {
@@ -418,7 +423,7 @@ static struct run run_team(int count, int64_t spin_ns, pool_work *work, void *ar
     __atomic_store_n(&team.spin_ns, spin_ns, __ATOMIC_RELAXED);
     for (int i = 1; i < count; i++) event_signal(&team.slots[i].posted);
     const int64_t started = now_ns();
-    take_part(0);
+    run_member(0);
     const int64_t now = now_ns();
     struct run run = { .run_ns = now - started };
     for (int i = 0; i < count; i++) {
@@ -430,11 +435,11 @@ static struct run run_team(int count, int64_t spin_ns, pool_work *work, void *ar
 
 // ---- whether to spin
 
-// While one member works, or has lost its CPU to another program, count - 1 members wait. A team that was preempted and
-// got on with its work less than half of the time should sleep at barriers: sleeping threads get a CPU as soon as there
-// is work, whereas a scheduler counts spinning as use of the CPU. Waits alone say nothing: in a first pass they come
-// from pages that are not mapped yet.
-static void learn(struct contention *c, int count, struct run run) {
+// Judges the runs of a window. While one member works, or has lost its CPU to another program, the other count - 1
+// members wait. A team that was preempted and made progress less than half of the time should sleep at barriers:
+// sleeping threads get a CPU as soon as there is work, whereas the scheduler counts spinning as use of the CPU. Long
+// waits alone prove nothing: the first pass waits for page faults.
+static void judge_contention(struct contention *c, int count, struct run run) {
     c->run_ns += run.run_ns, c->wait_ns += run.wait_ns, c->preemptions += run.preemptions;
     if (c->run_ns < WINDOW_NS) return;
     if (c->preemptions && c->wait_ns * count / (count - 1) > c->run_ns / 2)
@@ -442,11 +447,11 @@ static void learn(struct contention *c, int count, struct run run) {
     c->run_ns = c->wait_ns = c->preemptions = 0;
 }
 
-// Returns 0 if there is no team and the caller must compute alone.
+// Returns 0 if there are no threads and the caller must compute alone.
 static int run_on_team(int threads, struct contention *contention, struct cancel *cancel, pool_work *work,
-    void *argument) {
+                       void *argument) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch_forks);   // before a fork can find the team owned
+    pthread_once(&once, watch_forks);   // before any fork can copy an owned team
     if (!acquire_team(cancel)) return 1;
     const int64_t started = now_ns();
     const int cpus = update_affinity(threads);
@@ -455,7 +460,7 @@ static int run_on_team(int threads, struct contention *contention, struct cancel
     if (count > 1) {
         const int64_t spin_ns = count <= cpus && started >= contention->sleep_until ? SPIN_NS : 0;
         const struct run run = run_team(count, spin_ns, work, argument);
-        if (spin_ns) learn(contention, count, run);
+        if (spin_ns) judge_contention(contention, count, run);
     }
     release_team();
     return count > 1;
@@ -466,7 +471,7 @@ int llamac_has_threads(void) { return 1; }
 #else
 void pool_barrier(const struct member *member) { (void)member; }
 static int run_on_team(int threads, struct contention *contention, struct cancel *cancel, pool_work *work,
-    void *argument) {
+                       void *argument) {
     (void)threads, (void)contention, (void)cancel, (void)work, (void)argument;
     return 0;
 }
@@ -476,5 +481,5 @@ int llamac_has_threads(void) { return 0; }
 void pool_run(int threads, struct contention *contention, struct cancel *cancel, pool_work *work, void *argument) {
     if (threads > 1 && run_on_team(min_int(threads, POOL_MAX), contention, cancel, work, argument)) return;
     const struct member alone = { 0, 1 };
-    call(&alone, work, argument);
+    call_work(&alone, work, argument);
 }

@@ -1,102 +1,114 @@
 // SPDX-License-Identifier: MIT
-// products.c - rows on their way into products, and the products. See products.h.
+// products.c - prepares rows as inputs of products and computes the products. See products.h.
 #include "products.h"
 
 #include <string.h>
 #include "common.h"
 #include "lora.h"
 
+// ---- rows become inputs of products
+
 static void norm_row(const struct worker *w, struct norm_weights norm, const float *x, int width, float *y) {
-    const struct llamac_session *s = w->eval->session;
-    const struct config *c = s->model->config;
-    (c->norm == NORM_RMS ? s->kernels->rms_norm : s->kernels->layer_norm)(x, norm.weight, norm.bias, c->norm_eps,
-        width, y);
+    const struct kernels *kernels = w->eval->session->kernels;
+    const struct config *c = w->eval->session->model->config;
+    const int is_rms = c->norm == NORM_RMS;
+    (is_rms ? kernels->rms_norm : kernels->layer_norm)(x, norm.weight, norm.bias, c->norm_eps, width, y);
 }
 
-// A row with its branch, in the thread's own row.
-static const float *with_branch(const struct worker *w, const float *x, const struct pending *pending, int r,
-    int width) {
-    const struct llamac_session *s = w->eval->session;
-    const float scale = s->model->config->residual_scale;
+// Returns row x plus its branch, in the thread's own row.
+static const float *with_branch(const struct worker *w, const float *x, const struct pending_branch *pending, int r,
+                                int width) {
+    const struct kernels *kernels = w->eval->session->kernels;
+    const float scale = w->eval->session->model->config->residual_scale;
     norm_row(w, pending->norm, pending->branch + (size_t)r * (size_t)width, width, w->local->row);
-    if (scale != 1) s->kernels->scale(w->local->row, width, scale, 0);
-    s->kernels->add(x, width, w->local->row);
+    if (scale != 1) kernels->scale(w->local->row, width, scale, 0);
+    kernels->add(x, width, w->local->row);
     return w->local->row;
 }
 
-static float *kept(const struct worker *w, int n) {
-    return is_redundant(n) ? w->local->kept : w->eval->session->scratch.kept;
+static float *normed_buffer(const struct worker *w, int n) {
+    return is_redundant(n) ? w->local->normed : w->eval->session->scratch.normed;
 }
-const float *kept_rows(const struct worker *w, int n) { return kept(w, n); }
+const float *normed_rows(const struct worker *w, int n) { return normed_buffer(w, n); }
 
-struct panels panels_at(const struct worker *w, int redundant, int m, int first, int total, int width) {
+struct panels panels_at(const struct worker *w, int local, int m, int first, int total, int width) {
     const struct scratch *shared = &w->eval->session->scratch;
     const size_t rank = (size_t)w->eval->session->model->max_rank;
+    void *const *panels = local ? w->local->panels : shared->panels;
+    float *lora_ax = local ? w->local->lora_ax : shared->lora_ax;
     struct panels p = { .m = m };
-    for (int kind = 0; kind < N_INPUT_TYPES; kind++) p.of[kind] = (int32_t *)(redundant ? w->local->panels
-        : shared->panels)[kind] + (size_t)first * input_words(kind, width);
-    for (int i = 0; i < MAX_READERS; i++) p.lora_x[i] = (redundant ? w->local->lora
-        : shared->lora) + ((size_t)i * (size_t)total + (size_t)first) * rank;
+    for (int input = 0; input < N_INPUT_TYPES; input++)
+        p.of[input] = (int32_t *)panels[input] + (size_t)first * input_words(input, width);
+    for (int i = 0; i < MAX_CONSUMERS; i++)
+        p.lora_ax[i] = lora_ax + ((size_t)i * (size_t)total + (size_t)first) * rank;
     return p;
 }
 
-void pack_row(const struct worker *w, struct readers readers, const struct panels *p, const float *x, int width,
-    int first, int last, int r) {
-    unsigned kinds = 0;
-    int adapted = 0;
-    for (int i = 0; i < readers.n; i++) kinds |= kind_of(readers.of[i]), adapted |= readers.of[i]->lora != NULL;
-    for (int kind = 0; kind < N_INPUT_TYPES; kind++)
-        if (kinds & 1u << kind) w->eval->session->kernels->pack[kind](panel_row(p->of[kind], p->m,
-            input_words(kind, width), r), x, width);
-    if (adapted) lora_take(w, readers, p, x, width, first, last, r);
+void pack_row(const struct worker *w, struct consumers consumers, const struct panels *p, const float *x, int width,
+              int first, int last, int r) {
+    const struct kernels *kernels = w->eval->session->kernels;
+    unsigned inputs = 0;   // the input types that the consumers need: bit 1 << type
+    int any_adapter = 0;
+    for (int i = 0; i < consumers.n; i++) {
+        const struct matrix *m = consumers.of[i];
+        if (m->data) inputs |= 1u << input_type_of(m->dtype);
+        any_adapter |= m->lora != NULL;
+    }
+    for (int input = 0; input < N_INPUT_TYPES; input++)
+        if (inputs & 1u << input)
+            kernels->pack[input](panel_row(p->of[input], p->m, input_words(input, width), r), x, width);
+    if (any_adapter) lora_pack_row(w, consumers, p, x, width, first, last, r);
 }
 
-struct panels prepare(const struct worker *w, struct rows rows, struct readers readers) {
-    const int redundant = is_redundant(rows.n), tells = !redundant || w->member->index == 0;
+struct panels prepare_inputs(const struct worker *w, struct rows rows, struct consumers consumers) {
+    const int redundant = is_redundant(rows.n), writes_shared = !redundant || w->member->index == 0;
     const size_t width = (size_t)rows.width;
     const struct panels p = panels_at(w, redundant, rows.n, 0, rows.n, rows.width);
     int first = 0, last = rows.n;
     if (!redundant) pool_share(w->member, rows.n, &first, &last);
     for (int r = first; r < last && !cancelled(&w->eval->cancel); r++) {
-        const float *x = rows.x + (size_t)(rows.picked ? rows.picked[r] : r) * width;
+        const float *x = rows.x + (size_t)(rows.indices ? rows.indices[r] : r) * width;
         if (rows.pending) {
             x = with_branch(w, x, rows.pending, r, rows.width);
-            if (tells) memcpy(rows.pending->to + (size_t)r * width, x, sizeof(float) * width);
+            if (writes_shared) memcpy(rows.pending->sum + (size_t)r * width, x, sizeof(float) * width);
         }
         if (rows.norm.weight) {
             norm_row(w, rows.norm, x, rows.width, w->local->row);
             x = w->local->row;
         }
-        if (rows.observed && tells) memcpy(rows.observed + (size_t)r * width, x, sizeof(float) * width);
-        if (rows.keep) memcpy(kept(w, rows.n) + (size_t)r * width, x, sizeof(float) * width);
-        pack_row(w, readers, &p, x, rows.width, first, last, r);
+        if (rows.copy && writes_shared) memcpy(rows.copy + (size_t)r * width, x, sizeof(float) * width);
+        if (rows.keep_normed) memcpy(normed_buffer(w, rows.n) + (size_t)r * width, x, sizeof(float) * width);
+        pack_row(w, consumers, &p, x, rows.width, first, last, r);
     }
     if (!redundant) pool_barrier(w->member);
     return p;
 }
 
-void add_branch(const struct worker *w, const float *x, const struct pending *pending, int n, int width) {
+void add_branch(const struct worker *w, const float *x, const struct pending_branch *pending, int n, int width) {
     int first, last;
     pool_share(w->member, n, &first, &last);
     for (int r = first; r < last; r++) {
         const size_t at = (size_t)r * (size_t)width;
-        memcpy(pending->to + at, with_branch(w, x + at, pending, r, width), sizeof(float) * (size_t)width);
+        memcpy(pending->sum + at, with_branch(w, x + at, pending, r, width), sizeof(float) * (size_t)width);
     }
     pool_barrier(w->member);
 }
 
+// ---- products
+
 void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, int first_strip,
-    int last_strip) {
+              int last_strip) {
+    const struct matrix *m = p->matrix;
     const struct gemm g = {
-        .w = p->matrix->data, .strip_bytes = p->matrix->strip_bytes, .first = first_strip, .last = last_strip,
-        .rows = p->matrix->rows, .columns = p->matrix->columns, .x = x->of[input_type_of(p->matrix->dtype)], .m = x->m,
-            .scales = p->matrix->scales, .bias = p->bias,
-        .y = p->y, .y_stride = (size_t)p->matrix->rows, .accumulate = add, .row_weights = p->weights, .y_rows = p->to,
-            .copy = p->copy,
+        .w = m->data, .strip_bytes = m->strip_bytes, .rows = m->rows, .columns = m->columns,
+        .first = first_strip, .last = last_strip,
+        .x = x->of[input_type_of(m->dtype)], .m = x->m,
+        .scales = m->scales, .bias = p->bias, .row_weights = p->row_weights,
+        .y = p->y, .y_stride = (size_t)m->rows, .y_rows = p->y_rows, .accumulate = add, .copy = p->copy,
         .scratch = w->local->gemm, .cancel = &w->eval->cancel,
     };
-    w->eval->session->kernels->gemm[p->matrix->dtype](&g);
-    if (p->matrix->lora) lora_multiply(w, p->matrix->lora, &g, x->lora_x[p->reader]);
+    w->eval->session->kernels->gemm[m->dtype](&g);
+    if (m->lora) lora_multiply(w, m->lora, &g, x->lora_ax[p->consumer]);
 }
 
 void linear(const struct worker *w, const struct product *products, int n, const struct panels *x, int add) {
@@ -106,21 +118,25 @@ void linear(const struct worker *w, const struct product *products, int n, const
     for (int i = 0; i < n; i++) {
         const int strips = strips_of(products[i].matrix);
         multiply(w, &products[i], x, add, max_int(first, 0), min_int(last, strips));
-        first -= strips, last -= strips;
+        first -= strips;
+        last -= strips;
     }
 }
 
-void hidden(const struct worker *w, const struct expert *net, const struct panels *x, float *gate, float *up) {
+void hidden(const struct worker *w, const struct ffn_weights *ffn, const struct panels *x, float *gate, float *up) {
     const struct llamac_session *s = w->eval->session;
-    const int gated = net->gate.data != NULL, dim = net->up.rows;
+    const int gated = ffn->gate.data != NULL, dim = ffn->up.rows, activation = (int)s->model->config->activation;
+    const struct product gate_product = { .matrix = &ffn->gate, .consumer = 0, .bias = ffn->gate_bias, .y = gate },
+                         up_product = { .matrix = &ffn->up, .consumer = 1, .bias = ffn->up_bias, .y = up };
     int first, last;
-    pool_share(w->member, strips_of(&net->up), &first, &last);
-    multiply(w, &(struct product){ .matrix = &net->up, .reader = 1, .bias = net->up_bias, .y = up }, x, 0, first, last);
-    if (gated) multiply(w, &(struct product){ .matrix = &net->gate, .bias = net->gate_bias, .y = gate }, x, 0, first,
-        last);
-    first *= STRIP_ROWS, last = min_int(last * STRIP_ROWS, dim);
+    pool_share(w->member, strips_of(&ffn->up), &first, &last);
+    multiply(w, &up_product, x, 0, first, last);
+    if (gated) multiply(w, &gate_product, x, 0, first, last);
+    first *= STRIP_ROWS;
+    last = min_int(last * STRIP_ROWS, dim);
     for (int r = 0; r < x->m && first < last && !cancelled(&w->eval->cancel); r++) {
-        float *u = up + (size_t)r * (size_t)dim + first, *g = gate + (size_t)r * (size_t)dim + first;
-        s->kernels->activate((int)s->model->config->activation, gated ? g : u, gated ? u : NULL, last - first, u);
+        const size_t at = (size_t)r * (size_t)dim + (size_t)first;
+        float *u = up + at;
+        s->kernels->activate(activation, gated ? gate + at : u, gated ? u : NULL, last - first, u);
     }
 }

@@ -1,62 +1,74 @@
 // SPDX-License-Identifier: MIT
-// products.h - products of a chunk's rows with matrices, shared out to the threads: what the graph is made of.
+// products.h - products of a chunk's rows with matrices, shared among the threads. The graph consists of them.
 #ifndef LLAMAC_PRODUCTS_H
 #define LLAMAC_PRODUCTS_H
 #include "eval.h"
 
-// Rows on their way into products. In this order, each row gets its pending branch added, is normalized, is copied to
-// an observer, and is kept.
-struct norm_weights { const float *weight, *bias; };
-// (n, width): to = row + residual_scale norm(branch)
-struct pending { const float *branch; struct norm_weights norm; float *to; };
-struct rows {
-    const float *x;               // (n, width)
-    const int *picked;            // the rows' numbers in x, or NULL
-    int n, width;
-    const struct pending *pending;    // or NULL
-    struct norm_weights norm;     // weight NULL: none
-    float *observed;              // (n, width) or NULL
-    int keep;                     // whether the rows are kept, where `kept_rows` finds them
+// ---- rows become inputs of products
+
+struct norm_weights { const float *weight, *bias; };   // weight NULL: no norm
+
+// A branch that is still to be added to the residual stream: sum = x + residual_scale norm(branch).
+struct pending_branch {
+    const float *branch;                    // (n, width)
+    struct norm_weights norm;
+    float *sum;                             // (n, width)
 };
 
-// The input type that a matrix multiplies with, as a bit; 0 for an absent matrix.
-static inline unsigned kind_of(const struct matrix *m) { return m->data ? 1u << input_type_of(m->dtype) : 0; }
+// Rows and what happens to each on its way into products, in this order: its pending branch is added; it is normed,
+// copied to an observer, and kept as a normed row.
+struct rows {
+    const float *x;                         // (n, width), or more if there are indices
+    const int *indices;                     // (n): the rows' indices in x; NULL: all of x
+    int n, width;
+    const struct pending_branch *pending;   // or NULL
+    struct norm_weights norm;
+    float *copy;                            // (n, width): an observer's, or NULL
+    int keep_normed;                        // whether normed_rows will return them
+};
 
-// Panels of m rows, from row `first` of `total`, each `width` wide: in this thread's memory if redundant, else shared.
-struct panels panels_at(const struct worker *w, int redundant, int m, int first, int total, int width);
-// Puts row r of those that this thread prepares, [first, last), into the panels; all of them, in turn.
-void pack_row(const struct worker *w, struct readers readers, const struct panels *p, const float *x, int width,
-    int first, int last, int r);
-
-// Up to REDUNDANT_ROWS rows each thread prepares for itself, which is cheaper than a meeting; more are shared, and then
-// it ends at a barrier.
+// Up to REDUNDANT_ROWS rows, each thread prepares all of them in its own memory, which takes less time than a barrier.
+// Threads share the preparation of more rows and then meet at a barrier.
 static inline int is_redundant(int rows) { return rows <= REDUNDANT_ROWS; }
-struct panels prepare(const struct worker *w, struct rows rows, struct readers readers);
-// The rows that were kept: (n, dim).
-const float *kept_rows(const struct worker *w, int n);
 
-// x = row + residual_scale norm(branch), for this thread's share of the rows; ends at a barrier.
-void add_branch(const struct worker *w, const float *x, const struct pending *pending, int n, int width);
+// Prepares rows as inputs of the consumers.
+struct panels prepare_inputs(const struct worker *w, struct rows rows, struct consumers consumers);
+// Returns the normed rows (n, dim) of the last prepare_inputs that kept them.
+const float *normed_rows(const struct worker *w, int n);
+// Adds a pending branch to this thread's share of the rows x (n, width). Ends at a barrier.
+void add_branch(const struct worker *w, const float *x, const struct pending_branch *pending, int n, int width);
 
-// One product of several that share an input: y (+)= (W x + bias) weight, stored in row `to` of y. reader: the matrix's
-// place among the readers.
+// Returns panels for m rows of `width` numbers in this thread's memory (local) or in shared memory. They start at row
+// `first` of the `total` rows that the memory is divided among.
+struct panels panels_at(const struct worker *w, int local, int m, int first, int total, int width);
+// Packs row r into the panels, for each input type that the consumers need. A thread must call this for all of its rows
+// [first, last) in ascending order.
+void pack_row(const struct worker *w, struct consumers consumers, const struct panels *p, const float *x, int width,
+              int first, int last, int r);
+
+// ---- products
+
+// One of several products of the same inputs: y = (W x + bias) * row_weights, or y += ....
 struct product {
     const struct matrix *matrix;
-    int reader;
-    const float *bias;
-    float *y, *copy;
-    const float *weights;         // (m) or NULL
-    const int *to;                // (m) or NULL
+    int consumer;                           // the matrix's index among the consumers
+    const float *bias;                      // (matrix rows), or NULL
+    float *y, *copy;                        // as in struct gemm
+    const float *row_weights;               // (m), or NULL
+    const int *y_rows;                      // (m): the row of y that each input's outputs go to; NULL: the same row
 };
+
 static inline int strips_of(const struct matrix *m) { return ceil_div(m->rows, STRIP_ROWS); }
 
+// Computes strips [first_strip, last_strip) of a product.
 void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, int first_strip,
-    int last_strip);
-// The strips of all the products are one long list; every thread takes one contiguous part of it.
+              int last_strip);
+// Computes n products. Their strips form one list, of which every thread computes a contiguous share.
 void linear(const struct worker *w, const struct product *products, int n, const struct panels *x, int add);
-// Who reads the inputs of a network's hidden numbers.
-static inline struct readers readers_of_hidden(const struct expert *net) { return (struct readers){ { &net->gate,
-    &net->up }, 2 }; }
-// Gate and up of a thread's own columns, then the activation, in place of up (m, ffn_dim): no barrier in between.
-void hidden(const struct worker *w, const struct expert *net, const struct panels *x, float *gate, float *up);
+
+static inline struct consumers hidden_consumers(const struct ffn_weights *ffn) {
+    return (struct consumers){ { &ffn->gate, &ffn->up }, 2 };
+}
+// Computes gate, up and the activation of this thread's columns. The result replaces up (m, ffn_dim). No barrier.
+void hidden(const struct worker *w, const struct ffn_weights *ffn, const struct panels *x, float *gate, float *up);
 #endif

@@ -315,12 +315,12 @@ static void quantize_strip(const struct strip *p, const float *w, int rows, uint
 
 int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, const float *importance,
                     const float *feedback, void *out, llamac_error *err) {
-    const size_t strip_bytes = dtype_is_quantized(dtype) ? dtype_strip_bytes(dtype, columns) : 0;
-    if (!strip_bytes || columns > MAX_COLUMNS)
-        return err_set(err, LLAMAC_BAD_ARGUMENT, "dtype is %d, columns %zu; expected a quantized dtype, and 1 to %d",
-                       dtype, columns, MAX_COLUMNS);
-    if (feedback && dtype == LLAMAC_Q8)
-        return err_set(err, LLAMAC_BAD_ARGUMENT, "feedback is not NULL; q8 is quantized without feedback");
+    if (!dtype_is_quantized(dtype) || !llamac_dtype_name(dtype))
+        return bad_argument(err, "dtype is %d, expected q8, q4 or q4s (%d to %d)", dtype, LLAMAC_Q8, LLAMAC_Q4S);
+    if (columns < 1 || columns > MAX_COLUMNS)
+        return bad_argument(err, "columns is %zu, expected 1 to %d", columns, MAX_COLUMNS);
+    if (feedback && dtype == LLAMAC_Q8) return bad_argument(err, "q8 is quantized without feedback: expected NULL");
+    const size_t strip_bytes = dtype_strip_bytes(dtype, columns);
     struct grid grids[GRIDS];
     for (int i = 0; i < GRIDS; i++) grid_init(&grids[i], i);
     float *buffer = mem_alloc(2 * STRIP_ROWS * columns + columns + STRIP_ROWS * BLOCK_COLUMNS, sizeof(float),

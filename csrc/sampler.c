@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// sampler.c - from logits to a token: temperature, top-k, top-p, min-p, one draw. The same token on every machine.
+// sampler.c - draws a token from logits: temperature, top-k, top-p, min-p. The same token on every machine.
 //
-// The draw is a counter-based random number (Philox4x32-10, Salmon et al. 2011) of seed and position: it does not
-// depend on what was drawn before, so that a rewound, batched or resumed sequence draws the same.
+// The random number is counter-based (Philox4x32-10, Salmon et al. 2011): a function of seed and position. It does not
+// depend on earlier draws, so a truncated, batched or resumed sequence draws the same tokens.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,24 +10,29 @@
 #include "error.h"
 #include "fpenv.h"
 
-struct candidate { float p; int32_t id; };   // p: logit first, then probability
+// p: the logit, then the unnormalized probability.
+struct candidate { float p; int32_t id; };
 _Static_assert(sizeof(struct candidate) == LLAMAC_SAMPLE_SCRATCH, "scratch of llamac_sample");
 
-// A number in [0, 1) with 24 random bits.
+// Returns a number in [0, 1) with 24 random bits.
 static float uniform(uint64_t seed, uint64_t position) {
-    uint32_t c[4] = { (uint32_t)position, (uint32_t)(position >> 32), 0, 0 },
-        key[2] = { (uint32_t)seed, (uint32_t)(seed >> 32) };
+    uint32_t counter[4] = { (uint32_t)position, (uint32_t)(position >> 32), 0, 0 };
+    uint32_t key[2] = { (uint32_t)seed, (uint32_t)(seed >> 32) };
     for (int round = 0; round < 10; round++) {
-        const uint64_t a = (uint64_t)c[0] * 0xd2511f53, b = (uint64_t)c[2] * 0xcd9e8d57;
-        const uint32_t next[4] = { (uint32_t)(b >> 32) ^ c[1] ^ key[0], (uint32_t)b,
-            (uint32_t)(a >> 32) ^ c[3] ^ key[1], (uint32_t)a };
-        memcpy(c, next, sizeof c);
-        key[0] += 0x9e3779b9, key[1] += 0xbb67ae85;
+        const uint64_t a = (uint64_t)counter[0] * 0xd2511f53, b = (uint64_t)counter[2] * 0xcd9e8d57;
+        const uint32_t next[4] = {
+            (uint32_t)(b >> 32) ^ counter[1] ^ key[0], (uint32_t)b,
+            (uint32_t)(a >> 32) ^ counter[3] ^ key[1], (uint32_t)a,
+        };
+        memcpy(counter, next, sizeof counter);
+        key[0] += 0x9e3779b9;
+        key[1] += 0xbb67ae85;
     }
-    return (float)(c[0] >> 8) * 0x1p-24f;
+    return (float)(counter[0] >> 8) * 0x1p-24f;
 }
 
-// exp of x <= 0 in double, from +, * and powers of two alone: Taylor to degree 13 on |r| <= ln 2 / 2.
+// Returns exp(x) for x <= 0 in double, from +, -, *, / and powers of two, which round alike on every machine: Taylor
+// polynomial of degree 13 on |r| <= ln 2 / 2.
 static double exp_negative(double x) {
     if (!(x > -700.0)) return 0.0;
     const double shift = 0x1.8p52, n = (x * 0x1.71547652b82fep0 + shift) - shift;
@@ -42,42 +47,42 @@ static double exp_negative(double x) {
 
 int llamac_sampling_check(const llamac_sampling *s, llamac_error *err) {
     if (!(s->temperature >= 0 && s->temperature <= 1e6f))
-        return err_set(err, LLAMAC_BAD_ARGUMENT, "temperature is %g, expected a finite number from 0",
-            (double)s->temperature);
-    if (s->top_k < 0) return err_set(err, LLAMAC_BAD_ARGUMENT, "top_k is %d, expected 0 (off) or more", s->top_k);
-    if (!(s->top_p > 0 && s->top_p <= 1)) return err_set(err, LLAMAC_BAD_ARGUMENT,
-        "top_p is %g, expected more than 0 and at most 1", (double)s->top_p);
-    if (!(s->min_p >= 0 && s->min_p <= 1)) return err_set(err, LLAMAC_BAD_ARGUMENT, "min_p is %g, expected 0 to 1",
-        (double)s->min_p);
+        return bad_argument(err, "temperature is %g, expected 0 to 1e6", (double)s->temperature);
+    if (s->top_k < 0) return bad_argument(err, "top_k is %d, expected 0 (off) or more", s->top_k);
+    if (!(s->top_p > 0 && s->top_p <= 1))
+        return bad_argument(err, "top_p is %g, expected more than 0 and at most 1", (double)s->top_p);
+    if (!(s->min_p >= 0 && s->min_p <= 1))
+        return bad_argument(err, "min_p is %g, expected 0 to 1", (double)s->min_p);
     return 0;
 }
 
-// Greatest first; among equals the lowest id.
-static int before(const struct candidate *a, const struct candidate *b) {
+// Whether a ranks before b: the larger one does, among equals the lower id.
+static int ranks_before(const struct candidate *a, const struct candidate *b) {
     return a->p > b->p || (a->p == b->p && a->id < b->id);
 }
-static int compare(const void *a, const void *b) { return before(a, b) ? -1 : 1; }
+static int compare(const void *a, const void *b) { return ranks_before(a, b) ? -1 : 1; }
 
-static int greatest(const float *logits, int n) {
+// Returns the id of the largest logit, or -1 if all are NaN or -inf.
+static int largest(const float *logits, int n) {
     int best = -1;
     for (int i = 0; i < n; i++)
         if (logits[i] == logits[i] && logits[i] > -INFINITY && (best < 0 || logits[i] > logits[best])) best = i;
     return best;
 }
 
-// Moves the k first candidates (in the order of `before`) to the front, sorted: a heap whose root is the last of them.
-static void keep_first(struct candidate *c, int n, int k) {
+// Moves the k best candidates to the front, sorted. While it runs, they form a heap whose root ranks last.
+static void select_top_k(struct candidate *c, int n, int k) {
     for (int i = 0; i < n; i++) {
         int hole = i;
-        struct candidate new = c[i];
+        const struct candidate new = c[i];
         if (i < k) {
-            for (; hole && before(&c[(hole - 1) / 2], &new); hole = (hole - 1) / 2) c[hole] = c[(hole - 1) / 2];
+            for (; hole && ranks_before(&c[(hole - 1) / 2], &new); hole = (hole - 1) / 2) c[hole] = c[(hole - 1) / 2];
         } else {
-            if (!before(&new, &c[0])) continue;
+            if (!ranks_before(&new, &c[0])) continue;
             hole = 0;
             for (int child; (child = 2 * hole + 1) < k; hole = child) {
-                if (child + 1 < k && before(&c[child], &c[child + 1])) child++;
-                if (!before(&new, &c[child])) break;
+                if (child + 1 < k && ranks_before(&c[child], &c[child + 1])) child++;
+                if (!ranks_before(&new, &c[child])) break;
                 c[hole] = c[child];
             }
         }
@@ -86,16 +91,17 @@ static void keep_first(struct candidate *c, int n, int k) {
     qsort(c, (size_t)k, sizeof *c, compare);
 }
 
-// What is left of the n candidates after top-k, top-p and min-p, as unnormalized probabilities with their sum.
-static int choose(struct candidate *c, int n, const llamac_sampling *s, float top, double *total) {
+// Applies temperature, top-k, top-p and min-p. Moves the remaining candidates to the front, with unnormalized
+// probabilities, and returns their number. *total receives the sum of their probabilities.
+static int filter(struct candidate *c, int n, const llamac_sampling *s, float largest_logit, double *total) {
     const int sorted = s->top_k && s->top_k < n;
     if (sorted) {
-        keep_first(c, n, s->top_k);
+        select_top_k(c, n, s->top_k);
         n = s->top_k;
     }
     *total = 0;
     for (int i = 0; i < n; i++) {
-        c[i].p = (float)exp_negative((double)(c[i].p - top) / (double)s->temperature);
+        c[i].p = (float)exp_negative((double)(c[i].p - largest_logit) / (double)s->temperature);
         *total += (double)c[i].p;
     }
     if (s->top_p < 1) {
@@ -104,25 +110,30 @@ static int choose(struct candidate *c, int n, const llamac_sampling *s, float to
         double sum = 0;
         int kept = 0;
         while (kept < n && sum < enough) sum += (double)c[kept++].p;
-        n = kept, *total = sum;
+        n = kept;
+        *total = sum;
     }
-    if (s->min_p > 0) {   // relative to the greatest, whose unnormalized probability is 1
-        int kept = 0;
+    if (s->min_p > 0) {   // relative to the largest probability, which is 1 before normalization
         double sum = 0;
-        for (int i = 0; i < n; i++)
-            if (c[i].p >= s->min_p) c[kept++] = c[i], sum += (double)c[i].p;
-        n = kept, *total = sum;
+        int kept = 0;
+        for (int i = 0; i < n; i++) {
+            if (c[i].p < s->min_p) continue;
+            sum += (double)c[i].p;
+            c[kept++] = c[i];
+        }
+        n = kept;
+        *total = sum;
     }
     return n;
 }
 
 static int draw(const float *logits, int n, const llamac_sampling *s, uint64_t position, struct candidate *c,
-    int best) {
+                float largest_logit) {
     int m = 0;
     for (int i = 0; i < n; i++)
-        if (logits[i] > -INFINITY) c[m++] = (struct candidate){ logits[i], i };
+        if (logits[i] > -INFINITY) c[m++] = (struct candidate){ .p = logits[i], .id = i };
     double total, sum = 0;
-    m = choose(c, m, s, logits[best], &total);
+    m = filter(c, m, s, largest_logit, &total);
     const double target = (double)uniform(s->seed, position) * total;
     for (int i = 0; i < m; i++)
         if ((sum += (double)c[i].p) > target) return c[i].id;
@@ -130,18 +141,18 @@ static int draw(const float *logits, int n, const llamac_sampling *s, uint64_t p
 }
 
 static int choose_token(const float *logits, int n, const llamac_sampling *s, uint64_t position, void *scratch,
-    llamac_error *err) {
+                        llamac_error *err) {
     if (llamac_sampling_check(s, err)) return -1;
-    const int best = greatest(logits, n);
+    const int best = largest(logits, n);
     if (best < 0 || logits[best] == INFINITY)
-        return err_set(err, LLAMAC_BAD_MODEL, "no token can be chosen: %s",
-            best < 0 ? "none of the logits is a number" : "a logit is infinite");
-    return s->temperature == 0 ? best : draw(logits, n, s, position, scratch, best);
+        return bad_model(err, "no token can be chosen: %s",
+                         best < 0 ? "none of the logits is a number" : "a logit is infinite");
+    return s->temperature == 0 ? best : draw(logits, n, s, position, scratch, logits[best]);
 }
 
 int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch,
-    llamac_error *err) {
-    const fp_control control = fp_control_reset();   // comparisons depend on it, too: with denormals taken for 0
+                  llamac_error *err) {
+    const fp_control control = fp_control_reset();   // comparisons depend on it: the host may take subnormals for 0
     const int token = choose_token(logits, n, sampling, position, scratch, err);
     fp_control_restore(control);
     return token;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// session.h - the mutable side: sequences with their KV pages, and the memory that an eval computes in.
+// session.h - a session: its sequences with their KV pages, and the memory that an eval computes in.
 #ifndef LLAMAC_SESSION_H
 #define LLAMAC_SESSION_H
 #include "kernels.h"
@@ -8,58 +8,57 @@
 #include "pool.h"
 
 enum {
-    MAX_READERS = 3,          // matrices that share inputs: q, k, v; gate, up; or one
-    MAX_ROWS = 256,           // rows that go through the layers together at most; more are cut into chunks
-    MIN_ROWS = 32,            // a chunk's size is a multiple of this
-    MAX_SCRATCH = 26 << 20,   // bytes of scratch that a chunk's size keeps to, unless it is MIN_ROWS
-    // up to so many rows every thread computes norms for itself instead of meeting at a barrier
-    REDUNDANT_ROWS = 4,
+    MAX_CONSUMERS = 3,        // matrices multiplied by the same inputs: q, k, v; or gate, up; or one
+    MAX_ROWS = 256,           // rows of a chunk; longer evals are cut into chunks
+    MIN_ROWS = 32,            // the limit of a session's chunks is a multiple of this
+    MAX_SCRATCH = 26 << 20,   // bytes of scratch that the limit of a session's chunks allows, unless it is MIN_ROWS
+    REDUNDANT_ROWS = 4,       // up to this many rows, each thread computes all norms instead of meeting at a barrier
 };
 
-// The experts of each row, ascending, and their weights: (rows, n_experts_used).
+// The experts of each row in ascending order, and their weights: (rows, n_experts_used).
 struct routes { int *experts; float *weights; };
-// The same by expert: those of expert e are [starts[e], starts[e + 1]), rows ascending.
+// The same (expert, row) pairs sorted by expert, then by row. Those of expert e are [starts[e], starts[e + 1]).
 struct pairs { int *starts, *rows; float *weights; };
 
-// What one thread needs for itself.
+// One thread's scratch memory. Panels are described in kernels.h.
 struct thread_scratch {
-    void *panels[N_INPUT_TYPES];   // inputs of REDUNDANT_ROWS rows of its own
+    void *panels[N_INPUT_TYPES];   // inputs of products, for REDUNDANT_ROWS rows
     float *row;               // (dim): a normed row
-    float *kept;              // (REDUNDANT_ROWS, dim): normed rows for experts
-    float *probabilities;     // (n_experts)
+    float *normed;            // (REDUNDANT_ROWS, dim): normed rows, for experts
+    float *probabilities;     // (n_experts): of the router
     struct routes routes;     // of REDUNDANT_ROWS rows
     struct pairs pairs;
-    void *gemm;               // gemm's
-    float *lora_panel;        // PANEL_ROWS inputs of adapters
-    float *lora_rows;         // (PANEL_ROWS, rank): an adapter's a x
-    float *lora;              // the same as inputs, of REDUNDANT_ROWS rows
-    float *attention;         // attend's, then the panels and the output of ATTENTION_QUERIES queries
+    void *gemm;               // of the gemm kernels
+    float *lora_panel;        // a panel of PANEL_ROWS inputs of adapters
+    float *lora_ax_rows;      // (PANEL_ROWS, rank): an adapter's a x
+    float *lora_ax;           // the same as panels, for REDUNDANT_ROWS rows and all consumers
+    float *attention;         // panels and output of ATTENTION_QUERIES queries, then the scratch of `attend`
 };
 
-// Buffers for `rows` rows: (rows, width); panels as kernels.h says, wide enough for any product.
+// The memory of an eval: shared buffers for a chunk of `rows` rows, and the threads' own.
 struct scratch {
     int rows, n_threads;
-    void *memory;
+    void *memory;             // all buffers are pieces of it
     size_t bytes;
-    float *x, *other;         // (rows, dim): the residual stream; the other where branches are normed
-    float *branch;            // (rows, dim): what is normed before it is added, and the sum of experts
+    float *x, *spare_x;       // (rows, dim): the residual stream; a second buffer for it if the model has post-norms
+    float *branch;            // (rows, dim): a branch that is normed before it is added, or the sum of experts
     float *scales;            // (rows): residual_scale in each
-    float *kept;              // (rows, dim): normed rows for experts
-    float *router;            // (rows, n_experts)
+    float *normed;            // (rows, dim): normed rows, for experts
+    float *router;            // (rows, n_experts): the router's logits
     struct routes routes;
-    void *panels[N_INPUT_TYPES];   // the inputs of the products in work
-    float *lora;              // (readers, rows or pairs, rank): what adapters make of them
+    void *panels[N_INPUT_TYPES];   // inputs of products
+    float *lora_ax;           // (consumers, rows or pairs, rank): an adapter's a x, as panels
     float *q, *k, *v;         // (rows, heads * head_dim)
-    float *mix;               // (rows, n_heads * head_dim): attention's result
-    float *gate, *up;         // (rows, ffn_dim), with experts (pairs, ffn_dim); up becomes the hidden layer
-    float *angles;            // (rope tables, rows, 2, rope_dim / 2): cosines, then sines
+    float *mix;               // (rows, n_heads * head_dim): the result of attention
+    float *gate, *up;         // (rows, ffn_dim), with experts (pairs, ffn_dim); the activation overwrites `up`
+    float *angles;            // (RoPE tables, rows, head_dim): rope_dim / 2 cosines, then as many sines
     struct thread_scratch *threads;   // (n_threads)
 };
 
 struct sequence {
-    int length;
+    int length;               // positions
     int n_pages;
-    uint8_t **pages;          // (ceil(context / KV_PAGE)): each holds KV_PAGE positions of all layers
+    uint8_t **pages;          // room for ceil(context / KV_PAGE); each page holds KV_PAGE positions of all layers
 };
 
 struct llamac_session {
@@ -67,27 +66,29 @@ struct llamac_session {
     const struct kernels *kernels;
     int context, kv_dtype, threads, n_sequences;
     int max_rows;             // of a chunk
-    size_t head_bytes, value_offset;   // of one head in a page; of the values in that
+    size_t head_bytes;        // of one layer's KV head in a page: its keys, then its values
+    size_t value_offset;      // of the values in that
     struct kv_pages pages;
     size_t kv_bytes;          // of pages in use
     struct sequence *sequences;
     struct scratch scratch;
-    struct contention contention[2];   // of runs with up to REDUNDANT_ROWS rows, and with more
+    struct contention contention[2];   // of runs with at most REDUNDANT_ROWS rows, and with more
 };
 
-// Whether a run may be asked for with so many threads.
+// Checks a number of threads that a caller asks for.
 int session_check_threads(int threads, llamac_error *err);
 
-// Makes sure that `rows` rows can be computed together, and that the sequence has pages for `length` positions.
+// Allocates scratch for chunks of `rows` rows with the session's number of threads.
 int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err);
+// Allocates pages for the first `length` positions of a sequence.
 int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err);
-// Gives back the pages behind the sequence's length.
+// Frees the pages past the sequence's length.
 void session_trim_pages(struct llamac_session *s, int sequence);
 
-// Where one layer's KV head lies in each of a sequence's pages.
+// Returns a view of one layer's KV head in a sequence's pages.
 static inline struct kv_view session_kv(const struct llamac_session *s, int sequence, int layer, int head) {
     const size_t key_offset = ((size_t)layer * s->model->config->n_kv_heads + (size_t)head) * s->head_bytes;
-    return (struct kv_view){ (const uint8_t *const *)s->sequences[sequence].pages, key_offset,
-        key_offset + s->value_offset };
+    return (struct kv_view){ .pages = (const uint8_t *const *)s->sequences[sequence].pages, .key_offset = key_offset,
+                             .value_offset = key_offset + s->value_offset };
 }
 #endif

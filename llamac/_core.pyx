@@ -1,12 +1,14 @@
 # cython: language_level=3, binding=True, embedsignature=False, auto_pickle=False, autotestdict=False
-"""The C core for Python: check, convert, call, turn errors into exceptions. No loop over numbers.
+"""The C core for Python: checks and converts arguments, calls C, turns errors into exceptions. It computes nothing.
 
-Memory: a Model holds the buffer it was opened over, a Session holds its Model. Every C call that computes runs without the GIL.
+A Model holds the buffer that it was opened over; a Session holds its Model. C calls that compute release the GIL.
+csrc/llamac.h documents what they do, with shapes and units.
 """
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.unicode cimport PyUnicode_AsUTF8
 from libc.stdint cimport int32_t, uint64_t
 
 from .libllamac cimport *
@@ -22,23 +24,24 @@ _ERRORS = {
 
 
 cdef int check(int result, llamac_error *err) except -1:
+    """Raise the error of a C call that returned a negative number; otherwise return the result."""
     if result < 0:
         raise _ERRORS.get(err.code, LlamacError)(err.message.decode("utf-8", "replace"))
     return result
 
 
 cdef int as_int(object number, str name) except? -1:
-    """A number as a C int. ArgumentTypeError if it is none, ArgumentError if it does not fit."""
+    """Convert a whole number to a C int. Raises ArgumentTypeError for other types, ArgumentError if it does not fit."""
     try:
         return whole_number(number, name)
     except OverflowError:
         raise ArgumentError(f"{name} is {number}, which is out of range") from None
 
 
-# ---- descriptions of the file format
+# ---- descriptions of the file format, this build and this machine
 
 def fields():
-    """The members of the file's records: (record, name, type, offset, count, min, max, names or None)."""
+    """Return the fields of the file's records: (record, name, type, offset, count, min, max, names or None)."""
     cdef size_t n, i
     cdef const llamac_field *f = llamac_fields(&n)
     return [(f[i].record.decode(), f[i].name.decode(), f[i].type, f[i].offset, f[i].count, f[i].min, f[i].max,
@@ -46,12 +49,12 @@ def fields():
 
 
 def record_bytes(str record):
-    """Size of a record; of the header without its section table."""
+    """Return the bytes of a record; of the header without its section table."""
     return llamac_record_bytes(record.encode())
 
 
 def section_names():
-    """The file's sections in order."""
+    """Return the names of the file's sections in order."""
     cdef size_t i = 0
     names = []
     while llamac_section_at(i) is not NULL:
@@ -61,61 +64,38 @@ def section_names():
 
 
 def slots(const unsigned char[::1] config not None, const unsigned char[::1] layers not None):
-    """The tensors a model of this config has, in the file's order: (name, required, is_matrix, rows, columns)."""
+    """Return the tensors that a config calls for, in the file's order: (name, required, is_matrix, rows, columns).
+
+    `config` is a config record, `layers` are its n_layers layer records.
+    """
+    cdef size_t layer_bytes = llamac_record_bytes(b"layer"), n_layers = <size_t>layers.shape[0] // layer_bytes
+    if (<size_t>config.shape[0] != llamac_record_bytes(b"config") or n_layers != (<const int32_t *>&config[4])[0]
+            or n_layers == 0 or <size_t>layers.shape[0] % layer_bytes):
+        raise ArgumentError("slots needs a config record and its n_layers layer records")
+    cdef llamac_slot_iterator iterator = llamac_slot_iterator(&config[0], &layers[0], 0, 0, 0, 0, 0)
     cdef llamac_slot slot
-    if <size_t>config.shape[0] != llamac_record_bytes(b"config") or <size_t>layers.shape[0] % llamac_record_bytes(b"layer"):
-        raise ArgumentError("slots needs one config record and whole layer records")
-    if layers.shape[0] == 0 or <size_t>layers.shape[0] // llamac_record_bytes(b"layer") != (<const int32_t *>&config[4])[0]:
-        raise ArgumentError("slots needs as many layer records as the config's n_layers")
+    cdef int result
     found = []
-    cdef llamac_walk walk = llamac_walk(&config[0], &layers[0], 0, 0, 0, 0, 0)
-    cdef int there = llamac_slot_next(&walk, &slot)
-    while there > 0:
+    while (result := llamac_slot_next(&iterator, &slot)) > 0:
         found.append((slot.name.decode(), bool(slot.required), bool(slot.is_matrix), slot.rows, slot.columns))
-        there = llamac_slot_next(&walk, &slot)
-    if there < 0:
-        raise ArgumentError("slots needs an n_rope and an n_experts that the format has room for")
+    if result < 0:
+        raise ArgumentError("n_rope or n_experts is larger than the format allows")
     return found
 
 
 def matrix_bytes(int dtype, uint64_t rows, uint64_t columns):
-    """Bytes of a matrix in strips; 0 if the dtype is reserved."""
+    """Return the bytes of a matrix in strips; 0 if there is no such dtype."""
     return llamac_matrix_bytes(dtype, rows, columns)
 
 
-def quantize(int dtype, const float[:, ::1] rows not None, unsigned char[::1] out not None, const float[::1] importance=None,
-             const float[:, ::1] feedback=None):
-    """Quantizes rows (n, columns) to strips of q8, q4 or q4s in `out`, without the GIL. importance (columns) and feedback (columns, columns):
-    see llamac_quantize. Parts of a matrix may be quantized by several threads."""
-    cdef size_t n = <size_t>rows.shape[0], columns = <size_t>rows.shape[1]
-    cdef size_t needed = llamac_matrix_bytes(dtype, n, columns)
-    cdef const float *weights = NULL
-    cdef const float *shares = NULL
-    cdef llamac_error err
-    cdef int result
-    if n == 0 or columns == 0 or <size_t>out.shape[0] != needed:
-        raise ArgumentError(f"{n} x {columns} numbers of dtype {dtype} take {needed} bytes, the buffer has {out.shape[0]}")
-    if importance is not None:
-        if <size_t>importance.shape[0] != columns:
-            raise ArgumentError(f"importance has {importance.shape[0]} numbers, expected {columns}")
-        weights = &importance[0]
-    if feedback is not None:
-        if <size_t>feedback.shape[0] != columns or <size_t>feedback.shape[1] != columns:
-            raise ArgumentError(f"feedback is {feedback.shape[0]} x {feedback.shape[1]}, expected {columns} x {columns}")
-        shares = &feedback[0, 0]
-    with nogil:
-        result = llamac_quantize(dtype, &rows[0, 0], n, columns, weights, shares, &out[0], &err)
-    check(result, &err)
-
-
 def dtype_name(int dtype):
-    """Name of a dtype number, or None."""
+    """Return the name of a dtype number, or None."""
     cdef const char *name = llamac_dtype_name(dtype)
     return name.decode() if name is not NULL else None
 
 
 def isas():
-    """Kernel sets of this build, best first: (name, whether this machine runs it)."""
+    """Return the kernel sets of this build, best first: (name, whether this machine can run it)."""
     cdef int supported = 0
     cdef size_t i = 0
     found = []
@@ -126,50 +106,76 @@ def isas():
 
 
 def has_threads():
-    """Whether this build can use more than one thread."""
+    """Return whether this build can use more than one thread."""
     return bool(llamac_has_threads())
 
 
 def stages():
-    """Names of the graph's stages, in the order of computation."""
+    """Return the names of the graph's stages, in the order of computation."""
     return tuple(llamac_stage_name(i).decode() for i in range(LLAMAC_N_STAGES))
 
 
 def live_objects():
-    """C models and sessions that are open; for tests."""
+    """Return the number of open C models and sessions. For tests."""
     return llamac_live_objects()
 
 
 def fail_allocation(long n):
-    """Lets the n-th allocation of this thread from now on fail; 0: none. Returns the allocations since the last call. For tests."""
+    """Make this thread's n-th allocation fail; 0: none. Returns its allocations since the last call. For tests."""
     return llamac_test_fail_allocation(n)
 
 
-# ---- the machine's limits
+# ---- quantizing and measuring
 
-def measure_read(const float[::1] block not None, times, *, threads=1, streams=1, str isa=None):
-    """Reads a block `times` times as `streams` (1, 2 or 4) runs side by side per thread; returns the bytes read. To be timed."""
+def quantize(int dtype, const float[:, ::1] rows not None, unsigned char[::1] out not None,
+             const float[::1] importance=None, const float[:, ::1] feedback=None):
+    """Quantize rows (n, columns) to strips of q8, q4 or q4s (llamac_quantize): matrix_bytes(dtype, n, columns) bytes.
+
+    importance: (columns); feedback: (columns, columns). Several threads may quantize parts of a matrix.
+    """
+    cdef size_t n = <size_t>rows.shape[0], columns = <size_t>rows.shape[1]
+    cdef size_t needed = llamac_matrix_bytes(dtype, n, columns)
+    cdef const float *importance_ptr = NULL
+    cdef const float *feedback_ptr = NULL
+    cdef llamac_error err
+    cdef int result
+    if n == 0 or columns == 0 or <size_t>out.shape[0] != needed:
+        raise ArgumentError(f"the buffer has {out.shape[0]} bytes, {n} x {columns} of dtype {dtype} need {needed}")
+    if importance is not None:
+        if <size_t>importance.shape[0] != columns:
+            raise ArgumentError(f"importance has {importance.shape[0]} numbers, expected {columns}")
+        importance_ptr = &importance[0]
+    if feedback is not None:
+        if <size_t>feedback.shape[0] != columns or <size_t>feedback.shape[1] != columns:
+            raise ArgumentError(f"feedback is {feedback.shape[0]} x {feedback.shape[1]}, "
+                                f"expected {columns} x {columns}")
+        feedback_ptr = &feedback[0, 0]
+    with nogil:
+        result = llamac_quantize(dtype, &rows[0, 0], n, columns, importance_ptr, feedback_ptr, &out[0], &err)
+    check(result, &err)
+
+
+def measure_read(const float[::1] block not None, int times, *, int threads=1, int streams=1, str isa=None):
+    """Read a block `times` times, as 1, 2 or 4 concurrent streams per thread. Returns the bytes read."""
     cdef llamac_error err
     cdef uint64_t read = 0
-    cdef int n = as_int(times, "times"), team = as_int(threads, "threads"), runs = as_int(streams, "streams"), result
-    cdef bytes name = isa.encode() if isa is not None else None
-    cdef const char *which = <const char *>name if name is not None else NULL
+    cdef const char *c_isa = PyUnicode_AsUTF8(isa) if isa is not None else NULL
     cdef const float *numbers = &block[0] if block.shape[0] else NULL
+    cdef int result
     with nogil:
-        result = llamac_measure_read(numbers, <size_t>block.shape[0], n, team, runs, which, &read, &err)
+        result = llamac_measure_read(numbers, <size_t>block.shape[0], times, threads, streams, c_isa, &read, &err)
     check(result, &err)
     return read
 
 
-def measure_multiply(int dtype, passes, *, threads=1, str isa=None):
-    """Does the multiply-adds of products with weights of a dtype, with operands in the first cache; returns how many. To be timed."""
+def measure_multiply(int dtype, int passes, *, int threads=1, str isa=None):
+    """Run the multiply-adds of products with weights of a dtype, on operands in L1. Returns their number."""
     cdef llamac_error err
     cdef uint64_t count = 0
-    cdef int n = as_int(passes, "passes"), team = as_int(threads, "threads"), result
-    cdef bytes name = isa.encode() if isa is not None else None
-    cdef const char *which = <const char *>name if name is not None else NULL
+    cdef const char *c_isa = PyUnicode_AsUTF8(isa) if isa is not None else NULL
+    cdef int result
     with nogil:
-        result = llamac_measure_multiply(dtype, n, team, which, &count, &err)
+        result = llamac_measure_multiply(dtype, passes, threads, c_isa, &count, &err)
     check(result, &err)
     return count
 
@@ -178,20 +184,20 @@ def measure_multiply(int dtype, passes, *, threads=1, str isa=None):
 
 @cython.final
 cdef class Model:
-    """A checked model over a buffer that holds a whole flat file, aligned to 64 bytes (a memory map is)."""
+    """A checked model over a buffer that holds a whole flat file, aligned to 64 bytes, as a memory map is."""
 
     cdef llamac_model *_ptr
     cdef Py_buffer _buffer
     cdef bint _has_buffer, _closing
-    cdef int _sessions
-    cdef list _kept
+    cdef int _n_sessions     # open sessions
+    cdef list _borrowed      # buffers of adapters and replaced tensors, which C reads
 
     def __init__(self, data):
         if self._has_buffer:
             raise LlamacError("a Model is opened once")
         PyObject_GetBuffer(data, &self._buffer, PyBUF_SIMPLE)
         self._has_buffer = True
-        self._kept = []
+        self._borrowed = []
         cdef llamac_error err
         check(llamac_model_open(&self._ptr, self._buffer.buf, <size_t>self._buffer.len, &err), &err)
 
@@ -201,42 +207,45 @@ cdef class Model:
             PyBuffer_Release(&self._buffer)
             self._has_buffer = False
 
-    def adapt(self, str matrix, int rank, const float[::1] a not None, const float[::1] b not None, const float[::1] scales=None):
-        """Adds a low-rank adapter to a matrix: see llamac_model_adapt. a and b: strips of f32, whole ones, kept from now on."""
-        cdef bytes name = matrix.encode()
+    def __dealloc__(self):
+        self._release()
+
+    cdef _check_no_session(self):
+        if self._ptr is NULL or self._n_sessions:
+            raise LlamacError("a model can be adapted only before its first session")
+
+    def adapt(self, str matrix, int rank, const float[::1] a not None, const float[::1] b not None,
+              const float[::1] scales=None):
+        """Add a low-rank adapter to a matrix (llamac_model_adapt). Its buffers are used until the model is closed."""
+        cdef const float *scales_ptr = NULL
+        cdef size_t n_scales = 0
         cdef llamac_error err
-        cdef const float *factors = NULL
-        cdef size_t n = 0
-        self._check_new()
+        self._check_no_session()
         if scales is not None:
-            factors, n = &scales[0], scales.shape[0]
-        check(llamac_model_adapt(self._ptr, name, rank, &a[0], a.nbytes, &b[0], b.nbytes, factors, n, &err), &err)
-        self._kept.append((a, b, scales))
+            scales_ptr, n_scales = &scales[0], scales.shape[0]
+        check(llamac_model_adapt(self._ptr, PyUnicode_AsUTF8(matrix), rank, &a[0], a.nbytes, &b[0], b.nbytes,
+                                 scales_ptr, n_scales, &err), &err)
+        self._borrowed.append((a, b, scales))
 
     def replace(self, str tensor, int dtype, const unsigned char[::1] data not None):
-        """Lets other data stand in place of a tensor: see llamac_model_replace. They are kept from now on."""
-        cdef bytes name = tensor.encode()
+        """Use other data for a tensor (llamac_model_replace). The buffer is used until the model is closed."""
         cdef llamac_error err
-        self._check_new()
-        check(llamac_model_replace(self._ptr, name, dtype, &data[0], data.shape[0], &err), &err)
-        self._kept.append(data)
+        self._check_no_session()
+        check(llamac_model_replace(self._ptr, PyUnicode_AsUTF8(tensor), dtype, &data[0], data.shape[0], &err), &err)
+        self._borrowed.append(data)
 
     def tables(self):
-        """The file's first bytes as the core has checked them: header to tensor table, at their offsets in the file."""
+        """Return the core's checked copy of the file's first bytes, from the header to the tensor table."""
         cdef size_t n = 0
         if self._ptr is NULL:
             raise ClosedError("the model is closed")
         cdef const unsigned char *tables = <const unsigned char *>llamac_model_tables(self._ptr, &n)
         return tables[:n]
 
-    cdef _check_new(self):
-        if self._ptr is NULL or self._sessions:
-            raise LlamacError("a model is adapted before its first session")
-
     def close(self):
-        """Lets go of the buffer as soon as the last session is closed."""
+        """Close the model. The buffer is released when the last session is closed."""
         self._closing = True
-        if self._sessions == 0:
+        if self._n_sessions == 0:
             self._release()
 
     @property
@@ -245,18 +254,15 @@ cdef class Model:
 
     @property
     def released(self):
-        """Whether the buffer has been let go."""
+        """Whether the buffer has been released."""
         return not self._has_buffer
-
-    def __dealloc__(self):
-        self._release()
 
 
 # ---- sampling
 
 @cython.final
 cdef class Sampling:
-    """Settings of one draw; checked when they are made."""
+    """Checked settings of a draw (llamac_sampling)."""
 
     cdef llamac_sampling _c
 
@@ -271,29 +277,25 @@ cdef class Sampling:
 
 
 def sample(const float[::1] logits not None, Sampling sampling not None, uint64_t position):
-    """Draws a token id from logits (n)."""
+    """Draw a token id from logits (n)."""
     cdef llamac_error err
     cdef int n = <int>logits.shape[0], token
     if n == 0:
         raise ArgumentError("there are no logits to sample from")
-    cdef void *scratch = PyMem_Malloc(<size_t>n * LLAMAC_SAMPLE_SCRATCH)
-    if scratch is NULL:
-        raise OutOfMemoryError(f"no memory to sample from {n} logits")
-    try:
-        with nogil:
-            token = llamac_sample(&logits[0], n, &sampling._c, position, scratch, &err)
-        return check(token, &err)
-    finally:
-        PyMem_Free(scratch)
+    cdef bytearray scratch = bytearray(<size_t>n * LLAMAC_SAMPLE_SCRATCH)
+    cdef char *c_scratch = scratch
+    with nogil:
+        token = llamac_sample(&logits[0], n, &sampling._c, position, c_scratch, &err)
+    return check(token, &err)
 
 
 # ---- session
 
 @cython.final
 cdef class CancelScope:
-    """A function call on a session that any thread can cancel, also before it begins. One thread runs it at a time.
+    """A function call on a session that any thread can cancel, even before it begins. One thread at a time runs it.
 
-    `run` is C: Ctrl-C, which Python raises between its own instructions, cannot leave the scope entered.
+    `run` is C: Python raises KeyboardInterrupt only between its own instructions, so the scope is always left.
     """
 
     cdef Session _session
@@ -304,7 +306,7 @@ cdef class CancelScope:
         self._session = session
 
     def run(self, function):
-        """Call a function. `cancel` stops the session's evals in it with CancelledError."""
+        """Call a function. `cancel` stops the evals of the session in it with CancelledError."""
         if self._running:
             raise BusyError("the stream is in use by another thread")
         if self._session._scope is not None:
@@ -332,84 +334,81 @@ cdef class Session:
 
     cdef llamac_session *_ptr
     cdef Model _model
-    cdef bint _busy
-    cdef int32_t _cancel          # stops the running eval
-    cdef CancelScope _scope       # the running scope, if any: its flag counts instead
+    cdef bint _busy               # a thread is in a method
+    cdef int32_t _cancel          # cancels the running eval, unless there is a scope
+    cdef CancelScope _scope       # the running scope, whose flag cancels instead; or None
     cdef int _n_sequences, _context
     cdef int32_t **_ids           # per sequence: the token at each of its positions
-    cdef int *_ids_capacity       # per sequence: positions that _ids has room for
-    cdef float *_logits           # of the last row of the last eval that wanted them
-    cdef void *_scratch           # for sampling from them
-    cdef readonly int vocab_size
+    cdef int *_ids_capacity       # per sequence: the length of its _ids
+    cdef float *_logits           # (vocab_size): of the last eval, if it wanted those of its last row
     cdef bint _has_logits
-    cdef readonly uint64_t changes  # how often an eval or a truncation has begun
+    cdef void *_sample_scratch
+    cdef readonly int vocab_size
+    cdef readonly uint64_t changes   # number of evals and truncations that have begun
 
     def __init__(self, Model model not None, *, sequences=1, context=0, int kv_dtype=0, threads=1, str isa=None):
         if self._ptr is not NULL:
             raise LlamacError("a Session is opened once")
-        # no Python code between the question whether the model is open and its use: other threads could close it there
         cdef llamac_session_options options = llamac_session_options(
             as_int(sequences, "sequences"), as_int(context, "context"), kv_dtype, as_int(threads, "threads"), NULL)
-        cdef bytes name
         if isa is not None:
-            name = isa.encode()
-            options.isa = name
+            options.isa = PyUnicode_AsUTF8(isa)
         cdef llamac_error err
+        # no Python code may run between this check and the opening: another thread could close the model there
         if model._closing or model._ptr is NULL:
             raise ClosedError("the model is closed")
         check(llamac_session_open(&self._ptr, model._ptr, &options, &err), &err)
         self._model = model
-        model._sessions += 1
-        cdef int per_layer = 0
-        cdef size_t n = llamac_stage_width(self._ptr, LLAMAC_STAGE_LOGITS, &per_layer)
-        self.vocab_size = <int>n
-        self._logits = <float *>PyMem_Malloc(n * sizeof(float))
-        self._scratch = PyMem_Malloc(n * LLAMAC_SAMPLE_SCRATCH)
-        if self._logits is NULL or self._scratch is NULL:
-            self._release()
-            raise OutOfMemoryError(f"no memory for {n} logits")
-        self._ids = <int32_t **>PyMem_Calloc(<size_t>options.n_sequences, sizeof(int32_t *))
-        self._ids_capacity = <int *>PyMem_Calloc(<size_t>options.n_sequences, sizeof(int))
-        if self._ids is NULL or self._ids_capacity is NULL:
-            self._release()
-            raise OutOfMemoryError(f"no memory for the tokens of {options.n_sequences} sequences")
-        self._n_sequences = options.n_sequences
+        model._n_sessions += 1
         cdef llamac_session_info info
         llamac_session_describe(self._ptr, &info)
         self._context = info.context
+        cdef int per_layer = 0
+        cdef size_t vocab_size = llamac_stage_width(self._ptr, LLAMAC_STAGE_LOGITS, &per_layer)
+        self.vocab_size = <int>vocab_size
+        self._logits = <float *>PyMem_Malloc(vocab_size * sizeof(float))
+        self._sample_scratch = PyMem_Malloc(vocab_size * LLAMAC_SAMPLE_SCRATCH)
+        self._ids = <int32_t **>PyMem_Calloc(<size_t>options.n_sequences, sizeof(int32_t *))
+        self._ids_capacity = <int *>PyMem_Calloc(<size_t>options.n_sequences, sizeof(int))
+        if self._logits is NULL or self._sample_scratch is NULL or self._ids is NULL or self._ids_capacity is NULL:
+            self._release()
+            raise OutOfMemoryError(f"no memory for {vocab_size} logits and {options.n_sequences} lists of tokens")
+        self._n_sequences = options.n_sequences
 
     cdef void _release(self) noexcept:
         cdef int i
         if self._ptr is not NULL:
             llamac_session_close(&self._ptr)
-            self._model._sessions -= 1
-            if self._model._closing and self._model._sessions == 0:
+            self._model._n_sessions -= 1
+            if self._model._closing and self._model._n_sessions == 0:
                 self._model._release()
         for i in range(self._n_sequences):
             PyMem_Free(self._ids[i])
         self._n_sequences = 0
         PyMem_Free(self._ids)
         PyMem_Free(self._ids_capacity)
-        self._ids = NULL
-        self._ids_capacity = NULL
         PyMem_Free(self._logits)
-        PyMem_Free(self._scratch)
-        self._logits = NULL
-        self._scratch = NULL
+        PyMem_Free(self._sample_scratch)
+        self._ids, self._ids_capacity, self._logits, self._sample_scratch = NULL, NULL, NULL, NULL
 
     def __dealloc__(self):
         self._release()
 
-    cdef int _enter(self) except -1:
+    cdef int _check_open(self) except -1:
         if self._ptr is NULL:
             raise ClosedError("the session is closed")
+        return 0
+
+    cdef int _enter(self) except -1:
+        """Reserve the session for this thread. The caller sets _busy to False when it is done."""
+        self._check_open()
         if self._busy:
-            raise BusyError("the session is in use by another thread: give each thread a session of its own")
+            raise BusyError("the session is in use by another thread: give each thread its own session")
         self._busy = True
         return 0
 
     def close(self):
-        """Frees the session's memory. Closing twice is fine."""
+        """Free the session's memory. Closing twice is fine."""
         if self._busy:
             raise BusyError("the session cannot be closed while another thread computes with it")
         self._release()
@@ -419,15 +418,15 @@ cdef class Session:
         return self._ptr is NULL
 
     def describe(self):
-        """(context, kv dtype, threads, isa, scratch bytes, KV bytes)."""
+        """Return (context, KV dtype, threads, isa, scratch bytes, KV bytes)."""
         cdef llamac_session_info info
-        if self._ptr is NULL:
-            raise ClosedError("the session is closed")
+        self._check_open()
         llamac_session_describe(self._ptr, &info)
-        return info.context, llamac_dtype_name(info.kv_dtype).decode(), info.threads, info.isa.decode(), info.scratch_bytes, info.kv_bytes
+        return (info.context, llamac_dtype_name(info.kv_dtype).decode(), info.threads, info.isa.decode(),
+                info.scratch_bytes, info.kv_bytes)
 
     def set_threads(self, threads):
-        """Changes the number of threads of the evals to come."""
+        """Set the number of threads for later evals."""
         cdef llamac_error err
         self._enter()
         try:
@@ -436,32 +435,56 @@ cdef class Session:
             self._busy = False
 
     def length(self, sequence=0):
-        """Positions held by a sequence."""
-        cdef int which = as_int(sequence, "sequence")
-        if self._ptr is NULL:
-            raise ClosedError("the session is closed")
-        cdef int n = llamac_length(self._ptr, which)
+        """Return the number of positions that a sequence holds."""
+        cdef int c_sequence = as_int(sequence, "sequence")
+        self._check_open()
+        cdef int n = llamac_length(self._ptr, c_sequence)
         if n < 0:
             raise ArgumentError(f"there is no sequence {sequence}")
         return n
 
     def tokens(self, sequence=0):
-        """The token ids at the positions of a sequence."""
-        cdef int i, which = as_int(sequence, "sequence"), n = self.length(which)
-        return [self._ids[which][i] for i in range(n)]
+        """Return the token ids at the positions of a sequence."""
+        cdef int i, c_sequence = as_int(sequence, "sequence"), n = self.length(c_sequence)
+        return [self._ids[c_sequence][i] for i in range(n)]
 
     def common_prefix(self, const int32_t[::1] ids not None):
-        """How many positions of sequence 0 hold the first of these ids."""
+        """Return how many of these ids sequence 0 starts with."""
         cdef int i = 0, n = min(<int>self.length(), <int>ids.shape[0])
         while i < n and self._ids[0][i] == ids[i]:
             i += 1
         return i
 
+    def truncate(self, length, sequence=0):
+        """Discard the positions of a sequence from `length` on."""
+        cdef llamac_error err
+        cdef int c_length = as_int(length, "length"), c_sequence = as_int(sequence, "sequence")
+        self._enter()
+        try:
+            self.changes += 1
+            self._has_logits = False
+            check(llamac_truncate(self._ptr, c_sequence, c_length, &err), &err)
+        finally:
+            self._busy = False
+
+    def cancel(self):
+        """Cancel the eval that another thread runs, or the scope that it runs in. CancelledError is raised there."""
+        self._cancel = 1
+        if self._scope is not None:
+            self._scope._cancel = 1
+
+    def stage_width(self, int stage):
+        """Return (floats per row, whether the stage exists once per layer)."""
+        cdef int per_layer = 0
+        self._check_open()
+        cdef size_t width = llamac_stage_width(self._ptr, stage, &per_layer)
+        return width, bool(per_layer)
+
     cdef int _reserve_ids(self, int sequence, int position) except -1:
-        """Make room for the id at a position. Nothing happens for a row that the core will refuse."""
+        """Make room for the token at a position. Ignores rows that the core will refuse."""
         cdef int capacity
         cdef int32_t *grown
-        if sequence < 0 or sequence >= self._n_sequences or position >= self._context or position < self._ids_capacity[sequence]:
+        if not 0 <= sequence < self._n_sequences or not self._ids_capacity[sequence] <= position < self._context:
             return 0
         capacity = min(self._context, max(position + 1, 64, 2 * self._ids_capacity[sequence]))
         grown = <int32_t *>PyMem_Realloc(self._ids[sequence], <size_t>capacity * sizeof(int32_t))
@@ -471,119 +494,92 @@ cdef class Session:
         self._ids_capacity[sequence] = capacity
         return 0
 
-    def truncate(self, length, sequence=0):
-        """Keep the first `length` positions of a sequence."""
+    cdef int _fill_observations(self, llamac_observation *c, observations, int n_rows, int n_wanted) except -1:
+        cdef float[::1] view
+        cdef int i, per_layer = 0
+        cdef Py_ssize_t floats
+        for i, (stage, layer, buffer) in enumerate(observations):
+            view = buffer
+            c[i].stage, c[i].layer = stage, layer
+            floats = <Py_ssize_t>llamac_stage_width(self._ptr, stage, &per_layer)
+            floats *= n_wanted if stage in (LLAMAC_STAGE_OUTPUT_NORM, LLAMAC_STAGE_LOGITS) else n_rows
+            if view.shape[0] != floats:
+                raise ArgumentError(f"the buffer for stage {stage} has {view.shape[0]} floats, expected {floats}")
+            c[i].out = &view[0] if floats else self._logits  # C wants a pointer even if it writes nothing
+        return 0
+
+    cdef int _eval(self, const llamac_row *rows, int n, float *logits, const llamac_observation *observations,
+                   int n_observations) except -1:
+        """Run llamac_eval and record the tokens of the computed rows. The caller has entered the session."""
+        cdef CancelScope scope = self._scope  # holds a reference while C reads its flag
+        cdef const int32_t *cancel = &self._cancel if scope is None else &scope._cancel
+        cdef int done = 0, result, i
+        cdef llamac_eval_options options = llamac_eval_options(observations, n_observations, cancel, &done)
         cdef llamac_error err
-        cdef int to = as_int(length, "length"), which = as_int(sequence, "sequence")
-        self._enter()
-        try:
-            self.changes += 1
-            self._has_logits = False
-            check(llamac_truncate(self._ptr, which, to, &err), &err)
-        finally:
-            self._busy = False
-
-    def cancel(self):
-        """Stop the eval that another thread runs, or the scope that it runs in; CancelledError is raised there."""
-        self._cancel = 1
-        if self._scope is not None:
-            self._scope._cancel = 1
-
-    def stage_width(self, int stage):
-        """(floats per row, whether the stage exists once per layer)."""
-        cdef int per_layer = 0
-        if self._ptr is NULL:
-            raise ClosedError("the session is closed")
-        cdef size_t width = llamac_stage_width(self._ptr, stage, &per_layer)
-        return width, bool(per_layer)
+        self._cancel = 0
+        with nogil:
+            result = llamac_eval(self._ptr, rows, n, logits, &options, &err)
+        for i in range(done):
+            self._ids[rows[i].sequence][rows[i].position] = rows[i].token
+        if result < 0 and err.code == LLAMAC_CANCELLED:
+            raise CancelledError(err.message.decode(), done)
+        return check(result, &err)
 
     def eval_rows(self, const int32_t[:, ::1] rows not None, float[::1] logits=None, observations=()):
-        """Computes rows of (token, sequence, position, want_logits). logits: all the wanted rows' (n * vocab_size floats), or None:
-        then only the last row may want them, and they stay in the session for `sample`.
-        observations: (stage, layer, float buffer) each. Returns nothing; raises CancelledError with `done` rows kept."""
-        cdef int n = <int>rows.shape[0], done = 0, result, i, wanted = 0
-        cdef llamac_error err
+        """Compute rows (n, 4) of token, sequence, position, want_logits, and append them to their sequences.
+
+        Args:
+            logits: Receives vocab_size floats per row that wants them. None: only the last row may want logits, which
+                stay in the session for `sample`.
+            observations: (stage, layer, buffer of floats) each.
+
+        Raises:
+            CancelledError: `done` rows were computed and appended.
+        """
+        cdef int n = <int>rows.shape[0], i, wanted = 0
         cdef float *out = self._logits
-        cdef llamac_observation *observe = NULL
-        cdef float[::1] view
+        cdef bytearray memory = bytearray(len(observations) * sizeof(llamac_observation))
+        cdef llamac_observation *c_observations = <llamac_observation *><char *>memory
         if rows.shape[1] != 4:
             raise ArgumentError("a row has 4 numbers: token, sequence, position, want_logits")
         for i in range(n):
             wanted += rows[i, 3] != 0
         if logits is not None:
             if logits.shape[0] != <Py_ssize_t>wanted * self.vocab_size:
-                raise ArgumentError(f"the buffer for logits has {logits.shape[0]} floats, {wanted} rows need {wanted * self.vocab_size}")
+                raise ArgumentError(f"the buffer for logits has {logits.shape[0]} floats, "
+                                    f"expected {wanted} x {self.vocab_size}")
             out = &logits[0] if wanted else NULL
         elif wanted > 1 or (wanted == 1 and not rows[n - 1, 3]):
-            raise ArgumentError("without a buffer only the last row's logits can be wanted")
+            raise ArgumentError("without a buffer only the last row can want logits")
         self._enter()
         try:
             self.changes += 1
             self._has_logits = False
             for i in range(n):
                 self._reserve_ids(rows[i, 1], rows[i, 2])
-            if observations:
-                observe = <llamac_observation *>PyMem_Malloc(<size_t>len(observations) * sizeof(llamac_observation))
-                if observe is NULL:
-                    raise OutOfMemoryError("no memory for observations")
-                for i, (stage, layer, buffer) in enumerate(observations):
-                    view = buffer
-                    floats = self._observation_floats(stage, n, wanted)
-                    if view.shape[0] != floats:
-                        raise ArgumentError(f"the buffer for stage {stage} has {view.shape[0]} floats, expected {floats}")
-                    observe[i].stage = stage
-                    observe[i].layer = layer
-                    observe[i].out = &view[0] if floats else self._logits
-            result = self._run(<const llamac_row *>&rows[0, 0] if n else NULL, n, out, observe, len(observations), &done, &err)
-            for i in range(done):
-                self._ids[rows[i, 1]][rows[i, 2]] = rows[i, 0]
-            self._has_logits = result == 0 and logits is None and wanted == 1
-            self._raise(result, &err, done)
+            self._fill_observations(c_observations, observations, n, wanted)
+            self._eval(<const llamac_row *>&rows[0, 0] if n else NULL, n, out, c_observations, len(observations))
+            self._has_logits = logits is None and wanted == 1
         finally:
-            PyMem_Free(observe)
             self._busy = False
 
-    cdef Py_ssize_t _observation_floats(self, int stage, int rows, int wanted) except -1:
-        cdef int per_layer = 0
-        cdef Py_ssize_t width = <Py_ssize_t>llamac_stage_width(self._ptr, stage, &per_layer)
-        return width * (wanted if stage == LLAMAC_STAGE_OUTPUT_NORM or stage == LLAMAC_STAGE_LOGITS else rows)
-
-    cdef int _run(self, const llamac_row *rows, int n, float *logits, const llamac_observation *observe, int n_observe, int *done, llamac_error *err):
-        cdef CancelScope scope = self._scope  # holds a reference while the core reads its flag
-        cdef const int32_t *cancel = &self._cancel if scope is None else &scope._cancel
-        cdef llamac_eval_options options = llamac_eval_options(observe, n_observe, cancel, done)
-        cdef int result
-        self._cancel = 0
-        with nogil:
-            result = llamac_eval(self._ptr, rows, n, logits, &options, err)
-        return result
-
-    cdef int _raise(self, int result, llamac_error *err, int done) except -1:
-        if result < 0 and err.code == LLAMAC_CANCELLED:
-            raise CancelledError(err.message.decode(), done)
-        return check(result, err)
-
     def step(self, token, sequence=0):
-        """Computes one token at the end of a sequence; its logits stay in the session."""
-        cdef int done = 0, result, number = as_int(token, "token"), which = as_int(sequence, "sequence")
-        cdef llamac_error err
+        """Compute one token at the end of a sequence. Its logits stay in the session."""
+        cdef int c_token = as_int(token, "token"), c_sequence = as_int(sequence, "sequence")
         cdef llamac_row row
         self._enter()
         try:
             self.changes += 1
             self._has_logits = False
-            row = llamac_row(number, which, llamac_length(self._ptr, which), 1)
-            self._reserve_ids(which, row.position)
-            result = self._run(&row, 1, self._logits, NULL, 0, &done, &err)
-            if done:
-                self._ids[which][row.position] = number
-            self._has_logits = result == 0
-            self._raise(result, &err, done)
+            row = llamac_row(c_token, c_sequence, llamac_length(self._ptr, c_sequence), 1)
+            self._reserve_ids(c_sequence, row.position)
+            self._eval(&row, 1, self._logits, NULL, 0)
+            self._has_logits = True
         finally:
             self._busy = False
 
     def sample(self, Sampling sampling not None, int n, uint64_t position):
-        """Draws from the first n of the session's logits, for the given position."""
+        """Draw a token id from the first n of the session's logits."""
         cdef llamac_error err
         cdef int token
         self._enter()
@@ -593,7 +589,7 @@ cdef class Session:
             if n < 1 or n > self.vocab_size:
                 raise ArgumentError(f"cannot sample from {n} of {self.vocab_size} logits")
             with nogil:
-                token = llamac_sample(self._logits, n, &sampling._c, position, self._scratch, &err)
+                token = llamac_sample(self._logits, n, &sampling._c, position, self._sample_scratch, &err)
             return check(token, &err)
         finally:
             self._busy = False

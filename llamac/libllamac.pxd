@@ -1,4 +1,4 @@
-# The C core's public header, as Cython sees it. Layouts and values come from the header itself.
+# The C core's public interface for Cython. csrc/llamac.h documents it; layouts and values come from that header.
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
@@ -18,80 +18,73 @@ cdef extern from "llamac.h" nogil:
         int code
         char message[400]
 
-    enum:
-        LLAMAC_N_DTYPES
-        LLAMAC_N_STAGES
-        LLAMAC_STAGE_OUTPUT_NORM
-        LLAMAC_STAGE_LOGITS
-        LLAMAC_SAMPLE_SCRATCH
+    # dtypes
     const char *llamac_dtype_name(int dtype)
     size_t llamac_matrix_bytes(int dtype, uint64_t rows, uint64_t columns)
-    int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, const float *importance, const float *feedback,
-                        void *out, llamac_error *err)
+    int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, const float *importance,
+                        const float *feedback, void *out, llamac_error *err)
 
+    # the file format
     ctypedef struct llamac_field:
         const char *record
         const char *name
         int type
-        uint32_t offset
-        uint32_t count
-        double min
-        double max
+        uint32_t offset, count
+        double min, max
         const char *names
     const llamac_field *llamac_fields(size_t *n)
     size_t llamac_record_bytes(const char *record)
     const char *llamac_section_at(size_t index)
-
     ctypedef struct llamac_slot:
         char name[64]
-        int required
-        int is_matrix
-        uint64_t rows
-        uint64_t columns
-    ctypedef struct llamac_walk:
+        int required, is_matrix
+        uint64_t rows, columns
+    ctypedef struct llamac_slot_iterator:
         const void *config
         const void *layers
-        uint32_t group, table, layer, expert, taken
-    int llamac_slot_next(llamac_walk *walk, llamac_slot *slot)
+        uint32_t group, table, layer, expert, next
+    int llamac_slot_next(llamac_slot_iterator *iterator, llamac_slot *slot)
 
+    # models
     int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llamac_error *err)
     void llamac_model_close(llamac_model **model)
     const void *llamac_model_tables(const llamac_model *model, size_t *bytes)
-    int llamac_model_adapt(llamac_model *model, const char *matrix, int rank, const void *a, size_t a_bytes, const void *b,
-                           size_t b_bytes, const float *scales, size_t n_scales, llamac_error *err)
-    int llamac_model_replace(llamac_model *model, const char *tensor, int dtype, const void *data, size_t bytes, llamac_error *err)
-    const char *llamac_isa_at(size_t index, int *supported)
+    int llamac_model_adapt(llamac_model *model, const char *matrix, int rank, const void *a, size_t a_bytes,
+                           const void *b, size_t b_bytes, const float *scales, size_t n_scales, llamac_error *err)
+    int llamac_model_replace(llamac_model *model, const char *tensor, int dtype, const void *data, size_t bytes,
+                             llamac_error *err)
 
+    # this build and this machine
+    const char *llamac_isa_at(size_t index, int *supported)
+    int llamac_has_threads()
+
+    # sessions
     ctypedef struct llamac_session_options:
-        int n_sequences
-        int context
-        int kv_dtype
-        int threads
+        int n_sequences, context, kv_dtype, threads
         const char *isa
-    int llamac_session_open(llamac_session **session, const llamac_model *model, const llamac_session_options *options, llamac_error *err)
+    int llamac_session_open(llamac_session **session, const llamac_model *model, const llamac_session_options *options,
+                            llamac_error *err)
     void llamac_session_close(llamac_session **session)
     ctypedef struct llamac_session_info:
-        int context
-        int kv_dtype
-        int threads
+        int context, kv_dtype, threads
         const char *isa
-        size_t scratch_bytes
-        size_t kv_bytes
+        size_t scratch_bytes, kv_bytes
     void llamac_session_describe(const llamac_session *session, llamac_session_info *info)
     int llamac_set_threads(llamac_session *session, int threads, llamac_error *err)
     int llamac_length(const llamac_session *session, int sequence)
     int llamac_truncate(llamac_session *session, int sequence, int length, llamac_error *err)
 
+    # evals
     ctypedef struct llamac_row:
-        int32_t token
-        int32_t sequence
-        int32_t position
-        int32_t want_logits
+        int32_t token, sequence, position, want_logits
+    enum:
+        LLAMAC_STAGE_OUTPUT_NORM
+        LLAMAC_STAGE_LOGITS
+        LLAMAC_N_STAGES
     const char *llamac_stage_name(int stage)
     size_t llamac_stage_width(const llamac_session *session, int stage, int *per_layer)
     ctypedef struct llamac_observation:
-        int stage
-        int layer
+        int stage, layer
         float *out
     ctypedef struct llamac_eval_options:
         const llamac_observation *observations
@@ -101,18 +94,24 @@ cdef extern from "llamac.h" nogil:
     int llamac_eval(llamac_session *session, const llamac_row *rows, int n_rows, float *logits,
                     const llamac_eval_options *options, llamac_error *err)
 
+    # sampling
     ctypedef struct llamac_sampling:
         float temperature
         int top_k
-        float top_p
-        float min_p
+        float top_p, min_p
         uint64_t seed
-    int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch, llamac_error *err)
+    enum:
+        LLAMAC_SAMPLE_SCRATCH
+    int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch,
+                      llamac_error *err)
     int llamac_sampling_check(const llamac_sampling *sampling, llamac_error *err)
 
-    int llamac_measure_read(const float *block, size_t floats, int times, int threads, int streams, const char *isa, uint64_t *bytes, llamac_error *err)
-    int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa, uint64_t *count, llamac_error *err)
+    # measuring the machine
+    int llamac_measure_read(const float *block, size_t floats, int times, int threads, int streams, const char *isa,
+                            uint64_t *bytes, llamac_error *err)
+    int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa, uint64_t *count,
+                                llamac_error *err)
 
+    # for tests
     long llamac_test_fail_allocation(long n)
     long llamac_live_objects()
-    int llamac_has_threads()

@@ -55,7 +55,7 @@ def test_measure_multiply_counts_its_multiply_adds(isa: str, dtype: int) -> None
 
 def test_wrong_arguments_of_the_loops_are_refused() -> None:
     block: Any = np.ones(1000, np.float32)
-    with pytest.raises(ArgumentError, match=r"streams 3; expected .* 1, 2 or 4"):
+    with pytest.raises(ArgumentError, match="streams is 3, expected 1, 2 or 4"):
         _core.measure_read(block, 1, streams=3)
     with pytest.raises(ArgumentError, match="threads is 0"):
         _core.measure_read(block, 1, threads=0)
@@ -66,7 +66,7 @@ def test_wrong_arguments_of_the_loops_are_refused() -> None:
             _core.measure_multiply(1, 1, threads=threads)
     with pytest.raises(ArgumentError, match="dtype is 0"):
         _core.measure_multiply(0, 1)
-    with pytest.raises(ArgumentError, match="passes -1"):
+    with pytest.raises(ArgumentError, match="passes is -1, expected 0 to 1048576"):
         _core.measure_multiply(1, -1)
     with pytest.raises(ArgumentError, match='isa "sse9"'):
         _core.measure_multiply(1, 1, isa="sse9")

@@ -232,16 +232,16 @@ static void too_many_tensors_are_rejected_before_the_table_is_copied(void) {
     free(memory);
 }
 
-// The number of slots, or -1 if the walk fails. A failed walk must fail again.
+// The number of slots, or -1 if the iteration fails. It must then fail again.
 static int count_slots(const struct config *config, const struct layer_record *layers) {
-    llamac_walk walk = { .config = config, .layers = layers };
+    llamac_slot_iterator slots = { .config = config, .layers = layers };
     llamac_slot slot;
     int n = 0, result;
-    while ((result = llamac_slot_next(&walk, &slot)) > 0) n++;
-    return result || llamac_slot_next(&walk, &slot) ? -1 : n;
+    while ((result = llamac_slot_next(&slots, &slot)) > 0) n++;
+    return result || llamac_slot_next(&slots, &slot) ? -1 : n;
 }
 
-// The walk runs before the config has been checked, so it must not index arrays with the config's numbers.
+// The iteration runs before the config has been checked, so it must not index arrays with the config's numbers.
 static void slots_of_damaged_configs_are_rejected(void) {
     struct config config = tiny_config(&tiny_llama);
     struct layer_record layers[3] = {

@@ -441,10 +441,10 @@ static void failed_evals_release_their_pages(void) {
 // Takes pages of several slabs and returns them in random order, with failing allocations in between.
 static void kv_pages_are_zeroed_distinct_and_released(void) {
     enum { MOST = 40, PAGE = 2 << 20, SLOTS = 10 };
-    struct kv_pages pages = kv_pages_of(PAGE, MOST);
-    CHECK(pages.per_slab == 4, "%d pages per slab", pages.per_slab);
-    CHECK(kv_pages_of(PAGE, 1).per_slab == 1, "a slab is no larger than the cache");
-    CHECK(kv_pages_of((size_t)1 << 30, MOST).per_slab == 1, "a slab has at least one page");
+    struct kv_pages pages = kv_pages_make(PAGE, MOST);
+    CHECK(pages.pages_per_slab == 4, "%d pages per slab", pages.pages_per_slab);
+    CHECK(kv_pages_make(PAGE, 1).pages_per_slab == 1, "a slab is no larger than the cache");
+    CHECK(kv_pages_make((size_t)1 << 30, MOST).pages_per_slab == 1, "a slab has at least one page");
     uint8_t *taken[SLOTS] = { 0 };
     uint64_t state = 1;
     for (int i = 0; i < 400; i++) {
@@ -452,12 +452,12 @@ static void kv_pages_are_zeroed_distinct_and_released(void) {
         uint8_t *page = taken[slot];
         if (page) {
             CHECK(page[0] == 1 + slot && page[PAGE - 1] == 1 + slot, "page %d was handed out twice", slot);
-            kv_page_give(&pages, page);
+            kv_page_free(&pages, page);
             taken[slot] = NULL;
             continue;
         }
         llamac_test_fail_allocation(i % 5 ? 0 : 1);
-        taken[slot] = page = kv_page_take(&pages, &err);
+        taken[slot] = page = kv_page_alloc(&pages, &err);
         llamac_test_fail_allocation(0);
         if (!page) continue;
         CHECK(page[0] == 0 && page[PAGE - 1] == 0, "a page is not zeroed");
@@ -465,7 +465,7 @@ static void kv_pages_are_zeroed_distinct_and_released(void) {
         page[0] = page[PAGE - 1] = (uint8_t)(1 + slot);
     }
     for (int slot = 0; slot < SLOTS; slot++)
-        if (taken[slot]) kv_page_give(&pages, taken[slot]);
+        if (taken[slot]) kv_page_free(&pages, taken[slot]);
     CHECK(!pages.slabs, "a slab without pages was not released");
 }
 

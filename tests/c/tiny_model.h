@@ -77,8 +77,8 @@ static inline int tiny_dtype(const struct tiny_shape *s, size_t tensor) {
 static inline size_t tiny_records(const struct tiny_shape *s, const struct config *config,
                                   const struct layer_record *layers, struct tensor_record *records, size_t *bytes) {
     size_t n = 0, end = 0;
-    llamac_walk walk = { .config = config, .layers = layers };
-    for (llamac_slot slot; llamac_slot_next(&walk, &slot);) {
+    llamac_slot_iterator slots = { .config = config, .layers = layers };
+    for (llamac_slot slot; llamac_slot_next(&slots, &slot);) {
         if (!slot.required && !s->biases) continue;
         struct tensor_record *t = &records[n++];
         memcpy(t->name, slot.name, sizeof t->name);
@@ -210,8 +210,8 @@ static inline struct tiny_file tiny_model(const struct tiny_shape *shape) {
 
     uint64_t state = 42;
     llamac_slot slot;
-    llamac_walk walk = { .config = &config, .layers = layers };
-    for (size_t i = 0; i < n && llamac_slot_next(&walk, &slot);) {
+    llamac_slot_iterator slots = { .config = &config, .layers = layers };
+    for (size_t i = 0; i < n && llamac_slot_next(&slots, &slot);) {
         if (strcmp(records[i].name, slot.name)) continue;   // an optional tensor that the file does not have
         tiny_fill(file.data + records[i].offset, &slot, (int)records[i].dtype, &state);
         i++;

@@ -243,9 +243,9 @@ def test_the_core_refuses_malformed_adapters(base_file: Callable[[str, str], Pat
         for name, dtype, size, message in (
             ("layers.2.attn_norm.weight", 1, 160, r"has no tensor layers\.2\.attn_norm\.weight"),
             ("output_norm.weight", 1, 159, "159 bytes of dtype 1, expected 160"),
-            ("output_norm.weight", 2, 80, "no such dtype"),
+            ("output_norm.weight", 2, 80, "dtype is 2, but a vector is f32"),
             (q, 1, 40 * 48 * 4 - 1, "7679 bytes of dtype 1, expected 7680"),
-            (q, 99, 7680, "no such dtype"),
+            (q, 99, 7680, "dtype is 99, which does not exist"),
         ):
             with pytest.raises(llamac.LlamacError, match=message):
                 core.replace(name, dtype, bytes(size))
