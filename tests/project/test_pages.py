@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from llamac.cli import make_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -71,6 +74,22 @@ def test_named_files_exist(name: str) -> None:
     assert missing_files((ROOT / name).read_text("utf-8")) == []
 
 
+def commands(text: str) -> list[list[str]]:
+    """The arguments of each llamac command in a page's code, up to a comment or an explanation."""
+    blocks = [*re.findall(r"^```(?:sh|text)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
+    blocks += re.findall(r"^    .*$", text, re.MULTILINE)
+    lines = re.findall(r"^ *(?:[^`|\n]*\| )?llamac ([a-z]+ .*)$", "\n".join(blocks), re.MULTILINE)
+    return [shlex.split(re.split(r"\s{2,}| \|(?: |$)| && ", line, maxsplit=1)[0], comments=True) for line in lines]
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in PAGES if commands(path.read_text("utf-8"))], ids=lambda path: path.name
+)
+def test_the_parser_accepts_every_command(path: Path) -> None:
+    for arguments in commands(path.read_text("utf-8")):
+        make_parser(arguments).parse_args(arguments)
+
+
 def unknown_names(text: str, known: set[str]) -> list[str]:
     """The names in the last column of a page's tables of renamed modules and C names that the sources do not have."""
     tables = re.findall(r"^#### (?:Modules|Inside the modules|C core)\n+((?:\|.*\n)+)", text, re.MULTILINE)
@@ -96,5 +115,9 @@ def test_the_checks_find_faults(tmp_path: Path) -> None:
     assert list(broken_links(page)) == ["#other", "none.md"]
     assert list(long_lines(page)) == ["line 3: 121 columns"]
     assert missing_files("`csrc/pool.c`, `worker.py`, `text/nothing.py`") == ["text/nothing.py"]
+    found = commands(
+        '    echo a | llamac run -i "b c" -q   an explanation\nllamac is prose\n    llamac check --data | head\n'
+    )
+    assert found == [["run", "-i", "b c", "-q"], ["check", "--data"]]
     table = "#### C core\n\n| file | before | now |\n|---|---|---|\n| `a.c` | `f`, `g` | `pool_run`, `no_name` |\n"
     assert unknown_names(table, {"pool_run"}) == ["no_name"]
