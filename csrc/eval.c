@@ -67,7 +67,10 @@ static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logi
         if (cancelled(&e->cancel)) return -1;
         pool_run(s->threads, &s->contention[e->n_rows > REDUNDANT_ROWS], &e->cancel, run_member, e);
         if (e->cancel.seen) return -1;
-        for (int r = 0; r < e->n_rows; r++) s->sequences[e->rows[r].sequence].length++;
+        for (int r = 0; r < e->n_rows; r++) {
+            struct sequence *q = &s->sequences[e->rows[r].sequence];
+            session_set_length(q, q->length + 1);
+        }
         e->first_wanted += e->n_wanted;
     }
     return 0;

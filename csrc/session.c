@@ -110,6 +110,12 @@ static int choose_max_rows(const struct llamac_session *s) {
     return rows;
 }
 
+// Other threads may read sizes and lengths during an eval.
+static void set_size(size_t *size, size_t value) { __atomic_store_n(size, value, __ATOMIC_RELAXED); }
+static size_t get_size(const size_t *size) { return __atomic_load_n(size, __ATOMIC_RELAXED); }
+
+void session_set_length(struct sequence *q, int length) { __atomic_store_n(&q->length, length, __ATOMIC_RELAXED); }
+
 int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err) {
     if (rows <= s->scratch.rows && s->threads <= s->scratch.n_threads) return 0;
     struct scratch larger = { .rows = max_int(rows, s->scratch.rows),
@@ -123,7 +129,6 @@ int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err) 
         return -1;
     }
     memset(larger.memory, 0, count.used);
-    larger.bytes = count.used;
     struct arena cut = { .memory = larger.memory };
     cut_scratch(s, &larger, &cut);
     const float residual_scale = s->model->config->residual_scale;
@@ -131,6 +136,7 @@ int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err) 
     mem_free(s->scratch.threads);
     mem_free(s->scratch.memory);
     s->scratch = larger;
+    set_size(&s->scratch_bytes, count.used);
     return 0;
 }
 
@@ -142,7 +148,7 @@ int session_reserve_pages(struct llamac_session *s, int sequence, int length, ll
         uint8_t *page = kv_page_alloc(&s->pages, err);
         if (!page) return -1;
         q->pages[q->n_pages++] = page;
-        s->kv_bytes += s->pages.page_bytes;
+        set_size(&s->kv_bytes, s->kv_bytes + s->pages.page_bytes);
     }
     return 0;
 }
@@ -151,7 +157,7 @@ void session_trim_pages(struct llamac_session *s, int sequence) {
     struct sequence *q = &s->sequences[sequence];
     while (q->n_pages > ceil_div(q->length, KV_PAGE)) {
         kv_page_free(&s->pages, q->pages[--q->n_pages]);
-        s->kv_bytes -= s->pages.page_bytes;
+        set_size(&s->kv_bytes, s->kv_bytes - s->pages.page_bytes);
     }
 }
 
@@ -240,7 +246,7 @@ void llamac_session_close(llamac_session **session) {
 void llamac_session_describe(const llamac_session *s, llamac_session_info *info) {
     *info = (llamac_session_info){
         .context = s->context, .kv_dtype = s->kv_dtype, .threads = s->threads, .isa = s->kernels->name,
-        .scratch_bytes = s->scratch.bytes, .kv_bytes = s->kv_bytes,
+        .scratch_bytes = get_size(&s->scratch_bytes), .kv_bytes = get_size(&s->kv_bytes),
     };
 }
 
@@ -251,7 +257,8 @@ int llamac_set_threads(llamac_session *s, int threads, llamac_error *err) {
 }
 
 int llamac_length(const llamac_session *s, int sequence) {
-    return sequence >= 0 && sequence < s->n_sequences ? s->sequences[sequence].length : -1;
+    if (sequence < 0 || sequence >= s->n_sequences) return -1;
+    return __atomic_load_n(&s->sequences[sequence].length, __ATOMIC_RELAXED);
 }
 
 int llamac_truncate(llamac_session *s, int sequence, int length, llamac_error *err) {
@@ -259,7 +266,7 @@ int llamac_truncate(llamac_session *s, int sequence, int length, llamac_error *e
     if (now < 0) return bad_argument(err, "sequence is %d, expected 0 to %d", sequence, s->n_sequences - 1);
     if (length < 0 || length > now)
         return bad_argument(err, "cannot truncate to length %d: expected 0 to %d, the sequence's length", length, now);
-    s->sequences[sequence].length = length;
+    session_set_length(&s->sequences[sequence], length);
     session_trim_pages(s, sequence);
     return 0;
 }

@@ -39,7 +39,6 @@ struct thread_scratch {
 struct scratch {
     int rows, n_threads;
     void *memory;             // all buffers are pieces of it
-    size_t bytes;
     float *x, *spare_x;       // (rows, dim): the residual stream; a second buffer for it if the model has post-norms
     float *branch;            // (rows, dim): a branch that is normed before it is added, or the sum of experts
     float *scales;            // (rows): residual_scale in each
@@ -70,11 +69,14 @@ struct llamac_session {
     size_t value_offset;      // of the values in that
     struct kv_pages pages;
     size_t kv_bytes;          // of pages in use
+    size_t scratch_bytes;     // of scratch.memory
     struct sequence *sequences;
     struct scratch scratch;
     struct contention contention[2];   // of runs with at most REDUNDANT_ROWS rows, and with more
 };
 
+// Sets the length of a sequence, which other threads may read.
+void session_set_length(struct sequence *q, int length);
 // Checks a number of threads that a caller asks for.
 int session_check_threads(int threads, llamac_error *err);
 

@@ -1,4 +1,4 @@
-"""Run the C tests as shipped and under sanitizers, and those of the thread team under ThreadSanitizer."""
+"""Run the C tests as shipped and under sanitizers, and those of threads under ThreadSanitizer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-POOL = ["--only", "test_pool", "--only", "test_pool_portable"]
+THREADS = ["--only", "test_pool", "--only", "test_pool_portable", "--only", "test_session_reads"]
 
 
 @pytest.mark.parametrize(
     "options",
-    [[], ["--sanitize", "address,undefined"], ["--sanitize", "thread", *POOL]],
+    [[], ["--sanitize", "address,undefined"], ["--sanitize", "thread", *THREADS]],
     ids=["plain", "sanitized", "thread-sanitized"],
 )
 def test_c_tests_pass(options: list[str]) -> None:
