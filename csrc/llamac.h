@@ -190,11 +190,15 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
 void llamac_session_close(llamac_session **session);
 
 typedef struct {
-    int context, kv_dtype, threads;
-    const char *isa;
-    size_t scratch_bytes, kv_bytes;   // allocated now
+    int context;           // positions per sequence
+    int kv_dtype;          // LLAMAC_F32 or LLAMAC_F16
+    int threads;
+    const char *isa;       // kernel set
+    size_t scratch_bytes;  // allocated for activations
+    size_t kv_bytes;       // of KV pages in use
 } llamac_session_info;
 
+// Fills *info with the options in effect and the memory in use.
 void llamac_session_describe(const llamac_session *session, llamac_session_info *info);
 
 // Sets the number of threads for later evals. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED.
@@ -208,8 +212,13 @@ int llamac_truncate(llamac_session *session, int sequence, int length, llamac_er
 
 // ---- evals
 
-// A token to compute. `position` is the sequence's length plus the number of its rows earlier in the same call.
-typedef struct { int32_t token, sequence, position, want_logits; } llamac_row;
+// A token to compute.
+typedef struct {
+    int32_t token;         // id, below vocab_size
+    int32_t sequence;      // index, below n_sequences
+    int32_t position;      // the sequence's length, plus the number of its rows earlier in the same call
+    int32_t want_logits;   // 0 or 1
+} llamac_row;
 
 // The stages of the graph, in the order in which they are computed. In parentheses: the shape of one row.
 enum llamac_stage {
@@ -295,8 +304,8 @@ int llamac_sampling_check(const llamac_sampling *sampling, llamac_error *err);
 // ---- measuring the machine: the caller takes the time
 
 // Reads a block `times` times without software prefetch. Each thread reads its own part as 1, 2 or 4 concurrent
-// streams. *bytes receives the bytes that were read; a remainder that does not divide evenly is left out. Magnitudes
-// in the block must not make the sums overflow or become subnormal, which would cost time.
+// streams, with the kernel set `isa` (NULL: the best). *bytes receives the bytes that were read; a remainder that does
+// not divide evenly is left out. The sums must neither overflow nor become subnormal, which would cost time.
 // Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED.
 int llamac_measure_read(const float *block, size_t floats, int times, int threads, int streams, const char *isa,
                         uint64_t *bytes, llamac_error *err);
@@ -304,8 +313,8 @@ int llamac_measure_read(const float *block, size_t floats, int times, int thread
 enum { LLAMAC_MAX_PASSES = 1 << 20 };
 
 // Runs the multiply-adds of products with weights of a dtype, and nothing else: independent sums in registers, with
-// operands in the L1 cache, in the instructions of the kernel set (NULL: the best). *count receives their number, over
-// all threads. `passes`: 0 to LLAMAC_MAX_PASSES. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED.
+// operands in the L1 cache, in the instructions of the kernel set `isa` (NULL: the best). *count receives their number,
+// over all threads. `passes`: 0 to LLAMAC_MAX_PASSES. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED.
 int llamac_measure_multiply(int dtype, int passes, int threads, const char *isa, uint64_t *count, llamac_error *err);
 
 // ---- for tests

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// products.h - products of a chunk's rows with matrices, shared among the threads. The graph consists of them.
+// products.h - products of a chunk's rows with matrices, shared among the threads: preparation of inputs, and products.
 #ifndef LLAMAC_PRODUCTS_H
 #define LLAMAC_PRODUCTS_H
 #include "eval.h"
@@ -48,7 +48,7 @@ void pack_row(const struct worker *w, struct consumers consumers, const struct p
 
 // ---- products
 
-// One of several products of the same inputs: y = (W x + bias) * row_weights, or y += ....
+// One of several products of the same inputs: y = (W x + bias) * row_weights, or += if `add` is set.
 struct product {
     const struct matrix *matrix;
     int consumer;                           // the matrix's index among the consumers
@@ -60,7 +60,7 @@ struct product {
 
 static inline int strips_of(const struct matrix *m) { return ceil_div(m->rows, STRIP_ROWS); }
 
-// Computes strips [first_strip, last_strip) of a product.
+// Computes strips [first_strip, last_strip) of a product. add: y += instead of y =.
 void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, int first_strip,
               int last_strip);
 // Computes n products. Their strips form one list, of which every thread computes a contiguous share.
