@@ -15,7 +15,7 @@ from llamac.format.flatfile import MAGIC
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer import Tokenizer
 from llamac.text.vocabulary.canonical import read_canonical
-from llamac.text.vocabulary.load import Room, Vocabulary, find_tokenizer, load_vocabulary
+from llamac.text.vocabulary.load import IdLimit, Vocabulary, find_tokenizer, load_vocabulary
 
 IDS_ONLY = "without a tokenizer the model only takes token ids (`export --tokenizer` adds one, `run -z` uses one)"
 
@@ -42,7 +42,7 @@ def attach_tokenizer(
     elif given is not None:
         path = file_path(given, "tokenizer")
         try:
-            checkpoint.tokenizer = load_vocabulary(path, Room(checkpoint.config.vocab_size, warnings))
+            checkpoint.tokenizer = load_vocabulary(path, IdLimit(checkpoint.config.vocab_size, warnings))
         except FileNotFoundError:
             raise ExportError(f"the tokenizer {path} does not exist") from None
         checkpoint.metadata["tokenizer"] = {"source": _base_name(path)}
@@ -85,7 +85,7 @@ def _attach_from_gguf(checkpoint: Checkpoint, path: Path, warnings: list[str]) -
 
 def _attach_own(checkpoint: Checkpoint, path: Path, warnings: list[str]) -> None:
     try:
-        checkpoint.tokenizer = load_vocabulary(path, Room(checkpoint.config.vocab_size, warnings))
+        checkpoint.tokenizer = load_vocabulary(path, IdLimit(checkpoint.config.vocab_size, warnings))
     except (TokenizerError, UnsupportedError) as error:
         raise type(error)(f"{error}; --no-tokenizer leaves it out, --tokenizer uses another one") from None
     checkpoint.metadata["tokenizer"] = {"source": _base_name(path)}

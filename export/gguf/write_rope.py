@@ -87,7 +87,7 @@ def _express_table(checkpoint: Checkpoint, row: Architecture, found: Floats) -> 
         return GGUFRope({"rope.freq_base": plain, **attention_keys})
     if (linear := _linear(found)) is not None:
         base, scale = linear
-        linear_keys = {"rope.scaling.type": "linear", "rope.scaling.factor": scale}
+        linear_keys: dict[str, Number] = {"rope.scaling.type": "linear", "rope.scaling.factor": scale}
         return GGUFRope({"rope.freq_base": base, **linear_keys, **attention_keys})
     if "freqs" in row.rope_tensors:  # factors express any frequencies
         base = _base_of_factors(found)

@@ -31,7 +31,7 @@ from llamac.progress import Progress, silent
 from llamac.text import template_files as chat_templates
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer_json import parse_document
-from llamac.text.vocabulary.added import Added
+from llamac.text.vocabulary.added import AddedToken
 from llamac.text.vocabulary.load import Vocabulary, load_vocabulary
 from llamac.text.vocabulary.spm import looks_like_sentencepiece
 from llamac.text.vocabulary.tokenizer_json import canonical_json, token_ids
@@ -251,7 +251,7 @@ def _tokenizer_document(data: bytes, special: SpecialTokens) -> Json:
     known = {token["id"] for token in document["added_tokens"]}
     names = {token: text for text, token in token_ids(document).items()}
     for token in sorted(names.keys() & {special.bos_id, special.eos_id} - known):
-        document["added_tokens"].append(Added(token, names[token], special=True).document())
+        document["added_tokens"].append(AddedToken(token, names[token], special=True).document())
     document["added_tokens"].sort(key=lambda entry: entry["id"])
     return document
 

@@ -1,7 +1,7 @@
-"""The one reader for JSON that llamac did not just write: size, depth and number of values are bounded.
+"""Parses untrusted JSON with limits on size, depth and number of values.
 
-A document that two readers could understand differently is an error: a duplicate key, NaN or Infinity, another kind of
-value at the top level than expected, bytes that are not UTF-8.
+Ambiguous documents are errors: duplicate keys, NaN or Infinity, an unexpected kind of value at the top level, and bytes
+that are not UTF-8.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from llamac.errors import ExportError, LlamacError
 from llamac.format.small_files import read_small
 
 MAX_BYTES = 1 << 24
-MAX_INDEX_BYTES = 1 << 26  # of an index of weights
+MAX_INDEX_BYTES = 1 << 26  # the limit for an index of weights
 MAX_VALUES = 1 << 20  # a value takes up to 150 bytes of memory; the largest known index has 0.3 million
-MAX_DEPTH = 100  # of objects and arrays: functions that walk a document can recurse
+MAX_DEPTH = 100  # nested objects and arrays; small enough for recursive functions
 
 
 def read_object(
@@ -26,7 +26,18 @@ def read_object(
     max_bytes: int = MAX_BYTES,
     max_values: int = MAX_VALUES,
 ) -> dict[str, Any]:
-    """The JSON object in the file `path`; see `parse_object`. Raises OSError if the file cannot be read."""
+    """Read the JSON object in a file.
+
+    Args:
+        path: The file.
+        error: The class of the error to raise.
+        max_bytes: The largest size of the file.
+        max_values: The largest number of values.
+
+    Raises:
+        LlamacError: Of the class `error`, as for `parse_object`.
+        OSError: If the file cannot be read.
+    """
     data = read_small(path, max_bytes, error)
     return parse_object(data, str(path), error=error, max_bytes=max_bytes, max_values=max_values)
 
@@ -40,18 +51,20 @@ def parse_object(
     max_values: int = MAX_VALUES,
     max_depth: int = MAX_DEPTH,
 ) -> dict[str, Any]:
-    """The JSON object that `data` spells.
+    """Parse a JSON object.
 
     Args:
-        data: JSON; bytes are UTF-8.
-        name: what error messages call the document.
-        error: the class of errors to raise.
-        max_bytes: limit of the size of `data`.
-        max_values: limit of the number of values, counted before parsing; commas and brackets in strings count too.
-        max_depth: limit of the nesting of objects and arrays.
+        data: JSON, as str or UTF-8.
+        name: The document's name in error messages.
+        error: The class of the error to raise.
+        max_bytes: The largest size of `data`.
+        max_values: The largest number of values. They are counted before parsing by commas and opening brackets,
+            including those in strings.
+        max_depth: The deepest nesting of objects and arrays.
 
     Raises:
-        error: `data` is not a JSON object, has a duplicate key or a number that is not finite, or exceeds a limit.
+        LlamacError: Of the class `error`, if `data` is not a JSON object, has a duplicate key or a number that is not
+            finite, or exceeds a limit.
     """
     document = _parse(data, name, error, max_bytes, max_values, max_depth)
     if not isinstance(document, dict):
@@ -60,7 +73,16 @@ def parse_object(
 
 
 def parse_array(data: bytes | str, name: str, *, error: type[LlamacError] = ExportError) -> list[Any]:
-    """The JSON array that `data` spells; see `parse_object`."""
+    """Parse a JSON array.
+
+    Args:
+        data: JSON, as str or UTF-8.
+        name: The document's name in error messages.
+        error: The class of the error to raise.
+
+    Raises:
+        LlamacError: Of the class `error`, as for `parse_object`.
+    """
     document = _parse(data, name, error, MAX_BYTES, MAX_VALUES, MAX_DEPTH)
     if not isinstance(document, list):
         raise error(f"{name} is not a JSON array")

@@ -1,6 +1,6 @@
-"""Decides whether encoding with a tokenizer takes time and memory in proportion to the text, whatever the text is.
+"""Decides whether encoding with a tokenizer is proven to take time and memory in proportion to every text.
 
-Tokenizers of known models do. Any other one is encoded with in a separate process (isolated_encoder.py).
+This holds for the tokenizers of known models. Any other tokenizer encodes in a separate process (isolated_encoder.py).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from llamac.text.regex_cost import regex_problem
 from llamac.text.tokenizer_json import steps
 from llamac.text.vocabulary.pre_tokenizers import LINEAR, PROVEN_BY_HAND
 
-MAX_STEPS = 64  # of normalizer and pre-tokenizer together
-MAX_GROWTH = 64  # characters that replacements can make of one; SentencePiece's tables make 18
-MAX_NAME = 64  # characters of what encoding adds to words or repeats for each unknown one
-MAX_PIECE = 128  # characters of a unigram model's pieces, which it tries at each position
-MAX_PIECES_BYTES = 1 << 22  # of a unigram model, which takes 350 bytes of memory for each
+MAX_STEPS = 64  # steps of normalizer and pre-tokenizer together
+MAX_GROWTH = 64  # characters that a normalizer can make from one; SentencePiece's tables make 18
+MAX_NAME = 64  # characters of affixes, and of the token for unknown words, which encoding can repeat for every word
+MAX_PIECE = 128  # characters of a unigram model's longest piece; the model tries all lengths at each position
+MAX_PIECES_BYTES = 1 << 22  # bytes of a unigram model's pieces; each byte takes 350 bytes of memory
 MAX_WORD = 256  # characters of a word that WordPiece splits, in quadratic time
-# Steps that take linear time, and expand a text by a constant factor at most. Unicode's normal forms expand a character
-# at most 18 times, and not again.
+# Steps that take linear time and expand a text by a constant factor at most. Unicode's normal forms expand a character
+# at most 18 times, and only once.
 _LINEAR_STEPS = frozenset(
     [
         *("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "Strip", "BertNormalizer", "ByteLevel"),
@@ -32,7 +32,7 @@ _LINEAR_STEPS = frozenset(
 
 
 def cost_problem(document: dict[str, Any]) -> str:
-    """Why encoding with a tokenizer.json is not proven to be linear in the text; empty if it is."""
+    """Explain why encoding with a tokenizer.json is not proven to be linear in the text. Empty if it is proven."""
     normalizers = list(steps(document.get("normalizer")))
     every = [*normalizers, *steps(document.get("pre_tokenizer"))]
     if len(every) > MAX_STEPS:
@@ -50,7 +50,11 @@ def cost_problem(document: dict[str, Any]) -> str:
 
 
 def make_linear(document: dict[str, Any]) -> None:
-    """Replaces regular expressions that take quadratic time by those that find the same in linear time (`LINEAR`)."""
+    """Replace regular expressions that take quadratic time with equivalents that take linear time (`LINEAR`).
+
+    Args:
+        document: A tokenizer.json, which is changed.
+    """
     for step in (*steps(document.get("normalizer")), *steps(document.get("pre_tokenizer"))):
         pattern: Any = step.get("pattern")
         regex = pattern.get("Regex") if isinstance(pattern, dict) else None
@@ -60,7 +64,7 @@ def make_linear(document: dict[str, Any]) -> None:
 
 
 def _growth_problem(normalizers: Sequence[dict[str, Any]]) -> str:
-    size = 1  # characters that one can become
+    size = 1  # characters that one character can become
     for step in normalizers:
         if step["type"] == "Prepend":
             size += len(str(step.get("prepend")))

@@ -1,16 +1,16 @@
-"""Finds out, without running it, whether a regular expression searches every text in linear time.
+"""Decides, without running it, whether a regular expression searches every text in linear time.
 
 The library `tokenizers` searches with Oniguruma, which backtracks: a hostile expression can take days. `regex_problem`
-proves linear time for a class of expressions that covers those of known models; what it cannot prove is a problem. The
-proof rests on three facts:
+proves linear time for a class of expressions that includes those of known models. Expressions without a proof count as
+problems. The proof has three parts:
 
 * An attempt to match at one position takes a limited number of steps before it enters an unbounded repeat. Alternatives
   and bounded repeats multiply the ways to try, so the steps are counted (`MAX_STEPS`).
-* Only optional parts can follow an unbounded repeat of one character class. The attempt then succeeds, and it has
-  consumed what it has read.
-* Some branches can fail after they have read a run of characters; a search that moved on by one character would read
-  the run again. They are accepted where the next branch consumes the run: `C*X` and `C+X` before a branch that begins
-  with `C+`, and `U*L+` before `U+L*`. `\\s+(?!\\S)` gives back at most one character.
+* Only optional parts can follow an unbounded repeat of one character class. So after the repeat the attempt succeeds,
+  and consumes every character that it has read.
+* Some branches can fail after they have read a run of characters. The search would then continue one character later
+  and read the run again. Such a branch is accepted if the next branch consumes the run: `C*X` and `C+X` before a branch
+  that begins with `C+`, and `U*L+` before `U+L*`. `\\s+(?!\\S)` gives back at most one character.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-MAX_STEPS = 100  # that fail at one position
-MAX_LENGTH = 10_000  # of an expression; DeepSeek's list of letters has 3,000 characters
-MAX_DEPTH = 20  # of groups
-MAX_REPEATS = 1000
+MAX_STEPS = 100  # steps of failing attempts at one position
+MAX_LENGTH = 10_000  # characters of an expression; DeepSeek's list of letters has 3,000
+MAX_DEPTH = 20  # nested groups
+MAX_REPEATS = 1000  # the largest bound of a bounded repeat
 
 
 class Char(NamedTuple):
-    """A part that matches exactly one character: a literal, an escape or a class, as it is written."""
+    """A part that matches exactly one character. `text` is its source: a literal, an escape or a class."""
 
     text: str
 
@@ -39,21 +39,21 @@ class Anchor(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Alternatives. If `atomic`, a match is not tried in another way."""
+    """Alternatives. If `atomic`, the first match is final: the engine does not backtrack into the group."""
 
     branches: tuple[Branch, ...]
     atomic: bool = False
 
 
 class Look(NamedTuple):
-    """A group that must match, or not match, ahead of the position or behind it."""
+    """A lookahead or lookbehind. `kind` is "=", "!", "<=" or "<!"."""
 
     kind: str
     group: Group
 
 
 class Repeat(NamedTuple):
-    """A part repeated `least` to `most` times; `most` is None without a limit."""
+    """A part repeated `least` to `most` times; None means unbounded."""
 
     part: Part
     least: int
@@ -66,11 +66,11 @@ Branch: TypeAlias = tuple[Part, ...]
 
 
 class UnprovenError(Exception):
-    """The expression is not understood, or is not proven to take linear time."""
+    """The expression's syntax is unknown, or it is not proven to take linear time."""
 
 
 def regex_problem(expression: str) -> str:
-    """Why an expression is not proven to search in linear time; empty if it is."""
+    """Explain why an expression is not proven to search in linear time. Empty if it is proven."""
     try:
         branches = parse(expression).branches
         _check(sum(_failing_steps(branches, index) for index in range(len(branches))))
@@ -80,7 +80,7 @@ def regex_problem(expression: str) -> str:
 
 
 def can_match_nothing(expression: str) -> bool:
-    """Whether an expression can match an empty string. False if the expression is not understood."""
+    """Whether an expression can match an empty string. False if its syntax is unknown."""
     try:
         return _is_nullable(parse(expression))
     except UnprovenError:
@@ -91,7 +91,7 @@ def can_match_nothing(expression: str) -> bool:
 
 
 def _failing_steps(branches: Sequence[Branch], index: int) -> int:
-    """The steps that a branch can waste at one position, or for each character of a run that the next one consumes."""
+    """The steps that a branch can waste at a position, or per character of a run that the next branch consumes."""
     branch = branches[index]
     if branch == _SPACES_BUT_ONE:
         return 2
@@ -114,7 +114,7 @@ def _consumes_upper_run(branch: Branch, following: Branch) -> bool:
 
 
 def _consumes_run_of(run: Part, following: Sequence[Branch]) -> bool:
-    """Whether the next branch that does not fail behind a run of the same characters consumes the run."""
+    """Whether the next branch that does not fail after a run of the same characters consumes the run."""
     assert isinstance(run, Repeat)
     for branch in following:
         first = branch[0] if branch else None
@@ -127,7 +127,7 @@ def _consumes_run_of(run: Part, following: Sequence[Branch]) -> bool:
 
 
 def _steps(branch: Branch) -> int:
-    """The most steps of a failing attempt. UnprovenError if it can fail after an unbounded repeat."""
+    """The largest number of steps in a failing attempt. It must not fail after an unbounded repeat (UnprovenError)."""
     ways, total = 1, 0
     for index, part in enumerate(branch):
         if not _is_unbounded(part):
@@ -136,7 +136,7 @@ def _steps(branch: Branch) -> int:
             _check(total)
             continue
         if not all(map(_is_optional, branch[index + 1 :])):
-            raise UnprovenError("a part behind an unbounded repeat can fail")
+            raise UnprovenError("a part after an unbounded repeat can fail")
         if isinstance(part, Group):
             return total + ways * sum(map(_steps, part.branches))
         if not isinstance(part, Repeat) or not isinstance(part.part, Char):
@@ -146,7 +146,7 @@ def _steps(branch: Branch) -> int:
 
 
 def _bounded(part: Part) -> tuple[int, int]:
-    """(ways to match at one position, steps to try them all) of a part without unbounded repeats."""
+    """For a part without unbounded repeats: the ways to match at one position, and the steps to try all of them."""
     if isinstance(part, Look):
         return 1, 1 + _bounded(part.group)[1]
     if isinstance(part, Group):
@@ -194,7 +194,7 @@ def _is_unbounded(part: Part) -> bool:
 
 
 def _is_optional(part: Part) -> bool:
-    """Whether a part succeeds at every position, in a limited number of steps beside what it consumes."""
+    """Whether a part succeeds at every position, in a limited number of steps in addition to what it consumes."""
     if not isinstance(part, Repeat) or part.least:
         return False
     if not _is_run((part,)):
@@ -210,7 +210,7 @@ def _is_nullable(part: Part) -> bool:
     return isinstance(part, Anchor | Look)
 
 
-# ---- the grammar: what is common to Oniguruma's syntax and known expressions
+# ---- the grammar: the part of Oniguruma's syntax that known expressions use
 
 _PART = re.compile(
     r"(?P<open>\((?!\?)|\(\?(?:i?:|>|<?[=!]))|(?P<close>\))|(?P<bar>\|)"
@@ -223,7 +223,11 @@ _PART = re.compile(
 
 
 def parse(expression: str) -> Group:
-    """The parts of an expression. UnprovenError if it is not understood."""
+    """Parse an expression.
+
+    Raises:
+        UnprovenError: If its syntax is unknown.
+    """
     if len(expression) > MAX_LENGTH:
         raise UnprovenError(f"it has more than {MAX_LENGTH} characters")
     group, at = _parse_group(expression, 0, 0)
@@ -233,7 +237,7 @@ def parse(expression: str) -> Group:
 
 
 def _parse_group(text: str, at: int, depth: int) -> tuple[Group, int]:
-    """The alternatives from `at` to the end of their group, and where they end."""
+    """Parse the alternatives from `at` to the end of their group. Returns them and their end."""
     branches: list[list[Part]] = [[]]
     while at < len(text):
         branch = branches[-1]
@@ -265,7 +269,7 @@ def _parse_group(text: str, at: int, depth: int) -> tuple[Group, int]:
 
 
 def _class_end(text: str, at: int) -> int:
-    """Where the character class that begins at `at` ends. Classes can contain classes."""
+    """The end of the character class that begins at `at`. Classes can be nested."""
     depth = 0
     while at < len(text):
         if text[at] == "\\":

@@ -1,9 +1,9 @@
-"""Text to token ids and back: the tokenizer that a model carries.
+"""The tokenizer: converts text to token ids and back.
 
-The canonical form is a Hugging Face `tokenizer.json`. BOS, EOS and the stop ids are not part of it: they are stored as
-numbers (`SpecialTokens`) and applied here, exactly once.
+The canonical form is a Hugging Face `tokenizer.json`. It does not contain the rules for BOS, EOS and stop ids. They are
+stored as numbers (`SpecialTokens`) and applied only here.
 
-A tokenizer is parsed at its first use, not when it is created: 128,000 entries take 0.6 s.
+A tokenizer is parsed on first use, not when it is created: 128,000 entries take 0.6 s.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-LONG_TEXT = 20_000  # characters from which encoding can be interrupted by Ctrl-C; they take 10 ms
+LONG_TEXT = 20_000  # characters from which Ctrl-C can interrupt encoding; they take 10 ms
 
 
 class _Parsed:
@@ -82,7 +82,7 @@ def _resident_bytes() -> int:
 
 
 def _id_count(library: Any) -> int:
-    """One more than the highest id. Only a vocabulary with holes needs its whole table for that."""
+    """One more than the highest id. Reads the whole vocabulary only if its ids have gaps."""
     count: int = library.get_vocab_size()
     if count and library.id_to_token(count - 1) is not None and library.id_to_token(count) is None:
         return count
@@ -92,13 +92,13 @@ def _id_count(library: Any) -> int:
 class Tokenizer:
     """Encodes text to token ids and decodes ids to text, as the model's own tokenizer does.
 
-    `from_file` and `from_json` create one. It is immutable, and threads can share it. Pickling stores the path of a
-    tokenizer that was read from a file, and the whole tokenizer.json of another one.
+    `from_file` and `from_json` create one. It is immutable, and threads can share it. Pickling stores the path if the
+    tokenizer was read from a file, else the whole tokenizer.json.
     """
 
     _data: bytes
     _special: SpecialTokens
-    _source: str  # what errors call it
+    _source: str  # its name in error messages
     _path: str | None
     _parsed: _Parsed | None
     _lock: threading.Lock
@@ -116,14 +116,17 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, data: bytes | str, special: SpecialTokens, *, source: str = "tokenizer.json") -> Tokenizer:
-        """A tokenizer from the text of a tokenizer.json.
+        """Create a tokenizer from the text of a tokenizer.json.
 
-        The text is parsed at the first use; that is when a damaged one raises TokenizerError.
+        The text is parsed on first use. If it is damaged, TokenizerError is raised then.
 
         Args:
-            data: the text.
-            special: the rules for its special tokens.
-            source: what error messages call it.
+            data: The text.
+            special: The rules for its special tokens.
+            source: Its name in error messages.
+
+        Raises:
+            ArgumentTypeError: If an argument has the wrong type.
         """
         if isinstance(data, str):
             data = data.encode()
@@ -135,18 +138,18 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: StrPath) -> Tokenizer:
-        """Open a tokenizer of any kind.
+        """Read a tokenizer of any kind.
 
         Args:
-            path: a tokenizer.json, a SentencePiece tokenizer.model, a vocab.json beside merges.txt, llama2.c's
-                tokenizer.bin, a GGUF file (with or without weights), or a directory that contains one of these. BOS,
-                EOS and stop rules come from the model's files beside it.
+            path: A tokenizer.json, a SentencePiece tokenizer.model, a vocab.json next to a merges.txt, llama2.c's
+                tokenizer.bin, a GGUF file (with or without weights), or a directory with one of these. The rules for
+                BOS, EOS and stop tokens come from the model's other files in the same directory.
 
         Raises:
-            TokenizerError: the file is damaged, or cannot be represented exactly.
-            UnsupportedError: the tokenizer is of an unknown kind.
-            ModelError: a GGUF file is damaged.
-            OSError: the file cannot be read.
+            TokenizerError: If the file is damaged, or cannot be represented exactly.
+            UnsupportedError: If the kind of tokenizer is unknown.
+            ModelError: If a GGUF file is damaged.
+            OSError: If the file cannot be read.
         """
         from llamac.text.vocabulary.load import load_vocabulary
 
@@ -173,12 +176,12 @@ class Tokenizer:
 
     @property
     def json(self) -> bytes:
-        """The text of its tokenizer.json."""
+        """The text of the tokenizer.json."""
         return self._data
 
     @property
     def memory(self) -> int:
-        """Bytes by which the process grew when the tokenizer was parsed; 0 before, or if the system reports none."""
+        """Bytes by which parsing the tokenizer grew the process; 0 before that, or if the system does not report it."""
         return self._parsed.memory if self._parsed is not None else 0
 
     @property
@@ -194,11 +197,11 @@ class Tokenizer:
 
     @property
     def reads_other_spellings(self) -> bool:
-        """Whether normalization can turn a text into a special token whose name the text does not contain."""
+        """Whether normalization can turn a text into a special token although the text does not contain its name."""
         return self._loaded.reads_other_spellings
 
     def special_spans(self, text: str) -> list[tuple[int, int]]:
-        """The (start, end) of each part of a text that `encode` with `parse_special` turns into a special token."""
+        """Find each part of a text that `encode` with `parse_special` turns into a special token, as (start, end)."""
         encoder = self._loaded.encoder
         return self._guarded(text, lambda: encoder.special_spans(text))
 
@@ -220,20 +223,20 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special: bool = False, parse_special: bool = False, limit: int | None = None
     ) -> list[int]:
-        """The token ids of `text`. Ctrl-C interrupts the encoding of a long text.
+        """Encode a text as token ids. Ctrl-C interrupts the encoding of a long text.
 
         Args:
-            text: any str that can be written as UTF-8.
-            add_special: put BOS in front and append EOS as the model's rules say, but not where one already is.
-            parse_special: turn the names of special tokens in the text into those tokens. Otherwise they are ordinary
-                text, and no text can write a special token. Added tokens that are not special are found in any case.
-            limit: the number of ids that the caller can use. A text that certainly has more (see `min_tokens`) is not
-                encoded at all.
+            text: Any str without lone surrogates.
+            add_special: Put BOS before the text and EOS after it if the model's rules say so, unless they are already
+                there.
+            parse_special: Turn the names of special tokens in the text into those tokens. Otherwise they are ordinary
+                text, and no text becomes a special token. Added tokens that are not special are found in either case.
+            limit: The largest number of ids. A text that certainly has more (see `min_tokens`) is not encoded at all.
 
         Raises:
-            ArgumentError: the text contains a lone surrogate.
-            ContextFullError: there are more than `limit` ids.
-            TokenizerError: the tokenizer is damaged or cannot encode the text.
+            ArgumentError: If the text contains a lone surrogate.
+            ContextFullError: If there are more than `limit` ids.
+            TokenizerError: If the tokenizer is damaged or cannot encode the text.
         """
         if not isinstance(text, str):
             raise wrong_type("text", text, "a str")
@@ -254,7 +257,7 @@ class Tokenizer:
         return ids
 
     def _guarded(self, text: str, call: Callable[[], Result]) -> Result:
-        """The result of a call that encodes `text`. Ctrl-C interrupts it if the text is long."""
+        """Run a call that encodes `text`. Ctrl-C interrupts it if the text is long."""
         try:
             with library_errors(f"{self._source}: the tokenizer cannot encode this text"):
                 if len(text) < LONG_TEXT or not in_main_thread():
@@ -266,20 +269,27 @@ class Tokenizer:
             raise
 
     def min_tokens(self, text: str) -> int:
-        """A lower bound of the number of ids that `encode(text)` returns, found without encoding.
+        """Compute a lower bound for the number of ids in `encode(text)`, without encoding.
 
-        It is the size of the text divided by that of the longest token, or 0 for a tokenizer that can drop characters
-        or replace many by one token (WordPiece, unigram models that collapse spaces).
+        It is the size of the text divided by the size of the longest token. It is 0 for tokenizers that can drop
+        characters or replace many of them with one token (WordPiece, unigram models that collapse spaces).
         """
         if not isinstance(text, str):
             raise wrong_type("text", text, "a str")
         return self._loaded.bound.least(text)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, start: bool = True) -> str:
-        """The text of `ids`: what a new `decoder` with the same arguments returns for them.
+        """Decode token ids to text, as a new `decoder` with the same arguments does.
 
-        Bytes that are not UTF-8 become U+FFFD; `token_bytes` returns them unchanged. Raises ArgumentError for an id
-        that does not exist.
+        Bytes that are not UTF-8 become U+FFFD; `token_bytes` returns them unchanged.
+
+        Args:
+            ids: Token ids.
+            skip_special: Leave out special tokens.
+            start: Whether the ids begin a text, as for `decoder`.
+
+        Raises:
+            ArgumentError: If an id does not exist.
         """
         if not isinstance(ids, Iterable):
             raise wrong_type("ids", ids, "token ids")
@@ -293,19 +303,25 @@ class Tokenizer:
         return b"".join(shown).decode("utf-8", "replace")
 
     def decoder(self, *, skip_special: bool = True, start: bool = True) -> StreamDecoder:
-        """A decoder for tokens that arrive one at a time.
+        """Create a decoder for tokens that arrive one at a time.
 
-        With `start=False` it continues a text that has been shown, such as a prompt: the space that SentencePiece puts
-        in front of a text is then a real one and stays.
+        Args:
+            skip_special: Leave out special tokens.
+            start: Whether the ids begin a text. If so, the decoder drops the space that SentencePiece puts before a
+                text. False continues a text that has been shown, such as a prompt.
         """
         return StreamDecoder(self._loaded.texts, skip_special, start)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for; for a special token its name. ArgumentError if the id does not exist."""
+        """Return the bytes of a token, or the name of a special token.
+
+        Raises:
+            ArgumentError: If the id does not exist.
+        """
         return self._loaded.texts.bytes_of(token)
 
     def id_of(self, token_text: str) -> int | None:
-        """The id of the token written `token_text` in the vocabulary (spaces as `▁` or `Ġ`), or None."""
+        """Look up a token by its string in the vocabulary, in which spaces are `▁` or `Ġ`. Returns None if unknown."""
         if not isinstance(token_text, str):
             raise wrong_type("token_text", token_text, "a str")
         found: int | None = self._loaded.library.token_to_id(token_text) if _is_unicode(token_text) else None

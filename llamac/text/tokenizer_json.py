@@ -1,7 +1,7 @@
-"""Reads a tokenizer.json, and refuses those at which the library `tokenizers` would panic.
+"""Parses a tokenizer.json, and rejects documents that would make the library `tokenizers` panic.
 
-A panic prints on stderr and raises an exception that no `except Exception` catches. Known causes are therefore found
-before the library gets the document; any other panic becomes a TokenizerError.
+A panic prints to stderr and raises an exception that `except Exception` does not catch. So known causes are detected
+before the library gets the document. Any other panic becomes a TokenizerError.
 """
 
 from __future__ import annotations
@@ -17,25 +17,32 @@ from llamac.format.strict_json import parse_object
 from llamac.text.regex_cost import can_match_nothing
 
 MAX_FILE_BYTES = 1 << 27  # the largest known tokenizer.json has 35 MB
-MAX_VALUES = 1 << 23  # in it: a merge has 3
+MAX_VALUES = 1 << 23  # JSON values in a file; a merge has 3
 MAX_TOKENS = 1 << 20  # XLM-V has 901,629
 MAX_MERGES = 1 << 21  # Gemma 3 has 514,906
 MAX_ADDED_TOKENS = 1 << 17  # Llasa has 65,800
 MAX_ADDED_CHARACTERS = 1 << 21  # of all added tokens together
 
-
-# Packages and parts of llamac whose exceptions `library_errors` converts.
+# Packages, and subpackages of llamac, whose exceptions `library_errors` converts.
 _LIBRARIES = ("tokenizers", "sentencepiece")
 _OUR_PARTS = ("text", "format", "interrupt")
 
 
 def parse_document(data: bytes, name: str) -> dict[str, Any]:
-    """The JSON object of a tokenizer's file. TokenizerError with `name` if it is not one."""
+    """Parse the JSON object in a tokenizer's file.
+
+    Args:
+        data: The file's content.
+        name: The document's name in error messages.
+
+    Raises:
+        TokenizerError: If it is not valid JSON, not an object, or too large.
+    """
     return parse_object(data, name, error=TokenizerError, max_bytes=MAX_FILE_BYTES, max_values=MAX_VALUES)
 
 
 def steps(node: Any) -> Iterator[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, without the sequences that contain them."""
+    """Yield the steps of a normalizer or pre-tokenizer, without the sequences that contain them."""
     if isinstance(node, dict) and node.get("type") == "Sequence":
         for name in ("normalizers", "pretokenizers"):
             inner = node.get(name)
@@ -46,7 +53,11 @@ def steps(node: Any) -> Iterator[dict[str, Any]]:
 
 
 def check_structure(document: dict[str, Any]) -> None:
-    """TokenizerError if the library would panic at a tokenizer.json."""
+    """Check a tokenizer.json for known causes of panics in the library.
+
+    Raises:
+        TokenizerError: If it has one.
+    """
     model = document.get("model")
     if not isinstance(model, dict):
         raise TokenizerError("it has no model")
@@ -61,14 +72,29 @@ def check_structure(document: dict[str, Any]) -> None:
 
 
 def check_counts(tokens: int, merges: int = 0) -> None:
-    """TokenizerError if a vocabulary is larger than any known one."""
+    """Check that a vocabulary is not larger than any known one.
+
+    Args:
+        tokens: The number of tokens.
+        merges: The number of merges.
+
+    Raises:
+        TokenizerError: If it is.
+    """
     for count, limit, what in ((tokens, MAX_TOKENS, "tokens"), (merges, MAX_MERGES, "merges")):
         if count > limit:
             raise TokenizerError(f"the vocabulary has {count} {what}, the limit is {limit}")
 
 
 def check_added(contents: Collection[str]) -> None:
-    """TokenizerError if there are more added tokens, or longer ones, than in any known tokenizer."""
+    """Check that there are not more or longer added tokens than in any known tokenizer.
+
+    Args:
+        contents: The strings of the added tokens.
+
+    Raises:
+        TokenizerError: If there are.
+    """
     if len(contents) > MAX_ADDED_TOKENS:
         raise TokenizerError(f"there are {len(contents)} added tokens, the limit is {MAX_ADDED_TOKENS}")
     if sum(map(len, contents)) > MAX_ADDED_CHARACTERS:
@@ -76,12 +102,12 @@ def check_added(contents: Collection[str]) -> None:
 
 
 def _problem(step: dict[str, Any]) -> str:
-    """What is wrong with a step that the library itself does not report; empty if nothing."""
+    """The problem of a step that the library itself does not report; empty if there is none."""
     kind = step.get("type")
     if kind == "Prepend" and step.get("prepend") == "":
         return "prepends an empty string"
     if kind == "FixedLength" and step.get("length") == 0:
-        return "cuts a text into pieces of no length"
+        return "splits text into pieces of length 0"
     if kind == "Replace":
         pattern = step.get("pattern")
         regex = pattern.get("Regex") if isinstance(pattern, dict) else None
@@ -93,7 +119,14 @@ def _problem(step: dict[str, Any]) -> str:
 
 
 def charsmap_problem(text: Any) -> str:
-    """What is wrong with a table of replacements: the 32-bit units of a trie (a double array), then strings."""
+    """Check SentencePiece's table of character replacements: 32-bit units of a double-array trie, then strings.
+
+    Args:
+        text: The table in base64.
+
+    Returns:
+        The problem; empty if there is none.
+    """
     if not isinstance(text, str):
         return "has no precompiled_charsmap"
     try:
@@ -107,9 +140,9 @@ def charsmap_problem(text: Any) -> str:
         return "has a damaged precompiled_charsmap"
     count = size // 4
     if size % 4 or not 0 < count <= (len(data) - 4) // 4 or strings[-1:] != b"\0":
-        return "has a precompiled_charsmap of a wrong size"
+        return "has a precompiled_charsmap of the wrong size"
     for index, unit in enumerate(struct.unpack_from(f"<{count}I", data, 4)):
-        if unit >> 31:  # a leaf: where its string begins
+        if unit >> 31:  # a leaf, with the start of its string
             start = unit & 0x7FFFFFFF
             if start >= len(strings) or (start and strings[start - 1]):
                 return "has a precompiled_charsmap that does not point to its strings"
@@ -120,9 +153,12 @@ def charsmap_problem(text: Any) -> str:
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Turns an exception of the library, a panic included, into a TokenizerError that begins with `what`.
+    """Convert exceptions of the library, including panics, to a TokenizerError.
 
     An exception that a signal handler raises during the call passes through unchanged.
+
+    Args:
+        what: Begins the error message.
     """
     try:
         yield
@@ -139,9 +175,9 @@ def library_errors(what: str) -> Iterator[None]:
 
 
 def _raised_in_library(error: BaseException) -> bool:
-    """Whether an exception comes from our code or the native code that it called.
+    """Whether an exception comes from llamac's code or native code that it called, and not from a signal handler.
 
-    Native code has no frames, so that the innermost frame is the caller's. A signal handler has a frame of its own.
+    Native code has no frames, so the innermost frame is its caller's. A signal handler has its own frame.
     """
     trace, module = error.__traceback__, ""
     while trace is not None:

@@ -96,11 +96,12 @@ def test_a_generation_uses_the_models_recommendations(tmp_path: Path) -> None:
 def test_sample_uses_the_models_recommendations(tmp_path: Path) -> None:
     recommended: Any = {"temperature": 0.7, "top_k": 5, "top_p": 0.8, "min_p": 0.05}
     plain: Any = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    unset: Any = {}
     path = write_model(tmp_path / "m.bin", checkpoint(llama_config()), generation=recommended)
     with llamac.load(path) as model, model.session() as session:
         session.prefill(model.tokenize("he"))
         draws, expected, others = (
-            [session.sample(seed=seed, **settings) for seed in range(50)] for settings in ({}, recommended, plain)
+            [session.sample(seed=seed, **settings) for seed in range(50)] for settings in (unset, recommended, plain)
         )
     assert draws == expected
     assert draws != others

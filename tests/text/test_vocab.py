@@ -439,7 +439,7 @@ def test_vocab_json_is_read_with_merges_and_added_tokens(tmp_path: Path) -> None
     with pytest.raises(UnsupportedError, match="CLIPTokenizer"):
         load_vocabulary(tmp_path)
     write_json(tmp_path, vocab={"a": 0})
-    with pytest.raises(TokenizerError, match="no byte-level vocabulary"):
+    with pytest.raises(TokenizerError, match="not a byte-level vocabulary"):
         load_vocabulary(tmp_path)
 
 

@@ -29,7 +29,7 @@ ADDITIONAL = ("additional_special_tokens", "extra_special_tokens")
 FLAGS = ("special", "single_word", "lstrip", "rstrip", "normalized")
 
 
-class Added(NamedTuple):
+class AddedToken(NamedTuple):
     """An added token: the tokenizer finds these in the text before it cuts the rest into pieces.
 
     Attributes:
@@ -55,7 +55,7 @@ class Added(NamedTuple):
         return {"id": self.id, "content": self.text, **{flag: getattr(self, flag) for flag in FLAGS}}
 
 
-class Room(NamedTuple):
+class IdLimit(NamedTuple):
     """The number of ids that the model has.
 
     Attributes:
@@ -96,7 +96,7 @@ def _read_json(path: Path) -> Document:
 # ---- added tokens
 
 
-def read_added(entry: Document) -> Added:
+def read_added(entry: Document) -> AddedToken:
     """Parse an entry of `added_tokens` in a tokenizer.json.
 
     Raises:
@@ -105,18 +105,18 @@ def read_added(entry: Document) -> Added:
     wrong = next((flag for flag in FLAGS if not isinstance(entry.get(flag), bool)), None)
     if wrong is not None or not isinstance(entry.get("content"), str) or type(entry.get("id")) is not int:
         raise TokenizerError(f"tokenizer.json: the added token {entry!r} has no valid {wrong or 'content or id'}")
-    return Added(entry["id"], entry["content"], **{flag: entry[flag] for flag in FLAGS})
+    return AddedToken(entry["id"], entry["content"], **{flag: entry[flag] for flag in FLAGS})
 
 
 def add_tokens(
     vocab: Mapping[str, int],
-    present: Iterable[Added],
+    present: Iterable[AddedToken],
     sidecars: Sidecars,
     settings: Document,
-    room: Room | None = None,
-    later: Iterable[Added] = (),
+    id_limit: IdLimit | None = None,
+    later: Iterable[AddedToken] = (),
     size: int | None = None,
-) -> list[Added]:
+) -> list[AddedToken]:
     """List all added tokens of a tokenizer, ordered by id.
 
     Args:
@@ -124,7 +124,7 @@ def add_tokens(
         present: The added tokens that the tokenizer's own file lists.
         sidecars: The JSON files next to that file.
         settings: The merged settings of `sidecars`.
-        room: The number of ids that the model has. A token that the files name without an id is left out, with a
+        id_limit: The number of ids that the model has. A token that the files name without an id is left out, with a
             warning, if its id would exceed this.
         later: The added tokens that this kind of tokenizer implies, unless a file lists them.
         size: The number of pieces, if it differs from `len(vocab)` because several pieces have the same string.
@@ -151,10 +151,10 @@ def add_tokens(
     for token in (*roles.values(), *_additional(settings)):
         if token.text in listed:
             continue
-        if room is not None and tokens.id_of(token.text) >= room.n_ids:
-            room.warnings.append(
+        if id_limit is not None and tokens.id_of(token.text) >= id_limit.n_ids:
+            id_limit.warnings.append(
                 f"the tokenizer's files name the token {token.text!r} without an id, and the model has no id left for"
-                f" it (all {room.n_ids} are taken): it is left out"
+                f" it (all {id_limit.n_ids} are taken): it is left out"
             )
         else:
             tokens.add(token)
@@ -177,7 +177,7 @@ class _Tokens:
     def __init__(self, vocab: Mapping[str, int], size: int) -> None:
         self.vocab = vocab
         self.taken = {token: text for text, token in vocab.items()}
-        self.by_text: dict[str, Added] = {}
+        self.by_text: dict[str, AddedToken] = {}
         self.next_id = size
 
     def id_of(self, text: str) -> int:
@@ -185,7 +185,7 @@ class _Tokens:
         known = self.by_text.get(text)
         return self.vocab.get(text, self.next_id if known is None else known.id)
 
-    def add(self, token: Added) -> None:
+    def add(self, token: AddedToken) -> None:
         """Add `token`, or change its flags if its string is known. Its id is -1 if no file gives one."""
         given = self.id_of(token.text)
         if not token.text:
@@ -203,7 +203,7 @@ class _Tokens:
         self.next_id = max(self.next_id, given + 1)
 
 
-def _listed(sidecars: Sidecars, settings: Document, present: Mapping[str, Added]) -> Iterator[Added]:
+def _listed(sidecars: Sidecars, settings: Document, present: Mapping[str, AddedToken]) -> Iterator[AddedToken]:
     """The tokens that a sidecar file lists with their ids."""
     if "added_tokens_decoder" in settings:
         entries = _object(settings["added_tokens_decoder"], "tokenizer_config.json: added_tokens_decoder")
@@ -220,10 +220,10 @@ def _listed(sidecars: Sidecars, settings: Document, present: Mapping[str, Added]
         if type(index) is not int or index < 0:
             raise TokenizerError(f"added_tokens.json: the token {text!r} has the id {index!r}")
         if text not in present or present[text].id != index:
-            yield Added(index, text, special=text in special, normalized=text not in special)
+            yield AddedToken(index, text, special=text in special, normalized=text not in special)
 
 
-def _roles(settings: Document) -> Iterator[Added]:
+def _roles(settings: Document) -> Iterator[AddedToken]:
     """The tokens that have a role (`eos_token`, ...), as special tokens with the id -1."""
     others = (key for key, value in settings.items() if key.endswith("_token") and isinstance(value, (str, dict)))
     for key in dict.fromkeys((*NAMES, *others)):
@@ -235,7 +235,7 @@ def _roles(settings: Document) -> Iterator[Added]:
                 yield _named(value, f"{key}: {name}")._replace(special=True)
 
 
-def _additional(settings: Document) -> Iterator[Added]:
+def _additional(settings: Document) -> Iterator[AddedToken]:
     """The tokens that are listed without a role or an id."""
     for key in ADDITIONAL:
         values = settings.get(key)
@@ -245,17 +245,17 @@ def _additional(settings: Document) -> Iterator[Added]:
             yield _named(value, key)
 
 
-def _named(value: object, key: str) -> Added:
+def _named(value: object, key: str) -> AddedToken:
     """A token that a setting names by its string or describes as an object, with the id -1."""
     where = f"tokenizer_config.json or special_tokens_map.json: {key}"
     if isinstance(value, str):
-        return Added(-1, value, special=True)
+        return AddedToken(-1, value, special=True)
     if not isinstance(value, dict):
         raise TokenizerError(f"{where} is {value!r}, expected a token's string")
     return _flags({"special": True, **value}, where, id=-1)
 
 
-def _flags(entry: Document, where: str, *, id: int) -> Added:
+def _flags(entry: Document, where: str, *, id: int) -> AddedToken:
     """A token from the object that describes it. Missing flags default as in transformers' AddedToken."""
     if not isinstance(entry.get("content"), str):
         raise TokenizerError(f"{where} has no string 'content'")
@@ -264,7 +264,7 @@ def _flags(entry: Document, where: str, *, id: int) -> Added:
     wrong = next((flag for flag, value in flags.items() if not isinstance(value, bool)), None)
     if wrong is not None:
         raise TokenizerError(f"{where}: {wrong} is {flags[wrong]!r}, expected true or false")
-    return Added(id, entry["content"], **flags)
+    return AddedToken(id, entry["content"], **flags)
 
 
 def _object(value: object, where: str) -> Document:

@@ -17,7 +17,7 @@ from llamac.format.gguf_metadata import Value, read_metadata
 from llamac.text.decoding import SPACE_MARK
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer_json import check_counts
-from llamac.text.vocabulary.added import Added, Document
+from llamac.text.vocabulary.added import AddedToken, Document
 from llamac.text.vocabulary.pre_tokenizers import PRE_TOKENIZERS
 from llamac.text.vocabulary.spm import (
     BPE,
@@ -219,9 +219,9 @@ def _special(
     )
 
 
-def _added(pieces: Sequence[Piece], special: SpecialTokens, rstrip: frozenset[str] = frozenset()) -> list[Added]:
+def _added(pieces: Sequence[Piece], special: SpecialTokens, rstrip: frozenset[str] = frozenset()) -> list[AddedToken]:
     return [
-        Added(
+        AddedToken(
             index,
             piece.text,
             special=piece.type != USER_DEFINED or index in (special.bos_id, special.eos_id),

@@ -11,12 +11,12 @@ from llamac.format.git_lfs import check_not_pointer
 from llamac.format.model_folders import check_links
 from llamac.format.small_files import read_small
 from llamac.text.tokenizer_json import MAX_FILE_BYTES, parse_document
-from llamac.text.vocabulary.added import Room, Sidecars, read_sidecars
+from llamac.text.vocabulary.added import IdLimit, Sidecars, read_sidecars
 from llamac.text.vocabulary.llama2c import from_llama2c, to_llama2c
 from llamac.text.vocabulary.spm import from_sentencepiece, looks_like_sentencepiece
 from llamac.text.vocabulary.tokenizer_json import Vocabulary, from_tokenizer_json, from_vocab_and_merges
 
-__all__ = ["Room", "Vocabulary", "find_tokenizer", "load_vocabulary", "to_llama2c"]
+__all__ = ["IdLimit", "Vocabulary", "find_tokenizer", "load_vocabulary", "to_llama2c"]
 
 # The tokenizer files of a directory. The first that exists is used, so the most exact format comes first.
 NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer.bin")
@@ -24,14 +24,14 @@ NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer.bin")
 SIDECAR_NAMES = {"tokenizer.model", "merges.txt", *(f"{name}.json" for name in Sidecars._fields)}
 
 
-def load_vocabulary(path: str | Path, room: Room | None = None) -> Vocabulary:
+def load_vocabulary(path: str | Path, id_limit: IdLimit | None = None) -> Vocabulary:
     """Read a tokenizer in any of the formats that `llamac.text.tokenizer.Tokenizer.from_file` lists.
 
     The format is detected from the content, not from the name.
 
     Args:
         path: A tokenizer file, or a directory with one.
-        room: The number of ids that the model has, if known. Tokens that sidecar files name without an id get one
+        id_limit: The number of ids that the model has, if known. Tokens that sidecar files name without an id get one
             after the vocabulary, as in transformers. Tokens beyond the model's ids are left out.
 
     Raises:
@@ -67,7 +67,7 @@ def load_vocabulary(path: str | Path, room: Room | None = None) -> Vocabulary:
     data = read_small(path, MAX_FILE_BYTES, TokenizerError)
     check_not_pointer(path, data)
     try:
-        return _from_bytes(path, data, room)
+        return _from_bytes(path, data, id_limit)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from None
 
@@ -80,11 +80,11 @@ def find_tokenizer(folder: Path) -> Path | None:
     return min(folder.glob("*.gguf"), default=None)
 
 
-def _from_bytes(path: Path, data: bytes, room: Room | None) -> Vocabulary:
+def _from_bytes(path: Path, data: bytes, id_limit: IdLimit | None) -> Vocabulary:
     if data.lstrip()[:1] == b"{":
-        return _from_json_file(path, data, room)
+        return _from_json_file(path, data, id_limit)
     if looks_like_sentencepiece(data):
-        return from_sentencepiece(data, read_sidecars(path.parent), room)
+        return from_sentencepiece(data, read_sidecars(path.parent), id_limit)
     if re.match(rb"[A-Za-z0-9+/]+=* \d+\n", data):
         raise UnsupportedError(
             f"{path} is a tiktoken file, which does not define how text is split into words; use the model's"
@@ -93,17 +93,17 @@ def _from_bytes(path: Path, data: bytes, room: Room | None) -> Vocabulary:
     return from_llama2c(data)
 
 
-def _from_json_file(path: Path, data: bytes, room: Room | None) -> Vocabulary:
+def _from_json_file(path: Path, data: bytes, id_limit: IdLimit | None) -> Vocabulary:
     sidecars = read_sidecars(path.parent)
     document = parse_document(data, path.name)
     if isinstance(document.get("model"), dict):
         model = path.parent / "tokenizer.model"
         spm = read_small(model, MAX_FILE_BYTES, TokenizerError) if model.is_file() else None
-        return from_tokenizer_json(document, sidecars, spm, room)
+        return from_tokenizer_json(document, sidecars, spm, id_limit)
     merges = path.parent / "merges.txt"
     if not merges.is_file():
         raise TokenizerError(
             "neither a tokenizer.json (it has no 'model') nor a vocab.json (there is no merges.txt next to it)"
         )
     texts = read_small(merges, MAX_FILE_BYTES, TokenizerError)
-    return from_vocab_and_merges(document, texts, sidecars, room)
+    return from_vocab_and_merges(document, texts, sidecars, id_limit)

@@ -20,7 +20,7 @@ from llamac.errors import TokenizerError
 from llamac.text.decoding import SPACE_MARK
 from llamac.text.sentencepiece_text import SentencePieceEncoder, protobuf_field
 from llamac.text.tokenizer_json import MAX_TOKENS, library_errors
-from llamac.text.vocabulary.added import Added, Document, Room, Sidecars, add_tokens, special_tokens
+from llamac.text.vocabulary.added import AddedToken, Document, IdLimit, Sidecars, add_tokens, special_tokens
 from llamac.text.vocabulary.tokenizer_json import Merge, Vocabulary, bpe_document, canonical_json, token_ids
 from llamac.text.vocabulary.unigram import UnigramPiece, normalizer_steps, unigram_document
 
@@ -178,7 +178,7 @@ def spm_document(
     pieces: Sequence[Piece],
     *,
     prefix_space: bool,
-    added: Sequence[Added],
+    added: Sequence[AddedToken],
     space: str = SPACE_MARK,
     text_merges: bool = True,
     scheme: PrependScheme | None = None,
@@ -294,7 +294,7 @@ class SentencePieceModel(NamedTuple):
     escape_whitespaces: bool = True
 
 
-def from_sentencepiece(data: bytes, sidecars: Sidecars, room: Room | None = None) -> Vocabulary:
+def from_sentencepiece(data: bytes, sidecars: Sidecars, id_limit: IdLimit | None = None) -> Vocabulary:
     """Read a SentencePiece model. The vocabulary encodes as the library sentencepiece does.
 
     A text gets BOS unless tokenizer_config.json says otherwise. A text after an added token gets a space in front only
@@ -303,7 +303,7 @@ def from_sentencepiece(data: bytes, sidecars: Sidecars, room: Room | None = None
     Args:
         data: The content of a tokenizer.model.
         sidecars: The files next to it, which list added tokens.
-        room: The number of ids that the language model has, if known.
+        id_limit: The number of ids that the language model has, if known.
 
     Raises:
         TokenizerError: If the model or a sidecar file is damaged.
@@ -320,11 +320,11 @@ def from_sentencepiece(data: bytes, sidecars: Sidecars, room: Room | None = None
         model = model._replace(add_dummy_prefix=bool(settings["add_prefix_space"]))
     implied = [
         # User-defined pieces match after spaces have been replaced, the others match the original text.
-        Added(index, piece.text, special=piece.type != USER_DEFINED, normalized=piece.type == USER_DEFINED)
+        AddedToken(index, piece.text, special=piece.type != USER_DEFINED, normalized=piece.type == USER_DEFINED)
         for index, piece in enumerate(pieces)
         if piece.type in (CONTROL, UNKNOWN, USER_DEFINED)
     ]
-    added = add_tokens(piece_ids([piece.text for piece in pieces]), [], sidecars, settings, room, implied)
+    added = add_tokens(piece_ids([piece.text for piece in pieces]), [], sidecars, settings, id_limit, implied)
     scheme: PrependScheme = "always" if model.model_type != BPE or settings.get("legacy") else "first"
     document = _bpe_document(model, added, scheme)
     if document is None:
@@ -335,7 +335,7 @@ def from_sentencepiece(data: bytes, sidecars: Sidecars, room: Room | None = None
 
 
 def library_document(
-    model: SentencePieceModel, added: Sequence[Added], scheme: PrependScheme, found_by_model: Collection[int]
+    model: SentencePieceModel, added: Sequence[AddedToken], scheme: PrependScheme, found_by_model: Collection[int]
 ) -> Document:
     """Build a vocabulary that the library sentencepiece encodes with (`SentencePieceEncoder`).
 
@@ -369,7 +369,7 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _bpe_document(model: SentencePieceModel, added: Sequence[Added], scheme: PrependScheme) -> Document | None:
+def _bpe_document(model: SentencePieceModel, added: Sequence[AddedToken], scheme: PrependScheme) -> Document | None:
     """A tokenizer.json that encodes exactly as the model does, or None if there is none."""
     if (
         model.model_type != BPE
@@ -390,7 +390,7 @@ def _bpe_document(model: SentencePieceModel, added: Sequence[Added], scheme: Pre
     return document
 
 
-def _approximate_document(model: SentencePieceModel, added: Sequence[Added], scheme: PrependScheme) -> Document:
+def _approximate_document(model: SentencePieceModel, added: Sequence[AddedToken], scheme: PrependScheme) -> Document:
     """The tokenizer.json that transformers would make for a model. It decodes exactly, but may encode differently."""
     prefix_space, collapse_spaces = model.add_dummy_prefix, model.remove_extra_whitespaces
     charsmap = model.precompiled_charsmap

@@ -1,7 +1,7 @@
-"""The canonical form of a vocabulary, and the files Hugging Face keeps it in: tokenizer.json, vocab.json + merges.txt.
+"""The canonical form of a vocabulary, and Hugging Face's files: tokenizer.json, and vocab.json with merges.txt.
 
-Canonical is a tokenizer.json whose bytes depend on nothing but its meaning, without post-processor, truncation and
-padding: what those would add is in `SpecialTokens`.
+The canonical form is a tokenizer.json whose bytes depend only on its meaning. It has no post-processor, truncation or
+padding; `SpecialTokens` has the tokens that a post-processor would add.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from llamac.text.encoding_cost import make_linear
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer_json import check_structure
 from llamac.text.vocabulary.added import (
-    Added,
+    AddedToken,
     Document,
-    Room,
+    IdLimit,
     Sidecars,
     add_tokens,
     read_added,
@@ -33,8 +33,14 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 class Vocabulary(NamedTuple):
-    """A tokenizer ready for a model file. `spm` is the original file that scores its pieces (a SentencePiece model or a
-    llama2.c tokenizer.bin), where there is one: tokenizer.json has no place for scores."""
+    """A tokenizer in the form that a model file stores.
+
+    Attributes:
+        json: The canonical tokenizer.json.
+        special: The rules for special tokens.
+        spm: The original file with the scores of pieces, a SentencePiece model or a llama2.c tokenizer.bin; None if
+            there is none. A tokenizer.json cannot represent scores.
+    """
 
     json: bytes
     special: SpecialTokens
@@ -42,7 +48,11 @@ class Vocabulary(NamedTuple):
 
 
 def canonical_json(document: Document) -> bytes:
-    """The bytes of `document`, a tokenizer.json: compact, keys sorted, the vocabulary by id, merges as pairs."""
+    """Write a tokenizer.json in canonical form: compact, with sorted keys, the vocabulary by id, and merges as pairs.
+
+    Raises:
+        TokenizerError: If a merge is not a pair, or a string has a lone surrogate.
+    """
     fixed = {"version": "1.0", "post_processor": None, "padding": None, "truncation": None}
     model = dict(document["model"])
     if "merges" in model:
@@ -52,7 +62,7 @@ def canonical_json(document: Document) -> bytes:
             _sorted({**document, **fixed, "model": model}), ensure_ascii=False, separators=(",", ":")
         ).encode()
     except UnicodeEncodeError:
-        raise TokenizerError("the vocabulary holds a lone surrogate, which is no character") from None
+        raise TokenizerError("the vocabulary contains a lone surrogate") from None
 
 
 def _merge(entry: object) -> Sequence[str]:
@@ -77,7 +87,7 @@ def _sorted(node: Any, key: str = "") -> Any:
 def bpe_document(
     vocab: Mapping[str, int],
     merges: Iterable[Merge],
-    added: Iterable[Added],
+    added: Iterable[AddedToken],
     *,
     normalizer: Document | None,
     pre_tokenizer: Document | None,
@@ -86,7 +96,19 @@ def bpe_document(
     byte_fallback: bool = False,
     ignore_merges: bool = False,
 ) -> Document:
-    """A tokenizer.json with a BPE model. `unknown` is the piece for characters that have none, or None."""
+    """Build a tokenizer.json with a BPE model.
+
+    Args:
+        vocab: The ids of the pieces.
+        merges: The merges, best first.
+        added: The added tokens.
+        normalizer: The normalizer, or None.
+        pre_tokenizer: The pre-tokenizer, or None.
+        decoder: The decoder.
+        unknown: The piece for unknown characters, or None.
+        byte_fallback: Whether unknown characters become byte pieces.
+        ignore_merges: Whether a word that is a token becomes that token regardless of the merges.
+    """
     return {
         "added_tokens": [token.document() for token in sorted(added)],
         "normalizer": normalizer,
@@ -110,13 +132,22 @@ def bpe_document(
 def byte_level_document(
     vocab: Mapping[str, int],
     merges: Iterable[Merge],
-    added: Iterable[Added],
+    added: Iterable[AddedToken],
     pre_tokenizer: Document,
     *,
     nfc: bool = False,
     ignore_merges: bool = False,
 ) -> Document:
-    """A tokenizer.json for byte-level BPE (`byte_alphabet`); `nfc` composes characters first."""
+    """Build a tokenizer.json for byte-level BPE (`byte_alphabet`).
+
+    Args:
+        vocab: As for `bpe_document`, like all arguments that are not listed here.
+        merges: The merges, best first.
+        added: The added tokens.
+        pre_tokenizer: The pre-tokenizer.
+        nfc: Whether to compose characters first (Unicode normal form C).
+        ignore_merges: As for `bpe_document`.
+    """
     return bpe_document(
         vocab,
         merges,
@@ -129,9 +160,16 @@ def byte_level_document(
 
 
 def raw_bpe_document(
-    vocab: Mapping[str, int], merges: Iterable[Merge], added: Iterable[Added], splits: Iterable[str]
+    vocab: Mapping[str, int], merges: Iterable[Merge], added: Iterable[AddedToken], splits: Iterable[str]
 ) -> Document:
-    """A tokenizer.json for BPE on text that is cut by `splits`, with U+2581 for spaces and byte pieces (Gemma 4)."""
+    """Build a tokenizer.json for BPE on plain text with U+2581 for spaces, and byte pieces (Gemma 4).
+
+    Args:
+        vocab: The ids of the pieces.
+        merges: The merges, best first.
+        added: The added tokens.
+        splits: Regular expressions that split text into words, as for `split_words`.
+    """
     return bpe_document(
         vocab,
         merges,
@@ -151,9 +189,17 @@ def raw_bpe_document(
 
 
 def word_piece_document(
-    vocab: Mapping[str, int], added: Iterable[Added], *, unknown: str, lowercase: bool, strip_accents: bool
+    vocab: Mapping[str, int], added: Iterable[AddedToken], *, unknown: str, lowercase: bool, strip_accents: bool
 ) -> Document:
-    """A tokenizer.json for BERT's WordPiece; `unknown` is the piece for words that are not made of pieces."""
+    """Build a tokenizer.json for BERT's WordPiece.
+
+    Args:
+        vocab: The ids of the pieces.
+        added: The added tokens.
+        unknown: The piece for words that cannot be split into pieces.
+        lowercase: Whether to convert text to lower case.
+        strip_accents: Whether to remove accents.
+    """
     return {
         "added_tokens": [token.document() for token in sorted(added)],
         "normalizer": {
@@ -180,9 +226,14 @@ def _byte_level(prefix_space: bool = False, use_regex: bool = False) -> Document
 
 
 def split_words(splits: Iterable[str], prefix_space: bool = False) -> Document:
-    """The pre-tokenizer that cuts the text by each regular expression in turn.
+    """Build a pre-tokenizer that splits text with regular expressions, one after another.
 
-    Matches and what lies between them are words; no merge reaches over the edge of a word."""
+    Matches and the text between them become words. Merges do not cross the boundaries of words.
+
+    Args:
+        splits: The regular expressions.
+        prefix_space: Whether to put a space before a text.
+    """
     return {"type": "Sequence", "pretokenizers": [*map(_split, splits), _byte_level(prefix_space)]}
 
 
@@ -191,12 +242,20 @@ def _split(regex: str) -> Document:
 
 
 def from_tokenizer_json(
-    document: Document, sidecars: Sidecars, spm: bytes | None = None, room: Room | None = None
+    document: Document, sidecars: Sidecars, spm: bytes | None = None, id_limit: IdLimit | None = None
 ) -> Vocabulary:
-    """The vocabulary of the tokenizer.json `document`, encoding exactly as that file says.
+    """Convert a tokenizer.json to canonical form. The vocabulary encodes exactly as the file specifies.
 
-    More added tokens, BOS and EOS come from `sidecars`; BOS and EOS from the file's own post-processor where those say
-    nothing.
+    Args:
+        document: The parsed tokenizer.json, which is changed.
+        sidecars: The files next to it, which can list added tokens and define BOS and EOS. Otherwise the file's own
+            post-processor defines BOS and EOS.
+        spm: The SentencePiece model next to it, or None.
+        id_limit: The number of ids that the language model has, if known.
+
+    Raises:
+        TokenizerError: If the file is damaged or contradicts the sidecar files.
+        UnsupportedError: If the tokenizer is of an unsupported kind.
     """
     with _structure("tokenizer.json"):
         _check_model(document)
@@ -205,7 +264,7 @@ def from_tokenizer_json(
         settings = sidecars.settings()
         present = [read_added(entry) for entry in document.get("added_tokens") or []]
         pieces = token_ids({"model": document["model"]})
-        added = add_tokens(pieces, present, sidecars, settings, room, size=len(document["model"]["vocab"]))
+        added = add_tokens(pieces, present, sidecars, settings, id_limit, size=len(document["model"]["vocab"]))
         document["added_tokens"] = [token.document() for token in added]
         ids = token_ids(document)
         make_linear(document)
@@ -213,14 +272,14 @@ def from_tokenizer_json(
         known = {*ids.values(), None}
         wrong = [token for token in (front, back) if type(token) not in (int, type(None)) or token not in known]
         if wrong:
-            raise TokenizerError(f"the tokenizer puts the token {wrong[0]!r:.40} around a text, which it does not have")
+            raise TokenizerError(f"the tokenizer puts the token {wrong[0]!r:.40} around a text, but does not have it")
         special = special_tokens(ids, sidecars, settings, front, back)
         return Vocabulary(canonical_json(document), special, spm)
 
 
 @contextmanager
 def _structure(name: str) -> Iterator[None]:
-    """What goes wrong when JSON does not have the expected structure, as a TokenizerError about `name`."""
+    """Convert the exceptions of JSON with an unexpected structure to a TokenizerError about `name`."""
     try:
         yield
     except LlamacError:
@@ -238,7 +297,11 @@ def _check_model(document: Document) -> None:
 
 
 def token_ids(document: Document) -> dict[str, int]:
-    """Every token of a tokenizer.json, added ones included, with its id."""
+    """Map every token of a tokenizer.json to its id, including added tokens.
+
+    Raises:
+        TokenizerError: If an id is invalid.
+    """
     vocab = document["model"]["vocab"]
     ids = dict(vocab) if isinstance(vocab, dict) else {piece: index for index, (piece, _) in enumerate(vocab)}
     ids.update((token["content"], token["id"]) for token in document.get("added_tokens") or [])
@@ -249,16 +312,16 @@ def token_ids(document: Document) -> dict[str, int]:
 
 
 def _post_processor(step: Document | None) -> tuple[int | None, int | None]:
-    """The tokens that a post-processor puts in front of and behind a text."""
+    """The tokens that a post-processor puts before and after a text."""
     fronts, backs = _around(step) if step else ([], [])
     if len(fronts) > 1 or len(backs) > 1:
-        raise UnsupportedError("the tokenizer puts more than one token in front of or behind a text: not supported")
+        raise UnsupportedError("the tokenizer puts more than one token before or after a text, which is not supported")
     return next(iter(fronts), None), next(iter(backs), None)
 
 
 def _around(step: Document) -> tuple[list[int], list[int]]:
     kind = step.get("type")
-    if kind == "ByteLevel":  # moves offsets only
+    if kind == "ByteLevel":  # changes only offsets
         return [], []
     if kind in ("BertProcessing", "RobertaProcessing"):
         return [step["cls"][1]], [step["sep"][1]]
@@ -288,24 +351,36 @@ def _template(step: Document) -> tuple[list[int], list[int]]:
 
 
 def from_vocab_and_merges(
-    vocab: Document, merges_txt: bytes, sidecars: Sidecars, room: Room | None = None
+    vocab: Document, merges_txt: bytes, sidecars: Sidecars, id_limit: IdLimit | None = None
 ) -> Vocabulary:
-    """The vocabulary of a vocab.json and the merges.txt beside it: byte-level BPE, with GPT-2's way to cut words unless
-    tokenizer_config.json names Qwen 2's tokenizer."""
-    with _structure("vocab.json or a file beside it"):
+    """Convert a vocab.json and its merges.txt, for byte-level BPE.
+
+    Text is split into words as in GPT-2, or as in Qwen 2 if tokenizer_config.json names its tokenizer.
+
+    Args:
+        vocab: The parsed vocab.json.
+        merges_txt: The content of merges.txt.
+        sidecars: The files next to them.
+        id_limit: The number of ids that the language model has, if known.
+
+    Raises:
+        TokenizerError: If a file is damaged, or the vocabulary is not byte-level.
+        UnsupportedError: If tokenizer_config.json names another kind of tokenizer.
+    """
+    with _structure("vocab.json or a file next to it"):
         token_ids({"model": {"vocab": vocab}})  # checks the ids
         _check_byte_level(vocab)
         kind = sidecars.tokenizer_config.get("tokenizer_class", "GPT2Tokenizer")
         name = str(kind).removesuffix("Fast")
         if name not in ("GPT2Tokenizer", "CodeGenTokenizer", "Qwen2Tokenizer"):
             raise UnsupportedError(
-                f"vocab.json and merges.txt of a {kind} are not enough, its tokenizer.json is needed"
+                f"a {kind} cannot be read from vocab.json and merges.txt alone: its tokenizer.json is needed"
             )
-        # The files leave out the name of the one special token of GPT-2; that of Qwen 2 begins no text.
+        # The files do not name GPT-2's only special token. Qwen 2 has the same token, but not as BOS.
         roles = ("eos_token", "unk_token", *(("bos_token",) if name != "Qwen2Tokenizer" else ()))
         names = dict.fromkeys(roles, END_OF_TEXT if END_OF_TEXT in vocab else None)
         settings = sidecars.settings(**names)
-        added = add_tokens(vocab, [], sidecars, settings, room)
+        added = add_tokens(vocab, [], sidecars, settings, id_limit)
         prefix_space = bool(settings.get("add_prefix_space"))
         merges = _read_merges(merges_txt, vocab)
         if name == "Qwen2Tokenizer":
@@ -321,7 +396,7 @@ def _check_byte_level(vocab: Mapping[str, int]) -> None:
     missing = [char for char, byte in byte_alphabet().items() if char not in vocab and byte not in NEVER_IN_UTF8]
     if missing:
         raise TokenizerError(
-            f"vocab.json is no byte-level vocabulary: {len(missing)} byte symbols are missing ({missing[0]!r}, ...)"
+            f"vocab.json is not a byte-level vocabulary: {len(missing)} byte symbols are missing ({missing[0]!r}, ...)"
         )
 
 

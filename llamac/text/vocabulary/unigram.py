@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from llamac.errors import TokenizerError
 from llamac.text.decoding import SPACE_MARK
-from llamac.text.vocabulary.added import Added, Document
+from llamac.text.vocabulary.added import AddedToken, Document
 
 
 class UnigramPiece(NamedTuple):
@@ -24,7 +24,7 @@ class UnigramPiece(NamedTuple):
 
 def unigram_document(
     pieces: Sequence[UnigramPiece],
-    added: Iterable[Added],
+    added: Iterable[AddedToken],
     *,
     unknown: int | None,
     byte_fallback: bool,
