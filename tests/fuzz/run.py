@@ -6,7 +6,7 @@ code go to --work/TARGET. Failing inputs go there as well (crash-..., timeout-..
 as found-DESCRIPTION.
 
 --keep does not fuzz. It selects the smallest of these inputs that together reach every line that all of them reach, and
-writes them to corpus/TARGET as taken-... and refused-....
+writes them to corpus/TARGET as accepted-... and rejected-....
 """
 
 from __future__ import annotations
@@ -121,25 +121,22 @@ def keep(name: str, work: Path) -> str:
     target = TARGETS[name]
     with tempfile.TemporaryDirectory() as scratch:
         samples = {pack(parts) for parts in target.samples(Path(scratch))}
-    inputs: set[bytes] = set()
-    folders = [folder for folder in (work / name, CORPUS / name) if folder.is_dir()]
-    inputs |= {path.read_bytes() for folder in folders for path in folder.iterdir() if "-" not in path.name[:8]}
-    inputs |= {path.read_bytes() for path in (CORPUS / name).glob("*-*") if not path.name.startswith("found-")}
-    inputs -= samples  # they are made, not stored
+    stored = [path for path in (CORPUS / name).glob("*") if not path.name.startswith("found-")]
+    new = [path for path in (work / name).glob("*") if "-" not in path.name]  # not crash-..., timeout-..., oom-...
+    inputs = {path.read_bytes() for path in (*stored, *new)} - samples  # samples are made, not stored
     small = sorted((data for data in inputs if len(data) <= MAX_BYTES), key=lambda data: (len(data), data))
-    for path in (CORPUS / name).glob("*-*"):
-        if not path.name.startswith("found-"):
-            path.unlink()
+    for path in stored:
+        path.unlink()
     reached: set[Any] = set()
     count = 0
     with tempfile.TemporaryDirectory() as scratch:
         for data in samples:
             reached |= _reached(target, data, Path(scratch))[1]
-        reached -= {("taken", 0), ("refused", 0)}
+        reached -= {("accepted", 0), ("rejected", 0)}
         for data in small:
             outcome, steps = _reached(target, data, Path(scratch))
-            new = steps - reached
-            if not new or (len(data) > SMALL_BYTES and not any(len(step) == 2 for step in new)):
+            gained = steps - reached
+            if not gained or (len(data) > SMALL_BYTES and not any(len(step) == 2 for step in gained)):
                 continue
             reached |= steps
             count += 1
@@ -151,7 +148,7 @@ def _reached(target: Target, data: bytes, folder: Path) -> tuple[str, set[Any]]:
     """Run one input.
 
     Returns:
-        The outcome, "taken" or "refused", and what was reached: (path, line) of each line of the package, and
+        The outcome, "accepted" or "rejected", and what was reached: (path, line) of each line of the package, and
         (path, line, line) of each step between two lines. (outcome, 0) is in it as well.
     """
     from fuzz.mutate import unpack
@@ -175,13 +172,13 @@ def _reached(target: Target, data: bytes, folder: Path) -> tuple[str, set[Any]]:
 
         return line
 
-    outcome = "taken"
+    outcome = "accepted"
     with _time_limit():
         sys.settrace(trace)
         try:
             target.run(unpack(data, len(target.names)), folder)
         except LlamacError:
-            outcome = "refused"
+            outcome = "rejected"
         finally:
             sys.settrace(None)
     reached.add((outcome, 0))

@@ -23,7 +23,7 @@ from llamac.errors import LlamacError
 
 MEMORY = 512 << 20  # for reading a small file
 SECONDS = 20  # far more than any reader needs
-# The number of whole models among the samples of these targets. The other samples are refused, but their mutations
+# The number of whole models among the samples of these targets. The other samples are rejected, but their mutations
 # reach as much code.
 PARTIAL = {"gguf": 1, "cache": 1}
 
@@ -70,25 +70,25 @@ def test_the_corpus_covers_every_target_and_is_small() -> None:
     for name, paths in folders.items():
         kinds = {path.name.partition("-")[0] for path in paths}
         assert kinds
-        assert kinds <= {"taken", "refused", "found"}, name
+        assert kinds <= {"accepted", "rejected", "found"}, name
     assert sum(path.stat().st_size for paths in folders.values() for path in paths) < 700_000
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_corpus_inputs_have_their_recorded_outcome(name: str, tmp_path: Path) -> None:
-    """Inputs are taken or refused as their names say; inputs that once failed (found-) may have either outcome.
+    """Inputs are accepted or rejected as their names say; inputs that once failed (found-) may have either outcome.
 
     Together they reach all the code that fuzzing has reached.
     """
     target = TARGETS[name]
     for path in sorted((CORPUS / name).iterdir()):
-        outcome = "taken"
+        outcome = "accepted"
         with bounded():
             try:
                 target.run(target.stored(path), tmp_path)
             except LlamacError as error:
-                outcome = "refused" if str(error).strip() else "refused without a word"
-        assert outcome in ("taken", "refused"), path
+                outcome = "rejected" if str(error).strip() else "rejected without a message"
+        assert outcome in ("accepted", "rejected"), path
         if target.stable and not path.name.startswith("found-"):
             assert path.name.startswith(f"{outcome}-"), path
 
