@@ -131,11 +131,10 @@ static void every_field_has_its_own_check(void) {
         if (c->record == section) tiny_rehash_header(file.data);
         else tiny_rehash(file.data);
         CHECK(is_rejected(file, file.bytes), "%s was accepted", c->field);
-        char name[40];
-        snprintf(name, sizeof name, "%.*s", (int)strcspn(c->field, "["), c->field);
-        // Where two sizes disagree, the message may name the other one.
-        CHECK(strstr(err.message, name) || strstr(err.message, "tensor ") || strstr(err.message, "section "), "%s: %s",
-              c->field, err.message);
+        char name[40] = "layxrs.0.attn_q.weight";   // a changed tensor name is in the message itself
+        if (strcmp(c->field, "name[3]"))
+            snprintf(name, sizeof name, "%.*s", (int)strcspn(c->field, "["), c->field);
+        CHECK(strstr(err.message, name), "%s: %s", c->field, err.message);
         memcpy(file.data, copy, file.bytes);
     }
     free(copy);

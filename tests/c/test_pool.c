@@ -147,43 +147,69 @@ static void callers_in_the_queue_can_be_cancelled(void) {
     check_run(3);
 }
 
-// The order in which runs start: (f)irst, (o)ther caller's, (a)gain by the first caller.
-struct order { char runs[3]; int n; pthread_t other; int32_t other_id; };
+enum { MAX_RUNS = 5 };
+struct order { char runs[MAX_RUNS]; int n; };   // names of runs, in the order in which they started
 
-static void *run_other(void *order);
+// A caller in another thread. id: of the thread, 0 until it has started.
+struct caller { struct order *order; char name; int32_t id; pthread_t thread; };
 
-static void note_run(struct order *o, char run) { o->runs[o->n++] = run; }
-static void note_again(void *order, const struct member *member) { if (!member->index) note_run(order, 'a'); }
-static void note_other(void *order, const struct member *member) { if (!member->index) note_run(order, 'o'); }
+static void note_run(void *caller, const struct member *member) {
+    const struct caller *c = caller;
+    if (!member->index) c->order->runs[c->order->n++] = c->name;
+}
 
-// Starts the other caller and holds the team until it sleeps in the queue.
-static void note_first(void *order, const struct member *member) {
-    struct order *o = order;
+static void *run_caller(void *caller) {
+    struct caller *c = caller;
+    struct contention contention = { 0 };
+    __atomic_store_n(&c->id, (int32_t)syscall(SYS_gettid), __ATOMIC_RELAXED);
+    pool_run(2, &contention, NULL, note_run, c);
+    return NULL;
+}
+
+// Starts a caller while the team is busy, and waits until it sleeps in the queue.
+static void queue_caller(struct caller *c) {
     char thread[20];
     int32_t id;
-    if (member->index) return;
-    note_run(o, 'f');
-    CHECK(pthread_create(&o->other, NULL, run_other, o) == 0, "other caller");
-    while (!(id = __atomic_load_n(&o->other_id, __ATOMIC_RELAXED))) sleep_us(100);
+    CHECK(pthread_create(&c->thread, NULL, run_caller, c) == 0, "caller %c", c->name);
+    while (!(id = __atomic_load_n(&c->id, __ATOMIC_RELAXED))) sleep_us(100);
     snprintf(thread, sizeof thread, "%d", id);
     while (state_of(thread) != 'S') sleep_us(100);
 }
 
-static void *run_other(void *order) {
-    struct contention c = { 0 };
-    __atomic_store_n(&((struct order *)order)->other_id, (int32_t)syscall(SYS_gettid), __ATOMIC_RELAXED);
-    pool_run(2, &c, NULL, note_other, order);
-    return NULL;
+static void callers_get_the_team_in_their_order(void) {
+    if (!llamac_has_threads()) return;
+    struct holder holder = { 0 };
+    struct order order = { .n = 0 };
+    struct caller callers[MAX_RUNS];
+    pthread_t holding;
+    CHECK(pthread_create(&holding, NULL, run_holder, &holder) == 0, "holder");
+    while (!__atomic_load_n(&holder.started, __ATOMIC_RELAXED)) sched_yield();
+    for (int i = 0; i < MAX_RUNS; i++) {
+        callers[i] = (struct caller){ .order = &order, .name = (char)('a' + i) };
+        queue_caller(&callers[i]);
+    }
+    __atomic_store_n(&holder.stop, 1, __ATOMIC_RELAXED);
+    pthread_join(holding, NULL);
+    for (int i = 0; i < MAX_RUNS; i++) pthread_join(callers[i].thread, NULL);
+    CHECK(!memcmp(order.runs, "abcde", MAX_RUNS), "the order is %.5s", order.runs);
+}
+
+static void note_and_queue_another(void *other, const struct member *member) {
+    struct caller *c = other;
+    if (member->index) return;
+    c->order->runs[c->order->n++] = '1';
+    queue_caller(c);
 }
 
 static void a_caller_queues_again_after_those_that_wait(void) {
     for (int i = 0; i < 50 && llamac_has_threads(); i++) {
         struct order order = { .n = 0 };
+        struct caller other = { .order = &order, .name = 'o' }, again = { .order = &order, .name = '2' };
         struct contention c = { 0 };
-        pool_run(2, &c, NULL, note_first, &order);
-        pool_run(2, &c, NULL, note_again, &order);
-        pthread_join(order.other, NULL);
-        CHECK(!memcmp(order.runs, "foa", 3), "the order is %.3s", order.runs);
+        pool_run(2, &c, NULL, note_and_queue_another, &other);
+        pool_run(2, &c, NULL, note_run, &again);
+        pthread_join(other.thread, NULL);
+        CHECK(!memcmp(order.runs, "1o2", 3), "the order is %.3s", order.runs);
     }
 }
 
@@ -390,6 +416,7 @@ int main(int argc, char **argv) {
     RUN(every_member_passes_every_barrier);
     RUN(callers_share_the_team);
     RUN(callers_in_the_queue_can_be_cancelled);
+    RUN(callers_get_the_team_in_their_order);
     RUN(a_caller_queues_again_after_those_that_wait);
     RUN(idle_members_sleep);
     RUN(a_preempted_team_sleeps_for_a_while);

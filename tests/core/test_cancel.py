@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -397,6 +398,7 @@ def test_a_forked_child_starts_its_own_helper(tiny_llama: Path, helpers: Helpers
         session.eval([1])
         child = os.fork()
         if not child:
+            signal.alarm(20)  # ends a child that hangs
             session.eval([2])
             os._exit(len(set(helpers)))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
@@ -425,20 +427,31 @@ def test_the_calling_thread_computes_if_no_thread_can_be_started(
 # ---- tokenizing long texts
 
 
-def test_ctrl_c_interrupts_tokenizing(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_interrupts_tokenizing(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, helpers: Helpers) -> None:
+    """The interrupted call ends in the background, and the next task does not wait for it."""
     release = threading.Event()
-    encode = llamac.Tokenizer.encode
 
-    def encode_slowly(tokenizer: llamac.Tokenizer, text: str, **options: bool) -> list[int]:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert release.wait(TIMEOUT)
-        return encode(tokenizer, text, **options)
+    with llamac.load(tiny_llama) as model, model.session() as session:
+        session._long_work = 0
+        encoder = type(model.tokenizer._loaded.encoder)
+        encode = encoder.encode
 
-    with llamac.load(tiny_llama) as model:
-        monkeypatch.setattr(llamac.Tokenizer, "encode", encode_slowly)
-        with pytest.raises(KeyboardInterrupt):
-            model.tokenize("hello world " * 20_000)
+        def encode_slowly(*arguments: Any) -> list[int]:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert release.wait(TIMEOUT)
+            return encode(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(encoder, "encode", encode_slowly)
+            with pytest.raises(KeyboardInterrupt):
+                model.tokenize("hello world " * 20_000)
+        timer = threading.Timer(20, release.set)
+        timer.start()
+        session.eval([1])
+        assert not release.is_set()
+        timer.cancel()
         release.set()
+    assert len(helpers) == len(set(helpers)) == 2
 
 
 def test_a_helper_tokenizes_long_texts(tiny_llama: Path, helpers: Helpers) -> None:
