@@ -377,6 +377,26 @@ def test_a_damaged_download_is_refused_and_deleted(
     assert logits("hf:org/name") == expected
 
 
+def test_a_damaged_download_by_xet_is_refused_and_deleted(
+    server: Hub, expected: bytes, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("hf_xet")
+    sent = [server.repos["org/name"]["model.safetensors"]]
+    sent.append(sent[0][:-1] + bytes([sent[0][-1] ^ 1]))
+
+    def get(*, incomplete_path: Path, **_: object) -> None:
+        incomplete_path.write_bytes(sent.pop())
+
+    server.has_xet = True
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    monkeypatch.setattr("huggingface_hub.file_download.xet_get", get)
+    with pytest.raises(HubError, match=r"checksum mismatch in model\.safetensors; run this again"):
+        logits("hf:org/name")
+    assert not [path for path in hub_cache.rglob("*") if path.is_file() and path.stat().st_size > 100_000]
+    assert logits("hf:org/name") == expected
+    assert sent == []
+
+
 def test_damage_in_the_clients_cache_is_detected(server: Hub, expected: bytes, hub_cache: Path) -> None:
     assert logits("hf:org/name") == expected
     (blob,) = (path for path in blobs(hub_cache) if path.stat().st_size > 100_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +76,13 @@ def test_headers_that_name_files_must_be_hashes(
     else:
         assert logits("hf:org/name") == expected
     assert all(path.resolve().is_relative_to(hub_cache) for path in hub_cache.rglob("*"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_of_another_commit_is_refused(name: str, server: Hub) -> None:
+    server.headers = lambda file, count: {"X-Repo-Commit": commit_of("another")} if file == name else {}
+    with pytest.raises(HubError, match=f"the commit of {name} is '{commit_of('another')}', not "):
+        logits("hf:org/name")
 
 
 def test_xet_cannot_be_offered_after_the_first_answer(server: Hub) -> None:
@@ -289,6 +297,18 @@ def test_a_pipe_in_place_of_a_ref_does_not_block(server: Hub, expected: bytes, h
     server.status = 503
     with pytest.raises(HubError, match="revision 'main' is not in"):
         logits("hf:org/name")
+
+
+def test_a_ref_that_is_not_a_hash_is_not_followed(server: Hub, expected: bytes, hub_cache: Path) -> None:
+    assert logits("hf:org/name") == expected
+    folder = hub_cache / "models--org--name"
+    shutil.copytree(folder / "snapshots" / server.commit("org/name"), folder / "planted")
+    server.status = 503
+    assert logits("hf:org/name") == expected
+    for target in ("../planted", str(folder / "planted")):
+        (folder / "refs" / "main").write_text(target)
+        with pytest.raises(HubError, match="revision 'main' is not in"):
+            logits("hf:org/name")
 
 
 # ---- without locks
