@@ -70,15 +70,19 @@ def test_a_second_ctrl_c_ends_quietly(script: Path) -> None:
 
 
 def test_a_job_started_with_ignored_ctrl_c_keeps_ignoring_it(script: Path) -> None:
+    """Ctrl-C comes once during the imports and once when the command runs."""
     program = """
-        import os, signal
-        import llamac.__main__, llamac.cli.run
+        import os, signal, sys
+        import llamac.__main__
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        run = llamac.cli.run.run
-        def run_interrupted(options):
-            os.kill(os.getpid(), signal.SIGINT)
-            return run(options)
-        llamac.cli.run.run = run_interrupted
+        class Interrupt:
+            def find_spec(self, name, path, target=None):
+                if name == "llamac.cli":
+                    os.kill(os.getpid(), signal.SIGINT)
+                if name == "llamac.cli.prefill":
+                    os.kill(os.getpid(), signal.SIGINT)
+                    print("interrupted")
+        sys.meta_path.insert(0, Interrupt())
     """
     done = run_command(program, "run", script, "-i", "", "-n", 5, "-t", 0, "-q")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "abcde\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\nabcde\n", "")
