@@ -34,6 +34,7 @@ class Hub:
         has_checksums: Whether the listing has checksums.
         has_incomplete_checksums: Whether its checksums lack the hash, as those of some mirrors do.
         ignores_ranges: Whether the server ignores the header Range.
+        range_shift: Added to the first byte of a requested range.
         has_xet: Whether the server announces the Xet protocol. It does not implement it: the port is closed.
         status: The status of every response, if not 0.
         info: Replaces members of the listing.
@@ -55,6 +56,7 @@ class Hub:
     has_checksums: bool = True
     has_incomplete_checksums: bool = False
     ignores_ranges: bool = False
+    range_shift: int = 0
     has_xet: bool = False
     status: int = 0
     info: dict[str, Any] = field(default_factory=dict)
@@ -177,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         if name in hub.damaged:
             data = data[:-1] + bytes([data[-1] ^ 1])
         wanted = None if hub.ignores_ranges else self.headers.get("Range")
-        start = int(wanted.removeprefix("bytes=").partition("-")[0]) if wanted else 0
+        start = int(wanted.removeprefix("bytes=").partition("-")[0]) + hub.range_shift if wanted else 0
         headers = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if wanted else {}
         if self.command == "GET" and hub.breaks:
             self._head(206 if wanted else 200, len(data) - start, headers)

@@ -308,6 +308,14 @@ def test_a_download_from_a_server_without_ranges_starts_over(server: Hub, expect
     assert logits("hf:org/name") == expected
 
 
+def test_a_server_that_sends_another_range_is_an_error(server: Hub, expected: bytes) -> None:
+    server.breaks, server.range_shift = [100_000], 1
+    with pytest.raises(HubError, match="the hub sent another range than requested"):
+        logits("hf:org/name")
+    server.range_shift = 0
+    assert logits("hf:org/name") == expected
+
+
 def test_a_server_that_stops_sending_is_an_error(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     server.breaks, server.ignores_ranges = [100_000] + [0] * 100, True
     monkeypatch.setattr(hub_download, "ATTEMPTS", 2)
