@@ -115,7 +115,7 @@ def make_encoder(document: dict[str, Any], data: bytes, special: Collection[int]
         return Encoder(document, data, special)
     from llamac.text.sentencepiece_text import SentencePieceEncoder
 
-    return SentencePieceEncoder(settings, build_library(document))
+    return SentencePieceEncoder(settings, build_library(document), len(document["model"]["vocab"]))
 
 
 def build_library(document: dict[str, Any], model: tokenizers.models.Model | None = None) -> tokenizers.Tokenizer:

@@ -21,6 +21,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from llamac.errors import TokenizerError
+from llamac.text.sentencepiece_check import check_model_proto
 from llamac.text.tokenizer_json import charsmap_problem
 
 if TYPE_CHECKING:
@@ -47,15 +48,28 @@ def _varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
+def _check_types(settings: Any) -> None:
+    """Raise TokenizerError if a member is missing or has the wrong type."""
+    types = {"model": str, "replacements": str, "prefix": str, "found_by_model": list}
+    for name, kind in types.items():
+        value = settings.get(name) if isinstance(settings, dict) else None
+        if not isinstance(value, kind):
+            raise TokenizerError(f"sentencepiece.{name} is {value!r:.40}, expected a {kind.__name__}")
+    if not all(type(token) is int for token in settings["found_by_model"]):
+        raise TokenizerError("sentencepiece.found_by_model must list token ids")
+
+
 class SentencePieceEncoder:
     """Encodes with a SentencePiece model and added tokens. Threads can share it."""
 
-    def __init__(self, settings: dict[str, Any], library: tokenizers.Tokenizer) -> None:
+    def __init__(self, settings: dict[str, Any], library: tokenizers.Tokenizer, n_pieces: int) -> None:
         """
         Args:
             settings: The member "sentencepiece" of the vocabulary.
             library: The library's object for its tokenizer.json, which has the added tokens.
+            n_pieces: The number of tokens of that tokenizer.json without the added ones.
         """
+        _check_types(settings)
         self.library = library
         added = library.get_added_tokens_decoder()
         by_model = frozenset(settings["found_by_model"])
@@ -64,7 +78,9 @@ class SentencePieceEncoder:
             raise TokenizerError(f"the model {problem}")
         # A message appended to a serialized one is merged into it and takes precedence.
         table = protobuf_field(_PRECOMPILED_CHARSMAP, base64.b64decode(settings["replacements"]))
-        self._model = base64.b64decode(settings["model"], validate=True) + protobuf_field(_NORMALIZER_SPEC, table)
+        model = base64.b64decode(settings["model"], validate=True)
+        check_model_proto(model, n_pieces)
+        self._model = model + protobuf_field(_NORMALIZER_SPEC, table)
         self._prefix_first_only = settings["prefix"] == "first"
         self._added = [(token, entry) for token, entry in sorted(added.items()) if token not in by_model]
         self._processor = self._load(self._model)

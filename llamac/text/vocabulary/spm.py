@@ -361,7 +361,8 @@ def library_document(
 
     with library_errors("the SentencePiece model cannot be used"):
         # the library sentencepiece checks the pieces first: tokenizers would crash on some that it rejects
-        SentencePieceEncoder(document["sentencepiece"], tokenizers.Tokenizer(tokenizers.models.BPE()))
+        library = tokenizers.Tokenizer(tokenizers.models.BPE())
+        SentencePieceEncoder(document["sentencepiece"], library, len(model.pieces))
     return document
 
 
