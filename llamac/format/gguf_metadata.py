@@ -161,10 +161,7 @@ class _Reader:
     def tensors(self, count: int) -> list[TensorEntry]:
         """The tensor table, which follows the metadata."""
         self.where = "the tensor table"
-        if count > (self.size - self.at) // _MIN_TENSOR_BYTES:
-            raise self._error(f"{count} tensors do not fit in the file")
-        if count > MAX_TENSORS:
-            raise self._error(f"{count} tensors, expected at most {MAX_TENSORS}")
+        self._check_count(count, "tensors", _MIN_TENSOR_BYTES, MAX_TENSORS)
         found: dict[str, TensorEntry] = {}
         for index in range(count):
             self.where = f"tensor {index} of {count}"
@@ -189,11 +186,15 @@ class _Reader:
                 raise self._error("the file is big-endian; convert it to little-endian first")
             raise self._error(f"GGUF version {version} is not supported, expected 2 or 3")
         tensor_count, count = self._scalar(10), self._scalar(10)
-        if count > (self.size - self.at) // _MIN_ENTRY_BYTES:
-            raise self._error(f"{count} metadata entries do not fit in the file")
-        if count > MAX_KEYS:
-            raise self._error(f"{count} metadata entries, expected at most {MAX_KEYS}")
+        self._check_count(count, "metadata entries", _MIN_ENTRY_BYTES, MAX_KEYS)
         return version, tensor_count, count
+
+    def _check_count(self, count: int, items: str, min_bytes: int, limit: int) -> None:
+        """Check that a number of items of at least `min_bytes` each can follow in the file."""
+        if count > (self.size - self.at) // min_bytes:
+            raise self._error(f"{count} {items} do not fit in the file")
+        if count > limit:
+            raise self._error(f"{count} {items}, expected at most {limit}")
 
     def _error(self, problem: str) -> ModelError:
         return ModelError(f"{self.name}: {self.where}, at byte {self.at}: {problem}")

@@ -164,7 +164,7 @@ def test_short_options_of_llama2c_have_long_names(llamac_command: Command) -> No
 def test_help_explains_what_n_counts(llamac_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     text = llamac_command("run", "--help").out
-    assert "at most N new tokens; 0: as many as the context holds" in text
+    assert "at most N new tokens; 0: as many as fit the context" in text
     assert "unlike in llama2.c, the prompt does not count" in text
     assert "(default: 256)" in text
 
