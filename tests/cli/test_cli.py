@@ -70,7 +70,7 @@ def test_python_m_llamac_and_the_installed_commands_run(script: Path, llama2c: P
         ("llamac-export", [llama2c, tmp_path / "m.bin"]),
     ):
         if not (folder / name).exists():
-            pytest.skip(f"{name} is not installed beside {sys.executable}")
+            pytest.skip(f"{name} is not installed next to {sys.executable}")
         done = subprocess.run(
             [folder / name, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT
         )

@@ -93,9 +93,9 @@ def test_the_engine_matches_the_float64_forward(tmp_path: Path, name: str) -> No
         rows = found[stage, layer].reshape(len(IDS), -1)
         rows, padding = np.split(rows, [values[0].size], axis=1)
         np.testing.assert_array_equal(np.isneginf(rows).reshape(unseen.shape), unseen)
-        rows, wanted = (np.where(np.isneginf(x), 0, x).reshape(len(IDS), -1) for x in (rows, values))
+        rows, exact_rows = (np.where(np.isneginf(x), 0, x).reshape(len(IDS), -1) for x in (rows, values))
         # relative to the largest value of the stage: one row can be much smaller than its terms
-        assert np.abs(rows - wanted).max() <= TOLERANCE * np.abs(wanted).max(), (stage, layer)
+        assert np.abs(rows - exact_rows).max() <= TOLERANCE * np.abs(exact_rows).max(), (stage, layer)
         assert not padding.any()
     assert relative_errors(found["logits", 0], expected).max() <= TOLERANCE
     number = list(CASES).index(name)

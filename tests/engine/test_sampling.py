@@ -116,7 +116,7 @@ def test_a_generation_without_recommendations_samples_the_plain_distribution(tin
 
 
 @pytest.mark.parametrize(
-    ("generation", "kept", "message"),
+    ("generation", "remaining", "message"),
     [
         ({"temperature": 3e38, "top_k": 5}, {"top_k": 5}, r"setting ignored: temperature is 3e\+38, expected 0"),
         ({"temperature": -1}, {}, "setting ignored: temperature is -1"),
@@ -127,7 +127,7 @@ def test_a_generation_without_recommendations_samples_the_plain_distribution(tin
     ids=str,
 )
 def test_an_invalid_recommendation_is_ignored_with_a_warning(
-    tmp_path: Path, generation: Any, kept: dict[str, Any], message: str
+    tmp_path: Path, generation: Any, remaining: dict[str, Any], message: str
 ) -> None:
     path = write_model(tmp_path / "m.bin", checkpoint(llama_config()), generation=generation)
     with pytest.warns(LlamacWarning, match=message) as found:
@@ -136,7 +136,7 @@ def test_an_invalid_recommendation_is_ignored_with_a_warning(
     assert str(path) in str(found[0].message)
     with model, warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert model.sampling_defaults == SamplingParams(**kept)
+        assert model.sampling_defaults == SamplingParams(**remaining)
         model.generate("he", max_tokens=1)
 
 
@@ -215,17 +215,17 @@ def definition(logits: Floats, temperature: float, top_k: int, top_p: float, min
     with np.errstate(over="ignore"):
         scores = logits.astype(np.float64) / temperature
     order = np.lexsort((np.arange(len(scores)), -scores))  # descending; among equals the lowest id first
-    kept = order[: top_k or len(order)]
+    remaining = order[: top_k or len(order)]
 
     def shares() -> NDArray[np.float64]:
-        weights: NDArray[np.float64] = np.exp(scores[kept] - scores[order[0]])
+        weights: NDArray[np.float64] = np.exp(scores[remaining] - scores[order[0]])
         weights /= weights.sum()
         return weights
 
-    kept = kept[: 1 + int(np.sum(np.cumsum(shares())[:-1] < top_p))] if top_p < 1 else kept
-    kept = kept[shares() >= min_p * shares()[0]]
+    remaining = remaining[: 1 + int(np.sum(np.cumsum(shares())[:-1] < top_p))] if top_p < 1 else remaining
+    remaining = remaining[shares() >= min_p * shares()[0]]
     found = np.zeros(len(scores))
-    found[kept] = shares()
+    found[remaining] = shares()
     return found
 
 

@@ -96,16 +96,16 @@ def test_a_batch_of_sequences_gives_the_bits_of_each_alone(model: llamac.Model) 
         for number, start in enumerate(starts):
             if start:
                 session.eval(texts[number][:start], sequence=number, logits=None)
-        rows, wanted = [], []
+        rows, expected = [], []
         for position in range(300):
             for number in (2, 0, 1):
                 if starts[number] <= position < len(texts[number]):
                     want = position % 3 != 1
                     rows.append((texts[number][position], number, position, want))
                     if want:
-                        wanted.append(alone[number][position])
+                        expected.append(alone[number][position])
         found = session.eval_rows(rows)
-        assert same_bits(found, np.stack(wanted))
+        assert same_bits(found, np.stack(expected))
         assert [session.length(number) for number in range(4)] == [90, 3, 270, 41]
 
 

@@ -82,8 +82,8 @@ def test_the_inputs_of_every_product_are_recorded(made: Checkpoint, tmp_path: Pa
         ("ffn_up", "ffn_norm"),
         ("ffn_down", "ffn_hidden"),
     ):
-        wanted = expected[stage, 1].reshape(100, -1)  # layer 1 is dense in every model
-        np.testing.assert_allclose(found[f"layers.1.{name}.weight"][:100], wanted, rtol=2**-8, atol=1e-3)
+        exact = expected[stage, 1].reshape(100, -1)  # layer 1 is dense in every model
+        np.testing.assert_allclose(found[f"layers.1.{name}.weight"][:100], exact, rtol=2**-8, atol=1e-3)
     np.testing.assert_allclose(found[head][:100], expected["output_norm", 0], rtol=2**-8, atol=1e-3)
 
 
@@ -105,10 +105,10 @@ def test_an_expert_gets_the_inputs_routed_to_it(layer: int, tmp_path: Path) -> N
         inputs = {kind: found[f"{name}{kind}.weight"] for kind in ("ffn_gate", "ffn_up", "ffn_down")}
         assert len({len(x) for x in inputs.values()}) == 1
         for kind in ("ffn_gate", "ffn_up"):
-            wanted = stages["ffn_norm", layer][rows]
-            np.testing.assert_allclose(inputs[kind][: len(rows)], wanted, rtol=2**-8, atol=1e-3)
-        wanted = hidden[rows, slots]
-        np.testing.assert_allclose(inputs["ffn_down"][: len(rows)], wanted, rtol=2**-8, atol=1e-3)
+            exact = stages["ffn_norm", layer][rows]
+            np.testing.assert_allclose(inputs[kind][: len(rows)], exact, rtol=2**-8, atol=1e-3)
+        exact = hidden[rows, slots]
+        np.testing.assert_allclose(inputs["ffn_down"][: len(rows)], exact, rtol=2**-8, atol=1e-3)
     total = sum(len(found[f"layers.{layer}.experts.{expert}.ffn_down.weight"]) for expert in range(record.n_experts))
     assert total == 400 * record.n_experts_used
 

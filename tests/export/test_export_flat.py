@@ -285,7 +285,7 @@ def test_a_tokenizer_can_be_left_out(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def beside(source: Path, tmp_path: Path) -> Path:
+def folder_of_two(source: Path, tmp_path: Path) -> Path:
     """A folder with a model of 275 tokens and a tokenizer of 260 ids that does not fit it."""
     shutil.copy(source, tmp_path / "model.bin")
     (tmp_path / "tok260.bin").write_bytes(llama2c_file(WORDS[:1]))
@@ -293,35 +293,35 @@ def beside(source: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_neighbouring_tokenizer_of_another_model_is_ignored(beside: Path) -> None:
-    report = export(beside / "model.bin", beside / "out.bin", probe_source=None)
+def test_a_neighbouring_tokenizer_of_another_model_is_ignored(folder_of_two: Path) -> None:
+    report = export(folder_of_two / "model.bin", folder_of_two / "out.bin", probe_source=None)
     assert report.tokenizer == "none"
-    size = vocabulary_size((beside / "tok260.bin").read_bytes())
+    size = vocabulary_size((folder_of_two / "tok260.bin").read_bytes())
     (warning,) = report.warnings
     assert f"tok260.bin has {size} ids" in warning
     assert "token-of-love.bin is not a tokenizer" in warning
-    with llamac.load(beside / "out.bin") as model:
+    with llamac.load(folder_of_two / "out.bin") as model:
         assert f"has its {model.config['vocab_size']} ids" in warning
 
 
-def test_the_neighbouring_tokenizer_that_fits_is_used(beside: Path, source: Path) -> None:
-    shutil.copy(source.with_name("tokenizer.bin"), beside / "tokenizer.bin")
-    shutil.copy(source.with_name("tokenizer.bin"), beside / "tok-copy.bin")  # an identical copy is not ambiguous
-    report = export(beside / "model.bin", beside / "out.bin", probe_source=None)
+def test_the_neighbouring_tokenizer_that_fits_is_used(folder_of_two: Path, source: Path) -> None:
+    shutil.copy(source.with_name("tokenizer.bin"), folder_of_two / "tokenizer.bin")
+    shutil.copy(source.with_name("tokenizer.bin"), folder_of_two / "tok-copy.bin")  # an identical copy is not ambiguous
+    report = export(folder_of_two / "model.bin", folder_of_two / "out.bin", probe_source=None)
     assert (report.tokenizer, report.warnings) == ("tok-copy.bin", [])
 
 
-def test_several_fitting_tokenizers_are_an_error(beside: Path) -> None:
+def test_several_fitting_tokenizers_are_an_error(folder_of_two: Path) -> None:
     for name, words in (("tok-a.bin", WORDS), ("tok-b.bin", WORDS[::-1])):
-        (beside / name).write_bytes(llama2c_file(words))
+        (folder_of_two / name).write_bytes(llama2c_file(words))
     with pytest.raises(ExportError, match=r"several tokenizers next to .* fit it: tok-a\.bin, tok-b\.bin; choose"):
-        export(beside / "model.bin", beside / "out.bin")
+        export(folder_of_two / "model.bin", folder_of_two / "out.bin")
 
 
-def test_neighbouring_tokenizers_of_a_flat_file_are_ignored(beside: Path, source: Path) -> None:
-    export(beside / "model.bin", beside / "out.bin", probe_source=None)
-    shutil.copy(source.with_name("tokenizer.bin"), beside / "tokenizer.bin")
-    report = export(beside / "out.bin", beside / "again.bin", probe_source=None)
+def test_neighbouring_tokenizers_of_a_flat_file_are_ignored(folder_of_two: Path, source: Path) -> None:
+    export(folder_of_two / "model.bin", folder_of_two / "out.bin", probe_source=None)
+    shutil.copy(source.with_name("tokenizer.bin"), folder_of_two / "tokenizer.bin")
+    report = export(folder_of_two / "out.bin", folder_of_two / "again.bin", probe_source=None)
     assert report.tokenizer == "none"
     assert len(report.warnings) == 1
 

@@ -44,10 +44,10 @@ def write_shards(folder: Path, weights: Tensors, count: int, write: Callable[[Pa
     """Write weights in shards with an index. name: the name of the unsharded file."""
     stem, _, ending = name.rpartition(".")
     files = [f"{stem}-{i + 1:05}-of-{count:05}.{ending}" for i in range(count)]
-    places = {tensor: files[i % count] for i, tensor in enumerate(weights)}
+    weight_map = {tensor: files[i % count] for i, tensor in enumerate(weights)}
     for file in files:
-        write(folder / file, {tensor: weights[tensor] for tensor in weights if places[tensor] == file})
-    (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": places}))
+        write(folder / file, {tensor: weights[tensor] for tensor in weights if weight_map[tensor] == file})
+    (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
 
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
@@ -165,8 +165,8 @@ def test_ignored_tensors_can_be_missing_from_the_index_or_the_shard(tmp_path: Pa
     write_shards(tmp_path, tensors(LLAMA) | table, 2, write_safetensors, "model.safetensors")
     path = tmp_path / "model.safetensors.index.json"
     index = json.loads(path.read_text())
-    places = index["weight_map"]
-    places["model.layers.1.self_attn.rotary_emb.inv_freq"] = places.pop(next(iter(table)))
+    weight_map = index["weight_map"]
+    weight_map["model.layers.1.self_attn.rotary_emb.inv_freq"] = weight_map.pop(next(iter(table)))
     path.write_text(json.dumps(index))
     assert_same(read(tmp_path), read(write_checkpoint(tmp_path / "whole", LLAMA)))
 
@@ -174,8 +174,8 @@ def test_ignored_tensors_can_be_missing_from_the_index_or_the_shard(tmp_path: Pa
 @pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "a/b", "", ".", ".."])
 def test_shards_outside_the_directory_are_refused(tmp_path: Path, file: str) -> None:
     write_config(tmp_path, LLAMA)
-    places = {"weight_map": {"a": file, "b": "gone.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(places))
+    weight_map = {"weight_map": {"a": file, "b": "gone.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(weight_map))
     with pytest.raises(ExportError, match=r"(?s)not the name.*gone\.safetensors is missing|missing.*not the name"):
         read(tmp_path)
 
@@ -340,42 +340,42 @@ def test_a_damaged_tokenizer_is_left_out_only_on_request(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("to", ["llamac", "hf"])
 @pytest.mark.parametrize(
-    ("file", "eos", "told"),
+    ("file", "eos", "message"),
     [
         ("generation_config.json", [2, 5000], "a stop id is 5000"),
         ("config.json", 5000, "eos_id is 5000, a stop id is 5000"),
     ],
 )
 def test_special_tokens_outside_the_vocabulary_are_reported_early(
-    tmp_path: Path, to: str, file: str, eos: Any, told: str
+    tmp_path: Path, to: str, file: str, eos: Any, message: str
 ) -> None:
     folder = write_json(write_checkpoint(tmp_path / "tiny", GPT2), tokenizer=tokenizer_json())
     config = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
     (folder / file).write_text(json.dumps({**config, "eos_token_id": eos}))
     phases: list[str] = []
     arguments: dict[str, Any] = {} if to == "hf" else {"probe_source": "llamac"}
-    with pytest.raises(ExportError, match=f"outside the model's vocabulary .*: {told};"):
+    with pytest.raises(ExportError, match=f"outside the model's vocabulary .*: {message};"):
         export(folder, tmp_path / "out", to=to, progress=lambda phase, *_: phases.append(phase), **arguments)
     assert phases == []
 
 
 def test_the_chat_template_is_read(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "x", GPT2)
-    place = folder / "tokenizer_config.json"
+    config_file = folder / "tokenizer_config.json"
     assert read(folder).chat_template == ""
-    place.write_text(json.dumps({"chat_template": "{{ a }}"}))
+    config_file.write_text(json.dumps({"chat_template": "{{ a }}"}))
     assert read(folder).chat_template == "{{ a }}"
     several = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
-    place.write_text(json.dumps({"chat_template": several}))
+    config_file.write_text(json.dumps({"chat_template": several}))
     assert read(folder).chat_template == "d"
-    place.write_text(json.dumps({"chat_template": several[:1]}))
+    config_file.write_text(json.dumps({"chat_template": several[:1]}))
     warnings: list[str] = []
     assert hf.read(folder, warnings).chat_template == ""
     assert "tools" in warnings[0]
-    place.write_text(json.dumps({"chat_template": 1}))
+    config_file.write_text(json.dumps({"chat_template": 1}))
     with pytest.raises(ExportError, match="chat_template"):
         read(folder)
-    place.write_text(json.dumps({"chat_template": "x\ud800"}))
+    config_file.write_text(json.dumps({"chat_template": "x\ud800"}))
     with pytest.raises(ExportError, match="chat_template contains a lone surrogate"):
         read(folder)
     (folder / "chat_template.jinja").write_text("{{ ß }}", encoding="utf-8")

@@ -33,13 +33,15 @@ def as_stored(values: NDArray[np.float32], dtype: str) -> bytes:
     return values.astype({"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype]).tobytes()
 
 
-@pytest.mark.parametrize(("dtype", "kept"), [("F64", "f32"), ("F32", "f32"), ("F16", "f16"), ("BF16", "bf16")])
-def test_numbers_of_every_dtype_are_exact(tmp_path: Path, dtype: str, kept: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "expected_dtype"), [("F64", "f32"), ("F32", "f32"), ("F16", "f16"), ("BF16", "bf16")]
+)
+def test_numbers_of_every_dtype_are_exact(tmp_path: Path, dtype: str, expected_dtype: str) -> None:
     values = (np.random.RandomState(0).randint(-128, 128, (5, 7)) / 64).astype(np.float32)
     data = as_stored(values, dtype)
     header = {"x": {"dtype": dtype, "shape": [5, 7], "data_offsets": [0, len(data)]}}
     stored = read_safetensors(raw_safetensors(tmp_path / "x.safetensors", header, data))["x"]
-    assert stored.lazy().dtype == kept
+    assert stored.lazy().dtype == expected_dtype
     np.testing.assert_array_equal(stored.read(0, 5), values)
     np.testing.assert_array_equal(stored.read(2, 3), values[2:3])
     np.testing.assert_array_equal(stored.transposed.read(3, 6), values.T[3:6])

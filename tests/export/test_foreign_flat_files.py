@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 
 def with_tokenizer(document: Json, folder: Path) -> Path:
-    """A flat file with this tokenizer.json, as it is."""
+    """A flat file with this tokenizer.json, unchecked."""
     made = checkpoint(SMALL)
     assert made.tokenizer is not None
     tokenizer = (json.dumps(document).encode(), made.tokenizer[1], None)
@@ -51,7 +51,7 @@ def byte_level_document(folder: Path) -> Json:
 
 
 def export_all(source: Path, folder: Path) -> list[str]:
-    """The formats to which a file was exported; others were refused."""
+    """Export a file to every format, and return the formats that accept it."""
     done = []
     for to, name in TARGETS.items():
         with contextlib.suppress(LlamacError):
@@ -124,14 +124,14 @@ def test_gguf_refuses_an_architecture_that_contradicts_the_config(
         export(source, tmp_path / "m.gguf", to="gguf")
 
 
-def test_metadata_of_a_wrong_kind_is_left_out(tmp_path: Path) -> None:
+def test_metadata_of_wrong_types_are_left_out(tmp_path: Path) -> None:
     entries: dict[str, Any] = {"special_tokens": {"pad_token": {"content": "<s>"}}, "x": "\ud800"}
     entries["chat_templates"] = {"\ud800": "x"}
     source = write_model(tmp_path / "m.bin", checkpoint(SMALL), **entries)
     assert export_all(source, tmp_path) == ["gguf", "hf", "llamac"]
 
 
-def test_a_list_of_merged_adapters_of_a_wrong_kind_is_left_out(tmp_path: Path) -> None:
+def test_a_list_of_merged_adapters_of_a_wrong_type_is_left_out(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m.bin", checkpoint(SMALL), architecture="llama", adapters=5)
     name = f"{PREFIX}model.layers.0.self_attn.q_proj.lora"
     factors = {
@@ -158,7 +158,7 @@ def test_bos_without_a_token_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["spm", "byte-level"])
-def test_mutated_tokenizers_raise_errors_of_this_library_only(tmp_path: Path, kind: str) -> None:
+def test_mutated_tokenizers_raise_only_llamac_errors(tmp_path: Path, kind: str) -> None:
     document = document_of(checkpoint(SMALL)) if kind == "spm" else byte_level_document(tmp_path)
     rng = random.Random(kind)
     done = 0
@@ -173,7 +173,7 @@ def test_mutated_tokenizers_raise_errors_of_this_library_only(tmp_path: Path, ki
     assert done > 20
 
 
-def test_mutated_metadata_raise_errors_of_this_library_only(tmp_path: Path) -> None:
+def test_mutated_metadata_raise_only_llamac_errors(tmp_path: Path) -> None:
     entries = {
         "special_tokens": {"bos_token": "<s>"},
         "chat_templates": {"tool_use": "b"},

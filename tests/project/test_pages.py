@@ -61,7 +61,7 @@ def test_lines_are_short(path: Path) -> None:
 
 
 def missing_files(text: str) -> list[str]:
-    """The C and Python files in backticks that do not exist, by their path or the end of it."""
+    """The C and Python files in backticks of which neither the path nor the end of it exists."""
     known = [f"/{path.relative_to(ROOT)}" for folder in SOURCES for path in (ROOT / folder).rglob("*.*")]
     named = re.findall(r"`((?:[\w]+/)*\w+\.(?:c|h|py|pyx))`", text)
     return sorted({name for name in named if not any(path.endswith(f"/{name}") for path in known)})
@@ -109,7 +109,7 @@ def test_new_names_in_the_changelog_exist() -> None:
     assert unknown_names((ROOT / "CHANGELOG.md").read_text("utf-8"), words_of_the_sources()) == []
 
 
-def test_the_checks_find_faults(tmp_path: Path) -> None:
+def test_the_checks_detect_faults(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n[a](#title) [b](#other) [c](none.md)\n{'x' * 121}\n")
     assert list(broken_links(page)) == ["#other", "none.md"]

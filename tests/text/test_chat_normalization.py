@@ -1,4 +1,4 @@
-"""Special tokens in chats if the tokenizer normalizes text: other spellings of a name in a message remain text."""
+"""Special tokens in chats with normalizing tokenizers: other spellings of a name in a message remain text."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def chat_ids(tokenizer: Tokenizer, *contents: str, template: str = TEMPLATE) -> 
 def test_other_spellings_of_a_name_are_text(model: str, normalizer: str, normalized: bool, strip: bool) -> None:
     document = make_document(model, NORMALIZERS[normalizer], normalized=normalized, strip=strip)
     for spelling in SPELLINGS:
-        tokenizer = make_tokenizer(document)  # a new one each time: what it builds for one text helps with others
+        tokenizer = make_tokenizer(document)  # a new one each time, because a tokenizer caches what it finds
         assert not {BOS, EOS} & set(tokenizer.encode(spelling)), spelling
         found = chat_ids(tokenizer, "hi ", spelling)
         assert [token for token in found if token in (BOS, EOS)] == [BOS, EOS, EOS], spelling
@@ -93,8 +93,8 @@ def test_other_spellings_of_a_name_are_text(model: str, normalizer: str, normali
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize("model", MODELS)
-def test_honest_messages_give_the_ids_of_the_whole_text(model: str, normalizer: str, normalized: bool) -> None:
-    """Those are the ids of transformers."""
+def test_harmless_messages_give_the_ids_of_the_whole_text(model: str, normalizer: str, normalized: bool) -> None:
+    """transformers gives these ids."""
     tokenizer = make_tokenizer(make_document(model, NORMALIZERS[normalizer], normalized=normalized))
     for contents in (("hi",), ("hi hi", "\uff41 \u00e9 \u65e5\u672c"), ("a < b > c / d", "S s </ s>", "xx")):
         text = ChatTemplate(TEMPLATE).render([{"role": "user", "content": content} for content in contents])
@@ -114,7 +114,7 @@ def test_tokenizers_without_normalization_need_no_check() -> None:
     assert make_tokenizer(make_document("BPE", {"type": "NFKC"}, normalized=True)).reads_other_spellings
 
 
-def test_the_separate_process_finds_the_same_tokens() -> None:
+def test_the_isolated_tokenizer_finds_the_same_tokens() -> None:
     document = make_document("BPE", {"type": "NFKC"}, normalized=True)
     data = json.dumps(document).encode()
     isolated, direct = IsolatedEncoder(document, data, {BOS, EOS}), make_encoder(document, data, {BOS, EOS})
