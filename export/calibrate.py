@@ -324,7 +324,7 @@ def _text_size(config: ModelConfig) -> tuple[int, int]:
 
 
 def calibration_sequences(checkpoint: Checkpoint, text: str) -> list[list[int]]:
-    """Tokenize up to TOKENS tokens of a text, in sequences spread evenly over it.
+    """Tokenize up to TOKENS tokens of text, in sequences spread evenly over it.
 
     Args:
         checkpoint: The model.
@@ -338,7 +338,7 @@ def calibration_sequences(checkpoint: Checkpoint, text: str) -> list[list[int]]:
     """
     count, length = _text_size(checkpoint.config)
     if checkpoint.tokenizer is None:
-        raise ExportError("calibration on a text needs a tokenizer: pass one, or use --calibrate self")
+        raise ExportError("calibration on text needs a tokenizer: pass one, or use --calibrate self")
     data, special, _ = checkpoint.tokenizer
     tokenizer = Tokenizer.from_json(data, replace(special, add_eos=False))
     ids = tokenizer.encode(text, add_special=False)

@@ -45,7 +45,7 @@ class SpecialNames:
         self._longest = max(map(len, self._names), default=0)
 
     def find(self, text: str, origins: bytes | None = None) -> Iterator[tuple[int, int]]:
-        """Find the names in a text.
+        """Find the names in the text.
 
         Args:
             text: The text.
@@ -78,7 +78,7 @@ class SpecialNames:
         return name
 
 
-# Returns the (start, end) of each part of a text that the tokenizer turns into a special token.
+# Returns the (start, end) of each part of the text that the tokenizer turns into a special token.
 FindSpecial = Callable[[str], Sequence[tuple[int, int]]]
 
 

@@ -148,7 +148,7 @@ class TokenTexts:
         return bool(self.bytes_of(token)) or (self.rules.first != "space" and self._text(token) is not None)
 
     def first_bytes(self, token: int) -> bytes:
-        """The bytes of a token that begins a text."""
+        """The bytes of a token at the beginning of the text."""
         data = self.bytes_of(token)
         if self.rules.first == "space":
             return data.removeprefix(b" ")

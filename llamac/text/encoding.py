@@ -55,7 +55,7 @@ class Encoder:
             self._plain.encode_special_tokens = True
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        """Encode a text. With `parse_special`, names of special tokens in it become those tokens."""
+        """Encode text. With `parse_special`, names of special tokens in it become those tokens."""
         library = self.library if parse_special else self._plain or self._plain_for(text)
         ids: list[int] = self._encoding(library, text).ids
         if not parse_special and library is not self._plain and self._names and not self._special_ids.isdisjoint(ids):
@@ -64,12 +64,12 @@ class Encoder:
         return ids
 
     def special_spans(self, text: str) -> list[tuple[int, int]]:
-        """Find each part of a text that `encode` with `parse_special` turns into a special token, as (start, end)."""
+        """Find each part of the text that `encode` with `parse_special` turns into a special token, as (start, end)."""
         found = self._encoding(self.library, text)
         return [span for index, span in zip(found.ids, found.offsets, strict=True) if index in self._special_ids]
 
     def _encoding(self, library: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
-        """Encode a text with one of the library's objects, after a check for enough memory."""
+        """Encode text with one of the library's objects, after a check for enough memory."""
         in_batch = len(text) >= BATCH_CHARACTERS
         require_memory(BYTES_PER_CHARACTER * len(text) + (BATCH_BYTES if in_batch else 1 << 20), "encoding this text")
         if not in_batch:
@@ -79,7 +79,7 @@ class Encoder:
     def _plain_for(self, text: str) -> tokenizers.Tokenizer:
         """The library's object that treats special tokens in `text` as text.
 
-        It needs a second vocabulary, which is built when a text first contains such a name.
+        It needs a second vocabulary, which is built when text first contains such a name.
         """
         if not self._normalized and next(self._search.find(text), None) is None:
             return self.library
@@ -198,7 +198,7 @@ def added_tokens(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _names_found_by_text(document: dict[str, Any], special: Collection[int]) -> set[str]:
-    """The special tokens that the model itself produces from a text that contains their names.
+    """The special tokens that the model itself produces from text that contains their names.
 
     Such a model looks up words or pieces by their string. If special tokens are to be text, it must not find these.
     """

@@ -35,7 +35,7 @@ class IsolatedEncoder:
         self._worker = Worker("llamac.text.encode_worker", "the tokenizer", TokenizerError, "sentencepiece" in document)
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        """Encode a text. With `parse_special`, names of special tokens in it become those tokens."""
+        """Encode text. With `parse_special`, names of special tokens in it become those tokens."""
         return self._numbers("encode", text, parse_special)
 
     def special_spans(self, text: str) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ The JSON of such a vocabulary has a member "sentencepiece" in addition to those 
     model           the ModelProto with the pieces and rules, base64
     replacements    its table of character replacements, base64, checked here because the library does not check it
     prefix          "always": each text between added tokens can get a space in front; "first": only the first one
-    found_by_model  ids of the added tokens that the model itself finds in a text
+    found_by_model  ids of the added tokens that the model itself finds in text
     similar         whether the tokenizer.json encodes most texts the same way
 
 The strings and bytes of tokens are those of the tokenizer.json. The library `tokenizers` finds the added tokens that
@@ -95,7 +95,7 @@ class SentencePieceEncoder:
         return sentencepiece.SentencePieceProcessor(model_proto=model)
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        """Encode a text. With `parse_special`, names of special tokens in it become those tokens."""
+        """Encode text. With `parse_special`, names of special tokens in it become those tokens."""
         finder = self._finder(parse_special)
         if finder is None:
             return self._encode_between(text, 0)
@@ -118,7 +118,7 @@ class SentencePieceEncoder:
         return [span for index, span in spans if index and self._added[index - 1][1].special]
 
     def _encode_between(self, text: str, start: int) -> list[int]:
-        """Encode a text between added tokens, which begins at character `start`."""
+        """Encode text between added tokens that begins at character `start`."""
         processor = self._processor
         if self._prefix_first_only and start:
             if self._bare_processor is None:

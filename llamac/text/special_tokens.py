@@ -1,4 +1,4 @@
-"""The rules that a canonical tokenizer.json does not contain: BOS, EOS, and the tokens that end a text."""
+"""The rules that a canonical tokenizer.json does not contain: BOS, EOS, and the tokens that end generation."""
 
 from __future__ import annotations
 

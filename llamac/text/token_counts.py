@@ -1,4 +1,4 @@
-"""A lower bound for the number of tokens in a text, computed without encoding it.
+"""A lower bound for the number of tokens in text, computed without encoding it.
 
 A token cannot represent more characters than its own string has, unless the tokenizer drops or joins characters. For
 tokenizers that do neither, the bound allows rejecting a long prompt at once. Encoding ten million characters would take

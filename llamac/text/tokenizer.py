@@ -201,7 +201,7 @@ class Tokenizer:
         return self._loaded.reads_other_spellings
 
     def special_spans(self, text: str) -> list[tuple[int, int]]:
-        """Find each part of a text that `encode` with `parse_special` turns into a special token, as (start, end)."""
+        """Find each part of the text that `encode` with `parse_special` turns into a special token, as (start, end)."""
         encoder = self._loaded.encoder
         return self._guarded(text, lambda: encoder.special_spans(text))
 
@@ -223,7 +223,7 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special: bool = False, parse_special: bool = False, limit: int | None = None
     ) -> list[int]:
-        """Encode a text as token ids. Ctrl-C interrupts the encoding of a long text.
+        """Encode text as token ids. Ctrl-C interrupts the encoding of long text.
 
         Args:
             text: Any str without lone surrogates.
@@ -286,7 +286,7 @@ class Tokenizer:
         Args:
             ids: Token ids.
             skip_special: Leave out special tokens.
-            start: Whether the ids begin a text, as for `decoder`.
+            start: Whether the ids begin the text, as for `decoder`.
 
         Raises:
             ArgumentError: If an id does not exist.
@@ -307,8 +307,8 @@ class Tokenizer:
 
         Args:
             skip_special: Leave out special tokens.
-            start: Whether the ids begin a text. If so, the decoder drops the space that SentencePiece puts before a
-                text. False continues a text that has been shown, such as a prompt.
+            start: Whether the ids begin the text. If so, the decoder drops the space that SentencePiece puts there.
+                False continues text that has been shown, such as a prompt.
         """
         return StreamDecoder(self._loaded.texts, skip_special, start)
 

@@ -232,7 +232,7 @@ def test_invalid_ids_in_the_post_processor_are_refused(wrong: Any, tmp_path: Pat
     document = tokenizer_json()
     document["post_processor"]["special_tokens"]["<s>"]["ids"] = [wrong]
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
-    with pytest.raises(TokenizerError, match="around a text"):
+    with pytest.raises(TokenizerError, match="around the text"):
         Tokenizer.from_file(tmp_path)
 
 

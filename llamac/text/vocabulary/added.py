@@ -289,9 +289,9 @@ def special_tokens(
         ids: The ids of all tokens.
         sidecars: The sidecar files.
         settings: The merged settings of `sidecars`.
-        front: The token that the tokenizer itself puts before a text; `add_bos_token` in tokenizer_config.json
+        front: The token that the tokenizer itself puts before the text; `add_bos_token` in tokenizer_config.json
             overrides it.
-        back: The token that the tokenizer itself puts after a text; `add_eos_token` overrides it.
+        back: The token that the tokenizer itself puts after the text; `add_eos_token` overrides it.
     """
     generation = sidecars.generation_config.get("eos_token_id")
     stops = _id_list(generation if generation is not None else sidecars.config.get("eos_token_id"))

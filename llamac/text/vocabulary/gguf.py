@@ -65,7 +65,7 @@ _DEFAULT_PRE = {
 }
 _PADDING = re.compile(r"\[(?:PAD|EMPTY_)\d+\]")  # placeholders for ids without a token
 
-# Tokens that end a message or a text in the models that have them. Files seldom name more than EOS.
+# Tokens that end a message or text in the models that have them. Files seldom name more than EOS.
 _END_NAMES = frozenset(
     [
         "<EOT>",

@@ -48,7 +48,7 @@ def from_llama2c(data: bytes) -> Vocabulary:
         raise TokenizerError(f"tokenizer.bin: token {wrong} is not {LLAMA2C_HEAD[wrong]!r} as in llama2.c")
     # The format marks <s> and </s> with line feeds. Every other source has the plain names.
     pieces[1:3] = [Piece("<s>", 0.0, CONTROL), Piece("</s>", 0.0, CONTROL)]
-    # llama2.c encodes "<s>" in a text as three characters, so there are no added tokens.
+    # llama2.c encodes "<s>" in text as three characters, so there are no added tokens.
     document = spm_document(pieces, prefix_space=True, added=[], space=" ", text_merges=False)
     return Vocabulary(canonical_json(document), LLAMA2C_SPECIAL, data)
 

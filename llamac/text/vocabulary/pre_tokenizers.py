@@ -110,7 +110,7 @@ class PreTokenizer(NamedTuple):
         splits: Regular expressions, applied in this order.
         nfc: Whether characters are composed first (Unicode normal form C).
         ignore_merges: Whether a word that is a token becomes that token regardless of the merges.
-        add_bos: Whether a text starts with BOS if the file does not say.
+        add_bos: Whether text starts with BOS if the file does not say.
         raw: Whether pieces are plain text with U+2581 for spaces and <0xNN> for bytes, as in SentencePiece. Otherwise
             they use the byte-level alphabet.
     """

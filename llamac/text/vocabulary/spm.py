@@ -188,7 +188,7 @@ def spm_document(
 
     Args:
         pieces: The vocabulary.
-        prefix_space: Whether to put a space before a text.
+        prefix_space: Whether to put a space before the text.
         added: The added tokens.
         space: How pieces write a space.
         text_merges: As for `ranked_merges`.
@@ -278,7 +278,7 @@ class SentencePieceModel(NamedTuple):
         eos_id: The id of EOS, or None.
         treat_whitespace_as_suffix: Whether words end with U+2581 instead of beginning with it.
         precompiled_charsmap: The table of character replacements; empty for none.
-        add_dummy_prefix: Whether to put a space before a text.
+        add_dummy_prefix: Whether to put a space before the text.
         remove_extra_whitespaces: Whether to collapse runs of spaces, and remove them at both ends.
         escape_whitespaces: Whether to replace spaces with U+2581.
     """
@@ -343,7 +343,7 @@ def library_document(
         model: The model.
         added: The added tokens.
         scheme: Which texts get the space that `add_dummy_prefix` asks for.
-        found_by_model: The ids of the added tokens that the model itself finds in a text.
+        found_by_model: The ids of the added tokens that the model itself finds in text.
 
     Raises:
         TokenizerError: If the library rejects the model.

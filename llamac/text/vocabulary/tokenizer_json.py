@@ -232,7 +232,7 @@ def split_words(splits: Iterable[str], prefix_space: bool = False) -> Document:
 
     Args:
         splits: The regular expressions.
-        prefix_space: Whether to put a space before a text.
+        prefix_space: Whether to put a space before the text.
     """
     return {"type": "Sequence", "pretokenizers": [*map(_split, splits), _byte_level(prefix_space)]}
 
@@ -272,7 +272,7 @@ def from_tokenizer_json(
         known = {*ids.values(), None}
         wrong = [token for token in (front, back) if type(token) not in (int, type(None)) or token not in known]
         if wrong:
-            raise TokenizerError(f"the tokenizer puts the token {wrong[0]!r:.40} around a text, but does not have it")
+            raise TokenizerError(f"the tokenizer puts the token {wrong[0]!r:.40} around the text, but does not have it")
         special = special_tokens(ids, sidecars, settings, front, back)
         return Vocabulary(canonical_json(document), special, spm)
 
@@ -312,10 +312,10 @@ def token_ids(document: Document) -> dict[str, int]:
 
 
 def _post_processor(step: Document | None) -> tuple[int | None, int | None]:
-    """The tokens that a post-processor puts before and after a text."""
+    """The tokens that a post-processor puts before and after the text."""
     fronts, backs = _around(step) if step else ([], [])
     if len(fronts) > 1 or len(backs) > 1:
-        raise UnsupportedError("the tokenizer puts more than one token before or after a text, which is not supported")
+        raise UnsupportedError("the tokenizer puts more than one token before or after the text: not supported")
     return next(iter(fronts), None), next(iter(backs), None)
 
 

@@ -1,4 +1,4 @@
-"""Unigram models, which split a text into the pieces with the highest sum of scores.
+"""Unigram models, which split text into the pieces with the highest sum of scores.
 
 The library `tokenizers` implements them and SentencePiece's table of character replacements (charsmap), with two
 differences: it applies the table to grapheme clusters instead of code points, and adds scores in 64 bits instead of 32.
@@ -40,7 +40,7 @@ def unigram_document(
         added: The added tokens.
         unknown: The id of the piece for unknown characters.
         byte_fallback: Whether unknown characters become byte pieces.
-        prefix_space: Whether to put a space before a text.
+        prefix_space: Whether to put a space before the text.
         collapse_spaces: Whether to collapse runs of spaces, and remove them at both ends.
         charsmap: SentencePiece's table of character replacements; empty for none.
         split_words: Whether to encode each word separately, as the tokenizer.json files of T5 and XLM-RoBERTa do.
@@ -83,7 +83,7 @@ def _word_splitter(prefix_space: bool) -> Document:
 
 
 def normalizer_steps(prefix_space: bool, collapse_spaces: bool, charsmap: bytes) -> list[Document]:
-    """List the normalizer steps that SentencePiece applies to a text. The arguments are as for `unigram_document`."""
+    """List the normalizer steps that SentencePiece applies to text. The arguments are as for `unigram_document`."""
     steps: list[Document] = []
     if charsmap:
         table = base64.b64encode(charsmap).decode()
