@@ -90,6 +90,17 @@ def test_a_flat_file_is_converted_only_to_another_dtype(tiny_llama: Path, cache_
     assert len(models_in(cache_folder)) == 1
 
 
+@pytest.mark.parametrize("name", cache_module.VERSIONS)
+def test_another_version_converts_again(
+    name: str, checkpoint_folder: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases(checkpoint_folder)
+    monkeypatch.setitem(cache_module.VERSIONS, name, "another")
+    assert phases(checkpoint_folder) == {"writing"}
+    assert phases(checkpoint_folder) == set()
+    assert len(models_in(cache_folder)) == 2
+
+
 def test_cache_dir_names_the_folder(checkpoint_folder: Path, cache_folder: Path, tmp_path: Path) -> None:
     phases(checkpoint_folder, cache_dir=tmp_path / "other")
     assert phases(checkpoint_folder, cache_dir=str(tmp_path / "other")) == set()
@@ -333,8 +344,9 @@ def test_a_conversion_without_a_cache_that_is_killed_leaves_no_files(
 ) -> None:
     (tmp_path / "temporary").mkdir()
     program = """
-        import os, sys
+        import os, signal, sys
         import llamac
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT in background jobs
         def kill(phase, done, total):
             if phase == "writing" and done:
                 os.kill(os.getpid(), int(sys.argv[2]))
