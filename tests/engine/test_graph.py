@@ -16,7 +16,7 @@ import pytest
 
 import llamac
 from builders import Floats, checkpoint, llama_config, some_ids, write_model
-from golden.cases import TEETH, TOLERANCE
+from golden.cases import MIN_EFFECT, TOLERANCE
 from golden.make import relative_errors
 from golden.tiny_checkpoints import random_tensor
 from llamac import _core
@@ -137,7 +137,7 @@ def with_layers(config: ModelConfig, **changes: Any) -> ModelConfig:
 )
 def test_every_option_changes_the_logits(tmp_path: Path, changed: ModelConfig) -> None:
     one, other = (logits_of(tmp_path / "m.bin", checkpoint(config)) for config in (FULL, changed))
-    assert relative_errors(one, other).max() >= TEETH
+    assert relative_errors(one, other).max() >= MIN_EFFECT
 
 
 # ---- windows

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import llamac
 from golden.adapter_cases import ADAPTER_CASES
-from golden.cases import CASES, TEETH, TOLERANCE
+from golden.cases import CASES, MIN_EFFECT, TOLERANCE
 from golden.make import relative_errors
 from golden.make_adapters import adapter_files, adapter_logits, peft_files, peft_logits, write_adapter, write_base
 from llamac.errors import UnsupportedError
@@ -72,7 +72,7 @@ def test_a_merged_adapter_matches_peft(
         assert relative_errors(model.logits(case.ids)[case.rows], expected).max() <= TOLERANCE
         assert [entry["name"] for entry in model.metadata["adapters"]] == ["adapter"]
     with llamac.load(base_file(case.base, "f32"), kv_dtype="f32") as model:
-        assert relative_errors(model.logits(case.ids)[case.rows], expected).max() >= TEETH
+        assert relative_errors(model.logits(case.ids)[case.rows], expected).max() >= MIN_EFFECT
 
 
 AT_RUN_TIME = [name for name in ADAPTER_CASES if name != "dora-embedding"]
@@ -141,7 +141,7 @@ def test_strengths_add_up(base: Callable[[str], Path], tmp_path: Path) -> None:
 
     full = logits((adapter, 1.0))
     assert relative_errors(logits((adapter, 0.5), (adapter, 0.5)), full).max() <= TOLERANCE
-    assert relative_errors(logits((adapter, 0.5)), full).max() >= TEETH
+    assert relative_errors(logits((adapter, 0.5)), full).max() >= MIN_EFFECT
     assert relative_errors(logits((adapter, 1.0), (adapter, -1.0)), logits()).max() <= TOLERANCE
 
 

@@ -16,7 +16,7 @@ from gguf_samples import checkpoint_tensors, converted, metadata, write_gguf, wr
 from numpy.typing import NDArray
 
 import llamac
-from golden.cases import TEETH, TOLERANCE, Case
+from golden.cases import MIN_EFFECT, TOLERANCE, Case
 from golden.family_cases import FAMILY_CASES
 from golden.make import relative_errors
 from golden.make_families import family_checkpoint
@@ -116,7 +116,7 @@ def test_a_gguf_file_gives_the_logits_of_its_checkpoint(
 def test_every_key_changes_the_logits(from_gguf: Callable[[str], Logits], name: str) -> None:
     base = FAMILY_CASES[name].base
     assert base is not None
-    assert relative_errors(from_gguf(name), from_gguf(base)).max() >= TEETH
+    assert relative_errors(from_gguf(name), from_gguf(base)).max() >= MIN_EFFECT
 
 
 def test_every_architecture_has_a_case() -> None:

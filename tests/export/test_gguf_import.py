@@ -15,7 +15,7 @@ from gguf_samples import Type, metadata, spm_keys, write_gguf, write_tensors
 from numpy.typing import NDArray
 
 import llamac
-from golden.cases import CASES, TEETH, TOLERANCE
+from golden.cases import CASES, MIN_EFFECT, TOLERANCE
 from golden.make import relative_errors
 from golden.tiny_checkpoints import Config, changed, tensors, write_checkpoint
 from llamac.errors import ExportError, UnsupportedError
@@ -108,7 +108,7 @@ def test_every_key_changes_the_logits(
     tmp_path: Path, from_hf: Callable[[str], Logits], key: str, value: object
 ) -> None:
     found = from_gguf(tmp_path, LLAMA, CASES["llama"].ids, changes={key: value})
-    assert relative_errors(found, from_hf("llama")).max() >= TEETH
+    assert relative_errors(found, from_hf("llama")).max() >= MIN_EFFECT
 
 
 def test_absent_keys_have_the_defaults_of_llama_cpp(tmp_path: Path) -> None:

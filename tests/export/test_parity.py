@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 import llamac
-from golden.cases import CASES, CLOSE_PAIRS, TEETH, TOLERANCE
+from golden.cases import CASES, CLOSE_PAIRS, MIN_EFFECT, TOLERANCE
 from golden.make import relative_errors, stored_references, transformers_logits
 from golden.tiny_checkpoints import write_checkpoint
 from llamac.export import reference
@@ -91,9 +91,9 @@ def test_every_config_key_changes_the_logits(engine: Engine, name: str) -> None:
     base = CASES[name].base
     assert base is not None
     n = min(CASES[name].n_tokens, CASES[base].n_tokens)
-    assert relative_errors(engine(name)[:n], engine(base)[:n]).max() >= TEETH
+    assert relative_errors(engine(name)[:n], engine(base)[:n]).max() >= MIN_EFFECT
     rows = stored_references()
-    assert relative_errors(rows[name], rows[base]).max() >= TEETH
+    assert relative_errors(rows[name], rows[base]).max() >= MIN_EFFECT
 
 
 @pytest.mark.parametrize(("one", "other"), CLOSE_PAIRS)
@@ -120,7 +120,7 @@ def test_the_number_of_ids_selects_the_rope_table(
     name = "llama-longrope"
     ids = CASES[name].ids[:n]
     own, long = (exact_logits(folder(name), ids, context) for context in (max(16, n), 64))
-    assert (relative_errors(own, long).max() >= TEETH) == (1 < n <= 16)  # position 0 is not rotated
+    assert (relative_errors(own, long).max() >= MIN_EFFECT) == (1 < n <= 16)  # position 0 is not rotated
     with llamac.load(model_file(name), kv_dtype="f32") as model:
         assert relative_errors(model.logits(ids), own).max() <= TOLERANCE
     with llamac.load(model_file(name), kv_dtype="f32", context=64) as model:  # an explicit context decides

@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 import llamac
-from golden.cases import TEETH, TOLERANCE
+from golden.cases import MIN_EFFECT, TOLERANCE
 from golden.family_cases import FAMILY_CASES
 from golden.make import relative_errors, transformers_logits
 from golden.make_families import family_references
@@ -94,7 +94,7 @@ def test_the_float64_forward_pass_matches_transformers_in_float64(
 def test_every_config_key_changes_the_logits(name: str) -> None:
     rows, base = family_references(), FAMILY_CASES[name].base
     assert base is not None
-    assert relative_errors(rows[name], rows[base]).max() >= TEETH
+    assert relative_errors(rows[name], rows[base]).max() >= MIN_EFFECT
 
 
 # ---- the engine
@@ -157,7 +157,7 @@ def test_phi3_uses_the_longrope_table_for_its_length(
     ids = FAMILY_CASES["phi3"].ids[:n]
     checkpoint = hf.read(folder("phi3"), [])
     short, long = (reference.forward(checkpoint, [ids], context=context)[0] for context in (max(n, 16), 64))
-    assert (relative_errors(short, long).max() >= TEETH) == (n <= 16)
+    assert (relative_errors(short, long).max() >= MIN_EFFECT) == (n <= 16)
     with llamac.load(model_file("phi3"), kv_dtype="f32") as model:
         assert relative_errors(model.logits(ids), short).max() <= TOLERANCE
     with llamac.load(model_file("phi3"), kv_dtype="f32", context=64) as model:

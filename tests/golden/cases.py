@@ -13,7 +13,7 @@ import numpy as np
 from golden.tiny_checkpoints import Config, changed
 
 TOLERANCE = 1e-4  # largest max|difference| / max|reference| of a row
-TEETH = 100 * TOLERANCE  # a key that affects logits changes them by at least this much
+MIN_EFFECT = 100 * TOLERANCE  # a key that affects logits changes them by at least this much
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ _add("gpt2-deep-quick_gelu", GPT2, "gpt2-deep", n_layer=8, activation_function="
 
 CASES: dict[str, Case] = _cases
 
-# GELU and its tanh form differ by at most 5e-4, and norms keep the difference below TEETH: with 2 to 24 layers of these
-# weights the logits differ by 2e-4 to 2e-3. Rounding errors are 1e-6 to 1e-5. The right function must be ten times
-# closer than the other one.
+# GELU and its tanh form differ by at most 5e-4, and norms keep the effect below MIN_EFFECT. With 2 to 24 layers of
+# these weights the logits differ by 2e-4 to 2e-3. Rounding errors are 1e-6 to 1e-5. The right function must be ten
+# times closer than the other one.
 CLOSE_PAIRS = (("gpt2", "gpt2-gelu"), ("llama-gelu", "llama-gelu_pytorch_tanh"))
