@@ -165,13 +165,13 @@ def _use_hf(folder: Path) -> None:
 def _use_gguf(folder: Path) -> None:
     path = next(folder.glob("*.gguf"))
     try:
-        made = gguf_model.read(path, [])
+        read = gguf_model.read(path, [])
     finally:
         for tensor in open_gguf(path).tensors.values():
             if np.prod(tensor.shape, dtype=float) <= MAX_NUMBERS:
                 tensor.vector().array()
         read_templates(path)
-    _read_lazy(made.tensors.values())
+    _read_lazy(read.tensors.values())
 
 
 def _use_adapter(folder: Path) -> None:
@@ -190,9 +190,9 @@ def _base() -> Checkpoint:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(CONFIG))
         write_safetensors(folder / "model.safetensors", tensors(CONFIG))
-        made = hf.read(folder, [])
-        held = {key: LazyTensor.of(tensor.array()) for key, tensor in made.tensors.items()}
-        return replace(made, tensors=held)
+        read = hf.read(folder, [])
+        in_memory = {key: LazyTensor.of(tensor.array()) for key, tensor in read.tensors.items()}
+        return replace(read, tensors=in_memory)
 
 
 def _use_flat(folder: Path) -> None:
@@ -278,18 +278,18 @@ def _use_cache(folder: Path) -> None:
         shutil.copyfile(folder / name, root / path)
     (root / "sources").mkdir()
     shutil.copyfile(folder / "source.json", root / "sources" / f"{source}.json")
-    cache = Cache(root)
-    facts, lines = _list(cache)
+    conversions = Cache(root)
+    facts, lines = _list(conversions)
     "\n".join(map(safe_line, lines)).encode()
     json_text(facts).encode()
-    model = cache.find(key)
+    model = conversions.find(key)
     if model is not None:
         model.close()
-    cache.digests(folder / "note.json", {"": folder / "note.json"})
-    cache.prune(dry_run=True)
-    with cache.converting(key):
+    conversions.digests(folder / "note.json", {"": folder / "note.json"})
+    conversions.prune(dry_run=True)
+    with conversions.converting(key):
         pass
-    cache.prune(everything=True)
+    conversions.prune(everything=True)
     if model is None:
         raise ModelError("the cache rejects its model")
 
