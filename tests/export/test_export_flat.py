@@ -149,7 +149,7 @@ def test_any_rows_of_a_flat_file_can_be_read(tmp_path: Path) -> None:
     assert read.tokenizer == made.tokenizer
 
 
-# ---- refusals
+# ---- refused input
 
 
 def with_number(made: Checkpoint, name: str, number: float) -> Checkpoint:

@@ -224,7 +224,7 @@ def test_grouped_queries_and_odd_widths_round_trip(tmp_path: Path) -> None:
         np.testing.assert_allclose(read.tensors[name].array(), tensor.array(), rtol=1e-6 * name.startswith("rope"))
 
 
-# ---- refusals
+# ---- refused models
 
 
 def replace_config(made: Checkpoint, tokenizer: object = "kept", **changes: Any) -> Checkpoint:
@@ -343,7 +343,7 @@ def test_the_tokenizer_is_renamed_before_the_model(flat: Path, tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- damaged and strange sources
+# ---- damaged and malformed sources
 
 
 def test_a_file_that_contradicts_its_header_is_refused(stories: Stories, tmp_path: Path) -> None:

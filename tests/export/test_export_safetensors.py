@@ -24,7 +24,7 @@ def raw_safetensors(path: Path, header: Any, data: bytes = b"", length: int | No
     return path
 
 
-# ---- what is read
+# ---- reading
 
 
 def as_stored(values: NDArray[np.float32], dtype: str) -> bytes:
@@ -81,7 +81,7 @@ def test_a_file_truncated_during_the_read_is_refused(tmp_path: Path) -> None:
         stored.read(0, 4)
 
 
-# ---- what is refused
+# ---- refused files
 
 
 def entry(begin: int, end: int, dtype: Any = "F32", shape: Any = None) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def entry(begin: int, end: int, dtype: Any = "F32", shape: Any = None) -> dict[s
 
 
 MALFORMED: dict[str, tuple[Any, int, str]] = {
-    # header, bytes of data, what the error says
+    # header, bytes of data, error message
     "no JSON": (b"{nonsense", 0, "is not valid JSON"),
     "no UTF-8": (b'{"\xff": 1}', 0, "is not valid JSON"),
     "no object": (b"[]", 0, "does not start with"),

@@ -111,7 +111,7 @@ def test_weights_that_overflow_are_named(number: float, dtype: str, tmp_path: Pa
     assert not (tmp_path / "out.bin").exists()
 
 
-# ---- what llama2.c cannot hold
+# ---- models that llama2.c cannot express
 
 
 def test_a_model_of_another_family_is_refused_in_one_line(tmp_path: Path) -> None:

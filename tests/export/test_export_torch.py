@@ -29,7 +29,7 @@ from torch_samples import (
     write_torch,
 )
 
-# ---- what is read
+# ---- reading
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])

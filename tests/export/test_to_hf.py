@@ -244,7 +244,7 @@ def test_stop_ids_and_chat_template_survive_the_round_trip(tmp_path: Path) -> No
         assert model.file.text("template") == "{{ messages }} Zoë"
 
 
-# ---- refusals
+# ---- refused models
 
 
 def test_models_that_config_json_cannot_express_are_refused_by_name(tmp_path: Path) -> None:
