@@ -12,12 +12,11 @@ import numpy as np
 from llamac import _core
 from llamac.errors import ArgumentError
 from llamac.export.checkpoint import LazyTensor
-from llamac.format.strips import STRIP_ROWS, scale_columns
+from llamac.format.strips import FLOATS, STRIP_ROWS, scale_columns
 from llamac.progress import Progress, silent
 
 # The core's number of each dtype.
 DTYPES = {str(_core.dtype_name(number)): number for number in range(1, 7)}
-FLOATS = ("f32", "f16", "bf16")
 FOUR_BITS = ("q4", "q4s")
 # Stored as q8 if other matrices have 4 bits, like the output matrix: nothing averages out an error in the logits, or in
 # the values that attention mixes.

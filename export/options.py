@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from llamac.arguments import Adapter, StrPath, adapters, file_path, whole_number, wrong_type
 from llamac.errors import ArgumentError, ArgumentTypeError, ExportError
-from llamac.format.strips import QUANTIZED
+from llamac.format.strips import FLOATS, QUANTIZED
 
 TARGETS = ("llamac", "hf", "llama2c", "gguf")
-GGUF_DTYPES = ("q8_0", "q4_0")
+GGUF_DTYPES = ("q8_0", "q4_0")  # beside FLOATS
 MAX_TEXT_CHARACTERS = 1 << 20  # the rest of a longer calibration text is not read
 
 
@@ -74,12 +74,14 @@ class ExportOptions:
             raise ArgumentError(f"probe_source is for flat files only: to={self.to!r} writes no probes")
         if self.dtype == "auto":
             raise ArgumentError(f"dtype 'auto' is for flat files only, not with to={self.to!r}")
-        quantizes = self.pure or self.dtype_map or self.calibrate or self.threads is not None
-        if quantizes or self.dtype in QUANTIZED:
+        if self.dtype in QUANTIZED:
+            accepted = (*FLOATS, *(GGUF_DTYPES if self.to == "gguf" else ()))
             raise ArgumentError(
-                "quantized dtypes, pure, dtype_map, calibrate and threads are for flat files only, not with"
-                f" to={self.to!r}"
+                f"dtype {self.dtype!r} is for flat files only: to={self.to!r} takes {', '.join(accepted)}"
             )
+        quantizing = ("pure", "dtype_map", "calibrate", "threads")
+        if given := [name for name in quantizing if getattr(self, name) not in (None, False, ())]:
+            raise ArgumentError(f"{given[0]} is for flat files only, not with to={self.to!r}")
 
     def calibration_text(self) -> str | None:
         """The text to calibrate on; "" for text that the model generates, None for no calibration.

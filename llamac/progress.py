@@ -142,7 +142,10 @@ class _Display:
         )
 
     def _width(self) -> int | None:
-        """Columns for the bar, one less than the terminal has. None in a notebook, where a widget sizes itself."""
+        """Columns for the bar. None in a notebook, where a widget sizes itself.
+
+        The terminal's last three stay free, so that the ^C that Ctrl-C echoes does not wrap the line.
+        """
         if self._is_notebook:
             return None
         named = os.environ.get("COLUMNS", "")
@@ -150,7 +153,7 @@ class _Display:
         if not columns:
             with contextlib.suppress(OSError, ValueError):  # tqdm itself draws nothing on a terminal of unknown size
                 columns = os.get_terminal_size(self._stream.fileno()).columns
-        return (columns or 80) - 1
+        return max(1, (columns or 80) - 3)
 
     def _write_line(self, phase: str, done: int, total: int, elapsed: float) -> None:
         from tqdm.std import tqdm

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+FLOATS = ("f32", "f16", "bf16")
 QUANTIZED = ("q8", "q4", "q4s")
 STRIP_ROWS = 16
 LINE_BYTES = 64

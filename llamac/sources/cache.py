@@ -101,7 +101,7 @@ class Removal:
     """Something that was deleted, or would be in a dry run.
 
     Attributes:
-        what: A model's source, or a file's name.
+        what: A model's source, a note's subject, or a file's name.
         reason: Empty if the user named the model.
     """
 
@@ -414,13 +414,14 @@ class Cache:
         for partial, key in self._partials():
             with self._exclusively(key) as exclusive:
                 if key not in pruned and (exclusive or (exclusive is None and _is_forgotten(partial))):
-                    gone += self._remove([(partial, "interrupted")], dry_run)
+                    gone += self._remove([(partial, partial.name, "interrupted")], dry_run)
         gone += self._remove(self._stale_notes(everything), dry_run)
         if not dry_run:
             self._remove_locks()
         return gone
 
-    def _stale_notes(self, everything: bool) -> Iterator[tuple[Path, str]]:
+    def _stale_notes(self, everything: bool) -> Iterator[tuple[Path, str, str]]:
+        """Yield each note's path, what it is, and why it can go."""
         for folder in (self._sources, self._models):
             for note in _regular_files(folder):
                 name = _NOTE.fullmatch(note.name)
@@ -428,15 +429,15 @@ class Cache:
                     continue
                 if note.name != f"{name[1]}.json":
                     if time.time() - _time_of(note) > 60:  # writing a note takes much less
-                        yield note, "interrupted"
+                        yield note, note.name, "interrupted"
                 elif folder is self._sources:
                     path = (self._read_note(note) or {}).get("path")
                     if isinstance(path, str) and (everything or not os.path.exists(path)):
-                        yield note, "all" if everything else "note of a missing source"
+                        yield note, f"checksums of {path}", "all" if everything else "the source is missing"
 
-    def _remove(self, found: Iterable[tuple[Path, str]], dry_run: bool) -> Iterator[Removal]:
-        for path, reason in list(found):
-            removal = Removal(path.name, reason, _size_of(path))
+    def _remove(self, found: Iterable[tuple[Path, str, str]], dry_run: bool) -> Iterator[Removal]:
+        for path, what, reason in list(found):
+            removal = Removal(what, reason, _size_of(path))
             if not dry_run:
                 path.unlink(missing_ok=True)
             yield removal

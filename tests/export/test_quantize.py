@@ -394,7 +394,7 @@ def test_arguments_without_effect_are_refused(tmp_path: Path) -> None:
     source = write_model(tmp_path / "source.bin", checkpoint(llama_config()))
     with pytest.raises(ArgumentError, match="pure is for dtype q4 and q4s"):
         export(source, tmp_path / "out.bin", dtype="q8", pure=True)
-    with pytest.raises(ArgumentError, match="flat files only, not with to='hf'"):
+    with pytest.raises(ArgumentError, match="'q4' is for flat files only: to='hf' takes f32, f16, bf16"):
         export(source, tmp_path / "out", to="hf", dtype="q4")
     with pytest.raises(ArgumentError, match="threads is 0"):
         export(source, tmp_path / "out.bin", threads=0)

@@ -139,7 +139,7 @@ def test_the_command_line_exports_to_gguf(tmp_path: Path, llamac_command: Callab
 def test_arguments_of_other_targets_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"dtype 'q8_0' is for to='gguf' only"):
         export("stories", tmp_path / "m.bin", dtype="q8_0")
-    with pytest.raises(ArgumentError, match="flat files only"):
+    with pytest.raises(ArgumentError, match="'q4' is for flat files only: to='gguf' takes f32, f16, bf16, q8_0, q4_0"):
         export("stories", tmp_path / "m.gguf", to="gguf", dtype="q4")
 
 

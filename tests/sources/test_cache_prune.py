@@ -151,8 +151,9 @@ def test_pruning_deletes_unusable_files(filled: Cache, tmp_path: Path) -> None:
         "interrupted",
         "interrupted",
         "made by another version of llamac",
-        "note of a missing source",
+        "the source is missing",
     ]
+    assert f"checksums of {tmp_path / 'gone'}" in [removal.what for removal in gone]
     assert dtypes(filled) == ["f16", "bf16"]
     assert not filled.path(newest.key).exists()
 
