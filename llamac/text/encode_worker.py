@@ -23,7 +23,7 @@ def prepare(needs_sentencepiece: Any) -> Callable[[Any], bytes]:
     if needs_sentencepiece:
         import sentencepiece  # noqa: F401
 
-    from llamac.errors import TokenizerError, UnsupportedError
+    from llamac.errors import OutOfMemoryError, TokenizerError, UnsupportedError
     from llamac.text.encoding import make_encoder
     from llamac.text.tokenizer_json import library_errors, parse_document
 
@@ -47,7 +47,7 @@ def prepare(needs_sentencepiece: Any) -> Callable[[Any], bytes]:
                 return b"+" + array.array("I", numbers).tobytes()
         except UnsupportedError as error:
             return b"u" + str(error).encode(errors="replace")
-        except TokenizerError as error:
+        except (TokenizerError, OutOfMemoryError) as error:
             return b"t" + str(error).encode(errors="replace")
 
     return answer

@@ -57,24 +57,16 @@ class Encoder:
     def encode(self, text: str, parse_special: bool) -> list[int]:
         """Encode text. With `parse_special`, names of special tokens in it become those tokens."""
         library = self.library if parse_special else self._plain or self._plain_for(text)
-        ids: list[int] = self._encoding(library, text).ids
+        ids: list[int] = encode_with(library, text).ids
         if not parse_special and library is not self._plain and self._names and not self._special_ids.isdisjoint(ids):
             # the text does not contain the name, but normalization turns it into the name
-            ids = self._encoding(self._make_plain(), text).ids
+            ids = encode_with(self._make_plain(), text).ids
         return ids
 
     def special_spans(self, text: str) -> list[tuple[int, int]]:
         """Find each part of the text that `encode` with `parse_special` turns into a special token, as (start, end)."""
-        found = self._encoding(self.library, text)
+        found = encode_with(self.library, text)
         return [span for index, span in zip(found.ids, found.offsets, strict=True) if index in self._special_ids]
-
-    def _encoding(self, library: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
-        """Encode text with one of the library's objects, after a check for enough memory."""
-        in_batch = len(text) >= BATCH_CHARACTERS
-        require_memory(BYTES_PER_CHARACTER * len(text) + (BATCH_BYTES if in_batch else 1 << 20), "encoding this text")
-        if not in_batch:
-            return library.encode(text, add_special_tokens=False)
-        return library.encode_batch([text], add_special_tokens=False)[0]
 
     def _plain_for(self, text: str) -> tokenizers.Tokenizer:
         """The library's object that treats special tokens in `text` as text.
@@ -96,6 +88,19 @@ class Encoder:
                 plain.encode_special_tokens = True
                 self._plain = plain
             return self._plain
+
+
+def encode_with(library: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    """Encode a text with the library's object.
+
+    Raises:
+        OutOfMemoryError: If the process's limits do not leave enough memory.
+    """
+    in_batch = len(text) >= BATCH_CHARACTERS
+    require_memory(BYTES_PER_CHARACTER * len(text) + (BATCH_BYTES if in_batch else 1 << 20), "encoding this text")
+    if not in_batch:
+        return library.encode(text, add_special_tokens=False)
+    return library.encode_batch([text], add_special_tokens=False)[0]
 
 
 def make_encoder(document: dict[str, Any], data: bytes, special: Collection[int]) -> Encoder | SentencePieceEncoder:

@@ -21,6 +21,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from llamac.errors import TokenizerError
+from llamac.text.encoding import BYTES_PER_CHARACTER, encode_with
+from llamac.text.headroom import require_memory
 from llamac.text.sentencepiece_check import check_model_proto
 from llamac.text.tokenizer_json import charsmap_problem
 
@@ -99,7 +101,7 @@ class SentencePieceEncoder:
         finder = self._finder(parse_special)
         if finder is None:
             return self._encode_between(text, 0)
-        found = finder.encode_batch([text], add_special_tokens=False)[0]
+        found = encode_with(finder, text)
         ids: list[int] = []
         for index, (start, end) in zip(found.ids, found.offsets, strict=True):
             if index == 0:
@@ -113,7 +115,7 @@ class SentencePieceEncoder:
         finder = self._finder(True)
         if finder is None:
             return []
-        found = finder.encode_batch([text], add_special_tokens=False)[0]
+        found = encode_with(finder, text)
         spans = zip(found.ids, found.offsets, strict=True)
         return [span for index, span in spans if index and self._added[index - 1][1].special]
 
@@ -125,6 +127,7 @@ class SentencePieceEncoder:
                 bare = protobuf_field(_NORMALIZER_SPEC, protobuf_field(_ADD_DUMMY_PREFIX, 0))
                 self._bare_processor = self._load(self._model + bare)
             processor = self._bare_processor
+        require_memory(BYTES_PER_CHARACTER * len(text), "encoding this text")
         ids: list[int] = processor.encode_as_ids(text)
         return ids
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from llamac.errors import TokenizerError, UnsupportedError
+from llamac.errors import OutOfMemoryError, TokenizerError, UnsupportedError
 from llamac.format.strict_json import parse_object
 from llamac.text.regex_cost import can_match_nothing
 
@@ -162,8 +162,8 @@ def library_errors(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{what}: {error}") from None
+    except (UnsupportedError, OutOfMemoryError) as error:
+        raise type(error)(f"{what}: {error}") from None
     except Exception as error:  # the library raises Exception itself, ValueError, RuntimeError and others
         if not _raised_in_library(error):
             raise
