@@ -167,6 +167,8 @@ def library_errors(what: str) -> Iterator[None]:
     except Exception as error:  # the library raises Exception itself, ValueError, RuntimeError and others
         if not _raised_in_library(error):
             raise
+        if isinstance(error, MemoryError):
+            raise OutOfMemoryError(f"{what}: there is not enough memory") from None
         raise TokenizerError(f"{what}: {_line(error)}") from None
     except BaseException as error:
         if type(error).__name__ != "PanicException":
