@@ -205,19 +205,24 @@ def added_tokens(document: dict[str, Any]) -> list[dict[str, Any]]:
 def _names_found_by_text(document: dict[str, Any], special: Collection[int]) -> set[str]:
     """The special tokens that the model itself produces from text that contains their names.
 
-    Such a model looks up words or pieces by their string. If special tokens are to be text, it must not find these.
+    Such a model looks up words or pieces by their string, or has merges that form a name. If special tokens are to be
+    text, it must not find these.
     """
     model = document["model"]
-    is_bpe = model.get("type", "BPE") == "BPE"
-    if is_bpe and not model.get("ignore_merges"):
-        return set()
-    pieces = model["vocab"].items() if isinstance(model["vocab"], dict) else _numbered(model["vocab"])
+    vocab = model["vocab"]
+    pieces = vocab.items() if isinstance(vocab, dict) else _numbered(vocab)
     added = {entry["content"] for entry in added_tokens(document) if entry["special"]}
+    if model.get("type", "BPE") != "BPE":
+        return {text for text, index in pieces if index in special or text in added}
+    formed = set()
+    if not added.isdisjoint(vocab):
+        formed = {text for text in map("".join, map(_merge, model["merges"])) if text in added}
+    if not model.get("ignore_merges"):
+        return formed
     names = {text for text, index in pieces if index in special or text in added}
-    if is_bpe:  # strings that occur in merges must not change
-        pairs = map(_merge, model["merges"])
-        names -= {text for left, right in pairs for text in (left, right, left + right)}
-    return names
+    for left, right in map(_merge, model["merges"]):  # other strings that occur in merges must not change
+        names -= {left, right, left + right}
+    return names | formed
 
 
 def _numbered(pieces: list[Any]) -> Iterator[tuple[str, int]]:
@@ -229,7 +234,7 @@ def _merge(entry: Any) -> tuple[Any, ...]:
 
 
 def _rename(document: dict[str, Any], names: set[str]) -> None:
-    """Give the tokens `names` secret strings, which no text can contain."""
+    """Give the tokens `names` secret strings, which no text can contain, and remove their merges."""
     import secrets
 
     secret = secrets.token_hex(16)
@@ -239,6 +244,9 @@ def _rename(document: dict[str, Any], names: set[str]) -> None:
         model["vocab"] = [[renamed.get(text, text), score] for text, score in model["vocab"]]
     else:
         model["vocab"] = {renamed.get(text, text): index for text, index in model["vocab"].items()}
+    if "merges" in model:
+        merges = ((entry, *_merge(entry)) for entry in model["merges"])
+        model["merges"] = [entry for entry, left, right in merges if names.isdisjoint((left, right, left + right))]
     if model.get("unk_token") in names:
         model["unk_token"] = renamed[model["unk_token"]]
     for entry in added_tokens(document):

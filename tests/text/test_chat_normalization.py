@@ -45,6 +45,15 @@ WHITESPACE: Json = {"pre_tokenizer": {"type": "WhitespaceSplit"}, "decoder": Non
 MODELS: dict[str, Json] = {
     "BPE": {},
     "BPE that ignores merges": {"model": {**BYTE_BPE, "ignore_merges": True}},
+    "BPE whose merges form names": {
+        "model": {
+            "type": "BPE",
+            "unk_token": "[UNK]",
+            "vocab": {**WORDS, "<s": 259, "</": 260, "</s": 261, "<s>h": 262},
+            "merges": ["< s", "<s >", "< /", "</ s", "</s >", "<s> h", "h i"],
+        },
+        **WHITESPACE,
+    },
     "Unigram": {"model": {"type": "Unigram", "unk_id": 0, "vocab": PIECES}, **WHITESPACE},
     "WordLevel": {"model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": WORDS}, **WHITESPACE},
     "WordPiece": {

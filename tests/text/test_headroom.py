@@ -75,7 +75,7 @@ def test_sentencepiece_under_a_tight_memory_limit_is_an_error(tmp_path: Path, wo
     path.write_bytes(sentencepiece_file(SPM_PIECES, b"", field(4, 1)))  # it removes spaces: the library encodes it
     found = []
     for mib in (16, 64, 128, 256, 1024):
-        command = [sys.executable, "-c", SENTENCEPIECE_PROGRAM, path, str(mib << 20), str(words)]
+        command = [sys.executable, "-c", SENTENCEPIECE_PROGRAM, str(path), str(mib << 20), str(words)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, (mib, done.returncode, done.stderr[-500:])
         found.append(done.stdout.strip())
