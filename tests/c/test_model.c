@@ -23,6 +23,13 @@ static int emulated;   // an emulator is about fifty times slower, and forks may
 
 enum { N = 290 };   // positions: more than a block of attention, and not a multiple of any tile
 
+// Sanitized builds run 1 and 3 threads, because the scalar kernels are slow in them. Other builds also run 2.
+#ifdef __SANITIZE_ADDRESS__
+enum { THREADS_STEP = 2 };
+#else
+enum { THREADS_STEP = 1 };
+#endif
+
 // Like `prefill`, in chunks of random sizes from 1 to max_chunk <= 64.
 static void prefill_in_chunks(llamac_session *s, int vocab, int max_chunk, float *logits, uint64_t *state) {
     for (int start = 0, n; start < N; start += n) {
@@ -50,11 +57,13 @@ static void check_same_bits(const struct tiny_shape *shape, int kv_dtype) {
     int supported;
     for (size_t i = 0; (isa = llamac_isa_at(i, &supported)); i++) {
         if (!supported) continue;
-        for (int threads = 1; threads <= up_to_threads(emulated ? 2 : 3); threads++) {
+        for (int threads = 1; threads <= up_to_threads(emulated ? 2 : 3); threads += THREADS_STEP) {
             s = open_session(model, 1, kv_dtype, threads, isa);
-            prefill(s, 0, N, vocab, logits);
-            CHECK(!memcmp(logits, expected, bytes), "%s, %d threads, one prefill", isa, threads);
-            CHECK(!llamac_truncate(s, 0, 0, &err), "%s", err.message);
+            if (threads > 1 || strcmp(isa, "scalar")) {   // otherwise it is what `expected` comes from
+                prefill(s, 0, N, vocab, logits);
+                CHECK(!memcmp(logits, expected, bytes), "%s, %d threads, one prefill", isa, threads);
+                CHECK(!llamac_truncate(s, 0, 0, &err), "%s", err.message);
+            }
             memset(logits, 0, bytes);
             prefill_in_chunks(s, vocab, threads == 1 ? 1 : 50, logits, &state);
             CHECK(!memcmp(logits, expected, bytes), "%s, %d threads, in chunks", isa, threads);
