@@ -108,7 +108,7 @@ def _parts(path: Path, metadata: GGUFMetadata) -> list[Path]:
     if count > MAX_PARTS:
         raise ExportError(f"{path}: split.count is {count}, expected at most {MAX_PARTS}")
     name = parse_part_name(path.name)
-    if name is None or name.count != count:
+    if name is None or name.n_parts != count:
         raise ExportError(
             f"{path} is one of {count} parts: name them NAME-00001-of-{count:05}.gguf and so on"
         )

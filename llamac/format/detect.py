@@ -12,7 +12,6 @@ from llamac.arguments import StrPath, file_path
 from llamac.errors import ExportError, ModelError
 from llamac.format.flatfile import MAGIC
 from llamac.format.gguf_parts import parse_part_name
-from llamac.format.llama2c_header import looks_like_llama2c
 from llamac.format.model_folders import TEMPLATES, check_links
 from llamac.format.strict_json import MAX_INDEX_BYTES, read_object
 
@@ -142,6 +141,8 @@ def is_foreign(path: Path) -> bool:
         return False
     if path.name.endswith(HF_ENDINGS) or any(head[at:].startswith(magic) for magic, at in FOREIGN):
         return True
+    from llamac.format.llama2c_header import looks_like_llama2c  # a flat file does not need it
+
     return looks_like_llama2c(path)
 
 

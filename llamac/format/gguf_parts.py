@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_PARTS = 9999
 _NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class PartName:
+class PartName(NamedTuple):
     """A parsed file name.
 
     Attributes:
         stem: NAME.
-        count: The number of parts.
+        n_parts: The number of parts.
     """
 
     stem: str
-    count: int
+    n_parts: int
 
     def all_names(self) -> list[str]:
         """List the file names of all parts in order, at most MAX_PARTS."""
-        count = min(self.count, MAX_PARTS)
-        return [f"{self.stem}-{number:05}-of-{self.count:05}.gguf" for number in range(1, count + 1)]
+        count = min(self.n_parts, MAX_PARTS)
+        return [f"{self.stem}-{number:05}-of-{self.n_parts:05}.gguf" for number in range(1, count + 1)]
 
 
 def parse_part_name(name: str) -> PartName | None:

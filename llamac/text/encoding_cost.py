@@ -10,9 +10,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from llamac.text.regex_cost import regex_problem
 from llamac.text.tokenizer_json import steps
-from llamac.text.vocabulary.pre_tokenizers import LINEAR, PROVEN_BY_HAND
 
 MAX_STEPS = 64  # steps of normalizer and pre-tokenizer together
 MAX_GROWTH = 64  # characters that a normalizer can make from one; SentencePiece's tables make 18
@@ -42,10 +40,8 @@ def cost_problem(document: dict[str, Any]) -> str:
             return f"the step {step.get('type')!r:.40} is not analysed"
         pattern = step.get("pattern")
         regex = pattern.get("Regex") if isinstance(pattern, dict) else None
-        if regex is not None and regex not in PROVEN_BY_HAND:
-            problem = regex_problem(str(regex))
-            if problem:
-                return problem
+        if regex is not None and (problem := _regex_problem(str(regex))):
+            return problem
     return _growth_problem(normalizers) or _model_problem(document["model"])
 
 
@@ -59,8 +55,18 @@ def make_linear(document: dict[str, Any]) -> None:
         pattern: Any = step.get("pattern")
         regex = pattern.get("Regex") if isinstance(pattern, dict) else None
         splits = step.get("type") == "Split" and step.get("behavior") == "Isolated" and not step.get("invert")
-        if isinstance(regex, str) and regex in LINEAR and (splits or step.get("type") == "Replace"):
-            pattern["Regex"] = LINEAR[regex]
+        if isinstance(regex, str) and (splits or step.get("type") == "Replace"):
+            from llamac.text.vocabulary.pre_tokenizers import LINEAR
+
+            pattern["Regex"] = LINEAR.get(regex, regex)
+
+
+def _regex_problem(regex: str) -> str:
+    # imported here because many tokenizers, such as the built-in ones, have no expressions
+    from llamac.text.regex_cost import regex_problem
+    from llamac.text.vocabulary.pre_tokenizers import PROVEN_BY_HAND
+
+    return "" if regex in PROVEN_BY_HAND else regex_problem(regex)
 
 
 def _growth_problem(normalizers: Sequence[dict[str, Any]]) -> str:

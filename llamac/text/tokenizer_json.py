@@ -14,7 +14,6 @@ from typing import Any
 
 from llamac.errors import OutOfMemoryError, TokenizerError, UnsupportedError
 from llamac.format.strict_json import parse_object
-from llamac.text.regex_cost import can_match_nothing
 
 MAX_FILE_BYTES = 1 << 27  # the largest known tokenizer.json has 35 MB
 MAX_VALUES = 1 << 23  # JSON values in a file; a merge has 3
@@ -111,11 +110,17 @@ def _problem(step: dict[str, Any]) -> str:
     if kind == "Replace":
         pattern = step.get("pattern")
         regex = pattern.get("Regex") if isinstance(pattern, dict) else None
-        if pattern == {"String": ""} or (isinstance(regex, str) and can_match_nothing(regex)):
+        if pattern == {"String": ""} or (isinstance(regex, str) and _can_match_nothing(regex)):
             return "replaces empty strings"
     if kind == "Precompiled":
         return charsmap_problem(step.get("precompiled_charsmap"))
     return ""
+
+
+def _can_match_nothing(regex: str) -> bool:
+    from llamac.text.regex_cost import can_match_nothing  # many tokenizers have no expressions
+
+    return can_match_nothing(regex)
 
 
 def charsmap_problem(text: Any) -> str:
