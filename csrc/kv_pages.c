@@ -42,7 +42,10 @@ uint8_t *kv_page_alloc(struct kv_pages *pages, llamac_error *err) {
     if (page) memcpy(&slab->free_list, page, sizeof slab->free_list);
     else page = first_page(slab) + (size_t)slab->n_touched++ * pages->page_bytes;
     slab->in_use++;
-    return memset(page, 0, pages->page_bytes);
+#if defined(EXACT_BLOCKS)
+    memset(page, POISON, pages->page_bytes);   // also what an earlier sequence left there
+#endif
+    return page;
 }
 
 void kv_page_free(struct kv_pages *pages, uint8_t *page) {

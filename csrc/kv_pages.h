@@ -14,7 +14,8 @@ struct kv_pages {
 
 // Returns an empty allocator for up to max_pages pages.
 struct kv_pages kv_pages_make(size_t page_bytes, size_t max_pages);
-// Returns a zeroed page. On failure returns NULL and fills err.
+// Returns a page with any content: attention drops what it computes from positions that no key was stored for. So a
+// page costs memory when it is first written, by the thread that writes it. On failure returns NULL and fills err.
 uint8_t *kv_page_alloc(struct kv_pages *pages, llamac_error *err);
 // Returns a page to its slab, and frees the slab if no page of it is in use.
 void kv_page_free(struct kv_pages *pages, uint8_t *page);

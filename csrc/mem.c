@@ -16,14 +16,6 @@
 static _Thread_local long allocations, fail_at;
 static long live_objects;
 
-#if defined(__SANITIZE_ADDRESS__)
-#define EXACT_BLOCKS 1   // AddressSanitizer misses overflows into slack after a block
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define EXACT_BLOCKS 1
-#endif
-#endif
-
 // Returns NULL if the system has no memory, or if a test wants this allocation to fail.
 //
 // Does not use aligned_alloc: glibc cuts an aligned block out of a larger one and cannot reuse the rest for the next

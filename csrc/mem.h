@@ -5,6 +5,16 @@
 #include <stddef.h>
 #include "llamac.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#define EXACT_BLOCKS 1   // AddressSanitizer misses overflows into slack after a block
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define EXACT_BLOCKS 1
+#endif
+#endif
+// Fills memory that is not zeroed in builds with EXACT_BLOCKS: floats are NaNs, so results show that they were read.
+enum { POISON = 0xff };
+
 // Allocates count * size bytes, zeroed and aligned to 64. On failure returns NULL and fills err; the message names the
 // purpose.
 void *mem_alloc(size_t count, size_t size, const char *purpose, llamac_error *err);

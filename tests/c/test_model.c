@@ -448,7 +448,7 @@ static void failed_evals_release_their_pages(void) {
 }
 
 // Takes pages of several slabs and returns them in random order, with failing allocations in between.
-static void kv_pages_are_zeroed_distinct_and_released(void) {
+static void kv_pages_are_distinct_and_released(void) {
     enum { MOST = 40, PAGE = 2 << 20, SLOTS = 10 };
     struct kv_pages pages = kv_pages_make(PAGE, MOST);
     CHECK(pages.pages_per_slab == 4, "%d pages per slab", pages.pages_per_slab);
@@ -469,7 +469,6 @@ static void kv_pages_are_zeroed_distinct_and_released(void) {
         taken[slot] = page = kv_page_alloc(&pages, &err);
         llamac_test_fail_allocation(0);
         if (!page) continue;
-        CHECK(page[0] == 0 && page[PAGE - 1] == 0, "a page is not zeroed");
         CHECK((uintptr_t)page % 64 == 0, "a page is not aligned");
         page[0] = page[PAGE - 1] = (uint8_t)(1 + slot);
     }
@@ -587,7 +586,7 @@ int main(int argc, char **argv) {
     RUN(rows_beyond_the_context_are_rejected);
     RUN(any_allocation_can_fail);
     RUN(failed_evals_release_their_pages);
-    RUN(kv_pages_are_zeroed_distinct_and_released);
+    RUN(kv_pages_are_distinct_and_released);
     RUN(a_cancelled_eval_leaves_the_session_usable);
     RUN(an_eval_that_waits_for_the_team_can_be_cancelled);
     if (!emulated) RUN(a_forked_child_can_eval);   // qemu's user mode asserts when a process with threads forks
