@@ -109,9 +109,7 @@ def _parts(path: Path, metadata: GGUFMetadata) -> list[Path]:
         raise ExportError(f"{path}: split.count is {count}, expected at most {MAX_PARTS}")
     name = parse_part_name(path.name)
     if name is None or name.n_parts != count:
-        raise ExportError(
-            f"{path} is one of {count} parts: name them NAME-00001-of-{count:05}.gguf and so on"
-        )
+        raise ExportError(f"{path} is one of {count} parts: name them NAME-00001-of-{count:05}.gguf and so on")
     parts = [path.with_name(part) for part in name.all_names()]
     missing = [part.name for part in parts if not part.is_file()]
     if missing:

@@ -51,9 +51,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     """
     check_links(folder)
     if not (folder / "config.json").is_file():
-        raise ExportError(
-            f"{folder} is not a Hugging Face directory: it has no config.json{_model_files(folder)}"
-        )
+        raise ExportError(f"{folder} is not a Hugging Face directory: it has no config.json{_model_files(folder)}")
     values = read_object(folder / "config.json")
     config = parse_config(values, warnings)
     family = FAMILIES[values["model_type"]]
@@ -95,9 +93,7 @@ def _read_weights(folder: Path, family: Family, warnings: list[str]) -> tuple[li
             files, stored = _read_shards(folder, index, family, reader)
             return [index, *files], stored
     names = " nor ".join(name for name, _ in SOURCES)
-    raise ExportError(
-        f"{folder} has no weights: neither {names}, nor their shards with an index{_model_files(folder)}"
-    )
+    raise ExportError(f"{folder} has no weights: neither {names}, nor their shards with an index{_model_files(folder)}")
 
 
 def _model_files(folder: Path) -> str:

@@ -53,9 +53,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
         text = file.read(length)
     if not text.startswith(b"{"):
         raise ExportError(f"{path} is not a safetensors file: its header does not start with '{{'")
-    header = parse_object(
-        text, f"the header of {path}", max_bytes=MAX_HEADER_BYTES, max_values=MAX_HEADER_VALUES
-    )
+    header = parse_object(text, f"the header of {path}", max_bytes=MAX_HEADER_BYTES, max_values=MAX_HEADER_VALUES)
     _check_metadata(path, header.pop("__metadata__", {}))
     return _contiguous(path, header, 8 + length, size)
 
