@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// format.c - the table of the file's fields, and all checks of a file except those of tensor shapes, tensor data and
-// texts.
+// format.c - all checks of a file except those of tensor shapes, tensor data and texts.
 //
 // Checks run in this order: header (magic, version, hash, fields), sections (fields, place, padding, hash), config,
 // layers, tensors. Every message names the section or record, the field, the value found and the value expected.
@@ -14,203 +13,10 @@
 #include "mem.h"
 #include "sha256.h"
 
-// ---- the table of fields
-
-#define SIZE_OF(structure, member) sizeof(((struct structure *)0)->member)
-#define NUMBER(record, structure, member, type, min, max, names) \
-    { record, #member, LLAMAC_TYPE_##type, offsetof(struct structure, member), \
-      SIZE_OF(structure, member) / (LLAMAC_TYPE_##type == LLAMAC_TYPE_U64 ? 8 : 4), min, max, names }
-#define NOT_A_NUMBER(record, structure, member, type) \
-    { record, #member, type, offsetof(struct structure, member), SIZE_OF(structure, member), 0, 0, NULL }
-#define BYTES(record, structure, member) NOT_A_NUMBER(record, structure, member, LLAMAC_TYPE_BYTES)
-#define TEXT(record, structure, member) NOT_A_NUMBER(record, structure, member, LLAMAC_TYPE_TEXT)
-#define HEADER(member, type, min, max) NUMBER("header", header, member, type, min, max, NULL)
-#define SECTION(member, type, min, max) NUMBER("section", section_record, member, type, min, max, NULL)
-#define CONFIG(member, type, min, max) NUMBER("config", config, member, type, min, max, NULL)
-#define CONFIG_ENUM(member, max, names) NUMBER("config", config, member, U32, 1, max, names)
-#define LAYER(member, type, min, max) NUMBER("layer", layer_record, member, type, min, max, NULL)
-#define LAYER_ENUM(member, max, names) NUMBER("layer", layer_record, member, U32, 1, max, names)
-#define TENSOR(member, type, min, max) NUMBER("tensor", tensor_record, member, type, min, max, NULL)
-
-#define MAX_FILE 0x1p52        // a double represents sizes exactly, and sums of a few do not overflow 64 bits
-#define MAX_DIM (1 << 20)
-#define MAX_VOCAB (1 << 24)
-#define MAX_CONTEXT (1 << 24)  // f32 represents positions exactly
-#define TINY 1e-30
-#define HUGE_SCALE 1e6
-
-static const llamac_field fields[] = {
-    BYTES("header", header, magic),
-    HEADER(version, U32, FORMAT_VERSION, FORMAT_VERSION),
-    HEADER(numerics, U32, FORMAT_NUMERICS, FORMAT_NUMERICS),
-    HEADER(compatible, U64, 0, 0x1p64),   // any bits
-    HEADER(incompatible, U64, 0, 0),
-    HEADER(file_bytes, U64, sizeof(struct header), MAX_FILE),
-    HEADER(alignment, U32, FORMAT_ALIGNMENT, FORMAT_ALIGNMENT),
-    HEADER(n_sections, U32, N_SECTIONS, N_SECTIONS),
-    BYTES("header", header, id),
-    BYTES("header", header, sha256),
-    BYTES("header", header, reserved),
-
-    TEXT("section", section_record, name),
-    SECTION(offset, U64, sizeof(struct header), MAX_FILE),
-    SECTION(bytes, U64, 0, MAX_FILE),
-    BYTES("section", section_record, sha256),
-
-    CONFIG(dim, U32, 1, MAX_DIM),
-    CONFIG(n_layers, U32, 1, 4096),
-    CONFIG(n_heads, U32, 1, 4096),
-    CONFIG(n_kv_heads, U32, 1, 4096),
-    CONFIG(head_dim, U32, 1, 4096),
-    CONFIG(vocab_size, U32, 1, MAX_VOCAB),
-    CONFIG(n_token_ids, U32, 1, MAX_VOCAB),
-    CONFIG(context, U32, 1, MAX_CONTEXT),
-    CONFIG_ENUM(norm, NORM_LAYER, "rms,layer"),
-    CONFIG_ENUM(position, POSITION_ROPE, "none,learned,rope"),
-    CONFIG_ENUM(activation, ACTIVATION_QUICK_GELU, "silu,gelu_tanh,gelu_erf,relu,quick_gelu"),
-    CONFIG(tied_output, U32, 0, 1),
-    CONFIG(norm_eps, F32, 0, 1),
-    CONFIG(attention_scale, F32, TINY, HUGE_SCALE),
-    CONFIG(embedding_scale, F32, TINY, HUGE_SCALE),
-    CONFIG(residual_scale, F32, TINY, HUGE_SCALE),
-    CONFIG(logit_scale, F32, TINY, HUGE_SCALE),
-    CONFIG(attention_soft_cap, F32, 0, HUGE_SCALE),
-    CONFIG(logit_soft_cap, F32, 0, HUGE_SCALE),
-    CONFIG(n_rope, U32, 0, FORMAT_MAX_ROPE),
-    CONFIG(rope_dim, U32, 0, 4096),
-    CONFIG(rope_original_context, U32, 0, MAX_CONTEXT),
-    CONFIG(rope_attention_factor, F32, 0, HUGE_SCALE),
-    CONFIG(bos_id, I32, -1, MAX_VOCAB - 1),
-    CONFIG(eos_id, I32, -1, MAX_VOCAB - 1),
-    CONFIG(add_bos, U32, 0, 1),
-    CONFIG(add_eos, U32, 0, 1),
-    CONFIG(n_stop_ids, U32, 0, FORMAT_MAX_STOP_IDS),
-    CONFIG(stop_ids, I32, 0, MAX_VOCAB - 1),
-    NUMBER("config", config, qk_norm, U32, QK_NORM_NONE, QK_NORM_LAYER_HEAD, "none,head,whole,layer_head"),
-    BYTES("config", config, reserved),
-
-    LAYER(window, U32, 0, MAX_CONTEXT),
-    LAYER(rope, I32, -1, FORMAT_MAX_ROPE - 1),
-    LAYER_ENUM(placement, PLACEMENT_PARALLEL, "pre,post,sandwich,parallel"),
-    LAYER_ENUM(ffn, FFN_EXPERTS, "plain,gated,experts"),
-    LAYER(ffn_dim, U32, 1, MAX_DIM),
-    LAYER(n_experts, U32, 0, FORMAT_MAX_EXPERTS),
-    LAYER(n_experts_used, U32, 0, FORMAT_MAX_EXPERTS),
-    LAYER(expert_weights, U32, 0, 1),
-    BYTES("layer", layer_record, reserved),
-
-    TEXT("tensor", tensor_record, name),
-    NUMBER("tensor", tensor_record, dtype, U32, 1, LLAMAC_N_DTYPES - 1, "f32,f16,bf16,q8,q4,q4s"),
-    TENSOR(n_dims, U32, 1, FORMAT_MAX_DIMS),
-    TENSOR(shape, U64, 0, MAX_VOCAB),
-    TENSOR(offset, U64, sizeof(struct header), MAX_FILE),
-    TENSOR(bytes, U64, 1, MAX_FILE),
-    BYTES("tensor", tensor_record, sha256),
-    BYTES("tensor", tensor_record, reserved),
-};
-
-const llamac_field *llamac_fields(size_t *n) {
-    *n = ARRAY_LEN(fields);
-    return fields;
-}
-
-size_t llamac_record_bytes(const char *record) {
-    static const struct { const char *name; size_t bytes; } records[] = {
-        { "header", sizeof(struct header) - sizeof(struct section_record[N_SECTIONS]) },
-        { "section", sizeof(struct section_record) },
-        { "config", sizeof(struct config) },
-        { "layer", sizeof(struct layer_record) },
-        { "tensor", sizeof(struct tensor_record) },
-    };
-    for (size_t i = 0; i < ARRAY_LEN(records); i++)
-        if (!strcmp(records[i].name, record)) return records[i].bytes;
-    return 0;
-}
-
-void format_value_name(const char *record, const char *member, uint32_t value, char name[FORMAT_VALUE_BYTES]) {
-    const char *at = NULL;   // a name in the list
-    double names_left = value;
-    for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
-        if (strcmp(fields[i].record, record) || strcmp(fields[i].name, member)) continue;
-        at = fields[i].names;
-        names_left -= fields[i].min;
-    }
-    for (; at && names_left > 0; names_left--) {
-        at = strchr(at, ',');
-        if (at) at++;
-    }
-    size_t n = at && names_left >= 0 ? strcspn(at, ",") : 0;
-    if (n >= FORMAT_VALUE_BYTES) n = FORMAT_VALUE_BYTES - 1;
-    if (n) memcpy(name, at, n);
-    name[n] = 0;
-}
-
 static const char *const section_names[N_SECTIONS] = {
     "config", "layers", "tensors", "metadata", "tokenizer", "spm", "template", "probes", "data",
 };
 const char *llamac_section_at(size_t index) { return index < N_SECTIONS ? section_names[index] : NULL; }
-
-// ---- checks of one record
-
-static double number_at(const llamac_field *f, const uint8_t *record, uint32_t i) {
-    uint32_t u32;
-    int32_t i32;
-    float f32;
-    uint64_t u64;
-    const uint8_t *p = record + f->offset + (size_t)i * (f->type == LLAMAC_TYPE_U64 ? 8 : 4);
-    switch (f->type) {
-    case LLAMAC_TYPE_U32: memcpy(&u32, p, 4); return u32;
-    case LLAMAC_TYPE_I32: memcpy(&i32, p, 4); return i32;
-    case LLAMAC_TYPE_F32: memcpy(&f32, p, 4); return (double)f32;
-    default: memcpy(&u64, p, 8); return (double)u64;
-    }
-}
-
-// Whether a text field holds a printable name that is not empty, then only zeros, at least one.
-static int is_padded_name(const char *text, uint32_t bytes) {
-    uint32_t n = 0;
-    while (n < bytes && text[n] >= '!' && text[n] <= '~') n++;
-    if (n == 0 || n == bytes) return 0;
-    while (n < bytes)
-        if (text[n++]) return 0;
-    return 1;
-}
-
-static int all_zero(const uint8_t *p, size_t bytes) {
-    while (bytes--)
-        if (*p++) return 0;
-    return 1;
-}
-
-static int check_range(const llamac_field *f, const char *where, const uint8_t *record, llamac_error *err) {
-    for (uint32_t i = 0; i < f->count; i++) {
-        const double x = number_at(f, record, i);
-        if (x >= f->min && x <= f->max) continue;   // false for a NaN
-        char element[24] = "";
-        if (f->count > 1) snprintf(element, sizeof element, "[%u]", i);
-        return bad_model(err, "%s: %s%s is %.9g, expected %.9g to %.9g%s%s%s", where, f->name, element, x, f->min,
-                         f->max, f->names ? " (" : "", f->names ? f->names : "", f->names ? ")" : "");
-    }
-    return 0;
-}
-
-// Checks all fields of a record by themselves. `where` names the record in messages.
-static int check_record(const char *name, const char *where, const uint8_t *record, llamac_error *err) {
-    for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
-        const llamac_field *f = &fields[i];
-        if (strcmp(f->record, name)) continue;
-        if (f->type == LLAMAC_TYPE_TEXT) {
-            if (!is_padded_name((const char *)record + f->offset, f->count))
-                return bad_model(err, "%s: %s is not a zero-padded printable name", where, f->name);
-        } else if (f->type == LLAMAC_TYPE_BYTES) {
-            if (!strcmp(f->name, "reserved") && !all_zero(record + f->offset, f->count))
-                return bad_model(err, "%s: reserved bytes are not zero", where);
-        } else if (check_range(f, where, record, err)) {
-            return -1;
-        }
-    }
-    return 0;
-}
 
 static void hash_of(const void *data, size_t bytes, uint8_t digest[HASH_BYTES]) {
     struct sha256 h;
@@ -227,8 +33,8 @@ static int looks_like_llama2c(const uint8_t *data, size_t bytes) {
     int32_t v[7];
     if (bytes < sizeof v) return 0;
     memcpy(v, data, sizeof v);
-    return v[0] > 0 && v[0] <= MAX_DIM && v[1] > 0 && v[1] <= MAX_DIM && v[2] > 0 && v[2] <= 4096 &&
-           v[3] > 0 && v[4] > 0 && v[4] <= v[3] && v[0] % v[3] == 0 && v[5] != 0 && v[6] > 0 && v[6] <= MAX_CONTEXT;
+    return v[0] > 0 && v[0] <= FORMAT_MAX_DIM && v[1] > 0 && v[1] <= FORMAT_MAX_DIM && v[2] > 0 && v[2] <= 4096 &&
+           v[3] > 0 && v[4] > 0 && v[4] <= v[3] && v[0] % v[3] == 0 && v[5] != 0 && v[6] > 0 && v[6] <= FORMAT_MAX_CONTEXT;
 }
 
 // Recognizes other file types, so that the message can say what to do.
@@ -272,7 +78,7 @@ static int check_header(const struct header *h, size_t bytes, llamac_error *err)
                        "header: numerics is %u, this library computes by numerics %d: %s llamac wrote the file, and "
                        "results would differ; use that version, or export the model again",
                        h->numerics, FORMAT_NUMERICS, h->numerics > FORMAT_NUMERICS ? "a newer" : "an older");
-    if (check_record("header", "header", (const uint8_t *)h, err)) return -1;
+    if (format_check_record("header", "header", (const uint8_t *)h, err)) return -1;
     if (h->file_bytes != bytes)
         return bad_model(err, "header: file_bytes is %" PRIu64 " but the file has %zu bytes: it is %s", h->file_bytes,
                          bytes, bytes < h->file_bytes ? "truncated" : "too long");
@@ -288,7 +94,7 @@ static int check_section_table(const struct header *h, const uint8_t *data, size
         const struct section_record *r = &h->sections[s];
         char where[40];
         snprintf(where, sizeof where, "section table, %s", section_names[s]);
-        if (check_record("section", where, (const uint8_t *)r, err)) return -1;
+        if (format_check_record("section", where, (const uint8_t *)r, err)) return -1;
         if (strcmp(r->name, section_names[s])) return bad_model(err, "%s: name is \"%s\"", where, r->name);
         const uint64_t start = round_up(end, FORMAT_ALIGNMENT);
         if (r->offset != start)
@@ -296,7 +102,7 @@ static int check_section_table(const struct header *h, const uint8_t *data, size
         if (start > bytes || r->bytes > bytes - start)
             return bad_model(err, "%s: bytes is %" PRIu64 ", which at %" PRIu64 " ends after the file (%zu bytes)",
                              where, r->bytes, start, bytes);
-        if (!all_zero(data + end, start - end)) return bad_model(err, "%s: the padding before it is not zero", where);
+        if (!format_all_zero(data + end, start - end)) return bad_model(err, "%s: the padding before it is not zero", where);
         end = start + r->bytes;
         sha256_add(&id, r->sha256, HASH_BYTES);
     }
@@ -344,12 +150,14 @@ static int check_rope(const struct config *c, llamac_error *err) {
 }
 
 static int check_config(const struct config *c, llamac_error *err) {
-    if (check_record("config", "config", (const uint8_t *)c, err)) return -1;
+    if (format_check_record("config", "config", (const uint8_t *)c, err)) return -1;
     if (c->n_heads % c->n_kv_heads)
         return bad_model(err, "config: n_heads is %u, expected a multiple of n_kv_heads %u", c->n_heads,
                          c->n_kv_heads);
-    if ((uint64_t)c->n_heads * c->head_dim > MAX_DIM)
-        return bad_model(err, "config: n_heads %u times head_dim %u exceeds %d", c->n_heads, c->head_dim, MAX_DIM);
+    if ((uint64_t)c->n_heads * c->head_dim > FORMAT_MAX_DIM)
+        return bad_model(err, "config: n_heads %u times head_dim %u exceeds %d", c->n_heads, c->head_dim, FORMAT_MAX_DIM);
+    if (c->qk_norm_after_rope && c->qk_norm != QK_NORM_HEAD)
+        return bad_model(err, "config: qk_norm_after_rope is 1, expected 0 unless qk_norm is head");
     if (c->n_token_ids > c->vocab_size)
         return bad_model(err, "config: n_token_ids %u exceeds vocab_size %u", c->n_token_ids, c->vocab_size);
     if (c->bos_id >= (int64_t)c->vocab_size || c->eos_id >= (int64_t)c->vocab_size)
@@ -365,28 +173,95 @@ static int check_config(const struct config *c, llamac_error *err) {
     return check_rope(c, err);
 }
 
-static int check_layer(const struct config *c, const struct layer_record *layer, uint32_t l, llamac_error *err) {
-    char where[32], ffn[FORMAT_VALUE_BYTES];
-    snprintf(where, sizeof where, "layer %u", l);
-    if (check_record("layer", where, (const uint8_t *)layer, err)) return -1;
+// Checks that a number is `expected` because of another field's value.
+static int check_unused(const char *where, const char *field, double found, double expected, const char *reason,
+                        const char *value, llamac_error *err) {
+    if (found == expected) return 0;
+    return bad_model(err, "%s: %s is %.9g, expected %g with %s %s", where, field, found, expected, reason, value);
+}
+
+static int check_attention(const struct config *c, const struct layer_record *layers, uint32_t l, const char *where,
+                           llamac_error *err) {
+    const struct layer_record *layer = &layers[l];
+    const struct heads heads = layer_heads(c, layer);
+    const struct { const char *name; uint32_t own, largest; } sizes[] = {
+        { "n_heads", layer->n_heads, c->n_heads }, { "n_kv_heads", layer->n_kv_heads, c->n_kv_heads },
+        { "head_dim", layer->head_dim, c->head_dim },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++)
+        if (sizes[i].own > sizes[i].largest)
+            return bad_model(err, "%s: %s is %u, expected at most the config's %u", where, sizes[i].name, sizes[i].own,
+                             sizes[i].largest);
+    if (heads.n % heads.n_kv)
+        return bad_model(err, "%s: n_heads is %d, expected a multiple of n_kv_heads %d", where, heads.n, heads.n_kv);
     if (layer->rope >= (int32_t)c->n_rope)
         return bad_model(err, "%s: rope is %d, but n_rope is %u", where, layer->rope, c->n_rope);
+    if (layer->rope >= 0 && c->rope_dim[layer->rope] > (uint32_t)heads.dim)
+        return bad_model(err, "%s: rope is %d, but rope_dim[%d] %u exceeds head_dim %d", where, layer->rope,
+                         layer->rope, c->rope_dim[layer->rope], heads.dim);
+    if ((layer->query_beta > 0) != (layer->query_context > 0))
+        return bad_model(err, "%s: query_beta is %.9g with query_context %u, expected both or neither to be 0", where,
+                         (double)layer->query_beta, layer->query_context);
+    if (layer->kv_source < 0) return 0;
+    if (layer->kv_source >= (int32_t)l)
+        return bad_model(err, "%s: kv_source is %d, expected an earlier layer, or -1", where, layer->kv_source);
+    const struct layer_record *source = &layers[layer->kv_source];
+    const struct heads of_source = layer_heads(c, source);
+    if (source->mixer != MIXER_ATTENTION || source->kv_source >= 0 || of_source.n_kv != heads.n_kv ||
+        of_source.dim != heads.dim)
+        return bad_model(err, "%s: kv_source is %d, expected a layer of attention with its own %d KV heads of %d",
+                         where, layer->kv_source, heads.n_kv, heads.dim);
+    return 0;
+}
+
+static int check_ffn(const struct layer_record *layer, const char *where, llamac_error *err) {
     const uint32_t n = layer->n_experts, used = layer->n_experts_used;
     const int experts = layer->ffn == FFN_EXPERTS;
+    char ffn[FORMAT_VALUE_BYTES];
     format_value_name("layer", "ffn", layer->ffn, ffn);
+    if ((layer->ffn_dim == 0) != (layer->ffn == FFN_NONE))
+        return bad_model(err, "%s: ffn_dim is %u with ffn %s", where, layer->ffn_dim, ffn);
     if (experts ? n == 0 || used == 0 || used > n : n || used)
         return bad_model(err, "%s: n_experts is %u and n_experts_used is %u, which does not go with ffn %s", where, n,
                          used, ffn);
-    if (!experts && layer->expert_weights)
-        return bad_model(err, "%s: expert_weights is %u, expected 0 with ffn %s", where, layer->expert_weights, ffn);
+    const struct { const char *name; double found, unused; } of_experts[] = {
+        { "router", layer->router, ROUTER_SOFTMAX },
+        { "router_choice_bias", layer->router_choice_bias, 0 },
+        { "n_expert_groups", layer->n_expert_groups, 0 },
+        { "n_expert_groups_used", layer->n_expert_groups_used, 0 },
+        { "expert_weights", layer->expert_weights, 0 },
+        { "expert_scale", (double)layer->expert_scale, 1 },
+        { "shared_ffn_dim", layer->shared_ffn_dim, 0 },
+    }, of_gated[] = {
+        { "activation_limit", (double)layer->activation_limit, 0 },
+        { "up_offset", (double)layer->up_offset, 0 },
+    };
+    for (size_t i = 0; i < ARRAY_LEN(of_experts) && !experts; i++)
+        if (check_unused(where, of_experts[i].name, of_experts[i].found, of_experts[i].unused, "ffn", ffn, err))
+            return -1;
+    for (size_t i = 0; i < ARRAY_LEN(of_gated) && !experts && layer->ffn != FFN_GATED; i++)
+        if (check_unused(where, of_gated[i].name, of_gated[i].found, of_gated[i].unused, "ffn", ffn, err)) return -1;
+    const uint32_t groups = layer->n_expert_groups, groups_used = layer->n_expert_groups_used;
+    if (groups ? n % groups || groups_used == 0 || groups_used > groups : groups_used)
+        return bad_model(err, "%s: n_expert_groups is %u and n_expert_groups_used is %u with n_experts %u", where,
+                         groups, groups_used, n);
+    if (layer->shared_gate && !layer->shared_ffn_dim)
+        return bad_model(err, "%s: shared_gate is 1, expected 0 with shared_ffn_dim 0", where);
     return 0;
+}
+
+static int check_layer(const struct config *c, const struct layer_record *layers, uint32_t l, llamac_error *err) {
+    char where[32];
+    snprintf(where, sizeof where, "layer %u", l);
+    if (format_check_record("layer", where, (const uint8_t *)&layers[l], err)) return -1;
+    return check_attention(c, layers, l, where, err) || check_ffn(&layers[l], where, err) ? -1 : 0;
 }
 
 // Checks one tensor record. *end: the end of the tensor before it; receives the end of this one.
 static int check_tensor(const struct tensor_record *t, size_t i, uint64_t *end, uint64_t data_end, llamac_error *err) {
     char where[96];
     snprintf(where, sizeof where, "tensor %zu", i);
-    if (check_record("tensor", where, (const uint8_t *)t, err)) return -1;
+    if (format_check_record("tensor", where, (const uint8_t *)t, err)) return -1;
     snprintf(where, sizeof where, "tensor %s", t->name);
     uint64_t matrices = 1;
     for (uint32_t d = 0; d < FORMAT_MAX_DIMS; d++) {
@@ -454,7 +329,7 @@ static int check_tables(struct flat_file *file, llamac_error *err) {
                          n_layers, layers_needed);
     file->layers = (const struct layer_record *)(const void *)(file->tables + sections[SECTION_LAYERS].offset);
     for (uint32_t l = 0; l < n_layers; l++)
-        if (check_layer(file->config, &file->layers[l], l, err)) return -1;
+        if (check_layer(file->config, file->layers, l, err)) return -1;
 
     if (tensor_bytes % sizeof(struct tensor_record) || tensor_bytes == 0)
         return bad_model(err, "section tensors: bytes is %" PRIu64 ", expected a multiple of %zu", tensor_bytes,

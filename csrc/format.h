@@ -2,7 +2,7 @@
 // format.h - the records of the flat file, version 1, as C structures, and the view of a checked file. docs/format.md
 // is the specification.
 //
-// Records are little-endian and naturally aligned, without implicit padding. The table of fields in format.c gives each
+// Records are little-endian and naturally aligned, without implicit padding. The table of fields in format_fields.c gives each
 // member's name, type and range again. The checks here and the Python reader and writer use that table.
 #ifndef LLAMAC_FORMAT_H
 #define LLAMAC_FORMAT_H
@@ -16,6 +16,8 @@ enum {
     FORMAT_ALIGNMENT = 64,          // of sections and tensors: a cache line, and a line of a strip
     FORMAT_MAX_ROPE = 4,
     FORMAT_MAX_EXPERTS = 4096,
+    FORMAT_MAX_DIM = 1 << 20,
+    FORMAT_MAX_CONTEXT = 1 << 24,   // f32 represents positions exactly
     FORMAT_MAX_TENSORS = 1 << 20,   // limits the copy of the tensor table to 160 MiB
     FORMAT_MAX_STOP_IDS = 16,
     FORMAT_MAX_DIMS = 4,
@@ -60,7 +62,8 @@ struct header {
 };
 
 struct config {
-    uint32_t dim, n_layers, n_heads, n_kv_heads, head_dim;
+    uint32_t dim, n_layers;
+    uint32_t n_heads, n_kv_heads, head_dim;        // the largest of all layers
     uint32_t vocab_size;                           // rows of the embedding and of the logits, with the padding
     uint32_t n_token_ids;                          // ids that the sampler draws from, <= vocab_size
     uint32_t context;                              // positions that the model was trained for
@@ -77,7 +80,8 @@ struct config {
     uint32_t n_stop_ids;
     int32_t stop_ids[FORMAT_MAX_STOP_IDS];         // generation ends at any of these
     uint32_t qk_norm;                              // enum qk_norm
-    uint8_t reserved[296];                         // zero
+    uint32_t qk_norm_after_rope;                   // 1: q and k are normed after RoPE
+    uint8_t reserved[292];                         // zero
 };
 
 enum norm { NORM_RMS = 1, NORM_LAYER };
@@ -87,22 +91,56 @@ enum activation {
     ACTIVATION_GELU_TANH,
     ACTIVATION_GELU_ERF,
     ACTIVATION_RELU,
-    ACTIVATION_QUICK_GELU
+    ACTIVATION_QUICK_GELU,
+    ACTIVATION_RELU2
 };
-enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WHOLE, QK_NORM_LAYER_HEAD };   // 0 in files older than the field
+enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WHOLE, QK_NORM_LAYER_HEAD };
 enum placement { PLACEMENT_PRE = 1, PLACEMENT_POST, PLACEMENT_SANDWICH, PLACEMENT_PARALLEL };
-enum ffn { FFN_PLAIN = 1, FFN_GATED, FFN_EXPERTS };
+enum ffn { FFN_PLAIN = 1, FFN_GATED, FFN_EXPERTS, FFN_NONE };
+enum mixer { MIXER_ATTENTION = 1, MIXER_DELTA_NET, MIXER_MAMBA2, MIXER_SHORT_CONV, MIXER_NONE };
+enum v_norm { V_NORM_NONE, V_NORM_HEAD };
+enum output_gate { OUTPUT_GATE_NONE, OUTPUT_GATE_HEAD, OUTPUT_GATE_ELEMENT };
+enum router { ROUTER_SOFTMAX, ROUTER_SIGMOID };
 
 struct layer_record {
+    uint32_t mixer;                // enum mixer: what mixes positions
+    uint32_t placement;            // enum placement: where the norms are
+    float layer_scale;             // multiplies the layer's output; normally 1
+
     uint32_t window;               // positions a row attends to, itself included; 0: all
     int32_t rope;                  // index of the RoPE table, -1: none
-    uint32_t placement;            // enum placement: where the norms are
+    uint32_t n_heads, n_kv_heads, head_dim;   // 0: the config's
+    int32_t kv_source;             // an earlier layer whose keys and values this one reads; -1: its own
+    uint32_t v_is_k;               // 1: the values are the product of attn_k, before norm and RoPE
+    uint32_t v_norm;               // enum v_norm, without weight
+    uint32_t output_gate;          // enum output_gate
+    uint32_t sinks;                // 1: each head's softmax has one more logit, without a value
+    float query_beta;              // > 0: q is multiplied by 1 + query_beta log(1 + floor(position / query_context))
+    uint32_t query_context;        // 0 without query_beta
+
     uint32_t ffn;                  // enum ffn
     uint32_t ffn_dim;              // width of the FFN, or of one expert
+    float activation_limit;        // > 0: the gate is at most this, the up branch between plus and minus this
+    float up_offset;               // added to the up branch of gated networks
     uint32_t n_experts, n_experts_used;
+    uint32_t router;               // enum router: the experts' scores
+    uint32_t router_choice_bias;   // 1: a bias is added to the scores for the choice, not for the weights
+    uint32_t n_expert_groups, n_expert_groups_used;   // 0: no groups
     uint32_t expert_weights;       // 1: the weights of the experts in use are divided by their sum
-    uint8_t reserved[32];          // zero
+    float expert_scale;            // multiplies the weights; 1 without experts
+    uint32_t shared_ffn_dim;       // width of an expert that all rows use; 0: none
+    uint32_t shared_gate;          // 1: the shared expert's output is multiplied by a sigmoid
+    uint32_t layer_embedding_dim;  // width of the layer's own token embedding; 0: none
+    uint8_t reserved[72];          // zero
 };
+
+// The shape of a layer's attention: its own where it states one, otherwise the config's.
+struct heads { int n, n_kv, dim; };
+static inline struct heads layer_heads(const struct config *c, const struct layer_record *layer) {
+    return (struct heads){ .n = (int)(layer->n_heads ? layer->n_heads : c->n_heads),
+                           .n_kv = (int)(layer->n_kv_heads ? layer->n_kv_heads : c->n_kv_heads),
+                           .dim = (int)(layer->head_dim ? layer->head_dim : c->head_dim) };
+}
 
 struct tensor_record {
     char name[FORMAT_NAME_BYTES];  // zero padded
@@ -117,7 +155,7 @@ struct tensor_record {
 _Static_assert(sizeof(struct section_record) == 64, "section record");
 _Static_assert(sizeof(struct header) == 128 + 64 * N_SECTIONS, "header");
 _Static_assert(sizeof(struct config) == 512, "config");
-_Static_assert(sizeof(struct layer_record) == 64, "layer record");
+_Static_assert(sizeof(struct layer_record) == 192, "layer record");
 _Static_assert(sizeof(struct tensor_record) == 160, "tensor record");
 
 #define FORMAT_MAGIC "\211llamac\n"
@@ -140,6 +178,9 @@ struct flat_file {
 // Writes the name of an enumeration's value, from the table of fields; "" if the value has no name.
 enum { FORMAT_VALUE_BYTES = 24 };
 void format_value_name(const char *record, const char *member, uint32_t value, char name[FORMAT_VALUE_BYTES]);
+// Checks all fields of a record against the table. `where` names the record in messages.
+int format_check_record(const char *record, const char *where, const uint8_t *data, llamac_error *err);
+int format_all_zero(const uint8_t *p, size_t bytes);
 
 // Copies and checks header, section table, config, layers and tensor table of a file in memory, aligned to 64 bytes.
 int format_open(struct flat_file *file, const void *data, size_t bytes, llamac_error *err);

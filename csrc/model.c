@@ -15,7 +15,7 @@
 
 // ---- the list
 
-enum extent { ONE, DIM, VOCAB, CONTEXT, ROPE_HALF, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, EXPERTS };
+enum extent { ONE, DIM, VOCAB, CONTEXT, ROPE_HALF, HEADS, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, EXPERTS };
 
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
 enum condition {
@@ -31,7 +31,10 @@ enum condition {
     IF_DENSE = 1 << 8,
     IF_GATED = 1 << 9,
     IF_EXPERTS = 1 << 10,
-    END_OF_CONDITIONS = 1 << 11,
+    IF_OWN_KV = 1 << 11,
+    IF_OWN_V = 1 << 12,
+    IF_SINKS = 1 << 13,
+    END_OF_CONDITIONS = 1 << 14,
 };
 
 struct slot {
@@ -58,12 +61,13 @@ static const struct slot layer_slots[] = {
     { "attn_norm.bias", IF_PRE_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(attn_norm_bias) },
     { "attn_q.weight", ALWAYS, Q_DIM, DIM, OF_LAYER(attn_q) },
     { "attn_q.bias", OPTIONAL, ONE, Q_DIM, OF_LAYER(attn_q_bias) },
-    { "attn_k.weight", ALWAYS, KV_DIM, DIM, OF_LAYER(attn_k) },
-    { "attn_k.bias", OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_k_bias) },
-    { "attn_v.weight", ALWAYS, KV_DIM, DIM, OF_LAYER(attn_v) },
-    { "attn_v.bias", OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_v_bias) },
+    { "attn_k.weight", IF_OWN_KV, KV_DIM, DIM, OF_LAYER(attn_k) },
+    { "attn_k.bias", IF_OWN_KV | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_k_bias) },
+    { "attn_v.weight", IF_OWN_V, KV_DIM, DIM, OF_LAYER(attn_v) },
+    { "attn_v.bias", IF_OWN_V | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_v_bias) },
     { "attn_q_norm.weight", IF_QK_NORM, ONE, Q_NORM_DIM, OF_LAYER(attn_q_norm) },
-    { "attn_k_norm.weight", IF_QK_NORM, ONE, K_NORM_DIM, OF_LAYER(attn_k_norm) },
+    { "attn_k_norm.weight", IF_QK_NORM | IF_OWN_KV, ONE, K_NORM_DIM, OF_LAYER(attn_k_norm) },
+    { "attn_sinks", IF_SINKS, ONE, HEADS, OF_LAYER(attn_sinks) },
     { "attn_out.weight", ALWAYS, DIM, Q_DIM, OF_LAYER(attn_out) },
     { "attn_out.bias", OPTIONAL, ONE, DIM, OF_LAYER(attn_out_bias) },
     { "attn_post_norm.weight", IF_POST_NORM, ONE, DIM, OF_LAYER(attn_post_norm) },
@@ -109,6 +113,9 @@ static const struct config *config_of(const llamac_slot_iterator *it) { return i
 static const struct layer_record *layer_of(const llamac_slot_iterator *it) {
     return (const struct layer_record *)it->layers + it->layer;
 }
+static struct heads heads_of(const llamac_slot_iterator *it) {
+    return it->group == GROUP_LAYER ? layer_heads(config_of(it), layer_of(it)) : (struct heads){ 0 };
+}
 static uint32_t experts_of(const llamac_slot_iterator *it) {
     return layer_of(it)->ffn == FFN_EXPERTS ? layer_of(it)->n_experts : 0;
 }
@@ -147,9 +154,12 @@ static int condition_holds(const llamac_slot_iterator *it, unsigned condition) {
     case IF_PRE_NORM: return layer_of(it)->placement != PLACEMENT_POST;
     case IF_POST_NORM:
         return layer_of(it)->placement == PLACEMENT_POST || layer_of(it)->placement == PLACEMENT_SANDWICH;
-    case IF_DENSE: return layer_of(it)->ffn != FFN_EXPERTS;
+    case IF_DENSE: return layer_of(it)->ffn == FFN_PLAIN || layer_of(it)->ffn == FFN_GATED;
     case IF_GATED: return layer_of(it)->ffn == FFN_GATED;
     case IF_EXPERTS: return layer_of(it)->ffn == FFN_EXPERTS;
+    case IF_OWN_KV: return layer_of(it)->kv_source < 0;
+    case IF_OWN_V: return layer_of(it)->kv_source < 0 && !layer_of(it)->v_is_k;
+    case IF_SINKS: return layer_of(it)->sinks;
     default: return 1;
     }
 }
@@ -163,16 +173,19 @@ static int applies(const llamac_slot_iterator *it) {
 
 static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     const struct config *c = config_of(it);
-    const uint64_t q_dim = (uint64_t)c->n_heads * c->head_dim, kv_dim = (uint64_t)c->n_kv_heads * c->head_dim;
+    const struct heads heads = heads_of(it);
+    const uint64_t head_dim = (uint64_t)heads.dim, q_dim = (uint64_t)heads.n * head_dim,
+                   kv_dim = (uint64_t)heads.n_kv * head_dim;
     switch (e) {
     case DIM: return c->dim;
     case VOCAB: return c->vocab_size;
     case CONTEXT: return c->context;
     case ROPE_HALF: return c->rope_dim[it->table] / 2;
+    case HEADS: return (uint64_t)heads.n;
     case Q_DIM: return q_dim;
     case KV_DIM: return kv_dim;
-    case Q_NORM_DIM: return c->qk_norm == QK_NORM_HEAD ? c->head_dim : q_dim;
-    case K_NORM_DIM: return c->qk_norm == QK_NORM_HEAD ? c->head_dim : kv_dim;
+    case Q_NORM_DIM: return c->qk_norm == QK_NORM_HEAD ? head_dim : q_dim;
+    case K_NORM_DIM: return c->qk_norm == QK_NORM_HEAD ? head_dim : kv_dim;
     case FFN_DIM: return layer_of(it)->ffn_dim;
     case EXPERTS: return layer_of(it)->n_experts;
     default: return 1;
@@ -214,6 +227,7 @@ enum { REASON_BYTES = 128 };
 // Writes which fields of config and layer determine an extent.
 static void describe_extent(const llamac_slot_iterator *it, enum extent e, char text[REASON_BYTES]) {
     const struct config *c = config_of(it);
+    const struct heads heads = heads_of(it);
     const int of_q = e == Q_DIM || e == Q_NORM_DIM, of_norm = e == Q_NORM_DIM || e == K_NORM_DIM;
     switch (e) {
     case DIM: snprintf(text, REASON_BYTES, "dim %u", c->dim); break;
@@ -222,10 +236,11 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
     case ROPE_HALF:
         snprintf(text, REASON_BYTES, "half of rope_dim[%u] %u", it->table, c->rope_dim[it->table]);
         break;
+    case HEADS: snprintf(text, REASON_BYTES, "n_heads %d", heads.n); break;
     case Q_DIM: case KV_DIM: case Q_NORM_DIM: case K_NORM_DIM:
-        if (of_norm && c->qk_norm == QK_NORM_HEAD) snprintf(text, REASON_BYTES, "head_dim %u", c->head_dim);
-        else snprintf(text, REASON_BYTES, "%s %u times head_dim %u", of_q ? "n_heads" : "n_kv_heads",
-                      of_q ? c->n_heads : c->n_kv_heads, c->head_dim);
+        if (of_norm && c->qk_norm == QK_NORM_HEAD) snprintf(text, REASON_BYTES, "head_dim %d", heads.dim);
+        else snprintf(text, REASON_BYTES, "%s %d times head_dim %d", of_q ? "n_heads" : "n_kv_heads",
+                      of_q ? heads.n : heads.n_kv, heads.dim);
         break;
     case FFN_DIM: snprintf(text, REASON_BYTES, "ffn_dim %u of layer %u", layer_of(it)->ffn_dim, it->layer); break;
     case EXPERTS: snprintf(text, REASON_BYTES, "n_experts %u of layer %u", layer_of(it)->n_experts, it->layer); break;
@@ -246,6 +261,11 @@ static void describe_conditions(const llamac_slot_iterator *it, char text[REASON
         { IF_PRE_NORM | IF_POST_NORM, "layer", "placement", in_layer ? layer_of(it)->placement : 0 },
         { IF_DENSE | IF_GATED | IF_EXPERTS, "layer", "ffn", in_layer ? layer_of(it)->ffn : 0 },
     };
+    const struct { unsigned conditions; const char *field; int32_t value; } numbers[] = {
+        { IF_OWN_KV | IF_OWN_V, "kv_source", in_layer ? layer_of(it)->kv_source : 0 },
+        { IF_OWN_V, "v_is_k", in_layer ? (int32_t)layer_of(it)->v_is_k : 0 },
+        { IF_SINKS, "sinks", in_layer ? (int32_t)layer_of(it)->sinks : 0 },
+    };
     size_t n = 0;
     text[0] = 0;
     for (size_t i = 0; i < ARRAY_LEN(enums); i++) {
@@ -254,6 +274,9 @@ static void describe_conditions(const llamac_slot_iterator *it, char text[REASON
         format_value_name(enums[i].record, enums[i].field, enums[i].value, value);
         n += (size_t)snprintf(text + n, REASON_BYTES - n, ", with %s %s", enums[i].field, value);
     }
+    for (size_t i = 0; i < ARRAY_LEN(numbers); i++)
+        if (conditions & numbers[i].conditions)
+            n += (size_t)snprintf(text + n, REASON_BYTES - n, ", with %s %d", numbers[i].field, numbers[i].value);
     if (conditions & IF_LONG_ROPE)
         snprintf(text, REASON_BYTES, ", with rope_original_context[%u] %u", it->table,
                  c->rope_original_context[it->table]);
@@ -339,6 +362,57 @@ static int bind_all(struct llamac_model *m, llamac_error *err) {
     return 0;
 }
 
+// ---- what the format can say and the engine does not compute
+
+struct uncomputed { const char *field; double found; int computed; };
+
+static int check_computed(const struct llamac_model *m, llamac_error *err) {
+    const struct config *c = m->config;
+    for (uint32_t l = 0; l < c->n_layers; l++) {
+        const struct layer_record *r = &m->file.layers[l];
+        const struct heads heads = layer_heads(c, r);
+        const struct uncomputed fields[] = {
+            { "mixer", r->mixer, r->mixer == MIXER_ATTENTION },
+            { "layer_scale", (double)r->layer_scale, r->layer_scale == 1 },
+            { "n_heads", heads.n, heads.n == (int)c->n_heads },
+            { "n_kv_heads", heads.n_kv, heads.n_kv == (int)c->n_kv_heads },
+            { "head_dim", heads.dim, heads.dim == (int)c->head_dim },
+            { "kv_source", r->kv_source, r->kv_source < 0 },
+            { "v_is_k", r->v_is_k, !r->v_is_k },
+            { "v_norm", r->v_norm, r->v_norm == V_NORM_NONE },
+            { "output_gate", r->output_gate, r->output_gate == OUTPUT_GATE_NONE },
+            { "sinks", r->sinks, !r->sinks },
+            { "query_beta", (double)r->query_beta, r->query_beta == 0 },
+            { "ffn", r->ffn, r->ffn != FFN_NONE },
+            { "activation_limit", (double)r->activation_limit, r->activation_limit == 0 },
+            { "up_offset", (double)r->up_offset, r->up_offset == 0 },
+            { "router", r->router, r->router != ROUTER_SIGMOID },
+            { "router_choice_bias", r->router_choice_bias, !r->router_choice_bias },
+            { "n_expert_groups", r->n_expert_groups, !r->n_expert_groups },
+            { "expert_scale", (double)r->expert_scale, r->expert_scale == 1 },
+            { "shared_ffn_dim", r->shared_ffn_dim, !r->shared_ffn_dim },
+            { "layer_embedding_dim", r->layer_embedding_dim, !r->layer_embedding_dim },
+        };
+        for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
+            if (fields[i].computed) continue;
+            char value[FORMAT_VALUE_BYTES];
+            format_value_name("layer", fields[i].field, (uint32_t)max_int(0, (int)fields[i].found), value);
+            if (!value[0]) snprintf(value, sizeof value, "%.9g", fields[i].found);
+            return err_set(err, LLAMAC_UNSUPPORTED,
+                           "layer %u: %s is %s, which this version of llamac does not compute: use a newer one", l,
+                           fields[i].field, value);
+        }
+    }
+    if (c->qk_norm_after_rope)
+        return err_set(err, LLAMAC_UNSUPPORTED,
+                       "config: qk_norm_after_rope is 1, which this version of llamac does not compute: use a newer "
+                       "one");
+    if (c->activation == ACTIVATION_RELU2)
+        return err_set(err, LLAMAC_UNSUPPORTED,
+                       "config: activation is relu2, which this version of llamac does not compute: use a newer one");
+    return 0;
+}
+
 // Allocates the layers and their experts, and derives the model's maxima.
 static int allocate_layers(struct llamac_model *m, llamac_error *err) {
     uint64_t n_experts = 0;
@@ -358,6 +432,7 @@ static int allocate_layers(struct llamac_model *m, llamac_error *err) {
         const struct layer_record *record = &m->file.layers[l];
         const int used = record->ffn == FFN_EXPERTS ? (int)record->n_experts_used : 0;
         m->layers[l].record = record;
+        m->layers[l].heads = layer_heads(m->config, record);
         m->layers[l].experts = experts;
         if (experts) experts += record->n_experts;
         int *const max_dim = used ? &m->max_expert_dim : &m->max_ffn_dim;
@@ -382,7 +457,7 @@ int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llam
     mem_count_object(1);
     m->file = file;
     m->config = file.config;
-    if (allocate_layers(m, err) || bind_all(m, err)) {
+    if (check_computed(m, err) || allocate_layers(m, err) || bind_all(m, err)) {
         llamac_model_close(&m);
         return -1;
     }

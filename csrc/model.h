@@ -43,6 +43,8 @@ struct layer {
     const float *ffn_post_norm, *ffn_post_norm_bias;          // (dim)
     struct matrix ffn_router;                                 // (n_experts, dim)
     struct ffn_weights *experts;                              // (n_experts)
+    const float *attn_sinks;                                  // (n_heads)
+    struct heads heads;                                       // the shape of attention in this layer
     const struct layer_record *record;
 };
 

@@ -134,12 +134,34 @@ class LayerConfig:
 
     ffn: str
     ffn_dim: int
+    mixer: str = "attention"
+    placement: str = "pre"
+    layer_scale: float = 1.0
     window: int = 0
     rope: int = -1
-    placement: str = "pre"
+    n_heads: int = 0
+    n_kv_heads: int = 0
+    head_dim: int = 0
+    kv_source: int = -1
+    v_is_k: int = 0
+    v_norm: str = "none"
+    output_gate: str = "none"
+    sinks: int = 0
+    query_beta: float = 0.0
+    query_context: int = 0
+    activation_limit: float = 0.0
+    up_offset: float = 0.0
     n_experts: int = 0
     n_experts_used: int = 0
+    router: str = "softmax"
+    router_choice_bias: int = 0
+    n_expert_groups: int = 0
+    n_expert_groups_used: int = 0
     expert_weights: int = 0
+    expert_scale: float = 1.0
+    shared_ffn_dim: int = 0
+    shared_gate: int = 0
+    layer_embedding_dim: int = 0
 
 
 @dataclass(frozen=True)
@@ -169,6 +191,7 @@ class ModelConfig:
     rope_original_context: tuple[int, ...] = ()
     rope_attention_factor: tuple[float, ...] = ()
     qk_norm: str = "none"
+    qk_norm_after_rope: int = 0
 
     def __post_init__(self) -> None:
         n_experts = sum(layer.n_experts for layer in self.layers)

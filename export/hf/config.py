@@ -207,7 +207,7 @@ def _activation(keys: Keys, family: Family) -> str:
     return found[family.activation]
 
 
-def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[str]) -> dict[str, float]:
+def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[str]) -> dict[str, Any]:
     """Scales and soft caps of the config record."""
     row = family.keys
 

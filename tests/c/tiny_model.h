@@ -57,6 +57,10 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
 
 static inline struct layer_record tiny_layer(const struct tiny_shape *s, int layer) {
     return (struct layer_record){
+        .mixer = MIXER_ATTENTION,
+        .layer_scale = 1,
+        .kv_source = -1,
+        .expert_scale = 1,
         .rope = s->gpt2 ? -1 : 0,
         .placement = s->experts ? 1 + (uint32_t)layer % PLACEMENT_PARALLEL : PLACEMENT_PRE,
         .ffn = s->experts ? FFN_EXPERTS : s->gpt2 ? FFN_PLAIN : FFN_GATED,

@@ -347,6 +347,83 @@ def test_a_config_that_contradicts_the_tensors_is_an_error(sample: Sample) -> No
             assert re.search(message, outcome(sample.path)), (values, outcome(sample.path))
 
 
+# Fields of a layer that contradict others, with the message. The first layer is gated, the second has 3 experts.
+CONTRADICTIONS: list[tuple[int, dict[str, float], str]] = [
+    (0, {"head_dim": 16}, "layer 0: head_dim is 16, expected at most the config's 8"),
+    (0, {"n_kv_heads": 2}, "layer 0: n_kv_heads is 2, expected at most the config's 1"),
+    (1, {"head_dim": 4}, r"layer 1: rope is 0, but rope_dim\[0\] 8 exceeds head_dim 4"),
+    (1, {"kv_source": 1}, "layer 1: kv_source is 1, expected an earlier layer, or -1"),
+    (1, {"kv_source": 0, "head_dim": 4, "rope": -1}, "kv_source is 0, expected a layer of attention with its own 1 KV"),
+    (0, {"query_beta": 0.5}, "layer 0: query_beta is 0.5 with query_context 0, expected both or neither to be 0"),
+    (0, {"ffn_dim": 0}, "layer 0: ffn_dim is 0 with ffn gated"),
+    (0, {"ffn": 4}, "layer 0: ffn_dim is 20 with ffn none"),
+    (0, {"ffn": 1, "up_offset": 1.0}, "layer 0: up_offset is 1, expected 0 with ffn plain"),
+    (0, {"router": 1}, "layer 0: router is 1, expected 0 with ffn gated"),
+    (0, {"expert_scale": 2.0}, "layer 0: expert_scale is 2, expected 1 with ffn gated"),
+    (0, {"shared_ffn_dim": 8}, "layer 0: shared_ffn_dim is 8, expected 0 with ffn gated"),
+    (1, {"n_expert_groups": 2, "n_expert_groups_used": 1}, "n_expert_groups is 2 and .* with n_experts 3"),
+    (1, {"n_expert_groups": 3}, "layer 1: n_expert_groups is 3 and n_expert_groups_used is 0"),
+    (1, {"shared_gate": 1}, "layer 1: shared_gate is 1, expected 0 with shared_ffn_dim 0"),
+    (1, {"mixer": 0}, r"layer 1: mixer is 0, expected 1 to 5 \(attention,delta_net,mamba2,short_conv,none\)"),
+    (0, {"layer_scale": 0.0}, "layer 0: layer_scale is 0, expected 1e-30 to 1000000"),
+]
+
+# What the format can say and the engine does not compute: the field and its value as the message names them.
+NOT_COMPUTED: list[tuple[dict[str, float], str]] = [
+    ({"mixer": 2}, "mixer is delta_net"),
+    ({"mixer": 3}, "mixer is mamba2"),
+    ({"mixer": 4}, "mixer is short_conv"),
+    ({"mixer": 5}, "mixer is none"),
+    ({"layer_scale": 0.5}, "layer_scale is 0.5"),
+    ({"n_heads": 1}, "n_heads is 1"),
+    ({"head_dim": 4, "rope": -1}, "head_dim is 4"),
+    ({"kv_source": 0}, "kv_source is 0"),
+    ({"v_is_k": 1}, "v_is_k is 1"),
+    ({"v_norm": 1}, "v_norm is head"),
+    ({"output_gate": 2}, "output_gate is element"),
+    ({"sinks": 1}, "sinks is 1"),
+    ({"query_beta": 0.5, "query_context": 9}, "query_beta is 0.5"),
+    ({"activation_limit": 7.0}, "activation_limit is 7"),
+    ({"up_offset": 1.0}, "up_offset is 1"),
+    ({"router": 1}, "router is sigmoid"),
+    ({"router_choice_bias": 1}, "router_choice_bias is 1"),
+    ({"n_expert_groups": 3, "n_expert_groups_used": 1}, "n_expert_groups is 3"),
+    ({"expert_scale": 2.5}, "expert_scale is 2.5"),
+    ({"shared_ffn_dim": 8}, "shared_ffn_dim is 8"),
+    ({"layer_embedding_dim": 8}, "layer_embedding_dim is 8"),
+]
+
+
+@pytest.mark.parametrize(("layer", "values", "message"), CONTRADICTIONS)
+def test_a_layer_that_contradicts_itself_is_an_error(
+    sample: Sample, layer: int, values: dict[str, float], message: str
+) -> None:
+    start = sample.sections["layers"].offset + layer * RECORD_BYTES["layer"]
+    with sample.replaced(changed(sample, "layer", start, **values)):
+        assert re.search(message, outcome(sample.path)), outcome(sample.path)
+
+
+@pytest.mark.parametrize(("values", "message"), NOT_COMPUTED)
+def test_what_the_engine_does_not_compute_is_refused_by_name(
+    sample: Sample, values: dict[str, float], message: str
+) -> None:
+    start = sample.sections["layers"].offset + RECORD_BYTES["layer"]
+    with (
+        sample.replaced(changed(sample, "layer", start, **values)),
+        pytest.raises(UnsupportedError, match=f"layer 1: {message}, which this version of llamac does not compute"),
+    ):
+        llamac.load(sample.path)
+
+
+@pytest.mark.parametrize(("name", "value", "text"), [("activation", 6, "relu2"), ("qk_norm_after_rope", 1, "1")])
+def test_a_config_that_the_engine_does_not_compute_is_refused_by_name(
+    sample: Sample, name: str, value: int, text: str
+) -> None:
+    data = changed(sample, "config", sample.sections["config"].offset, qk_norm=1, **{name: value})
+    with sample.replaced(data), pytest.raises(UnsupportedError, match=f"config: {name} is {text}, which this version"):
+        llamac.load(sample.path)
+
+
 def test_numbers_that_need_no_tensor_can_be_changed(sample: Sample) -> None:
     config, layers = sample.sections["config"].offset, sample.sections["layers"].offset
     for record, start, values in (

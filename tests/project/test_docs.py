@@ -12,11 +12,11 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,10 +124,15 @@ class Case(NamedTuple):
     ffn: tuple[str, ...]
     placement: tuple[str, ...]
     qk_norm: str = "none"
+    layer: Mapping[str, int] = MappingProxyType({})  # members of every layer but the first
 
 
 SIZES = {"dim": 7, "n_heads": 6, "n_kv_heads": 3, "head_dim": 10, "vocab_size": 41, "n_token_ids": 40, "context": 29}
+OF_HEADS = ("n_heads", "n_kv_heads", "head_dim")
 SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_scale")
+
+
+GEOMETRY = {"n_heads": 4, "n_kv_heads": 1, "head_dim": 6, "v_is_k": 1, "sinks": 1}
 
 
 def rope_dim(table: int) -> int:
@@ -140,6 +145,10 @@ def ffn_dim(layer: int) -> int:
 
 def n_experts(case: Case, layer: int) -> int:
     return 3 + layer if case.ffn[layer] == "experts" else 0
+
+
+def of_layer(case: Case, layer: int) -> dict[str, int]:
+    return {"kv_source": -1, "v_is_k": 0, "sinks": 0, **dict.fromkeys(OF_HEADS, 0), **(case.layer if layer else {})}
 
 
 def records(case: Case) -> tuple[bytes, bytes]:
@@ -166,6 +175,7 @@ def records(case: Case) -> tuple[bytes, bytes]:
                 "ffn_dim": ffn_dim(layer),
                 "n_experts": n_experts(case, layer),
                 "n_experts_used": min(2, n_experts(case, layer)),
+                **of_layer(case, layer),
             },
         )
         for layer, (kind, placement) in enumerate(zip(case.ffn, case.placement, strict=True))
@@ -184,7 +194,10 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`placement` = `post` or `sandwich`": lambda case, index: case.placement[index] in ("post", "sandwich"),
     "`ffn` = `gated`": lambda case, index: case.ffn[index] == "gated",
     "`ffn` = `experts`": lambda case, index: case.ffn[index] == "experts",
-    "`ffn` is not `experts`": lambda case, index: case.ffn[index] != "experts",
+    "`ffn` = `plain` or `gated`": lambda case, index: case.ffn[index] in ("plain", "gated"),
+    "`kv_source` = -1": lambda case, index: of_layer(case, index)["kv_source"] == -1,
+    "`v_is_k` = 0": lambda case, index: of_layer(case, index)["v_is_k"] == 0,
+    "`sinks` = 1": lambda case, index: of_layer(case, index)["sinks"] == 1,
     "`tied_output` = 0": lambda case, index: not case.tied,
 }
 
@@ -197,17 +210,20 @@ def is_present(present: str, case: Case, index: int) -> bool:
 
 def extent(name: str, case: Case, index: int) -> int:
     """The value of a name in the column "Shape"."""
-    q_dim, kv_dim = (SIZES[heads] * SIZES["head_dim"] for heads in ("n_heads", "n_kv_heads"))
+    heads = SIZES | {name: of_layer(case, index)[name] for name in OF_HEADS if index < len(case.ffn)}
+    heads = {name: heads[name] or SIZES[name] for name in OF_HEADS}
+    q_dim, kv_dim = (heads[name] * heads["head_dim"] for name in OF_HEADS[:2])
     per_head = case.qk_norm == "head"
     sizes = {
         "q_dim": q_dim,
         "kv_dim": kv_dim,
-        "q_norm_dim": SIZES["head_dim"] if per_head else q_dim,
-        "k_norm_dim": SIZES["head_dim"] if per_head else kv_dim,
+        "q_norm_dim": heads["head_dim"] if per_head else q_dim,
+        "k_norm_dim": heads["head_dim"] if per_head else kv_dim,
+        "n_heads": heads["n_heads"],
         "rope_dim / 2": rope_dim(index) // 2,
         "ffn_dim": ffn_dim(index),
     }
-    return n_experts(case, index) if name == "n_experts" else (sizes | SIZES)[name]
+    return n_experts(case, index) if name == "n_experts" else (SIZES | sizes)[name]
 
 
 def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
@@ -242,8 +258,10 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("none", "rms", False, (), ("gated", "plain"), ("post", "pre"), "whole"),
         Case("rope", "rms", True, (0,), ("experts", "gated", "experts"), ("pre", "sandwich", "post"), "head"),
         Case("rope", "layer", True, (0,), ("experts",), ("sandwich",), "layer_head"),
+        Case("rope", "rms", True, (0,), ("gated", "plain"), ("pre", "pre"), "head", {"kv_source": 0, "sinks": 1}),
+        Case("rope", "rms", True, (0,), ("gated", "plain"), ("pre", "pre"), "whole", GEOMETRY),
     ],
-    ids=["llama", "mixture", "gpt2", "no position", "experts", "norms"],
+    ids=["llama", "mixture", "gpt2", "no position", "experts", "norms", "shared keys", "geometry"],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:
     assert documented_slots(case) == _core.slots(*records(case))

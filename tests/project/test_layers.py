@@ -23,7 +23,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("mem", "sampler", "simd_panel_layout", "simd_maddubs"),
     ("format", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
     ("kernels", "kernels_quant", "kernels_attention", "kernels_measure", "model", "quantize", "kv_pages"),
-    ("kernels_template", "session"),
+    ("kernels_template", "session", "format_fields"),
     ("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni", "eval", "measure"),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
     ("lora",),
