@@ -65,15 +65,23 @@ const char *llamac_isa_at(size_t index, int *supported) {
     return tables[index].table->name;
 }
 
+const struct kernels *kernels_best(void) {
+    static const struct kernels *best;   // threads that look for it at the same time find the same table
+    const struct kernels *table = __atomic_load_n(&best, __ATOMIC_RELAXED);
+    for (size_t i = 0; !table; i++)
+        if (tables[i].supported()) table = tables[i].table;
+    __atomic_store_n(&best, table, __ATOMIC_RELAXED);
+    return table;
+}
+
 const struct kernels *kernels_select(const char *name, llamac_error *err) {
+    if (!name) return kernels_best();
     for (size_t i = 0; i < ARRAY_LEN(tables); i++) {
-        if (name && strcmp(name, tables[i].table->name)) continue;
+        if (strcmp(name, tables[i].table->name)) continue;
         if (tables[i].supported()) return tables[i].table;
-        if (name) {
-            err_set(err, LLAMAC_UNSUPPORTED, "isa \"%s\" needs %s, which this processor does not have", name,
-                    tables[i].needs);
-            return NULL;
-        }
+        err_set(err, LLAMAC_UNSUPPORTED, "isa \"%s\" needs %s, which this processor does not have", name,
+                tables[i].needs);
+        return NULL;
     }
     bad_argument(err, "isa \"%s\" is not in this build", name);
     return NULL;

@@ -146,6 +146,12 @@ struct kernels {
     void (*scale)(float *y, int n, float scale, float cap);
     // x = softmax(x), summed in the order of `attend`. The buffer of x is padded to a multiple of 16 floats.
     void (*softmax)(float *x, int n);
+    // For sampling. maxima[b] = the maximum of block b of n floats, -inf if all are NaN. `block` is a multiple of 16.
+    // Returns the maximum of all.
+    float (*block_maxima)(const float *x, int n, int block, float *maxima);
+    // For sampling. y = (float)exp_negative((double)(x - largest) / temperature), 0 where that is NaN. Returns the sum,
+    // added up in an order of its own. x and y do not overlap.
+    double (*exponentials)(const float *x, int n, float largest, float temperature, float *y);
     // Rotates the pairs (x[j], x[j + half]) by angles given as cosines and sines (RoPE, Su et al. 2021).
     void (*rotate)(float *x, const float *cosines, const float *sines, int half);
     // Stores one position's key or value of one head in its page; f16 saturates at +-65504.
@@ -165,4 +171,6 @@ extern const struct kernels kernels_neon, kernels_neon_dotprod, kernels_neon_i8m
 // The best table for this processor (name NULL), or the named one. If it is unknown or unsupported: NULL, and fills
 // err.
 const struct kernels *kernels_select(const char *name, llamac_error *err);
+// The best table for this processor, which is looked for once.
+const struct kernels *kernels_best(void);
 #endif

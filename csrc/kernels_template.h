@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <math.h>
 #include <string.h>
+#include "exp_negative.h"
 #include "format.h"
 #include "half.h"
 #include "kernels.h"
@@ -371,6 +372,7 @@ static void rotate(float *x, const float *cosines, const float *sines, int half)
 
 #include "kernels_attention.h"
 #include "kernels_measure.h"
+#include "kernels_sample.h"
 
 // ---- the table
 
@@ -388,6 +390,8 @@ const struct kernels KERNELS = {
     .add = add,
     .scale = scale_row,
     .softmax = softmax,
+    .block_maxima = block_maxima,
+    .exponentials = exponentials,
     .rotate = rotate,
     .store_key = { [LLAMAC_F32] = store_key_f32, [LLAMAC_F16] = store_key_f16 },
     .store_value = { [LLAMAC_F32] = store_value_f32, [LLAMAC_F16] = store_value_f16 },

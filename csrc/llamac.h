@@ -287,7 +287,7 @@ typedef struct {
     uint64_t seed;
 } llamac_sampling;
 
-enum { LLAMAC_SAMPLE_SCRATCH = 8 };   // bytes of scratch per logit
+enum { LLAMAC_SAMPLE_SCRATCH = 16 };   // bytes of scratch per logit
 
 // Draws a token: temperature, then top-k, top-p and min-p. The draw depends only on the logits, the settings and
 // `position`. Tokens whose logit is NaN or -inf are never drawn.

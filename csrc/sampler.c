@@ -3,16 +3,43 @@
 //
 // The random number is counter-based (Philox4x32-10, Salmon et al. 2011): a function of seed and position. It does not
 // depend on earlier draws, so a truncated, batched or resumed sequence draws the same tokens.
+//
+// `draw_sorted` defines the draw: candidates are sorted, and sums are added up one by one in that order. It is used only
+// where the order of a sum could decide. Otherwise `draw_ranked` finds the same token without sorting: its sums have
+// another order, but it gives no result when one of them is within the rounding error of its threshold.
+#include "sampler.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common.h"
 #include "error.h"
+#include "exp_negative.h"
 #include "fpenv.h"
+#include "ranking.h"
 
 // p: the logit, then the unnormalized probability.
 struct candidate { float p; int32_t id; };
-_Static_assert(sizeof(struct candidate) == LLAMAC_SAMPLE_SCRATCH, "scratch of llamac_sample");
+_Static_assert(sizeof(struct candidate) <= LLAMAC_SAMPLE_SCRATCH, "the scratch holds all candidates to be sorted");
+_Static_assert(3 * sizeof(float) + sizeof(int32_t) == LLAMAC_SAMPLE_SCRATCH,
+               "the scratch holds a probability for each token and a candidate for each");
+
+enum { MAX_BLOCKS = 2048 };   // blocks of logits whose maxima are known
+
+// One call of llamac_sample.
+struct draw {
+    const struct kernels *kernels;
+    const float *logits;
+    int n;
+    const llamac_sampling *settings;
+    double uniform;               // in [0, 1)
+    float largest;                // logit
+    int block;                    // logits of a block
+    float maxima[MAX_BLOCKS];     // of the blocks
+    float *p;                     // (n): unnormalized probabilities
+    struct candidates candidates;
+    struct ranking ranking;       // of the candidates
+};
 
 // Returns a number in [0, 1) with 24 random bits.
 static float uniform(uint64_t seed, uint64_t position) {
@@ -31,20 +58,6 @@ static float uniform(uint64_t seed, uint64_t position) {
     return (float)(counter[0] >> 8) * 0x1p-24f;
 }
 
-// Returns exp(x) for x <= 0 in double, from +, -, *, / and powers of two, which round alike on every machine: Taylor
-// polynomial of degree 13 on |r| <= ln 2 / 2.
-static double exp_negative(double x) {
-    if (!(x > -700.0)) return 0.0;
-    const double shift = 0x1.8p52, n = (x * 0x1.71547652b82fep0 + shift) - shift;
-    const double r = (x - n * 0x1.62e42fefp-1) - n * 0x1.473de6af278edp-34;
-    double p = 1.0;
-    for (int i = 13; i >= 1; i--) p = 1.0 + p * r / i;
-    const uint64_t bits = (uint64_t)((int64_t)n + 1023) << 52;
-    double scale;
-    memcpy(&scale, &bits, 8);
-    return p * scale;
-}
-
 int llamac_sampling_check(const llamac_sampling *s, llamac_error *err) {
     if (!(s->temperature >= 0 && s->temperature <= 1e6f))
         return bad_argument(err, "temperature is %g, expected 0 to 1e6", (double)s->temperature);
@@ -56,19 +69,13 @@ int llamac_sampling_check(const llamac_sampling *s, llamac_error *err) {
     return 0;
 }
 
+// ---- the definition
+
 // Whether a ranks before b: the larger one does, among equals the lower id.
 static int ranks_before(const struct candidate *a, const struct candidate *b) {
     return a->p > b->p || (a->p == b->p && a->id < b->id);
 }
 static int compare(const void *a, const void *b) { return ranks_before(a, b) ? -1 : 1; }
-
-// Returns the id of the largest logit, or -1 if all are NaN or -inf.
-static int largest(const float *logits, int n) {
-    int best = -1;
-    for (int i = 0; i < n; i++)
-        if (logits[i] == logits[i] && logits[i] > -INFINITY && (best < 0 || logits[i] > logits[best])) best = i;
-    return best;
-}
 
 // Moves the k best candidates to the front, sorted. While it runs, they form a heap whose root ranks last.
 static void select_top_k(struct candidate *c, int n, int k) {
@@ -127,33 +134,194 @@ static int filter(struct candidate *c, int n, const llamac_sampling *s, float la
     return n;
 }
 
-static int draw(const float *logits, int n, const llamac_sampling *s, uint64_t position, struct candidate *c,
-                float largest_logit) {
+static int draw_sorted(const struct draw *d, struct candidate *c) {
     int m = 0;
-    for (int i = 0; i < n; i++)
-        if (logits[i] > -INFINITY) c[m++] = (struct candidate){ .p = logits[i], .id = i };
+    for (int i = 0; i < d->n; i++)
+        if (d->logits[i] > -INFINITY) c[m++] = (struct candidate){ .p = d->logits[i], .id = i };
     double total, sum = 0;
-    m = filter(c, m, s, largest_logit, &total);
-    const double target = (double)uniform(s->seed, position) * total;
+    m = filter(c, m, d->settings, d->largest, &total);
+    const double target = d->uniform * total;
     for (int i = 0; i < m; i++)
         if ((sum += (double)c[i].p) > target) return c[i].id;
     return c[m - 1].id;
 }
 
-static int choose_token(const float *logits, int n, const llamac_sampling *s, uint64_t position, void *scratch,
-                        llamac_error *err) {
+// ---- the same without sorting
+
+// Draws with neither top-k nor top-p: sums have the order of ids.
+static int draw_by_id(const struct draw *d) {
+    const float *p = d->p, min_p = d->settings->min_p;
+    double total = 0, sum = 0;
+    d->kernels->exponentials(d->logits, d->n, d->largest, d->settings->temperature, d->p);
+    for (int i = 0; i < d->n; i++)
+        if (p[i] >= min_p) total += (double)p[i];
+    const double target = d->uniform * total;
+    for (int i = 0; i < d->n; i++)
+        if (p[i] >= min_p && (sum += (double)p[i]) > target) return i;
+    return -1;
+}
+
+// Makes the list of candidates empty, with room for all tokens.
+static void clear_candidates(struct draw *d) {
+    float *scratch = d->p + d->n;
+    d->candidates = (struct candidates){
+        .rank = scratch, .p = scratch + d->n, .id = (int32_t *)(void *)(scratch + 2 * (size_t)d->n),
+    };
+}
+
+static void append(struct candidates *c, float rank, int id, int kept) {
+    c->rank[c->n] = rank;
+    c->id[c->n] = id;
+    c->n += kept;
+}
+
+// Returns a logit that is at most the k-th greatest.
+static float bound_of_top_k(struct draw *d, int k) {
+    const struct candidates *c = &d->candidates;
+    clear_candidates(d);
+    for (int b = 0; b * d->block < d->n; b++)
+        append(&d->candidates, d->maxima[b], b, d->maxima[b] > -INFINITY);
+    ranking_make(&d->ranking, c, NULL, 0);
+    const struct crossing kth = ranking_cross(&d->ranking, k, 0);   // each maximum is a logit
+    return kth.index < 0 ? -INFINITY : c->rank[kth.index];
+}
+
+// Makes the k greatest logits the candidates. d->p receives them, too.
+static void select_by_logit(struct draw *d, int k) {
+    const float bound = bound_of_top_k(d, k);
+    struct candidates *c = &d->candidates;
+    clear_candidates(d);
+    for (int start = 0; start < d->n; start += d->block) {
+        if (d->maxima[start / d->block] < bound) continue;
+        for (int i = start; i < min_int(start + d->block, d->n); i++)
+            append(c, d->logits[i], i, d->logits[i] >= bound && d->logits[i] > -INFINITY);
+    }
+    ranking_make(&d->ranking, c, NULL, 0);
+    const struct crossing last = ranking_cross(&d->ranking, k, 0);
+    const int32_t last_key = ranking_key(c->rank[last.index]);
+    const int n = c->n;
+    c->n = 0;
+    for (int i = 0; i < n; i++) {
+        const int32_t key = ranking_key(c->rank[i]);
+        d->p[c->n] = c->rank[i];
+        append(c, c->rank[i], c->id[i], key > last_key || (key == last_key && i <= last.index));
+    }
+}
+
+// Makes the tokens with probabilities of at least `bound` the candidates, or all tokens if few are below it.
+static void select_by_probability(struct draw *d, float bound) {
+    // bound >= 2^exponent, so a block whose maximum is below `logit` has no candidate
+    const int exponent = (int)(f32_bits(bound) >> 23) - 127;
+    const float logit = d->largest + d->settings->temperature * 0.7f * (float)min_int(exponent - 1, 0);
+    struct candidates *c = &d->candidates;
+    clear_candidates(d);
+    c->p = c->rank;
+    int n = 0;
+    for (int i = 0; i < d->n; i++) n += d->p[i] >= bound;
+    if (n > d->n / 4) {
+        *c = (struct candidates){ .n = d->n, .rank = d->p, .p = d->p };
+        return;
+    }
+    for (int start = 0; start < d->n; start += d->block) {
+        if (d->maxima[start / d->block] < logit) continue;
+        for (int i = start; i < min_int(start + d->block, d->n); i++) append(c, d->p[i], i, d->p[i] >= bound);
+    }
+}
+
+// Returns how much two sums of n numbers at least 0 can differ if they are added up in different orders and the greater
+// is `total`, with the roundings of a threshold. It is 0 if all sums are exact: floats of at least 2^-11 are multiples of
+// 2^-34, and sums of 2^18 of them up to 1 fit a double's 53 bits.
+static double rounding_margin(const float *p, int n, double total) {
+    int inexact = n > 1 << 18;
+    for (int i = 0; i < n; i++) inexact |= (p[i] > 0) & (p[i] < 0x1p-11f);
+    return inexact ? n * 0x1p-50 * total : 0;
+}
+
+// Sets the probabilities of candidates that rank after `last`, or below min_p, to 0. Returns the sum of the others.
+static double apply_min_p(struct candidates *c, int last, float min_p) {
+    const int32_t last_key = last < 0 ? INT32_MIN : ranking_key(c->rank[last]);
+    double total = 0;
+    for (int i = 0; i < c->n; i++) {
+        const int32_t key = ranking_key(c->rank[i]);
+        const int cut = (last >= 0) & ((key < last_key) | ((key == last_key) & (i > last)));
+        c->p[i] = cut | (c->p[i] < min_p) ? 0 : c->p[i];
+        total += (double)c->p[i];
+    }
+    return total;
+}
+
+// Draws with top-k (0: off) or top-p. Returns -1 if the order of a sum could decide.
+static int draw_ranked(struct draw *d, int top_k) {
+    const llamac_sampling *s = d->settings;
+    struct candidates *c = &d->candidates;
+    double total, margin;
+    if (top_k) {
+        select_by_logit(d, top_k);
+        total = d->kernels->exponentials(d->p, c->n, d->largest, s->temperature, c->p);
+        margin = rounding_margin(c->p, c->n, total);
+    } else {
+        total = d->kernels->exponentials(d->logits, d->n, d->largest, s->temperature, d->p);
+        margin = rounding_margin(d->p, d->n, total);
+        // all tokens below the bound together have less than half of the probability that top-p leaves out
+        select_by_probability(d, (float)((1 - (double)s->top_p) * total / (2.0 * d->n)));
+    }
+    ranking_make(&d->ranking, c, c->p, margin);
+    struct crossing last = { .index = -1 };
+    if (s->top_p < 1) {
+        last = ranking_cross(&d->ranking, (double)s->top_p * total, 0);
+        if (last.index < 0) return -1;
+        total = last.sum;
+    }
+    if (s->min_p > 0 && top_k) {
+        total = apply_min_p(c, last.index, s->min_p);
+        ranking_make(&d->ranking, c, c->p, margin);
+    } else if (s->min_p > 0 && c->p[last.index] < s->min_p) {   // top-p has left all that min-p leaves, which rank first
+        total = 0;
+        for (int i = 0; i < c->n; i++) total += c->p[i] >= s->min_p ? (double)c->p[i] : 0;
+    }
+    const struct crossing drawn = ranking_cross(&d->ranking, d->uniform * total, 1);
+    return drawn.index < 0 || !c->id ? drawn.index : c->id[drawn.index];
+}
+
+// ---- the call
+
+// Returns the id of the largest logit.
+static int first_largest(const struct draw *d) {
+    int i = 0;
+    while (d->maxima[i / d->block] < d->largest) i += d->block;
+    while (!(d->logits[i] >= d->largest)) i++;
+    return i;
+}
+
+static int choose_token(struct draw *d, uint64_t position, void *scratch, llamac_error *err) {
+    const llamac_sampling *s = d->settings;
     if (llamac_sampling_check(s, err)) return -1;
-    const int best = largest(logits, n);
-    if (best < 0 || logits[best] == INFINITY)
+    d->block = (int)round_up((uint64_t)max_int(1, ceil_div(d->n, MAX_BLOCKS)), 16);
+    d->largest = d->kernels->block_maxima(d->logits, d->n, d->block, d->maxima);
+    if (!(d->largest > -INFINITY) || d->largest == INFINITY)
         return bad_model(err, "no token can be chosen: %s",
-                         best < 0 ? "none of the logits is a number" : "a logit is infinite");
-    return s->temperature == 0 ? best : draw(logits, n, s, position, scratch, logits[best]);
+                         d->largest == INFINITY ? "a logit is infinite" : "none of the logits is a number");
+    if (s->temperature == 0) return first_largest(d);
+    d->uniform = (double)uniform(s->seed, position);
+    d->p = scratch;
+    int finite = 0;
+    for (int i = 0; i < d->n; i++) finite += d->logits[i] > -INFINITY;
+    const int top_k = s->top_k < finite ? s->top_k : 0;
+    const int token = top_k || s->top_p < 1 ? draw_ranked(d, top_k) : draw_by_id(d);
+    return token >= 0 ? token : draw_sorted(d, scratch);
+}
+
+int sample_with(const struct kernels *kernels, const float *logits, int n, const llamac_sampling *sampling,
+                uint64_t position, void *scratch, llamac_error *err) {
+    const fp_control control = fp_control_reset();   // comparisons depend on it: the host may take subnormals for 0
+    struct draw d;   // without an initializer, which would clear the maxima
+    d.kernels = kernels, d.logits = logits, d.n = n, d.settings = sampling;
+    const int token = choose_token(&d, position, scratch, err);
+    fp_control_restore(control);
+    return token;
 }
 
 int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch,
                   llamac_error *err) {
-    const fp_control control = fp_control_reset();   // comparisons depend on it: the host may take subnormals for 0
-    const int token = choose_token(logits, n, sampling, position, scratch, err);
-    fp_control_restore(control);
-    return token;
+    return sample_with(kernels_best(), logits, n, sampling, position, scratch, err);
 }

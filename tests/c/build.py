@@ -30,7 +30,9 @@ NAMES += ("test_sampler", "test_pool", "test_pool_portable", "test_session_reads
 TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 # Programs that #include a core file to compile it with other settings, and the object that must then not be linked.
 INCLUDED = {"test_pool_portable": "pool"}
-BENCHMARK = ROOT / "bench" / "kernel_speed.c"  # built with the tests and run briefly, to keep it working
+# Built with the tests and run briefly, to keep them working: their arguments.
+BENCHMARKS = {"kernel_speed": ["all", "pack", "0", "1", "all"], "sampling_speed": ["1000", "2"]}
+BENCHMARK_FILES = tuple(ROOT / "bench" / f"{name}.c" for name in BENCHMARKS)
 
 # With these options clang compiles the unrolled kernels in seconds instead of minutes. Builds with gcc check them for
 # undefined behavior.
@@ -43,7 +45,7 @@ def build(
     machine: str,
     sanitize: str | None,
     openmp: bool,
-    sources: tuple[Path, ...] = (*TESTS, BENCHMARK),
+    sources: tuple[Path, ...] = (*TESTS, *BENCHMARK_FILES),
     instrument_all: bool = True,
 ) -> list[Path]:
     """Compile the core and single-file programs.
@@ -117,14 +119,12 @@ def main() -> int:
             fuzzer = "fuzzer" in (options.sanitize or "")
             shutil.copy(build(*setting, (options.program.resolve(),), not fuzzer)[0], options.out)
             return 0
-        chosen = [test for test in TESTS if test.stem in options.only] if options.only else [*TESTS, BENCHMARK]
+        chosen = [test for test in TESTS if test.stem in options.only] if options.only else [*TESTS, *BENCHMARK_FILES]
         programs = build(*setting, tuple(chosen))
         runs = options.run or [""]
         for run, program in [(runs[0], program) for program in programs] + [(run, programs[0]) for run in runs[1:]]:
             print(f"--- {run} {program.name}", flush=True)
-            arguments = ["--emulated"] if run else []
-            if program.name == BENCHMARK.stem:
-                arguments = ["all", "pack", "0", "1", "all"]
+            arguments = BENCHMARKS.get(program.name, ["--emulated"] if run else [])
             code = subprocess.run([*shlex.split(run), str(program), *arguments], env=environment).returncode
             if code:
                 print(f"{program.name} exited with status {code}")

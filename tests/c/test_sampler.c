@@ -5,7 +5,7 @@
 #include <xmmintrin.h>
 #endif
 #include "common.h"
-#include "llamac.h"
+#include "sampler.h"
 #include "test.h"
 
 static llamac_error err;
@@ -142,6 +142,35 @@ static void draws_do_not_depend_on_the_callers_floating_point_settings(void) {
 #endif
 }
 
+// Kernel sets add up in orders of their own; the exponentials and the tokens are the same.
+static void every_kernel_set_draws_the_same_tokens(void) {
+    enum { TOKENS = 1013 };
+    static float logits[TOKENS], expected[TOKENS], p[TOKENS];
+    static char scratch[TOKENS * LLAMAC_SAMPLE_SCRATCH];
+    int supported;
+    uint32_t random = 1;
+    for (int round = 0; round < 8; round++) {
+        for (int i = 0; i < TOKENS; i++)
+            logits[i] = (float)((random = random * 1664525 + 1013904223) >> 8) * (0x1p-24f * (float)(1 << round));
+        logits[round] = NAN, logits[round + 8] = -INFINITY, logits[round + 20] = -3e38f;
+        for (size_t k = 0; llamac_isa_at(k, &supported); k++) {
+            if (!supported) continue;
+            const struct kernels *kernels = kernels_select(llamac_isa_at(k, &supported), &err);
+            kernels_scalar.exponentials(logits, TOKENS, 200, 1.3f, expected);
+            kernels->exponentials(logits, TOKENS, 200, 1.3f, p);
+            for (int i = 0; i < TOKENS; i++)
+                CHECK(p[i] == expected[i], "%s: exp of %g is %a", kernels->name, (double)logits[i], (double)p[i]);
+            for (uint64_t at = 0; at < 40; at++) {
+                const llamac_sampling s = { .temperature = 0.3f * (float)(at % 8), .top_p = at % 3 ? 0.9f : 1,
+                                            .top_k = at % 5 ? 0 : (int)at * 10, .min_p = at % 2 ? 0 : 0.01f };
+                const int first = sample_with(&kernels_scalar, logits, TOKENS, &s, at, scratch, &err);
+                const int token = sample_with(kernels, logits, TOKENS, &s, at, scratch, &err);
+                CHECK(first >= 0 && token == first, "%s: token %d, expected %d", kernels->name, token, first);
+            }
+        }
+    }
+}
+
 int main(void) {
     RUN(temperature_0_takes_the_lowest_id_among_equals);
     RUN(tokens_are_drawn_with_their_probabilities);
@@ -150,6 +179,7 @@ int main(void) {
     RUN(invalid_settings_are_rejected);
     RUN(logits_that_are_not_finite_are_rejected_or_never_drawn);
     RUN(top_p_applies_to_what_top_k_leaves);
+    RUN(every_kernel_set_draws_the_same_tokens);
     RUN(draws_do_not_depend_on_the_callers_floating_point_settings);
     return finish_tests("test_sampler");
 }

@@ -268,6 +268,88 @@ def test_samples_follow_the_definition(settings: dict[str, Any]) -> None:
     assert chi_square < degrees + 5 * math.sqrt(2 * degrees)
 
 
+def uniform(seed: int, position: int) -> float:
+    """Philox4x32-10."""
+    low = 0xFFFFFFFF
+    counter, key = [position & low, position >> 32, 0, 0], [seed & low, seed >> 32]
+    for _ in range(10):
+        a, b = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
+        counter = [(b >> 32) ^ counter[1] ^ key[0], b & low, (a >> 32) ^ counter[3] ^ key[1], a & low]
+        key = [(key[0] + 0x9E3779B9) & low, (key[1] + 0xBB67AE85) & low]
+    return (counter[0] >> 8) * 2.0**-24
+
+
+def defined_draw(
+    logits: Floats, position: int, seed: int, temperature: float, top_k: int = 0, top_p: float = 1, min_p: float = 0
+) -> int:
+    """The draw as it is defined, operation by operation: everything is sorted, and sums are added up one by one."""
+    ids = np.flatnonzero(logits > -np.inf)
+    values = logits[ids]
+    is_sorted = 0 < top_k < len(ids)
+    if is_sorted:
+        ids = ids[np.lexsort((ids, -values))[:top_k]]
+    with np.errstate(over="ignore"):
+        x = (logits[ids] - values.max()).astype(np.float64) / np.float64(np.float32(temperature))
+    x = np.maximum(x, -700)
+    n = np.rint(x * float.fromhex("0x1.71547652b82fep0"))
+    r = (x - n * float.fromhex("0x1.62e42fefp-1")) - n * float.fromhex("0x1.473de6af278edp-34")
+    p = np.ones_like(r)
+    for i in range(13, 0, -1):
+        p = 1.0 + p * r / i
+    weights = np.ldexp(p, n.astype(int)).astype(np.float32)
+    weights[x <= -700] = 0
+    total = np.cumsum(weights, dtype=np.float64)[-1]
+    if top_p < 1:
+        if not is_sorted:
+            order = np.lexsort((ids, -weights))
+            ids, weights = ids[order], weights[order]
+        sums = np.cumsum(weights, dtype=np.float64)
+        kept = 1 + int(np.sum(sums[:-1] < np.float64(np.float32(top_p)) * total))
+        ids, weights, total = ids[:kept], weights[:kept], sums[kept - 1]
+    if min_p > 0:
+        ids, weights = ids[weights >= np.float32(min_p)], weights[weights >= np.float32(min_p)]
+        total = np.cumsum(weights, dtype=np.float64)[-1]
+    above = np.flatnonzero(np.cumsum(weights, dtype=np.float64) > uniform(seed, position) * total)
+    return int(ids[above[0]] if len(above) else ids[-1])
+
+
+LARGE_VOCABULARIES: dict[str, Floats] = {
+    "text": np.float32(2) * np.random.RandomState(1).standard_normal(20_000).astype(np.float32),
+    "flat": np.float32(0.05) * np.random.RandomState(2).standard_normal(20_000).astype(np.float32),
+    "wide": np.float32(40) * np.random.RandomState(3).standard_normal(20_000).astype(np.float32),
+    "equal": np.zeros(5_000, np.float32),
+    "few values": np.random.RandomState(4).randint(-3, 3, 20_000).astype(np.float32),
+    "masked": np.where(np.arange(9_000) % 70, -np.inf, np.arange(9_000) / 3000).astype(np.float32),
+    "masked with numbers": np.where(np.arange(9_000) % 7, -1e9, np.arange(9_000) / 3000).astype(np.float32),
+    "one": np.array([3], np.float32),
+    # half of the sum is reached between two candidates, and the sum is not exact: only the definition can decide
+    "a sum at its threshold": np.repeat(np.array([0, -30], np.float32), 100),
+    "negative and both zeros": np.array([-0.0, 0.0, -1.0, 0.0, -0.0, -2.0, np.nan, -3e38] * 50, np.float32),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_VOCABULARIES)
+def test_draws_are_those_of_the_definition(name: str) -> None:
+    """The sampler sorts only what can decide; the tokens are those of sorting everything."""
+    logits = LARGE_VOCABULARIES[name].copy()
+    if name == "text":
+        logits[[5, 6, 19_999]] += np.array([12, 9, 10], np.float32)
+    settings: list[dict[str, Any]] = [
+        *SETTINGS,
+        {"temperature": 1.0, "top_p": 0.5},
+        {"temperature": 1.0, "top_p": 0.9, "min_p": 0.05},
+        {"temperature": 1.0, "top_k": 3_000, "top_p": 0.9},
+        {"temperature": 0.7, "top_k": 3_000, "min_p": 1e-4},
+        {"temperature": 1e6, "top_k": 50, "top_p": 0.5},
+        {"temperature": 1e6, "top_p": 0.3},
+        {"temperature": 1e-37, "top_p": 0.3},
+    ]
+    for number, setting in enumerate(settings):
+        for position in range(number, 100 * number + 3, 30 * number + 1):
+            drawn = draw(logits, _core.Sampling(**setting, seed=7), position)
+            assert drawn == defined_draw(logits, position, seed=7, **setting), (setting, position)
+
+
 def test_the_filters_apply_in_the_documented_order() -> None:
     """In another order, the filters would leave other candidates of these logits."""
     logits = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.05], np.float32))

@@ -18,19 +18,22 @@ if not CSRC.is_dir():
 
 # The files of the C core, lowest first. A file includes only its own header and headers of lower layers.
 LADDER: tuple[tuple[str, ...], ...] = (
-    ("llamac", "common", "half", "cancel", "fpenv", "sha256"),
-    ("error", "dtype", "rope", "pool"),
-    ("mem", "sampler", "simd_panel_layout", "simd_maddubs"),
+    ("llamac", "common", "half", "cancel", "fpenv", "sha256", "exp_negative"),
+    ("error", "dtype", "rope", "pool", "ranking"),
+    ("mem", "simd_panel_layout", "simd_maddubs"),
     ("format", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
-    ("kernels", "kernels_quant", "kernels_attention", "kernels_measure", "model", "quantize", "kv_pages"),
-    ("kernels_template", "session", "format_fields"),
+    (
+        *("kernels", "kernels_quant", "kernels_attention", "kernels_measure", "kernels_sample"),
+        *("model", "quantize", "kv_pages"),
+    ),
+    ("kernels_template", "session", "format_fields", "sampler"),
     ("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni", "eval", "measure"),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
     ("lora",),
     ("products",),
     ("forward", "attention", "experts", "observe"),
 )
-INCLUDED_BY_THE_TEMPLATE = ("kernels_quant", "kernels_attention", "kernels_measure")
+INCLUDED_BY_THE_TEMPLATE = ("kernels_quant", "kernels_attention", "kernels_measure", "kernels_sample")
 LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}
 
 # The core does not print, exit, open files or read the environment. Only mem.c allocates.
