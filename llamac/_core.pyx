@@ -8,8 +8,9 @@ csrc/llamac.h documents what they do, with shapes and units.
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
-from cpython.unicode cimport PyUnicode_AsUTF8
-from libc.stdint cimport int32_t, uint64_t
+from cpython.unicode cimport PyUnicode_AsUTF8, PyUnicode_AsUTF8AndSize
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
 
 from .libllamac cimport *
 
@@ -593,3 +594,6 @@ cdef class Session:
             return check(token, &err)
         finally:
             self._busy = False
+
+
+include "_core_text.pxi"

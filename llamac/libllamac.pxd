@@ -115,3 +115,49 @@ cdef extern from "llamac.h" nogil:
     # for tests
     long llamac_test_fail_allocation(long n)
     long llamac_live_objects()
+
+
+cdef extern from "vocab.h" nogil:
+    enum:
+        VOCAB_NONE
+        VOCAB_FORMED
+        VOCAB_JOINED
+    struct vocab:
+        uint32_t n_tokens, n_merges, longest
+        const uint32_t *merges
+        uint32_t *pairs
+        unsigned char *roles
+    int vocab_open(vocab *v, const uint32_t *ends, size_t n_tokens, const uint32_t *merges, size_t n_merges,
+                   const unsigned char *text, size_t text_bytes, llamac_error *err)
+    int vocab_index(vocab *v, llamac_error *err)
+    void vocab_close(vocab *v)
+    const unsigned char *vocab_text(const vocab *v, uint32_t token, uint32_t *bytes)
+    uint32_t vocab_find(const vocab *v, const unsigned char *text, size_t bytes)
+    uint32_t vocab_rank(const vocab *v, uint32_t left, uint32_t right)
+    uint32_t utf8_bytes(unsigned char first)
+    struct bpe:
+        const vocab *vocab
+        int byte_level, byte_fallback, ignore_merges, fuse_unknown
+        uint32_t unknown
+        const unsigned char *hidden
+    int bpe_open(bpe *b, llamac_error *err)
+    int bpe_encode(const bpe *b, const unsigned char *text, const size_t *ends, size_t n_words, uint32_t *out,
+                   size_t *n_out, llamac_error *err)
+    struct added_tokens:
+        size_t n
+        const uint32_t *ends
+        const unsigned char *flags
+        const unsigned char *text
+    struct added_match:
+        size_t start, end
+        uint32_t index
+    struct added_search:
+        size_t at, done, spaces_start, spaces_end
+    int added_open(added_tokens *a, llamac_error *err)
+    void added_close(added_tokens *a)
+    int added_next(const added_tokens *a, const unsigned char *text, size_t bytes, int skip_special,
+                   added_search *search, added_match *match)
+    struct merge_rival:
+        uint32_t x, y, z
+    long merge_ranks(const vocab *v, const float *scores, const unsigned char *forms, uint32_t *merges,
+                     merge_rival *rivals, size_t max_rivals, size_t *n_rivals, llamac_error *err)

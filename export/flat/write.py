@@ -28,6 +28,7 @@ from llamac.format.flatfile import NUMERICS
 from llamac.format.probes import encode
 from llamac.format.strips import QUANTIZED
 from llamac.progress import Progress
+from llamac.text.packed import pack
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def _sections(checkpoint: Checkpoint, dtype: str) -> dict[str, bytes]:
     tokenizer, _, spm = checkpoint.tokenizer or (b"", None, None)
     return {
         "metadata": text.encode(errors="replace"),  # file names can hold lone surrogates
-        "tokenizer": tokenizer,
+        "tokenizer": pack(tokenizer),
         "spm": spm or b"",
         "template": checkpoint.chat_template.encode(),
     }

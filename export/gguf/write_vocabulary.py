@@ -191,7 +191,7 @@ def _check(ours: Tokenizer, values: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of the metadata. UnsupportedError with a string that it encodes differently."""
     try:
         vocabulary = from_metadata(dict(values))
-        theirs = Tokenizer.from_json(vocabulary.json, vocabulary.special)
+        theirs = Tokenizer.from_json(vocabulary.data, vocabulary.special)
     except LlamacError as error:
         raise UnsupportedError(f"a GGUF file cannot express this tokenizer: {error}") from None
     for name in ("bos_id", "eos_id", "add_bos", "add_eos"):

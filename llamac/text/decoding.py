@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from llamac.arguments import whole_number
 from llamac.errors import ArgumentError, UnsupportedError
+from llamac.text.packed import is_packed, rest_of
 from llamac.text.tokenizer_json import parse_document
 
 SPACE_MARK = "▁"  # SentencePiece writes a space as U+2581
@@ -88,7 +89,8 @@ def decode_rules(decoder: dict[str, Any] | None) -> DecodeRules:
 def kind_of(data: bytes) -> str:
     """Detect the kind of a tokenizer.json: "bpe", "spm", "wpm" or "unknown". Faster than building a tokenizer."""
     try:
-        return decode_rules(parse_document(data, "the tokenizer").get("decoder")).kind
+        document = rest_of(data) if is_packed(data) else parse_document(data, "the tokenizer")
+        return decode_rules(document.get("decoder")).kind
     except (ValueError, UnsupportedError, AttributeError, TypeError):
         return "unknown"
 

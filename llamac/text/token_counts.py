@@ -7,8 +7,10 @@ tokenizers that do neither, the bound allows rejecting a long prompt at once. En
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from llamac._core import Vocabulary
 from llamac.text.decoding import NEVER_IN_UTF8, byte_alphabet
 from llamac.text.tokenizer_json import steps
 
@@ -45,15 +47,25 @@ class TokenBound(NamedTuple):
         return -(-size // longest)
 
 
-def token_bound(document: dict[str, Any]) -> TokenBound:
-    """Compute the bound for a tokenizer.json. It is 0 for tokenizers that can drop or join characters."""
+def token_bound(document: dict[str, Any], vocabulary: Vocabulary | None = None) -> TokenBound:
+    """Compute the bound for a tokenizer.json. It is 0 for tokenizers that can drop or join characters.
+
+    Args:
+        document: The tokenizer.json.
+        vocabulary: Its vocabulary, if `document` has none.
+    """
     normalizers = list(steps(document.get("normalizer")))
     pre_tokenizers = list(steps(document.get("pre_tokenizer")))
     if "sentencepiece" in document or not all(map(_keeps_length, normalizers)) or not all(map(_keeps, pre_tokenizers)):
         return TokenBound()
     model = document["model"]
     as_bytes = any(step.get("type") == "ByteLevel" for step in (*normalizers, *pre_tokenizers))
-    pieces = model["vocab"] if isinstance(model["vocab"], dict) else {entry[0] for entry in model["vocab"]}
+    pieces: Collection[str] | _Strings
+    if vocabulary is not None:
+        pieces, longest = _Strings(vocabulary), vocabulary.longest
+    else:
+        pieces = model["vocab"] if isinstance(model["vocab"], dict) else {entry[0] for entry in model["vocab"]}
+        longest = max(map(len, pieces), default=0)
     if model.get("type", "BPE") not in ("BPE", "Unigram") or model.get("continuing_subword_prefix"):
         return TokenBound()
     if not (_has_all_bytes(pieces) if as_bytes else _falls_back_to_bytes(model, pieces)):
@@ -62,11 +74,18 @@ def token_bound(document: dict[str, Any]) -> TokenBound:
     prepended = sum(len(step["prepend"].encode()) for step in normalizers if step.get("type") == "Prepend")
     longest_added = max((len(entry["content"].encode()) for entry in added), default=0)
     return TokenBound(
-        longest=max(max(map(len, pieces), default=0), longest_added + prepended),
+        longest=max(longest, longest_added + prepended),
         as_bytes=as_bytes,
         composes=any(step.get("type") == "NFC" for step in normalizers),
         swallows_spaces=any(entry.get("lstrip") or entry.get("rstrip") for entry in added),
     )
+
+
+class _Strings(NamedTuple):
+    vocabulary: Vocabulary
+
+    def __contains__(self, text: object) -> bool:
+        return isinstance(text, str) and self.vocabulary.find(text) is not None
 
 
 def _has_all_bytes(pieces: Any) -> bool:

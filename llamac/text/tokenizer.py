@@ -3,7 +3,8 @@
 The canonical form is a Hugging Face `tokenizer.json`. It does not contain the rules for BOS, EOS and stop ids. They are
 stored as numbers (`SpecialTokens`) and applied only here.
 
-A tokenizer is parsed on first use, not when it is created: 128,000 entries take 0.6 s.
+A tokenizer is parsed on first use, not when it is created. The core encodes with the tokenizers of most models
+(native_encoder.py), the library tokenizers with the others.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from llamac.arguments import StrPath, file_path, whole_number, wrong_type
 from llamac.errors import ArgumentError, ArgumentTypeError, ContextFullError, TokenizerError
 from llamac.interrupt import in_main_thread, interruptible
 from llamac.text.decoding import StreamDecoder, TokenTexts, decode_rules
-from llamac.text.encoding import make_encoder, reads_other_spellings
+from llamac.text.encoding import Encoder, make_encoder, reads_other_spellings
 from llamac.text.encoding_cost import cost_problem, make_linear
+from llamac.text.native_encoder import NativeEncoder, native_encoder
+from llamac.text.packed import is_packed, join, rest_of, tables, unpack, vocabulary_of
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.token_counts import token_bound
-from llamac.text.tokenizer_json import check_structure, library_errors, parse_document
+from llamac.text.tokenizer_json import check_counts, check_structure, library_errors, parse_document
 
 if TYPE_CHECKING:
-    from llamac.text.encoding import Encoder
     from llamac.text.isolated_encoder import IsolatedEncoder
     from llamac.text.sentencepiece_text import SentencePieceEncoder
 
@@ -41,25 +43,81 @@ class _Parsed:
 
     def __init__(self, data: bytes, special: SpecialTokens, source: str) -> None:
         before = _resident_bytes()
+        named = {token for token in (special.bos_id, special.eos_id) if token is not None}
+        self._lock = threading.Lock()
+        self._library_encoder: Encoder | None = None
         with library_errors(f"{source}: the tokenizer cannot be used"):
+            native = self._native(data, named)
+            if native is None:
+                self._use_library(data, named)
+        self.memory = max(0, _resident_bytes() - before)
+
+    def _native(self, data: bytes, named: set[int]) -> NativeEncoder | None:
+        """Use the core's encoder. Returns None, without setting anything, if it does not support the tokenizer."""
+        if is_packed(data):
+            document, vocabulary = rest_of(data), vocabulary_of(data)
+            check_counts(len(vocabulary), vocabulary.n_merges)
+        else:
             document = parse_document(data, "its tokenizer.json")
             check_structure(document)
-            named = {token for token in (special.bos_id, special.eos_id) if token is not None}
-            make_linear(document)
-            self.encoder = _make_encoder(document, data, named)
-            self.bound = token_bound(document)
-            self.reads_other_spellings = reads_other_spellings(document, named)
-            self.library = self.encoder.library
-            self.added = self.library.get_added_tokens_decoder()
-        rules = decode_rules(json.loads(self.library.decoder.__getstate__()) if self.library.decoder else None)
+            found = tables(document)
+            if found is None:
+                return None
+            document = {**document, "model": {**document["model"], "vocab": {}, "merges": []}}
+            try:
+                vocabulary = vocabulary_of(join(b"", *found))
+            except TokenizerError:  # the library decides whether the tokenizer is damaged
+                return None
+        check_structure(document)
+        make_linear(document)
+        if cost_problem(document):
+            return None
+
+        def find_spans(text: str) -> list[tuple[int, int]]:
+            with self._lock:
+                if self._library_encoder is None:
+                    whole = parse_document(data, "its tokenizer.json")
+                    make_linear(whole)
+                    self._library_encoder = Encoder(whole, data, named)
+            return self._library_encoder.special_spans(text)
+
+        native = native_encoder(document, vocabulary, named, find_spans)
+        if native is None:
+            return None
+        self.encoder: Encoder | SentencePieceEncoder | IsolatedEncoder | NativeEncoder = native
+        self.bound = token_bound(document, vocabulary)
+        self.reads_other_spellings = native.reads_other_spellings
+        self.special_texts = {native.added[token] for token in native.special}
+        self.vocab_size = vocabulary.n_strings + sum(vocabulary.text(token) is None for token in native.added)
+        self.id_of: Callable[[str], int | None] = native.id_of
         self.texts = TokenTexts(
-            rules,
-            {token: entry.content for token, entry in self.added.items()},
-            frozenset(named | {token for token, entry in self.added.items() if entry.special}),
-            _id_count(self.library),
-            self.library.id_to_token,
+            decode_rules(document.get("decoder")),
+            native.added,
+            frozenset(named | native.special),
+            max([len(vocabulary), *(token + 1 for token in native.added)]),
+            vocabulary.text,
         )
-        self.memory = max(0, _resident_bytes() - before)
+        return native
+
+    def _use_library(self, data: bytes, named: set[int]) -> None:
+        document = parse_document(data, "its tokenizer.json")
+        check_structure(document)
+        make_linear(document)
+        self.encoder = _make_encoder(document, data, named)
+        self.bound = token_bound(document)
+        self.reads_other_spellings = reads_other_spellings(document, named)
+        library = self.encoder.library
+        added = library.get_added_tokens_decoder()
+        self.special_texts = {entry.content for entry in added.values() if entry.special and entry.content}
+        self.vocab_size = int(library.get_vocab_size())
+        self.id_of = library.token_to_id
+        self.texts = TokenTexts(
+            decode_rules(json.loads(library.decoder.__getstate__()) if library.decoder else None),
+            {token: entry.content for token, entry in added.items()},
+            frozenset(named | {token for token, entry in added.items() if entry.special}),
+            _id_count(library),
+            library.id_to_token,
+        )
 
 
 def _make_encoder(
@@ -121,7 +179,7 @@ class Tokenizer:
         The text is parsed on first use. If it is damaged, TokenizerError is raised then.
 
         Args:
-            data: The text.
+            data: The text, or the packed form that a model file stores.
             special: The rules for its special tokens.
             source: Its name in error messages.
 
@@ -155,7 +213,7 @@ class Tokenizer:
 
         path = file_path(path, "path")
         vocabulary = load_vocabulary(path)
-        return cls._create(vocabulary.json, vocabulary.special, str(path), os.path.abspath(path))
+        return cls._create(vocabulary.data, vocabulary.special, str(path), os.path.abspath(path))
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._path is not None:
@@ -177,7 +235,7 @@ class Tokenizer:
     @property
     def json(self) -> bytes:
         """The text of the tokenizer.json."""
-        return self._data
+        return unpack(self._data)
 
     @property
     def memory(self) -> int:
@@ -192,8 +250,7 @@ class Tokenizer:
     @property
     def special_names(self) -> tuple[str, ...]:
         """The names of the special tokens, the longest first."""
-        names = {entry.content for entry in self._loaded.added.values() if entry.special and entry.content}
-        return tuple(sorted(names, key=lambda name: (-len(name), name)))
+        return tuple(sorted(self._loaded.special_texts, key=lambda name: (-len(name), name)))
 
     @property
     def reads_other_spellings(self) -> bool:
@@ -213,7 +270,7 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """The number of tokens."""
-        return int(self._loaded.library.get_vocab_size())
+        return self._loaded.vocab_size
 
     @property
     def n_ids(self) -> int:
@@ -324,8 +381,7 @@ class Tokenizer:
         """Look up a token by its string in the vocabulary, in which spaces are `▁` or `Ġ`. Returns None if unknown."""
         if not isinstance(token_text, str):
             raise wrong_type("token_text", token_text, "a str")
-        found: int | None = self._loaded.library.token_to_id(token_text) if _is_unicode(token_text) else None
-        return found
+        return self._loaded.id_of(token_text) if _is_unicode(token_text) else None
 
 
 def _is_unicode(text: str) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from llamac.errors import OutOfMemoryError, TokenizerError, UnsupportedError
 from llamac.format.strict_json import parse_object
+from llamac.text.packed import document_of, is_packed
 
 MAX_FILE_BYTES = 1 << 27  # the largest known tokenizer.json has 35 MB
 MAX_VALUES = 1 << 23  # JSON values in a file; a merge has 3
@@ -24,19 +25,21 @@ MAX_ADDED_CHARACTERS = 1 << 21  # of all added tokens together
 
 # Packages, and subpackages of llamac, whose exceptions `library_errors` converts.
 _LIBRARIES = ("tokenizers", "sentencepiece")
-_OUR_PARTS = ("text", "format", "interrupt")
+_OUR_PARTS = ("text", "format", "interrupt", "_core")
 
 
 def parse_document(data: bytes, name: str) -> dict[str, Any]:
     """Parse the JSON object in a tokenizer's file.
 
     Args:
-        data: The file's content.
+        data: The file's content, or a tokenizer in packed form (packed.py).
         name: The document's name in error messages.
 
     Raises:
         TokenizerError: If it is not valid JSON, not an object, or too large.
     """
+    if is_packed(data):
+        return document_of(data)
     return parse_object(data, name, error=TokenizerError, max_bytes=MAX_FILE_BYTES, max_values=MAX_VALUES)
 
 

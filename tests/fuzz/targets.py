@@ -23,6 +23,7 @@ import numpy as np
 from chat_samples import TEMPLATES
 from gguf_samples import write_gguf, write_tensors
 from vocab_samples import (
+    NO_SPECIAL,
     SPM_PIECES,
     byte_level_gguf,
     field,
@@ -61,14 +62,18 @@ from llamac.export.llama2c import model as llama2c
 from llamac.export.lora import merge, read_adapter
 from llamac.export.stored import WEIGHT_DTYPES, StoredTensor
 from llamac.export.targets import atomic_file
+from llamac.format.gguf_metadata import parse_metadata
 from llamac.format.probes import EngineRecord, Probe, ProbeSet, encode
 from llamac.format.strict_json import read_object
 from llamac.sources import hub
 from llamac.sources.cache import VERSIONS, Cache
 from llamac.text import chat_process
 from llamac.text.chat import ChatTemplate
+from llamac.text.packed import pack
 from llamac.text.template_files import read_templates
 from llamac.text.tokenizer import Tokenizer
+from llamac.text.vocabulary.gguf import from_metadata
+from llamac.text.vocabulary.tokenizer_json import canonical_json
 from torch_samples import old_storage, storage, torch_tensor, write_archive, write_old, write_torch
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -221,6 +226,22 @@ def _use_texts(folder: Path) -> None:
             replay(model)
         with contextlib.suppress(LlamacError):
             model.chat_prompt(CHAT[:1])
+
+
+def _packed(_: Path) -> Iterable[Parts]:
+    yield (pack(canonical_json(tokenizer_json())),)
+    for entries in (byte_level_gguf(), spm_gguf(), raw_bpe_gguf()):
+        yield (from_metadata(parse_metadata(gguf_file(entries)).values).data,)
+
+
+def _use_packed(folder: Path) -> None:
+    """Use a packed tokenizer, which is damaged or tells the core anything."""
+    tokenizer = Tokenizer.from_json((folder / "tokenizer.packed").read_bytes(), NO_SPECIAL)
+    for parse_special in (False, True):
+        for text in (TEXT, 60 * TEXT, "a" * 90):
+            tokenizer.decode(tokenizer.encode(text, parse_special=parse_special))
+    tokenizer.special_spans(TEXT)
+    Tokenizer.from_json(tokenizer.json, NO_SPECIAL).encode(TEXT)
 
 
 @cache
@@ -556,6 +577,7 @@ TARGETS: dict[str, Target] = {
         ("vocab.json", "merges.txt", "tokenizer_config.json"), _vocab_json, _use_tokenizer, stable=False
     ),
     "tokenizer-bin": Target(("tokenizer.bin",), lambda _: [(llama2c_file(),)], _use_tokenizer),
+    "packed-tokenizer": Target(("tokenizer.packed",), _packed, _use_packed, stable=False),
     "gguf-vocabulary": Target(("x.gguf",), _gguf_vocab, _use_tokenizer, stable=False),
     "gguf": Target(("x.gguf",), _gguf, _use_gguf),
     "hf": Target(("config.json", "model.safetensors"), directories, _use_hf),

@@ -21,11 +21,12 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("llamac", "common", "half", "cancel", "fpenv", "sha256", "exp_negative"),
     ("error", "dtype", "rope", "pool", "ranking"),
     ("mem", "simd_panel_layout", "simd_maddubs"),
-    ("format", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
+    ("format", "vocab", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
     (
         *("kernels", "kernels_quant", "kernels_attention", "kernels_measure", "kernels_sample"),
         *("model", "quantize", "kv_pages"),
     ),
+    ("bpe", "added_tokens", "merge_ranks"),
     ("kernels_template", "session", "format_fields", "sampler"),
     ("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni", "eval", "measure"),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),

@@ -33,8 +33,10 @@ from vocab_samples import (
 
 from llamac.errors import LlamacError, ModelError, TokenizerError, UnsupportedError
 from llamac.format.gguf_metadata import parse_metadata, read_metadata
+from llamac.text.encoding import build_library
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer import Tokenizer
+from llamac.text.tokenizer_json import parse_document
 from llamac.text.vocabulary import gguf as vocab_gguf
 from llamac.text.vocabulary.pre_tokenizers import LINEAR, PRE_TOKENIZERS
 from llamac.text.vocabulary.spm import read_model
@@ -199,7 +201,7 @@ def test_gguf_pre_tokenizers_preserve_the_text() -> None:
     ],
 )
 def test_gguf_pre_tokenizers_split_known_examples(name: str, text: str, words: list[str]) -> None:
-    library = from_gguf(byte_level_gguf(name))._loaded.library
+    library = build_library(parse_document(from_gguf(byte_level_gguf(name)).json, name))
     spelled = library.pre_tokenizer.pre_tokenize_str(text)
     assert [text[begin:end] for _, (begin, end) in spelled] == words
 
@@ -371,7 +373,8 @@ def test_gguf_pre_tokenizers_split_like_another_engine(name: str) -> None:
     rules = PRE_TOKENIZERS[name]
     splits = [re.sub(r"\\x\{(\w+)\}", _escape, split) for split in rules.splits]
     patterns = [regex.compile(split, regex.V1) for split in splits]
-    library = from_gguf(raw_bpe_gguf(name) if rules.raw else byte_level_gguf(name))._loaded.library
+    tokenizer = from_gguf(raw_bpe_gguf(name) if rules.raw else byte_level_gguf(name))
+    library = build_library(parse_document(tokenizer.json, name))
     for text in category_texts(150):
         words = [text]
         for pattern in patterns:

@@ -8,9 +8,8 @@ names. Unknown names and other kinds of tokenizers are errors.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from llamac.errors import TokenizerError, UnsupportedError
 from llamac.format.gguf_metadata import Value, read_metadata
@@ -18,6 +17,7 @@ from llamac.text.decoding import SPACE_MARK
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer_json import check_counts
 from llamac.text.vocabulary.added import AddedToken, Document
+from llamac.text.vocabulary.packing import pack_lines, pack_scores
 from llamac.text.vocabulary.pre_tokenizers import PRE_TOKENIZERS
 from llamac.text.vocabulary.spm import (
     BPE,
@@ -29,6 +29,7 @@ from llamac.text.vocabulary.spm import (
     USER_DEFINED,
     Piece,
     SentencePieceModel,
+    bpe_shell,
     library_document,
     piece_ids,
     spm_document,
@@ -158,28 +159,46 @@ def _list(values: dict[str, Value], name: str, kind: type, count: int | None = N
     items = values.get(f"tokenizer.ggml.{name}")
     if items is None:
         return None
-    if not isinstance(items, list) or not all(type(item) is kind for item in items):
+    if not isinstance(items, list) or not set(map(type, items)) <= {kind}:
         raise TokenizerError(f"'tokenizer.ggml.{name}' is not an array of the type {kind.__name__}")
     if count is not None and len(items) != count:
         raise TokenizerError(f"'tokenizer.ggml.{name}' has {len(items)} entries for {count} tokens")
     return items
 
 
-def _pieces(values: dict[str, Value]) -> list[Piece]:
+class _Table(NamedTuple):
+    """The tokens with scores and types."""
+
+    texts: list[str]
+    scores: list[float]
+    types: list[int]
+
+    def pieces(self) -> list[Piece]:
+        """All tokens."""
+        return [Piece(*entry) for entry in zip(*self, strict=True)]
+
+    def notable(self, *ids: int | None) -> list[tuple[int, Piece]]:
+        """The tokens that are not normal, and those with the given ids, with their ids."""
+        found = {index for index, kind in enumerate(self.types) if kind != NORMAL}
+        found |= {index for index in ids if index is not None}
+        return [(index, Piece(self.texts[index], self.scores[index], self.types[index])) for index in sorted(found)]
+
+
+def _table(values: dict[str, Value]) -> _Table:
     """The tokens with scores and types. Converters fill gaps in the ids with "[PAD<id>]", which never matches text."""
-    tokens = _list(values, "tokens", str)
+    tokens = cast("list[str] | None", _list(values, "tokens", str))
     if not tokens:
         raise TokenizerError("'tokenizer.ggml.tokens' is missing or empty")
     check_counts(len(tokens), len(_list(values, "merges", str) or ()))
     scores = _list(values, "scores", float, len(tokens)) or [0.0] * len(tokens)
     types = _list(values, "token_type", int, len(tokens)) or [NORMAL] * len(tokens)
-    pieces = [Piece(*entry) for entry in zip(tokens, scores, types, strict=True)]  # type: ignore[arg-type]
-    for index, piece in enumerate(pieces):
-        if not piece.text:
-            pieces[index] = Piece(f"[EMPTY_{index}]", 0.0, UNUSED)
-        elif piece.text == f"[PAD{index}]":
-            pieces[index] = piece._replace(type=UNUSED)
-    return pieces
+    table = _Table(list(tokens), list(cast("list[float]", scores)), list(cast("list[int]", types)))
+    for index in [index for index, text in enumerate(tokens) if not text or text.startswith("[PAD")]:
+        if not tokens[index]:
+            table.texts[index], table.scores[index], table.types[index] = f"[EMPTY_{index}]", 0.0, UNUSED
+        elif tokens[index] == f"[PAD{index}]":
+            table.types[index] = UNUSED
+    return table
 
 
 def _token_id(values: dict[str, Value], name: str, size: int, default: int | None) -> int | None:
@@ -193,25 +212,24 @@ def _token_id(values: dict[str, Value], name: str, size: int, default: int | Non
 
 def _special(
     values: dict[str, Value],
-    pieces: Sequence[Piece],
+    table: _Table,
     bos: int | None = None,
     eos: int | None = None,
     add_bos: bool = False,
     add_eos: bool = False,
 ) -> SpecialTokens:
     """The rules for BOS, EOS and stop tokens. The arguments are the defaults for keys that the file does not have."""
-    bos = _token_id(values, "bos", len(pieces), bos)
-    eos = _token_id(values, "eos", len(pieces), eos)
-    stops = {eos, *(_token_id(values, name, len(pieces), None) for name in ("eot", "eom"))} - {None}
+    size, pieces = len(table.texts), table.texts
+    bos = _token_id(values, "bos", size, bos)
+    eos = _token_id(values, "eos", size, eos)
+    stops = {eos, *(_token_id(values, name, size, None) for name in ("eot", "eom"))} - {None}
     ends = {
-        index
-        for index, piece in enumerate(pieces)
-        if piece.text in _END_NAMES and piece.type in (CONTROL, USER_DEFINED)
+        index for index, piece in table.notable() if piece.text in _END_NAMES and piece.type in (CONTROL, USER_DEFINED)
     }
-    names = {pieces[index].text for index in ends}
+    names = {pieces[index] for index in ends}
     if {"<|return|>", "<|call|>"} <= names or {"<|flush|>", "<|calls|>"} <= names:
         # in these formats <|end|> ends a message, and an answer can have several
-        ends = {index for index in ends if pieces[index].text != "<|end|>"}
+        ends = {index for index in ends if pieces[index] != "<|end|>"}
     add_bos = bool(_get(values, "add_bos_token", bool, add_bos and bos is not None))
     add_eos = bool(_get(values, "add_eos_token", bool, add_eos and eos is not None))
     return SpecialTokens(
@@ -219,7 +237,7 @@ def _special(
     )
 
 
-def _added(pieces: Sequence[Piece], special: SpecialTokens, rstrip: frozenset[str] = frozenset()) -> list[AddedToken]:
+def _added(table: _Table, special: SpecialTokens, rstrip: frozenset[str] = frozenset()) -> list[AddedToken]:
     return [
         AddedToken(
             index,
@@ -229,7 +247,7 @@ def _added(pieces: Sequence[Piece], special: SpecialTokens, rstrip: frozenset[st
             # a token written with space marks matches only after normalization has replaced the spaces
             normalized=piece.type == USER_DEFINED and SPACE_MARK in piece.text,
         )
-        for index, piece in enumerate(pieces)
+        for index, piece in table.notable(special.bos_id, special.eos_id)
         if piece.type in (CONTROL, UNKNOWN, USER_DEFINED) or index in (special.bos_id, special.eos_id)
     ]
 
@@ -241,11 +259,20 @@ def _spm(values: dict[str, Value]) -> Vocabulary:
         )
     if _get(values, "remove_extra_whitespaces", bool, False):
         raise UnsupportedError("'tokenizer.ggml.remove_extra_whitespaces' is not supported for the tokenizer 'llama'")
-    pieces = _pieces(values)
-    special = _special(values, pieces, bos=1, eos=2, add_bos=True)
+    table = _table(values)
+    special = _special(values, table, bos=1, eos=2, add_bos=True)
     name = values.get("general.name")
-    added = _added(pieces, special, _phi3_rstrip(pieces) if isinstance(name, str) and _is_phi3(name) else frozenset())
+    added = _added(table, special, _phi3_rstrip(table) if isinstance(name, str) and _is_phi3(name) else frozenset())
     prefix = bool(_get(values, "add_space_prefix", bool, True))
+    unknown = next((piece.text for _, piece in table.notable() if piece.type == UNKNOWN), None)
+
+    def shell(byte_fallback: bool) -> Document:
+        return bpe_shell(prefix_space=prefix, added=added, unknown=unknown, byte_fallback=byte_fallback)
+
+    packed = pack_scores(*table, unknown is not None, shell)
+    if packed is not None:
+        return Vocabulary(packed, special, None)
+    pieces = table.pieces()
     document: Document
     try:
         document = spm_document(pieces, prefix_space=prefix, added=added)
@@ -262,9 +289,9 @@ def _is_phi3(name: str) -> bool:
     return "phi-3" in name.lower() or "phi3" in name.lower()
 
 
-def _phi3_rstrip(pieces: Sequence[Piece]) -> frozenset[str]:
+def _phi3_rstrip(table: _Table) -> frozenset[str]:
     """The tokens of Phi-3 that also take the white space after them: all but three. GGUF has no field for this."""
-    names = {piece.text for piece in pieces if piece.type in (CONTROL, USER_DEFINED)}
+    names = {piece.text for _, piece in table.notable() if piece.type in (CONTROL, USER_DEFINED)}
     return frozenset(names - {"<unk>", "<s>", "<|endoftext|>"})
 
 
@@ -274,17 +301,22 @@ def _bpe(values: dict[str, Value], name: str) -> Vocabulary:
         raise UnsupportedError(
             f"the GGUF pre-tokenizer '{name}' is unknown, and the file does not define how it splits text into words"
         )
-    pieces = _pieces(values)
-    special = _special(values, pieces, add_bos=rules.add_bos)
-    ids = piece_ids([piece.text for piece in pieces])
-    merges, added = _merges(values, ids), _added(pieces, special)
-    document: Document
-    if rules.raw:
-        document = raw_bpe_document(ids, merges, added, rules.splits)
-    else:
+    table = _table(values)
+    special = _special(values, table, add_bos=rules.add_bos)
+    added = _added(table, special)
+
+    def document(ids: dict[str, int], merges: list[Merge]) -> Document:
+        if rules.raw:
+            return raw_bpe_document(ids, merges, added, rules.splits)
         words = split_words(rules.splits)
-        document = byte_level_document(ids, merges, added, words, nfc=rules.nfc, ignore_merges=rules.ignore_merges)
-    return Vocabulary(canonical_json(document), special, None)
+        return byte_level_document(ids, merges, added, words, nfc=rules.nfc, ignore_merges=rules.ignore_merges)
+
+    lines = cast("list[str]", _list(values, "merges", str) or [])
+    packed = pack_lines(table.texts, lines, lambda: document({}, []))
+    if packed is not None:
+        return Vocabulary(packed, special, None)
+    ids = piece_ids(table.texts)
+    return Vocabulary(canonical_json(document(ids, _merges(values, ids))), special, None)
 
 
 def _unigram(values: dict[str, Value]) -> Vocabulary:
@@ -294,9 +326,10 @@ def _unigram(values: dict[str, Value]) -> Vocabulary:
             raise UnsupportedError(f"'tokenizer.ggml.{name}' is {not supported}, which is not supported")
     if "tokenizer.ggml.scores" not in values:
         raise TokenizerError("'tokenizer.ggml.scores' is missing: a unigram vocabulary cannot encode without scores")
-    pieces = _pieces(values)
-    piece_ids([piece.text for piece in pieces])
-    special = _special(values, pieces, eos=1, add_eos=True)
+    table = _table(values)
+    pieces = table.pieces()
+    piece_ids(table.texts)
+    special = _special(values, table, eos=1, add_eos=True)
     unknown = next((index for index, piece in enumerate(pieces) if piece.type == UNKNOWN), None)
     if unknown is None:
         unknown = _token_id(values, "unknown", len(pieces), 2)
@@ -309,7 +342,7 @@ def _unigram(values: dict[str, Value]) -> Vocabulary:
             else UnigramPiece(piece.text, piece.score)
             for piece in pieces
         ],
-        _added(pieces, special),
+        _added(table, special),
         unknown=unknown,
         byte_fallback=any(piece.type == BYTE for piece in pieces),
         prefix_space=bool(_get(values, "add_space_prefix", bool, True)),
@@ -330,8 +363,9 @@ def _charsmap(values: dict[str, Value]) -> bytes:
 
 def _word_piece(values: dict[str, Value]) -> Vocabulary:
     """BERT's tokenizer. GGUF puts U+2581 before pieces that begin a word; BERT puts ## before all others."""
-    pieces = _pieces(values)
-    texts = [piece.text for piece in pieces]
+    table = _table(values)
+    pieces = table.pieces()
+    texts = list(table.texts)
     for index, piece in enumerate(pieces):
         if piece.text.startswith(SPACE_MARK):
             texts[index] = piece.text[1:]
@@ -350,7 +384,7 @@ def _word_piece(values: dict[str, Value]) -> Vocabulary:
     strip_accents = bool(_get(values, "normalizer.strip_accents", bool, lowercase))
     document = word_piece_document(
         piece_ids(texts),
-        _added([piece._replace(text=text) for piece, text in zip(pieces, texts, strict=True)], special),
+        _added(table._replace(texts=texts), special),
         unknown=texts[unknown],
         lowercase=lowercase,
         strip_accents=strip_accents,

@@ -13,7 +13,7 @@ import heapq
 import itertools
 import math
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from llamac.errors import TokenizerError
@@ -82,20 +82,36 @@ def ranked_merges(scores: Mapping[str, float], pieces: Mapping[str, int], text_m
         if characters > MAX_MERGED:
             raise TokenizerError(f"the vocabulary has too many merges: their limit is {MAX_MERGED} characters in total")
     merges.sort(key=lambda merge: (-scores[merge[0] + merge[1]], -len(merge[0]), pieces[merge[0] + merge[1]]))
-    _check_ties(merges, scores)
+    ranks = {merge: rank for rank, merge in enumerate(merges)}
+    check_ties(
+        _rivals(merges, scores),
+        lambda left, right: -scores[left + right] if left + right in scores else None,
+        lambda left, right: ranks.get((left, right)),
+    )
     return merges
 
 
-def _check_ties(merges: Sequence[Merge], scores: Mapping[str, float]) -> None:
+# The cost of joining two strings, or None if they cannot be joined.
+Cost = Callable[[str, str], float | None]
+
+
+def check_ties(rivals: Iterable[tuple[str, str, str]], by_score: Cost, by_rank: Cost) -> None:
     """Check that ranked merges encode as the leftmost rule does where scores are equal.
 
     The two can differ if (x, y) and (y, z) have equal scores, (y, z) ranks first, and the text contains x + y + z. Runs
     of one character ("----") have many such pairs but rarely a difference, so these texts are encoded both ways.
+
+    Args:
+        rivals: All such (x, y, z).
+        by_score: The cost of a merge by its score.
+        by_rank: The cost of a merge by its rank.
+
+    Raises:
+        TokenizerError: If a text is encoded differently.
     """
-    ranks = {merge: rank for rank, merge in enumerate(merges)}
     texts: set[str] = set()
     runs: dict[str, int] = {}  # the repeated string: its largest number of repetitions
-    for count, (x, y, z) in enumerate(_rivals(merges, scores)):
+    for count, (x, y, z) in enumerate(rivals):
         if count > MAX_TIES:
             raise TokenizerError("too many pieces have equal scores")
         texts.add(x + y + z)
@@ -106,8 +122,7 @@ def _check_ties(merges: Sequence[Merge], scores: Mapping[str, float]) -> None:
         raise TokenizerError("pieces repeat the same characters too often, with equal scores")
     texts.update(unit * repeats for unit, most in runs.items() for repeats in range(2, most))
     for text in texts:
-        leftmost = _merge_all(text, lambda left, right: -scores[left + right] if left + right in scores else None)
-        if leftmost != _merge_all(text, lambda left, right: ranks.get((left, right))):
+        if _merge_all(text, by_score) != _merge_all(text, by_rank):
             raise TokenizerError(
                 f"pieces with equal scores make the encoding of {text!r} depend on position: merges cannot express this"
             )
@@ -128,7 +143,7 @@ def _unit(text: str) -> str:
     return text[: (text + text).find(text, 1)]
 
 
-def _merge_all(text: str, cost: Callable[[str, str], float | None]) -> list[str]:
+def _merge_all(text: str, cost: Cost) -> list[str]:
     """Join adjacent characters and parts of `text`: the cheapest pair first, the leftmost of equals.
 
     Args:
@@ -212,6 +227,44 @@ def spm_document(
         )
     if not present and unknown is None:
         raise TokenizerError("the vocabulary has neither byte pieces nor a piece for unknown characters")
+    return bpe_shell(
+        prefix_space=prefix_space,
+        added=added,
+        unknown=unknown,
+        byte_fallback=present == 256,
+        space=space,
+        scheme=scheme,
+        normalizer=normalizer,
+        vocab=ids,
+        merges=ranked_merges(scores, ids, text_merges),
+    )
+
+
+def bpe_shell(
+    *,
+    prefix_space: bool,
+    added: Sequence[AddedToken],
+    unknown: str | None,
+    byte_fallback: bool,
+    space: str = SPACE_MARK,
+    scheme: PrependScheme | None = None,
+    normalizer: Sequence[Document] = (),
+    vocab: Mapping[str, int] | None = None,
+    merges: Iterable[Merge] = (),
+) -> Document:
+    """Build the tokenizer.json of `spm_document` from a vocabulary and merges that have been checked.
+
+    Args:
+        prefix_space: As for `spm_document`, like all arguments that are not listed here.
+        added: The added tokens.
+        unknown: The piece for unknown characters.
+        byte_fallback: Whether there are byte pieces.
+        space: How pieces write a space.
+        scheme: Which texts get the space.
+        normalizer: Normalizer steps to use instead.
+        vocab: The ids of the pieces.
+        merges: The merges, best first.
+    """
     scheme = None if normalizer else scheme
     steps: list[Document] = [{"type": "Prepend", "prepend": space}] if prefix_space and scheme is None else []
     decoders: list[Document] = [{"type": "ByteFallback"}, {"type": "Fuse"}]
@@ -222,14 +275,14 @@ def spm_document(
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     by_words = prefix_space and scheme is not None
     return bpe_document(
-        ids,
-        ranked_merges(scores, ids, text_merges),
+        vocab or {},
+        merges,
         added,
         normalizer=None if by_words else {"type": "Sequence", "normalizers": [*normalizer] or steps},
         pre_tokenizer=_prefixing(space, scheme) if by_words and scheme is not None else None,
         decoder={"type": "Sequence", "decoders": decoders},
         unknown=unknown,
-        byte_fallback=present == 256,
+        byte_fallback=byte_fallback,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from llamac.errors import LlamacError, TokenizerError, UnsupportedError
 from llamac.text.decoding import NEVER_IN_UTF8, SPACE_MARK, WORD_PIECE_PREFIX, byte_alphabet, decode_rules
 from llamac.text.encoding_cost import make_linear
+from llamac.text.packed import unpack
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer_json import check_structure
 from llamac.text.vocabulary.added import (
@@ -36,15 +37,20 @@ class Vocabulary(NamedTuple):
     """A tokenizer in the form that a model file stores.
 
     Attributes:
-        json: The canonical tokenizer.json.
+        data: The canonical tokenizer.json, or its packed form.
         special: The rules for special tokens.
         spm: The original file with the scores of pieces, a SentencePiece model or a llama2.c tokenizer.bin; None if
             there is none. A tokenizer.json cannot represent scores.
     """
 
-    json: bytes
+    data: bytes
     special: SpecialTokens
     spm: bytes | None
+
+    @property
+    def json(self) -> bytes:
+        """The canonical tokenizer.json."""
+        return unpack(self.data)
 
 
 def canonical_json(document: Document) -> bytes:

@@ -1,0 +1,102 @@
+"""Builds packed tokenizers (packed.py) from the arrays of a GGUF file, without a Python object for each merge.
+
+The functions return None for a vocabulary that needs a closer look. Its reader then builds the tokenizer.json, and
+finds the error if there is one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+
+from llamac import _core
+from llamac.errors import LlamacError, TokenizerError, UnsupportedError
+from llamac.text.packed import join, rest_json, string_tables, vocabulary_of
+from llamac.text.vocabulary.added import Document
+from llamac.text.vocabulary.spm import BYTE_PIECES, MAX_TIES, NORMAL, UNUSED, check_ties
+
+_FORMED = bytes(kind in (NORMAL, UNUSED) for kind in range(256))  # types of pieces that merges can form
+
+
+def pack_lines(texts: Sequence[str], lines: list[str], shell: Callable[[], Document]) -> bytes | None:
+    """Pack BPE whose merges are written as "left right".
+
+    Args:
+        texts: The strings of the tokens.
+        lines: The merges.
+        shell: Makes the tokenizer.json without its vocabulary and merges.
+    """
+    opened = _open(texts)
+    if opened is None:
+        return None
+    ends, strings, vocabulary = opened
+    merges = vocabulary.parse_merges(lines)
+    return None if not merges else _join(shell(), ends, merges, strings)
+
+
+def pack_scores(
+    texts: Sequence[str],
+    scores: Sequence[float],
+    types: Sequence[int],
+    has_unknown: bool,
+    shell: Callable[[bool], Document],
+) -> bytes | None:
+    """Pack SentencePiece's BPE.
+
+    Args:
+        texts: The strings of the tokens.
+        scores: Their scores, exact in 32 bits.
+        types: Their types.
+        has_unknown: Whether there is a token for unknown characters.
+        shell: Makes the tokenizer.json without its vocabulary and merges; the argument says whether there are byte
+            pieces.
+    """
+    opened = _open(texts)
+    if opened is None or not all(map(range(256).__contains__, set(types))):
+        return None
+    ends, strings, vocabulary = opened
+    present = sum(vocabulary.find(piece) is not None for piece in BYTE_PIECES)
+    if present not in (0, 256) or not (present or has_unknown):
+        return None
+    forms = bytes(types).translate(_FORMED)
+    values = array("f", scores)
+    try:
+        merges, rivals = vocabulary.rank_merges(values, forms, MAX_TIES)
+    except UnsupportedError:
+        return None
+    data = _join(shell(present == 256), ends, merges, strings)
+    if data is None or not rivals:
+        return data
+    ranked = vocabulary_of(data)
+
+    def by_score(left: str, right: str) -> float | None:
+        token = ranked.find(left + right)
+        return None if token is None or not forms[token] else -values[token]
+
+    try:
+        check_ties(((texts[x], texts[y], texts[z]) for x, y, z in rivals), by_score, ranked.rank)
+    except TokenizerError:
+        return None
+    return data
+
+
+def _open(texts: Sequence[str]) -> tuple[bytes, bytes, _core.Vocabulary] | None:
+    """The tables of the strings, and the vocabulary that they are. Every id has a token."""
+    tables = string_tables(texts)
+    if tables is None:
+        return None
+    try:
+        vocabulary = vocabulary_of(join(b"", tables[0], b"", tables[1]))
+    except TokenizerError:
+        return None
+    return (*tables, vocabulary) if vocabulary.n_strings == len(texts) else None
+
+
+def _join(document: Document, ends: bytes, merges: bytes, strings: bytes) -> bytes | None:
+    model = {key: value for key, value in document["model"].items() if key not in ("vocab", "merges")}
+    data = join(rest_json({**document, "model": model}), ends, merges, strings)
+    try:
+        vocabulary_of(data).index()  # finds equal merges
+    except LlamacError:
+        return None
+    return data

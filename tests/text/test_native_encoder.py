@@ -1,0 +1,230 @@
+"""The core's encoder equals the library `tokenizers`; packed tokenizers are exact, and damaged ones are refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import time
+from typing import Any
+
+import pytest
+from vocab_samples import NO_SPECIAL, byte_level_gguf, from_gguf, gguf_file, raw_bpe_gguf, spm_gguf, tokenizer_json
+
+from fuzz.encoders import compare, library_encoder
+from llamac import _core
+from llamac.errors import LlamacError, ModelError, TokenizerError
+from llamac.format.gguf_metadata import parse_metadata
+from llamac.text.native_encoder import NativeEncoder
+from llamac.text.packed import MAGIC, is_packed, pack
+from llamac.text.tokenizer import Tokenizer
+from llamac.text.vocabulary.gguf import from_metadata
+from llamac.text.vocabulary.tokenizer_json import canonical_json
+
+SPECIAL = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+
+
+def added(index: int, text: str, **flags: bool) -> dict[str, Any]:
+    return {"id": index, "content": text, **SPECIAL, **flags}
+
+
+def made(**changes: Any) -> Tokenizer:
+    return Tokenizer.from_json(json.dumps(tokenizer_json(**changes)), NO_SPECIAL)
+
+
+def grown(seed: int, letters: str, size: int, **options: Any) -> Tokenizer:
+    """A random BPE over letters, with byte pieces if asked, and added tokens of every kind."""
+    rng = random.Random(seed)
+    pieces = [f"<0x{byte:02X}>" for byte in range(256)] if options.get("byte_fallback") else []
+    pieces += [*letters]
+    merges: list[list[str]] = []
+    known = [*letters]
+    while len(merges) < size:
+        left, right = rng.choice(known), rng.choice(known)
+        if left + right not in pieces and len(left + right) < 9:
+            pieces.append(left + right)
+            known.append(left + right)
+            merges.append([left, right])
+    rng.shuffle(merges)
+    model: dict[str, Any] = {
+        "type": "BPE",
+        "vocab": {text: index for index, text in enumerate(pieces)},
+        "merges": merges,
+    }
+    model |= {"unk_token": letters[0], "fuse_unk": bool(seed % 2), "ignore_merges": seed % 3 == 0, **options}
+    tokens = [added(pieces.index(known[-1]), known[-1]), added(len(pieces), "<s>"), added(len(pieces) + 1, "<s>x")]
+    tokens += [added(len(pieces) + 2, "<left>", lstrip=True), added(len(pieces) + 3, "<right>", rstrip=True)]
+    tokens += [added(len(pieces) + 4, "ab c", special=False, normalized=True), added(len(pieces) + 5, " ", rstrip=True)]
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    normalizers = [None, space, {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, space]}]
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+    decoder = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}
+    return made(
+        model=model,
+        normalizer=normalizers[seed % 3],
+        pre_tokenizer=metaspace if seed % 3 == 0 else None,
+        decoder=decoder,
+        added_tokens=tokens,
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_vocabularies_encode_as_the_library_does(seed: int) -> None:
+    tokenizer = grown(seed, "\u2581abc -<", 60, byte_fallback=seed % 4 == 0)
+    assert list(compare(tokenizer, 150, seed)) == []
+
+
+SAMPLES = {"bytes": byte_level_gguf, "spm": spm_gguf, "raw": raw_bpe_gguf}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_vocabularies_of_gguf_files_encode_as_the_library_does(name: str) -> None:
+    assert list(compare(from_gguf(SAMPLES[name]()), 200, 1)) == []
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "gpt-4o", "deepseek-v3", "tekken"])
+def test_pre_tokenizers_encode_as_the_library_does(pre: str) -> None:
+    assert list(compare(from_gguf(byte_level_gguf(pre)), 150, 2)) == []
+
+
+def test_prefix_spaces_of_byte_level_bpe() -> None:
+    level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    assert list(compare(made(pre_tokenizer=level), 300, 3)) == []
+
+
+def test_unsupported_tokenizers_are_left_to_the_library() -> None:
+    word = added(300, "word", single_word=True)
+    for changes in ({"added_tokens": [word]}, {"normalizer": {"type": "Lowercase"}}):
+        tokenizer = made(**changes)
+        assert tokenizer.encode("a word") is not None
+        assert not isinstance(tokenizer._loaded.encoder, NativeEncoder)
+
+
+@pytest.mark.parametrize("text", ["a" * 300_000, " " * 300_000, "\u00e9" * 100_000, "ab" * 150_000])
+@pytest.mark.parametrize("name", ["bytes", "spm"])
+def test_long_words_take_little_time(name: str, text: str) -> None:
+    tokenizer = from_gguf(SAMPLES[name]())
+    started = time.process_time()
+    ids = tokenizer.encode(text)
+    assert time.process_time() - started < 5
+    assert tokenizer.decode(ids) == text
+
+
+def test_a_long_word_is_merged_as_the_library_merges_it() -> None:
+    tokenizer = grown(1, "\u2581abc", 60)
+    library = library_encoder(tokenizer.json, tokenizer.special)
+    rng = random.Random(1)
+    for size in (39, 40, 41, 42, 500, 3000):
+        text = "".join(rng.choices("abc", k=size))
+        assert tokenizer.encode(text) == library.encode(text, False)
+
+
+# ---- the packed form
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_packing_is_exact(name: str) -> None:
+    vocabulary = from_metadata(parse_metadata(gguf_file(SAMPLES[name]())).values)
+    assert is_packed(vocabulary.data)
+    assert pack(vocabulary.json) == vocabulary.data
+    assert pack(vocabulary.data) == vocabulary.data
+    assert canonical_json(json.loads(vocabulary.json)) == vocabulary.json
+
+
+def test_a_packed_tokenizer_equals_its_document() -> None:
+    whole = Tokenizer.from_json(canonical_json(tokenizer_json()), NO_SPECIAL)
+    packed = Tokenizer.from_json(pack(whole.json), NO_SPECIAL)
+    for index in range(whole.n_ids):
+        assert packed.token_bytes(index) == whole.token_bytes(index)
+    assert (packed.vocab_size, packed.kind, packed.special_names) == (whole.vocab_size, whole.kind, whole.special_names)
+    assert packed.min_tokens("abc def") == whole.min_tokens("abc def")
+    assert packed.encode("Hello abc </s>", parse_special=True) == whole.encode("Hello abc </s>", parse_special=True)
+
+
+def test_other_models_are_not_packed() -> None:
+    words = {"type": "WordLevel", "vocab": {"a": 0, "?": 1}, "unk_token": "?"}
+    for document in (tokenizer_json(model=words), {**tokenizer_json(), "x": 1, "sentencepiece": {}}):
+        data = canonical_json(document)
+        assert pack(data) is data
+    assert pack(b"") == b""
+
+
+def test_gaps_between_ids_are_packed() -> None:
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 3, "ab": 5}, "merges": [["a", "b"]]}
+    tokenizer = Tokenizer.from_json(pack(canonical_json(tokenizer_json(model=model, added_tokens=[]))), NO_SPECIAL)
+    assert tokenizer.encode("ab") == [5]
+    assert (tokenizer.n_ids, tokenizer.vocab_size, tokenizer.token_bytes(1)) == (6, 3, b"")
+    assert json.loads(tokenizer.json)["model"]["vocab"] == model["vocab"]
+
+
+def packed_sample() -> bytes:
+    return pack(canonical_json(tokenizer_json()))
+
+
+@pytest.mark.parametrize("size", [0, 8, 63, 64, 100, -1])
+def test_truncated_packed_tokenizers_are_refused(size: int) -> None:
+    data = packed_sample()[:size] if size else MAGIC
+    with pytest.raises(TokenizerError, match="packed tokenizer"):
+        Tokenizer.from_json(data, NO_SPECIAL).encode("a")
+
+
+def test_damaged_packed_tokenizers_raise_an_error_or_work() -> None:
+    data = packed_sample()
+    rng = random.Random(1)
+    refused = 0
+    for _ in range(400):
+        damaged = bytearray(data)
+        at = rng.randrange(len(data)) if rng.random() < 0.5 else rng.randrange(8, 600)
+        damaged[at] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, damaged[at] ^ 1))
+        tokenizer = Tokenizer.from_json(bytes(damaged), NO_SPECIAL)
+        try:
+            tokenizer.decode(tokenizer.encode("Hello abc </s> abcabc", parse_special=True))
+        except LlamacError:
+            refused += 1
+    assert refused > 100
+
+
+def tables(texts: list[bytes], merges: list[int]) -> tuple[bytes, int, int, int]:
+    ends = [sum(map(len, texts[: index + 1])) for index in range(len(texts))]
+    data = struct.pack(f"<{len(ends)}I{len(merges)}I", *ends, *merges) + b"".join(texts)
+    return data, len(texts), len(merges) // 3, ends[-1]
+
+
+@pytest.mark.parametrize(
+    ("texts", "merges", "message"),
+    [
+        ([b"a", b"a"], [], "same string"),
+        ([b"a", b"b", b"ab"], [0, 1, 3], "token 3"),
+        ([b"\xc3", b"\xa9"], [], "inside a character"),
+        ([b"\xff"], [], "not UTF-8"),
+    ],
+)
+def test_damaged_tables_are_refused(texts: list[bytes], merges: list[int], message: str) -> None:
+    data, *counts = tables(texts, merges)
+    with pytest.raises(ModelError, match=message):
+        _core.Vocabulary(data, 0, *counts)
+
+
+def test_equal_merges_are_refused() -> None:
+    data, *counts = tables([b"a", b"b", b"ab"], [0, 1, 2, 0, 1, 2])
+    vocabulary = _core.Vocabulary(data, 0, *counts)
+    for _ in range(2):
+        with pytest.raises(ModelError, match="merges 0 and 1 are equal"):
+            vocabulary.index()
+
+
+def test_tables_beyond_the_data_are_refused() -> None:
+    with pytest.raises(ModelError, match="data ends"):
+        _core.Vocabulary(b"1234", 0, 1 << 40, 0, 0)
+
+
+def test_a_failed_allocation_is_an_error() -> None:
+    data = packed_sample()
+    for count in range(1, 6):
+        _core.fail_allocation(count)
+        try:
+            Tokenizer.from_json(data, NO_SPECIAL).encode("abc" * 50)
+        except LlamacError:
+            pass
+        finally:
+            _core.fail_allocation(0)
