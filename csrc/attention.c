@@ -69,6 +69,13 @@ static void norm_heads(const struct llamac_session *s, const float *weight, int 
     }
 }
 
+// Norms a row's key of one KV head and the queries of its group.
+static void norm_group(const struct llamac_session *s, const struct layer *layer, int head, float *k, float *q) {
+    const int group = layer->heads.n / layer->heads.n_kv;
+    norm_heads(s, layer->attn_k_norm, head, 1, k);
+    norm_heads(s, layer->attn_q_norm, head * group, group, q);
+}
+
 // Norms and rotates a row's key of one KV head and the queries of its group. Stores key and value in the cache.
 static void rotate_and_store(const struct worker *w, int l, int head, int row) {
     const struct eval *e = w->eval;
@@ -79,14 +86,14 @@ static void rotate_and_store(const struct worker *w, int l, int head, int row) {
     const int sequence = e->rows[row].sequence, position = e->rows[row].position;
     const size_t kv_offset = ((size_t)row * c->n_kv_heads + (size_t)head) * c->head_dim;
     float *q = q_of(e, row, head * group), *k = s->scratch.k + kv_offset, *v = s->scratch.v + kv_offset;
-    norm_heads(s, layer->attn_k_norm, head, 1, k);
-    norm_heads(s, layer->attn_q_norm, head * group, group, q);
+    if (!c->qk_norm_after_rope) norm_group(s, layer, head, k, q);
     if (table >= 0) {
         const int half = (int)c->rope_dim[table] / 2;
         const float *angles = angles_of(e, (uint32_t)table, row);
         s->kernels->rotate(k, angles, angles + half, half);
         for (int g = 0; g < group; g++) s->kernels->rotate(q + g * head_dim, angles, angles + half, half);
     }
+    if (c->qk_norm_after_rope) norm_group(s, layer, head, k, q);
     const struct kv_view kv = session_kv(s, sequence, l, head);
     uint8_t *page = s->sequences[sequence].pages[position / KV_PAGE];
     s->kernels->store_key[s->kv_dtype](page + kv.key_offset, position % KV_PAGE, head_dim, k);
@@ -117,21 +124,33 @@ static int first_visible(const struct llamac_session *s, int layer, int position
     return window ? max_int(0, position + 1 - window) : 0;
 }
 
+// The factor of a row's queries.
+static float query_scale(const struct llamac_session *s, int layer, int position) {
+    const struct layer_record *record = s->model->layers[layer].record;
+    const float scale = s->model->config->attention_scale;
+    if (record->query_beta == 0) return scale;
+    return scale * rope_query_scale(position, record->query_beta, (int)record->query_context);
+}
+
 // Packs the tile's queries into panels and describes them to `attend`.
 static struct attend load_queries(const struct eval *e, int layer, const struct tile *tile, float *panels) {
     const struct llamac_session *s = e->session;
     const struct config *c = s->model->config;
     const int group = group_size(e), head_dim = (int)c->head_dim, n = tile->last - tile->first;
+    const float *sinks = s->model->layers[layer].attn_sinks;
     struct attend a = {
         .kv = session_kv(s, e->rows[tile->run.first].sequence, layer, tile->head),
         .head_dim = head_dim, .n_queries = n, .q = panels, .soft_cap = c->attention_soft_cap,
+        .has_sinks = sinks != NULL,
     };
     for (int t = 0; t < n; t++) {
         const int row = row_of_query(tile, group, t), position = e->rows[row].position;
         const float *q = q_of(e, row, head_of_query(tile, group, t));
         const struct panel_row to = panel_row(panels, n, (size_t)head_dim, t);
         float *p = (float *)(void *)to.panel + to.row;
-        for (int d = 0; d < head_dim; d++) p[d * to.height] = q[d] * c->attention_scale;
+        const float scale = query_scale(s, layer, position);
+        for (int d = 0; d < head_dim; d++) p[d * to.height] = q[d] * scale;
+        if (sinks) a.sinks[t] = sinks[head_of_query(tile, group, t)];
         a.begin[t] = first_visible(s, layer, position);
         a.end[t] = position + 1;
     }
@@ -227,8 +246,9 @@ void observe_scores(const struct worker *w, int layer) {
         const int row = i / heads, q_head = i % heads, position = e->rows[row].position;
         const float *q = q_of(e, row, q_head);
         float *to = scores + (size_t)i * stride;
+        const float scale = query_scale(s, layer, position);
         for (int p = 0; p < s->context; p++) to[p] = -INFINITY;
-        for (int d = 0; d < head_dim; d++) panel[d] = q[d] * c->attention_scale;
+        for (int d = 0; d < head_dim; d++) panel[d] = q[d] * scale;
         const struct attend a = {
             .kv = session_kv(s, e->rows[row].sequence, layer, q_head / group_size(e)),
             .head_dim = head_dim, .n_queries = 1, .q = panel,

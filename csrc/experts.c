@@ -123,7 +123,7 @@ void experts_hidden(const struct worker *w, int l, const struct panels *router_i
     const struct llamac_session *s = e->session;
     const struct layer *layer = &s->model->layers[l];
     const int n = (int)layer->record->n_experts, dim = (int)s->model->config->dim;
-    const struct product router = { .matrix = &layer->ffn_router, .y = s->scratch.router };
+    const struct product router = { .matrix = &layer->ffn_router, .bias = layer->ffn_router_bias, .y = s->scratch.router };
     linear(w, &router, 1, router_inputs, 0);
     pool_barrier(w->member);
     observe(w, LLAMAC_STAGE_FFN_ROUTER, l, s->scratch.router, e->n_rows, n);
@@ -133,7 +133,7 @@ void experts_hidden(const struct worker *w, int l, const struct panels *router_i
         const struct expert_pairs pairs = pairs_of(w, expert);
         const size_t at = (size_t)pairs.first * layer->record->ffn_dim;
         const struct panels x = panels_of(w, layer->record, pairs, dim);
-        if (pairs.n) hidden(w, &layer->experts[expert], &x, s->scratch.gate + at, s->scratch.up + at);
+        if (pairs.n) hidden(w, layer->record, &layer->experts[expert], &x, s->scratch.gate + at, s->scratch.up + at);
     }
 }
 
@@ -176,7 +176,7 @@ void experts_down(const struct worker *w, int l, float *y, float *x) {
         const struct expert_pairs pairs = pairs_of(w, expert);
         const struct panels inputs = panels_of(w, layer->record, pairs, ffn_dim);
         const struct product down = {
-            .matrix = &layer->experts[expert].down, .y = y,
+            .matrix = &layer->experts[expert].down, .bias = layer->experts[expert].down_bias, .y = y,
             .row_weights = w->local->pairs.weights + pairs.first, .y_rows = w->local->pairs.rows + pairs.first,
         };
         if (pairs.n) multiply(w, &down, &inputs, 1, first, last);

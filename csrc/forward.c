@@ -122,7 +122,7 @@ static void ffn_hidden(const struct worker *w, struct residual *stream, int l) {
     const struct panels inputs =
         prepare_stream(w, stream, norm, observer_of(e, LLAMAC_STAGE_FFN_NORM, l), experts, consumers);
     if (experts) experts_hidden(w, l, &inputs);
-    else hidden(w, &layer->ffn, &inputs, x->gate, x->up);
+    else hidden(w, layer->record, &layer->ffn, &inputs, x->gate, x->up);
 }
 
 // Computes the rest of the feed-forward network and adds it to x, or writes it to `branch` if that is not NULL.

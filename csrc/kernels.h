@@ -104,7 +104,8 @@ struct kv_view {
 // ATTENTION_BLOCK positions that start at a multiple of it. Per block: m = max score, p = exp(score - m), l = sum of
 // p as 16 partial sums by position mod 16 reduced by v16_reduce_add, o = sum of p * v over ascending positions,
 // starting at 0. Blocks are merged in ascending order (online softmax: Milakov and Gimelshein 2018), starting with
-// the first block that holds a visible position. Positions outside a query's range never enter its arithmetic, not
+// the first block that holds a visible position; a sink is merged last, as a block with m = the sink, l = 1 and o = 0.
+// Positions outside a query's range never enter its arithmetic, not
 // even multiplied by 0.
 struct attend {
     struct kv_view kv;
@@ -112,6 +113,8 @@ struct attend {
     const float *q;                 // f32 panels, already multiplied by the attention scale
     int begin[ATTENTION_QUERIES], end[ATTENTION_QUERIES];   // each query sees positions [begin, end), at least one
     float soft_cap;                 // 0: none
+    int has_sinks;
+    float sinks[ATTENTION_QUERIES]; // with has_sinks: one more logit of each query's softmax, without a value
     float *out;                     // (n_queries, padded_head_dim(head_dim))
     float *scratch;                 // attend_scratch_floats(head_dim) floats
     float *scores;                  // NULL; or (n_queries, scores_stride): only compute the scores, for an observer
@@ -142,6 +145,8 @@ struct kernels {
     // y = act(gate) * up, or act(gate) if up is NULL. activation: enum activation.
     void (*activate)(int activation, const float *gate, const float *up, int n, float *y);
     void (*add)(const float *x, int n, float *y);   // y += x
+    // y = min(max(y, least), most) + offset. A NaN stays a NaN.
+    void (*clamp)(float *y, int n, float least, float most, float offset);
     // y *= scale; then y = cap tanh(y / cap) unless cap is 0.
     void (*scale)(float *y, int n, float scale, float cap);
     // x = softmax(x), summed in the order of `attend`. The buffer of x is padded to a multiple of 16 floats.

@@ -306,8 +306,10 @@ INLINE void attend(const int dtype, const struct attend *a) {
         }
     }
     if (a->scores) return;
+    if (a->has_sinks) memset(memory.row, 0, sizeof(float) * (size_t)width);
     for (int t = 0; t < a->n_queries; t++) {
         float *out = a->out + (size_t)t * (size_t)width;
+        if (a->has_sinks) merge_block(0, a->sinks[t], 1, memory.row, width, &run_m[t], &run_l[t], out);
         const v16 divisor = v16_set1(run_l[t]);
         for (int i = 0; i < width; i += 16) v16_store(out + i, v16_div(v16_load(out + i), divisor));
     }

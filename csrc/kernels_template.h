@@ -338,6 +338,7 @@ INLINE v16 v16_activate(const int activation, v16 x) {
     case ACTIVATION_GELU_TANH: return v16_gelu_tanh(x);
     case ACTIVATION_GELU_ERF: return v16_gelu_erf(x);
     case ACTIVATION_RELU: return v16_max(v16_set1(0), x);
+    case ACTIVATION_RELU2: x = v16_max(v16_set1(0), x); return v16_mul(x, x);
     default: return v16_mul_sigmoid(x, v16_mul(v16_set1(1.702f), x));
     }
 }
@@ -351,8 +352,15 @@ static void activate(int activation, const float *gate, const float *up, int n, 
     case ACTIVATION_GELU_TANH: activate_row(ACTIVATION_GELU_TANH, gate, up, n, y); break;
     case ACTIVATION_GELU_ERF: activate_row(ACTIVATION_GELU_ERF, gate, up, n, y); break;
     case ACTIVATION_RELU: activate_row(ACTIVATION_RELU, gate, up, n, y); break;
+    case ACTIVATION_RELU2: activate_row(ACTIVATION_RELU2, gate, up, n, y); break;
     default: activate_row(ACTIVATION_QUICK_GELU, gate, up, n, y); break;
     }
+}
+
+static void clamp_row(float *y, int n, float least, float most, float offset) {
+    const v16 low = v16_set1(least), high = v16_set1(most), c = v16_set1(offset);
+    // the second operand is the result if one is a NaN
+    FOR_VECTORS(n, STORE(y + i, v16_add(v16_min(high, v16_max(low, LOAD(y + i))), c)));
 }
 
 INLINE v16 v16_soft_cap(v16 x, v16 cap) { return v16_mul(cap, v16_tanh(v16_div(x, cap))); }
@@ -387,6 +395,7 @@ const struct kernels KERNELS = {
     .rms_norm = rms_norm,
     .layer_norm = layer_norm,
     .activate = activate,
+    .clamp = clamp_row,
     .add = add,
     .scale = scale_row,
     .softmax = softmax,

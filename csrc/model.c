@@ -83,12 +83,17 @@ static const struct slot layer_slots[] = {
     { "ffn_post_norm.weight", IF_POST_NORM, ONE, DIM, OF_LAYER(ffn_post_norm) },
     { "ffn_post_norm.bias", IF_POST_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(ffn_post_norm_bias) },
     { "ffn_router.weight", IF_EXPERTS, EXPERTS, DIM, OF_LAYER(ffn_router) },
+    { "ffn_router.bias", IF_EXPERTS | OPTIONAL, ONE, EXPERTS, OF_LAYER(ffn_router_bias) },
 };
 static const struct slot expert_slots[] = {
     { "ffn_gate.weight", ALWAYS, FFN_DIM, DIM, OF_EXPERT(gate) },
+    { "ffn_gate.bias", OPTIONAL, ONE, FFN_DIM, OF_EXPERT(gate_bias) },
     { "ffn_up.weight", ALWAYS, FFN_DIM, DIM, OF_EXPERT(up) },
+    { "ffn_up.bias", OPTIONAL, ONE, FFN_DIM, OF_EXPERT(up_bias) },
     { "ffn_down.weight", ALWAYS, DIM, FFN_DIM, OF_EXPERT(down) },
+    { "ffn_down.bias", OPTIONAL, ONE, DIM, OF_EXPERT(down_bias) },
 };
+enum { MATRICES_OF_EXPERT = 3 };
 static const struct slot last_slots[] = {
     { "output_norm.weight", ALWAYS, ONE, DIM, OF_MODEL(output_norm) },
     { "output_norm.bias", IF_LAYER_NORM, ONE, DIM, OF_MODEL(output_norm_bias) },
@@ -381,11 +386,7 @@ static int check_computed(const struct llamac_model *m, llamac_error *err) {
             { "v_is_k", r->v_is_k, !r->v_is_k },
             { "v_norm", r->v_norm, r->v_norm == V_NORM_NONE },
             { "output_gate", r->output_gate, r->output_gate == OUTPUT_GATE_NONE },
-            { "sinks", r->sinks, !r->sinks },
-            { "query_beta", (double)r->query_beta, r->query_beta == 0 },
             { "ffn", r->ffn, r->ffn != FFN_NONE },
-            { "activation_limit", (double)r->activation_limit, r->activation_limit == 0 },
-            { "up_offset", (double)r->up_offset, r->up_offset == 0 },
             { "router", r->router, r->router != ROUTER_SIGMOID },
             { "router_choice_bias", r->router_choice_bias, !r->router_choice_bias },
             { "n_expert_groups", r->n_expert_groups, !r->n_expert_groups },
@@ -403,13 +404,6 @@ static int check_computed(const struct llamac_model *m, llamac_error *err) {
                            fields[i].field, value);
         }
     }
-    if (c->qk_norm_after_rope)
-        return err_set(err, LLAMAC_UNSUPPORTED,
-                       "config: qk_norm_after_rope is 1, which this version of llamac does not compute: use a newer "
-                       "one");
-    if (c->activation == ACTIVATION_RELU2)
-        return err_set(err, LLAMAC_UNSUPPORTED,
-                       "config: activation is relu2, which this version of llamac does not compute: use a newer one");
     return 0;
 }
 
@@ -417,10 +411,10 @@ static int check_computed(const struct llamac_model *m, llamac_error *err) {
 static int allocate_layers(struct llamac_model *m, llamac_error *err) {
     uint64_t n_experts = 0;
     for (uint32_t l = 0; l < m->config->n_layers; l++) n_experts += m->file.layers[l].n_experts;
-    if (n_experts * ARRAY_LEN(expert_slots) > m->file.n_tensors)   // before memory is allocated for them
+    if (n_experts * MATRICES_OF_EXPERT > m->file.n_tensors)   // before memory is allocated for them
         return bad_model(err,
                          "section tensors: it has %zu tensors, but n_experts is %" PRIu64 " in all layers together, "
-                         "with %zu each", m->file.n_tensors, n_experts, ARRAY_LEN(expert_slots));
+                         "with %d each", m->file.n_tensors, n_experts, MATRICES_OF_EXPERT);
     m->layers = mem_alloc(m->config->n_layers, sizeof *m->layers, "the model's layers", err);
     if (!m->layers) return -1;
     if (n_experts) {

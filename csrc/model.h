@@ -22,7 +22,7 @@ struct matrix {
     const float *scales;        // (rows), the outputs' factors (llamac_model_adapt); or NULL
 };
 
-// A feed-forward network: of a layer, or of one expert, which has no biases. `gate` exists only if gated.
+// A feed-forward network: of a layer, or of one expert. `gate` exists only if gated.
 struct ffn_weights {
     struct matrix gate, up;     // (ffn_dim, dim)
     struct matrix down;         // (dim, ffn_dim)
@@ -42,6 +42,7 @@ struct layer {
     struct ffn_weights ffn;                                   // empty in a layer with experts
     const float *ffn_post_norm, *ffn_post_norm_bias;          // (dim)
     struct matrix ffn_router;                                 // (n_experts, dim)
+    const float *ffn_router_bias;                             // (n_experts)
     struct ffn_weights *experts;                              // (n_experts)
     const float *attn_sinks;                                  // (n_heads)
     struct heads heads;                                       // the shape of attention in this layer

@@ -70,5 +70,6 @@ static inline struct consumers hidden_consumers(const struct ffn_weights *ffn) {
     return (struct consumers){ { &ffn->gate, &ffn->up }, 2 };
 }
 // Computes gate, up and the activation of this thread's columns. The result replaces up (m, ffn_dim). No barrier.
-void hidden(const struct worker *w, const struct ffn_weights *ffn, const struct panels *x, float *gate, float *up);
+void hidden(const struct worker *w, const struct layer_record *record, const struct ffn_weights *ffn,
+            const struct panels *x, float *gate, float *up);
 #endif

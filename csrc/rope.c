@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rope.c - sine and cosine in double from +, - and * alone, which IEEE 754 rounds correctly on every machine. See
-// rope.h.
+// rope.c - sine, cosine and logarithm in double from +, -, * and / alone, which IEEE 754 rounds correctly on every
+// machine. See rope.h.
 #include "rope.h"
 
 #include <stdint.h>
@@ -37,4 +37,19 @@ void rope_angles(int position, const float *inv_freq, int half, float factor, fl
         cosines[j] = (float)c * factor;
         sines[j] = (float)s * factor;
     }
+}
+
+// log(n) for n >= 1: n = 2^k f with f in [2/3, 4/3], then log(f) = 2 atanh((f - 1) / (f + 1)) as a series, whose first
+// omitted term is below 2^-56.
+static double log_of(int n) {
+    double f = n, k = 0;
+    for (; f > 4.0 / 3; k++) f *= 0.5;
+    const double s = (f - 1) / (f + 1), z = s * s;
+    double sum = 0;
+    for (int i = 25; i > 0; i -= 2) sum = sum * z + 1.0 / i;
+    return k * 0x1.62e42fefa39efp-1 + 2 * s * sum;
+}
+
+float rope_query_scale(int position, float beta, int context) {
+    return (float)(1 + (double)beta * log_of(1 + position / context));
 }

@@ -122,14 +122,26 @@ def attention_scores(q: Array, k: Array, scale: float, window: int, cap: float =
     return np.where(visible[:, None, :], scores, -np.inf)
 
 
-def attention_mix(scores: Array, v: Array) -> Array:
-    """softmax(scores) v: (n, heads, d). scores (n, heads, n), v (n, kv_heads, d).
+def attention_mix(scores: Array, v: Array, sinks: Array | None = None) -> Array:
+    """softmax(scores) v: (n, heads, d). scores (n, heads, n), v (n, kv_heads, d), sinks (heads).
 
-    "Attention Is All You Need", equation 1.
+    "Attention Is All You Need", equation 1. A sink is one more logit of its head, without a value: OpenAI, "gpt-oss
+    model card" (arXiv:2508.10925), section 2.2.
     """
     v = np.repeat(v, scores.shape[1] // v.shape[1], axis=1)
-    mix: Array = np.einsum("ihj,jhd->ihd", softmax(scores), v, optimize=True)
+    if sinks is not None:
+        scores = np.concatenate((scores, np.tile(sinks[None, :, None], (len(scores), 1, 1))), axis=2)
+    weights = softmax(scores)[..., : len(v)]
+    mix: Array = np.einsum("ihj,jhd->ihd", weights, v, optimize=True)
     return mix
+
+
+def query_scale(positions: NDArray[np.int64], beta: float, context: int) -> Array:
+    """1 + beta log(1 + floor(position / context)), (n); ones for beta 0.
+
+    Meta, "Llama 4": the temperature of attention at large positions, which Ministral 3 has too.
+    """
+    return 1 + beta * np.log1p(positions // context) if beta else np.ones(len(positions))
 
 
 def expert_weights(scores: Array, n_used: int, normalized: bool) -> Array:
@@ -180,11 +192,17 @@ def relu(x: Array) -> Array:
     return np.maximum(x, 0.0)
 
 
+def relu2(x: Array) -> Array:
+    """max(0, x)^2. So et al., "Primer" (arXiv:2109.08668), section 2."""
+    return np.maximum(x, 0.0) ** 2
+
+
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "silu": silu,
     "gelu_tanh": gelu_tanh,
     "gelu_erf": gelu_erf,
     "relu": relu,
+    "relu2": relu2,
     "quick_gelu": quick_gelu,
 }
 
@@ -391,17 +409,23 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     q = run.linear(h, f"{name}.attn_q").reshape(len(h), config.n_heads, config.head_dim)
     k = run.linear(h, f"{name}.attn_k").reshape(len(h), config.n_kv_heads, config.head_dim)
     v = run.linear(h, f"{name}.attn_v").reshape(len(h), config.n_kv_heads, config.head_dim)
-    q, k = _head_norm(run, q, f"{name}.attn_q_norm"), _head_norm(run, k, f"{name}.attn_k_norm")
+    if not config.qk_norm_after_rope:
+        q, k = _head_norm(run, q, f"{name}.attn_q_norm"), _head_norm(run, k, f"{name}.attn_k_norm")
     if record.rope >= 0:
         angles, factor = run.angles[record.rope], config.rope_attention_factor[record.rope]
         q, k = rotate(q, angles, factor), rotate(k, angles, factor)
+    if config.qk_norm_after_rope:
+        q, k = _head_norm(run, q, f"{name}.attn_q_norm"), _head_norm(run, k, f"{name}.attn_k_norm")
+    sinks = _vector(run.checkpoint, f"{name}.attn_sinks") if record.sinks else None
     longest = max(span.stop - span.start for span in run.spans)
     scores = np.full((len(h), config.n_heads, longest), -np.inf)
     mix = np.empty_like(q)
     for span in run.spans:
         seen = scores[span, :, : span.stop - span.start]
-        seen[:] = attention_scores(q[span], k[span], config.attention_scale, record.window, config.attention_soft_cap)
-        mix[span] = attention_mix(seen, v[span])
+        positions = np.arange(span.stop - span.start)
+        scaled = q[span] * query_scale(positions, record.query_beta, record.query_context)[:, None, None]
+        seen[:] = attention_scores(scaled, k[span], config.attention_scale, record.window, config.attention_soft_cap)
+        mix[span] = attention_mix(seen, v[span], sinks)
     out = run.linear(mix.reshape(len(h), -1), f"{name}.attn_out")
     # the engine's cache stages: without rounding, they equal the keys and values
     stages = {"q": q, "k": k, "v": v, "cache_k": k, "cache_v": v, "scores": scores, "attn_mix": mix}
@@ -430,7 +454,7 @@ def _feed_forward(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Arra
     """One network for all rows, or experts, each for the rows routed to it. h (n, dim) -> (n, dim)."""
     name = f"layers.{layer}"
     if record.ffn != "experts":
-        inner = _hidden(run, h, name, gated=record.ffn == "gated")
+        inner = _hidden(run, h, name, record)
         run.observe("ffn_hidden", layer, inner)
         return run.linear(inner, f"{name}.ffn_down")
     router = run.linear(h, f"{name}.ffn_router")
@@ -443,7 +467,7 @@ def _feed_forward(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Arra
         rows = np.flatnonzero(weights[:, expert])
         if len(rows):
             prefix = f"{name}.experts.{expert}"
-            inner = _hidden(run, h[rows], prefix, gated=True)
+            inner = _hidden(run, h[rows], prefix, record)
             y[rows] += weights[rows, expert, None] * run.linear(inner, f"{prefix}.ffn_down")
             hidden[rows, n_filled[rows]] = inner
             n_filled[rows] += 1
@@ -451,14 +475,20 @@ def _feed_forward(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Arra
     return y
 
 
-def _hidden(run: _Pass, h: Array, name: str, *, gated: bool) -> Array:
+def _hidden(run: _Pass, h: Array, name: str, record: LayerConfig) -> Array:
     """Plain: act(up h); gated: act(gate h) * up h. h (n, dim) -> (n, ffn_dim).
 
     "Attention Is All You Need", equation 2; Shazeer, "GLU Variants Improve Transformer" (arXiv:2002.05202), equation 6.
+    The limit and the offset are those of the gpt-oss model card (arXiv:2508.10925), section 2.1.
     """
     activate = ACTIVATIONS[run.config.activation]
     up = run.linear(h, f"{name}.ffn_up")
-    return activate(run.linear(h, f"{name}.ffn_gate")) * up if gated else activate(up)
+    if record.ffn == "plain":
+        return activate(up)
+    gate = run.linear(h, f"{name}.ffn_gate")
+    if limit := record.activation_limit:
+        gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return activate(gate) * (up + record.up_offset)
 
 
 def _inverse_frequencies(checkpoint: Checkpoint, table: int, context: int) -> Array:

@@ -100,15 +100,17 @@ static inline double reference_activation(int activation, double x) {
     case ACTIVATION_GELU_TANH: return 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x)));
     case ACTIVATION_GELU_ERF: return 0.5 * x * erfc(-x / sqrt(2));
     case ACTIVATION_RELU: return x > 0 ? x : 0;
+    case ACTIVATION_RELU2: return x > 0 ? x * x : 0;
     default: return x / (1 + exp(-1.702 * x));
     }
 }
 
 // o[d] = sum over positions [begin, end) of softmax(q K) V, with keys and values (positions, head_dim) rounded to the
-// cache's dtype. p: a buffer of `end` numbers.
+// cache's dtype. sink: one more logit, or -INFINITY. p: a buffer of `end` numbers.
 static inline void reference_attention(int dtype, int head_dim, const float *q, const float *k, const float *v,
-                                       int begin, int end, double soft_cap, double *p, double *o) {
-    double sum = 0;
+                                       int begin, int end, double soft_cap, double sink, double *p,
+                                       double *o) {
+    double sum = exp(sink);
     for (int j = begin; j < end; j++) {
         double s = 0;
         for (int d = 0; d < head_dim; d++) s += (double)rounded_to(dtype, k[j * head_dim + d]) * (double)q[d];

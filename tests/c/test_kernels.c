@@ -272,10 +272,23 @@ static void row_scale(const struct kernels *k, const struct row_case *c) {
     k->scale(c->y, c->n, 0.7f, 3 * (float)c->variant);   // variant 0: no cap
 }
 
+static void row_clamp(const struct kernels *k, const struct row_case *c) {
+    memcpy(c->y, c->x, sizeof(float) * (size_t)c->n);
+    if (c->n) c->y[0] = NAN;
+    k->clamp(c->y, c->n, c->variant ? -INFINITY : -3.5f, 3.5f, 1);
+    for (int i = 0; i < c->n; i++) {
+        const float limited = c->x[i] > 3.5f ? 3.5f : c->x[i] < -3.5f && !c->variant ? -3.5f : c->x[i];
+        if (i) CHECK(c->y[i] == limited + 1, "clamp of %g is %g", (double)c->x[i], (double)c->y[i]);
+        else CHECK(c->y[i] != c->y[i], "clamp hides a NaN");
+    }
+    if (c->n) c->y[0] = 0;
+}
+
 static const struct { const char *name; void (*call)(const struct kernels *, const struct row_case *); int variants; }
 row_functions[] = {
     { "rms_norm", row_rms_norm, 1 }, { "layer_norm", row_layer_norm, 2 }, { "add", row_add, 1 },
-    { "rotate", row_rotate, 1 }, { "activate", row_activate, 2 * ACTIVATION_QUICK_GELU }, { "scale", row_scale, 3 },
+    { "rotate", row_rotate, 1 }, { "activate", row_activate, 2 * ACTIVATION_RELU2 }, { "scale", row_scale, 3 },
+    { "clamp", row_clamp, 2 },
 };
 
 // All tables must give the same bits and write only to the n floats at y + shift.
@@ -347,7 +360,7 @@ static void softmax_has_the_same_bits(void) {
 }
 
 static void activations_are_accurate(void) {
-    for (int activation = 1; activation <= ACTIVATION_QUICK_GELU; activation++)
+    for (int activation = 1; activation <= ACTIVATION_RELU2; activation++)
         for (int i = -40000; i <= 40000; i++) {
             const float x = (float)i / 400;
             float y;
@@ -358,7 +371,7 @@ static void activations_are_accurate(void) {
         }
     const float nan = NAN, inf = INFINITY;
     float y;
-    for (int activation = 1; activation <= ACTIVATION_QUICK_GELU; activation++) {
+    for (int activation = 1; activation <= ACTIVATION_RELU2; activation++) {
         tables[0]->activate(activation, &nan, NULL, 1, &y);
         CHECK(y != y, "activation %d hides a NaN", activation);
         tables[0]->activate(activation, &inf, NULL, 1, &y);
@@ -408,6 +421,8 @@ static int choose_ranges(struct attend *a, int positions, uint64_t *state) {
         first_visible = min_int(first_visible, a->begin[i]);
     }
     a->soft_cap = window % 2 ? 0.5f : 0;
+    a->has_sinks = random_below(state, 2);
+    for (int i = 0; i < a->n_queries; i++) a->sinks[i] = 4 * random_float(state);
     return first_visible;
 }
 
@@ -440,6 +455,7 @@ static void check_attention(int dtype, int head_dim, int positions, int n_querie
         for (int i = 0; i < n_queries; i++) {
             struct attend single = a;
             single.n_queries = 1, single.q = q + i * head_dim, single.begin[0] = a.begin[i], single.end[0] = a.end[i];
+            single.sinks[0] = a.sinks[i];
             tables[t]->attend[dtype](&single);
             CHECK(same(out, expected + i * width, (size_t)head_dim),
                   "%s: query %d alone differs: dtype %d, head_dim %d, %d positions", tables[t]->name, i, dtype,
@@ -451,8 +467,8 @@ static void check_attention(int dtype, int head_dim, int positions, int n_querie
         const float *found = expected + i * width;
         const int sees_nan = poisoned && a.end[i] == positions;
         if (!sees_nan)
-            reference_attention(dtype, head_dim, q + i * head_dim, k, v, a.begin[i], a.end[i], (double)a.soft_cap, p,
-                                o);
+            reference_attention(dtype, head_dim, q + i * head_dim, k, v, a.begin[i], a.end[i], (double)a.soft_cap,
+                                a.has_sinks ? (double)a.sinks[i] : -INFINITY, p, o);
         for (int d = 0; d < head_dim; d++) {
             if (sees_nan) CHECK(found[d] != found[d], "a NaN at position %d is lost", positions - 1);
             else CHECK(fabs(o[d] - (double)found[d]) < 2e-6, "attention %g, expected %g", (double)found[d], o[d]);

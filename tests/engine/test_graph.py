@@ -57,7 +57,22 @@ def cases() -> Iterator[tuple[str, ModelConfig]]:
         )
 
 
-CASES = dict(cases())
+def extended_cases() -> Iterator[tuple[str, ModelConfig]]:
+    """Sinks, scaled queries, limited gates, offsets, squared ReLU, norms after RoPE, and biases of experts."""
+    base = replace(llama_config(dim=40, n_heads=4, n_kv_heads=2), qk_norm="head", attention_scale=0.3)
+    gated = LayerConfig("gated", 50, rope=0, window=7, sinks=1)
+    limited = replace(gated, activation_limit=1.5, up_offset=1.0)
+    experts = replace(limited, ffn="experts", expert_weights=1, **EXPERTS)
+    scaled = replace(gated, query_beta=0.4, query_context=11, sinks=0)
+    yield "sinks", replace(base, layers=(gated, replace(gated, window=0)), attention_soft_cap=2.0)
+    yield "limits", replace(base, layers=(limited, replace(gated, up_offset=-0.5)), activation="quick_gelu")
+    yield "biased experts", replace(base, layers=(experts, limited), activation="quick_gelu", norm="layer")
+    yield "scaled queries", replace(base, layers=(scaled, replace(scaled, rope=-1, window=0, sinks=1)))
+    yield "norms after rope", replace(base, layers=(gated, scaled), qk_norm_after_rope=1)
+    yield "relu2", replace(base, layers=(replace(gated, ffn="plain"), experts), activation="relu2")
+
+
+CASES = dict(cases()) | dict(extended_cases())
 
 
 def chunked(model: llamac.Model, ids: Sequence[int], sizes: Sequence[int]) -> Floats:
@@ -133,6 +148,12 @@ def with_layers(config: ModelConfig, **changes: Any) -> ModelConfig:
         *(with_layers(FULL, n_experts_used=used) for used in (1, 3, 5)),
         with_layers(FULL, ffn="gated", n_experts=0, n_experts_used=0),
         with_layers(FULL, rope=-1),
+        with_layers(FULL, sinks=1),
+        with_layers(FULL, query_beta=0.4, query_context=11),
+        with_layers(FULL, activation_limit=1.0),
+        with_layers(FULL, up_offset=1.0),
+        replace(FULL, qk_norm_after_rope=1),
+        replace(FULL, activation="relu2"),
     ],
 )
 def test_every_option_changes_the_logits(tmp_path: Path, changed: ModelConfig) -> None:

@@ -381,10 +381,6 @@ NOT_COMPUTED: list[tuple[dict[str, float], str]] = [
     ({"v_is_k": 1}, "v_is_k is 1"),
     ({"v_norm": 1}, "v_norm is head"),
     ({"output_gate": 2}, "output_gate is element"),
-    ({"sinks": 1}, "sinks is 1"),
-    ({"query_beta": 0.5, "query_context": 9}, "query_beta is 0.5"),
-    ({"activation_limit": 7.0}, "activation_limit is 7"),
-    ({"up_offset": 1.0}, "up_offset is 1"),
     ({"router": 1}, "router is sigmoid"),
     ({"router_choice_bias": 1}, "router_choice_bias is 1"),
     ({"n_expert_groups": 3, "n_expert_groups_used": 1}, "n_expert_groups is 3"),
@@ -412,15 +408,6 @@ def test_what_the_engine_does_not_compute_is_refused_by_name(
         sample.replaced(changed(sample, "layer", start, **values)),
         pytest.raises(UnsupportedError, match=f"layer 1: {message}, which this version of llamac does not compute"),
     ):
-        llamac.load(sample.path)
-
-
-@pytest.mark.parametrize(("name", "value", "text"), [("activation", 6, "relu2"), ("qk_norm_after_rope", 1, "1")])
-def test_a_config_that_the_engine_does_not_compute_is_refused_by_name(
-    sample: Sample, name: str, value: int, text: str
-) -> None:
-    data = changed(sample, "config", sample.sections["config"].offset, qk_norm=1, **{name: value})
-    with sample.replaced(data), pytest.raises(UnsupportedError, match=f"config: {name} is {text}, which this version"):
         llamac.load(sample.path)
 
 
