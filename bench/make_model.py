@@ -130,12 +130,14 @@ def main() -> None:
     )
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the matrices")
     parser.add_argument("--pure", action="store_true", help="give output head and attn_v the same dtype as the others")
+    parser.add_argument("--layers", type=int, metavar="N", help="number of layers (default: the shape's)")
     parser.add_argument("--context", type=int, metavar="N", help="context length (default: the shape's)")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--gguf", choices=GGUF_TYPES, metavar="TYPE", help=f"write a GGUF file: {', '.join(GGUF_TYPES)}")
     kind.add_argument("--hf", action="store_true", help="write a Hugging Face folder")
     options = parser.parse_args()
-    shape = replace(SHAPES[options.shape], context=options.context or SHAPES[options.shape].context)
+    shape = SHAPES[options.shape]
+    shape = replace(shape, context=options.context or shape.context, layers=options.layers or shape.layers)
     if options.gguf:
         if options.dtype:
             parser.error("--gguf TYPE sets the number format; remove --dtype")

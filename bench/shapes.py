@@ -38,6 +38,8 @@ SHAPES = {
     "llama-3.2-1b": Shape("llama", 2048, 16, 32, 8, 64, 8192, 128256, 8192, True),
     # without the norms of q and k: a shape has no field for them
     "qwen3-4b": Shape("llama", 2560, 36, 32, 8, 128, 9728, 151936, 8192, True),
+    "llama-3-8b": Shape("llama", 4096, 32, 32, 8, 128, 14336, 128256, 8192, False),
+    "llama-3-70b": Shape("llama", 8192, 80, 64, 8, 128, 28672, 128256, 8192, False),
     "gpt2": Shape("gpt2", 768, 12, 12, 12, 64, 3072, 50257, 1024, True),
     "stories15m": Shape("llama", 288, 6, 6, 6, 48, 768, 32000, 256, True),
 }

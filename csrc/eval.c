@@ -59,7 +59,7 @@ static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logi
     struct llamac_session *s = e->session;
     for (*done = 0; *done < n; *done += e->n_rows) {
         e->rows = rows + *done;
-        e->n_rows = min_int(n - *done, s->max_rows);
+        e->n_rows = min_int(n - *done, MAX_ROWS);
         e->first_row = *done;
         e->logits = logits ? logits + (size_t)e->first_wanted * s->model->config->vocab_size : NULL;
         e->n_wanted = 0;
@@ -80,7 +80,7 @@ static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logi
 static int prepare_rows(struct llamac_session *s, const llamac_row *rows, int n, llamac_error *err) {
     int *lengths = mem_alloc((size_t)s->n_sequences, sizeof *lengths, "the sequences' lengths", err);
     if (!lengths) return -1;
-    int failed = check_rows(s, rows, n, lengths, err) || session_reserve_rows(s, min_int(n, s->max_rows), err);
+    int failed = check_rows(s, rows, n, lengths, err) || session_reserve_rows(s, min_int(n, MAX_ROWS), err);
     for (int i = 0; i < s->n_sequences && !failed; i++) failed = session_reserve_pages(s, i, lengths[i], err);
     mem_free(lengths);
     return failed ? -1 : 0;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // kernels_sample.h - the passes over all logits that sampling needs. Part of kernels_template.h.
 
-// maxima[b] = the maximum of block b of n floats, -inf if all are NaN. `block` is a multiple of 16. Returns the maximum.
+// maxima[b] = the maximum of block b of n floats, -inf if all are NaN. `block` is a multiple of 16. Returns the
+// maximum.
 static float block_maxima(const float *x, int n, int block, float *maxima) {
     const v16 minus_infinity = v16_set1(-__builtin_inff());
     v16 all = minus_infinity;
@@ -37,9 +38,9 @@ typedef int64_t sample_i64 __attribute__((vector_size(8 * SAMPLE_LANES)));
 
 enum { SAMPLE_CHUNK = 64 };   // floats between two checks whether a rounding was certain
 
-// y[i] = (float)exp_negative(x') for SAMPLE_CHUNK floats, x' = (x - largest) / temperature, by a polynomial of degree 11
-// and without divisions. As a double, the result differs from exp_negative's by less than 1 part in 2^44. Returns 0 if
-// that could change the rounding to float.
+// y[i] = (float)exp_negative(x') for SAMPLE_CHUNK floats, x' = (x - largest) / temperature, by a polynomial of degree
+// 11 and without divisions. As a double, the result differs from exp_negative's by less than 1 part in 2^44. Returns 0
+// if that could change the rounding to float.
 INLINE int exponentials_certain(const float *x, float largest, double temperature, float *y) {
     static const double coefficients[] = { 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120,
                                            1.0 / 24, 1.0 / 6, 1.0 / 2, 1.0, 1.0 };
@@ -58,7 +59,8 @@ INLINE int exponentials_certain(const float *x, float largest, double temperatur
         const sample_f64 r =
             SAMPLE_FMA(n, SAMPLE_SET1(-EXP_LN2_LOW), SAMPLE_FMA(n, SAMPLE_SET1(-EXP_LN2_HIGH), q));
         sample_f64 p = SAMPLE_SET1(1.0 / 39916800);
-        UNROLL for (int c = 0; c < (int)ARRAY_LEN(coefficients); c++) p = SAMPLE_FMA(p, r, SAMPLE_SET1(coefficients[c]));
+        UNROLL for (int c = 0; c < (int)ARRAY_LEN(coefficients); c++)
+            p = SAMPLE_FMA(p, r, SAMPLE_SET1(coefficients[c]));
         p = p * (sample_f64)(((sample_i64)shifted + 1023) << 52);
         const sample_f32 least = __builtin_convertvector(p * (1.0 - 0x1p-44), sample_f32);
         const sample_f32 most = __builtin_convertvector(p * (1.0 + 0x1p-44), sample_f32);

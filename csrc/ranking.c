@@ -114,7 +114,8 @@ static int step(struct search *s, int i) { return reaches(s, s->before += weight
 // Adds up the candidates of a range with a single key, which are in order.
 static struct crossing walk_equal(struct search *s) {
     for (int i = 0, reached; i < s->r->c->n; i++)
-        if (below_high(s, i) == 0 && (reached = step(s, i))) return (struct crossing){ reached < 0 ? -1 : i, s->before };
+        if (below_high(s, i) == 0 && (reached = step(s, i)))
+            return (struct crossing){ reached < 0 ? -1 : i, s->before };
     return (struct crossing){ .index = -1 };
 }
 

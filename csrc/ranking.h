@@ -29,8 +29,8 @@ struct ranking {
     double sums[RANKING_BUCKETS];     // of the weights in each bucket, the one with the greatest keys first
 };
 
-// Ranks candidates. margin: the largest difference that rounding may have caused between sums of weights in another order
-// or the threshold and the caller's definition of them.
+// Ranks candidates. margin: the largest difference that rounding may have caused between sums of weights in another
+// order or the threshold and the caller's definition of them.
 void ranking_make(struct ranking *r, const struct candidates *c, const float *weights, double margin);
 
 // The first candidate in ranking order at which a sum reaches a threshold, and that sum. index: -1 if there is none.

@@ -4,8 +4,8 @@
 // The random number is counter-based (Philox4x32-10, Salmon et al. 2011): a function of seed and position. It does not
 // depend on earlier draws, so a truncated, batched or resumed sequence draws the same tokens.
 //
-// `draw_sorted` defines the draw: candidates are sorted, and sums are added up one by one in that order. It is used only
-// where the order of a sum could decide. Otherwise `draw_ranked` finds the same token without sorting: its sums have
+// `draw_sorted` defines the draw: candidates are sorted, and sums are added up one by one in that order. It is used
+// only where the order of a sum could decide. Otherwise `draw_ranked` finds the same token without sorting: its sums have
 // another order, but it gives no result when one of them is within the rounding error of its threshold.
 #include "sampler.h"
 
@@ -229,8 +229,8 @@ static void select_by_probability(struct draw *d, float bound) {
 }
 
 // Returns how much two sums of n numbers at least 0 can differ if they are added up in different orders and the greater
-// is `total`, with the roundings of a threshold. It is 0 if all sums are exact: floats of at least 2^-11 are multiples of
-// 2^-34, and sums of 2^18 of them up to 1 fit a double's 53 bits.
+// is `total`, with the roundings of a threshold. It is 0 if all sums are exact: floats of at least 2^-11 are multiples
+// of 2^-34, and sums of 2^18 of them up to 1 fit a double's 53 bits.
 static double rounding_margin(const float *p, int n, double total) {
     int inexact = n > 1 << 18;
     for (int i = 0; i < n; i++) inexact |= (p[i] > 0) & (p[i] < 0x1p-11f);
@@ -275,7 +275,8 @@ static int draw_ranked(struct draw *d, int top_k) {
     if (s->min_p > 0 && top_k) {
         total = apply_min_p(c, last.index, s->min_p);
         ranking_make(&d->ranking, c, c->p, margin);
-    } else if (s->min_p > 0 && c->p[last.index] < s->min_p) {   // top-p has left all that min-p leaves, which rank first
+    } else if (s->min_p > 0 && c->p[last.index] < s->min_p) {
+        // top-p has left all that min-p leaves, which rank first
         total = 0;
         for (int i = 0; i < c->n; i++) total += c->p[i] >= s->min_p ? (double)c->p[i] : 0;
     }

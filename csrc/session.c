@@ -55,6 +55,12 @@ static void cut_panels(struct arena *a, const struct llamac_model *m, size_t row
         panels[input] = arena_floats(a, inputs & 1u << input ? rows * max_input_words(m, input, q_dim) : 0);
 }
 
+static int has_parallel_layer(const struct llamac_model *m) {
+    int any = 0;
+    for (uint32_t l = 0; l < m->config->n_layers; l++) any |= m->layers[l].record->placement == PLACEMENT_PARALLEL;
+    return any;
+}
+
 // Cuts all buffers of x for its rows and threads.
 static void cut_scratch(const struct llamac_session *s, struct scratch *x, struct arena *a) {
     const struct llamac_model *m = s->model;
@@ -73,12 +79,17 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->routes = arena_routes(a, pairs);
     cut_panels(a, m, rows, (int)q_dim, x->panels);
     x->lora_ax = arena_floats(a, lora_ax_floats(m, rows));
+    // a layer is done with q, k, v and mix before it computes gate and up, unless it computes both in parallel
+    const size_t attention_start = a->used;
     x->q = arena_floats(a, rows * q_dim);
     x->k = arena_floats(a, rows * kv_dim);
     x->v = arena_floats(a, rows * kv_dim);
     x->mix = arena_floats(a, rows * q_dim);
+    const size_t attention_end = a->used;
+    if (!has_parallel_layer(m)) a->used = attention_start;
     x->gate = arena_floats(a, rows * ffn);
     x->up = arena_floats(a, rows * ffn);
+    a->used = max_size(a->used, attention_end);
     x->angles = arena_floats(a, c->n_rope * rows * c->head_dim);
     for (int t = 0; t < x->n_threads; t++) {
         struct thread_scratch local = {
@@ -96,18 +107,6 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
         cut_panels(a, m, REDUNDANT_ROWS, (int)q_dim, local.panels);
         if (a->memory) x->threads[t] = local;
     }
-}
-
-// Chooses smaller chunks for wide models: an eval should take less than 50 MB beside weights and cache.
-static int choose_max_rows(const struct llamac_session *s) {
-    int rows = MAX_ROWS;
-    for (; rows > MIN_ROWS; rows -= MIN_ROWS) {
-        struct scratch x = { .rows = rows, .n_threads = s->threads };
-        struct arena count = { 0 };
-        cut_scratch(s, &x, &count);
-        if (count.used <= MAX_SCRATCH) break;
-    }
-    return rows;
 }
 
 // Other threads may read sizes and lengths during an eval.
@@ -217,7 +216,6 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
     s->kv_dtype = options->kv_dtype ? options->kv_dtype : default_kv_dtype;
     s->threads = options->threads;
     s->n_sequences = options->n_sequences;
-    s->max_rows = choose_max_rows(s);
     if (allocate_session(s, err)) {
         llamac_session_close(&s);
         return -1;

@@ -10,8 +10,6 @@
 enum {
     MAX_CONSUMERS = 3,        // matrices multiplied by the same inputs: q, k, v; or gate, up; or one
     MAX_ROWS = 256,           // rows of a chunk; longer evals are cut into chunks
-    MIN_ROWS = 32,            // the limit of a session's chunks is a multiple of this
-    MAX_SCRATCH = 26 << 20,   // bytes of scratch that the limit of a session's chunks allows, unless it is MIN_ROWS
     REDUNDANT_ROWS = 4,       // up to this many rows, each thread computes all norms instead of meeting at a barrier
 };
 
@@ -47,8 +45,8 @@ struct scratch {
     struct routes routes;
     void *panels[N_INPUT_TYPES];   // inputs of products
     float *lora_ax;           // (consumers, rows or pairs, rank): an adapter's a x, as panels
-    float *q, *k, *v;         // (rows, heads * head_dim)
-    float *mix;               // (rows, n_heads * head_dim): the result of attention
+    float *q, *k, *v;         // (rows, heads * head_dim); may share memory with gate and up
+    float *mix;               // (rows, n_heads * head_dim): the result of attention; may likewise
     float *gate, *up;         // (rows, ffn_dim), with experts (pairs, ffn_dim); the activation overwrites `up`
     float *angles;            // (RoPE tables, rows, head_dim): rope_dim / 2 cosines, then as many sines
     struct thread_scratch *threads;   // (n_threads)
@@ -64,7 +62,6 @@ struct llamac_session {
     const struct llamac_model *model;
     const struct kernels *kernels;
     int context, kv_dtype, threads, n_sequences;
-    int max_rows;             // of a chunk
     size_t head_bytes;        // of one layer's KV head in a page: its keys, then its values
     size_t value_offset;      // of the values in that
     struct kv_pages pages;
