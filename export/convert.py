@@ -129,10 +129,29 @@ def export(
         return _export(_locate(source), out, options, report)
 
 
+def export_resumable(
+    source: Source,
+    path: Path,
+    *,
+    dtype: str,
+    tokenizer: Literal[False] | None,
+    progress: Progress,
+) -> Report:
+    """Convert a model to a flat file without probes, or resume doing so. Does not wait until the disk has the file.
+
+    Args:
+        source: As in `export`, like `dtype`, `tokenizer` and `progress`.
+        path: The file, also while it is unfinished. If the export is interrupted or its process ends, the file stays.
+    """
+    options = ExportOptions(dtype=dtype, tokenizer=tokenizer, probe_source=None, partial=path, overwrite=True)
+    check_target(path, options.to, options.overwrite)
+    return _export(source, path, replace(options, sync=False), progress)
+
+
 def export_unnamed(
     source: Source,
     file: BinaryIO,
-    folder: Path,
+    folder: Path | None,
     *,
     dtype: str,
     tokenizer: Literal[False] | None,
@@ -142,7 +161,7 @@ def export_unnamed(
 
     Args:
         file: The open file, which must be empty.
-        folder: A folder on the disk of `file`, whose free space is checked.
+        folder: A folder on the disk of `file`, whose free space is checked; None for a file in memory.
         source: As in `export`, like the other arguments.
     """
     options = ExportOptions(dtype=dtype, tokenizer=tokenizer, probe_source=None)
@@ -164,7 +183,7 @@ def _locate(source: StrPath | Source) -> Source:
 
 
 def _export(
-    source: Source, out: Path, options: ExportOptions, progress: Progress, file: BinaryIO | None = None
+    source: Source, out: Path | None, options: ExportOptions, progress: Progress, file: BinaryIO | None = None
 ) -> Report:
     warnings: list[str] = []
     checkpoint = read_checkpoint(source.path, warnings, progress)
@@ -179,7 +198,7 @@ def _export(
     _warn_of_quantized(checkpoint, options.dtype, warnings)
     size, bits = _write(checkpoint, source, out, options, warnings, progress, file)
     return Report(
-        path=out,
+        path=source.path if out is None else out,
         bytes=size,
         dtype=options.dtype,
         bits_per_weight=bits,
@@ -225,14 +244,17 @@ def _warn_of_quantized(checkpoint: Checkpoint, dtype: str, warnings: list[str]) 
 def _write(
     checkpoint: Checkpoint,
     source: Source,
-    out: Path,
+    out: Path | None,
     options: ExportOptions,
     warnings: list[str],
     progress: Progress,
     file: BinaryIO | None,
 ) -> tuple[int, float]:
-    """(bytes written, bits per weight of a flat file or 0)."""
+    """(bytes written, bits per weight of a flat file or 0). `out` is None for a file in memory."""
     assert options.dtype is not None
+    if options.to == "llamac":
+        return _write_flat(checkpoint, source, out, options, warnings, progress, file)
+    assert out is not None
     if options.to == "hf":
         from llamac.export.hf.write import write_hf
 
@@ -241,12 +263,24 @@ def _write(
         from llamac.export.gguf.write import write_gguf
 
         return write_gguf(checkpoint, out, options.dtype, warnings, progress), 0.0
-    if options.to == "llama2c":
-        from llamac.export.llama2c.write import write_llama2c
+    from llamac.export.llama2c.write import write_llama2c
 
-        return write_llama2c(checkpoint, out, warnings, progress, overwrite=options.overwrite), 0.0
+    return write_llama2c(checkpoint, out, warnings, progress, overwrite=options.overwrite), 0.0
+
+
+def _write_flat(
+    checkpoint: Checkpoint,
+    source: Source,
+    out: Path | None,
+    options: ExportOptions,
+    warnings: list[str],
+    progress: Progress,
+    file: BinaryIO | None,
+) -> tuple[int, float]:
+    """(bytes written, bits per weight)."""
     from llamac.export.flat.write import Quantization, write_flat
 
+    assert options.dtype is not None
     plan = write_flat(
         checkpoint,
         out,
@@ -263,5 +297,6 @@ def _write(
         warnings=warnings,
         progress=progress,
         file=file,
+        sync=options.sync,
     )
     return plan.file_bytes, plan.bits_per_weight

@@ -20,6 +20,9 @@ MAX_TEXT_CHARACTERS = 1 << 20  # the rest of a longer calibration text is not re
 class ExportOptions:
     """The keyword arguments of `llamac.export.export`, which documents them.
 
+    Attributes:
+        sync: Whether to wait until the disk has the file.
+
     Raises:
         ArgumentError: If an option is wrong, or has no effect with this `to`.
     """
@@ -36,6 +39,7 @@ class ExportOptions:
     probe_source: str | None = "auto"
     overwrite: bool = False
     partial: Path | None = None
+    sync: bool = True
 
     @classmethod
     def parse(

@@ -88,7 +88,7 @@ def check_space(target: Path, needed: int, partial: Path | None = None) -> None:
 
 
 @contextlib.contextmanager
-def atomic_file(target: Path, partial: Path | None = None) -> Iterator[BinaryIO]:
+def atomic_file(target: Path, partial: Path | None = None, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a new file that replaces `target` when the block succeeds, and is deleted when it fails.
 
     If the target is a symbolic link, the file it points to is replaced. The new file gets the permissions of the
@@ -98,6 +98,7 @@ def atomic_file(target: Path, partial: Path | None = None) -> Iterator[BinaryIO]
         target: The target.
         partial: The path to use, in the target's folder, until the file is complete. An existing file there is resumed.
             The file is not deleted if the block is interrupted (Ctrl-C, or the process ends) instead of failing.
+        sync: Whether to wait until the disk has the file. Otherwise a crash of the machine can leave it damaged.
     """
     target = Path(os.path.realpath(target))
     temporary = partial
@@ -117,7 +118,8 @@ def atomic_file(target: Path, partial: Path | None = None) -> Iterator[BinaryIO]
             with _errors_naming(target, *DISK_FULL):
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                if sync:
+                    os.fsync(file.fileno())
             with _errors_naming(target):
                 os.replace(file.name, target)
     except BaseException as error:

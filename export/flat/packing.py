@@ -46,12 +46,21 @@ def checked_chunks(name: str, tensor: LazyTensor, dtype: str) -> Iterator[NDArra
     Raises:
         ExportError: If a number is not finite or does not fit `dtype`. The message has the tensor's `name`.
     """
-    limit = OVERFLOW.get(dtype, np.inf)
     for _, rows in tensor.chunks(STRIP_ROWS):
-        peak = max(float(rows.max(initial=0.0)), -float(rows.min(initial=0.0)))
-        if not np.isfinite(peak):
-            raise ExportError(f"tensor {name} holds numbers that are not finite")
-        if peak >= limit:
-            wider = "f32" if peak >= BF16_OVERFLOW else "f32 or bf16"
-            raise ExportError(f"tensor {name} holds {peak:g}, which does not fit {dtype}: use --dtype {wider}")
-        yield rows
+        yield _checked(name, rows, dtype)
+
+
+def checked_rows(name: str, tensor: LazyTensor, dtype: str, first: int, last: int) -> NDArray[np.float32]:
+    """Read rows [first, last) of a tensor. Raises as `checked_chunks` does."""
+    return _checked(name, tensor.read(first, last), dtype)
+
+
+def _checked(name: str, rows: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
+    limit = OVERFLOW.get(dtype, np.inf)
+    peak = max(float(rows.max(initial=0.0)), -float(rows.min(initial=0.0)))
+    if not np.isfinite(peak):
+        raise ExportError(f"tensor {name} holds numbers that are not finite")
+    if peak >= limit:
+        wider = "f32" if peak >= BF16_OVERFLOW else "f32 or bf16"
+        raise ExportError(f"tensor {name} holds {peak:g}, which does not fit {dtype}: use --dtype {wider}")
+    return rows

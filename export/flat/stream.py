@@ -2,21 +2,27 @@
 
 Each tensor's record is written after its data. An unfinished file therefore shows which tensors are complete, and the
 next export with the same plan continues after them.
+
+Threads read and hash while the caller quantizes and writes (llamac.export.flat.pipeline).
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO, TypeVar, cast
+from concurrent.futures import Future
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamac.errors import ExportError
-from llamac.export.flat.packing import checked_chunks, pack_strips
+from llamac.export.checkpoint import CHUNK_BYTES
+from llamac.export.flat.packing import checked_rows, pack_strips
+from llamac.export.flat.pipeline import Hashers, Job, in_order
 from llamac.export.flat.plan import Plan, Slot
 from llamac.export.quantize import CalibrationStats, Quantizer
 from llamac.format.flatfile import (
@@ -29,10 +35,8 @@ from llamac.format.flatfile import (
     pack_record,
     unpack_record,
 )
-from llamac.format.strips import QUANTIZED
+from llamac.format.strips import QUANTIZED, STRIP_ROWS
 from llamac.progress import Progress, silent
-
-T = TypeVar("T")
 
 READ_BYTES = 1 << 24
 # The page cache stores written data in pieces as large as the writes, and maps pieces of 2 MiB at once. With writes of
@@ -59,6 +63,12 @@ class DataStream:
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
         while view:
+            if not self._pending and self.offset % BLOCK_BYTES == 0 and len(view) >= BLOCK_BYTES:
+                self._file.seek(self.offset)
+                self._file.write(view[:BLOCK_BYTES])
+                self.offset += BLOCK_BYTES
+                view = view[BLOCK_BYTES:]
+                continue
             part = view[: BLOCK_BYTES - self.offset % BLOCK_BYTES]
             self._pending += part
             self.offset += len(part)
@@ -92,8 +102,8 @@ def write_file(
     Returns:
         The SHA-256 of every tensor.
     """
-    with Quantizer(threads) as quantizer:
-        return _write_file(file, plan, progress, quantizer, calibration)
+    with Quantizer(threads) as quantizer, Hashers(threads) as hashers:
+        return _write_file(file, plan, progress, quantizer, hashers, calibration, threads)
 
 
 def _write_file(
@@ -101,7 +111,9 @@ def _write_file(
     plan: Plan,
     progress: Progress,
     quantizer: Quantizer,
+    hashers: Hashers,
     calibration: Callable[[Slot], CalibrationStats | None],
+    threads: int,
 ) -> list[bytes]:
     offsets = plan.offsets()
     start = offsets["data"]
@@ -113,42 +125,52 @@ def _write_file(
         file.truncate(plan.file_bytes)
     stream = DataStream(file, start + (plan.slots[len(hashes) - 1].end if hashes else 0))
     missing = plan.slots[len(hashes) :]
-    for _, chunks in itertools.groupby(prefetch(_chunks(missing)), key=lambda item: item[0].offset):
-        slot, first = next(chunks)
-        stats = calibration(slot)
-        digest = hashlib.sha256()
-        stream.skip_to(start + slot.offset)
-        written = 0
-        for rows in itertools.chain([first], (more for _, more in chunks)):
-            data = _stored_bytes(slot, rows, quantizer, stats)
-            digest.update(data)
-            stream.write(data)
-            written += len(data)
-            progress("writing", slot.offset + written, plan.data_bytes)
-        if written != slot.bytes:
-            raise ExportError(f"tensor {slot.name} gave {written} bytes, expected {slot.bytes}")
-        file.seek(offsets["tensors"] + RECORD_BYTES["tensor"] * len(hashes))
-        file.write(_tensor_record(slot, start, digest.digest()))
-        hashes.append(digest.digest())
+    unfinished: deque[tuple[Slot, Future[bytes]]] = deque()
+
+    def finish(wait: bool) -> None:
+        """Write the records of tensors whose hashes are known: of all if `wait`."""
+        while unfinished and (wait or unfinished[0][1].done()):
+            slot, future = unfinished.popleft()
+            file.seek(offsets["tensors"] + RECORD_BYTES["tensor"] * len(hashes))
+            hashes.append(future.result())
+            file.write(_tensor_record(slot, start, hashes[-1]))
+
+    try:
+        for _, pieces in itertools.groupby(in_order(_jobs(missing), threads), key=lambda item: item[0].offset):
+            slot, first = next(pieces)
+            stats = calibration(slot)
+            digest = hashers.start()
+            stream.skip_to(start + slot.offset)
+            written = 0
+            for rows in itertools.chain([first], (more for _, more in pieces)):
+                data = _stored_bytes(slot, rows, quantizer, stats)
+                digest.add(data)
+                stream.write(data)
+                written += len(data)
+                progress("writing", slot.offset + written, plan.data_bytes)
+            if written != slot.bytes:
+                raise ExportError(f"tensor {slot.name} gave {written} bytes, expected {slot.bytes}")
+            unfinished.append((slot, digest.finish()))
+            finish(wait=False)
+    finally:  # an interrupted export keeps them, too
+        finish(wait=True)
     stream.flush()
     write_tables(file, plan, hashes)
     return hashes
 
 
-def _chunks(slots: Iterable[Slot]) -> Iterator[tuple[Slot, NDArray[np.float32]]]:
+def _jobs(slots: Iterable[Slot]) -> Iterator[Job[tuple[Slot, NDArray[np.float32]]]]:
+    """Jobs that read some rows of a tensor each, in order."""
     for slot in slots:
-        for rows in checked_chunks(slot.name, slot.tensor, slot.dtype):
-            yield slot, rows
+        row_bytes = 4 * (slot.tensor.shape[1] if slot.is_matrix else 1)
+        step = max(STRIP_ROWS, CHUNK_BYTES // row_bytes // STRIP_ROWS * STRIP_ROWS)
+        for first in range(0, slot.tensor.shape[0], step):
+            last = min(first + step, slot.tensor.shape[0])
+            yield Job(functools.partial(_read, slot, first, last), (last - first) * row_bytes)
 
 
-def prefetch(items: Iterator[T]) -> Iterator[T]:
-    """Yield the same items. A second thread computes the next one while the caller uses the current one."""
-    end = object()
-    with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(next, items, end)
-        while (item := pending.result()) is not end:
-            pending = pool.submit(next, items, end)
-            yield cast(T, item)
+def _read(slot: Slot, first: int, last: int) -> tuple[Slot, NDArray[np.float32]]:
+    return slot, checked_rows(slot.name, slot.tensor, slot.dtype, first, last)
 
 
 def _stored_bytes(slot: Slot, rows: NDArray[np.float32], quantizer: Quantizer, stats: CalibrationStats | None) -> bytes:

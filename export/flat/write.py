@@ -48,7 +48,7 @@ class Quantization:
 
 def write_flat(
     checkpoint: Checkpoint,
-    out: Path,
+    out: Path | None,
     quantization: Quantization,
     *,
     partial: Path | None,
@@ -57,12 +57,13 @@ def write_flat(
     warnings: list[str],
     progress: Progress,
     file: BinaryIO | None = None,
+    sync: bool = True,
 ) -> Plan:
     """Write a flat file.
 
     Args:
         checkpoint: The model.
-        out: The file.
+        out: The file. None for a file in memory.
         quantization: How to quantize its matrices.
         partial: The name of the unfinished file, as in `llamac.export.export`.
         probe_source: "llamac", "transformers", or None for no probes.
@@ -70,6 +71,7 @@ def write_flat(
         warnings: Gets messages for the user.
         progress: Called with (phase, done, total).
         file: Write to this open file instead. `out` then only names the disk whose free space is checked.
+        sync: Whether to wait until the disk has the file.
 
     Returns:
         The layout of the file.
@@ -79,10 +81,16 @@ def write_flat(
         DiskFullError: If the disk has too little space.
     """
     sections = _sections(checkpoint, quantization.dtype)
-    make_plan(checkpoint, quantization.dtype, sections)  # report what does not fit before anything slow
+    chosen = choose_dtypes(
+        matching_tensors(checkpoint),
+        quantization.dtype,
+        pure=quantization.pure,
+        dtype_map=quantization.dtype_map,
+    )
+    make_plan(checkpoint, quantization.dtype, sections, chosen)  # report what does not fit before anything slow
     text = quantization.calibration_text
     sequences = calibration_sequences(checkpoint, text) if text else None
-    dtypes = _choose_dtypes(checkpoint, quantization, progress, warnings)
+    dtypes = _widened(checkpoint, chosen, quantization, progress, warnings)
     plan = make_plan(checkpoint, quantization.dtype, sections, dtypes)
     if not any(slot.dtype in FOUR_BITS for slot in plan.slots):
         quantization = replace(quantization, calibration_text=None)  # all matrices were too coarse for 4 bits
@@ -92,7 +100,7 @@ def write_flat(
         probe_set = probes.make(checkpoint, NUMERICS, source=probe_source, folder=folder, progress=progress)
         plan = replace(plan, sections={**plan.sections, "probes": encode(probe_set)})
     _check_space(out, partial, checkpoint, plan, quantization)
-    with atomic_file(out, partial) if file is None else contextlib.nullcontext(file) as target:
+    with _target(out, partial, file, sync) as target:
         with contextlib.ExitStack() as stack:
             stats = _calibrated_stats(checkpoint, out, quantization, sequences, progress, stack)
             hashes = write_file(target, plan, progress, threads=quantization.threads, calibration=stats)
@@ -104,6 +112,15 @@ def write_flat(
             write_tables(target, plan, hashes)
         target.flush()
     return plan
+
+
+def _target(
+    out: Path | None, partial: Path | None, file: BinaryIO | None, sync: bool
+) -> contextlib.AbstractContextManager[BinaryIO]:
+    if file is not None:
+        return contextlib.nullcontext(file)
+    assert out is not None
+    return atomic_file(out, partial, sync=sync)
 
 
 def _sections(checkpoint: Checkpoint, dtype: str) -> dict[str, bytes]:
@@ -118,12 +135,10 @@ def _sections(checkpoint: Checkpoint, dtype: str) -> dict[str, bytes]:
     }
 
 
-def _choose_dtypes(
-    checkpoint: Checkpoint, quantization: Quantization, progress: Progress, warnings: list[str]
+def _widened(
+    checkpoint: Checkpoint, chosen: dict[str, str], quantization: Quantization, progress: Progress, warnings: list[str]
 ) -> dict[str, str]:
     """Every tensor's dtype. A 4-bit matrix whose scales would be coarse becomes q8, unless dtype_map names it."""
-    tensors = matching_tensors(checkpoint)
-    chosen = choose_dtypes(tensors, quantization.dtype, pure=quantization.pure, dtype_map=quantization.dtype_map)
     if quantization.calibration_text is not None and not any(dtype in FOUR_BITS for dtype in chosen.values()):
         raise ArgumentError(
             f"calibrate is for matrices in q4 and q4s; with dtype {quantization.dtype!r} the file has none"
@@ -132,15 +147,17 @@ def _choose_dtypes(
     def is_mapped(name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern, _ in quantization.dtype_map)
 
-    found, coarse = widen_coarse(tensors, chosen, is_mapped, progress, quantization.threads)
+    found, coarse = widen_coarse(matching_tensors(checkpoint), chosen, is_mapped, progress, quantization.threads)
     warnings += coarse
     return found
 
 
 def _check_space(
-    out: Path, partial: Path | None, checkpoint: Checkpoint, plan: Plan, quantization: Quantization
+    out: Path | None, partial: Path | None, checkpoint: Checkpoint, plan: Plan, quantization: Quantization
 ) -> None:
     """Raise DiskFullError unless the disk has room for the file and for calibration's temporary files."""
+    if out is None:
+        return
     needed = plan.file_bytes
     if quantization.calibration_text is not None:
         needed = disk_bytes(checkpoint, needed)
@@ -149,7 +166,7 @@ def _check_space(
 
 def _calibrated_stats(
     checkpoint: Checkpoint,
-    out: Path,
+    out: Path | None,
     quantization: Quantization,
     sequences: list[list[int]] | None,
     progress: Progress,
@@ -158,6 +175,7 @@ def _calibrated_stats(
     """Calibrate if requested; `stack` closes the temporary file. The result looks up a matrix's statistics."""
     if quantization.calibration_text is None:
         return lambda slot: None
+    assert out is not None
     with scratch_folder(out) as folder, float_model(checkpoint, folder, quantization.threads) as model:
         calibration = stack.enter_context(calibrate(checkpoint, model, sequences, folder.parent, progress))
     return lambda slot: calibration.stats(slot.name) if slot.dtype in FOUR_BITS else None
@@ -166,6 +184,6 @@ def _calibrated_stats(
 def _fidelity(plan: Plan) -> probes.Fidelity:
     """How the file stores the source's weights."""
     slots = [slot for slot in plan.slots if slot.is_matrix]
-    if any(slot.dtype in QUANTIZED for slot in slots):
-        return "quantized"
-    return "exact" if all(slot.tensor.dtype == slot.dtype for slot in slots) else "rounded"
+    if all(slot.tensor.dtype == slot.dtype and slot.dtype not in QUANTIZED for slot in slots):
+        return "exact"
+    return "quantized" if any(slot.dtype in QUANTIZED for slot in slots) else "rounded"

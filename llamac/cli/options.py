@@ -35,7 +35,9 @@ def add_conversion(group: Group) -> None:
     cache.add_argument(
         "--cache-dir", metavar="DIR", help="store the converted model here (default: see `llamac cache path`)"
     )
-    cache.add_argument("--no-cache", action="store_true", help="convert to a temporary file that is deleted at exit")
+    cache.add_argument(
+        "--no-cache", action="store_true", help="keep no converted model: convert in memory or to a temporary file"
+    )
 
 
 def add_lora(group: Group, effect: str) -> None:

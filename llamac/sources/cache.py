@@ -1,6 +1,7 @@
 """The cache of converted models: a folder of flat files, each named by a hash of everything that decides its bytes.
 
-    models/KEY.bin, KEY.json        a model and its note; the note's modification time is the model's last use
+    models/KEY.bin, KEY.json        a model and its note; the note's modification time is the model's last use; before
+                                    the next boot of the system the disk need not have all of a new model
     models/.KEY.STATE.ID.partial    an interrupted conversion, which the next process resumes; STATE stands for the
                                     source files' sizes and times, ID is random
     locks/KEY.lock                  locked by the process that converts
@@ -166,7 +167,9 @@ class Cache:
             stamp = _model_stamp(path)
             if file.id != known.get("id"):
                 raise LlamacError("the note describes another model")
-            if stamp != known.get("stamp"):  # written to, or copied: only reading all of it can tell
+            unsynced = known.pop("unsynced", None)
+            # written to, copied, or lost by a crash before the disk had it: only reading all of it can tell
+            if stamp != known.get("stamp") or (unsynced is not None and unsynced != _boot_id()):
                 _verify(file)
                 with contextlib.suppress(OSError):
                     _write_note(note, {**known, "stamp": stamp})
@@ -190,8 +193,8 @@ class Cache:
             key: The model's key.
             source: The source's name, as the user gave it.
             files: The source's files.
-            write: Writes the model to a path and returns its dtype. If a file exists there, it is an interrupted
-                conversion to resume. If `write` is interrupted, it leaves the file there.
+            write: Writes the model to a path and returns its dtype. It need not wait for the disk. If a file exists
+                there, it is an interrupted conversion to resume. If `write` is interrupted, it leaves the file there.
             exclusive: Whether `converting` holds the lock. Without it, nothing is resumed or left for later.
         """
         note, path = self._note(key), self.path(key)
@@ -206,6 +209,10 @@ class Cache:
             file = FlatFile(partial)
             model = {"id": file.id, "stamp": _model_stamp(partial)}
             file.close()
+            if (boot := _boot_id()) is not None:
+                model["unsynced"] = boot
+            else:
+                _sync(partial)
             os.replace(partial, path)
             _write_note(note, {"source": source, "dtype": dtype, **model, **VERSIONS})
         except BaseException as error:
@@ -485,6 +492,20 @@ def key_of(digests: Mapping[str, str], *options: str | bool) -> str:
 def _model_stamp(path: Path) -> list[int]:
     found = path.stat()
     return [found.st_size, found.st_mtime_ns]
+
+
+def _boot_id() -> str | None:
+    """What identifies the time since the system started; None where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def _sync(path: Path) -> None:
+    """Wait until the disk has a file."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def _verify(file: FlatFile) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 from llamac.arguments import DTYPES, CacheDir
 from llamac.errors import ExportError
 from llamac.format.detect import Source, files_of
 from llamac.format.flatfile import FlatFile
 from llamac.progress import Progress
-from llamac.sources.cache import Entry, key_of, open_cache
+from llamac.sources.cache import Cache, Entry, key_of, open_cache
 
 IN_CACHE = "free some with `llamac cache prune`, or set LLAMAC_CACHE to another folder"
+CGROUP = Path("/sys/fs/cgroup")
 IN_TMPDIR = "set TMPDIR to another folder"
 
 Warn = Callable[[str], object]
@@ -61,7 +64,7 @@ def converted(
     cache = open_cache(cache_dir)
     if cache is None:
         return _temporary(request, progress, warn, notice)
-    digests = cache.digests(request.path, files_of(request.path), progress)
+    digests = _digests(cache, request.path, progress)
     key = key_of(digests, request.dtype, request.tokenizer)
     if file := cache.find(key, request.memory):
         return file
@@ -99,14 +102,40 @@ def cached_conversions(path: Path, cache_dir: CacheDir = None) -> list[Entry]:
     return [entry for entry in cache.entries() if entry.key in keys and entry.problem is None]
 
 
+def _digests(cache: Cache, path: Path, progress: Progress) -> dict[str, str]:
+    """The SHA-256 of each file of a source. If they must be read, a thread does that while this one imports numpy."""
+    files = files_of(path)
+    if found := cache.remembered_digests(path, files):
+        return found
+    is_needed = True
+
+    def report(phase: str, done: int, total: int) -> None:
+        if not is_needed:
+            raise InterruptedError
+        progress(phase, done, total)
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(cache.digests, path, files, report)
+        try:
+            import llamac.export.convert
+            import llamac.export.flat.write  # noqa: F401
+
+            return future.result()
+        finally:
+            is_needed = False
+
+
 def _temporary(request: Request, progress: Progress, warn: Warn, notice: Notice) -> FlatFile:
-    """Convert to a file without a name: the system deletes it when it is closed, however the process ends."""
+    """Convert to a file without a name: the system deletes it when it is closed, however the process ends.
+
+    A GGUF file, whose weights need no more space than the source, becomes a file in memory if there is enough.
+    """
     from llamac.export.convert import export_unnamed
 
-    folder = Path(tempfile.gettempdir())
-    with tempfile.TemporaryFile(prefix="llamac-") as file:
-        notice(f"converting {request.label} to a temporary file")
-        with _full_disk_advice(folder, request.path, IN_TMPDIR):
+    folder = None if _fits_into_memory(request.path) else Path(tempfile.gettempdir())
+    with _unnamed_file(folder) as file:
+        notice(f"converting {request.label} {'in memory' if folder is None else 'to a temporary file'}")
+        with _full_disk_advice(folder or Path("the memory"), request.path, IN_TMPDIR):
             report = export_unnamed(
                 Source(request.path, request.name),
                 file,
@@ -118,6 +147,29 @@ def _temporary(request: Request, progress: Progress, warn: Warn, notice: Notice)
         for text in report.warnings:
             warn(text)
         return FlatFile(request.path, request.memory, descriptor=file.fileno())
+
+
+def _fits_into_memory(path: Path) -> bool:
+    """Whether a source is a GGUF file, and its conversion takes at most half of the free memory."""
+    if not hasattr(os, "memfd_create") or path.is_dir() or path.suffix != ".gguf":
+        return False
+    size = sum(file.stat().st_size for file in files_of(path).values())
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return False
+    with contextlib.suppress(OSError, ValueError):  # the limit of a container; "max" is none
+        limit, used = (int((CGROUP / f"memory.{name}").read_text("ascii")) for name in ("max", "current"))
+        free = min(free, limit - used)
+    return 2 * size < free
+
+
+def _unnamed_file(folder: Path | None) -> BinaryIO:
+    """Create a file in a folder, or in memory."""
+    if folder is None:
+        return open(os.memfd_create("llamac"), "w+b")
+    return cast(BinaryIO, tempfile.TemporaryFile(prefix="llamac-", dir=folder))  # a file in fact, by its type IO[bytes]
 
 
 @contextlib.contextmanager
@@ -137,17 +189,13 @@ def _full_disk_advice(folder: Path, source: Path, advice: str) -> Iterator[None]
 
 def _convert(request: Request, path: Path, progress: Progress, warn: Warn) -> str:
     """Write the flat file, resuming an interrupted conversion at the same path. Returns the dtype of most matrices."""
-    from llamac.export.convert import export
+    from llamac.export.convert import export_resumable
 
-    report = export(
-        request.path,
+    report = export_resumable(
+        Source(request.path, request.name),
         path,
         dtype=request.dtype,
-        name=request.name,
         tokenizer=None if request.tokenizer else False,
-        overwrite=True,
-        partial=path,
-        probe_source=None,
         progress=progress,
     )
     for text in report.warnings:

@@ -1,0 +1,131 @@
+"""Conversions of GGUF files: in memory without a cache, hashed while modules are imported, and not waited for."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf_samples import Type, spm_keys, write_gguf
+
+import llamac
+from golden.cases import CASES
+from golden.tiny_checkpoints import tensors
+from llamac.sources import cache, conversions
+from opened_sources import flip, logits, models_in
+
+CONFIG = CASES["llama"].config
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "m.gguf", CONFIG, tensors(CONFIG), kind=Type.F16, more=spm_keys())
+
+
+@pytest.fixture
+def verified(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The conversions that are verified during the test."""
+    found: list[Path] = []
+    verify = cache._verify
+
+    def note(file: Any) -> None:
+        found.append(file.path)
+        verify(file)
+
+    monkeypatch.setattr(cache, "_verify", note)
+    return found
+
+
+def test_after_the_next_boot_a_conversion_is_verified_once(
+    source: Path, cache_folder: Path, verified: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = logits(source)
+    assert logits(source) == expected
+    assert verified == []
+    monkeypatch.setattr(cache, "_boot_id", lambda: "another")
+    for _ in range(2):
+        assert logits(source) == expected
+    assert verified == models_in(cache_folder)
+
+
+def test_a_conversion_that_the_disk_lost_is_made_again(
+    source: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = logits(source)
+    (model,) = models_in(cache_folder)
+    times = model.stat().st_atime_ns, model.stat().st_mtime_ns
+    flip(model, model.stat().st_size - 100)
+    os.utime(model, ns=times)
+    monkeypatch.setattr(cache, "_boot_id", lambda: "another")
+    assert logits(source) == expected
+
+
+def test_where_boots_are_unknown_the_disk_is_waited_for(
+    source: Path, cache_folder: Path, verified: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(cache, "_boot_id", lambda: None)
+    monkeypatch.setattr(cache, "_sync", synced.append)
+    expected = logits(source)
+    assert [path.suffix for path in synced] == [".partial"]
+    assert logits(source) == expected
+    assert verified == []
+
+
+def test_the_boot_id_is_a_constant_text() -> None:
+    assert cache._boot_id() == cache._boot_id()
+    assert cache._boot_id() is None or len(str(cache._boot_id())) > 8
+
+
+def test_without_a_cache_a_gguf_file_is_converted_in_memory(
+    source: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = logits(source)
+
+    def refuse(**options: object) -> None:
+        raise AssertionError("a temporary file")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    assert logits(source, cache_dir=False) == expected
+
+
+def test_with_too_little_memory_it_is_converted_to_a_temporary_file(
+    source: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    group = tmp_path / "group"
+    group.mkdir()
+    size = source.stat().st_size
+    monkeypatch.setattr(conversions, "CGROUP", group)
+    for limit, fits in (("max", True), (str(3 * size), True), (str(2 * size), False)):
+        (group / "memory.max").write_text(f"{limit}\n")
+        (group / "memory.current").write_text(f"{size // 2}\n")
+        assert conversions._fits_into_memory(source) == fits
+    with llamac.load(source, cache_dir=False) as model:
+        assert not np.isnan(model.logits([1, 2])).any()
+    assert not conversions._fits_into_memory(source.parent)
+
+
+def test_an_interrupted_hash_ends(source: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing, in the main thread, is what Ctrl-C can interrupt while another thread hashes."""
+    reported: list[int] = []
+
+    def interrupt(phase: str, done: int, total: int) -> None:
+        reported.append(done)
+        if phase == "reading":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        llamac.load(source, progress=interrupt)
+    assert reported == [0]
+    assert models_in(cache_folder) == []
+
+
+def test_errors_of_the_hash_are_those_of_the_caller(source: Path, cache_folder: Path) -> None:
+    source.chmod(0)
+    if os.geteuid() == 0:
+        source.unlink()
+    with pytest.raises(OSError, match=r"Permission denied|No such file"):
+        llamac.load(source)
