@@ -43,10 +43,11 @@ static long split_piece(const struct vocab *v, uint32_t piece, struct split *out
     long found = 0;
     for (uint32_t cut = n; cut-- > 1;) {
         const uint32_t left = vocab_find(v, text, cuts[cut]);
+        if (left == VOCAB_NONE && cut > 1) continue;
         const uint32_t right = vocab_find(v, text + cuts[cut], bytes - cuts[cut]);
         if (left != VOCAB_NONE && right != VOCAB_NONE)
             out[found++] = (struct split){ cut, left, right, piece };
-        else if ((cut == 1 || left != VOCAB_NONE) && (cut == n - 1 || right != VOCAB_NONE))
+        else if (cut == n - 1 || right != VOCAB_NONE)
             return irregular(err, "a character is not a piece");
     }
     return found;

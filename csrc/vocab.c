@@ -11,6 +11,7 @@
 #include "mem.h"
 
 enum { MAX_PROBES = 1024 };   // real vocabularies need fewer than 100
+enum { AHEAD = 12 };          // entries between the prefetch of a table's line and its use
 
 static const uint64_t MIX = 0x9E3779B97F4A7C15u;
 
@@ -140,6 +141,11 @@ static int index_pairs(struct vocab *v, llamac_error *err) {
     for (uint32_t rank = 0; rank < v->n_merges; rank++) {
         const uint32_t *merge = v->merges + 3 * (size_t)rank;
         uint32_t probes = 0;
+        if (rank + AHEAD < v->n_merges) {
+            const uint32_t *later = merge + 3 * AHEAD;
+            __builtin_prefetch(&v->pairs[hash_pair(later[0], later[1]) >> (64 - v->pair_bits)], 1);
+            __builtin_prefetch(v->text + v->ends[later[2]]);
+        }
         uint32_t at = (uint32_t)(hash_pair(merge[0], merge[1]) >> (64 - v->pair_bits));
         if (!is_joined(v, merge))
             return bad_model(err, "merge %u: the string of token %u is not the strings of tokens %u and %u", rank,

@@ -5,6 +5,52 @@ cdef object ids_of(const uint32_t *ids, size_t n):
     return [ids[i] for i in range(n)]
 
 
+def string_tables(list texts not None):
+    """Return the ends of strings as u32 and the strings as UTF-8, one after another (csrc/vocab.h)."""
+    cdef size_t count = len(texts), i, total = 0
+    cdef Py_ssize_t n
+    cdef const char *text
+    for i in range(count):
+        PyUnicode_AsUTF8AndSize(texts[i], &n)
+        total += n
+    if total > 0xFFFFFFFF:
+        raise ArgumentError(f"the strings have {total} bytes")
+    cdef bytearray ends = bytearray(4 * count), strings = bytearray(total)
+    cdef uint32_t *end = <uint32_t *><char *>ends
+    cdef char *out = <char *>strings
+    total = 0
+    for i in range(count):
+        text = PyUnicode_AsUTF8AndSize(texts[i], &n)
+        memcpy(out + total, text, n)
+        total += n
+        end[i] = <uint32_t>total
+    return bytes(ends), bytes(strings)
+
+
+def read_strings(bytes data not None, size_t at, size_t count):
+    """Read strings that follow their lengths (u64), until `count` are read or the data ends.
+
+    Returns the strings, where the last one ends, which can be after the data, and why it is not UTF-8 or None.
+    """
+    cdef size_t available = len(data)
+    cdef const unsigned char *start = data
+    cdef uint64_t length
+    cdef list texts = []
+    while count:
+        if at > available or available - at < 8:
+            return texts, at + 8, None
+        memcpy(&length, start + at, 8)
+        if length > available - at - 8:
+            return texts, at + 8 + <object>length, None
+        try:
+            texts.append(PyUnicode_DecodeUTF8(<const char *>start + at + 8, length, NULL))
+        except UnicodeDecodeError as error:
+            return texts, at + 8 + length, error.reason
+        at += 8 + length
+        count -= 1
+    return texts, at, None
+
+
 @cython.final
 cdef class Vocabulary:
     """The strings of tokens and the merges, over tables in `data`, which is checked.

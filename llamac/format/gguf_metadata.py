@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
+from llamac._core import read_strings
 from llamac.errors import ModelError
 
 Value = bool | int | float | str | list["Value"]
@@ -269,27 +270,14 @@ class _Reader:
         return cast("list[Value]", numbers.tolist())
 
     def _strings(self, count: int) -> list[Value]:
-        """Read an array of strings with the checks of `_string`, inlined: Llama 3's vocabulary has 400,000 strings."""
+        """Read an array of strings with the checks of `_string`, in the core: Llama 3 has 400,000 strings."""
         if count > (self.size - self.at) // 8:
             raise self._error(f"{count} strings do not fit in the file")
-        data, at, size = self.data, self.at, self.size
-        available = len(data)
-        unpack = _STRUCTS[10].unpack_from
-        texts: list[Value] = []
-        append = texts.append
-        try:
-            for _ in range(count):
-                begin = at + 8
-                (length,) = unpack(data, at)
-                at = begin + length
-                if at > available:
-                    break
-                append(str(data[begin:at], "utf-8"))
-        except struct.error:  # fewer than 8 bytes are left for a length
-            at = begin
-        except UnicodeDecodeError as error:
+        size, available = self.size, len(self.data)
+        texts, at, problem = read_strings(self.data, self.at, count)
+        if problem is not None:
             self.at = at
-            raise self._error(f"string {len(texts)} of the array is not valid UTF-8 ({error.reason})") from None
+            raise self._error(f"string {len(texts)} of the array is not valid UTF-8 ({problem})")
         if available < at <= size:
             raise _MoreNeeded
         if at > size:
@@ -297,4 +285,4 @@ class _Reader:
                 f"string {len(texts)} of {count} ends beyond the end of the file: it is truncated or damaged"
             )
         self.at = at
-        return texts
+        return cast("list[Value]", texts)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import struct
 from array import array
-from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 from llamac import _core
@@ -129,16 +127,6 @@ def rest_json(document: dict[str, Any]) -> bytes:
         raise TokenizerError("the vocabulary contains a lone surrogate") from None
 
 
-def string_tables(texts: Sequence[str]) -> tuple[bytes, bytes] | None:
-    """The ends and the strings of the packed form. None if a string has a lone surrogate."""
-    try:
-        strings = "".join(texts).encode()
-        sizes = map(len, texts) if len(strings) == sum(map(len, texts)) else (len(text.encode()) for text in texts)
-    except UnicodeEncodeError:
-        return None
-    return array("I", accumulate(sizes)).tobytes(), strings
-
-
 def tables(document: dict[str, Any]) -> tuple[bytes, bytes, bytes] | None:
     """The tables of the packed form (`join`). None if a tokenizer.json has no packed form."""
     model = document["model"]
@@ -153,8 +141,11 @@ def tables(document: dict[str, Any]) -> tuple[bytes, bytes, bytes] | None:
     texts = [""] * (max(ids) + 1)
     for text, token in vocab.items():
         texts[token] = text
-    strings = string_tables(texts)
-    if strings is None or len(set(ids)) < len(vocab):
+    if len(set(ids)) < len(vocab):
+        return None
+    try:
+        strings = _core.string_tables(texts)
+    except UnicodeEncodeError:
         return None
     triples = array("I")
     try:

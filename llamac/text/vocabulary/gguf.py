@@ -172,15 +172,15 @@ class _Table(NamedTuple):
     texts: list[str]
     scores: list[float]
     types: list[int]
+    unusual: list[int]  # the ids of tokens whose type is not NORMAL
 
     def pieces(self) -> list[Piece]:
         """All tokens."""
-        return [Piece(*entry) for entry in zip(*self, strict=True)]
+        return [Piece(*entry) for entry in zip(*self[:3], strict=True)]
 
     def notable(self, *ids: int | None) -> list[tuple[int, Piece]]:
         """The tokens that are not normal, and those with the given ids, with their ids."""
-        found = {index for index, kind in enumerate(self.types) if kind != NORMAL}
-        found |= {index for index in ids if index is not None}
+        found = {*self.unusual, *(index for index in ids if index is not None)}
         return [(index, Piece(self.texts[index], self.scores[index], self.types[index])) for index in sorted(found)]
 
 
@@ -192,12 +192,13 @@ def _table(values: dict[str, Value]) -> _Table:
     check_counts(len(tokens), len(_list(values, "merges", str) or ()))
     scores = _list(values, "scores", float, len(tokens)) or [0.0] * len(tokens)
     types = _list(values, "token_type", int, len(tokens)) or [NORMAL] * len(tokens)
-    table = _Table(list(tokens), list(cast("list[float]", scores)), list(cast("list[int]", types)))
+    table = _Table(list(tokens), list(cast("list[float]", scores)), list(cast("list[int]", types)), [])
     for index in [index for index, text in enumerate(tokens) if not text or text.startswith("[PAD")]:
         if not tokens[index]:
             table.texts[index], table.scores[index], table.types[index] = f"[EMPTY_{index}]", 0.0, UNUSED
         elif tokens[index] == f"[PAD{index}]":
             table.types[index] = UNUSED
+    table.unusual[:] = [index for index, kind in enumerate(table.types) if kind != NORMAL]
     return table
 
 
@@ -269,7 +270,7 @@ def _spm(values: dict[str, Value]) -> Vocabulary:
     def shell(byte_fallback: bool) -> Document:
         return bpe_shell(prefix_space=prefix, added=added, unknown=unknown, byte_fallback=byte_fallback)
 
-    packed = pack_scores(*table, unknown is not None, shell)
+    packed = pack_scores(*table[:3], unknown is not None, shell)
     if packed is not None:
         return Vocabulary(packed, special, None)
     pieces = table.pieces()

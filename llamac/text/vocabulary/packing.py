@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 
 from llamac import _core
 from llamac.errors import LlamacError, TokenizerError, UnsupportedError
-from llamac.text.packed import join, rest_json, string_tables, vocabulary_of
+from llamac.text.packed import join, rest_json, vocabulary_of
 from llamac.text.vocabulary.added import Document
 from llamac.text.vocabulary.spm import BYTE_PIECES, MAX_TIES, NORMAL, UNUSED, check_ties
 
 _FORMED = bytes(kind in (NORMAL, UNUSED) for kind in range(256))  # types of pieces that merges can form
 
 
-def pack_lines(texts: Sequence[str], lines: list[str], shell: Callable[[], Document]) -> bytes | None:
+def pack_lines(texts: list[str], lines: list[str], shell: Callable[[], Document]) -> bytes | None:
     """Pack BPE whose merges are written as "left right".
 
     Args:
@@ -31,11 +31,12 @@ def pack_lines(texts: Sequence[str], lines: list[str], shell: Callable[[], Docum
         return None
     ends, strings, vocabulary = opened
     merges = vocabulary.parse_merges(lines)
-    return None if not merges else _join(shell(), ends, merges, strings)
+    joined = _join(shell(), ends, merges, strings) if merges else None
+    return None if joined is None else joined[0]
 
 
 def pack_scores(
-    texts: Sequence[str],
+    texts: list[str],
     scores: Sequence[float],
     types: Sequence[int],
     has_unknown: bool,
@@ -64,10 +65,10 @@ def pack_scores(
         merges, rivals = vocabulary.rank_merges(values, forms, MAX_TIES)
     except UnsupportedError:
         return None
-    data = _join(shell(present == 256), ends, merges, strings)
-    if data is None or not rivals:
-        return data
-    ranked = vocabulary_of(data)
+    joined = _join(shell(present == 256), ends, merges, strings)
+    if joined is None:
+        return None
+    data, ranked = joined
 
     def by_score(left: str, right: str) -> float | None:
         token = ranked.find(left + right)
@@ -80,10 +81,11 @@ def pack_scores(
     return data
 
 
-def _open(texts: Sequence[str]) -> tuple[bytes, bytes, _core.Vocabulary] | None:
+def _open(texts: list[str]) -> tuple[bytes, bytes, _core.Vocabulary] | None:
     """The tables of the strings, and the vocabulary that they are. Every id has a token."""
-    tables = string_tables(texts)
-    if tables is None:
+    try:
+        tables = _core.string_tables(texts)
+    except UnicodeEncodeError:
         return None
     try:
         vocabulary = vocabulary_of(join(b"", tables[0], b"", tables[1]))
@@ -92,11 +94,13 @@ def _open(texts: Sequence[str]) -> tuple[bytes, bytes, _core.Vocabulary] | None:
     return (*tables, vocabulary) if vocabulary.n_strings == len(texts) else None
 
 
-def _join(document: Document, ends: bytes, merges: bytes, strings: bytes) -> bytes | None:
+def _join(document: Document, ends: bytes, merges: bytes, strings: bytes) -> tuple[bytes, _core.Vocabulary] | None:
+    """The packed form, and its vocabulary."""
     model = {key: value for key, value in document["model"].items() if key not in ("vocab", "merges")}
     data = join(rest_json({**document, "model": model}), ends, merges, strings)
     try:
-        vocabulary_of(data).index()  # finds equal merges
+        vocabulary = vocabulary_of(data)
+        vocabulary.index()  # finds equal merges
     except LlamacError:
         return None
-    return data
+    return data, vocabulary
