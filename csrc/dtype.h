@@ -54,4 +54,13 @@ size_t dtype_strip_bytes(int dtype, uint64_t columns);
 static inline size_t float_strip_bytes(int dtype, int columns) {
     return dtype == LLAMAC_F32 ? (size_t)columns * LINE_BYTES : (size_t)(columns + 1) / 2 * LINE_BYTES;
 }
+
+// ---- quantizing to q4 and q4s
+//
+// Positions on the axis of codes, in units of half a code: code 0 is at CODE_POSITIONS / 2. Code number j (1 to 15) of
+// the grid with this offset is nearest from code_start, its midpoint with code j - 1, on.
+enum { CODE_POSITIONS = 160 };
+static inline int code_start(int j, int offset) {
+    return CODE_POSITIONS / 2 + q4_codebook[j - 1] + q4_codebook[j] + 2 * offset;
+}
 #endif

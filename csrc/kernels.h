@@ -127,6 +127,24 @@ static inline size_t attend_scratch_floats(int head_dim) {
     return (size_t)ATTENTION_QUERIES * (ATTENTION_BLOCK + width) + KV_PAGE * (width + PANEL_ROWS) + width;
 }
 
+// Quantizes rows of w to strips of q8, q4 or q4s (quantize_template.h). QUANTIZE_STRIPS strips are quantized together.
+enum { QUANTIZE_STRIPS = 4 };
+struct quantize {
+    int dtype, columns;
+    size_t rows, strip_bytes;
+    const float *w;                 // (rows, columns)
+    const float *weight;            // (columns), then zeros up to a whole group: the weights of squared errors
+    int is_weighted;                // some weight of a column is not 1
+    const float *feedback;          // (columns, columns) or NULL
+    float clip;                     // the smallest scale that is tried puts the largest magnitude at clip * last code
+    float *scratch;                 // QUANTIZE_STRIPS * quantize_strip_floats(columns, feedback != NULL) floats
+    uint8_t *out;
+};
+static inline size_t quantize_strip_floats(int columns, int has_feedback) {
+    const size_t padded = (size_t)ceil_div(columns, GROUP_COLUMNS) * GROUP_COLUMNS;
+    return STRIP_ROWS * (has_feedback ? 2 * padded + BLOCK_COLUMNS : padded);
+}
+
 // Arrays are indexed by dtype or input type. Entries that do not apply are NULL: attend and store_* exist for f32 and
 // f16.
 struct kernels {
@@ -162,6 +180,7 @@ struct kernels {
     // Stores one position's key or value of one head in its page; f16 saturates at +-65504.
     void (*store_key[LLAMAC_N_DTYPES])(uint8_t *keys, int slot, int head_dim, const float *x);
     void (*store_value[LLAMAC_N_DTYPES])(uint8_t *values, int slot, int head_dim, const float *x);
+    void (*quantize)(const struct quantize *q);
     // For `llamac bench`. Reads `floats` floats, a multiple of streams * READ_STEP, as 1, 2 or 4 concurrent streams.
     // Returns their sum.
     float (*read_block)(const float *block, size_t floats, int streams);

@@ -381,6 +381,7 @@ static void rotate(float *x, const float *cosines, const float *sines, int half)
 #include "kernels_attention.h"
 #include "kernels_measure.h"
 #include "kernels_sample.h"
+#include "quantize_template.h"
 
 // ---- the table
 
@@ -404,6 +405,7 @@ const struct kernels KERNELS = {
     .rotate = rotate,
     .store_key = { [LLAMAC_F32] = store_key_f32, [LLAMAC_F16] = store_key_f16 },
     .store_value = { [LLAMAC_F32] = store_value_f32, [LLAMAC_F16] = store_value_f16 },
+    .quantize = quantize_strips,
     .read_block = read_block,
     .peak = { [INPUT_F32] = peak_f32, [INPUT_INT8] = peak_int8, [INPUT_INT16] = peak_int16 },
 };

@@ -69,10 +69,11 @@ size_t llamac_matrix_bytes(int dtype, uint64_t rows, uint64_t columns);
 //     importance   (columns): the weight of each column's squared error, >= 0; NULL: 1 for all
 //     feedback     (columns, columns): column j > i compensates the error of column i times feedback[i][j] (GPTQ);
 //                  NULL: no compensation; q8 requires NULL
+//     isa          the kernel set; NULL: the best of this processor. It does not change the bytes.
 //     out          receives llamac_matrix_bytes(dtype, rows, columns) bytes
-// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_NO_MEMORY.
+// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_NO_MEMORY, LLAMAC_UNSUPPORTED.
 int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, const float *importance,
-                    const float *feedback, void *out, llamac_error *err);
+                    const float *feedback, const char *isa, void *out, llamac_error *err);
 
 // ---- the file format, described for readers and writers
 

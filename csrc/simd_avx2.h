@@ -4,6 +4,7 @@
 #ifndef LLAMAC_SIMD_H
 #define LLAMAC_SIMD_H
 #include <immintrin.h>
+#include <string.h>
 #include "common.h"
 #include "dtype.h"
 #include "simd_maddubs.h"
@@ -231,5 +232,71 @@ INLINE v16 q8_acc_to_float(q8_acc d, const int T, const int row) {
 INLINE v16 v16_load_int8(const uint8_t *p) {
     return (v16){ _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))),
                   _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))) };
+}
+
+// ---- quantizing
+
+INLINE v16 v16_select_less(v16 x, v16 y, v16 a, v16 b) {
+    return (v16){ _mm256_blendv_ps(b.a, a.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)),
+                  _mm256_blendv_ps(b.b, a.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ)) };
+}
+INLINE v16 v16_sub_exact_product(v16 x, v16 y, v16 z) { return v16_fnma(y, z, x); }
+
+// Bytes: 8 positions of grid 0 form a cell, in which at most two codes start. `code` is the first code of each cell,
+// `first` and `second` are the positions before those where the next two codes start, or 127. A value is an integer
+// below 2^8, whose float has zeros in its lower half: `high` and `low` have the other bytes.
+typedef struct { int8_t code[16], first[16], second[16], high[16], low[16]; int offset; } code_table;
+typedef struct { __m256i code, first, second, high, low, shift; } code_lut;
+INLINE void code_table_init(code_table *table, const int8_t *values, int offset) {
+    for (int cell = 0, j = 0; cell < 16; cell++) {
+        while (j < 15 && code_start(j + 1, 0) <= 8 * cell) j++;
+        table->code[cell] = (int8_t)j;
+        for (int next = 1; next <= 2; next++) {
+            const int start = j + next < 16 ? code_start(j + next, 0) : 128;
+            const int8_t before = (int8_t)(start < 8 * cell + 8 ? start - 1 : 127);
+            if (next == 1) table->first[cell] = before;
+            else table->second[cell] = before;
+        }
+    }
+    for (int j = 0; j < 16; j++) {
+        const float value = values[j];
+        uint32_t bits;
+        memcpy(&bits, &value, 4);
+        table->high[j] = (int8_t)(bits >> 24), table->low[j] = (int8_t)(bits >> 16);
+    }
+    table->offset = offset;
+}
+INLINE __m256i broadcast_bytes(const int8_t *p) { return broadcast_128((const uint8_t *)p); }
+INLINE code_lut code_lut_load(const code_table *t) {
+    return (code_lut){ broadcast_bytes(t->code), broadcast_bytes(t->first), broadcast_bytes(t->second),
+                       broadcast_bytes(t->high), broadcast_bytes(t->low), _mm256_set1_epi8((char)(2 * t->offset)) };
+}
+// 8 lanes of four positions. Packing saturates, and interleaving the bytes restores the order.
+INLINE void nearest_codes_8(const code_lut *t, const __m256 *positions, __m256 *values) {
+    __m256i n[4];
+    UNROLL for (int i = 0; i < 4; i++) n[i] = _mm256_cvttps_epi32(positions[i]);
+    __m256i p = _mm256_packus_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
+    p = _mm256_min_epu8(_mm256_subs_epu8(p, t->shift), _mm256_set1_epi8(127));
+    const __m256i cell = _mm256_and_si256(_mm256_srli_epi16(p, 3), _mm256_set1_epi8(15));
+    __m256i code = _mm256_shuffle_epi8(t->code, cell);
+    code = _mm256_sub_epi8(code, _mm256_cmpgt_epi8(p, _mm256_shuffle_epi8(t->first, cell)));
+    code = _mm256_sub_epi8(code, _mm256_cmpgt_epi8(p, _mm256_shuffle_epi8(t->second, cell)));
+    const __m256i low = _mm256_shuffle_epi8(t->low, code), high = _mm256_shuffle_epi8(t->high, code);
+    const __m256i a = _mm256_unpacklo_epi8(low, high), b = _mm256_unpackhi_epi8(low, high);
+    const __m256i zero = _mm256_setzero_si256();
+    values[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, a));
+    values[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, a));
+    values[2] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, b));
+    values[3] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, b));
+}
+INLINE void v16_nearest_codes(code_lut table, const v16 *positions, v16 *values, const int clamped) {
+    __m256 low[4], high[4];
+    UNROLL for (int i = 0; i < 4; i++) {
+        // beyond int32, a conversion gives the lowest int32
+        const v16 p = clamped ? v16_min(positions[i], v16_set1((float)CODE_POSITIONS)) : positions[i];
+        low[i] = p.a, high[i] = p.b;
+    }
+    nearest_codes_8(&table, low, low), nearest_codes_8(&table, high, high);
+    UNROLL for (int i = 0; i < 4; i++) values[i] = (v16){ low[i], high[i] };
 }
 #endif

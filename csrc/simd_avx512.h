@@ -251,4 +251,41 @@ INLINE v16 q8_acc_to_float(q8_acc d, const int T, const int row) {
     return _mm512_cvtepi32_ps(d);
 }
 #endif
+
+// ---- quantizing
+
+INLINE v16 v16_select_less(v16 x, v16 y, v16 a, v16 b) {
+    return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), a);
+}
+INLINE v16 v16_sub_exact_product(v16 x, v16 y, v16 z) { return _mm512_fnmadd_ps(y, z, x); }
+
+// Cells of 5 positions around multiples of 5: in each, at most one code starts. `start` is its position, `value` the
+// value before it; the value after it is that of the next cell.
+enum { CELL = 5, CELLS = 32 };
+_Static_assert(CELL * CELLS == CODE_POSITIONS, "the cells cover all positions");
+typedef struct { float start[CELLS], value[CELLS]; } code_table;
+typedef struct { __m512 start[2], value[2]; } code_lut;
+INLINE void code_table_init(code_table *table, const int8_t *values, int offset) {
+    for (int cell = 0, j = 0; cell < CELLS; cell++) {
+        while (j < 15 && code_start(j + 1, offset) < CELL * cell - 2) j++;
+        table->value[cell] = values[j];
+        table->start[cell] = j < 15 && code_start(j + 1, offset) <= CELL * cell + 2 ? (float)code_start(j + 1, offset)
+                                                                                     : 3.4e38f;
+    }
+}
+INLINE code_lut code_lut_load(const code_table *t) {
+    return (code_lut){ { _mm512_loadu_ps(t->start), _mm512_loadu_ps(t->start + 16) },
+                       { _mm512_loadu_ps(t->value), _mm512_loadu_ps(t->value + 16) } };
+}
+INLINE void v16_nearest_codes(code_lut t, const v16 *positions, v16 *values, const int clamped) {
+    UNROLL for (int i = 0; i < 4; i++) {
+        v16 p = positions[i];
+        if (clamped) p = _mm512_min_ps(_mm512_max_ps(p, _mm512_setzero_ps()), _mm512_set1_ps(CELL * CELLS - 3));
+        // rounded to a multiple of CELL. A permutation uses the low bits of an index, here those of a fraction.
+        __m512i cell = _mm512_castps_si512(_mm512_fmadd_ps(p, _mm512_set1_ps(1.0f / CELL), _mm512_set1_ps(0x1.8p23f)));
+        const __m512 start = _mm512_permutex2var_ps(t.start[0], cell, t.start[1]);
+        cell = _mm512_mask_add_epi32(cell, _mm512_cmp_ps_mask(p, start, _CMP_GE_OQ), cell, _mm512_set1_epi32(1));
+        values[i] = _mm512_permutex2var_ps(t.value[0], cell, t.value[1]);
+    }
+}
 #endif

@@ -394,4 +394,43 @@ INLINE v16 q8_acc_to_float(q8_acc d, const int T, const int row) {
     return ints_to_float(ints_times_128_plus(d.h, d.l));
 }
 #endif
+
+// ---- quantizing
+
+INLINE v16 v16_select_less(v16 x, v16 y, v16 a, v16 b) {
+    return (v16){ vbslq_f32(vcltq_f32(x.a, y.a), a.a, b.a), vbslq_f32(vcltq_f32(x.b, y.b), a.b, b.b),
+                  vbslq_f32(vcltq_f32(x.c, y.c), a.c, b.c), vbslq_f32(vcltq_f32(x.d, y.d), a.d, b.d) };
+}
+INLINE v16 v16_sub_exact_product(v16 x, v16 y, v16 z) { return v16_fnma(y, z, x); }
+
+// Two tables of 64 bytes hold the values of positions 0 to 127 of grid 0; later positions have the last value.
+// Conversions and narrowing saturate.
+typedef struct { int8_t value[128]; int offset; } code_table;
+typedef const code_table *code_lut;
+INLINE void code_table_init(code_table *table, const int8_t *values, int offset) {
+    for (int i = 0, j = 0; i < 128; i++) {
+        while (j < 15 && i >= code_start(j + 1, 0)) j++;
+        table->value[i] = values[j];
+    }
+    table->offset = offset;
+}
+INLINE code_lut code_lut_load(const code_table *table) { return table; }
+INLINE uint16x8_t positions_to_words(float32x4_t x, float32x4_t y) {
+    return vcombine_u16(vqmovn_u32(vcvtq_u32_f32(x)), vqmovn_u32(vcvtq_u32_f32(y)));
+}
+INLINE void v16_nearest_codes(code_lut t, const v16 *positions, v16 *values, const int clamped) {
+    (void)clamped;
+    const int8x16x4_t below_64 = vld1q_s8_x4(t->value), from_64 = vld1q_s8_x4(t->value + 64);
+    UNROLL for (int i = 0; i < 4; i++) {
+        const v16 x = positions[i];
+        uint8x16_t p = vcombine_u8(vqmovn_u16(positions_to_words(x.a, x.b)), vqmovn_u16(positions_to_words(x.c, x.d)));
+        p = vminq_u8(vqsubq_u8(p, vdupq_n_u8((uint8_t)(2 * t->offset))), vdupq_n_u8(127));
+        const int8x16_t value = vqtbx4q_s8(vqtbl4q_s8(below_64, p), from_64, vsubq_u8(p, vdupq_n_u8(64)));
+        const int16x8_t low = vmovl_s8(vget_low_s8(value)), high = vmovl_s8(vget_high_s8(value));
+        values[i].a = vcvtq_f32_s32(vmovl_s16(vget_low_s16(low)));
+        values[i].b = vcvtq_f32_s32(vmovl_s16(vget_high_s16(low)));
+        values[i].c = vcvtq_f32_s32(vmovl_s16(vget_low_s16(high)));
+        values[i].d = vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)));
+    }
+}
 #endif

@@ -212,4 +212,40 @@ INLINE v16 v16_load_int8(const uint8_t *p) {
     for (int i = 0; i < 16; i++) r.f[i] = (float)(int8_t)p[i];
     return r;
 }
+
+// ---- quantizing
+
+// x < y ? a : b in each lane; b where x or y is NaN.
+INLINE v16 v16_select_less(v16 x, v16 y, v16 a, v16 b) {
+    v16 r;
+    for (int i = 0; i < 16; i++) r.f[i] = x.f[i] < y.f[i] ? a.f[i] : b.f[i];
+    return r;
+}
+// x - y * z, where y * z is exact: a fused operation gives the same.
+INLINE v16 v16_sub_exact_product(v16 x, v16 y, v16 z) { return v16_sub(x, v16_mul(y, z)); }
+
+// The value of the nearest code to each position. Positions are in units of half a code, and code 0 is at
+// CODE_POSITIONS / 2. The codes are q4_codebook + offset. The value of code j is values[j]; code j is nearest from the
+// integer position of its midpoint with code j - 1 on. Positions below 0 count as 0 and those from CODE_POSITIONS - 0.5
+// on as that; `clamped` is 0 if all positions are in 3 .. 157.
+typedef struct { float value[CODE_POSITIONS]; } code_table;
+typedef const code_table *code_lut;   // a table, loaded into registers
+INLINE void code_table_init(code_table *table, const int8_t *values, int offset) {
+    for (int i = 0, j = 0; i < CODE_POSITIONS; i++) {
+        while (j < 15 && i >= code_start(j + 1, offset)) j++;
+        table->value[i] = values[j];
+    }
+}
+INLINE code_lut code_lut_load(const code_table *table) { return table; }
+NOINLINE void v16_nearest_codes(code_lut table, const v16 *positions, v16 *values, const int clamped) {
+    (void)clamped;
+    int cell[64];
+    for (int i = 0; i < 64; i++) {
+        float p = positions[i / 16].f[i % 16];
+        p = p > 0 ? p : 0;
+        p = p < (float)CODE_POSITIONS - 0.5f ? p : (float)CODE_POSITIONS - 0.5f;
+        cell[i] = (int)p;
+    }
+    for (int i = 0; i < 64; i++) values[i / 16].f[i % 16] = table->value[cell[i]];
+}
 #endif

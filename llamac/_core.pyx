@@ -129,15 +129,15 @@ def fail_allocation(long n):
 # ---- quantizing and measuring
 
 def quantize(int dtype, const float[:, ::1] rows not None, unsigned char[::1] out not None,
-             const float[::1] importance=None, const float[:, ::1] feedback=None):
+             const float[::1] importance=None, const float[:, ::1] feedback=None, str isa=None):
     """Quantize rows (n, columns) to strips of q8, q4 or q4s (llamac_quantize): matrix_bytes(dtype, n, columns) bytes.
 
-    importance: (columns); feedback: (columns, columns). Several threads may quantize parts of a matrix.
+    importance: (columns); feedback: (columns, columns). isa: the kernel set or None. Threads may share a matrix.
     """
     cdef size_t n = <size_t>rows.shape[0], columns = <size_t>rows.shape[1]
     cdef size_t needed = llamac_matrix_bytes(dtype, n, columns)
-    cdef const float *importance_ptr = NULL
-    cdef const float *feedback_ptr = NULL
+    cdef const float *importance_ptr = NULL, *feedback_ptr = NULL
+    cdef const char *c_isa = PyUnicode_AsUTF8(isa) if isa is not None else NULL
     cdef llamac_error err
     cdef int result
     if n == 0 or columns == 0 or <size_t>out.shape[0] != needed:
@@ -152,7 +152,7 @@ def quantize(int dtype, const float[:, ::1] rows not None, unsigned char[::1] ou
                                 f"expected {columns} x {columns}")
         feedback_ptr = &feedback[0, 0]
     with nogil:
-        result = llamac_quantize(dtype, &rows[0, 0], n, columns, importance_ptr, feedback_ptr, &out[0], &err)
+        result = llamac_quantize(dtype, &rows[0, 0], n, columns, importance_ptr, feedback_ptr, c_isa, &out[0], &err)
     check(result, &err)
 
 

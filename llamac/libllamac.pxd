@@ -22,7 +22,7 @@ cdef extern from "llamac.h" nogil:
     const char *llamac_dtype_name(int dtype)
     size_t llamac_matrix_bytes(int dtype, uint64_t rows, uint64_t columns)
     int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, const float *importance,
-                        const float *feedback, void *out, llamac_error *err)
+                        const float *feedback, const char *isa, void *out, llamac_error *err)
 
     # the file format
     ctypedef struct llamac_field:

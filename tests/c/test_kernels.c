@@ -212,8 +212,16 @@ static void check_quantize(int dtype, int rows, int columns, int mode, uint64_t 
     for (size_t i = 0; i < n * n; i++) feedback[i] *= 0x1p-7f;
     memset(out + bytes, 0xa5, 64);
     llamac_error err;
-    CHECK(!llamac_quantize(dtype, w, (size_t)rows, n, mode ? importance : NULL, mode == 2 ? feedback : NULL, out, &err),
+    CHECK(!llamac_quantize(dtype, w, (size_t)rows, n, mode ? importance : NULL, mode == 2 ? feedback : NULL, NULL, out, &err),
           "%s", err.message);
+    uint8_t *again = take(bytes);
+    for (int i = 0; i < n_tables; i++) {
+        CHECK(!llamac_quantize(dtype, w, (size_t)rows, n, mode ? importance : NULL, mode == 2 ? feedback : NULL,
+                               tables[i]->name, again, &err), "%s", err.message);
+        CHECK(!memcmp(out, again, bytes), "%s, dtype %d, %d columns, mode %d: other bytes", tables[i]->name, dtype,
+              columns, mode);
+    }
+    free(again);
     double error = 0, total = 0;
     for (int r = 0; r < rows; r++) {
         tables[0]->gather[dtype](out, strip_bytes, r, columns, decoded);
@@ -241,11 +249,11 @@ static void quantize_rejects_invalid_arguments(void) {
     llamac_error err;
     float w[16] = { 1 };
     uint8_t out[1024];
-    CHECK(llamac_quantize(LLAMAC_F16, w, 1, 16, NULL, NULL, out, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "f16");
+    CHECK(llamac_quantize(LLAMAC_F16, w, 1, 16, NULL, NULL, NULL, out, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "f16");
     CHECK(strstr(err.message, "dtype is 2, expected q8, q4 or q4s"), "%s", err.message);
-    CHECK(llamac_quantize(LLAMAC_Q8, w, 1, 4, NULL, w, out, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "feedback");
+    CHECK(llamac_quantize(LLAMAC_Q8, w, 1, 4, NULL, w, NULL, out, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "feedback");
     llamac_test_fail_allocation(1);
-    CHECK(llamac_quantize(LLAMAC_Q4, w, 1, 16, NULL, NULL, out, &err) < 0 && err.code == LLAMAC_NO_MEMORY, "no memory");
+    CHECK(llamac_quantize(LLAMAC_Q4, w, 1, 16, NULL, NULL, NULL, out, &err) < 0 && err.code == LLAMAC_NO_MEMORY, "no memory");
     llamac_test_fail_allocation(0);
 }
 

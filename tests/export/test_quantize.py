@@ -187,8 +187,8 @@ def test_the_bytes_do_not_depend_on_threads(tmp_path: Path) -> None:
 
 def test_wrong_arguments_of_the_quantizer_are_refused() -> None:
     def attempt(dtype: str, size: int, importance: Floats | None = None, feedback: Floats | None = None) -> None:
-        found = [None if way is None else way.data for way in (importance, feedback)]
-        _core.quantize(DTYPES[dtype], normal(16, 32).data, bytearray(size), *found)
+        weight, shares = (None if way is None else way.data for way in (importance, feedback))
+        _core.quantize(DTYPES[dtype], normal(16, 32).data, bytearray(size), weight, shares)
 
     size = _core.matrix_bytes(DTYPES["q4"], 16, 32)
     with pytest.raises(ArgumentError, match="buffer has 10000"):

@@ -24,17 +24,20 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("format", "vocab", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
     (
         *("kernels", "kernels_quant", "kernels_attention", "kernels_measure", "kernels_sample"),
-        *("model", "quantize", "kv_pages"),
+        *("quantize_template", "model", "kv_pages"),
     ),
     ("bpe", "added_tokens", "merge_ranks"),
     ("kernels_template", "session", "format_fields", "sampler"),
-    ("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni", "eval", "measure"),
+    ("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni", "eval", "measure", "quantize"),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
     ("lora",),
     ("products",),
     ("forward", "attention", "experts", "observe"),
 )
-INCLUDED_BY_THE_TEMPLATE = ("kernels_quant", "kernels_attention", "kernels_measure", "kernels_sample")
+INCLUDED_BY_THE_TEMPLATE = (
+    *("kernels_quant", "kernels_attention", "kernels_measure", "kernels_sample"),
+    "quantize_template",
+)
 LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}
 
 # The core does not print, exit, open files or read the environment. Only mem.c allocates.

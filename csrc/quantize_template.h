@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: MIT
+// quantize_template.h - quantizes strips of f32 rows to q8, q4 and q4s. Each block gets the scale, and with it the
+// grid, of least weighted error. With feedback (GPTQ: Frantar et al. 2022) the columns to the right compensate the
+// rounding error of a column.
+//
+// The 16 rows of a strip are the lanes of a v16, so no sum crosses lanes, and a row's bytes depend on the row alone.
+// Every step is a rounded single-precision operation in a fixed order: each SIMD layer gives the same bytes. Rows are
+// computed in units of their scale D, in which block scales are integers.
+
+enum {
+    GRIDS = 4,
+    MAX_CODE = 32, MAX_CODE_Q8 = 127, MAX_SCALE = 127,
+    MAX_WEIGHT = 124 * MAX_CODE,   // largest |s * c|: the code -32 is on grid 0, whose scales are multiples of 4
+    MAX_WEIGHT_Q8 = MAX_SCALE * MAX_CODE_Q8,
+    CANDIDATES = 6,                // scales that are tried with feedback inside the block
+    // Below this largest magnitude, rounding the smallest scale down can put a value beyond the code positions that
+    // v16_nearest_codes accepts unclamped.
+    MIN_UNCLAMPED = 600,
+};
+static const float MIN_MAGNITUDE = 0x1p-100f;   // a row whose magnitudes are all smaller is quantized to zeros
+
+// A task, and what the positions of values mean: codes[g] gives the codes of grid g, nibbles the nibbles of grid 0.
+struct quantizer {
+    const struct quantize *task;
+    code_table codes[GRIDS], nibbles;
+};
+
+static void init_quantizer(struct quantizer *q, const struct quantize *task) {
+    int8_t values[16];
+    q->task = task;
+    for (int i = 0; i < 16; i++) values[i] = (int8_t)i;
+    code_table_init(&q->nibbles, values, 0);
+    for (int offset = 0; offset < GRIDS; offset++) {
+        for (int i = 0; i < 16; i++) values[i] = (int8_t)(q4_codebook[i] + offset);
+        code_table_init(&q->codes[offset], values, offset);
+    }
+}
+
+INLINE const float *lanes(const float *x, int column) { return x + column * STRIP_ROWS; }
+
+// A strip that is being quantized. Columns are padded with zeros to whole groups.
+struct strip {
+    const struct quantizer *q;
+    float scales[STRIP_ROWS];      // D of each row
+    float *originals;              // (padded columns, 16): the values in units of D
+    float *targets;                // with feedback: the same plus the errors they compensate; otherwise `originals`
+    float *errors;                 // with feedback, (128, 16): of the current block of 128 columns
+    uint8_t *out;                  // the next block's bytes
+};
+
+// The columns of a strip that share a scale: n targets, zero-padded to 16 or 32 columns, and their weights.
+struct block {
+    const float *x, *originals, *weight;
+    const float *feedback;         // the block's part of the feedback matrix, or NULL
+    size_t stride;                 // of feedback
+    int n;
+};
+
+// ---- q4 and q4s: the error of a scale
+
+// The weighted squared errors of four columns with their nearest codes. In units of half a code, code 0 has position
+// CODE_POSITIONS / 2. scale * code is an integer below 2^24, so the difference is rounded once.
+INLINE void column_errors(const struct block *b, const int *columns, v16 scale, v16 twice_inverse, code_lut codes,
+                          const int fast, v16 *errors) {
+    v16 x[4], position[4], code[4];
+    UNROLL for (int i = 0; i < 4; i++) {
+        x[i] = v16_load(lanes(b->x, columns[i]));
+        position[i] = v16_add(v16_mul(x[i], twice_inverse), v16_set1((float)(CODE_POSITIONS / 2)));
+    }
+    v16_nearest_codes(codes, position, code, !fast);
+    UNROLL for (int i = 0; i < 4; i++) {
+        const v16 difference = v16_sub_exact_product(x[i], scale, code[i]);
+        errors[i] = v16_mul(difference, difference);
+        if (!fast) errors[i] = v16_mul(v16_set1(b->weight[columns[i]]), errors[i]);
+    }
+}
+
+// The weighted squared error of 16 columns from `first` on. Errors are added as a tree: columns i and i + 8, then
+// i + 4, i + 2, i + 1.
+INLINE v16 nearest_error(const struct block *b, int first, v16 scale, v16 twice_inverse, code_lut codes,
+                         const int fast) {
+    v16 part[4];
+    for (int i = 0; i < 4; i++) {
+        const int columns[4] = { first + i, first + i + 8, first + i + 4, first + i + 12 };
+        v16 errors[4];
+        column_errors(b, columns, scale, twice_inverse, codes, fast, errors);
+        part[i] = v16_add(v16_add(errors[0], errors[1]), v16_add(errors[2], errors[3]));
+    }
+    return v16_add(v16_add(part[0], part[2]), v16_add(part[1], part[3]));
+}
+
+// ---- q4 and q4s: the search for scales
+
+// The best scales of each row so far, in ascending order of error.
+struct candidates { v16 scale[CANDIDATES], error[CANDIDATES]; };
+
+INLINE void insert_candidate(struct candidates *c, const int capacity, v16 scale, v16 error) {
+    for (int i = capacity - 1; i > 0; i--) {
+        const v16 to_scale = v16_select_less(error, c->error[i - 1], c->scale[i - 1], scale);
+        const v16 to_error = v16_select_less(error, c->error[i - 1], c->error[i - 1], error);
+        c->scale[i] = v16_select_less(error, c->error[i], to_scale, c->scale[i]);
+        c->error[i] = v16_select_less(error, c->error[i], to_error, c->error[i]);
+    }
+    c->scale[0] = v16_select_less(error, c->error[0], scale, c->scale[0]);
+    c->error[0] = v16_select_less(error, c->error[0], error, c->error[0]);
+}
+
+// Sizes (magnitudes of scales) of one sign and grid that are tried for each row: first, first + GRIDS, ... up to last.
+struct sizes { float first[STRIP_ROWS], last[STRIP_ROWS]; int steps; };   // steps: the most of any row
+
+// `max` is the block's largest magnitude, `end` the grid's last code on the side that it maps to, and `sign` the
+// scale's sign. Tried are the sizes that put `max` between 0.64 and `clip` times `end`. Larger scales leave codes
+// unused, smaller ones clip too much: this range contains nearly all optima.
+INLINE void choose_sizes(v16 max, v16 sign, float end, int offset, float clip, struct sizes *to) {
+    float low[STRIP_ROWS], high[STRIP_ROWS], signs[STRIP_ROWS];
+    v16_store(low, v16_div(max, v16_set1(clip * end)));
+    v16_store(high, v16_div(max, v16_set1(0.64f * end)));
+    v16_store(signs, sign);
+    for (int r = 0; r < STRIP_ROWS; r++) {
+        // magnitudes whose low two bits, with the sign applied, select this grid
+        const int residue = signs[r] < 0 ? -offset : offset;
+        int size = low[r] < (float)MAX_SCALE ? (int)low[r] : MAX_SCALE - GRIDS + 1;
+        size += (residue - size) & (GRIDS - 1);
+        size = size ? size : GRIDS;
+        float last = high[r] > (float)(GRIDS - 1) ? high[r] : (float)(GRIDS - 1);
+        last = last < (float)MAX_SCALE ? last : (float)MAX_SCALE;
+        last = high[r] > 0 ? last : -1.0f;   // nothing to try for a block of zeros
+        to->first[r] = (float)size, to->last[r] = last;
+    }
+    const float longest = v16_reduce_max(v16_sub(v16_load(to->last), v16_load(to->first)));
+    to->steps = longest < 0 ? 0 : (int)longest / GRIDS + 1;
+}
+
+// Finds the best scales of a block of `width` columns. `first_sign` is -1 in rows whose largest magnitude `max` is a
+// negative number, otherwise 1. fast: no weights, and no row has a `max` between 0 and MIN_UNCLAMPED.
+INLINE void search_scales(const struct block *b, const struct quantizer *q, v16 max, v16 first_sign,
+                          struct candidates *c, const int capacity, const int width, const int fast) {
+    for (int offset = 0; offset < GRIDS; offset++) {
+        const code_lut codes = code_lut_load(&q->codes[offset]);
+        // the largest value may map to a negative code, where the scale has the opposite sign, or to a positive one
+        for (int side = -1; side <= 1; side += 2) {
+            const v16 sign = v16_mul(first_sign, v16_set1((float)side));
+            const float end = (float)(side < 0 ? MAX_CODE - offset : q4_codebook[15] + offset);
+            struct sizes sizes;
+            choose_sizes(max, sign, end, offset, q->task->clip, &sizes);
+            v16 size = v16_load(sizes.first);
+            const v16 last = v16_load(sizes.last);
+            for (int step = 0; step < sizes.steps; step++) {
+                const v16 scale = v16_mul(sign, size), twice_inverse = v16_div(v16_set1(2), scale);
+                v16 error = nearest_error(b, 0, scale, twice_inverse, codes, fast);
+                if (width == 32) error = v16_add(error, nearest_error(b, 16, scale, twice_inverse, codes, fast));
+                error = v16_select_less(last, size, v16_set1(__builtin_inff()), error);
+                insert_candidate(c, capacity, scale, error);
+                size = v16_add(size, v16_set1(GRIDS));
+            }
+        }
+    }
+}
+
+// The variants that exist as functions of their own. At least one of `fast` and `with_feedback` is 0.
+#define SEARCH(name, width, fast, capacity) \
+    static __attribute__((noinline)) void name(const struct block *b, const struct quantizer *q, v16 max, \
+                                               v16 first_sign, struct candidates *c) { \
+        search_scales(b, q, max, first_sign, c, capacity, width, fast); \
+    }
+SEARCH(search_16_fast, 16, 1, 1)
+SEARCH(search_32_fast, 32, 1, 1)
+SEARCH(search_16, 16, 0, 1)
+SEARCH(search_32, 32, 0, 1)
+SEARCH(search_16_feedback, 16, 0, CANDIDATES)
+SEARCH(search_32_feedback, 32, 0, CANDIDATES)
+#undef SEARCH
+
+// ---- q4 and q4s: the codes
+
+// What a scale means for its row: the factor that turns a value into a position, and the grid's offset.
+struct grid { v16 scale, twice_inverse, offset; };
+
+INLINE struct grid grid_of(v16 scale) {
+    float numbers[STRIP_ROWS], offsets[STRIP_ROWS];
+    v16_store(numbers, scale);
+    for (int r = 0; r < STRIP_ROWS; r++) offsets[r] = (float)((int)numbers[r] & (GRIDS - 1));
+    const v16 zero = v16_set1(0), magnitude = v16_abs(scale), inverse = v16_div(v16_set1(2), scale);
+    return (struct grid){ scale, v16_select_less(zero, magnitude, inverse, zero), v16_load(offsets) };
+}
+
+// The nibbles of up to four targets, and the values they stand for. A scale of 0 gives zeros.
+INLINE void nearest_nibbles(const struct quantizer *q, const struct grid *g, const v16 *x, v16 *nibbles, v16 *values) {
+    v16 position[4], code[4];
+    const v16 zero = v16_set1(0), magnitude = v16_abs(g->scale), two = v16_set1(2);
+    UNROLL for (int i = 0; i < 4; i++) {
+        position[i] = v16_add(v16_mul(x[i], g->twice_inverse), v16_set1((float)(CODE_POSITIONS / 2)));
+        // exact, except far below all codes
+        position[i] = v16_sub(position[i], v16_mul(two, g->offset));
+    }
+    v16_nearest_codes(code_lut_load(&q->nibbles), position, nibbles, 1);
+    v16_nearest_codes(code_lut_load(&q->codes[0]), position, code, 1);
+    UNROLL for (int i = 0; i < 4; i++) {
+        nibbles[i] = v16_select_less(zero, magnitude, nibbles[i], zero);
+        values[i] = v16_mul(g->scale, v16_add(code[i], g->offset));
+    }
+}
+
+// Without feedback: the nearest codes.
+static void assign_codes(const struct quantizer *q, const struct block *b, v16 scale, int8_t *nibbles) {
+    const struct grid g = grid_of(scale);
+    for (int k = 0; k < b->n; k += 4) {
+        v16 x[4], found[4], values[4];
+        for (int i = 0; i < 4; i++) x[i] = v16_load(lanes(b->x, k + i));
+        nearest_nibbles(q, &g, x, found, values);
+        for (int i = 0; i < 4 && k + i < b->n; i++) v16_store_int8(nibbles + STRIP_ROWS * (k + i), found[i]);
+    }
+}
+
+// With feedback: chooses codes from left to right and passes each column's error on to the columns after it. Returns
+// the weighted squared error.
+static v16 assign_compensated(const struct quantizer *q, const struct block *b, v16 scale, int8_t *nibbles,
+                              float *values) {
+    const struct grid g = grid_of(scale);
+    float targets[GROUP_COLUMNS * STRIP_ROWS];
+    memcpy(targets, b->x, sizeof(float) * STRIP_ROWS * (size_t)b->n);
+    v16 error = v16_set1(0);
+    for (int k = 0; k < b->n; k++) {
+        const v16 target = v16_load(lanes(targets, k));
+        const v16 x[4] = { target, target, target, target };
+        v16 found[4], value[4];
+        nearest_nibbles(q, &g, x, found, value);
+        v16_store_int8(nibbles + STRIP_ROWS * k, found[0]);
+        v16_store(values + STRIP_ROWS * k, value[0]);
+        const v16 difference = v16_sub(target, value[0]);
+        error = v16_add(error, v16_mul(v16_set1(b->weight[k]), v16_mul(difference, difference)));
+        const v16 total = v16_sub(v16_load(lanes(b->originals, k)), value[0]);
+        const float *row = b->feedback + (size_t)k * b->stride;
+        for (int j = k + 1; j < b->n; j++)
+            v16_store(targets + STRIP_ROWS * j,
+                      v16_add(v16_load(lanes(targets, j)), v16_mul(total, v16_set1(row[j]))));
+    }
+    return error;
+}
+
+// The candidate that gives the least error when errors are compensated inside the block.
+static v16 best_compensated(const struct quantizer *q, const struct block *b, const struct candidates *c,
+                            v16 zero_error, int8_t *nibbles, float *values) {
+    const v16 infinity = v16_set1(__builtin_inff()), zero = v16_set1(0);
+    v16 best = zero, least = v16_set1(3.4e38f);
+    for (int i = 0; i < CANDIDATES; i++) {
+        v16 error = assign_compensated(q, b, c->scale[i], nibbles, values);
+        error = v16_select_less(zero, v16_abs(c->scale[i]), error, zero_error);
+        error = v16_select_less(c->error[i], infinity, error, infinity);   // fewer candidates than CANDIDATES
+        best = v16_select_less(error, least, c->scale[i], best);
+        least = v16_select_less(error, least, error, least);
+    }
+    return best;
+}
+
+// Quantizes a q4 or q4s block: writes nibbles, and with feedback dequantized values; returns the scales.
+static v16 fit_block(const struct quantizer *q, const struct block *b, int width, int8_t *nibbles, float *values) {
+    const v16 zero = v16_set1(0);
+    v16 max = zero, first_sign = v16_set1(1), zero_error = zero;   // zero_error: of the scale 0
+    for (int i = 0; i < b->n; i++) {
+        const v16 x = v16_load(lanes(b->x, i)), a = v16_abs(x);
+        first_sign = v16_select_less(max, a, v16_select_less(x, zero, v16_set1(-1), v16_set1(1)), first_sign);
+        max = v16_max(a, max);
+        zero_error = v16_add(zero_error, v16_mul(v16_set1(b->weight[i]), v16_mul(x, x)));
+    }
+    struct candidates c;
+    for (int i = 0; i < CANDIDATES; i++) c.scale[i] = zero, c.error[i] = v16_set1(__builtin_inff());
+    c.error[0] = zero_error;
+    // rows of zeros do not matter: their largest magnitude counts as large
+    const v16 peak = v16_select_less(zero, max, max, v16_set1(MIN_UNCLAMPED));
+    const int fast = !q->task->is_weighted && b->n == width &&
+                     v16_reduce_max(v16_sub(v16_set1(MIN_UNCLAMPED), peak)) <= 0;
+    if (b->feedback) {
+        if (width == 16) search_16_feedback(b, q, max, first_sign, &c);
+        else search_32_feedback(b, q, max, first_sign, &c);
+        c.scale[0] = best_compensated(q, b, &c, zero_error, nibbles, values);
+        assign_compensated(q, b, c.scale[0], nibbles, values);
+        return c.scale[0];
+    }
+    if (width == 16) (fast ? search_16_fast : search_16)(b, q, max, first_sign, &c);
+    else (fast ? search_32_fast : search_32)(b, q, max, first_sign, &c);
+    assign_codes(q, b, c.scale[0], nibbles);
+    return c.scale[0];
+}
+
+// ---- q8
+
+INLINE v16 nearest_q8(v16 x, v16 inverse) {
+    v16 v = v16_max(v16_mul(x, inverse), v16_set1(-MAX_CODE_Q8));
+    v = v16_min(v, v16_set1(MAX_CODE_Q8));
+    return v16_sub(v16_add(v, v16_set1(0x1.8p23f)), v16_set1(0x1.8p23f));   // to nearest even
+}
+
+// Quantizes a q8 block: writes codes, returns the scales. Codes are uniform, so the best scale is the smallest that
+// does not clip or one of the two below it.
+static v16 fit_block_q8(const struct block *b, int8_t *codes) {
+    const v16 zero = v16_set1(0), one = v16_set1(1);
+    v16 max = zero;
+    for (int i = 0; i < b->n; i++) max = v16_max(v16_abs(v16_load(lanes(b->x, i))), max);
+    float size[STRIP_ROWS];
+    v16_store(size, v16_div(max, v16_set1(MAX_CODE_Q8)));
+    for (int r = 0; r < STRIP_ROWS; r++) size[r] = (float)min_int(MAX_SCALE, (int)size[r] + 1);
+    v16 scale[3], inverse[3], error[3];
+    UNROLL for (int j = 0; j < 3; j++) {
+        scale[j] = v16_sub(v16_load(size), v16_set1((float)j));
+        inverse[j] = v16_div(one, v16_max(scale[j], one));
+        error[j] = zero;
+    }
+    for (int i = 0; i < b->n; i++) {
+        const v16 x = v16_load(lanes(b->x, i)), weight = v16_set1(b->weight[i]);
+        UNROLL for (int j = 0; j < 3; j++) {
+            const v16 difference = v16_sub_exact_product(x, scale[j], nearest_q8(x, inverse[j]));
+            error[j] = v16_add(error[j], v16_mul(weight, v16_mul(difference, difference)));
+        }
+    }
+    v16 best = zero, best_inverse = zero, least = v16_set1(3.4e38f);
+    for (int j = 0; j < 3; j++) {
+        error[j] = v16_select_less(scale[j], one, v16_set1(__builtin_inff()), error[j]);
+        error[j] = v16_select_less(zero, max, error[j], v16_set1(__builtin_inff()));
+        best = v16_select_less(error[j], least, scale[j], best);
+        best_inverse = v16_select_less(error[j], least, inverse[j], best_inverse);
+        least = v16_select_less(error[j], least, error[j], least);
+    }
+    for (int i = 0; i < b->n; i++)
+        v16_store_int8(codes + STRIP_ROWS * i, nearest_q8(v16_load(lanes(b->x, i)), best_inverse));
+    return best;
+}
+
+// ---- strips
+
+// Arranges the codes of one group, (32, 16), in lines.
+static void store_codes(int dtype, const int8_t *codes, uint8_t *to) {
+    const int is_q8 = dtype == LLAMAC_Q8, step = is_q8 ? 4 : 8;
+    for (int k = 0; k < GROUP_COLUMNS; k += step, to += LINE_BYTES) {
+        uint32_t words[STRIP_ROWS];
+        const uint8_t *c = (const uint8_t *)codes + STRIP_ROWS * k;
+        for (int r = 0; r < STRIP_ROWS; r++)
+            words[r] = (uint32_t)c[r] | (uint32_t)c[16 + r] << 8 | (uint32_t)c[32 + r] << 16 |
+                       (uint32_t)c[48 + r] << 24;
+        for (int r = 0; r < STRIP_ROWS; r++) {
+            if (is_q8) words[r] ^= 0x80808080u;
+            else
+                words[r] |= (uint32_t)c[64 + r] << 4 | (uint32_t)c[80 + r] << 12 | (uint32_t)c[96 + r] << 20 |
+                            (uint32_t)c[112 + r] << 28;
+        }
+        for (int r = 0; r < STRIP_ROWS; r++)   // little-endian, whatever the processor
+            for (int i = 0; i < 4; i++) to[4 * r + i] = (uint8_t)(words[r] >> 8 * i);
+    }
+}
+
+// The rest of a block of 128 columns, up to column `end`, compensates the errors of the n columns at `at`.
+// compensate_later updates the columns after the block.
+static void compensate_block(const struct strip *s, int block, int at, int n, int end, const float *values) {
+    const size_t columns = (size_t)s->q->task->columns;
+    float *errors = s->errors + STRIP_ROWS * (at - block);
+    for (int i = 0; i < n; i++)
+        v16_store(errors + STRIP_ROWS * i, v16_sub(v16_load(lanes(s->originals, at + i)),
+                                                   v16_load(lanes(values, i))));
+    for (int j = at + n; j < end; j++) {
+        v16 target = v16_load(lanes(s->targets, j));
+        for (int i = 0; i < n; i++)
+            target = v16_add(target, v16_mul(v16_load(lanes(errors, i)),
+                                             v16_set1(s->q->task->feedback[(size_t)(at + i) * columns + (size_t)j])));
+        v16_store(s->targets + STRIP_ROWS * j, target);
+    }
+}
+
+// Quantizes n columns starting at `first`: one block of 128 columns of the file format.
+static void quantize_block(struct strip *s, int first, int n) {
+    const struct quantizer *q = s->q;
+    const struct quantize *task = q->task;
+    const int groups = ceil_div(n, GROUP_COLUMNS), per_scale = scale_columns(task->dtype);
+    uint8_t *scales = s->out, *codes = s->out + block_scale_bytes(task->dtype, groups);
+    memset(scales, 0, block_scale_bytes(task->dtype, groups));
+    if (task->feedback) memset(s->errors, 0, sizeof(float) * STRIP_ROWS * BLOCK_COLUMNS);
+    for (int group = 0; group < groups; group++) {
+        int8_t found[GROUP_COLUMNS * STRIP_ROWS] = { 0 };
+        for (int k = group * GROUP_COLUMNS; k < min_int(n, (group + 1) * GROUP_COLUMNS); k += per_scale) {
+            const int at = first + k, width = min_int(per_scale, n - k);
+            const struct block b = {
+                .x = lanes(s->targets, at), .originals = lanes(s->originals, at), .weight = task->weight + at,
+                .feedback = task->feedback ? task->feedback + (size_t)at * (size_t)task->columns + (size_t)at : NULL,
+                .stride = (size_t)task->columns, .n = width,
+            };
+            int8_t *to = found + STRIP_ROWS * (k - group * GROUP_COLUMNS);
+            float values[GROUP_COLUMNS * STRIP_ROWS];
+            const v16 best =
+                task->dtype == LLAMAC_Q8 ? fit_block_q8(&b, to) : fit_block(q, &b, per_scale, to, values);
+            v16_store_int8((int8_t *)scales + k / per_scale * STRIP_ROWS, best);
+            if (task->feedback) compensate_block(s, first, at, width, first + n, values);
+        }
+        store_codes(task->dtype, found, codes + (size_t)group * group_code_bytes(task->dtype));
+    }
+    s->out += block_bytes(task->dtype, groups);
+}
+
+// targets[j] += sum over i of errors[i] * feedback[i][j], for T columns from j on. i: the block's n columns from
+// `first` on.
+INLINE void compensate_columns(const struct strip *s, int first, int n, int j, const int T) {
+    const size_t columns = (size_t)s->q->task->columns;
+    const float *feedback = s->q->task->feedback + (size_t)first * columns + (size_t)j;
+    v16 sum[8];
+    UNROLL for (int t = 0; t < T; t++) sum[t] = v16_load(lanes(s->targets, j + t));
+    for (int i = 0; i < n; i++, feedback += columns) {
+        const v16 error = v16_load(lanes(s->errors, i));
+        UNROLL for (int t = 0; t < T; t++) sum[t] = v16_add(sum[t], v16_mul(error, v16_set1(feedback[t])));
+    }
+    UNROLL for (int t = 0; t < T; t++) v16_store(s->targets + STRIP_ROWS * (j + t), sum[t]);
+}
+
+// All strips pass through a piece of the feedback matrix while it is in the cache.
+static void compensate_later(const struct strip *strips, int n_strips, int first, int n) {
+    int j = first + n;
+    const int columns = strips[0].q->task->columns;
+    for (; j + 8 <= columns; j += 8)
+        for (int i = 0; i < n_strips; i++) compensate_columns(&strips[i], first, n, j, 8);
+    for (; j < columns; j++)
+        for (int i = 0; i < n_strips; i++) compensate_columns(&strips[i], first, n, j, 1);
+}
+
+// The row scale D under which the row's largest magnitude is the largest representable |s * c|, and its inverse. Both
+// are 0 for a row below MIN_MAGNITUDE.
+static float row_scale(const float *x, int n, int dtype, float *inverse) {
+    v16 peak = v16_set1(0);
+    for (int k = 0; k < n; k += 16) peak = v16_max(v16_abs(v16_load_n(x + k, min_int(16, n - k))), peak);
+    const float max = v16_reduce_max(peak), largest = (float)(dtype == LLAMAC_Q8 ? MAX_WEIGHT_Q8 : MAX_WEIGHT);
+    *inverse = max < MIN_MAGNITUDE ? 0 : largest / max;
+    return max < MIN_MAGNITUDE ? 0 : max / largest;
+}
+
+// Fills `originals` and `scales` from up to 16 rows.
+static void load_strip(struct strip *s, const float *w, int rows) {
+    const int columns = s->q->task->columns, padded = ceil_div(columns, GROUP_COLUMNS) * GROUP_COLUMNS;
+    float inverses[STRIP_ROWS] = { 0 };
+    memset(s->scales, 0, sizeof s->scales);
+    for (int r = 0; r < rows; r++)
+        s->scales[r] = row_scale(w + (size_t)r * (size_t)columns, columns, s->q->task->dtype, &inverses[r]);
+    for (int first = 0; first < padded; first += 16) {   // one cache line of each row at a time
+        float *to = s->originals + STRIP_ROWS * first;
+        const int n = max_int(0, min_int(16, columns - first));
+        if (rows < STRIP_ROWS || n < 16) memset(to, 0, sizeof(float) * STRIP_ROWS * 16);
+        for (int r = 0; r < rows; r++) {
+            const float *from = w + (size_t)r * (size_t)columns + (size_t)first, inverse = inverses[r];
+            for (int k = 0; k < n; k++) to[STRIP_ROWS * k + r] = from[k] * inverse;
+        }
+    }
+}
+
+static void quantize_strips(const struct quantize *task) {
+    struct quantizer quantizer;
+    init_quantizer(&quantizer, task);
+    const struct quantizer *q = &quantizer;
+    const int padded = ceil_div(task->columns, GROUP_COLUMNS) * GROUP_COLUMNS;
+    const size_t floats = STRIP_ROWS * (size_t)padded;
+    struct strip strips[QUANTIZE_STRIPS];
+    const int most = task->feedback ? QUANTIZE_STRIPS : 1;
+    for (size_t row = 0; row < task->rows;) {
+        int n_strips = 0;
+        float *scratch = task->scratch;
+        for (; n_strips < most && row < task->rows; n_strips++, row += STRIP_ROWS) {
+            struct strip *s = &strips[n_strips];
+            *s = (struct strip){ .q = q, .originals = scratch, .targets = scratch,
+                                 .out = task->out + row / STRIP_ROWS * task->strip_bytes };
+            const size_t left = task->rows - row;
+            load_strip(s, task->w + row * (size_t)task->columns, left < STRIP_ROWS ? (int)left : STRIP_ROWS);
+            memcpy(s->out, s->scales, LINE_BYTES);
+            s->out += LINE_BYTES;
+            if (!task->feedback) continue;
+            s->targets = s->originals + floats, s->errors = s->targets + floats;
+            memcpy(s->targets, s->originals, sizeof(float) * floats);
+            scratch += quantize_strip_floats(task->columns, 1);
+        }
+        for (int first = 0; first < task->columns; first += BLOCK_COLUMNS) {
+            const int n = min_int(BLOCK_COLUMNS, task->columns - first);
+            for (int i = 0; i < n_strips; i++) quantize_block(&strips[i], first, n);
+            if (task->feedback) compensate_later(strips, n_strips, first, n);
+        }
+    }
+}
