@@ -1,21 +1,33 @@
 // SPDX-License-Identifier: MIT
-// dtype.h - memory layouts of matrices: strips of 16 rows, stored line by line along the columns. docs/format.md
-// specifies them for other readers. The KV cache uses the float layouts as well.
+// dtype.h - memory layouts of matrices: strips of 16 rows, stored line by line along the columns. One table describes
+// every dtype; kernels, quantizer, regrouping and tests derive sizes and steps from it. docs/format.md specifies the
+// layouts for other readers. The KV cache uses the float layouts as well.
 //
 // A strip holds 16 rows (the last strip of a matrix is padded with zero rows). A line is 64 bytes, one cache line.
 //
 // f32: a line holds the 16 rows' values of one column. f16, bf16: a line holds two columns: the 16 values of column
 // k, then those of column k + 1. An odd number of columns is padded with a zero column.
 //
-// q8, q4, q4s: a strip starts with one line of row scales D (16 f32). Blocks of 128 columns follow; the last block
-// may have fewer groups of 32. Columns are padded to a multiple of 32. A block of n groups consists of
-//     the block scales s, int8: 16 (one per row) per span of columns that shares a scale, zero-padded to a whole line;
-//     the codes, n times 8 lines (q8) or 4 lines (q4, q4s), in which each row owns 4 bytes per line.
-// A weight is D * s * c with
-//     q8        c = byte - 128, in -127 .. 127. Byte 4 r + i of line j is row r, column 4 j + i.
-//     q4, q4s   c = codebook[nibble] + (s & 3). The low and high nibbles of byte 4 r + i of line j are row r, columns
-//               8 j + i and 8 j + 4 + i.
-// So the low two bits of s select one of four grids of code values. The quantizer picks s, and with it the grid.
+// Quantized dtypes: a strip starts with one line of row scales D (16 f32), if the dtype has them. Blocks of
+// `block_columns` columns follow; the last block may have fewer groups of 32. Columns are padded to a multiple of 32.
+// A block consists of a scale area and the codes of its groups. The scale area, zero-padded to whole lines, holds
+//     the super-scales, if the dtype has them: d (16 f16), then, if it has minimums, d_min (16 f16);
+//     the scales: 16 (one per row) for each span of `scale_columns` columns;
+//     the minimums, if it has them: 16 for each span.
+// A group's codes take `code_bits` lines, in which each row owns 4 bytes per line:
+//     8 bits           byte 4 r + i of line j is row r, column 4 j + i, plus 128.
+//     4, 5 and 6 bits  the low and high nibbles of byte 4 r + i of line j < 4 are the low 4 bits of row r, columns
+//                      8 j + i and 8 j + 4 + i.
+//     5 bits           bit w of byte 4 r + i of line 4 is bit 4 of row r, column 4 w + i.
+//     6 bits           bits 2 v and 2 v + 1 of byte 4 r + i of line 4 + h are bits 4 and 5 of row r, column
+//                      16 h + 4 v + i.
+//
+// A weight is S * c + M. c is code - offset, or codebook[code] (in q4 and q4s: plus s & 3, so that the low two bits of
+// the scale s select one of four grids, which the quantizer picks). S and M are
+//     D * s       and 0                    with row scales
+//     d * s       and 0 or -d_min * m      with super-scales
+//     s           and 0 or m               otherwise
+// with the scale s and the minimum m as stored: int8, f16, or e8m0, whose byte e stands for 2^(e - 128).
 #ifndef LLAMAC_DTYPE_H
 #define LLAMAC_DTYPE_H
 #include <stddef.h>
@@ -25,27 +37,90 @@
 enum {
     STRIP_ROWS = 16, LINE_BYTES = 64,
     GROUP_COLUMNS = 32,             // columns are padded to it; int8 inputs have one scale per group
-    BLOCK_COLUMNS = 128,
+    BLOCK_COLUMNS = 128,            // columns that share the scale of int16 inputs; in most dtypes also a block
     BLOCK_GROUPS = BLOCK_COLUMNS / GROUP_COLUMNS,
-    CODE_LIMIT = 32,                // bounds |codebook[nibble] + 3|: a sum of 8 products with int8 fits int16
+    CODE_LIMIT = 32,                // bounds |q4_codebook[nibble] + 3|: a sum of 8 products with int8 fits int16
     Q8_OFFSET = 128,
 };
 
-static inline int dtype_is_quantized(int dtype) { return dtype >= LLAMAC_Q8; }
-// Columns that share a block scale in a quantized dtype.
-static inline int scale_columns(int dtype) { return dtype == LLAMAC_Q4 ? 16 : GROUP_COLUMNS; }
-// Bytes of a quantized block of `groups` groups: its scales, one group of its codes, all of it.
-static inline size_t block_scale_bytes(int dtype, int groups) {
-    return (size_t)(groups * (GROUP_COLUMNS / scale_columns(dtype)) * STRIP_ROWS + LINE_BYTES - 1) /
-           LINE_BYTES * LINE_BYTES;
+// What the inputs of a product become before they are multiplied by codes (kernels.h).
+enum input_type { INPUT_F32, INPUT_INT8, INPUT_INT16, N_INPUT_TYPES };
+enum scale_kind { SCALE_INT8, SCALE_F16, SCALE_E8M0 };
+
+struct dtype_info {
+    const char *name;
+    uint8_t code_bits;              // 32 or 16: a float dtype, for which the fields below are 0
+    uint8_t offset;                 // of linear codes
+    uint8_t scale_columns;          // 16 or 32
+    uint8_t scale;                  // enum scale_kind
+    uint8_t has_row_scales, has_super_scales, has_minimums;
+    uint8_t input;                  // enum input_type; INPUT_INT8 marks q4 and q4s, whose codes have grids
+    uint16_t block_columns;         // 128 or 256
+    const int8_t *codebook;         // 16 values, or NULL for linear codes
+};
+
+// The values that 4-bit codes stand for in q4 and q4s, in iq4_nl and iq4_xs, and in mxfp4.
+extern const int8_t q4_codebook[16], iq4_codebook[16], fp4_codebook[16];
+
+// The table of dtypes, defined here so that kernels compiled for one dtype see constants.
+static const struct dtype_info dtype_table[LLAMAC_N_DTYPES] = {
+    [LLAMAC_F32] = { .name = "f32", .code_bits = 32 },
+    [LLAMAC_F16] = { .name = "f16", .code_bits = 16 },
+    [LLAMAC_BF16] = { .name = "bf16", .code_bits = 16 },
+    [LLAMAC_Q8] = { .name = "q8", .code_bits = 8, .offset = Q8_OFFSET, .scale_columns = 32, .scale = SCALE_INT8,
+                    .has_row_scales = 1, .input = INPUT_INT16, .block_columns = 128 },
+    [LLAMAC_Q4] = { .name = "q4", .code_bits = 4, .scale_columns = 16, .scale = SCALE_INT8, .has_row_scales = 1,
+                    .input = INPUT_INT8, .block_columns = 128, .codebook = q4_codebook },
+    [LLAMAC_Q4S] = { .name = "q4s", .code_bits = 4, .scale_columns = 32, .scale = SCALE_INT8, .has_row_scales = 1,
+                     .input = INPUT_INT8, .block_columns = 128, .codebook = q4_codebook },
+    [LLAMAC_Q4_0] = { .name = "q4_0", .code_bits = 4, .offset = 8, .scale_columns = 32, .scale = SCALE_F16,
+                      .input = INPUT_INT16, .block_columns = 128 },
+    [LLAMAC_Q4_1] = { .name = "q4_1", .code_bits = 4, .scale_columns = 32, .scale = SCALE_F16, .has_minimums = 1,
+                      .input = INPUT_INT16, .block_columns = 128 },
+    [LLAMAC_Q5_0] = { .name = "q5_0", .code_bits = 5, .offset = 16, .scale_columns = 32, .scale = SCALE_F16,
+                      .input = INPUT_INT16, .block_columns = 128 },
+    [LLAMAC_Q5_1] = { .name = "q5_1", .code_bits = 5, .scale_columns = 32, .scale = SCALE_F16, .has_minimums = 1,
+                      .input = INPUT_INT16, .block_columns = 128 },
+    [LLAMAC_Q8_0] = { .name = "q8_0", .code_bits = 8, .offset = Q8_OFFSET, .scale_columns = 32, .scale = SCALE_F16,
+                      .input = INPUT_INT16, .block_columns = 128 },
+    [LLAMAC_Q4_K] = { .name = "q4_k", .code_bits = 4, .scale_columns = 32, .scale = SCALE_INT8, .has_super_scales = 1,
+                      .has_minimums = 1, .input = INPUT_INT16, .block_columns = 256 },
+    [LLAMAC_Q5_K] = { .name = "q5_k", .code_bits = 5, .scale_columns = 32, .scale = SCALE_INT8, .has_super_scales = 1,
+                      .has_minimums = 1, .input = INPUT_INT16, .block_columns = 256 },
+    [LLAMAC_Q6_K] = { .name = "q6_k", .code_bits = 6, .offset = 32, .scale_columns = 16, .scale = SCALE_INT8,
+                      .has_super_scales = 1, .input = INPUT_INT16, .block_columns = 256 },
+    [LLAMAC_IQ4_NL] = { .name = "iq4_nl", .code_bits = 4, .scale_columns = 32, .scale = SCALE_F16,
+                        .input = INPUT_INT16, .block_columns = 128, .codebook = iq4_codebook },
+    [LLAMAC_IQ4_XS] = { .name = "iq4_xs", .code_bits = 4, .scale_columns = 32, .scale = SCALE_INT8,
+                        .has_super_scales = 1, .input = INPUT_INT16, .block_columns = 256, .codebook = iq4_codebook },
+    [LLAMAC_MXFP4] = { .name = "mxfp4", .code_bits = 4, .scale_columns = 32, .scale = SCALE_E8M0,
+                       .input = INPUT_INT16, .block_columns = 128, .codebook = fp4_codebook },
+};
+
+static inline int dtype_is_quantized(int dtype) { return dtype_table[dtype].code_bits <= 8; }
+static inline int scale_columns(int dtype) { return dtype_table[dtype].scale_columns; }
+static inline int block_columns(int dtype) { return dtype_table[dtype].block_columns; }
+static inline int block_groups(int dtype) { return block_columns(dtype) / GROUP_COLUMNS; }
+static inline int scale_element_bytes(int dtype) { return dtype_table[dtype].scale == SCALE_F16 ? 2 : 1; }
+
+// Offsets in a quantized block of `groups` groups, and sizes of its parts.
+static inline size_t scales_offset(int dtype) {
+    return dtype_table[dtype].has_super_scales ? (size_t)STRIP_ROWS * 2 * (1 + dtype_table[dtype].has_minimums) : 0;
 }
-static inline size_t group_code_bytes(int dtype) { return dtype == LLAMAC_Q8 ? 8 * LINE_BYTES : 4 * LINE_BYTES; }
+static inline size_t span_scale_bytes(int dtype) { return (size_t)STRIP_ROWS * (size_t)scale_element_bytes(dtype); }
+static inline size_t minimums_offset(int dtype, int groups) {
+    return scales_offset(dtype) + (size_t)(groups * (GROUP_COLUMNS / scale_columns(dtype))) * span_scale_bytes(dtype);
+}
+static inline size_t block_scale_bytes(int dtype, int groups) {
+    const size_t scales = minimums_offset(dtype, groups) - scales_offset(dtype);
+    const size_t bytes = scales_offset(dtype) + scales * (1 + (size_t)dtype_table[dtype].has_minimums);
+    return (bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+}
+static inline size_t group_code_bytes(int dtype) { return (size_t)dtype_table[dtype].code_bits * LINE_BYTES; }
 static inline size_t block_bytes(int dtype, int groups) {
     return block_scale_bytes(dtype, groups) + (size_t)groups * group_code_bytes(dtype);
 }
-
-// The 16 code values that nibbles stand for.
-extern const int8_t q4_codebook[16];
+static inline size_t row_scale_bytes(int dtype) { return dtype_table[dtype].has_row_scales ? LINE_BYTES : 0; }
 
 // Bytes of one strip; 0 for an unknown dtype or if the size overflows.
 size_t dtype_strip_bytes(int dtype, uint64_t columns);

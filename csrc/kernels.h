@@ -39,10 +39,7 @@ enum {
 static inline int panel_count(int m) { return (m + PANEL_ROWS - 1) / PANEL_ROWS; }
 static inline int panel_start(int m, int panel) { return share_start(m, panel, panel_count(m)); }
 
-enum input_type { INPUT_F32, INPUT_INT8, INPUT_INT16, N_INPUT_TYPES };
-static inline int input_type_of(int dtype) {
-    return !dtype_is_quantized(dtype) ? INPUT_F32 : dtype == LLAMAC_Q8 ? INPUT_INT16 : INPUT_INT8;
-}
+static inline int input_type_of(int dtype) { return dtype_table[dtype].input; }
 enum { GROUP_WORDS = 8 + 2 + 1 };   // INPUT_INT8: codes, compensation terms, scale
 // Words of one row in a panel.
 static inline size_t input_words(int input, int columns) {

@@ -53,6 +53,9 @@ enum llamac_dtype {
     LLAMAC_Q8,             // 8-bit codes, a scale per 32 columns
     LLAMAC_Q4,             // 4-bit codes, a scale per 16 columns
     LLAMAC_Q4S,            // 4-bit codes, a scale per 32 columns
+    // GGUF's types of these names: the same numbers, in strips
+    LLAMAC_Q4_0, LLAMAC_Q4_1, LLAMAC_Q5_0, LLAMAC_Q5_1, LLAMAC_Q8_0, LLAMAC_Q4_K, LLAMAC_Q5_K, LLAMAC_Q6_K,
+    LLAMAC_IQ4_NL, LLAMAC_IQ4_XS, LLAMAC_MXFP4,
     LLAMAC_N_DTYPES
 };
 

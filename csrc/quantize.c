@@ -12,7 +12,7 @@ enum { MAX_COLUMNS = 1 << 24 };   // as in the tensor record
 
 int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, const float *importance,
                     const float *feedback, const char *isa, void *out, llamac_error *err) {
-    if (!dtype_is_quantized(dtype) || !llamac_dtype_name(dtype))
+    if (dtype < LLAMAC_Q8 || dtype > LLAMAC_Q4S)
         return bad_argument(err, "dtype is %d, expected q8, q4 or q4s (%d to %d)", dtype, LLAMAC_Q8, LLAMAC_Q4S);
     if (columns < 1 || columns > MAX_COLUMNS)
         return bad_argument(err, "columns is %zu, expected 1 to %d", columns, MAX_COLUMNS);

@@ -73,7 +73,7 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
 }
 
 static inline int tiny_dtype(const struct tiny_shape *s, size_t tensor) {
-    return s->dtype ? s->dtype : 1 + (int)(tensor % (LLAMAC_N_DTYPES - 1));
+    return s->dtype ? s->dtype : 1 + (int)(tensor % LLAMAC_Q4S);
 }
 
 // Writes the records of all tensors, with offsets from the start of the data section. Returns their number and, in
