@@ -78,6 +78,24 @@ size_t llamac_matrix_bytes(int dtype, uint64_t rows, uint64_t columns);
 int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, const float *importance,
                     const float *feedback, const char *isa, void *out, llamac_error *err);
 
+// ---- GGUF's blocks
+
+// Returns the bytes of a row of GGUF blocks, or 0 if `dtype` is none of GGUF's (LLAMAC_Q4_0 to LLAMAC_MXFP4) or if
+// `columns` is not a number of whole blocks.
+size_t llamac_gguf_row_bytes(int dtype, uint64_t columns);
+
+// Regroups rows of GGUF blocks into strips of the dtype with the same name. No number changes. Threads may regroup
+// parts of a matrix at the same time if each part starts at a multiple of 16 rows.
+//     blocks    (rows, llamac_gguf_row_bytes(dtype, columns)) bytes, of any alignment; blocks_size is their number
+//     strips    receives llamac_matrix_bytes(dtype, rows, columns) bytes; strips_size is their number
+// Returns 1; 0 if a scale or a minimum is not finite, so that weights would not be. Error: LLAMAC_BAD_ARGUMENT.
+int llamac_regroup(int dtype, const void *blocks, size_t blocks_size, size_t rows, size_t columns, void *strips,
+                   size_t strips_size, llamac_error *err);
+
+// The inverse: restores every bit of the blocks. Error: LLAMAC_BAD_ARGUMENT.
+int llamac_ungroup(int dtype, const void *strips, size_t strips_size, size_t rows, size_t columns, void *blocks,
+                   size_t blocks_size, llamac_error *err);
+
 // ---- the file format, described for readers and writers
 
 enum llamac_type {

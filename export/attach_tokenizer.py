@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -76,19 +78,31 @@ def _attach_from_folder(checkpoint: Checkpoint, folder: Path, warnings: list[str
 
 def _attach_from_gguf(checkpoint: Checkpoint, path: Path, warnings: list[str]) -> None:
     from llamac.export.gguf.model import has_tokenizer
+    from llamac.text.vocabulary.gguf import from_metadata
 
-    if not has_tokenizer(path):
+    values, checkpoint.gguf_values = checkpoint.gguf_values or {}, None
+    if not has_tokenizer(values):
         warnings.append(f"{path} has no tokenizer: {IDS_ONLY}")
         return
-    _attach_own(checkpoint, path, warnings)
+    with _advice_of(path):
+        checkpoint.tokenizer = from_metadata(values)
+    checkpoint.metadata["tokenizer"] = {"source": _base_name(path)}
 
 
 def _attach_own(checkpoint: Checkpoint, path: Path, warnings: list[str]) -> None:
-    try:
+    with _advice_of(None):
         checkpoint.tokenizer = load_vocabulary(path, IdLimit(checkpoint.config.vocab_size, warnings))
-    except (TokenizerError, UnsupportedError) as error:
-        raise type(error)(f"{error}; --no-tokenizer leaves it out, --tokenizer uses another one") from None
     checkpoint.metadata["tokenizer"] = {"source": _base_name(path)}
+
+
+@contextlib.contextmanager
+def _advice_of(path: Path | None) -> Iterator[None]:
+    """Add to errors of a tokenizer what to do, and the path if it is given."""
+    try:
+        yield
+    except (TokenizerError, UnsupportedError) as error:
+        where = f"{path}: " if path is not None and isinstance(error, TokenizerError) else ""
+        raise type(error)(f"{where}{error}; --no-tokenizer leaves it out, --tokenizer uses another one") from None
 
 
 def _check_own(data: bytes, source: Path) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from llamac.text.special_tokens import SpecialTokens
 
     Floats = NDArray[np.float32]
+    Blocks = NDArray[np.uint8]
 
 # The size of the rows that are read at once, in bytes of float32.
 CHUNK_BYTES = 32 << 20
@@ -38,11 +39,15 @@ class LazyTensor:
         dtype: What the source stores: "f32", "f16", "bf16", ...
         read: read(first, last) returns rows [first, last) as float32, shape (last - first, columns); for a vector, its
             elements [first, last).
+        blocks: Of a matrix that the source stores in GGUF's blocks of a dtype that flat files have, too:
+            blocks(first, last) returns rows [first, last) of them, shape (last - first, bytes of a row), uint8.
+            Otherwise None.
     """
 
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[int, int], Floats]
+    blocks: Callable[[int, int], Blocks] | None = None
 
     @classmethod
     def of(cls, numbers: Floats) -> LazyTensor:
@@ -86,7 +91,13 @@ class LazyTensor:
 
     def rows(self, first: int, last: int) -> LazyTensor:
         """Rows [first, last) as a tensor."""
-        return LazyTensor((last - first, *self.shape[1:]), self.dtype, lambda a, b: self.read(first + a, first + b))
+        blocks = self.blocks
+        return LazyTensor(
+            (last - first, *self.shape[1:]),
+            self.dtype,
+            lambda a, b: self.read(first + a, first + b),
+            None if blocks is None else lambda a, b: blocks(first + a, first + b),
+        )
 
     def plus(self, number: float) -> LazyTensor:
         """Add `number` to every element, in float32."""
@@ -105,7 +116,8 @@ class LazyTensor:
             name: The tensor's name, for the error.
 
         Returns:
-            This tensor. Reading it raises ExportError if an element is not finite.
+            This tensor. Reading it raises ExportError if an element is not finite. Reading its blocks does not:
+            whoever unpacks their scales checks them.
         """
         import numpy as np
 
@@ -115,7 +127,7 @@ class LazyTensor:
                 raise ExportError(f"tensor {name} holds numbers that are not finite: the source is damaged")
             return rows
 
-        return LazyTensor(self.shape, self.dtype, read)
+        return LazyTensor(self.shape, self.dtype, read, self.blocks)
 
     def chunks(self, multiple: int = 16) -> Iterator[tuple[int, Floats]]:
         """Yield (first row, rows) in order, about CHUNK_BYTES each.
@@ -211,6 +223,7 @@ class Checkpoint:
         chat_template: The default chat template, or "".
         metadata: The JSON object of the metadata section, without "exporter" and "dtype".
         stop_ids: Tokens that end a generation, in addition to the tokenizer's.
+        gguf_values: The metadata of a GGUF file until its tokenizer has been read from them.
     """
 
     config: ModelConfig
@@ -219,6 +232,7 @@ class Checkpoint:
     chat_template: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
     stop_ids: tuple[int, ...] = ()
+    gguf_values: dict[str, Any] | None = None
 
     @property
     def n_parameters(self) -> int:

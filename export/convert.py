@@ -80,7 +80,8 @@ def export(
         dtype: The dtype of the matrices: "f32", "f16", "bf16", "q8", "q4" or "q4s". The default is the source's own, or
             f32 if the source is quantized. "auto", the default for GGUF files, keeps each float matrix's dtype and
             stores quantized ones as q8. With q4 and q4s, the output matrix and attn_v are q8 unless `pure`. For
-            to="gguf" also "q8_0" and "q4_0" (the output matrix then stays q8_0).
+            to="gguf" also "q8_0" and "q4_0" (the output matrix then stays q8_0); there "auto" writes the source's own
+            blocks, and is the default if it has some.
         tokenizer: A file or directory to use instead of the source's tokenizer, or False for none.
         name: The model's name in the file; default: the source's.
         to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with
@@ -221,8 +222,11 @@ def _merge_adapters(checkpoint: Checkpoint, options: ExportOptions) -> Checkpoin
 def _with_dtype(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
     """The options with a dtype, and a dtype_map if "auto" chose several."""
     dtype = options.dtype
+    has_blocks = any(tensor.blocks for tensor in checkpoint.tensors.values())
     if dtype is None and options.to == "llamac" and checkpoint.metadata["source"].get("format") == "gguf":
         dtype = "auto"
+    if options.to == "gguf" and (dtype == "auto" or (dtype is None and has_blocks)):
+        return replace(options, dtype="auto")
     if dtype == "auto":
         dtype, others = nearest_dtypes(checkpoint.tensors)
         return replace(options, dtype=dtype, dtype_map=(*options.dtype_map, *others))

@@ -16,7 +16,12 @@ from llamac.format.strips import FLOATS, STRIP_ROWS, scale_columns
 from llamac.progress import Progress, silent
 
 # The core's number of each dtype.
-DTYPES = {str(_core.dtype_name(number)): number for number in range(1, 7)}
+DTYPES = dict(_core.dtypes())
+# GGUF's, whose blocks are regrouped: numbers are not changed.
+BLOCK_DTYPES = tuple(name for name, number in DTYPES.items() if _core.gguf_row_bytes(number, 256))
+# Those that "auto" keeps. It stores others as q8.
+KEPT_DTYPES: tuple[str, ...] = ()
+OWN_DTYPES = tuple(name for name in DTYPES if name not in BLOCK_DTYPES)
 FOUR_BITS = ("q4", "q4s")
 # Stored as q8 if other matrices have 4 bits, like the output matrix: nothing averages out an error in the logits, or in
 # the values that attention mixes.
@@ -38,18 +43,18 @@ def choose_dtypes(
 
     Args:
         tensors: The tensors by name.
-        dtype: The dtype of matrices.
+        dtype: The dtype of matrices. One of GGUF's is only for matrices that the source stores in its blocks.
         pure: With 4 bits, also store the output matrix and attn_v in 4 bits.
         dtype_map: (pattern, dtype) pairs; the first pattern that matches a matrix's name decides. In a pattern, *
             matches any string, ? one character, [ab] one of several.
 
     Raises:
-        ArgumentError: If a dtype is unknown, or a pattern matches no matrix.
+        ArgumentError: If a dtype is unknown or the source does not have it, or a pattern matches no matrix.
     """
     pairs = list(dtype_map)
     for name in (dtype, *(found for _, found in pairs)):
         if name not in DTYPES:
-            raise ArgumentError(f"dtype is {name!r}, expected one of {', '.join(DTYPES)}")
+            raise ArgumentError(f"dtype is {name!r}, expected one of {', '.join(OWN_DTYPES)}")
     if pure and dtype not in FOUR_BITS:
         raise ArgumentError(f"pure is for dtype q4 and q4s: with {dtype!r} no tensor is kept at 8 bits")
     matrices = [name for name, tensor in tensors.items() if len(tensor.shape) == 2]
@@ -66,19 +71,31 @@ def choose_dtypes(
         default = "f32" if len(tensor.shape) == 1 else "q8" if kept else dtype
         mapped = [found for pattern, found in pairs if len(tensor.shape) == 2 and fnmatch.fnmatchcase(name, pattern)]
         chosen[name] = mapped[0] if mapped else default
+        if chosen[name] in BLOCK_DTYPES and (tensor.blocks is None or tensor.dtype != chosen[name]):
+            raise ArgumentError(
+                f"{name} is {tensor.dtype} in the source and cannot become {chosen[name]}: GGUF's types are only kept,"
+                f" which 'auto' does; expected one of {', '.join(OWN_DTYPES)}"
+            )
     return chosen
 
 
-def nearest_dtypes(tensors: Mapping[str, LazyTensor]) -> tuple[str, list[tuple[str, str]]]:
-    """Choose dtypes that preserve a source's quality: floats do not change, every quantized type becomes q8.
+def nearest_dtypes(
+    tensors: Mapping[str, LazyTensor], kept: tuple[str, ...] | None = None
+) -> tuple[str, list[tuple[str, str]]]:
+    """Choose dtypes that preserve a source's quality: the source's own, or q8 for types that flat files do not have.
 
-    q8 adds next to no error to any quantized type; q4 adds 5 to 10% perplexity to 4-bit types (docs/gguf.md).
+    q8 adds next to no error to any quantized type (docs/gguf.md).
+
+    Args:
+        tensors: The tensors by name.
+        kept: GGUF's dtypes that are not changed; default: KEPT_DTYPES.
 
     Returns:
         The dtype of most parameters, and a dtype_map for the other matrices.
     """
+    kept = KEPT_DTYPES if kept is None else kept
     found = {
-        name: tensor.dtype if tensor.dtype in FLOATS else "q8"
+        name: tensor.dtype if tensor.dtype in FLOATS or (tensor.blocks and tensor.dtype in kept) else "q8"
         for name, tensor in tensors.items()
         if len(tensor.shape) == 2
     }

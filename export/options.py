@@ -49,15 +49,16 @@ class ExportOptions:
         for label in ("to", "dtype", "name", "probe_source"):
             if not isinstance(options[label], str | None):
                 raise wrong_type(label, options[label], "a string")
-        return cls(dtype_map=_pairs(dtype_map), lora=tuple(adapters(lora)), **options)
+        found = cls(dtype_map=_pairs(dtype_map), lora=tuple(adapters(lora)), **options)
+        if found.to != "gguf" and found.dtype in GGUF_DTYPES:
+            raise ArgumentError(f"dtype {found.dtype!r} is for to='gguf' only")
+        return found
 
     def __post_init__(self) -> None:
         if self.to not in TARGETS:
             raise ArgumentError(f"to is {self.to!r}, expected one of {', '.join(TARGETS)}")
         if self.threads is not None and whole_number(self.threads, "threads") < 1:
             raise ArgumentError(f"threads is {self.threads}, expected at least 1")
-        if self.to != "gguf" and self.dtype in GGUF_DTYPES:
-            raise ArgumentError(f"dtype {self.dtype!r} is for to='gguf' only")
         if self.to not in ("llamac", "gguf") and self.name is not None:
             raise ArgumentError(f"name is stored in flat files and GGUF files only, not with to={self.to!r}")
         if self.to != "llamac":
@@ -76,8 +77,8 @@ class ExportOptions:
     def _check_flat_only(self) -> None:
         if self.probe_source != "auto":
             raise ArgumentError(f"probe_source is for flat files only: to={self.to!r} writes no probes")
-        if self.dtype == "auto":
-            raise ArgumentError(f"dtype 'auto' is for flat files only, not with to={self.to!r}")
+        if self.dtype == "auto" and self.to != "gguf":
+            raise ArgumentError(f"dtype 'auto' is for flat files and GGUF files only, not with to={self.to!r}")
         if self.dtype in QUANTIZED:
             accepted = (*FLOATS, *(GGUF_DTYPES if self.to == "gguf" else ()))
             raise ArgumentError(

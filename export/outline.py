@@ -6,9 +6,10 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from llamac import _core
 from llamac.errors import TokenizerError, UnsupportedError
 from llamac.export.attach_tokenizer import attach_tokenizer
-from llamac.export.dtypes import nearest_dtypes
+from llamac.export.dtypes import DTYPES, nearest_dtypes
 from llamac.export.read import read_checkpoint
 from llamac.format.detect import Source, files_of
 from llamac.progress import Progress
@@ -32,6 +33,13 @@ def outline(source: Source, progress: Progress) -> dict[str, Any]:
         n_parameters[tensor.dtype] = n_parameters.get(tensor.dtype, 0) + math.prod(tensor.shape)
     metadata = checkpoint.metadata
     dtype, others = nearest_dtypes(checkpoint.tensors)
+    mapped = dict(others)
+    stored = sum(
+        _core.matrix_bytes(DTYPES[mapped.get(name, dtype)], *tensor.shape)
+        if len(tensor.shape) == 2
+        else 4 * tensor.shape[0]
+        for name, tensor in checkpoint.tensors.items()
+    )
     tokenizer = checkpoint.tokenizer
     return {
         "path": str(source.path),
@@ -43,6 +51,7 @@ def outline(source: Source, progress: Progress) -> dict[str, Any]:
         "parameters": checkpoint.n_parameters,
         "dtypes": n_parameters,
         "runs_as": "/".join(dict.fromkeys([dtype, *(other for _, other in others)])),
+        "bits_per_weight": round(8 * stored / checkpoint.n_parameters, 3),
         "config": asdict(checkpoint.config),
         "tokenizer": {"kind": kind_of(tokenizer[0]), "ids": checkpoint.config.n_token_ids} if tokenizer else None,
         "chat_template": bool(checkpoint.chat_template),

@@ -84,17 +84,6 @@ def slots(const unsigned char[::1] config not None, const unsigned char[::1] lay
     return found
 
 
-def matrix_bytes(int dtype, uint64_t rows, uint64_t columns):
-    """Return the bytes of a matrix in strips; 0 if there is no such dtype."""
-    return llamac_matrix_bytes(dtype, rows, columns)
-
-
-def dtype_name(int dtype):
-    """Return the name of a dtype number, or None."""
-    cdef const char *name = llamac_dtype_name(dtype)
-    return name.decode() if name is not NULL else None
-
-
 def isas():
     """Return the kernel sets of this build, best first: (name, whether this machine can run it)."""
     cdef int supported = 0
@@ -126,35 +115,7 @@ def fail_allocation(long n):
     return llamac_test_fail_allocation(n)
 
 
-# ---- quantizing and measuring
-
-def quantize(int dtype, const float[:, ::1] rows not None, unsigned char[::1] out not None,
-             const float[::1] importance=None, const float[:, ::1] feedback=None, str isa=None):
-    """Quantize rows (n, columns) to strips of q8, q4 or q4s (llamac_quantize): matrix_bytes(dtype, n, columns) bytes.
-
-    importance: (columns); feedback: (columns, columns). isa: the kernel set or None. Threads may share a matrix.
-    """
-    cdef size_t n = <size_t>rows.shape[0], columns = <size_t>rows.shape[1]
-    cdef size_t needed = llamac_matrix_bytes(dtype, n, columns)
-    cdef const float *importance_ptr = NULL, *feedback_ptr = NULL
-    cdef const char *c_isa = PyUnicode_AsUTF8(isa) if isa is not None else NULL
-    cdef llamac_error err
-    cdef int result
-    if n == 0 or columns == 0 or <size_t>out.shape[0] != needed:
-        raise ArgumentError(f"the buffer has {out.shape[0]} bytes, {n} x {columns} of dtype {dtype} need {needed}")
-    if importance is not None:
-        if <size_t>importance.shape[0] != columns:
-            raise ArgumentError(f"importance has {importance.shape[0]} numbers, expected {columns}")
-        importance_ptr = &importance[0]
-    if feedback is not None:
-        if <size_t>feedback.shape[0] != columns or <size_t>feedback.shape[1] != columns:
-            raise ArgumentError(f"feedback is {feedback.shape[0]} x {feedback.shape[1]}, "
-                                f"expected {columns} x {columns}")
-        feedback_ptr = &feedback[0, 0]
-    with nogil:
-        result = llamac_quantize(dtype, &rows[0, 0], n, columns, importance_ptr, feedback_ptr, c_isa, &out[0], &err)
-    check(result, &err)
-
+# ---- measuring
 
 def measure_read(const float[::1] block not None, int times, *, int threads=1, int streams=1, str isa=None):
     """Read a block `times` times, as 1, 2 or 4 concurrent streams per thread. Returns the bytes read."""
@@ -596,4 +557,5 @@ cdef class Session:
             self._busy = False
 
 
+include "_core_dtypes.pxi"
 include "_core_text.pxi"

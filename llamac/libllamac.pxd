@@ -19,10 +19,19 @@ cdef extern from "llamac.h" nogil:
         char message[400]
 
     # dtypes
+    enum:
+        LLAMAC_N_DTYPES
     const char *llamac_dtype_name(int dtype)
     size_t llamac_matrix_bytes(int dtype, uint64_t rows, uint64_t columns)
     int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, const float *importance,
                         const float *feedback, const char *isa, void *out, llamac_error *err)
+
+    # GGUF's blocks
+    size_t llamac_gguf_row_bytes(int dtype, uint64_t columns)
+    int llamac_regroup(int dtype, const void *blocks, size_t blocks_size, size_t rows, size_t columns, void *strips,
+                       size_t strips_size, llamac_error *err)
+    int llamac_ungroup(int dtype, const void *strips, size_t strips_size, size_t rows, size_t columns, void *blocks,
+                       size_t blocks_size, llamac_error *err)
 
     # the file format
     ctypedef struct llamac_field:

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llamac import _core
 from llamac.errors import ModelError
 from llamac.export import generation_config
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
+from llamac.export.dtypes import BLOCK_DTYPES, DTYPES
 from llamac.format.flatfile import FlatFile, TensorRecord
 from llamac.format.strips import STRIP_ROWS, unpack_tensor
 from llamac.progress import Progress, silent
@@ -109,7 +111,17 @@ def _lazy(read_bytes: Callable[[int, int], bytes], record: TensorRecord) -> Lazy
         numbers = unpack_tensor(data, record.dtype, ((end - start) * STRIP_ROWS, columns))
         return numbers[first - start * STRIP_ROWS : last - start * STRIP_ROWS]
 
-    return LazyTensor(record.shape, record.dtype, read)
+    def blocks(first: int, last: int) -> NDArray[np.uint8]:
+        rows, columns = record.shape
+        number, strip_bytes = DTYPES[record.dtype], record.bytes // -(-rows // STRIP_ROWS)
+        start, end = first // STRIP_ROWS, -(-last // STRIP_ROWS)
+        data = read_bytes(record.offset + start * strip_bytes, (end - start) * strip_bytes)
+        restored = np.empty(((end - start) * STRIP_ROWS, _core.gguf_row_bytes(number, columns)), np.uint8)
+        _core.ungroup(number, data, columns, restored.data)
+        return restored[first - start * STRIP_ROWS : last - start * STRIP_ROWS]
+
+    has_blocks = record.dtype in BLOCK_DTYPES and len(record.shape) == 2
+    return LazyTensor(record.shape, record.dtype, read, blocks if has_blocks else None)
 
 
 def _read_bytes(path: Path, offset: int, count: int) -> bytes:

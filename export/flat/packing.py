@@ -1,4 +1,4 @@
-"""Converts float32 rows into the bytes that files store: rounding to 16-bit floats, and strips of 16 rows."""
+"""Converts rows into the bytes that files store: rounding to 16-bit floats, and strips of 16 rows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from llamac import _core
 from llamac.errors import ExportError
 from llamac.export.checkpoint import LazyTensor
+from llamac.export.dtypes import DTYPES
 from llamac.format.strips import QUANTIZED, STRIP_ROWS
 
 Numbers = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
@@ -27,6 +29,20 @@ def pack_strips(rows: NDArray[np.float32], dtype: str) -> bytes:
     padded = np.zeros((strips * STRIP_ROWS, padded_columns), numbers.dtype)
     padded[:n, :columns] = numbers
     return np.ascontiguousarray(padded.reshape(strips, STRIP_ROWS, padded_columns).transpose(0, 2, 1)).tobytes()
+
+
+def regroup(name: str, tensor: LazyTensor, first: int, last: int) -> NDArray[np.uint8]:
+    """Read rows [first, last) of a tensor's blocks and pack them into strips of the same numbers.
+
+    Raises:
+        ExportError: If a scale is not finite. The message has the tensor's `name`.
+    """
+    assert tensor.blocks is not None
+    number, columns = DTYPES[tensor.dtype], tensor.shape[1]
+    strips = np.empty(_core.matrix_bytes(number, last - first, columns), np.uint8)
+    if not _core.regroup(number, tensor.blocks(first, last).data, columns, strips.data):
+        raise ExportError(f"tensor {name} has scales that are not finite: the source is damaged")
+    return strips
 
 
 def to_dtype(numbers: NDArray[np.float32], dtype: str) -> Numbers:

@@ -3,7 +3,7 @@
 Each tensor's record is written after its data. An unfinished file therefore shows which tensors are complete, and the
 next export with the same plan continues after them.
 
-Threads read and hash while the caller quantizes and writes (llamac.export.flat.pipeline).
+Threads read, regroup and hash while the caller quantizes and writes (llamac.export.flat.pipeline).
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from llamac import _core
 from llamac.errors import ExportError
 from llamac.export.checkpoint import CHUNK_BYTES
-from llamac.export.flat.packing import checked_rows, pack_strips
+from llamac.export.dtypes import BLOCK_DTYPES, DTYPES
+from llamac.export.flat.packing import checked_rows, pack_strips, regroup
 from llamac.export.flat.pipeline import Hashers, Job, in_order
 from llamac.export.flat.plan import Plan, Slot
 from llamac.export.quantize import CalibrationStats, Quantizer
@@ -38,10 +40,13 @@ from llamac.format.flatfile import (
 from llamac.format.strips import QUANTIZED, STRIP_ROWS
 from llamac.progress import Progress, silent
 
+Piece = NDArray[np.float32] | NDArray[np.uint8]
+
 READ_BYTES = 1 << 24
 # The page cache stores written data in pieces as large as the writes, and maps pieces of 2 MiB at once. With writes of
 # this size, reading the weights of a new file is a tenth faster (bench/LOG.md).
 BLOCK_BYTES = 1 << 21
+REGROUPED_BYTES = 1 << 22  # of GGUF's blocks that a job reads and regroups
 
 
 class DataStream:
@@ -143,7 +148,7 @@ def _write_file(
             stream.skip_to(start + slot.offset)
             written = 0
             for rows in itertools.chain([first], (more for _, more in pieces)):
-                data = _stored_bytes(slot, rows, quantizer, stats)
+                data = memoryview(_stored_bytes(slot, rows, quantizer, stats)).cast("B")
                 digest.add(data)
                 stream.write(data)
                 written += len(data)
@@ -159,24 +164,33 @@ def _write_file(
     return hashes
 
 
-def _jobs(slots: Iterable[Slot]) -> Iterator[Job[tuple[Slot, NDArray[np.float32]]]]:
-    """Jobs that read some rows of a tensor each, in order."""
+def _jobs(slots: Iterable[Slot]) -> Iterator[Job[tuple[Slot, Piece]]]:
+    """Jobs that read some rows of a tensor each, in order. Rows of GGUF's blocks become strips there."""
     for slot in slots:
-        row_bytes = 4 * (slot.tensor.shape[1] if slot.is_matrix else 1)
-        step = max(STRIP_ROWS, CHUNK_BYTES // row_bytes // STRIP_ROWS * STRIP_ROWS)
+        is_regrouped = slot.dtype in BLOCK_DTYPES
+        columns = slot.tensor.shape[1] if slot.is_matrix else 1
+        row_bytes = _core.gguf_row_bytes(DTYPES[slot.dtype], columns) if is_regrouped else 4 * columns
+        budget = REGROUPED_BYTES if is_regrouped else CHUNK_BYTES
+        step = max(STRIP_ROWS, budget // row_bytes // STRIP_ROWS * STRIP_ROWS)
         for first in range(0, slot.tensor.shape[0], step):
             last = min(first + step, slot.tensor.shape[0])
             yield Job(functools.partial(_read, slot, first, last), (last - first) * row_bytes)
 
 
-def _read(slot: Slot, first: int, last: int) -> tuple[Slot, NDArray[np.float32]]:
+def _read(slot: Slot, first: int, last: int) -> tuple[Slot, Piece]:
+    if slot.dtype in BLOCK_DTYPES:
+        return slot, regroup(slot.name, slot.tensor, first, last)
     return slot, checked_rows(slot.name, slot.tensor, slot.dtype, first, last)
 
 
-def _stored_bytes(slot: Slot, rows: NDArray[np.float32], quantizer: Quantizer, stats: CalibrationStats | None) -> bytes:
+def _stored_bytes(slot: Slot, rows: Piece, quantizer: Quantizer, stats: CalibrationStats | None) -> bytes | memoryview:
+    """The bytes of some rows in the file. Strips of GGUF's blocks are complete."""
+    if rows.dtype == np.uint8:
+        return rows.data
+    floats = rows.astype(np.float32, copy=False)
     if not slot.is_matrix:
-        return np.ascontiguousarray(rows, np.float32).tobytes()
-    return quantizer.pack(rows, slot.dtype, stats) if slot.dtype in QUANTIZED else pack_strips(rows, slot.dtype)
+        return np.ascontiguousarray(floats).data
+    return quantizer.pack(floats, slot.dtype, stats) if slot.dtype in QUANTIZED else pack_strips(floats, slot.dtype)
 
 
 def _complete_tensors(file: BinaryIO, plan: Plan, progress: Progress) -> list[bytes]:

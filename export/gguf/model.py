@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,16 +14,14 @@ from numpy.typing import NDArray
 from llamac import _core
 from llamac.errors import ExportError
 from llamac.export import generation_config
-from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
+from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.plan import config_records
 from llamac.export.gguf.config import EMBEDDING, GGUFConfig, architecture, parse_config
 from llamac.export.gguf.families import FUSED, ROPE_FACTORS, Architecture, expert_name, fused_name, gguf_name
 from llamac.export.gguf.file import GGUFFile, Tensor, open_gguf
 from llamac.export.llama2c.model import halves, reordered
-from llamac.format.gguf_metadata import read_metadata
 from llamac.text import template_files as chat_templates
 
-Floats = NDArray[np.float32]
 HEAD = "output.weight"
 
 
@@ -68,7 +67,9 @@ def read(path: Path, warnings: list[str], *, complete: bool = True) -> Checkpoin
         **templates.metadata(),
         **generation_config.to_metadata(generation_config.from_gguf(file.values, warnings)),
     }
-    return Checkpoint(config.model, tensors, chat_template=templates.default(), metadata=metadata)
+    return Checkpoint(
+        config.model, tensors, chat_template=templates.default(), metadata=metadata, gguf_values=file.values
+    )
 
 
 def _family(config: GGUFConfig) -> str:
@@ -80,9 +81,9 @@ def _family(config: GGUFConfig) -> str:
     return "mistral" if any(layer.window for layer in config.model.layers) else "llama"
 
 
-def has_tokenizer(path: Path) -> bool:
+def has_tokenizer(values: Mapping[str, object]) -> bool:
     """Whether the metadata of a file contain a vocabulary."""
-    return read_metadata(path).values.get("tokenizer.ggml.model") not in (None, "none", "no_vocab")
+    return values.get("tokenizer.ggml.model") not in (None, "none", "no_vocab")
 
 
 def _is_repeated(file: GGUFFile) -> bool:
@@ -90,8 +91,13 @@ def _is_repeated(file: GGUFFile) -> bool:
     one, other = file.tensors[EMBEDDING], file.tensors[HEAD]
     if one.type != other.type or one.shape != other.shape or len(one.shape) != 2:
         return False
-    pairs = zip(one.matrix().chunks(), other.matrix().chunks(), strict=True)
-    return all(np.array_equal(rows, others) for (_, rows), (_, others) in pairs)
+    rows, others = one.matrix(), other.matrix()
+    if rows.blocks and others.blocks:  # equal blocks are equal numbers, and need not be unpacked
+        step = max(1, CHUNK_BYTES // (4 * rows.shape[1]))
+        spans = ((first, min(first + step, rows.shape[0])) for first in range(0, rows.shape[0], step))
+        return all(np.array_equal(rows.blocks(*span), others.blocks(*span)) for span in spans)
+    pairs = zip(rows.chunks(), others.chunks(), strict=True)
+    return all(np.array_equal(found, expected) for (_, found), (_, expected) in pairs)
 
 
 # ---- tensors
@@ -178,11 +184,14 @@ def _without_ones(shape: Shape, dims: int) -> Shape:
 def _lazy(tensor: Tensor, first: int, shape: Shape, order: NDArray[np.intp] | None) -> LazyTensor:
     """Rows (elements of a vector) from `first` on, permuted within each head if an order is given."""
     whole = tensor.matrix() if len(shape) == 2 else tensor.vector()
+    part = replace(whole.rows(first, first + shape[0]), shape=shape)
+    return part if order is None else permuted(part, order)
 
-    def read(start: int, end: int) -> Floats:
-        return whole.read(first + start, first + end)
 
-    return LazyTensor(shape, whole.dtype, read if order is None else reordered(read, order))
+def permuted(tensor: LazyTensor, order: NDArray[np.intp]) -> LazyTensor:
+    """A tensor with its rows permuted within every head of len(order) rows."""
+    blocks = None if tensor.blocks is None else reordered(tensor.blocks, order)
+    return LazyTensor(tensor.shape, tensor.dtype, reordered(tensor.read, order), blocks)
 
 
 def order_of_pairs(name: str, row: Architecture, config: ModelConfig) -> NDArray[np.intp] | None:

@@ -1,7 +1,9 @@
 """GGUF's number formats: the bytes of a row, and their conversion to floats.
 
-Floats are read like those of every other source. The `gguf` package dequantizes blocks and decides which types are
-supported, so a newer package adds newer types. Q8_K, which llama.cpp only uses in memory, is dequantized here.
+Floats are read like those of every other source. Blocks of the types that flat files have too can be read unchanged.
+The `gguf` package dequantizes blocks and decides which other types are supported, so a newer package adds newer types.
+It is imported on use: a file of floats and of types that flat files have does not need it. Q8_K, which llama.cpp only
+uses in memory, is dequantized here.
 """
 
 from __future__ import annotations
@@ -11,18 +13,34 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from llamac import _core
 from llamac.errors import ExportError
 from llamac.export.checkpoint import LazyTensor
+from llamac.export.dtypes import BLOCK_DTYPES, DTYPES
 from llamac.export.stored import StoredTensor, contiguous_strides
 
 Floats = NDArray[np.float32]
 Blocks = NDArray[np.uint8]
 
 FLOATS = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16"}
+# GGUF's numbers of floats, by name with their bytes, and of the types that flat files have, too.
+FLOAT_NUMBERS = {0: ("F32", 4), 1: ("F16", 2), 28: ("F64", 8), 30: ("BF16", 2)}
+BLOCK_NUMBERS = {
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    20: "IQ4_NL",
+    23: "IQ4_XS",
+    39: "MXFP4",
+}
 # Numbers of removed and reserved types, which llama.cpp also rejects.
 REMOVED = {
     4: "Q4_2",
@@ -63,6 +81,13 @@ def number_type(number: int) -> NumberType:
     Raises:
         ExportError: If the format is unknown or cannot be read.
     """
+    if number in FLOAT_NUMBERS:
+        float_name, float_bytes = FLOAT_NUMBERS[number]
+        return NumberType(float_name, 1, float_bytes)
+    if number in BLOCK_NUMBERS:
+        return _block_type(BLOCK_NUMBERS[number])
+    import gguf
+
     try:
         kind = gguf.GGMLQuantizationType(number)
         block, size = gguf.GGML_QUANT_SIZES[kind]
@@ -73,6 +98,12 @@ def number_type(number: int) -> NumberType:
     if kind.name not in FLOATS and _unpacker(kind.name) is None:
         raise ExportError(f"its type is {kind.name}, which cannot be dequantized")
     return NumberType(kind.name, block, size)
+
+
+def _block_type(name: str) -> NumberType:
+    dtype = DTYPES[name.lower()]
+    columns = next(columns for columns in (32, 256) if _core.gguf_row_bytes(dtype, columns))
+    return NumberType(name, columns, _core.gguf_row_bytes(dtype, columns))
 
 
 @dataclass(frozen=True)
@@ -86,17 +117,23 @@ class Packed:
 
     def lazy(self) -> LazyTensor:
         """Convert to a tensor of a checkpoint. The shape must have one or two dimensions."""
-        return LazyTensor(self.shape, self.type.name.lower(), self.read)
+        dtype = self.type.name.lower()
+        has_blocks = dtype in BLOCK_DTYPES and len(self.shape) == 2
+        return LazyTensor(self.shape, dtype, self.read, self.blocks if has_blocks else None)
 
     def read(self, first: int, last: int) -> Floats:
         """Read rows [first, last) of a matrix, or elements of a vector, as float32."""
         if len(self.shape) == 1:
             return Packed(self.path, self.type, (1, *self.shape), self.offset).read(0, 1)[0, first:last]
+        return unpack(self.type, self.blocks(first, last)).reshape(last - first, self.shape[1])
+
+    def blocks(self, first: int, last: int) -> Blocks:
+        """Read rows [first, last) of a matrix unchanged: (last - first, bytes of a row)."""
         size = self.type.row_bytes(self.shape[1])
         raw = np.fromfile(self.path, np.uint8, (last - first) * size, offset=self.offset + first * size)
         if len(raw) != (last - first) * size:
             raise ExportError(f"{self.path} was truncated while it was read")
-        return unpack(self.type, raw).reshape(last - first, self.shape[1])
+        return raw.reshape(last - first, size)
 
 
 def lazy_tensor(path: Path, kind: NumberType, shape: tuple[int, ...], offset: int) -> LazyTensor:
@@ -125,6 +162,8 @@ def _unpacker(name: str) -> Callable[[Blocks], Floats] | None:
     """The function that dequantizes (n, bytes of a block) to (n, numbers of a block), or None."""
     if name == "Q8_K":
         return _q8_k
+    import gguf
+
     kind = gguf.GGMLQuantizationType[name]
 
     def unpacked(blocks: Blocks) -> Floats:

@@ -1,4 +1,6 @@
-"""Writes a GGUF file for llama.cpp: F32, F16, BF16, Q8_0 or Q4_0, with tokenizer and chat template.
+"""Writes a GGUF file for llama.cpp, with tokenizer and chat template.
+
+Matrices become F32, F16, BF16, Q8_0 or Q4_0. Those that the source has in GGUF's blocks can keep them, bit for bit.
 
 Before it writes the weights, it reads the head back with the importer and compares it with the checkpoint. Any
 difference is an error that names the value.
@@ -14,20 +16,20 @@ from typing import Any, BinaryIO
 
 import gguf
 import numpy as np
-from numpy.typing import NDArray
 
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export import generation_config
-from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
-from llamac.export.flat.packing import checked_chunks, to_dtype
+from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelConfig
+from llamac.export.dtypes import BLOCK_DTYPES, nearest_dtypes
+from llamac.export.flat.packing import checked_chunks, regroup, to_dtype
 from llamac.export.flat.plan import matching_tensors
 from llamac.export.gguf.families import ARCHITECTURES, Architecture, fused_name, gguf_name
-from llamac.export.gguf.model import HEAD, order_of_pairs, read
+from llamac.export.gguf.model import HEAD, order_of_pairs, permuted, read
 from llamac.export.gguf.write_keys import add_keys, check_family, describe, obstacles, warnings_of
 from llamac.export.gguf.write_rope import CLOSE, express_rope
 from llamac.export.gguf.write_vocabulary import add_tokenizer
-from llamac.export.llama2c.model import reordered
 from llamac.export.targets import atomic_file, check_space
+from llamac.format.strips import FLOATS, STRIP_ROWS
 from llamac.progress import Progress, silent
 from llamac.text import template_files as chat_templates
 
@@ -41,6 +43,20 @@ DTYPES = {
     "q8_0": (Type.Q8_0, Type.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
     "q4_0": (Type.Q4_0, Type.Q8_0, gguf.LlamaFileType.MOSTLY_Q4_0),
 }
+# "auto" keeps the type of a matrix: the file type of the type that most numbers have.
+KEPT = "auto"
+FILE_TYPES = {
+    **{dtype: kind for dtype, (_, _, kind) in DTYPES.items()},
+    "q4_1": gguf.LlamaFileType.MOSTLY_Q4_1,
+    "q5_0": gguf.LlamaFileType.MOSTLY_Q5_0,
+    "q5_1": gguf.LlamaFileType.MOSTLY_Q5_1,
+    "q4_k": gguf.LlamaFileType.MOSTLY_Q4_K_M,
+    "q5_k": gguf.LlamaFileType.MOSTLY_Q5_K_M,
+    "q6_k": gguf.LlamaFileType.MOSTLY_Q6_K,
+    "iq4_nl": gguf.LlamaFileType.MOSTLY_IQ4_NL,
+    "iq4_xs": gguf.LlamaFileType.MOSTLY_IQ4_XS,
+    "mxfp4": gguf.LlamaFileType.MOSTLY_MXFP4_MOE,
+}
 # The largest number of a block with a finite float16 scale.
 LARGEST = {Type.Q8_0: 65504.0 * 127, Type.Q4_0: 65504.0 * 8}
 ALIGNMENT = 32
@@ -53,12 +69,18 @@ CANNOT_HOLD = "a GGUF file cannot hold this model"
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of the file. parts: the canonical tensors that it concatenates."""
+    """A tensor of the file.
+
+    Attributes:
+        parts: The canonical tensors that it concatenates.
+        is_kept: Whether their blocks are written unchanged.
+    """
 
     name: str
     parts: tuple[str, ...]
     shape: tuple[int, ...]
     type: Any
+    is_kept: bool
 
     @property
     def bytes(self) -> int:
@@ -72,7 +94,8 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
     Args:
         checkpoint: The model.
         out: The file.
-        dtype: The number format of the matrices, one of `DTYPES`.
+        dtype: The number format of the matrices, one of `DTYPES`, or "auto": GGUF's blocks and floats are kept, and
+            other quantized matrices become Q8_0.
         warnings: Gets messages about differences in llama.cpp.
         progress: Called with the phase "writing" and byte counts.
 
@@ -82,8 +105,8 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
     Raises:
         UnsupportedError: If GGUF cannot express the model. The message lists all reasons.
     """
-    if dtype not in DTYPES:
-        raise UnsupportedError(f"dtype is {dtype!r}, expected {', '.join(DTYPES)} for a GGUF file")
+    if dtype not in (KEPT, *DTYPES):
+        raise UnsupportedError(f"dtype is {dtype!r}, expected {', '.join((KEPT, *DTYPES))} for a GGUF file")
     name = checkpoint.metadata.get("architecture", "")
     architecture = next((key for key, row in ARCHITECTURES.items() if name in (row.family, *row.others)), None)
     if architecture is None:
@@ -100,7 +123,9 @@ def write_gguf(checkpoint: Checkpoint, out: Path, dtype: str, warnings: list[str
     check_space(out, sum(tensor.bytes for tensor in stored))
     with atomic_file(out) as file:
         writer = gguf.GGUFWriter(file.name, architecture)
-        _describe(writer, checkpoint, architecture, {**describe(checkpoint, row), **rope.keys}, dtype)
+        _describe(
+            writer, checkpoint, architecture, {**describe(checkpoint, row), **rope.keys}, _file_type(tensors, dtype)
+        )
         add_tokenizer(writer, checkpoint, warnings)
         _write_head(writer, file, stored)
         done, total = 0, sum(tensor.bytes for tensor in stored)
@@ -127,7 +152,7 @@ def _as_llama_cpp_has_them(checkpoint: Checkpoint, row: Architecture) -> dict[st
         if name.startswith("rope."):
             del tensors[name]
         elif (order := order_of_pairs(name, row, checkpoint.config)) is not None:
-            tensors[name] = _reordered(tensors[name], np.argsort(order))
+            tensors[name] = permuted(tensors[name], np.argsort(order))
     if row.output == "must" and checkpoint.config.tied_output:
         tensors[HEAD] = tensors[EMBEDDING]
     if row.qk_norm == "layer_head" and checkpoint.config.layers[0].placement == "parallel":
@@ -143,16 +168,18 @@ def _as_llama_cpp_has_them(checkpoint: Checkpoint, row: Architecture) -> dict[st
     return tensors
 
 
-def _reordered(tensor: LazyTensor, order: NDArray[np.intp]) -> LazyTensor:
-    return LazyTensor(tensor.shape, tensor.dtype, reordered(tensor.read, order))
+def _file_type(tensors: Mapping[str, LazyTensor], dtype: str) -> Any:
+    """llama.cpp's number of the type of most matrices."""
+    most = nearest_dtypes(tensors, BLOCK_DTYPES)[0] if dtype == KEPT else dtype
+    return FILE_TYPES.get(most, gguf.LlamaFileType.MOSTLY_Q8_0)
 
 
 # ---- metadata
 
 
-def _describe(writer: Any, checkpoint: Checkpoint, architecture: str, keys: Mapping[str, Any], dtype: str) -> None:
+def _describe(writer: Any, checkpoint: Checkpoint, architecture: str, keys: Mapping[str, Any], file_type: Any) -> None:
     writer.add_name(str(checkpoint.metadata.get("name", "")) or "model")
-    writer.add_file_type(DTYPES[dtype][2])
+    writer.add_file_type(file_type)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     add_keys(writer, {f"{architecture}.{key}": value for key, value in keys.items()})
     for key, value in generation_config.to_gguf(generation_config.from_flat(checkpoint.metadata)).items():
@@ -170,7 +197,7 @@ def _stored_tensors(
     config: ModelConfig, row: Architecture, tensors: dict[str, LazyTensor], dtype: str
 ) -> Iterator[Stored]:
     """The file's tensors: fused modules are concatenated, the experts of a layer stacked."""
-    usual, head, _ = DTYPES[dtype]
+    usual, head, _ = DTYPES["q8_0" if dtype == KEPT else dtype]
     head_name = EMBEDDING if config.tied_output else HEAD
     wholes: dict[str, list[str]] = {}
     for name in tensors:
@@ -184,12 +211,23 @@ def _stored_tensors(
             shape = (len(parts), rows, *columns)
         elif config.qk_norm == "layer_head" and name.endswith(("attn_q_norm.weight", "attn_k_norm.weight")):
             shape = (rows // config.head_dim, config.head_dim)
+        kept = _kept_type([tensors[part] for part in parts]) if dtype == KEPT and columns else None
+        if kept is not None:
+            yield Stored(full, tuple(parts), shape, kept, tensors[name].blocks is not None)
+            continue
         chosen = head if name in (head_name, HEAD) else usual
         if not columns or name == POSITIONS or name.endswith(ROUTER):
             chosen = Type.F32
         elif shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0]:
             chosen = Type.F16  # rows that are not whole blocks, as in llama.cpp
-        yield Stored(full, tuple(parts), shape, chosen)
+        yield Stored(full, tuple(parts), shape, chosen, False)
+
+
+def _kept_type(parts: list[LazyTensor]) -> Any:
+    """The type that all parts have in the source; None if they differ, or if GGUF does not have it."""
+    dtypes = {part.dtype if part.blocks or part.dtype in FLOATS else None for part in parts}
+    found = dtypes.pop()
+    return Type[found.upper()] if found and not dtypes else None
 
 
 def _write_head(writer: Any, file: BinaryIO, stored: list[Stored]) -> None:
@@ -211,6 +249,9 @@ def _write_head(writer: Any, file: BinaryIO, stored: list[Stored]) -> None:
 def _data(stored: Stored, tensors: dict[str, LazyTensor]) -> Iterator[bytes]:
     floats = {Type.F32: "f32", Type.F16: "f16", Type.BF16: "bf16"}
     for part in stored.parts:
+        if stored.is_kept:
+            yield from _kept_blocks(part, tensors[part])
+            continue
         for rows in checked_chunks(part, tensors[part], floats.get(stored.type, "f32")):
             if stored.type in floats:
                 yield np.ascontiguousarray(to_dtype(rows, floats[stored.type])).tobytes()
@@ -219,6 +260,16 @@ def _data(stored: Stored, tensors: dict[str, LazyTensor]) -> Iterator[bytes]:
             if peak > LARGEST[stored.type]:
                 raise ExportError(f"tensor {part} contains {peak:g}, which is out of range for {stored.type.name}")
             yield gguf.quants.quantize(rows, stored.type).tobytes()
+
+
+def _kept_blocks(name: str, tensor: LazyTensor) -> Iterator[bytes]:
+    """The blocks of a tensor, unchanged. ExportError if a scale is not finite."""
+    assert tensor.blocks is not None
+    step = max(STRIP_ROWS, CHUNK_BYTES // (4 * tensor.shape[1]))
+    for first in range(0, tensor.shape[0], step):
+        last = min(first + step, tensor.shape[0])
+        regroup(name, tensor, first, last)  # checks the scales
+        yield np.ascontiguousarray(tensor.blocks(first, last)).tobytes()
 
 
 # ---- the check

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from llamac.export.rope import make_rope
 from llamac.format.llama2c_header import HEADER_BYTES, Header, parse_header
 
 Floats = NDArray[np.float32]
+Rows = TypeVar("Rows", NDArray[np.float32], NDArray[np.uint8])
 ROPE_THETA = 10000.0
 NORM_EPS = 1e-5
 BOS = 1
@@ -76,11 +78,11 @@ def halves(head_dim: int) -> NDArray[np.intp]:
     return order
 
 
-def reordered(read: Callable[[int, int], Floats], order: NDArray[np.intp]) -> Callable[[int, int], Floats]:
+def reordered(read: Callable[[int, int], Rows], order: NDArray[np.intp]) -> Callable[[int, int], Rows]:
     """Read a matrix or vector with its rows permuted within every head of len(order) rows."""
     head_dim = len(order)
 
-    def permuted(first: int, last: int) -> Floats:
+    def permuted(first: int, last: int) -> Rows:
         start, end = first // head_dim * head_dim, -(-last // head_dim) * head_dim
         rows = read(start, end)
         heads = rows.reshape(-1, head_dim, *rows.shape[1:])[:, order]

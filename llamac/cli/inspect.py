@@ -245,7 +245,8 @@ def _outline_lines(facts: Facts, all_tensors: bool) -> list[str]:
         f"source      {facts['path']}, {size_text(facts['bytes'])}; {facts['format']}, "
         f"{'converted' if facts['conversions'] else 'not converted'}",
         *(f"cached      {item['file']}, {size_text(item['bytes'])}; {item['dtype']}" for item in facts["conversions"]),
-        f"weights     {facts['parameters']:,} numbers: {dtypes}; runs as {facts['runs_as']}",
+        f"weights     {facts['parameters']:,} numbers: {dtypes}; runs as {facts['runs_as']}, "
+        f"{facts['bits_per_weight']:.2f} bits each",
         f"shape       {len(layers)} layers of {config['dim']}, "
         f"{config['n_heads']} heads ({config['n_kv_heads']} KV) of {config['head_dim']}, "
         f"FFN {layers[0]['ffn']} {layers[0]['ffn_dim']}",
@@ -270,7 +271,7 @@ def _rope_line(table: Facts) -> str:
 
 def _tensor_lines(facts: Facts) -> list[str]:
     return [
-        f"  {tensor['name']:<32} {tensor['dtype']:<5} {_shape(tensor['shape']):<14} {_size_in_file(tensor)}".rstrip()
+        f"  {tensor['name']:<32} {tensor['dtype']:<6} {_shape(tensor['shape']):<14} {_size_in_file(tensor)}".rstrip()
         for tensor in facts["tensors"]
     ]
 
@@ -283,7 +284,7 @@ def _kind_lines(facts: Facts) -> list[str]:
         name = ".".join(["layers", "*", *parts[2:]] if parts[0] == "layers" else parts)
         kinds.setdefault((name, tensor["dtype"], _shape(tensor["shape"])), []).append(tensor)
     return [
-        f"  {len(found):>4} x {name:<28} {dtype:<5} {shape:<14} {_size_in_file(*found)}".rstrip()
+        f"  {len(found):>4} x {name:<28} {dtype:<6} {shape:<14} {_size_in_file(*found)}".rstrip()
         for (name, dtype, shape), found in kinds.items()
     ]
 

@@ -23,6 +23,7 @@ from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.convert import export
 from llamac.export.flat.model import read as read_flat
 from llamac.export.gguf import model as gguf_model
+from llamac.export.gguf.file import open_gguf
 from llamac.export.gguf.write import write_gguf
 from llamac.export.hf import model as hf
 from llamac.models import path as built_in
@@ -220,7 +221,7 @@ def test_a_tokenizer_unknown_to_gguf_is_refused(tmp_path: Path) -> None:
         write_gguf(source, tmp_path / "m.gguf", "f16", [])
     source.tokenizer = None
     write_gguf(source, tmp_path / "m.gguf", "f16", [])
-    assert gguf_model.has_tokenizer(tmp_path / "m.gguf") is False
+    assert gguf_model.has_tokenizer(open_gguf(tmp_path / "m.gguf").values) is False
 
 
 # ---- llama.cpp

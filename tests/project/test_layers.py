@@ -20,7 +20,7 @@ if not CSRC.is_dir():
 LADDER: tuple[tuple[str, ...], ...] = (
     ("llamac", "common", "half", "cancel", "fpenv", "sha256", "exp_negative"),
     ("error", "dtype", "rope", "pool", "ranking"),
-    ("mem", "simd_panel_layout", "simd_maddubs"),
+    ("mem", "regroup", "simd_panel_layout", "simd_maddubs"),
     ("format", "vocab", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
     (
         *("kernels", "kernels_quant", "kernels_attention", "kernels_measure", "kernels_sample"),

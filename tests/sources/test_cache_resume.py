@@ -32,7 +32,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     pack = stream._stored_bytes
 
-    def note(slot: Slot, *others: Any) -> bytes:
+    def note(slot: Slot, *others: Any) -> bytes | memoryview:
         names.append(slot.name)
         return pack(slot, *others)
 
