@@ -21,15 +21,16 @@ static int next_run(const struct eval *e, struct run *run) {
     return 1;
 }
 
+static const struct layer *layer_of(const struct eval *e, int l) { return &e->session->model->layers[l]; }
+
 // Query heads per KV head.
-static int group_size(const struct eval *e) {
-    const struct config *c = e->session->model->config;
-    return (int)(c->n_heads / c->n_kv_heads);
+static int group_size(const struct eval *e, int l) {
+    return layer_of(e, l)->heads.n / layer_of(e, l)->heads.n_kv;
 }
 
-static float *q_of(const struct eval *e, int row, int q_head) {
-    const struct config *c = e->session->model->config;
-    return e->session->scratch.q + ((size_t)row * c->n_heads + (size_t)q_head) * c->head_dim;
+static float *q_of(const struct eval *e, int l, int row, int q_head) {
+    const struct heads *heads = &layer_of(e, l)->heads;
+    return e->session->scratch.q + ((size_t)row * (size_t)heads->n + (size_t)q_head) * (size_t)heads->dim;
 }
 
 // ---- RoPE and cache
@@ -57,10 +58,9 @@ void attention_prepare(const struct worker *w) {
     }
 }
 
-// Norms n heads, each by itself, if the model does. x: the heads from `head` on.
-static void norm_heads(const struct llamac_session *s, const float *weight, int head, int n, float *x) {
+// Norms n heads of `dim` floats, each by itself, if the model does. x: the heads from `head` on.
+static void norm_heads(const struct llamac_session *s, const float *weight, int head, int n, int dim, float *x) {
     const struct config *c = s->model->config;
-    const int dim = (int)c->head_dim;
     for (int i = 0; i < n; i++, x += dim) {
         if (c->qk_norm == QK_NORM_HEAD)
             s->kernels->rms_norm(x, weight, NULL, c->norm_eps, dim, x);
@@ -69,33 +69,36 @@ static void norm_heads(const struct llamac_session *s, const float *weight, int 
     }
 }
 
-// Norms a row's key of one KV head and the queries of its group.
-static void norm_group(const struct llamac_session *s, const struct layer *layer, int head, float *k, float *q) {
-    const int group = layer->heads.n / layer->heads.n_kv;
-    norm_heads(s, layer->attn_k_norm, head, 1, k);
-    norm_heads(s, layer->attn_q_norm, head * group, group, q);
+// Norms the queries of a KV head's group of a row and, if the layer has its own keys, the key.
+static void norm_group(const struct llamac_session *s, int l, int head, float *k, float *q) {
+    const struct layer *layer = &s->model->layers[l];
+    const int group = layer->heads.n / layer->heads.n_kv, head_dim = layer->heads.dim;
+    if (layer->kv_source == l) norm_heads(s, layer->attn_k_norm, head, 1, head_dim, k);
+    norm_heads(s, layer->attn_q_norm, head * group, group, head_dim, q);
 }
 
-// Norms and rotates a row's key of one KV head and the queries of its group. Stores key and value in the cache.
+// Norms and rotates a row's key of one KV head and the queries of its group. Stores key and value in the cache, unless
+// another layer has done so.
 static void rotate_and_store(const struct worker *w, int l, int head, int row) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
     const struct config *c = s->model->config;
-    const struct layer *layer = &s->model->layers[l];
-    const int head_dim = (int)c->head_dim, group = group_size(e), table = layer->record->rope;
-    const int sequence = e->rows[row].sequence, position = e->rows[row].position;
-    const size_t kv_offset = ((size_t)row * c->n_kv_heads + (size_t)head) * c->head_dim;
-    float *q = q_of(e, row, head * group), *k = s->scratch.k + kv_offset, *v = s->scratch.v + kv_offset;
-    if (!c->qk_norm_after_rope) norm_group(s, layer, head, k, q);
+    const struct layer *layer = layer_of(e, l);
+    const int head_dim = layer->heads.dim, group = group_size(e, l), table = layer->record->rope;
+    const int sequence = e->rows[row].sequence, position = e->rows[row].position, is_source = layer->kv_source == l;
+    const size_t kv_offset = ((size_t)row * (size_t)layer->heads.n_kv + (size_t)head) * (size_t)head_dim;
+    float *q = q_of(e, l, row, head * group), *k = s->scratch.k + kv_offset, *v = s->scratch.v + kv_offset;
+    if (!c->qk_norm_after_rope) norm_group(s, l, head, k, q);
     if (table >= 0) {
         const int half = (int)c->rope_dim[table] / 2;
         const float *angles = angles_of(e, (uint32_t)table, row);
-        s->kernels->rotate(k, angles, angles + half, half);
+        if (is_source) s->kernels->rotate(k, angles, angles + half, half);
         for (int g = 0; g < group; g++) s->kernels->rotate(q + g * head_dim, angles, angles + half, half);
     }
-    if (c->qk_norm_after_rope) norm_group(s, layer, head, k, q);
+    if (c->qk_norm_after_rope) norm_group(s, l, head, k, q);
+    if (!is_source) return;
     const struct kv_view kv = session_kv(s, sequence, l, head);
-    uint8_t *page = s->sequences[sequence].pages[position / KV_PAGE];
+    uint8_t *page = session_page(s, sequence, l, position);
     s->kernels->store_key[s->kv_dtype](page + kv.key_offset, position % KV_PAGE, head_dim, k);
     s->kernels->store_value[s->kv_dtype](page + kv.value_offset, position % KV_PAGE, head_dim, v);
 }
@@ -106,8 +109,8 @@ static void rotate_and_store(const struct worker *w, int l, int head, int row) {
 struct tile { struct run run; int head, first, last; };
 
 // The number of tiles of a run for one KV head. Tiles are small if heads alone do not occupy all threads evenly.
-static int tiles_of(const struct eval *e, struct run run, int whole_heads) {
-    return ceil_div((run.last - run.first) * group_size(e), whole_heads ? ATTENTION_QUERIES : PANEL_ROWS);
+static int tiles_of(const struct eval *e, int l, struct run run, int whole_heads) {
+    return ceil_div((run.last - run.first) * group_size(e, l), whole_heads ? ATTENTION_QUERIES : PANEL_ROWS);
 }
 
 // The row and the query head of query t of a tile.
@@ -136,7 +139,7 @@ static float query_scale(const struct llamac_session *s, int layer, int position
 static struct attend load_queries(const struct eval *e, int layer, const struct tile *tile, float *panels) {
     const struct llamac_session *s = e->session;
     const struct config *c = s->model->config;
-    const int group = group_size(e), head_dim = (int)c->head_dim, n = tile->last - tile->first;
+    const int group = group_size(e, layer), head_dim = layer_of(e, layer)->heads.dim, n = tile->last - tile->first;
     const float *sinks = s->model->layers[layer].attn_sinks;
     struct attend a = {
         .kv = session_kv(s, e->rows[tile->run.first].sequence, layer, tile->head),
@@ -145,7 +148,7 @@ static struct attend load_queries(const struct eval *e, int layer, const struct 
     };
     for (int t = 0; t < n; t++) {
         const int row = row_of_query(tile, group, t), position = e->rows[row].position;
-        const float *q = q_of(e, row, head_of_query(tile, group, t));
+        const float *q = q_of(e, layer, row, head_of_query(tile, group, t));
         const struct panel_row to = panel_row(panels, n, (size_t)head_dim, t);
         float *p = (float *)(void *)to.panel + to.row;
         const float scale = query_scale(s, layer, position);
@@ -157,32 +160,32 @@ static struct attend load_queries(const struct eval *e, int layer, const struct 
     return a;
 }
 
-static void store_mix(const struct eval *e, const struct tile *tile, const float *out) {
-    const struct config *c = e->session->model->config;
-    const int group = group_size(e), width = padded_head_dim((int)c->head_dim);
+static void store_mix(const struct eval *e, int layer, const struct tile *tile, const float *out) {
+    const size_t head_dim = (size_t)layer_of(e, layer)->heads.dim, n_heads = (size_t)layer_of(e, layer)->heads.n;
+    const int group = group_size(e, layer), width = padded_head_dim((int)head_dim);
     for (int t = 0; t < tile->last - tile->first; t++) {
         const size_t row = (size_t)row_of_query(tile, group, t), q_head = (size_t)head_of_query(tile, group, t);
-        float *mix = e->session->scratch.mix + (row * c->n_heads + q_head) * c->head_dim;
-        memcpy(mix, out + t * width, sizeof(float) * c->head_dim);
+        float *mix = e->session->scratch.mix + (row * n_heads + q_head) * head_dim;
+        memcpy(mix, out + t * width, sizeof(float) * head_dim);
     }
 }
 
 static void attend_tile(const struct worker *w, int layer, const struct tile *tile) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
-    const struct config *c = s->model->config;
-    float *panels = w->local->attention, *out = panels + ATTENTION_QUERIES * c->head_dim;
+    const int head_dim = layer_of(e, layer)->heads.dim;
+    float *panels = w->local->attention, *out = panels + ATTENTION_QUERIES * head_dim;
     struct attend a = load_queries(e, layer, tile, panels);
     a.out = out;
-    a.scratch = out + ATTENTION_QUERIES * padded_head_dim((int)c->head_dim);
+    a.scratch = out + ATTENTION_QUERIES * padded_head_dim(head_dim);
     a.cancel = &w->eval->cancel;
     s->kernels->attend[s->kv_dtype](&a);
-    store_mix(e, tile, out);
+    store_mix(e, layer, tile, out);
 }
 
 void attention(const struct worker *w, int layer) {
     struct eval *e = w->eval;
-    const int heads = (int)e->session->model->config->n_kv_heads, whole_heads = heads % w->member->count == 0;
+    const int heads = layer_of(e, layer)->heads.n_kv, whole_heads = heads % w->member->count == 0;
     int first, last;
     pool_share(w->member, heads * e->n_rows, &first, &last);
     for (int i = first; i < last && !cancelled(&e->cancel); i++)
@@ -190,11 +193,12 @@ void attention(const struct worker *w, int layer) {
     if (!whole_heads) pool_barrier(w->member);
 
     int tiles_per_head = 0;
-    for (struct run run = { 0 }; next_run(e, &run);) tiles_per_head += tiles_of(e, run, whole_heads);
+    for (struct run run = { 0 }; next_run(e, &run);) tiles_per_head += tiles_of(e, layer, run, whole_heads);
     pool_share(w->member, heads * tiles_per_head, &first, &last);
     for (int head = 0, i = 0; head < heads; head++)
         for (struct run run = { 0 }; next_run(e, &run);) {
-            const int queries = (run.last - run.first) * group_size(e), tiles = tiles_of(e, run, whole_heads);
+            const int queries = (run.last - run.first) * group_size(e, layer);
+            const int tiles = tiles_of(e, layer, run, whole_heads);
             for (int t = 0; t < tiles; t++, i++) {
                 if (i < first || i >= last || cancelled(&e->cancel)) continue;
                 const struct tile tile = { .run = run, .head = head, .first = share_start(queries, t, tiles),
@@ -209,10 +213,11 @@ void attention(const struct worker *w, int layer) {
 void observe_cache(const struct worker *w, int layer) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
-    const struct config *c = s->model->config;
     float *keys = observer_of(e, LLAMAC_STAGE_CACHE_K, layer), *values = observer_of(e, LLAMAC_STAGE_CACHE_V, layer);
     if (!keys && !values) return;
-    const int heads = (int)c->n_kv_heads, head_dim = (int)c->head_dim;
+    const struct config *c = s->model->config;
+    const int heads = layer_of(e, layer)->heads.n_kv, head_dim = layer_of(e, layer)->heads.dim;
+    const size_t width = (size_t)c->n_kv_heads * c->head_dim, used = (size_t)(heads * head_dim);
     // a page's keys are a matrix (positions, head_dim), its values a matrix (head_dim, positions)
     const size_t key_strip = float_strip_bytes(s->kv_dtype, head_dim),
                  value_strip = float_strip_bytes(s->kv_dtype, KV_PAGE);
@@ -220,13 +225,16 @@ void observe_cache(const struct worker *w, int layer) {
         const int row = i / heads, position = e->rows[row].position, slot = position % KV_PAGE;
         const struct kv_view kv = session_kv(s, e->rows[row].sequence, layer, i % heads);
         const uint8_t *page = kv.pages[position / KV_PAGE];
-        const size_t at = (size_t)i * (size_t)head_dim;
+        const size_t at = (size_t)row * width + (size_t)(i % heads) * (size_t)head_dim;
         if (keys) s->kernels->gather[s->kv_dtype](page + kv.key_offset, key_strip, slot, head_dim, keys + at);
         for (int d = 0; values && d < head_dim; d++) {
             float positions[KV_PAGE];
             s->kernels->gather[s->kv_dtype](page + kv.value_offset, value_strip, d, KV_PAGE, positions);
             values[at + (size_t)d] = positions[slot];
         }
+        if (i % heads) continue;
+        if (keys) memset(keys + (size_t)row * width + used, 0, sizeof(float) * (width - used));
+        if (values) memset(values + (size_t)row * width + used, 0, sizeof(float) * (width - used));
     }
     pool_barrier(w->member);
 }
@@ -237,20 +245,21 @@ void observe_scores(const struct worker *w, int layer) {
     const struct config *c = s->model->config;
     float *scores = observer_of(e, LLAMAC_STAGE_SCORES, layer);
     if (!scores) return;
-    const int heads = (int)c->n_heads, head_dim = (int)c->head_dim;
+    const int heads = (int)c->n_heads, head_dim = layer_of(e, layer)->heads.dim;
     const size_t stride = (size_t)s->context;
     float *panel = w->local->attention;
-    float *scratch = panel + ATTENTION_QUERIES * (c->head_dim + (size_t)padded_head_dim(head_dim));
+    float *scratch = panel + ATTENTION_QUERIES * (head_dim + padded_head_dim(head_dim));
     // one query at a time, because the observer wants one row per query; the sums have the same order as in `attention`
     for (int i = 0; w->member->index == 0 && i < e->n_rows * heads; i++) {
         const int row = i / heads, q_head = i % heads, position = e->rows[row].position;
-        const float *q = q_of(e, row, q_head);
         float *to = scores + (size_t)i * stride;
         const float scale = query_scale(s, layer, position);
         for (int p = 0; p < s->context; p++) to[p] = -INFINITY;
+        if (q_head >= layer_of(e, layer)->heads.n) continue;   // another layer has more heads
+        const float *q = q_of(e, layer, row, q_head);
         for (int d = 0; d < head_dim; d++) panel[d] = q[d] * scale;
         const struct attend a = {
-            .kv = session_kv(s, e->rows[row].sequence, layer, q_head / group_size(e)),
+            .kv = session_kv(s, e->rows[row].sequence, layer, q_head / group_size(e, layer)),
             .head_dim = head_dim, .n_queries = 1, .q = panel,
             .begin = { first_visible(s, layer, position) }, .end = { position + 1 },
             .soft_cap = c->attention_soft_cap, .scratch = scratch,

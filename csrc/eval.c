@@ -71,6 +71,8 @@ static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logi
             struct sequence *q = &s->sequences[e->rows[r].sequence];
             session_set_length(q, q->length + 1);
         }
+        for (int r = 0; r < e->n_rows; r++)
+            if (!r || e->rows[r].sequence != e->rows[r - 1].sequence) session_slide(s, e->rows[r].sequence);
         e->first_wanted += e->n_wanted;
     }
     return 0;

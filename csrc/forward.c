@@ -74,21 +74,28 @@ static void embed(const struct worker *w) {
     }
 }
 
-// Computes q, k and v. If the KV heads divide evenly among the threads, each thread computes those of the heads whose
-// attention it will compute, and no barrier is needed in between.
-static void project_qkv(const struct worker *w, const struct product qkv[3], const struct panels *x) {
+// Whether a layer has its own keys and values.
+static int is_kv_source(const struct worker *w, const struct layer *layer) {
+    return layer == &w->eval->session->model->layers[layer->kv_source];
+}
+
+// Computes q, k and v; only q if another layer is the source of keys and values. If the KV heads divide evenly among
+// the threads, each thread computes those of the heads whose attention it will compute, and no barrier is needed in
+// between.
+static void project_qkv(const struct worker *w, const struct layer *layer, const struct product qkv[3],
+                        const struct panels *x) {
     const struct config *c = w->eval->session->model->config;
-    const int heads = (int)c->n_kv_heads;
-    const int by_head = heads % w->member->count == 0 && c->head_dim % STRIP_ROWS == 0;
+    const int heads = layer->heads.n_kv, n = is_kv_source(w, layer) ? 3 : 1;
+    const int by_head = heads % w->member->count == 0 && layer->heads.dim % STRIP_ROWS == 0;
     if (by_head) {
         int first, last;
         pool_share(w->member, heads, &first, &last);
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < n; i++) {
             const int strips = strips_of(qkv[i].matrix) / heads;   // per KV head
             multiply(w, &qkv[i], x, 0, first * strips, last * strips);
         }
     } else {
-        linear(w, qkv, 3, x, 0);
+        linear(w, qkv, n, x, 0);
     }
     if (!by_head || c->qk_norm == QK_NORM_WHOLE) pool_barrier(w->member);
 }
@@ -105,7 +112,7 @@ static void norm_whole_qk(const struct worker *w, const struct layer *layer) {
     for (int r = first; r < last && !cancelled(&w->eval->cancel); r++) {
         float *q = s->scratch.q + (size_t)r * (size_t)q_dim, *k = s->scratch.k + (size_t)r * (size_t)kv_dim;
         s->kernels->rms_norm(q, layer->attn_q_norm, NULL, c->norm_eps, q_dim, q);
-        s->kernels->rms_norm(k, layer->attn_k_norm, NULL, c->norm_eps, kv_dim, k);
+        if (kv_dim) s->kernels->rms_norm(k, layer->attn_k_norm, NULL, c->norm_eps, kv_dim, k);
     }
     pool_barrier(w->member);
 }
@@ -183,7 +190,8 @@ static void block(const struct worker *w, struct residual *stream, int l) {
     const struct norm_weights attn_norm = { layer->attn_norm, layer->attn_norm_bias },
                               attn_post_norm = { layer->attn_post_norm, layer->attn_post_norm_bias },
                               ffn_post_norm = { layer->ffn_post_norm, layer->ffn_post_norm_bias };
-    const struct consumers qkv_consumers = { { &layer->attn_q, &layer->attn_k, &layer->attn_v }, 3 };
+    const struct consumers qkv_consumers = { { &layer->attn_q, &layer->attn_k, &layer->attn_v },
+                                             is_kv_source(w, layer) ? 3 : 1 };
     const struct product qkv[] = {
         { .matrix = &layer->attn_q, .consumer = 0, .bias = layer->attn_q_bias, .y = x->q },
         { .matrix = &layer->attn_k, .consumer = 1, .bias = layer->attn_k_bias, .y = x->k },
@@ -193,7 +201,7 @@ static void block(const struct worker *w, struct residual *stream, int l) {
     if (parallel) add_pending(w, stream);   // attention and the network both read the sum
     const struct panels inputs =
         prepare_stream(w, stream, attn_norm, observer_of(e, LLAMAC_STAGE_ATTN_NORM, l), 0, qkv_consumers);
-    project_qkv(w, qkv, &inputs);
+    project_qkv(w, layer, qkv, &inputs);
     norm_whole_qk(w, layer);
     if (parallel) {
         if (!redundant) pool_barrier(w->member);   // before the shared panels are overwritten

@@ -88,6 +88,15 @@ static inline size_t gemm_scratch_bytes(int m) {
     return (size_t)GEMM_STRIPS * (UNPACKED_STRIP_BYTES + sizeof(float) * STRIP_ROWS * (size_t)m);
 }
 
+// Bytes of the keys, and of the values, of one KV head in a page.
+static inline int padded_head_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
+static inline size_t kv_keys_bytes(int dtype, int head_dim) {
+    return KV_PAGE / STRIP_ROWS * float_strip_bytes(dtype, head_dim);
+}
+static inline size_t kv_values_bytes(int dtype, int head_dim) {
+    return (size_t)padded_head_dim(head_dim) / STRIP_ROWS * float_strip_bytes(dtype, KV_PAGE);
+}
+
 // One KV head of one layer in a sequence's pages: keys are strips of 16 positions, values are strips of 16 dimensions
 // whose columns are positions.
 struct kv_view {
@@ -118,7 +127,6 @@ struct attend {
     size_t scores_stride;
     struct cancel *cancel;
 };
-static inline int padded_head_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 static inline size_t attend_scratch_floats(int head_dim) {
     const size_t width = (size_t)padded_head_dim(head_dim);
     return (size_t)ATTENTION_QUERIES * (ATTENTION_BLOCK + width) + KV_PAGE * (width + PANEL_ROWS) + width;

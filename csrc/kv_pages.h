@@ -1,22 +1,37 @@
 // SPDX-License-Identifier: MIT
-// kv_pages.h - memory for pages of the KV cache. Pages are cut from slabs that are large enough for the system's huge
-// pages: attention reads a whole cache for each token, and with pages of 4 KB it would wait for address translation.
+// kv_pages.h - the pages of the KV caches of a model's sessions: reference-counted, in one pool with a byte budget.
+//
+// A page belongs to everyone who holds a reference, and only a page with a single reference may be written. Pages are
+// cut from slabs that are large enough for the system's huge pages: attention reads a whole cache for each token, and
+// with pages of 4 KB it would wait for address translation.
+//
+// All functions may be called by several threads at once, with one exception: the owner of the only reference to a page
+// must not release it while another thread shares it.
 #ifndef LLAMAC_KV_PAGES_H
 #define LLAMAC_KV_PAGES_H
 #include <stdint.h>
 #include "mem.h"
 
-struct kv_pages {
-    size_t page_bytes;        // a multiple of 64
-    int pages_per_slab;
-    struct kv_slab *slabs;    // each has pages in use
+struct kv_pool {
+    size_t budget;            // bytes of pages; 0: no limit
+    size_t bytes;             // of the pages that someone holds
+    struct kv_slab *slabs;    // those with room for a page, in no order
 };
 
-// Returns an empty allocator for up to max_pages pages.
-struct kv_pages kv_pages_make(size_t page_bytes, size_t max_pages);
-// Returns a page with any content: attention drops what it computes from positions that no key was stored for. So a
-// page costs memory when it is first written, by the thread that writes it. On failure returns NULL and fills err.
-uint8_t *kv_page_alloc(struct kv_pages *pages, llamac_error *err);
-// Returns a page to its slab, and frees the slab if no page of it is in use.
-void kv_page_free(struct kv_pages *pages, uint8_t *page);
+// Returns a page with any content and one reference. max_pages: the caller will not need more pages of this size, so a
+// new slab does not have more.
+//
+// Attention drops what it computes from positions that no key was stored for, so a page is not cleared. It costs memory
+// when it is first written, by the thread that writes it. On failure returns NULL and fills err.
+uint8_t *kv_page_alloc(struct kv_pool *pool, size_t page_bytes, size_t max_pages, llamac_error *err);
+// Adds a reference. Returns the page.
+uint8_t *kv_page_share(uint8_t *page);
+// Whether there is more than one reference. While the answer is no, only the caller can change it.
+int kv_page_is_shared(const uint8_t *page);
+// Drops a reference. The last one returns the page to its slab, and the last page of a slab frees the slab.
+void kv_page_release(struct kv_pool *pool, uint8_t *page);
+
+// Returns pool->bytes. Sets pool->budget; pages in use stay in use.
+size_t kv_pool_bytes(const struct kv_pool *pool);
+void kv_pool_set_budget(struct kv_pool *pool, size_t bytes);
 #endif

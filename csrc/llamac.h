@@ -165,6 +165,14 @@ void llamac_model_close(llamac_model **model);
 // offsets in the file. *bytes receives its size. The copy belongs to the model. Unlike the file, it cannot change.
 const void *llamac_model_tables(const llamac_model *model, size_t *bytes);
 
+// Limits the bytes of KV pages that all sessions of a model hold together; 0: no limit. An eval that needs more fails
+// with LLAMAC_NO_MEMORY. Pages in use stay in use. Any thread may call this at any time.
+void llamac_set_kv_budget(llamac_model *model, size_t bytes);
+
+// Returns the bytes of KV pages that the sessions of a model hold. A page that sequences share counts once. Any thread
+// may call this at any time.
+size_t llamac_kv_bytes(const llamac_model *model);
+
 enum { LLAMAC_MAX_RANK = 4096 };
 
 // Adds a low-rank adapter to a matrix W (rows, columns): its products become scales * (W x) + b (a x). Of an
@@ -217,7 +225,7 @@ typedef struct {
     int threads;
     const char *isa;       // kernel set
     size_t scratch_bytes;  // allocated for activations
-    size_t kv_bytes;       // of KV pages in use
+    size_t kv_bytes;       // of the KV pages that sequences hold; a page that n of them share counts n times
 } llamac_session_info;
 
 // Fills *info with the options in effect and the memory in use.
@@ -229,8 +237,22 @@ int llamac_set_threads(llamac_session *session, int threads, llamac_error *err);
 // Returns the number of positions that a sequence holds, or -1 if there is no such sequence.
 int llamac_length(const llamac_session *session, int sequence);
 
-// Discards the positions of a sequence from `length` on. Error: LLAMAC_BAD_ARGUMENT.
+// Returns the smallest length, but for 0, that a sequence can be truncated to; -1 if there is no such sequence. Layers
+// with a window keep the positions in their window and at least the 256 before them, and drop others. So it is 0 for
+// models without windows and for short sequences, and at most the sequence's length - 256.
+int llamac_shortest_length(const llamac_session *session, int sequence);
+
+// Discards the positions of a sequence from `length` on, which is 0 or at least llamac_shortest_length.
+// Error: LLAMAC_BAD_ARGUMENT.
 int llamac_truncate(llamac_session *session, int sequence, int length, llamac_error *err);
+
+// Makes a sequence equal to the first `length` positions of another one, of the same session or of another session of
+// the same model with the same kv_dtype; what it held is discarded. Nothing is copied: both hold the same pages, and
+// the first of them to write to a page takes a copy of its own. Later results have the bits that computing the prefix
+// again would give. The caller must be the only user of both sessions during the call. length: as for llamac_truncate.
+// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL.
+int llamac_fork(llamac_session *to, int to_sequence, const llamac_session *from, int from_sequence, int length,
+                llamac_error *err);
 
 // ---- evals
 

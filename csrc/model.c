@@ -378,14 +378,9 @@ static int check_computed(const struct llamac_model *m, llamac_error *err) {
     const struct config *c = m->config;
     for (uint32_t l = 0; l < c->n_layers; l++) {
         const struct layer_record *r = &m->file.layers[l];
-        const struct heads heads = layer_heads(c, r);
         const struct uncomputed fields[] = {
             { "mixer", r->mixer, r->mixer == MIXER_ATTENTION },
             { "layer_scale", (double)r->layer_scale, r->layer_scale == 1 },
-            { "n_heads", heads.n, heads.n == (int)c->n_heads },
-            { "n_kv_heads", heads.n_kv, heads.n_kv == (int)c->n_kv_heads },
-            { "head_dim", heads.dim, heads.dim == (int)c->head_dim },
-            { "kv_source", r->kv_source, r->kv_source < 0 },
             { "v_is_k", r->v_is_k, !r->v_is_k },
             { "v_norm", r->v_norm, r->v_norm == V_NORM_NONE },
             { "output_gate", r->output_gate, r->output_gate == OUTPUT_GATE_NONE },
@@ -430,6 +425,7 @@ static int allocate_layers(struct llamac_model *m, llamac_error *err) {
         const int used = record->ffn == FFN_EXPERTS ? (int)record->n_experts_used : 0;
         m->layers[l].record = record;
         m->layers[l].heads = layer_heads(m->config, record);
+        m->layers[l].kv_source = record->kv_source < 0 ? (int)l : record->kv_source;
         m->layers[l].experts = experts;
         if (experts) experts += record->n_experts;
         int *const max_dim = used ? &m->max_expert_dim : &m->max_ffn_dim;
@@ -454,7 +450,8 @@ int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llam
     mem_count_object(1);
     m->file = file;
     m->config = file.config;
-    if (check_computed(m, err) || allocate_layers(m, err) || bind_all(m, err)) {
+    m->kv = mem_alloc(1, sizeof *m->kv, "the pool of KV pages", err);
+    if (!m->kv || check_computed(m, err) || allocate_layers(m, err) || bind_all(m, err)) {
         llamac_model_close(&m);
         return -1;
     }
@@ -470,11 +467,15 @@ void llamac_model_close(llamac_model **model) {
     }
     mem_free((*model)->layers);
     mem_free((*model)->experts);
+    mem_free((*model)->kv);
     format_close(&(*model)->file);
     mem_free(*model);
     mem_count_object(-1);
     *model = NULL;
 }
+
+void llamac_set_kv_budget(llamac_model *model, size_t bytes) { kv_pool_set_budget(model->kv, bytes); }
+size_t llamac_kv_bytes(const llamac_model *model) { return kv_pool_bytes(model->kv); }
 
 const void *llamac_model_tables(const llamac_model *model, size_t *bytes) {
     *bytes = model->file.table_bytes;

@@ -4,6 +4,7 @@
 #ifndef LLAMAC_MODEL_H
 #define LLAMAC_MODEL_H
 #include "format.h"
+#include "kv_pages.h"
 
 // The low-rank adapter of a matrix (rows, columns), as llamac_model_adapt describes it: f32 in strips.
 struct lora {
@@ -47,6 +48,8 @@ struct layer {
     const float *attn_sinks;                                  // (n_heads)
     struct heads heads;                                       // the shape of attention in this layer
     const struct layer_record *record;
+    int kv_source;                                            // the layer whose keys and values it reads: this layer,
+                                                              // or an earlier one
 };
 
 struct rope_table { const float *inv_freq, *inv_freq_long; };   // (rope_dim / 2)
@@ -69,5 +72,6 @@ struct llamac_model {
     struct lora *loras;                                       // all adapters
     int max_rank;                                             // of the adapters; 0: none
     int has_post_norms;                                       // whether any layer norms branches before adding them
+    struct kv_pool *kv;                                       // pages of all sessions: not immutable, but thread-safe
 };
 #endif

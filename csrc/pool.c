@@ -466,9 +466,28 @@ static int run_on_team(int threads, struct contention *contention, struct cancel
     return count > 1;
 }
 
+// A fork waits for the lock, so that the child does not inherit it locked by a thread that it does not have.
+static pthread_mutex_t process_lock = PTHREAD_MUTEX_INITIALIZER;
+static void lock_process(void) { pthread_mutex_lock(&process_lock); }
+static void unlock_process(void) { pthread_mutex_unlock(&process_lock); }
+static void watch_lock(void) { pthread_atfork(lock_process, unlock_process, unlock_process); }
+
+void pool_lock(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_lock);
+    lock_process();
+}
+void pool_unlock(void) { unlock_process(); }
+
 int llamac_has_threads(void) { return 1; }
 
 #else
+static char process_lock;   // the host may have threads
+void pool_lock(void) {
+    while (__atomic_test_and_set(&process_lock, __ATOMIC_ACQUIRE)) {}
+}
+void pool_unlock(void) { __atomic_clear(&process_lock, __ATOMIC_RELEASE); }
+
 void pool_barrier(const struct member *member) { (void)member; }
 static int run_on_team(int threads, struct contention *contention, struct cancel *cancel, pool_work *work,
                        void *argument) {

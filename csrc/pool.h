@@ -31,6 +31,10 @@ void pool_run(int threads, struct contention *contention, struct cancel *cancel,
 // Waits for all members. All must pass the same barriers in the same order.
 void pool_barrier(const struct member *member);
 
+// A lock of the process for short sections of other files. A forked child can use it as well.
+void pool_lock(void);
+void pool_unlock(void);
+
 // This member's share [*first, *last) of n items: contiguous, of nearly equal size.
 static inline void pool_share(const struct member *m, int n, int *first, int *last) {
     *first = share_start(n, m->index, m->count);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// session.c - opens, grows, truncates and closes sessions. See session.h.
+// session.c - opens, describes and closes sessions; their scratch memory. See session.h.
 #include "session.h"
 
 #include <string.h>
@@ -65,11 +65,12 @@ static int has_parallel_layer(const struct llamac_model *m) {
 static void cut_scratch(const struct llamac_session *s, struct scratch *x, struct arena *a) {
     const struct llamac_model *m = s->model;
     const struct config *c = m->config;
-    const size_t rows = (size_t)x->rows, dim = c->dim, q_dim = (size_t)c->n_heads * c->head_dim,
-                 kv_dim = (size_t)c->n_kv_heads * c->head_dim, ffn = m->max_hidden, experts = (size_t)m->max_experts,
+    const size_t rows = (size_t)x->rows, dim = c->dim, head_dim = c->head_dim,
+                 q_dim = c->n_heads * head_dim, kv_dim = c->n_kv_heads * head_dim, ffn = m->max_hidden,
+                 experts = (size_t)m->max_experts,
                  pairs = rows * (size_t)m->max_experts_used, rank = (size_t)m->max_rank;
-    const size_t attention_floats = attend_scratch_floats((int)c->head_dim) +
-                                    ATTENTION_QUERIES * (c->head_dim + (size_t)padded_head_dim((int)c->head_dim));
+    const size_t attention_floats = attend_scratch_floats((int)head_dim) +
+                                    ATTENTION_QUERIES * (head_dim + (size_t)padded_head_dim((int)head_dim));
     x->x = arena_floats(a, rows * dim);
     x->spare_x = arena_floats(a, m->has_post_norms ? rows * dim : 0);
     x->branch = arena_floats(a, m->has_post_norms || experts ? rows * dim : 0);
@@ -90,7 +91,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->gate = arena_floats(a, rows * ffn);
     x->up = arena_floats(a, rows * ffn);
     a->used = max_size(a->used, attention_end);
-    x->angles = arena_floats(a, c->n_rope * rows * c->head_dim);
+    x->angles = arena_floats(a, c->n_rope * rows * head_dim);
     for (int t = 0; t < x->n_threads; t++) {
         struct thread_scratch local = {
             .row = arena_floats(a, dim),
@@ -109,11 +110,9 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     }
 }
 
-// Other threads may read sizes and lengths during an eval.
+// Other threads may read sizes during an eval.
 static void set_size(size_t *size, size_t value) { __atomic_store_n(size, value, __ATOMIC_RELAXED); }
 static size_t get_size(const size_t *size) { return __atomic_load_n(size, __ATOMIC_RELAXED); }
-
-void session_set_length(struct sequence *q, int length) { __atomic_store_n(&q->length, length, __ATOMIC_RELAXED); }
 
 int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err) {
     if (rows <= s->scratch.rows && s->threads <= s->scratch.n_threads) return 0;
@@ -139,27 +138,6 @@ int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err) 
     return 0;
 }
 
-// ---- pages
-
-int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err) {
-    struct sequence *q = &s->sequences[sequence];
-    while (q->n_pages * KV_PAGE < length) {
-        uint8_t *page = kv_page_alloc(&s->pages, err);
-        if (!page) return -1;
-        q->pages[q->n_pages++] = page;
-        set_size(&s->kv_bytes, s->kv_bytes + s->pages.page_bytes);
-    }
-    return 0;
-}
-
-void session_trim_pages(struct llamac_session *s, int sequence) {
-    struct sequence *q = &s->sequences[sequence];
-    while (q->n_pages > ceil_div(q->length, KV_PAGE)) {
-        kv_page_free(&s->pages, q->pages[--q->n_pages]);
-        set_size(&s->kv_bytes, s->kv_bytes - s->pages.page_bytes);
-    }
-}
-
 // ---- opening and closing
 
 int session_check_threads(int threads, llamac_error *err) {
@@ -182,25 +160,6 @@ static int check_options(const struct llamac_model *model, const llamac_session_
     return session_check_threads(o->threads, err);
 }
 
-// Allocates the lists of pages and the scratch of a single row.
-static int allocate_session(struct llamac_session *s, llamac_error *err) {
-    const struct config *c = s->model->config;
-    const int head_dim = (int)c->head_dim;
-    const size_t pages_per_sequence = (size_t)ceil_div(s->context, KV_PAGE),
-                 key_strips = KV_PAGE / STRIP_ROWS, value_strips = (size_t)padded_head_dim(head_dim) / STRIP_ROWS;
-    s->value_offset = key_strips * float_strip_bytes(s->kv_dtype, head_dim);
-    s->head_bytes = s->value_offset + value_strips * float_strip_bytes(s->kv_dtype, KV_PAGE);
-    s->pages = kv_pages_make((size_t)c->n_layers * c->n_kv_heads * s->head_bytes,
-                             (size_t)s->n_sequences * pages_per_sequence);
-    s->sequences = mem_alloc((size_t)s->n_sequences, sizeof *s->sequences, "the sequences", err);
-    if (!s->sequences) return -1;
-    for (int i = 0; i < s->n_sequences; i++) {
-        s->sequences[i].pages = mem_alloc(pages_per_sequence, sizeof(uint8_t *), "a sequence's list of pages", err);
-        if (!s->sequences[i].pages) return -1;
-    }
-    return session_reserve_rows(s, 1, err);
-}
-
 int llamac_session_open(llamac_session **session, const llamac_model *model, const llamac_session_options *options,
                         llamac_error *err) {
     *session = NULL;
@@ -216,7 +175,7 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
     s->kv_dtype = options->kv_dtype ? options->kv_dtype : default_kv_dtype;
     s->threads = options->threads;
     s->n_sequences = options->n_sequences;
-    if (allocate_session(s, err)) {
+    if (session_open_sequences(s, err) || session_reserve_rows(s, 1, err)) {
         llamac_session_close(&s);
         return -1;
     }
@@ -227,11 +186,7 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
 void llamac_session_close(llamac_session **session) {
     llamac_session *s = *session;
     if (!s) return;
-    for (int i = 0; s->sequences && i < s->n_sequences; i++) {
-        for (int p = 0; p < s->sequences[i].n_pages; p++) kv_page_free(&s->pages, s->sequences[i].pages[p]);
-        mem_free(s->sequences[i].pages);
-    }
-    mem_free(s->sequences);
+    session_close_sequences(s);
     mem_free(s->scratch.threads);
     mem_free(s->scratch.memory);
     mem_free(s);
@@ -251,20 +206,5 @@ void llamac_session_describe(const llamac_session *s, llamac_session_info *info)
 int llamac_set_threads(llamac_session *s, int threads, llamac_error *err) {
     if (session_check_threads(threads, err)) return -1;
     s->threads = threads;   // the next eval reserves scratch for them
-    return 0;
-}
-
-int llamac_length(const llamac_session *s, int sequence) {
-    if (sequence < 0 || sequence >= s->n_sequences) return -1;
-    return __atomic_load_n(&s->sequences[sequence].length, __ATOMIC_RELAXED);
-}
-
-int llamac_truncate(llamac_session *s, int sequence, int length, llamac_error *err) {
-    const int now = llamac_length(s, sequence);
-    if (now < 0) return bad_argument(err, "sequence is %d, expected 0 to %d", sequence, s->n_sequences - 1);
-    if (length < 0 || length > now)
-        return bad_argument(err, "cannot truncate to length %d: expected 0 to %d, the sequence's length", length, now);
-    session_set_length(&s->sequences[sequence], length);
-    session_trim_pages(s, sequence);
     return 0;
 }

@@ -10,6 +10,7 @@
 enum {
     MAX_CONSUMERS = 3,        // matrices multiplied by the same inputs: q, k, v; or gate, up; or one
     MAX_ROWS = 256,           // rows of a chunk; longer evals are cut into chunks
+    KV_REWIND = 256,          // positions that truncating can always discard from layers with a window
     REDUNDANT_ROWS = 4,       // up to this many rows, each thread computes all norms instead of meeting at a barrier
 };
 
@@ -52,42 +53,78 @@ struct scratch {
     struct thread_scratch *threads;   // (n_threads)
 };
 
+// Layers whose keys and values have the same geometry and are kept equally long: by full attention, or by windows of
+// one size. A page of the group holds KV_PAGE positions of all its layers. A recurrent state of fixed size would be
+// another kind of group, with one page per sequence.
+struct kv_group { int window, n_kv_heads, head_dim; size_t page_bytes; };
+
+// Where a layer's keys and values lie. A layer that reads those of an earlier one has the same place.
+struct kv_layer {
+    int group;
+    size_t offset;            // of the layer's first KV head in a page
+    size_t head_bytes;        // of a KV head: its keys, then its values
+    size_t value_offset;      // of the values in that
+};
+
+// A sequence's pages of one group: pages[first] to pages[end - 1]. Page p holds positions from p * KV_PAGE on. Windowed
+// groups drop the first pages. Other sequences, also of other sessions, may hold the same pages: before a sequence
+// writes to its partial last page, it takes a copy of it.
+struct kv_table {
+    uint8_t **pages;          // room for ceil(context / KV_PAGE)
+    int first, end;
+    int wanted;               // the end that the current eval needs
+};
+
 struct sequence {
     int length;               // positions
-    int n_pages;
-    uint8_t **pages;          // room for ceil(context / KV_PAGE); each page holds KV_PAGE positions of all layers
+    struct kv_table *kv;      // (n_groups)
 };
 
 struct llamac_session {
     const struct llamac_model *model;
     const struct kernels *kernels;
     int context, kv_dtype, threads, n_sequences;
-    size_t head_bytes;        // of one layer's KV head in a page: its keys, then its values
-    size_t value_offset;      // of the values in that
-    struct kv_pages pages;
-    size_t kv_bytes;          // of pages in use
+    int n_groups;
+    struct kv_group *groups;
+    struct kv_layer *kv_layers;   // (n_layers)
+    size_t kv_bytes;          // of the pages that sequences hold; a page that n of them share counts n times
     size_t scratch_bytes;     // of scratch.memory
     struct sequence *sequences;
     struct scratch scratch;
     struct contention contention[2];   // of runs with at most REDUNDANT_ROWS rows, and with more
 };
 
-// Sets the length of a sequence, which other threads may read.
-void session_set_length(struct sequence *q, int length);
 // Checks a number of threads that a caller asks for.
 int session_check_threads(int threads, llamac_error *err);
 
 // Allocates scratch for chunks of `rows` rows with the session's number of threads.
 int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err);
-// Allocates pages for the first `length` positions of a sequence.
+
+// ---- sequences.c
+
+// Assigns the layers to groups and allocates the sequences, without pages.
+int session_open_sequences(struct llamac_session *s, llamac_error *err);
+// Accepts a session whose opening failed.
+void session_close_sequences(struct llamac_session *s);
+// Sets the length of a sequence, which other threads may read.
+void session_set_length(struct sequence *q, int length);
+// Takes the pages that a sequence needs to grow to `length` positions, which nobody else may hold. If it fails, the
+// caller returns what it took with session_trim_pages.
 int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err);
-// Frees the pages past the sequence's length.
+// Returns the pages past the sequence's length.
 void session_trim_pages(struct llamac_session *s, int sequence);
+// Drops the pages that have left the windows of a sequence that has grown. Never fails.
+void session_slide(struct llamac_session *s, int sequence);
 
 // Returns a view of one layer's KV head in a sequence's pages.
 static inline struct kv_view session_kv(const struct llamac_session *s, int sequence, int layer, int head) {
-    const size_t key_offset = ((size_t)layer * s->model->config->n_kv_heads + (size_t)head) * s->head_bytes;
-    return (struct kv_view){ .pages = (const uint8_t *const *)s->sequences[sequence].pages, .key_offset = key_offset,
-                             .value_offset = key_offset + s->value_offset };
+    const struct kv_layer *kv = &s->kv_layers[layer];
+    const size_t key_offset = kv->offset + (size_t)head * kv->head_bytes;
+    return (struct kv_view){ .pages = (const uint8_t *const *)s->sequences[sequence].kv[kv->group].pages,
+                             .key_offset = key_offset, .value_offset = key_offset + kv->value_offset };
+}
+// Returns the page of a layer that holds a position of a sequence.
+static inline uint8_t *session_page(const struct llamac_session *s, int sequence, int layer, int position) {
+    return s->sequences[sequence].kv[s->kv_layers[layer].group].pages[position / KV_PAGE];
 }
 #endif

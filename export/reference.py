@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -284,6 +284,7 @@ class _Pass:
     Attributes:
         spans: The rows of each sequence.
         angles: (n, rope_dim / 2) per RoPE table.
+        keys_values: (n, n_kv_heads, head_dim) each, of the layers so far.
     """
 
     checkpoint: Checkpoint
@@ -292,6 +293,7 @@ class _Pass:
     angles: list[Array]
     observe: Observer
     round_inputs: bool
+    keys_values: dict[int, tuple[Array, Array]] = field(default_factory=dict)
 
     @property
     def config(self) -> ModelConfig:
@@ -406,19 +408,19 @@ def _branch(run: _Pass, x: Array, layer: int, record: LayerConfig, part: str) ->
 def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     """Wo attention(rope(Wq h), rope(Wk h), Wv h), separately for each sequence. h (n, dim) -> (n, dim)."""
     name, config = f"layers.{layer}", run.config
-    q = run.linear(h, f"{name}.attn_q").reshape(len(h), config.n_heads, config.head_dim)
-    k = run.linear(h, f"{name}.attn_k").reshape(len(h), config.n_kv_heads, config.head_dim)
-    v = run.linear(h, f"{name}.attn_v").reshape(len(h), config.n_kv_heads, config.head_dim)
-    if not config.qk_norm_after_rope:
-        q, k = _head_norm(run, q, f"{name}.attn_q_norm"), _head_norm(run, k, f"{name}.attn_k_norm")
-    if record.rope >= 0:
-        angles, factor = run.angles[record.rope], config.rope_attention_factor[record.rope]
-        q, k = rotate(q, angles, factor), rotate(k, angles, factor)
-    if config.qk_norm_after_rope:
-        q, k = _head_norm(run, q, f"{name}.attn_q_norm"), _head_norm(run, k, f"{name}.attn_k_norm")
+    head_dim, norm_first = record.head_dim or config.head_dim, not config.qk_norm_after_rope
+    q = run.linear(h, f"{name}.attn_q").reshape(len(h), -1, head_dim)
+    q = _norm_and_rope(run, q, f"{name}.attn_q_norm", record, norm_first)
+    if record.kv_source < 0:
+        k = run.linear(h, f"{name}.attn_k").reshape(len(h), -1, head_dim)
+        v = run.linear(h, f"{name}.attn_v").reshape(len(h), -1, head_dim)
+        k = _norm_and_rope(run, k, f"{name}.attn_k_norm", record, norm_first)
+    else:
+        k, v = run.keys_values[record.kv_source]
+    run.keys_values[layer] = k, v
     sinks = _vector(run.checkpoint, f"{name}.attn_sinks") if record.sinks else None
     longest = max(span.stop - span.start for span in run.spans)
-    scores = np.full((len(h), config.n_heads, longest), -np.inf)
+    scores = np.full((len(h), q.shape[1], longest), -np.inf)
     mix = np.empty_like(q)
     for span in run.spans:
         seen = scores[span, :, : span.stop - span.start]
@@ -432,6 +434,15 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     for stage, values in stages.items():
         run.observe(stage, layer, values)
     return out
+
+
+def _norm_and_rope(run: _Pass, x: Array, norm: str, record: LayerConfig, norm_first: bool) -> Array:
+    """Norm the heads of queries or keys and rotate them, in either order. x (n, heads, d)."""
+    if norm_first:
+        x = _head_norm(run, x, norm)
+    if record.rope >= 0:
+        x = rotate(x, run.angles[record.rope], run.config.rope_attention_factor[record.rope])
+    return x if norm_first else _head_norm(run, x, norm)
 
 
 def _head_norm(run: _Pass, x: Array, name: str) -> Array:

@@ -10,7 +10,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.unicode cimport PyUnicode_AsUTF8, PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memmove, memset
 
 from .libllamac cimport *
 
@@ -41,78 +41,7 @@ cdef int as_int(object number, str name) except? -1:
 
 # ---- descriptions of the file format, this build and this machine
 
-def fields():
-    """Return the fields of the file's records: (record, name, type, offset, count, min, max, names or None)."""
-    cdef size_t n, i
-    cdef const llamac_field *f = llamac_fields(&n)
-    return [(f[i].record.decode(), f[i].name.decode(), f[i].type, f[i].offset, f[i].count, f[i].min, f[i].max,
-             f[i].names.decode() if f[i].names is not NULL else None) for i in range(n)]
-
-
-def record_bytes(str record):
-    """Return the bytes of a record; of the header without its section table."""
-    return llamac_record_bytes(record.encode())
-
-
-def section_names():
-    """Return the names of the file's sections in order."""
-    cdef size_t i = 0
-    names = []
-    while llamac_section_at(i) is not NULL:
-        names.append(llamac_section_at(i).decode())
-        i += 1
-    return tuple(names)
-
-
-def slots(const unsigned char[::1] config not None, const unsigned char[::1] layers not None):
-    """Return the tensors that a config calls for, in the file's order: (name, required, is_matrix, rows, columns).
-
-    `config` is a config record, `layers` are its n_layers layer records.
-    """
-    cdef size_t layer_bytes = llamac_record_bytes(b"layer"), n_layers = <size_t>layers.shape[0] // layer_bytes
-    if (<size_t>config.shape[0] != llamac_record_bytes(b"config") or n_layers != (<const int32_t *>&config[4])[0]
-            or n_layers == 0 or <size_t>layers.shape[0] % layer_bytes):
-        raise ArgumentError("slots needs a config record and its n_layers layer records")
-    cdef llamac_slot_iterator iterator = llamac_slot_iterator(&config[0], &layers[0], 0, 0, 0, 0, 0)
-    cdef llamac_slot slot
-    cdef int result
-    found = []
-    while (result := llamac_slot_next(&iterator, &slot)) > 0:
-        found.append((slot.name.decode(), bool(slot.required), bool(slot.is_matrix), slot.rows, slot.columns))
-    if result < 0:
-        raise ArgumentError("n_rope or n_experts is larger than the format allows")
-    return found
-
-
-def isas():
-    """Return the kernel sets of this build, best first: (name, whether this machine can run it)."""
-    cdef int supported = 0
-    cdef size_t i = 0
-    found = []
-    while llamac_isa_at(i, &supported) is not NULL:
-        found.append((llamac_isa_at(i, &supported).decode(), bool(supported)))
-        i += 1
-    return found
-
-
-def has_threads():
-    """Return whether this build can use more than one thread."""
-    return bool(llamac_has_threads())
-
-
-def stages():
-    """Return the names of the graph's stages, in the order of computation."""
-    return tuple(llamac_stage_name(i).decode() for i in range(LLAMAC_N_STAGES))
-
-
-def live_objects():
-    """Return the number of open C models and sessions. For tests."""
-    return llamac_live_objects()
-
-
-def fail_allocation(long n):
-    """Make this thread's n-th allocation fail; 0: none. Returns its allocations since the last call. For tests."""
-    return llamac_test_fail_allocation(n)
+include "_core_tables.pxi"
 
 
 # ---- measuring
@@ -195,6 +124,18 @@ cdef class Model:
         self._check_no_session()
         check(llamac_model_replace(self._ptr, PyUnicode_AsUTF8(tensor), dtype, &data[0], data.shape[0], &err), &err)
         self._borrowed.append(data)
+
+    def set_kv_budget(self, size_t budget):
+        """Limit the bytes of KV pages that all sessions hold together; 0: no limit."""
+        if self._ptr is NULL:
+            raise ClosedError("the model is closed")
+        llamac_set_kv_budget(self._ptr, budget)
+
+    def kv_bytes(self):
+        """Return the bytes of KV pages that the sessions hold. A page that sequences share counts once."""
+        if self._ptr is NULL:
+            raise ClosedError("the model is closed")
+        return llamac_kv_bytes(self._ptr)
 
     def tables(self):
         """Return the core's checked copy of the file's first bytes, from the header to the tensor table."""
@@ -428,6 +369,34 @@ cdef class Session:
             check(llamac_truncate(self._ptr, c_sequence, c_length, &err), &err)
         finally:
             self._busy = False
+
+    def shortest_length(self, sequence=0):
+        """Return the smallest length, but for 0, that a sequence can be truncated to."""
+        cdef int c_sequence = as_int(sequence, "sequence")
+        self.length(sequence)  # checks the arguments
+        return llamac_shortest_length(self._ptr, c_sequence)
+
+    def fork_from(self, Session source not None, length, sequence=0, target=0):
+        """Make the sequence `target` equal to the first `length` positions of a sequence of `source` (llamac_fork)."""
+        cdef llamac_error err
+        cdef int c_length = as_int(length, "length"), c_sequence = as_int(sequence, "sequence")
+        cdef int c_target = as_int(target, "target")
+        source._enter()
+        try:
+            if source is not self:
+                self._enter()
+            try:
+                if 0 < c_length <= llamac_length(source._ptr, c_sequence):
+                    self._reserve_ids(c_target, c_length - 1)
+                self.changes += 1
+                self._has_logits = False
+                check(llamac_fork(self._ptr, c_target, source._ptr, c_sequence, c_length, &err), &err)
+                if c_length:
+                    memmove(self._ids[c_target], source._ids[c_sequence], <size_t>c_length * sizeof(int32_t))
+            finally:
+                self._busy = False
+        finally:
+            source._busy = False
 
     def cancel(self):
         """Cancel the eval that another thread runs, or the scope that it runs in. CancelledError is raised there."""

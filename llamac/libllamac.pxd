@@ -57,6 +57,8 @@ cdef extern from "llamac.h" nogil:
     # models
     int llamac_model_open(llamac_model **model, const void *data, size_t bytes, llamac_error *err)
     void llamac_model_close(llamac_model **model)
+    void llamac_set_kv_budget(llamac_model *model, size_t bytes)
+    size_t llamac_kv_bytes(const llamac_model *model)
     const void *llamac_model_tables(const llamac_model *model, size_t *bytes)
     int llamac_model_adapt(llamac_model *model, const char *matrix, int rank, const void *a, size_t a_bytes,
                            const void *b, size_t b_bytes, const float *scales, size_t n_scales, llamac_error *err)
@@ -81,7 +83,10 @@ cdef extern from "llamac.h" nogil:
     void llamac_session_describe(const llamac_session *session, llamac_session_info *info)
     int llamac_set_threads(llamac_session *session, int threads, llamac_error *err)
     int llamac_length(const llamac_session *session, int sequence)
+    int llamac_shortest_length(const llamac_session *session, int sequence)
     int llamac_truncate(llamac_session *session, int sequence, int length, llamac_error *err)
+    int llamac_fork(llamac_session *to, int to_sequence, const llamac_session *source, int from_sequence, int length,
+                    llamac_error *err)
 
     # evals
     ctypedef struct llamac_row:

@@ -419,6 +419,9 @@ def _decode(model: Model, session: Session, sequences: range, start: int, steps:
 
     def run() -> float:
         for sequence in sequences:
+            if start < session.shortest_length(sequence):  # the steps before went beyond a window
+                session.truncate(0, sequence=sequence)
+                session.eval(_tokens(model, start), sequence=sequence, logits=None)
             session.truncate(start, sequence=sequence)
         started = time.perf_counter()
         for token, row in zip(tokens, rows, strict=True):

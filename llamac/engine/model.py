@@ -96,6 +96,7 @@ class Model(Closeable):
         self._origin = origin
         self._session_defaults = session_defaults
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._kv_budget: int | None = None
         self._special = SpecialTokens.from_config(self._config)
         self._n_token_ids: int = self._config["n_token_ids"]
         self._tokenizer = tokenizer
@@ -435,6 +436,26 @@ class Model(Closeable):
             OutOfMemoryError: If there is not enough memory.
         """
         return Session(self, context=context, sequences=sequences, kv_dtype=kv_dtype, threads=threads, isa=isa)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that the KV caches of all sessions hold. Pages that sequences share count once."""
+        return self._core.kv_bytes()
+
+    @property
+    def kv_budget(self) -> int | None:
+        """Most bytes that the KV caches of all sessions may hold together; None: no limit. Can be set at any time.
+
+        An eval that needs more raises OutOfMemoryError and changes nothing.
+        """
+        return self._kv_budget
+
+    @kv_budget.setter
+    def kv_budget(self, budget: int | None) -> None:
+        if budget is not None and whole_number(budget, "kv_budget") < 1:
+            raise ArgumentError(f"kv_budget is {budget}, expected at least 1 byte, or None for no limit")
+        self._core.set_kv_budget(budget or 0)
+        self._kv_budget = budget
 
     def _context_limit(self, context: int | None) -> int:
         """The context of a session: the argument, else that of `load`, else the model's."""

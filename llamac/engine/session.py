@@ -150,7 +150,7 @@ class Session(Closeable):
         return self._core.closed
 
     def memory(self) -> dict[str, int]:
-        """Bytes held now: "activations" and "kv"."""
+        """Bytes held now: "activations" and "kv". A page of the KV cache counts for each sequence that holds it."""
         *_, activations, kv = self._core.describe()
         return {"activations": activations, "kv": kv}
 
@@ -349,8 +349,60 @@ class Session(Closeable):
         return {key: out.reshape(heads) if key[0] == "scores" else out for key, out in found.items()}
 
     def truncate(self, length: int, *, sequence: int = 0) -> None:
-        """Keep the first `length` positions of a sequence and forget the rest."""
+        """Keep the first `length` positions of a sequence and forget the rest.
+
+        Raises:
+            ArgumentError: If the length is not 0 and below `shortest_length`, or above the sequence's length.
+        """
         self._core.truncate(length, sequence)
+
+    def shortest_length(self, sequence: int = 0) -> int:
+        """The smallest length, but for 0, to which `truncate` and forks can cut a sequence.
+
+        Layers with a window forget the positions that left the window more than 256 positions ago. The result is 0
+        for models without windows and for short sequences.
+        """
+        return self._core.shortest_length(sequence)
+
+    def fork(self, *, sequence: int = 0, length: int | None = None, sequences: int = 1) -> Session:
+        """Open a session whose sequence 0 starts with a sequence of this one. Both share the memory of the prefix.
+
+        The new session has the same context, KV format, threads and kernel set. Its results have the same bits as if
+        it had computed the prefix itself. A page that both share is copied when one of them writes to it.
+
+        Args:
+            sequence: Which sequence.
+            length: Positions of the prefix. Default: all.
+            sequences: Number of sequences of the new session.
+
+        Raises:
+            ArgumentError: If the sequence cannot be cut to this length, as for `truncate`.
+            BusyError: If another thread uses this session.
+        """
+        context, _, _, isa, *_ = self._core.describe()
+        threads = None if self._default_threads is not None else self._threads
+        forked = Session(
+            self._model, context=context, sequences=sequences, kv_dtype=self.kv_dtype, threads=threads, isa=isa
+        )
+        try:
+            forked._core.fork_from(self._core, self.length(sequence) if length is None else length, sequence, 0)
+        except BaseException:
+            forked.close()
+            raise
+        return forked
+
+    def copy_sequence(self, source: int, target: int, *, length: int | None = None) -> None:
+        """Make a sequence equal to the start of another one. They share memory as after `fork`.
+
+        Args:
+            source: Which sequence to copy.
+            target: Which sequence to replace.
+            length: Positions to copy. Default: all.
+
+        Raises:
+            ArgumentError: If a sequence does not exist, or `source` cannot be cut to this length, as for `truncate`.
+        """
+        self._core.fork_from(self._core, self.length(source) if length is None else length, source, target)
 
     def cancel(self) -> None:
         """Stop the eval that another thread runs, within 50 ms. The eval raises CancelledError; a stream ends."""
@@ -403,6 +455,8 @@ class Session(Closeable):
         Returns the number of reused positions. The last position is always computed, for its logits.
         """
         reused = min(self._core.common_prefix(ids), len(ids) - 1)
+        if reused < self._core.shortest_length():
+            reused = 0
         if reused < self._core.length():
             self._core.truncate(reused)
         self.prefill(ids[reused:])

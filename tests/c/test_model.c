@@ -12,7 +12,6 @@
 #include <xmmintrin.h>
 #endif
 #include "common.h"
-#include "kv_pages.h"
 #include "model.h"
 #include "pool.h"
 #include "tiny_model.h"
@@ -447,36 +446,6 @@ static void failed_evals_release_their_pages(void) {
     free(file.data);
 }
 
-// Takes pages of several slabs and returns them in random order, with failing allocations in between.
-static void kv_pages_are_distinct_and_released(void) {
-    enum { MOST = 40, PAGE = 2 << 20, SLOTS = 10 };
-    struct kv_pages pages = kv_pages_make(PAGE, MOST);
-    CHECK(pages.pages_per_slab == 4, "%d pages per slab", pages.pages_per_slab);
-    CHECK(kv_pages_make(PAGE, 1).pages_per_slab == 1, "a slab is no larger than the cache");
-    CHECK(kv_pages_make((size_t)1 << 30, MOST).pages_per_slab == 1, "a slab has at least one page");
-    uint8_t *taken[SLOTS] = { 0 };
-    uint64_t state = 1;
-    for (int i = 0; i < 400; i++) {
-        const int slot = random_below(&state, SLOTS);
-        uint8_t *page = taken[slot];
-        if (page) {
-            CHECK(page[0] == 1 + slot && page[PAGE - 1] == 1 + slot, "page %d was handed out twice", slot);
-            kv_page_free(&pages, page);
-            taken[slot] = NULL;
-            continue;
-        }
-        llamac_test_fail_allocation(i % 5 ? 0 : 1);
-        taken[slot] = page = kv_page_alloc(&pages, &err);
-        llamac_test_fail_allocation(0);
-        if (!page) continue;
-        CHECK((uintptr_t)page % 64 == 0, "a page is not aligned");
-        page[0] = page[PAGE - 1] = (uint8_t)(1 + slot);
-    }
-    for (int slot = 0; slot < SLOTS; slot++)
-        if (taken[slot]) kv_page_free(&pages, taken[slot]);
-    CHECK(!pages.slabs, "a slab without pages was not released");
-}
-
 // ---- cancelling
 
 static void a_cancelled_eval_leaves_the_session_usable(void) {
@@ -586,7 +555,6 @@ int main(int argc, char **argv) {
     RUN(rows_beyond_the_context_are_rejected);
     RUN(any_allocation_can_fail);
     RUN(failed_evals_release_their_pages);
-    RUN(kv_pages_are_distinct_and_released);
     RUN(a_cancelled_eval_leaves_the_session_usable);
     RUN(an_eval_that_waits_for_the_team_can_be_cancelled);
     if (!emulated) RUN(a_forked_child_can_eval);   // qemu's user mode asserts when a process with threads forks

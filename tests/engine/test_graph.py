@@ -161,6 +161,45 @@ def test_every_option_changes_the_logits(tmp_path: Path, changed: ModelConfig) -
     assert relative_errors(one, other).max() >= MIN_EFFECT
 
 
+# ---- layers with their own heads, and with the keys and values of another layer
+
+HEADS: list[dict[str, Any]] = [
+    {"n_heads": 6, "n_kv_heads": 2, "head_dim": 10},
+    {"n_heads": 4, "n_kv_heads": 4, "head_dim": 8, "window": 7},
+    {"n_heads": 2, "n_kv_heads": 2, "head_dim": 10, "kv_source": 0, "window": 40},
+    {"n_heads": 3, "n_kv_heads": 1, "head_dim": 6, "window": 7, "rope": -1},
+    {"n_heads": 4, "n_kv_heads": 4, "head_dim": 8, "kv_source": 1},
+    {"n_heads": 6, "n_kv_heads": 3, "head_dim": 10, "window": 7},
+]
+
+
+@pytest.mark.parametrize("qk_norm", ["none", "head", "whole", "layer_head"])
+def test_layers_with_other_heads_match_the_float64_forward(tmp_path: Path, qk_norm: str) -> None:
+    """Layers differ in n_heads, n_kv_heads and head_dim; some read an earlier layer's cache, with other windows."""
+    config = llama_config(dim=36, n_heads=6, n_kv_heads=4, n_layers=1)
+    config = replace(config, n_heads=8, head_dim=10, attention_scale=0.1, rope_dim=(6,), qk_norm=qk_norm)
+    layers = tuple(replace(config.layers[0], **heads) for heads in HEADS)
+    made = checkpoint(replace(config, layers=layers))
+    ids = some_ids(300)
+    (expected,) = reference.forward(made, [ids])
+    with llamac.load(write_model(tmp_path / "m.bin", made), kv_dtype="f32", threads=1) as model:
+        found = chunked(model, ids, (300,))
+        assert relative_errors(found, expected).max() <= TOLERANCE
+        for threads in (1, up_to(2), up_to(3)):
+            with model.session(threads=threads) as session:
+                for size in (1, 70, 229):
+                    start = session.length()
+                    logits = session.eval(ids[start : start + size], logits="all")
+                    assert logits.tobytes() == found[start : start + size].tobytes()
+        with model.session() as session:
+            seen = session.observe(ids[:9], ["q", "k", "cache_k", "scores", ("logits", 0)])
+            assert seen["logits", 0].tobytes() == found[:9].tobytes()
+            assert not seen["k", 2].any()  # it has none of its own
+            assert (seen["cache_k", 2] == seen["cache_k", 0]).all()
+            assert not seen["cache_k", 3][:, 6:].any()
+            assert np.isneginf(seen["scores", 3][:, 3:]).all()
+
+
 # ---- windows
 
 

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: MIT
+// sequences.c - a session's sequences: how layers share pages of the KV cache, and how sequences grow, slide along
+// windows, shrink and fork. See session.h.
+#include <string.h>
+#include "common.h"
+#include "error.h"
+#include "mem.h"
+#include "session.h"
+
+// ---- groups of layers
+
+// The largest window of the layers that read a layer's keys and values; 0: one of them sees all positions.
+static int window_of_readers(const struct llamac_model *m, int l) {
+    int window = (int)m->layers[l].record->window;
+    for (int i = l + 1; i < (int)m->config->n_layers && window; i++)
+        if (m->layers[i].kv_source == l)
+            window = m->layers[i].record->window ? max_int(window, (int)m->layers[i].record->window) : 0;
+    return window;
+}
+
+// Appends a layer to the group of its geometry and window.
+static void add_layer(struct llamac_session *s, int l) {
+    const struct heads heads = s->model->layers[l].heads;
+    const int window = window_of_readers(s->model, l);
+    struct kv_layer *kv = &s->kv_layers[l];
+    kv->value_offset = kv_keys_bytes(s->kv_dtype, heads.dim);
+    kv->head_bytes = kv->value_offset + kv_values_bytes(s->kv_dtype, heads.dim);
+    while (kv->group < s->n_groups) {
+        const struct kv_group *g = &s->groups[kv->group];
+        if (g->window == window && g->head_dim == heads.dim && g->n_kv_heads == heads.n_kv) break;
+        kv->group++;
+    }
+    struct kv_group *g = &s->groups[kv->group];
+    if (kv->group == s->n_groups) {
+        *g = (struct kv_group){ .window = window, .head_dim = heads.dim, .n_kv_heads = heads.n_kv };
+        s->n_groups++;
+    }
+    kv->offset = g->page_bytes;
+    g->page_bytes += (size_t)heads.n_kv * kv->head_bytes;
+}
+
+int session_open_sequences(struct llamac_session *s, llamac_error *err) {
+    const size_t n_layers = s->model->config->n_layers, table = (size_t)ceil_div(s->context, KV_PAGE);
+    s->kv_layers = mem_alloc(n_layers, sizeof *s->kv_layers, "the layers' places in pages", err);
+    s->groups = s->kv_layers ? mem_alloc(n_layers, sizeof *s->groups, "the groups of layers", err) : NULL;
+    if (!s->groups) return -1;
+    for (int l = 0; l < (int)n_layers; l++) {
+        const int source = s->model->layers[l].kv_source;
+        if (source == l) add_layer(s, l);
+        else s->kv_layers[l] = s->kv_layers[source];
+    }
+    s->sequences = mem_alloc((size_t)s->n_sequences, sizeof *s->sequences, "the sequences", err);
+    for (int i = 0; s->sequences && i < s->n_sequences; i++) {
+        struct sequence *q = &s->sequences[i];
+        q->kv = mem_alloc((size_t)s->n_groups, sizeof *q->kv, "a sequence's lists of pages", err);
+        for (int g = 0; q->kv && g < s->n_groups; g++) {
+            q->kv[g].pages = mem_alloc(table, sizeof(uint8_t *), "a sequence's list of pages", err);
+            if (!q->kv[g].pages) return -1;
+        }
+        if (!q->kv) return -1;
+    }
+    return s->sequences ? 0 : -1;
+}
+
+void session_close_sequences(struct llamac_session *s) {
+    for (int i = 0; s->sequences && i < s->n_sequences; i++) {
+        struct sequence *q = &s->sequences[i];
+        for (int g = 0; q->kv && g < s->n_groups; g++) {
+            for (int p = q->kv[g].first; p < q->kv[g].end; p++) kv_page_release(s->model->kv, q->kv[g].pages[p]);
+            mem_free(q->kv[g].pages);
+        }
+        mem_free(q->kv);
+    }
+    mem_free(s->sequences);
+    mem_free(s->groups);
+    mem_free(s->kv_layers);
+}
+
+// ---- pages
+
+// Other threads may read sizes and lengths during an eval.
+static void count_pages(struct llamac_session *s, const struct kv_group *g, int change) {
+    __atomic_store_n(&s->kv_bytes, s->kv_bytes + (size_t)change * g->page_bytes, __ATOMIC_RELAXED);
+}
+void session_set_length(struct sequence *q, int length) { __atomic_store_n(&q->length, length, __ATOMIC_RELAXED); }
+
+static uint8_t *new_page(struct llamac_session *s, const struct kv_group *g, llamac_error *err) {
+    const size_t max_pages = (size_t)s->n_sequences * (size_t)ceil_div(s->context, KV_PAGE);
+    uint8_t *page = kv_page_alloc(s->model->kv, g->page_bytes, max_pages, err);
+    if (page) count_pages(s, g, 1);
+    return page;
+}
+static void release_page(struct llamac_session *s, const struct kv_group *g, uint8_t *page) {
+    kv_page_release(s->model->kv, page);
+    count_pages(s, g, -1);
+}
+static void release_from(struct llamac_session *s, const struct kv_group *g, struct kv_table *kv, int first) {
+    while (kv->end > max_int(first, kv->first)) release_page(s, g, kv->pages[--kv->end]);
+    if (kv->end <= first) return;
+    kv->first = kv->end = 0;
+}
+
+// The first page that a sequence of this length keeps.
+static int first_kept_page(const struct kv_group *g, int length) {
+    return g->window ? max_int(0, length + 1 - g->window - KV_REWIND) / KV_PAGE : 0;
+}
+
+// Appends pages to a table, for positions up to `length`. A windowed group gets no more than it needs at once: while
+// chunks are computed, session_slide moves pages that left the window to the end.
+static int append_pages(struct llamac_session *s, const struct kv_group *g, struct kv_table *kv, int length,
+                        llamac_error *err) {
+    const int at_once = (g->window + KV_REWIND + MAX_ROWS) / KV_PAGE + 2;
+    kv->wanted = ceil_div(length, KV_PAGE);
+    const int end = g->window ? min_int(kv->wanted, kv->end + at_once) : kv->wanted;
+    while (kv->end < end) {
+        uint8_t *page = new_page(s, g, err);
+        if (!page) return -1;
+        kv->pages[kv->end++] = page;
+    }
+    return 0;
+}
+
+// Replaces the partial page at the end of a sequence by a copy if others hold it as well.
+static int own_last_page(struct llamac_session *s, const struct kv_group *g, struct kv_table *kv, int length,
+                         llamac_error *err) {
+    uint8_t **last = &kv->pages[length / KV_PAGE];
+    if (length % KV_PAGE == 0 || !kv_page_is_shared(*last)) return 0;
+    uint8_t *copy = new_page(s, g, err);
+    if (!copy) return -1;
+    memcpy(copy, *last, g->page_bytes);
+    release_page(s, g, *last);
+    *last = copy;
+    return 0;
+}
+
+int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err) {
+    struct sequence *q = &s->sequences[sequence];
+    if (length == q->length) return 0;
+    for (int g = 0; g < s->n_groups; g++)
+        if (own_last_page(s, &s->groups[g], &q->kv[g], q->length, err) ||
+            append_pages(s, &s->groups[g], &q->kv[g], length, err))
+            return -1;
+    return 0;
+}
+
+void session_trim_pages(struct llamac_session *s, int sequence) {
+    struct sequence *q = &s->sequences[sequence];
+    for (int g = 0; g < s->n_groups; g++)
+        release_from(s, &s->groups[g], &q->kv[g], ceil_div(q->length, KV_PAGE));
+}
+
+void session_slide(struct llamac_session *s, int sequence) {
+    struct sequence *q = &s->sequences[sequence];
+    for (int i = 0; i < s->n_groups; i++) {
+        const struct kv_group *g = &s->groups[i];
+        struct kv_table *kv = &q->kv[i];
+        for (const int first = first_kept_page(g, q->length); kv->first < first; kv->first++) {
+            uint8_t *page = kv->pages[kv->first];
+            if (kv->end < kv->wanted && !kv_page_is_shared(page)) kv->pages[kv->end++] = page;
+            else release_page(s, g, page);
+        }
+    }
+}
+
+// ---- shrinking and forking
+
+// The smallest length, but for 0, at which all layers still hold what the next row sees.
+static int shortest(const struct llamac_session *s, const struct sequence *q) {
+    int length = 0;
+    for (int g = 0; g < s->n_groups; g++)
+        if (q->kv[g].first) length = max_int(length, q->kv[g].first * KV_PAGE + s->groups[g].window - 1);
+    return length;
+}
+
+int llamac_length(const llamac_session *s, int sequence) {
+    if (sequence < 0 || sequence >= s->n_sequences) return -1;
+    return __atomic_load_n(&s->sequences[sequence].length, __ATOMIC_RELAXED);
+}
+
+int llamac_shortest_length(const llamac_session *s, int sequence) {
+    return llamac_length(s, sequence) < 0 ? -1 : shortest(s, &s->sequences[sequence]);
+}
+
+// Checks that a sequence can be cut to its first `length` positions. action: "truncate" or "fork".
+static int check_cut(const struct llamac_session *s, int sequence, int length, const char *action, llamac_error *err) {
+    const int now = llamac_length(s, sequence);
+    if (now < 0) return bad_argument(err, "sequence is %d, expected 0 to %d", sequence, s->n_sequences - 1);
+    if (length < 0 || length > now)
+        return bad_argument(err, "cannot %s to length %d: expected 0 to %d, the sequence's length", action, length,
+                            now);
+    const int least = shortest(s, &s->sequences[sequence]);
+    if (length && length < least)
+        return bad_argument(err, "cannot %s to length %d: layers with a window have dropped positions that the next "
+                            "token would see; expected 0 or %d to %d", action, length, least, now);
+    return 0;
+}
+
+int llamac_truncate(llamac_session *s, int sequence, int length, llamac_error *err) {
+    if (check_cut(s, sequence, length, "truncate", err)) return -1;
+    session_set_length(&s->sequences[sequence], length);
+    session_trim_pages(s, sequence);
+    return 0;
+}
+
+// Whether two sessions compute the same bits for the same tokens: then they can share pages.
+static int check_alike(const struct llamac_session *a, const struct llamac_session *b, llamac_error *err) {
+    const struct config *c = a->model->config;
+    if (a->model != b->model) return bad_argument(err, "cannot fork: the sessions belong to different models");
+    if (a->kv_dtype != b->kv_dtype)
+        return bad_argument(err, "cannot fork: the KV caches are in %s and %s", llamac_dtype_name(a->kv_dtype),
+                            llamac_dtype_name(b->kv_dtype));
+    for (uint32_t t = 0; t < c->n_rope; t++) {
+        const int original = (int)c->rope_original_context[t];
+        if (original && (a->context > original) != (b->context > original))
+            return bad_argument(err, "cannot fork: with contexts of %d and %d positions the sessions use different "
+                                "RoPE tables", a->context, b->context);
+    }
+    return 0;
+}
+
+int llamac_fork(llamac_session *to, int to_sequence, const llamac_session *from, int from_sequence, int length,
+                llamac_error *err) {
+    if (to_sequence < 0 || to_sequence >= to->n_sequences)
+        return bad_argument(err, "sequence is %d, expected 0 to %d", to_sequence, to->n_sequences - 1);
+    if (check_alike(to, from, err) || check_cut(from, from_sequence, length, "fork", err)) return -1;
+    if (length > to->context)
+        return err_set(err, LLAMAC_CONTEXT_FULL, "cannot fork %d positions into a context of %d", length, to->context);
+    struct sequence *q = &to->sequences[to_sequence], *source = &from->sequences[from_sequence];
+    if (q == source) return llamac_truncate(to, to_sequence, length, err);
+    session_set_length(q, 0);
+    session_trim_pages(to, to_sequence);
+    for (int g = 0; g < to->n_groups; g++) {
+        struct kv_table *kv = &q->kv[g];
+        kv->first = kv->end = length ? source->kv[g].first : 0;
+        while (kv->end < ceil_div(length, KV_PAGE)) {
+            kv->pages[kv->end] = kv_page_share(source->kv[g].pages[kv->end]);
+            kv->end++;
+            count_pages(to, &to->groups[g], 1);
+        }
+        kv->wanted = kv->end;
+    }
+    session_set_length(q, length);
+    session_slide(to, to_sequence);
+    return 0;
+}
