@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from llamac.engine.machine import plan_threads
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
-from llamac.format.strips import QUANTIZED
+from llamac.format.strips import FLOATS
 
 Array: TypeAlias = NDArray[np.float64]
 # How much of a matrix each thread holds in memory at once, in bytes of float64.
@@ -211,9 +211,9 @@ def rounded_inputs(x: Array, dtype: str) -> Array:
     """Inputs (n, columns) rounded as in the engine's products with quantized weights: integers times a scale.
 
     docs/format.md, "How products are computed": int8 with a scale per 32 columns for q4 and q4s, 15 bits with a scale
-    per 128 columns for q8. The arithmetic is float32, as in the engine, so that the integers are the same.
+    per 128 columns for the others. The arithmetic is float32, as in the engine, so that the integers are the same.
     """
-    width, limit = (128, np.float32(16319)) if dtype == "q8" else (32, np.float32(127))
+    width, limit = (32, np.float32(127)) if dtype in ("q4", "q4s") else (128, np.float32(16319))
     found = np.zeros(x.shape)
     for first in range(0, x.shape[1], width):
         part = x[:, first : first + width].astype(np.float32)
@@ -237,7 +237,7 @@ def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None, *, roun
     Returns:
         Shape (n, out).
     """
-    if round_inputs and weight.dtype in QUANTIZED:
+    if round_inputs and weight.dtype not in FLOATS:
         x = rounded_inputs(x, weight.dtype)
     out, columns = weight.shape
     step = max(1, CHUNK_BYTES // (8 * columns))

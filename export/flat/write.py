@@ -26,7 +26,7 @@ from llamac.export.quantize import CalibrationStats
 from llamac.export.targets import atomic_file, check_space, scratch_folder
 from llamac.format.flatfile import NUMERICS
 from llamac.format.probes import encode
-from llamac.format.strips import QUANTIZED
+from llamac.format.strips import FLOATS
 from llamac.progress import Progress
 from llamac.text.packed import pack
 
@@ -184,6 +184,6 @@ def _calibrated_stats(
 def _fidelity(plan: Plan) -> probes.Fidelity:
     """How the file stores the source's weights."""
     slots = [slot for slot in plan.slots if slot.is_matrix]
-    if all(slot.tensor.dtype == slot.dtype and slot.dtype not in QUANTIZED for slot in slots):
-        return "exact"
-    return "quantized" if any(slot.dtype in QUANTIZED for slot in slots) else "rounded"
+    if not all(slot.dtype in FLOATS for slot in slots):
+        return "quantized"
+    return "exact" if all(slot.tensor.dtype == slot.dtype for slot in slots) else "rounded"

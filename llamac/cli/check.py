@@ -10,7 +10,7 @@ from llamac.cli.text import safe_line
 from llamac.engine.model import Model
 from llamac.exit_codes import ERROR, OK
 from llamac.format.flatfile import SECTIONS
-from llamac.format.strips import QUANTIZED
+from llamac.format.strips import FLOATS
 from llamac.progress import bars
 
 DESCRIPTION = (
@@ -80,7 +80,7 @@ def _check_probes(model: Model) -> bool:
         worst = max(result.error for result in results)
         figures = f"{len(results)} probes, largest error {worst:.3g} of the largest logit"
         print(f"probes     {results[0].status}: {figures}, reference by {source}")
-    if any(tensor.dtype in QUANTIZED for tensor in model.file.tensors):
+    if any(tensor.dtype not in FLOATS for tensor in model.file.tensors):
         mean = sum(result.divergence for result in results) / len(results)
         print(f"           quantized: {mean:.3g} nats (KL divergence) from the original weights' probabilities")
     return not different

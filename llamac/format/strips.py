@@ -2,20 +2,64 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 FLOATS = ("f32", "f16", "bf16")
-QUANTIZED = ("q8", "q4", "q4s")
+QUANTIZED = ("q8", "q4", "q4s")  # by llamac's quantizer
 STRIP_ROWS = 16
 LINE_BYTES = 64
 BLOCK_COLUMNS = 128  # columns whose scales and codes are stored together
 GROUP_COLUMNS = 32  # a matrix is padded to a multiple of this
 CODEBOOK = (-32, -23, -18, -14, -11, -8, -5, -2, 0, 3, 6, 9, 12, 16, 21, 26)  # of 4-bit codes
 Q8_OFFSET = 128  # a q8 code is stored plus this
+IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+FP4_CODEBOOK = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+class Layout(NamedTuple):
+    """How strips store a type of GGUF.
+
+    Attributes:
+        bits: The bits of a code.
+        offset: Subtracted from codes that have no codebook.
+        codebook: The values that codes stand for, if they are not linear.
+        has_minimums: Whether spans have a minimum besides their scale.
+        scales: NumPy's type of the scales and minimums; "e8m0" is a byte e that stands for 2^(e - 128).
+        has_super_scales: Whether an f16 scales the scales of 256 columns, and another one their minimums.
+        scale_columns: Columns of a span, which share a scale.
+    """
+
+    bits: int
+    offset: int = 0
+    codebook: tuple[int, ...] = ()
+    has_minimums: bool = False
+    scales: str = "f2"
+    has_super_scales: bool = False
+    scale_columns: int = GROUP_COLUMNS
+
+    @property
+    def block_columns(self) -> int:
+        """Columns whose scales and codes are stored together."""
+        return 256 if self.has_super_scales else BLOCK_COLUMNS
+
+
+LAYOUTS = {
+    "q4_0": Layout(4, offset=8),
+    "q4_1": Layout(4, has_minimums=True),
+    "q5_0": Layout(5, offset=16),
+    "q5_1": Layout(5, has_minimums=True),
+    "q8_0": Layout(8, offset=Q8_OFFSET),
+    "q4_k": Layout(4, has_minimums=True, scales="i1", has_super_scales=True),
+    "q5_k": Layout(5, has_minimums=True, scales="i1", has_super_scales=True),
+    "q6_k": Layout(6, offset=32, scales="i1", has_super_scales=True, scale_columns=16),
+    "iq4_nl": Layout(4, codebook=IQ4_CODEBOOK),
+    "iq4_xs": Layout(4, codebook=IQ4_CODEBOOK, scales="i1", has_super_scales=True),
+    "mxfp4": Layout(4, codebook=FP4_CODEBOOK, scales="e8m0"),
+}
 
 
 def unpack_tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -35,6 +79,8 @@ def unpack_tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[np
         vector: NDArray[np.float32] = np.frombuffer(data, np.float32).copy()
         return vector
     rows, columns = shape
+    if dtype in LAYOUTS:
+        return _unpack_blocks(data, LAYOUTS[dtype], rows, columns)
     if dtype in QUANTIZED:
         row_scales, block_scales, codes = unpack_quantized(data, dtype, shape)
         integers = np.repeat(block_scales, scale_columns(dtype), axis=1)[:, :columns].astype(np.int16) * codes
@@ -95,3 +141,66 @@ def unpack_quantized(
         np.concatenate(block_scales, axis=2).reshape(len(strips) * STRIP_ROWS, -1)[:rows],
         np.concatenate(codes, axis=2).reshape(len(strips) * STRIP_ROWS, -1)[:rows, :columns],
     )
+
+
+def _unpack_blocks(data: bytes, layout: Layout, rows: int, columns: int) -> NDArray[np.float32]:
+    """Unpack a matrix of a GGUF type: scale * code + minimum in float32, which rounds at most once."""
+    import numpy as np
+
+    strips = np.frombuffer(data, np.uint8).reshape(-(-rows // STRIP_ROWS), -1)
+    spans_per_group = GROUP_COLUMNS // layout.scale_columns
+    parts, at = [], 0
+    for first in range(0, columns, layout.block_columns):
+        groups = -(-min(layout.block_columns, columns - first) // GROUP_COLUMNS)
+        spans, start = groups * spans_per_group, at
+        pieces = []
+        kinds = [("f2", 1)] * (1 + layout.has_minimums) if layout.has_super_scales else []
+        for kind, count in kinds + [(layout.scales, spans)] * (1 + layout.has_minimums):
+            size = count * STRIP_ROWS * (2 if kind == "f2" else 1)
+            pieces.append(_scales(strips[:, at : at + size], kind))
+            at += size
+        at = start - (start - at) // LINE_BYTES * LINE_BYTES  # whole lines
+        size = groups * layout.bits * LINE_BYTES
+        codes = _codes(strips[:, at : at + size], layout)
+        at += size
+        if layout.has_super_scales:
+            half = len(pieces) // 2
+            pieces = [by * scales for by, scales in zip(pieces[:half], pieces[half:], strict=True)]
+            pieces[1:] = [-minimums for minimums in pieces[1:]]
+        scale, *minimums = (np.repeat(piece, layout.scale_columns, axis=2) for piece in pieces)
+        parts.append(scale * codes + minimums[0] if minimums else scale * codes)
+    weights: NDArray[np.float32] = np.concatenate(parts, axis=2).reshape(-1, sum(part.shape[2] for part in parts))
+    return weights[:rows, :columns]
+
+
+def _scales(stored: NDArray[np.uint8], kind: str) -> NDArray[np.float32]:
+    """Scales or minimums of a block: (strips, 16 rows, spans)."""
+    import numpy as np
+
+    numbers = np.ascontiguousarray(stored).view("u1" if kind == "e8m0" else f"<{kind}")
+    numbers = numbers.reshape(len(stored), -1, STRIP_ROWS).transpose(0, 2, 1)
+    if kind == "e8m0":
+        powers: NDArray[np.float32] = np.ldexp(np.float32(1), numbers.astype(np.int32) - 128)
+        return powers
+    return np.asarray(numbers, np.float32)
+
+
+def _codes(stored: NDArray[np.uint8], layout: Layout) -> NDArray[np.float32]:
+    """What the codes of a block stand for: (strips, 16 rows, columns)."""
+    import numpy as np
+
+    shape = (len(stored), STRIP_ROWS, -1)
+    lines = stored.reshape(len(stored), -1, layout.bits, STRIP_ROWS, 4)  # strip, group, line, row, byte
+    if layout.bits == 8:
+        codes = lines.transpose(0, 3, 1, 2, 4).reshape(shape)
+    else:
+        low = lines[:, :, :4]
+        codes = np.stack((low & 15, low >> 4), axis=3).transpose(0, 4, 1, 2, 3, 5).reshape(shape)
+    if layout.bits in (5, 6):
+        width = layout.bits - 4
+        shifts = np.arange(0, 8, width, dtype=np.uint8)
+        high = lines[:, :, 4:, ..., None] >> shifts & np.uint8((1 << width) - 1)  # strip, group, line, row, byte, bits
+        codes = codes | high.transpose(0, 3, 1, 2, 5, 4).reshape(shape) << 4
+    values = layout.codebook or tuple(code - layout.offset for code in range(1 << layout.bits))
+    found: NDArray[np.float32] = np.array(values, np.float32)[codes]
+    return found

@@ -6,11 +6,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from gguf_blocks import SCALES, Blocks, block_of, random_blocks
+from gguf_blocks import SCALES, Blocks, block_of, dequantized, random_blocks
 
 from llamac import _core
 from llamac.errors import ArgumentError
 from llamac.export.dtypes import BLOCK_DTYPES, DTYPES
+from llamac.format.strips import LAYOUTS, unpack_tensor
 
 NOT_FINITE = (0x7C00, 0xFC00, 0x7E00)
 
@@ -37,6 +38,7 @@ SIZES = [(dtype, rows, columns) for dtype in BLOCK_DTYPES for rows, columns in p
 
 def test_the_dtypes_are_those_of_the_gguf_package() -> None:
     assert len(BLOCK_DTYPES) == 11
+    assert tuple(LAYOUTS) == BLOCK_DTYPES
     for dtype in BLOCK_DTYPES:
         columns, size = block_of(dtype)
         assert _core.gguf_row_bytes(DTYPES[dtype], 3 * columns) == 3 * size
@@ -50,6 +52,14 @@ def test_every_bit_comes_back(dtype: str, rows: int, columns: int) -> None:
     blocks = random_blocks(dtype, rows, columns, seed=rows)
     strips, _ = regroup(dtype, blocks, columns)
     assert np.array_equal(ungroup(dtype, strips, rows, columns), blocks)
+
+
+@pytest.mark.parametrize(("dtype", "rows", "columns"), SIZES)
+def test_the_numbers_are_those_of_the_gguf_package(dtype: str, rows: int, columns: int) -> None:
+    blocks = random_blocks(dtype, rows, columns, seed=columns)
+    strips, finite = regroup(dtype, blocks, columns)
+    assert finite
+    assert np.array_equal(unpack_tensor(strips.tobytes(), dtype, (rows, columns)), dequantized(blocks, dtype))
 
 
 @pytest.mark.parametrize("dtype", BLOCK_DTYPES)

@@ -32,6 +32,7 @@ from llamac.engine import machine
 from llamac.export import Report
 from llamac.format.flatfile import FIELDS, RECORD_BYTES, SECTIONS, FlatFile, pack_record
 from llamac.format.probes import EngineRecord, Probe, ProbeSet, encode
+from llamac.format.strips import LAYOUTS, Layout
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -265,6 +266,21 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:
     assert documented_slots(case) == _core.slots(*records(case))
+
+
+def test_the_layouts_of_gguf_types_are_the_librarys() -> None:
+    text = text_of("format.md")
+    books = {name: line for line in text.splitlines() for name in ("iq4", "fp4") if line.startswith(f"    {name} = ")}
+    assert len(books) == 2
+    found = {}
+    for dtype, bits_per_weight, code, bits, span, scale, minimum in table_after(text, "<!-- layouts -->"):
+        name = dtype.strip("`")
+        book = tuple(map(int, books[code.split("[")[0]].split(" = ")[1].split())) if "[" in code else ()
+        offset = int(code.partition(" - ")[2] or 0)
+        is_super, kind = scale.startswith("d s"), "f2" if "f16" in scale else "i1" if scale == "d s" else "e8m0"
+        found[name] = Layout(int(bits), offset, book, minimum != "0", kind, is_super, int(span))
+        assert float(bits_per_weight) == 8 * _core.matrix_bytes(dict(_core.dtypes())[name], 16, 256) / (16 * 256)
+    assert found == LAYOUTS
 
 
 # ---- format.md: examples
