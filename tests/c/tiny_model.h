@@ -194,7 +194,7 @@ static inline struct tiny_file tiny_model(const struct tiny_shape *shape) {
     const size_t n_layers = (size_t)shape->n_layers;
     struct layer_record *layers = take(n_layers * sizeof *layers);
     for (int l = 0; l < shape->n_layers; l++) layers[l] = tiny_layer(shape, l);
-    struct tensor_record *records = take((64 + (30 + 3 * (size_t)shape->experts) * n_layers) * sizeof *records);
+    struct tensor_record *records = take((64 + (30 + 6 * (size_t)shape->experts) * n_layers) * sizeof *records);
     size_t data_bytes;
     const size_t n = tiny_records(shape, &config, layers, records, &data_bytes);
 
