@@ -67,7 +67,7 @@ static const struct slot layer_slots[] = {
     { "attn_v.bias", IF_OWN_V | OPTIONAL, ONE, KV_DIM, OF_LAYER(attn_v_bias) },
     { "attn_q_norm.weight", IF_QK_NORM, ONE, Q_NORM_DIM, OF_LAYER(attn_q_norm) },
     { "attn_k_norm.weight", IF_QK_NORM | IF_OWN_KV, ONE, K_NORM_DIM, OF_LAYER(attn_k_norm) },
-    { "attn_sinks", IF_SINKS, ONE, HEADS, OF_LAYER(attn_sinks) },
+    { "attn_sinks.weight", IF_SINKS, ONE, HEADS, OF_LAYER(attn_sinks) },
     { "attn_out.weight", ALWAYS, DIM, Q_DIM, OF_LAYER(attn_out) },
     { "attn_out.bias", OPTIONAL, ONE, DIM, OF_LAYER(attn_out_bias) },
     { "attn_post_norm.weight", IF_POST_NORM, ONE, DIM, OF_LAYER(attn_post_norm) },

@@ -418,7 +418,7 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
     else:
         k, v = run.keys_values[record.kv_source]
     run.keys_values[layer] = k, v
-    sinks = _vector(run.checkpoint, f"{name}.attn_sinks") if record.sinks else None
+    sinks = _vector(run.checkpoint, f"{name}.attn_sinks.weight") if record.sinks else None
     longest = max(span.stop - span.start for span in run.spans)
     scores = np.full((len(h), q.shape[1], longest), -np.inf)
     mix = np.empty_like(q)

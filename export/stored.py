@@ -51,6 +51,13 @@ class StoredTensor:
         offset = self.offset + first * self.strides[0] * np.dtype(WEIGHT_DTYPES[self.dtype][0]).itemsize
         return replace(self, shape=(last - first, *self.shape[1:]), offset=offset)
 
+    def every(self, step: int, first: int) -> StoredTensor:
+        """Every `step`-th row, from row `first` on. `step` divides the number of rows."""
+        rows = self.rows(first, self.shape[0])
+        return replace(
+            rows, shape=(self.shape[0] // step, *self.shape[1:]), strides=(step * self.strides[0], *self.strides[1:])
+        )
+
     def part(self, index: int) -> StoredTensor:
         """The tensor at `index` of the first dimension."""
         return replace(self.rows(index, index + 1), shape=self.shape[1:], strides=self.strides[1:])

@@ -28,7 +28,7 @@ NOT_SUPPORTED: dict[str, tuple[Any, str]] = {
     "use_mrope": (False, "multimodal RoPE"),
     "scale_attn_by_inverse_layer_idx": (False, "attention scales that differ by layer"),
 }
-BIASES = ("attention_bias", "mlp_bias", "use_qkv_bias")
+BIASES = ("attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias")
 # Keys outside text_config that apply to the language model in it, and keys that only images need.
 OUTSIDE_TEXT = ("model_type", "architectures", "tie_word_embeddings", "quantization_config")
 OF_IMAGES = (
@@ -73,13 +73,18 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
     unsupported = [
         f"{key} is {shortened(values[key])} ({what})"
         for key, (value, what) in allowed.items()
-        if values.get(key) is not None and values[key] != value
+        if values.get(key) is not None and values[key] != value and not _is_read(family, key, values[key])
     ]
     if unsupported:
         raise UnsupportedError(f"config.json requires features that llamac does not support: {', '.join(unsupported)}")
     is_bare = _is_bare(family, values.get("architectures"))
     parser = _gpt2 if kind == "gpt2" else _decoder
     return replace(parser(Keys(values), family, warnings), bare=is_bare)
+
+
+def _is_read(family: Family, key: str, value: Any) -> bool:
+    """Whether a quantization is one that the family's tensors are read from."""
+    return key == "quantization_config" and isinstance(value, dict) and value.get("quant_method") in family.quantized
 
 
 def _is_bare(family: Family, classes: Any) -> bool:
@@ -123,7 +128,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         head_dim = keys.size("head_dim", "head_dim", row["head_dim"] or head_dim, nullable=row["head_dim"] is None)
     vocab_size = keys.size("vocab_size", "vocab_size", row.get("vocab_size"))
     context = keys.size("max_position_embeddings", "context", row["max_position_embeddings"])
-    eps_key = "layer_norm_eps" if family.norm == "layer" else "rms_norm_eps"
+    eps_key = next((key for key in ("norm_epsilon", "rms_norm_eps") if key in row), "layer_norm_eps")
     norm_eps = keys.number(eps_key, row.get(eps_key, family.fixed.get(eps_key)), LIMITS["norm_eps"])
     activation = _activation(keys, family)
     tied = keys.flag("tie_word_embeddings", row["tie_word_embeddings"])
@@ -193,6 +198,8 @@ def _check_heads(keys: Keys, family: Family, dim: int, n_heads: int, n_kv_heads:
 
 def _activation(keys: Keys, family: Family) -> str:
     """The FFN's activation. Gemma has two keys; in Gemma 1, the one that counts can say gelu for the tanh form."""
+    if not family.activation:  # gpt-oss: silu(1.702 x) / 1.702
+        return "quick_gelu"
     others = [key for key in ("hidden_act", "hidden_activation") if key in family.keys and key != family.activation]
     if not others:
         return keys.activation(family.activation, family.keys[family.activation])
@@ -254,8 +261,10 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
     windows = _windows(keys, family, rotated)
     experts = _experts(keys, family, ffn_dim, n_layers) if family.ffn == "experts" else {}
     dense = LayerConfig("gated" if family.ffn == "experts" else family.ffn, ffn_dim)
+    limit = keys.number("swiglu_limit", row["swiglu_limit"], LIMITS["activation_limit"]) if "swiglu_limit" in row else 0
+    gate: dict[str, Any] = {"activation_limit": limit or 0.0, "up_offset": family.up_offset}
     return [
-        replace(experts.get(layer, dense), rope=0 if is_rotated else -1, window=window)
+        replace(experts.get(layer, dense), rope=0 if is_rotated else -1, window=window, sinks=int(family.sinks), **gate)
         for layer, (is_rotated, window) in enumerate(zip(rotated, windows, strict=True))
     ]
 

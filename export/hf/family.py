@@ -89,12 +89,18 @@ class Family:
         norm, placement, qk_norm, ffn: The graph (docs/format.md).
         plain_norms: Canonical names of norms without tensors. Their weights are ones, their biases zeros.
         windows: Which layers have the sliding window if layer_types is missing.
+        sinks: Each head has a sink.
+        up_offset: Is added to the up branch of the network.
         scaled_embedding: The embedding is scaled by sqrt(dim).
         odd_rope: RoPE can have an odd number of dimensions; one more is then rotated.
         activation: The key of the activation; if the family has two, the one that counts.
         rope_names: Other names of RoPE types.
         ignored: Patterns of tensors, without prefix, that are not weights.
         renamed: Patterns in full names and their replacements, for checkpoints of other versions.
+        fused_columns: The tensors in `fused` are (experts, inputs, outputs), the parts' outputs alternate, and biases
+            are named NAME_bias; `write` does not write them.
+        quantized: The kinds of quantization_config that are read.
+        default_rope: rope_parameters if config.json has none.
         fused: 3-dimensional tensors of all experts, with the names of each expert's parts when stored separately.
         head: The name under which transformers saves the output matrix.
         written_as: The model_type that `write` writes, if it is another one.
@@ -113,6 +119,8 @@ class Family:
     plain_norms: tuple[str, ...] = ()
     ffn: str = "gated"
     windows: str = "all"
+    up_offset: float = 0.0
+    sinks: bool = False
     scaled_embedding: bool = False
     odd_rope: bool = False
     activation: str = "hidden_act"
@@ -122,6 +130,9 @@ class Family:
     )
     renamed: tuple[tuple[str, str], ...] = ()
     fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    fused_columns: bool = False
+    quantized: tuple[str, ...] = ()
+    default_rope: Mapping[str, Any] = field(default_factory=dict)
     head: str = "lm_head"
     written_as: str = ""
 

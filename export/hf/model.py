@@ -15,6 +15,7 @@ from llamac.errors import ExportError, UnsupportedError
 from llamac.export import generation_config
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.plan import config_records
+from llamac.export.hf import mxfp4
 from llamac.export.hf.config import HfConfig, parse_config
 from llamac.export.hf.families import FAMILIES, HEAD
 from llamac.export.hf.family import Family, Module
@@ -148,7 +149,7 @@ def _read_shards(
 def _renamed(family: Family, stored: Stored) -> Stored:
     """The tensors under the names of the family's row: replaces old names and splits fused experts."""
     found: Stored = {}
-    for old_name, tensor in stored.items():
+    for old_name, tensor in _unpacked(family, stored):
         name = old_name
         for pattern, replacement in family.renamed:
             name = re.sub(pattern, replacement, name)
@@ -159,8 +160,53 @@ def _renamed(family: Family, stored: Stored) -> Stored:
     return found
 
 
+def _unpacked(family: Family, stored: Stored) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensors, and in place of blocks and scales in MXFP4 the matrices of the experts."""
+    pairs = {
+        name: name.removesuffix(mxfp4.BLOCKS)
+        for name, tensor in stored.items()
+        if family.fused_columns
+        and name.endswith(mxfp4.BLOCKS)
+        and mxfp4.are_pair(tensor, stored.get(name.removesuffix(mxfp4.BLOCKS) + mxfp4.SCALES))
+    }
+    for name, tensor in stored.items():
+        if name in pairs:
+            scales = stored[pairs[name] + mxfp4.SCALES]
+            matches = [
+                (re.fullmatch(f"({re.escape(family.prefix)})?{pattern}", pairs[name]), parts)
+                for pattern, parts in family.fused
+            ]
+            for match, parts in matches:
+                for expert in range(tensor.shape[0] if match and tensor.shape[1] % len(parts) == 0 else 0):
+                    matrix = mxfp4.expert_matrix(tensor, scales, expert)
+                    for i, part in enumerate(parts):
+                        base = (match[1] or "") + match[2] if match else ""
+                        yield f"{base}.{expert}.{part}.weight", matrix.every(len(parts), i)
+        elif name.removesuffix(mxfp4.SCALES) not in pairs.values():
+            yield name, tensor
+
+
+def _split_columns(family: Family, name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
+    """The matrices and biases of a fused experts tensor (experts, inputs, alternating outputs of the parts)."""
+    for pattern, parts in family.fused:
+        match = re.fullmatch(f"({re.escape(family.prefix)})?" + pattern + "(_bias)?", name)
+        n_dims = 2 if match and match[3] else 3
+        is_stack = len(tensor.shape) == n_dims and 0 not in tensor.shape and tensor.dtype in WEIGHT_DTYPES
+        if match and is_stack and tensor.shape[-1] % len(parts) == 0:
+            base, kind = (match[1] or "") + match[2], "bias" if match[3] else "weight"
+            for expert in range(tensor.shape[0]):
+                outputs = tensor.part(expert).transposed
+                for i, part in enumerate(parts):
+                    yield f"{base}.{expert}.{part}.{kind}", outputs.every(len(parts), i)
+            return
+    yield name, tensor
+
+
 def _split_experts(family: Family, name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
     """The matrices of a fused experts tensor (experts, rows of all parts, columns); other tensors unchanged."""
+    if family.fused_columns:
+        yield from _split_columns(family, name, tensor)
+        return
     for pattern, parts in family.fused:
         match = re.fullmatch(f"({re.escape(family.prefix)})?" + pattern, name)
         is_stack = len(tensor.shape) == 3 and 0 not in tensor.shape and tensor.dtype in WEIGHT_DTYPES

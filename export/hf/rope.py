@@ -57,6 +57,7 @@ def rope_parameters(
 ) -> dict[str, RopeParameters]:
     """Parameters per kind of layer (FULL, SLIDING) if the family has two tables, else only for FULL."""
     name, values = _rope_object(keys)
+    values = values or dict(family.default_rope)
     reader = _Reader(keys, family, head_dim, context, warnings)
     theta = reader.outer(BASES)
     if "rope_local_base_freq" not in family.keys:

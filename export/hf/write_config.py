@@ -197,7 +197,8 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "head_dim": lambda facts: facts.model.head_dim,
     "max_position_embeddings": lambda facts: facts.model.context,
     **dict.fromkeys(
-        ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), lambda facts: shortest(facts.model.norm_eps)
+        ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+        lambda facts: shortest(facts.model.norm_eps),
     ),
     "embedding_multiplier": lambda facts: shortest(facts.model.embedding_scale),
     "residual_multiplier": lambda facts: shortest(facts.model.residual_scale),
@@ -218,6 +219,7 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     **dict.fromkeys(("num_experts", "num_local_experts"), lambda facts: facts.expert("n_experts")),
     "num_experts_per_tok": lambda facts: facts.expert("n_experts_used"),
     "moe_intermediate_size": lambda facts: facts.width("experts") or facts.intermediate_size(),
+    "swiglu_limit": lambda facts: shortest(facts.layers[0].activation_limit),
     "norm_topk_prob": lambda facts: bool(facts.expert("expert_weights")),
     "decoder_sparse_step": lambda facts: 1,
     "mlp_only_layers": lambda facts: [i for i, layer in enumerate(facts.layers) if layer.ffn != "experts"],

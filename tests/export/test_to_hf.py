@@ -34,7 +34,7 @@ from llamac.text.vocabulary.load import Vocabulary, load_vocabulary
 NAMES = ["llama", "llama-no-biases", "llama-tie_word_embeddings", "llama-wide-heads", "llama-gelu", "llama-linear"]
 NAMES += ["llama-dynamic", "llama-yarn", "llama-llama3", "llama-longrope", "llama-rope_parameters-yarn"]
 NAMES += ["gpt2", "gpt2-odd", "gpt2-scale_attn_weights", "gpt2-n_inner-by-default"]
-BASES = [name for name, case in FAMILY_CASES.items() if not case.base]
+BASES = [name for name, case in FAMILY_CASES.items() if not case.base and name != "gpt_oss"]
 NAMES += [*BASES, "qwen2-tied", "smollm3-window", "gemma-untied", "phi3-mha", "gemma3_text-rope_parameters"]
 NAMES += ["gpt_neox-use_parallel_residual", "gpt_neox-attention_bias", "gpt_neox-tied", "gpt_neox-linear"]
 NAMES += ["stablelm-use_parallel_residual", "stablelm-qk_layernorm", "qwen3_moe-norm_topk_prob", "qwen3_moe-window"]
@@ -296,3 +296,10 @@ def test_unknown_families_and_missing_biases_are_refused(tmp_path: Path) -> None
     del made.tensors["output_norm.bias"]
     with pytest.raises(ExportError, match=r"missing: output_norm\.bias"):
         write_hf(replace(made, metadata={"architecture": "gpt2"}), tmp_path / "hf", "f32")
+
+
+def test_gpt_oss_is_refused_by_name(tmp_path: Path) -> None:
+    """Its experts are one tensor with alternating columns."""
+    made = hf.read(family_checkpoint(tmp_path / "m", FAMILY_CASES["gpt_oss"]), [])
+    with pytest.raises(UnsupportedError, match="the family 'gpt_oss' cannot be written as a Hugging Face directory"):
+        write_hf(made, tmp_path / "hf", "f32")

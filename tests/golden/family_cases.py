@@ -356,4 +356,56 @@ _family(
     rope_theta={"rope_theta": 10000.0},
 )
 
+_family(
+    _decoder(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        head_dim=14,
+        sliding_window=7,
+        layer_types=[SLIDING, FULL],
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        swiglu_limit=3.0,
+        attention_bias=True,
+        rope_scaling={**YARN, "truncate": False},
+    ),
+    sliding_window={"sliding_window": 12},
+    layer_types={"layer_types": [FULL, SLIDING]},
+    num_experts_per_tok={"num_experts_per_tok": 3},
+    swiglu_limit={"swiglu_limit": 1.5},
+    attention_bias={"attention_bias": False},
+    rope_theta={"rope_theta": 10000.0},
+    rms_norm_eps={"rms_norm_eps": 1e-5},
+    tied={"tie_word_embeddings": True},
+)
+_family(
+    _decoder(
+        "seed_oss", "SeedOssForCausalLM", head_dim=14, attention_bias=True, attention_out_bias=True, mlp_bias=True
+    ),
+    attention_bias={"attention_bias": False},
+    attention_out_bias={"attention_out_bias": False},
+    mlp_bias={"mlp_bias": False},
+    head_dim={"head_dim": 10},
+    rope_theta={"rope_theta": 10000.0},
+    rms_norm_eps={"rms_norm_eps": 1e-5},
+    tied={"tie_word_embeddings": True},
+)
+_family(
+    _decoder(
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        rms_norm_eps=None,
+        norm_epsilon=0.05,
+        use_bias=True,
+        sliding_window=7,
+        hidden_act="gelu_pytorch_tanh",
+    ),
+    norm_epsilon={"norm_epsilon": 1e-5},
+    use_bias={"use_bias": False},
+    sliding_window={"sliding_window": 12},
+    hidden_act={"hidden_act": "relu"},
+    rope_theta={"rope_theta": 10000.0},
+    tied={"tie_word_embeddings": True},
+)
+
 FAMILY_CASES: dict[str, Case] = _cases

@@ -48,6 +48,9 @@ KNOWN = {
     "mixtral": "Mixtral",
     "qwen3_moe": "Qwen 3 with experts",
     "olmoe": "OLMoE",
+    "gpt_oss": "gpt-oss 20B, 120B",
+    "seed_oss": "Seed-OSS",
+    "starcoder2": "StarCoder2",
 }
 
 

@@ -3,21 +3,13 @@ values."""
 
 from __future__ import annotations
 
+from golden.published_newer import NEWER, published_config
 from golden.tiny_checkpoints import Config, changed
 
 _LONGROPE: Config = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0 + i for i in range(48)]}
-_OLD: Config = {"initializer_range": 0.02, "torch_dtype": "bfloat16", "use_cache": True}
-
-
-def _config(model_type: str, architecture: str, sizes: tuple[int, ...], **keys: object) -> Config:
-    """A config. sizes: hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, vocab_size."""
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-    named = dict(zip(names, sizes, strict=True))
-    return {"architectures": [architecture], "model_type": model_type, **named, **_OLD, **keys}
-
 
 PUBLISHED: dict[str, Config] = {
-    "Llama-1-7B": _config(
+    "Llama-1-7B": published_config(
         "llama",
         "LLaMAForCausalLM",
         (4096, 11008, 32, 32, 32000),
@@ -28,7 +20,7 @@ PUBLISHED: dict[str, Config] = {
         max_sequence_length=2048,
         rms_norm_eps=1e-6,
     ),
-    "Llama-2-7B": _config(
+    "Llama-2-7B": published_config(
         "llama",
         "LlamaForCausalLM",
         (4096, 11008, 32, 32, 32000),
@@ -43,7 +35,7 @@ PUBLISHED: dict[str, Config] = {
         rope_scaling=None,
         tie_word_embeddings=False,
     ),
-    "Llama-3.2-1B": _config(
+    "Llama-3.2-1B": published_config(
         "llama",
         "LlamaForCausalLM",
         (2048, 8192, 16, 32, 128256),
@@ -69,7 +61,7 @@ PUBLISHED: dict[str, Config] = {
         tie_word_embeddings=True,
     ),
     "SmolLM2-135M": {
-        **_config(
+        **published_config(
             "llama",
             "LlamaForCausalLM",
             (576, 1536, 30, 9, 49152),
@@ -91,7 +83,7 @@ PUBLISHED: dict[str, Config] = {
         ),
         "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
     },
-    "Mistral-7B-v0.1": _config(
+    "Mistral-7B-v0.1": published_config(
         "mistral",
         "MistralForCausalLM",
         (4096, 14336, 32, 32, 32000),
@@ -105,7 +97,7 @@ PUBLISHED: dict[str, Config] = {
         sliding_window=4096,
         tie_word_embeddings=False,
     ),
-    "Mistral-Nemo": _config(
+    "Mistral-Nemo": published_config(
         "mistral",
         "MistralForCausalLM",
         (5120, 14336, 40, 32, 131072),
@@ -121,7 +113,7 @@ PUBLISHED: dict[str, Config] = {
         sliding_window=None,
         tie_word_embeddings=False,
     ),
-    "Qwen2.5-0.5B": _config(
+    "Qwen2.5-0.5B": published_config(
         "qwen2",
         "Qwen2ForCausalLM",
         (896, 4864, 24, 14, 151936),
@@ -139,7 +131,7 @@ PUBLISHED: dict[str, Config] = {
         use_mrope=False,
         use_sliding_window=False,
     ),
-    "Qwen3-0.6B": _config(
+    "Qwen3-0.6B": published_config(
         "qwen3",
         "Qwen3ForCausalLM",
         (1024, 3072, 28, 16, 151936),
@@ -159,7 +151,7 @@ PUBLISHED: dict[str, Config] = {
         tie_word_embeddings=True,
         use_sliding_window=False,
     ),
-    "SmolLM3-3B": _config(
+    "SmolLM3-3B": published_config(
         "smollm3",
         "SmolLM3ForCausalLM",
         (2048, 11008, 36, 16, 128256),
@@ -183,7 +175,7 @@ PUBLISHED: dict[str, Config] = {
         sliding_window=None,
         use_sliding_window=False,
     ),
-    "gemma-2b": _config(
+    "gemma-2b": published_config(
         "gemma",
         "GemmaForCausalLM",
         (2048, 16384, 18, 8, 256000),
@@ -201,7 +193,7 @@ PUBLISHED: dict[str, Config] = {
         rope_scaling=None,
         rope_theta=10000.0,
     ),
-    "gemma-2-27b": _config(
+    "gemma-2-27b": published_config(
         "gemma2",
         "Gemma2ForCausalLM",
         (4608, 36864, 46, 32, 256000),
@@ -226,7 +218,7 @@ PUBLISHED: dict[str, Config] = {
         use_cache=True,
         _attn_implementation="eager",
     ),
-    "gemma-3-1b": _config(
+    "gemma-3-1b": published_config(
         "gemma3_text",
         "Gemma3ForCausalLM",
         (1152, 6912, 26, 4, 262144),
@@ -250,7 +242,7 @@ PUBLISHED: dict[str, Config] = {
         sliding_window=512,
         sliding_window_pattern=6,
     ),
-    "gemma-3-270m": _config(
+    "gemma-3-270m": published_config(
         "gemma3_text",
         "Gemma3ForCausalLM",
         (640, 2048, 18, 4, 262144),
@@ -296,7 +288,7 @@ PUBLISHED: dict[str, Config] = {
         "transformers_version": "4.50.0.dev0",
         "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model", "vision_use_head": False},
     },
-    "Phi-3-mini-4k": _config(
+    "Phi-3-mini-4k": published_config(
         "phi3",
         "Phi3ForCausalLM",
         (3072, 8192, 32, 32, 32064),
@@ -318,7 +310,7 @@ PUBLISHED: dict[str, Config] = {
         sliding_window=2047,
         tie_word_embeddings=False,
     ),
-    "Phi-3-mini-128k": _config(
+    "Phi-3-mini-128k": published_config(
         "phi3",
         "Phi3ForCausalLM",
         (3072, 8192, 32, 32, 32064),
@@ -332,7 +324,7 @@ PUBLISHED: dict[str, Config] = {
         sliding_window=262144,
         tie_word_embeddings=False,
     ),
-    "Phi-4-mini": _config(
+    "Phi-4-mini": published_config(
         "phi3",
         "Phi3ForCausalLM",
         (3072, 8192, 32, 24, 200064),
@@ -383,7 +375,7 @@ PUBLISHED: dict[str, Config] = {
         "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
         "vocab_size": 50257,
     },
-    "pythia-70m": _config(
+    "pythia-70m": published_config(
         "gpt_neox",
         "GPTNeoXForCausalLM",
         (512, 2048, 6, 8, 50304),
@@ -397,7 +389,7 @@ PUBLISHED: dict[str, Config] = {
         tie_word_embeddings=False,
         use_parallel_residual=True,
     ),
-    "gpt-neox-20b": _config(
+    "gpt-neox-20b": published_config(
         "gpt_neox",
         "GPTNeoXForCausalLM",
         (6144, 24576, 44, 64, 50432),
@@ -420,7 +412,7 @@ PUBLISHED: dict[str, Config] = {
         tie_word_embeddings=False,
         use_parallel_residual=True,
     ),
-    "OLMo-2-1B": _config(
+    "OLMo-2-1B": published_config(
         "olmo2",
         "Olmo2ForCausalLM",
         (2048, 8192, 16, 16, 100352),
@@ -436,7 +428,7 @@ PUBLISHED: dict[str, Config] = {
         rope_theta=500000,
         tie_word_embeddings=False,
     ),
-    "stablelm-3b-4e1t": _config(
+    "stablelm-3b-4e1t": published_config(
         "stablelm",
         "StableLmForCausalLM",
         (2560, 6912, 32, 32, 50304),
@@ -451,7 +443,7 @@ PUBLISHED: dict[str, Config] = {
         tie_word_embeddings=False,
         use_qkv_bias=False,
     ),
-    "stablelm-2-12b": _config(
+    "stablelm-2-12b": published_config(
         "stablelm",
         "StableLmForCausalLM",
         (5120, 13824, 40, 32, 100352),
@@ -471,7 +463,7 @@ PUBLISHED: dict[str, Config] = {
         use_parallel_residual=True,
         use_qkv_bias=False,
     ),
-    "granite-3.1-2b": _config(
+    "granite-3.1-2b": published_config(
         "granite",
         "GraniteForCausalLM",
         (2048, 8192, 40, 32, 49155),
@@ -493,7 +485,7 @@ PUBLISHED: dict[str, Config] = {
         rope_theta=5000000.0,
         tie_word_embeddings=True,
     ),
-    "Mixtral-8x7B": _config(
+    "Mixtral-8x7B": published_config(
         "mixtral",
         "MixtralForCausalLM",
         (4096, 14336, 32, 32, 32000),
@@ -512,7 +504,7 @@ PUBLISHED: dict[str, Config] = {
         sliding_window=None,
         tie_word_embeddings=False,
     ),
-    "Qwen3-30B-A3B": _config(
+    "Qwen3-30B-A3B": published_config(
         "qwen3_moe",
         "Qwen3MoeForCausalLM",
         (2048, 6144, 48, 32, 151936),
@@ -540,7 +532,7 @@ PUBLISHED: dict[str, Config] = {
         tie_word_embeddings=False,
         use_sliding_window=False,
     ),
-    "OLMoE-1B-7B": _config(
+    "OLMoE-1B-7B": published_config(
         "olmoe",
         "OlmoeForCausalLM",
         (2048, 1024, 16, 16, 50304),
@@ -597,3 +589,4 @@ PUBLISHED |= {  # variants of configs above
     ),
     "stablelm-zephyr-3b": changed(PUBLISHED["stablelm-3b-4e1t"], num_heads=32, rotary_scaling_factor=1.0),
 }
+PUBLISHED |= NEWER

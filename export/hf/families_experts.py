@@ -1,0 +1,131 @@
+"""Rows of the table of families: decoders with experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamac.export.hf.family import Family, Module
+from llamac.export.hf.family_parts import COMMON, QWEN_WINDOW, L, attention, experts, mlp, pre, qk_norms, without
+
+FUSED_EXPERTS = (
+    (r"(layers\.\d+\.mlp\.experts)\.gate_up_proj", ("gate_proj", "up_proj")),
+    (r"(layers\.\d+\.mlp\.experts)\.down_proj", ("down_proj",)),
+)
+
+EXPERTS = experts("mlp.gate", "mlp.experts.{e}", ("gate_proj", "up_proj", "down_proj"))
+
+MIXTRAL = Family(
+    model_type="mixtral",
+    architectures=("MixtralForCausalLM",),
+    bare="MixtralModel",
+    modules=pre(attention(), experts("block_sparse_moe.gate", "block_sparse_moe.experts.{e}", ("w1", "w3", "w2"))),
+    keys={
+        **COMMON,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    ffn="experts",
+    renamed=((r"\.mlp\.(gate|experts)\.", r".block_sparse_moe.\1."),),
+    fused=(
+        (r"(layers\.\d+\.block_sparse_moe\.experts)\.gate_up_proj", ("w1", "w3")),
+        (r"(layers\.\d+\.block_sparse_moe\.experts)\.down_proj", ("w2",)),
+    ),
+)
+
+# A bias on everything, a sink per head, and experts as tensors of all experts.
+GPT_OSS = Family(
+    model_type="gpt_oss",
+    architectures=("GptOssForCausalLM",),
+    bare="GptOssModel",
+    modules=pre(
+        (*attention("attention_bias"), Module(f"{L}self_attn.sinks", (f"{L}attn_sinks",))),
+        tuple(
+            replace(module, bias="always")
+            for module in experts("mlp.router", "mlp.experts.{e}", ("gate_proj", "up_proj", "down_proj"))
+        ),
+    ),
+    keys={
+        **without(COMMON, "hidden_act"),
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "layer_types": None,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "swiglu_limit": 7.0,
+    },
+    fixed={"hidden_act": "silu", "swiglu_alpha": 1.702},
+    windows="alternate",
+    ffn="experts",
+    sinks=True,
+    up_offset=1.0,
+    activation="",
+    renamed=((r"\.self_attn\.sinks$", ".self_attn.sinks.weight"),),
+    fused=(
+        (r"(layers\.\d+\.mlp\.experts)\.gate_up_proj", ("gate_proj", "up_proj")),
+        (r"(layers\.\d+\.mlp\.experts)\.down_proj", ("down_proj",)),
+    ),
+    fused_columns=True,
+    quantized=("mxfp4",),
+    default_rope={
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+)
+
+QWEN3_MOE = Family(
+    model_type="qwen3_moe",
+    architectures=("Qwen3MoeForCausalLM",),
+    bare="Qwen3MoeModel",
+    modules=pre((*attention("attention_bias"), *qk_norms()), (*mlp(only="dense"), *EXPERTS)),
+    keys={
+        **COMMON,
+        **QWEN_WINDOW,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "attention_bias": False,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+    },
+    fixed={"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0},  # Qwen3-Coder's
+    qk_norm="head",
+    ffn="experts",
+    fused=FUSED_EXPERTS,
+)
+
+OLMOE = Family(
+    model_type="olmoe",
+    architectures=("OlmoeForCausalLM",),
+    bare="OlmoeModel",
+    modules=pre((*attention("attention_bias"), *qk_norms()), EXPERTS),
+    keys={
+        **without(COMMON, "head_dim"),
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+    },
+    fixed={"clip_qkv": None},
+    qk_norm="whole",
+    ffn="experts",
+    fused=FUSED_EXPERTS,
+)

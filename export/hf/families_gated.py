@@ -1,0 +1,252 @@
+"""Rows of the table of families: decoders with RMS norms and a gated network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamac.export.hf.family import Family, Module
+from llamac.export.hf.family_parts import (
+    COMMON,
+    EMBEDDING,
+    GEMMA_KEYS,
+    QWEN_WINDOW,
+    L,
+    attention,
+    mlp,
+    norm,
+    pre,
+    qk_norms,
+    sandwich,
+)
+
+LLAMA = Family(
+    model_type="llama",
+    architectures=("LlamaForCausalLM", "LLaMAForCausalLM"),  # the second: early conversions
+    bare="LlamaModel",
+    modules=pre(attention("attention_bias"), mlp("mlp_bias")),
+    keys={**COMMON, "attention_bias": False, "mlp_bias": False},
+)
+
+MISTRAL = Family(
+    model_type="mistral",
+    architectures=("MistralForCausalLM",),
+    bare="MistralModel",
+    modules=pre(attention(), mlp()),
+    keys={**COMMON, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+)
+
+# Mistral with a kind of attention per layer.
+MINISTRAL = replace(
+    MISTRAL,
+    model_type="ministral",
+    architectures=("MinistralForCausalLM",),
+    bare="MinistralModel",
+    keys={**MISTRAL.keys, "layer_types": None},
+)
+
+QWEN2 = Family(
+    model_type="qwen2",
+    architectures=("Qwen2ForCausalLM",),
+    bare="Qwen2Model",
+    modules=pre(attention("always", out_bias="never"), mlp()),
+    keys={
+        **COMMON,
+        **QWEN_WINDOW,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+        "layer_types": None,
+    },
+    windows="late",
+)
+
+QWEN3 = Family(
+    model_type="qwen3",
+    architectures=("Qwen3ForCausalLM",),
+    bare="Qwen3Model",
+    modules=pre((*attention("attention_bias"), *qk_norms()), mlp()),
+    keys={**QWEN2.keys, "head_dim": 128, "attention_bias": False},
+    windows="late",
+    qk_norm="head",
+)
+
+SMOLLM3 = Family(
+    model_type="smollm3",
+    architectures=("SmolLM3ForCausalLM",),
+    bare="SmolLM3Model",
+    modules=LLAMA.modules,
+    keys={
+        **LLAMA.keys,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+        "rope_theta": 2000000.0,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": None,  # stored, but has no effect
+        "layer_types": None,
+        "no_rope_layers": None,
+        "no_rope_layer_interval": 4,
+    },
+    windows="unrotated",
+)
+
+SEED_OSS = replace(
+    LLAMA,
+    model_type="seed_oss",
+    architectures=("SeedOssForCausalLM",),
+    bare="SeedOssModel",
+    modules=pre(attention("attention_bias", out_bias="attention_out_bias"), mlp("mlp_bias")),
+    keys={
+        **LLAMA.keys,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 524288,
+        "attention_bias": True,
+        "attention_out_bias": False,
+    },
+)
+
+GRANITE = Family(
+    model_type="granite",
+    architectures=("GraniteForCausalLM",),
+    bare="GraniteModel",
+    modules=LLAMA.modules,
+    keys={
+        **LLAMA.keys,
+        "embedding_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+    },
+)
+
+OLMO2 = Family(
+    model_type="olmo2",
+    architectures=("Olmo2ForCausalLM",),
+    bare="Olmo2Model",
+    modules=(
+        EMBEDDING,
+        *attention("attention_bias"),
+        *qk_norms(),
+        norm("post_attention_layernorm", "attn_post_norm"),
+        *mlp(),
+        norm("post_feedforward_layernorm", "ffn_post_norm"),
+        Module("norm", ("output_norm",)),
+    ),
+    keys={**COMMON, "rms_norm_eps": 1e-5, "attention_bias": False},
+    placement="post",
+    qk_norm="whole",
+)
+
+PHI3 = Family(
+    model_type="phi3",
+    architectures=("Phi3ForCausalLM",),
+    bare="Phi3Model",
+    modules=pre(
+        (
+            Module(f"{L}self_attn.qkv_proj", (f"{L}attn_q", f"{L}attn_k", f"{L}attn_v")),
+            Module(f"{L}self_attn.o_proj", (f"{L}attn_out",)),
+        ),
+        (
+            Module(f"{L}mlp.gate_up_proj", (f"{L}ffn_gate", f"{L}ffn_up")),
+            Module(f"{L}mlp.down_proj", (f"{L}ffn_down",)),
+        ),
+    ),
+    keys={
+        **COMMON,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 1.0,
+        "sliding_window": None,
+    },
+    fixed={
+        "attention_bias": False,
+        "mlp_bias": False,
+        "lm_head_bias": False,
+        "full_attn_mod": 1,
+        "interpolate_factor": 1,
+    },
+    rope_names={"su": "longrope", "yarn": "longrope"},
+    odd_rope=True,
+)
+
+GEMMA = Family(
+    model_type="gemma",
+    architectures=("GemmaForCausalLM",),
+    bare="GemmaModel",
+    modules=pre(attention("attention_bias"), mlp(), plus_one=True),
+    keys={**GEMMA_KEYS, "num_key_value_heads": 16},
+    fixed={"use_bidirectional_attention": False},
+    scaled_embedding=True,
+)
+
+GEMMA2 = Family(
+    model_type="gemma2",
+    architectures=("Gemma2ForCausalLM",),
+    bare="Gemma2Model",
+    modules=sandwich(attention("attention_bias"), mlp(), plus_one=True),
+    keys={
+        **GEMMA_KEYS,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_size": None,  # another name, in some checkpoints
+        "layer_types": None,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+    },
+    fixed={"use_bidirectional_attention": False},
+    placement="sandwich",
+    windows="alternate",
+    scaled_embedding=True,
+    activation="hidden_activation",
+)
+
+GEMMA3_TEXT = Family(
+    model_type="gemma3_text",
+    architectures=("Gemma3ForCausalLM",),
+    bare="Gemma3TextModel",
+    modules=sandwich(
+        (*attention("attention_bias"), *qk_norms(plus_one=True)),
+        mlp(),
+        plus_one=True,
+    ),
+    keys={
+        **GEMMA_KEYS,
+        # missing in text_config of the larger models
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "_sliding_window_pattern": None,  # the name in newer versions
+        "layer_types": None,
+        "final_logit_softcapping": None,
+        "attn_logit_softcapping": None,  # stored, but transformers does not apply it
+    },
+    fixed={"use_bidirectional_attention": False},
+    placement="sandwich",
+    qk_norm="head",
+    windows="pattern",
+    scaled_embedding=True,
+    activation="hidden_activation",
+)
+
+# Multimodal models: the language model, which text_config describes, is read.
+GEMMA3 = replace(
+    GEMMA3_TEXT,
+    model_type="gemma3",
+    architectures=("Gemma3ForConditionalGeneration",),
+    bare="Gemma3Model",
+    ignored=(*GEMMA3_TEXT.ignored, r"(vision_tower|multi_modal_projector)\..*"),
+    renamed=((r"^language_model\.(model\.|lm_head\.)", r"\1"), (r"^(model\.)?language_model\.", "model.")),
+    written_as="gemma3_text",
+)

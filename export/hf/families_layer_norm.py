@@ -1,0 +1,151 @@
+"""Rows of the table of families: decoders with layer norms, most of them with a plain network."""
+
+from __future__ import annotations
+
+from llamac.export.hf.families_gated import LLAMA
+from llamac.export.hf.family import Family, Module
+from llamac.export.hf.family_parts import COMMON, EMBEDDING, L, attention, mlp, norm, qk_norms, without
+
+STARCODER2 = Family(
+    model_type="starcoder2",
+    architectures=("Starcoder2ForCausalLM",),
+    bare="Starcoder2Model",
+    modules=(
+        EMBEDDING,
+        norm("input_layernorm", "attn_norm", bias="always"),
+        *attention("use_bias"),
+        norm("post_attention_layernorm", "ffn_norm", bias="always"),
+        Module(f"{L}mlp.c_fc", (f"{L}ffn_up",), bias="use_bias"),
+        Module(f"{L}mlp.c_proj", (f"{L}ffn_down",), bias="use_bias"),
+        Module("norm", ("output_norm",), bias="always"),
+    ),
+    keys={
+        **without(COMMON, "rms_norm_eps", "head_dim"),
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "hidden_act": "gelu_pytorch_tanh",
+        "norm_epsilon": 1e-5,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "use_bias": True,
+    },
+    fixed={"norm_type": "layer_norm"},
+    norm="layer",
+    ffn="plain",
+)
+
+# No norm has weights. The canonical form has ones and zeros instead.
+OLMO = Family(
+    model_type="olmo",
+    architectures=("OlmoForCausalLM",),
+    bare="OlmoModel",
+    modules=(EMBEDDING, *attention("attention_bias"), *mlp()),
+    keys={**without(COMMON, "rms_norm_eps"), "attention_bias": False},
+    fixed={"clip_qkv": None, "layer_norm_eps": 1e-5},
+    norm="layer",
+    plain_norms=(L + "attn_norm", L + "ffn_norm", "output_norm"),
+)
+
+STABLELM = Family(
+    model_type="stablelm",
+    architectures=("StableLmForCausalLM",),
+    bare="StableLmModel",
+    modules=(
+        EMBEDDING,
+        norm("input_layernorm", "attn_norm", bias="always", only="sequential"),
+        norm("input_layernorm", "attn_norm", "ffn_norm", bias="always", only="parallel", shared=True),
+        *attention("use_qkv_bias", out_bias="never"),
+        *qk_norms("self_attn.{}_layernorm.norms.{h}"),
+        norm("post_attention_layernorm", "ffn_norm", bias="always", only="sequential"),
+        *mlp(),
+        Module("norm", ("output_norm",), bias="always"),
+    ),
+    keys={
+        **without(COMMON, "rms_norm_eps", "head_dim"),
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 4096,
+        "layer_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.25,
+        "use_qkv_bias": False,
+        "qk_layernorm": False,
+        "use_parallel_residual": False,
+    },
+    fixed={"rotary_scaling_factor": 1},  # an attribute of the first version's class
+    norm="layer",
+    qk_norm="layer_head",
+)
+
+GPT_NEOX = Family(
+    model_type="gpt_neox",
+    architectures=("GPTNeoXForCausalLM",),
+    bare="GPTNeoXModel",
+    prefix="gpt_neox.",
+    modules=(
+        Module("embed_in", ("token_embedding",)),
+        norm("input_layernorm", "attn_norm", bias="always"),
+        Module(
+            f"{L}attention.query_key_value",
+            (f"{L}attn_q", f"{L}attn_k", f"{L}attn_v"),
+            by_head=True,
+            bias="attention_bias",
+        ),
+        Module(f"{L}attention.dense", (f"{L}attn_out",), bias="attention_bias"),
+        norm("post_attention_layernorm", "ffn_norm", bias="always"),
+        Module(f"{L}mlp.dense_h_to_4h", (f"{L}ffn_up",), bias="always"),
+        Module(f"{L}mlp.dense_4h_to_h", (f"{L}ffn_down",), bias="always"),
+        Module("final_layer_norm", ("output_norm",), bias="always"),
+    ),
+    keys={
+        "max_position_embeddings": 2048,
+        "layer_norm_eps": 1e-5,
+        "hidden_act": "gelu",
+        "tie_word_embeddings": False,
+        "rotary_emb_base": 10000.0,
+        "rope_theta": None,  # the name in some versions
+        "rotary_pct": 0.25,
+        "partial_rotary_factor": None,  # the name in some versions
+        "attention_bias": True,
+        "use_parallel_residual": True,
+    },
+    norm="layer",
+    ffn="plain",
+    ignored=(*LLAMA.ignored, r"layers\.\d+\.attention\.(bias|masked_bias)"),
+    renamed=((r"^embed_out\.", "lm_head."),),
+    head="embed_out",
+    odd_rope=True,
+)
+
+GPT2 = Family(
+    model_type="gpt2",
+    architectures=("GPT2LMHeadModel",),
+    bare="GPT2Model",
+    prefix="transformer.",
+    modules=(
+        Module("wte", ("token_embedding",)),
+        Module("wpe", ("position_embedding",)),
+        Module("h.{l}.ln_1", ("layers.{l}.attn_norm",), bias="always"),
+        Module(
+            "h.{l}.attn.c_attn",
+            ("layers.{l}.attn_q", "layers.{l}.attn_k", "layers.{l}.attn_v"),
+            transposed=True,
+            bias="always",
+        ),
+        Module("h.{l}.attn.c_proj", ("layers.{l}.attn_out",), transposed=True, bias="always"),
+        Module("h.{l}.ln_2", ("layers.{l}.ffn_norm",), bias="always"),
+        Module("h.{l}.mlp.c_fc", ("layers.{l}.ffn_up",), transposed=True, bias="always"),
+        Module("h.{l}.mlp.c_proj", ("layers.{l}.ffn_down",), transposed=True, bias="always"),
+        Module("ln_f", ("output_norm",), bias="always"),
+    ),
+    keys={
+        "n_inner": None,  # four times n_embd
+        "n_ctx": None,
+        "layer_norm_epsilon": 1e-5,
+        "activation_function": "gelu_new",
+        "tie_word_embeddings": True,
+        "scale_attn_weights": True,
+    },
+    norm="layer",
+    ffn="plain",
+    activation="activation_function",
+    ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),
+)

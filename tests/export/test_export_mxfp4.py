@@ -1,0 +1,102 @@
+"""Experts in MXFP4: every weight of blocks and scales is read exactly, as transformers unpacks them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from golden.family_cases import FAMILY_CASES
+from golden.make_families import family_checkpoint
+from golden.tiny_checkpoints import changed, random_tensor, write_config, write_safetensors
+from llamac.errors import ExportError
+from llamac.export.hf import model as hf
+from llamac.export.hf.safetensors_file import read_safetensors
+
+SIZES = {40: 64, 52: 32, 104: 64}  # of the family's case: hidden size, width of an expert, and twice it
+VALUES = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)  # OCP Microscaling Formats 1.0, table 5
+Arrays = dict[str, NDArray[Any]]
+
+
+def decoded(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """(experts, inputs, outputs) of blocks (experts, outputs, n, 16) and scales (experts, outputs, n), one by one."""
+    found = np.zeros((*blocks.shape[:3], 32), np.float32)
+    for at in np.ndindex(blocks.shape):
+        for half, code in enumerate((blocks[at] % 16, blocks[at] // 16)):
+            column = (*at[:3], 2 * at[3] + half)
+            found[column] = VALUES[code] * 2.0 ** (int(scales[at[:3]]) - 127)
+    unpacked: NDArray[np.float32] = found.reshape(*blocks.shape[:2], -1).swapaxes(1, 2)
+    return unpacked
+
+
+def write(path: Path, tensors: Arrays) -> None:
+    header: dict[str, Any] = {}
+    end = 0
+    for name, values in tensors.items():
+        kind = "U8" if values.dtype == np.uint8 else "F32"
+        header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": [end, end + values.nbytes]}
+        end += values.nbytes
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(values.tobytes() for values in tensors.values()))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same gpt-oss with experts in float32 and in MXFP4."""
+    root = tmp_path_factory.mktemp("mxfp4")
+    case = FAMILY_CASES["gpt_oss"]
+    stored = read_safetensors(family_checkpoint(root / "case", case) / "model.safetensors")
+    floats: Arrays = {}
+    packed: Arrays = {}
+    random = np.random.RandomState(5)
+    for name, tensor in stored.items():
+        shape = tuple(SIZES.get(n, n) for n in tensor.shape)
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, inputs, outputs = shape
+            blocks = random.randint(0, 256, (experts, outputs, inputs // 32, 16)).astype(np.uint8)
+            scales = random.randint(120, 128, (experts, outputs, inputs // 32)).astype(np.uint8)
+            packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            floats[name] = decoded(blocks, scales)
+        else:
+            floats[name] = packed[name] = random_tensor(name, shape)
+    config = changed(case.config, hidden_size=64, intermediate_size=32)
+    for kind in ("floats", "packed"):
+        (root / kind).mkdir()
+    write_config(root / "floats", config)
+    write_safetensors(
+        root / "floats" / "model.safetensors", {name: np.ascontiguousarray(x) for name, x in floats.items()}
+    )
+    write_config(root / "packed", {**config, "quantization_config": {"quant_method": "mxfp4"}})
+    write(root / "packed" / "model.safetensors", packed)
+    return root / "floats", root / "packed"
+
+
+def test_weights_in_mxfp4_are_read_exactly(folders: tuple[Path, Path]) -> None:
+    one, other = (hf.read(folder, []) for folder in folders)
+    assert one.config == other.config
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        np.testing.assert_array_equal(tensor.array(), other.tensors[name].array(), err_msg=name)
+    gate = other.tensors["layers.1.experts.3.ffn_gate.weight"]
+    assert gate.dtype == "bf16"
+    np.testing.assert_array_equal(gate.read(5, 9), gate.array()[5:9])
+
+
+def test_a_scale_that_is_no_number_is_an_error(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    data = bytearray((folders[1] / "model.safetensors").read_bytes())
+    at = data.index(b"experts.down_proj_scales")
+    start = json.loads(data[8 : 8 + struct.unpack_from("<Q", data)[0]])
+    name = next(name for name in start if name.endswith("down_proj_scales"))
+    assert at
+    data[8 + struct.unpack_from("<Q", data)[0] + start[name]["data_offsets"][0]] = 255
+    (tmp_path / "model.safetensors").write_bytes(data)
+    (tmp_path / "config.json").write_bytes((folders[1] / "config.json").read_bytes())
+    made = hf.read(tmp_path, [])
+    layer = name.split(".")[2]
+    with pytest.raises(ExportError, match="MXFP4 scales that are not numbers"):
+        made.tensors[f"layers.{layer}.experts.0.ffn_down.weight"].array()
