@@ -114,9 +114,11 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
     if config.n_token_ids != config.vocab_size:
         yield f"the tokenizer has {config.n_token_ids} ids, but llama2.c requires {config.vocab_size}, one per logit"
     usual = LayerConfig("gated", config.layers[0].ffn_dim, rope=0)
-    layers = [f"layer {index} is {layer}" for index, layer in enumerate(config.layers) if layer != usual]
+    layers = [
+        f"layer {index} has {_differences(layer, usual)}" for index, layer in enumerate(config.layers) if layer != usual
+    ]
     if layers:
-        yield f"{_first_of(layers)}: llama2.c's layers are gated, of one width, with RoPE and without a window"
+        yield f"{_first_of(layers)}: llama2.c's layers are gated, of one width, with RoPE and nothing else"
     yield from _rope_problems(checkpoint)
     biases = [name for name in checkpoint.tensors if name.endswith(".bias")]
     if biases:
@@ -124,6 +126,12 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
     special = checkpoint.tokenizer[1] if checkpoint.tokenizer else None
     if special and not special.add_bos:
         yield "add_bos is off, but llama2.c starts every prompt with BOS"
+
+
+def _differences(layer: LayerConfig, usual: LayerConfig) -> str:
+    """The fields of a layer that differ from the usual layer's, with their values."""
+    names = [field.name for field in fields(LayerConfig) if getattr(layer, field.name) != getattr(usual, field.name)]
+    return ", ".join(f"{name} {getattr(layer, name)}" for name in names)
 
 
 def _first_of(problems: list[str]) -> str:

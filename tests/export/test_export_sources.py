@@ -134,7 +134,7 @@ def test_problems_of_one_kind_share_a_line(tmp_path: Path) -> None:
     lines = str(caught.value).splitlines()
     assert sum("bias" in line for line in lines) == 1
     assert any("layers.0.attn_q.bias (and 1 more): llama2.c has no biases" in line for line in lines)
-    assert any("layer 0 is" in line and "(and 1 more)" in line for line in lines)
+    assert any("layer 0 has window 8 (and 1 more): llama2.c's layers are" in line for line in lines)
 
 
 def test_export_refuses_another_family_in_one_line(tmp_path: Path) -> None:
