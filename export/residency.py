@@ -10,7 +10,9 @@ from llamac.format.flatfile import FlatFile
 
 # The exporter promises a peak of the largest tensor plus 300 MB, whatever the file's size.
 MAX_RESIDENT_BYTES = 64 << 20
-INTERVAL = 0.005  # seconds
+# In seconds. Threads that read the file map up to 20 MB in this time, and many times that while the system runs other
+# processes instead of the releasing thread.
+INTERVAL = 0.001
 
 
 @contextlib.contextmanager

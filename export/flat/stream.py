@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.errors import ExportError
-from llamac.export.checkpoint import CHUNK_BYTES
 from llamac.export.dtypes import BLOCK_DTYPES, DTYPES
 from llamac.export.flat.packing import checked_rows, pack_strips, regroup
 from llamac.export.flat.pipeline import Hashers, Job, in_order
@@ -43,6 +42,7 @@ from llamac.progress import Progress, silent
 Piece = NDArray[np.float32] | NDArray[np.uint8]
 
 READ_BYTES = 1 << 24
+JOB_BYTES = 4 << 20  # of rows that a thread reads at once; the writer makes up to three copies of them
 # The page cache stores written data in pieces as large as the writes, and maps pieces of 2 MiB at once. With writes of
 # this size, reading the weights of a new file is a tenth faster (bench/LOG.md).
 BLOCK_BYTES = 1 << 21
@@ -170,7 +170,7 @@ def _jobs(slots: Iterable[Slot]) -> Iterator[Job[tuple[Slot, Piece]]]:
         is_regrouped = slot.dtype in BLOCK_DTYPES
         columns = slot.tensor.shape[1] if slot.is_matrix else 1
         row_bytes = _core.gguf_row_bytes(DTYPES[slot.dtype], columns) if is_regrouped else 4 * columns
-        budget = REGROUPED_BYTES if is_regrouped else CHUNK_BYTES
+        budget = REGROUPED_BYTES if is_regrouped else JOB_BYTES
         step = max(STRIP_ROWS, budget // row_bytes // STRIP_ROWS * STRIP_ROWS)
         for first in range(0, slot.tensor.shape[0], step):
             last = min(first + step, slot.tensor.shape[0])
