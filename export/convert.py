@@ -223,7 +223,8 @@ def _with_dtype(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions
     """The options with a dtype, and a dtype_map if "auto" chose several."""
     dtype = options.dtype
     has_blocks = any(tensor.blocks for tensor in checkpoint.tensors.values())
-    if dtype is None and options.to == "llamac" and checkpoint.metadata["source"].get("format") == "gguf":
+    is_packed = has_blocks or checkpoint.metadata["source"].get("format") == "gguf"
+    if dtype is None and options.to == "llamac" and is_packed:
         dtype = "auto"
     if options.to == "gguf" and (dtype == "auto" or (dtype is None and has_blocks)):
         return replace(options, dtype="auto")

@@ -93,6 +93,13 @@ def _dynamic(parameters: Parameters, dim: int, context: int) -> Rope:
     return Rope(_plain(parameters["rope_theta"] * growth ** (dim / (dim - 2)), dim))
 
 
+def _ntk_alpha(parameters: Parameters, dim: int, context: int) -> Rope:
+    """NTK-aware scaling of the base with a constant."""
+    if dim == 2:
+        raise ValueError("heads of 2 dimensions have a single frequency, which does not depend on the base")
+    return Rope(_plain(parameters["rope_theta"] * parameters["alpha"] ** (dim / (dim - 2)), dim))
+
+
 def _llama3(parameters: Parameters, dim: int, context: int) -> Rope:
     """Llama 3.1: divides low frequencies by the factor, keeps high ones, and interpolates between."""
     one = np.float32(1)
@@ -162,6 +169,7 @@ ROPE_TYPES: dict[str, Callable[[Parameters, int, int], Rope]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
+    "ntk_alpha": _ntk_alpha,
     "yarn": _yarn,
     "longrope": _longrope,
     "llama3": _llama3,

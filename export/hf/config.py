@@ -14,7 +14,7 @@ from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.hf.families import FAMILIES
 from llamac.export.hf.family import Family
 from llamac.export.hf.keys import LIMITS, Keys, shortened
-from llamac.export.hf.rope import FULL, SLIDING, rope_parameters
+from llamac.export.hf.rope import FULL, ORIGINAL_CONTEXT, QUERY_BETA, SLIDING, RopeParameters, rope_parameters
 from llamac.export.rope import Rope
 
 # Keys that must have this value, and the meaning of any other value.
@@ -34,6 +34,7 @@ OUTSIDE_TEXT = ("model_type", "architectures", "tie_word_embeddings", "quantizat
 OF_IMAGES = (
     *("vision_config", "mm_tokens_per_image"),
     *(f"{token}_token_{number}" for token in ("boi", "eoi", "image") for number in ("index", "id")),
+    *("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer"),
 )
 
 
@@ -67,8 +68,8 @@ def parse_config(values: dict[str, Any], warnings: list[str]) -> HfConfig:
         what = "config.json has no model_type" if kind is None else f"model_type {kind!r} is not supported"
         raise UnsupportedError(f"{what}; this version imports {', '.join(FAMILIES)}")
     family = FAMILIES[kind]
-    if kind == "gemma3":
-        values = text_config(values, warnings)
+    if family.written_as:
+        values = text_config(values, family.written_as, warnings)
     allowed = NOT_SUPPORTED | {key: (value, f"fixed for {kind}") for key, value in family.fixed.items()}
     unsupported = [
         f"{key} is {shortened(values[key])} ({what})"
@@ -102,10 +103,15 @@ def _is_bare(family: Family, classes: Any) -> bool:
     return family.bare in names
 
 
-def text_config(values: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
-    """The keys of the language model in a multimodal model."""
+def text_config(values: dict[str, Any], kind: str, warnings: list[str]) -> dict[str, Any]:
+    """The keys of the language model, whose model_type is `kind`, in a multimodal model."""
     outside = Keys(values)
     text = outside.value("text_config")
+    if isinstance(text, dict) and text.get("model_type", kind) != kind:
+        raise UnsupportedError(
+            f"config.json: the language model's model_type is {shortened(text['model_type'])}; with model_type "
+            f"{shortened(values.get('model_type'))}, only {kind!r} is supported"
+        )
     if not isinstance(text, dict):
         outside.problems.append(f"text_config is {shortened(text)}, expected an object: the language model's config")
     outside.finish({*OUTSIDE_TEXT, *OF_IMAGES})
@@ -125,7 +131,10 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     n_kv_heads = _n_kv_heads(keys, family, n_heads)
     head_dim = max(1, dim // n_heads)
     if "head_dim" in row:
+        usual = head_dim
         head_dim = keys.size("head_dim", "head_dim", row["head_dim"] or head_dim, nullable=row["head_dim"] is None)
+        if family.sizes_of_head and head_dim != usual:
+            keys.wrong("head_dim", f"hidden_size / num_attention_heads ({usual})")
     vocab_size = keys.size("vocab_size", "vocab_size", row.get("vocab_size"))
     context = keys.size("max_position_embeddings", "context", row["max_position_embeddings"])
     eps_key = next((key for key in ("norm_epsilon", "rms_norm_eps") if key in row), "layer_norm_eps")
@@ -140,7 +149,8 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
     if not keys.problems:
         _check_heads(keys, family, dim, n_heads, n_kv_heads)
     parameters = rope_parameters(keys, family, head_dim, context, warnings)
-    keys.finish({*NOT_SUPPORTED, *family.fixed})
+    scaled = _scaled_queries(keys, parameters)
+    keys.finish({*NOT_SUPPORTED, *family.fixed, *family.harmless})
     # keep only the tables that layers use; with both, the first belongs to full attention
     kinds = [kind for kind in parameters if any(_rope_kind(layer, parameters) == kind for layer in layers)]
     kinds = kinds or list(parameters)[:1]
@@ -164,6 +174,7 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
                 layer,
                 placement=placement,
                 rope=kinds.index(_rope_kind(layer, parameters)) if layer.rope >= 0 else -1,
+                **scaled,
             )
             for layer in layers
         ),
@@ -171,9 +182,22 @@ def _decoder(keys: Keys, family: Family, warnings: list[str]) -> HfConfig:
         rope_original_context=tuple(table.original_context for table in tables),
         rope_attention_factor=tuple(table.attention_factor for table in tables),
         qk_norm=family.qk_norm if has_qk_norm else "none",
+        qk_norm_after_rope=int(family.qk_norm_after_rope),
         **scales,
     )
     return HfConfig(model, tables, tied, frozenset(biases | {"always"}))
+
+
+def _scaled_queries(keys: Keys, parameters: dict[str, RopeParameters]) -> dict[str, Any]:
+    """The layers' fields for queries that are scaled by their position."""
+    values = parameters[FULL].values
+    if not (beta := values.get(QUERY_BETA)):
+        return {}
+    if beta > LIMITS["query_beta"] or ORIGINAL_CONTEXT not in values:
+        keys.problems.append(
+            f"{QUERY_BETA} is {beta:g}, expected at most {LIMITS['query_beta']:g}, with {ORIGINAL_CONTEXT}"
+        )
+    return {"query_beta": beta, "query_context": values.get(ORIGINAL_CONTEXT, 1)}
 
 
 def _rope_kind(layer: LayerConfig, parameters: dict[str, Any]) -> str:
@@ -243,7 +267,7 @@ def _scales(keys: Keys, family: Family, dim: int, head_dim: int, warnings: list[
         "attention_scale": number("attention_multiplier", number("query_pre_attn_scalar", head_dim) ** -0.5),
         "embedding_scale": number("embedding_multiplier", dim**0.5 if family.scaled_embedding else 1.0),
         "residual_scale": number("residual_multiplier", 1.0),
-        "logit_scale": 1 / number("logits_scaling", 1.0),
+        "logit_scale": number("logit_scale", 1 / number("logits_scaling", 1.0)),
     }
 
 
@@ -255,10 +279,15 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
     row = family.keys
     n_layers = keys.size("num_hidden_layers", "n_layers", row.get("num_hidden_layers"))
     ffn_dim = keys.size("intermediate_size", "ffn_dim", row.get("intermediate_size"))
+    if "shared_intermediate_size" in row:
+        ffn_dim = keys.size("shared_intermediate_size", "ffn_dim", row["shared_intermediate_size"])
+        _check_dense(keys, n_layers)
     if keys.problems:
         return []
     rotated = _rotated(keys, family, n_layers)
     windows = _windows(keys, family, rotated)
+    if family.rotates == "windowed" or (family.rotates == "windowed_if_any" and "sliding_window" not in keys.nulls):
+        rotated = [window > 0 for window in windows]
     experts = _experts(keys, family, ffn_dim, n_layers) if family.ffn == "experts" else {}
     dense = LayerConfig("gated" if family.ffn == "experts" else family.ffn, ffn_dim)
     limit = keys.number("swiglu_limit", row["swiglu_limit"], LIMITS["activation_limit"]) if "swiglu_limit" in row else 0
@@ -269,8 +298,25 @@ def _layers(keys: Keys, family: Family) -> list[LayerConfig]:
     ]
 
 
+def _check_dense(keys: Keys, n_layers: int) -> None:
+    """Check that a model of Granite's hybrid family has only layers with attention, and no experts."""
+    types = keys.value("layer_types") or ["linear_attention"] * n_layers
+    other = [kind for kind in types if kind not in ("attention", FULL)] if isinstance(types, list) else [types]
+    if other:
+        raise UnsupportedError(f"config.json: layer_types has {shortened(other[0])}; only attention is supported here")
+    if len(types) != n_layers:
+        keys.wrong("layer_types", f"attention for each of {n_layers} layers")
+    if keys.value("num_local_experts") != 0:  # a missing number means 8
+        raise UnsupportedError("config.json: num_local_experts is not 0; experts are not supported in this family")
+
+
 def _rotated(keys: Keys, family: Family, n_layers: int) -> list[bool]:
     """Which layers have RoPE."""
+    if "position_embedding_type" in family.keys:
+        kind = keys.value("position_embedding_type")
+        if kind not in (None, "rope"):
+            keys.wrong("position_embedding_type", "rope or null")
+        return [kind == "rope"] * n_layers
     if "no_rope_layers" not in family.keys:
         return [True] * n_layers
     interval = keys.size("no_rope_layer_interval", "n_layers", family.keys["no_rope_layer_interval"])
@@ -331,6 +377,9 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
 def _pattern(keys: Keys, family: Family, *, is_used: bool) -> int:
     """One layer in this many sees all positions. transformers reads only the first of the two names."""
     if "sliding_window_pattern" not in family.keys:
+        return family.window_every
+    if not is_used and "_sliding_window_pattern" not in family.keys:  # can then be null or a string
+        keys.value("sliding_window_pattern")
         return 1
     every = keys.size("sliding_window_pattern", "n_layers", family.keys["sliding_window_pattern"])
     if keys.size("_sliding_window_pattern", "n_layers", every, nullable=True) != every and is_used:

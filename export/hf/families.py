@@ -8,27 +8,38 @@ from __future__ import annotations
 
 from llamac.export.hf.families_experts import GPT_OSS, MIXTRAL, OLMOE, QWEN3_MOE
 from llamac.export.hf.families_gated import (
+    ERNIE,
+    EXAONE4,
     GEMMA,
     GEMMA2,
     GEMMA3,
     GEMMA3_TEXT,
+    GLM,
+    GLM4,
     GRANITE,
+    GRANITE_HYBRID,
+    HUNYUAN,
     LLAMA,
     MINISTRAL,
+    MINISTRAL3,
     MISTRAL,
+    MISTRAL3,
+    NANOCHAT,
     OLMO2,
+    OLMO3,
     PHI3,
     QWEN2,
     QWEN3,
     SEED_OSS,
     SMOLLM3,
 )
-from llamac.export.hf.families_layer_norm import GPT2, GPT_NEOX, OLMO, STABLELM, STARCODER2
+from llamac.export.hf.families_layer_norm import COHERE2, GPT2, GPT_NEOX, OLMO, PHI, STABLELM, STARCODER2
 from llamac.export.hf.family_parts import HEAD as HEAD
 
 _ROWS = (
     *(LLAMA, GPT2, MISTRAL, MINISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO),
     *(OLMO2, STABLELM, GPT_NEOX, MIXTRAL, QWEN3_MOE, OLMOE, GPT_OSS, SEED_OSS, STARCODER2),
+    *(MINISTRAL3, MISTRAL3, OLMO3, EXAONE4, GRANITE_HYBRID, HUNYUAN, ERNIE, GLM, GLM4, COHERE2, PHI, NANOCHAT),
 )
 FAMILIES = {family.model_type: family for family in _ROWS}
 
@@ -44,5 +55,6 @@ ACTIVATIONS = {
     "gelu": "gelu_erf",
     "gelu_python": "gelu_erf",
     "relu": "relu",
+    "relu2": "relu2",
     "quick_gelu": "quick_gelu",
 }

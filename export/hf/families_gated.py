@@ -17,6 +17,7 @@ from llamac.export.hf.family_parts import (
     pre,
     qk_norms,
     sandwich,
+    without,
 )
 
 LLAMA = Family(
@@ -236,6 +237,7 @@ GEMMA3_TEXT = Family(
     placement="sandwich",
     qk_norm="head",
     windows="pattern",
+    two_ropes=True,
     scaled_embedding=True,
     activation="hidden_activation",
 )
@@ -249,4 +251,222 @@ GEMMA3 = replace(
     ignored=(*GEMMA3_TEXT.ignored, r"(vision_tower|multi_modal_projector)\..*"),
     renamed=((r"^language_model\.(model\.|lm_head\.)", r"\1"), (r"^(model\.)?language_model\.", "model.")),
     written_as="gemma3_text",
+)
+
+# Mistral with YaRN, and queries that grow with their position.
+MINISTRAL3 = replace(
+    MISTRAL,
+    model_type="ministral3",
+    architectures=("Ministral3ForCausalLM",),
+    bare="Ministral3Model",
+    keys={
+        **MISTRAL.keys,
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+    },
+    rope_extras=("llama_4_scaling_beta", "max_position_embeddings"),
+    default_rope={
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale_all_dim": 1.0,
+        "mscale": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+)
+
+MISTRAL3 = replace(
+    MINISTRAL3,
+    model_type="mistral3",
+    architectures=("Mistral3ForConditionalGeneration",),
+    bare="Mistral3Model",
+    ignored=(*MISTRAL.ignored, r"(vision_tower|multi_modal_projector)\..*"),
+    renamed=GEMMA3.renamed,
+    written_as="ministral3",
+)
+
+OLMO3 = replace(
+    OLMO2,
+    model_type="olmo3",
+    architectures=("Olmo3ForCausalLM",),
+    bare="Olmo3Model",
+    keys={
+        **OLMO2.keys,
+        "rope_theta": 500000.0,
+        "sliding_window": 4096,
+        "layer_types": None,
+    },
+    windows="pattern",
+    window_every=4,
+    two_ropes=True,
+)
+
+EXAONE4 = replace(
+    OLMO2,
+    model_type="exaone4",
+    architectures=("Exaone4ForCausalLM",),
+    bare="Exaone4Model",
+    modules=tuple(replace(module, bias="never") for module in OLMO2.modules),
+    keys={
+        **COMMON,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+        "layer_types": None,
+    },
+    qk_norm="head",
+    windows="pattern",
+    rotates="windowed_if_any",
+)
+
+# Only the models without Mamba layers and experts.
+GRANITE_HYBRID = replace(
+    GRANITE,
+    model_type="granitemoehybrid",
+    architectures=("GraniteMoeHybridForCausalLM",),
+    bare="GraniteMoeHybridModel",
+    modules=pre(
+        attention("attention_bias"),
+        (
+            Module(f"{L}shared_mlp.input_linear", (f"{L}ffn_gate", f"{L}ffn_up")),
+            Module(f"{L}shared_mlp.output_linear", (f"{L}ffn_down",)),
+        ),
+    ),
+    keys={
+        **without(GRANITE.keys, "mlp_bias"),
+        "shared_intermediate_size": 1024,
+        "num_local_experts": 8,
+        "layer_types": None,
+        "position_embedding_type": None,
+    },
+    fixed={"normalization_function": "rmsnorm"},
+    written_keys={"mamba_n_heads": 1, "num_experts_per_tok": 0},
+    harmless=(
+        *("num_experts_per_tok", "logits_to_keep", "time_step_limit", "time_step_min", "time_step_max"),
+        *(
+            f"mamba_{name}"
+            for name in (
+                *("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand"),
+                *("chunk_size", "conv_bias", "proj_bias"),
+            )
+        ),
+        *("init_method", "layers_block_type"),
+    ),
+)
+
+HUNYUAN = replace(
+    LLAMA,
+    model_type="hunyuan_v1_dense",
+    architectures=("HunYuanDenseV1ForCausalLM",),
+    bare="HunYuanDenseV1Model",
+    modules=pre(
+        (
+            *attention("attention_bias"),
+            norm("self_attn.query_layernorm", "attn_q_norm"),
+            norm("self_attn.key_layernorm", "attn_k_norm"),
+        ),
+        mlp(),
+    ),
+    keys={**without(LLAMA.keys, "mlp_bias"), "rms_norm_eps": 1e-5},
+    fixed={
+        "use_qk_norm": True,
+        "use_cla": False,
+        "mlp_bias": False,
+        "norm_type": "rms",
+        "use_rotary_pos_emb": True,
+        "position_embedding_xdrope": False,
+    },
+    harmless=(
+        *("add_classification_head", "attention_head_dim", "cla_share_factor", "class_num", "dense_list"),
+        *("enable_lm_head_fp32", "eod_token_id", "group_limited_greedy", "im_end_id", "im_newline_id", "im_start_id"),
+        *("mask_init_id", "org_vocab_size", "pad_id", "pool_type", "text_end_id", "text_start_id"),
+    ),
+    qk_norm="head",
+    qk_norm_after_rope=True,
+    rope_extras=("alpha", "beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim"),
+)
+
+ERNIE = replace(
+    LLAMA,
+    model_type="ernie4_5",
+    architectures=("Ernie4_5ForCausalLM",),
+    bare="Ernie4_5Model",
+    modules=pre(attention("use_bias"), mlp("use_bias")),
+    keys={
+        **COMMON,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "rope_theta": 500000.0,
+        "use_bias": False,
+    },
+    pairs="neighbours",
+)
+
+_GATE_UP = (
+    Module(f"{L}mlp.gate_up_proj", (f"{L}ffn_gate", f"{L}ffn_up")),
+    Module(f"{L}mlp.down_proj", (f"{L}ffn_down",)),
+)
+
+GLM = Family(
+    model_type="glm",
+    architectures=("GlmForCausalLM",),
+    bare="GlmModel",
+    modules=pre(attention("attention_bias", out_bias="never"), _GATE_UP),
+    keys={
+        **COMMON,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1.5625e-07,
+        "attention_bias": True,
+        "partial_rotary_factor": 0.5,
+    },
+    pairs="neighbours",
+)
+
+GLM4 = replace(
+    GLM,
+    model_type="glm4",
+    architectures=("Glm4ForCausalLM",),
+    bare="Glm4Model",
+    modules=(
+        *GLM.modules,
+        norm("post_self_attn_layernorm", "attn_post_norm"),
+        norm("post_mlp_layernorm", "ffn_post_norm"),
+    ),
+    placement="sandwich",
+)
+
+# No norm has weights, and the embedding is normed.
+NANOCHAT = Family(
+    model_type="nanochat",
+    architectures=("NanoChatForCausalLM",),
+    bare="NanoChatModel",
+    modules=(
+        EMBEDDING,
+        *attention("attention_bias"),
+        Module(f"{L}mlp.fc1", (f"{L}ffn_up",)),
+        Module(f"{L}mlp.fc2", (f"{L}ffn_down",)),
+    ),
+    keys={
+        **COMMON,
+        "hidden_act": "relu2",
+        "final_logit_softcapping": 15.0,
+        "attention_bias": False,
+    },
+    plain_norms=(*(f"{L}{name}_norm" for name in ("attn", "ffn", "attn_q", "attn_k")), "output_norm"),
+    qk_norm="head",
+    qk_norm_after_rope=True,
+    ffn="plain",
+    pairs="swapped",
+    normed_embedding=True,
 )

@@ -149,3 +149,72 @@ GPT2 = Family(
     activation="activation_function",
     ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),
 )
+
+PHI = Family(
+    model_type="phi",
+    architectures=("PhiForCausalLM",),
+    bare="PhiModel",
+    modules=(
+        EMBEDDING,
+        norm("input_layernorm", "attn_norm", "ffn_norm", bias="always", shared=True),
+        *attention("always")[:3],
+        Module(f"{L}self_attn.dense", (f"{L}attn_out",), bias="always"),
+        Module(f"{L}mlp.fc1", (f"{L}ffn_up",), bias="always"),
+        Module(f"{L}mlp.fc2", (f"{L}ffn_down",), bias="always"),
+        Module("final_layernorm", ("output_norm",), bias="always"),
+    ),
+    keys={
+        **without(COMMON, "rms_norm_eps", "head_dim"),
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+    },
+    fixed={"qk_layernorm": False},
+    norm="layer",
+    placement="parallel",
+    ffn="plain",
+    odd_rope=True,
+    head_bias=True,
+)
+
+# Norms have no biases. The canonical form has zeros instead.
+COHERE2 = Family(
+    model_type="cohere2",
+    architectures=("Cohere2ForCausalLM",),
+    bare="Cohere2Model",
+    modules=(
+        EMBEDDING,
+        norm("input_layernorm", "attn_norm", "ffn_norm", shared=True),
+        *attention("attention_bias"),
+        *mlp(),
+        Module("norm", ("output_norm",)),
+    ),
+    keys={
+        **without(COMMON, "rms_norm_eps"),
+        "max_position_embeddings": 8192,
+        "layer_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "logit_scale": 0.0625,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+        "layer_types": None,
+    },
+    fixed={
+        "position_embedding_type": "rope_gptj",
+        "rotary_pct": 1.0,
+        "use_embedding_sharing": True,
+        "use_gated_activation": True,
+        "use_parallel_block": True,
+        "use_parallel_embedding": True,
+        "use_qk_norm": False,
+    },
+    harmless=("layer_switch", "order_of_interleaved_layers"),
+    sizes_of_head=True,
+    norm="layer",
+    placement="parallel",
+    plain_norms=(f"{L}attn_norm.bias", f"{L}ffn_norm.bias", "output_norm.bias"),
+    windows="pattern",
+    rotates="windowed",
+    pairs="neighbours",
+)

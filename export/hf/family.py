@@ -7,7 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from llamac.export.checkpoint import LayerConfig, ModelConfig
 
 
@@ -85,10 +89,21 @@ class Family:
         modules: The tensors.
         keys: Config keys besides the sizes that every family needs, with their defaults (None: see `config`).
         fixed: Keys that must have this value.
+        harmless: Keys without effect on this family.
+        sizes_of_head: head_dim must be hidden_size / heads if config.json has it.
         prefix: Precedes all names except HEAD's in a complete checkpoint, and none in a bare model's.
         norm, placement, qk_norm, ffn: The graph (docs/format.md).
-        plain_norms: Canonical names of norms without tensors. Their weights are ones, their biases zeros.
+        plain_norms: Canonical names of norms, or of their biases, without tensors. Such weights are ones, biases zeros.
+        qk_norm_after_rope: The norms of q and k follow RoPE.
         windows: Which layers have the sliding window if layer_types is missing.
+        window_every: With windows = "pattern" and no key for it, every n-th layer sees all positions.
+        rotates: Which layers have RoPE: "all", "windowed" (those with a window), "windowed_if_any" (those, or all if
+            sliding_window is null). no_rope_layers takes precedence.
+        two_ropes: Layers without a window have a RoPE table of their own.
+        pairs: Which rows of q and k RoPE rotates together: "halves" (j, j + n / 2), "neighbours" (2j, 2j + 1),
+            "swapped" (j + n / 2, j).
+        rope_extras: Keys in the RoPE object besides those of its type; see `rope`.
+        normed_embedding: The embedding is normed without weights before the first layer.
         sinks: Each head has a sink.
         up_offset: Is added to the up branch of the network.
         scaled_embedding: The embedding is scaled by sqrt(dim).
@@ -103,7 +118,9 @@ class Family:
         default_rope: rope_parameters if config.json has none.
         fused: 3-dimensional tensors of all experts, with the names of each expert's parts when stored separately.
         head: The name under which transformers saves the output matrix.
+        head_bias: The output matrix has a bias.
         written_as: The model_type that `write` writes, if it is another one.
+        written_keys: Further keys that `write` writes if there is no original config.json.
     """
 
     model_type: str
@@ -112,13 +129,22 @@ class Family:
     modules: tuple[Module, ...]
     keys: Mapping[str, Any]
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    harmless: tuple[str, ...] = ()
+    sizes_of_head: bool = False
     prefix: str = "model."
     norm: str = "rms"
     placement: str = "pre"
     qk_norm: str = "none"
+    qk_norm_after_rope: bool = False
     plain_norms: tuple[str, ...] = ()
     ffn: str = "gated"
     windows: str = "all"
+    window_every: int = 1
+    rotates: str = "all"
+    two_ropes: bool = False
+    pairs: str = "halves"
+    rope_extras: tuple[str, ...] = ()
+    normed_embedding: bool = False
     up_offset: float = 0.0
     sinks: bool = False
     scaled_embedding: bool = False
@@ -134,11 +160,22 @@ class Family:
     quantized: tuple[str, ...] = ()
     default_rope: Mapping[str, Any] = field(default_factory=dict)
     head: str = "lm_head"
+    head_bias: bool = False
     written_as: str = ""
+    written_keys: Mapping[str, Any] = field(default_factory=dict)
 
     def is_plain_norm(self, name: str) -> bool:
         """Whether a canonical tensor belongs to a norm without tensors."""
-        return re.sub(r"^layers\.\d+\.", "layers.{l}.", name).rpartition(".")[0] in self.plain_norms
+        general = re.sub(r"^layers\.\d+\.", "layers.{l}.", name)
+        return general in self.plain_norms or general.rpartition(".")[0] in self.plain_norms
+
+    def order_of_pairs(self, name: str, rope_dim: int, head_dim: int) -> NDArray[np.intp] | None:
+        """The permutation of a head's rows from the family's pairs to halves; None for tensors without one."""
+        if self.pairs == "halves" or name.split(".")[-2] not in ("attn_q", "attn_k"):
+            return None
+        turned = np.arange(rope_dim)
+        turned = turned.reshape(-1, 2).T.reshape(-1) if self.pairs == "neighbours" else np.roll(turned, rope_dim // 2)
+        return np.concatenate([turned, np.arange(rope_dim, head_dim)])
 
     def is_ignored(self, full_name: str) -> bool:
         """Whether a stored tensor is not a weight."""

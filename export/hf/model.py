@@ -21,6 +21,7 @@ from llamac.export.hf.families import FAMILIES, HEAD
 from llamac.export.hf.family import Family, Module
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.torch_file import read_torch
+from llamac.export.llama2c.model import reordered
 from llamac.export.stored import WEIGHT_DTYPES, StoredTensor
 from llamac.format.model_folders import check_links
 from llamac.format.strict_json import MAX_INDEX_BYTES, read_object
@@ -29,6 +30,7 @@ from llamac.text import template_files as chat_templates
 Stored = dict[str, StoredTensor]
 Floats = NDArray[np.float32]
 
+EMBEDDING, OUTPUT = "token_embedding.weight", "output.weight"
 MAX_NAME_BYTES = 255  # of a file, on every system
 
 # Files with weights. The first that exists is read, as in transformers.
@@ -62,6 +64,10 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
     model = replace(config.model, tied_output=_is_tied(family, config, stored, names, warnings))
     config = replace(config, model=model)
     tensors = _canonical(family, config, stored, names)
+    if family.normed_embedding:
+        tensors.setdefault(OUTPUT, tensors[EMBEDDING])
+        tensors[EMBEDDING] = _normed(tensors[EMBEDDING], model.norm_eps)
+        model = replace(model, tied_output=False)
     for i, table in enumerate(config.ropes):
         tensors[f"rope.{i}.inv_freq"] = LazyTensor.of(table.inv_freq)
         if table.inv_freq_long is not None:
@@ -276,21 +282,46 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
     shapes = canonical_shapes(config.model)
     unused = dict(names)
     collected = Collected()
-    for module in family.modules if config.model.tied_output else (*family.modules, HEAD):
+    head = replace(HEAD, bias="always" if family.head_bias else "never")
+    for module in family.modules if config.model.tied_output else (*family.modules, head):
         for index in module.indices(config.model):
             for kind in ("weight", "bias") if module.bias in config.biases else ("weight",):
                 name = module.full_name(kind, **index)
                 full_name = unused.pop(name, None)
                 if full_name is None:
-                    why = " (without it, tie_word_embeddings must be true)" if module is HEAD else ""
-                    collected.problems.append(f"missing: {'' if module is HEAD else family.prefix}{name}{why}")
+                    why = " (without it, tie_word_embeddings must be true)" if module is head else ""
+                    collected.problems.append(f"missing: {'' if module is head else family.prefix}{name}{why}")
                     continue
                 parts = {part: shapes[part] for part in module.part_names(kind, **index)}
                 collect(collected, module, full_name, stored[full_name], parts, config.model)
     collected.problems += [f"unknown: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
     if collected.problems:
         raise ExportError("the tensors do not match config.json:\n  " + "\n  ".join(collected.problems))
-    return collected.all() | plain_norms(family, shapes)
+    found = collected.all()
+    for name, tensor in found.items():
+        found[name] = in_order(family, name, tensor, config.model)
+    return found | plain_norms(family, shapes)
+
+
+def in_order(family: Family, name: str, tensor: LazyTensor, model: ModelConfig, *, inverse: bool = False) -> LazyTensor:
+    """A tensor with its rows in the order of the canonical pairs of RoPE or, inversely, in the family's."""
+    if family.pairs == "halves" or not model.rope_dim:
+        return tensor
+    order = family.order_of_pairs(name, model.rope_dim[0], model.head_dim)
+    if order is None:
+        return tensor
+    return LazyTensor(tensor.shape, tensor.dtype, reordered(tensor.read, np.argsort(order) if inverse else order))
+
+
+def _normed(tensor: LazyTensor, eps: float) -> LazyTensor:
+    """The rows of a matrix after an RMS norm without weights."""
+
+    def read(first: int, last: int) -> Floats:
+        rows = tensor.read(first, last).astype(np.float64)
+        scaled: Floats = (rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + eps)).astype(np.float32)
+        return scaled
+
+    return LazyTensor(tensor.shape, "f32", read)
 
 
 def plain_norms(family: Family, shapes: dict[str, tuple[int, ...]]) -> dict[str, LazyTensor]:

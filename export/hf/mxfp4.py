@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.errors import ExportError
+from llamac.export.checkpoint import LazyTensor
 from llamac.export.stored import Floats, StoredTensor
 
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -50,14 +51,29 @@ class Mxfp4Tensor(StoredTensor):
             ),
         )
 
+    def lazy(self) -> LazyTensor:
+        """As a checkpoint's tensor, with the blocks as GGUF has them."""
+        return LazyTensor(self.shape, "mxfp4", self.read, self.gguf_blocks)
+
+    def gguf_blocks(self, first: int, last: int) -> NDArray[np.uint8]:
+        """Rows [first, last): blocks of the exponent and 16 bytes, which have the codes of columns j and j + 16."""
+        codes, exponents = self._parts(first, last)
+        low, high = codes[:, :, : BLOCK_COLUMNS // 2], codes[:, :, BLOCK_COLUMNS // 2 :]
+        return np.concatenate((exponents[:, :, None], low | high << 4), axis=2).reshape(last - first, -1)
+
     def read(self, first: int, last: int) -> Floats:
+        codes, exponents = self._parts(first, last)
+        numbers = np.ldexp(CODES[codes], (exponents.astype(np.int32) - 127)[:, :, None])
+        return numbers.reshape(last - first, -1).astype(np.float32, copy=False)
+
+    def _parts(self, first: int, last: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """The codes, (rows, blocks, 32), and the exponents, (rows, blocks)."""
         blocks = _read_rows(self, first, last, self.shape[1] // 2)
         exponents = _read_rows(self.scales, first, last, self.shape[1] // BLOCK_COLUMNS)
         if (exponents == NOT_A_NUMBER).any():
             raise ExportError(f"{self.path} has MXFP4 scales that are not numbers: the file is damaged")
-        codes = np.stack((blocks & 15, blocks >> 4), axis=-1).reshape(last - first, -1, BLOCK_COLUMNS)
-        numbers = np.ldexp(CODES[codes], (exponents.astype(np.int32) - 127)[:, :, None])
-        return numbers.reshape(last - first, -1).astype(np.float32, copy=False)
+        codes = np.stack((blocks & 15, blocks >> 4), axis=-1)
+        return codes.reshape(last - first, -1, BLOCK_COLUMNS), exponents
 
 
 def expert_matrix(blocks: StoredTensor, scales: StoredTensor, expert: int) -> Mxfp4Tensor:

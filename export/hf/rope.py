@@ -19,8 +19,10 @@ ROPE_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "longrope": (("short_factor", "long_factor"), ("factor", "attention_factor")),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor"), ()),
 }
+NTK_ALPHA = "ntk_alpha"  # what "dynamic" with a number alpha means in Hunyuan
 WITH_ORIGINAL_CONTEXT = ("yarn", "longrope", "llama3")
 ORIGINAL_CONTEXT = "original_max_position_embeddings"
+QUERY_BETA = "llama_4_scaling_beta"
 ANY_ROPE_KEY = {key for keys in ROPE_KEYS.values() for group in keys for key in group} | {ORIGINAL_CONTEXT}
 # Names of the base and of the rotated fraction of a head, depending on the family.
 BASES = ("rope_theta", "rotary_emb_base")
@@ -60,9 +62,13 @@ def rope_parameters(
     values = values or dict(family.default_rope)
     reader = _Reader(keys, family, head_dim, context, warnings)
     theta = reader.outer(BASES)
-    if "rope_local_base_freq" not in family.keys:
+    if not family.two_ropes:
         return {FULL: reader.read(name, values, theta)}
-    local = keys.number("rope_local_base_freq", family.keys["rope_local_base_freq"])
+    local = theta
+    if "rope_local_base_freq" in family.keys:
+        local = keys.number("rope_local_base_freq", family.keys["rope_local_base_freq"])
+    elif theta != family.keys["rope_theta"] and "rope_theta" in keys.values:
+        keys.wrong("rope_theta", f"{family.keys['rope_theta']}: with others, versions of transformers differ")
     if name == "rope_scaling" or not values:  # the old keys, whose scaling applies to layers with full attention
         # versions of transformers differ in this case
         if values.get("rope_type") is None and values.get("type", "default") != "default":
@@ -133,13 +139,17 @@ class _Reader:
             raise UnsupportedError(
                 f"config.json: {name} has the type {shortened(kind)}; supported are {', '.join(ROPE_KEYS)}"
             )
-        needed, optional = ROPE_KEYS[kind]
+        extras = self.family.rope_extras
+        if kind == "dynamic" and "alpha" in extras and inner.values.get("alpha"):
+            kind = NTK_ALPHA
+        needed, optional = ((), ()) if kind == NTK_ALPHA else ROPE_KEYS[kind]
         for key in needed:
             inner.need(key)
         if kind == "yarn" and "factor" not in values:  # null has a meaning here: the ratio of the two contexts
             inner.need("factor")
         parameters = {key: _parameter(inner, key, is_there=key in values) for key in (*needed, *optional)}
-        if "rope_local_base_freq" in self.family.keys and parameters.get("truncate") is False:
+        parameters |= {key: inner.number(key) for key in extras}
+        if self.family.two_ropes and parameters.get("truncate") is False:
             inner.wrong("truncate", "true: with separate tables per kind of layer, transformers always rounds")
         parameters["rope_theta"] = self._theta(inner, theta)
         self._original_context(inner, kind, parameters)

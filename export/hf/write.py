@@ -25,6 +25,7 @@ from llamac.export.flat.packing import checked_chunks, to_dtype
 from llamac.export.flat.plan import matching_tensors
 from llamac.export.hf.families import FAMILIES, HEAD
 from llamac.export.hf.family import Family, Module
+from llamac.export.hf.model import in_order, read
 from llamac.export.hf.write_config import config_differences, config_json, same_rope
 from llamac.export.targets import atomic_folder, check_space
 from llamac.progress import Progress, silent
@@ -81,7 +82,7 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
         names = ", ".join(FAMILIES)
         raise UnsupportedError(f"only models of the families {names} can be written as Hugging Face directories")
     family = FAMILIES[family.written_as or family.model_type]
-    if family.fused_columns:
+    if family.fused_columns or family.normed_embedding:
         raise UnsupportedError(f"the family {family.model_type!r} cannot be written as a Hugging Face directory")
     matching_tensors(checkpoint)
     stored = list(_stored_tensors(checkpoint, family, dtype))
@@ -109,13 +110,18 @@ def write_hf(checkpoint: Checkpoint, out: Path, dtype: str, progress: Progress =
 
 
 def _stored_tensors(checkpoint: Checkpoint, family: Family, dtype: str) -> Iterator[Stored]:
+    model = checkpoint.config
     for module in (*family.modules, replace(HEAD, name=family.head)):
         prefix = "" if module.parts == HEAD.parts else family.prefix
         for index in module.indices(checkpoint.config):
             for kind in ("weight", "bias"):
                 name = prefix + module.full_name(kind, **index)
                 parts = {part: checkpoint.tensors.get(part) for part in module.part_names(kind, **index)}
-                present = {part: tensor for part, tensor in parts.items() if tensor is not None}
+                present = {
+                    part: in_order(family, part, tensor, model, inverse=True)
+                    for part, tensor in parts.items()
+                    if tensor is not None and not family.is_plain_norm(part)
+                }
                 if not present:  # a bias, the output matrix of tied embeddings
                     continue
                 if missing := sorted(parts.keys() - present.keys()):
@@ -286,8 +292,6 @@ def _post_processor(special: SpecialTokens, names: dict[int, str]) -> Json | Non
 
 def _check_read_back(checkpoint: Checkpoint, family: Family, folder: Path) -> None:
     """Compare the written directory with the checkpoint. UnsupportedError lists every difference."""
-    from llamac.export.hf.model import read
-
     try:
         again = read(folder, [])
         tokenizer = load_vocabulary(folder) if checkpoint.tokenizer else None

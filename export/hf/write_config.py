@@ -31,7 +31,8 @@ def config_json(checkpoint: Checkpoint, family: Family) -> Json:
     plain = {**original, **named, **told}
     if original:
         return plain if _says(plain, facts) else {**plain, **facts.keys()}
-    return {**plain, **facts.keys(), **facts.rope(), "pad_token_id": None}  # the family's default can be out of range
+    # the family's default pad_token_id can be out of range
+    return {**plain, **facts.keys(), **facts.rope(), **family.written_keys, "pad_token_id": None}
 
 
 def config_differences(ours: ModelConfig, theirs: ModelConfig) -> dict[str, tuple[Any, Any]]:
@@ -59,7 +60,7 @@ def _original(checkpoint: Checkpoint, family: Family) -> Json:
     if values.get("model_type") == family.model_type:
         return values
     try:
-        return text_config(values, []) if "text_config" in values else values
+        return text_config(values, family.model_type, []) if "text_config" in values else values
     except LlamacError:
         return {}
 
@@ -160,20 +161,35 @@ class _Facts:
         found: Json = {}
         if self.model.position != "rope":
             return found
-        base = next(name for name in BASES if self.family.keys.get(name) is not None)
-        for kind, name in ((FULL, base), (SLIDING, "rope_local_base_freq")):
-            tables = {SLIDING if layer.window else FULL: layer.rope for layer in self.layers if layer.rope >= 0}
-            table = tables.get(kind, 0)
-            if name not in self.family.keys or f"rope.{table}.inv_freq" not in self.tensors:
+        if self.family.two_ropes and "rope_local_base_freq" not in self.family.keys:
+            for kind in (FULL, SLIDING):
+                base, factor = self._base_and_factor(kind)
+                scaling = {"rope_type": "default"} if factor == 1 else {"rope_type": "linear", "factor": factor}
+                found[kind] = scaling if base is None else {**scaling, "rope_theta": base}
+            return {"rope_parameters": found}
+        usual = next(name for name in BASES if self.family.keys.get(name) is not None)
+        for kind, name in ((FULL, usual), (SLIDING, "rope_local_base_freq")):
+            if name not in self.family.keys:
                 continue
-            frequencies = self.tensors[f"rope.{table}.inv_freq"].array().astype(np.float64)
-            factor = shortest(1 / frequencies[0])
-            if len(frequencies) > 1:
-                power = len(frequencies) / (len(frequencies) - 1)
-                found[name] = float(f"{(frequencies[0] / frequencies[-1]) ** power:.7g}")
+            base, factor = self._base_and_factor(kind)
+            if base is not None:
+                found[name] = base
             if kind == FULL and factor != 1:
                 found["rope_scaling"] = {"rope_type": "linear", "factor": factor}
         return found
+
+    def _base_and_factor(self, kind: str) -> tuple[float | None, float]:
+        """The base of the table of a kind of layers, if its frequencies tell it, and the factor that divides them."""
+        tables = {SLIDING if layer.window else FULL: layer.rope for layer in self.layers if layer.rope >= 0}
+        table = f"rope.{tables.get(kind, 0)}.inv_freq"
+        if table not in self.tensors:
+            return None, 1.0
+        frequencies = self.tensors[table].array().astype(np.float64)
+        factor = shortest(1 / frequencies[0])
+        if len(frequencies) == 1:
+            return None, factor
+        power = len(frequencies) / (len(frequencies) - 1)
+        return float(f"{(frequencies[0] / frequencies[-1]) ** power:.7g}"), factor
 
 
 GPT2_SIZES: dict[str, Callable[[_Facts], Any]] = {
@@ -202,6 +218,7 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     ),
     "embedding_multiplier": lambda facts: shortest(facts.model.embedding_scale),
     "residual_multiplier": lambda facts: shortest(facts.model.residual_scale),
+    "logit_scale": lambda facts: shortest(facts.model.logit_scale),
     "logits_scaling": lambda facts: shortest(1 / facts.model.logit_scale),
     "attention_multiplier": lambda facts: shortest(facts.model.attention_scale),
     "query_pre_attn_scalar": lambda facts: round(facts.model.attention_scale**-2),
@@ -216,7 +233,12 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "use_parallel_residual": lambda facts: facts.layers[0].placement == "parallel",
     "qk_layernorm": lambda facts: facts.model.qk_norm != "none",
     **dict.fromkeys(PARTS, lambda facts: facts.part()),
-    **dict.fromkeys(("num_experts", "num_local_experts"), lambda facts: facts.expert("n_experts")),
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts"),
+        lambda facts: facts.expert("n_experts") if facts.family.ffn == "experts" else 0,
+    ),
+    "shared_intermediate_size": lambda facts: facts.width("dense"),
+    "position_embedding_type": lambda facts: "rope" if facts.layers[0].rope >= 0 else None,
     "num_experts_per_tok": lambda facts: facts.expert("n_experts_used"),
     "moe_intermediate_size": lambda facts: facts.width("experts") or facts.intermediate_size(),
     "swiglu_limit": lambda facts: shortest(facts.layers[0].activation_limit),

@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from golden.family_cases import FAMILY_CASES
 from golden.make_families import family_checkpoint
 from golden.tiny_checkpoints import changed, random_tensor, write_config, write_safetensors
 from llamac.errors import ExportError
+from llamac.export.dtypes import BLOCK_DTYPES, nearest_dtypes
 from llamac.export.hf import model as hf
 from llamac.export.hf.safetensors_file import read_safetensors
 
@@ -83,8 +85,26 @@ def test_weights_in_mxfp4_are_read_exactly(folders: tuple[Path, Path]) -> None:
     for name, tensor in one.tensors.items():
         np.testing.assert_array_equal(tensor.array(), other.tensors[name].array(), err_msg=name)
     gate = other.tensors["layers.1.experts.3.ffn_gate.weight"]
-    assert gate.dtype == "bf16"
     np.testing.assert_array_equal(gate.read(5, 9), gate.array()[5:9])
+
+
+def test_blocks_in_mxfp4_are_gguf_s(folders: tuple[Path, Path]) -> None:
+    tensors = hf.read(folders[1], []).tensors
+    matrices = [tensor for name, tensor in tensors.items() if ".experts." in name and len(tensor.shape) == 2]
+    assert len(matrices) == 2 * 5 * 3
+    for tensor in matrices:
+        assert tensor.dtype == "mxfp4"
+        assert tensor.blocks is not None
+        blocks = tensor.blocks(3, 7)
+        unpacked = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.MXFP4)
+        np.testing.assert_array_equal(unpacked, tensor.array()[3:7])
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_experts_in_mxfp4_are_kept_where_flat_files_keep_them(folders: tuple[Path, Path], keeps: bool) -> None:
+    tensors = hf.read(folders[1], []).tensors
+    most, others = nearest_dtypes(tensors, BLOCK_DTYPES if keeps else ())
+    assert (most, {dtype for _, dtype in others}) == ("mxfp4" if keeps else "q8", {"f32"})
 
 
 def test_a_scale_that_is_no_number_is_an_error(folders: tuple[Path, Path], tmp_path: Path) -> None:

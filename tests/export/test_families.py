@@ -51,7 +51,7 @@ def published(name: str) -> ModelConfig:
     return parse(PUBLISHED[name]).model
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "gemma-3-4b"])
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if "text_config" not in PUBLISHED[name]])
 def test_published_configs_are_accepted_without_a_warning(name: str) -> None:
     sizes, model = PUBLISHED[name], published(name)
     assert model.dim == sizes.get("hidden_size", sizes.get("n_embd"))
@@ -159,7 +159,7 @@ COMPUTED = {
 OTHERWISE = {"rope_theta", "rope_local_base_freq", "rotary_emb_base", "rotary_pct", "partial_rotary_factor"}
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("gpt2", "gemma3")])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("gpt2", "gemma3", "mistral3")])
 def test_defaults_match_transformers(name: str) -> None:
     pytest.importorskip("transformers")
     from transformers import AutoConfig
@@ -179,7 +179,7 @@ def test_defaults_match_transformers(name: str) -> None:
 SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("name", [name for name in BASES if name != "granitemoehybrid"])  # these describe Mamba layers
 def test_a_config_of_sizes_alone_has_the_defaults_of_transformers(name: str, tmp_path: Path) -> None:
     """transformers saves every default explicitly; the result must be the same model."""
     pytest.importorskip("transformers")
@@ -237,7 +237,7 @@ def test_null_is_refused_where_it_is_meaningless(name: str, key: str, expected: 
 # ---- refused values
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "gemma-3-4b"])
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if "text_config" not in PUBLISHED[name]])
 @pytest.mark.parametrize("key", ["attn_temperature_tuning", "residual_multiplier", "clip_qkv", "no_rope_layers"])
 def test_keys_of_other_families_are_refused_by_name(name: str, key: str) -> None:
     family = FAMILIES[PUBLISHED[name]["model_type"]]
@@ -425,4 +425,4 @@ def test_tied_outputs_and_bare_models_are_read_in_every_family(tmp_path: Path) -
         }
         write_config(folder, config)
         write_safetensors(folder / "model.safetensors", bare)
-        assert read(folder).config.tied_output
+        assert read(folder).config.tied_output or family.normed_embedding

@@ -34,7 +34,7 @@ from llamac.text.vocabulary.load import Vocabulary, load_vocabulary
 NAMES = ["llama", "llama-no-biases", "llama-tie_word_embeddings", "llama-wide-heads", "llama-gelu", "llama-linear"]
 NAMES += ["llama-dynamic", "llama-yarn", "llama-llama3", "llama-longrope", "llama-rope_parameters-yarn"]
 NAMES += ["gpt2", "gpt2-odd", "gpt2-scale_attn_weights", "gpt2-n_inner-by-default"]
-BASES = [name for name, case in FAMILY_CASES.items() if not case.base and name != "gpt_oss"]
+BASES = [name for name, case in FAMILY_CASES.items() if not case.base and name not in ("gpt_oss", "nanochat")]
 NAMES += [*BASES, "qwen2-tied", "smollm3-window", "gemma-untied", "phi3-mha", "gemma3_text-rope_parameters"]
 NAMES += ["gpt_neox-use_parallel_residual", "gpt_neox-attention_bias", "gpt_neox-tied", "gpt_neox-linear"]
 NAMES += ["stablelm-use_parallel_residual", "stablelm-qk_layernorm", "qwen3_moe-norm_topk_prob", "qwen3_moe-window"]
@@ -90,8 +90,11 @@ def test_transformers_computes_the_same_bits(name: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(transformers_logits(again, ids), transformers_logits(original, ids))
 
 
-# phi3's RoPE factors cannot be derived from its frequencies
-MADE = ["llama", "llama-linear", "gpt2", "phi3-rope_scaling", *(name for name in BASES if name != "phi3")]
+# the RoPE factors of phi3 and the parameters of YaRN cannot be derived from frequencies
+MADE = ["llama", "llama-linear", "gpt2", "phi3-rope_scaling"]
+MADE += [name for name in BASES if name not in ("phi3", "ministral3", "hunyuan_v1_dense")] + [
+    "hunyuan_v1_dense-rope_scaling"
+]
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -298,8 +301,9 @@ def test_unknown_families_and_missing_biases_are_refused(tmp_path: Path) -> None
         write_hf(replace(made, metadata={"architecture": "gpt2"}), tmp_path / "hf", "f32")
 
 
-def test_gpt_oss_is_refused_by_name(tmp_path: Path) -> None:
-    """Its experts are one tensor with alternating columns."""
-    made = hf.read(family_checkpoint(tmp_path / "m", FAMILY_CASES["gpt_oss"]), [])
-    with pytest.raises(UnsupportedError, match="the family 'gpt_oss' cannot be written as a Hugging Face directory"):
+@pytest.mark.parametrize("name", ["gpt_oss", "nanochat"])
+def test_families_that_cannot_be_written_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    """gpt-oss has one tensor of all experts with alternating columns, nanochat an embedding without norm."""
+    made = hf.read(family_checkpoint(tmp_path / "m", FAMILY_CASES[name]), [])
+    with pytest.raises(UnsupportedError, match=f"the family '{name}' cannot be written as a Hugging Face directory"):
         write_hf(made, tmp_path / "hf", "f32")

@@ -408,4 +408,164 @@ _family(
     tied={"tie_word_embeddings": True},
 )
 
+_ministral3: Config = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.5,
+}
+_family(
+    _decoder("ministral3", "Ministral3ForCausalLM", head_dim=14, rope_theta=None, rope_parameters=_ministral3),
+    llama_4_scaling_beta={"rope_parameters": {**_ministral3, "llama_4_scaling_beta": 0.1}},
+    original_max_position_embeddings={"rope_parameters": {**_ministral3, "original_max_position_embeddings": 16}},
+    sliding_window={"sliding_window": 7},
+    head_dim={"head_dim": 10},
+    rms_norm_eps={"rms_norm_eps": 1e-5},
+    tied={"tie_word_embeddings": True},
+)
+_olmo3: Config = {FULL: {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}}
+_family(
+    _decoder(
+        "olmo3",
+        "Olmo3ForCausalLM",
+        num_hidden_layers=4,
+        attention_bias=True,
+        sliding_window=7,
+        rope_theta=None,
+        rope_parameters={**_olmo3, SLIDING: {"rope_type": "default", "rope_theta": 500.0}},
+    ),
+    attention_bias={"attention_bias": False},
+    sliding_window={"sliding_window": 12},
+    layer_types={"layer_types": [FULL, SLIDING, SLIDING, FULL]},
+    rope_of_windows={"rope_parameters": {**_olmo3, SLIDING: {"rope_type": "default", "rope_theta": 10000.0}}},
+    rope_scaling={"rope_parameters": None, "rope_theta": 500000.0, "rope_scaling": {**YARN, "truncate": True}},
+    rms_norm_eps={"rms_norm_eps": 1e-5},
+)
+_family(
+    _decoder(
+        "exaone4",
+        "Exaone4ForCausalLM",
+        num_hidden_layers=4,
+        head_dim=14,
+        sliding_window=7,
+        sliding_window_pattern=4,
+    ),
+    sliding_window={"sliding_window": 12},
+    sliding_window_pattern={"sliding_window_pattern": 2},
+    layer_types={"layer_types": [FULL, SLIDING, SLIDING, FULL], "sliding_window_pattern": "GLLG"},
+    llama3={"rope_scaling": LLAMA3},
+    head_dim={"head_dim": 10},
+    rope_theta={"rope_theta": 10000.0},
+    tied={"tie_word_embeddings": True},
+)
+_family(
+    _decoder(
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        shared_intermediate_size=44,
+        num_local_experts=0,
+        layer_types=["attention"] * 2,
+        position_embedding_type="rope",
+        mamba_n_heads=8,
+        embedding_multiplier=6.0,
+        logits_scaling=3.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.15,
+        attention_bias=True,
+    ),
+    position_embedding_type={"position_embedding_type": None},
+    attention_bias={"attention_bias": False},
+    embedding_multiplier={"embedding_multiplier": 1.0},
+    rope_theta={"rope_theta": 10000.0},
+    tied={"tie_word_embeddings": True},
+)
+_family(
+    _decoder(
+        "hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM",
+        head_dim=14,
+        attention_bias=True,
+        rope_scaling={"type": "dynamic", "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0},
+    ),
+    alpha={"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
+    rope_scaling={"rope_scaling": None},
+    attention_bias={"attention_bias": False},
+    head_dim={"head_dim": 10},
+    rope_theta={"rope_theta": 10000.0},
+    rms_norm_eps={"rms_norm_eps": 1e-5},
+    tied={"tie_word_embeddings": True},
+)
+_family(
+    _decoder("ernie4_5", "Ernie4_5ForCausalLM", head_dim=14, use_bias=True),
+    use_bias={"use_bias": False},
+    head_dim={"head_dim": 10},
+    rope_theta={"rope_theta": 10000.0},
+    rms_norm_eps={"rms_norm_eps": 1e-5},
+    tied={"tie_word_embeddings": True},
+)
+for _kind, _class in (("glm", "GlmForCausalLM"), ("glm4", "Glm4ForCausalLM")):
+    _family(
+        _decoder(_kind, _class, head_dim=20, attention_bias=True, partial_rotary_factor=0.5),
+        attention_bias={"attention_bias": False},
+        partial_rotary_factor={"partial_rotary_factor": 0.4},
+        head_dim={"head_dim": 12},
+        rope_theta={"rope_theta": 10000.0},
+        rms_norm_eps={"rms_norm_eps": 1e-5},
+        tied={"tie_word_embeddings": True},
+    )
+_family(
+    _decoder(
+        "cohere2",
+        "Cohere2ForCausalLM",
+        num_hidden_layers=4,
+        rms_norm_eps=None,
+        layer_norm_eps=0.05,
+        attention_bias=True,
+        logit_scale=0.3,
+        sliding_window=7,
+        sliding_window_pattern=4,
+    ),
+    sliding_window={"sliding_window": 12},
+    sliding_window_pattern={"sliding_window_pattern": 2},
+    layer_types={"layer_types": [FULL, SLIDING, SLIDING, FULL]},
+    logit_scale={"logit_scale": 1.0},
+    attention_bias={"attention_bias": False},
+    layer_norm_eps={"layer_norm_eps": 1e-5},
+    rope_theta={"rope_theta": 10000.0},
+    tied={"tie_word_embeddings": True},
+)
+_family(
+    _decoder(
+        "phi",
+        "PhiForCausalLM",
+        rms_norm_eps=None,
+        layer_norm_eps=0.05,
+        hidden_act="gelu_new",
+        partial_rotary_factor=0.4,
+    ),
+    partial_rotary_factor={"partial_rotary_factor": 0.6},
+    hidden_act={"hidden_act": "relu"},
+    layer_norm_eps={"layer_norm_eps": 1e-5},
+    rope_theta={"rope_theta": 10000.0},
+)
+_family(
+    _decoder(
+        "nanochat",
+        "NanoChatForCausalLM",
+        hidden_act="relu2",
+        attention_bias=True,
+        final_logit_softcapping=20.0,
+    ),
+    attention_bias={"attention_bias": False},
+    final_logit_softcapping={"final_logit_softcapping": 5.0},
+    hidden_act={"hidden_act": "silu"},
+    rms_norm_eps={"rms_norm_eps": 1e-5},
+    rope_theta={"rope_theta": 10000.0},
+)
+
 FAMILY_CASES: dict[str, Case] = _cases

@@ -28,12 +28,12 @@ Logits = NDArray[np.floating[Any]]
 
 # Well-known models of each family.
 KNOWN = {
-    "llama": "LLaMA 1, 2, 3, 3.1, 3.2; TinyLlama, SmolLM2",
+    "llama": "LLaMA 1, 2, 3, 3.1, 3.2; TinyLlama, SmolLM2, Falcon 3",
     "gpt2": "GPT-2 in all sizes",
     "mistral": "Mistral 7B, Nemo",
     "ministral": "Ministral 8B",
     "qwen2": "Qwen 2, 2.5",
-    "qwen3": "Qwen 3",
+    "qwen3": "Qwen 3, Qwen3-Embedding, Qwen3-Reranker",
     "gemma": "Gemma 1",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3 (270M, 1B)",
@@ -51,6 +51,18 @@ KNOWN = {
     "gpt_oss": "gpt-oss 20B, 120B",
     "seed_oss": "Seed-OSS",
     "starcoder2": "StarCoder2",
+    "ministral3": "Ministral 3 without images",
+    "mistral3": "Ministral 3 with images (3B, 8B, 14B): the language model",
+    "olmo3": "OLMo 3",
+    "exaone4": "EXAONE 4.0",
+    "granitemoehybrid": "Granite 4.0 without Mamba layers and experts (350M, 1B, Micro)",
+    "hunyuan_v1_dense": "Hunyuan (0.5B to 7B)",
+    "ernie4_5": "ERNIE 4.5 0.3B",
+    "glm": "GLM-4 9B",
+    "glm4": "GLM-4 0414 (9B, 32B)",
+    "cohere2": "Command R7B, Command A",
+    "phi": "Phi-1, Phi-1.5, Phi-2",
+    "nanochat": "nanochat",
 }
 
 
