@@ -62,7 +62,25 @@ NAMES |= {
     "final_layer_norm": "output_norm",
     "embed_out": "output",
 }
-POST_NORMED = ("gemma2", "gemma3_text", "olmo2")  # post_attention_layernorm follows attention itself
+NAMES |= {
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+    "self_attn.dense": "attn_output",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+    "final_layernorm": "output_norm",
+    "mlp.router": "ffn_gate_inp",
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+    "shared_mlp.output_linear": "ffn_down",
+}
+POST_NORMED = (
+    "gemma2",
+    "gemma3_text",
+    "olmo2",
+    "olmo3",
+    "exaone4",
+)  # post_attention_layernorm follows attention itself
 # Matrices of experts and norms of heads, which the converter stacks.
 STACKED = {
     r"(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w1|gate_proj)": "ffn_gate_exps",
@@ -72,7 +90,21 @@ STACKED = {
     r"self_attn\.k_layernorm\.norms\.(\d+)": "attn_k_norm",
 }
 # Families whose q and k the converter permutes, so that dimensions that RoPE rotates together are adjacent.
-PAIRED = ("llama", "mistral", "mixtral", "granite", "smollm3")
+PAIRED = ("llama", "mistral", "mixtral", "granite", "granitemoehybrid", "smollm3", "ministral3")
+ARCHITECTURES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "gpt_neox": "gptneox",
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
+    "ministral3": "mistral3",
+    "olmo3": "olmo2",
+    "granitemoehybrid": "granite",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "glm": "chatglm",
+    "phi": "phi2",
+}
 
 
 def gguf_name(name: str, model_type: str) -> tuple[str, int | None]:
@@ -87,7 +119,7 @@ def gguf_name(name: str, model_type: str) -> tuple[str, int | None]:
     for pattern, stack in STACKED.items():
         if found := re.fullmatch(pattern, module):
             return f"blk.{parts[1]}.{stack}.{kind}", int(found[1])
-    if module == "post_attention_layernorm" and model_type in POST_NORMED:
+    if module == "post_attention_layernorm" and model_type in (*POST_NORMED, "seed_oss", "gpt_oss"):
         return f"blk.{parts[1]}.post_attention_norm.{kind}", None
     return f"blk.{parts[1]}.{NAMES[module]}.{kind}", None
 
@@ -99,6 +131,23 @@ def permuted(rows: Array, heads: int) -> Array:
     return result
 
 
+def separated(kind: str, name: str, values: Array) -> Tensors:
+    """The tensors that the converter makes of one, by llama.cpp's names; {} if it does not separate it."""
+    if found := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.sinks", name):
+        return {f"blk.{found[1]}.attn_sinks.weight": values}
+    if found := re.fullmatch(r"model\.layers\.(\d+)\.shared_mlp\.input_linear\.weight", name):
+        gate, up = np.split(values, 2)
+        return {f"blk.{found[1]}.ffn_gate.weight": gate, f"blk.{found[1]}.ffn_up.weight": up}
+    found = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?", name)
+    if kind != "gpt_oss" or not found:
+        return {}
+    suffix = f"_exps.{'bias' if found[3] else 'weight'}"
+    outputs = values if found[3] else values.swapaxes(1, 2)
+    if found[2] == "down":
+        return {f"blk.{found[1]}.ffn_down{suffix}": outputs}
+    return {f"blk.{found[1]}.ffn_{part}{suffix}": outputs[:, i::2] for i, part in enumerate(("gate", "up"))}
+
+
 def converted(config: Config, tensors: Tensors) -> Tensors:
     """A checkpoint's tensors under llama.cpp's names, transformed like the converter does."""
     found: Tensors = {}
@@ -106,6 +155,9 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
     kind = config["model_type"]
     heads = config.get("num_attention_heads", 1)
     for name, values in tensors.items():
+        if parts := separated(kind, name, values):
+            found |= {part: np.ascontiguousarray(numbers) for part, numbers in parts.items()}
+            continue
         if kind in PAIRED and ".self_attn.q_proj." in name:
             values = permuted(values, heads)
         if kind in PAIRED and ".self_attn.k_proj." in name:
@@ -135,7 +187,18 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
 def rope_scaling(config: Config) -> dict[str, Any]:
     """The RoPE scaling, with its type under the newer key "rope_type"."""
     scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    scaling = dict(scaling.get("full_attention", scaling))
     return {"rope_type": scaling.pop("type", "default"), **scaling}
+
+
+def rope_base(config: Config) -> float:
+    """The base of the RoPE frequencies."""
+    scaling = rope_scaling(config)
+    base = float(scaling.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base") or 10000.0)
+    if scaling.get("alpha"):
+        dim = config["head_dim"]
+        base *= scaling["alpha"] ** (dim / (dim - 2))
+    return base
 
 
 def llama3_factors(config: Config, scaling: Mapping[str, float]) -> NDArray[np.float32]:
@@ -174,16 +237,16 @@ def metadata(config: Config) -> tuple[str, Keys]:
     keys: Keys = {
         "context_length": config["max_position_embeddings"],
         "embedding_length": dim,
-        "feed_forward_length": config["intermediate_size"],
+        "feed_forward_length": config.get("shared_intermediate_size") or config["intermediate_size"],
         "block_count": config["num_hidden_layers"],
         "attention.head_count": heads,
         "attention.head_count_kv": config.get("num_key_value_heads") or heads,
-        "rope.freq_base": float(config.get("rope_theta") or config.get("rotary_emb_base") or 10000.0),
+        "rope.freq_base": rope_base(config),
         "rope.dimension_count": int(partial * head_dim),
         "vocab_size": config["vocab_size"],
     }
-    if "layer_norm_eps" in config:
-        keys["attention.layer_norm_epsilon"] = config["layer_norm_eps"]
+    if eps := config.get("layer_norm_eps") or config.get("norm_epsilon"):
+        keys["attention.layer_norm_epsilon"] = eps
     else:
         keys["attention.layer_norm_rms_epsilon"] = config.get("rms_norm_eps", 1e-6)
     if "head_dim" in config:
@@ -215,6 +278,7 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         "residual_multiplier": "residual_scale",
         "attention_multiplier": "attention.scale",
         "logits_scaling": "logit_scale",
+        "logit_scale": "logit_scale",
         "num_experts": "expert_count",
         "num_local_experts": "expert_count",
         "num_experts_per_tok": "expert_used_count",
@@ -223,13 +287,19 @@ def add_family_keys(config: Config, keys: Keys) -> str:
     if kind in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):
         del renamed["sliding_window"]  # llama.cpp's graphs of these families have no window
     keys |= {ours: config[theirs] for theirs, ours in renamed.items() if config.get(theirs) is not None}
+    if kind == "gpt_oss":
+        keys["expert_feed_forward_length"] = config["intermediate_size"]
+    if kind == "granitemoehybrid":
+        del keys["expert_count"]
+    if kind == "ministral3":
+        keys["attention.temperature_scale"] = config["rope_parameters"]["llama_4_scaling_beta"]
+        keys["rope.scaling.yarn_log_multiplier"] = config["rope_parameters"]["mscale_all_dim"]
     if kind == "phi3" and "rope_scaling" in config:
         original, context = config["original_max_position_embeddings"], config["max_position_embeddings"]
         scale = context / original
         keys["rope.scaling.original_context_length"] = original
         keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
-    names = {"mistral": "llama", "mixtral": "llama", "gpt_neox": "gptneox", "qwen3_moe": "qwen3moe"}
-    return {**names, "gemma3_text": "gemma3"}.get(kind, kind)
+    return ARCHITECTURES.get(kind, kind)
 
 
 def checkpoint_tensors(folder: Path) -> Tensors:

@@ -24,6 +24,7 @@ from llamac.export.gguf.families import (
     IS_ROTATED,
     LOG_MULTIPLIER,
     NEUTRAL_KEYS,
+    QUERY_BETA,
     REQUIRED,
     ROPE_FACTORS,
     ROPE_KEYS,
@@ -35,6 +36,7 @@ from llamac.format.gguf_metadata import Value
 Floats = NDArray[np.float32]
 LIMITS = {name: high for record, name, *_, high, _ in _core.fields() if record in ("config", "layer")}
 EMBEDDING = "token_embd.weight"
+_WINDOW_KEY = "attention.sliding_window"
 # Scales and caps that only some architectures have.
 SCALES = (
     "attention.scale",
@@ -150,13 +152,14 @@ def parse_config(
         layers=layers,
         embedding_scale=dim**0.5 if row.scaled_embedding else scales.get("embedding_scale") or 1.0,
         residual_scale=scales.get("residual_scale") or 1.0,
-        logit_scale=1 / (scales.get("logit_scale") or 1.0),
+        logit_scale=(scales.get("logit_scale") or 1.0) ** (1 if row.multiplies_logits else -1),
         attention_soft_cap=scales.get("attn_logit_softcapping", 0.0),
         logit_soft_cap=scales.get("final_logit_softcapping", 0.0),
         rope_dim=(rope_dim,) * len(ropes),
         rope_original_context=tuple(rope.original_context for rope in ropes),
         rope_attention_factor=tuple(rope.attention_factor for rope in ropes),
         qk_norm=row.qk_norm if "blk.0.attn_q_norm.weight" in shapes or row.qk_norm != "layer_head" else "none",
+        qk_norm_after_rope=int(row.qk_norm_after_rope),
     )
     return GGUFConfig(model, row, ropes)
 
@@ -185,6 +188,8 @@ def _layers(
         return ()
     parallel = "use_parallel_residual" in row.keys and keys.flag("use_parallel_residual") is not False
     is_rotated = IS_ROTATED not in row.keys or keys.flag(IS_ROTATED) is not False
+    by_window = row.rotates == "windowed" or (row.rotates == "windowed_if_any" and keys.size(_WINDOW_KEY, least=0) > 0)
+    query = _scaled_queries(keys, row)
     layers = []
     for layer in range(n_layers):
         placement = row.placement
@@ -192,13 +197,19 @@ def _layers(
             placement = "pre" if f"blk.{layer}.ffn_norm.weight" in shapes else "parallel"
         elif parallel:
             placement = "parallel"
-        rope = -1 if row.position != "rope" or not is_rotated else int(row.two_ropes and windows[layer] > 0)
+        rope = int(row.two_ropes and windows[layer] > 0)
+        if row.position != "rope" or not is_rotated or (by_window and not windows[layer]):
+            rope = -1
         found = LayerConfig(
             "experts" if is_expert[layer] else row.ffn,
             expert_widths[layer] if is_expert[layer] else widths[layer],
             window=windows[layer],
             rope=-1 if row.nope_every and (layer + 1) % row.nope_every == 0 else rope,
             placement=placement,
+            sinks=int(f"blk.{layer}.attn_sinks.weight" in shapes),
+            activation_limit=row.activation_limit,
+            up_offset=row.up_offset,
+            **query,
         )
         if is_expert[layer]:
             weights = row.expert_weights if expert_weights is None else int(expert_weights)
@@ -207,11 +218,19 @@ def _layers(
     return tuple(layers)
 
 
+def _scaled_queries(keys: _Keys, row: Architecture) -> dict[str, Any]:
+    """The layers' fields for queries that are scaled by their position."""
+    beta = keys.number(QUERY_BETA, LIMITS["query_beta"]) if QUERY_BETA in row.keys else None
+    if not beta:
+        return {}
+    return {"query_beta": beta, "query_context": keys.size("rope.scaling.original_context_length")}
+
+
 def _windows(keys: _Keys, row: Architecture, n_layers: int) -> tuple[int, ...]:
     """Each layer's sliding window; 0: none."""
-    if "attention.sliding_window" not in row.keys:
+    if _WINDOW_KEY not in row.keys:
         return (0,) * n_layers
-    window = keys.size("attention.sliding_window", least=0)
+    window = keys.size(_WINDOW_KEY, least=0)
     pattern = keys.value("attention.sliding_window_pattern")
     every = row.window_every if pattern is None else pattern
     if isinstance(every, list) and len(every) == n_layers and all(type(one) in (bool, int) for one in every):
@@ -323,7 +342,7 @@ def _ropes(keys: _Keys, row: Architecture, dim: int, context: int, factors: Mapp
     rope = _rope(keys, row, dim, context, factors)
     if not row.two_ropes:
         return (rope,)
-    theta = keys.number("rope.freq_base_swa") or 0.0
+    theta = keys.number("rope.freq_base_swa") or keys.number("rope.freq_base") or 0.0
     keys.finish()
     return rope, make_rope("default", {"rope_theta": theta}, dim, context)
 

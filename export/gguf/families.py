@@ -21,7 +21,15 @@ class Architecture:
         paired: RoPE pairs are neighbours in the file, so the reader permutes rows of q and k back into halves.
         window_every: Every n-th layer of a model with a sliding window sees all positions; 0: none does.
         nope_every: Every n-th layer has no RoPE; 0: all layers have it.
-        two_ropes: Layers with a window have separate RoPE frequencies.
+        rotates: Which layers have RoPE: "all", "windowed" (those with a window), "windowed_if_any" (those, or all in a
+            model without windows).
+        two_ropes: Layers with a window have separate RoPE frequencies. Without a key for their base, it is the other's.
+        qk_norm_after_rope: The norms of q and k follow RoPE.
+        activation_limit, up_offset: See docs/format.md.
+        zero_norm_biases: The file has no biases of layer norms.
+        multiplies_logits: The logits are multiplied by logit_scale, not divided.
+        names: llama.cpp's names of modules where they differ from other architectures'.
+        ignored: Tensors that do not affect the logits.
         deep_scale: A model with this many layers scales attention by (dim / n_heads)^-0.5, not head_dim^-0.5.
         expert_weights: 1 if the weights of the active experts are divided by their sum.
         shared_width: Without a key for their width, the active experts together have the FFN's width.
@@ -48,7 +56,15 @@ class Architecture:
     scaled_embedding: bool = False
     window_every: int = 0
     nope_every: int = 0
+    rotates: str = "all"
     two_ropes: bool = False
+    qk_norm_after_rope: bool = False
+    activation_limit: float = 0.0
+    up_offset: float = 0.0
+    zero_norm_biases: bool = False
+    multiplies_logits: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
     deep_scale: int = 0
     expert_weights: int = 0
     shared_width: bool = False
@@ -59,6 +75,10 @@ class Architecture:
     rope_tensors: tuple[str, ...] = ()
     square: bool = False
     ignores_window: bool = False
+
+    def shares_norm(self, placement: str) -> bool:
+        """Whether attention and network have one norm, if the layers have this placement."""
+        return placement == "parallel" and (self.qk_norm == "layer_head" or self.placement == "parallel")
 
 
 # Keys of every architecture. REQUIRED ones have no default.
@@ -91,6 +111,7 @@ ROPE_KEYS: dict[str, object] = {
 # Keys of some architectures: YaRN's second factor; Granite's switch for RoPE, which others ignore.
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 IS_ROTATED = "rope.scaling.finetuned"
+QUERY_BETA = "attention.temperature_scale"
 # Keys that do not affect the graph.
 HARMLESS_KEYS = frozenset(["vocab_size", "tensor_data_layout", IS_ROTATED, "pooling_type", "embedding_length_out"])
 # Keys that do not affect the graph with one of these values. Other values are not supported.
@@ -133,7 +154,12 @@ _GEMMA = Architecture("gemma", activation="gelu_tanh", scaled_embedding=True, ou
 
 ARCHITECTURES = {
     "llama": _LLAMA,
-    "mistral3": replace(_LLAMA, others=(), keys={**_LLAMA.keys, LOG_MULTIPLIER: 0.0}),
+    "mistral3": replace(
+        _LLAMA,
+        family="ministral3",
+        others=(),
+        keys={**_LLAMA.keys, LOG_MULTIPLIER: 0.0, QUERY_BETA: 0.0},
+    ),
     "gpt2": Architecture(
         "gpt2",
         norm="layer",
@@ -145,7 +171,8 @@ ARCHITECTURES = {
         square=True,
     ),
     "qwen2": Architecture("qwen2"),
-    "qwen3": Architecture("qwen3", qk_norm="head"),
+    # the second tensor has the rows of "yes" and "no" of a reranker's output matrix
+    "qwen3": Architecture("qwen3", qk_norm="head", ignored=("cls.output.weight",)),
     "qwen3moe": Architecture("qwen3_moe", qk_norm="head", expert_weights=1, shared_width=True, keys=_EXPERTS),
     "gemma": _GEMMA,
     "gemma2": replace(
@@ -192,7 +219,17 @@ ARCHITECTURES = {
         output="must",
         square=True,
     ),
-    "olmo2": Architecture("olmo2", placement="post", qk_norm="whole", output="must", square=True),
+    "olmo2": Architecture(
+        "olmo2",
+        others=("olmo3",),
+        placement="post",
+        qk_norm="whole",
+        window_every=4,
+        two_ropes=True,
+        keys={**_WINDOW, "rope.freq_base_swa": None},
+        output="must",
+        square=True,
+    ),
     "olmoe": Architecture("olmoe", qk_norm="whole", keys=_EXPERTS, output="must", square=True),
     # the tensors say whether q and k have norms and whether the residual is parallel
     "stablelm": Architecture(
@@ -205,6 +242,7 @@ ARCHITECTURES = {
     ),
     "granite": Architecture(
         "granite",
+        others=("granitemoehybrid",),
         paired=True,
         keys={
             "attention.scale": 0.0,
@@ -217,6 +255,65 @@ ARCHITECTURES = {
         rope_tensors=("freqs", "long", "short"),
     ),
     "smollm3": Architecture("smollm3", paired=True, nope_every=4),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        activation="quick_gelu",
+        window_every=2,
+        activation_limit=7.0,
+        up_offset=1.0,
+        expert_weights=1,
+        keys={**_WINDOW, **_EXPERTS},
+        names={"ffn_norm": "post_attention_norm"},
+        biases="all",
+        output="must",
+    ),
+    "seed_oss": Architecture("seed_oss", names={"ffn_norm": "post_attention_norm"}),
+    "starcoder2": Architecture(
+        "starcoder2",
+        norm="layer",
+        ffn="plain",
+        activation="gelu_tanh",
+        keys=_WINDOW,
+        biases="all",
+        square=True,
+        ignores_window=True,
+    ),
+    "exaone4": Architecture(
+        "exaone4",
+        placement="post",
+        qk_norm="head",
+        window_every=4,
+        rotates="windowed_if_any",
+        keys=_WINDOW,
+        rope_tensors=("freqs",),
+    ),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", qk_norm="head", qk_norm_after_rope=True),
+    "ernie4_5": Architecture("ernie4_5", paired=True, biases="any"),
+    "chatglm": Architecture("glm", paired=True, fused=("ffn_up",)),
+    "glm4": Architecture("glm4", placement="sandwich", paired=True, fused=("ffn_up",)),
+    "cohere2": Architecture(
+        "cohere2",
+        norm="layer",
+        placement="parallel",
+        paired=True,
+        window_every=4,
+        rotates="windowed",
+        zero_norm_biases=True,
+        multiplies_logits=True,
+        keys={**_WINDOW, "logit_scale": 0.0},
+        output="never",
+        square=True,
+    ),
+    "phi2": Architecture(
+        "phi",
+        norm="layer",
+        ffn="plain",
+        activation="gelu_tanh",
+        placement="parallel",
+        biases="all",
+        output="must",
+        square=True,
+    ),
 }
 
 # llama.cpp's names of our modules where they differ. It writes "blk.N." for "layers.N.".
@@ -234,14 +331,15 @@ ROPE_FACTORS = {"freqs": "rope_freqs.weight", "long": "rope_factors_long.weight"
 FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, row: Architecture | None = None) -> str:
     """llama.cpp's name of one of our tensors. All experts of a layer are stacked in one tensor."""
+    names = _NAMES if row is None else {**_NAMES, **row.names}
     *prefix, module, kind = name.split(".")
     if not prefix:
-        return f"{_NAMES.get(module, module)}.{kind}"
+        return f"{names.get(module, module)}.{kind}"
     if len(prefix) == 4:  # layers.N.experts.M
         return f"blk.{prefix[1]}.{module}_exps.{kind}"
-    return f"blk.{prefix[1]}.{_NAMES.get(module, module)}.{kind}"
+    return f"blk.{prefix[1]}.{names.get(module, module)}.{kind}"
 
 
 def fused_name(name: str, wholes: Iterable[str] = FUSED) -> tuple[str, int] | None:

@@ -17,7 +17,15 @@ from llamac.export import generation_config
 from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.plan import config_records
 from llamac.export.gguf.config import EMBEDDING, GGUFConfig, architecture, parse_config
-from llamac.export.gguf.families import FUSED, ROPE_FACTORS, Architecture, expert_name, fused_name, gguf_name
+from llamac.export.gguf.families import (
+    ARCHITECTURES,
+    FUSED,
+    ROPE_FACTORS,
+    Architecture,
+    expert_name,
+    fused_name,
+    gguf_name,
+)
 from llamac.export.gguf.file import GGUFFile, Tensor, open_gguf
 from llamac.export.llama2c.model import halves, reordered
 from llamac.text import template_files as chat_templates
@@ -46,8 +54,8 @@ def read(path: Path, warnings: list[str], *, complete: bool = True) -> Checkpoin
         raise ExportError(f"{path} has no tensor {EMBEDDING}")
     factors = {kind: file.tensors[full].vector().array() for kind, full in ROPE_FACTORS.items() if full in file.tensors}
     used = dict(file.tensors)
-    for kind in factors:
-        del used[ROPE_FACTORS[kind]]
+    for full in (*(ROPE_FACTORS[kind] for kind in factors), *ARCHITECTURES[name].ignored):
+        used.pop(full, None)
     tied = HEAD not in file.tensors or (complete and _is_repeated(file))
     if tied:
         used.pop(HEAD, None)
@@ -74,6 +82,10 @@ def read(path: Path, warnings: list[str], *, complete: bool = True) -> Checkpoin
 
 def _family(config: GGUFConfig) -> str:
     """Hugging Face's name of the family. Mistral's models are "llama" in GGUF."""
+    if config.row.family == "olmo2":
+        return "olmo3" if any(layer.window for layer in config.model.layers) else "olmo2"
+    if config.row.family == "ministral3":
+        return "ministral3" if any(layer.query_beta for layer in config.model.layers) else "llama"
     if "mistral" not in config.row.others:
         return config.row.family
     if any(layer.ffn == "experts" for layer in config.model.layers):
@@ -127,8 +139,10 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
     for name, shape in shapes.items():
         location = _locate(name, shapes, tensors, config)
         if location is None:
-            if required[name]:
-                problems.append(f"missing: {gguf_name(name)} {shape}")
+            if config.row.zero_norm_biases and name.endswith("_norm.bias"):
+                found[name] = LazyTensor.of(np.zeros(shape, np.float32))
+            elif required[name]:
+                problems.append(f"missing: {gguf_name(name, config.row)} {shape}")
             continue
         tensor, first, whole = location
         taken.add(tensor.name)
@@ -151,7 +165,7 @@ def _locate(
     """Find a canonical tensor, separate or in a fused tensor. Returns None if it is missing."""
     shape = shapes[name]
     *layer, module, kind = name.split(".")
-    tensor = tensors.get(gguf_name(name))
+    tensor = tensors.get(gguf_name(name, config.row))
     gate = ".".join([*layer, "ffn_gate", "weight"])
     if module == "ffn_up" and gate in shapes and "experts" not in layer and gguf_name(gate) not in tensors:
         tensor = None  # the fused gate and up

@@ -155,10 +155,14 @@ def _as_llama_cpp_has_them(checkpoint: Checkpoint, row: Architecture) -> dict[st
             tensors[name] = permuted(tensors[name], np.argsort(order))
     if row.output == "must" and checkpoint.config.tied_output:
         tensors[HEAD] = tensors[EMBEDDING]
-    if row.qk_norm == "layer_head" and checkpoint.config.layers[0].placement == "parallel":
+    if row.zero_norm_biases:
+        for name in [name for name in tensors if name.endswith("_norm.bias")]:
+            if tensors.pop(name).array().any():
+                problems.append(f"{name} must be zeros: the architecture has no such biases")
+    if row.shares_norm(checkpoint.config.layers[0].placement):
         # both branches share one norm
         for layer in range(len(checkpoint.config.layers)):
-            for kind in ("weight", "bias"):
+            for kind in ("weight",) if row.zero_norm_biases else ("weight", "bias"):
                 one, other = (tensors[f"layers.{layer}.{part}_norm.{kind}"] for part in ("attn", "ffn"))
                 if not np.array_equal(one.array(), other.array()):
                     problems.append(f"layers.{layer}: the norms of attention and network must be the same")
@@ -202,7 +206,7 @@ def _stored_tensors(
     wholes: dict[str, list[str]] = {}
     for name in tensors:
         fused = fused_name(name, row.fused)
-        wholes.setdefault(fused[0] if fused else gguf_name(name), []).append(name)
+        wholes.setdefault(fused[0] if fused else gguf_name(name, row), []).append(name)
     for full, parts in wholes.items():
         name = parts[0]
         rows, *columns = tensors[name].shape

@@ -7,9 +7,10 @@ from typing import Any
 
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import Checkpoint, ModelConfig
-from llamac.export.gguf.families import FUSED, IS_ROTATED, Architecture
+from llamac.export.gguf.families import FUSED, IS_ROTATED, QUERY_BETA, Architecture
 
 Value = int | float | str | bool | list[int] | list[bool]
+ORIGINAL = "rope.scaling.original_context_length"
 QKV = ("attn_q", "attn_k", "attn_v")
 
 
@@ -40,11 +41,13 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
         "attention.scale": config.attention_scale,
         "embedding_scale": config.embedding_scale,
         "residual_scale": config.residual_scale,
-        "logit_scale": 1 / config.logit_scale,
+        "logit_scale": config.logit_scale if row.multiplies_logits else 1 / config.logit_scale,
         "attn_logit_softcapping": config.attention_soft_cap,
         "use_parallel_residual": config.layers[0].placement == "parallel",
         IS_ROTATED: any(layer.rope >= 0 for layer in config.layers),
     }
+    if config.layers[0].query_beta:
+        keys |= {QUERY_BETA: config.layers[0].query_beta, ORIGINAL: config.layers[0].query_context}
     if config.logit_soft_cap or "attn_logit_softcapping" in row.keys:
         optional["final_logit_softcapping"] = config.logit_soft_cap
     expert = next((layer for layer in config.layers if layer.ffn == "experts"), None)
@@ -125,7 +128,12 @@ def _biases(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
 def _takes_bias(name: str) -> bool:
     """Whether it is a matrix of a layer, except experts and routers."""
     parts = name.split(".")
-    return len(parts) == 4 and parts[0] == "layers" and "norm" not in parts[2] and parts[2] != "ffn_router"
+    return (
+        len(parts) == 4
+        and parts[0] == "layers"
+        and "norm" not in parts[2]
+        and parts[2] not in ("ffn_router", "attn_sinks")
+    )
 
 
 def warnings_of(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from llamac.errors import UnsupportedError
 from llamac.export.checkpoint import LayerConfig, ModelConfig
 from llamac.export.hf.families import FAMILIES
@@ -197,7 +199,7 @@ def _scaled_queries(keys: Keys, parameters: dict[str, RopeParameters]) -> dict[s
         keys.problems.append(
             f"{QUERY_BETA} is {beta:g}, expected at most {LIMITS['query_beta']:g}, with {ORIGINAL_CONTEXT}"
         )
-    return {"query_beta": beta, "query_context": values.get(ORIGINAL_CONTEXT, 1)}
+    return {"query_beta": float(np.float32(beta)), "query_context": values.get(ORIGINAL_CONTEXT, 1)}
 
 
 def _rope_kind(layer: LayerConfig, parameters: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ import pytest
 from gguf_samples import checkpoint_tensors, converted, metadata, write_gguf, write_tensors
 from numpy.typing import NDArray
 
+import golden.cases
 import llamac
 from golden.cases import MIN_EFFECT, TOLERANCE, Case
 from golden.family_cases import FAMILY_CASES
@@ -26,6 +27,7 @@ from llamac.export.gguf import model as gguf_model
 from llamac.export.gguf.families import ARCHITECTURES
 
 Logits = NDArray[np.float32]
+YARN = {**golden.cases.YARN, "truncate": True}  # llama.cpp always rounds
 
 # GGUF cannot express other windows, intervals, activations or scales than these. Shapes are the base case's.
 CASES: dict[str, dict[str, object]] = {
@@ -64,6 +66,30 @@ CASES: dict[str, dict[str, object]] = {
     "mixtral-num_experts_per_tok": {},
     "qwen3_moe": {},
     "olmoe": {},
+    "gpt_oss": {"swiglu_limit": 7.0, "rope_scaling": YARN},
+    "gpt_oss-num_experts_per_tok": {"swiglu_limit": 7.0, "rope_scaling": YARN},
+    "gpt_oss-sliding_window": {"swiglu_limit": 7.0, "rope_scaling": YARN},
+    "seed_oss": {},
+    "starcoder2": {},
+    "ministral3": {},
+    "ministral3-llama_4_scaling_beta": {},
+    "olmo3": {},
+    "olmo3-sliding_window": {},
+    "exaone4": {},
+    "exaone4-sliding_window": {},
+    "exaone4-llama3": {},
+    "granitemoehybrid": {},
+    "hunyuan_v1_dense": {},
+    "hunyuan_v1_dense-alpha": {},
+    "ernie4_5": {},
+    "glm": {},
+    "glm-partial_rotary_factor": {},
+    "glm4": {},
+    "cohere2": {},
+    "cohere2-logit_scale": {},
+    "cohere2-sliding_window": {},
+    "phi": {},
+    "phi-partial_rotary_factor": {},
 }
 
 
@@ -120,8 +146,8 @@ def test_every_key_changes_the_logits(from_gguf: Callable[[str], Logits], name: 
 
 
 def test_every_architecture_has_a_case() -> None:
-    families = {row.family for row in ARCHITECTURES.values()} - {"llama", "gpt2"}
-    assert families == {FAMILY_CASES[name].config["model_type"] for name in CASES} - {"mistral", "mixtral"}
+    families = {family for row in ARCHITECTURES.values() for family in (row.family, *row.others)}
+    assert families - {"llama", "gpt2", "gemma3"} == {FAMILY_CASES[name].config["model_type"] for name in CASES}
 
 
 def test_experts_in_separate_tensors_are_read(folder: Callable[[str], Path], tmp_path: Path) -> None:

@@ -38,10 +38,12 @@ from llamac.export.gguf.write import write_gguf
 from llamac.export.hf import model as hf
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+GPT_OSS: Config = {"swiglu_limit": 7.0, "rope_scaling": {"rope_type": "default"}}
 QWEN: Config = {"use_sliding_window": False}
 # llama.cpp cannot load or compute: biases outside q, k and v; experts in only some layers; fewer KV heads in OLMoE;
 # windows in Mistral and Phi-3 (see below).
 NO_BIAS: Config = {"attention_bias": False}
+TIED: Config = {**NO_BIAS, "tie_word_embeddings": True}
 CHANGES: dict[str, Config] = {
     "mistral": {"sliding_window": 4096},
     "mistral-tied": {"sliding_window": 4096},
@@ -63,9 +65,16 @@ CHANGES: dict[str, Config] = {
     "olmo2": NO_BIAS,
     "qwen3_moe": {"mlp_only_layers": [], "num_hidden_layers": 2, **NO_BIAS},
     "olmoe": {"num_key_value_heads": 4, **NO_BIAS},
+    **dict.fromkeys(["gpt_oss", "gpt_oss-num_experts_per_tok", "gpt_oss-sliding_window"], GPT_OSS),
+    "seed_oss": {"attention_out_bias": False, "mlp_bias": False},
+    **dict.fromkeys(["olmo3", "olmo3-sliding_window", "hunyuan_v1_dense", "hunyuan_v1_dense-alpha"], NO_BIAS),
+    **dict.fromkeys(["cohere2", "cohere2-logit_scale", "cohere2-sliding_window"], TIED),
 }
 LEFT_OUT = ("mistral-no_window", "phi3-sliding_window", "qwen3-attention_bias", "smollm3-llama3")
 NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in LEFT_OUT]
+# llama.cpp's results for other families are not recorded.
+RECORDED_FAMILIES = ("mistral", "mixtral", "qwen", "smollm3", "gemma", "phi3", "gpt_neox", "olmo2", "olmoe", "stablelm")
+RECORDED = [name for name in NAMES if name.startswith((*RECORDED_FAMILIES, "granite-")) or name == "granite"]
 LLAMA_NAMES = ["llama", "llama-llama3", "llama-yarn", "llama-linear", "llama-longrope", "llama-dynamic", "gpt2"]
 
 
@@ -75,6 +84,10 @@ def fitting(config: Config, weights: Tensors) -> Tensors:
     for name, values in weights.items():
         kind, layer = str(config["model_type"]), re.search(r"layers\.(\d+)\.", name)
         if config.get("attention_bias") is False and name.endswith(".bias"):
+            continue
+        if kind == "seed_oss" and re.search(r"\.(o|gate|up|down)_proj\.bias$", name):
+            continue
+        if kind == "cohere2" and name == "lm_head.weight":
             continue
         if kind == "qwen3_moe" and layer:  # layer 0 has no experts
             if layer[1] == "0":
@@ -211,7 +224,7 @@ def test_windows_that_llama_cpp_ignores_give_a_warning(tmp_path: Path, name: str
 # ---- llama.cpp
 
 
-@pytest.mark.parametrize("name", [*LLAMA_NAMES, *NAMES])
+@pytest.mark.parametrize("name", [*LLAMA_NAMES, *RECORDED])
 def test_llama_cpp_computes_the_same_logits(tmp_path: Path, llama_cpp: LlamaCpp, name: str) -> None:
     """In float32. llama.cpp computes GELU from a float16 table, and GPT-NeoX with its tanh form."""
     folder, ids = folder_of(tmp_path, name), case_of(name).ids
@@ -224,7 +237,7 @@ def test_llama_cpp_computes_the_same_logits(tmp_path: Path, llama_cpp: LlamaCpp,
     assert relative_errors(ours, theirs).max() <= tolerance
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RECORDED)
 def test_llama_cpp_continues_an_f16_model_alike(tmp_path: Path, llama_cpp: LlamaCpp, name: str) -> None:
     folder, start = folder_of(tmp_path, name), case_of(name).ids[:8]
     export(folder, tmp_path / "m.gguf", to="gguf", dtype="f16")
