@@ -86,7 +86,7 @@ static void run_peak(void *argument, long i) {
 }
 static void peaks(void) {
     static const char *const names[N_INPUT_TYPES] = {
-        [INPUT_F32] = "f32, f16, bf16", [INPUT_INT8] = "q4, q4s", [INPUT_INT16] = "q8",
+        [INPUT_F32] = "f32, f16, bf16", [INPUT_INT8] = "q4, q4s", [INPUT_INT16] = "q8 and others",
     };
     for (int input = 0; input < N_INPUT_TYPES; input++) {
         struct peak p = { input, 0 };
@@ -114,7 +114,7 @@ static void gemm_case(int dtype, int rows, int columns, int m, uint64_t *state) 
     uint8_t *w = take(bytes * (size_t)copies);
     float *x = take_floats(m, columns), *y = take_floats(m, rows);
     int32_t *panels = take(4 * words * (size_t)m);
-    fill_matrix(dtype, w, strip_bytes, rows, columns, state);
+    fill_matrix(dtype, w, strip_bytes, rows, columns, 1, state);
     for (long i = 1; i < copies; i++) memcpy(w + (size_t)i * bytes, w, bytes);
     fill_random(x, (size_t)m * (size_t)columns, state);
     for (int r = 0; r < m; r++)
@@ -129,7 +129,7 @@ static void gemm_case(int dtype, int rows, int columns, int m, uint64_t *state) 
         const int r = random_below(state, m), o = random_below(state, rows);
         const float *row = x + (size_t)r * (size_t)columns;
         double sum = 0;
-        for (int k = 0; k < columns; k++) sum += weight_at(dtype, w, strip_bytes, o, k) * (double)row[k];
+        for (int k = 0; k < columns; k++) sum += weight_at(dtype, w, strip_bytes, columns, o, k) * (double)row[k];
         rms_add(&error, (double)y[(size_t)r * (size_t)rows + (size_t)o], sum);
     }
     measure("gemm", what, rms_of(error), run_gemm, &p, (double)bytes, (double)rows * columns * m);
@@ -353,12 +353,12 @@ static void gathers(uint64_t *state) {
         struct gathering g = { dtype, 4096, 2048, NULL, dtype_strip_bytes(dtype, 2048), take_floats(1, 2048) };
         uint8_t *w = take(llamac_matrix_bytes(dtype, 4096, 2048));
         struct rms error = { 0 };
-        fill_matrix(dtype, w, g.strip_bytes, g.rows, g.columns, state);
+        fill_matrix(dtype, w, g.strip_bytes, g.rows, g.columns, 1, state);
         g.w = w;
         for (int i = 0; i < 8; i++) {
             run_gather(&g, i);
             for (int k = 0; k < g.columns; k++)
-                rms_add(&error, (double)g.y[k], weight_at(dtype, w, g.strip_bytes, i * 17 % g.rows, k));
+                rms_add(&error, (double)g.y[k], weight_at(dtype, w, g.strip_bytes, g.columns, i * 17 % g.rows, k));
         }
         measure("gather", llamac_dtype_name(dtype), rms_of(error), run_gather, &g, (double)g.strip_bytes, 0);
         free(w), free(g.y);

@@ -12,8 +12,8 @@
 //     INPUT_F32     the floats
 //     INPUT_INT8    for q4 and q4s. Per group of 32 columns: 8 words of 4 codes, 2 compensation terms, the scale
 //                   d = max|x| / 127
-//     INPUT_INT16   for q8. Per block of 128 columns: 2 words per 4 codes, the sum of codes per group, the scale
-//                   d = max|x| / 16319
+//     INPUT_INT16   for all other quantized dtypes. Per block of 128 columns: 2 words per 4 codes; per group the sum
+//                   of its codes and the sum of the first 16; the scale d = max|x| / 16319
 // A code is x / d rounded to nearest even. Each instruction set defines its own compensation terms, its own
 // arrangement of int16 codes in words, and its own order of the code words of a block (see simd_scalar.h).
 #ifndef LLAMAC_KERNELS_H
@@ -27,7 +27,7 @@ enum {
     GEMM_STRIPS = 4,            // strips computed together against one panel that stays in L1 (a strip group)
     GEMM_KC = 512,              // columns per pass, quantized (KC in BLIS): up to 6 KiB of panel and 18 KiB per strip
     GEMM_KC_FLOAT = 128,        // columns per pass, float: a panel and 8 KiB per strip fit L1 together
-    UNPACKED_STRIP_BYTES = GEMM_KC / 4 * 128 + GEMM_KC / GROUP_COLUMNS * 128,   // one pass, unpacked; q8 needs the most
+    UNPACKED_STRIP_BYTES = GEMM_KC / 4 * 128 + GEMM_KC / GROUP_COLUMNS * 128,   // one pass, unpacked, at most
     INT8_LIMIT = 127,           // largest input code
     INT16_LIMIT = 16319,        // 127 * 128 + 63: splits into 128 h + l with h and l in int8
     KV_PAGE = 64,               // positions per KV page
@@ -40,12 +40,16 @@ static inline int panel_count(int m) { return (m + PANEL_ROWS - 1) / PANEL_ROWS;
 static inline int panel_start(int m, int panel) { return share_start(m, panel, panel_count(m)); }
 
 static inline int input_type_of(int dtype) { return dtype_table[dtype].input; }
-enum { GROUP_WORDS = 8 + 2 + 1 };   // INPUT_INT8: codes, compensation terms, scale
+enum {
+    GROUP_WORDS = 8 + 2 + 1,        // INPUT_INT8: codes, compensation terms, scale
+    INT16_GROUP_WORDS = 16 + 2,     // INPUT_INT16: codes, sums; a scale per block follows
+};
 // Words of one row in a panel.
 static inline size_t input_words(int input, int columns) {
     if (input == INPUT_F32) return (size_t)columns;
     const size_t groups = (size_t)ceil_div(columns, GROUP_COLUMNS);
-    return input == INPUT_INT8 ? groups * GROUP_WORDS : groups * 17 + (groups + BLOCK_GROUPS - 1) / BLOCK_GROUPS;
+    return input == INPUT_INT8 ? groups * GROUP_WORDS
+                               : groups * INT16_GROUP_WORDS + (groups + BLOCK_GROUPS - 1) / BLOCK_GROUPS;
 }
 
 // The panel that holds row r of m rows, the panel's height, and the row's index in it. words: input_words of a row.
@@ -62,9 +66,12 @@ static inline struct panel_row panel_row(void *panels, int m, size_t words, int 
 // output's scale, plus the output's bias, times the input's weight. The result is stored or added.
 //
 // Float weights: fused multiply-adds of w[o][k] * x[t][k] over ascending k, starting at 0. q4, q4s: per group the
-// exact integer i = sum of s * code * input code; acc = fma(i, d, acc) over ascending groups, starting at 0; the
-// result is D * acc. q8: per group the exact integer i = sum of code * input code; per block p = fma(i, s, p),
-// starting at 0; acc = fma(p, d, acc) over ascending blocks, starting at 0; the result is D * acc.
+// exact integer i = sum of s * c * input code; acc = fma(i, d, acc) over ascending groups, starting at 0; the result
+// is D * acc. Other quantized dtypes (S, M and c as in dtype.h; S without the row scale): for each span of columns
+// that share a scale, the exact integers i = sum of c * input code and n = sum of input codes; over the ascending spans
+// of 128 columns, starting at 0, p = fma(i, S, p) and then, with minimums, p = fma(n, M, p); acc = fma(p, d, acc) over
+// ascending blocks of 128 columns, starting at 0; the result is acc, with row scales D * acc. i, S and M are rounded to
+// floats first. (S and M need no rounding in any GGUF file.)
 struct gemm {
     const uint8_t *w;               // strips
     size_t strip_bytes;

@@ -23,11 +23,11 @@ static float read_block(const float *block, size_t floats, int streams) {
 enum { PEAK_STEPS = 32, PEAK_ROUNDS = 16, PEAK_LINE_BYTES = 128 };
 
 _Static_assert(4 * (int)PEAK_STEPS == (int)BLOCK_COLUMNS, "the int16 inputs are one block");
-_Static_assert((int)Q8_UNPACKED_LINE_BYTES <= (int)PEAK_LINE_BYTES, "a line of operands is too short");
+_Static_assert((int)INT16_UNPACKED_LINE_BYTES <= (int)PEAK_LINE_BYTES, "a line of operands is too short");
 
 struct peak_operands {
     _Alignas(64) uint8_t lines[GEMM_STRIPS][PEAK_STEPS * PEAK_LINE_BYTES];
-    int32_t words[PANEL_ROWS * (2 * PEAK_STEPS + 5)];   // one block of int16 inputs needs the most
+    int32_t words[PANEL_ROWS * (2 * PEAK_STEPS + 9)];   // one block of int16 inputs needs the most
 };
 // Makes the compiler assume that the operands changed, so that it cannot hoist products out of a loop.
 #define CLOBBER(operands) __asm__ volatile("" : : "r"(operands) : "memory")
@@ -63,26 +63,27 @@ INLINE void peak_loop_int8(const int S, const int T, const struct peak_operands 
 
 INLINE void peak_loop_int16(const int S, const int T, const struct peak_operands *o, float *sums) {
     static const int32_t zeros[PANEL_ROWS];
-    const int R = q8_rows_per_acc(T);
-    q8_acc c[GEMM_STRIPS * PANEL_ROWS];
-    FOR_PEAK_ACCS(j) if (j / S % R == 0) c[j] = q8_acc_init(zeros, T, 0, 1);
+    const int R = int16_rows_per_acc(T);
+    int16_acc c[GEMM_STRIPS * PANEL_ROWS];
+    FOR_PEAK_ACCS(j) if (j / S % R == 0) c[j] = int16_acc_init(zeros, NULL, UNPACKED_BIAS, T, 0);
     for (int k = 0; k < PEAK_STEPS; k++)
-        UNROLL for (int part = 0; part < Q8_PARTS; part++)
+        UNROLL for (int part = 0; part < INT16_PARTS; part++)
             FOR_PEAK_ACCS(j) if (j / S % R == 0)
-                c[j] = q8_acc_dot(c[j], q8_codes_load_unpacked(o->lines[j % S], k, part), o->words, k, part, T, j / S);
-    FOR_PEAK_ACCS(j) if (j / S % R == 0) v16_store(sums + 16 * j, q8_acc_to_float(c[j], T, 0));
+                c[j] = int16_acc_dot(c[j], int16_codes_load_unpacked(o->lines[j % S], k, part), o->words, k, part, T,
+                                     j / S);
+    FOR_PEAK_ACCS(j) if (j / S % R == 0) v16_store(sums + 16 * j, int16_acc_to_float(c[j], T, 0));
 }
 #undef FOR_PEAK_ACCS
 
 // Small integers in the format of each input type.
 static void fill_operands(int input, struct peak_operands *o) {
     const float w = 3, x = -2;
-    uint8_t codes[8 * LINE_BYTES];   // a whole group: some layers unpack two lines together
-    for (int i = 0; i < 8 * LINE_BYTES; i++) codes[i] = (uint8_t)(1 + i % 31);
+    uint8_t codes[LINE_BYTES];
+    for (int i = 0; i < LINE_BYTES; i++) codes[i] = (uint8_t)(1 + i % 31);
     for (int s = 0; s < GEMM_STRIPS; s++)
         for (int k = 0; k < PEAK_STEPS; k++) {
-            uint8_t *to = o->lines[s] + k * (input == INPUT_INT16 ? Q8_UNPACKED_LINE_BYTES : LINE_BYTES);
-            if (input == INPUT_INT16) q8_codes_unpack(to, codes, 0);
+            uint8_t *to = o->lines[s] + k * (input == INPUT_INT16 ? INT16_UNPACKED_LINE_BYTES : LINE_BYTES);
+            if (input == INPUT_INT16) int16_codes_unpack(to, line_load(codes), line_load(codes), 0, UNPACKED_BIAS);
             else if (input == INPUT_INT8) memcpy(to, codes, LINE_BYTES);
             else for (int r = 0; r < STRIP_ROWS; r++) memcpy(to + 4 * r, &w, 4);
         }
@@ -114,6 +115,6 @@ static void fill_operands(int input, struct peak_operands *o) {
     }
 PEAK(f32, INPUT_F32, v16, 16)
 PEAK(int8, INPUT_INT8, q4_acc, 64)
-PEAK(int16, INPUT_INT16, q8_acc, 64)
+PEAK(int16, INPUT_INT16, int16_acc, 64)
 #undef PEAK
 #undef CLOBBER

@@ -83,14 +83,19 @@ SPECIALIZED void panel_kernel_float(const int dtype, const int x_stride, const i
 // A table of panel kernels by height T: `body` with T as a compile-time constant.
 typedef void panel_kernel(const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, float *sums);
 #define PANEL_KERNEL(name, T, body, ...) \
-    static __attribute__((noinline)) void name##_##T(const uint8_t *w, size_t strip_bytes, int strips, const void *x, \
+    static __attribute__((noinline)) void name##_x##T(const uint8_t *w, size_t strip_bytes, int strips, const void *x, \
                                                      int columns, float *sums) { \
         body(__VA_ARGS__, T, w, strip_bytes, strips, x, columns, sums); \
     }
 #define PANEL_KERNELS(name, ...) \
     PANEL_KERNEL(name, 1, __VA_ARGS__) PANEL_KERNEL(name, 2, __VA_ARGS__) PANEL_KERNEL(name, 3, __VA_ARGS__) \
     PANEL_KERNEL(name, 4, __VA_ARGS__) PANEL_KERNEL(name, 5, __VA_ARGS__) PANEL_KERNEL(name, 6, __VA_ARGS__) \
-    static panel_kernel *const name[PANEL_ROWS + 1] = { 0, name##_1, name##_2, name##_3, name##_4, name##_5, name##_6 };
+    static panel_kernel *const name[PANEL_ROWS + 1] = { \
+        0, name##_x1, name##_x2, name##_x3, name##_x4, name##_x5, name##_x6 };
+// Likewise, for one row only.
+#define SINGLE_ROW_KERNEL(name, ...) \
+    PANEL_KERNEL(name, 1, __VA_ARGS__) \
+    static panel_kernel *const name[2] = { 0, name##_x1 };
 PANEL_KERNELS(panel_kernels_f32, panel_kernel_float, LLAMAC_F32, 0)
 PANEL_KERNELS(panel_kernels_f16, panel_kernel_float, LLAMAC_F16, 0)
 PANEL_KERNELS(panel_kernels_bf16, panel_kernel_float, LLAMAC_BF16, 0)
@@ -105,25 +110,43 @@ PANEL_KERNELS(panel_kernels_bf16, panel_kernel_float, LLAMAC_BF16, 0)
 
 // ---- products of any dtype
 
+// The panel kernels for a dtype, by height.
 INLINE panel_kernel *const *panel_kernels_of(const int dtype, const int unpacked) {
     switch (dtype) {
     case LLAMAC_F32: return panel_kernels_f32;
     case LLAMAC_F16: return unpacked ? panel_kernels_f32 : panel_kernels_f16;
     case LLAMAC_BF16: return unpacked ? panel_kernels_f32 : panel_kernels_bf16;   // permuted even when unpacked
-    case LLAMAC_Q8: return unpacked ? panel_kernels_q8_unpacked : panel_kernels_q8;
     case LLAMAC_Q4: return unpacked ? panel_kernels_q4_unpacked : panel_kernels_q4;
-    default: return unpacked ? panel_kernels_q4_unpacked : panel_kernels_q4s;
+    case LLAMAC_Q4S: return unpacked ? panel_kernels_q4_unpacked : panel_kernels_q4s;
+    default: break;
+    }
+    if (unpacked)
+        return has_minimums(dtype) ? panel_kernels_minimums_unpacked
+               : group_spans(dtype) == 2 ? panel_kernels_half_spans_unpacked : panel_kernels_unpacked;
+    switch (dtype) {
+    case LLAMAC_Q8: return panel_kernels_q8;
+    case LLAMAC_Q8_0: return panel_kernels_q8_0;
+    case LLAMAC_Q4_0: return panel_kernels_q4_0;
+    case LLAMAC_Q4_1: return panel_kernels_q4_1;
+    case LLAMAC_Q5_0: return panel_kernels_q5_0;
+    case LLAMAC_Q5_1: return panel_kernels_q5_1;
+    case LLAMAC_Q4_K: return panel_kernels_q4_k;
+    case LLAMAC_Q5_K: return panel_kernels_q5_k;
+    case LLAMAC_Q6_K: return panel_kernels_q6_k;
+    case LLAMAC_IQ4_NL: return panel_kernels_iq4_nl;
+    case LLAMAC_IQ4_XS: return panel_kernels_iq4_xs;
+    default: return panel_kernels_mxfp4;
     }
 }
 
 // Unpacks one pass of a strip into the layout that the panel kernels for unpacked weights read.
 INLINE void unpack(const int dtype, const uint8_t *w, int columns, uint8_t *to) {
-    if (dtype == LLAMAC_Q8) unpack_q8(w, columns, to);
-    else if (dtype_is_quantized(dtype)) unpack_q4(dtype, w, columns, to);
-    else
+    if (!dtype_is_quantized(dtype))
         for (int k = 0; k < columns; k++)
             v16_store((float *)(void *)(to + LINE_BYTES * k),
                       load_weights(dtype, w + (size_t)k * 16 * element_bytes(dtype)));
+    else if (input_type_of(dtype) == INPUT_INT8) unpack_q4(dtype, w, columns, to);
+    else unpack_int16(dtype, w, columns, to);
 }
 // Above this many rows it pays to unpack the weights once for all of them.
 INLINE int unpack_above(const int dtype) {
@@ -131,15 +154,15 @@ INLINE int unpack_above(const int dtype) {
     case LLAMAC_F32: return INT_MAX;
     case LLAMAC_F16: return UNPACK_ABOVE_F16;
     case LLAMAC_BF16: return UNPACK_ABOVE_BF16;
-    case LLAMAC_Q8: return UNPACK_ABOVE_Q8;
-    default: return UNPACK_ABOVE_Q4;
+    case LLAMAC_Q4: case LLAMAC_Q4S: return UNPACK_ABOVE_Q4;
+    default: return dtype_table[dtype].code_bits == 8 ? UNPACK_ABOVE_BYTES : 1;
     }
 }
 
 // Offset in a strip of the weights of column k, which starts a pass.
 INLINE size_t column_offset(const int dtype, int k) {
     if (!dtype_is_quantized(dtype)) return (size_t)k * 16 * element_bytes(dtype);
-    return LINE_BYTES + (size_t)(k / BLOCK_COLUMNS) * block_bytes(dtype, BLOCK_GROUPS);
+    return row_scale_bytes(dtype) + (size_t)(k / block_columns(dtype)) * block_bytes(dtype, block_groups(dtype));
 }
 
 // Prefetches one of `parts` parts of the `bytes` bytes that follow a pass in each strip: the next pass, or the start
@@ -155,7 +178,7 @@ INLINE void prefetch_next_pass(const uint8_t *w, size_t stride, int strips, size
 INLINE void epilogue(const struct gemm *g, const int dtype, int s, int t, const float *sums) {
     const int o = s * STRIP_ROWS, n = min_int(STRIP_ROWS, g->rows - o);
     v16 sum = restore_lane_order(dtype, v16_load(sums));
-    if (dtype_is_quantized(dtype))
+    if (dtype_table[dtype].has_row_scales)
         sum = v16_mul(sum, v16_load((const float *)(const void *)(g->w + (size_t)s * g->strip_bytes)));
     if (g->scales) sum = v16_mul(sum, v16_load_n(g->scales + o, n));
     if (g->bias) sum = v16_add(sum, v16_load_n(g->bias + o, n));
@@ -213,12 +236,24 @@ INLINE void gemm(const int dtype, const struct gemm *g) {
         }
     }
 }
-static void gemm_f32(const struct gemm *g) { gemm(LLAMAC_F32, g); }
-static void gemm_f16(const struct gemm *g) { gemm(LLAMAC_F16, g); }
-static void gemm_bf16(const struct gemm *g) { gemm(LLAMAC_BF16, g); }
-static void gemm_q8(const struct gemm *g) { gemm(LLAMAC_Q8, g); }
-static void gemm_q4(const struct gemm *g) { gemm(LLAMAC_Q4, g); }
-static void gemm_q4s(const struct gemm *g) { gemm(LLAMAC_Q4S, g); }
+#define GEMM(name, dtype) static void gemm_##name(const struct gemm *g) { gemm(dtype, g); }
+GEMM(f32, LLAMAC_F32)
+GEMM(f16, LLAMAC_F16)
+GEMM(bf16, LLAMAC_BF16)
+GEMM(q8, LLAMAC_Q8)
+GEMM(q4, LLAMAC_Q4)
+GEMM(q4s, LLAMAC_Q4S)
+GEMM(q4_0, LLAMAC_Q4_0)
+GEMM(q4_1, LLAMAC_Q4_1)
+GEMM(q5_0, LLAMAC_Q5_0)
+GEMM(q5_1, LLAMAC_Q5_1)
+GEMM(q8_0, LLAMAC_Q8_0)
+GEMM(q4_k, LLAMAC_Q4_K)
+GEMM(q5_k, LLAMAC_Q5_K)
+GEMM(q6_k, LLAMAC_Q6_K)
+GEMM(iq4_nl, LLAMAC_IQ4_NL)
+GEMM(iq4_xs, LLAMAC_IQ4_XS)
+GEMM(mxfp4, LLAMAC_MXFP4)
 
 // ---- one row of a float matrix
 
@@ -387,12 +422,19 @@ static void rotate(float *x, const float *cosines, const float *sines, int half)
 
 const struct kernels KERNELS = {
     .name = KERNELS_NAME,
-    .gemm = { [LLAMAC_F32] = gemm_f32, [LLAMAC_F16] = gemm_f16, [LLAMAC_BF16] = gemm_bf16,
-              [LLAMAC_Q8] = gemm_q8, [LLAMAC_Q4] = gemm_q4, [LLAMAC_Q4S] = gemm_q4s },
+    .gemm = { [LLAMAC_F32] = gemm_f32, [LLAMAC_F16] = gemm_f16, [LLAMAC_BF16] = gemm_bf16, [LLAMAC_Q8] = gemm_q8,
+              [LLAMAC_Q4] = gemm_q4, [LLAMAC_Q4S] = gemm_q4s, [LLAMAC_Q4_0] = gemm_q4_0, [LLAMAC_Q4_1] = gemm_q4_1,
+              [LLAMAC_Q5_0] = gemm_q5_0, [LLAMAC_Q5_1] = gemm_q5_1, [LLAMAC_Q8_0] = gemm_q8_0,
+              [LLAMAC_Q4_K] = gemm_q4_k, [LLAMAC_Q5_K] = gemm_q5_k, [LLAMAC_Q6_K] = gemm_q6_k,
+              [LLAMAC_IQ4_NL] = gemm_iq4_nl, [LLAMAC_IQ4_XS] = gemm_iq4_xs, [LLAMAC_MXFP4] = gemm_mxfp4 },
     .pack = { [INPUT_F32] = pack_f32, [INPUT_INT8] = pack_int8, [INPUT_INT16] = pack_int16 },
     .attend = { [LLAMAC_F32] = attend_f32, [LLAMAC_F16] = attend_f16 },
     .gather = { [LLAMAC_F32] = gather_f32, [LLAMAC_F16] = gather_f16, [LLAMAC_BF16] = gather_bf16,
-                [LLAMAC_Q8] = gather_q8, [LLAMAC_Q4] = gather_q4, [LLAMAC_Q4S] = gather_q4s },
+                [LLAMAC_Q8] = gather_q8, [LLAMAC_Q4] = gather_q4, [LLAMAC_Q4S] = gather_q4s,
+                [LLAMAC_Q4_0] = gather_q4_0, [LLAMAC_Q4_1] = gather_q4_1, [LLAMAC_Q5_0] = gather_q5_0,
+                [LLAMAC_Q5_1] = gather_q5_1, [LLAMAC_Q8_0] = gather_q8_0, [LLAMAC_Q4_K] = gather_q4_k,
+                [LLAMAC_Q5_K] = gather_q5_k, [LLAMAC_Q6_K] = gather_q6_k, [LLAMAC_IQ4_NL] = gather_iq4_nl,
+                [LLAMAC_IQ4_XS] = gather_iq4_xs, [LLAMAC_MXFP4] = gather_mxfp4 },
     .rms_norm = rms_norm,
     .layer_norm = layer_norm,
     .activate = activate,

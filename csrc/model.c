@@ -332,9 +332,6 @@ static int bind_tensor(struct llamac_model *m, const llamac_slot_iterator *it, c
     const uint8_t *data = m->file.data + t->offset;
     char *to = base_of(m, it) + s->offset;
     if (is_matrix(it)) {
-        if (t->dtype > LLAMAC_Q4S)
-            return err_set(err, LLAMAC_UNSUPPORTED, "tensor %s: its dtype is %s, which this version cannot compute",
-                           t->name, llamac_dtype_name((int)t->dtype));
         const struct matrix view = matrix_view(data, (int)t->dtype, extent_of(it, s->rows), extent_of(it, s->columns));
         memcpy(to, &view, sizeof view);
         m->dtypes |= 1u << t->dtype;

@@ -13,9 +13,13 @@
 typedef struct { __m256 a, b; } v16;   // lanes 0..7 and 8..15
 enum {
     FLOAT_TILE_ACCS = 6,   // 12 of 16 registers; a single row uses 8, which hides the latency of the multiply-add
-    Q4_TILE_ACCS = 1, Q8_TILE_ACCS = 1, MAX_LIVE_SUMS = 2, MAX_CARRIED_SUMS = 2,
-    UNPACK_ABOVE_F16 = 30, UNPACK_ABOVE_BF16 = 1 << 30, UNPACK_ABOVE_Q4 = 7, UNPACK_ABOVE_Q8 = 24,
+    Q4_TILE_ACCS = 1, INT16_TILE_ACCS = 1, MAX_LIVE_SUMS = 2, MAX_CARRIED_SUMS = 2,
+    UNPACK_ABOVE_F16 = 30, UNPACK_ABOVE_BF16 = 1 << 30, UNPACK_ABOVE_Q4 = 7, UNPACK_ABOVE_BYTES = 24,
 };
+
+INLINE __m256i broadcast_256(int32_t x) { return _mm256_set1_epi32(x); }
+INLINE __m256i load_256(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+INLINE void store_256(void *p, __m256i x) { _mm256_storeu_si256((__m256i *)p, x); }
 
 #define MAP(intrinsic, x) (v16){ intrinsic(x.a), intrinsic(x.b) }
 #define MAP2(intrinsic, x, y) (v16){ intrinsic(x.a, y.a), intrinsic(x.b, y.b) }
@@ -41,6 +45,17 @@ INLINE v16 v16_load_f16(const uint16_t *p) {
     return (v16){ _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
                   _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8))) };
 }
+INLINE v16 v16_load_int8(const uint8_t *p) {
+    return (v16){ _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))),
+                  _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))) };
+}
+// For e >= 2, the exponent field is e - 1. The bits of the subnormal 2^(e - 128) are larger only for e = 0 and 1.
+INLINE __m256 load_e8m0(const uint8_t *p) {
+    const __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), one = broadcast_256(1);
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(_mm256_sub_epi32(e, one), 23),
+                                                _mm256_slli_epi32(_mm256_add_epi32(e, one), 21)));
+}
+INLINE v16 v16_load_e8m0(const uint8_t *p) { return (v16){ load_e8m0(p), load_e8m0(p + 8) }; }
 INLINE void v16_store_f16(uint16_t *p, v16 x) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -107,10 +122,6 @@ INLINE void v16_store_int8(int8_t *p, v16 x) {
 // products first and spills them.
 #define VALUE_BARRIER(x) __asm__("" : "+x"(x))
 
-INLINE __m256i broadcast_256(int32_t x) { return _mm256_set1_epi32(x); }
-INLINE __m256i load_256(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
-INLINE void store_256(void *p, __m256i x) { _mm256_storeu_si256((__m256i *)p, x); }
-
 // ---- q4 and q4s: vpmaddubsw multiplies unsigned codebook + 32 by signed inputs. The int16 sums may wrap around, but
 // they start at -32 * (sum of the inputs), and the final sum of 8 products below 32 * 127 fits.
 
@@ -121,9 +132,10 @@ typedef struct { __m256i a, b; } block_scales;   // int16, each row's scale twic
 typedef __m256i lut;
 typedef line grid_offsets;
 
-INLINE lut lut_load(const int8_t *codebook) {
+enum { Q4_BIAS = CODE_LIMIT };
+INLINE lut lut_load(const int8_t *codebook, const int bias) {
     return _mm256_broadcastsi128_si256(
-        _mm_add_epi8(_mm_loadu_si128((const __m128i *)codebook), _mm_set1_epi8(CODE_LIMIT)));
+        _mm_add_epi8(_mm_loadu_si128((const __m128i *)codebook), _mm_set1_epi8((char)bias)));
 }
 INLINE line line_load(const uint8_t *p) { return (line){ load_256(p), load_256(p + 32) }; }
 INLINE void line_store(uint8_t *p, line x) { store_256(p, x.a), store_256(p + 32, x.b); }
@@ -183,41 +195,53 @@ INLINE q4_scaled q4_scale_add(q4_scaled w, q4_row_acc d, block_scales s) {
 }
 INLINE v16 q4_scaled_to_float(q4_scaled w) { return (v16){ _mm256_cvtepi32_ps(w.a), _mm256_cvtepi32_ps(w.b) }; }
 
-// ---- q8: vpmaddwd on int16. Masking and shifting split a line into two vectors of int16 without a shuffle: columns
-// (0, 2) and (1, 3) of each 4. Codes keep their offset of 128, which q8_acc_init compensates, unless they were
-// unpacked.
+// ---- int16 inputs: vpmaddwd on int16. Masking and shifting split a line into two vectors of int16 without a shuffle:
+// columns (0, 2) and (1, 3) of each 4. Codes keep their bias unless they are unpacked.
 
-enum { Q8_PARTS = 2, Q8_UNPACKED_LINE_BYTES = 128 };
-typedef struct { __m256i a, b; } q8_codes;
-typedef struct { __m256i a, b; } q8_acc;
-INLINE __m256i q8_codes_part(__m256i x, const int part) {
+enum { BYTE_BIAS = 128, UNPACKED_BIAS = 0, INT16_PARTS = 2, INT16_UNPACKED_LINE_BYTES = 128 };
+typedef struct { __m256i a, b; } int16_codes;
+typedef struct { __m256i a, b; } int16_acc;
+INLINE line line_from_bytes(line x) { return x; }
+INLINE __m256i nibbles(__m256i x, const int half) {
+    return _mm256_and_si256(half ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15));
+}
+INLINE line line_nibbles(line x, const int half) { return (line){ nibbles(x.a, half), nibbles(x.b, half) }; }
+INLINE __m256i insert_high_bits(__m256i x, __m256i high, const int from, const int mask) {
+    const __m256i shifted = from < 4 ? _mm256_slli_epi16(high, 4 - from) : _mm256_srli_epi16(high, from - 4);
+    return _mm256_or_si256(x, _mm256_and_si256(shifted, _mm256_set1_epi8((char)mask)));
+}
+INLINE line line_insert_high_bits(line x, line high, const int from, const int mask) {
+    return (line){ insert_high_bits(x.a, high.a, from, mask), insert_high_bits(x.b, high.b, from, mask) };
+}
+INLINE line line_lookup(lut t, line x) { return (line){ _mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b) }; }
+INLINE __m256i int16_part(__m256i x, const int part) {
     return part ? _mm256_srli_epi16(x, 8) : _mm256_and_si256(x, _mm256_set1_epi16(255));
 }
-INLINE q8_codes q8_codes_load(const uint8_t *group, const int l, const int part) {
-    const uint8_t *p = group + l * LINE_BYTES;
-    return (q8_codes){ q8_codes_part(load_256(p), part), q8_codes_part(load_256(p + 32), part) };
+INLINE int16_codes int16_codes_from(line x, line y, const int l, const int part) {
+    if (l & 1) x = y;
+    return (int16_codes){ int16_part(x.a, part), int16_part(x.b, part) };
 }
-INLINE void q8_codes_unpack(uint8_t *to, const uint8_t *group, int l) {
-    const __m256i offset = _mm256_set1_epi16(Q8_OFFSET);
+INLINE void int16_codes_unpack(uint8_t *to, line x, line y, const int l, const int bias) {
+    const __m256i to_subtract = _mm256_set1_epi16((short)bias);
     UNROLL for (int part = 0; part < 2; part++) {
-        const q8_codes x = q8_codes_load(group, l, part);
-        uint8_t *p = to + l * Q8_UNPACKED_LINE_BYTES + 64 * part;
-        store_256(p, _mm256_sub_epi16(x.a, offset)), store_256(p + 32, _mm256_sub_epi16(x.b, offset));
+        const int16_codes c = int16_codes_from(x, y, l, part);
+        uint8_t *p = to + l * INT16_UNPACKED_LINE_BYTES + 64 * part;
+        store_256(p, _mm256_sub_epi16(c.a, to_subtract)), store_256(p + 32, _mm256_sub_epi16(c.b, to_subtract));
     }
 }
-INLINE q8_codes q8_codes_load_unpacked(const uint8_t *group, const int l, const int part) {
-    const uint8_t *p = group + l * Q8_UNPACKED_LINE_BYTES + 64 * part;
-    return (q8_codes){ load_256(p), load_256(p + 32) };
+INLINE int16_codes int16_codes_load_unpacked(const uint8_t *group, const int l, const int part) {
+    const uint8_t *p = group + l * INT16_UNPACKED_LINE_BYTES + 64 * part;
+    return (int16_codes){ load_256(p), load_256(p + 32) };
 }
-INLINE q8_acc q8_acc_init(const int32_t *sums, const int T, const int t, const int unpacked) {
+INLINE int16_acc int16_acc_init(const int32_t *plus, const int32_t *minus, const int bias, const int T, const int t) {
     (void)T;
-    const __m256i start = unpacked ? _mm256_setzero_si256() : broadcast_256(-Q8_OFFSET * sums[t]);
-    return (q8_acc){ start, start };
+    const __m256i start = bias ? broadcast_256(-bias * (minus ? plus[t] - minus[t] : plus[t])) : _mm256_setzero_si256();
+    return (int16_acc){ start, start };
 }
-INLINE int q8_part_major(const int T) { (void)T; return 0; }
-INLINE q8_acc q8_acc_next_part(q8_acc d) { return d; }
-INLINE q8_acc q8_acc_dot(q8_acc d, q8_codes w, const int32_t *inputs, const int l, const int part, const int T,
-                         const int t) {
+INLINE int int16_part_major(const int T) { (void)T; return 0; }
+INLINE int16_acc int16_acc_next_part(int16_acc d) { return d; }
+INLINE int16_acc int16_acc_dot(int16_acc d, int16_codes w, const int32_t *inputs, const int l, const int part,
+                               const int T, const int t) {
     const __m256i x = broadcast_256(inputs[word_index(2 * l + part, T, t)]);
     d.a = _mm256_add_epi32(d.a, _mm256_madd_epi16(w.a, x));
     VALUE_BARRIER(d.a);
@@ -225,13 +249,9 @@ INLINE q8_acc q8_acc_dot(q8_acc d, q8_codes w, const int32_t *inputs, const int 
     VALUE_BARRIER(d.b);
     return d;
 }
-INLINE v16 q8_acc_to_float(q8_acc d, const int T, const int row) {
+INLINE v16 int16_acc_to_float(int16_acc d, const int T, const int row) {
     (void)T, (void)row;
     return (v16){ _mm256_cvtepi32_ps(d.a), _mm256_cvtepi32_ps(d.b) };
-}
-INLINE v16 v16_load_int8(const uint8_t *p) {
-    return (v16){ _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))),
-                  _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))) };
 }
 
 // ---- quantizing

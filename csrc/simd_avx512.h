@@ -18,11 +18,11 @@ enum {
     Q4_TILE_ACCS = 12, MAX_LIVE_SUMS = 6, MAX_CARRIED_SUMS = 24,
     UNPACK_ABOVE_F16 = 30, UNPACK_ABOVE_BF16 = 30, UNPACK_ABOVE_Q4 = 18,
 #if defined(__AVX512VNNI__)
-    Q8_TILE_ACCS = 8,            // of two registers each
-    UNPACK_ABOVE_Q8 = 1 << 30,   // vpdpbusd multiplies the bytes as stored
+    INT16_TILE_ACCS = 8,            // of two registers each
+    UNPACK_ABOVE_BYTES = 1 << 30,   // vpdpbusd multiplies the bytes as stored
 #else
-    Q8_TILE_ACCS = 12,
-    UNPACK_ABOVE_Q8 = 36,
+    INT16_TILE_ACCS = 12,
+    UNPACK_ABOVE_BYTES = 36,
 #endif
 };
 
@@ -34,6 +34,14 @@ INLINE v16 v16_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(lane
 INLINE void v16_store_n(float *p, v16 x, int n) { _mm512_mask_storeu_ps(p, lane_mask(n), x); }
 
 INLINE v16 v16_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE v16 v16_load_int8(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+INLINE v16 v16_load_e8m0(const uint8_t *p) {   // see simd_avx2.h
+    const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), one = _mm512_set1_epi32(1);
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(e, one), 23),
+                                                _mm512_slli_epi32(_mm512_add_epi32(e, one), 21)));
+}
 INLINE void v16_store_f16(uint16_t *p, v16 x) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
@@ -90,9 +98,10 @@ typedef __m512i lut;
 typedef line grid_offsets;
 typedef __m512i q4_acc;             // with VNNI one int32 per row, otherwise two int16 as on AVX2
 typedef q4_acc q4_row_acc;
-INLINE lut lut_load(const int8_t *codebook) {
+enum { Q4_BIAS = CODE_LIMIT };
+INLINE lut lut_load(const int8_t *codebook, const int bias) {
     return _mm512_broadcast_i32x4(
-        _mm_add_epi8(_mm_loadu_si128((const __m128i *)codebook), _mm_set1_epi8(CODE_LIMIT)));
+        _mm_add_epi8(_mm_loadu_si128((const __m128i *)codebook), _mm_set1_epi8((char)bias)));
 }
 INLINE line line_load(const uint8_t *p) { return load_512(p); }
 INLINE void line_store(uint8_t *p, line x) { store_512(p, x); }
@@ -171,29 +180,35 @@ INLINE q4_scaled q4_scale_add(q4_scaled w, q4_row_acc d, block_scales s) {
 INLINE v16 q4_scaled_to_float(q4_scaled w) { return _mm512_cvtepi32_ps(w); }
 #endif
 
-// ---- q8
+// ---- int16 inputs
 
-typedef __m512i q8_codes;
-INLINE int q8_part_major(const int T) { (void)T; return 0; }
-INLINE v16 v16_load_int8(const uint8_t *p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+typedef __m512i int16_codes;
+enum { BYTE_BIAS = 128 };
+INLINE int int16_part_major(const int T) { (void)T; return 0; }
+INLINE line line_from_bytes(line x) { return x; }
+INLINE line line_nibbles(line x, const int half) {
+    return _mm512_and_si512(half ? _mm512_srli_epi16(x, 4) : x, _mm512_set1_epi8(15));
 }
+INLINE line line_insert_high_bits(line x, line high, const int from, const int mask) {
+    const __m512i shifted = from < 4 ? _mm512_slli_epi16(high, (unsigned)(4 - from))
+                                     : _mm512_srli_epi16(high, (unsigned)(from - 4));
+    return _mm512_or_si512(x, _mm512_and_si512(shifted, _mm512_set1_epi8((char)mask)));
+}
+INLINE line line_lookup(lut t, line x) { return _mm512_shuffle_epi8(t, x); }
 #if defined(__AVX512VNNI__)
-// An input is 128 h + l with h and l in int8. The stored codes are multiplied by each with vpdpbusd.
-enum { Q8_PARTS = 1, Q8_UNPACKED_LINE_BYTES = 64 };
-typedef struct { __m512i h, l; } q8_acc;
-INLINE q8_codes q8_codes_load(const uint8_t *group, const int l, const int part) {
+// An input is 128 h + l with h and l in int8. vpdpbusd multiplies the unsigned codes by each.
+enum { UNPACKED_BIAS = 128, INT16_PARTS = 1, INT16_UNPACKED_LINE_BYTES = 64 };
+typedef struct { __m512i h, l; } int16_acc;
+INLINE int16_codes int16_codes_from(line x, line y, const int l, const int part) { (void)part; return l & 1 ? y : x; }
+INLINE void int16_codes_unpack(uint8_t *to, line x, line y, const int l, const int bias) {
+    store_512(to + l * INT16_UNPACKED_LINE_BYTES,
+              _mm512_add_epi8(int16_codes_from(x, y, l, 0), _mm512_set1_epi8((char)(UNPACKED_BIAS - bias))));
+}
+INLINE int16_codes int16_codes_load_unpacked(const uint8_t *group, const int l, const int part) {
     (void)part;
-    return load_512(group + l * LINE_BYTES);
+    return load_512(group + l * INT16_UNPACKED_LINE_BYTES);
 }
-INLINE void q8_codes_unpack(uint8_t *to, const uint8_t *group, int l) {
-    store_512(to + l * Q8_UNPACKED_LINE_BYTES, q8_codes_load(group, l, 0));
-}
-INLINE q8_codes q8_codes_load_unpacked(const uint8_t *group, const int l, const int part) {
-    (void)part;
-    return load_512(group + l * Q8_UNPACKED_LINE_BYTES);
-}
-INLINE void q8_pack_words(const int16_t *x, int32_t *words) {
+INLINE void int16_pack_words(const int16_t *x, int32_t *words) {
     const __m256i v = _mm256_loadu_si256((const __m256i *)x);
     const __m256i h = _mm256_srai_epi16(_mm256_add_epi16(v, _mm256_set1_epi16(64)), 7);
     const __m128i high = _mm256_cvtepi16_epi8(h);
@@ -201,13 +216,13 @@ INLINE void q8_pack_words(const int16_t *x, int32_t *words) {
     _mm_storeu_si128((__m128i *)words, _mm_unpacklo_epi32(high, low));
     _mm_storeu_si128((__m128i *)(words + 4), _mm_unpackhi_epi32(high, low));
 }
-INLINE q8_acc q8_acc_init(const int32_t *sums, const int T, const int t, const int unpacked) {
-    (void)T, (void)unpacked;
-    return (q8_acc){ _mm512_setzero_si512(), broadcast_512(-Q8_OFFSET * sums[t]) };
+INLINE int16_acc int16_acc_init(const int32_t *plus, const int32_t *minus, const int bias, const int T, const int t) {
+    (void)T;
+    return (int16_acc){ _mm512_setzero_si512(), broadcast_512(-bias * (minus ? plus[t] - minus[t] : plus[t])) };
 }
-INLINE q8_acc q8_acc_next_part(q8_acc d) { return d; }
-INLINE q8_acc q8_acc_dot(q8_acc d, q8_codes w, const int32_t *inputs, const int l, const int part, const int T,
-                         const int t) {
+INLINE int16_acc int16_acc_next_part(int16_acc d) { return d; }
+INLINE int16_acc int16_acc_dot(int16_acc d, int16_codes w, const int32_t *inputs, const int l, const int part,
+                               const int T, const int t) {
     (void)part;
     d.h = _mm512_dpbusd_epi32(d.h, w, broadcast_512(inputs[word_index(2 * l, T, t)]));
     VALUE_BARRIER(d.h);
@@ -215,38 +230,38 @@ INLINE q8_acc q8_acc_dot(q8_acc d, q8_codes w, const int32_t *inputs, const int 
     VALUE_BARRIER(d.l);
     return d;
 }
-INLINE v16 q8_acc_to_float(q8_acc d, const int T, const int row) {
+INLINE v16 int16_acc_to_float(int16_acc d, const int T, const int row) {
     (void)T, (void)row;
     return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(d.h, 7), d.l));
 }
 #else
 // As on AVX2.
-enum { Q8_PARTS = 2, Q8_UNPACKED_LINE_BYTES = 128 };
-typedef __m512i q8_acc;
-INLINE q8_codes q8_codes_load(const uint8_t *group, const int l, const int part) {
-    const __m512i x = load_512(group + l * LINE_BYTES);
+enum { UNPACKED_BIAS = 0, INT16_PARTS = 2, INT16_UNPACKED_LINE_BYTES = 128 };
+typedef __m512i int16_acc;
+INLINE int16_codes int16_codes_from(line x, line y, const int l, const int part) {
+    if (l & 1) x = y;
     return part ? _mm512_srli_epi16(x, 8) : _mm512_and_si512(x, _mm512_set1_epi16(255));
 }
-INLINE void q8_codes_unpack(uint8_t *to, const uint8_t *group, int l) {
+INLINE void int16_codes_unpack(uint8_t *to, line x, line y, const int l, const int bias) {
     UNROLL for (int part = 0; part < 2; part++)
-        store_512(to + l * Q8_UNPACKED_LINE_BYTES + 64 * part,
-                  _mm512_sub_epi16(q8_codes_load(group, l, part), _mm512_set1_epi16(Q8_OFFSET)));
+        store_512(to + l * INT16_UNPACKED_LINE_BYTES + 64 * part,
+                  _mm512_sub_epi16(int16_codes_from(x, y, l, part), _mm512_set1_epi16((short)bias)));
 }
-INLINE q8_codes q8_codes_load_unpacked(const uint8_t *group, const int l, const int part) {
-    return load_512(group + l * Q8_UNPACKED_LINE_BYTES + 64 * part);
+INLINE int16_codes int16_codes_load_unpacked(const uint8_t *group, const int l, const int part) {
+    return load_512(group + l * INT16_UNPACKED_LINE_BYTES + 64 * part);
 }
-INLINE q8_acc q8_acc_init(const int32_t *sums, const int T, const int t, const int unpacked) {
+INLINE int16_acc int16_acc_init(const int32_t *plus, const int32_t *minus, const int bias, const int T, const int t) {
     (void)T;
-    return unpacked ? _mm512_setzero_si512() : broadcast_512(-Q8_OFFSET * sums[t]);
+    return bias ? broadcast_512(-bias * (minus ? plus[t] - minus[t] : plus[t])) : _mm512_setzero_si512();
 }
-INLINE q8_acc q8_acc_next_part(q8_acc d) { return d; }
-INLINE q8_acc q8_acc_dot(q8_acc d, q8_codes w, const int32_t *inputs, const int l, const int part, const int T,
-                         const int t) {
+INLINE int16_acc int16_acc_next_part(int16_acc d) { return d; }
+INLINE int16_acc int16_acc_dot(int16_acc d, int16_codes w, const int32_t *inputs, const int l, const int part,
+                               const int T, const int t) {
     d = _mm512_add_epi32(d, _mm512_madd_epi16(w, broadcast_512(inputs[word_index(2 * l + part, T, t)])));
     VALUE_BARRIER(d);
     return d;
 }
-INLINE v16 q8_acc_to_float(q8_acc d, const int T, const int row) {
+INLINE v16 int16_acc_to_float(int16_acc d, const int T, const int row) {
     (void)T, (void)row;
     return _mm512_cvtepi32_ps(d);
 }

@@ -16,8 +16,8 @@ INLINE void q4_compensation(const int8_t *x, int32_t terms[2]) {
     const __m256i negative = _mm256_sub_epi16(_mm256_setzero_si256(), sums);
     terms[0] = _mm256_extract_epi32(negative, 0), terms[1] = _mm256_extract_epi32(negative, 4);
 }
-// Columns (0, 2) of each 4 in one word, (1, 3) in the next, as q8_codes splits the codes.
-INLINE void q8_pack_words(const int16_t *x, int32_t *words) {
+// Columns (0, 2) of each 4 in one word, (1, 3) in the next, as int16_codes_from splits the codes.
+INLINE void int16_pack_words(const int16_t *x, int32_t *words) {
     const __m256i order =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
     _mm256_storeu_si256((__m256i *)words, _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)x), order));

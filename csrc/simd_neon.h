@@ -15,12 +15,12 @@
 typedef struct { float32x4_t a, b, c, d; } v16;   // lanes 0..3, 4..7, 8..11, 12..15
 enum {
     FLOAT_TILE_ACCS = 6,   // 24 of 32 registers
-    Q4_TILE_ACCS = 1, Q8_TILE_ACCS = 1, MAX_LIVE_SUMS = 2, MAX_CARRIED_SUMS = 2,
+    Q4_TILE_ACCS = 1, INT16_TILE_ACCS = 1, MAX_LIVE_SUMS = 2, MAX_CARRIED_SUMS = 2,
     UNPACK_ABOVE_F16 = 30, UNPACK_ABOVE_BF16 = 30,   // saves 4 of 28 instructions
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-    UNPACK_ABOVE_Q4 = 5, UNPACK_ABOVE_Q8 = 4,
+    UNPACK_ABOVE_Q4 = 5, UNPACK_ABOVE_BYTES = 4,
 #else
-    UNPACK_ABOVE_Q4 = 8, UNPACK_ABOVE_Q8 = 6,
+    UNPACK_ABOVE_Q4 = 8, UNPACK_ABOVE_BYTES = 6,
 #endif
 };
 
@@ -178,7 +178,7 @@ INLINE ints ints_dot(ints sum, line codes, int32_t inputs) {
 typedef struct { ints first, second; } int_pairs;
 
 INLINE int q4_rows_per_acc(const int unpacked) { return unpacked ? 2 : 1; }
-INLINE int q8_rows_per_acc(const int T) { return T > 1 ? 2 : 1; }
+INLINE int int16_rows_per_acc(const int T) { return T > 1 ? 2 : 1; }
 INLINE int word_index(int word, const int T, int t) { return (word & ~1) * T + 2 * t + (word & 1); }
 
 INLINE int8x16_t zip_half(int8x16_t x, int8x16_t y, const int half) {
@@ -214,12 +214,27 @@ INLINE int_pairs pairs_mmla(int_pairs p, line codes, int32x4_t inputs, const int
 // Unpacked codes include the grid.
 
 typedef int8x16_t lut;
-INLINE lut lut_load(const int8_t *codebook) { return vld1q_s8(codebook); }
+enum { Q4_BIAS = 0 };
+INLINE lut lut_load(const int8_t *codebook, const int bias) {
+    return vaddq_s8(vld1q_s8(codebook), vdupq_n_s8((int8_t)bias));
+}
 INLINE block_scales block_scales_load(const uint8_t *p) {
     const int8x16_t s = vld1q_s8((const int8_t *)p);
     const int16x8_t low = vmovl_s8(vget_low_s8(s)), high = vmovl_high_s8(s);
     return (block_scales){ vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low), vmovl_s16(vget_low_s16(high)),
                            vmovl_high_s16(high) };
+}
+INLINE v16 v16_load_int8(const uint8_t *p) { return ints_to_float(block_scales_load(p)); }
+// For e >= 2, the exponent field is e - 1. The bits of the subnormal 2^(e - 128) are larger only for e = 0 and 1.
+INLINE float32x4_t from_e8m0(uint16x4_t x) {
+    const int32x4_t e = vreinterpretq_s32_u32(vmovl_u16(x)), one = vdupq_n_s32(1);
+    return vreinterpretq_f32_s32(vmaxq_s32(vshlq_n_s32(vsubq_s32(e, one), 23), vshlq_n_s32(vaddq_s32(e, one), 21)));
+}
+INLINE v16 v16_load_e8m0(const uint8_t *p) {
+    const uint8x16_t e = vld1q_u8(p);
+    const uint16x8_t low = vmovl_u8(vget_low_u8(e)), high = vmovl_high_u8(e);
+    return (v16){ from_e8m0(vget_low_u16(low)), from_e8m0(vget_high_u16(low)), from_e8m0(vget_low_u16(high)),
+                  from_e8m0(vget_high_u16(high)) };
 }
 INLINE void block_scales_store(uint8_t *p, block_scales s) {
     int32_t *q = (int32_t *)(void *)p;
@@ -292,22 +307,45 @@ INLINE q4_scaled q4_scale_add(q4_scaled w, q4_row_acc d, block_scales s) {
 }
 INLINE v16 q4_scaled_to_float(q4_scaled w) { return ints_to_float(w); }
 
-// ---- q8: an input is 128 h + l with h and l in int8, so there are two dot products of bytes. With many rows they
-// run one after the other to save registers: all lines are multiplied by h (part 0), the sums are shifted, then all
-// lines are multiplied by l (part 1).
+// ---- int16 inputs: an input is 128 h + l with h and l in int8, so there are two dot products of bytes. With many rows
+// they run one after the other to save registers: all lines are multiplied by h (part 0), the sums are shifted, then
+// all lines are multiplied by l (part 1). Sums of biases are split likewise: bias = 128 (bias / 128) + bias % 128.
 
-enum { Q8_PARTS = 2, Q8_UNPACKED_LINE_BYTES = 64 };
-typedef line q8_codes;
-INLINE v16 v16_load_int8(const uint8_t *p) { return ints_to_float(block_scales_load(p)); }
-INLINE q8_codes q8_codes_load_unpacked(const uint8_t *group, const int l, const int part) {
+enum { INT16_PARTS = 2, INT16_UNPACKED_LINE_BYTES = 64 };
+typedef line int16_codes;
+INLINE int8x16_t nibbles(int8x16_t x, const int half) {
+    const uint8x16_t v = vreinterpretq_u8_s8(x);
+    return vreinterpretq_s8_u8(half ? vshrq_n_u8(v, 4) : vandq_u8(v, vdupq_n_u8(15)));
+}
+INLINE line line_nibbles(line x, const int half) {
+    return (line){ nibbles(x.a, half), nibbles(x.b, half), nibbles(x.c, half), nibbles(x.d, half) };
+}
+INLINE int8x16_t insert_high_bits(int8x16_t x, int8x16_t high, const int from, const int mask) {
+    const uint8x16_t v = vreinterpretq_u8_s8(high);
+    const uint8x16_t shifted = vshlq_u8(v, vdupq_n_s8((int8_t)(4 - from)));   // a negative count shifts right
+    return vorrq_s8(x, vreinterpretq_s8_u8(vandq_u8(shifted, vdupq_n_u8((uint8_t)mask))));
+}
+INLINE line line_insert_high_bits(line x, line high, const int from, const int mask) {
+    return (line){ insert_high_bits(x.a, high.a, from, mask), insert_high_bits(x.b, high.b, from, mask),
+                   insert_high_bits(x.c, high.c, from, mask), insert_high_bits(x.d, high.d, from, mask) };
+}
+INLINE int8x16_t lookup(lut t, int8x16_t x) { return vqtbl1q_s8(t, vreinterpretq_u8_s8(x)); }
+INLINE line line_lookup(lut t, line x) {
+    return (line){ lookup(t, x.a), lookup(t, x.b), lookup(t, x.c), lookup(t, x.d) };
+}
+INLINE line line_add(line x, const int addend) {
+    const int8x16_t y = vdupq_n_s8((int8_t)addend);
+    return (line){ vaddq_s8(x.a, y), vaddq_s8(x.b, y), vaddq_s8(x.c, y), vaddq_s8(x.d, y) };
+}
+INLINE int16_codes int16_codes_load_unpacked(const uint8_t *group, const int l, const int part) {
     (void)part;
-    return line_load(group + l * Q8_UNPACKED_LINE_BYTES);
+    return line_load(group + l * INT16_UNPACKED_LINE_BYTES);
 }
 // Narrows 16 int16 to int8: four words of 4 bytes.
 INLINE int32x4_t narrow_to_words(int16x8_t v, int16x8_t w) {
     return vreinterpretq_s32_s8(vcombine_s8(vmovn_s16(v), vmovn_s16(w)));
 }
-INLINE void q8_pack_words(const int16_t *x, int32_t *words) {
+INLINE void int16_pack_words(const int16_t *x, int32_t *words) {
     const int16x8_t v = vld1q_s16(x), w = vld1q_s16(x + 8), half = vdupq_n_s16(64);
     const int16x8_t vh = vshrq_n_s16(vaddq_s16(v, half), 7), wh = vshrq_n_s16(vaddq_s16(w, half), 7);
     const int32x4_t high = narrow_to_words(vh, wh);
@@ -321,75 +359,79 @@ INLINE void q8_pack_words(const int16_t *x, int32_t *words) {
 }
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-// usmmla multiplies the stored, unsigned codes. h starts at -(sum of the inputs), which becomes -128 times the sum
-// after the shift. A single row's h and l are multiplied like two rows. Line l is represented by half l & 1 of two
-// zipped lines.
-typedef struct { int_pairs h, l; } q8_acc;
-INLINE int q8_part_major(const int T) { return T > 2; }
-INLINE q8_codes q8_codes_load(const uint8_t *group, const int l, const int part) {
-    (void)part;
-    const uint8_t *p = group + (l & ~1) * LINE_BYTES;
-    return zip(line_load(p), line_load(p + LINE_BYTES), l & 1);
-}
-INLINE void q8_codes_unpack(uint8_t *to, const uint8_t *group, const int l) {
-    line_store(to + l * Q8_UNPACKED_LINE_BYTES, q8_codes_load(group, l, 0));
+// usmmla multiplies unsigned codes. A single row's h and l are multiplied like two rows. Line l is represented by half
+// l & 1 of two zipped lines.
+enum { BYTE_BIAS = 128, UNPACKED_BIAS = 128 };
+typedef struct { int_pairs h, l; } int16_acc;
+INLINE int int16_part_major(const int T) { return T > 2; }
+INLINE line line_from_bytes(line x) { return x; }
+INLINE int16_codes int16_codes_from(line x, line y, const int l, const int part) { (void)part; return zip(x, y, l & 1); }
+INLINE void int16_codes_unpack(uint8_t *to, line x, line y, const int l, const int bias) {
+    line_store(to + l * INT16_UNPACKED_LINE_BYTES, line_add(int16_codes_from(x, y, l, 0), UNPACKED_BIAS - bias));
 }
 INLINE int32x4_t usmmla(int32x4_t sum, int8x16_t codes, int32x4_t inputs) {
     return vusmmlaq_s32(sum, vreinterpretq_u8_s8(codes), vreinterpretq_s8_s32(inputs));
 }
-INLINE ints ints_usmmla(ints sum, q8_codes w, int32x4_t inputs) {
+INLINE ints ints_usmmla(ints sum, int16_codes w, int32x4_t inputs) {
     return (ints){ usmmla(sum.a, w.a, inputs), usmmla(sum.b, w.b, inputs), usmmla(sum.c, w.c, inputs),
                    usmmla(sum.d, w.d, inputs) };
 }
-INLINE int_pairs pairs_usmmla(int_pairs p, q8_codes w, int32x4_t inputs, const int half) {
+INLINE int_pairs pairs_usmmla(int_pairs p, int16_codes w, int32x4_t inputs, const int half) {
     return half ? (int_pairs){ p.first, ints_usmmla(p.second, w, inputs) }
                 : (int_pairs){ ints_usmmla(p.first, w, inputs), p.second };
 }
-INLINE q8_acc q8_acc_init(const int32_t *sums, const int T, const int t, const int unpacked) {
-    (void)unpacked;
-    const int32x2_t two = vneg_s32(T - t > 1 ? vld1_s32(sums + t) : vset_lane_s32(sums[t], vdup_n_s32(0), 0));
-    const ints start = ints_set1(vcombine_s32(two, two));
-    return (q8_acc){ { start, start }, { ints_zero(), ints_zero() } };
+INLINE int32x2_t load_two_sums(const int32_t *sums, const int T, const int t) {
+    return T - t > 1 ? vld1_s32(sums + t) : vset_lane_s32(sums[t], vdup_n_s32(0), 0);
 }
-INLINE q8_acc q8_acc_next_part(q8_acc d) {
-    return (q8_acc){ { ints_zero(), ints_zero() },
-                     { ints_times_128_plus(d.h.first, d.l.first), ints_times_128_plus(d.h.second, d.l.second) } };
+INLINE int_pairs pairs_set1(int32x2_t x) {
+    const ints sums = ints_set1(vcombine_s32(x, x));
+    return (int_pairs){ sums, sums };
 }
-INLINE q8_acc q8_acc_dot(q8_acc d, q8_codes w, const int32_t *inputs, const int l, const int part, const int T,
-                         const int t) {
+INLINE int16_acc int16_acc_init(const int32_t *plus, const int32_t *minus, const int bias, const int T, const int t) {
+    int32x2_t sums = load_two_sums(plus, T, t);
+    if (minus) sums = vsub_s32(sums, load_two_sums(minus, T, t));
+    const int32x2_t h = vmul_n_s32(sums, -(bias / 128)), l = vmul_n_s32(sums, -(bias % 128));
+    return T == 1 ? (int16_acc){ pairs_set1(vzip1_s32(h, l)), pairs_set1(vdup_n_s32(0)) }
+                  : (int16_acc){ pairs_set1(h), pairs_set1(l) };
+}
+INLINE int16_acc int16_acc_next_part(int16_acc d) {
+    return (int16_acc){ { ints_zero(), ints_zero() },
+                        { ints_times_128_plus(d.h.first, d.l.first), ints_times_128_plus(d.h.second, d.l.second) } };
+}
+INLINE int16_acc int16_acc_dot(int16_acc d, int16_codes w, const int32_t *inputs, const int l, const int part,
+                               const int T, const int t) {
     if (T == 1)
-        return part ? d
-                    : (q8_acc){ pairs_usmmla(d.h, w, vld1q_s32(inputs + word_index(2 * (l & ~1), T, t)), l & 1), d.l };
+        return part ? d : (int16_acc){
+            pairs_usmmla(d.h, w, vld1q_s32(inputs + word_index(2 * (l & ~1), T, t)), l & 1), d.l };
     const int32x4_t x = load_two_rows(inputs + word_index(2 * (l & ~1) + 2 * part, T, t), T - t);
-    return part ? (q8_acc){ d.h, pairs_usmmla(d.l, w, x, l & 1) } : (q8_acc){ pairs_usmmla(d.h, w, x, l & 1), d.l };
+    return part ? (int16_acc){ d.h, pairs_usmmla(d.l, w, x, l & 1) }
+                : (int16_acc){ pairs_usmmla(d.h, w, x, l & 1), d.l };
 }
-INLINE v16 q8_acc_to_float(q8_acc d, const int T, const int row) {
+INLINE v16 int16_acc_to_float(int16_acc d, const int T, const int row) {
     if (T == 1) return ints_to_float(ints_times_128_plus(unzip(d.h, 0), unzip(d.h, 1)));
     return ints_to_float(ints_times_128_plus(unzip(d.h, row), unzip(d.l, row)));
 }
 #else
-typedef struct { ints h, l; } q8_acc;
-INLINE int q8_part_major(const int T) { return T > 3; }
-INLINE int8x16_t subtract_offset(int8x16_t x) { return veorq_s8(x, vdupq_n_s8(-Q8_OFFSET)); }
-INLINE q8_codes q8_codes_load(const uint8_t *group, const int l, const int part) {
-    (void)part;
-    const line x = line_load(group + l * LINE_BYTES);
-    return (q8_codes){ subtract_offset(x.a), subtract_offset(x.b), subtract_offset(x.c), subtract_offset(x.d) };
+enum { BYTE_BIAS = 0, UNPACKED_BIAS = 0 };
+typedef struct { ints h, l; } int16_acc;
+INLINE int int16_part_major(const int T) { return T > 3; }
+INLINE line line_from_bytes(line x) { return line_add(x, -Q8_OFFSET); }
+INLINE int16_codes int16_codes_from(line x, line y, const int l, const int part) { (void)part; return l & 1 ? y : x; }
+INLINE void int16_codes_unpack(uint8_t *to, line x, line y, const int l, const int bias) {
+    line_store(to + l * INT16_UNPACKED_LINE_BYTES, line_add(int16_codes_from(x, y, l, 0), UNPACKED_BIAS - bias));
 }
-INLINE void q8_codes_unpack(uint8_t *to, const uint8_t *group, const int l) {
-    line_store(to + l * Q8_UNPACKED_LINE_BYTES, q8_codes_load(group, l, 0));
+INLINE int16_acc int16_acc_init(const int32_t *plus, const int32_t *minus, const int bias, const int T, const int t) {
+    (void)T;
+    const ints start = bias ? ints_set1(vdupq_n_s32(-bias * (minus ? plus[t] - minus[t] : plus[t]))) : ints_zero();
+    return (int16_acc){ ints_zero(), start };
 }
-INLINE q8_acc q8_acc_init(const int32_t *sums, const int T, const int t, const int unpacked) {
-    (void)sums, (void)T, (void)t, (void)unpacked;
-    return (q8_acc){ ints_zero(), ints_zero() };
-}
-INLINE q8_acc q8_acc_next_part(q8_acc d) { return (q8_acc){ ints_zero(), ints_times_128_plus(d.h, d.l) }; }
-INLINE q8_acc q8_acc_dot(q8_acc d, q8_codes w, const int32_t *inputs, const int l, const int part, const int T,
-                         const int t) {
+INLINE int16_acc int16_acc_next_part(int16_acc d) { return (int16_acc){ ints_zero(), ints_times_128_plus(d.h, d.l) }; }
+INLINE int16_acc int16_acc_dot(int16_acc d, int16_codes w, const int32_t *inputs, const int l, const int part,
+                               const int T, const int t) {
     const int32_t x = inputs[word_index(2 * l + part, T, t)];
-    return part ? (q8_acc){ d.h, ints_dot(d.l, w, x) } : (q8_acc){ ints_dot(d.h, w, x), d.l };
+    return part ? (int16_acc){ d.h, ints_dot(d.l, w, x) } : (int16_acc){ ints_dot(d.h, w, x), d.l };
 }
-INLINE v16 q8_acc_to_float(q8_acc d, const int T, const int row) {
+INLINE v16 int16_acc_to_float(int16_acc d, const int T, const int row) {
     (void)T, (void)row;
     return ints_to_float(ints_times_128_plus(d.h, d.l));
 }

@@ -15,17 +15,17 @@
 
 typedef struct { float f[16]; } v16;
 
-// Tuning. Tiles are S strips x T rows; an accumulator is a v16, a q4_acc or a q8_acc.
+// Tuning. Tiles are S strips x T rows; an accumulator is a v16, a q4_acc or an int16_acc.
 enum {
     FLOAT_TILE_ACCS = 1,              // most accumulators of a float tile; one has 16 independent chains here
-    Q4_TILE_ACCS = 1,                 // likewise of a q4 and a q8 tile
-    Q8_TILE_ACCS = 1,
+    Q4_TILE_ACCS = 1,                 // likewise of a q4 tile and of a tile with int16 inputs
+    INT16_TILE_ACCS = 1,
     MAX_LIVE_SUMS = 1 << 30,          // more sums than this are spilled while a group is accumulated
     MAX_CARRIED_SUMS = 1 << 30,       // up to this many sums of a q4 tile stay in registers from group to group
     UNPACK_ABOVE_F16 = 4,             // with more rows than this, weights are unpacked once for all of them
     UNPACK_ABOVE_BF16 = 1 << 30,
     UNPACK_ABOVE_Q4 = 4,
-    UNPACK_ABOVE_Q8 = 4,
+    UNPACK_ABOVE_BYTES = 4,           // dtypes with 8 bits and int16 inputs; those with fewer bits: above 1 row
 };
 
 // No registers to allocate, so unrolling would only make the code larger.
@@ -46,6 +46,9 @@ INLINE void v16_store(float *p, v16 a) { for (int i = 0; i < 16; i++) p[i] = a.f
 INLINE v16 v16_load_n(const float *p, int n) { FOR_LANES(i < n ? p[i] : 0.0f); }
 INLINE void v16_store_n(float *p, v16 a, int n) { for (int i = 0; i < n; i++) p[i] = a.f[i]; }
 
+// 16 int8, or 16 e8m0 (a byte e is 2^(e - 128)), as floats: scales.
+INLINE v16 v16_load_int8(const uint8_t *p) { FOR_LANES((float)(int8_t)p[i]); }
+INLINE v16 v16_load_e8m0(const uint8_t *p) { FOR_LANES(f32_from_bits(p[i] < 2 ? 0x200000u << p[i] : (p[i] - 1u) << 23)); }
 NOINLINE v16 v16_load_f16(const uint16_t *p) { FOR_LANES(f32_from_f16(p[i])); }
 NOINLINE void v16_store_f16(uint16_t *p, v16 a) { for (int i = 0; i < 16; i++) p[i] = f16_from_f32(a.f[i]); }
 // bf16 may be loaded in a permuted lane order, whichever is fastest; v16_unpermute restores the order.
@@ -96,10 +99,16 @@ typedef struct { int8_t b[64]; } line;             // 16 rows x 4 bytes
 typedef struct { int32_t i[16]; } q4_acc;
 typedef struct { int32_t i[16]; } q4_scaled;       // sums of dot products times block scales: exact, below 2^24
 typedef struct { int32_t i[16]; } block_scales;    // the scales of 16 rows; 64 bytes in unpacked strips
-typedef struct { int8_t b[16]; } lut;              // the codebook
+typedef struct { int8_t b[16]; } lut;              // a codebook
 typedef line grid_offsets;                         // s & 3 per row: what the row's grid adds to the codebook
 
-INLINE lut lut_load(const int8_t *codebook) { lut t; memcpy(t.b, codebook, 16); return t; }
+enum { Q4_BIAS = 0 };   // q4_codes returns codes plus this
+// The table of codebook[i] + bias.
+INLINE lut lut_load(const int8_t *codebook, const int bias) {
+    lut t;
+    for (int i = 0; i < 16; i++) t.b[i] = (int8_t)(codebook[i] + bias);
+    return t;
+}
 INLINE line line_load(const uint8_t *p) { line x; memcpy(x.b, p, 64); return x; }
 INLINE void line_store(uint8_t *p, line x) { memcpy(p, x.b, 64); }
 // From the 16 block scales at p.
@@ -154,45 +163,71 @@ INLINE q4_scaled q4_scale_add(q4_scaled w, q4_row_acc d, block_scales s) {
 }
 INLINE v16 q4_scaled_to_float(q4_scaled w) { v16 r; for (int i = 0; i < 16; i++) r.f[i] = (float)w.i[i]; return r; }
 
-// ---- q8: 8-bit codes times int16 inputs
+// ---- other quantized dtypes: codes times int16 inputs
 //
-// A q8_acc accumulates, for each of 16 rows, the exact dot product over 32 columns. The inputs of 4 columns are two
-// words in a form that each layer chooses. A line may be multiplied in Q8_PARTS parts.
+// A code line holds 16 rows x 4 columns, one byte per code plus a bias: what the layer's instructions multiply. Bytes
+// are unsigned where BYTE_BIAS is 128. Sums start at -bias * (sum of the inputs), so that they are exact products of
+// codes without bias.
+//
+// An int16_acc accumulates, for each of 16 rows, the exact dot product over up to 32 columns. The inputs of 4 columns
+// are two words in a form that each layer chooses. A line may be multiplied in INT16_PARTS parts.
 
-enum { Q8_PARTS = 1, Q8_UNPACKED_LINE_BYTES = 128 };
-// Whether part 0 runs over all lines of a group before part 1, so that T rows need fewer registers at a time. Then
-// q8_acc_next_part is called in between.
-INLINE int q8_part_major(const int T) { (void)T; return 0; }
-typedef struct { int16_t h[64]; } q8_codes;
-typedef struct { int32_t i[16]; } q8_acc;
-// Line l of a group.
-INLINE q8_codes q8_codes_load(const uint8_t *group, const int l, const int part) {
-    (void)part;
-    q8_codes x;
-    for (int i = 0; i < 64; i++) x.h[i] = (int16_t)(group[l * LINE_BYTES + i] - 128);
+enum { BYTE_BIAS = 0, UNPACKED_BIAS = 0, INT16_PARTS = 1, INT16_UNPACKED_LINE_BYTES = 128 };
+// 8-bit codes as stored, plus 128, become code + BYTE_BIAS.
+INLINE line line_from_bytes(line x) {
+    for (int i = 0; i < 64; i++) x.b[i] = (int8_t)((uint8_t)x.b[i] - Q8_OFFSET);
     return x;
 }
-INLINE void q8_codes_unpack(uint8_t *to, const uint8_t *group, int l) {
-    const q8_codes x = q8_codes_load(group, l, 0);
-    memcpy(to + l * Q8_UNPACKED_LINE_BYTES, x.h, 128);
-}
-INLINE q8_codes q8_codes_load_unpacked(const uint8_t *group, const int l, const int part) {
-    (void)part;
-    q8_codes x;
-    memcpy(x.h, group + l * Q8_UNPACKED_LINE_BYTES, 128);
+// The low (half 0) or high nibbles of each byte.
+INLINE line line_nibbles(line x, const int half) {
+    for (int i = 0; i < 64; i++) x.b[i] = (int8_t)((uint8_t)x.b[i] >> 4 * half & 15);
     return x;
+}
+// x with bits 4 and up, as far as they are in mask, from bit `from` and up of each byte of `high`.
+INLINE line line_insert_high_bits(line x, line high, const int from, const int mask) {
+    for (int i = 0; i < 64; i++) x.b[i] |= (int8_t)((uint8_t)high.b[i] >> from << 4 & mask);
+    return x;
+}
+INLINE line line_lookup(lut t, line x) {
+    for (int i = 0; i < 64; i++) x.b[i] = t.b[x.b[i]];
+    return x;
+}
+// Whether part 0 runs over all lines of a span before part 1, so that T rows need fewer registers at a time. Then
+// int16_acc_next_part is called in between.
+INLINE int int16_part_major(const int T) { (void)T; return 0; }
+typedef struct { int16_t h[64]; } int16_codes;
+typedef struct { int32_t i[16]; } int16_acc;
+// The operand for line l: x, the code line l & ~1, if l is even, else y, which follows x.
+INLINE int16_codes int16_codes_from(line x, line y, const int l, const int part) {
+    (void)part;
+    int16_codes c;
+    for (int i = 0; i < 64; i++) c.h[i] = l & 1 ? y.b[i] : x.b[i];
+    return c;
+}
+// Stores the operand for line l with UNPACKED_BIAS instead of `bias`.
+INLINE void int16_codes_unpack(uint8_t *to, line x, line y, const int l, const int bias) {
+    int16_codes c = int16_codes_from(x, y, l, 0);
+    for (int i = 0; i < 64; i++) c.h[i] = (int16_t)(c.h[i] + UNPACKED_BIAS - bias);
+    memcpy(to + l * INT16_UNPACKED_LINE_BYTES, c.h, 128);
+}
+INLINE int16_codes int16_codes_load_unpacked(const uint8_t *group, const int l, const int part) {
+    (void)part;
+    int16_codes c;
+    memcpy(c.h, group + l * INT16_UNPACKED_LINE_BYTES, 128);
+    return c;
 }
 // Arranges 16 int16 input codes as 8 words.
-INLINE void q8_pack_words(const int16_t *x, int32_t *words) { memcpy(words, x, 32); }
-// sums: the sums of the T rows' input codes over the group, for layers whose codes keep their offset. unpacked: the
-// codes were written by q8_codes_unpack.
-INLINE q8_acc q8_acc_init(const int32_t *sums, const int T, const int t, const int unpacked) {
-    (void)sums, (void)T, (void)t, (void)unpacked;
-    return (q8_acc){ { 0 } };
+INLINE void int16_pack_words(const int16_t *x, int32_t *words) { memcpy(words, x, 32); }
+// plus[t] - minus[t], or plus[t] if minus is NULL, is the sum of row t's inputs over the span.
+INLINE int16_acc int16_acc_init(const int32_t *plus, const int32_t *minus, const int bias, const int T, const int t) {
+    (void)T;
+    int16_acc d;
+    for (int i = 0; i < 16; i++) d.i[i] = -bias * (plus[t] - (minus ? minus[t] : 0));
+    return d;
 }
-INLINE q8_acc q8_acc_next_part(q8_acc d) { return d; }
-NOINLINE q8_acc q8_acc_dot(q8_acc d, q8_codes w, const int32_t *inputs, const int l, const int part, const int T,
-                           const int t) {
+INLINE int16_acc int16_acc_next_part(int16_acc d) { return d; }
+NOINLINE int16_acc int16_acc_dot(int16_acc d, int16_codes w, const int32_t *inputs, const int l, const int part,
+                                 const int T, const int t) {
     (void)part;
     int16_t x[4];
     for (int i = 0; i < 2; i++) memcpy(x + 2 * i, inputs + word_index(2 * l + i, T, t), 4);
@@ -200,16 +235,10 @@ NOINLINE q8_acc q8_acc_dot(q8_acc d, q8_codes w, const int32_t *inputs, const in
     return d;
 }
 // The dot products of the accumulator's `row`-th input row.
-INLINE v16 q8_acc_to_float(q8_acc d, const int T, const int row) {
+INLINE v16 int16_acc_to_float(int16_acc d, const int T, const int row) {
     (void)T, (void)row;
     v16 r;
     for (int i = 0; i < 16; i++) r.f[i] = (float)d.i[i];
-    return r;
-}
-// 16 int8 as floats: the block scales.
-INLINE v16 v16_load_int8(const uint8_t *p) {
-    v16 r;
-    for (int i = 0; i < 16; i++) r.f[i] = (float)(int8_t)p[i];
     return r;
 }
 

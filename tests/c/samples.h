@@ -51,41 +51,95 @@ static inline void set_weight(int dtype, uint8_t *w, size_t strip_bytes, int row
     if (dtype == LLAMAC_F32) ((float *)(void *)p)[at] = x;
     else ((uint16_t *)(void *)p)[at] = dtype == LLAMAC_F16 ? f16_from_f32(x) : (uint16_t)(f32_bits(x) >> 16);
 }
-// Random weights. In quantized strips any byte is a valid code, except q8's 0: it would mean -128.
-static inline void fill_matrix(int dtype, uint8_t *w, size_t strip_bytes, int rows, int columns, uint64_t *state) {
+// The quantized dtypes as docs/format.md specifies them, deliberately without the core's table and size functions.
+// scale: 1 int8, 2 f16, 3 e8m0. super: f16 lines per block. codebook: 1 q4's, 2 iq4's, 3 mxfp4's.
+struct layout { int bits, offset, per_scale, scale, row_scales, super, minimums, block, codebook; };
+static const struct layout layouts[LLAMAC_N_DTYPES] = {
+    [LLAMAC_Q8] = { 8, 128, 32, 1, 1, 0, 0, 128, 0 }, [LLAMAC_Q4] = { 4, 0, 16, 1, 1, 0, 0, 128, 1 },
+    [LLAMAC_Q4S] = { 4, 0, 32, 1, 1, 0, 0, 128, 1 }, [LLAMAC_Q4_0] = { 4, 8, 32, 2, 0, 0, 0, 128, 0 },
+    [LLAMAC_Q4_1] = { 4, 0, 32, 2, 0, 0, 1, 128, 0 }, [LLAMAC_Q5_0] = { 5, 16, 32, 2, 0, 0, 0, 128, 0 },
+    [LLAMAC_Q5_1] = { 5, 0, 32, 2, 0, 0, 1, 128, 0 }, [LLAMAC_Q8_0] = { 8, 128, 32, 2, 0, 0, 0, 128, 0 },
+    [LLAMAC_Q4_K] = { 4, 0, 32, 1, 0, 2, 1, 256, 0 }, [LLAMAC_Q5_K] = { 5, 0, 32, 1, 0, 2, 1, 256, 0 },
+    [LLAMAC_Q6_K] = { 6, 32, 16, 1, 0, 1, 0, 256, 0 }, [LLAMAC_IQ4_NL] = { 4, 0, 32, 2, 0, 0, 0, 128, 2 },
+    [LLAMAC_IQ4_XS] = { 4, 0, 32, 1, 0, 1, 0, 256, 2 }, [LLAMAC_MXFP4] = { 4, 0, 32, 3, 0, 0, 0, 128, 3 },
+};
+// A block of a strip of `columns` columns: its start, the offsets of its scales, minimums and codes, its columns
+// rounded up to groups, and its bytes.
+struct layout_block { size_t start; int scales, minimums, codes, columns, bytes; };
+static inline struct layout_block layout_block(const struct layout *f, int columns, int index) {
+    struct layout_block b = { 0 };
+    size_t start = f->row_scales ? 64 : 0;
+    for (int i = 0; i <= index; i++) {
+        start += (size_t)b.bytes;
+        const int left = columns - i * f->block, wide = (left < f->block ? left + 31 : f->block) / 32 * 32;
+        const int per_span = f->scale == 2 ? 32 : 16, area = wide / f->per_scale * per_span;
+        b = (struct layout_block){ start, f->super * 32, f->super * 32 + area, 0, wide, 0 };
+        b.codes = (b.minimums + f->minimums * area + 63) / 64 * 64;
+        b.bytes = b.codes + wide * 2 * f->bits;
+    }
+    return b;
+}
+static inline void store_random_f16(uint8_t *p, float limit, uint64_t *state) {
+    const uint16_t h = f16_from_f32(limit * random_float(state));
+    memcpy(p, &h, 2);
+}
+// Random weights; `limit` bounds row scales and f16 scales. In quantized strips any byte is a valid code, except q8's
+// 0: it would mean -128. e8m0 scales are limit * 2^-8 to limit * 2^7, so that no weight dwarfs the others.
+static inline void fill_matrix(int dtype, uint8_t *w, size_t strip_bytes, int rows, int columns, float limit,
+                               uint64_t *state) {
     if (!dtype_is_quantized(dtype)) {
         for (int r = 0; r < rows; r++)
             for (int k = 0; k < columns; k++) set_weight(dtype, w, strip_bytes, r, k, random_float(state));
         return;
     }
+    const struct layout *f = &layouts[dtype];
     for (int s = 0; s < ceil_div(rows, 16); s++) {
         uint8_t *p = w + (size_t)s * strip_bytes;
-        fill_random((float *)(void *)p, STRIP_ROWS, state);
-        for (size_t i = LINE_BYTES; i < strip_bytes; i++) p[i] = (uint8_t)(1 + random_below(state, 255));
+        for (size_t i = 0; i < strip_bytes; i++) p[i] = (uint8_t)(1 + random_below(state, 255));
+        for (int r = 0; r < STRIP_ROWS && f->row_scales; r++) ((float *)(void *)p)[r] = limit * random_float(state);
+        for (int i = 0; i * f->block < columns; i++) {
+            const struct layout_block b = layout_block(f, columns, i);
+            const int halves = f->scale == 2 ? b.codes : b.scales;   // bytes of f16 numbers at the block's start
+            for (int at = 0; at < halves; at += 2) store_random_f16(p + b.start + at, limit, state);
+            if (f->scale == 3)
+                for (int at = 0; at < b.codes; at++)
+                    p[b.start + (size_t)at] = (uint8_t)(120 + ilogbf(limit) + random_below(state, 16));
+        }
     }
 }
-// Row o, column k, decoded as docs/format.md specifies, deliberately without the core's size functions.
-static inline double weight_at(int dtype, const uint8_t *w, size_t strip_bytes, int o, int k) {
+static inline double layout_scale(const struct layout *f, const uint8_t *p, int at) {
+    if (f->scale == 1) return (int8_t)p[at];
+    return f->scale == 2 ? (double)f32_from_f16(((const uint16_t *)(const void *)p)[at]) : ldexp(1, p[at] - 128);
+}
+// Row o, column k of a matrix with this many columns.
+static inline double weight_at(int dtype, const uint8_t *w, size_t strip_bytes, int columns, int o, int k) {
+    static const int8_t *const codebooks[] = { NULL, q4_codebook, iq4_codebook, fp4_codebook };
     const uint8_t *p = w + (size_t)(o / 16) * strip_bytes;
     const int r = o % 16;
     if (dtype == LLAMAC_F32) return (double)((const float *)(const void *)p)[k * 16 + r];
     if (dtype == LLAMAC_F16) return (double)f32_from_f16(((const uint16_t *)(const void *)p)[k * 16 + r]);
     if (dtype == LLAMAC_BF16) return (double)f32_from_bf16(((const uint16_t *)(const void *)p)[k * 16 + r]);
-    const double d = (double)((const float *)(const void *)p)[r];
-    const int per_scale = dtype == LLAMAC_Q4 ? 16 : 32;
-    const int full_block = dtype == LLAMAC_Q8 ? 64 + 32 * 64 : dtype == LLAMAC_Q4 ? 128 + 16 * 64 : 64 + 16 * 64;
-    const size_t groups_left = (strip_bytes - 64 - (size_t)(k / 128 * full_block)) / (dtype == LLAMAC_Q8 ? 512 : 256);
-    const uint8_t *block = p + 64 + k / 128 * full_block;
-    const uint8_t *codes = block + (dtype == LLAMAC_Q4 && groups_left > 2 ? 128 : 64);
-    const int i = k % 128, s = (int8_t)block[i / per_scale * 16 + r];
-    if (dtype == LLAMAC_Q8) return d * s * (codes[i / 4 * 64 + 4 * r + i % 4] - 128);
-    const uint8_t byte = codes[i / 8 * 64 + 4 * r + i % 4];
-    return d * s * (q4_codebook[i % 8 < 4 ? byte & 15 : byte >> 4] + (s & 3));
+    const struct layout *f = &layouts[dtype];
+    const struct layout_block b = layout_block(f, columns, k / f->block);
+    const uint8_t *block = p + b.start, *codes = block + b.codes + k % f->block / 32 * 64 * f->bits + 4 * r;
+    const int span = k % f->block / f->per_scale * 16 + r, i = k % 32;
+    const double s = layout_scale(f, block + b.scales, span);
+    int code = f->bits == 8 ? codes[i / 4 * 64 + i % 4] : codes[i / 8 * 64 + i % 4] >> (i / 4 % 2 * 4) & 15;
+    if (f->bits == 5) code += (codes[4 * 64 + i % 4] >> i / 4 & 1) * 16;
+    if (f->bits == 6) code += (codes[(4 + i / 16) * 64 + i % 4] >> i % 16 / 4 * 2 & 3) * 16;
+    const int c = f->codebook ? codebooks[f->codebook][code] : code - f->offset;
+    if (f->row_scales)
+        return (double)((const float *)(const void *)p)[r] * s * (f->codebook ? c + ((int)s & 3) : c);
+    const uint16_t *super = (const uint16_t *)(const void *)block;
+    const double m = f->minimums ? layout_scale(f, block + b.minimums, span) : 0;
+    if (!f->super) return s * c + m;
+    return (double)f32_from_f16(super[r]) * s * c - (f->super == 2 ? (double)f32_from_f16(super[16 + r]) * m : 0);
 }
 // Input k of a row after the rounding that products with this dtype apply to their inputs.
 static inline double input_at(int dtype, const float *x, int columns, int k) {
     if (!dtype_is_quantized(dtype)) return (double)x[k];
-    const int span = dtype == LLAMAC_Q8 ? 128 : 32, limit = dtype == LLAMAC_Q8 ? 16319 : 127, start = k / span * span;
+    const int is_int8 = dtype == LLAMAC_Q4 || dtype == LLAMAC_Q4S;
+    const int span = is_int8 ? 32 : 128, limit = is_int8 ? 127 : 16319, start = k / span * span;
     float max = 0;
     for (int i = start; i < min_int(columns, start + span); i++) max = fmaxf(max, fabsf(x[i]));
     return max > 0 ? (double)max / limit * nearbyint((double)(x[k] * ((float)limit / max))) : 0;

@@ -11,8 +11,6 @@
 static const struct kernels *tables[8];   // tables[0]: the scalar kernels
 static int n_tables;
 
-static const int dtypes[] = { LLAMAC_F32, LLAMAC_F16, LLAMAC_BF16, LLAMAC_Q8, LLAMAC_Q4, LLAMAC_Q4S };
-
 // Whether all bits are equal. NaNs may differ in sign and payload, which C leaves unspecified.
 static int same(const float *a, const float *b, size_t n) {
     for (size_t i = 0; i < n; i++)
@@ -84,7 +82,7 @@ static void check_gather(int dtype, const uint8_t *w, size_t strip_bytes, int ro
         if (t) CHECK(same(found, scalar, (size_t)columns), "%s: gather", tables[t]->name);
     }
     for (int k = 0; k < columns; k++) {
-        const double expected = weight_at(dtype, w, strip_bytes, row, k);
+        const double expected = weight_at(dtype, w, strip_bytes, columns, row, k);
         CHECK(fabs((double)scalar[k] - expected) <= 1e-7 * fabs(expected),
               "gather: dtype %d, column %d is %g, expected %g", dtype, k, (double)scalar[k], expected);
     }
@@ -102,7 +100,7 @@ static void check_gemm(int dtype, int rows, int columns, int m, int biased, int 
     struct cancel cancel = { 0 };
     fill_random(x, (size_t)(m * columns), state), fill_random(bias, (size_t)rows, state);
     fill_random(initial, outputs, state);
-    fill_matrix(dtype, w, strip_bytes, rows, columns, state);
+    fill_matrix(dtype, w, strip_bytes, rows, columns, 1, state);
     const struct gemm g = {
         .w = w, .strip_bytes = strip_bytes, .last = (int)strips, .rows = rows, .columns = columns, .x = panels, .m = m,
         .bias = biased ? bias : NULL, .y = y, .y_stride = (size_t)rows, .accumulate = accumulate, .scratch = scratch,
@@ -124,7 +122,7 @@ static void check_gemm(int dtype, int rows, int columns, int m, int biased, int 
         double sum = 0, magnitude = 0;
         for (int k = 0; k < columns; k++) {
             const double input = input_at(dtype, x + r * columns, columns, k);
-            const double product = weight_at(dtype, w, strip_bytes, o, k) * input;
+            const double product = weight_at(dtype, w, strip_bytes, columns, o, k) * input;
             sum += product;
             magnitude += fabs(product);
         }
@@ -140,16 +138,30 @@ static void check_gemm(int dtype, int rows, int columns, int m, int biased, int 
 
 static void products_have_the_same_bits(void) {
     uint64_t state = 1;
-    for (size_t d = 0; d < ARRAY_LEN(dtypes); d++) {
+    for (int dtype = LLAMAC_F32; dtype < LLAMAC_N_DTYPES; dtype++) {
         for (int rows = 1; rows <= 83; rows += rows < 20 ? 1 : 9) {
             const int columns = 1 + random_below(&state, 90), m = 1 + random_below(&state, 20);
-            check_gemm(dtypes[d], rows, columns, m, rows % 2, rows % 3 == 0, &state);
+            check_gemm(dtype, rows, columns, m, rows % 2, rows % 3 == 0, &state);
         }
-        for (int m = 1; m <= 40; m++) check_gemm(dtypes[d], 70, 33, m, 1, 0, &state);
+        for (int m = 1; m <= 40; m++) check_gemm(dtype, 70, 33, m, 1, 0, &state);
         for (int columns = 510; columns <= 1040; columns += 53)
-            check_gemm(dtypes[d], 100, columns, columns % 2 ? 7 : 37, 0, 1, &state);
+            check_gemm(dtype, 100, columns, columns % 2 ? 7 : 37, 0, 1, &state);
         for (int columns = 1; columns <= 300; columns += 23)
-            check_gemm(dtypes[d], 40, columns, 1 + columns % 13, 0, 0, &state);
+            check_gemm(dtype, 40, columns, 1 + columns % 13, 0, 0, &state);
+    }
+}
+
+// Sets all scales and minimums to the largest value of their type, or to its negative.
+static void fill_scales(int dtype, uint8_t *w, int columns, int positive) {
+    const struct layout *f = &layouts[dtype];
+    const uint16_t largest = positive ? 0x7bff : 0xfbff, super[] = { 0x3c00, 0x3800 };   // 65504; 1 and 0.5
+    for (int r = 0; r < 16 && f->row_scales; r++) ((float *)(void *)w)[r] = 1;
+    for (int i = 0; i * f->block < columns; i++) {
+        const struct layout_block b = layout_block(f, columns, i);
+        uint8_t *p = w + b.start;
+        memset(p, f->scale == 3 ? positive ? 140 : 0 : positive ? 127 : 0x81, (size_t)b.codes);
+        for (int at = 0; at < b.scales; at += 2) memcpy(p + at, &super[at / 32], 2);
+        for (int at = 0; at < b.codes && f->scale == 2; at += 2) memcpy(p + at, &largest, 2);
     }
 }
 
@@ -164,9 +176,7 @@ static void check_extreme_product(int dtype, int fill, float extreme) {
     void *scratch = take(gemm_scratch_bytes(1));
     struct cancel cancel = { 0 };
     memset(w, dtype == LLAMAC_Q8 && !fill ? 1 : fill, strip_bytes);
-    for (size_t block = 0; block < 2; block++)
-        memset(w + LINE_BYTES + block * block_bytes(dtype, 4), fill % 2 ? 127 : 0x81, block_scale_bytes(dtype, 4));
-    for (int r = 0; r < 16; r++) ((float *)(void *)w)[r] = 1;
+    fill_scales(dtype, w, COLUMNS, fill % 2);
     for (int k = 0; k < COLUMNS; k++) x[k] = fabsf(extreme) == 1 || k == 40 ? extreme : 1;
     const struct gemm g = { .w = w, .strip_bytes = strip_bytes, .last = 1, .rows = 16, .columns = COLUMNS, .x = panel,
                             .m = 1, .y = y, .y_stride = 16, .scratch = scratch, .cancel = &cancel };
@@ -183,7 +193,7 @@ static void check_extreme_product(int dtype, int fill, float extreme) {
     }
     double sum = 0;
     for (int k = 0; k < COLUMNS; k++)
-        sum += weight_at(dtype, w, strip_bytes, 3, k) * input_at(dtype, x, COLUMNS, k);
+        sum += weight_at(dtype, w, strip_bytes, COLUMNS, 3, k) * input_at(dtype, x, COLUMNS, k);
     if (isfinite(extreme))
         CHECK(fabs((double)expected[3] - sum) <= 1e-5 * fabs(sum) + 1e-30,
               "dtype %d, bytes %d, input %g: %g, expected %g", dtype, fill, (double)extreme, (double)expected[3], sum);
@@ -192,7 +202,7 @@ static void check_extreme_product(int dtype, int fill, float extreme) {
 
 static void quantized_products_handle_extreme_inputs(void) {
     static const float extremes[] = { 1, -1, 0, 1e-40f, 1e30f, NAN, INFINITY };
-    for (int dtype = LLAMAC_Q8; dtype <= LLAMAC_Q4S; dtype++)
+    for (int dtype = LLAMAC_Q8; dtype < LLAMAC_N_DTYPES; dtype++)
         for (int fill = 0; fill < 256; fill += 15)
             for (size_t i = 0; i < ARRAY_LEN(extremes); i++) check_extreme_product(dtype, fill, extremes[i]);
 }

@@ -84,6 +84,7 @@ static void bits_do_not_depend_on_threads_chunks_or_isa(void) {
     check_same_bits(&tiny_q8, 0);
     check_same_bits(&tiny_q4, 0);
     check_same_bits(&tiny_q4s, 0);
+    check_same_bits(&tiny_exact, 0);
     check_same_bits(&tiny_llama, LLAMAC_F32);
     struct tiny_shape f16 = tiny_llama;
     f16.dtype = LLAMAC_F16, f16.tied = 1, f16.biases = 0;
@@ -101,6 +102,7 @@ static void logits_have_the_recorded_bits(void) {
         { &tiny_q4, LLAMAC_F16, "5c6f2a8fbbc02819dcebde35b395e634230d41ad9713ec650a51add0d7ea1ade" },
         { &tiny_experts, LLAMAC_F16, "47694190e7838c8381ee77ab08f19fe9f831e36cab4542ad53d016cb02f2f195" },
         { &tiny_q4s, LLAMAC_F16, "b85f2e60f49f48a30b39d0c076552c68539edbe91bab68e891de9666bd075212" },
+        { &tiny_exact, LLAMAC_F16, "a0f35c649ac7aea05762ae7fea968e9818aa0683840a6292f84775e00e4e9347" },
     };
     for (size_t i = 0; i < ARRAY_LEN(recorded); i++) {
         const int vocab = recorded[i].shape->vocab;

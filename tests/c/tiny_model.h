@@ -72,8 +72,10 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
     };
 }
 
+enum { EXACT_DTYPES = -1 };   // a shape's dtype: all of GGUF's dtypes in turn. 0: f32 to q4s in turn
 static inline int tiny_dtype(const struct tiny_shape *s, size_t tensor) {
-    return s->dtype ? s->dtype : 1 + (int)(tensor % LLAMAC_Q4S);
+    if (s->dtype != EXACT_DTYPES) return s->dtype ? s->dtype : 1 + (int)(tensor % LLAMAC_Q4S);
+    return LLAMAC_Q4_0 + (int)(tensor % (LLAMAC_N_DTYPES - LLAMAC_Q4_0));
 }
 
 // Writes the records of all tensors, with offsets from the start of the data section. Returns their number and, in
@@ -105,6 +107,11 @@ static inline size_t tiny_records(const struct tiny_shape *s, const struct confi
 // Any bytes are valid weights, except q8's code 0.
 static inline void tiny_fill_quantized(uint8_t *p, const llamac_slot *slot, int dtype, uint64_t *state) {
     const size_t strip_bytes = dtype_strip_bytes(dtype, slot->columns);
+    if (!layouts[dtype].row_scales) {
+        fill_matrix(dtype, p, strip_bytes, (int)slot->rows, (int)slot->columns,
+                    layouts[dtype].super ? 0x1p-13f : 0x1p-8f, state);
+        return;
+    }
     const float scale = dtype == LLAMAC_Q8 ? 0x1p-14f : 0x1p-12f;
     for (uint64_t strip = 0; strip * STRIP_ROWS < slot->rows; strip++, p += strip_bytes) {
         for (int r = 0; r < STRIP_ROWS; r++)
@@ -252,6 +259,10 @@ static const struct tiny_shape tiny_q4 = {
 static const struct tiny_shape tiny_q4s = {
     .dim = 160, .n_layers = 2, .n_heads = 4, .n_kv_heads = 1, .head_dim = 32, .ffn_dim = 100, .vocab = 99,
     .context = 300, .dtype = LLAMAC_Q4S, .tied = 1, .biases = 1,
+};
+static const struct tiny_shape tiny_exact = {
+    .dim = 320, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .ffn_dim = 200, .vocab = 101,
+    .context = 300, .dtype = EXACT_DTYPES,
 };
 
 // ---- running it

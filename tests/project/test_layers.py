@@ -23,10 +23,10 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("mem", "regroup", "simd_panel_layout", "simd_maddubs"),
     ("format", "kv_pages", "vocab", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
     (
-        *("kernels", "kernels_quant", "kernels_attention", "kernels_measure", "kernels_sample"),
+        *("kernels", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
         *("quantize_template", "model"),
     ),
-    ("bpe", "added_tokens", "merge_ranks"),
+    ("bpe", "added_tokens", "merge_ranks", "kernels_quant"),
     ("kernels_template", "session", "format_fields", "sampler"),
     (
         *("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni"),
@@ -38,7 +38,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("forward", "attention", "experts", "observe"),
 )
 INCLUDED_BY_THE_TEMPLATE = (
-    *("kernels_quant", "kernels_attention", "kernels_measure", "kernels_sample"),
+    *("kernels_quant", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
     "quantize_template",
 )
 LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}
