@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ INPUT_BITS = 14
 # The triangular factor is rounded to multiples of this, which hides differences between LAPACK implementations.
 FEEDBACK_STEP = 2.0**-14
 
-ROWS_AT_ONCE = 1024
+FEEDBACK_ROWS = 64  # of the triangular factor that are rounded at once, in the processor's cache
 
 # The matrices that each stage is the input of.
 STAGES = {
@@ -208,10 +208,8 @@ def input_stats(inputs: Floats, damping: float = DAMPING) -> CalibrationStats:
     peaks = np.abs(inputs).max(axis=0)
     _, exponents = np.frexp(np.where(peaks > 0, peaks, 1))
     steps = np.ldexp(1.0, exponents - INPUT_BITS)
-    moments: Doubles = np.zeros((len(steps), len(steps)))
-    for first in range(0, len(inputs), ROWS_AT_ONCE):
-        integers = np.rint(inputs[first : first + ROWS_AT_ONCE] / steps)
-        moments += integers.T @ integers  # exact: integers below 2^53
+    # one product of all rows: it takes half the time of four products of a quarter of them and their sum
+    moments = _squares(inputs, steps)  # exact: integers below 2^53
     moments *= steps[:, None]
     moments *= steps / len(inputs)
     diagonal = np.einsum("ii->i", moments)  # a view
@@ -223,8 +221,24 @@ def input_stats(inputs: Floats, damping: float = DAMPING) -> CalibrationStats:
     factor = np.linalg.cholesky(moments[::-1, ::-1])[::-1, ::-1]
     roots = np.diag(factor).copy()
     importance = (roots / roots.max()) ** 2
-    feedback = np.rint(factor / roots / FEEDBACK_STEP) * FEEDBACK_STEP
-    return CalibrationStats(_rounded(importance), np.ascontiguousarray(feedback, np.float32))
+    return CalibrationStats(_rounded(importance), _feedback(factor, roots))
+
+
+def _squares(inputs: Floats, steps: Doubles) -> Doubles:
+    """The sums of products of each two columns, in units of their steps."""
+    integers = inputs / steps
+    np.rint(integers, out=integers)
+    products: Doubles = integers.T @ integers
+    return products
+
+
+def _feedback(factor: NDArray[np.floating[Any]], roots: NDArray[np.floating[Any]]) -> Floats:
+    """The triangular factor with a diagonal of 1, rounded to multiples of FEEDBACK_STEP."""
+    feedback = np.empty(factor.shape, np.float32)
+    for first in range(0, len(factor), FEEDBACK_ROWS):
+        rows = slice(first, first + FEEDBACK_ROWS)
+        feedback[rows] = np.rint(factor[rows] / roots / FEEDBACK_STEP) * FEEDBACK_STEP
+    return feedback
 
 
 def _rounded(x: Doubles) -> Floats:
@@ -270,7 +284,7 @@ def float_model(checkpoint: Checkpoint, folder: Path, threads: int) -> Iterator[
     path = folder / "float.bin"
     try:
         with open(path, "w+b") as file:
-            write_file(file, _float_plan(checkpoint))
+            write_file(file, _float_plan(checkpoint), threads=threads)
         with Model(FlatFile(path), SessionDefaults(kv_dtype="f32", threads=threads)) as model:
             yield model
     finally:
