@@ -113,7 +113,9 @@ LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 IS_ROTATED = "rope.scaling.finetuned"
 QUERY_BETA = "attention.temperature_scale"
 # Keys that do not affect the graph.
-HARMLESS_KEYS = frozenset(["vocab_size", "tensor_data_layout", IS_ROTATED, "pooling_type", "embedding_length_out"])
+HARMLESS_KEYS = frozenset(
+    ["vocab_size", "tensor_data_layout", IS_ROTATED, "pooling_type", "embedding_length_out", "classifier.output_labels"]
+)
 # Keys that do not affect the graph with one of these values. Other values are not supported.
 NEUTRAL_KEYS: dict[str, tuple[object, ...]] = {
     "attention.causal": (True,),

@@ -297,9 +297,7 @@ def _canonical(family: Family, config: HfConfig, stored: Stored, names: dict[str
     collected.problems += [f"unknown: {full_name} {stored[full_name].shape}" for full_name in sorted(unused.values())]
     if collected.problems:
         raise ExportError("the tensors do not match config.json:\n  " + "\n  ".join(collected.problems))
-    found = collected.all()
-    for name, tensor in found.items():
-        found[name] = in_order(family, name, tensor, config.model)
+    found = {name: in_order(family, name, tensor, config.model) for name, tensor in collected.all().items()}
     return found | plain_norms(family, shapes)
 
 

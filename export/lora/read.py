@@ -16,7 +16,7 @@ from llamac.errors import ExportError, UnsupportedError
 from llamac.export.checkpoint import LazyTensor, ModelConfig
 from llamac.export.hf.families import FAMILIES, HEAD
 from llamac.export.hf.family import Family
-from llamac.export.hf.model import Collected, canonical_shapes, collect
+from llamac.export.hf.model import Collected, canonical_shapes, collect, in_order
 from llamac.export.hf.safetensors_file import read_safetensors
 from llamac.export.hf.torch_file import read_torch
 from llamac.export.lora import config
@@ -167,6 +167,8 @@ class _Reading:
             found = self._targets.setdefault(name, _Target(f"{key}.weight" if is_parameter else key))
             found.transposed |= transposed
             return None if inside else found
+        if self._family.fused_columns:
+            return None
         fused = []  # the adapted parameters of a module that contains all experts, the innermost first
         for pattern, parts in self._family.fused:
             leaf = pattern.rpartition(r"\.")[2]
@@ -199,6 +201,8 @@ class _Reading:
             if a is not None and b is not None:
                 add = self._add_experts if target.experts else self._add_module
                 add(found, target_name, target, a, b)
+        if self._family.normed_embedding and EMBEDDING in {*found.factors, *found.replaced, *found.replaced_rows}:
+            self.problems.append("surplus: the embedding is adapted, which this family norms")
         return found
 
     def _fits(
@@ -261,7 +265,7 @@ class _Reading:
                 if (name, kind) in self._whole:
                     self._collect(collected, name, self._whole[name, kind][1], kind, 0)
         self.problems += collected.problems
-        found = collected.all()
+        found = self._in_order(collected.all())
         for part, tensor in found.items():
             if tensor.shape != self._shapes[part]:
                 self.problems.append(f"missing: some heads of {part}")
@@ -294,7 +298,11 @@ class _Reading:
         collected = Collected()
         self._collect(collected, name, tensor, kind, columns)
         self.problems += collected.problems
-        return collected.all()
+        return self._in_order(collected.all())
+
+    def _in_order(self, tensors: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
+        """The tensors with their rows in the order of the canonical pairs of RoPE."""
+        return {name: in_order(self._family, name, tensor, self._model) for name, tensor in tensors.items()}
 
     def _collect(self, collected: Collected, name: str, tensor: StoredTensor, kind: str, columns: int | None) -> None:
         """Split a module's tensor into canonical parts.

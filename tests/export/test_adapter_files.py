@@ -10,18 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 from adapter_samples import PREFIX, small_adapter
+from gguf_samples import checkpoint_tensors
 from numpy.typing import NDArray
 
 import llamac
 from golden.adapter_cases import ADAPTER_CASES
 from golden.cases import CASES
+from golden.family_cases import FAMILY_CASES
 from golden.make_adapters import adapter_files
-from golden.tiny_checkpoints import write_checkpoint
+from golden.make_families import family_checkpoint
+from golden.tiny_checkpoints import write_checkpoint, write_safetensors
 from llamac.arguments import adapters, parse_adapters
 from llamac.errors import ArgumentError, ArgumentTypeError, ExportError, UnsupportedError
 from llamac.export.convert import export
+from llamac.export.hf import model as hf
 from llamac.export.hf.config import parse_config
-from llamac.export.lora import read_adapter
+from llamac.export.lora import merge, read_adapter
 from llamac.export.lora.adapter import Adapter
 from llamac.export.lora.config import _FIELDS, _INERT, AdapterConfig
 from llamac.export.patterns import matcher
@@ -341,3 +345,45 @@ def test_command_line_adapters_are_parsed(tmp_path: Path) -> None:
     for text, message in (("dir=much", "the strength is 'much', expected a number"), ("dir=nan", "expected a finite")):
         with pytest.raises(ArgumentError, match=message):
             parse_adapters([text])
+
+
+@pytest.mark.parametrize("name", ["ernie4_5", "nanochat"])
+def test_factors_follow_rows_that_the_importer_permutes(tmp_path: Path, name: str) -> None:
+    """In families whose RoPE does not rotate halves."""
+    folder = family_checkpoint(tmp_path / "m", FAMILY_CASES[name])
+    base = hf.read(folder, [])
+    weights, numbers = checkpoint_tensors(folder), np.random.default_rng(3)
+    factors: dict[str, NDArray[np.float32]] = {}
+    for x in "qkv":
+        key = f"model.layers.1.self_attn.{x}_proj"
+        a, b = (
+            numbers.standard_normal(shape).astype(np.float32) for shape in ((2, 40), (len(weights[f"{key}.weight"]), 2))
+        )
+        factors |= {f"{PREFIX}{key}.lora_A.weight": a, f"{PREFIX}{key}.lora_B.weight": b}
+        weights[f"{key}.weight"] = weights[f"{key}.weight"] + 2 * b @ a
+    adapter = read_adapter(small_adapter(tmp_path / "a", {}, factors), name, base.config)
+    merged = merge(base, [(adapter, 1.0)])
+    changed = family_checkpoint(tmp_path / "changed", FAMILY_CASES[name])
+    write_safetensors(changed / "model.safetensors", weights)
+    for part, tensor in hf.read(changed, []).tensors.items():
+        np.testing.assert_allclose(merged.tensors[part].array(), tensor.array(), atol=1e-5, err_msg=part)
+
+
+def test_parameters_of_gpt_oss_and_the_embedding_of_nanochat_cannot_be_adapted(tmp_path: Path) -> None:
+    base = parse_config(FAMILY_CASES["gpt_oss"].config, []).model
+    key = f"{PREFIX}model.layers.0.mlp.experts"
+    factors = {
+        f"{key}.lora_A.weight": np.ones((10, 40), np.float32),
+        f"{key}.lora_B.weight": np.ones((104, 10), np.float32),
+    }
+    fields = {"target_parameters": ["mlp.experts.gate_up_proj"]}
+    with pytest.raises(ExportError, match=r"surplus: base_model\.model\.model\.layers\.0\.mlp\.experts\.lora_A"):
+        read_adapter(small_adapter(tmp_path / "a", fields, factors), "gpt_oss", base)
+    base = parse_config(FAMILY_CASES["nanochat"].config, []).model
+    key = f"{PREFIX}model.embed_tokens"
+    factors = {
+        f"{key}.lora_embedding_A": np.ones((2, 61), np.float32),
+        f"{key}.lora_embedding_B": np.ones((40, 2), np.float32),
+    }
+    with pytest.raises(ExportError, match="surplus: the embedding is adapted, which this family norms"):
+        read_adapter(small_adapter(tmp_path / "b", {}, factors), "nanochat", base)

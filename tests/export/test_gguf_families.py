@@ -176,6 +176,15 @@ def test_experts_share_the_ffn_width_if_none_is_given(folder: Callable[[str], Pa
     assert [layer.ffn_dim for layer in made.config.layers] == [52, 24, 24]
 
 
+def test_the_class_rows_of_a_reranker_are_ignored(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """They repeat rows of the output matrix."""
+    config, weights = case_of("qwen3").config, checkpoint_tensors(folder("qwen3"))
+    extra = {"cls.output.weight": np.ones((2, 40), np.float32)}
+    changes = {"pooling_type": 4, "classifier.output_labels": ["yes", "no"]}
+    made = gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes=changes, extra=extra), [])
+    assert made.tensors.keys() == gguf_model.read(write_gguf(tmp_path / "n.gguf", config, weights), []).tensors.keys()
+
+
 def test_sliding_window_patterns_and_defaults_are_read(folder: Callable[[str], Path], tmp_path: Path) -> None:
     config, weights = case_of("gemma2").config, checkpoint_tensors(folder("gemma2"))
     for pattern, windows in (
