@@ -40,6 +40,8 @@ SHAPES = {
     "qwen3-4b": Shape("llama", 2560, 36, 32, 8, 128, 9728, 151936, 8192, True),
     "llama-3-8b": Shape("llama", 4096, 32, 32, 8, 128, 14336, 128256, 8192, False),
     "llama-3-70b": Shape("llama", 8192, 80, 64, 8, 128, 28672, 128256, 8192, False),
+    # without its windows, norms and scales: a shape has no fields for them
+    "gemma-3-1b": Shape("llama", 1152, 26, 4, 1, 256, 6912, 262144, 32768, True),
     "gpt2": Shape("gpt2", 768, 12, 12, 12, 64, 3072, 50257, 1024, True),
     "stories15m": Shape("llama", 288, 6, 6, 6, 48, 768, 32000, 256, True),
 }

@@ -106,11 +106,29 @@ static void rotate_and_store(const struct worker *w, int l, int head, int row) {
 // ---- queries
 
 // Queries [first, last) of a run for one KV head, counted by row, then by head of the group. One call of `attend`.
-struct tile { struct run run; int head, first, last; };
+struct tile { struct run run; int head, first, last, index, count; };
 
-// The number of tiles of a run for one KV head. Tiles are small if heads alone do not occupy all threads evenly.
-static int tiles_of(const struct eval *e, int l, struct run run, int whole_heads) {
-    return ceil_div((run.last - run.first) * group_size(e, l), whole_heads ? ATTENTION_QUERIES : PANEL_ROWS);
+// The next of all tiles of at most `limit` queries, ordered by KV head. A tile of zeros is before the first.
+static int next_tile(const struct eval *e, int l, int limit, struct tile *tile) {
+    if (++tile->index >= tile->count) {
+        if (!next_run(e, &tile->run)) {
+            if (++tile->head >= layer_of(e, l)->heads.n_kv) return 0;
+            tile->run = (struct run){ 0 };
+            next_run(e, &tile->run);
+        }
+        tile->index = 0;
+        tile->count = ceil_div((tile->run.last - tile->run.first) * group_size(e, l), limit);
+    }
+    const int queries = (tile->run.last - tile->run.first) * group_size(e, l);
+    tile->first = share_start(queries, tile->index, tile->count);
+    tile->last = share_start(queries, tile->index + 1, tile->count);
+    return 1;
+}
+
+static int count_tiles(const struct eval *e, int l, int limit) {
+    int n = 0;
+    for (struct tile tile = { 0 }; next_tile(e, l, limit, &tile);) n++;
+    return n;
 }
 
 // The row and the query head of query t of a tile.
@@ -170,42 +188,85 @@ static void store_mix(const struct eval *e, int layer, const struct tile *tile, 
     }
 }
 
-static void attend_tile(const struct worker *w, int layer, const struct tile *tile) {
-    const struct eval *e = w->eval;
-    const struct llamac_session *s = e->session;
-    const int head_dim = layer_of(e, layer)->heads.dim;
-    float *panels = w->local->attention, *out = panels + ATTENTION_QUERIES * head_dim;
-    struct attend a = load_queries(e, layer, tile, panels);
-    a.out = out;
-    a.scratch = out + ATTENTION_QUERIES * padded_head_dim(head_dim);
+// Prepares a call of `attend` in the thread's memory.
+static struct attend prepare_tile(const struct worker *w, int layer, const struct tile *tile) {
+    const int head_dim = layer_of(w->eval, layer)->heads.dim;
+    float *panels = w->local->attention;
+    struct attend a = load_queries(w->eval, layer, tile, panels);
+    a.out = panels + ATTENTION_QUERIES * head_dim;
+    a.scratch = a.out + ATTENTION_QUERIES * padded_head_dim(head_dim);
     a.cancel = &w->eval->cancel;
+    return a;
+}
+
+static void attend_tile(const struct worker *w, int layer, const struct tile *tile) {
+    const struct llamac_session *s = w->eval->session;
+    const struct attend a = prepare_tile(w, layer, tile);
     s->kernels->attend[s->kv_dtype](&a);
-    store_mix(e, layer, tile, out);
+    store_mix(w->eval, layer, tile, a.out);
+}
+
+// The blocks of positions that the queries of a tile see: n from `first` on.
+struct blocks { int first, n; };
+static struct blocks blocks_of(const struct eval *e, int layer, const struct tile *tile) {
+    const int group = group_size(e, layer), first_row = row_of_query(tile, group, 0),
+              last_row = row_of_query(tile, group, tile->last - tile->first - 1);
+    const int first = first_visible(e->session, layer, e->rows[first_row].position) / ATTENTION_BLOCK;
+    return (struct blocks){ first, e->rows[last_row].position / ATTENTION_BLOCK + 1 - first };
+}
+
+// Computes blocks [first, last) of a tile. The thread that completes the tile merges all of its blocks.
+static void attend_blocks(const struct worker *w, int layer, const struct tile *tile, struct blocks blocks, int first,
+                          int last, float *partials, int *finished) {
+    const struct llamac_session *s = w->eval->session;
+    struct attend a = prepare_tile(w, layer, tile);
+    a.from = (blocks.first + first) * ATTENTION_BLOCK;
+    a.to = (blocks.first + last) * ATTENTION_BLOCK;
+    a.partials = partials + (size_t)(first * a.n_queries) * partial_floats(a.head_dim);
+    s->kernels->attend[s->kv_dtype](&a);
+    // also after a cancellation, so that the count returns to 0
+    if (__atomic_add_fetch(finished, last - first, __ATOMIC_ACQ_REL) < blocks.n) return;
+    __atomic_store_n(finished, 0, __ATOMIC_RELAXED);
+    s->kernels->attend_merge(&a, partials, blocks.n);
+    store_mix(w->eval, layer, tile, a.out);
+}
+
+// Splits the blocks of all tiles among the threads.
+static void attend_split(const struct worker *w, int layer) {
+    const struct eval *e = w->eval;
+    const struct scratch *x = &e->session->scratch;
+    int total = 0, first, last, start = 0, n_tiles = 0;
+    for (struct tile tile = { 0 }; next_tile(e, layer, ATTENTION_QUERIES, &tile);) total += blocks_of(e, layer, &tile).n;
+    pool_share(w->member, total, &first, &last);
+    const size_t floats = partial_floats(layer_of(e, layer)->heads.dim);
+    float *partials = x->partials;
+    for (struct tile tile = { 0 }; next_tile(e, layer, ATTENTION_QUERIES, &tile); n_tiles++) {
+        const struct blocks blocks = blocks_of(e, layer, &tile);
+        const int begin = max_int(first - start, 0), end = min_int(last - start, blocks.n);
+        if (begin < end) attend_blocks(w, layer, &tile, blocks, begin, end, partials, x->finished + n_tiles);
+        start += blocks.n;
+        partials += (size_t)blocks.n * (size_t)(tile.last - tile.first) * floats;
+    }
 }
 
 void attention(const struct worker *w, int layer) {
     struct eval *e = w->eval;
     const int heads = layer_of(e, layer)->heads.n_kv, whole_heads = heads % w->member->count == 0;
-    int first, last;
+    int first, last, i = 0;
     pool_share(w->member, heads * e->n_rows, &first, &last);
-    for (int i = first; i < last && !cancelled(&e->cancel); i++)
-        rotate_and_store(w, layer, i / e->n_rows, i % e->n_rows);
+    for (int r = first; r < last && !cancelled(&e->cancel); r++)
+        rotate_and_store(w, layer, r / e->n_rows, r % e->n_rows);
     if (!whole_heads) pool_barrier(w->member);
-
-    int tiles_per_head = 0;
-    for (struct run run = { 0 }; next_run(e, &run);) tiles_per_head += tiles_of(e, layer, run, whole_heads);
-    pool_share(w->member, heads * tiles_per_head, &first, &last);
-    for (int head = 0, i = 0; head < heads; head++)
-        for (struct run run = { 0 }; next_run(e, &run);) {
-            const int queries = (run.last - run.first) * group_size(e, layer);
-            const int tiles = tiles_of(e, layer, run, whole_heads);
-            for (int t = 0; t < tiles; t++, i++) {
-                if (i < first || i >= last || cancelled(&e->cancel)) continue;
-                const struct tile tile = { .run = run, .head = head, .first = share_start(queries, t, tiles),
-                                           .last = share_start(queries, t + 1, tiles) };
-                attend_tile(w, layer, &tile);
-            }
-        }
+    if (!whole_heads && e->n_rows <= REDUNDANT_ROWS) {
+        attend_split(w, layer);
+        return;
+    }
+    // smaller tiles if the larger ones would not occupy all threads evenly
+    const int count = w->member->count, large = count_tiles(e, layer, ATTENTION_QUERIES);
+    const int limit = large % count == 0 || large >= 4 * count ? ATTENTION_QUERIES : PANEL_ROWS;
+    pool_share(w->member, count_tiles(e, layer, limit), &first, &last);
+    for (struct tile tile = { 0 }; next_tile(e, layer, limit, &tile); i++)
+        if (i >= first && i < last && !cancelled(&e->cancel)) attend_tile(w, layer, &tile);
 }
 
 // ---- stages that are computed only for observers

@@ -82,7 +82,9 @@ static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logi
 static int prepare_rows(struct llamac_session *s, const llamac_row *rows, int n, llamac_error *err) {
     int *lengths = mem_alloc((size_t)s->n_sequences, sizeof *lengths, "the sequences' lengths", err);
     if (!lengths) return -1;
-    int failed = check_rows(s, rows, n, lengths, err) || session_reserve_rows(s, min_int(n, MAX_ROWS), err);
+    int failed = check_rows(s, rows, n, lengths, err), longest = 1;
+    for (int i = 0; i < s->n_sequences && !failed; i++) longest = max_int(longest, lengths[i]);
+    failed = failed || session_reserve_rows(s, min_int(n, MAX_ROWS), longest, err);
     for (int i = 0; i < s->n_sequences && !failed; i++) failed = session_reserve_pages(s, i, lengths[i], err);
     mem_free(lengths);
     return failed ? -1 : 0;

@@ -129,11 +129,19 @@ struct attend {
     int has_sinks;
     float sinks[ATTENTION_QUERIES]; // with has_sinks: one more logit of each query's softmax, without a value
     float *out;                     // (n_queries, padded_head_dim(head_dim))
+    // NULL: computes all blocks, and out. Otherwise it computes the blocks of positions [from, to), multiples of
+    // ATTENTION_BLOCK or past the end, and stores m, l and o of each: (blocks, n_queries, partial_floats(head_dim)).
+    // attend_merge then computes out.
+    int from, to;
+    float *partials;
     float *scratch;                 // attend_scratch_floats(head_dim) floats
     float *scores;                  // NULL; or (n_queries, scores_stride): only compute the scores, for an observer
     size_t scores_stride;
     struct cancel *cancel;
 };
+// Floats of a query's partial result in one block: m, l, whether it sees the block, padding; then o.
+enum { PARTIAL_M, PARTIAL_L, PARTIAL_VISIBLE, PARTIAL_O = 16 };
+static inline size_t partial_floats(int head_dim) { return PARTIAL_O + (size_t)padded_head_dim(head_dim); }
 static inline size_t attend_scratch_floats(int head_dim) {
     const size_t width = (size_t)padded_head_dim(head_dim);
     return (size_t)ATTENTION_QUERIES * (ATTENTION_BLOCK + width) + KV_PAGE * (width + PANEL_ROWS) + width;
@@ -166,6 +174,8 @@ struct kernels {
     // its scale becomes NaN, and so does every sum over it.
     void (*pack[N_INPUT_TYPES])(struct panel_row to, const float *row, int columns);
     void (*attend[LLAMAC_N_DTYPES])(const struct attend *a);
+    // Merges the partial results of all blocks that some query sees.
+    void (*attend_merge)(const struct attend *a, const float *partials, int n_blocks);
     // Converts row `row` of a matrix in strips to f32.
     void (*gather[LLAMAC_N_DTYPES])(const uint8_t *w, size_t strip_bytes, int row, int columns, float *y);
     // y = x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich 2019); bias is ignored. y may be x.

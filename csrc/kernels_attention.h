@@ -268,6 +268,43 @@ INLINE void merge_block(int first, float m, float l, const float *o, int n, floa
     *run_m = max;
 }
 
+// Stores what merge_block would merge; o NULL: the query does not see the block.
+INLINE void store_partial(const struct attend *a, int block, int query, float m, float l, const float *o) {
+    const size_t floats = partial_floats(a->head_dim);
+    float *to = a->partials + ((size_t)block * (size_t)a->n_queries + (size_t)query) * floats;
+    to[PARTIAL_M] = m, to[PARTIAL_L] = l, to[PARTIAL_VISIBLE] = o != NULL;
+    if (o) memcpy(to + PARTIAL_O, o, sizeof(float) * (floats - PARTIAL_O));
+}
+
+// Merges the query's sink, if it has one, and divides by the sum. zeros: (width), overwritten.
+INLINE void finish_query(const struct attend *a, int query, float m, float l, float *zeros) {
+    const int width = padded_head_dim(a->head_dim);
+    float *out = a->out + (size_t)query * (size_t)width;
+    if (a->has_sinks) {
+        memset(zeros, 0, sizeof(float) * (size_t)width);
+        merge_block(0, a->sinks[query], 1, zeros, width, &m, &l, out);
+    }
+    const v16 divisor = v16_set1(l);
+    for (int i = 0; i < width; i += 16) v16_store(out + i, v16_div(v16_load(out + i), divisor));
+}
+
+static void attend_merge(const struct attend *a, const float *partials, int n_blocks) {
+    const struct attend_buffers memory = attend_buffers(a);
+    const int width = padded_head_dim(a->head_dim);
+    const size_t floats = partial_floats(a->head_dim);
+    for (int t = 0; t < a->n_queries; t++) {
+        float m = 0, l = 0;
+        for (int block = 0, first = 1; block < n_blocks; block++) {
+            const float *p = partials + ((size_t)block * (size_t)a->n_queries + (size_t)t) * floats;
+            if (p[PARTIAL_VISIBLE] == 0) continue;
+            merge_block(first, p[PARTIAL_M], p[PARTIAL_L], p + PARTIAL_O, width, &m, &l,
+                        a->out + (size_t)t * (size_t)width);
+            first = 0;
+        }
+        finish_query(a, t, m, l, memory.row);
+    }
+}
+
 INLINE void attend(const int dtype, const struct attend *a) {
     const int width = padded_head_dim(a->head_dim);
     const struct attend_buffers memory = attend_buffers(a);
@@ -275,6 +312,7 @@ INLINE void attend(const int dtype, const struct attend *a) {
     float run_m[ATTENTION_QUERIES] = { 0 }, run_l[ATTENTION_QUERIES] = { 0 };
     int begin = a->begin[0];
     for (int t = 0; t < a->n_queries; t++) b.end = max_int(b.end, a->end[t]), begin = min_int(begin, a->begin[t]);
+    if (a->partials) b.end = min_int(b.end, a->to), begin = max_int(begin, a->from);
     for (b.begin = begin / ATTENTION_BLOCK * ATTENTION_BLOCK; b.begin < b.end && !cancelled(a->cancel);
          b.begin += ATTENTION_BLOCK) {
         b.n = min_int(ATTENTION_BLOCK, b.end - b.begin);
@@ -295,24 +333,23 @@ INLINE void attend(const int dtype, const struct attend *a) {
         for (int j = 0; j < b.panels; j++) {
             const struct query_panel q = query_panel(a, j);
             for (int t = 0; t < q.n; t++) {
-                const int i = q.first + t;
-                const int last = in_block(&b, a->end[i]);
-                if (in_block(&b, a->begin[i]) == last) continue;
-                load_row(&b, q, t);
-                add_values(dtype, &b, i, in_block(&b, q.shared_end), last, memory.row);
-                merge_block(a->begin[i] >= b.begin, b.m[i], b.l[i], memory.row, width, &run_m[i], &run_l[i],
-                            a->out + (size_t)i * (size_t)width);
+                const int i = q.first + t, last = in_block(&b, a->end[i]);
+                const int visible = in_block(&b, a->begin[i]) != last;
+                if (visible) {
+                    load_row(&b, q, t);
+                    add_values(dtype, &b, i, in_block(&b, q.shared_end), last, memory.row);
+                }
+                if (a->partials)
+                    store_partial(a, (b.begin - a->from) / ATTENTION_BLOCK, i, b.m[i], b.l[i],
+                                  visible ? memory.row : NULL);
+                else if (visible)
+                    merge_block(a->begin[i] >= b.begin, b.m[i], b.l[i], memory.row, width, &run_m[i], &run_l[i],
+                                a->out + (size_t)i * (size_t)width);
             }
         }
     }
-    if (a->scores) return;
-    if (a->has_sinks) memset(memory.row, 0, sizeof(float) * (size_t)width);
-    for (int t = 0; t < a->n_queries; t++) {
-        float *out = a->out + (size_t)t * (size_t)width;
-        if (a->has_sinks) merge_block(0, a->sinks[t], 1, memory.row, width, &run_m[t], &run_l[t], out);
-        const v16 divisor = v16_set1(run_l[t]);
-        for (int i = 0; i < width; i += 16) v16_store(out + i, v16_div(v16_load(out + i), divisor));
-    }
+    for (int t = 0; t < a->n_queries && !a->scores && !a->partials; t++)
+        finish_query(a, t, run_m[t], run_l[t], memory.row);
 }
 static void attend_f32(const struct attend *a) { attend(LLAMAC_F32, a); }
 static void attend_f16(const struct attend *a) { attend(LLAMAC_F16, a); }

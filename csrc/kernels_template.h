@@ -435,6 +435,7 @@ const struct kernels KERNELS = {
                 [LLAMAC_Q5_1] = gather_q5_1, [LLAMAC_Q8_0] = gather_q8_0, [LLAMAC_Q4_K] = gather_q4_k,
                 [LLAMAC_Q5_K] = gather_q5_k, [LLAMAC_Q6_K] = gather_q6_k, [LLAMAC_IQ4_NL] = gather_iq4_nl,
                 [LLAMAC_IQ4_XS] = gather_iq4_xs, [LLAMAC_MXFP4] = gather_mxfp4 },
+    .attend_merge = attend_merge,
     .rms_norm = rms_norm,
     .layer_norm = layer_norm,
     .activate = activate,

@@ -5,8 +5,8 @@
 // depend on earlier draws, so a truncated, batched or resumed sequence draws the same tokens.
 //
 // `draw_sorted` defines the draw: candidates are sorted, and sums are added up one by one in that order. It is used
-// only where the order of a sum could decide. Otherwise `draw_ranked` finds the same token without sorting: its sums have
-// another order, but it gives no result when one of them is within the rounding error of its threshold.
+// only where the order of a sum could decide. Otherwise `draw_ranked` finds the same token without sorting: its sums
+// have another order, but it gives no result when one of them is within the rounding error of its threshold.
 #include "sampler.h"
 
 #include <math.h>

@@ -91,6 +91,9 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->gate = arena_floats(a, rows * ffn);
     x->up = arena_floats(a, rows * ffn);
     a->used = max_size(a->used, attention_end);
+    const size_t queries = x->blocks ? (size_t)min_int(x->rows, REDUNDANT_ROWS) * c->n_heads : 0;
+    x->partials = arena_floats(a, queries * (size_t)x->blocks * partial_floats((int)head_dim));
+    x->finished = arena_ints(a, queries);
     x->angles = arena_floats(a, c->n_rope * rows * head_dim);
     for (int t = 0; t < x->n_threads; t++) {
         struct thread_scratch local = {
@@ -114,10 +117,14 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
 static void set_size(size_t *size, size_t value) { __atomic_store_n(size, value, __ATOMIC_RELAXED); }
 static size_t get_size(const size_t *size) { return __atomic_load_n(size, __ATOMIC_RELAXED); }
 
-int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err) {
-    if (rows <= s->scratch.rows && s->threads <= s->scratch.n_threads) return 0;
-    struct scratch larger = { .rows = max_int(rows, s->scratch.rows),
-                              .n_threads = max_int(s->threads, s->scratch.n_threads) };
+int session_reserve_rows(struct llamac_session *s, int rows, int length, llamac_error *err) {
+    const struct scratch *now = &s->scratch;
+    const int blocks = s->threads > 1 ? ceil_div(length, ATTENTION_BLOCK) : 0;   // one thread does not split attention
+    if (rows <= now->rows && s->threads <= now->n_threads && blocks <= now->blocks) return 0;
+    struct scratch larger = {
+        .rows = max_int(rows, now->rows), .n_threads = max_int(s->threads, now->n_threads),
+        .blocks = blocks <= now->blocks ? now->blocks : min_int(2 * blocks, ceil_div(s->context, ATTENTION_BLOCK)),
+    };
     struct arena count = { 0 };
     cut_scratch(s, &larger, &count);
     larger.threads = mem_alloc((size_t)larger.n_threads, sizeof *larger.threads, "the threads' scratch", err);
@@ -175,7 +182,7 @@ int llamac_session_open(llamac_session **session, const llamac_model *model, con
     s->kv_dtype = options->kv_dtype ? options->kv_dtype : default_kv_dtype;
     s->threads = options->threads;
     s->n_sequences = options->n_sequences;
-    if (session_open_sequences(s, err) || session_reserve_rows(s, 1, err)) {
+    if (session_open_sequences(s, err) || session_reserve_rows(s, 1, 1, err)) {
         llamac_session_close(&s);
         return -1;
     }

@@ -49,6 +49,9 @@ struct scratch {
     float *q, *k, *v;         // (rows, heads * head_dim); may share memory with gate and up
     float *mix;               // (rows, n_heads * head_dim): the result of attention; may likewise
     float *gate, *up;         // (rows, ffn_dim), with experts (pairs, ffn_dim); the activation overwrites `up`
+    int blocks;               // of positions that `partials` has room for in each sequence
+    float *partials;          // (queries of up to REDUNDANT_ROWS rows, blocks, partial_floats(head_dim))
+    int *finished;            // (queries of up to REDUNDANT_ROWS rows): computed blocks of a tile; atomic
     float *angles;            // (RoPE tables, rows, head_dim): rope_dim / 2 cosines, then as many sines
     struct thread_scratch *threads;   // (n_threads)
 };
@@ -97,8 +100,9 @@ struct llamac_session {
 // Checks a number of threads that a caller asks for.
 int session_check_threads(int threads, llamac_error *err);
 
-// Allocates scratch for chunks of `rows` rows with the session's number of threads.
-int session_reserve_rows(struct llamac_session *s, int rows, llamac_error *err);
+// Allocates scratch for chunks of `rows` rows with the session's number of threads and sequences of up to `length`
+// positions.
+int session_reserve_rows(struct llamac_session *s, int rows, int length, llamac_error *err);
 
 // ---- sequences.c
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.util
 import platform
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import llamac
-from builders import checkpoint, llama_config, write_model
+from builders import checkpoint, llama_config, some_ids, write_model
 from llamac.engine import machine
 from openmp import needs_threads
 from processes import output_of, run_python
@@ -281,6 +282,27 @@ def test_threads_do_not_accumulate(tiny_llama: Path) -> None:
 def test_more_threads_than_processors_give_the_same_bits(tiny_llama: Path, expected: str) -> None:
     program = f"{START}\n    print(digest(9))"
     assert output_of(program, tiny_llama) == f"{expected}\n"
+
+
+@pytest.mark.parametrize("n_kv_heads", [1, 3])
+def test_decoding_splits_the_positions_among_threads_with_the_same_bits(tmp_path: Path, n_kv_heads: int) -> None:
+    """With one thread, one call computes all blocks of a head. More threads than heads share the blocks of 256."""
+    config = llama_config(dim=72, n_heads=9, n_kv_heads=n_kv_heads, context=1400)
+    windowed = dataclasses.replace(config.layers[0], window=300)
+    path = write_model(tmp_path / "m.bin", checkpoint(dataclasses.replace(config, layers=(config.layers[0], windowed))))
+    ids = some_ids(1250)
+
+    def steps(threads: int) -> list[bytes]:
+        with llamac.load(path, threads=threads) as model, model.session() as session:
+            session.eval(ids[:1022])
+            rows = [session.eval([token]) for token in ids[1022:1026]]  # across the end of a block
+            rows += [session.eval(ids[1026:1029], logits="all")]  # queries whose ranges differ
+            return [row.tobytes() for row in rows if row is not None]
+
+    expected = steps(1)
+    assert len(expected) == 5
+    for threads in (2, 5, 16):
+        assert steps(threads) == expected
 
 
 def test_a_session_can_change_its_number_of_threads(tiny_llama: Path) -> None:
