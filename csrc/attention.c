@@ -105,6 +105,8 @@ static void rotate_and_store(const struct worker *w, int l, int head, int row) {
 
 // ---- queries
 
+enum { PAUSE_ADDS = 1 << 26 };   // multiply-adds of a thread between two pauses, about: a few milliseconds
+
 // Queries [first, last) of a run for one KV head, counted by row, then by head of the group. One call of `attend`.
 struct tile { struct run run; int head, first, last, index, count; };
 
@@ -236,7 +238,8 @@ static void attend_split(const struct worker *w, int layer) {
     const struct eval *e = w->eval;
     const struct scratch *x = &e->session->scratch;
     int total = 0, first, last, start = 0, n_tiles = 0;
-    for (struct tile tile = { 0 }; next_tile(e, layer, ATTENTION_QUERIES, &tile);) total += blocks_of(e, layer, &tile).n;
+    for (struct tile tile = { 0 }; next_tile(e, layer, ATTENTION_QUERIES, &tile);)
+        total += blocks_of(e, layer, &tile).n;
     pool_share(w->member, total, &first, &last);
     const size_t floats = partial_floats(layer_of(e, layer)->heads.dim);
     float *partials = x->partials;
@@ -247,6 +250,14 @@ static void attend_split(const struct worker *w, int layer) {
         start += blocks.n;
         partials += (size_t)blocks.n * (size_t)(tile.last - tile.first) * floats;
     }
+}
+
+// The tiles that a thread computes between two pauses: for a few milliseconds.
+static int tiles_per_pause(const struct eval *e, int layer, int limit) {
+    int positions = 0;
+    for (int r = 0; r < e->n_rows; r++) positions = max_int(positions, e->rows[r].position + 1);
+    const int64_t adds = (int64_t)2 * limit * positions * layer_of(e, layer)->heads.dim;
+    return (int)(PAUSE_ADDS / adds) + 1;
 }
 
 void attention(const struct worker *w, int layer) {
@@ -264,9 +275,15 @@ void attention(const struct worker *w, int layer) {
     // smaller tiles if the larger ones would not occupy all threads evenly
     const int count = w->member->count, large = count_tiles(e, layer, ATTENTION_QUERIES);
     const int limit = large % count == 0 || large >= 4 * count ? ATTENTION_QUERIES : PANEL_ROWS;
-    pool_share(w->member, count_tiles(e, layer, limit), &first, &last);
-    for (struct tile tile = { 0 }; next_tile(e, layer, limit, &tile); i++)
-        if (i >= first && i < last && !cancelled(&e->cancel)) attend_tile(w, layer, &tile);
+    const int total = count_tiles(e, layer, limit), per_pause = tiles_per_pause(e, layer, limit);
+    int pauses = ceil_div(total, count) / per_pause;   // the same number for all members
+    pool_share(w->member, total, &first, &last);
+    for (struct tile tile = { 0 }; next_tile(e, layer, limit, &tile); i++) {
+        if (i < first || i >= last) continue;
+        if (!cancelled(&e->cancel)) attend_tile(w, layer, &tile);
+        if ((i + 1 - first) % per_pause == 0) pool_pause(w->member), pauses--;
+    }
+    while (pauses-- > 0) pool_pause(w->member);
 }
 
 // ---- stages that are computed only for observers

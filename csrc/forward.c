@@ -265,6 +265,9 @@ void forward(const struct worker *w) {
     attention_prepare(w);
     pool_barrier(w->member);
     observe(w, LLAMAC_STAGE_EMBEDDING, 0, s->scratch.x, e->n_rows, (int)c->dim);
-    for (int l = 0; l < (int)c->n_layers; l++) block(w, &stream, l);
+    for (int l = 0; l < (int)c->n_layers; l++) {
+        block(w, &stream, l);
+        pool_pause(w->member);
+    }
     output(w, stream.x);
 }

@@ -19,6 +19,9 @@ static void call_work(const struct member *member, pool_work *work, void *argume
     fp_control_restore(control);
 }
 
+// A caller's work.
+struct job { int threads, is_short; pool_work *work; void *argument; };
+
 #if defined(_OPENMP)
 #include <omp.h>
 #include <pthread.h>
@@ -174,19 +177,33 @@ struct slot {
     uint32_t runs_started;              // the number of `posted` that the thread has started on
     int32_t tid;                        // the system's id of the thread, 0 if unknown; atomic
     int32_t cpu;                        // slot 0: where the caller was at the last barrier; atomic
-    uint32_t arrived;                   // one more than the number of the last barrier that the member reached; atomic
+    uint32_t arrived[2];                // one more than the number of the last barrier reached, of each kind; atomic
+    uint32_t pauses;                    // that the member has reached in this run
     int64_t wait_ns, end_ns;            // of this run: time at barriers; when the work was done
     long preemptions;                   // in this run; while it runs, minus the thread's preemptions before it
     struct affinity affinity;           // a copy of the team's, which may change while a member still leaves a barrier
 };
 
-// A caller in the queue. `granted` is signalled once, when the caller owns the team.
-struct waiter { struct event granted; struct waiter *next; };
+// A caller in the queue. `granted` is signalled once: when the caller owns the team, or when the members have computed
+// its job.
+struct waiter { struct event granted; struct waiter *next; const struct job *job; int is_guest; };
+
+// Where the members of a run meet.
+struct meeting {
+    _Alignas(64) int32_t arrived;   // members at the barrier; atomic
+    _Alignas(64) struct event barrier;
+};
+
+// A short job that the members of a long run compute at pause number `pause`.
+struct guest { struct waiter *waiter; uint32_t pause; int count; int64_t started; };
 
 static struct {
-    pthread_mutex_t lock;       // guards `owned` and `queue`
-    int owned;                  // a caller owns the team: only it uses the fields below
+    pthread_mutex_t lock;       // guards the fields up to `guest`
+    int owned;                  // a caller owns the team: only it uses the fields after `guest`
     struct waiter *queue;       // in order of arrival
+    uint32_t pauses;            // of the current run that some member has reached
+    int64_t no_guest_before;    // time
+    struct guest guest;         // waiter NULL: none
 
     int size;                   // threads, without the caller
     int64_t retry_at;           // after thread creation failed: do not try again before this time
@@ -195,36 +212,40 @@ static struct {
     // the current run
     int count;                  // members
     int64_t spin_ns;            // atomic
-    pool_work *work;
-    void *argument;
-    _Alignas(64) int32_t arrived;   // members at the barrier; atomic
-    _Alignas(64) struct event barrier;
+    const struct job *job;
+    struct meeting meetings[2]; // of the run's members, and of its guest's
     struct affinity affinity;   // of the callers
 } team = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-// Waits until this caller owns the team. Returns 0 if it was cancelled before. `cancel` may be NULL.
-static int acquire_team(struct cancel *cancel) {
-    struct waiter self = { 0 }, **last = &team.queue;
+enum outcome { OWNER, DONE, CANCELLED };
+
+static void leave_queue(const struct waiter *waiter) {
+    struct waiter **at = &team.queue;
+    while (*at != waiter) at = &(*at)->next;
+    *at = waiter->next;
+}
+
+// Waits until this caller owns the team, or until its job was done as a guest, or until it was cancelled before either.
+// `cancel` may be NULL.
+static enum outcome acquire_team(const struct job *job, struct cancel *cancel) {
+    struct waiter self = { .job = job }, **last = &team.queue;
     pthread_mutex_lock(&team.lock);
-    int owner = !team.owned, stop = 0;
+    int ready = !team.owned, stop = 0;
     team.owned = 1;
-    if (!owner) {
+    if (!ready) {
         while (*last) last = &(*last)->next;
         *last = &self;
     }
     pthread_mutex_unlock(&team.lock);
-    while (!owner && !stop) {
+    while (!ready && !stop) {
         event_sleep(&self.granted, 0, cancel ? CANCEL_POLL_NS : 0);
         pthread_mutex_lock(&team.lock);   // nobody may still be signalling the event when it leaves this stack
-        owner = self.granted.number != 0;
-        stop = !owner && cancel && cancelled(cancel);
-        if (stop) {
-            for (last = &team.queue; *last != &self; last = &(*last)->next) {}
-            *last = self.next;
-        }
+        ready = self.granted.number != 0;
+        stop = !ready && !self.is_guest && cancel && cancelled(cancel);   // a guest's own work polls the flag
+        if (stop) leave_queue(&self);
         pthread_mutex_unlock(&team.lock);
     }
-    return owner;
+    return stop ? CANCELLED : self.is_guest ? DONE : OWNER;
 }
 
 // Hands the team to the first caller in the queue.
@@ -251,22 +272,24 @@ static int32_t this_cpu(void) { return -1; }
 // The scheduler may wake a thread on the CPU of a member that spins for it, and leave it queued there while another CPU
 // is idle. The spinning member `index` therefore moves the missing members off its own CPU with an affinity that it
 // reverts at once. The caller's affinity is not ours to change: if the caller is missing, the member moves itself.
-static void unstack_missing_members(int index, int count, uint32_t barrier) {
+static void unstack_missing_members(const struct member *member, uint32_t barrier) {
 #if defined(__linux__)
+    const int index = member->index;
     const struct affinity *ours = &team.slots[index].affinity;
     cpu_set_t others = ours->cpus;
     const int cpu = this_cpu();
     if (cpu < 0 || cpu >= CPU_SETSIZE || !ours->version) return;
     CPU_CLR((unsigned)cpu, &others);
-    for (int i = 0; i < count; i++) {
-        if (i == index || __atomic_load_n(&team.slots[i].arrived, __ATOMIC_RELAXED) == barrier + 1) continue;
+    for (int i = 0; i < member->count; i++) {
+        const uint32_t arrived = __atomic_load_n(&team.slots[i].arrived[member->is_guest], __ATOMIC_RELAXED);
+        if (i == index || arrived == barrier + 1) continue;
         if (i == 0 && __atomic_load_n(&team.slots[0].cpu, __ATOMIC_RELAXED) != cpu) continue;
         const int32_t tid = __atomic_load_n(&team.slots[i ? i : index].tid, __ATOMIC_RELAXED);
         if (tid && sched_setaffinity(tid, sizeof others, &others) == 0)
             sched_setaffinity(tid, sizeof ours->cpus, &ours->cpus);
     }
 #else
-    (void)index, (void)count, (void)barrier;
+    (void)member, (void)barrier;
 #endif
 }
 
@@ -284,43 +307,95 @@ static long preemptions(void) {
 }
 
 // Waits for all members. Returns the nanoseconds of waiting, 0 for a short wait.
-static int64_t barrier_wait(int index, int count) {
-    const uint32_t number = __atomic_load_n(&team.barrier.number, __ATOMIC_RELAXED);
+static int64_t barrier_wait(const struct member *member) {
+    struct meeting *meeting = &team.meetings[member->is_guest];
+    struct slot *slot = &team.slots[member->index];
+    const uint32_t number = __atomic_load_n(&meeting->barrier.number, __ATOMIC_RELAXED);
     const int64_t spin_ns = __atomic_load_n(&team.spin_ns, __ATOMIC_RELAXED);
-    __atomic_store_n(&team.slots[index].arrived, number + 1, __ATOMIC_RELAXED);
-    if (index == 0) __atomic_store_n(&team.slots[0].cpu, this_cpu(), __ATOMIC_RELAXED);
-    if (__atomic_add_fetch(&team.arrived, 1, __ATOMIC_ACQ_REL) == count) {
-        __atomic_store_n(&team.arrived, 0, __ATOMIC_RELAXED);
-        event_signal(&team.barrier);
+    __atomic_store_n(&slot->arrived[member->is_guest], number + 1, __ATOMIC_RELAXED);
+    if (member->index == 0) __atomic_store_n(&slot->cpu, this_cpu(), __ATOMIC_RELAXED);
+    if (__atomic_add_fetch(&meeting->arrived, 1, __ATOMIC_ACQ_REL) == member->count) {
+        __atomic_store_n(&meeting->arrived, 0, __ATOMIC_RELAXED);
+        event_signal(&meeting->barrier);
         return 0;
     }
-    if (poll_event(&team.barrier, number, spin_ns ? FIRST_POLLS : 1)) return 0;
+    if (poll_event(&meeting->barrier, number, spin_ns ? FIRST_POLLS : 1)) return 0;
     const int64_t started = now_ns();
-    if (spin_ns && !event_spin(&team.barrier, number, STACKED_NS)) unstack_missing_members(index, count, number);
-    event_wait(&team.barrier, number, spin_ns);
+    if (spin_ns && !event_spin(&meeting->barrier, number, STACKED_NS)) unstack_missing_members(member, number);
+    event_wait(&meeting->barrier, number, spin_ns);
     return now_ns() - started;
 }
 
 void pool_barrier(const struct member *member) {
     if (member->count == 1) return;
     struct slot *slot = &team.slots[member->index];
-    const int64_t wait_ns = barrier_wait(member->index, member->count);
+    const int64_t wait_ns = barrier_wait(member);
+    if (member->is_guest) return;   // its members come from different places of another run
     slot->wait_ns += wait_ns;
     // other programs want our CPUs, and spinning would compete with them: this run stops spinning
     if (wait_ns > LATE_NS && slot->preemptions + preemptions() > 0)
         __atomic_store_n(&team.spin_ns, 0, __ATOMIC_RELAXED);
 }
 
+// ---- guests
+
+// Chooses the guest of the pause that has just been reached for the first time: the first short job in the queue. A
+// long run keeps at least half of the time: after a guest, it computes for as long as the guest did before it lets the
+// next one through.
+static void choose_guest(void) {
+    struct waiter *waiter = team.queue;
+    while (waiter && !waiter->job->is_short) waiter = waiter->next;
+    if (team.guest.waiter || !waiter) return;
+    const int64_t now = now_ns();
+    if (now < team.no_guest_before) return;
+    leave_queue(waiter);
+    waiter->is_guest = 1;
+    team.guest = (struct guest){ .waiter = waiter, .pause = team.pauses, .started = now,
+                                 .count = min_int(waiter->job->threads, team.count) };
+}
+
+// Computes a member's part of a guest. The last member has left its work when member 0 ends the guest.
+static void join_guest(int index, struct guest guest) {
+    const struct member member = { index, guest.count, 1 };
+    call_work(&member, guest.waiter->job->work, guest.waiter->job->argument);
+    barrier_wait(&member);
+    if (index) return;
+    const int64_t now = now_ns();
+    pthread_mutex_lock(&team.lock);
+    team.no_guest_before = now + (now - guest.started);
+    team.guest = (struct guest){ 0 };
+    event_signal(&guest.waiter->granted);
+    pthread_mutex_unlock(&team.lock);
+}
+
+// The first member that reaches a pause decides for all of them. The guest stays until all its members have computed
+// it, so a member that comes later still finds it.
+void pool_pause(const struct member *member) {
+    if (member->count == 1 || member->is_guest || team.job->is_short) return;
+    const uint32_t pause = ++team.slots[member->index].pauses;
+    pthread_mutex_lock(&team.lock);
+    if (pause > team.pauses) {
+        team.pauses = pause;
+        choose_guest();
+    }
+    const struct guest guest = team.guest;
+    pthread_mutex_unlock(&team.lock);
+    if (guest.waiter && guest.pause == pause && member->index < guest.count) join_guest(member->index, guest);
+}
+
+// ---- members
+
 // Runs a member's part of a run, up to the barrier at its end.
 static void run_member(int index) {
-    const struct member member = { index, team.count };
+    const struct member member = { index, team.count, 0 };
     struct slot *slot = &team.slots[index];
     slot->wait_ns = 0;
+    slot->pauses = 0;
     slot->preemptions = -preemptions();
-    call_work(&member, team.work, team.argument);
+    call_work(&member, team.job->work, team.job->argument);
     slot->end_ns = now_ns();
     slot->preemptions += preemptions();
-    barrier_wait(index, member.count);
+    barrier_wait(&member);
 }
 
 // Gives a thread of ours the affinity of the callers.
@@ -418,8 +493,8 @@ static int update_affinity(int threads) {
 // What a run shows about the machine: its length, a member's wait on average, and the members' preemptions.
 struct run { int64_t run_ns, wait_ns; long preemptions; };
 
-static struct run run_team(int count, int64_t spin_ns, pool_work *work, void *argument) {
-    team.count = count, team.work = work, team.argument = argument;
+static struct run run_team(int count, int64_t spin_ns, const struct job *job) {
+    team.count = count, team.job = job, team.pauses = 0;
     __atomic_store_n(&team.spin_ns, spin_ns, __ATOMIC_RELAXED);
     for (int i = 1; i < count; i++) event_signal(&team.slots[i].posted);
     const int64_t started = now_ns();
@@ -448,18 +523,18 @@ static void judge_contention(struct contention *c, int count, struct run run) {
 }
 
 // Returns 0 if there are no threads and the caller must compute alone.
-static int run_on_team(int threads, struct contention *contention, struct cancel *cancel, pool_work *work,
-                       void *argument) {
+static int run_on_team(const struct job *job, struct contention *contention, struct cancel *cancel) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_forks);   // before any fork can copy an owned team
-    if (!acquire_team(cancel)) return 1;
+    if (acquire_team(job, cancel) != OWNER) return 1;
+    const int threads = job->threads;
     const int64_t started = now_ns();
     const int cpus = update_affinity(threads);
     grow_team(min_int(threads, omp_get_thread_limit()), started);
     const int count = min_int(team.size + 1, threads);
     if (count > 1) {
         const int64_t spin_ns = count <= cpus && started >= contention->sleep_until ? SPIN_NS : 0;
-        const struct run run = run_team(count, spin_ns, work, argument);
+        const struct run run = run_team(count, spin_ns, job);
         if (spin_ns) judge_contention(contention, count, run);
     }
     release_team();
@@ -489,16 +564,27 @@ void pool_lock(void) {
 void pool_unlock(void) { __atomic_clear(&process_lock, __ATOMIC_RELEASE); }
 
 void pool_barrier(const struct member *member) { (void)member; }
-static int run_on_team(int threads, struct contention *contention, struct cancel *cancel, pool_work *work,
-                       void *argument) {
-    (void)threads, (void)contention, (void)cancel, (void)work, (void)argument;
+void pool_pause(const struct member *member) { (void)member; }
+static int run_on_team(const struct job *job, struct contention *contention, struct cancel *cancel) {
+    (void)job, (void)contention, (void)cancel;
     return 0;
 }
 int llamac_has_threads(void) { return 0; }
 #endif
 
+static void run_job(const struct job *job, struct contention *contention, struct cancel *cancel) {
+    if (job->threads > 1 && run_on_team(job, contention, cancel)) return;
+    const struct member alone = { 0, 1, 0 };
+    call_work(&alone, job->work, job->argument);
+}
+
 void pool_run(int threads, struct contention *contention, struct cancel *cancel, pool_work *work, void *argument) {
-    if (threads > 1 && run_on_team(min_int(threads, POOL_MAX), contention, cancel, work, argument)) return;
-    const struct member alone = { 0, 1 };
-    call_work(&alone, work, argument);
+    const struct job job = { min_int(threads, POOL_MAX), 0, work, argument };
+    run_job(&job, contention, cancel);
+}
+
+void pool_run_short(int threads, struct contention *contention, struct cancel *cancel, pool_work *work,
+                    void *argument) {
+    const struct job job = { min_int(threads, POOL_MAX), 1, work, argument };
+    run_job(&job, contention, cancel);
 }

@@ -2,8 +2,8 @@
 // pool.h - the process's team of threads, and the barrier between its members. No other file deals with threads.
 //
 // The caller of a run is member 0 of the team. The other members are threads of ours, which stay until the process
-// ends. Between runs they spin briefly, then sleep. Callers queue for the team, first come, first served. With one
-// thread, the caller computes alone, without the team or the queue.
+// ends. Between runs they spin briefly, then sleep. Callers queue for the team, first come, first served, but a long
+// run lets short ones through at its pauses. With one thread, the caller computes alone, without the team or the queue.
 #ifndef LLAMAC_POOL_H
 #define LLAMAC_POOL_H
 #include "cancel.h"
@@ -11,7 +11,8 @@
 
 enum { POOL_MAX = 1024 };   // threads of a run
 
-struct member { int index, count; };   // 0 <= index < count
+// 0 <= index < count. is_guest: the run was let through by another one.
+struct member { int index, count, is_guest; };
 typedef void pool_work(void *argument, const struct member *member);
 
 // What runs of one kind have shown about other programs that compete for the CPUs. Initially all zero.
@@ -28,8 +29,17 @@ struct contention {
 // set.
 void pool_run(int threads, struct contention *contention, struct cancel *cancel, pool_work *work, void *argument);
 
+// The same for short work, which does not wait for the end of a longer run: at a pause of that run, its members compute
+// the short work, as many of them as `threads` allows.
+void pool_run_short(int threads, struct contention *contention, struct cancel *cancel, pool_work *work,
+                    void *argument);
+
 // Waits for all members. All must pass the same barriers in the same order.
 void pool_barrier(const struct member *member);
+
+// A pause of a long run: members compute the short run that has queued, if there is one. Members do not wait for each
+// other. All must pass the same pauses and barriers in the same order. Short runs do not pause.
+void pool_pause(const struct member *member);
 
 // A lock of the process for short sections of other files. A forked child can use it as well.
 void pool_lock(void);

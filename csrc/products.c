@@ -97,8 +97,13 @@ void add_branch(const struct worker *w, const float *x, const struct pending_bra
 
 // ---- products
 
-void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, int first_strip,
-              int last_strip) {
+enum {
+    PAUSE_ADDS = 1 << 28,   // multiply-adds of a thread between two pauses, at least: a few milliseconds
+    PIECE_STRIPS = 8,       // the strips of a piece of a product are a multiple of this
+};
+
+static void multiply_strips(const struct worker *w, const struct product *p, const struct panels *x, int add,
+                            int first_strip, int last_strip) {
     const struct matrix *m = p->matrix;
     const struct gemm g = {
         .w = m->data, .strip_bytes = m->strip_bytes, .rows = m->rows, .columns = m->columns,
@@ -110,6 +115,18 @@ void multiply(const struct worker *w, const struct product *p, const struct pane
     };
     w->eval->session->kernels->gemm[m->dtype](&g);
     if (m->lora) lora_multiply(w, m->lora, &g, x->lora_ax[p->consumer]);
+}
+
+void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, int first_strip,
+              int last_strip) {
+    // the number of pieces must be the same for all members
+    const int64_t adds = (int64_t)ceil_div(p->matrix->rows, w->member->count) * p->matrix->columns * x->m;
+    const int pieces = (int)(adds / PAUSE_ADDS) + 1, n = max_int(last_strip - first_strip, 0);
+    const int step = (int)round_up((uint64_t)ceil_div(n, pieces), PIECE_STRIPS);
+    for (int i = 0; i < pieces; i++) {
+        if (i) pool_pause(w->member);
+        multiply_strips(w, p, x, add, first_strip + min_int(i * step, n), first_strip + min_int((i + 1) * step, n));
+    }
 }
 
 void linear(const struct worker *w, const struct product *products, int n, const struct panels *x, int add) {

@@ -60,7 +60,8 @@ struct product {
 
 static inline int strips_of(const struct matrix *m) { return ceil_div(m->rows, STRIP_ROWS); }
 
-// Computes strips [first_strip, last_strip) of a product. add: y += instead of y =.
+// Computes strips [first_strip, last_strip) of a product, with pauses between pieces of it. All members call it, also
+// with no strips. add: y += instead of y =.
 void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, int first_strip,
               int last_strip);
 // Computes n products. Their strips form one list, of which every thread computes a contiguous share.

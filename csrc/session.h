@@ -11,6 +11,7 @@ enum {
     MAX_CONSUMERS = 3,        // matrices multiplied by the same inputs: q, k, v; or gate, up; or one
     MAX_ROWS = 256,           // rows of a chunk; longer evals are cut into chunks
     KV_REWIND = 256,          // positions that truncating can always discard from layers with a window
+    SHORT_ROWS = 16,          // longer evals let those of up to this many rows through
     REDUNDANT_ROWS = 4,       // up to this many rows, each thread computes all norms instead of meeting at a barrier
 };
 

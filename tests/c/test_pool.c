@@ -21,6 +21,12 @@ static void sleep_us(long microseconds) {
     nanosleep(&pause, NULL);
 }
 
+static int64_t clock_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
 // The state of a thread of this process: 'R' if it runs or could, 'S' if it sleeps.
 static char state_of(const char *thread) {
     char path[300], line[300] = "";
@@ -150,19 +156,22 @@ static void callers_in_the_queue_can_be_cancelled(void) {
 enum { MAX_RUNS = 5 };
 struct order { char runs[MAX_RUNS]; int n; };   // names of runs, in the order in which they started
 
-// A caller in another thread. id: of the thread, 0 until it has started.
-struct caller { struct order *order; char name; int32_t id; pthread_t thread; };
+// A caller in another thread. id: of the thread, 0 until it has started. sleep_us: how long its run takes.
+struct caller { struct order *order; char name; int32_t id; pthread_t thread; int is_short, sleep_us, is_guest; };
 
 static void note_run(void *caller, const struct member *member) {
-    const struct caller *c = caller;
-    if (!member->index) c->order->runs[c->order->n++] = c->name;
+    struct caller *c = caller;
+    if (member->index) return;
+    c->order->runs[c->order->n++] = c->name;
+    c->is_guest = member->is_guest;
+    sleep_us(c->sleep_us);
 }
 
 static void *run_caller(void *caller) {
     struct caller *c = caller;
     struct contention contention = { 0 };
     __atomic_store_n(&c->id, (int32_t)syscall(SYS_gettid), __ATOMIC_RELAXED);
-    pool_run(2, &contention, NULL, note_run, c);
+    (c->is_short ? pool_run_short : pool_run)(2, &contention, NULL, note_run, c);
     return NULL;
 }
 
@@ -213,6 +222,119 @@ static void a_caller_queues_again_after_those_that_wait(void) {
     }
 }
 
+// ---- guests of a long run
+
+struct host { struct order *order; struct caller *callers; int n_callers, pauses; };
+
+// Waits until all callers have queued, then pauses.
+static void queue_and_pause(void *argument, const struct member *member) {
+    struct host *h = argument;
+    for (int i = 0; i < h->n_callers && !member->index; i++) queue_caller(&h->callers[i]);
+    pool_barrier(member);
+    for (int i = 0; i < h->pauses; i++) {
+        pool_pause(member);
+        pool_barrier(member);
+        if (!member->index) h->order->runs[h->order->n++] = '.';
+        sleep_us(1000);
+    }
+}
+
+static void run_host(struct host *h, int is_short) {
+    struct contention c = { 0 };
+    (is_short ? pool_run_short : pool_run)(2, &c, NULL, queue_and_pause, h);
+    for (int i = 0; i < h->n_callers; i++) pthread_join(h->callers[i].thread, NULL);
+}
+
+static void short_runs_pass_long_ones_at_their_pauses(void) {
+    if (!llamac_has_threads()) return;
+    struct order order = { .n = 0 };
+    struct caller callers[] = { { .order = &order, .name = 'l' }, { .order = &order, .name = 's', .is_short = 1 } };
+    struct host host = { &order, callers, 2, 2 };
+    run_host(&host, 0);
+    CHECK(order.n == 4 && !memcmp(order.runs, "s..l", 4), "the order is %.5s", order.runs);
+    CHECK(callers[1].is_guest && !callers[0].is_guest, "the wrong run was a guest");
+
+    order.n = 0;
+    callers[0].id = callers[1].id = 0;
+    run_host(&host, 1);
+    CHECK(order.n == 4 && !memcmp(order.runs, "..ls", 4), "a short run let others through: %.5s", order.runs);
+}
+
+static void a_long_run_keeps_half_of_the_time(void) {
+    if (!llamac_has_threads()) return;
+    struct order order = { .n = 0 };
+    struct caller callers[] = { { .order = &order, .name = 's', .is_short = 1, .sleep_us = 20000 },
+                                { .order = &order, .name = 't', .is_short = 1 } };
+    struct host host = { &order, callers, 2, 3 };
+    const int64_t started = clock_ns();
+    run_host(&host, 0);
+    const int late = clock_ns() - started > 40000000;   // other programs had the CPUs
+    CHECK(late || (order.n == 5 && !memcmp(order.runs, "s...t", 5)), "the order is %.5s", order.runs);
+}
+
+// Barriers and pauses in turn, in another order for each member's delays.
+static void pause_often(void *argument, const struct member *member) {
+    struct sums *s = argument;
+    for (int round = 1; round <= ROUNDS; round++) {
+        __atomic_add_fetch(&s->total, 1, __ATOMIC_RELAXED);
+        for (int i = 0; i < 3; i++) {
+            if ((round + member->index) % 4 == i) sleep_us(50);
+            pool_pause(member);
+        }
+        pool_barrier(member);
+        if (__atomic_load_n(&s->total, __ATOMIC_RELAXED) != round * member->count)
+            __atomic_store_n(&s->wrong, 1, __ATOMIC_RELAXED);
+        pool_barrier(member);
+        if (round % 3 == 0) pool_pause(member);
+    }
+    if (member->index == 0) s->count = member->count;
+}
+
+struct guests { int32_t done, runs, as_guest; };
+
+static void note_guest(void *argument, const struct member *member) {
+    struct sums *s = argument;
+    if (member->index == 0) s->wrong = -member->is_guest;
+    add_up(s, member);
+}
+
+static void *run_short_often(void *argument) {
+    struct guests *g = argument;
+    for (int i = 0; !__atomic_load_n(&g->done, __ATOMIC_RELAXED); i++) {
+        struct contention c = { 0 };
+        struct sums *s = take(sizeof *s);
+        memset(s, 0, sizeof *s);
+        pool_run_short(2 + i % 4, &c, NULL, note_guest, s);   // with fewer members than the host, as many, or more
+        const int ok = s->wrong <= 0 && s->total == ROUNDS * s->count;
+        __atomic_add_fetch(&g->as_guest, -s->wrong, __ATOMIC_RELAXED);
+        __atomic_add_fetch(&g->runs, 1, __ATOMIC_RELAXED);
+        free(s);
+        if (!ok) return "a short run went wrong";
+    }
+    return NULL;
+}
+
+static void guests_and_hosts_keep_their_barriers(void) {
+    struct guests guests = { 0 };
+    struct contention c = { 0 };
+    pthread_t callers[3];
+    for (int i = 0; i < 3; i++) CHECK(!pthread_create(&callers[i], NULL, run_short_often, &guests), "caller %d", i);
+    for (int i = 0; i < 12; i++) {
+        struct sums *s = take(sizeof *s);
+        memset(s, 0, sizeof *s);
+        pool_run(2 + i % 3, &c, NULL, pause_often, s);
+        CHECK(!s->wrong && s->total == ROUNDS * s->count, "%d members: total %d", s->count, s->total);
+        free(s);
+    }
+    __atomic_store_n(&guests.done, 1, __ATOMIC_RELAXED);
+    for (int i = 0; i < 3; i++) {
+        void *problem = NULL;
+        pthread_join(callers[i], &problem);
+        CHECK(!problem, "caller %d: %s", i, (const char *)problem);
+    }
+    CHECK(!llamac_has_threads() || guests.as_guest, "none of %d short runs was a guest", guests.runs);
+}
+
 // ---- busy machines
 
 struct late { int count, index; };
@@ -223,12 +345,6 @@ static void arrive_late(void *argument, const struct member *member) {
     if (member->index == 0) late->count = member->count;
     if (member->index == late->index) sleep_us(2000);
     pool_barrier(member);
-}
-
-static int64_t clock_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 // CPUs of the team; a larger team never spins.
@@ -418,6 +534,9 @@ int main(int argc, char **argv) {
     RUN(callers_in_the_queue_can_be_cancelled);
     RUN(callers_get_the_team_in_their_order);
     RUN(a_caller_queues_again_after_those_that_wait);
+    RUN(short_runs_pass_long_ones_at_their_pauses);
+    RUN(a_long_run_keeps_half_of_the_time);
+    RUN(guests_and_hosts_keep_their_barriers);
     RUN(idle_members_sleep);
     RUN(a_preempted_team_sleeps_for_a_while);
 #if defined(__linux__) && defined(RUSAGE_THREAD)

@@ -8,6 +8,8 @@ import importlib.util
 import platform
 import shutil
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -303,6 +305,46 @@ def test_decoding_splits_the_positions_among_threads_with_the_same_bits(tmp_path
     assert len(expected) == 5
     for threads in (2, 5, 16):
         assert steps(threads) == expected
+
+
+def test_a_decode_step_passes_a_prefill_with_the_same_bits(tmp_path: Path) -> None:
+    """The chunk's products and attention are large enough for pauses within them."""
+    config = llama_config(dim=256, n_layers=1, n_heads=4, n_kv_heads=1, ffn=8192, context=1200)
+    path = write_model(tmp_path / "m.bin", checkpoint(config))
+    ids = some_ids(1100)
+    with llamac.load(path, threads=2) as model, model.session() as long, model.session(threads=3) as short:
+        long.eval(ids[:844], logits=None)
+        ended: list[str] = []
+        prefilled: list[bytes] = []
+        started = threading.Event()
+
+        def prefill() -> None:
+            long.truncate(844)
+            started.set()
+            prefilled.append(long.eval(ids[844:]).tobytes())
+            ended.append("prefill")
+
+        def decode() -> list[bytes]:
+            short.truncate(0)
+            return [short.eval([token]).tobytes() for token in ids[:3]]
+
+        expected = decode()
+        prefill()
+        for _ in range(20):
+            started.clear()
+            ended.clear()
+            thread = threading.Thread(target=prefill)
+            thread.start()
+            started.wait()
+            time.sleep(0.005)
+            steps = decode()
+            ended.append("decode")
+            thread.join()
+            assert steps == expected
+            if ended[0] == "decode":
+                break
+    assert ended[0] == "decode"
+    assert len(set(prefilled)) == 1
 
 
 def test_a_session_can_change_its_number_of_threads(tiny_llama: Path) -> None:
