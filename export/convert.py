@@ -15,7 +15,7 @@ from llamac.engine.machine import plan_threads
 from llamac.errors import ArgumentError, ExportError
 from llamac.export.attach_tokenizer import attach_tokenizer, tokenizer_name
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.dtypes import exact_dtype, nearest_dtypes
+from llamac.export.dtypes import BLOCK_DTYPES, exact_dtype, nearest_dtypes
 from llamac.export.options import ExportOptions
 from llamac.export.read import read_checkpoint
 from llamac.export.targets import check_target
@@ -223,13 +223,13 @@ def _with_dtype(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions
     """The options with a dtype, and a dtype_map if "auto" chose several."""
     dtype = options.dtype
     has_blocks = any(tensor.blocks for tensor in checkpoint.tensors.values())
-    is_packed = has_blocks or checkpoint.metadata["source"].get("format") == "gguf"
-    if dtype is None and options.to == "llamac" and is_packed:
+    is_gguf = checkpoint.metadata["source"].get("format") == "gguf"
+    if dtype is None and options.to == "llamac" and (has_blocks or is_gguf):
         dtype = "auto"
     if options.to == "gguf" and (dtype == "auto" or (dtype is None and has_blocks)):
         return replace(options, dtype="auto")
     if dtype == "auto":
-        dtype, others = nearest_dtypes(checkpoint.tensors)
+        dtype, others = nearest_dtypes(checkpoint.tensors, None if is_gguf else BLOCK_DTYPES)
         return replace(options, dtype=dtype, dtype_map=(*options.dtype_map, *others))
     if dtype is None:
         dtype = "f32" if options.to == "llama2c" else exact_dtype(checkpoint.tensors)

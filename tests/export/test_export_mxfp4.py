@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import llamac
 from golden.family_cases import FAMILY_CASES
+from golden.make import relative_errors
 from golden.make_families import family_checkpoint
 from golden.tiny_checkpoints import changed, random_tensor, write_config, write_safetensors
 from llamac.errors import ExportError
+from llamac.export.convert import export
 from llamac.export.dtypes import BLOCK_DTYPES, nearest_dtypes
+from llamac.export.gguf import model as gguf_model
 from llamac.export.hf import model as hf
 from llamac.export.hf.safetensors_file import read_safetensors
 
@@ -120,3 +125,31 @@ def test_a_scale_that_is_no_number_is_an_error(folders: tuple[Path, Path], tmp_p
     layer = name.split(".")[2]
     with pytest.raises(ExportError, match="MXFP4 scales that are not numbers"):
         made.tensors[f"layers.{layer}.experts.0.ffn_down.weight"].array()
+
+
+def test_the_engine_computes_with_experts_in_mxfp4(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """The products round inputs to 8 bits."""
+    export(folders[0], tmp_path / "floats.bin", dtype="f32", probe_source=None)
+    export(folders[1], tmp_path / "packed.bin", probe_source=None)
+    assert (tmp_path / "packed.bin").stat().st_size < 0.6 * (tmp_path / "floats.bin").stat().st_size
+    logits = []
+    for name in ("floats.bin", "packed.bin"):
+        with llamac.load(tmp_path / name, kv_dtype="f32") as model:
+            logits.append(model.logits(FAMILY_CASES["gpt_oss"].ids))
+    assert relative_errors(logits[1], logits[0]).max() < 0.02
+
+
+def test_gguf_files_have_the_same_blocks(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    config = json.loads((folders[1] / "config.json").read_text())
+    write_config(tmp_path, {**config, "swiglu_limit": 7.0, "rope_scaling": {"rope_type": "default"}})
+    shutil.copy(folders[1] / "model.safetensors", tmp_path)
+    export(tmp_path, tmp_path / "m.gguf", to="gguf", dtype="auto")
+    stored = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert {kind for name, kind in stored.items() if name.endswith("_exps.weight")} == {"MXFP4"}
+    ours, theirs = hf.read(tmp_path, []), gguf_model.read(tmp_path / "m.gguf", [])
+    assert (theirs.config.layers, theirs.tensors.keys()) == (ours.config.layers, ours.tensors.keys())
+    for name, tensor in ours.tensors.items():
+        again = theirs.tensors[name]
+        np.testing.assert_array_equal(again.array(), tensor.array(), name)
+        if tensor.blocks and again.blocks:
+            np.testing.assert_array_equal(again.blocks(0, 4), tensor.blocks(0, 4), name)
