@@ -96,11 +96,11 @@ static void peaks(void) {
 
 // ---- products
 
-struct product { struct gemm g; int dtype; const uint8_t *weights; size_t matrix_bytes; long copies; };
+struct product { struct gemm g; const uint8_t *weights; size_t matrix_bytes; long copies; };
 static void run_gemm(void *argument, long i) {
     struct product *p = argument;
     p->g.w = p->weights + (size_t)(i % p->copies) * p->matrix_bytes;
-    table->gemm[p->dtype](&p->g);
+    table->gemm(&p->g);
 }
 
 static void gemm_case(int dtype, int rows, int columns, int m, uint64_t *state) {
@@ -119,10 +119,10 @@ static void gemm_case(int dtype, int rows, int columns, int m, uint64_t *state) 
     fill_random(x, (size_t)m * (size_t)columns, state);
     for (int r = 0; r < m; r++)
         table->pack[input](panel_row(panels, m, words, r), x + (size_t)r * (size_t)columns, columns);
-    const struct gemm g = { .w = w, .strip_bytes = strip_bytes, .last = ceil_div(rows, 16), .rows = rows,
-                            .columns = columns, .x = panels, .m = m, .y = y, .y_stride = (size_t)rows,
+    const struct gemm g = { .dtype = dtype, .w = w, .strip_bytes = strip_bytes, .last = ceil_div(rows, 16),
+                            .rows = rows, .columns = columns, .x = panels, .m = m, .y = y, .y_stride = (size_t)rows,
                             .scratch = take(gemm_scratch_bytes(m)), .cancel = &cancel };
-    struct product p = { g, dtype, w, bytes, copies };
+    struct product p = { g, w, bytes, copies };
     run_gemm(&p, 0);
     struct rms error = { 0 };
     for (int i = 0; i < 64; i++) {
@@ -189,11 +189,11 @@ static void packs(uint64_t *state) {
             const size_t strip_bytes = dtype_strip_bytes(dtype, N);
             uint8_t *w = take(strip_bytes * N / 16);
             identity_matrix(dtype, w, N);
-            struct gemm g = { .w = w, .strip_bytes = strip_bytes, .last = N / 16, .rows = N, .columns = N, .x = panel,
-                              .m = 1, .y = y, .y_stride = N, .scratch = take(gemm_scratch_bytes(1)),
+            struct gemm g = { .dtype = dtype, .w = w, .strip_bytes = strip_bytes, .last = N / 16, .rows = N,
+                              .columns = N, .x = panel, .m = 1, .y = y, .y_stride = N, .scratch = take(gemm_scratch_bytes(1)),
                               .cancel = &cancel };
             run_pack(&p, 0);
-            table->gemm[dtype](&g);
+            table->gemm(&g);
             for (int i = 0; i < N; i++) rms_add(&error, (double)y[i], (double)x[i]);
             free(w), free(g.scratch);
         }

@@ -73,6 +73,7 @@ static inline struct panel_row panel_row(void *panels, int m, size_t words, int 
 // ascending blocks of 128 columns, starting at 0; the result is acc, with row scales D * acc. i, S and M are rounded to
 // floats first. (S and M need no rounding in any GGUF file.)
 struct gemm {
+    int dtype;
     const uint8_t *w;               // strips
     size_t strip_bytes;
     int first, last, rows, columns;
@@ -169,7 +170,7 @@ static inline size_t quantize_strip_floats(int columns, int has_feedback) {
 // f16.
 struct kernels {
     const char *name;
-    void (*gemm[LLAMAC_N_DTYPES])(const struct gemm *g);
+    void (*gemm)(const struct gemm *g);
     // Packs a row of `columns` floats into a panel. If a group (int8) or block (int16) contains a NaN or an infinity,
     // its scale becomes NaN, and so does every sum over it.
     void (*pack[N_INPUT_TYPES])(struct panel_row to, const float *row, int columns);

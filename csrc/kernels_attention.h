@@ -39,8 +39,8 @@ KV_STORE(store_value, f16, LLAMAC_F16)
 
 // Products with values read their inputs, the softmax numerators, in place: one row of ATTENTION_BLOCK floats per
 // query.
-PANEL_KERNELS(panel_kernels_f32_values, panel_kernel_float, LLAMAC_F32, ATTENTION_BLOCK)
-PANEL_KERNELS(panel_kernels_f16_values, panel_kernel_float, LLAMAC_F16, ATTENTION_BLOCK)
+PANEL_KERNEL(panel_kernel_f32_values, panel_kernel_float, LLAMAC_F32, ATTENTION_BLOCK)
+PANEL_KERNEL(panel_kernel_f16_values, panel_kernel_float, LLAMAC_F16, ATTENTION_BLOCK)
 
 enum {
     PREFETCH_COLUMNS = 16,    // columns of a page multiplied between two rounds of prefetching
@@ -88,18 +88,18 @@ INLINE void prefetch_lines(struct prefetch *a) {
 }
 
 // The keys or values of one page, and the panel kernels that read them.
-struct page_matrix { panel_kernel *const *kernel; const uint8_t *data; size_t strip_bytes, column_bytes; };
+struct page_matrix { panel_kernel *kernel; const uint8_t *data; size_t strip_bytes, column_bytes; };
 INLINE struct page_matrix page_matrix(const int dtype, const int values, const uint8_t *data, int strips, int columns,
                                       int unpacked, float *unpack_buffer) {
-    panel_kernel *const *const as_f32 = values ? panel_kernels_f32_values : panel_kernels_f32;
-    panel_kernel *const *const as_f16 = values ? panel_kernels_f16_values : panel_kernels_f16;
+    panel_kernel *const as_f32 = values ? panel_kernel_f32_values : panel_kernel_f32;
+    panel_kernel *const as_f16 = values ? panel_kernel_f16_values : panel_kernel_f16;
     const size_t strip_bytes = float_strip_bytes(dtype, columns);
     const size_t unpacked_bytes = float_strip_bytes(LLAMAC_F32, columns);
     if (dtype == LLAMAC_F32) return (struct page_matrix){ as_f32, data, strip_bytes, LINE_BYTES };
     if (!unpacked) return (struct page_matrix){ as_f16, data, strip_bytes, LINE_BYTES / 2 };
     uint8_t *const to = (uint8_t *)unpack_buffer;
     for (int s = 0; s < strips; s++)
-        unpack(dtype, data + (size_t)s * strip_bytes, columns, to + (size_t)s * unpacked_bytes);
+        unpack_float(dtype, data + (size_t)s * strip_bytes, columns, to + (size_t)s * unpacked_bytes);
     return (struct page_matrix){ as_f32, to, unpacked_bytes, LINE_BYTES };
 }
 // sums[strip][T][16] += m x. x_step: floats from the inputs of one column to those of the next.
@@ -107,8 +107,8 @@ INLINE void page_gemm(const struct page_matrix *m, int T, int strips, int column
                       float *sums, struct prefetch *prefetch) {
     for (int k = 0; k < columns; k += PREFETCH_COLUMNS) {
         prefetch_lines(prefetch);
-        m->kernel[T](m->data + (size_t)k * m->column_bytes, m->strip_bytes, strips, x + (size_t)k * (size_t)x_step,
-                     min_int(PREFETCH_COLUMNS, columns - k), sums);
+        m->kernel(T, m->data + (size_t)k * m->column_bytes, m->strip_bytes, strips, x + (size_t)k * (size_t)x_step,
+                  min_int(PREFETCH_COLUMNS, columns - k), sums);
     }
 }
 

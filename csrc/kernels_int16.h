@@ -61,7 +61,8 @@ INLINE void unpack_int16(const int dtype, const uint8_t *w, int columns, uint8_t
         for (int j = 0; j < groups; j++, to += unpacked_group_bytes(dtype), codes += group_code_bytes(dtype)) {
             UNROLL for (int l = 0; l < 8; l += 2) {
                 const line x = code_line(dtype, codebook, codes, l), y = code_line(dtype, codebook, codes, l + 1);
-                int16_codes_unpack(to, x, y, l, code_bias(dtype)), int16_codes_unpack(to, x, y, l + 1, code_bias(dtype));
+                int16_codes_unpack(to, x, y, l, code_bias(dtype));
+                int16_codes_unpack(to, x, y, l + 1, code_bias(dtype));
             }
             UNROLL for (int i = 0; i < spans; i++) {
                 v16_store(unpacked_scales(to, i), span_scales(dtype, w, spans * j + i));
@@ -73,7 +74,7 @@ INLINE void unpack_int16(const int dtype, const uint8_t *w, int columns, uint8_t
     }
 }
 
-// Exact dot products over span `span` of a group. x: the group's code words. plus, minus: the sums of the span's inputs.
+// Exact dot products over span `span` of a group. x: the group's code words. plus, minus: see int16_acc_init.
 typedef struct { int16_acc v[GEMM_STRIPS][PANEL_ROWS]; } int16_acc_tile;
 INLINE void multiply_span(const int dtype, const int unpacked, const int S, const int T, const int span, lut codebook,
                           const uint8_t *codes, size_t strip_bytes, const int32_t *x, const int32_t *plus,

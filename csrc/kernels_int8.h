@@ -4,7 +4,7 @@
 // Unpacked, a group is 8 lines of int8 codes, grid included, then the block scales of both halves.
 enum { Q4_UNPACKED_GROUP_BYTES = 8 * LINE_BYTES + 2 * 64 };
 
-INLINE void unpack_q4(const int dtype, const uint8_t *w, int columns, uint8_t *to) {
+INLINE void unpack_int8(const int dtype, const uint8_t *w, int columns, uint8_t *to) {
     const lut codebook = lut_load(q4_codebook, Q4_BIAS);
     for (int k = 0; k < columns; k += BLOCK_COLUMNS) {
         const int groups = min_int(BLOCK_GROUPS, ceil_div(columns - k, GROUP_COLUMNS));

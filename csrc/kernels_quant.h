@@ -83,7 +83,7 @@ static void pack_int16(struct panel_row to, const float *row, int columns) {
     }
 }
 
-// ---- micro-kernels: sums[S][T][16] += w x over `columns` columns. `unpacked`: w was written by unpack_q4 or
+// ---- micro-kernels: sums[S][T][16] += w x over `columns` columns. `unpacked`: w was written by unpack_int8 or
 // unpack_int16, once per pass for all panels.
 
 // Each accumulator of a tile: one holds R rows.
@@ -124,25 +124,40 @@ SPECIALIZED void panel_kernel_quant(const int dtype, const int unpacked, const i
                                sums + (size_t)s * 16 * (size_t)T);
     }
 }
-PANEL_KERNELS(panel_kernels_q4, panel_kernel_quant, LLAMAC_Q4, 0)
-PANEL_KERNELS(panel_kernels_q4s, panel_kernel_quant, LLAMAC_Q4S, 0)
-PANEL_KERNELS(panel_kernels_q4_unpacked, panel_kernel_quant, LLAMAC_Q4, 1)   // unpacked q4s has the same layout
-PANEL_KERNELS(panel_kernels_q8, panel_kernel_quant, LLAMAC_Q8, 0)
-PANEL_KERNELS(panel_kernels_q8_0, panel_kernel_quant, LLAMAC_Q8_0, 0)
+PANEL_KERNEL(panel_kernel_q4, panel_kernel_quant, LLAMAC_Q4, 0)
+PANEL_KERNEL(panel_kernel_q4s, panel_kernel_quant, LLAMAC_Q4S, 0)
+PANEL_KERNEL(panel_kernel_q4_unpacked, panel_kernel_quant, LLAMAC_Q4, 1)   // unpacked q4s has the same layout
+PANEL_KERNEL(panel_kernel_q8, panel_kernel_quant, LLAMAC_Q8, 0)
+PANEL_KERNEL(panel_kernel_q8_0, panel_kernel_quant, LLAMAC_Q8_0, 0)
 // Codes of fewer bits are unpacked from two rows on.
-SINGLE_ROW_KERNEL(panel_kernels_q4_0, panel_kernel_quant, LLAMAC_Q4_0, 0)
-SINGLE_ROW_KERNEL(panel_kernels_q4_1, panel_kernel_quant, LLAMAC_Q4_1, 0)
-SINGLE_ROW_KERNEL(panel_kernels_q5_0, panel_kernel_quant, LLAMAC_Q5_0, 0)
-SINGLE_ROW_KERNEL(panel_kernels_q5_1, panel_kernel_quant, LLAMAC_Q5_1, 0)
-SINGLE_ROW_KERNEL(panel_kernels_q4_k, panel_kernel_quant, LLAMAC_Q4_K, 0)
-SINGLE_ROW_KERNEL(panel_kernels_q5_k, panel_kernel_quant, LLAMAC_Q5_K, 0)
-SINGLE_ROW_KERNEL(panel_kernels_q6_k, panel_kernel_quant, LLAMAC_Q6_K, 0)
-SINGLE_ROW_KERNEL(panel_kernels_iq4_nl, panel_kernel_quant, LLAMAC_IQ4_NL, 0)
-SINGLE_ROW_KERNEL(panel_kernels_iq4_xs, panel_kernel_quant, LLAMAC_IQ4_XS, 0)
-SINGLE_ROW_KERNEL(panel_kernels_mxfp4, panel_kernel_quant, LLAMAC_MXFP4, 0)
-PANEL_KERNELS(panel_kernels_unpacked, panel_kernel_quant, LLAMAC_Q8, 1)
-PANEL_KERNELS(panel_kernels_minimums_unpacked, panel_kernel_quant, LLAMAC_Q4_1, 1)
-PANEL_KERNELS(panel_kernels_half_spans_unpacked, panel_kernel_quant, LLAMAC_Q6_K, 1)
+SINGLE_ROW_KERNEL(panel_kernel_q4_0, panel_kernel_quant, LLAMAC_Q4_0, 0)
+SINGLE_ROW_KERNEL(panel_kernel_q4_1, panel_kernel_quant, LLAMAC_Q4_1, 0)
+SINGLE_ROW_KERNEL(panel_kernel_q5_0, panel_kernel_quant, LLAMAC_Q5_0, 0)
+SINGLE_ROW_KERNEL(panel_kernel_q5_1, panel_kernel_quant, LLAMAC_Q5_1, 0)
+SINGLE_ROW_KERNEL(panel_kernel_q4_k, panel_kernel_quant, LLAMAC_Q4_K, 0)
+SINGLE_ROW_KERNEL(panel_kernel_q5_k, panel_kernel_quant, LLAMAC_Q5_K, 0)
+SINGLE_ROW_KERNEL(panel_kernel_q6_k, panel_kernel_quant, LLAMAC_Q6_K, 0)
+SINGLE_ROW_KERNEL(panel_kernel_iq4_nl, panel_kernel_quant, LLAMAC_IQ4_NL, 0)
+SINGLE_ROW_KERNEL(panel_kernel_iq4_xs, panel_kernel_quant, LLAMAC_IQ4_XS, 0)
+SINGLE_ROW_KERNEL(panel_kernel_mxfp4, panel_kernel_quant, LLAMAC_MXFP4, 0)
+PANEL_KERNEL(panel_kernel_unpacked, panel_kernel_quant, LLAMAC_Q8, 1)
+PANEL_KERNEL(panel_kernel_minimums_unpacked, panel_kernel_quant, LLAMAC_Q4_1, 1)
+PANEL_KERNEL(panel_kernel_half_spans_unpacked, panel_kernel_quant, LLAMAC_Q6_K, 1)
+
+UNPACK(q8, unpack_int16, LLAMAC_Q8)
+UNPACK(q4, unpack_int8, LLAMAC_Q4)
+UNPACK(q4s, unpack_int8, LLAMAC_Q4S)
+UNPACK(q4_0, unpack_int16, LLAMAC_Q4_0)
+UNPACK(q4_1, unpack_int16, LLAMAC_Q4_1)
+UNPACK(q5_0, unpack_int16, LLAMAC_Q5_0)
+UNPACK(q5_1, unpack_int16, LLAMAC_Q5_1)
+UNPACK(q8_0, unpack_int16, LLAMAC_Q8_0)
+UNPACK(q4_k, unpack_int16, LLAMAC_Q4_K)
+UNPACK(q5_k, unpack_int16, LLAMAC_Q5_K)
+UNPACK(q6_k, unpack_int16, LLAMAC_Q6_K)
+UNPACK(iq4_nl, unpack_int16, LLAMAC_IQ4_NL)
+UNPACK(iq4_xs, unpack_int16, LLAMAC_IQ4_XS)
+UNPACK(mxfp4, unpack_int16, LLAMAC_MXFP4)
 
 // ---- one row of a quantized matrix
 
@@ -187,7 +202,8 @@ INLINE void gather_quant(const int dtype, const uint8_t *w, size_t strip_bytes, 
             int c = code_at(dtype, codes, i, r);
             if (info->input == INPUT_INT8) c += (int)s & 3;
             if (info->has_row_scales) { y[k + i] = s * (float)c * d; continue; }
-            const float m = info->has_minimums ? scale_at(dtype, p + minimums_offset(dtype, groups), i / per_scale, r) : 0;
+            const uint8_t *minimums = p + minimums_offset(dtype, groups);
+            const float m = info->has_minimums ? scale_at(dtype, minimums, i / per_scale, r) : 0;
             const float scale = info->has_super_scales ? super[0] * s : s;
             const float minimum = info->has_super_scales ? -(super[1] * m) : m;
             y[k + i] = fused_multiply_add(scale, (float)c, minimum);

@@ -24,14 +24,14 @@
 // the epilogue.
 
 enum { WEIGHT_BYTES_F32 = 4, WEIGHT_BYTES_HALF = 2 };
-INLINE size_t element_bytes(const int dtype) { return dtype == LLAMAC_F32 ? WEIGHT_BYTES_F32 : WEIGHT_BYTES_HALF; }
+INLINE size_t element_bytes(int dtype) { return dtype == LLAMAC_F32 ? WEIGHT_BYTES_F32 : WEIGHT_BYTES_HALF; }
 
 INLINE v16 load_weights(const int dtype, const uint8_t *w) {
     if (dtype == LLAMAC_F32) return v16_load((const float *)(const void *)w);
     if (dtype == LLAMAC_F16) return v16_load_f16((const uint16_t *)(const void *)w);
     return v16_load_bf16_permuted((const uint16_t *)(const void *)w);
 }
-INLINE v16 restore_lane_order(const int dtype, v16 sum) { return dtype == LLAMAC_BF16 ? v16_unpermute(sum) : sum; }
+INLINE v16 restore_lane_order(int dtype, v16 sum) { return dtype == LLAMAC_BF16 ? v16_unpermute(sum) : sum; }
 
 // ---- float products
 
@@ -80,27 +80,61 @@ SPECIALIZED void panel_kernel_float(const int dtype, const int x_stride, const i
                            sums + (size_t)s * 16 * (size_t)T);
 }
 
-// A table of panel kernels by height T: `body` with T as a compile-time constant.
-typedef void panel_kernel(const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, float *sums);
-#define PANEL_KERNEL(name, T, body, ...) \
+// A panel kernel for any height T. Each height is a function of its own, `body` with T as a compile-time constant: all
+// in one function get worse registers (18% slower with int16 inputs on AVX2).
+typedef void panel_kernel(int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns,
+                          float *sums);
+#define PANEL_KERNEL_OF_HEIGHT(name, T, body, ...) \
     static __attribute__((noinline)) void name##_x##T(const uint8_t *w, size_t strip_bytes, int strips, const void *x, \
-                                                     int columns, float *sums) { \
+                                                      int columns, float *sums) { \
         body(__VA_ARGS__, T, w, strip_bytes, strips, x, columns, sums); \
     }
-#define PANEL_KERNELS(name, ...) \
-    PANEL_KERNEL(name, 1, __VA_ARGS__) PANEL_KERNEL(name, 2, __VA_ARGS__) PANEL_KERNEL(name, 3, __VA_ARGS__) \
-    PANEL_KERNEL(name, 4, __VA_ARGS__) PANEL_KERNEL(name, 5, __VA_ARGS__) PANEL_KERNEL(name, 6, __VA_ARGS__) \
-    static panel_kernel *const name[PANEL_ROWS + 1] = { \
-        0, name##_x1, name##_x2, name##_x3, name##_x4, name##_x5, name##_x6 };
-// Likewise, for one row only.
-#define SINGLE_ROW_KERNEL(name, ...) \
-    PANEL_KERNEL(name, 1, __VA_ARGS__) \
-    static panel_kernel *const name[2] = { 0, name##_x1 };
-PANEL_KERNELS(panel_kernels_f32, panel_kernel_float, LLAMAC_F32, 0)
-PANEL_KERNELS(panel_kernels_f16, panel_kernel_float, LLAMAC_F16, 0)
-PANEL_KERNELS(panel_kernels_bf16, panel_kernel_float, LLAMAC_BF16, 0)
+#define PANEL_KERNEL(name, ...) \
+    PANEL_KERNEL_OF_HEIGHT(name, 1, __VA_ARGS__) \
+    PANEL_KERNEL_OF_HEIGHT(name, 2, __VA_ARGS__) \
+    PANEL_KERNEL_OF_HEIGHT(name, 3, __VA_ARGS__) \
+    PANEL_KERNEL_OF_HEIGHT(name, 4, __VA_ARGS__) \
+    PANEL_KERNEL_OF_HEIGHT(name, 5, __VA_ARGS__) \
+    PANEL_KERNEL_OF_HEIGHT(name, 6, __VA_ARGS__) \
+    static void name(int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, \
+                     float *sums) { \
+        switch (T) { \
+        case 1: name##_x1(w, strip_bytes, strips, x, columns, sums); break; \
+        case 2: name##_x2(w, strip_bytes, strips, x, columns, sums); break; \
+        case 3: name##_x3(w, strip_bytes, strips, x, columns, sums); break; \
+        case 4: name##_x4(w, strip_bytes, strips, x, columns, sums); break; \
+        case 5: name##_x5(w, strip_bytes, strips, x, columns, sums); break; \
+        case 6: name##_x6(w, strip_bytes, strips, x, columns, sums); break; \
+        } \
+    }
+// Likewise for a single row.
+#define SINGLE_ROW_KERNEL(name, body, ...) \
+    static void name(int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, \
+                     float *sums) { \
+        (void)T; \
+        body(__VA_ARGS__, 1, w, strip_bytes, strips, x, columns, sums); \
+    }
+_Static_assert(PANEL_ROWS == 6, "PANEL_KERNEL lists all heights");
+PANEL_KERNEL(panel_kernel_f32, panel_kernel_float, LLAMAC_F32, 0)
+PANEL_KERNEL(panel_kernel_f16, panel_kernel_float, LLAMAC_F16, 0)
+PANEL_KERNEL(panel_kernel_bf16, panel_kernel_float, LLAMAC_BF16, 0)
 
-// A `gather` entry of the table: `body` with the dtype as a compile-time constant.
+// Unpacks one pass of a strip of floats for panel_kernel_f32. bf16 stays permuted.
+INLINE void unpack_float(const int dtype, const uint8_t *w, int columns, uint8_t *to) {
+    for (int k = 0; k < columns; k++)
+        v16_store((float *)(void *)(to + LINE_BYTES * k),
+                  load_weights(dtype, w + (size_t)k * 16 * element_bytes(dtype)));
+}
+
+// ---- entries of tables: `body` with the dtype as a compile-time constant
+
+#define UNPACK(name, body, dtype) \
+    static __attribute__((noinline)) void unpack_##name(const uint8_t *w, int columns, uint8_t *to) { \
+        body(dtype, w, columns, to); \
+    }
+UNPACK(f16, unpack_float, LLAMAC_F16)
+UNPACK(bf16, unpack_float, LLAMAC_BF16)
+
 #define GATHER(name, body, dtype) \
     static void gather_##name(const uint8_t *w, size_t strip_bytes, int row, int columns, float *y) { \
         body(dtype, w, strip_bytes, row, columns, y); \
@@ -110,57 +144,35 @@ PANEL_KERNELS(panel_kernels_bf16, panel_kernel_float, LLAMAC_BF16, 0)
 
 // ---- products of any dtype
 
-// The panel kernels for a dtype, by height.
-INLINE panel_kernel *const *panel_kernels_of(const int dtype, const int unpacked) {
-    switch (dtype) {
-    case LLAMAC_F32: return panel_kernels_f32;
-    case LLAMAC_F16: return unpacked ? panel_kernels_f32 : panel_kernels_f16;
-    case LLAMAC_BF16: return unpacked ? panel_kernels_f32 : panel_kernels_bf16;   // permuted even when unpacked
-    case LLAMAC_Q4: return unpacked ? panel_kernels_q4_unpacked : panel_kernels_q4;
-    case LLAMAC_Q4S: return unpacked ? panel_kernels_q4_unpacked : panel_kernels_q4s;
-    default: break;
-    }
-    if (unpacked)
-        return has_minimums(dtype) ? panel_kernels_minimums_unpacked
-               : group_spans(dtype) == 2 ? panel_kernels_half_spans_unpacked : panel_kernels_unpacked;
-    switch (dtype) {
-    case LLAMAC_Q8: return panel_kernels_q8;
-    case LLAMAC_Q8_0: return panel_kernels_q8_0;
-    case LLAMAC_Q4_0: return panel_kernels_q4_0;
-    case LLAMAC_Q4_1: return panel_kernels_q4_1;
-    case LLAMAC_Q5_0: return panel_kernels_q5_0;
-    case LLAMAC_Q5_1: return panel_kernels_q5_1;
-    case LLAMAC_Q4_K: return panel_kernels_q4_k;
-    case LLAMAC_Q5_K: return panel_kernels_q5_k;
-    case LLAMAC_Q6_K: return panel_kernels_q6_k;
-    case LLAMAC_IQ4_NL: return panel_kernels_iq4_nl;
-    case LLAMAC_IQ4_XS: return panel_kernels_iq4_xs;
-    default: return panel_kernels_mxfp4;
-    }
-}
-
-// Unpacks one pass of a strip into the layout that the panel kernels for unpacked weights read.
-INLINE void unpack(const int dtype, const uint8_t *w, int columns, uint8_t *to) {
-    if (!dtype_is_quantized(dtype))
-        for (int k = 0; k < columns; k++)
-            v16_store((float *)(void *)(to + LINE_BYTES * k),
-                      load_weights(dtype, w + (size_t)k * 16 * element_bytes(dtype)));
-    else if (input_type_of(dtype) == INPUT_INT8) unpack_q4(dtype, w, columns, to);
-    else unpack_int16(dtype, w, columns, to);
-}
-// Above this many rows it pays to unpack the weights once for all of them.
-INLINE int unpack_above(const int dtype) {
-    switch (dtype) {
-    case LLAMAC_F32: return INT_MAX;
-    case LLAMAC_F16: return UNPACK_ABOVE_F16;
-    case LLAMAC_BF16: return UNPACK_ABOVE_BF16;
-    case LLAMAC_Q4: case LLAMAC_Q4S: return UNPACK_ABOVE_Q4;
-    default: return dtype_table[dtype].code_bits == 8 ? UNPACK_ABOVE_BYTES : 1;
-    }
-}
+// How products with a dtype are computed: with more rows than `unpack_above`, it pays to unpack each pass once for all
+// of them.
+static const struct product_kernels {
+    panel_kernel *packed;
+    void (*unpack)(const uint8_t *w, int columns, uint8_t *to);
+    panel_kernel *unpacked;
+    int unpack_above;
+} product_kernels[LLAMAC_N_DTYPES] = {
+    [LLAMAC_F32] = { panel_kernel_f32, NULL, NULL, INT_MAX },
+    [LLAMAC_F16] = { panel_kernel_f16, unpack_f16, panel_kernel_f32, UNPACK_ABOVE_F16 },
+    [LLAMAC_BF16] = { panel_kernel_bf16, unpack_bf16, panel_kernel_f32, UNPACK_ABOVE_BF16 },
+    [LLAMAC_Q8] = { panel_kernel_q8, unpack_q8, panel_kernel_unpacked, UNPACK_ABOVE_BYTES },
+    [LLAMAC_Q4] = { panel_kernel_q4, unpack_q4, panel_kernel_q4_unpacked, UNPACK_ABOVE_Q4 },
+    [LLAMAC_Q4S] = { panel_kernel_q4s, unpack_q4s, panel_kernel_q4_unpacked, UNPACK_ABOVE_Q4 },
+    [LLAMAC_Q4_0] = { panel_kernel_q4_0, unpack_q4_0, panel_kernel_unpacked, 1 },
+    [LLAMAC_Q4_1] = { panel_kernel_q4_1, unpack_q4_1, panel_kernel_minimums_unpacked, 1 },
+    [LLAMAC_Q5_0] = { panel_kernel_q5_0, unpack_q5_0, panel_kernel_unpacked, 1 },
+    [LLAMAC_Q5_1] = { panel_kernel_q5_1, unpack_q5_1, panel_kernel_minimums_unpacked, 1 },
+    [LLAMAC_Q8_0] = { panel_kernel_q8_0, unpack_q8_0, panel_kernel_unpacked, UNPACK_ABOVE_BYTES },
+    [LLAMAC_Q4_K] = { panel_kernel_q4_k, unpack_q4_k, panel_kernel_minimums_unpacked, 1 },
+    [LLAMAC_Q5_K] = { panel_kernel_q5_k, unpack_q5_k, panel_kernel_minimums_unpacked, 1 },
+    [LLAMAC_Q6_K] = { panel_kernel_q6_k, unpack_q6_k, panel_kernel_half_spans_unpacked, 1 },
+    [LLAMAC_IQ4_NL] = { panel_kernel_iq4_nl, unpack_iq4_nl, panel_kernel_unpacked, 1 },
+    [LLAMAC_IQ4_XS] = { panel_kernel_iq4_xs, unpack_iq4_xs, panel_kernel_unpacked, 1 },
+    [LLAMAC_MXFP4] = { panel_kernel_mxfp4, unpack_mxfp4, panel_kernel_unpacked, 1 },
+};
 
 // Offset in a strip of the weights of column k, which starts a pass.
-INLINE size_t column_offset(const int dtype, int k) {
+INLINE size_t column_offset(int dtype, int k) {
     if (!dtype_is_quantized(dtype)) return (size_t)k * 16 * element_bytes(dtype);
     return row_scale_bytes(dtype) + (size_t)(k / block_columns(dtype)) * block_bytes(dtype, block_groups(dtype));
 }
@@ -175,10 +187,10 @@ INLINE void prefetch_next_pass(const uint8_t *w, size_t stride, int strips, size
 }
 
 // The epilogue for one row's 16 outputs of strip s: row scale, output scale, bias, input weight, then store or add.
-INLINE void epilogue(const struct gemm *g, const int dtype, int s, int t, const float *sums) {
+INLINE void epilogue(const struct gemm *g, int s, int t, const float *sums) {
     const int o = s * STRIP_ROWS, n = min_int(STRIP_ROWS, g->rows - o);
-    v16 sum = restore_lane_order(dtype, v16_load(sums));
-    if (dtype_table[dtype].has_row_scales)
+    v16 sum = restore_lane_order(g->dtype, v16_load(sums));
+    if (dtype_table[g->dtype].has_row_scales)
         sum = v16_mul(sum, v16_load((const float *)(const void *)(g->w + (size_t)s * g->strip_bytes)));
     if (g->scales) sum = v16_mul(sum, v16_load_n(g->scales + o, n));
     if (g->bias) sum = v16_add(sum, v16_load_n(g->bias + o, n));
@@ -196,13 +208,13 @@ INLINE void epilogue(const struct gemm *g, const int dtype, int s, int t, const 
 // between passes. With many rows, a pass is unpacked once for all panels while the next pass is prefetched. A single
 // row takes all columns in one pass. The strips of a group are a quarter of the range apart: each of the four streams
 // reads memory without a jump, and the memory after a strip is what its stream reads next.
-INLINE void gemm(const int dtype, const struct gemm *g) {
-    const int panels = panel_count(g->m), input = input_type_of(dtype);
+static void gemm(const struct gemm *g) {
+    const int dtype = g->dtype, panels = panel_count(g->m), input = input_type_of(dtype);
+    const struct product_kernels *const kernels = &product_kernels[dtype];
     const int kc = g->m == 1 ? max_int(g->columns, 1) : dtype_is_quantized(dtype) ? GEMM_KC : GEMM_KC_FLOAT;
-    const int unpacked = g->m > unpack_above(dtype);
+    const int unpacked = g->m > kernels->unpack_above;
     const int full_groups = (g->last - g->first) / GEMM_STRIPS, rest = (g->last - g->first) % GEMM_STRIPS;
     const size_t row_words = input_words(input, g->columns);
-    panel_kernel *const *const kernel = panel_kernels_of(dtype, unpacked);
     uint8_t *const unpack_buffer = g->scratch;
     float *const group_sums = (float *)(void *)(unpack_buffer + (size_t)GEMM_STRIPS * UNPACKED_STRIP_BYTES);
     for (int group = 0; group < full_groups + (rest > 0); group++) {
@@ -216,7 +228,7 @@ INLINE void gemm(const int dtype, const struct gemm *g) {
             const size_t bytes = column_offset(dtype, k + kc) - column_offset(dtype, k);
             if (unpacked)
                 for (int i = 0; i < strips; i++)
-                    unpack(dtype, w + (size_t)i * stride, columns, unpack_buffer + (size_t)i * UNPACKED_STRIP_BYTES);
+                    kernels->unpack(w + (size_t)i * stride, columns, unpack_buffer + (size_t)i * UNPACKED_STRIP_BYTES);
             for (int p = 0; p < panels; p++) {
                 if (cancelled(g->cancel)) return;
                 const int start = panel_start(g->m, p), T = panel_start(g->m, p + 1) - start;
@@ -224,36 +236,18 @@ INLINE void gemm(const int dtype, const struct gemm *g) {
                     (const int32_t *)g->x + (size_t)start * row_words + input_words(input, k) * (size_t)T;
                 float *sums = group_sums + (size_t)start * 16 * (size_t)strips;
                 if (panels >= PREFETCH_MIN_PANELS) prefetch_next_pass(w, stride, strips, bytes, p, panels);
-                if (unpacked) kernel[T](unpack_buffer, UNPACKED_STRIP_BYTES, strips, x, columns, sums);
-                else kernel[T](w, stride, strips, x, columns, sums);
+                if (unpacked) kernels->unpacked(T, unpack_buffer, UNPACKED_STRIP_BYTES, strips, x, columns, sums);
+                else kernels->packed(T, w, stride, strips, x, columns, sums);
             }
         }
         for (int p = 0; p < panels; p++) {
             const int start = panel_start(g->m, p), T = panel_start(g->m, p + 1) - start;
             const float *sums = group_sums + (size_t)start * 16 * (size_t)strips;
             for (int i = 0; i < strips; i++)
-                for (int t = 0; t < T; t++) epilogue(g, dtype, s + i * spacing, start + t, sums + 16 * (i * T + t));
+                for (int t = 0; t < T; t++) epilogue(g, s + i * spacing, start + t, sums + 16 * (i * T + t));
         }
     }
 }
-#define GEMM(name, dtype) static void gemm_##name(const struct gemm *g) { gemm(dtype, g); }
-GEMM(f32, LLAMAC_F32)
-GEMM(f16, LLAMAC_F16)
-GEMM(bf16, LLAMAC_BF16)
-GEMM(q8, LLAMAC_Q8)
-GEMM(q4, LLAMAC_Q4)
-GEMM(q4s, LLAMAC_Q4S)
-GEMM(q4_0, LLAMAC_Q4_0)
-GEMM(q4_1, LLAMAC_Q4_1)
-GEMM(q5_0, LLAMAC_Q5_0)
-GEMM(q5_1, LLAMAC_Q5_1)
-GEMM(q8_0, LLAMAC_Q8_0)
-GEMM(q4_k, LLAMAC_Q4_K)
-GEMM(q5_k, LLAMAC_Q5_K)
-GEMM(q6_k, LLAMAC_Q6_K)
-GEMM(iq4_nl, LLAMAC_IQ4_NL)
-GEMM(iq4_xs, LLAMAC_IQ4_XS)
-GEMM(mxfp4, LLAMAC_MXFP4)
 
 // ---- one row of a float matrix
 
@@ -422,11 +416,7 @@ static void rotate(float *x, const float *cosines, const float *sines, int half)
 
 const struct kernels KERNELS = {
     .name = KERNELS_NAME,
-    .gemm = { [LLAMAC_F32] = gemm_f32, [LLAMAC_F16] = gemm_f16, [LLAMAC_BF16] = gemm_bf16, [LLAMAC_Q8] = gemm_q8,
-              [LLAMAC_Q4] = gemm_q4, [LLAMAC_Q4S] = gemm_q4s, [LLAMAC_Q4_0] = gemm_q4_0, [LLAMAC_Q4_1] = gemm_q4_1,
-              [LLAMAC_Q5_0] = gemm_q5_0, [LLAMAC_Q5_1] = gemm_q5_1, [LLAMAC_Q8_0] = gemm_q8_0,
-              [LLAMAC_Q4_K] = gemm_q4_k, [LLAMAC_Q5_K] = gemm_q5_k, [LLAMAC_Q6_K] = gemm_q6_k,
-              [LLAMAC_IQ4_NL] = gemm_iq4_nl, [LLAMAC_IQ4_XS] = gemm_iq4_xs, [LLAMAC_MXFP4] = gemm_mxfp4 },
+    .gemm = gemm,
     .pack = { [INPUT_F32] = pack_f32, [INPUT_INT8] = pack_int8, [INPUT_INT16] = pack_int16 },
     .attend = { [LLAMAC_F32] = attend_f32, [LLAMAC_F16] = attend_f16 },
     .gather = { [LLAMAC_F32] = gather_f32, [LLAMAC_F16] = gather_f16, [LLAMAC_BF16] = gather_bf16,

@@ -8,12 +8,12 @@
 static void multiply_f32(const struct worker *w, const uint8_t *a, int rows, int columns, const void *x, int m,
                          float *y, int add) {
     const struct gemm product = {
-        .w = a, .strip_bytes = float_strip_bytes(LLAMAC_F32, columns), .rows = rows, .columns = columns,
-        .last = ceil_div(rows, STRIP_ROWS), .x = x, .m = m,
+        .dtype = LLAMAC_F32, .w = a, .strip_bytes = float_strip_bytes(LLAMAC_F32, columns),
+        .last = ceil_div(rows, STRIP_ROWS), .rows = rows, .columns = columns, .x = x, .m = m,
         .y = y, .y_stride = (size_t)rows, .accumulate = add,
         .scratch = w->local->gemm, .cancel = &w->eval->cancel,
     };
-    w->eval->session->kernels->gemm[LLAMAC_F32](&product);
+    w->eval->session->kernels->gemm(&product);
 }
 
 void lora_pack_row(const struct worker *w, struct consumers consumers, const struct panels *panels, const float *x,
@@ -37,6 +37,7 @@ void lora_pack_row(const struct worker *w, struct consumers consumers, const str
 
 void lora_multiply(const struct worker *w, const struct lora *lora, const struct gemm *product, const float *lora_ax) {
     struct gemm g = *product;
+    g.dtype = LLAMAC_F32;
     g.w = lora->b;
     g.strip_bytes = float_strip_bytes(LLAMAC_F32, lora->rank);
     g.columns = lora->rank;
@@ -45,7 +46,7 @@ void lora_multiply(const struct worker *w, const struct lora *lora, const struct
     g.bias = NULL;
     g.accumulate = 1;
     g.accumulate_copy = 1;
-    w->eval->session->kernels->gemm[LLAMAC_F32](&g);
+    w->eval->session->kernels->gemm(&g);
 }
 
 void lora_gather(const struct worker *w, const struct lora *lora, int row, int columns, float *x) {

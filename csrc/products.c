@@ -106,14 +106,14 @@ static void multiply_strips(const struct worker *w, const struct product *p, con
                             int first_strip, int last_strip) {
     const struct matrix *m = p->matrix;
     const struct gemm g = {
-        .w = m->data, .strip_bytes = m->strip_bytes, .rows = m->rows, .columns = m->columns,
-        .first = first_strip, .last = last_strip,
+        .dtype = m->dtype, .w = m->data, .strip_bytes = m->strip_bytes, .first = first_strip, .last = last_strip,
+        .rows = m->rows, .columns = m->columns,
         .x = x->of[input_type_of(m->dtype)], .m = x->m,
         .scales = m->scales, .bias = p->bias, .row_weights = p->row_weights,
         .y = p->y, .y_stride = (size_t)m->rows, .y_rows = p->y_rows, .accumulate = add, .copy = p->copy,
         .scratch = w->local->gemm, .cancel = &w->eval->cancel,
     };
-    w->eval->session->kernels->gemm[m->dtype](&g);
+    w->eval->session->kernels->gemm(&g);
     if (m->lora) lora_multiply(w, m->lora, &g, x->lora_ax[p->consumer]);
 }
 

@@ -365,7 +365,10 @@ enum { BYTE_BIAS = 128, UNPACKED_BIAS = 128 };
 typedef struct { int_pairs h, l; } int16_acc;
 INLINE int int16_part_major(const int T) { return T > 2; }
 INLINE line line_from_bytes(line x) { return x; }
-INLINE int16_codes int16_codes_from(line x, line y, const int l, const int part) { (void)part; return zip(x, y, l & 1); }
+INLINE int16_codes int16_codes_from(line x, line y, const int l, const int part) {
+    (void)part;
+    return zip(x, y, l & 1);
+}
 INLINE void int16_codes_unpack(uint8_t *to, line x, line y, const int l, const int bias) {
     line_store(to + l * INT16_UNPACKED_LINE_BYTES, line_add(int16_codes_from(x, y, l, 0), UNPACKED_BIAS - bias));
 }
@@ -416,7 +419,10 @@ enum { BYTE_BIAS = 0, UNPACKED_BIAS = 0 };
 typedef struct { ints h, l; } int16_acc;
 INLINE int int16_part_major(const int T) { return T > 3; }
 INLINE line line_from_bytes(line x) { return line_add(x, -Q8_OFFSET); }
-INLINE int16_codes int16_codes_from(line x, line y, const int l, const int part) { (void)part; return l & 1 ? y : x; }
+INLINE int16_codes int16_codes_from(line x, line y, const int l, const int part) {
+    (void)part;
+    return l & 1 ? y : x;
+}
 INLINE void int16_codes_unpack(uint8_t *to, line x, line y, const int l, const int bias) {
     line_store(to + l * INT16_UNPACKED_LINE_BYTES, line_add(int16_codes_from(x, y, l, 0), UNPACKED_BIAS - bias));
 }

@@ -48,7 +48,9 @@ INLINE void v16_store_n(float *p, v16 a, int n) { for (int i = 0; i < n; i++) p[
 
 // 16 int8, or 16 e8m0 (a byte e is 2^(e - 128)), as floats: scales.
 INLINE v16 v16_load_int8(const uint8_t *p) { FOR_LANES((float)(int8_t)p[i]); }
-INLINE v16 v16_load_e8m0(const uint8_t *p) { FOR_LANES(f32_from_bits(p[i] < 2 ? 0x200000u << p[i] : (p[i] - 1u) << 23)); }
+INLINE v16 v16_load_e8m0(const uint8_t *p) {
+    FOR_LANES(f32_from_bits(p[i] < 2 ? 0x200000u << p[i] : (p[i] - 1u) << 23));
+}
 NOINLINE v16 v16_load_f16(const uint16_t *p) { FOR_LANES(f32_from_f16(p[i])); }
 NOINLINE void v16_store_f16(uint16_t *p, v16 a) { for (int i = 0; i < 16; i++) p[i] = f16_from_f32(a.f[i]); }
 // bf16 may be loaded in a permuted lane order, whichever is fastest; v16_unpermute restores the order.

@@ -48,9 +48,9 @@ static void check_gemm_in_parts(const struct kernels *kernels, int dtype, const 
         struct gemm part = *g;
         pack_rows(kernels, dtype, panel, 1, x + r * g->columns, g->columns);
         part.x = panel, part.m = 1, part.y = g->y + r * g->rows, part.last = strips / 2;
-        kernels->gemm[dtype](&part);
+        kernels->gemm(&part);
         part.first = part.last, part.last = strips;
-        kernels->gemm[dtype](&part);
+        kernels->gemm(&part);
     }
     CHECK(same(g->y, expected, (size_t)(g->m * g->rows)), "%s: single rows differ: dtype %d, %d x %d, %d rows",
           kernels->name, dtype, g->rows, g->columns, g->m);
@@ -65,7 +65,7 @@ static void check_gemm_weighted(const struct kernels *kernels, int dtype, const 
     struct gemm weighted = *g;
     weighted.row_weights = weights, weighted.y_rows = y_rows, weighted.copy = copy, weighted.accumulate = 1;
     memset(g->y, 0, sizeof(float) * (size_t)(g->m * g->rows));
-    kernels->gemm[dtype](&weighted);
+    kernels->gemm(&weighted);
     for (int r = 0; r < g->m; r++)
         for (int o = 0; o < g->rows; o++) {
             const float product = copy[r * g->rows + o], scaled = product * weights[r];
@@ -102,14 +102,14 @@ static void check_gemm(int dtype, int rows, int columns, int m, int biased, int 
     fill_random(initial, outputs, state);
     fill_matrix(dtype, w, strip_bytes, rows, columns, 1, state);
     const struct gemm g = {
-        .w = w, .strip_bytes = strip_bytes, .last = (int)strips, .rows = rows, .columns = columns, .x = panels, .m = m,
-        .bias = biased ? bias : NULL, .y = y, .y_stride = (size_t)rows, .accumulate = accumulate, .scratch = scratch,
-        .cancel = &cancel,
+        .dtype = dtype, .w = w, .strip_bytes = strip_bytes, .last = (int)strips, .rows = rows, .columns = columns,
+        .x = panels, .m = m, .bias = biased ? bias : NULL, .y = y, .y_stride = (size_t)rows,
+        .accumulate = accumulate, .scratch = scratch, .cancel = &cancel,
     };
     for (int t = 0; t < n_tables; t++) {
         pack_rows(tables[t], dtype, panels, m, x, columns);
         memcpy(y, initial, sizeof *y * outputs);
-        tables[t]->gemm[dtype](&g);
+        tables[t]->gemm(&g);
         if (t == 0) memcpy(expected, y, sizeof *y * outputs);
         CHECK(same(y, expected, outputs), "%s differs: dtype %d, %d x %d, %d rows", tables[t]->name, dtype, rows,
               columns, m);
@@ -178,11 +178,11 @@ static void check_extreme_product(int dtype, int fill, float extreme) {
     memset(w, dtype == LLAMAC_Q8 && !fill ? 1 : fill, strip_bytes);
     fill_scales(dtype, w, COLUMNS, fill % 2);
     for (int k = 0; k < COLUMNS; k++) x[k] = fabsf(extreme) == 1 || k == 40 ? extreme : 1;
-    const struct gemm g = { .w = w, .strip_bytes = strip_bytes, .last = 1, .rows = 16, .columns = COLUMNS, .x = panel,
-                            .m = 1, .y = y, .y_stride = 16, .scratch = scratch, .cancel = &cancel };
+    const struct gemm g = { .dtype = dtype, .w = w, .strip_bytes = strip_bytes, .last = 1, .rows = 16,
+                            .columns = COLUMNS, .x = panel, .m = 1, .y = y, .y_stride = 16, .scratch = scratch, .cancel = &cancel };
     for (int t = 0; t < n_tables; t++) {
         pack_rows(tables[t], dtype, panel, 1, x, COLUMNS);
-        tables[t]->gemm[dtype](&g);
+        tables[t]->gemm(&g);
         if (t == 0) memcpy(expected, y, sizeof y);
         if (isfinite(extreme))
             CHECK(same(y, expected, 16), "%s differs: dtype %d, bytes %d, input %g", tables[t]->name, dtype, fill,
