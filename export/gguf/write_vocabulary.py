@@ -13,6 +13,7 @@ from llamac.errors import LlamacError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.gguf.write_keys import add_keys
 from llamac.text.decoding import SPACE_MARK
+from llamac.text.packed import is_packed, rest_of
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.template_files import GGUF_TOKENS, TOKENS
 from llamac.text.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ from llamac.text.vocabulary.spm import (
     looks_like_sentencepiece,
     read_model,
 )
-from llamac.text.vocabulary.tokenizer_json import token_ids
+from llamac.text.vocabulary.tokenizer_json import Vocabulary, token_ids
 
 Json = dict[str, Any]
 NONE = 0xFFFFFFFF
@@ -60,13 +61,17 @@ def add_tokenizer(writer: Any, checkpoint: Checkpoint, warnings: list[str]) -> N
         writer.add_tokenizer_model("no_vocab")
         return
     data, special, spm = checkpoint.tokenizer
-    values = _values(read_canonical(data, "the tokenizer"), special, spm, checkpoint.config.vocab_size)
+    document = read_canonical(data, "the tokenizer")
+    values = _values(document, special, spm, checkpoint.config.vocab_size)
     values |= _named_tokens(checkpoint.metadata.get(TOKENS, {}), values["tokenizer.ggml.tokens"])
     ours = Tokenizer.from_json(data, special)
-    again = _check(ours, {**values, "general.name": checkpoint.metadata.get("name", "")})
+    added = document["added_tokens"]
+    again = _check(ours, added, {**values, "general.name": checkpoint.metadata.get("name", "")})
     if lost := sorted(set(special.stop_ids) - set(again.special.stop_ids)):
         warnings.append(f"GGUF has no place for more stop tokens: {', '.join(map(str, lost))} are left out")
-    if lost_spaces := sorted(_swallowing(ours) - _swallowing(again)):
+    # the packed form needs no list of a large vocabulary to show its added tokens
+    kept = rest_of(again.data) if is_packed(again.data) else read_canonical(again.data, "the tokenizer")
+    if lost_spaces := sorted(_swallowing(added) - _swallowing(kept["added_tokens"])):
         warnings.append(
             f"GGUF has no place for tokens that absorb surrounding spaces: {', '.join(lost_spaces[:4])} no longer"
             " will (llama.cpp knows it of models with phi-3 in their names: --name)"
@@ -181,14 +186,19 @@ def _splits(step: Json) -> Iterator[str]:
 # ---- the check
 
 
-def _swallowing(tokenizer: Tokenizer) -> set[str]:
+def _swallowing(added: list[Json]) -> set[str]:
     """Added tokens that absorb surrounding spaces."""
-    added = read_canonical(tokenizer.json, "the tokenizer")["added_tokens"]
     return {entry["content"] for entry in added if entry.get("lstrip") or entry.get("rstrip")}
 
 
-def _check(ours: Tokenizer, values: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of the metadata. UnsupportedError with a string that it encodes differently."""
+def _check(ours: Tokenizer, added: list[Json], values: Mapping[str, Any]) -> Vocabulary:
+    """The tokenizer of the metadata. UnsupportedError with a string that it encodes differently.
+
+    Args:
+        ours: The tokenizer that the metadata describe.
+        added: Its added tokens.
+        values: The metadata.
+    """
     try:
         vocabulary = from_metadata(dict(values))
         theirs = Tokenizer.from_json(vocabulary.data, vocabulary.special)
@@ -198,17 +208,17 @@ def _check(ours: Tokenizer, values: Mapping[str, Any]) -> Tokenizer:
         one, other = getattr(ours.special, name), getattr(theirs.special, name)
         if one != other:
             raise UnsupportedError(f"a GGUF file cannot express this tokenizer: {name} would be {other}, not {one}")
-    added = {entry["id"] for entry in read_canonical(ours.json, "the tokenizer")["added_tokens"]}
+    added_ids = {entry["id"] for entry in added}
     kinds = values["tokenizer.ggml.token_type"]
     # llama2.c treats "<s>" in a string as three characters; all other formats recognize special tokens
-    ids = [index for index in range(ours.n_ids) if index in added or kinds[index] not in (CONTROL, UNKNOWN)]
+    ids = [index for index in range(ours.n_ids) if index in added_ids or kinds[index] not in (CONTROL, UNKNOWN)]
     for text in (*HARD_TEXTS, *_texts(ours, ids)):
         if ours.encode(text) != theirs.encode(text):
             raise UnsupportedError(
                 f"a GGUF file cannot express this tokenizer: {text[:80]!r} would be encoded differently; --no-tokenizer"
                 " leaves it out"
             )
-    return theirs
+    return vocabulary
 
 
 def _texts(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[str]:
