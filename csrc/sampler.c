@@ -244,7 +244,7 @@ static double apply_min_p(struct candidates *c, int last, float min_p) {
     for (int i = 0; i < c->n; i++) {
         const int32_t key = ranking_key(c->rank[i]);
         const int cut = (last >= 0) & ((key < last_key) | ((key == last_key) & (i > last)));
-        c->p[i] = cut | (c->p[i] < min_p) ? 0 : c->p[i];
+        c->p[i] = (cut | (c->p[i] < min_p)) ? 0 : c->p[i];
         total += (double)c->p[i];
     }
     return total;
