@@ -127,7 +127,7 @@ static void limit(float *x, int n, float bound, float replacement) {
 }
 
 static void quantize(struct input in) {
-    enum { MAX_ROWS = 17, MAX_COLUMNS = 70, IMPORTANCE = 1, FEEDBACK = 2 };
+    enum { MAX_ROWS = 17, MAX_COLUMNS = 70, IMPORTANCE = 1, FEEDBACK = 2, SCALAR = 4 };
     struct { uint8_t dtype, rows, columns, flags; } call;
     next(&in, &call, sizeof call);
     const int dtype = call.dtype % (LLAMAC_N_DTYPES + 2);
@@ -144,8 +144,8 @@ static void quantize(struct input in) {
     uint8_t *out = take(llamac_matrix_bytes(dtype, (uint64_t)rows, (uint64_t)columns));
     err.message[0] = 0;
     const int failed = llamac_quantize(dtype, w, (size_t)rows, (size_t)columns,
-                                       call.flags & IMPORTANCE ? importance : NULL, squared ? feedback : NULL, out,
-                                       &err);
+                                       call.flags & IMPORTANCE ? importance : NULL, squared ? feedback : NULL,
+                                       call.flags & SCALAR ? "scalar" : NULL, out, &err);
     if (failed && !err.message[0]) __builtin_trap();
     free(out), free(feedback), free(importance), free(w);
 }
