@@ -1,16 +1,21 @@
-"""What importing costs a real GGUF model: KL divergence and perplexity on public-domain prose.
+"""What a real GGUF model loses: KL divergence, perplexity and greedy tokens, of imports and of llama.cpp.
 
-python -m bench.gguf_model MODEL.gguf OUT.json [--plot docs/quantization.png]
+    python -m bench.gguf_model MODEL.gguf OUT.json [--llama-cpp LIBRARY] [--plot docs/quantization.png]
 
-The reference is the float model that the GGUF file describes: its blocks, dequantized and stored as f32. Every file is
-an import of the same GGUF file in another dtype. The text is bench/texts/classics.txt in windows of 512 tokens, and the
-KV cache is f32. With llama-cpp-python installed, llama.cpp reads the GGUF file itself, also with an f32 KV cache.
+The reference is the float model that the GGUF file describes: its blocks, dequantized to f32 and computed by
+transformers in float32. Every file is an import of the same GGUF file. The text is bench/texts/classics.txt in windows
+of 512 tokens, and the KV caches are f32. LIBRARY exports llama.cpp's C functions (bench.llama_library); it reads the
+GGUF file itself.
+
+"greedy" continues ten prompts by 200 tokens with llamac's default import, then checks each token against the best one
+of the reference after the same text. "close" is the largest difference between the reference's logits of its choice and
+of llamac's, relative to the largest logit.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import contextlib
 import json
 import tempfile
 from collections.abc import Callable
@@ -21,19 +26,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 import llamac
+from bench.llama_library import LlamaLibrary
+from bench.stamp import stamp
 
+Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
-Logits = Callable[[list[int]], NDArray[Any]]
+Logits = Callable[[list[int]], Floats]
 
 TEXT = Path(__file__).with_name("texts") / "classics.txt"
 WINDOW = 512
+ROWS = 32  # positions whose probabilities are compared at once
+TOKENS = 200
 # Each file's label and its export options.
 FILES: dict[str, dict[str, Any]] = {
-    "q8 (auto)": {"dtype": "auto"},
+    "default": {},
+    "q8": {"dtype": "q8"},
     "q4": {"dtype": "q4"},
     "q4, calibrated": {"dtype": "q4", "calibrate": "self"},
     "q4s": {"dtype": "q4s"},
 }
+PROMPTS = (
+    "Once upon a time, in a small village by the sea,",
+    "The three primary colors are",
+    "Water boils at",
+    "In 1492, Christopher Columbus",
+    "To make a good cup of tea, first",
+    "The capital of France is",
+    "def fibonacci(n):",
+    "Dear Sir or Madam,",
+    "The difference between a frog and a toad is",
+    "It was a dark and stormy night;",
+)
 
 
 def windows(model: llamac.Model) -> list[list[int]]:
@@ -43,7 +66,7 @@ def windows(model: llamac.Model) -> list[list[int]]:
     return [part for first in range(0, len(ids), WINDOW) if len(part := ids[first : first + WINDOW]) > 1]
 
 
-def log_probabilities(logits: NDArray[Any]) -> Doubles:
+def log_probabilities(logits: Floats) -> Doubles:
     """The log-softmax over the last axis, in float64."""
     shifted: Doubles = logits.astype(np.float64)
     shifted -= shifted.max(axis=-1, keepdims=True)
@@ -51,50 +74,118 @@ def log_probabilities(logits: NDArray[Any]) -> Doubles:
     return normalized
 
 
-def compare(reference: list[NDArray[Any]], candidate: Logits, texts: list[list[int]]) -> dict[str, float]:
-    """KL divergence from the reference's logits in nats per token, and the candidate's perplexity."""
-    divergence = surprise = 0.0
-    for ids, logits in zip(texts, reference, strict=True):
-        expected, found = log_probabilities(logits), log_probabilities(candidate(ids))
-        divergence += float((np.exp(expected) * (expected - found)).sum())
-        surprise -= float(found[np.arange(len(ids) - 1), ids[1:]].sum())
-    n_tokens = sum(map(len, texts))
-    return {"nats": divergence / n_tokens, "perplexity": float(np.exp(surprise / (n_tokens - len(texts))))}
+class Row:
+    """The sums over all tokens of one file."""
+
+    def __init__(self, label: str, bits: float | None) -> None:
+        self.label = label
+        self.bits = bits
+        self._divergence = self._surprise = 0.0
+        self._tokens = self._predicted = self._same = 0
+
+    def add(self, ids: list[int], reference: Floats, candidate: Floats) -> None:
+        """Add the logits of a window."""
+        for first in range(0, len(ids), ROWS):
+            last = min(first + ROWS, len(ids))
+            expected = log_probabilities(reference[first:last])
+            found = expected if candidate is reference else log_probabilities(candidate[first:last])
+            self._divergence += float((np.exp(expected) * (expected - found)).sum())
+            self._same += int((expected.argmax(axis=1) == found.argmax(axis=1)).sum())
+            following = ids[first + 1 : last + 1]
+            self._surprise -= float(found[np.arange(len(following)), following].sum())
+            self._predicted += len(following)
+        self._tokens += len(ids)
+
+    def result(self) -> dict[str, Any]:
+        """KL divergence from the reference in nats per token, perplexity, and the share of equal best tokens."""
+        return {
+            "file": self.label,
+            "bits": self.bits,
+            "nats": self._divergence / self._tokens,
+            "perplexity": float(np.exp(self._surprise / self._predicted)),
+            "same best token": self._same / self._tokens,
+        }
 
 
-def measure(source: Path, folder: Path) -> dict[str, Any]:
+class Reference:
+    """The dequantized model in transformers, in float32.
+
+    Args:
+        source: The GGUF file.
+        folder: Where to write its weights as a Hugging Face directory.
+        threads: How many threads compute.
+    """
+
+    def __init__(self, source: Path, folder: Path, threads: int) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        llamac.export.export(source, folder, to="hf", dtype="f32", tokenizer=False)
+        torch.set_num_threads(threads)
+        self._torch = torch
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def logits(self, ids: list[int]) -> Floats:
+        """The logits of every position of a text."""
+        with self._torch.no_grad():
+            found: Floats = self._model(self._torch.tensor([ids])).logits[0].numpy()
+        return found
+
+
+def greedy(model: llamac.Model, reference: Logits) -> list[dict[str, Any]]:
+    """Continue the prompts with the most probable tokens, and compare each with the reference's choice."""
+    found = []
+    for prompt in PROMPTS:
+        ids = [int(token) for token in model.tokenize(prompt)]
+        start = len(ids)
+        with model.session(context=start + TOKENS, kv_dtype="f32") as session:
+            logits = session.eval(ids)
+            for _ in range(TOKENS):
+                assert logits is not None
+                ids.append(int(np.argmax(logits)))
+                logits = session.eval(ids[-1:])
+        expected = reference(ids[:-1])[start - 1 :]
+        best = expected.argmax(axis=1)
+        other = np.flatnonzero(best != ids[start:])
+        rows = expected[other]
+        gaps = (rows.max(axis=1) - rows[np.arange(len(other)), np.array(ids[start:])[other]]) / np.abs(rows).max(axis=1)
+        found.append(
+            {
+                "prompt": prompt,
+                "tokens": TOKENS,
+                "equal from the start": int(other[0]) if len(other) else TOKENS,
+                "different choices": len(other),
+                "close": round(float(gaps.max(initial=0.0)), 6),
+            }
+        )
+    return found
+
+
+def measure(source: Path, folder: Path, labels: list[str], library: Path | None, threads: int) -> dict[str, Any]:
     """All rows of one model."""
-    path = folder / "file.bin"
-    llamac.export.export(source, path, dtype="f32", probe_source=None)
-    with llamac.load(path, kv_dtype="f32") as model:
-        texts = windows(model)
-        reference = [model.logits(ids) for ids in texts]
-    stored = iter(reference)
-    rows: list[dict[str, Any]] = [{"file": "f32", "bits": 32.0, **compare(reference, lambda ids: next(stored), texts)}]
-    for label, options in FILES.items():
-        report = llamac.export.export(source, path, probe_source=None, overwrite=True, **options)
-        with llamac.load(path, kv_dtype="f32") as model:
-            found = compare(reference, model.logits, texts)
-        rows.append({"file": label, "bits": round(report.bits_per_weight, 3), **found})
-        print(json.dumps(rows[-1]), flush=True)
-    if importlib.util.find_spec("llama_cpp"):
-        rows.append({"file": "llama.cpp", "bits": None, **compare(reference, llama_cpp(source), texts)})
-        print(json.dumps(rows[-1]), flush=True)
-    return {"model": source.name, "tokens": sum(map(len, texts)), "rows": rows}
-
-
-def llama_cpp(source: Path) -> Logits:
-    """llama.cpp's logits of every position of a window."""
-    import llama_cpp as library
-
-    model = library.Llama(str(source), n_ctx=WINDOW, logits_all=True, verbose=False, type_k=0, type_v=0)
-
-    def logits(ids: list[int]) -> NDArray[Any]:
-        model.reset()
-        model.eval(ids)
-        return np.array(model.scores[: len(ids)])
-
-    return logits
+    reference = Reference(source, folder / "hf", threads)
+    rows: list[tuple[Row, Logits]] = [(Row("f32 (transformers)", 32.0), reference.logits)]
+    with contextlib.ExitStack() as stack:
+        for number, label in enumerate(labels):
+            path = folder / f"{number}.bin"
+            report = llamac.export.export(source, path, probe_source=None, **FILES[label])
+            model = stack.enter_context(llamac.load(path, kv_dtype="f32", threads=threads))
+            dtypes = "/".join(dict.fromkeys(tensor.dtype for tensor in model.file.tensors if len(tensor.shape) == 2))
+            name = f"{label} ({dtypes})" if label == "default" else label
+            rows.append((Row(name, round(report.bits_per_weight, 3)), model.logits))
+            if not number:
+                first = model
+        if library is not None:
+            theirs = stack.enter_context(contextlib.closing(LlamaLibrary(library, source, WINDOW, threads)))
+            rows.append((Row("llama.cpp", None), theirs.logits))
+        texts = windows(first)
+        for ids in texts:
+            expected = reference.logits(ids)
+            for row, logits in rows:
+                row.add(ids, expected, expected if logits == reference.logits else logits(ids))
+        results = [row.result() for row, _ in rows]
+        continued = greedy(first, reference.logits)
+    return {"model": source.name, "tokens": sum(map(len, texts)), "rows": results, "greedy": continued}
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
@@ -123,11 +214,20 @@ def main() -> None:
     )
     parser.add_argument("model", type=Path, help="a GGUF file")
     parser.add_argument("out", type=Path, help="JSON with the figures")
+    parser.add_argument(
+        "--files", default=";".join(FILES), help="which imports, separated by semicolons (default: all)"
+    )
+    parser.add_argument("--llama-cpp", type=Path, metavar="LIBRARY", help="a library that exports llama.h")
+    parser.add_argument("--threads", type=int, default=2, help="(default: %(default)s)")
     parser.add_argument("--plot", type=Path, help="PNG")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(options.model, Path(folder))
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+        found = measure(options.model, Path(folder), options.files.split(";"), options.llama_cpp, options.threads)
+    options.out.write_text(json.dumps({**stamp(), **found}, indent=1) + "\n")
+    for row in found["rows"]:
+        print(json.dumps(row))
+    for row in found["greedy"]:
+        print(json.dumps(row))
     if options.plot:
         plot(found, options.plot)
 
