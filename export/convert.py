@@ -15,7 +15,7 @@ from llamac.engine.machine import plan_threads
 from llamac.errors import ArgumentError, ExportError
 from llamac.export.attach_tokenizer import attach_tokenizer, tokenizer_name
 from llamac.export.checkpoint import Checkpoint
-from llamac.export.dtypes import BLOCK_DTYPES, exact_dtype, nearest_dtypes
+from llamac.export.dtypes import exact_dtype, nearest_dtypes
 from llamac.export.options import ExportOptions
 from llamac.export.read import read_checkpoint
 from llamac.export.targets import check_target
@@ -78,10 +78,10 @@ def export(
             built-in model's name, or the result of `llamac.resolve`, which downloads models from the Hugging Face Hub.
         out: The file to write, or with to="hf" the directory.
         dtype: The dtype of the matrices: "f32", "f16", "bf16", "q8", "q4" or "q4s". The default is the source's own, or
-            f32 if the source is quantized. "auto", the default for GGUF files, keeps each float matrix's dtype and
-            stores quantized ones as q8. With q4 and q4s, the output matrix and attn_v are q8 unless `pure`. For
-            to="gguf" also "q8_0" and "q4_0" (the output matrix then stays q8_0); there "auto" writes the source's own
-            blocks, and is the default if it has some.
+            f32 if the source is quantized. "auto", the default for GGUF files, keeps each matrix's dtype if flat files
+            have it, and stores other quantized ones as q8. With q4 and q4s, the output matrix and attn_v are q8 unless
+            `pure`. For to="gguf" also "q8_0" and "q4_0" (the output matrix then stays q8_0); there "auto" writes the
+            source's own blocks, and is the default if it has some.
         tokenizer: A file or directory to use instead of the source's tokenizer, or False for none.
         name: The model's name in the file; default: the source's.
         to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with
@@ -229,7 +229,7 @@ def _with_dtype(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions
     if options.to == "gguf" and (dtype == "auto" or (dtype is None and has_blocks)):
         return replace(options, dtype="auto")
     if dtype == "auto":
-        dtype, others = nearest_dtypes(checkpoint.tensors, None if is_gguf else BLOCK_DTYPES)
+        dtype, others = nearest_dtypes(checkpoint.tensors)
         return replace(options, dtype=dtype, dtype_map=(*options.dtype_map, *others))
     if dtype is None:
         dtype = "f32" if options.to == "llama2c" else exact_dtype(checkpoint.tensors)

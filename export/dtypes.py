@@ -19,8 +19,6 @@ from llamac.progress import Progress, silent
 DTYPES = dict(_core.dtypes())
 # GGUF's, whose blocks are regrouped: numbers are not changed.
 BLOCK_DTYPES = tuple(name for name, number in DTYPES.items() if _core.gguf_row_bytes(number, 256))
-# Those that "auto" keeps. It stores others as q8.
-KEPT_DTYPES: tuple[str, ...] = ()
 OWN_DTYPES = tuple(name for name in DTYPES if name not in BLOCK_DTYPES)
 FOUR_BITS = ("q4", "q4s")
 # Stored as q8 if other matrices have 4 bits, like the output matrix: nothing averages out an error in the logits, or in
@@ -79,23 +77,19 @@ def choose_dtypes(
     return chosen
 
 
-def nearest_dtypes(
-    tensors: Mapping[str, LazyTensor], kept: tuple[str, ...] | None = None
-) -> tuple[str, list[tuple[str, str]]]:
+def nearest_dtypes(tensors: Mapping[str, LazyTensor]) -> tuple[str, list[tuple[str, str]]]:
     """Choose dtypes that preserve a source's quality: the source's own, or q8 for types that flat files do not have.
 
     q8 adds next to no error to any quantized type (docs/gguf.md).
 
     Args:
         tensors: The tensors by name.
-        kept: GGUF's dtypes that are not changed; default: KEPT_DTYPES.
 
     Returns:
         The dtype of most parameters, and a dtype_map for the other matrices.
     """
-    kept = KEPT_DTYPES if kept is None else kept
     found = {
-        name: tensor.dtype if tensor.dtype in FLOATS or (tensor.blocks and tensor.dtype in kept) else "q8"
+        name: tensor.dtype if tensor.dtype in FLOATS or tensor.blocks else "q8"
         for name, tensor in tensors.items()
         if len(tensor.shape) == 2
     }

@@ -20,7 +20,7 @@ import numpy as np
 from llamac.errors import ExportError, UnsupportedError
 from llamac.export import generation_config
 from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelConfig
-from llamac.export.dtypes import BLOCK_DTYPES, nearest_dtypes
+from llamac.export.dtypes import nearest_dtypes
 from llamac.export.flat.packing import checked_chunks, regroup, to_dtype
 from llamac.export.flat.plan import matching_tensors
 from llamac.export.gguf.families import ARCHITECTURES, Architecture, fused_name, gguf_name
@@ -174,7 +174,7 @@ def _as_llama_cpp_has_them(checkpoint: Checkpoint, row: Architecture) -> dict[st
 
 def _file_type(tensors: Mapping[str, LazyTensor], dtype: str) -> Any:
     """llama.cpp's number of the type of most matrices."""
-    most = nearest_dtypes(tensors, BLOCK_DTYPES)[0] if dtype == KEPT else dtype
+    most = nearest_dtypes(tensors)[0] if dtype == KEPT else dtype
     return FILE_TYPES.get(most, gguf.LlamaFileType.MOSTLY_Q8_0)
 
 

@@ -37,7 +37,7 @@ from llamac.progress import Progress, silent
 from llamac.sources.digests import digests_of, file_stamp, remembered_digest, sha256_hex
 
 # Raised when the exporter writes other bytes for the same source and options.
-CONVERSION = 5
+CONVERSION = 6
 VERSIONS = {"llamac": __version__, "conversion": CONVERSION, "format": VERSION, "numerics": NUMERICS}
 
 # An interrupted conversion of this age is abandoned.

@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("test_kernels", "test_format", "test_model", "test_changed_file")
-NAMES += ("test_sampler", "test_pool", "test_pool_portable", "test_session_reads", "test_sequences")
+NAMES += ("test_sampler", "test_pool", "test_pool_portable", "test_session_reads", "test_sequences", "test_regroup")
 TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 # Programs that #include a core file to compile it with other settings, and the object that must then not be linked.
 INCLUDED = {"test_pool_portable": "pool"}

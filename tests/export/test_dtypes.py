@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from llamac.export.checkpoint import LazyTensor
-from llamac.export.dtypes import exact_dtype, nearest_dtypes
+from llamac.export.dtypes import BLOCK_DTYPES, exact_dtype, nearest_dtypes
+
+Floats = NDArray[np.float32]
+Blocks = NDArray[np.uint8]
 
 
-def matrix(dtype: str, rows: int = 16) -> LazyTensor:
-    return LazyTensor((rows, 32), dtype, lambda first, last: np.zeros((last - first, 32), np.float32))
+def matrix(dtype: str, rows: int = 16, *, blocks: bool = False) -> LazyTensor:
+    def read(first: int, last: int) -> Floats:
+        return np.zeros((last - first, 32), np.float32)
+
+    def read_blocks(first: int, last: int) -> Blocks:
+        return np.zeros((last - first, 18), np.uint8)
+
+    return LazyTensor((rows, 32), dtype, read, read_blocks if blocks else None)
 
 
 VECTOR = LazyTensor.of(np.zeros(8, np.float32))
@@ -24,18 +34,22 @@ def test_auto_keeps_floats(dtype: str) -> None:
 @pytest.mark.parametrize(
     "dtype",
     [
-        *("q4_0", "q4_1", "q4_k", "q3_k", "q2_k", "iq4_nl", "iq2_xxs", "tq1_0", "mxfp4", "q5_0", "q6_k", "q8_0"),
-        *("q8", "q4", "q4s"),
-        "a type of the future",
+        *("q3_k", "q2_k", "iq2_xxs", "tq1_0", "nvfp4", "a type of the future"),
+        *("q4_k", "q8", "q4", "q4s"),
     ],
 )
-def test_auto_stores_every_quantized_type_as_q8(dtype: str) -> None:
+def test_auto_stores_quantized_types_without_blocks_as_q8(dtype: str) -> None:
     assert nearest_dtypes({"x": matrix(dtype), "v": VECTOR}) == ("q8", [])
 
 
+@pytest.mark.parametrize("dtype", BLOCK_DTYPES)
+def test_auto_keeps_blocks(dtype: str) -> None:
+    assert nearest_dtypes({"x": matrix(dtype, blocks=True), "v": VECTOR}) == (dtype, [])
+
+
 def test_auto_decides_matrix_by_matrix() -> None:
-    mixed = {"a": matrix("f16"), "b": matrix("q4_k", 48), "c": matrix("f32"), "d": VECTOR}
-    assert nearest_dtypes(mixed) == ("q8", [("a", "f16"), ("c", "f32")])
+    mixed = {"a": matrix("f16"), "b": matrix("q4_k", 48, blocks=True), "c": matrix("q3_k"), "d": VECTOR}
+    assert nearest_dtypes(mixed) == ("q4_k", [("a", "f16"), ("c", "q8")])
     assert nearest_dtypes({"v": VECTOR}) == ("f32", [])
 
 

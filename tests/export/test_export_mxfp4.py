@@ -20,7 +20,7 @@ from golden.make_families import family_checkpoint
 from golden.tiny_checkpoints import changed, random_tensor, write_config, write_safetensors
 from llamac.errors import ExportError
 from llamac.export.convert import export
-from llamac.export.dtypes import BLOCK_DTYPES, nearest_dtypes
+from llamac.export.dtypes import nearest_dtypes
 from llamac.export.gguf import model as gguf_model
 from llamac.export.hf import model as hf
 from llamac.export.hf.safetensors_file import read_safetensors
@@ -105,11 +105,9 @@ def test_blocks_in_mxfp4_are_gguf_s(folders: tuple[Path, Path]) -> None:
         np.testing.assert_array_equal(unpacked, tensor.array()[3:7])
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_experts_in_mxfp4_are_kept_where_flat_files_keep_them(folders: tuple[Path, Path], keeps: bool) -> None:
-    tensors = hf.read(folders[1], []).tensors
-    most, others = nearest_dtypes(tensors, BLOCK_DTYPES if keeps else ())
-    assert (most, {dtype for _, dtype in others}) == ("mxfp4" if keeps else "q8", {"f32"})
+def test_auto_keeps_experts_in_mxfp4(folders: tuple[Path, Path]) -> None:
+    most, others = nearest_dtypes(hf.read(folders[1], []).tensors)
+    assert (most, {dtype for _, dtype in others}) == ("mxfp4", {"f32"})
 
 
 def test_a_scale_that_is_no_number_is_an_error(folders: tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Matrices of a GGUF file keep their blocks in GGUF files that are written from it."""
+"""Matrices of a GGUF file keep their numbers in flat files and their bits in GGUF files that are written from these."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 from gguf_blocks import SCALES, Blocks, block_of, write_blocks
 
+import llamac
 from golden.cases import CASES
 from golden.family_cases import FAMILY_CASES
+from golden.make import relative_errors
 from golden.tiny_checkpoints import Config, changed
 from llamac.errors import ArgumentError, ExportError
+from llamac.export import reference
+from llamac.export.attach_tokenizer import IDS_ONLY
 from llamac.export.convert import export
 from llamac.export.dtypes import BLOCK_DTYPES
 from llamac.export.gguf import model as gguf_model
@@ -25,7 +29,7 @@ WIDE: Config = changed(CASES["llama"].config, **SIZES)
 STACKED = changed(FAMILY_CASES["mixtral"].config, **SIZES)
 FUSED = changed(FAMILY_CASES["phi3-odd"].config, **SIZES)
 FAMILIES = {"permuted": WIDE, "stacked": STACKED, "fused": FUSED}
-# An error of the engine's arithmetic, relative to the largest logit.
+# An error of the engine, which rounds inputs to 15 bits, relative to the largest logit.
 TOLERANCE = 1e-3
 IDS = [*range(3, 23), 287, 0]
 
@@ -46,13 +50,41 @@ def blocks_in(path: Path) -> dict[str, Blocks]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", BLOCK_DTYPES)
+def test_flat_files_keep_every_number(tmp_path: Path, dtype: str, family: str) -> None:
+    path, _ = write_blocks(tmp_path / "m.gguf", FAMILIES[family], {"": dtype})
+    report = export(path, tmp_path / "m.bin", probe_source=None)
+    assert report.dtype == dtype
+    assert report.warnings == [f"{path} has no tokenizer: {IDS_ONLY}"]
+    source, file = gguf_model.read(path, []).tensors, FlatFile(tmp_path / "m.bin")
+    kept = [tensor.name for tensor in file.tensors if tensor.dtype == dtype]
+    assert kept == [name for name in source if source[name].blocks]
+    for name in kept:
+        assert np.array_equal(file.tensor(name), source[name].array()), name
+    file.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", BLOCK_DTYPES)
 def test_gguf_files_get_the_same_bits_back(tmp_path: Path, dtype: str, family: str) -> None:
     path, blocks = write_blocks(tmp_path / "m.gguf", FAMILIES[family], {"": dtype})
-    export(path, tmp_path / "again.gguf", to="gguf")
-    again = blocks_in(tmp_path / "again.gguf")
-    assert again.keys() == blocks.keys()
-    for full, rows in again.items():
-        assert np.array_equal(rows.reshape(blocks[full].shape), blocks[full]), full
+    export(path, tmp_path / "m.bin", probe_source=None)
+    for source in (path, tmp_path / "m.bin"):
+        export(source, tmp_path / "again.gguf", to="gguf", overwrite=True)
+        again = blocks_in(tmp_path / "again.gguf")
+        assert again.keys() == blocks.keys()
+        for full, rows in again.items():
+            assert np.array_equal(rows.reshape(blocks[full].shape), blocks[full]), full
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", BLOCK_DTYPES)
+def test_the_engine_computes_with_these_numbers(tmp_path: Path, dtype: str, family: str) -> None:
+    path, _ = write_blocks(tmp_path / "m.gguf", FAMILIES[family], {"": dtype})
+    export(path, tmp_path / "m.bin", probe_source=None)
+    with llamac.load(tmp_path / "m.bin", kv_dtype="f32") as model:
+        found = model.logits(IDS)
+    (exact,) = reference.forward(gguf_model.read(path, []), [IDS])
+    assert relative_errors(found, exact).max() <= TOLERANCE
 
 
 def test_gguf_files_can_be_requantized(tmp_path: Path) -> None:

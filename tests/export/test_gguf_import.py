@@ -319,14 +319,14 @@ def test_a_converted_file_has_name_tokenizer_and_template(tmp_path: Path) -> Non
         (Type.F16, "f16"),
         (Type.BF16, "bf16"),
         (Type.F32, "f32"),
-        (Type.Q8_0, "q8"),
-        (Type.Q5_0, "q8"),
-        (Type.Q4_1, "q8"),
-        (Type.Q4_0, "q8"),
+        (Type.Q8_0, "q8_0"),
+        (Type.Q5_0, "q5_0"),
+        (Type.Q4_1, "q4_1"),
+        (Type.Q4_0, "q4_0"),
     ],
     ids=str,
 )
-def test_by_default_floats_keep_their_type_and_quantized_types_become_q8(tmp_path: Path, kind: Any, dtype: str) -> None:
+def test_by_default_matrices_keep_their_type(tmp_path: Path, kind: Any, dtype: str) -> None:
     path = write_gguf(tmp_path / "m.gguf", WIDE, tensors(WIDE), kind=kind)
     report = export(path, tmp_path / "m.bin", probe_source=None)
     file = FlatFile(tmp_path / "m.bin")
@@ -357,8 +357,8 @@ def test_each_tensors_type_decides_in_mixed_files(tmp_path: Path) -> None:
     )
     export(tmp_path / "mixed.gguf", tmp_path / "m.bin", probe_source=None)
     found = {tensor.name: tensor.dtype for tensor in FlatFile(tmp_path / "m.bin").tensors}
-    assert found["layers.0.ffn_down.weight"] == "q8"
+    assert found["layers.0.ffn_down.weight"] == "q8_0"
     assert found["layers.1.ffn_down.weight"] == "f16"
-    assert found["layers.0.ffn_up.weight"] == "q8"
+    assert found["layers.0.ffn_up.weight"] == "q4_0"
     export(tmp_path / "mixed.gguf", tmp_path / "m.bin", dtype="q8", probe_source=None, overwrite=True)
     assert {tensor.dtype for tensor in FlatFile(tmp_path / "m.bin").tensors} == {"f32", "q8"}
