@@ -109,6 +109,36 @@ def test_published_configs_give_the_expected_models() -> None:
         assert layer.expert_weights == normalized
 
 
+def test_published_configs_of_newer_families_give_the_expected_models() -> None:
+    assert windows("gpt-oss-20b") == [128, 0] * 12
+    assert windows("Olmo-3-7B") == windows("c4ai-command-r7b-12-2024") == [4096, 4096, 4096, 0] * 8
+    assert windows("EXAONE-4.0-1.2B") == [0] * 30
+    assert [layer.rope for layer in published("EXAONE-4.0-1.2B").layers] == [0] * 30
+    for name, n in (("EXAONE-4.0-32B", 16), ("c4ai-command-r7b-12-2024", 8)):
+        assert [layer.rope for layer in published(name).layers] == [0, 0, 0, -1] * n
+    layer = published("gpt-oss-20b").layers[0]
+    assert (layer.sinks, layer.activation_limit, layer.up_offset, layer.expert_weights) == (1, 7.0, 1.0, 1)
+    layer = published("Ministral-3-text").layers[0]
+    assert (layer.query_beta, layer.query_context) == (np.float32(0.1), 16384)
+    assert published("Olmo-3-7B").rope_attention_factor == (1.2079441541679836, 1.0)
+    granite = published("granite-4.0-micro")
+    assert (granite.layers[0].ffn_dim, granite.logit_scale, granite.attention_scale) == (8192, 0.1, 0.015625)
+    assert (published("GLM-4-9B-0414").rope_dim, published("phi-2").rope_dim) == ((64,), (32,))
+    assert {layer.placement for layer in published("phi-2").layers} == {"parallel"}
+    for name in ("Hunyuan-1.8B", "nanochat-d20"):
+        assert (published(name).qk_norm, published(name).qk_norm_after_rope) == ("head", 1)
+
+
+def test_granites_with_mamba_layers_or_experts_are_refused() -> None:
+    config = PUBLISHED["granite-4.0-micro"]
+    with pytest.raises(UnsupportedError, match="layer_types has 'mamba'; only attention is supported here"):
+        parse({**config, "layer_types": ["mamba", *["attention"] * 39]})
+    with pytest.raises(UnsupportedError, match="num_local_experts is not 0"):
+        parse({**config, "num_local_experts": 62})
+    with pytest.raises(UnsupportedError, match="the language model's model_type is 'mistral'"):
+        parse({**PUBLISHED["Ministral-3-8B-Base"], "text_config": {"model_type": "mistral"}})
+
+
 def test_layers_without_experts_are_gated() -> None:
     config = PUBLISHED["Qwen3-30B-A3B"]
     mixed = parse({**config, "decoder_sparse_step": 3, "mlp_only_layers": [2, 3]}).model.layers
