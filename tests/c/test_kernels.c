@@ -58,7 +58,7 @@ static void check_gemm_in_parts(const struct kernels *kernels, int dtype, const 
 }
 
 // With row_weights, y_rows and copy: row r, weighted, goes to row m - 1 - r; the copy is the product before weighting.
-static void check_gemm_weighted(const struct kernels *kernels, int dtype, const struct gemm *g, const float *expected) {
+static void check_gemm_weighted(const struct kernels *kernels, const struct gemm *g, const float *expected) {
     float weights[64], *const copy = take_floats(g->m, g->rows);
     int y_rows[64];
     for (int r = 0; r < g->m; r++) weights[r] = 0.5f + (float)r, y_rows[r] = g->m - 1 - r;
@@ -115,7 +115,7 @@ static void check_gemm(int dtype, int rows, int columns, int m, int biased, int 
               columns, m);
         memcpy(y, initial, sizeof *y * outputs);
         check_gemm_in_parts(tables[t], dtype, &g, x, expected);
-        check_gemm_weighted(tables[t], dtype, &g, expected);
+        check_gemm_weighted(tables[t], &g, expected);
     }
     for (int i = 0; i < 20; i++) {   // some outputs against float64
         const int r = random_below(state, m), o = random_below(state, rows);
