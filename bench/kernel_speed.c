@@ -232,8 +232,7 @@ static void attend_case(int dtype, int head_dim, int positions, int queries, uin
              positions, queries, queries > 1 ? "ies" : "y");
     if (!case_selected(what)) return;
     const int width = padded_head_dim(head_dim), n_pages = ceil_div(positions, KV_PAGE);
-    const size_t key_bytes = KV_PAGE / 16 * float_strip_bytes(dtype, head_dim);
-    const size_t page_bytes = key_bytes + (size_t)(width / 16) * float_strip_bytes(dtype, KV_PAGE);
+    const size_t key_bytes = kv_keys_bytes(dtype, head_dim), page_bytes = key_bytes + kv_values_bytes(dtype, head_dim);
     float *k = take_floats(positions, head_dim), *v = take_floats(positions, head_dim);
     float *q = take_floats(queries, head_dim), *panels = take_floats(queries, head_dim);
     double *p = take(sizeof *p * (size_t)positions), *o = take(sizeof *o * (size_t)head_dim);
@@ -253,7 +252,7 @@ static void attend_case(int dtype, int head_dim, int positions, int queries, uin
     run_attend(&t, 0);
     struct rms error = { 0 };
     for (int i = 0; i < queries; i++) {   // against exact keys and values: the error includes the cache's rounding
-        reference_attention(LLAMAC_F32, head_dim, q + i * head_dim, k, v, 0, positions, 0, -INFINITY, p, o);
+        reference_attention(head_dim, q + i * head_dim, k, v, 0, positions, 0, -INFINITY, p, o);
         for (int d = 0; d < head_dim; d++) rms_add(&error, (double)t.a.out[i * width + d], o[d]);
     }
     measure("attend", what, rms_of(error), run_attend, &t, (double)page_bytes * n_pages,
@@ -264,13 +263,14 @@ static void attend_case(int dtype, int head_dim, int positions, int queries, uin
     }
     free(t.pages), free(k), free(v), free(q), free(panels), free(p), free(o), free(t.a.out), free(t.a.scratch);
 }
+static const int kv_dtypes[] = { LLAMAC_F32, LLAMAC_F16, LLAMAC_Q8 };
 static void attends(uint64_t *state) {
     static const int query_counts[] = { 1, 4, 8, ATTENTION_QUERIES };
-    for (int dtype = LLAMAC_F32; dtype <= LLAMAC_F16; dtype++)
+    for (size_t j = 0; j < ARRAY_LEN(kv_dtypes); j++)
         for (int head_dim = 64; head_dim <= 128; head_dim *= 2)
             for (int positions = 128; positions <= 2048; positions *= 16)
                 for (size_t i = 0; i < ARRAY_LEN(query_counts); i++)
-                    attend_case(dtype, head_dim, positions, query_counts[i], state);
+                    attend_case(kv_dtypes[j], head_dim, positions, query_counts[i], state);
 }
 
 // ---- row functions
@@ -371,26 +371,20 @@ static void run_store(void *argument, long i) {
     const struct storing *s = argument;
     (s->key ? table->store_key : table->store_value)[s->dtype](s->page, (int)(i % KV_PAGE), HEAD, s->x);
 }
-// Element d of the key or value at a slot.
-static float cached_element(const struct storing *s, int slot, int d) {
-    float row[KV_PAGE];   // KV_PAGE == HEAD
-    if (s->key) table->gather[s->dtype](s->page, float_strip_bytes(s->dtype, HEAD), slot, HEAD, row);
-    else table->gather[s->dtype](s->page, float_strip_bytes(s->dtype, KV_PAGE), d, KV_PAGE, row);
-    return row[s->key ? d : slot];
-}
-_Static_assert((int)HEAD == (int)KV_PAGE, "one buffer holds a key or a row of values");
 static void stores(uint64_t *state) {
-    float x[HEAD];
+    float x[HEAD], y[HEAD];
     fill_random(x, HEAD, state);
-    for (int dtype = LLAMAC_F32; dtype <= LLAMAC_F16; dtype++)
+    for (size_t i = 0; i < ARRAY_LEN(kv_dtypes); i++)
         for (int key = 0; key < 2; key++) {
-            struct storing s = { dtype, key, take(KV_PAGE * HEAD * sizeof(float)), x };
+            const int dtype = kv_dtypes[i];
+            struct storing s = { dtype, key, take(kv_keys_bytes(dtype, HEAD) + kv_values_bytes(dtype, HEAD)), x };
             struct rms error = { 0 };
             run_store(&s, 5);
-            for (int d = 0; d < HEAD; d++) rms_add(&error, (double)cached_element(&s, 5, d), (double)x[d]);
+            (key ? table->load_key : table->load_value)[dtype](s.page, 5, HEAD, y);
+            for (int d = 0; d < HEAD; d++) rms_add(&error, (double)y[d], (double)x[d]);
             char what[40];
             snprintf(what, sizeof what, "%s, %s of %d", llamac_dtype_name(dtype), key ? "key" : "value", HEAD);
-            const double bytes = HEAD * (sizeof(float) + (dtype == LLAMAC_F32 ? 4 : 2));
+            const double bytes = HEAD * (sizeof(float) + (dtype == LLAMAC_F32 ? 4 : dtype == LLAMAC_F16 ? 2 : 1));
             measure("store", what, rms_of(error), run_store, &s, bytes, 0);
             free(s.page);
         }

@@ -296,20 +296,13 @@ void observe_cache(const struct worker *w, int layer) {
     const struct config *c = s->model->config;
     const int heads = layer_of(e, layer)->heads.n_kv, head_dim = layer_of(e, layer)->heads.dim;
     const size_t width = (size_t)c->n_kv_heads * c->head_dim, used = (size_t)(heads * head_dim);
-    // a page's keys are a matrix (positions, head_dim), its values a matrix (head_dim, positions)
-    const size_t key_strip = float_strip_bytes(s->kv_dtype, head_dim),
-                 value_strip = float_strip_bytes(s->kv_dtype, KV_PAGE);
     for (int i = 0; w->member->index == 0 && i < e->n_rows * heads; i++) {
         const int row = i / heads, position = e->rows[row].position, slot = position % KV_PAGE;
         const struct kv_view kv = session_kv(s, e->rows[row].sequence, layer, i % heads);
         const uint8_t *page = kv.pages[position / KV_PAGE];
         const size_t at = (size_t)row * width + (size_t)(i % heads) * (size_t)head_dim;
-        if (keys) s->kernels->gather[s->kv_dtype](page + kv.key_offset, key_strip, slot, head_dim, keys + at);
-        for (int d = 0; values && d < head_dim; d++) {
-            float positions[KV_PAGE];
-            s->kernels->gather[s->kv_dtype](page + kv.value_offset, value_strip, d, KV_PAGE, positions);
-            values[at + (size_t)d] = positions[slot];
-        }
+        if (keys) s->kernels->load_key[s->kv_dtype](page + kv.key_offset, slot, head_dim, keys + at);
+        if (values) s->kernels->load_value[s->kv_dtype](page + kv.value_offset, slot, head_dim, values + at);
         if (i % heads) continue;
         if (keys) memset(keys + (size_t)row * width + used, 0, sizeof(float) * (width - used));
         if (values) memset(values + (size_t)row * width + used, 0, sizeof(float) * (width - used));

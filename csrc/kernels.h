@@ -96,17 +96,25 @@ static inline size_t gemm_scratch_bytes(int m) {
     return (size_t)GEMM_STRIPS * (UNPACKED_STRIP_BYTES + sizeof(float) * STRIP_ROWS * (size_t)m);
 }
 
+// The KV cache is in f32, f16 or q8. In a page, the keys of one KV head are strips of 16 positions; its values are
+// strips of 16 dimensions whose columns are positions. Strips of f32 and f16 are those of matrices. The cache's q8 is
+// not the q8 of matrices: a position's key or value has one scale d = max|x| / 127, and a code is x / d rounded to
+// nearest even. KV_PAGE scales (f32) come before the strips. A line of a strip holds the codes (int8) of 16 rows and
+// four columns, column by column.
+static inline size_t kv_scale_bytes(int dtype) { return dtype == LLAMAC_Q8 ? KV_PAGE * sizeof(float) : 0; }
+static inline size_t kv_strip_bytes(int dtype, int columns) {
+    return dtype == LLAMAC_Q8 ? (size_t)ceil_div(columns, 4) * LINE_BYTES : float_strip_bytes(dtype, columns);
+}
 // Bytes of the keys, and of the values, of one KV head in a page.
 static inline int padded_head_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 static inline size_t kv_keys_bytes(int dtype, int head_dim) {
-    return KV_PAGE / STRIP_ROWS * float_strip_bytes(dtype, head_dim);
+    return kv_scale_bytes(dtype) + KV_PAGE / STRIP_ROWS * kv_strip_bytes(dtype, head_dim);
 }
 static inline size_t kv_values_bytes(int dtype, int head_dim) {
-    return (size_t)padded_head_dim(head_dim) / STRIP_ROWS * float_strip_bytes(dtype, KV_PAGE);
+    return kv_scale_bytes(dtype) + (size_t)padded_head_dim(head_dim) / STRIP_ROWS * kv_strip_bytes(dtype, KV_PAGE);
 }
 
-// One KV head of one layer in a sequence's pages: keys are strips of 16 positions, values are strips of 16 dimensions
-// whose columns are positions.
+// One KV head of one layer in a sequence's pages.
 struct kv_view {
     const uint8_t *const *pages;
     size_t key_offset, value_offset;   // in each page
@@ -114,13 +122,13 @@ struct kv_view {
 
 // softmax(q K) V for up to ATTENTION_QUERIES queries of one KV head, each with its own range of positions.
 //
-// A score is a sum over ascending d, then s = soft_cap tanh(s / soft_cap) if there is a cap. Blocks are
-// ATTENTION_BLOCK positions that start at a multiple of it. Per block: m = max score, p = exp(score - m), l = sum of
-// p as 16 partial sums by position mod 16 reduced by v16_reduce_add, o = sum of p * v over ascending positions,
-// starting at 0. Blocks are merged in ascending order (online softmax: Milakov and Gimelshein 2018), starting with
-// the first block that holds a visible position; a sink is merged last, as a block with m = the sink, l = 1 and o = 0.
-// Positions outside a query's range never enter its arithmetic, not
-// even multiplied by 0.
+// A score is a sum over ascending d; with q8 a sum of products with codes, which is then multiplied by the key's scale.
+// If there is a cap, s = soft_cap tanh(s / soft_cap) follows. Blocks are ATTENTION_BLOCK positions that start at a
+// multiple of it. Per block: m = max score, p = exp(score - m), l = sum of p as 16 partial sums by position mod 16
+// reduced by v16_reduce_add, o = sum of p * v over ascending positions, starting at 0; with q8 the sum of (p * scale) *
+// code. Blocks are merged in ascending order (online softmax: Milakov and Gimelshein 2018), starting with the first
+// block that holds a visible position; a sink is merged last, as a block with m = the sink, l = 1 and o = 0. Positions
+// outside a query's range never enter its arithmetic, not even multiplied by 0.
 struct attend {
     struct kv_view kv;
     int head_dim, n_queries;
@@ -166,8 +174,8 @@ static inline size_t quantize_strip_floats(int columns, int has_feedback) {
     return STRIP_ROWS * (has_feedback ? 2 * padded + BLOCK_COLUMNS : padded);
 }
 
-// Arrays are indexed by dtype or input type. Entries that do not apply are NULL: attend and store_* exist for f32 and
-// f16.
+// Arrays are indexed by dtype or input type. Entries that do not apply are NULL: attend, store_* and load_* exist for
+// the dtypes of the KV cache.
 struct kernels {
     const char *name;
     void (*gemm)(const struct gemm *g);
@@ -200,9 +208,13 @@ struct kernels {
     double (*exponentials)(const float *x, int n, float largest, float temperature, float *y);
     // Rotates the pairs (x[j], x[j + half]) by angles given as cosines and sines (RoPE, Su et al. 2021).
     void (*rotate)(float *x, const float *cosines, const float *sines, int half);
-    // Stores one position's key or value of one head in its page; f16 saturates at +-65504.
+    // Stores one position's key or value of one head in its page. f16 saturates at +-65504. In q8 the scale is 0 if all
+    // magnitudes are below 2^-100, and NaN if any is NaN or infinite.
     void (*store_key[LLAMAC_N_DTYPES])(uint8_t *keys, int slot, int head_dim, const float *x);
     void (*store_value[LLAMAC_N_DTYPES])(uint8_t *values, int slot, int head_dim, const float *x);
+    // Reads it back.
+    void (*load_key[LLAMAC_N_DTYPES])(const uint8_t *keys, int slot, int head_dim, float *x);
+    void (*load_value[LLAMAC_N_DTYPES])(const uint8_t *values, int slot, int head_dim, float *x);
     void (*quantize)(const struct quantize *q);
     // For `llamac bench`. Reads `floats` floats, a multiple of streams * READ_STEP, as 1, 2 or 4 concurrent streams.
     // Returns their sum.

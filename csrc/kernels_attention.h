@@ -3,37 +3,77 @@
 // The order of operations is specified at struct attend in kernels.h.
 
 // ---- KV cache. Per layer and head a page holds the keys, KV_PAGE / 16 strips of 16 positions with head_dim columns,
-// then the values, strips of 16 dimensions with KV_PAGE columns.
+// then the values, strips of 16 dimensions with KV_PAGE columns. In q8, scales come before the strips of both.
 
-// Stores 16 floats in the cache's dtype; f16 saturates.
-INLINE void kv_store16(const int dtype, void *p, v16 x) {
+INLINE float *kv_scale(uint8_t *data, int slot) { return (float *)(void *)data + slot; }
+INLINE const float *kv_scales(const uint8_t *data) { return (const float *)(const void *)data; }
+
+// Stores 16 floats in the cache's dtype. f16 saturates; q8 are codes x * inverse.
+INLINE void kv_store16(const int dtype, void *p, v16 x, float inverse) {
     if (dtype == LLAMAC_F32) v16_store(p, x);
+    else if (dtype == LLAMAC_Q8) v16_store_int8(p, inverse > 0 ? v16_mul(x, v16_set1(inverse)) : v16_set1(0));
     else v16_store_f16(p, v16_max(v16_set1(-65504.0f), v16_min(v16_set1(65504.0f), x)));   // NaN passes
 }
+// In q8, stores the scale of a position's key or value. Returns its inverse.
+INLINE float kv_store_scale(const int dtype, uint8_t *data, int slot, int head_dim, const float *x) {
+    float inverse = 0;
+    if (dtype == LLAMAC_Q8) *kv_scale(data, slot) = input_scale(x, head_dim, INT8_LIMIT, &inverse);
+    return inverse;
+}
+// A position's code or float of the first column, and the bytes from one column of a key to the next.
+INLINE size_t key_offset(const int dtype, int slot, int head_dim) {
+    return kv_scale_bytes(dtype) + (size_t)(slot / STRIP_ROWS) * kv_strip_bytes(dtype, head_dim) +
+           (size_t)(slot % STRIP_ROWS) * element_bytes(dtype);
+}
+// The first 16 dimensions of a position's value; those of further strips are KV_PAGE * 16 elements apart.
+INLINE size_t value_offset(const int dtype, int slot) {
+    return kv_scale_bytes(dtype) + (size_t)slot * STRIP_ROWS * element_bytes(dtype);
+}
 INLINE void store_key(const int dtype, uint8_t *keys, int slot, int head_dim, const float *x) {
-    const size_t size = element_bytes(dtype), strip = float_strip_bytes(dtype, head_dim);
-    uint8_t *p = keys + (size_t)(slot / STRIP_ROWS) * strip + (size_t)(slot % STRIP_ROWS) * size;
+    const size_t size = element_bytes(dtype);
+    uint8_t *p = keys + key_offset(dtype, slot, head_dim);
+    const float inverse = kv_store_scale(dtype, keys, slot, head_dim, x);
     union { float f32[16]; uint16_t f16[16]; uint8_t bytes[64]; } converted;
     for (int d = 0; d < head_dim; d += 16) {
         const int n = min_int(16, head_dim - d);
-        kv_store16(dtype, &converted, v16_load_n(x + d, n));
+        kv_store16(dtype, &converted, v16_load_n(x + d, n), inverse);
         for (int i = 0; i < n; i++) memcpy(p + (size_t)(d + i) * 16 * size, converted.bytes + (size_t)i * size, size);
     }
 }
 INLINE void store_value(const int dtype, uint8_t *values, int slot, int head_dim, const float *x) {
-    const size_t size = element_bytes(dtype);
+    const float inverse = kv_store_scale(dtype, values, slot, head_dim, x);
     for (int d = 0; d < head_dim; d += 16)
-        kv_store16(dtype, values + ((size_t)d * KV_PAGE + (size_t)slot * 16) * size,
-                   v16_load_n(x + d, min_int(16, head_dim - d)));
+        kv_store16(dtype, values + value_offset(dtype, slot) + (size_t)d * KV_PAGE * element_bytes(dtype),
+                   v16_load_n(x + d, min_int(16, head_dim - d)), inverse);
 }
-#define KV_STORE(body, name, dtype) \
-    static void body##_##name(uint8_t *page, int slot, int head_dim, const float *x) { \
-        body(dtype, page, slot, head_dim, x); \
+INLINE float kv_element(const int dtype, const uint8_t *data, int slot, const uint8_t *p) {
+    return dtype == LLAMAC_Q8 ? kv_scales(data)[slot] * (float)(int8_t)*p : element(dtype, p);
+}
+INLINE void load_key(const int dtype, const uint8_t *keys, int slot, int head_dim, float *x) {
+    const uint8_t *p = keys + key_offset(dtype, slot, head_dim);
+    for (int d = 0; d < head_dim; d++) x[d] = kv_element(dtype, keys, slot, p + (size_t)d * 16 * element_bytes(dtype));
+}
+INLINE void load_value(const int dtype, const uint8_t *values, int slot, int head_dim, float *x) {
+    const uint8_t *p = values + value_offset(dtype, slot);
+    for (int d = 0; d < head_dim; d++)
+        x[d] = kv_element(dtype, values, slot, p + (size_t)(d / 16 * 16 * KV_PAGE + d % 16) * element_bytes(dtype));
+}
+#define KV_ACCESS(name, dtype) \
+    static void store_key_##name(uint8_t *keys, int slot, int head_dim, const float *x) { \
+        store_key(dtype, keys, slot, head_dim, x); \
+    } \
+    static void store_value_##name(uint8_t *values, int slot, int head_dim, const float *x) { \
+        store_value(dtype, values, slot, head_dim, x); \
+    } \
+    static void load_key_##name(const uint8_t *keys, int slot, int head_dim, float *x) { \
+        load_key(dtype, keys, slot, head_dim, x); \
+    } \
+    static void load_value_##name(const uint8_t *values, int slot, int head_dim, float *x) { \
+        load_value(dtype, values, slot, head_dim, x); \
     }
-KV_STORE(store_key, f32, LLAMAC_F32)
-KV_STORE(store_key, f16, LLAMAC_F16)
-KV_STORE(store_value, f32, LLAMAC_F32)
-KV_STORE(store_value, f16, LLAMAC_F16)
+KV_ACCESS(f32, LLAMAC_F32)
+KV_ACCESS(f16, LLAMAC_F16)
+KV_ACCESS(q8, LLAMAC_Q8)
 
 // ---- attention
 
@@ -41,10 +81,12 @@ KV_STORE(store_value, f16, LLAMAC_F16)
 // query.
 PANEL_KERNEL(panel_kernel_f32_values, panel_kernel_float, LLAMAC_F32, ATTENTION_BLOCK)
 PANEL_KERNEL(panel_kernel_f16_values, panel_kernel_float, LLAMAC_F16, ATTENTION_BLOCK)
+PANEL_KERNEL(panel_kernel_q8_values, panel_kernel_float, LLAMAC_Q8, ATTENTION_BLOCK)
+PANEL_KERNEL(panel_kernel_q8_keys, panel_kernel_float, LLAMAC_Q8, 0)
 
 enum {
     PREFETCH_COLUMNS = 16,    // columns of a page multiplied between two rounds of prefetching
-    UNPACK_MIN_PANELS = 3,    // from this many panels, an f16 page is converted to f32 once for all of them
+    UNPACK_MIN_PANELS = 3,    // from this many panels, a page is converted to f32 once for all of them
 };
 
 // The scratch memory of one call. width: padded_head_dim.
@@ -87,16 +129,17 @@ INLINE void prefetch_lines(struct prefetch *a) {
     for (int i = 0; i < a->lines && a->next < a->end; i++, a->next += LINE_BYTES) __builtin_prefetch(a->next, 0, 2);
 }
 
-// The keys or values of one page, and the panel kernels that read them.
+// The strips of the keys or values of one page, and the panel kernel that reads them.
 struct page_matrix { panel_kernel *kernel; const uint8_t *data; size_t strip_bytes, column_bytes; };
 INLINE struct page_matrix page_matrix(const int dtype, const int values, const uint8_t *data, int strips, int columns,
                                       int unpacked, float *unpack_buffer) {
     panel_kernel *const as_f32 = values ? panel_kernel_f32_values : panel_kernel_f32;
     panel_kernel *const as_f16 = values ? panel_kernel_f16_values : panel_kernel_f16;
-    const size_t strip_bytes = float_strip_bytes(dtype, columns);
+    panel_kernel *const as_q8 = values ? panel_kernel_q8_values : panel_kernel_q8_keys;
+    const size_t strip_bytes = kv_strip_bytes(dtype, columns), column_bytes = 16 * element_bytes(dtype);
     const size_t unpacked_bytes = float_strip_bytes(LLAMAC_F32, columns);
-    if (dtype == LLAMAC_F32) return (struct page_matrix){ as_f32, data, strip_bytes, LINE_BYTES };
-    if (!unpacked) return (struct page_matrix){ as_f16, data, strip_bytes, LINE_BYTES / 2 };
+    if (dtype == LLAMAC_F32) return (struct page_matrix){ as_f32, data, strip_bytes, column_bytes };
+    if (!unpacked) return (struct page_matrix){ dtype == LLAMAC_Q8 ? as_q8 : as_f16, data, strip_bytes, column_bytes };
     uint8_t *const to = (uint8_t *)unpack_buffer;
     for (int s = 0; s < strips; s++)
         unpack_float(dtype, data + (size_t)s * strip_bytes, columns, to + (size_t)s * unpacked_bytes);
@@ -126,6 +169,9 @@ INLINE int in_block(const struct kv_block *b, int position) { return max_int(0, 
 INLINE const uint8_t *block_page(const struct kv_block *b, int i, int values) {
     return b->a->kv.pages[(b->begin + i) / KV_PAGE] + (values ? b->a->kv.value_offset : b->a->kv.key_offset);
 }
+INLINE const uint8_t *block_strips(const int dtype, const struct kv_block *b, int i, int values) {
+    return block_page(b, i, values) + kv_scale_bytes(dtype);
+}
 // What is read after the keys or values of the page at i: those of the next page; after the block's keys its values;
 // after its values the next block's keys.
 INLINE struct prefetch next_page(const struct kv_block *b, int i, int values, int columns) {
@@ -144,8 +190,8 @@ INLINE void block_scores(const int dtype, const struct kv_block *b) {
     for (int i = b->first_page; i < b->n; i += KV_PAGE) {
         struct prefetch prefetch = next_page(b, i, 0, a->head_dim);
         const struct page_matrix keys =
-            page_matrix(dtype, 0, block_page(b, i, 0), ceil_div(min_int(KV_PAGE, b->n - i), STRIP_ROWS), a->head_dim,
-                        b->panels >= UNPACK_MIN_PANELS, b->memory->unpack_buffer);
+            page_matrix(dtype, 0, block_strips(dtype, b, i, 0), ceil_div(min_int(KV_PAGE, b->n - i), STRIP_ROWS),
+                        a->head_dim, b->panels >= UNPACK_MIN_PANELS, b->memory->unpack_buffer);
         for (int j = 0; j < b->panels; j++) {
             const struct query_panel q = query_panel(a, j);
             const int first = max_int(0, in_block(b, q.begin) - i) / STRIP_ROWS;
@@ -157,9 +203,12 @@ INLINE void block_scores(const int dtype, const struct kv_block *b) {
             memset(sums, 0, sizeof(float) * 16 * (size_t)(strips * q.n));
             page_gemm(&visible, q.n, strips, a->head_dim, a->q + q.first * a->head_dim, q.n, sums, &prefetch);
             for (int s = 0; s < strips; s++)
-                for (int t = 0; t < q.n; t++)
-                    v16_store(b->memory->scores + (q.first + t) * ATTENTION_BLOCK + i + 16 * (first + s),
-                              v16_load(sums + 16 * (s * q.n + t)));
+                for (int t = 0; t < q.n; t++) {
+                    v16 score = v16_load(sums + 16 * (s * q.n + t));
+                    if (dtype == LLAMAC_Q8)
+                        score = v16_mul(score, v16_load(kv_scales(block_page(b, i, 0)) + 16 * (first + s)));
+                    v16_store(b->memory->scores + (q.first + t) * ATTENTION_BLOCK + i + 16 * (first + s), score);
+                }
         }
     }
 }
@@ -192,13 +241,22 @@ INLINE void cap_and_mask(const struct attend *a, float *scores, int first, int l
     for (int i = start; i < first; i++) scores[i] = -__builtin_inff();
 }
 
+// In q8, multiplies one query's numerators of positions [first, last) by the scales of the values. Other numerators in
+// these vectors become meaningless; nothing reads them.
+INLINE void scale_numerators(const struct kv_block *b, int query, int first, int last) {
+    float *numerators = b->memory->scores + query * ATTENTION_BLOCK;
+    for (int i = first / 16 * 16; i < last; i += 16)
+        v16_store(numerators + i,
+                  v16_mul(v16_load(numerators + i), v16_load(kv_scales(block_page(b, i, 1)) + i % KV_PAGE)));
+}
+
 // row += sum of p * v over positions [first, last), for one query.
 INLINE void add_values(const int dtype, const struct kv_block *b, int query, int first, int last, float *row) {
     const int strips = padded_head_dim(b->a->head_dim) / 16;
     struct prefetch none = { 0 };
     for (int i = first, n; i < last; i += n) {
         n = min_int(last - i, KV_PAGE - i % KV_PAGE);
-        const uint8_t *data = block_page(b, i, 1) + (size_t)(i % KV_PAGE) * 16 * element_bytes(dtype);
+        const uint8_t *data = block_strips(dtype, b, i, 1) + (size_t)(i % KV_PAGE) * 16 * element_bytes(dtype);
         const struct page_matrix values = page_matrix(dtype, 1, data, strips, KV_PAGE, 0, NULL);
         page_gemm(&values, 1, strips, n, b->memory->scores + query * ATTENTION_BLOCK + i, 1, row, &none);
     }
@@ -235,7 +293,7 @@ INLINE void block_values(const int dtype, const struct kv_block *b) {
     }
     for (int i = b->first_page; i < b->n; i += KV_PAGE) {
         struct prefetch prefetch = next_page(b, i, 1, KV_PAGE);
-        const struct page_matrix values = page_matrix(dtype, 1, block_page(b, i, 1), width / 16, KV_PAGE,
+        const struct page_matrix values = page_matrix(dtype, 1, block_strips(dtype, b, i, 1), width / 16, KV_PAGE,
                                                       b->panels >= UNPACK_MIN_PANELS, b->memory->unpack_buffer);
         for (int j = 0; j < b->panels; j++) {
             const struct query_panel q = query_panel(a, j);
@@ -327,6 +385,7 @@ INLINE void attend(const int dtype, const struct attend *a) {
                 memcpy(a->scores + (size_t)t * a->scores_stride + b.begin + first, scores + first,
                        sizeof(float) * (size_t)(last - first));
             else softmax_numerators(scores + start, last - start, &b.m[t], &b.l[t]);
+            if (dtype == LLAMAC_Q8 && !a->scores) scale_numerators(&b, t, first, last);
         }
         if (a->scores) continue;
         block_values(dtype, &b);
@@ -353,3 +412,4 @@ INLINE void attend(const int dtype, const struct attend *a) {
 }
 static void attend_f32(const struct attend *a) { attend(LLAMAC_F32, a); }
 static void attend_f16(const struct attend *a) { attend(LLAMAC_F16, a); }
+static void attend_q8(const struct attend *a) { attend(LLAMAC_Q8, a); }

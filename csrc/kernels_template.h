@@ -24,9 +24,13 @@
 // the epilogue.
 
 enum { WEIGHT_BYTES_F32 = 4, WEIGHT_BYTES_HALF = 2 };
-INLINE size_t element_bytes(int dtype) { return dtype == LLAMAC_F32 ? WEIGHT_BYTES_F32 : WEIGHT_BYTES_HALF; }
+// q8 stands for the codes of a KV cache in q8, here and in load_weights.
+INLINE size_t element_bytes(int dtype) {
+    return dtype == LLAMAC_Q8 ? 1 : dtype == LLAMAC_F32 ? WEIGHT_BYTES_F32 : WEIGHT_BYTES_HALF;
+}
 
 INLINE v16 load_weights(const int dtype, const uint8_t *w) {
+    if (dtype == LLAMAC_Q8) return v16_load_int8(w);
     if (dtype == LLAMAC_F32) return v16_load((const float *)(const void *)w);
     if (dtype == LLAMAC_F16) return v16_load_f16((const uint16_t *)(const void *)w);
     return v16_load_bf16_permuted((const uint16_t *)(const void *)w);
@@ -418,7 +422,7 @@ const struct kernels KERNELS = {
     .name = KERNELS_NAME,
     .gemm = gemm,
     .pack = { [INPUT_F32] = pack_f32, [INPUT_INT8] = pack_int8, [INPUT_INT16] = pack_int16 },
-    .attend = { [LLAMAC_F32] = attend_f32, [LLAMAC_F16] = attend_f16 },
+    .attend = { [LLAMAC_F32] = attend_f32, [LLAMAC_F16] = attend_f16, [LLAMAC_Q8] = attend_q8 },
     .gather = { [LLAMAC_F32] = gather_f32, [LLAMAC_F16] = gather_f16, [LLAMAC_BF16] = gather_bf16,
                 [LLAMAC_Q8] = gather_q8, [LLAMAC_Q4] = gather_q4, [LLAMAC_Q4S] = gather_q4s,
                 [LLAMAC_Q4_0] = gather_q4_0, [LLAMAC_Q4_1] = gather_q4_1, [LLAMAC_Q5_0] = gather_q5_0,
@@ -436,8 +440,10 @@ const struct kernels KERNELS = {
     .block_maxima = block_maxima,
     .exponentials = exponentials,
     .rotate = rotate,
-    .store_key = { [LLAMAC_F32] = store_key_f32, [LLAMAC_F16] = store_key_f16 },
-    .store_value = { [LLAMAC_F32] = store_value_f32, [LLAMAC_F16] = store_value_f16 },
+    .store_key = { [LLAMAC_F32] = store_key_f32, [LLAMAC_F16] = store_key_f16, [LLAMAC_Q8] = store_key_q8 },
+    .store_value = { [LLAMAC_F32] = store_value_f32, [LLAMAC_F16] = store_value_f16, [LLAMAC_Q8] = store_value_q8 },
+    .load_key = { [LLAMAC_F32] = load_key_f32, [LLAMAC_F16] = load_key_f16, [LLAMAC_Q8] = load_key_q8 },
+    .load_value = { [LLAMAC_F32] = load_value_f32, [LLAMAC_F16] = load_value_f16, [LLAMAC_Q8] = load_value_q8 },
     .quantize = quantize_strips,
     .read_block = read_block,
     .peak = { [INPUT_F32] = peak_f32, [INPUT_INT8] = peak_int8, [INPUT_INT16] = peak_int16 },

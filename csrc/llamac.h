@@ -206,7 +206,8 @@ int llamac_has_threads(void);
 typedef struct {
     int n_sequences;       // independent sequences, 1 to 65536
     int context;           // positions per sequence, at most the model's; 0: the model's
-    int kv_dtype;          // LLAMAC_F32 or LLAMAC_F16; 0: f32 if all matrices of the model are f32, otherwise f16
+    int kv_dtype;          // LLAMAC_F32, LLAMAC_F16 or LLAMAC_Q8: an int8 per number and a scale per position and head;
+                           // 0: f32 if all matrices of the model are f32, otherwise f16
     int threads;           // an eval uses at most this many; 1 to 1024
     const char *isa;       // kernel set; NULL: the best that this machine can run
 } llamac_session_options;
@@ -221,7 +222,7 @@ void llamac_session_close(llamac_session **session);
 
 typedef struct {
     int context;           // positions per sequence
-    int kv_dtype;          // LLAMAC_F32 or LLAMAC_F16
+    int kv_dtype;          // LLAMAC_F32, LLAMAC_F16 or LLAMAC_Q8
     int threads;
     const char *isa;       // kernel set
     size_t scratch_bytes;  // allocated for activations

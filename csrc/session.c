@@ -162,8 +162,8 @@ static int check_options(const struct llamac_model *model, const llamac_session_
         return bad_argument(err, "sequences is %d, expected 1 to 65536", o->n_sequences);
     if (o->context < 0 || o->context > max_context)
         return bad_argument(err, "context is %d, expected 1 to %d, the model's context", o->context, max_context);
-    if (o->kv_dtype != 0 && o->kv_dtype != LLAMAC_F32 && o->kv_dtype != LLAMAC_F16)
-        return bad_argument(err, "kv_dtype is %d, expected f32 or f16", o->kv_dtype);
+    if (o->kv_dtype != 0 && o->kv_dtype != LLAMAC_F32 && o->kv_dtype != LLAMAC_F16 && o->kv_dtype != LLAMAC_Q8)
+        return bad_argument(err, "kv_dtype is %d, expected f32, f16 or q8", o->kv_dtype);
     return session_check_threads(o->threads, err);
 }
 

@@ -27,6 +27,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from llamac.arguments import KVDtype
 from llamac.engine.machine import plan_threads
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
@@ -213,16 +214,28 @@ def rounded_inputs(x: Array, dtype: str) -> Array:
     docs/format.md, "How products are computed": int8 with a scale per 32 columns for q4 and q4s, 15 bits with a scale
     per 128 columns for the others. The arithmetic is float32, as in the engine, so that the integers are the same.
     """
-    width, limit = (32, np.float32(127)) if dtype in ("q4", "q4s") else (128, np.float32(16319))
-    found = np.zeros(x.shape)
-    for first in range(0, x.shape[1], width):
-        part = x[:, first : first + width].astype(np.float32)
-        top = np.abs(part).max(axis=1, keepdims=True)
-        small = top < np.float32(2.0**-100)
-        inverse = limit / np.where(small, np.float32(1), top)
-        codes = np.rint(part * inverse).astype(np.float64)
-        found[:, first : first + width] = np.where(small, 0, codes * (top / limit))
-    return found
+    width, limit = (32, 127) if dtype in ("q4", "q4s") else (128, 16319)
+    parts = (x[:, first : first + width] for first in range(0, x.shape[1], width))
+    return np.concatenate([scaled_integers(part, limit) for part in parts], axis=1)
+
+
+def scaled_integers(x: Array, limit: int) -> Array:
+    """x rounded to integers times a scale along the last axis, in float32. The largest magnitude becomes `limit`."""
+    numbers = x.astype(np.float32)
+    top = np.abs(numbers).max(axis=-1, keepdims=True)
+    small = top < np.float32(2.0**-100)
+    inverse = np.float32(limit) / np.where(small, np.float32(1), top)
+    codes = np.rint(numbers * inverse).astype(np.float64)
+    return np.where(small, 0, codes * (top / np.float32(limit)))
+
+
+def round_to_cache(x: Array, kv_dtype: KVDtype | None) -> Array:
+    """Keys or values (n, heads, d) as the engine's KV cache holds them (docs/determinism.md); None: exactly."""
+    if kv_dtype == "q8":
+        return scaled_integers(x, 127)
+    if kv_dtype == "f16":
+        return np.clip(x.astype(np.float32), -65504, 65504).astype(np.float16).astype(np.float64)
+    return x if kv_dtype is None else x.astype(np.float32).astype(np.float64)
 
 
 def linear(x: Array, weight: LazyTensor, bias: LazyTensor | None = None, *, round_inputs: bool = False) -> Array:
@@ -293,6 +306,7 @@ class _Pass:
     angles: list[Array]
     observe: Observer
     round_inputs: bool
+    kv_dtype: KVDtype | None
     keys_values: dict[int, tuple[Array, Array]] = field(default_factory=dict)
 
     @property
@@ -320,6 +334,7 @@ def forward(
     last_only: bool = False,
     observe: Observer | None = None,
     round_inputs: bool = False,
+    kv_dtype: KVDtype | None = None,
 ) -> list[Array]:
     """Compute the logits of every sequence.
 
@@ -332,6 +347,7 @@ def forward(
         observe: Called with every stage.
         round_inputs: Round the inputs of quantized matrices as the engine does. Without it, quantized weights are
             treated as exact.
+        kv_dtype: Round keys and values as the engine's KV cache of this number format does. Default: not at all.
 
     Returns:
         For each sequence, (n, vocab_size), or (1, vocab_size) with last_only.
@@ -352,7 +368,7 @@ def forward(
         for table in range(len(config.rope_dim))
     ]
     observe = observe or (lambda stage, layer, values: None)
-    run = _Pass(checkpoint, spans, positions, angles, observe, round_inputs)
+    run = _Pass(checkpoint, spans, positions, angles, observe, round_inputs, kv_dtype)
 
     x = _embed(run, [token for ids in sequences for token in ids])
     for layer, record in enumerate(config.layers):
@@ -415,6 +431,7 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
         k = run.linear(h, f"{name}.attn_k").reshape(len(h), -1, head_dim)
         v = run.linear(h, f"{name}.attn_v").reshape(len(h), -1, head_dim)
         k = _norm_and_rope(run, k, f"{name}.attn_k_norm", record, norm_first)
+        k, v = round_to_cache(k, run.kv_dtype), round_to_cache(v, run.kv_dtype)
     else:
         k, v = run.keys_values[record.kv_source]
     run.keys_values[layer] = k, v

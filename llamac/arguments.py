@@ -15,7 +15,8 @@ from llamac.errors import ArgumentError, ArgumentTypeError
 DType: TypeAlias = Literal["f32", "f16", "bf16", "q8", "q4", "q4s"]
 DTYPES: tuple[DType, ...] = get_args(DType)
 # Number formats of the KV cache.
-KVDtype: TypeAlias = Literal["f32", "f16"]
+KVDtype: TypeAlias = Literal["f32", "f16", "q8"]
+KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
 # When a model file's weights are read, see `llamac.load`.
 Memory: TypeAlias = Literal["map", "populate", "huge"]
 # A file name: a str, a Path or another os.PathLike object.

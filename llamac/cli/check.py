@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_conversion(parser.add_argument_group("conversion"))
     machine = parser.add_argument_group("machine")
     add_threads(machine)
-    add_kernels(machine)
+    add_kernels(machine, ("f32", "f16"))  # the probes have no reference for others
 
 
 def run(options: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TypeAlias
 
-from llamac.arguments import DTYPES
+from llamac.arguments import DTYPES, KV_DTYPES, KVDtype
 
 # What options can be added to: a parser, or a titled group of one.
 Group: TypeAlias = argparse._ActionsContainer
@@ -56,11 +56,11 @@ def add_threads(group: Group) -> None:
     group.add_argument("--threads", type=int, metavar="N", help="threads to use (default: see `llamac inspect`)")
 
 
-def add_kernels(group: Group) -> None:
+def add_kernels(group: Group, kv_dtypes: tuple[KVDtype, ...] = KV_DTYPES) -> None:
     """Add --kv-dtype and --isa."""
     group.add_argument(
         "--kv-dtype",
-        choices=("f16", "f32"),
+        choices=kv_dtypes,
         help="number format of the KV cache (default: f32 for models in f32, else f16)",
     )
     group.add_argument(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, median
 from typing import Any
@@ -27,7 +27,8 @@ PASS_BYTES = 128 << 20  # the least number of bytes to read in one timing
 PASS_SECONDS = 0.005  # the least time to multiply in one timing
 STREAMS = (1, 2, 4)  # numbers of parallel streams per thread to try when reading; the fastest counts
 TRIES = 3  # timings of multiply-adds per round; the fastest counts
-KV_BYTES = {"f32": 4, "f16": 2}
+KV_BYTES = {"f32": 4, "f16": 2, "q8": 1}  # of a number in the KV cache
+KV_SCALE_BYTES = {"f32": 0, "f16": 0, "q8": 4}  # of a key, and of a value
 
 
 @dataclass(frozen=True)
@@ -132,14 +133,21 @@ def work_of(model: Model, *, kv_dtype: str, rows: int, batch: int, start: int, s
             work.bytes += tensor.bytes * (1 - (1 - used) ** (rows * batch))
             if is_matrix:
                 work.multiply(tensor.dtype, tensor.shape[0] * tensor.shape[1] * batch * used * (1 if output else rows))
-    head_dim = config["head_dim"]
-    for window, n_layers in Counter(layer["window"] or config["context"] for layer in layers).items():
+    shapes = Counter(_attention_of(config, layer) for layer in layers)
+    for (window, n_heads, n_kv_heads, head_dim), n_layers in shapes.items():
         firsts = [start + step * rows for step in range(steps)]
         visible = mean(min(first + rows, window + rows - 1) for first in firsts)  # positions that any row sees
         pairs = mean(sum(min(first + row + 1, window) for row in range(rows)) for first in firsts)  # (row, position)
-        work.bytes += batch * n_layers * 2 * config["n_kv_heads"] * head_dim * KV_BYTES[kv_dtype] * visible
-        work.multiply("f32", batch * n_layers * 2 * config["n_heads"] * head_dim * pairs)
+        vector = head_dim * KV_BYTES[kv_dtype] + KV_SCALE_BYTES[kv_dtype]  # bytes of a key, and of a value
+        work.bytes += batch * n_layers * 2 * n_kv_heads * vector * visible
+        work.multiply("f32", batch * n_layers * 2 * n_heads * head_dim * pairs)
     return work
+
+
+def _attention_of(config: Mapping[str, Any], layer: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """A layer's window (without one, the context), n_heads, n_kv_heads and head_dim."""
+    n_heads, n_kv_heads, head_dim = (layer[name] or config[name] for name in ("n_heads", "n_kv_heads", "head_dim"))
+    return layer["window"] or config["context"], n_heads, n_kv_heads, head_dim
 
 
 # ---- the limits

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from llamac.errors import ModelError
+from llamac.errors import ModelError, UnsupportedError
 from llamac.format.probes import ProbeResult, ProbeSet, Status, damaged, decode, divergence, relative_error
 from llamac.progress import Progress, silent
 
@@ -30,6 +30,7 @@ def replay(model: Model, progress: Progress = silent) -> list[ProbeResult]:
 
     Raises:
         ModelError: If the file has no probes, or damaged ones.
+        UnsupportedError: If the probes have no reference for the model's KV dtype.
     """
     blob = bytes(model.file.section("probes"))
     if not blob:
@@ -38,6 +39,12 @@ def replay(model: Model, progress: Progress = silent) -> list[ProbeResult]:
     if probe_set.context > model.config["context"]:
         raise damaged(f"a probe has {probe_set.context} tokens, but the model's context is {model.config['context']}")
     with model.session(context=probe_set.context) as session:
+        if session.kv_dtype not in probe_set.engine:
+            expected_dtypes = " or ".join(probe_set.engine)
+            raise UnsupportedError(
+                f"the probes have no reference for a KV cache in {session.kv_dtype}: load the model with kv_dtype "
+                f"{expected_dtypes}"
+            )
         total = len(probe_set.probes)
         digest, rows = engine_logits(session, probe_set, lambda done: progress("probes", done, total))
         expected = probe_set.engine[session.kv_dtype]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamac import _core
-from llamac.arguments import KVDtype, whole_number, wrong_type
+from llamac.arguments import KV_DTYPES, KVDtype, whole_number, wrong_type
 from llamac.engine import machine
 from llamac.engine.closeable import Closeable
 from llamac.engine.sampling import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
@@ -37,8 +37,8 @@ EXP_WORK = 16  # multiply-adds that take as long as an exponential
 
 STAGES: tuple[str, ...] = _core.stages()
 
-KV_DTYPES: dict[KVDtype | None, int] = {None: 0, "f32": 1, "f16": 2}
-assert all(name is None or _core.dtype_name(number) == name for name, number in KV_DTYPES.items())
+KV_NUMBERS: dict[KVDtype | None, int] = {None: 0, "f32": 1, "f16": 2, "q8": 4}
+assert all(_core.dtype_name(KV_NUMBERS[name]) == name for name in KV_DTYPES)
 
 
 def as_ids(ids: Iterable[int]) -> array[int]:
@@ -92,8 +92,8 @@ class Session(Closeable):
         for name, value in (("kv_dtype", kv_dtype), ("isa", isa)):
             if not isinstance(value, str | None):
                 raise wrong_type(name, value, "a str")
-        if kv_dtype not in KV_DTYPES:
-            raise ArgumentError(f"kv_dtype is {kv_dtype!r}, expected 'f32', 'f16' or None")
+        if kv_dtype not in KV_NUMBERS:
+            raise ArgumentError(f"kv_dtype is {kv_dtype!r}, expected 'f32', 'f16', 'q8' or None")
         # an explicit number of threads is fixed; the default follows the machine
         self._default_threads: machine.DefaultThreads | None = None
         if threads is None:
@@ -105,7 +105,7 @@ class Session(Closeable):
             model._core,
             sequences=sequences,
             context=context,
-            kv_dtype=KV_DTYPES[kv_dtype],
+            kv_dtype=KV_NUMBERS[kv_dtype],
             threads=threads,
             isa=machine.choose_isa(isa),
         )
@@ -131,7 +131,7 @@ class Session(Closeable):
     def kv_dtype(self) -> KVDtype:
         """Number format of the KV cache."""
         name = self._core.describe()[1]
-        return "f32" if name == "f32" else "f16"
+        return next(dtype for dtype in KV_DTYPES if dtype == name)
 
     @property
     def threads(self) -> int:

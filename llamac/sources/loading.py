@@ -59,7 +59,8 @@ def load(
             or the name of a built-in model (`llamac.models.NAMES`) unless a file has that name.
         context: Positions per sequence in the model's sessions. Default: as many as a request can reach; the model's
             limit for `Model.session`.
-        kv_dtype: Number format of the KV cache. Default: f32 for files whose matrices are all f32, else f16.
+        kv_dtype: Number format of the KV cache: "f32", "f16" or "q8". Default: f32 for files whose matrices are all
+            f32, else f16.
         threads: Default: the least of CPU affinity, cgroup quota and physical cores. `llamac inspect` explains it.
         isa: Kernel set, one that `llamac inspect` lists. Default: the environment variable LLAMAC_ISA, else the best
             that this machine supports.

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("test_kernels", "test_format", "test_model", "test_changed_file")
+NAMES = ("test_kernels", "test_attention", "test_format", "test_model", "test_changed_file")
 NAMES += ("test_sampler", "test_pool", "test_pool_portable", "test_session_reads", "test_sequences", "test_regroup")
 TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 # Programs that #include a core file to compile it with other settings, and the object that must then not be linked.
@@ -122,7 +122,9 @@ def main() -> int:
         chosen = [test for test in TESTS if test.stem in options.only] if options.only else [*TESTS, *BENCHMARK_FILES]
         programs = build(*setting, tuple(chosen))
         runs = options.run or [""]
-        for run, program in [(runs[0], program) for program in programs] + [(run, programs[0]) for run in runs[1:]]:
+        kernel_tests = [program for program in programs if program.name in ("test_kernels", "test_attention")]
+        pairs = [(run, program) for run in runs[1:] for program in kernel_tests]
+        for run, program in [(runs[0], program) for program in programs] + pairs:
             print(f"--- {run} {program.name}", flush=True)
             arguments = BENCHMARKS.get(program.name, ["--emulated"] if run else [])
             code = subprocess.run([*shlex.split(run), str(program), *arguments], env=environment).returncode

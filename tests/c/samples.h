@@ -159,21 +159,29 @@ static inline double reference_activation(int activation, double x) {
     }
 }
 
-// o[d] = sum over positions [begin, end) of softmax(q K) V, with keys and values (positions, head_dim) rounded to the
-// cache's dtype. sink: one more logit, or -INFINITY. p: a buffer of `end` numbers.
-static inline void reference_attention(int dtype, int head_dim, const float *q, const float *k, const float *v,
-                                       int begin, int end, double soft_cap, double sink, double *p,
-                                       double *o) {
+// y = the key or value x of n floats, as a KV cache of this dtype holds it.
+static inline void round_to_cache(int dtype, int n, const float *x, float *y) {
+    float max = 0;
+    for (int i = 0; i < n; i++) max = fmaxf(max, fabsf(x[i]));
+    for (int i = 0; i < n; i++)
+        y[i] = dtype != LLAMAC_Q8 ? rounded_to(dtype, x[i])
+             : max < 0x1p-100f ? 0 : max / 127 * (nearbyintf(x[i] * (127 / max)) + 0);   // not -0
+}
+
+// o[d] = sum over positions [begin, end) of softmax(q K) V, with keys and values (positions, head_dim). sink: one more
+// logit, or -INFINITY. p: a buffer of `end` numbers.
+static inline void reference_attention(int head_dim, const float *q, const float *k, const float *v, int begin, int end,
+                                       double soft_cap, double sink, double *p, double *o) {
     double sum = exp(sink);
     for (int j = begin; j < end; j++) {
         double s = 0;
-        for (int d = 0; d < head_dim; d++) s += (double)rounded_to(dtype, k[j * head_dim + d]) * (double)q[d];
+        for (int d = 0; d < head_dim; d++) s += (double)k[j * head_dim + d] * (double)q[d];
         if (soft_cap > 0) s = soft_cap * tanh(s / soft_cap);
         sum += p[j] = exp(s);
     }
     for (int d = 0; d < head_dim; d++) {
         o[d] = 0;
-        for (int j = begin; j < end; j++) o[d] += p[j] / sum * (double)rounded_to(dtype, v[j * head_dim + d]);
+        for (int j = begin; j < end; j++) o[d] += p[j] / sum * (double)v[j * head_dim + d];
     }
 }
 #endif

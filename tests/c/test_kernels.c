@@ -5,18 +5,8 @@
 #include "common.h"
 #include "format.h"
 #include "half.h"
-#include "kernels.h"
-#include "test.h"
+#include "kernel_tables.h"
 
-static const struct kernels *tables[8];   // tables[0]: the scalar kernels
-static int n_tables;
-
-// Whether all bits are equal. NaNs may differ in sign and payload, which C leaves unspecified.
-static int same(const float *a, const float *b, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        if (memcmp(a + i, b + i, sizeof *a) && (a[i] == a[i] || b[i] == b[i])) return 0;
-    return 1;
-}
 
 static void f16_conversions_round_to_nearest_even(void) {
 #if defined(__x86_64__)
@@ -397,132 +387,6 @@ static void activations_are_accurate(void) {
     }
 }
 
-// ---- attention
-
-// The KV cache of one head.
-struct cache { uint8_t **pages; int n_pages; size_t key_bytes; };
-
-// The tables take turns.
-static void store_position(const struct cache *cache, int dtype, int head_dim, int p, const float *k, const float *v) {
-    const struct kernels *table = tables[p % n_tables];
-    uint8_t *page = cache->pages[p / KV_PAGE];
-    table->store_key[dtype](page, p % KV_PAGE, head_dim, k);
-    table->store_value[dtype](page + cache->key_bytes, p % KV_PAGE, head_dim, v);
-}
-
-static struct cache fill_cache(int dtype, int head_dim, int positions, const float *k, const float *v) {
-    struct cache cache = { .n_pages = ceil_div(positions, KV_PAGE),
-                           .key_bytes = KV_PAGE / 16 * float_strip_bytes(dtype, head_dim) };
-    const size_t value_bytes = (size_t)(padded_head_dim(head_dim) / 16) * float_strip_bytes(dtype, KV_PAGE);
-    cache.pages = take(sizeof *cache.pages * (size_t)cache.n_pages);
-    for (int p = 0; p < cache.n_pages; p++) cache.pages[p] = take(cache.key_bytes + value_bytes);
-    for (int p = 0; p < positions; p++) store_position(&cache, dtype, head_dim, p, k + p * head_dim, v + p * head_dim);
-    return cache;
-}
-static void free_cache(struct cache cache) {
-    for (int i = 0; i < cache.n_pages; i++) free(cache.pages[i]);
-    free(cache.pages);
-}
-
-// Gives each query a range of positions: random ends, or those of a prompt with `group` queries per row. Returns the
-// first position that any query attends to.
-static int choose_ranges(struct attend *a, int positions, uint64_t *state) {
-    const int group = (const int[]){ 0, 1, 4, 8 }[random_below(state, 4)];
-    for (int i = 0; i < a->n_queries; i++)
-        a->end[i] = group ? max_int(1, positions - (a->n_queries - 1) / group + i / group)
-                          : 1 + random_below(state, positions);
-    a->end[a->n_queries - 1] = positions;
-    const int window = (const int[]){ 0, 0, 1, 5, 300 }[random_below(state, 5)];
-    int first_visible = positions;
-    for (int i = 0; i < a->n_queries; i++) {
-        a->begin[i] = window ? max_int(0, a->end[i] - window) : 0;
-        first_visible = min_int(first_visible, a->begin[i]);
-    }
-    a->soft_cap = window % 2 ? 0.5f : 0;
-    a->has_sinks = random_below(state, 2);
-    for (int i = 0; i < a->n_queries; i++) a->sinks[i] = 4 * random_float(state);
-    return first_visible;
-}
-
-// Queries with different ranges over one head's cache must give the same bits with all tables and one by one, close to
-// float64. NaNs at positions outside of a query's range must not reach its output.
-static void check_attention(int dtype, int head_dim, int positions, int n_queries, uint64_t *state) {
-    const int width = padded_head_dim(head_dim);
-    const size_t outputs = (size_t)(n_queries * width);
-    float *k = take_floats(positions, head_dim), *v = take_floats(positions, head_dim);
-    float *q = take_floats(n_queries, head_dim), *panels = take_floats(n_queries, head_dim);
-    float *out = take_floats(n_queries, width), *expected = take_floats(n_queries, width);
-    float *scratch = take(sizeof(float) * attend_scratch_floats(head_dim)), *nans = take_floats(1, head_dim);
-    fill_random(k, (size_t)(positions * head_dim), state), fill_random(v, (size_t)(positions * head_dim), state);
-    fill_random(q, (size_t)(n_queries * head_dim), state);
-    const int poisoned = random_below(state, 2);   // the last position is NaN; not all queries attend to it
-    if (poisoned) k[positions * head_dim - 1] = v[positions * head_dim - 1] = NAN;
-    const struct cache cache = fill_cache(dtype, head_dim, positions, k, v);
-    struct cancel cancel = { 0 };
-    struct attend a = { .cancel = &cancel, .kv = { (const uint8_t *const *)cache.pages, 0, cache.key_bytes },
-                        .head_dim = head_dim, .n_queries = n_queries, .q = panels, .out = out, .scratch = scratch };
-    pack_rows(tables[0], LLAMAC_F32, panels, n_queries, q, head_dim);
-    const int first_visible = choose_ranges(&a, positions, state);
-    for (int d = 0; d < head_dim; d++) nans[d] = NAN;
-    for (int p = 0; p < first_visible; p += 1 + p / 2) store_position(&cache, dtype, head_dim, p, nans, nans);
-    for (int t = 0; t < n_tables; t++) {
-        tables[t]->attend[dtype](&a);
-        if (t == 0) memcpy(expected, out, sizeof *out * outputs);
-        CHECK(same(out, expected, outputs), "%s differs: dtype %d, head_dim %d, %d positions, %d queries",
-              tables[t]->name, dtype, head_dim, positions, n_queries);
-        for (int i = 0; i < n_queries; i++) {
-            struct attend single = a;
-            single.n_queries = 1, single.q = q + i * head_dim, single.begin[0] = a.begin[i], single.end[0] = a.end[i];
-            single.sinks[0] = a.sinks[i];
-            tables[t]->attend[dtype](&single);
-            CHECK(same(out, expected + i * width, (size_t)head_dim),
-                  "%s: query %d alone differs: dtype %d, head_dim %d, %d positions", tables[t]->name, i, dtype,
-                  head_dim, positions);
-        }
-    }
-    double *p = take(sizeof *p * (size_t)positions), *o = take(sizeof *o * (size_t)head_dim);
-    for (int i = 0; i < n_queries; i++) {
-        const float *found = expected + i * width;
-        const int sees_nan = poisoned && a.end[i] == positions;
-        if (!sees_nan)
-            reference_attention(dtype, head_dim, q + i * head_dim, k, v, a.begin[i], a.end[i], (double)a.soft_cap,
-                                a.has_sinks ? (double)a.sinks[i] : -INFINITY, p, o);
-        for (int d = 0; d < head_dim; d++) {
-            if (sees_nan) CHECK(found[d] != found[d], "a NaN at position %d is lost", positions - 1);
-            else CHECK(fabs(o[d] - (double)found[d]) < 2e-6, "attention %g, expected %g", (double)found[d], o[d]);
-        }
-    }
-    free_cache(cache);
-    free(k), free(v), free(q), free(panels), free(scratch), free(out), free(expected), free(nans), free(p), free(o);
-}
-
-static void attention_has_the_same_bits(void) {
-    uint64_t state = 3;
-    for (int dtype = LLAMAC_F32; dtype <= LLAMAC_F16; dtype++)
-        for (int head_dim = 1; head_dim <= 40; head_dim += 3)
-            for (int i = 0; i < 4; i++) {
-                const int positions = 1 + random_below(&state, 700);
-                const int queries = 1 + random_below(&state, ATTENTION_QUERIES);
-                check_attention(dtype, head_dim, positions, queries, &state);
-            }
-    check_attention(LLAMAC_F16, 64, 1024, 8, &state);
-    check_attention(LLAMAC_F32, 16, 256, 1, &state);
-    check_attention(LLAMAC_F32, 16, 257, 2, &state);
-}
-
-static void the_f16_cache_clamps_large_values(void) {
-    const float x[3] = { 1e6f, -1e6f, 65504.0f };
-    for (int t = 0; t < n_tables; t++) {
-        uint8_t *page = take(KV_PAGE * 64);
-        float decoded[3];
-        tables[t]->store_key[LLAMAC_F16](page, 5, 3, x);
-        tables[t]->gather[LLAMAC_F16](page, float_strip_bytes(LLAMAC_F16, 3), 5, 3, decoded);
-        CHECK(decoded[0] == 65504.0f && decoded[1] == -65504.0f && decoded[2] == 65504.0f, "%s: %g %g", tables[t]->name,
-              (double)decoded[0], (double)decoded[1]);
-        free(page);
-    }
-}
-
 // ---- measuring loops, selection of a table
 
 static void measuring_loops_do_the_work_that_they_report(void) {
@@ -552,13 +416,7 @@ static void unknown_isas_are_rejected(void) {
 }
 
 int main(void) {
-    int supported;
-    llamac_error err;
-    for (size_t i = 0; llamac_isa_at(i, &supported); i++)
-        if (supported) tables[n_tables++] = kernels_select(llamac_isa_at(i, &supported), &err);
-    const struct kernels *scalar = tables[n_tables - 1];   // last in the list
-    tables[n_tables - 1] = tables[0], tables[0] = scalar;
-    for (int i = 0; i < n_tables; i++) printf("testing %s\n", tables[i]->name);
+    find_tables();
     RUN(f16_conversions_round_to_nearest_even);
     RUN(products_have_the_same_bits);
     RUN(quantized_products_handle_extreme_inputs);
@@ -568,8 +426,6 @@ int main(void) {
     RUN(activations_are_accurate);
     RUN(soft_caps_are_accurate);
     RUN(softmax_has_the_same_bits);
-    RUN(attention_has_the_same_bits);
-    RUN(the_f16_cache_clamps_large_values);
     RUN(measuring_loops_do_the_work_that_they_report);
     RUN(unknown_isas_are_rejected);
     return finish_tests("test_kernels");

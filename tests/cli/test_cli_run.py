@@ -160,9 +160,9 @@ def test_machine_options_reach_the_session(
 
     monkeypatch.setattr(llamac.Session, "prefill", prefill)
     llamac_command("run", tiny_llama, "-i", "a", "-n", 9, "--kv-dtype", "f16", "--threads", up_to(2), "--isa", "scalar")
-    llamac_command("run", tiny_llama, "-i", "a", "-n", 9, "--kv-dtype", "f32", "--threads", 1)
+    llamac_command("run", tiny_llama, "-i", "a", "-n", 9, "--kv-dtype", "q8", "--threads", 1)
     assert seen[0] == ("f16", up_to(2), "scalar")
-    assert seen[1][:2] == ("f32", 1)
+    assert seen[1][:2] == ("q8", 1)
 
 
 def test_stop_strings_end_the_output(llamac_command: Command, script: Path) -> None:

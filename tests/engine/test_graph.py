@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from golden.cases import MIN_EFFECT, TOLERANCE
 from golden.make import relative_errors
 from golden.tiny_checkpoints import random_tensor
 from llamac import _core
+from llamac.arguments import KVDtype
 from llamac.errors import ModelError
 from llamac.export import reference
 from llamac.export.checkpoint import Checkpoint, LayerConfig, ModelConfig
@@ -204,15 +205,18 @@ def test_layers_with_other_heads_match_the_float64_forward(tmp_path: Path, qk_no
 
 
 @pytest.mark.parametrize("window", [1, 2, 64, 255, 256, 257, 300, 599])
-@pytest.mark.parametrize("kv", ["f32", "f16"])
-def test_windows_of_any_size_match_the_float64_forward(tmp_path: Path, window: int, kv: Literal["f32", "f16"]) -> None:
+@pytest.mark.parametrize("kv", ["f32", "f16", "q8"])
+def test_windows_of_any_size_match_the_float64_forward(tmp_path: Path, window: int, kv: KVDtype) -> None:
     """Windows start in every part of the blocks of 256 positions and of the pages of 64."""
     ids = some_ids(600, seed=window)
     made = checkpoint(with_layers(llama_config(dim=36, n_heads=6, n_kv_heads=2, n_layers=1), window=window))
-    (expected,) = reference.forward(made, [ids])
+    (expected,) = reference.forward(made, [ids], kv_dtype=kv)
     with llamac.load(write_model(tmp_path / "m.bin", made), kv_dtype=kv) as model:
         found = chunked(model, ids, (600,))
-        assert relative_errors(found, expected).max() <= (TOLERANCE if kv == "f32" else 0.02)
+        # float32 and float64 can round a number differently where it is near the middle between two codes
+        errors = relative_errors(found, expected)
+        assert np.median(errors) <= TOLERANCE
+        assert errors.max() <= {"f32": TOLERANCE, "f16": 2e-3, "q8": 1e-3}[kv]
         for sizes in ((1, 254, 2), (13,), (100, 3)):
             assert chunked(model, ids, sizes).tobytes() == found.tobytes()
 

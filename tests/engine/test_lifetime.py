@@ -80,7 +80,7 @@ def test_the_library_prints_nothing(tiny: Path, tmp_path: Path, capfd: pytest.Ca
                 with pytest.raises(llamac.LlamacError):
                     session.eval(wrong)  # type: ignore[arg-type]
         with pytest.raises(ArgumentError):
-            model.session(kv_dtype="q8")  # type: ignore[arg-type]
+            model.session(kv_dtype="q4")  # type: ignore[arg-type]
         assert not any(problem for _, problem in model.file.verify_data())
     with pytest.raises(ModelError):
         llamac.load(tmp_path / "damaged.bin")

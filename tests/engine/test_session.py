@@ -74,8 +74,8 @@ def test_model_logits_match_a_session(model: llamac.Model, session: llamac.Sessi
     assert same_bits(model.logits(IDS), evaluate(session, IDS))
 
 
-@pytest.mark.parametrize("kv", ["f32", "f16"])
-def test_any_chunking_gives_the_same_bits(model: llamac.Model, kv: Literal["f32", "f16"]) -> None:
+@pytest.mark.parametrize("kv", ["f32", "f16", "q8"])
+def test_any_chunking_gives_the_same_bits(model: llamac.Model, kv: Literal["f32", "f16", "q8"]) -> None:
     with model.session(kv_dtype=kv) as session:
         whole = evaluate(session, IDS)
     for sizes in ([len(IDS)], [1, 5, 6, 7, 12, 64, 216], [255, 2, 54], [1] * len(IDS)):
@@ -251,7 +251,7 @@ def test_invalid_arguments_of_session_methods_are_refused(session: llamac.Sessio
 
 
 INVALID_OPTIONS: list[tuple[dict[str, Any], type[LlamacError], str]] = [
-    ({"kv_dtype": "q8"}, ArgumentError, "kv_dtype is 'q8', expected 'f32', 'f16' or None"),
+    ({"kv_dtype": "q4"}, ArgumentError, "kv_dtype is 'q4', expected 'f32', 'f16', 'q8' or None"),
     ({"kv_dtype": ""}, ArgumentError, "kv_dtype is ''"),
     ({"threads": 0}, ArgumentError, "threads is 0, expected 1 to 1024"),
     ({"threads": -2}, ArgumentError, "threads is -2"),
@@ -317,16 +317,21 @@ def test_kv_dtype_defaults_to_the_files_precision(tiny_llama: Path, tiny_gpt2: P
     assert found == {tiny_llama: "f32", tiny_gpt2: "f16"}
 
 
-def test_an_f16_cache_is_close_to_f32_and_half_as_large(model: llamac.Model) -> None:
-    logits, bytes_held = {}, {}
-    for kv in ("f32", "f16"):
+def test_caches_in_f16_and_q8_are_close_to_f32_and_smaller(model: llamac.Model) -> None:
+    logits: dict[str, Any] = {}
+    bytes_held: dict[str, int] = {}
+    for kv in ("f32", "f16", "q8"):
         with model.session(kv_dtype=kv) as session:
+            assert session.kv_dtype == kv
             logits[kv] = evaluate(session, IDS)
             bytes_held[kv] = session.memory()["kv"]
     assert bytes_held["f16"] * 2 == bytes_held["f32"]
-    assert same_bits(logits["f16"][:1], logits["f32"][:1]) is False
-    error = np.abs(logits["f16"] - logits["f32"]).max() / np.abs(logits["f32"]).max()
-    assert 0 < error < 0.05
+    scales = 4 / (4 * model.config["head_dim"])  # per key and per value, relative to f32
+    assert bytes_held["q8"] == pytest.approx(bytes_held["f32"] * (1 / 4 + scales), rel=0.2)  # heads are padded
+    for name, limit in {"f16": 0.05, "q8": 0.5}.items():
+        assert same_bits(logits[name][:1], logits["f32"][:1]) is False
+        error = np.abs(logits[name] - logits["f32"]).max() / np.abs(logits["f32"]).max()
+        assert 0 < error < limit, (name, error)
 
 
 def test_memory_reports_the_allocated_pages(tiny_llama: Path) -> None:

@@ -19,7 +19,7 @@ import llamac
 from golden.cases import CASES
 from golden.tiny_checkpoints import random_tensor, write_checkpoint
 from llamac.engine.replay import replay
-from llamac.errors import ArgumentError, ExportError, ModelError
+from llamac.errors import ArgumentError, ExportError, ModelError, UnsupportedError
 from llamac.export import probes as making
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.convert import export
@@ -332,6 +332,12 @@ def test_an_exported_file_replays_with_identical_bits(
             results = replay(model)
         assert [result.status for result in results] == ["identical"] * len(making.RANDOM_LENGTHS)
         assert all(result.error <= result.tolerance for result in results)
+
+
+def test_probes_have_no_reference_for_a_q8_cache(exported: Exported) -> None:
+    message = "no reference for a KV cache in q8: load the model with kv_dtype f16 or f32"
+    with llamac.load(exported("llama", "f32"), kv_dtype="q8") as model, pytest.raises(UnsupportedError, match=message):
+        replay(model)
 
 
 def test_the_tolerance_grows_with_the_rounding_of_the_dtype(exported: Exported) -> None:
