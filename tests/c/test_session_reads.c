@@ -68,8 +68,9 @@ static void short_evals_share_the_team_with_long_ones(void) {
     llamac_model *model = open_model(file);
     const size_t row = (size_t)tiny_llama.vocab;
     // 3 members split the positions that 2 KV heads attend to
-    struct decoder d = { .session = open_session(model, 1, 0, 3, NULL), .logits = take_floats(6, tiny_llama.vocab) };
-    llamac_session *long_one = open_session(model, 1, 0, 2, NULL);
+    struct decoder d = { .session = open_session(model, 1, 0, up_to_threads(3), NULL),
+                         .logits = take_floats(6, tiny_llama.vocab) };
+    llamac_session *long_one = open_session(model, 1, 0, up_to_threads(2), NULL);
     float *logits = take_floats(300, tiny_llama.vocab), *expected = take_floats(300, tiny_llama.vocab);
     prefill(d.session, 0, 300, tiny_llama.vocab, expected);
     d.rounds = 1;
