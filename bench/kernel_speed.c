@@ -190,7 +190,8 @@ static void packs(uint64_t *state) {
             uint8_t *w = take(strip_bytes * N / 16);
             identity_matrix(dtype, w, N);
             struct gemm g = { .dtype = dtype, .w = w, .strip_bytes = strip_bytes, .last = N / 16, .rows = N,
-                              .columns = N, .x = panel, .m = 1, .y = y, .y_stride = N, .scratch = take(gemm_scratch_bytes(1)),
+                              .columns = N, .x = panel, .m = 1, .y = y, .y_stride = N,
+                              .scratch = take(gemm_scratch_bytes(1)),
                               .cancel = &cancel };
             run_pack(&p, 0);
             table->gemm(&g);

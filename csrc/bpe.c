@@ -37,7 +37,8 @@ static int is_crossed(const struct bpe *b, uint32_t token) {
     return b->crossed[last / 8] >> (last % 8) & 1;
 }
 
-// GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 and on. As UTF-8, two bytes at most.
+// GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 and on. In UTF-8, two bytes at
+// most.
 static void write_alphabet(uint8_t letters[256][2]) {
     uint32_t others = 256;
     for (uint32_t byte = 0; byte < 256; byte++) {

@@ -20,7 +20,8 @@ size_t dtype_strip_bytes(int dtype, uint64_t columns) {
     uint64_t bytes;
     if (dtype <= 0 || dtype >= LLAMAC_N_DTYPES || columns > INT64_MAX / 2) return 0;
     if (dtype_is_quantized(dtype)) {
-        const uint64_t groups = (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS, per_block = (uint64_t)block_groups(dtype);
+        const uint64_t groups = (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS;
+        const uint64_t per_block = (uint64_t)block_groups(dtype);
         if (mul_overflows(groups / per_block, block_bytes(dtype, (int)per_block), &bytes)) return 0;
         if (groups % per_block && add_overflows(bytes, block_bytes(dtype, (int)(groups % per_block)), &bytes))
             return 0;

@@ -123,7 +123,8 @@ void experts_hidden(const struct worker *w, int l, const struct panels *router_i
     const struct llamac_session *s = e->session;
     const struct layer *layer = &s->model->layers[l];
     const int n = (int)layer->record->n_experts, dim = (int)s->model->config->dim;
-    const struct product router = { .matrix = &layer->ffn_router, .bias = layer->ffn_router_bias, .y = s->scratch.router };
+    const struct product router = { .matrix = &layer->ffn_router, .bias = layer->ffn_router_bias,
+                                    .y = s->scratch.router };
     linear(w, &router, 1, router_inputs, 0);
     pool_barrier(w->member);
     observe(w, LLAMAC_STAGE_FFN_ROUTER, l, s->scratch.router, e->n_rows, n);

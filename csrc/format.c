@@ -34,7 +34,8 @@ static int looks_like_llama2c(const uint8_t *data, size_t bytes) {
     if (bytes < sizeof v) return 0;
     memcpy(v, data, sizeof v);
     return v[0] > 0 && v[0] <= FORMAT_MAX_DIM && v[1] > 0 && v[1] <= FORMAT_MAX_DIM && v[2] > 0 && v[2] <= 4096 &&
-           v[3] > 0 && v[4] > 0 && v[4] <= v[3] && v[0] % v[3] == 0 && v[5] != 0 && v[6] > 0 && v[6] <= FORMAT_MAX_CONTEXT;
+           v[3] > 0 && v[4] > 0 && v[4] <= v[3] && v[0] % v[3] == 0 && v[5] != 0 && v[6] > 0 &&
+           v[6] <= FORMAT_MAX_CONTEXT;
 }
 
 // Recognizes other file types, so that the message can say what to do.
@@ -102,7 +103,8 @@ static int check_section_table(const struct header *h, const uint8_t *data, size
         if (start > bytes || r->bytes > bytes - start)
             return bad_model(err, "%s: bytes is %" PRIu64 ", which at %" PRIu64 " ends after the file (%zu bytes)",
                              where, r->bytes, start, bytes);
-        if (!format_all_zero(data + end, start - end)) return bad_model(err, "%s: the padding before it is not zero", where);
+        if (!format_all_zero(data + end, start - end))
+            return bad_model(err, "%s: the padding before it is not zero", where);
         end = start + r->bytes;
         sha256_add(&id, r->sha256, HASH_BYTES);
     }
@@ -155,7 +157,8 @@ static int check_config(const struct config *c, llamac_error *err) {
         return bad_model(err, "config: n_heads is %u, expected a multiple of n_kv_heads %u", c->n_heads,
                          c->n_kv_heads);
     if ((uint64_t)c->n_heads * c->head_dim > FORMAT_MAX_DIM)
-        return bad_model(err, "config: n_heads %u times head_dim %u exceeds %d", c->n_heads, c->head_dim, FORMAT_MAX_DIM);
+        return bad_model(err, "config: n_heads %u times head_dim %u exceeds %d", c->n_heads, c->head_dim,
+                         FORMAT_MAX_DIM);
     if (c->qk_norm_after_rope && c->qk_norm != QK_NORM_HEAD)
         return bad_model(err, "config: qk_norm_after_rope is 1, expected 0 unless qk_norm is head");
     if (c->n_token_ids > c->vocab_size)

@@ -2,8 +2,8 @@
 // format.h - the records of the flat file, version 1, as C structures, and the view of a checked file. docs/format.md
 // is the specification.
 //
-// Records are little-endian and naturally aligned, without implicit padding. The table of fields in format_fields.c gives each
-// member's name, type and range again. The checks here and the Python reader and writer use that table.
+// Records are little-endian and naturally aligned, without implicit padding. The table of fields in format_fields.c
+// gives each member's name, type and range again. The checks here and the Python reader and writer use that table.
 #ifndef LLAMAC_FORMAT_H
 #define LLAMAC_FORMAT_H
 #include <stddef.h>

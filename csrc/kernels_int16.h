@@ -12,8 +12,11 @@ INLINE int has_minimums(const int dtype) { return dtype_table[dtype].has_minimum
 INLINE size_t unpacked_group_bytes(const int dtype) {
     return UNPACKED_LINES_BYTES + (size_t)(group_spans(dtype) * (1 + has_minimums(dtype))) * 64;
 }
-INLINE float *unpacked_scales(uint8_t *group, const int i) {
-    return (float *)(void *)(group + UNPACKED_LINES_BYTES + 64 * i);
+INLINE void unpacked_scales_store(uint8_t *group, const int i, v16 s) {
+    v16_store((float *)(void *)(group + UNPACKED_LINES_BYTES + 64 * i), s);
+}
+INLINE v16 unpacked_scales_load(const uint8_t *group, const int i) {
+    return v16_load((const float *)(const void *)(group + UNPACKED_LINES_BYTES + 64 * i));
 }
 
 // The scales and minimums (dtype.h: S without the row scale, and M) of span i of a block.
@@ -65,9 +68,9 @@ INLINE void unpack_int16(const int dtype, const uint8_t *w, int columns, uint8_t
                 int16_codes_unpack(to, x, y, l + 1, code_bias(dtype));
             }
             UNROLL for (int i = 0; i < spans; i++) {
-                v16_store(unpacked_scales(to, i), span_scales(dtype, w, spans * j + i));
+                unpacked_scales_store(to, i, span_scales(dtype, w, spans * j + i));
                 if (has_minimums(dtype))
-                    v16_store(unpacked_scales(to, spans + i), span_minimums(dtype, w, groups, spans * j + i));
+                    unpacked_scales_store(to, spans + i, span_minimums(dtype, w, groups, spans * j + i));
             }
         }
         w = codes;
@@ -107,7 +110,7 @@ INLINE void micro_kernel_int16(const int dtype, const int unpacked, const int S,
     const lut codebook = codebook_load(dtype);
     for (int k = 0; k < columns; k += block_columns(dtype)) {
         const int all_groups = min_int(block_groups(dtype), ceil_div(columns - k, GROUP_COLUMNS));
-        uint8_t *codes = (uint8_t *)(unpacked ? w : w + block_scale_bytes(dtype, all_groups));
+        const uint8_t *codes = unpacked ? w : w + block_scale_bytes(dtype, all_groups);
         for (int first = 0; first < all_groups; first += BLOCK_GROUPS) {   // groups that share the inputs' scale
             const int groups = min_int(BLOCK_GROUPS, all_groups - first);
             const int32_t *input_sums = x + groups * 16 * T;
@@ -121,13 +124,13 @@ INLINE void micro_kernel_int16(const int dtype, const int unpacked, const int S,
                                   spans == 2 && span == 0 ? first_half : input_sums, span ? first_half : NULL, &c);
                     UNROLL for (int i = 0; i < S; i++) {
                         const uint8_t *block = w + (size_t)i * strip_bytes;
-                        uint8_t *group = codes + (size_t)i * strip_bytes;
-                        const v16 scale = unpacked ? v16_load(unpacked_scales(group, span))
+                        const uint8_t *group = codes + (size_t)i * strip_bytes;
+                        const v16 scale = unpacked ? unpacked_scales_load(group, span)
                                                    : span_scales(dtype, block, spans * j + span);
                         UNROLL for (int t = 0; t < T; t++)
                             sum.v[i][t] = v16_fma(int16_acc_to_float(c.v[i][t - t % R], T, t % R), scale, sum.v[i][t]);
                         if (!has_minimums(dtype)) continue;
-                        const v16 minimum = unpacked ? v16_load(unpacked_scales(group, spans + span))
+                        const v16 minimum = unpacked ? unpacked_scales_load(group, spans + span)
                                                      : span_minimums(dtype, block, all_groups, spans * j + span);
                         UNROLL for (int t = 0; t < T; t++)
                             sum.v[i][t] = v16_fma_scalar(minimum, (float)input_sums[t], sum.v[i][t]);

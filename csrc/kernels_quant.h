@@ -191,7 +191,7 @@ INLINE void gather_quant(const int dtype, const uint8_t *w, size_t strip_bytes, 
     for (int k = 0; k < columns; k += block_columns(dtype)) {
         const int n = min_int(block_columns(dtype), columns - k), groups = ceil_div(n, GROUP_COLUMNS);
         const uint8_t *codes = p + block_scale_bytes(dtype, groups);
-        float super[2] = { 1, -1 };
+        float super[2] = { 0 };   // d and d_min
         for (int i = 0; i < (info->has_super_scales ? 1 + info->has_minimums : 0); i++) {
             uint16_t h;
             memcpy(&h, p + 2 * (STRIP_ROWS * i + r), 2);

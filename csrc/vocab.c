@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // vocab.c - checks a vocabulary's tables, and finds strings and merges by hashing.
 //
-// Hash tables are built when a vocabulary is opened: for 262,144 tokens with 515,000 merges this takes 30 ms, and a file
-// needs no hash function in its format. A table in which a search would take long is an error, so a hostile vocabulary
-// cannot make encoding slow.
+// Hash tables are built when a vocabulary is opened: for 262,144 tokens with 515,000 merges this takes 30 ms, and a
+// file needs no hash function in its format. A table in which a search would take long is an error, so a hostile
+// vocabulary cannot make encoding slow.
 #include "vocab.h"
 
 #include <string.h>

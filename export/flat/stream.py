@@ -42,11 +42,11 @@ from llamac.progress import Progress, silent
 Piece = NDArray[np.float32] | NDArray[np.uint8]
 
 READ_BYTES = 1 << 24
-JOB_BYTES = 4 << 20  # of rows that a thread reads at once; the writer makes up to three copies of them
+# Of rows that a job reads at once, as floats or as GGUF's blocks. The writer makes up to three copies of floats.
+JOB_BYTES = 4 << 20
 # The page cache stores written data in pieces as large as the writes, and maps pieces of 2 MiB at once. With writes of
 # this size, reading the weights of a new file is a tenth faster (bench/LOG.md).
 BLOCK_BYTES = 1 << 21
-REGROUPED_BYTES = 1 << 22  # of GGUF's blocks that a job reads and regroups
 
 
 class DataStream:
@@ -170,8 +170,7 @@ def _jobs(slots: Iterable[Slot]) -> Iterator[Job[tuple[Slot, Piece]]]:
         is_regrouped = slot.dtype in BLOCK_DTYPES
         columns = slot.tensor.shape[1] if slot.is_matrix else 1
         row_bytes = _core.gguf_row_bytes(DTYPES[slot.dtype], columns) if is_regrouped else 4 * columns
-        budget = REGROUPED_BYTES if is_regrouped else JOB_BYTES
-        step = max(STRIP_ROWS, budget // row_bytes // STRIP_ROWS * STRIP_ROWS)
+        step = max(STRIP_ROWS, JOB_BYTES // row_bytes // STRIP_ROWS * STRIP_ROWS)
         for first in range(0, slot.tensor.shape[0], step):
             last = min(first + step, slot.tensor.shape[0])
             yield Job(functools.partial(_read, slot, first, last), (last - first) * row_bytes)

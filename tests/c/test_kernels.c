@@ -169,7 +169,8 @@ static void check_extreme_product(int dtype, int fill, float extreme) {
     fill_scales(dtype, w, COLUMNS, fill % 2);
     for (int k = 0; k < COLUMNS; k++) x[k] = fabsf(extreme) == 1 || k == 40 ? extreme : 1;
     const struct gemm g = { .dtype = dtype, .w = w, .strip_bytes = strip_bytes, .last = 1, .rows = 16,
-                            .columns = COLUMNS, .x = panel, .m = 1, .y = y, .y_stride = 16, .scratch = scratch, .cancel = &cancel };
+                            .columns = COLUMNS, .x = panel, .m = 1, .y = y, .y_stride = 16, .scratch = scratch,
+                            .cancel = &cancel };
     for (int t = 0; t < n_tables; t++) {
         pack_rows(tables[t], dtype, panel, 1, x, COLUMNS);
         tables[t]->gemm(&g);
@@ -212,7 +213,8 @@ static void check_quantize(int dtype, int rows, int columns, int mode, uint64_t 
     for (size_t i = 0; i < n * n; i++) feedback[i] *= 0x1p-7f;
     memset(out + bytes, 0xa5, 64);
     llamac_error err;
-    CHECK(!llamac_quantize(dtype, w, (size_t)rows, n, mode ? importance : NULL, mode == 2 ? feedback : NULL, NULL, out, &err),
+    CHECK(!llamac_quantize(dtype, w, (size_t)rows, n, mode ? importance : NULL, mode == 2 ? feedback : NULL, NULL, out,
+                           &err),
           "%s", err.message);
     uint8_t *again = take(bytes);
     for (int i = 0; i < n_tables; i++) {
@@ -249,11 +251,14 @@ static void quantize_rejects_invalid_arguments(void) {
     llamac_error err;
     float w[16] = { 1 };
     uint8_t out[1024];
-    CHECK(llamac_quantize(LLAMAC_F16, w, 1, 16, NULL, NULL, NULL, out, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "f16");
+    CHECK(llamac_quantize(LLAMAC_F16, w, 1, 16, NULL, NULL, NULL, out, &err) < 0 &&
+          err.code == LLAMAC_BAD_ARGUMENT, "f16");
     CHECK(strstr(err.message, "dtype is 2, expected q8, q4 or q4s"), "%s", err.message);
-    CHECK(llamac_quantize(LLAMAC_Q8, w, 1, 4, NULL, w, NULL, out, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "feedback");
+    CHECK(llamac_quantize(LLAMAC_Q8, w, 1, 4, NULL, w, NULL, out, &err) < 0 &&
+          err.code == LLAMAC_BAD_ARGUMENT, "feedback");
     llamac_test_fail_allocation(1);
-    CHECK(llamac_quantize(LLAMAC_Q4, w, 1, 16, NULL, NULL, NULL, out, &err) < 0 && err.code == LLAMAC_NO_MEMORY, "no memory");
+    CHECK(llamac_quantize(LLAMAC_Q4, w, 1, 16, NULL, NULL, NULL, out, &err) < 0 &&
+          err.code == LLAMAC_NO_MEMORY, "no memory");
     llamac_test_fail_allocation(0);
 }
 

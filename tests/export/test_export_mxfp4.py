@@ -126,7 +126,7 @@ def test_a_scale_that_is_no_number_is_an_error(folders: tuple[Path, Path], tmp_p
 
 
 def test_the_engine_computes_with_experts_in_mxfp4(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """The products round inputs to 8 bits."""
+    """Products with MXFP4 round their inputs to 15 bits, which these random layers amplify."""
     export(folders[0], tmp_path / "floats.bin", dtype="f32", probe_source=None)
     export(folders[1], tmp_path / "packed.bin", probe_source=None)
     assert (tmp_path / "packed.bin").stat().st_size < 0.6 * (tmp_path / "floats.bin").stat().st_size
@@ -134,7 +134,7 @@ def test_the_engine_computes_with_experts_in_mxfp4(folders: tuple[Path, Path], t
     for name in ("floats.bin", "packed.bin"):
         with llamac.load(tmp_path / name, kv_dtype="f32") as model:
             logits.append(model.logits(FAMILY_CASES["gpt_oss"].ids))
-    assert relative_errors(logits[1], logits[0]).max() < 0.02
+    assert relative_errors(logits[1], logits[0]).max() < 0.01
 
 
 def test_gguf_files_have_the_same_blocks(folders: tuple[Path, Path], tmp_path: Path) -> None:

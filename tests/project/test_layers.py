@@ -55,6 +55,7 @@ ALLOCATORS = ("malloc", "calloc", "realloc", "free", "aligned_alloc", "posix_mem
 INEXACT = ("exp", "log", "sin", "cos", "tan", "pow", "tanh", "erf", "cbrt", "hypot", "exp2", "log2", "sinh", "cosh")
 
 MAX_LINES = 600  # of a file
+MAX_COLUMNS = 120  # of a line of C; ruff checks Python, test_pages.py the pages
 
 
 def c_files() -> list[Path]:
@@ -252,6 +253,12 @@ def test_files_stay_short() -> None:
     ]
     files += ROOT.glob("tests/c/*.[ch]")
     assert {str(path.relative_to(ROOT)) for path in files if path.read_text().count("\n") > MAX_LINES} == set()
+
+
+def test_lines_of_c_are_short() -> None:
+    files = [*c_files(), *ROOT.glob("tests/c/*.[ch]"), *ROOT.glob("bench/*.c")]
+    lines = ((path.name, n, line) for path in files for n, line in enumerate(path.read_text().splitlines(), 1))
+    assert [f"{name}:{n}" for name, n, line in lines if len(line) > MAX_COLUMNS] == []
 
 
 def test_every_source_file_has_a_description() -> None:
