@@ -25,8 +25,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("test_kernels", "test_attention", "test_format", "test_model", "test_changed_file")
-NAMES += ("test_sampler", "test_pool", "test_pool_portable", "test_session_reads", "test_sequences", "test_regroup")
+# Programs run side by side in this order: the longest first.
+NAMES = ("test_model", "test_kernels", "test_format", "test_attention", "test_sequences", "test_regroup")
+NAMES += ("test_sampler", "test_changed_file", "test_session_reads", "test_pool", "test_pool_portable")
 TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 # Programs that #include a core file to compile it with other settings, and the object that must then not be linked.
 INCLUDED = {"test_pool_portable": "pool"}
@@ -93,6 +94,23 @@ def build(
     return [program.with_suffix("") for program in programs]
 
 
+def run_program(run: str, program: Path) -> str:
+    """Run a test or a benchmark, with a command in front, and print its output. Returns its name if it failed."""
+    arguments = BENCHMARKS.get(program.name, ["--emulated"] if run else [])
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    done = subprocess.run(
+        [*shlex.split(run), str(program), *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    status = f"{program.name} exited with status {done.returncode}\n" if done.returncode else ""
+    print(f"--- {run} {program.name}\n{done.stdout}{status}", end="", flush=True)
+    return program.name if done.returncode else ""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -112,7 +130,6 @@ def main() -> int:
     options = parser.parse_args()
     if (options.program is None) != (options.out is None):
         parser.error("--program and --out must be given together")
-    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
     with tempfile.TemporaryDirectory() as folder:
         setting = (Path(folder), options.cc, options.machine, options.sanitize, not options.no_openmp)
         if options.program:
@@ -123,14 +140,13 @@ def main() -> int:
         programs = build(*setting, tuple(chosen))
         runs = options.run or [""]
         kernel_tests = [program for program in programs if program.name in ("test_kernels", "test_attention")]
-        pairs = [(run, program) for run in runs[1:] for program in kernel_tests]
-        for run, program in [(runs[0], program) for program in programs] + pairs:
-            print(f"--- {run} {program.name}", flush=True)
-            arguments = BENCHMARKS.get(program.name, ["--emulated"] if run else [])
-            code = subprocess.run([*shlex.split(run), str(program), *arguments], env=environment).returncode
-            if code:
-                print(f"{program.name} exited with status {code}")
-                return 1
+        pairs = [(runs[0], program) for program in programs]
+        pairs += [(run, program) for run in runs[1:] for program in kernel_tests]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            failed = [name for name in pool.map(lambda pair: run_program(*pair), pairs) if name]
+        if failed:
+            print(f"failed: {', '.join(failed)}")
+            return 1
     return 0
 
 
