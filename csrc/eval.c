@@ -47,13 +47,6 @@ static int check_observations(const struct llamac_session *s, const llamac_eval_
     return 0;
 }
 
-static void run_member(void *argument, const struct member *member) {
-    struct eval *e = argument;
-    const struct worker w = { .eval = e, .member = member,
-                              .local = &e->session->scratch.threads[member->index] };
-    forward(&w);
-}
-
 // Computes the rows chunk by chunk. Returns -1 if it was cancelled. *done receives the rows of the completed chunks.
 static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logits, int *done) {
     struct llamac_session *s = e->session;
@@ -66,7 +59,7 @@ static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logi
         for (int r = 0; r < e->n_rows; r++) e->n_wanted += e->rows[r].want_logits != 0;
         if (cancelled(&e->cancel)) return -1;
         (e->n_rows <= SHORT_ROWS ? pool_run_short : pool_run)(
-            s->threads, &s->contention[e->n_rows > REDUNDANT_ROWS], &e->cancel, run_member, e);
+            s->threads, &s->contention[e->n_rows > REDUNDANT_ROWS], &e->cancel, forward, e);
         if (e->cancel.seen) return -1;
         for (int r = 0; r < e->n_rows; r++) {
             struct sequence *q = &s->sequences[e->rows[r].sequence];

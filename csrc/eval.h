@@ -34,8 +34,8 @@ struct worker {
 
 // ---- forward.c
 
-// Computes the whole graph for one chunk. Every member of the team calls it.
-void forward(const struct worker *w);
+// Computes the whole graph for one chunk. Every member of the team calls it. eval: the struct eval.
+void forward(void *eval, const struct member *member);
 
 // ---- attention.c
 

@@ -256,18 +256,19 @@ static void output(const struct worker *w, const float *x) {
     }
 }
 
-void forward(const struct worker *w) {
-    const struct eval *e = w->eval;
+void forward(void *eval, const struct member *member) {
+    struct eval *e = eval;
     const struct llamac_session *s = e->session;
-    const struct config *c = s->model->config;
+    const struct worker worker = { .eval = e, .member = member, .local = &s->scratch.threads[member->index] };
+    const struct worker *const w = &worker;
     struct residual stream = { .x = s->scratch.x, .spare = s->scratch.spare_x };
     embed(w);
     attention_prepare(w);
-    pool_barrier(w->member);
-    observe(w, LLAMAC_STAGE_EMBEDDING, 0, s->scratch.x, e->n_rows, (int)c->dim);
-    for (int l = 0; l < (int)c->n_layers; l++) {
+    pool_barrier(member);
+    observe(w, LLAMAC_STAGE_EMBEDDING, 0, s->scratch.x, e->n_rows, (int)s->model->config->dim);
+    for (int l = 0; l < (int)s->model->config->n_layers; l++) {
         block(w, &stream, l);
-        pool_pause(w->member);
+        pool_pause(member);
     }
     output(w, stream.x);
 }

@@ -102,30 +102,26 @@ enum {
     PIECE_STRIPS = 8,       // the strips of a piece of a product are a multiple of this
 };
 
-static void multiply_strips(const struct worker *w, const struct product *p, const struct panels *x, int add,
-                            int first_strip, int last_strip) {
+void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, int first_strip,
+              int last_strip) {
     const struct matrix *m = p->matrix;
-    const struct gemm g = {
-        .dtype = m->dtype, .w = m->data, .strip_bytes = m->strip_bytes, .first = first_strip, .last = last_strip,
-        .rows = m->rows, .columns = m->columns,
+    struct gemm g = {
+        .dtype = m->dtype, .w = m->data, .strip_bytes = m->strip_bytes, .rows = m->rows, .columns = m->columns,
         .x = x->of[input_type_of(m->dtype)], .m = x->m,
         .scales = m->scales, .bias = p->bias, .row_weights = p->row_weights,
         .y = p->y, .y_stride = (size_t)m->rows, .y_rows = p->y_rows, .accumulate = add, .copy = p->copy,
         .scratch = w->local->gemm, .cancel = &w->eval->cancel,
     };
-    w->eval->session->kernels->gemm(&g);
-    if (m->lora) lora_multiply(w, m->lora, &g, x->lora_ax[p->consumer]);
-}
-
-void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, int first_strip,
-              int last_strip) {
     // the number of pieces must be the same for all members
-    const int64_t adds = (int64_t)ceil_div(p->matrix->rows, w->member->count) * p->matrix->columns * x->m;
+    const int64_t adds = (int64_t)ceil_div(m->rows, w->member->count) * m->columns * x->m;
     const int pieces = (int)(adds / PAUSE_ADDS) + 1, n = max_int(last_strip - first_strip, 0);
     const int step = (int)round_up((uint64_t)ceil_div(n, pieces), PIECE_STRIPS);
     for (int i = 0; i < pieces; i++) {
         if (i) pool_pause(w->member);
-        multiply_strips(w, p, x, add, first_strip + min_int(i * step, n), first_strip + min_int((i + 1) * step, n));
+        g.first = first_strip + min_int(i * step, n);
+        g.last = first_strip + min_int((i + 1) * step, n);
+        w->eval->session->kernels->gemm(&g);
+        if (m->lora) lora_multiply(w, m->lora, &g, x->lora_ax[p->consumer]);
     }
 }
 
