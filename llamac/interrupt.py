@@ -16,6 +16,9 @@ from llamac.errors import CancelledError
 
 Result = TypeVar("Result")
 
+# A signal that arrives just before its thread begins to wait does not end the wait. So waits are no longer than this.
+WAIT_S = 0.04
+
 
 def in_main_thread() -> bool:
     """Whether the caller runs in the thread that Ctrl-C interrupts."""
@@ -87,7 +90,8 @@ def interruptible(task: Callable[[], Result], cancel: Callable[[], None] | None)
             helper.begin(run_once)
         except RuntimeError:
             run_once()
-        done.wait()
+        while not done.wait(WAIT_S):
+            pass
     except BaseException as interruption:
         if helper:
             helper.end()

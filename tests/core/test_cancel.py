@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import os
 import signal
@@ -452,6 +453,24 @@ def test_ctrl_c_interrupts_tokenizing(tiny_llama: Path, monkeypatch: pytest.Monk
         timer.cancel()
         release.set()
     assert len(helpers) == len(set(helpers)) == 2
+
+
+def test_ctrl_c_just_before_the_wait_is_not_lost() -> None:
+    """The signal is noticed although it does not wake the waiting thread."""
+    ended = threading.Event()
+
+    def task() -> None:
+        time.sleep(0.1)  # the main thread waits now
+        _thread.interrupt_main()
+        ended.wait(TIMEOUT)
+
+    timer = threading.Timer(20, ended.set)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt.interruptible(task, ended.set)
+    assert ended.is_set()
+    assert timer.is_alive()
+    timer.cancel()
 
 
 def test_a_helper_tokenizes_long_texts(tiny_llama: Path, helpers: Helpers) -> None:
