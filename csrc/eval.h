@@ -44,16 +44,16 @@ void attention_prepare(const struct worker *w);
 // Computes RoPE, cache and attention of one layer, from q, k, v to mix. Ends without a barrier.
 void attention(const struct worker *w, int layer);
 
-// ---- experts.c
+// ---- ffn.c
 
-// Computes the router and the hidden numbers of each row's experts. router_inputs: the rows as the router's inputs.
-// Ends without a barrier.
-void experts_hidden(const struct worker *w, int layer, const struct panels *router_inputs);
-// Continues to y (rows, dim), each thread its own columns, and adds y to x unless x is NULL. The caller has passed a
-// barrier since experts_hidden. Ends without a barrier.
-void experts_down(const struct worker *w, int layer, float *y, float *x);
-// Copies the hidden numbers to an observer. Ends at a barrier if there is one.
-void experts_observe(const struct worker *w, int layer);
+// Returns the matrices that read the normed rows. A layer may lack some of them.
+struct consumers ffn_consumers(const struct layer *layer);
+// Computes a layer's feed-forward network up to its hidden numbers, each thread its own columns. inputs: the normed
+// rows, for ffn_consumers. With experts, prepare_inputs has also kept the normed rows. Ends without a barrier.
+void ffn_hidden(const struct worker *w, int layer, const struct panels *inputs);
+// Computes the rest and adds it to x, or writes it to `branch` if that is not NULL. The caller has passed a barrier
+// since ffn_hidden. Ends without a barrier.
+void ffn_down(const struct worker *w, int layer, float *x, float *branch);
 
 // ---- observe.c, attention.c
 

@@ -8,7 +8,7 @@
 // Every member of the team runs this code on its share of each operation. A layer has four barriers. It has six if the
 // KV heads do not divide evenly among the members, five if only head_dim is not a multiple of STRIP_ROWS, and four more
 // with more than REDUNDANT_ROWS rows, which share the preparation of inputs. Norms over the whole q and k add two, a
-// router adds one. Parallel blocks need two fewer.
+// router adds one, and a shared expert with more than REDUNDANT_ROWS rows two. Parallel blocks need two fewer.
 #include <string.h>
 #include "common.h"
 #include "lora.h"
@@ -46,11 +46,6 @@ static struct panels prepare_stream(const struct worker *w, struct residual *str
     const struct panels p = prepare_inputs(w, rows, consumers);
     if (rows.pending) swap_buffers(stream);
     return p;
-}
-
-// The factor of each row of a branch, residual_scale; NULL for 1.
-static const float *residual_scales(const struct llamac_session *s) {
-    return s->model->config->residual_scale == 1 ? NULL : s->scratch.scales;
 }
 
 static void embed(const struct worker *w) {
@@ -117,42 +112,14 @@ static void norm_whole_qk(const struct worker *w, const struct layer *layer) {
     pool_barrier(w->member);
 }
 
-// Computes the feed-forward network up to its hidden numbers, each thread its own columns.
-static void ffn_hidden(const struct worker *w, struct residual *stream, int l) {
+// Norms the stream's rows and computes the feed-forward network up to its hidden numbers.
+static void norm_and_ffn_hidden(const struct worker *w, struct residual *stream, int l) {
     const struct eval *e = w->eval;
-    const struct scratch *x = &e->session->scratch;
     const struct layer *layer = &e->session->model->layers[l];
     const struct norm_weights norm = { layer->ffn_norm, layer->ffn_norm_bias };
-    const int experts = layer->record->ffn == FFN_EXPERTS;
-    const struct consumers consumers = experts ? (struct consumers){ { &layer->ffn_router }, 1 }
-                                               : hidden_consumers(&layer->ffn);
-    const struct panels inputs =
-        prepare_stream(w, stream, norm, observer_of(e, LLAMAC_STAGE_FFN_NORM, l), experts, consumers);
-    if (experts) experts_hidden(w, l, &inputs);
-    else hidden(w, layer->record, &layer->ffn, &inputs, x->gate, x->up);
-}
-
-// Computes the rest of the feed-forward network and adds it to x, or writes it to `branch` if that is not NULL.
-static void ffn_down(const struct worker *w, int l, float *x, float *branch) {
-    const struct eval *e = w->eval;
-    const struct scratch *scratch = &e->session->scratch;
-    const struct layer *layer = &e->session->model->layers[l];
-    if (layer->record->ffn == FFN_EXPERTS) {
-        experts_observe(w, l);
-        experts_down(w, l, scratch->branch, branch ? NULL : x);
-        return;
-    }
-    const struct ffn_weights *ffn = &layer->ffn;
-    const int ffn_dim = ffn->up.rows;
-    observe(w, LLAMAC_STAGE_FFN_ROUTER, l, scratch->up, e->n_rows, 0);   // zeros: no router
-    observe(w, LLAMAC_STAGE_FFN_HIDDEN, l, scratch->up, e->n_rows, ffn_dim);
-    const struct rows rows = { .x = scratch->up, .n = e->n_rows, .width = ffn_dim };
-    const struct panels inputs = prepare_inputs(w, rows, (struct consumers){ { &ffn->down }, 1 });
-    const struct product down = {
-        .matrix = &ffn->down, .bias = ffn->down_bias, .y = branch ? branch : x,
-        .copy = observer_of(e, LLAMAC_STAGE_FFN, l), .row_weights = branch ? NULL : residual_scales(e->session),
-    };
-    linear(w, &down, 1, &inputs, !branch);
+    const struct panels inputs = prepare_stream(w, stream, norm, observer_of(e, LLAMAC_STAGE_FFN_NORM, l),
+                                                layer->record->ffn == FFN_EXPERTS, ffn_consumers(layer));
+    ffn_hidden(w, l, &inputs);
 }
 
 // Computes attention and its output projection, and adds the result to x, or writes it to `branch` if that is not NULL.
@@ -205,14 +172,14 @@ static void block(const struct worker *w, struct residual *stream, int l) {
     norm_whole_qk(w, layer);
     if (parallel) {
         if (!redundant) pool_barrier(w->member);   // before the shared panels are overwritten
-        ffn_hidden(w, stream, l);
+        norm_and_ffn_hidden(w, stream, l);
     }
     attention_out(w, l, stream->x, branch);
     if (post_norm) set_pending(stream, branch, attn_post_norm);
 
     if (!parallel || !redundant) pool_barrier(w->member);
     if (!parallel) {
-        ffn_hidden(w, stream, l);
+        norm_and_ffn_hidden(w, stream, l);
         pool_barrier(w->member);
     }
     ffn_down(w, l, stream->x, branch);

@@ -15,7 +15,10 @@
 
 // ---- the list
 
-enum extent { ONE, DIM, VOCAB, CONTEXT, ROPE_HALF, HEADS, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, EXPERTS };
+enum extent {
+    ONE, ONE_ROW, DIM, VOCAB, CONTEXT, ROPE_HALF, HEADS, Q_DIM, KV_DIM, Q_NORM_DIM, K_NORM_DIM, FFN_DIM, SHARED_FFN_DIM,
+    EXPERTS
+};
 
 // When a model has a tensor: if all of its conditions hold. OPTIONAL: it may then still lack the tensor.
 enum condition {
@@ -34,13 +37,15 @@ enum condition {
     IF_OWN_KV = 1 << 11,
     IF_OWN_V = 1 << 12,
     IF_SINKS = 1 << 13,
-    END_OF_CONDITIONS = 1 << 14,
+    IF_SHARED = 1 << 14,
+    IF_SHARED_GATE = 1 << 15,
+    END_OF_CONDITIONS = 1 << 16,
 };
 
 struct slot {
     const char *name;
     unsigned conditions;
-    enum extent rows, columns;   // a vector has ONE row
+    enum extent rows, columns;   // a vector has ONE row, a matrix possibly ONE_ROW
     size_t offset;               // of the pointer or matrix in struct llamac_model, rope_table, layer or ffn_weights
 };
 #define OF_MODEL(member) offsetof(struct llamac_model, member)
@@ -84,6 +89,13 @@ static const struct slot layer_slots[] = {
     { "ffn_post_norm.bias", IF_POST_NORM | IF_LAYER_NORM, ONE, DIM, OF_LAYER(ffn_post_norm_bias) },
     { "ffn_router.weight", IF_EXPERTS, EXPERTS, DIM, OF_LAYER(ffn_router) },
     { "ffn_router.bias", IF_EXPERTS | OPTIONAL, ONE, EXPERTS, OF_LAYER(ffn_router_bias) },
+    { "shared_gate.weight", IF_SHARED_GATE, ONE_ROW, DIM, OF_LAYER(shared_gate) },
+    { "shared_ffn_gate.weight", IF_SHARED, SHARED_FFN_DIM, DIM, OF_LAYER(ffn.gate) },
+    { "shared_ffn_gate.bias", IF_SHARED | OPTIONAL, ONE, SHARED_FFN_DIM, OF_LAYER(ffn.gate_bias) },
+    { "shared_ffn_up.weight", IF_SHARED, SHARED_FFN_DIM, DIM, OF_LAYER(ffn.up) },
+    { "shared_ffn_up.bias", IF_SHARED | OPTIONAL, ONE, SHARED_FFN_DIM, OF_LAYER(ffn.up_bias) },
+    { "shared_ffn_down.weight", IF_SHARED, DIM, SHARED_FFN_DIM, OF_LAYER(ffn.down) },
+    { "shared_ffn_down.bias", IF_SHARED | OPTIONAL, ONE, DIM, OF_LAYER(ffn.down_bias) },
 };
 static const struct slot expert_slots[] = {
     { "ffn_gate.weight", ALWAYS, FFN_DIM, DIM, OF_EXPERT(gate) },
@@ -165,6 +177,8 @@ static int condition_holds(const llamac_slot_iterator *it, unsigned condition) {
     case IF_OWN_KV: return layer_of(it)->kv_source < 0;
     case IF_OWN_V: return layer_of(it)->kv_source < 0 && !layer_of(it)->v_is_k;
     case IF_SINKS: return layer_of(it)->sinks;
+    case IF_SHARED: return layer_of(it)->shared_ffn_dim > 0;
+    case IF_SHARED_GATE: return layer_of(it)->shared_gate;
     default: return 1;
     }
 }
@@ -192,6 +206,7 @@ static uint64_t extent_of(const llamac_slot_iterator *it, enum extent e) {
     case Q_NORM_DIM: return c->qk_norm == QK_NORM_HEAD ? head_dim : q_dim;
     case K_NORM_DIM: return c->qk_norm == QK_NORM_HEAD ? head_dim : kv_dim;
     case FFN_DIM: return layer_of(it)->ffn_dim;
+    case SHARED_FFN_DIM: return layer_of(it)->shared_ffn_dim;
     case EXPERTS: return layer_of(it)->n_experts;
     default: return 1;
     }
@@ -248,6 +263,9 @@ static void describe_extent(const llamac_slot_iterator *it, enum extent e, char 
                       of_q ? heads.n : heads.n_kv, heads.dim);
         break;
     case FFN_DIM: snprintf(text, REASON_BYTES, "ffn_dim %u of layer %u", layer_of(it)->ffn_dim, it->layer); break;
+    case SHARED_FFN_DIM:
+        snprintf(text, REASON_BYTES, "shared_ffn_dim %u of layer %u", layer_of(it)->shared_ffn_dim, it->layer);
+        break;
     case EXPERTS: snprintf(text, REASON_BYTES, "n_experts %u of layer %u", layer_of(it)->n_experts, it->layer); break;
     default: snprintf(text, REASON_BYTES, "1"); break;
     }
@@ -270,6 +288,8 @@ static void describe_conditions(const llamac_slot_iterator *it, char text[REASON
         { IF_OWN_KV | IF_OWN_V, "kv_source", in_layer ? layer_of(it)->kv_source : 0 },
         { IF_OWN_V, "v_is_k", in_layer ? (int32_t)layer_of(it)->v_is_k : 0 },
         { IF_SINKS, "sinks", in_layer ? (int32_t)layer_of(it)->sinks : 0 },
+        { IF_SHARED, "shared_ffn_dim", in_layer ? (int32_t)layer_of(it)->shared_ffn_dim : 0 },
+        { IF_SHARED_GATE, "shared_gate", in_layer ? (int32_t)layer_of(it)->shared_gate : 0 },
     };
     size_t n = 0;
     text[0] = 0;
@@ -386,7 +406,6 @@ static int check_computed(const struct llamac_model *m, llamac_error *err) {
             { "router_choice_bias", r->router_choice_bias, !r->router_choice_bias },
             { "n_expert_groups", r->n_expert_groups, !r->n_expert_groups },
             { "expert_scale", (double)r->expert_scale, r->expert_scale == 1 },
-            { "shared_ffn_dim", r->shared_ffn_dim, !r->shared_ffn_dim },
             { "layer_embedding_dim", r->layer_embedding_dim, !r->layer_embedding_dim },
         };
         for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
@@ -425,9 +444,11 @@ static int allocate_layers(struct llamac_model *m, llamac_error *err) {
         m->layers[l].kv_source = record->kv_source < 0 ? (int)l : record->kv_source;
         m->layers[l].experts = experts;
         if (experts) experts += record->n_experts;
-        int *const max_dim = used ? &m->max_expert_dim : &m->max_ffn_dim;
-        *max_dim = max_int(*max_dim, (int)record->ffn_dim);
-        m->max_hidden = max_size(m->max_hidden, (size_t)max_int(1, used) * record->ffn_dim);
+        const int expert_dim = used ? (int)record->ffn_dim : 0, dense_dim = used ? 0 : (int)record->ffn_dim;
+        m->max_expert_dim = max_int(m->max_expert_dim, expert_dim);
+        m->max_ffn_dim = max_int(m->max_ffn_dim, max_int(dense_dim, (int)record->shared_ffn_dim));
+        const size_t hidden = (size_t)max_int(1, used) * record->ffn_dim + record->shared_ffn_dim;
+        m->max_hidden = max_size(m->max_hidden, hidden);
         m->max_experts = max_int(m->max_experts, (int)record->n_experts);
         m->max_experts_used = max_int(m->max_experts_used, used);
         m->has_post_norms |= record->placement == PLACEMENT_POST || record->placement == PLACEMENT_SANDWICH;

@@ -23,7 +23,7 @@ struct matrix {
     const float *scales;        // (rows), the outputs' factors (llamac_model_adapt); or NULL
 };
 
-// A feed-forward network: of a layer, or of one expert. `gate` exists only if gated.
+// A feed-forward network: of a dense layer, or of one expert. `gate` exists only if gated.
 struct ffn_weights {
     struct matrix gate, up;     // (ffn_dim, dim)
     struct matrix down;         // (dim, ffn_dim)
@@ -40,10 +40,12 @@ struct layer {
     const float *attn_q_norm, *attn_k_norm;                   // (head_dim), or (heads * head_dim)
     const float *attn_post_norm, *attn_post_norm_bias;        // (dim)
     const float *ffn_norm, *ffn_norm_bias;                    // (dim)
-    struct ffn_weights ffn;                                   // empty in a layer with experts
+    struct ffn_weights ffn;                                   // of all rows: a dense layer's, or the shared expert;
+                                                              // empty in a layer with experts but no shared one
     const float *ffn_post_norm, *ffn_post_norm_bias;          // (dim)
     struct matrix ffn_router;                                 // (n_experts, dim)
     const float *ffn_router_bias;                             // (n_experts)
+    struct matrix shared_gate;                                // (1, dim)
     struct ffn_weights *experts;                              // (n_experts)
     const float *attn_sinks;                                  // (n_heads)
     struct heads heads;                                       // the shape of attention in this layer
@@ -66,7 +68,7 @@ struct llamac_model {
     struct matrix output;                                     // (vocab_size, dim); if tied, a view of the embedding
     const float *output_bias;                                 // (vocab_size)
     unsigned dtypes;                                          // of the matrices: bit 1 << dtype
-    int max_ffn_dim, max_expert_dim;                          // largest ffn_dim without and with experts
+    int max_ffn_dim, max_expert_dim;                          // widest network of all rows, and widest expert
     size_t max_hidden;                                        // most hidden numbers of a row, all its experts together
     int max_experts, max_experts_used;                        // 0: no experts
     struct lora *loras;                                       // all adapters

@@ -2,7 +2,6 @@
 // products.c - prepares rows as inputs of products and computes the products. See products.h.
 #include "products.h"
 
-#include <math.h>
 #include <string.h>
 #include "common.h"
 #include "lora.h"
@@ -134,34 +133,5 @@ void linear(const struct worker *w, const struct product *products, int n, const
         multiply(w, &products[i], x, add, max_int(first, 0), min_int(last, strips));
         first -= strips;
         last -= strips;
-    }
-}
-
-// Limits the gate and the up branch, and adds up_offset, if the layer does.
-static void clamp_branches(const struct kernels *kernels, const struct layer_record *record, int n, float *gate,
-                           float *up) {
-    const float limit = record->activation_limit > 0 ? record->activation_limit : INFINITY;
-    if (limit == INFINITY && record->up_offset == 0) return;
-    kernels->clamp(gate, n, -INFINITY, limit, 0);
-    kernels->clamp(up, n, -limit, limit, record->up_offset);
-}
-
-void hidden(const struct worker *w, const struct layer_record *record, const struct ffn_weights *ffn,
-            const struct panels *x, float *gate, float *up) {
-    const struct llamac_session *s = w->eval->session;
-    const int gated = ffn->gate.data != NULL, dim = ffn->up.rows, activation = (int)s->model->config->activation;
-    const struct product gate_product = { .matrix = &ffn->gate, .consumer = 0, .bias = ffn->gate_bias, .y = gate },
-                         up_product = { .matrix = &ffn->up, .consumer = 1, .bias = ffn->up_bias, .y = up };
-    int first, last;
-    pool_share(w->member, strips_of(&ffn->up), &first, &last);
-    multiply(w, &up_product, x, 0, first, last);
-    if (gated) multiply(w, &gate_product, x, 0, first, last);
-    first *= STRIP_ROWS;
-    last = min_int(last * STRIP_ROWS, dim);
-    for (int r = 0; r < x->m && first < last && !cancelled(&w->eval->cancel); r++) {
-        const size_t at = (size_t)r * (size_t)dim + (size_t)first;
-        float *u = up + at;
-        if (gated) clamp_branches(s->kernels, record, last - first, gate + at, u);
-        s->kernels->activate(activation, gated ? gate + at : u, gated ? u : NULL, last - first, u);
     }
 }

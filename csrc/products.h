@@ -66,11 +66,8 @@ void multiply(const struct worker *w, const struct product *p, const struct pane
               int last_strip);
 // Computes n products. Their strips form one list, of which every thread computes a contiguous share.
 void linear(const struct worker *w, const struct product *products, int n, const struct panels *x, int add);
-
-static inline struct consumers hidden_consumers(const struct ffn_weights *ffn) {
-    return (struct consumers){ { &ffn->gate, &ffn->up }, 2 };
+// The factor of each row of a branch, residual_scale; NULL for 1.
+static inline const float *residual_scales(const struct llamac_session *s) {
+    return s->model->config->residual_scale == 1 ? NULL : s->scratch.scales;
 }
-// Computes gate, up and the activation of this thread's columns. The result replaces up (m, ffn_dim). No barrier.
-void hidden(const struct worker *w, const struct layer_record *record, const struct ffn_weights *ffn,
-            const struct panels *x, float *gate, float *up);
 #endif

@@ -23,8 +23,10 @@ static int *arena_ints(struct arena *a, size_t count) {
     return (int *)(void *)arena_floats(a, count);
 }
 
-static struct routes arena_routes(struct arena *a, size_t n) {
-    return (struct routes){ .experts = arena_ints(a, n), .weights = arena_floats(a, n) };
+static struct routes arena_routes(struct arena *a, const struct llamac_model *m, size_t rows) {
+    const size_t pairs = rows * (size_t)m->max_experts_used;
+    return (struct routes){ .experts = arena_ints(a, pairs), .weights = arena_floats(a, pairs),
+                            .shared_weights = arena_floats(a, pairs ? rows : 0) };
 }
 
 // The most words that the inputs of one row can take: of a dense product, or of all experts of the row together.
@@ -77,7 +79,8 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->scales = arena_floats(a, c->residual_scale == 1 ? 0 : rows);
     x->normed = arena_floats(a, experts ? rows * dim : 0);
     x->router = arena_floats(a, rows * experts);
-    x->routes = arena_routes(a, pairs);
+    x->shared_gate = arena_floats(a, experts ? rows : 0);
+    x->routes = arena_routes(a, m, rows);
     cut_panels(a, m, rows, (int)q_dim, x->panels);
     x->lora_ax = arena_floats(a, lora_ax_floats(m, rows));
     // a layer is done with q, k, v and mix before it computes gate and up, unless it computes both in parallel
@@ -100,7 +103,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
             .row = arena_floats(a, dim),
             .normed = arena_floats(a, experts ? REDUNDANT_ROWS * dim : 0),
             .probabilities = arena_floats(a, experts),
-            .routes = arena_routes(a, REDUNDANT_ROWS * (size_t)m->max_experts_used),
+            .routes = arena_routes(a, m, REDUNDANT_ROWS),
             .pairs = { arena_ints(a, experts ? experts + 1 : 0), arena_ints(a, pairs), arena_floats(a, pairs) },
             .gemm = arena_floats(a, gemm_scratch_bytes(x->rows) / sizeof(float)),
             .lora_panel = arena_floats(a, rank ? PANEL_ROWS * max_input_words(m, INPUT_F32, (int)q_dim) : 0),

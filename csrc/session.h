@@ -8,15 +8,16 @@
 #include "pool.h"
 
 enum {
-    MAX_CONSUMERS = 3,        // matrices multiplied by the same inputs: q, k, v; or gate, up; or one
+    MAX_CONSUMERS = 4,        // matrices multiplied by the same inputs: q, k, v; or gate, up, router, shared gate
     MAX_ROWS = 256,           // rows of a chunk; longer evals are cut into chunks
     KV_REWIND = 256,          // positions that truncating can always discard from layers with a window
     SHORT_ROWS = 16,          // longer evals let those of up to this many rows through
     REDUNDANT_ROWS = 4,       // up to this many rows, each thread computes all norms instead of meeting at a barrier
 };
 
-// The experts of each row in ascending order, and their weights: (rows, n_experts_used).
-struct routes { int *experts; float *weights; };
+// The experts of each row in ascending order, and their weights: (rows, n_experts_used). The weight of a shared expert
+// with a gate: (rows).
+struct routes { int *experts; float *weights, *shared_weights; };
 // The same (expert, row) pairs sorted by expert, then by row. Those of expert e are [starts[e], starts[e + 1]).
 struct pairs { int *starts, *rows; float *weights; };
 
@@ -44,12 +45,14 @@ struct scratch {
     float *scales;            // (rows): residual_scale in each
     float *normed;            // (rows, dim): normed rows, for experts
     float *router;            // (rows, n_experts): the router's logits
+    float *shared_gate;       // (rows): the gate of the shared expert, before the sigmoid
     struct routes routes;
     void *panels[N_INPUT_TYPES];   // inputs of products
     float *lora_ax;           // (consumers, rows or pairs, rank): an adapter's a x, as panels
     float *q, *k, *v;         // (rows, heads * head_dim); may share memory with gate and up
     float *mix;               // (rows, n_heads * head_dim): the result of attention; may likewise
-    float *gate, *up;         // (rows, ffn_dim), with experts (pairs, ffn_dim); the activation overwrites `up`
+    float *gate, *up;         // (rows, ffn_dim); with experts (pairs, ffn_dim), then (rows, shared_ffn_dim). The
+                              // activation overwrites `up`
     int blocks;               // of positions that `partials` has room for in each sequence
     float *partials;          // (queries of up to REDUNDANT_ROWS rows, blocks, partial_floats(head_dim))
     int *finished;            // (queries of up to REDUNDANT_ROWS rows): computed blocks of a tile; atomic

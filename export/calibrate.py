@@ -59,22 +59,23 @@ FEEDBACK_ROWS = 64  # of the triangular factor that are rounded at once, in the 
 STAGES = {
     "attn_norm": ("attn_q", "attn_k", "attn_v"),
     "attn_mix": ("attn_out",),
-    "ffn_norm": ("ffn_gate", "ffn_up"),
-    "ffn_hidden": ("ffn_down",),
+    "ffn_norm": ("ffn_gate", "ffn_up", "shared_ffn_gate", "shared_ffn_up"),
+    "ffn_hidden": ("ffn_down", "shared_ffn_down"),
 }
 ROUTER = "ffn_router"  # the stage that shows which rows each expert gets
+ALL_ROWS, SHARED = -1, -2  # instead of an expert's number
 
 
 class InputSource(NamedTuple):
     """The stage that a matrix's inputs come from.
 
     Attributes:
-        expert: The expert whose rows count, or -1 for all rows.
+        expert: The expert whose rows count; ALL_ROWS; or SHARED, for the hidden values of the shared expert.
     """
 
     stage: str
     layer: int = 0
-    expert: int = -1
+    expert: int = ALL_ROWS
 
 
 class Calibration:
@@ -147,22 +148,25 @@ class Calibration:
         source = self._source(name)
         if source is None:
             return None
-        n_blocks = len(self._blocks.get(source._replace(expert=-1), []))
+        n_blocks = len(self._blocks.get(source._replace(expert=ALL_ROWS), []))
         parts = [self._read_block(source, index) for index in range(n_blocks)]
         found = np.concatenate(parts) if parts else np.empty((0, 0), np.uint16)
         return (found.astype(np.uint32) << 16).view(np.float32) if len(found) else None
 
     def _read_block(self, source: InputSource, index: int) -> NDArray[np.uint16]:
         """Block `index` of a stage as bf16: all of it, or one expert's part."""
-        offset, shape = self._blocks[source._replace(expert=-1)][index]
+        offset, shape = self._blocks[source._replace(expert=ALL_ROWS)][index]
         self._file.flush()
         block = np.memmap(self._file, "<u2", "r", offset, shape)
-        if source.expert < 0:
+        layer = self._config.layers[source.layer]
+        if source.expert == SHARED:  # follows the row's other experts
+            return np.array(block[:, layer.ffn_dim * layer.n_experts_used :])
+        if source.expert == ALL_ROWS:
             return np.array(block)
         rows, slots = np.nonzero(self._chosen[source.layer][index] == source.expert)
         if source.stage == "ffn_norm":
             return np.array(block[rows])
-        width = self._config.layers[source.layer].ffn_dim  # a row has the hidden values of its experts consecutively
+        width = layer.ffn_dim  # a row has the hidden values of its experts consecutively
         columns = slots[:, None] * width + np.arange(width)
         return np.array(block[rows[:, None], columns])
 
@@ -174,14 +178,14 @@ class Calibration:
         parts = name.split(".")
         if parts[0] != "layers":
             return None
-        expert = int(parts[3]) if parts[2] == "experts" else -1
+        expert = int(parts[3]) if parts[2] == "experts" else SHARED if parts[2] == "shared_ffn_down" else ALL_ROWS
         found = [stage for stage, modules in STAGES.items() if parts[-2] in modules]
         return InputSource(found[0], int(parts[1]), expert) if found else None
 
 
 def hidden_width(layer: LayerConfig) -> int:
     """The number of hidden values of a row, in all of its experts or in the layer's only network."""
-    return layer.ffn_dim * max(1, layer.n_experts_used)
+    return layer.ffn_dim * max(1, layer.n_experts_used) + layer.shared_ffn_dim
 
 
 def chosen_experts(logits: Floats, layer: LayerConfig) -> NDArray[np.int16]:

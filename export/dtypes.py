@@ -24,7 +24,7 @@ FOUR_BITS = ("q4", "q4s")
 # Stored as q8 if other matrices have 4 bits, like the output matrix: nothing averages out an error in the logits, or in
 # the values that attention mixes.
 KEPT_AT_8_BITS = "layers.*.attn_v.weight"
-ROUTERS = "layers.*.ffn_router.weight"
+ROUTERS = ("layers.*.ffn_router.weight", "layers.*.shared_gate.weight")
 # A block whose largest number is at most this share of its row's gets a block scale of about 8 of 127, which is coarse.
 TINY = 1 / 16
 MAX_TINY_SHARE = 0.25
@@ -36,8 +36,8 @@ def choose_dtypes(
 ) -> dict[str, str]:
     """Choose the dtype of every tensor: f32 for vectors, `dtype` for matrices.
 
-    With 4 bits, the output matrix and attn_v are q8 unless `pure`. A router is q8 even then: it is small, and one wrong
-    choice of experts costs more than any rounding.
+    With 4 bits, the output matrix and attn_v are q8 unless `pure`. Routers and gates of shared experts are q8 even
+    then: they are small, and one wrong choice of experts costs more than any rounding.
 
     Args:
         tensors: The tensors by name.
@@ -65,7 +65,7 @@ def choose_dtypes(
     chosen = {}
     for name, tensor in tensors.items():
         kept = dtype in FOUR_BITS and not pure and (name == head or fnmatch.fnmatchcase(name, KEPT_AT_8_BITS))
-        kept = kept or (dtype in FOUR_BITS and fnmatch.fnmatchcase(name, ROUTERS))
+        kept = kept or (dtype in FOUR_BITS and any(fnmatch.fnmatchcase(name, router) for router in ROUTERS))
         default = "f32" if len(tensor.shape) == 1 else "q8" if kept else dtype
         mapped = [found for pattern, found in pairs if len(tensor.shape) == 2 and fnmatch.fnmatchcase(name, pattern)]
         chosen[name] = mapped[0] if mapped else default

@@ -482,25 +482,37 @@ def _feed_forward(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Arra
     """One network for all rows, or experts, each for the rows routed to it. h (n, dim) -> (n, dim)."""
     name = f"layers.{layer}"
     if record.ffn != "experts":
-        inner = _hidden(run, h, name, record)
+        inner = _hidden(run, h, f"{name}.ffn", record)
         run.observe("ffn_hidden", layer, inner)
         return run.linear(inner, f"{name}.ffn_down")
     router = run.linear(h, f"{name}.ffn_router")
     run.observe("ffn_router", layer, router)
+    shared, y = _shared_expert(run, h, name, record)
     weights = expert_weights(router, record.n_experts_used, normalized=bool(record.expert_weights))
-    y = np.zeros_like(h)
     hidden = np.zeros((len(h), record.n_experts_used, record.ffn_dim))
     n_filled = np.zeros(len(h), np.int64)
     for expert in range(record.n_experts):
         rows = np.flatnonzero(weights[:, expert])
         if len(rows):
             prefix = f"{name}.experts.{expert}"
-            inner = _hidden(run, h[rows], prefix, record)
+            inner = _hidden(run, h[rows], f"{prefix}.ffn", record)
             y[rows] += weights[rows, expert, None] * run.linear(inner, f"{prefix}.ffn_down")
             hidden[rows, n_filled[rows]] = inner
             n_filled[rows] += 1
-    run.observe("ffn_hidden", layer, hidden.reshape(len(h), -1))
+    run.observe("ffn_hidden", layer, np.concatenate((hidden.reshape(len(h), -1), shared), axis=1))
     return y
+
+
+def _shared_expert(run: _Pass, h: Array, name: str, record: LayerConfig) -> tuple[Array, Array]:
+    """The hidden numbers, (n, shared_ffn_dim), and the output, (n, dim), of the expert of all rows; zeros without one.
+
+    Dai et al., "DeepSeekMoE" (arXiv:2401.06066), section 3.2; Qwen2-MoE multiplies its output by sigmoid(w h).
+    """
+    if not record.shared_ffn_dim:
+        return h[:, :0], np.zeros_like(h)
+    inner = _hidden(run, h, f"{name}.shared_ffn", record)
+    y = run.linear(inner, f"{name}.shared_ffn_down")
+    return inner, sigmoid(run.linear(h, f"{name}.shared_gate")) * y if record.shared_gate else y
 
 
 def _hidden(run: _Pass, h: Array, name: str, record: LayerConfig) -> Array:
@@ -510,10 +522,10 @@ def _hidden(run: _Pass, h: Array, name: str, record: LayerConfig) -> Array:
     The limit and the offset are those of the gpt-oss model card (arXiv:2508.10925), section 2.1.
     """
     activate = ACTIVATIONS[run.config.activation]
-    up = run.linear(h, f"{name}.ffn_up")
+    up = run.linear(h, f"{name}_up")
     if record.ffn == "plain":
         return activate(up)
-    gate = run.linear(h, f"{name}.ffn_gate")
+    gate = run.linear(h, f"{name}_gate")
     if limit := record.activation_limit:
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
     return activate(gate) * (up + record.up_offset)

@@ -68,6 +68,8 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
         .n_experts = (uint32_t)s->experts,
         .n_experts_used = s->experts ? 2 : 0,
         .expert_weights = s->experts && layer % 2,
+        .shared_ffn_dim = s->experts && layer % 3 ? 21 : 0,
+        .shared_gate = s->experts && layer % 3 == 1,
         .window = layer % 2 ? (uint32_t)s->window : 0,
     };
 }

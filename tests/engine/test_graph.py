@@ -59,7 +59,7 @@ def cases() -> Iterator[tuple[str, ModelConfig]]:
 
 
 def extended_cases() -> Iterator[tuple[str, ModelConfig]]:
-    """Sinks, scaled queries, limited gates, offsets, squared ReLU, norms after RoPE, and biases of experts."""
+    """Sinks, scaled queries, limited gates, offsets, squared ReLU, norms after RoPE, shared and biased experts."""
     base = replace(llama_config(dim=40, n_heads=4, n_kv_heads=2), qk_norm="head", attention_scale=0.3)
     gated = LayerConfig("gated", 50, rope=0, window=7, sinks=1)
     limited = replace(gated, activation_limit=1.5, up_offset=1.0)
@@ -68,6 +68,13 @@ def extended_cases() -> Iterator[tuple[str, ModelConfig]]:
     yield "sinks", replace(base, layers=(gated, replace(gated, window=0)), attention_soft_cap=2.0)
     yield "limits", replace(base, layers=(limited, replace(gated, up_offset=-0.5)), activation="quick_gelu")
     yield "biased experts", replace(base, layers=(experts, limited), activation="quick_gelu", norm="layer")
+    shared = replace(experts, shared_ffn_dim=70)
+    gated_shared = replace(shared, shared_gate=1, shared_ffn_dim=19, activation_limit=0.0, placement="parallel")
+    yield "shared experts", replace(base, layers=(shared, gated_shared, gated), **SCALES)
+    yield (
+        "biased shared experts",
+        replace(base, layers=(replace(gated_shared, placement="sandwich"), shared), norm="layer"),
+    )
     yield "scaled queries", replace(base, layers=(scaled, replace(scaled, rope=-1, window=0, sinks=1)))
     yield "norms after rope", replace(base, layers=(gated, scaled), qk_norm_after_rope=1)
     yield "relu2", replace(base, layers=(replace(gated, ffn="plain"), experts), activation="relu2")
@@ -148,6 +155,8 @@ def with_layers(config: ModelConfig, **changes: Any) -> ModelConfig:
         with_layers(FULL, expert_weights=1),
         *(with_layers(FULL, n_experts_used=used) for used in (1, 3, 5)),
         with_layers(FULL, ffn="gated", n_experts=0, n_experts_used=0),
+        with_layers(FULL, shared_ffn_dim=30),
+        with_layers(FULL, shared_ffn_dim=30, shared_gate=1),
         with_layers(FULL, rope=-1),
         with_layers(FULL, sinks=1),
         with_layers(FULL, query_beta=0.4, query_context=11),
@@ -295,11 +304,12 @@ def test_a_nan_in_the_router_reaches_the_logits(tmp_path: Path, weights: int, ex
         assert np.isnan(chunked(model, IDS, (90,))).all()
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "q8", "q4"])
-def test_experts_give_the_same_bits_in_any_grouping(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "shared"), [("bf16", 90), ("q8", 0), ("q4", 0), ("q4", 90)])
+def test_experts_give_the_same_bits_in_any_grouping(tmp_path: Path, dtype: str, shared: int) -> None:
     """Chunks, small batches and single rows; several sequences at once; any number of threads; every kernel set."""
     ids = some_ids(300)
-    path = write_model(tmp_path / "m.bin", checkpoint(expert_config(dim=64, n_experts=12, n_experts_used=3)), dtype)
+    config = expert_config(dim=64, n_experts=12, n_experts_used=3, shared_ffn_dim=shared, shared_gate=min(shared, 1))
+    path = write_model(tmp_path / "m.bin", checkpoint(config), dtype)
     digests = set()
     for i, (isa, threads) in enumerate(product(RUNS_HERE, (1, up_to(2), up_to(3)))):
         with llamac.load(path, kv_dtype="f32", isa=isa, threads=threads) as model:

@@ -34,10 +34,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def expert_checkpoint() -> Checkpoint:
-    """Layers with three and with five experts; a dense layer between them is wider than an expert."""
+    """Layers with three and with five experts; a wider dense layer between them. The last has a shared expert."""
     config = llama_config()
     experts = replace(config.layers[0], ffn="experts", ffn_dim=40, n_experts=3, n_experts_used=2, expert_weights=1)
-    more = replace(experts, ffn_dim=24, n_experts=5, n_experts_used=2)
+    more = replace(experts, ffn_dim=24, n_experts=5, n_experts_used=2, shared_ffn_dim=33, shared_gate=1)
     return checkpoint(replace(config, layers=(experts, replace(config.layers[0], ffn_dim=50), more)))
 
 
@@ -68,7 +68,8 @@ def test_the_inputs_of_every_product_are_recorded(made: Checkpoint, tmp_path: Pa
     found = recorded_inputs(made, write_model(tmp_path / "model.bin", made))
     head = "token_embedding.weight" if made.config.tied_output else "output.weight"
     products = {name for name in made.tensors if name.startswith("layers.") and len(made.tensors[name].shape) == 2}
-    routers = {name for name in products if "ffn_router" in name}  # routers are never quantized to 4 bits
+    # routers and gates are never quantized to 4 bits
+    routers = {name for name in products if "ffn_router" in name or "shared_gate" in name}
     assert set(found) == (products | {head}) - routers
     assert list(tmp_path.iterdir()) == [tmp_path / "model.bin"]
     assert {len(rows) for name, rows in found.items() if ".experts." not in name} == {400}
@@ -97,7 +98,8 @@ def test_an_expert_gets_the_inputs_routed_to_it(layer: int, tmp_path: Path) -> N
     reference.forward(made, [ids], observe=lambda stage, at, x: stages.__setitem__((stage, at), x))
     record = made.config.layers[layer]
     weights = reference.expert_weights(stages["ffn_router", layer], record.n_experts_used, normalized=True)
-    hidden = stages["ffn_hidden", layer].reshape(100, record.n_experts_used, record.ffn_dim)
+    hidden, shared = np.split(stages["ffn_hidden", layer], [record.n_experts_used * record.ffn_dim], axis=1)
+    hidden = hidden.reshape(100, record.n_experts_used, record.ffn_dim)
     for expert in range(record.n_experts):
         rows = np.flatnonzero(weights[:, expert])
         slots = (weights[rows, :expert] != 0).sum(axis=1)
@@ -109,6 +111,9 @@ def test_an_expert_gets_the_inputs_routed_to_it(layer: int, tmp_path: Path) -> N
             np.testing.assert_allclose(inputs[kind][: len(rows)], exact, rtol=2**-8, atol=1e-3)
         exact = hidden[rows, slots]
         np.testing.assert_allclose(inputs["ffn_down"][: len(rows)], exact, rtol=2**-8, atol=1e-3)
+    if record.shared_ffn_dim:
+        inputs = found[f"layers.{layer}.shared_ffn_down.weight"][:100]
+        np.testing.assert_allclose(inputs, shared, rtol=2**-8, atol=1e-3)
     total = sum(len(found[f"layers.{layer}.experts.{expert}.ffn_down.weight"]) for expert in range(record.n_experts))
     assert total == 400 * record.n_experts_used
 

@@ -297,11 +297,13 @@ def test_output_matrix_and_attn_v_get_8_bits() -> None:
 
 
 def test_a_router_gets_4_bits_only_by_dtype_map() -> None:
-    layer = LayerConfig("experts", 20, rope=0, n_experts=3, n_experts_used=2)
+    layer = LayerConfig("experts", 20, rope=0, n_experts=3, n_experts_used=2, shared_ffn_dim=20, shared_gate=1)
     made = checkpoint(replace(llama_config(), layers=(layer,)))
     router = "layers.0.ffn_router.weight"
     for pure in (False, True):
         assert chosen(made, "q4", pure=pure)[router] == "q8"
+        assert chosen(made, "q4", pure=pure)["layers.0.shared_gate.weight"] == "q8"
+        assert chosen(made, "q4", pure=pure)["layers.0.shared_ffn_up.weight"] == "q4"
         assert chosen(made, "q4", pure=pure)["layers.0.experts.2.ffn_down.weight"] == "q4"
     assert chosen(made, "bf16")[router] == "bf16"
     assert chosen(made, "q4", dtype_map=f"{router}=q4s")[router] == "q4s"

@@ -377,14 +377,20 @@ NOT_COMPUTED: list[tuple[dict[str, float], str]] = [
     ({"layer_scale": 0.5}, "layer_scale is 0.5"),
     ({"v_is_k": 1}, "v_is_k is 1"),
     ({"v_norm": 1}, "v_norm is head"),
+    ({"output_gate": 1}, "output_gate is head"),
     ({"output_gate": 2}, "output_gate is element"),
+    ({"ffn": 4, "ffn_dim": 0, "n_experts": 0, "n_experts_used": 0}, "ffn is none"),
     ({"router": 1}, "router is sigmoid"),
     ({"router_choice_bias": 1}, "router_choice_bias is 1"),
     ({"n_expert_groups": 3, "n_expert_groups_used": 1}, "n_expert_groups is 3"),
     ({"expert_scale": 2.5}, "expert_scale is 2.5"),
-    ({"shared_ffn_dim": 8}, "shared_ffn_dim is 8"),
     ({"layer_embedding_dim": 8}, "layer_embedding_dim is 8"),
 ]
+# Fields of a layer that the engine computes for all of their values.
+COMPUTED = """
+    placement window rope n_heads n_kv_heads head_dim kv_source sinks query_beta query_context ffn_dim activation_limit
+    up_offset n_experts n_experts_used n_expert_groups_used expert_weights shared_ffn_dim shared_gate
+"""  # n_expert_groups_used is 0 without n_expert_groups
 
 
 @pytest.mark.parametrize(("layer", "values", "message"), CONTRADICTIONS)
@@ -406,6 +412,18 @@ def test_what_the_engine_does_not_compute_is_refused_by_name(
         pytest.raises(UnsupportedError, match=f"layer 1: {message}, which this version of llamac does not compute"),
     ):
         llamac.load(sample.path)
+
+
+def test_every_field_of_a_layer_is_computed_or_refused() -> None:
+    """A new field must appear in one of the two lists; the refused ones are documented."""
+    refused = [message.split(" ")[0] for _, message in NOT_COMPUTED]
+    fields = {name for record, name, *_ in _core.fields() if record == "layer"} - {"reserved"}
+    assert fields == {*refused, *COMPUTED.split()}
+    assert not {*refused} & {*COMPUTED.split()}
+    document = Path(__file__).parents[2] / "docs" / "format.md"
+    if document.is_file():
+        table = document.read_text("utf-8").split("<!-- not computed -->")[1].split("\n\n")[1]
+        assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(dict.fromkeys(refused))
 
 
 def test_numbers_that_need_no_tensor_can_be_changed(sample: Sample) -> None:

@@ -133,6 +133,7 @@ OF_HEADS = ("n_heads", "n_kv_heads", "head_dim")
 SCALES = ("attention_scale", "embedding_scale", "residual_scale", "logit_scale")
 
 
+SHARED = {"shared_ffn_dim": 33, "shared_gate": 1}
 GEOMETRY = {"n_heads": 4, "n_kv_heads": 1, "head_dim": 6, "v_is_k": 1, "sinks": 1}
 
 
@@ -149,7 +150,8 @@ def n_experts(case: Case, layer: int) -> int:
 
 
 def of_layer(case: Case, layer: int) -> dict[str, int]:
-    return {"kv_source": -1, "v_is_k": 0, "sinks": 0, **dict.fromkeys(OF_HEADS, 0), **(case.layer if layer else {})}
+    fields = ("v_is_k", "sinks", "shared_ffn_dim", "shared_gate")
+    return {"kv_source": -1, **dict.fromkeys(fields, 0), **dict.fromkeys(OF_HEADS, 0), **(case.layer if layer else {})}
 
 
 def records(case: Case) -> tuple[bytes, bytes]:
@@ -199,6 +201,8 @@ PRESENT: dict[str, Callable[[Case, int], bool]] = {
     "`kv_source` = -1": lambda case, index: of_layer(case, index)["kv_source"] == -1,
     "`v_is_k` = 0": lambda case, index: of_layer(case, index)["v_is_k"] == 0,
     "`sinks` = 1": lambda case, index: of_layer(case, index)["sinks"] == 1,
+    "`shared_ffn_dim` > 0": lambda case, index: of_layer(case, index)["shared_ffn_dim"] > 0,
+    "`shared_gate` = 1": lambda case, index: of_layer(case, index)["shared_gate"] == 1,
     "`tied_output` = 0": lambda case, index: not case.tied,
 }
 
@@ -223,6 +227,8 @@ def extent(name: str, case: Case, index: int) -> int:
         "n_heads": heads["n_heads"],
         "rope_dim / 2": rope_dim(index) // 2,
         "ffn_dim": ffn_dim(index),
+        "shared_ffn_dim": SHARED["shared_ffn_dim"],
+        "1": 1,
     }
     return n_experts(case, index) if name == "n_experts" else (SIZES | sizes)[name]
 
@@ -259,10 +265,11 @@ def documented_slots(case: Case) -> list[tuple[str, bool, bool, int, int]]:
         Case("none", "rms", False, (), ("gated", "plain"), ("post", "pre"), "whole"),
         Case("rope", "rms", True, (0,), ("experts", "gated", "experts"), ("pre", "sandwich", "post"), "head"),
         Case("rope", "layer", True, (0,), ("experts",), ("sandwich",), "layer_head"),
+        Case("rope", "rms", True, (0,), ("gated", "experts"), ("pre", "pre"), "head", SHARED),
         Case("rope", "rms", True, (0,), ("gated", "plain"), ("pre", "pre"), "head", {"kv_source": 0, "sinks": 1}),
         Case("rope", "rms", True, (0,), ("gated", "plain"), ("pre", "pre"), "whole", GEOMETRY),
     ],
-    ids=["llama", "mixture", "gpt2", "no position", "experts", "norms", "shared keys", "geometry"],
+    ids=["llama", "mixture", "gpt2", "no position", "experts", "norms", "shared experts", "shared keys", "geometry"],
 )
 def test_the_list_of_tensors_matches_the_core(case: Case) -> None:
     assert documented_slots(case) == _core.slots(*records(case))

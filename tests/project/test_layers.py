@@ -35,7 +35,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
     ("lora",),
     ("products",),
-    ("forward", "attention", "experts", "observe"),
+    ("forward", "attention", "ffn", "observe"),
 )
 INCLUDED_BY_THE_TEMPLATE = (
     *("kernels_quant", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),

@@ -1,13 +1,51 @@
 // SPDX-License-Identifier: MIT
-// experts.c - a mixture of experts: routing and the experts' products.
+// ffn.c - the feed-forward networks: a layer's own, which all rows pass, and experts, which the rows choose.
 //
-//     rows -> router -> each row's experts -> (expert, row) pairs sorted by expert -> gate, up -> down
-//          -> sums by row, experts ascending
+//     rows -> gate, up -> activation -> down                     a dense layer's network, or the shared expert
+//     rows -> router -> each row's experts -> (expert, row) pairs sorted by expert
+//          -> gate, up -> activation -> down -> sums by row: the shared expert first, then experts ascending
 //
 // A chunk reads the weights of each expert once, for all its rows together, and skips experts without rows.
+#include <math.h>
 #include <string.h>
 #include "common.h"
 #include "products.h"
+
+static int has_experts(const struct layer *layer) { return layer->record->ffn == FFN_EXPERTS; }
+// Whether a layer with experts also has one that all rows use.
+static int has_shared_expert(const struct layer *layer) { return layer->record->shared_ffn_dim > 0; }
+
+// ---- one network
+
+// Limits the gate and the up branch, and adds up_offset, if the layer does.
+static void clamp_branches(const struct kernels *kernels, const struct layer_record *record, int n, float *gate,
+                           float *up) {
+    const float limit = record->activation_limit > 0 ? record->activation_limit : INFINITY;
+    if (limit == INFINITY && record->up_offset == 0) return;
+    kernels->clamp(gate, n, -INFINITY, limit, 0);
+    kernels->clamp(up, n, -limit, limit, record->up_offset);
+}
+
+// Computes gate, up and the activation of this thread's columns. The result replaces up (m, ffn_dim). No barrier.
+static void hidden(const struct worker *w, const struct layer_record *record, const struct ffn_weights *ffn,
+                   const struct panels *x, float *gate, float *up) {
+    const struct llamac_session *s = w->eval->session;
+    const int gated = ffn->gate.data != NULL, dim = ffn->up.rows, activation = (int)s->model->config->activation;
+    const struct product gate_product = { .matrix = &ffn->gate, .consumer = 0, .bias = ffn->gate_bias, .y = gate },
+                         up_product = { .matrix = &ffn->up, .consumer = 1, .bias = ffn->up_bias, .y = up };
+    int first, last;
+    pool_share(w->member, strips_of(&ffn->up), &first, &last);
+    multiply(w, &up_product, x, 0, first, last);
+    if (gated) multiply(w, &gate_product, x, 0, first, last);
+    first *= STRIP_ROWS;
+    last = min_int(last * STRIP_ROWS, dim);
+    for (int r = 0; r < x->m && first < last && !cancelled(&w->eval->cancel); r++) {
+        const size_t at = (size_t)r * (size_t)dim + (size_t)first;
+        float *u = up + at;
+        if (gated) clamp_branches(s->kernels, record, last - first, gate + at, u);
+        s->kernels->activate(activation, gated ? gate + at : u, gated ? u : NULL, last - first, u);
+    }
+}
 
 // The pairs of one expert: [first, first + n).
 struct expert_pairs { int first, n; };
@@ -69,11 +107,18 @@ static void sort_pairs(const struct worker *w, const struct layer_record *record
     pairs->starts[0] = 0;
 }
 
+// The factor of the shared expert's output: the sigmoid of its gate, which is the softmax of the gate and 0.
+static float shared_weight(const struct kernels *kernels, float gate) {
+    float p[2] = { gate, 0 };
+    kernels->softmax(p, 2);
+    return p[0];
+}
+
 static struct routes routes_of(const struct worker *w) {
     return is_redundant(w->eval->n_rows) ? w->local->routes : w->eval->session->scratch.routes;
 }
 
-// Selects the experts of all rows and sorts the pairs.
+// Selects the experts of all rows, sorts the pairs, and computes the weights of the shared expert.
 static void route(const struct worker *w, const struct layer_record *record) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
@@ -81,14 +126,16 @@ static void route(const struct worker *w, const struct layer_record *record) {
     const int redundant = is_redundant(e->n_rows), used = (int)record->n_experts_used;
     int first = 0, last = e->n_rows;
     if (!redundant) pool_share(w->member, e->n_rows, &first, &last);
-    for (int r = first; r < last; r++)
+    for (int r = first; r < last; r++) {
         select_experts(s->kernels, record, s->scratch.router + (size_t)r * record->n_experts, w->local->probabilities,
                        routes.experts + r * used, routes.weights + r * used);
+        if (record->shared_gate) routes.shared_weights[r] = shared_weight(s->kernels, s->scratch.shared_gate[r]);
+    }
     if (!redundant) pool_barrier(w->member);
     sort_pairs(w, record, routes);
 }
 
-// ---- products
+// ---- experts' products
 
 static struct panels panels_of(const struct worker *w, const struct layer_record *record, struct expert_pairs pairs,
                                int width) {
@@ -107,7 +154,8 @@ static void pack_pairs(const struct worker *w, const struct layer *layer, int do
     for (int expert = 0; expert < n_experts && !cancelled(&e->cancel); expert++) {
         const struct expert_pairs pairs = pairs_of(w, expert);
         const struct ffn_weights *ffn = &layer->experts[expert];
-        const struct consumers consumers = down ? (struct consumers){ { &ffn->down }, 1 } : hidden_consumers(ffn);
+        const struct consumers consumers = down ? (struct consumers){ { &ffn->down }, 1 }
+                                                : (struct consumers){ { &ffn->gate, &ffn->up }, 2 };
         const struct panels p = panels_of(w, layer->record, pairs, width);
         const int begin = max_int(first - pairs.first, 0), end = min_int(last - pairs.first, pairs.n);
         for (int i = begin; i < end; i++) {
@@ -118,14 +166,17 @@ static void pack_pairs(const struct worker *w, const struct layer *layer, int do
     if (!redundant) pool_barrier(w->member);
 }
 
-void experts_hidden(const struct worker *w, int l, const struct panels *router_inputs) {
+// Computes the router and the gate of the shared expert, and the hidden numbers of each row's experts.
+static void experts_hidden(const struct worker *w, int l, const struct panels *inputs) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
     const struct layer *layer = &s->model->layers[l];
     const int n = (int)layer->record->n_experts, dim = (int)s->model->config->dim;
-    const struct product router = { .matrix = &layer->ffn_router, .bias = layer->ffn_router_bias,
-                                    .y = s->scratch.router };
-    linear(w, &router, 1, router_inputs, 0);
+    const struct product products[] = {
+        { .matrix = &layer->ffn_router, .consumer = 2, .bias = layer->ffn_router_bias, .y = s->scratch.router },
+        { .matrix = &layer->shared_gate, .consumer = 3, .y = s->scratch.shared_gate },
+    };
+    linear(w, products, layer->record->shared_gate ? 2 : 1, inputs, 0);
     pool_barrier(w->member);
     observe(w, LLAMAC_STAGE_FFN_ROUTER, l, s->scratch.router, e->n_rows, n);
     route(w, layer->record);
@@ -138,15 +189,23 @@ void experts_hidden(const struct worker *w, int l, const struct panels *router_i
     }
 }
 
-void experts_observe(const struct worker *w, int l) {
+// Where the hidden numbers of the shared expert begin in scratch.gate and scratch.up: after those of all pairs.
+static size_t shared_offset(const struct worker *w, const struct layer_record *record) {
+    return (size_t)w->eval->n_rows * record->n_experts_used * record->ffn_dim;
+}
+
+// Copies the hidden numbers to an observer: each row's experts ascending, then the shared expert. Ends at a barrier if
+// there is an observer.
+static void experts_observe(const struct worker *w, int l) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
     const struct layer_record *record = s->model->layers[l].record;
     float *out = observer_of(e, LLAMAC_STAGE_FFN_HIDDEN, l);
     if (!out) return;
     int per_layer;
-    const size_t used = record->n_experts_used, ffn_dim = record->ffn_dim,
+    const size_t used = record->n_experts_used, ffn_dim = record->ffn_dim, shared_dim = record->shared_ffn_dim,
                  width = llamac_stage_width(s, LLAMAC_STAGE_FFN_HIDDEN, &per_layer);
+    const float *shared = s->scratch.up + shared_offset(w, record);
     const struct routes routes = routes_of(w);
     for (int r = 0; r < e->n_rows && w->member->index == 0; r++) {
         float *to = out + (size_t)r * width;
@@ -156,23 +215,43 @@ void experts_observe(const struct worker *w, int l) {
             while (w->local->pairs.rows[pair] != r) pair++;
             memcpy(to + i * ffn_dim, s->scratch.up + (size_t)pair * ffn_dim, sizeof(float) * ffn_dim);
         }
+        memcpy(to + used * ffn_dim, shared + (size_t)r * shared_dim, sizeof(float) * shared_dim);
     }
     pool_barrier(w->member);
 }
 
-void experts_down(const struct worker *w, int l, float *y, float *x) {
+// y = the shared expert's output, in strips [first_strip, last_strip). Passes a barrier with many rows, so that its
+// inputs can be overwritten.
+static void shared_down(const struct worker *w, const struct layer *layer, float *y, int first_strip, int last_strip) {
+    const struct eval *e = w->eval;
+    const struct layer_record *record = layer->record;
+    const struct rows rows = { .x = e->session->scratch.up + shared_offset(w, record), .n = e->n_rows,
+                               .width = (int)record->shared_ffn_dim };
+    const struct panels inputs = prepare_inputs(w, rows, (struct consumers){ { &layer->ffn.down }, 1 });
+    const struct product down = { .matrix = &layer->ffn.down, .bias = layer->ffn.down_bias, .y = y,
+                                  .row_weights = record->shared_gate ? routes_of(w).shared_weights : NULL };
+    multiply(w, &down, &inputs, 0, first_strip, last_strip);
+    if (!is_redundant(e->n_rows)) pool_barrier(w->member);
+}
+
+// Continues to y (rows, dim), each thread its own columns, and adds y to x unless x is NULL. Ends without a barrier.
+static void experts_down(const struct worker *w, int l, float *y, float *x) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
     const struct layer *layer = &s->model->layers[l];
     const int n = (int)layer->record->n_experts, dim = (int)s->model->config->dim,
               ffn_dim = (int)layer->record->ffn_dim;
     const float scale = s->model->config->residual_scale;
-    pack_pairs(w, layer, 1, s->scratch.up, ffn_dim, NULL);
     int first, last;
     pool_share(w->member, ceil_div(dim, STRIP_ROWS), &first, &last);
     const int begin = first * STRIP_ROWS, end = min_int(last * STRIP_ROWS, dim);   // this thread's columns
     const size_t bytes = begin < end ? sizeof(float) * (size_t)(end - begin) : 0;
-    for (int r = 0; r < e->n_rows && bytes; r++) memset(y + (size_t)r * (size_t)dim + begin, 0, bytes);
+    if (has_shared_expert(layer)) {
+        shared_down(w, layer, y, first, last);
+    } else {
+        for (int r = 0; r < e->n_rows && bytes; r++) memset(y + (size_t)r * (size_t)dim + begin, 0, bytes);
+    }
+    pack_pairs(w, layer, 1, s->scratch.up, ffn_dim, NULL);
     for (int expert = 0; expert < n; expert++) {
         const struct expert_pairs pairs = pairs_of(w, expert);
         const struct panels inputs = panels_of(w, layer->record, pairs, ffn_dim);
@@ -190,4 +269,40 @@ void experts_down(const struct worker *w, int l, float *y, float *x) {
         if (scale != 1) s->kernels->scale(y + at, end - begin, scale, 0);
         s->kernels->add(y + at, end - begin, x + at);
     }
+}
+
+// ---- a layer's networks
+
+struct consumers ffn_consumers(const struct layer *layer) {
+    return (struct consumers){ { &layer->ffn.gate, &layer->ffn.up, &layer->ffn_router, &layer->shared_gate }, 4 };
+}
+
+void ffn_hidden(const struct worker *w, int l, const struct panels *inputs) {
+    const struct scratch *x = &w->eval->session->scratch;
+    const struct layer *layer = &w->eval->session->model->layers[l];
+    const size_t at = has_experts(layer) ? shared_offset(w, layer->record) : 0;
+    if (layer->ffn.up.data) hidden(w, layer->record, &layer->ffn, inputs, x->gate + at, x->up + at);
+    if (has_experts(layer)) experts_hidden(w, l, inputs);
+}
+
+void ffn_down(const struct worker *w, int l, float *x, float *branch) {
+    const struct eval *e = w->eval;
+    const struct scratch *scratch = &e->session->scratch;
+    const struct layer *layer = &e->session->model->layers[l];
+    if (has_experts(layer)) {
+        experts_observe(w, l);
+        experts_down(w, l, scratch->branch, branch ? NULL : x);
+        return;
+    }
+    const struct ffn_weights *ffn = &layer->ffn;
+    const int ffn_dim = ffn->up.rows;
+    observe(w, LLAMAC_STAGE_FFN_ROUTER, l, scratch->up, e->n_rows, 0);   // zeros: no router
+    observe(w, LLAMAC_STAGE_FFN_HIDDEN, l, scratch->up, e->n_rows, ffn_dim);
+    const struct rows rows = { .x = scratch->up, .n = e->n_rows, .width = ffn_dim };
+    const struct panels inputs = prepare_inputs(w, rows, (struct consumers){ { &ffn->down }, 1 });
+    const struct product down = {
+        .matrix = &ffn->down, .bias = ffn->down_bias, .y = branch ? branch : x,
+        .copy = observer_of(e, LLAMAC_STAGE_FFN, l), .row_weights = branch ? NULL : residual_scales(e->session),
+    };
+    linear(w, &down, 1, &inputs, !branch);
 }
