@@ -73,6 +73,10 @@ NAMES |= {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
     "shared_mlp.output_linear": "ffn_down",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
 POST_NORMED = (
     "gemma2",
@@ -95,6 +99,7 @@ ARCHITECTURES = {
     "mistral": "llama",
     "mixtral": "llama",
     "gpt_neox": "gptneox",
+    "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss",
@@ -169,6 +174,8 @@ def converted(config: Config, tensors: Tensors) -> Tensors:
         if kind == "gpt_neox" and ".query_key_value." in name:  # transformers stores them head by head
             values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
         full, index = gguf_name(name, kind)
+        if name.endswith(".shared_expert_gate.weight"):
+            values = values.squeeze()
         if index is None:
             found[full] = np.ascontiguousarray(values)
         else:
@@ -283,8 +290,9 @@ def add_family_keys(config: Config, keys: Keys) -> str:
         "num_local_experts": "expert_count",
         "num_experts_per_tok": "expert_used_count",
         "moe_intermediate_size": "expert_feed_forward_length",
+        "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     }
-    if kind in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):
+    if kind in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"):
         del renamed["sliding_window"]  # llama.cpp's graphs of these families have no window
     keys |= {ours: config[theirs] for theirs, ours in renamed.items() if config.get(theirs) is not None}
     if kind == "gpt_oss":

@@ -179,10 +179,16 @@ def _layers(
     is_expert = [n_experts > 0 and f"blk.{layer}.ffn_gate_inp.weight" in shapes for layer in range(n_layers)]
     key = "expert_feed_forward_length"
     has_expert_width = key in row.keys and keys.value(key) is not None
-    widths = () if has_expert_width and all(is_expert) else keys.sizes("feed_forward_length", n_layers)
+    shared_key = "expert_shared_feed_forward_length"
+    has_shared_width = not row.shared_expert or keys.value(shared_key) is not None
+    is_width_unused = has_expert_width and has_shared_width and all(is_expert)
+    widths = () if is_width_unused else keys.sizes("feed_forward_length", n_layers)
     expert_widths = keys.sizes(key, n_layers) if has_expert_width else widths
     if row.shared_width and not has_expert_width and used:
         expert_widths = tuple(max(1, width // used) for width in widths)
+    shared_widths: tuple[int, ...] = (0,) * n_layers
+    if row.shared_expert:
+        shared_widths = keys.sizes(shared_key, n_layers) if has_shared_width else widths
     windows = _windows(keys, row, n_layers)
     if keys.problems:
         return ()
@@ -213,7 +219,8 @@ def _layers(
         )
         if is_expert[layer]:
             weights = row.expert_weights if expert_weights is None else int(expert_weights)
-            found = replace(found, n_experts=n_experts, n_experts_used=used, expert_weights=weights)
+            shared: dict[str, Any] = {"shared_ffn_dim": shared_widths[layer], "shared_gate": int(row.shared_expert)}
+            found = replace(found, n_experts=n_experts, n_experts_used=used, expert_weights=weights, **shared)
         layers.append(found)
     return tuple(layers)
 

@@ -33,6 +33,8 @@ class Architecture:
         deep_scale: A model with this many layers scales attention by (dim / n_heads)^-0.5, not head_dim^-0.5.
         expert_weights: 1 if the weights of the active experts are divided by their sum.
         shared_width: Without a key for their width, the active experts together have the FFN's width.
+        shared_expert: Layers with experts also have one of all rows, with a gate. Without a key for its width, it has
+            the FFN's.
 
     The other attributes say what llama.cpp can load. Only the writer uses them; the reader accepts more.
 
@@ -68,6 +70,7 @@ class Architecture:
     deep_scale: int = 0
     expert_weights: int = 0
     shared_width: bool = False
+    shared_expert: bool = False
     keys: Mapping[str, object] = field(default_factory=dict)
     fused: tuple[str, ...] = ()
     biases: str = "qkv"
@@ -175,6 +178,12 @@ ARCHITECTURES = {
     "qwen2": Architecture("qwen2"),
     # the second tensor has the rows of "yes" and "no" of a reranker's output matrix
     "qwen3": Architecture("qwen3", qk_norm="head", ignored=("cls.output.weight",)),
+    "qwen2moe": Architecture(
+        "qwen2_moe",
+        shared_width=True,
+        shared_expert=True,
+        keys={**_EXPERTS, "expert_shared_feed_forward_length": None},
+    ),
     "qwen3moe": Architecture("qwen3_moe", qk_norm="head", expert_weights=1, shared_width=True, keys=_EXPERTS),
     "gemma": _GEMMA,
     "gemma2": replace(
@@ -326,6 +335,10 @@ _NAMES = {
     "attn_post_norm": "post_attention_norm",
     "ffn_post_norm": "post_ffw_norm",
     "ffn_router": "ffn_gate_inp",
+    "shared_gate": "ffn_gate_inp_shexp",
+    "shared_ffn_gate": "ffn_gate_shexp",
+    "shared_ffn_up": "ffn_up_shexp",
+    "shared_ffn_down": "ffn_down_shexp",
 }
 # Tensors with scaling factors of RoPE frequencies.
 ROPE_FACTORS = {"freqs": "rope_freqs.weight", "long": "rope_factors_long.weight", "short": "rope_factors_short.weight"}

@@ -148,7 +148,8 @@ def _canonical(config: GGUFConfig, tensors: Mapping[str, Tensor]) -> dict[str, L
         taken.add(tensor.name)
         is_qk_norm = ".attn_q_norm." in name or ".attn_k_norm." in name
         stacked = is_qk_norm and shape == (math.prod(tensor.shape),)
-        if _without_ones(tensor.shape, len(whole)) != whole and not stacked:
+        is_only_row = whole == (1, *tensor.shape)
+        if _without_ones(tensor.shape, len(whole)) != whole and not stacked and not is_only_row:
             problems.append(f"misshaped: {tensor.name} is {tensor.shape}, the metadata require {whole}")
         else:
             found[name] = _lazy(tensor, first, shape, order_of_pairs(name, config.row, config.model))

@@ -63,6 +63,7 @@ ALIGNMENT = 32
 # llama.cpp does not quantize these.
 POSITIONS = "position_embedding.weight"
 ROUTER = ".ffn_router.weight"
+SHARED_GATE = ".shared_gate.weight"  # one row, which llama.cpp has as a vector
 EMBEDDING = "token_embedding.weight"
 CANNOT_HOLD = "a GGUF file cannot hold this model"
 
@@ -215,6 +216,9 @@ def _stored_tensors(
             shape = (len(parts), rows, *columns)
         elif config.qk_norm == "layer_head" and name.endswith(("attn_q_norm.weight", "attn_k_norm.weight")):
             shape = (rows // config.head_dim, config.head_dim)
+        elif name.endswith(SHARED_GATE):
+            yield Stored(full, tuple(parts), tuple(columns), Type.F32, False)
+            continue
         kept = _kept_type([tensors[part] for part in parts]) if dtype == KEPT and columns else None
         if kept is not None:
             yield Stored(full, tuple(parts), shape, kept, tensors[name].blocks is not None)

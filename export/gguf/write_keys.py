@@ -54,6 +54,7 @@ def describe(checkpoint: Checkpoint, row: Architecture) -> dict[str, Value]:
     if expert is not None:
         optional |= {"expert_count": expert.n_experts, "expert_used_count": expert.n_experts_used}
         optional["expert_feed_forward_length"] = expert.ffn_dim
+        optional["expert_shared_feed_forward_length"] = expert.shared_ffn_dim
     keys |= {key: value for key, value in optional.items() if key in row.keys}
     return keys | _windows(config, row)
 
@@ -132,7 +133,7 @@ def _takes_bias(name: str) -> bool:
         len(parts) == 4
         and parts[0] == "layers"
         and "norm" not in parts[2]
-        and parts[2] not in ("ffn_router", "attn_sinks")
+        and parts[2] not in ("ffn_router", "attn_sinks", "shared_gate")
     )
 
 

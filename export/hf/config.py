@@ -30,7 +30,7 @@ NOT_SUPPORTED: dict[str, tuple[Any, str]] = {
     "use_mrope": (False, "multimodal RoPE"),
     "scale_attn_by_inverse_layer_idx": (False, "attention scales that differ by layer"),
 }
-BIASES = ("attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias")
+BIASES = ("attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qkv_bias", "qkv_bias")
 # Keys outside text_config that apply to the language model in it, and keys that only images need.
 OUTSIDE_TEXT = ("model_type", "architectures", "tie_word_embeddings", "quantization_config")
 OF_IMAGES = (
@@ -337,8 +337,9 @@ def _windows(keys: Keys, family: Family, rotated: list[bool]) -> list[int]:
     if "sliding_window" not in row:
         return [0] * len(rotated)
     default = None if "sliding_window" in keys.nulls else row["sliding_window"]
-    window = keys.size("sliding_window", "window", default or 1, nullable=True)
     is_used = keys.flag("use_sliding_window", row["use_sliding_window"]) if "use_sliding_window" in row else True
+    if is_used or keys.value("sliding_window") != 0:  # transformers saves 0 for an unused window of Qwen2-MoE
+        window = keys.size("sliding_window", "window", default or 1, nullable=True)
     if not is_used or (default is None and "sliding_window" not in keys.values):
         window = 0
     least = window or 1
@@ -365,6 +366,7 @@ def _sliding_layers(keys: Keys, family: Family, rotated: list[bool]) -> list[boo
         "all": [True] * n_layers,
         "late": [layer >= first for layer in range(n_layers)],
         "alternate": [layer % 2 == 0 for layer in range(n_layers)],
+        "early_alternate": [layer % 2 == 0 and layer < first for layer in range(n_layers)],
         "pattern": [(layer + 1) % pattern != 0 for layer in range(n_layers)],
         "unrotated": [not is_rotated for is_rotated in rotated],
     }
@@ -403,14 +405,16 @@ def _experts(keys: Keys, family: Family, ffn_dim: int, n_layers: int) -> dict[in
         keys.wrong("num_experts_per_tok", f"at most the number of experts, {found[0]}")
     if "moe_intermediate_size" in row:
         ffn_dim = keys.size("moe_intermediate_size", "ffn_dim", row["moe_intermediate_size"])
+    shared: dict[str, Any] = {}
+    if (key := "shared_expert_intermediate_size") in row:
+        shared = {"shared_ffn_dim": keys.size(key, "shared_ffn_dim", row[key]), "shared_gate": 1}
     is_normalized = keys.flag("norm_topk_prob", row["norm_topk_prob"]) if "norm_topk_prob" in row else True
     step, dense = 1, set[int]()
     if "decoder_sparse_step" in row:
         step = keys.size("decoder_sparse_step", "n_layers", row["decoder_sparse_step"])
         dense = set(keys.integers("mlp_only_layers", 0, n_layers - 1) or [])
-    layer = LayerConfig(
-        "experts", ffn_dim, n_experts=found[0], n_experts_used=n_used, expert_weights=int(is_normalized)
-    )
+    used: dict[str, Any] = {"n_experts_used": n_used, "expert_weights": int(is_normalized)}
+    layer = LayerConfig("experts", ffn_dim, n_experts=found[0], **used, **shared)
     return {index: layer for index in range(n_layers) if index not in dense and (index + 1) % step == 0}
 
 

@@ -6,7 +6,7 @@ there, and their layout. It is plain data, which `config` and `model` use to rea
 
 from __future__ import annotations
 
-from llamac.export.hf.families_experts import GPT_OSS, MIXTRAL, OLMOE, QWEN3_MOE
+from llamac.export.hf.families_experts import GPT_OSS, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 from llamac.export.hf.families_gated import (
     ERNIE,
     EXAONE4,
@@ -38,7 +38,7 @@ from llamac.export.hf.family_parts import HEAD as HEAD
 
 _ROWS = (
     *(LLAMA, GPT2, MISTRAL, MINISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3_TEXT, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO),
-    *(OLMO2, STABLELM, GPT_NEOX, MIXTRAL, QWEN3_MOE, OLMOE, GPT_OSS, SEED_OSS, STARCODER2),
+    *(OLMO2, STABLELM, GPT_NEOX, MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GPT_OSS, SEED_OSS, STARCODER2),
     *(MINISTRAL3, MISTRAL3, OLMO3, EXAONE4, GRANITE_HYBRID, HUNYUAN, ERNIE, GLM, GLM4, COHERE2, PHI, NANOCHAT),
 )
 FAMILIES = {family.model_type: family for family in _ROWS}

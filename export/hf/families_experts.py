@@ -110,6 +110,43 @@ QWEN3_MOE = Family(
     fused=FUSED_EXPERTS,
 )
 
+# Besides the experts, one of all rows, multiplied by a gate.
+QWEN2_MOE = Family(
+    model_type="qwen2_moe",
+    architectures=("Qwen2MoeForCausalLM",),
+    bare="Qwen2MoeModel",
+    modules=pre(
+        attention("qkv_bias", out_bias="never"),
+        (
+            *mlp(only="dense"),
+            *EXPERTS,
+            *(
+                Module(f"{L}mlp.shared_expert.{x}_proj", (f"{L}shared_ffn_{x}",), only="experts")
+                for x in ("gate", "up", "down")
+            ),
+            Module(f"{L}mlp.shared_expert_gate", (f"{L}shared_gate",), only="experts"),
+        ),
+    ),
+    keys={
+        **without(COMMON, "head_dim"),
+        **QWEN_WINDOW,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 32768,
+        "layer_types": None,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+        "qkv_bias": True,
+    },
+    windows="early_alternate",
+    ffn="experts",
+    fused=FUSED_EXPERTS,
+)
+
 OLMOE = Family(
     model_type="olmoe",
     architectures=("OlmoeForCausalLM",),

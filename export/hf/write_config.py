@@ -241,6 +241,7 @@ KEYS: dict[str, Callable[[_Facts], Any]] = {
     "position_embedding_type": lambda facts: "rope" if facts.layers[0].rope >= 0 else None,
     "num_experts_per_tok": lambda facts: facts.expert("n_experts_used"),
     "moe_intermediate_size": lambda facts: facts.width("experts") or facts.intermediate_size(),
+    "shared_expert_intermediate_size": lambda facts: facts.expert("shared_ffn_dim"),
     "swiglu_limit": lambda facts: shortest(facts.layers[0].activation_limit),
     "norm_topk_prob": lambda facts: bool(facts.expert("expert_weights")),
     "decoder_sparse_step": lambda facts: 1,

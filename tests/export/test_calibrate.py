@@ -112,8 +112,8 @@ def test_an_expert_gets_the_inputs_routed_to_it(layer: int, tmp_path: Path) -> N
         exact = hidden[rows, slots]
         np.testing.assert_allclose(inputs["ffn_down"][: len(rows)], exact, rtol=2**-8, atol=1e-3)
     if record.shared_ffn_dim:
-        inputs = found[f"layers.{layer}.shared_ffn_down.weight"][:100]
-        np.testing.assert_allclose(inputs, shared, rtol=2**-8, atol=1e-3)
+        down_inputs = found[f"layers.{layer}.shared_ffn_down.weight"][:100]
+        np.testing.assert_allclose(down_inputs, shared, rtol=2**-8, atol=1e-3)
     total = sum(len(found[f"layers.{layer}.experts.{expert}.ffn_down.weight"]) for expert in range(record.n_experts))
     assert total == 400 * record.n_experts_used
 

@@ -103,10 +103,12 @@ def test_published_configs_give_the_expected_models() -> None:
         ("Mixtral-8x7B", 8, 2, 14336, 1),
         ("Qwen3-30B-A3B", 128, 8, 768, 1),
         ("OLMoE-1B-7B", 64, 8, 1024, 0),
+        ("Qwen1.5-MoE-A2.7B", 60, 4, 1408, 0),
     ):
         layer = published(name).layers[0]
         assert (layer.n_experts, layer.n_experts_used, layer.ffn_dim) == (experts, used, width)
         assert layer.expert_weights == normalized
+        assert (layer.shared_ffn_dim, layer.shared_gate) == ((5632, 1) if name.startswith("Qwen1.5") else (0, 0))
 
 
 def test_published_configs_of_newer_families_give_the_expected_models() -> None:

@@ -64,6 +64,8 @@ CASES: dict[str, dict[str, object]] = {
     "granite-residual_multiplier": {},
     "mixtral": {},
     "mixtral-num_experts_per_tok": {},
+    "qwen2_moe": {},
+    "qwen2_moe-num_experts_per_tok": {},
     "qwen3_moe": {},
     "olmoe": {},
     "gpt_oss": {"swiglu_limit": 7.0, "rope_scaling": YARN},

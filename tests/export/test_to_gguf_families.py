@@ -44,6 +44,7 @@ QWEN: Config = {"use_sliding_window": False}
 # windows in Mistral and Phi-3 (see below).
 NO_BIAS: Config = {"attention_bias": False}
 TIED: Config = {**NO_BIAS, "tie_word_embeddings": True}
+ALL_EXPERTS: Config = {"mlp_only_layers": [], "num_hidden_layers": 2}
 CHANGES: dict[str, Config] = {
     "mistral": {"sliding_window": 4096},
     "mistral-tied": {"sliding_window": 4096},
@@ -63,7 +64,8 @@ CHANGES: dict[str, Config] = {
     "gpt_neox-tied": {"hidden_act": "gelu"},
     "gpt_neox-linear": {"hidden_act": "gelu"},
     "olmo2": NO_BIAS,
-    "qwen3_moe": {"mlp_only_layers": [], "num_hidden_layers": 2, **NO_BIAS},
+    **dict.fromkeys(["qwen2_moe", "qwen2_moe-num_experts_per_tok"], ALL_EXPERTS),
+    "qwen3_moe": {**ALL_EXPERTS, **NO_BIAS},
     "olmoe": {"num_key_value_heads": 4, **NO_BIAS},
     **dict.fromkeys(["gpt_oss", "gpt_oss-num_experts_per_tok", "gpt_oss-sliding_window"], GPT_OSS),
     "seed_oss": {"attention_out_bias": False, "mlp_bias": False},
@@ -89,7 +91,7 @@ def fitting(config: Config, weights: Tensors) -> Tensors:
             continue
         if kind == "cohere2" and name == "lm_head.weight":
             continue
-        if kind == "qwen3_moe" and layer:  # layer 0 has no experts
+        if kind in ("qwen2_moe", "qwen3_moe") and layer:  # layer 0 has no experts
             if layer[1] == "0":
                 continue
             name = name.replace(layer[0], f"layers.{int(layer[1]) - 1}.")
@@ -168,6 +170,7 @@ def test_every_architecture_has_a_case() -> None:
         ("gemma2", {"final_logit_softcapping": 0.0}, "must both have a soft cap"),
         ("gpt_neox", {"hidden_act": "gelu_new"}, "activation is gelu_tanh, GGUF can only express gelu_erf"),
         ("qwen3_moe", {"norm_topk_prob": False}, r"layers\.0: expert_weights is 0, GGUF can only express 1"),
+        ("qwen2_moe", {"norm_topk_prob": True}, r"layers\.0: expert_weights is 1, GGUF can only express 0"),
         ("olmoe", {"norm_topk_prob": True}, r"layers\.0: expert_weights is 1, GGUF can only express 0"),
     ],
 )
@@ -195,7 +198,7 @@ def test_unusual_frequencies_are_restored_or_refused(tmp_path: Path, name: str, 
             (tmp_path / "m.gguf").unlink()
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "olmoe", "stablelm", "gpt_neox"])
+@pytest.mark.parametrize("name", ["qwen2_moe", "qwen3_moe", "olmoe", "stablelm", "gpt_neox"])
 def test_shapes_match_llama_cpp(tmp_path: Path, name: str) -> None:
     write_gguf(hf.read(folder_of(tmp_path, name), []), tmp_path / "m.gguf", "f16", [])
 
@@ -203,6 +206,7 @@ def test_shapes_match_llama_cpp(tmp_path: Path, name: str) -> None:
     shapes = {full: tuple(int(n) for n in tensor.shape) for full, tensor in found.items()}
     shapes_of: dict[str, dict[str, tuple[int, ...]]] = {
         "qwen3_moe": {"blk.1.ffn_gate_exps.weight": (40, 24, 5), "blk.1.ffn_down_exps.weight": (24, 40, 5)},
+        "qwen2_moe": {"blk.1.ffn_gate_inp_shexp.weight": (40,), "blk.0.ffn_down_shexp.weight": (36, 40)},
         "olmoe": {"blk.0.ffn_gate_inp.weight": (40, 5)},
         "stablelm": {"blk.0.attn_q_norm.weight": (10, 4), "blk.0.attn_k_norm.weight": (10, 2)},
         "gpt_neox": {"blk.0.attn_qkv.weight": (40, 120), "blk.0.attn_qkv.bias": (120,)},

@@ -38,6 +38,7 @@ BASES = [name for name, case in FAMILY_CASES.items() if not case.base and name n
 NAMES += [*BASES, "qwen2-tied", "smollm3-window", "gemma-untied", "phi3-mha", "gemma3_text-rope_parameters"]
 NAMES += ["gpt_neox-use_parallel_residual", "gpt_neox-attention_bias", "gpt_neox-tied", "gpt_neox-linear"]
 NAMES += ["stablelm-use_parallel_residual", "stablelm-qk_layernorm", "qwen3_moe-norm_topk_prob", "qwen3_moe-window"]
+NAMES += ["qwen2_moe-window", "qwen2_moe-mlp_only_layers", "qwen2_moe-qkv_bias"]
 TEXTS = ["The hello world", "", "  two  spaces", "Zoë \n\n 123 ab"]
 
 

@@ -321,6 +321,31 @@ _family(
 )
 _family(
     _decoder(
+        "qwen2_moe",
+        "Qwen2MoeForCausalLM",
+        num_hidden_layers=3,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=36,
+        norm_topk_prob=False,
+        mlp_only_layers=[0],
+        use_sliding_window=False,
+        sliding_window=7,
+        max_window_layers=2,
+    ),
+    norm_topk_prob={"norm_topk_prob": True},
+    decoder_sparse_step={"decoder_sparse_step": 2},
+    mlp_only_layers={"mlp_only_layers": [1]},
+    num_experts_per_tok={"num_experts_per_tok": 3},
+    shared_expert_intermediate_size={"shared_expert_intermediate_size": 30},
+    qkv_bias={"qkv_bias": False},
+    window={"use_sliding_window": True},
+    layer_types={"use_sliding_window": True, "layer_types": [FULL, SLIDING, SLIDING]},
+    rope_theta={"rope_theta": 10000.0},
+)
+_family(
+    _decoder(
         "qwen3_moe",
         "Qwen3MoeForCausalLM",
         num_hidden_layers=3,

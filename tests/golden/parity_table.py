@@ -46,6 +46,7 @@ KNOWN = {
     "stablelm": "StableLM 3B, StableLM 2",
     "gpt_neox": "GPT-NeoX, Pythia",
     "mixtral": "Mixtral",
+    "qwen2_moe": "Qwen1.5-MoE, Qwen 2 with experts (57B-A14B)",
     "qwen3_moe": "Qwen 3 with experts",
     "olmoe": "OLMoE",
     "gpt_oss": "gpt-oss 20B, 120B",

@@ -62,6 +62,31 @@ QWEN3_EMBEDDING = published_config(
 )
 
 NEWER: dict[str, Config] = {
+    "Qwen1.5-MoE-A2.7B": published_config(
+        "qwen2_moe",
+        "Qwen2MoeForCausalLM",
+        (2048, 5632, 24, 16, 151936),
+        attention_dropout=0.0,
+        bos_token_id=151643,
+        decoder_sparse_step=1,
+        eos_token_id=151643,
+        hidden_act="silu",
+        max_position_embeddings=8192,
+        max_window_layers=21,
+        moe_intermediate_size=1408,
+        norm_topk_prob=False,
+        num_experts=60,
+        num_experts_per_tok=4,
+        num_key_value_heads=16,
+        output_router_logits=False,
+        rms_norm_eps=1e-6,
+        rope_theta=1000000.0,
+        router_aux_loss_coef=0.001,
+        shared_expert_intermediate_size=5632,
+        sliding_window=32768,
+        tie_word_embeddings=False,
+        use_sliding_window=False,
+    ),
     "gpt-oss-20b": published_config(
         "gpt_oss",
         "GptOssForCausalLM",
