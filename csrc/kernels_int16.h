@@ -77,6 +77,45 @@ INLINE void unpack_int16(const int dtype, const uint8_t *w, int columns, uint8_t
     }
 }
 
+#ifdef INT16_AS_BYTES
+// A single row, and codes of at most 5 bits: the inputs' halves h and l (int16_words_to_bytes) are multiplied by bytes.
+// Two products per line and lane fit int16 as long as codes times 127 add up to less than 2^15: for 8 lines of codes
+// of 4 bits, 4 lines of 5 bits. (With codes of 6 bits this would be slower.)
+INLINE int multiplies_bytes(const int dtype, const int unpacked, const int T) {
+    return T == 1 && !unpacked && dtype_table[dtype].code_bits <= 5 && !dtype_table[dtype].codebook;
+}
+INLINE int16_acc multiply_span_bytes(const int dtype, const int span, lut codebook, const uint8_t *group,
+                                     const int32_t *x, int16_acc sum) {
+    const int lines = 8 / group_spans(dtype), bits = dtype_table[dtype].code_bits, step = 8 >> (bits - 4);
+    UNROLL for (int first = span * lines; first < (span + 1) * lines; first += step) {
+        byte_acc c = byte_acc_start(code_line(dtype, codebook, group, first), x, first);
+        UNROLL for (int l = first + 1; l < first + step; l++)
+            c = byte_acc_dot(c, code_line(dtype, codebook, group, l), x, l);
+        UNROLL for (int l = first; l < first + step; l++)
+            if (l < bits) prefetch_quant(group + l * LINE_BYTES);
+        sum = int16_acc_add_bytes(sum, c);
+    }
+    return sum;
+}
+// The panel of a single row, with bytes for its code words.
+static void inputs_to_bytes(const int32_t *x, int columns, int32_t *to) {
+    for (int k = 0; k < columns; k += BLOCK_COLUMNS) {
+        const int groups = min_int(BLOCK_GROUPS, ceil_div(columns - k, GROUP_COLUMNS));
+        const size_t at = input_words(INPUT_INT16, k);
+        for (int i = 0; i < 16 * groups; i += 8) int16_words_to_bytes(x + at + i, to + at + i);
+        for (int i = 16 * groups; i <= INT16_GROUP_WORDS * groups; i++) to[at + (size_t)i] = x[at + (size_t)i];
+    }
+}
+#else
+INLINE int multiplies_bytes(const int dtype, const int unpacked, const int T) {
+    (void)dtype, (void)unpacked, (void)T;
+    return 0;
+}
+static void inputs_to_bytes(const int32_t *x, int columns, int32_t *to) {
+    (void)x, (void)columns, (void)to;
+}
+#endif
+
 // Exact dot products over span `span` of a group. x: the group's code words. plus, minus: see int16_acc_init.
 typedef struct { int16_acc v[GEMM_STRIPS][PANEL_ROWS]; } int16_acc_tile;
 INLINE void multiply_span(const int dtype, const int unpacked, const int S, const int T, const int span, lut codebook,
@@ -84,6 +123,13 @@ INLINE void multiply_span(const int dtype, const int unpacked, const int S, cons
                           const int32_t *minus, int16_acc_tile *to) {
     const int R = int16_rows_per_acc(T), part_major = int16_part_major(T), lines = 8 / group_spans(dtype);
     FOR_TILE_ACCS(i, t) to->v[i][t] = int16_acc_init(plus, minus, unpacked ? UNPACKED_BIAS : code_bias(dtype), T, t);
+#ifdef INT16_AS_BYTES
+    if (multiplies_bytes(dtype, unpacked, T)) {
+        UNROLL for (int i = 0; i < S; i++)
+            to->v[i][0] = multiply_span_bytes(dtype, span, codebook, codes + (size_t)i * strip_bytes, x, to->v[i][0]);
+        return;
+    }
+#endif
     UNROLL for (int n = 0; n < lines * INT16_PARTS; n++) {
         const int l = span * lines + (part_major ? n % lines : n / INT16_PARTS);
         const int part = part_major ? n / lines : n % INT16_PARTS;
@@ -98,7 +144,7 @@ INLINE void multiply_span(const int dtype, const int unpacked, const int S, cons
                          : int16_codes_from(code_line(dtype, codebook, group, l & ~1),
                                             code_line(dtype, codebook, group, l | 1), l, part);
             if (!unpacked && part == 0 && l < dtype_table[dtype].code_bits)
-                __builtin_prefetch(group + l * LINE_BYTES + PREFETCH_BYTES_QUANT);
+                prefetch_quant(group + l * LINE_BYTES);
             UNROLL for (int t = 0; t < T; t += R) to->v[i][t] = int16_acc_dot(to->v[i][t], a, x, l, part, T, t);
         }
     }
@@ -111,6 +157,7 @@ INLINE void micro_kernel_int16(const int dtype, const int unpacked, const int S,
     for (int k = 0; k < columns; k += block_columns(dtype)) {
         const int all_groups = min_int(block_groups(dtype), ceil_div(columns - k, GROUP_COLUMNS));
         const uint8_t *codes = unpacked ? w : w + block_scale_bytes(dtype, all_groups);
+        if (!unpacked) UNROLL for (int i = 0; i < S; i++) prefetch_scales(dtype, w + (size_t)i * strip_bytes);
         for (int first = 0; first < all_groups; first += BLOCK_GROUPS) {   // groups that share the inputs' scale
             const int groups = min_int(BLOCK_GROUPS, all_groups - first);
             const int32_t *input_sums = x + groups * 16 * T;

@@ -208,6 +208,10 @@ INLINE void epilogue(const struct gemm *g, int s, int t, const float *sums) {
     else v16_store_n(y, g->accumulate ? v16_add(v16_load_n(y, n), sum) : sum, n);
 }
 
+enum { BYTES_MAX_COLUMNS = 16384 };   // of a pass, so that its inputs as bytes fit where unpacked strips would be
+_Static_assert(BYTES_MAX_COLUMNS / BLOCK_COLUMNS * (BLOCK_GROUPS * INT16_GROUP_WORDS + 1) * 4
+               <= GEMM_STRIPS * UNPACKED_STRIP_BYTES, "the scratch holds a panel of bytes");
+
 // Loops over strip groups, then passes over the columns, then panels. The sums of a strip group stay in memory
 // between passes. With many rows, a pass is unpacked once for all panels while the next pass is prefetched. A single
 // row takes all columns in one pass. The strips of a group are a quarter of the range apart: each of the four streams
@@ -215,7 +219,9 @@ INLINE void epilogue(const struct gemm *g, int s, int t, const float *sums) {
 static void gemm(const struct gemm *g) {
     const int dtype = g->dtype, panels = panel_count(g->m), input = input_type_of(dtype);
     const struct product_kernels *const kernels = &product_kernels[dtype];
-    const int kc = g->m == 1 ? max_int(g->columns, 1) : dtype_is_quantized(dtype) ? GEMM_KC : GEMM_KC_FLOAT;
+    const int as_bytes = input == INPUT_INT16 && multiplies_bytes(dtype, 0, g->m);
+    const int single_row_kc = as_bytes ? BYTES_MAX_COLUMNS : max_int(g->columns, 1);
+    const int kc = g->m == 1 ? single_row_kc : dtype_is_quantized(dtype) ? GEMM_KC : GEMM_KC_FLOAT;
     const int unpacked = g->m > kernels->unpack_above;
     const int full_groups = (g->last - g->first) / GEMM_STRIPS, rest = (g->last - g->first) % GEMM_STRIPS;
     const size_t row_words = input_words(input, g->columns);
@@ -239,6 +245,10 @@ static void gemm(const struct gemm *g) {
                 const int32_t *x =
                     (const int32_t *)g->x + (size_t)start * row_words + input_words(input, k) * (size_t)T;
                 float *sums = group_sums + (size_t)start * 16 * (size_t)strips;
+                if (as_bytes) {   // once, unless there are several passes
+                    if (group == 0 || g->columns > kc) inputs_to_bytes(x, columns, g->scratch);
+                    x = g->scratch;
+                }
                 if (panels >= PREFETCH_MIN_PANELS) prefetch_next_pass(w, stride, strips, bytes, p, panels);
                 if (unpacked) kernels->unpacked(T, unpack_buffer, UNPACKED_STRIP_BYTES, strips, x, columns, sums);
                 else kernels->packed(T, w, stride, strips, x, columns, sums);

@@ -136,6 +136,7 @@ static void products_have_the_same_bits(void) {
         for (int m = 1; m <= 40; m++) check_gemm(dtype, 70, 33, m, 1, 0, &state);
         for (int columns = 510; columns <= 1040; columns += 53)
             check_gemm(dtype, 100, columns, columns % 2 ? 7 : 37, 0, 1, &state);
+        check_gemm(dtype, 20, 33000, 1, 0, 0, &state);   // more columns than any pass has
         for (int columns = 1; columns <= 300; columns += 23)
             check_gemm(dtype, 40, columns, 1 + columns % 13, 0, 0, &state);
     }
