@@ -14,6 +14,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 
@@ -108,6 +109,35 @@ class LlamaCpp(Engine):
         return time.perf_counter() - started
 
 
+class Library(Engine):
+    """llama.cpp or ik_llama.cpp as a shared library.
+
+    `kind` is the library's path, then the folders of its headers, separated by colons.
+    """
+
+    def __init__(self, path: str, threads: int, kind: str, context: int) -> None:
+        from bench.llama_library import F16, LlamaLibrary
+
+        library, *headers = map(Path, kind.split(":"))
+        self._model = LlamaLibrary(
+            library, Path(path), context, threads, cache=F16, step=min(context, 512), headers=headers
+        )
+
+    def prefill(self, n: int) -> float:
+        self._model.clear()
+        tokens = [i % 97 for i in range(n)]
+        started = time.perf_counter()
+        self._model.decode(tokens, 0)
+        return time.perf_counter() - started
+
+    def decode(self, n: int) -> float:
+        self._model.clear()
+        started = time.perf_counter()
+        for i in range(n):
+            self._model.decode([i % 97], i)
+        return time.perf_counter() - started
+
+
 class CTranslate2(Engine):
     """CTranslate2's generator.
 
@@ -168,12 +198,14 @@ class Transformers(Engine):
 ENGINES: dict[str, Any] = {
     "llamac": Llamac,
     "llama.cpp": LlamaCpp,
+    "library": Library,
     "ctranslate2": CTranslate2,
     "transformers": Transformers,
 }
 NEEDS = {
     "llamac": ("llamac",),
     "llama.cpp": ("llama_cpp",),
+    "library": (),
     # bench.peers converts its models from a Hugging Face folder
     "ctranslate2": ("ctranslate2", "transformers", "torch"),
     "transformers": ("transformers", "torch"),

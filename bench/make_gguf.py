@@ -19,12 +19,17 @@ from llamac.export.gguf.families import ARCHITECTURES, fused_name, gguf_name
 
 POOL_ROWS = 256  # random rows per (type, width) that matrices are assembled from
 Type = gguf.GGMLQuantizationType
-BASE = {"F16": Type.F16, "Q8_0": Type.Q8_0, "Q4_0": Type.Q4_0, "Q4_K_S": Type.Q4_K}
+# the type of most matrices by the name of a file type
+BASE = {
+    **{name: Type[name] for name in ("F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")},
+    **{name: Type[name] for name in ("IQ4_NL", "IQ4_XS", "MXFP4")},
+    "Q4_K_S": Type.Q4_K,
+}
 FILE_TYPES = {
-    "F16": gguf.LlamaFileType.MOSTLY_F16,
-    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
-    "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
-    "Q4_K_S": gguf.LlamaFileType.MOSTLY_Q4_K_S,
+    **{name: found for name in BASE if (found := gguf.LlamaFileType.__members__.get("MOSTLY_" + name))},
+    "Q4_K": gguf.LlamaFileType.MOSTLY_Q4_K_S,
+    "Q5_K": gguf.LlamaFileType.MOSTLY_Q5_K_S,
+    "MXFP4": gguf.LlamaFileType.MOSTLY_MXFP4_MOE,
 }
 # llama.cpp's replacements where the row length is not a multiple of 256.
 NARROW = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
@@ -32,12 +37,16 @@ NARROW = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
 SCALES = {
     Type.Q8_0: ((0,), 73.0),
     Type.Q4_0: ((0,), 4.6),
+    Type.Q4_1: ((0, 2), 9.0),
     Type.Q5_0: ((0,), 9.2),
     Type.Q5_1: ((0, 2), 18.0),
     Type.Q4_K: ((0, 2), 330.0),
     Type.Q5_K: ((0, 2), 660.0),
     Type.Q6_K: ((208,), 1400.0),
+    Type.IQ4_NL: ((0,), 70.0),
+    Type.IQ4_XS: ((0,), 1300.0),
 }
+MXFP4_DIVISOR = 5.3  # likewise; its scales are powers of two
 
 
 def tensor_type(name: str, kind: str, columns: int, shape: Shape, pure: bool) -> Any:
@@ -143,6 +152,9 @@ def _row_pool(chosen: Any, columns: int) -> NDArray[np.uint8]:
         return np.ascontiguousarray(values.astype(np.float32 if chosen == Type.F32 else np.float16)).view(np.uint8)
     _, size = gguf.GGML_QUANT_SIZES[chosen]
     rows = rng.integers(0, 256, (POOL_ROWS, _row_bytes(chosen, columns) // size, size), np.uint8)
+    if chosen == Type.MXFP4:  # byte 0: e stands for 2^(e - 128)
+        rows[:, :, 0] = 128 + round(np.log2(columns**-0.5 / MXFP4_DIVISOR))
+        return rows.reshape(POOL_ROWS, -1)
     offsets, divisor = SCALES[chosen]
     scale = np.array([columns**-0.5 / divisor], np.float16).view(np.uint8)
     for offset in offsets:

@@ -31,7 +31,10 @@ from llamac.export.flat.stream import DataStream, write_tables
 from llamac.export.targets import atomic_file
 from llamac.format.strips import BLOCK_COLUMNS, GROUP_COLUMNS, LINE_BYTES, STRIP_ROWS
 
-GGUF_TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_S")
+GGUF_TYPES = (
+    *("F16", "Q4_K_S", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+    *("Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"),
+)
 POOL_STRIPS = 256  # random strips per (dtype, width) that matrices are assembled from
 Bytes = NDArray[np.uint8]
 

@@ -69,7 +69,7 @@ def test_same_shape_gives_the_same_file(tmp_path: Path) -> None:
 # ---- GGUF and Hugging Face files
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K_S"])
+@pytest.mark.parametrize("kind", sorted(bench("make_model").GGUF_TYPES))
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_gguf_files_have_valid_structure_and_weight_magnitudes(tmp_path: Path, family: str, kind: str) -> None:
     import gguf
@@ -90,6 +90,20 @@ def test_gguf_files_have_valid_structure_and_weight_magnitudes(tmp_path: Path, f
             continue
         numbers = gguf.dequantize(tensor.data, tensor.tensor_type)
         assert 0.3 < float(numbers.std()) * numbers.shape[-1] ** 0.5 < 3, tensor.name
+
+
+def test_a_type_is_measured_and_its_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speed = bench("gguf_speed")
+    wide = bench("shapes").Shape("llama", 256, 2, 4, 2, 64, 512, 301, 64, False)
+    monkeypatch.setitem(bench("shapes").SHAPES, "tiny", wide)
+    monkeypatch.setenv("LLAMAC_CACHE", "unchanged")
+    options = speed.parse(["--shape", "tiny", "--layers", "1", "--threads", "1", "--prompt", "8", "--decode", "2"])
+    results = speed.measure("MXFP4", {}, options, tmp_path)
+    assert [(r["type"], r["engine"], r["phase"], r["ratio"]) for r in results] == [
+        ("MXFP4", "llamac", "decode", 1.0),
+        ("MXFP4", "llamac", "prefill", 1.0),
+    ]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_narrow_rows_get_the_replacement_types_of_llama_cpp() -> None:
