@@ -20,8 +20,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from llamac import export, models
-    from llamac.engine.generation import Completion, Stream, Timings, Usage
+    from llamac.engine.generation import Stream
     from llamac.engine.model import Model
+    from llamac.engine.output import Completion, Timings, Usage
     from llamac.engine.sampling import SamplingParams
     from llamac.engine.session import STAGES, Session
     from llamac.errors import (
@@ -49,8 +50,9 @@ if TYPE_CHECKING:
 
 # The module that defines each public name. The imports above tell type checkers the same; a test compares the two.
 _MODULES = {
-    "llamac.engine.generation": ["Completion", "Stream", "Timings", "Usage"],
+    "llamac.engine.generation": ["Stream"],
     "llamac.engine.model": ["Model"],
+    "llamac.engine.output": ["Completion", "Timings", "Usage"],
     "llamac.engine.sampling": ["SamplingParams"],
     "llamac.engine.session": ["STAGES", "Session"],
     "llamac.errors": [

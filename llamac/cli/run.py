@@ -14,8 +14,8 @@ from llamac.cli.parser import Parser
 from llamac.cli.prefill import BAR_DELAY, prefill_progress
 from llamac.cli.prompt import read_prompt
 from llamac.cli.text import safe_line, safe_text
-from llamac.engine.generation import Completion
 from llamac.engine.model import Model
+from llamac.engine.output import Completion
 from llamac.engine.sampling import SamplingParams
 from llamac.errors import ArgumentError
 from llamac.exit_codes import OK

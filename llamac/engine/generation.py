@@ -1,4 +1,4 @@
-"""Text generation: the loop that samples and steps, the stream that runs it, and the result it reports."""
+"""Text generation with a session: the loop that samples and steps, and the stream that runs it."""
 
 from __future__ import annotations
 
@@ -6,103 +6,17 @@ import contextlib
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from llamac import _core
 from llamac.arguments import wrong_type
+from llamac.engine.output import Completion, Output, Timings
 from llamac.engine.sampling import ResolvedParams, SamplingParams, resolve
 from llamac.engine.session import Session, as_ids
 from llamac.errors import ArgumentError, BusyError, CancelledError, ClosedError, ContextFullError
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
-
-FinishReason = Literal["stop", "length", "context", "cancelled"]
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Token counts of a generation.
-
-    Attributes:
-        prompt_tokens: Tokens of the prompt.
-        completion_tokens: New tokens.
-        cached_tokens: Tokens of the prompt that the session held already and did not compute again.
-    """
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Seconds of computation. The time that the consumer of a stream takes between pieces is not included.
-
-    Attributes:
-        prefill: From the start until the first token could be sampled.
-        decode: From then on.
-    """
-
-    prefill: float
-    decode: float
-
-
-@dataclass(frozen=True)
-class Completion:
-    """The result of a generation.
-
-    Attributes:
-        text: The generated text, without the prompt and without the stop string. A character whose bytes are incomplete
-            at the end is left out.
-        tokens: The generated token ids.
-        finish_reason: "stop": a stop token or stop string; "length": `max_tokens`; "context": the context is full;
-            "cancelled": `Stream.cancel`, `Stream.close` or Ctrl-C.
-        stopped_by: The stop token's id or the stop string, else None.
-        seed: The seed that was used. It reproduces the result.
-        usage: Token counts.
-        timings: Seconds.
-    """
-
-    text: str
-    tokens: list[int]
-    finish_reason: FinishReason
-    stopped_by: int | str | None
-    seed: int
-    usage: Usage
-    timings: Timings
-
-
-class StopStrings:
-    """Finds stop strings in a stream of pieces. Holds back text that could still become one."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
-        self._held = ""
-        self.found: str | None = None
-
-    def push(self, piece: str) -> str:
-        """Add a piece; return the text that can be shown. After a stop string: the text before it."""
-        text = self._held + piece
-        matches = [(text.find(stop), stop) for stop in self._stops if stop in text]
-        if matches:
-            place, self.found = min(matches)
-            self._held = ""
-            return text[:place]
-        keep = 0
-        for stop in self._stops:
-            for n in range(min(len(stop) - 1, len(text)), keep, -1):
-                if text.endswith(stop[:n]):
-                    keep = n
-                    break
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-    def flush(self) -> str:
-        """The text held back, at the end of the stream."""
-        text, self._held = self._held, ""
-        return text
 
 
 class Stream(Iterator[str]):
@@ -112,25 +26,13 @@ class Stream(Iterator[str]):
     any thread can cancel. As a context manager a stream closes itself.
     """
 
-    # The token list is the only record of what has been generated. An interruption between any two instructions leaves
-    # it whole, and `_summary` derives the text from it.
-
     def __init__(self, session: Session, prompt: array[int], params: ResolvedParams, *, owns_session: bool) -> None:
         if not isinstance(session, Session):
             raise wrong_type("session", session, "a Session: use model.stream() or session.stream()")
-        model = session.model
         self._session = session
         self._owns_session = owns_session
         self._scope = _core.CancelScope(session._core)
-        self._prompt = prompt
-        self._params = params
-        self._stop_ids = frozenset(model.special.stop_ids)
-        self._tokenizer = model.tokenizer if model.has_tokenizer else None
-        self._starts_text = len(prompt) == 1 and prompt[0] == model.special.bos_id  # nothing but BOS comes before
-        self._decoder = self._tokenizer.decoder(start=self._starts_text) if self._tokenizer else None
-        self._search = StopStrings(params.stop)
-        self._tokens: list[int] = []
-        self._cached = 0
+        self._output = Output(session.model, prompt, params, session.context)
         self._changes = 0  # the session's count of changes after this stream's last eval
         self._resumed = 0.0  # when the running computation began
         self._prefill_time: float | None = None
@@ -159,7 +61,7 @@ class Stream(Iterator[str]):
     @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompt."""
-        return len(self._prompt)
+        return len(self._output.prompt)
 
     @property
     def completion(self) -> Completion:
@@ -188,7 +90,7 @@ class Stream(Iterator[str]):
         state: str = "generating" if self._failure is None else "failed"
         if self._completion is not None:
             state = self._completion.finish_reason
-        return f"<llamac.Stream: {len(self._tokens)} tokens, {state}>"
+        return f"<llamac.Stream: {len(self._output.tokens)} tokens, {state}>"
 
     # ---- the loop, always inside the cancel scope
 
@@ -202,59 +104,45 @@ class Stream(Iterator[str]):
                     self._decode_time += time.perf_counter() - self._resumed
                     return piece
         except CancelledError:
-            if piece := self._end("cancelled"):
+            if piece := self._end(self._output.end("cancelled")):
                 return piece
         except Exception as failure:
             self._fail(failure)
             raise
         except BaseException as interruption:
-            self._completion = self._completion or self._summary("cancelled")
+            self._completion = self._completion or self._summary()
             self._fail(ClosedError(f"the stream has ended: {type(interruption).__name__} interrupted it"))
             raise
         raise StopIteration
 
     def _advance(self) -> str:
         """Generate a token; return the text that can be shown now."""
+        output, session = self._output, self._session
         if self._scope.cancelled:
-            return self._end("cancelled")
+            return self._end(output.end("cancelled"))
         if self._prefill_time is None:
-            self._cached = self._session._prefill_rest(self._prompt)
+            output.cached = session._prefill_rest(output.prompt)
             computed = time.perf_counter()
             self._prefill_time, self._resumed = computed - self._resumed, computed
         else:
-            if self._changes != self._session._core.changes:
-                self._session._check_open()
+            if self._changes != session._core.changes:
+                session._check_open()
                 raise ClosedError("the stream has ended: its session has been used for something else")
-            self._session.step(self._tokens[-1])
-        self._changes = self._session._core.changes
-        return self._accept(self._session.sample(self._params))
+            session.step(output.tokens[-1])
+        self._changes = session._core.changes
+        piece = output.accept(session.sample(output.params))
+        return self._end(piece) if output.finish_reason else piece
 
-    def _accept(self, token: int) -> str:
-        """Record a token, or end at a stop token; return the text that can be shown."""
-        if token in self._stop_ids:
-            return self._end("stop", token)
-        self._tokens.append(token)
-        piece = self._decoder.push(token) if self._decoder is not None else ""
-        if self._params.stop:
-            piece = self._search.push(piece)
-            if self._search.found is not None:
-                return piece + self._end("stop", self._search.found)
-        if len(self._tokens) == self._params.max_tokens:
-            return piece + self._end("length")
-        if len(self._prompt) + len(self._tokens) > self._session.context:  # the last token needs no position
-            return piece + self._end("context")
-        return piece
-
-    def _end(self, reason: FinishReason, stopped_by: int | str | None = None) -> str:
-        """End the generation; return the text held back."""
-        self._completion = self._summary(reason, stopped_by)
+    def _end(self, piece: str) -> str:
+        """Report the result of the output, which has ended; return its last piece."""
+        self._completion = self._summary()
         self._release()
-        return self._search.flush()
+        return piece
 
     def _close(self) -> None:
         if self._completion is None and self._failure is None:
             self._resumed = time.perf_counter()
-            self._completion = self._summary("cancelled")
+            self._completion = self._summary()
         self._release()
 
     def _fail(self, failure: Exception) -> None:
@@ -265,26 +153,11 @@ class Stream(Iterator[str]):
         if self._owns_session:
             self._session.close()
 
-    def _summary(self, reason: FinishReason, stopped_by: int | str | None = None) -> Completion:
-        text = ""
-        if self._tokenizer is not None:
-            decoder = self._tokenizer.decoder(start=self._starts_text)
-            text = "".join(map(decoder.push, self._tokens))  # without flush: an incomplete character is left out
-        ends = [text.index(stop) for stop in self._params.stop if stop in text]
+    def _summary(self) -> Completion:
         elapsed = time.perf_counter() - self._resumed
         if self._prefill_time is None:
-            timings = Timings(elapsed, 0.0)
-        else:
-            timings = Timings(self._prefill_time, self._decode_time + elapsed)
-        return Completion(
-            text=text[: min(ends, default=None)],
-            tokens=list(self._tokens),
-            finish_reason=reason,
-            stopped_by=stopped_by,
-            seed=self._params.seed,
-            usage=Usage(len(self._prompt), len(self._tokens), self._cached),
-            timings=timings,
-        )
+            return self._output.completion(Timings(elapsed, 0.0))
+        return self._output.completion(Timings(self._prefill_time, self._decode_time + elapsed))
 
 
 # ---- from a request to a stream

@@ -24,7 +24,8 @@ from llamac.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from llamac.engine.generation import Completion, Stream
+    from llamac.engine.generation import Stream
+    from llamac.engine.output import Completion
     from llamac.engine.session import Logits
     from llamac.text.chat import ChatTemplate
     from llamac.text.chat_runs import PromptRun

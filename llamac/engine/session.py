@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from llamac.engine.generation import Completion, Stream
+    from llamac.engine.generation import Stream
     from llamac.engine.model import Model
+    from llamac.engine.output import Completion
 
     Logits = NDArray[np.float32]
 

@@ -249,7 +249,7 @@ def test_statistics_include_the_finish_reason(llamac_command: Command, script: P
 
 def test_statistics_without_a_tokenizer_show_the_stop_tokens_id(llamac_command: Command, script: Path) -> None:
     from llamac.cli.run import figures
-    from llamac.engine.generation import Completion, Timings, Usage
+    from llamac.engine.output import Completion, Timings, Usage
 
     with llamac.load(script) as model:
         model_without: Any = type("Model", (), {"has_tokenizer": False})()

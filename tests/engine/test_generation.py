@@ -13,7 +13,7 @@ import pytest
 import llamac
 from builders import BYTES, byte_ids, checkpoint, llama_config, some_ids, write_model
 from llamac import _core
-from llamac.engine.generation import StopStrings
+from llamac.engine.output import StopStrings
 from llamac.errors import ArgumentError, ArgumentTypeError, ContextFullError
 
 Script = Callable[..., llamac.Model]

@@ -1,0 +1,171 @@
+"""What a generation produces: its tokens, the text they make, the rules that end it, and the result it reports.
+
+A stream over a session and the requests of an engine record their tokens here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from llamac.engine.sampling import ResolvedParams
+
+if TYPE_CHECKING:
+    from llamac.engine.model import Model
+
+FinishReason = Literal["stop", "length", "context", "cancelled", "deadline"]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of a generation.
+
+    Attributes:
+        prompt_tokens: Tokens of the prompt.
+        completion_tokens: New tokens.
+        cached_tokens: Tokens of the prompt that the session held already and did not compute again.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds of computation. The time that the consumer of a stream takes between pieces is not included.
+
+    Attributes:
+        prefill: From the start until the first token could be sampled.
+        decode: From then on.
+    """
+
+    prefill: float
+    decode: float
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The result of a generation.
+
+    Attributes:
+        text: The generated text, without the prompt and without the stop string. A character whose bytes are incomplete
+            at the end is left out.
+        tokens: The generated token ids.
+        finish_reason: "stop": a stop token or stop string; "length": `max_tokens`; "context": the context is full;
+            "cancelled": `Stream.cancel`, `Stream.close`, `Request.cancel` or Ctrl-C; "deadline": a request's time was
+            over.
+        stopped_by: The stop token's id or the stop string, else None.
+        seed: The seed that was used. It reproduces the result.
+        usage: Token counts.
+        timings: Seconds.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    stopped_by: int | str | None
+    seed: int
+    usage: Usage
+    timings: Timings
+
+
+class StopStrings:
+    """Finds stop strings in a stream of pieces. Holds back text that could still become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.found: str | None = None
+
+    def push(self, piece: str) -> str:
+        """Add a piece; return the text that can be shown. After a stop string: the text before it."""
+        text = self._held + piece
+        matches = [(text.find(stop), stop) for stop in self._stops if stop in text]
+        if matches:
+            place, self.found = min(matches)
+            self._held = ""
+            return text[:place]
+        keep = 0
+        for stop in self._stops:
+            for n in range(min(len(stop) - 1, len(text)), keep, -1):
+                if text.endswith(stop[:n]):
+                    keep = n
+                    break
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """The text held back, at the end of the stream."""
+        text, self._held = self._held, ""
+        return text
+
+
+class Output:
+    """The tokens of one generation and the text that they make.
+
+    The token list is the only record of what has been generated. An interruption between any two instructions leaves it
+    whole, and `completion` derives the text from it.
+    """
+
+    def __init__(self, model: Model, prompt: array[int], params: ResolvedParams, context: int) -> None:
+        """Begin a generation.
+
+        Args:
+            model: The model.
+            prompt: Ids of the prompt, at least one.
+            params: The request's parameters.
+            context: Positions of the context.
+        """
+        self.prompt = prompt
+        self.params = params
+        self.tokens: list[int] = []
+        self.finish_reason: FinishReason | None = None  # None: the generation has not ended
+        self.stopped_by: int | str | None = None
+        self.cached = 0  # tokens of the prompt that were not computed again
+        self._context = context
+        self._stop_ids = frozenset(model.special.stop_ids)
+        self._tokenizer = model.tokenizer if model.has_tokenizer else None
+        self._starts_text = len(prompt) == 1 and prompt[0] == model.special.bos_id  # nothing but BOS comes before
+        self._decoder = self._tokenizer.decoder(start=self._starts_text) if self._tokenizer else None
+        self._search = StopStrings(params.stop)
+
+    def accept(self, token: int) -> str:
+        """Record a token, or end at a stop token; return the text that can be shown."""
+        if token in self._stop_ids:
+            return self.end("stop", token)
+        self.tokens.append(token)
+        piece = self._decoder.push(token) if self._decoder is not None else ""
+        if self.params.stop:
+            piece = self._search.push(piece)
+            if self._search.found is not None:
+                return piece + self.end("stop", self._search.found)
+        if len(self.tokens) == self.params.max_tokens:
+            return piece + self.end("length")
+        if len(self.prompt) + len(self.tokens) > self._context:  # the last token needs no position
+            return piece + self.end("context")
+        return piece
+
+    def end(self, reason: FinishReason, stopped_by: int | str | None = None) -> str:
+        """End the generation; return the text held back."""
+        self.finish_reason, self.stopped_by = reason, stopped_by
+        return self._search.flush()
+
+    def completion(self, timings: Timings) -> Completion:
+        """The result so far. A generation that has not ended counts as cancelled."""
+        text = ""
+        if self._tokenizer is not None:
+            decoder = self._tokenizer.decoder(start=self._starts_text)
+            text = "".join(map(decoder.push, self.tokens))  # without flush: an incomplete character is left out
+        ends = [text.index(stop) for stop in self.params.stop if stop in text]
+        return Completion(
+            text=text[: min(ends, default=None)],
+            tokens=list(self.tokens),
+            finish_reason=self.finish_reason or "cancelled",
+            stopped_by=self.stopped_by,
+            seed=self.params.seed,
+            usage=Usage(len(self.prompt), len(self.tokens), self.cached),
+            timings=timings,
+        )
