@@ -227,6 +227,8 @@ typedef struct {
     const char *isa;       // kernel set
     size_t scratch_bytes;  // allocated for activations
     size_t kv_bytes;       // of the KV pages that sequences hold; a page that n of them share counts n times
+    int page_positions;    // positions of a KV page
+    size_t page_bytes;     // of the KV pages that hold the same positions, of all layers
 } llamac_session_info;
 
 // Fills *info with the options in effect and the memory in use.

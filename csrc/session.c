@@ -209,8 +209,9 @@ void llamac_session_close(llamac_session **session) {
 void llamac_session_describe(const llamac_session *s, llamac_session_info *info) {
     *info = (llamac_session_info){
         .context = s->context, .kv_dtype = s->kv_dtype, .threads = s->threads, .isa = s->kernels->name,
-        .scratch_bytes = get_size(&s->scratch_bytes), .kv_bytes = get_size(&s->kv_bytes),
+        .scratch_bytes = get_size(&s->scratch_bytes), .kv_bytes = get_size(&s->kv_bytes), .page_positions = KV_PAGE,
     };
+    for (int g = 0; g < s->n_groups; g++) info->page_bytes += s->groups[g].page_bytes;
 }
 
 int llamac_set_threads(llamac_session *s, int threads, llamac_error *err) {

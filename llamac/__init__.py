@@ -20,9 +20,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from llamac import export, models
+    from llamac.engine.async_engine import AsyncEngine
+    from llamac.engine.engine import Engine, EngineStats
     from llamac.engine.generation import Stream
     from llamac.engine.model import Model
     from llamac.engine.output import Completion, Timings, Usage
+    from llamac.engine.prefix_cache import PrefixStats
+    from llamac.engine.request import Request
     from llamac.engine.sampling import SamplingParams
     from llamac.engine.session import STAGES, Session
     from llamac.errors import (
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
         LlamacWarning,
         ModelError,
         OutOfMemoryError,
+        QueueFullError,
         TokenizerError,
         UnsupportedError,
     )
@@ -50,9 +55,13 @@ if TYPE_CHECKING:
 
 # The module that defines each public name. The imports above tell type checkers the same; a test compares the two.
 _MODULES = {
+    "llamac.engine.async_engine": ["AsyncEngine"],
+    "llamac.engine.engine": ["Engine", "EngineStats"],
     "llamac.engine.generation": ["Stream"],
     "llamac.engine.model": ["Model"],
     "llamac.engine.output": ["Completion", "Timings", "Usage"],
+    "llamac.engine.prefix_cache": ["PrefixStats"],
+    "llamac.engine.request": ["Request"],
     "llamac.engine.sampling": ["SamplingParams"],
     "llamac.engine.session": ["STAGES", "Session"],
     "llamac.errors": [
@@ -69,6 +78,7 @@ _MODULES = {
         "LlamacWarning",
         "ModelError",
         "OutOfMemoryError",
+        "QueueFullError",
         "TokenizerError",
         "UnsupportedError",
     ],
@@ -85,6 +95,7 @@ __all__ = [
     "STAGES",
     "ArgumentError",
     "ArgumentTypeError",
+    "AsyncEngine",
     "BusyError",
     "CancelledError",
     "ChatTemplate",
@@ -92,6 +103,8 @@ __all__ = [
     "ClosedError",
     "Completion",
     "ContextFullError",
+    "Engine",
+    "EngineStats",
     "ExportError",
     "HubError",
     "LlamacError",
@@ -99,6 +112,9 @@ __all__ = [
     "Model",
     "ModelError",
     "OutOfMemoryError",
+    "PrefixStats",
+    "QueueFullError",
+    "Request",
     "SamplingParams",
     "Session",
     "SpecialTokens",

@@ -192,6 +192,43 @@ def sample(const float[::1] logits not None, Sampling sampling not None, uint64_
     return check(token, &err)
 
 
+def sample_rows(const float[:, ::1] logits not None, int n, list samplings not None, list positions not None):
+    """Draw a token id from the first n logits of each row (rows, width), without the GIL.
+
+    Args:
+        samplings: A Sampling for each row.
+        positions: The position of each row's draw.
+    """
+    cdef int rows = <int>logits.shape[0], i
+    if len(samplings) != rows or len(positions) != rows:
+        raise ArgumentError(f"{rows} rows of logits need as many samplings and positions")
+    if not 1 <= n <= logits.shape[1]:
+        raise ArgumentError(f"cannot sample from {n} of {logits.shape[1]} logits")
+    cdef llamac_error err
+    cdef int token = 0
+    cdef llamac_sampling *settings = <llamac_sampling *>PyMem_Malloc(max(rows, 1) * sizeof(llamac_sampling))
+    cdef uint64_t *places = <uint64_t *>PyMem_Malloc(max(rows, 1) * sizeof(uint64_t))   # then the tokens
+    cdef char *scratch = <char *>PyMem_Malloc(<size_t>n * LLAMAC_SAMPLE_SCRATCH)
+    try:
+        if settings is NULL or places is NULL or scratch is NULL:
+            raise OutOfMemoryError(f"no memory to sample from {n} logits")
+        for i in range(rows):
+            settings[i] = (<Sampling?>samplings[i])._c
+            places[i] = positions[i]
+        with nogil:
+            for i in range(rows):
+                token = llamac_sample(&logits[i, 0], n, &settings[i], places[i], scratch, &err)
+                if token < 0:
+                    break
+                places[i] = <uint64_t>token
+        check(token, &err)
+        return [places[i] for i in range(rows)]
+    finally:
+        PyMem_Free(settings)
+        PyMem_Free(places)
+        PyMem_Free(scratch)
+
+
 # ---- session
 
 @cython.final
@@ -327,6 +364,13 @@ cdef class Session:
         llamac_session_describe(self._ptr, &info)
         return (info.context, llamac_dtype_name(info.kv_dtype).decode(), info.threads, info.isa.decode(),
                 info.scratch_bytes, info.kv_bytes)
+
+    def page_size(self):
+        """Return (positions, bytes) of the KV pages that hold the same positions, of all layers."""
+        cdef llamac_session_info info
+        self._check_open()
+        llamac_session_describe(self._ptr, &info)
+        return info.page_positions, info.page_bytes
 
     def set_threads(self, threads):
         """Set the number of threads for later evals."""

@@ -57,6 +57,10 @@ class BusyError(LlamacError, RuntimeError):
     """Another thread is using the session or stream."""
 
 
+class QueueFullError(LlamacError, RuntimeError):
+    """An engine has as many waiting requests as it allows."""
+
+
 class ClosedError(LlamacError, RuntimeError):
     """The model, session or stream has been closed."""
 

@@ -79,7 +79,8 @@ cdef extern from "llamac.h" nogil:
     ctypedef struct llamac_session_info:
         int context, kv_dtype, threads
         const char *isa
-        size_t scratch_bytes, kv_bytes
+        size_t scratch_bytes, kv_bytes, page_bytes
+        int page_positions
     void llamac_session_describe(const llamac_session *session, llamac_session_info *info)
     int llamac_set_threads(llamac_session *session, int threads, llamac_error *err)
     int llamac_length(const llamac_session *session, int sequence)

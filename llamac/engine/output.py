@@ -40,10 +40,12 @@ class Timings:
     Attributes:
         prefill: From the start until the first token could be sampled.
         decode: From then on.
+        queued: Seconds that an engine's request waited before its computation began.
     """
 
     prefill: float
     decode: float
+    queued: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ import llamac
 from builders import byte_ids
 from interruptions import Interruption
 from llamac import _core
-from llamac.engine import generation
 from llamac.errors import ArgumentError, BusyError, ClosedError
 
 Script = Callable[..., llamac.Model]
@@ -85,7 +84,7 @@ def test_timings_exclude_the_consumers_time(scripted: Script, monkeypatch: pytes
     stream = scripted("abcdeé").stream([BOS], max_tokens=6)
     for _ in stream:
         now[0] += 100.0
-    assert stream.completion.timings == generation.Timings(0.0, 15.0)  # five steps
+    assert stream.completion.timings == llamac.Timings(0.0, 15.0)  # five steps
 
 
 # ---- closing and cancelling

@@ -434,7 +434,12 @@ def test_every_public_name_is_documented() -> None:
 
 
 PUBLIC = (
+    llamac.AsyncEngine,
+    llamac.Engine,
+    llamac.EngineStats,
     llamac.Model,
+    llamac.PrefixStats,
+    llamac.Request,
     llamac.SamplingParams,
     llamac.Session,
     llamac.Stream,
@@ -453,7 +458,12 @@ def test_every_public_member_is_documented(kind: type) -> None:
     if kind is llamac.Model:
         with llamac.load("stories") as model:
             members |= {name for name in vars(model) if not name.startswith("_")}
-    chapters = {llamac.SpecialTokens: "Tokenizer", Report: "Export"}
+    chapters: dict[type, str] = {
+        llamac.SpecialTokens: "Tokenizer",
+        Report: "Export",
+        llamac.EngineStats: "Engine",
+        llamac.PrefixStats: "Engine",
+    }
     text = chapter(chapters.get(kind, kind.__name__))
     missing = [name for name in sorted(members) if not re.search(rf"`({kind.__name__}\.)?{name}[`(]", text)]
     assert not missing

@@ -1,0 +1,313 @@
+"""The batch of an engine: requests that hold sequences, their admission, and the steps that compute them.
+
+Only the engine's thread uses a batch, but any thread can call `interrupt` and `stop`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+
+from llamac import _core
+from llamac.engine.output import FinishReason
+from llamac.engine.prefix_cache import PrefixCache
+from llamac.engine.request import Request
+from llamac.engine.scheduler import Limits, share_rows
+from llamac.engine.session import Session
+from llamac.errors import CancelledError, LlamacError, OutOfMemoryError
+
+
+class Batch:
+    """Requests that are computed together, and those that wait for a place.
+
+    Attributes:
+        waiting: Requests without a sequence.
+        running: Requests with one.
+        steps: Passes through the model.
+        rows: Tokens computed in them.
+        generated: Tokens sampled.
+        preemptions: Running requests that paused.
+    """
+
+    def __init__(self, session: Session, n_sequences: int, cache: PrefixCache | None) -> None:
+        """Begin with no requests.
+
+        Args:
+            session: A session of the batch's own.
+            n_sequences: Its sequences.
+            cache: The prefix cache, or None.
+        """
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.steps = self.rows = self.generated = self.preemptions = 0
+        self._session = session
+        self._model = session.model
+        self._cache = cache
+        self._page_positions, self._page_bytes = session._core.page_size()
+        self._limits = Limits()
+        self._free = list(reversed(range(n_sequences)))
+        self._is_full = False  # no waiting request can start until another ends or arrives
+        self._logits = array("f")
+        self._lock = threading.Lock()  # of the next three
+        self._is_stopped = False
+        self._scope: _core.CancelScope | None = None  # of the running pass
+        self._computing: frozenset[Request] = frozenset()  # requests with prompt rows in it
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self.waiting and not self.running
+
+    def add(self, requests: list[Request]) -> None:
+        """Add requests that have arrived."""
+        self.waiting += requests
+        self._is_full = False
+
+    def interrupt(self, request: Request) -> None:
+        """Make the running pass end if it computes the prompt of a request."""
+        with self._lock:
+            if self._scope is not None and request in self._computing:
+                self._scope.cancel()
+
+    def stop(self) -> None:
+        """Make the running pass and all later ones end."""
+        with self._lock:
+            self._is_stopped = True
+            if self._scope is not None:
+                self._scope.cancel()
+
+    def end_all(self, error: Exception | None) -> None:
+        """End every request: with an error, or as cancelled."""
+        requests = [*self.running, *self.waiting]
+        self.running, self.waiting = [], []
+        for request in requests:
+            if error is None:
+                end_output(request, "cancelled")
+            request._finish(error)
+
+    def step(self) -> None:
+        """Drop what nobody wants, admit what fits, compute one batch."""
+        self._drop()
+        self._admit()
+        shares = share_rows(self.running, self._limits)
+        if not shares:
+            return
+        try:
+            wanted = self._compute(shares)
+        except OutOfMemoryError as failure:
+            self._free_memory(failure)
+            return
+        except CancelledError:
+            return
+        if wanted:
+            self._sample(wanted)
+
+    def _drop(self) -> None:
+        """End requests that were cancelled or whose time is over."""
+        now = time.monotonic()
+        for request in [*self.running, *self.waiting]:
+            if request._cancelled:
+                end_output(request, "cancelled")
+                self._finish(request)
+            elif request._deadline is not None and now >= request._deadline:
+                end_output(request, "deadline")
+                self._finish(request)
+
+    # ---- admission
+
+    def _admit(self) -> None:
+        """Give sequences to waiting requests, in the order of their ranks."""
+        if self._is_full:
+            return
+        for request in sorted(self.waiting, key=lambda request: request._rank):
+            if self._is_being_computed(request):
+                continue  # what it shares with a running request is computed once
+            while not (self._free and self._start(request)):
+                last = max(self.running, key=lambda request: request._rank)
+                if last._priority >= request._priority:
+                    self._is_full = True
+                    return
+                self._pause(last)
+
+    def _is_being_computed(self, request: Request) -> bool:
+        """Whether a running request computes a longer prefix of this one than the cache has.
+
+        What it has computed already, the cache keeps now.
+        """
+        if self._cache is None:
+            return False
+        ids = request._ids
+        for other in self.running:
+            shared = _page_floor(_common_prefix(ids, other._output.prompt), self._page_positions)
+            if shared < self._cache.find(ids).shared + self._page_positions:
+                continue
+            other._marks.add(shared)
+            if other._computed < shared:
+                return True
+            self._keep_marked(other)
+        return False
+
+    def _start(self, request: Request) -> bool:
+        """Give a request a sequence with what the prefix cache has of it. Returns whether there was memory."""
+        sequence, ids = self._free[-1], request._ids
+        core = self._session._core
+        restored = 0
+        if self._cache is not None:
+            match = self._cache.restore(ids, core, sequence)
+            restored = match.length
+            request._marks.add(_page_floor(len(request._output.prompt), self._page_positions))
+            branch = _page_floor(match.shared, self._page_positions)
+            if branch > restored:  # the state could not be cut there: keep one for the next request
+                request._marks.add(branch)
+        request._sequence, request._computed = sequence, restored
+        self._free.pop()
+        if self.running and not self._make_room(request):
+            self._release(request)
+            return False
+        if request._admitted is None:
+            request._admitted = time.monotonic()
+            request._output.cached = restored
+        self.waiting.remove(request)
+        self.running.append(request)
+        return True
+
+    def _make_room(self, request: Request) -> bool:
+        """Forget cached prefixes until the budget has the pages that the running requests and this one need soon.
+
+        A request that continues a restored state in the middle of a page needs a copy of that page.
+        """
+        budget = self._model.kv_budget
+        if budget is None:
+            return True
+        page = self._page_positions
+        missing = sum(r._length // page + 1 - r._computed // page for r in (*self.running, request))
+        while self._model.kv_bytes + missing * self._page_bytes > budget:
+            if self._cache is None or not self._cache.evict():
+                return False
+        return True
+
+    def _free_memory(self, failure: OutOfMemoryError) -> None:
+        """After a step that found no pages: forget a cached prefix, else pause the request that ranks last."""
+        if self._cache is not None and self._cache.evict():
+            return
+        last = max(self.running, key=lambda request: request._rank)
+        if len(self.running) == 1:
+            self._finish(last, failure)
+            return
+        self._pause(last)
+
+    def _pause(self, request: Request) -> None:
+        """Take a request's sequence and memory. It resumes later, and repeats and loses nothing."""
+        self._release(request)
+        self.preemptions += 1
+        self.running.remove(request)
+        self.waiting.append(request)
+
+    # ---- computing
+
+    def _compute(self, shares: list[tuple[Request, int]]) -> list[Request]:
+        """Compute the rows of a step. Returns the requests whose next token can be sampled, in the logits' order."""
+        rows, wanted = array("i"), []
+        for request, n in shares:
+            start, ends = request._computed, n == request._pending
+            for i, token in enumerate(request._next_ids(n)):
+                rows.extend((token, request._slot, start + i, int(ends and i + 1 == n)))
+            if ends:
+                wanted.append(request)
+        logits = self._logits_of(len(wanted))
+        scope = _core.CancelScope(self._session._core)
+        with self._lock:
+            self._scope, self._computing = scope, frozenset(r for r, n in shares if r._pending > 1)
+            if self._is_stopped or any(request._cancelled for request in self._computing):
+                scope.cancel()
+        try:
+            scope.run(lambda: self._session._run(rows, logits, ()))
+        finally:
+            with self._lock:
+                self._scope, self._computing = None, frozenset()
+        self.steps += 1
+        self.rows += len(rows) // 4
+        for request, n in shares:
+            request._computed += n
+            self._keep_marked(request)
+        return wanted
+
+    def _logits_of(self, n: int) -> memoryview:
+        """A buffer for the logits of n rows."""
+        size = n * self._session._core.vocab_size
+        if len(self._logits) < size:
+            self._logits = array("f", bytes(4 * size))
+        return memoryview(self._logits)[:size]
+
+    def _keep_marked(self, request: Request) -> None:
+        """Give the prefix cache the marked prefixes that have become complete."""
+        if self._cache is None:
+            return
+        for length in sorted(mark for mark in request._marks if mark <= request._computed):
+            request._marks.discard(length)
+            if self._session.shortest_length(request._slot) <= length:
+                self._cache.keep(request._ids[:length], self._session._core, request._slot)
+
+    def _sample(self, wanted: list[Request]) -> None:
+        """Sample the next token of each request, and deliver it."""
+        for request, token in zip(wanted, self._tokens(wanted), strict=True):
+            if isinstance(token, Exception):
+                self._finish(request, token)
+                continue
+            self.generated += 1
+            request._deliver(request._output.accept(token))
+            if request._output.finish_reason is not None:
+                self._finish(request)
+
+    def _tokens(self, wanted: list[Request]) -> list[int] | list[int | LlamacError]:
+        size = self._session._core.vocab_size
+        logits = self._logits_of(len(wanted)).cast("B").cast("f", (len(wanted), size))
+        samplings = [request._output.params.core for request in wanted]
+        positions = [request._computed for request in wanted]
+        n = self._model.n_token_ids
+        try:
+            return _core.sample_rows(logits, n, samplings, positions)
+        except LlamacError:  # one of them has no usable logits: the others have
+            tokens: list[int | LlamacError] = []
+            for i in range(len(wanted)):
+                try:
+                    tokens += _core.sample_rows(logits[i : i + 1], n, samplings[i : i + 1], positions[i : i + 1])
+                except LlamacError as failure:
+                    tokens.append(failure)
+            return tokens
+
+    # ---- ends
+
+    def _finish(self, request: Request, failure: Exception | None = None) -> None:
+        """Free a request's sequence and report its end."""
+        if request._sequence is not None and self._cache is not None and failure is None:
+            self._cache.keep(request._ids[: request._computed], self._session._core, request._slot)
+        self._release(request)
+        (self.running if request in self.running else self.waiting).remove(request)
+        request._finish(failure)
+
+    def _release(self, request: Request) -> None:
+        if request._sequence is not None:
+            self._is_full = False
+            self._session._core.truncate(0, request._sequence)
+            self._free.append(request._sequence)
+            request._sequence, request._computed = None, 0
+
+
+def end_output(request: Request, reason: FinishReason) -> None:
+    """End a request's output, unless it has ended."""
+    if request._output.finish_reason is None:
+        request._deliver(request._output.end(reason))
+
+
+def _page_floor(length: int, page: int) -> int:
+    """The positions of whole pages."""
+    return length // page * page
+
+
+def _common_prefix(left: array[int], right: array[int]) -> int:
+    n = min(len(left), len(right))
+    if left[:n] == right[:n]:
+        return n
+    return next(i for i in range(n) if left[i] != right[i])

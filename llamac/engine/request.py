@@ -1,0 +1,219 @@
+"""A request to an engine, as its caller and the engine's thread see it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from llamac.engine.output import Completion, Output, Timings
+from llamac.interrupt import WAIT_S
+
+if TYPE_CHECKING:
+    from llamac.engine.engine import Engine
+
+
+class Request:
+    """A generation that an engine computes together with others. `Engine.submit` makes one.
+
+    Iterate it for pieces of text, as soon as they are known; `result` waits for the whole. In asyncio, `await` it for
+    the completion, or iterate it with `async for`. Each piece is delivered once. As a context manager a request cancels
+    itself at the end.
+    """
+
+    def __init__(self, engine: Engine, output: Output, priority: int, deadline: float | None, order: int) -> None:
+        self._engine = engine
+        self._output = output
+        self._priority = priority
+        self._submitted = time.monotonic()
+        self._deadline = None if deadline is None else self._submitted + deadline
+        self._order = order
+        self._condition = threading.Condition()
+        self._pieces: deque[str] = deque()
+        self._listeners: list[Callable[[], None]] = []
+        self._completion: Completion | None = None
+        self._failure: Exception | None = None
+        self._cancelled = False
+        # of the engine's thread
+        self._sequence: int | None = None  # of the engine's session, while the request runs
+        self._computed = 0  # positions that the sequence holds
+        self._marks: set[int] = set()  # lengths at which the prefix cache keeps the state
+        self._admitted: float | None = None
+        self._first_token: float | None = None
+
+    # ---- for callers
+
+    @property
+    def done(self) -> bool:
+        """Whether the request has ended. Pieces of text can still be waiting for their reader."""
+        return self._completion is not None or self._failure is not None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self._output.prompt)
+
+    def result(self, timeout: float | None = None) -> Completion:
+        """Wait for the end and return the result.
+
+        Args:
+            timeout: Seconds to wait. The request goes on after a timeout.
+
+        Raises:
+            TimeoutError: If the request has not ended in time.
+            LlamacError: The error that ended it, if one did.
+        """
+        limit = None if timeout is None else time.monotonic() + timeout
+        with self._condition:
+            while not self.done:
+                if limit is not None and time.monotonic() >= limit:
+                    raise TimeoutError(f"the request has not ended within {timeout} seconds")
+                self._condition.wait(WAIT_S if limit is None else min(WAIT_S, max(0.0, limit - time.monotonic())))
+        return self._result()
+
+    def cancel(self) -> None:
+        """End the request within a step, and keep what was generated: finish_reason is "cancelled".
+
+        Any thread may call this, also after the end.
+        """
+        self._cancelled = True
+        self._engine._interrupt(self)
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        with self._condition:
+            while not self._pieces and not self.done:
+                self._condition.wait(WAIT_S)
+            if self._pieces:
+                return self._pieces.popleft()
+        if self._failure is not None:
+            raise self._failure
+        raise StopIteration
+
+    def __await__(self) -> Generator[object, None, Completion]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> Completion:
+        await self._changed(lambda: self.done)
+        return self._result()
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        while True:
+            await self._changed(lambda: bool(self._pieces) or self.done)
+            with self._condition:
+                piece = self._pieces.popleft() if self._pieces else None
+            if piece is not None:
+                yield piece
+            elif self._failure is not None:
+                raise self._failure
+            else:
+                return
+
+    def __enter__(self) -> Request:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __repr__(self) -> str:
+        state = "failed" if self._failure is not None else "waiting" if self._sequence is None else "running"
+        if self._completion is not None:
+            state = self._completion.finish_reason
+        return f"<llamac.Request: {len(self._output.tokens)} tokens, {state}>"
+
+    def _result(self) -> Completion:
+        if self._failure is not None:
+            raise self._failure
+        assert self._completion is not None
+        return self._completion
+
+    async def _changed(self, ready: Callable[[], bool]) -> None:
+        """Wait in asyncio until the request is in a state. A task that is cancelled cancels the request."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def listen() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        with self._condition:
+            self._listeners.append(listen)
+        try:
+            while not ready():
+                await changed.wait()
+                changed.clear()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        finally:
+            with self._condition:
+                self._listeners.remove(listen)
+
+    # ---- for the engine's thread
+
+    @property
+    def _ids(self) -> array[int]:
+        """The ids to compute before the next token can be sampled."""
+        return self._output.prompt + array("i", self._output.tokens)
+
+    def _next_ids(self, n: int) -> array[int]:
+        """The next n of the pending ids."""
+        tokens = self._output.tokens
+        if n == 1 and self._pending == 1 and tokens:
+            return array("i", tokens[-1:])
+        return self._ids[self._computed : self._computed + n]
+
+    @property
+    def _slot(self) -> int:
+        """The sequence of a running request."""
+        assert self._sequence is not None
+        return self._sequence
+
+    @property
+    def _length(self) -> int:
+        return len(self._output.prompt) + len(self._output.tokens)
+
+    @property
+    def _pending(self) -> int:
+        """Ids that are not computed yet."""
+        return self._length - self._computed
+
+    @property
+    def _rank(self) -> tuple[float, float, int]:
+        """The order in which requests are served: higher priority, earlier deadline, earlier arrival."""
+        return -self._priority, float("inf") if self._deadline is None else self._deadline, self._order
+
+    def _deliver(self, piece: str) -> None:
+        if self._first_token is None:
+            self._first_token = time.monotonic()
+        if piece:
+            with self._condition:
+                self._pieces.append(piece)
+                self._notify()
+
+    def _finish(self, failure: Exception | None = None) -> None:
+        """Report the result of the output, or an error."""
+        now = time.monotonic()
+        admitted = now if self._admitted is None else self._admitted
+        first = now if self._first_token is None else self._first_token
+        timings = Timings(prefill=first - admitted, decode=now - first, queued=admitted - self._submitted)
+        with self._condition:
+            self._failure = failure
+            if failure is None:
+                self._completion = self._output.completion(timings)
+            self._notify()
+
+    def _notify(self) -> None:
+        self._condition.notify_all()
+        for listen in list(self._listeners):
+            try:
+                listen()
+            except RuntimeError:  # the event loop has been closed
+                self._listeners.remove(listen)

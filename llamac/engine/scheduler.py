@@ -1,0 +1,67 @@
+"""Which requests of an engine compute how many rows in the next step. No computation and no threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+MAX_ROWS = 256  # of a step: the core computes them as one chunk
+ROWS_BESIDE = 64  # rows of prompts beside running streams: they read the weights anyway, and wait no longer than this
+
+
+class Schedulable(Protocol):
+    """What the scheduler knows about a request."""
+
+    @property
+    def _pending(self) -> int: ...
+
+    @property
+    def _rank(self) -> tuple[float, float, int]: ...
+
+
+Scheduled = TypeVar("Scheduled", bound=Schedulable)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a step.
+
+    Attributes:
+        rows: Most rows of a step.
+        rows_beside: Most rows of prompts while other requests generate.
+    """
+
+    rows: int = MAX_ROWS
+    rows_beside: int = ROWS_BESIDE
+
+
+def share_rows(requests: Iterable[Scheduled], limits: Limits) -> list[tuple[Scheduled, int]]:
+    """Divide the rows of a step among the running requests.
+
+    Each request that generates computes one row. What is left is shared among those with a prompt to compute: equal
+    parts, so that a short prompt does not wait for a long one, then the rest in the order of their ranks.
+
+    Args:
+        requests: Running requests, each with at least one pending id, not more than `limits.rows`.
+        limits: The limits.
+
+    Returns:
+        Requests with their number of rows, those that generate first.
+    """
+    ordered = sorted(requests, key=lambda request: request._rank)
+    generating = [request for request in ordered if request._pending == 1]
+    prompts = [request for request in ordered if request._pending > 1]
+    left = limits.rows - len(generating)
+    if generating:
+        left = min(left, limits.rows_beside)
+    rows = {id(request): 0 for request in prompts}
+    while left > 0 and (open_prompts := [r for r in prompts if rows[id(r)] < r._pending]):
+        part = max(1, left // len(open_prompts))
+        for request in open_prompts:
+            taken = min(part, left, request._pending - rows[id(request)])
+            rows[id(request)] += taken
+            left -= taken
+    shares = [(request, 1) for request in generating]
+    shares += [(request, rows[id(request)]) for request in prompts if rows[id(request)]]
+    return shares
