@@ -44,6 +44,7 @@ class Architecture:
         rope_tensors: Supported kinds of ROPE_FACTORS.
         square: All heads together must be as wide as the model.
         ignores_window: llama.cpp does not apply the file's sliding window.
+        window_depth: llama.cpp applies a sliding window only to models with this many layers; 0: to all.
     """
 
     family: str
@@ -78,6 +79,7 @@ class Architecture:
     rope_tensors: tuple[str, ...] = ()
     square: bool = False
     ignores_window: bool = False
+    window_depth: int = 0
 
     def shares_norm(self, placement: str) -> bool:
         """Whether attention and network have one norm, if the layers have this placement."""
@@ -297,10 +299,12 @@ ARCHITECTURES = {
         rotates="windowed_if_any",
         keys=_WINDOW,
         rope_tensors=("freqs",),
+        square=True,
+        window_depth=64,
     ),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", qk_norm="head", qk_norm_after_rope=True),
-    "ernie4_5": Architecture("ernie4_5", paired=True, biases="any"),
-    "chatglm": Architecture("glm", paired=True, fused=("ffn_up",)),
+    "ernie4_5": Architecture("ernie4_5", paired=True),
+    "chatglm": Architecture("glm", paired=True, fused=("ffn_up",), square=True),
     "glm4": Architecture("glm4", placement="sandwich", paired=True, fused=("ffn_up",)),
     "cohere2": Architecture(
         "cohere2",

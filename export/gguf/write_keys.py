@@ -105,6 +105,9 @@ def obstacles(checkpoint: Checkpoint, row: Architecture) -> Iterator[str]:
         yield "attention scores and logits must both have a soft cap"
     if row.keys.get("attention.sliding_window") and not any(layer.window for layer in config.layers):
         yield "some layers must have a sliding window"
+    has_window = any(layer.window for layer in config.layers)
+    if row.window_depth and has_window and len(config.layers) != row.window_depth:
+        yield f"llama.cpp has sliding windows only in models of {row.window_depth} layers"
     yield from _biases(checkpoint, row)
 
 

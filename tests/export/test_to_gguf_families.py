@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf_samples import checkpoint_tensors, converted, metadata, write_tensors
+from numpy.typing import NDArray
 from test_gguf_families import CASES as GGUF_CASES
 
 import llamac
@@ -43,6 +44,7 @@ QWEN: Config = {"use_sliding_window": False}
 # llama.cpp cannot load or compute: biases outside q, k and v; experts in only some layers; fewer KV heads in OLMoE;
 # windows in Mistral and Phi-3 (see below).
 NO_BIAS: Config = {"attention_bias": False}
+SQUARE: Config = {"head_dim": 10}  # all heads together are as wide as the model
 TIED: Config = {**NO_BIAS, "tie_word_embeddings": True}
 ALL_EXPERTS: Config = {"mlp_only_layers": [], "num_hidden_layers": 2}
 CHANGES: dict[str, Config] = {
@@ -69,14 +71,17 @@ CHANGES: dict[str, Config] = {
     "olmoe": {"num_key_value_heads": 4, **NO_BIAS},
     **dict.fromkeys(["gpt_oss", "gpt_oss-num_experts_per_tok", "gpt_oss-sliding_window"], GPT_OSS),
     "seed_oss": {"attention_out_bias": False, "mlp_bias": False},
+    "starcoder2": {"sliding_window": 4096},
+    **dict.fromkeys(["exaone4", "exaone4-llama3"], {**SQUARE, "sliding_window": None}),
+    "glm": {**SQUARE, "partial_rotary_factor": 0.8},
+    "glm-partial_rotary_factor": SQUARE,
+    "ernie4_5": {"use_bias": False},
     **dict.fromkeys(["olmo3", "olmo3-sliding_window", "hunyuan_v1_dense", "hunyuan_v1_dense-alpha"], NO_BIAS),
     **dict.fromkeys(["cohere2", "cohere2-logit_scale", "cohere2-sliding_window"], TIED),
 }
 LEFT_OUT = ("mistral-no_window", "phi3-sliding_window", "qwen3-attention_bias", "smollm3-llama3")
+LEFT_OUT += ("exaone4-sliding_window",)
 NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in LEFT_OUT]
-# llama.cpp's results for other families are not recorded.
-RECORDED_FAMILIES = ("mistral", "mixtral", "qwen", "smollm3", "gemma", "phi3", "gpt_neox", "olmo2", "olmoe", "stablelm")
-RECORDED = [name for name in NAMES if name.startswith((*RECORDED_FAMILIES, "granite-")) or name == "granite"]
 LLAMA_NAMES = ["llama", "llama-llama3", "llama-yarn", "llama-linear", "llama-longrope", "llama-dynamic", "gpt2"]
 
 
@@ -85,8 +90,10 @@ def fitting(config: Config, weights: Tensors) -> Tensors:
     found: Tensors = {}
     for name, values in weights.items():
         kind, layer = str(config["model_type"]), re.search(r"layers\.(\d+)\.", name)
-        if config.get("attention_bias") is False and name.endswith(".bias"):
+        if False in (config.get("attention_bias"), config.get("use_bias")) and name.endswith(".bias"):
             continue
+        if SQUARE.items() <= config.items() and ".self_attn." in name:
+            values = narrowed(name, values)
         if kind == "seed_oss" and re.search(r"\.(o|gate|up|down)_proj\.bias$", name):
             continue
         if kind == "cohere2" and name == "lm_head.weight":
@@ -99,6 +106,12 @@ def fitting(config: Config, weights: Tensors) -> Tensors:
             values = np.concatenate([values, values[::-1]])
         found[name] = values
     return found
+
+
+def narrowed(name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A tensor of attention with 4 heads and 2 KV heads of 10."""
+    size = 10 if "norm" in name else 40 if re.search("[qo]_proj", name) else 20
+    return np.ascontiguousarray(values[:, :size] if "o_proj" in name else values[:size])
 
 
 def config_of(name: str) -> Config:
@@ -114,6 +127,8 @@ def case_of(name: str) -> Case:
 def folder_of(root: Path, name: str, **changes: object) -> Path:
     """A Hugging Face directory that GGUF can express and llama.cpp can compute, before the changes are applied."""
     config = changed(config_of(name), **changes)
+    if config["model_type"] == "exaone4":
+        config.setdefault("sliding_window", None)  # null means none, but a missing key does not
     if name in LLAMA_CASES:
         return write_checkpoint(root / "hf", config)
     weights = checkpoint_tensors(family_checkpoint(root / "case", FAMILY_CASES[name]))
@@ -171,6 +186,10 @@ def test_every_architecture_has_a_case() -> None:
         ("gpt_neox", {"hidden_act": "gelu_new"}, "activation is gelu_tanh, GGUF can only express gelu_erf"),
         ("qwen3_moe", {"norm_topk_prob": False}, r"layers\.0: expert_weights is 0, GGUF can only express 1"),
         ("qwen2_moe", {"norm_topk_prob": True}, r"layers\.0: expert_weights is 1, GGUF can only express 0"),
+        ("exaone4", {"head_dim": 14}, r"all heads together must be as wide as the model \(40\), but are 56"),
+        ("exaone4", {"sliding_window": 7}, "llama.cpp has sliding windows only in models of 64 layers"),
+        ("glm", {"head_dim": 20}, r"all heads together must be as wide as the model \(40\), but are 80"),
+        ("ernie4_5", {"use_bias": True}, "only q, k and v can have a bias"),
         ("olmoe", {"norm_topk_prob": True}, r"layers\.0: expert_weights is 1, GGUF can only express 0"),
     ],
 )
@@ -228,7 +247,7 @@ def test_windows_that_llama_cpp_ignores_give_a_warning(tmp_path: Path, name: str
 # ---- llama.cpp
 
 
-@pytest.mark.parametrize("name", [*LLAMA_NAMES, *RECORDED])
+@pytest.mark.parametrize("name", [*LLAMA_NAMES, *NAMES])
 def test_llama_cpp_computes_the_same_logits(tmp_path: Path, llama_cpp: LlamaCpp, name: str) -> None:
     """In float32. llama.cpp computes GELU from a float16 table, and GPT-NeoX with its tanh form."""
     folder, ids = folder_of(tmp_path, name), case_of(name).ids
@@ -237,11 +256,12 @@ def test_llama_cpp_computes_the_same_logits(tmp_path: Path, llama_cpp: LlamaCpp,
     export(folder, tmp_path / "m.bin", dtype="f32", probe_source=None)
     with llamac.load(tmp_path / "m.bin", kv_dtype="f32") as model:
         ours = model.logits(ids)
-    tolerance = 3e-3 if name.startswith(("gemma", "gpt")) else 1e-4
+    has_gelu = name.startswith(("gemma", "gpt", "starcoder2")) or case_of(name).config["model_type"] == "phi"
+    tolerance = 3e-3 if has_gelu else 1e-4
     assert relative_errors(ours, theirs).max() <= tolerance
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", NAMES)
 def test_llama_cpp_continues_an_f16_model_alike(tmp_path: Path, llama_cpp: LlamaCpp, name: str) -> None:
     folder, start = folder_of(tmp_path, name), case_of(name).ids[:8]
     export(folder, tmp_path / "m.gguf", to="gguf", dtype="f16")
@@ -250,7 +270,8 @@ def test_llama_cpp_continues_an_f16_model_alike(tmp_path: Path, llama_cpp: Llama
     with llamac.load(tmp_path / "m.bin", kv_dtype="f32") as model:
         rows = model.logits(start + taken)[len(start) - 1 : -1]
     gap = rows.max(axis=1) - rows[np.arange(len(taken)), taken]
-    assert (gap / np.abs(rows).max(axis=1)).max() <= 5e-3  # near-ties
+    # near-ties; with rounded inputs, llama.cpp can choose other experts
+    assert (gap / np.abs(rows).max(axis=1)).max() <= (2e-2 if name.startswith("gpt_oss") else 5e-3)
 
 
 def test_quantized_experts_match_llama_cpp(tmp_path: Path, llama_cpp: LlamaCpp) -> None:
