@@ -397,19 +397,23 @@ def _yarn(
     context: int,
 ) -> Rope:
     """YaRN. Like llama.cpp, it multiplies attention_factor by 1 + ln(factor) / 10, from the YaRN paper."""
-    for key in ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
-        if keys.number(key) not in (None, 1.0):
-            keys.wrong(key, "1")
+    if keys.number("rope.scaling.yarn_ext_factor") not in (None, 1.0):
+        keys.wrong("rope.scaling.yarn_ext_factor", "1")
     slopes = {name: keys.number(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
     # DeepSeek's and Mistral's second factor, over all dimensions; the first is divided by it
     second = keys.number(LOG_MULTIPLIER) if LOG_MULTIPLIER in row.keys else None
-    keys.finish()
     growth = 0.1 * math.log(max(factor, 1.0))
+    usual = (1 + growth) / (1 + growth * (second or 0.0))
+    # llama.cpp ignores this key; converters write the attention factor of config.json, which is the usual one
+    given = keys.number("rope.scaling.yarn_attn_factor")
+    if given not in (None, 1.0) and not math.isclose(given or 0.0, usual, rel_tol=1e-5):
+        keys.wrong("rope.scaling.yarn_attn_factor", f"1 or {usual:.6g}")
+    keys.finish()
     parameters = {
         "rope_theta": theta,
         "factor": factor,
         "original_max_position_embeddings": original,
-        "attention_factor": attention_factor * (1 + growth) / (1 + growth * (second or 0.0)),
+        "attention_factor": attention_factor * usual,
         "mscale": None,
         "mscale_all_dim": None,
         "truncate": True,

@@ -117,6 +117,8 @@ ROPE_KEYS: dict[str, object] = {
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 IS_ROTATED = "rope.scaling.finetuned"
 QUERY_BETA = "attention.temperature_scale"
+# Keys of Mamba layers. Granite 4 without such layers has them, too; they do not affect its graph.
+MAMBA_KEYS = ("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.inner_size", "ssm.time_step_rank")
 # Keys that do not affect the graph.
 HARMLESS_KEYS = frozenset(
     ["vocab_size", "tensor_data_layout", IS_ROTATED, "pooling_type", "embedding_length_out", "classifier.output_labels"]
@@ -164,7 +166,7 @@ ARCHITECTURES = {
     "mistral3": replace(
         _LLAMA,
         family="ministral3",
-        others=(),
+        others=("mistral3",),
         keys={**_LLAMA.keys, LOG_MULTIPLIER: 0.0, QUERY_BETA: 0.0},
     ),
     "gpt2": Architecture(
@@ -263,6 +265,7 @@ ARCHITECTURES = {
             "residual_scale": 0.0,
             "logit_scale": 0.0,
             IS_ROTATED: True,
+            **dict.fromkeys(MAMBA_KEYS),
         },
         biases="any",
         rope_tensors=("freqs", "long", "short"),

@@ -395,7 +395,7 @@ HUNYUAN = replace(
 ERNIE = replace(
     LLAMA,
     model_type="ernie4_5",
-    architectures=("Ernie4_5ForCausalLM",),
+    architectures=("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),  # the second: published with its own code
     bare="Ernie4_5Model",
     modules=pre(attention("use_bias"), mlp("use_bias")),
     keys={

@@ -29,7 +29,12 @@ STARCODER2 = Family(
         "tie_word_embeddings": True,
         "use_bias": True,
     },
-    fixed={"norm_type": "layer_norm"},
+    fixed={"norm_type": "layer_norm", "mlp_type": "default", "scale_attn_weights": True},
+    # transformers reads none of these
+    harmless=(
+        *("activation_function", "attention_softmax_in_fp32", "layer_norm_epsilon", "rms_norm_eps"),
+        "scale_attention_softmax_in_fp32",
+    ),
     norm="layer",
     ffn="plain",
 )
@@ -206,10 +211,9 @@ COHERE2 = Family(
         "use_embedding_sharing": True,
         "use_gated_activation": True,
         "use_parallel_block": True,
-        "use_parallel_embedding": True,
         "use_qk_norm": False,
     },
-    harmless=("layer_switch", "order_of_interleaved_layers"),
+    harmless=("layer_switch", "order_of_interleaved_layers", "use_parallel_embedding"),
     sizes_of_head=True,
     norm="layer",
     placement="parallel",

@@ -22,6 +22,7 @@ from golden.family_cases import FAMILY_CASES
 from golden.make import relative_errors
 from golden.make_families import family_checkpoint
 from golden.tiny_checkpoints import changed
+from llamac.errors import ExportError
 from llamac.export.convert import export
 from llamac.export.gguf import model as gguf_model
 from llamac.export.gguf.families import ARCHITECTURES
@@ -149,7 +150,9 @@ def test_every_key_changes_the_logits(from_gguf: Callable[[str], Logits], name: 
 
 def test_every_architecture_has_a_case() -> None:
     families = {family for row in ARCHITECTURES.values() for family in (row.family, *row.others)}
-    assert families - {"llama", "gpt2", "gemma3"} == {FAMILY_CASES[name].config["model_type"] for name in CASES}
+    assert families - {"llama", "gpt2", "gemma3", "mistral3"} == {
+        FAMILY_CASES[name].config["model_type"] for name in CASES
+    }
 
 
 def test_experts_in_separate_tensors_are_read(folder: Callable[[str], Path], tmp_path: Path) -> None:
@@ -202,3 +205,31 @@ def test_sliding_window_patterns_and_defaults_are_read(folder: Callable[[str], P
     made = gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes=absent), [])
     assert [layer.window for layer in made.config.layers] == [4096, 0, 4096]
     assert (made.config.attention_soft_cap, made.config.logit_soft_cap) == (50.0, 30.0)
+
+
+def test_keys_of_mamba_in_a_granite_without_such_layers_are_ignored(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """llama.cpp's converter writes them for all models of this family, and the KV heads of each layer."""
+    config, weights = case_of("granitemoehybrid").config, checkpoint_tensors(folder("granitemoehybrid"))
+    sizes = {"conv_kernel": 4, "state_size": 256, "group_count": 1, "inner_size": 5120, "time_step_rank": 80}
+    changes: dict[str, object] = {f"ssm.{key}": value for key, value in sizes.items()}
+    changes |= {"attention.head_count_kv": [2, 2], "expert_count": 0, "expert_used_count": 0}
+    changes |= {"rope.scaling.finetuned": True}
+    made = gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes=changes), [])
+    assert made.config == gguf_model.read(write_gguf(tmp_path / "n.gguf", config, weights), []).config
+
+
+def test_the_attention_factor_of_yarn_can_repeat_the_default(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """OLMo 3's files have it. llama.cpp ignores it and computes the default."""
+    config, weights = case_of("olmo3").config, checkpoint_tensors(folder("olmo3"))
+    yarn = {"type": "yarn", "factor": 8.0, "original_context_length": 16}
+    changes: dict[str, object] = {f"rope.scaling.{key}": value for key, value in yarn.items()}
+    plain = gguf_model.read(write_gguf(tmp_path / "m.gguf", config, weights, changes=changes), [])
+    changes["rope.scaling.yarn_attn_factor"] = 1.2079441541679836
+    made = gguf_model.read(write_gguf(tmp_path / "n.gguf", config, weights, changes=changes), [])
+    assert made.config == plain.config
+    assert made.config.rope_attention_factor[0] == pytest.approx(1.2079441541679836, rel=1e-6)
+    changes["rope.scaling.yarn_attn_factor"] = 1.5
+    with pytest.raises(ExportError, match=r"yarn_attn_factor is 1.5, expected 1 or 1.20794"):
+        gguf_model.read(write_gguf(tmp_path / "o.gguf", config, weights, changes=changes), [])

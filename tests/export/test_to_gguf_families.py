@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +20,10 @@ import llamac
 from golden.cases import CASES as LLAMA_CASES
 from golden.cases import Case
 from golden.family_cases import FAMILY_CASES
-from golden.llama_cpp import LlamaCpp
+from golden.llama_cpp import INSTALLED, LlamaCpp
 from golden.make import relative_errors
 from golden.make_families import family_checkpoint
+from golden.parity_table import with_table
 from golden.tiny_checkpoints import (
     Config,
     Tensors,
@@ -38,6 +41,7 @@ from llamac.export.gguf.families import ARCHITECTURES
 from llamac.export.gguf.write import write_gguf
 from llamac.export.hf import model as hf
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "gguf.md"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 GPT_OSS: Config = {"swiglu_limit": 7.0, "rope_scaling": {"rope_type": "default"}}
 QWEN: Config = {"use_sliding_window": False}
@@ -47,6 +51,7 @@ NO_BIAS: Config = {"attention_bias": False}
 SQUARE: Config = {"head_dim": 10}  # all heads together are as wide as the model
 TIED: Config = {**NO_BIAS, "tie_word_embeddings": True}
 ALL_EXPERTS: Config = {"mlp_only_layers": [], "num_hidden_layers": 2}
+UNWINDOWED: Config = {**SQUARE, "sliding_window": None}
 CHANGES: dict[str, Config] = {
     "mistral": {"sliding_window": 4096},
     "mistral-tied": {"sliding_window": 4096},
@@ -72,15 +77,17 @@ CHANGES: dict[str, Config] = {
     **dict.fromkeys(["gpt_oss", "gpt_oss-num_experts_per_tok", "gpt_oss-sliding_window"], GPT_OSS),
     "seed_oss": {"attention_out_bias": False, "mlp_bias": False},
     "starcoder2": {"sliding_window": 4096},
-    **dict.fromkeys(["exaone4", "exaone4-llama3"], {**SQUARE, "sliding_window": None}),
+    **dict.fromkeys(["exaone4", "exaone4-llama3"], UNWINDOWED),
     "glm": {**SQUARE, "partial_rotary_factor": 0.8},
     "glm-partial_rotary_factor": SQUARE,
     "ernie4_5": {"use_bias": False},
     **dict.fromkeys(["olmo3", "olmo3-sliding_window", "hunyuan_v1_dense", "hunyuan_v1_dense-alpha"], NO_BIAS),
     **dict.fromkeys(["cohere2", "cohere2-logit_scale", "cohere2-sliding_window"], TIED),
 }
-LEFT_OUT = ("mistral-no_window", "phi3-sliding_window", "qwen3-attention_bias", "smollm3-llama3")
-LEFT_OUT += ("exaone4-sliding_window",)
+LEFT_OUT = (
+    *("mistral-no_window", "phi3-sliding_window", "qwen3-attention_bias", "smollm3-llama3"),
+    "exaone4-sliding_window",
+)
 NAMES = [name for name in dict.fromkeys([*GGUF_CASES, *CHANGES]) if name not in LEFT_OUT]
 LLAMA_NAMES = ["llama", "llama-llama3", "llama-yarn", "llama-linear", "llama-longrope", "llama-dynamic", "gpt2"]
 
@@ -167,9 +174,17 @@ def test_a_model_without_rope_survives_the_round_trip(tmp_path: Path) -> None:
     assert gguf_model.read(tmp_path / "m.gguf", []).config.layers == source.config.layers
 
 
+@pytest.mark.parametrize(("family", "text"), [("gemma3", "gemma3_text"), ("mistral3", "ministral3")])
+def test_the_language_model_of_a_vision_model_is_written(tmp_path: Path, family: str, text: str) -> None:
+    source = hf.read(folder_of(tmp_path, text), [])
+    source.metadata["architecture"] = family
+    write_gguf(source, tmp_path / "m.gguf", "f32", [])
+    assert gguf_model.read(tmp_path / "m.gguf", []).metadata["architecture"] == text
+
+
 def test_every_architecture_has_a_case() -> None:
     families = {family for row in ARCHITECTURES.values() for family in (row.family, *row.others)}
-    assert families - {"llama", "gpt2", "gemma3"} == {config_of(name)["model_type"] for name in NAMES}
+    assert families - {"llama", "gpt2", "gemma3", "mistral3"} == {config_of(name)["model_type"] for name in NAMES}
 
 
 @pytest.mark.parametrize(
@@ -247,18 +262,42 @@ def test_windows_that_llama_cpp_ignores_give_a_warning(tmp_path: Path, name: str
 # ---- llama.cpp
 
 
+@pytest.fixture(scope="module")
+def distance(tmp_path_factory: pytest.TempPathFactory, llama_cpp: LlamaCpp) -> Callable[[str], float]:
+    """The largest distance of a case's logits from llama.cpp's, in float32."""
+
+    @functools.cache
+    def found(name: str) -> float:
+        root, ids = tmp_path_factory.mktemp("gguf"), case_of(name).ids
+        folder = folder_of(root, name)
+        export(folder, root / "m.gguf", to="gguf", dtype="f32")
+        theirs = llama_cpp.logits(root / "m.gguf", ids)
+        export(folder, root / "m.bin", dtype="f32", probe_source=None)
+        with llamac.load(root / "m.bin", kv_dtype="f32") as model:
+            return float(relative_errors(model.logits(ids), theirs).max())
+
+    return found
+
+
 @pytest.mark.parametrize("name", [*LLAMA_NAMES, *NAMES])
-def test_llama_cpp_computes_the_same_logits(tmp_path: Path, llama_cpp: LlamaCpp, name: str) -> None:
-    """In float32. llama.cpp computes GELU from a float16 table, and GPT-NeoX with its tanh form."""
-    folder, ids = folder_of(tmp_path, name), case_of(name).ids
-    export(folder, tmp_path / "m.gguf", to="gguf", dtype="f32")
-    theirs = llama_cpp.logits(tmp_path / "m.gguf", ids)
-    export(folder, tmp_path / "m.bin", dtype="f32", probe_source=None)
-    with llamac.load(tmp_path / "m.bin", kv_dtype="f32") as model:
-        ours = model.logits(ids)
+def test_llama_cpp_computes_the_same_logits(distance: Callable[[str], float], name: str) -> None:
+    """llama.cpp computes GELU from a float16 table, and GPT-NeoX with its tanh form."""
     has_gelu = name.startswith(("gemma", "gpt", "starcoder2")) or case_of(name).config["model_type"] == "phi"
-    tolerance = 3e-3 if has_gelu else 1e-4
-    assert relative_errors(ours, theirs).max() <= tolerance
+    assert distance(name) <= (3e-3 if has_gelu else 1e-4)
+
+
+def test_the_documented_distances_from_llama_cpp_are_current(distance: Callable[[str], float]) -> None:
+    if not DOCUMENT.is_file() or INSTALLED:
+        pytest.skip("the documents are not here, or llama.cpp computes the results again")
+    names: dict[str, list[str]] = {}
+    for name in [*LLAMA_NAMES, *NAMES]:
+        family = case_of(name).config["model_type"]
+        arch = next(key for key, row in ARCHITECTURES.items() if family in (row.family, *row.others))
+        names.setdefault(arch, []).append(name)
+    assert names.keys() == ARCHITECTURES.keys()
+    rows = [f"| `{arch}` | {len(cases)} | {max(map(distance, cases)):.0e} |" for arch, cases in sorted(names.items())]
+    text = DOCUMENT.read_text("utf-8")
+    assert with_table(text, "llama.cpp", rows) == text, "\n".join(rows)
 
 
 @pytest.mark.parametrize("name", NAMES)
