@@ -153,6 +153,66 @@ TEMPLATES: dict[str, str] = {
 {%- if loop.last and add_generation_prompt %}{{ '<|start_of_role|>assistant' }}
 {%- if controls %}{{ ' ' + controls | tojson() }}{% endif %}{{ '<|end_of_role|>' }}{% endif %}
 {%- endfor %}""",
+    "harmony": """{%- macro kind(spec, depth=0) -%}
+    {%- if spec.enum is defined -%}{{ '"' + spec.enum | join('" | "') + '"' }}
+    {%- elif spec.type == 'array' -%}{{ kind(spec['items'], depth + 1) + '[]' if spec['items'] is mapping else 'any[]' }}
+    {%- elif spec.type == 'object' and spec.properties is defined -%}
+        {{- '{\n' }}
+        {%- for name, inner in spec.properties.items() -%}
+            {%- if inner.description %}{{ '// ' + inner.description + '\n' }}{% endif -%}
+            {{- name + ('' if name in (spec.required or []) else '?') + ': ' + kind(inner, depth + 1) + ',\n' }}
+        {%- endfor -%}
+        {{- '}' }}
+    {%- elif spec.type is iterable and spec.type is not string -%}{{ spec.type | join(' | ') }}
+    {%- else -%}{{ {'integer': 'number'}.get(spec.type, spec.type or 'any') }}
+    {%- endif -%}
+{%- endmacro -%}
+{%- if messages[0].role in ('system', 'developer') -%}
+    {%- set instructions, turns = messages[0].content, messages[1:] -%}
+{%- else -%}
+    {%- set instructions, turns = '', messages -%}
+{%- endif -%}
+{{- '<|start|>system<|message|>' ~ (model_identity if model_identity is defined else 'You are a model.') }}
+{{- '\nCurrent date: ' ~ (current_date if current_date is defined else strftime_now('%Y-%m-%d')) }}
+{{- '\n\nReasoning: ' ~ (reasoning_effort or 'medium') ~ '\n\n# Valid channels: analysis, commentary, final.' }}
+{%- if tools %}{{ "\nCalls to these tools must go to the commentary channel: 'functions'." }}{% endif %}
+{{- '<|end|>' }}
+{%- if instructions or tools %}
+    {{- '<|start|>developer<|message|>' }}
+    {%- if instructions %}{{ '# Instructions\n\n' ~ instructions }}{% endif %}
+    {%- if tools %}
+        {{- ('\n\n' if instructions else '') ~ '# Tools\n\n## functions\n\nnamespace functions {\n\n' }}
+        {%- for tool in tools %}
+            {{- '// ' ~ tool.function.description ~ '\ntype ' ~ tool.function.name ~ ' = (' }}
+            {{- ('_: ' ~ kind(tool.function.parameters)) if tool.function.parameters.properties else '' }}
+            {{- ') => any;\n\n' }}
+        {%- endfor %}
+        {{- '} // namespace functions' }}
+    {%- endif %}
+    {{- '<|end|>' }}
+{%- endif %}
+{%- set ns = namespace(called=none, answer=-1) %}
+{%- for m in turns %}{% if m.role == 'assistant' and not m.tool_calls %}{% set ns.answer = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in turns %}
+    {%- if m.role == 'assistant' %}
+        {%- if '<|channel|>' in (m.content or '') %}{{ raise_exception('a message of the assistant has tags of channels') }}{% endif %}
+        {#- thoughts before the last answer are left out #}
+        {%- if m.reasoning and loop.index0 > ns.answer %}{{ '<|start|>assistant<|channel|>analysis<|message|>' ~ m.reasoning ~ '<|end|>' }}{% endif %}
+        {%- if m.tool_calls %}
+            {%- set call = m.tool_calls[0].function %}{% set ns.called = call.name %}
+            {{- '<|start|>assistant<|channel|>commentary to=functions.' ~ call.name ~ ' <|constrain|>json<|message|>' }}
+            {{- call.arguments | tojson }}{{ '<|call|>' }}
+        {%- else %}
+            {{- '<|start|>assistant<|channel|>final<|message|>' ~ m.content }}
+            {{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}
+        {%- endif %}
+    {%- elif m.role == 'tool' %}
+        {%- if ns.called is none %}{{ raise_exception('a result of a tool without a call') }}{% endif %}
+        {{- '<|start|>functions.' ~ ns.called ~ ' to=assistant<|channel|>commentary<|message|>' ~ m.content | tojson ~ '<|end|>' }}
+    {%- elif m.role == 'user' %}{{ '<|start|>user<|message|>' ~ m.content ~ '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}""",
     "of all features": """{%- set d = dict(a=1, **{'b': [1, 2.5, none, true]}) %}{{ d | tojson }} {{ d.items() | list }}
 {{ dict.fromkeys('ab', 0) | tojson(sort_keys=true, separators=(',', ':')) }}
 {% for i in range(10) %}{% if i == 2 %}{% continue %}{% endif %}{% if i > 4 %}{% break %}{% endif %}{{ i }},{% endfor %}

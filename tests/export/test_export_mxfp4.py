@@ -141,6 +141,7 @@ def test_gguf_files_have_the_same_blocks(folders: tuple[Path, Path], tmp_path: P
     config = json.loads((folders[1] / "config.json").read_text())
     write_config(tmp_path, {**config, "swiglu_limit": 7.0, "rope_scaling": {"rope_type": "default"}})
     shutil.copy(folders[1] / "model.safetensors", tmp_path)
+    export(tmp_path, tmp_path / "hf.bin", probe_source=None)
     export(tmp_path, tmp_path / "m.gguf", to="gguf", dtype="auto")
     stored = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
     assert {kind for name, kind in stored.items() if name.endswith("_exps.weight")} == {"MXFP4"}
@@ -151,3 +152,9 @@ def test_gguf_files_have_the_same_blocks(folders: tuple[Path, Path], tmp_path: P
         np.testing.assert_array_equal(again.array(), tensor.array(), name)
         if tensor.blocks and again.blocks:
             np.testing.assert_array_equal(again.blocks(0, 4), tensor.blocks(0, 4), name)
+    export(tmp_path / "m.gguf", tmp_path / "gguf.bin", probe_source=None)
+    ids = FAMILY_CASES["gpt_oss"].ids
+    with llamac.load(tmp_path / "hf.bin") as one, llamac.load(tmp_path / "gguf.bin") as other:
+        kinds = {tensor.dtype for tensor in other.file.tensors if ".experts." in tensor.name and len(tensor.shape) == 2}
+        assert kinds == {"mxfp4"}
+        assert one.logits(ids).tobytes() == other.logits(ids).tobytes()

@@ -121,6 +121,58 @@ def test_templates_render_the_published_formats(name: str) -> None:
     assert ChatTemplate(TEMPLATES[name], TOKENS).render(HI) == PUBLISHED[name]
 
 
+def test_a_conversation_in_the_harmony_format() -> None:
+    """gpt-oss's format, as OpenAI's guide describes it: a call of a function, its result, then the next message."""
+    parameters = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "Where"},
+            "days": {"type": "integer"},
+            "units": {"type": "array", "items": {"enum": ["C", "F"]}},
+        },
+        "required": ["city"],
+    }
+    tools = [
+        {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": parameters}},
+        {"type": "function", "function": {"name": "place", "description": "Says where.", "parameters": {}}},
+    ]
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
+    chat: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Is it warm?"},
+        {"role": "assistant", "content": None, "reasoning": "I must look.", "tool_calls": [call]},
+        {"role": "tool", "name": "weather", "content": "20"},
+    ]
+    template = ChatTemplate(TEMPLATES["harmony"])
+    head = (
+        "<|start|>system<|message|>You are a model.\nCurrent date: 2025-06-28\n\nReasoning: high\n\n"
+        "# Valid channels: analysis, commentary, final.\n"
+        "Calls to these tools must go to the commentary channel: 'functions'.<|end|>"
+        "<|start|>developer<|message|># Instructions\n\nBe brief.\n\n# Tools\n\n## functions\n\n"
+        "namespace functions {\n\n// Tells it.\ntype weather = (_: {\n// Where\ncity: string,\n"
+        'days?: number,\nunits?: "C" | "F"[],\n}) => any;\n\n// Says where.\ntype place = () => any;\n\n'
+        "} // namespace functions<|end|><|start|>user<|message|>Is it warm?<|end|>"
+    )
+    called = (
+        "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+        '{"city": "Oslo"}<|call|><|start|>functions.weather to=assistant<|channel|>commentary<|message|>"20"<|end|>'
+    )
+    thought = "<|start|>assistant<|channel|>analysis<|message|>I must look.<|end|>"
+    options: dict[str, Any] = {"tools": tools, "reasoning_effort": "high", "current_date": "2025-06-28"}
+    assert template.render(chat, **options) == f"{head}{thought}{called}<|start|>assistant"
+    # thoughts before an answer are left out
+    answer = {"role": "assistant", "content": "Yes, 20.", "reasoning": "It is 20."}
+    more = [*chat, answer, {"role": "user", "content": "Thanks"}]
+    final = "<|start|>assistant<|channel|>final<|message|>Yes, 20."
+    expected = f"{head}{called}{final}<|end|><|start|>user<|message|>Thanks<|end|><|start|>assistant"
+    assert template.render(more, **options) == expected
+    assert (
+        template.render([*chat, answer], add_generation_prompt=False, **options) == f"{head}{called}{final}<|return|>"
+    )
+    with pytest.raises(ChatTemplateError, match="a result of a tool without a call"):
+        template.render([chat[3]], **options)
+
+
 @pytest.mark.parametrize("name", ["chatml", "llama3", "mistral", "qwen", "gemma"])
 def test_the_last_message_can_be_continued(name: str) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
