@@ -28,6 +28,9 @@ ROUTERS = ("layers.*.ffn_router.weight", "layers.*.shared_gate.weight")
 # A block whose largest number is at most this share of its row's gets a block scale of about 8 of 127, which is coarse.
 TINY = 1 / 16
 MAX_TINY_SHARE = 0.25
+# Rows of a matrix that the share is estimated from, in runs spread evenly over it. Outlier columns, which make blocks
+# tiny, are common to all rows or to the rows of some attention heads, so many short runs see them in proportion.
+SAMPLED_ROWS, SAMPLED_RUNS = 1024, 64
 MAX_READERS = 4  # threads of `widen_coarse`; each holds some rows of a matrix
 
 
@@ -134,7 +137,7 @@ def widen_coarse(
     progress: Progress = silent,
     threads: int = 1,
 ) -> tuple[dict[str, str], list[str]]:
-    """Move 4-bit matrices with many tiny blocks to q8. Reads every 4-bit matrix once.
+    """Move 4-bit matrices with many tiny blocks to q8. Reads at most SAMPLED_ROWS rows of every 4-bit matrix.
 
     Args:
         tensors: The tensors by name.
@@ -166,13 +169,26 @@ def widen_coarse(
 
 
 def tiny_share(tensor: LazyTensor, dtype: str) -> float:
-    """The share of a matrix's nonzero blocks whose largest number is at most TINY of their row's."""
+    """The share of a matrix's nonzero blocks whose largest number is at most TINY of their row's.
+
+    Estimated from SAMPLED_ROWS rows of a larger matrix.
+    """
     columns, width = tensor.shape[1], scale_columns(dtype)
     starts = np.arange(0, columns, width)
     tiny = blocks = 0
-    for _, rows in tensor.chunks(STRIP_ROWS):
-        peaks = np.maximum.reduceat(np.abs(rows), starts, axis=1)
-        row_peaks = peaks.max(axis=1, keepdims=True)
-        tiny += int(((peaks <= TINY * row_peaks) & (peaks > 0)).sum())
-        blocks += int((peaks > 0).sum())
+    for sample in _sampled(tensor):
+        for _, rows in sample.chunks(STRIP_ROWS):
+            peaks = np.maximum.reduceat(np.abs(rows), starts, axis=1)
+            row_peaks = peaks.max(axis=1, keepdims=True)
+            tiny += int(((peaks <= TINY * row_peaks) & (peaks > 0)).sum())
+            blocks += int((peaks > 0).sum())
     return tiny / max(blocks, 1)
+
+
+def _sampled(tensor: LazyTensor) -> list[LazyTensor]:
+    """Rows of a matrix: all, or SAMPLED_ROWS of them in SAMPLED_RUNS runs from the first to the last row."""
+    rows, length = tensor.shape[0], SAMPLED_ROWS // SAMPLED_RUNS
+    if rows <= SAMPLED_ROWS:
+        return [tensor]
+    starts = [(rows - length) * i // (SAMPLED_RUNS - 1) for i in range(SAMPLED_RUNS)]
+    return [tensor.rows(start, start + length) for start in starts]

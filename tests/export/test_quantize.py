@@ -342,6 +342,23 @@ def test_a_tensor_with_coarse_scales_becomes_q8() -> None:
     assert "coarse is stored as q8, not q4: in 95% of its blocks (limit 25%)" in warnings[0]
 
 
+def test_the_share_of_a_large_matrix_is_estimated_from_some_of_its_rows() -> None:
+    rows = normal(4096, 64)
+    for head in range(0, 4096, 128):
+        rows[head : head + 64, 5] = 200  # every second head of 64 rows has an outlier column
+    exact = tiny_share(LazyTensor.of(rows[:1024]), "q4")
+    read = []
+
+    def count(first: int, last: int) -> Floats:
+        read.append(last - first)
+        return rows[first:last]
+
+    assert exact == pytest.approx(0.5 * 0.75, abs=0.001)
+    assert tiny_share(LazyTensor(rows.shape, "f32", count), "q4") == pytest.approx(exact, abs=0.05)
+    assert sum(read) == 1024
+    assert read == [16] * 64  # the first row and the last are among them
+
+
 # ---- export
 
 
