@@ -22,6 +22,7 @@ from llamac.exit_codes import USAGE
 # The name of each command and its line in `llamac --help`.
 COMMANDS = {
     "run": "continue a prompt, or answer a message",
+    "batch": "answer a file of requests",
     "inspect": "describe a model, or this machine",
     "check": "verify a model file on this machine",
     "bench": "measure the speed of a model on this machine",
@@ -33,6 +34,7 @@ EXAMPLES = """\
   llamac run -i "Once upon a time"              the built-in model tells a story
   llamac run path/to/checkpoint -i "Hello"      any model; the first run converts it
   llamac run model.gguf --chat -i "Hello"       the answer of a chat model
+  llamac batch in.jsonl out.jsonl               requests in OpenAI's batch format
   llamac export path/to/checkpoint model.bin    convert to a model file
   llamac inspect model.bin                      what a model file contains
   llamac check model.bin --data                 verify integrity and reference outputs

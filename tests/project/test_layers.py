@@ -168,6 +168,7 @@ RUNGS: tuple[tuple[str, ...], ...] = (
     ("llamac.format",),
     ("llamac.text",),
     ("llamac.engine",),
+    ("llamac.openai",),
     ("llamac.export",),
     ("llamac.sources",),
     ("llamac.cli",),

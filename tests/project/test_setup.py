@@ -160,7 +160,7 @@ def test_an_editable_install_is_found_next_to_a_folder_of_the_same_name(tmp_path
     (clone / "export").mkdir(parents=True)
     (clone / "models").mkdir()
     build(clone)
-    for folder in ("", "cli", "engine", "format", "sources", "text", "text/vocabulary"):
+    for folder in ("", "cli", "engine", "format", "openai", "sources", "text", "text/vocabulary"):
         (clone / "llamac" / folder).mkdir(exist_ok=True)
         (clone / "llamac" / folder / "__init__.py").touch()
     for folder in ("export", *(f"export/{name}" for name in ("flat", "gguf", "hf", "llama2c", "lora")), "models"):

@@ -1,0 +1,226 @@
+"""`llamac batch`: answers a file of requests in OpenAI's batch format, many at once, and continues after a kill."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llamac.cli.batch_files import STANDARD, Input, InputChangedError, InvalidLineError, Line, Output
+from llamac.cli.loading import load_model, shown_progress
+from llamac.cli.options import ANY_MODEL, add_conversion, add_kernels, add_lora, add_threads
+from llamac.cli.parser import Parser
+from llamac.cli.text import safe_error
+from llamac.engine.engine import Engine
+from llamac.engine.model import Model
+from llamac.engine.request import Request
+from llamac.errors import ArgumentError, ClosedError, LlamacError
+from llamac.exit_codes import ERROR, OK
+from llamac.openai.requests import ENDPOINTS, GenerationRequest, InvalidRequestError, translate
+from llamac.openai.responses import completion_body, error_response, fingerprint, new_id
+
+PHASE = "answering"
+MAX_SEQUENCES = 16
+QUEUED = 4  # requests in the engine, as a multiple of those that it computes at a time
+POLL_INTERVAL = 0.02  # seconds
+
+DESCRIPTION = (
+    "Answer the requests in a file, many at once. Each line of IN is a request in the format of OpenAI's batches; its "
+    "result becomes a line of OUT. The same command again continues an interrupted batch: no line is lost or doubled. "
+    "A line that cannot be answered gets an error as its result, and the exit code is then 1. docs/batch.md describes "
+    "both formats."
+)
+EXAMPLES = """\
+  llamac batch in.jsonl out.jsonl
+  llamac batch in.jsonl out.jsonl --model chat.gguf --max-sequences 32
+  grep '"lang": "en"' in.jsonl | llamac batch - out.jsonl
+  llamac batch in.jsonl - | jq -r .response.body.choices[0].text
+"""
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the command's options."""
+    parser.operand_hint = "; a model follows --model"
+    parser.add_argument("input", metavar="IN", help="the requests, one JSON object per line; - for standard input")
+    parser.add_argument("output", metavar="OUT", help="the file to which results are appended; - for standard output")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print no summary; show progress only on a terminal")
+    model = parser.add_argument_group("model")
+    model.add_argument("-m", "--model", metavar="MODEL", help=f"{ANY_MODEL} (default: stories)")
+    model.add_argument(
+        "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
+    )
+    add_lora(model, "apply a LoRA adapter while the model runs")
+    model.add_argument("--context", type=int, metavar="N", help="positions per request (default: the model's)")
+    add_conversion(parser.add_argument_group("conversion"))
+    machine = parser.add_argument_group("machine")
+    machine.add_argument(
+        "--max-sequences", type=int, default=MAX_SEQUENCES, metavar="N", help="requests to compute at a time"
+    )
+    machine.add_argument(
+        "--kv-tokens",
+        type=int,
+        metavar="N",
+        help="positions for which the KV cache has memory, over all requests (default: as many as they need)",
+    )
+    add_threads(machine)
+    add_kernels(machine)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return its exit code."""
+    if STANDARD not in (options.input, options.output) and _is_same_file(options.input, options.output):
+        raise ArgumentError(f"{options.output} is both IN and OUT: choose another OUT")
+    settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa")}
+    with (
+        Input(options.input) as source,
+        load_model(options, tokenizer=options.tokenizer, **settings) as model,
+        Engine(model, max_sequences=options.max_sequences, kv_tokens=options.kv_tokens) as engine,
+        Output(options.output, source, fingerprint(model)) as output,
+    ):
+        batch = _Batch(source, output, engine)
+        try:
+            batch.run(options)
+        except BaseException as failure:
+            output.sync()
+            _say(options, f"stopped after {batch.describe()}{_advice(options, failure)}")
+            raise
+        output.sync()
+        _say(options, batch.describe())
+        return ERROR if batch.errors else OK
+
+
+def _is_same_file(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _advice(options: argparse.Namespace, failure: BaseException) -> str:
+    if options.output == STANDARD or not os.path.isfile(options.output) or isinstance(failure, BrokenPipeError):
+        return ""
+    same = "with the same input" if options.input == STANDARD else "again"
+    return f"; run the command {same} to continue"
+
+
+def _say(options: argparse.Namespace, text: str) -> None:
+    if not options.quiet:
+        print(f"llamac: {safe_error(text)}", file=sys.stderr, flush=True)
+
+
+class _Batch:
+    """A run over the lines that have no result yet.
+
+    Attributes:
+        errors: Results that are errors, those of earlier runs included.
+    """
+
+    def __init__(self, source: Input, output: Output, engine: Engine) -> None:
+        self._source = source
+        self._output = output
+        self._engine = engine
+        self._model_name = _name(engine.model)
+        self._fingerprint = fingerprint(engine.model)
+        self._pending: deque[tuple[Line, GenerationRequest, Request]] = deque()
+        self._done = len(output.done)
+        self.errors = output.errors
+
+    def describe(self) -> str:
+        """How many lines are done, and how many of them are errors."""
+        lines = len(self._source.lines)
+        errors = f", {self.errors} with errors" if self.errors else ""
+        return f"{self._done} of {lines} {'line' if lines == 1 else 'lines'}{errors}"
+
+    def run(self, options: argparse.Namespace) -> None:
+        """Answer all lines that have no result."""
+        left = [line for line in self._source.lines if line.id not in self._output.done]
+        before, limit = self._done, QUEUED * options.max_sequences
+        with shown_progress(options) as report:
+            report(PHASE, 0, len(left))
+            for line in left:
+                while len(self._pending) >= limit:
+                    self._collect()
+                self._submit(line)
+                report(PHASE, self._done - before, len(left))
+            while self._pending:
+                self._collect()
+                report(PHASE, self._done - before, len(left))
+
+    def _submit(self, line: Line) -> None:
+        """Queue a line's request, or record what is wrong with it."""
+        request: GenerationRequest | None = None
+        try:
+            request = _translated(self._source.read(line))
+            self._pending.append((line, request, request.submit(self._engine)))
+        except (LlamacError, UnicodeError) as error:
+            if self._concerns_all(error):
+                raise
+            self._fail(line, error, request)
+
+    def _concerns_all(self, error: Exception) -> bool:
+        """Whether an error ends the batch and not only one of its lines."""
+        return isinstance(error, InputChangedError | ClosedError) or self._engine._failure is not None
+
+    def _collect(self) -> None:
+        """Record the results of requests that have ended. Waits for one for a short time."""
+        with contextlib.suppress(TimeoutError, LlamacError):
+            self._pending[0][2].result(timeout=POLL_INTERVAL)
+        for entry in [entry for entry in self._pending if entry[2].done]:
+            self._record(*entry)
+            self._pending.remove(entry)
+
+    def _record(self, line: Line, translated: GenerationRequest, request: Request) -> None:
+        try:
+            completion = request.result()
+        except LlamacError as error:
+            if self._concerns_all(error):
+                raise
+            self._fail(line, error, translated)
+            return
+        body = completion_body(translated.endpoint, completion, self._model_name, self._fingerprint)
+        self._append(line, 200, body)
+
+    def _fail(self, line: Line, error: Exception, translated: GenerationRequest | None) -> None:
+        if isinstance(error, InvalidLineError):
+            error = InvalidRequestError(str(error), code="invalid_json_line")
+        elif not isinstance(error, LlamacError):
+            error = InvalidRequestError(str(error), code="invalid_value")
+        status, body = error_response(error, translated.input_name if translated else None)
+        self.errors += 1
+        self._append(line, status, body)
+
+    def _append(self, line: Line, status: int, body: Mapping[str, Any]) -> None:
+        response = {"status_code": status, "request_id": new_id("req_"), "body": body}
+        self._output.append({"id": line.id, "custom_id": line.custom_id, "response": response, "error": None})
+        self._done += 1
+
+
+def _translated(entry: Mapping[str, Any]) -> GenerationRequest:
+    """Check a line and translate its body."""
+    for name in ("custom_id", "url", "body"):
+        if name not in entry:
+            raise InvalidRequestError(f"the line has no {name!r}", name, "missing_required_parameter")
+    if not isinstance(entry["custom_id"], str):
+        raise InvalidRequestError("custom_id is not a string", "custom_id", "invalid_type")
+    if entry.get("method", "POST") != "POST":
+        raise InvalidRequestError(f"method is {entry['method']!r}, expected 'POST'", "method", "invalid_method")
+    endpoint = ENDPOINTS.get(entry["url"]) if isinstance(entry["url"], str) else None
+    if endpoint is None:
+        expected = " or ".join(ENDPOINTS)
+        raise InvalidRequestError(f"url is {entry['url']!r}, expected {expected}", "url", "invalid_url")
+    if not isinstance(entry["body"], dict):
+        raise InvalidRequestError("body is not an object", "body", "invalid_type")
+    unknown = next((name for name in entry if name not in ("custom_id", "method", "url", "body")), None)
+    if unknown is not None:
+        raise InvalidRequestError(f"unknown field {unknown!r} of the line", unknown, "unknown_parameter")
+    return translate(endpoint, entry["body"])
+
+
+def _name(model: Model) -> str:
+    """The model's name in responses."""
+    return model.name or Path(model.file.path).stem

@@ -1,0 +1,231 @@
+"""Translates the bodies of OpenAI's API into requests for an engine.
+
+A parameter that llamac does not compute is refused by name, unless its value asks for nothing. Batch files use this
+module, and a server can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from llamac.engine.sampling import SamplingParams
+from llamac.errors import ArgumentError, ArgumentTypeError, LlamacError
+
+if TYPE_CHECKING:
+    from llamac.engine.engine import Engine
+    from llamac.engine.request import Request
+
+Endpoint = Literal["chat", "completions"]
+ENDPOINTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+
+COMPLETION_TOKENS = 16  # max_tokens of /v1/completions if the body does not set it, as in OpenAI's API
+ROLES = {"developer": "system"}  # names of roles that templates know under another name
+
+# Parameters that do not change what is generated.
+WITHOUT_EFFECT = frozenset(("metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"))
+# Parameters that this version does not compute, and the values, besides null, that ask for nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "stream": (False,),
+    "stream_options": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+# Parameters of SamplingParams under their own names. top_k and min_p are not OpenAI's.
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
+LENGTHS = ("max_tokens", "max_completion_tokens")
+
+
+class InvalidRequestError(LlamacError, ValueError):
+    """A body that cannot be computed.
+
+    Attributes:
+        param: The parameter that is wrong, or None.
+        code: What is wrong with it, in a word that programs can compare.
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A body that has been checked.
+
+    Attributes:
+        endpoint: What it was sent to.
+        input: Messages for "chat"; a text or token ids for "completions".
+        params: The sampling parameters.
+    """
+
+    endpoint: Endpoint
+    input: Any
+    params: SamplingParams
+
+    def submit(self, engine: Engine) -> Request:
+        """Queue the request.
+
+        Raises:
+            LlamacError: As for `Engine.submit` and `Engine.chat`.
+        """
+        if self.endpoint == "chat":
+            return engine.chat(self.input, self.params)
+        return engine.submit(self.input, self.params)
+
+    @property
+    def input_name(self) -> str:
+        """The parameter that has the input."""
+        return "messages" if self.endpoint == "chat" else "prompt"
+
+
+def translate(endpoint: Endpoint, body: Mapping[str, Any]) -> GenerationRequest:
+    """Check a body and translate it.
+
+    Args:
+        endpoint: What it was sent to.
+        body: The parsed JSON object.
+
+    Raises:
+        InvalidRequestError: If a parameter is missing, wrong, unknown or unsupported.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    own = "messages" if endpoint == "chat" else "prompt"
+    known = {own, "model", *SAMPLING, *LENGTHS, *WITHOUT_EFFECT, *UNSUPPORTED}
+    for name, value in given.items():
+        if name not in known:
+            raise InvalidRequestError(f"unknown parameter {name!r}", name, "unknown_parameter")
+        if name in UNSUPPORTED and not _asks_for_nothing(value, UNSUPPORTED[name]):
+            raise InvalidRequestError(_unsupported(name), name, "unsupported_parameter")
+    if not isinstance(given.get("model", ""), str):
+        raise _wrong_type("model", given["model"], "a string")
+    if own not in given:
+        raise InvalidRequestError(f"the body has no {own!r}", own, "missing_required_parameter")
+    read: Callable[[Any], Any] = _messages if endpoint == "chat" else _prompt
+    return GenerationRequest(endpoint, read(given[own]), _params(endpoint, given))
+
+
+def _asks_for_nothing(value: object, neutral: Sequence[object]) -> bool:
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
+
+
+def _unsupported(name: str) -> str:
+    values = " or ".join(map(repr, UNSUPPORTED[name]))
+    return f"this version does not support {name!r}: leave it out" + (f", or set it to {values}" if values else "")
+
+
+def _params(endpoint: Endpoint, given: Mapping[str, Any]) -> SamplingParams:
+    lengths = [name for name in LENGTHS if name in given]
+    if len(lengths) > 1:
+        raise InvalidRequestError("max_tokens and max_completion_tokens exclude each other", LENGTHS[0])
+    values = {name: given[name] for name in SAMPLING if name in given}
+    if values.get("stop") == []:
+        del values["stop"]
+    params = SamplingParams()
+    for name, value in values.items():
+        params = _updated(params, name, name, value)
+    if lengths:
+        return _updated(params, "max_tokens", lengths[0], given[lengths[0]])
+    return params if endpoint == "chat" else params.updated({"max_tokens": COMPLETION_TOKENS})
+
+
+def _updated(params: SamplingParams, field: str, name: str, value: object) -> SamplingParams:
+    """Set a field from the parameter `name`."""
+    try:
+        return params.updated({field: value})
+    except ArgumentTypeError as error:
+        raise InvalidRequestError(str(error).replace(field, name, 1), name, "invalid_type") from None
+    except ArgumentError as error:
+        raise InvalidRequestError(str(error).replace(field, name, 1), name, "invalid_value") from None
+
+
+def _wrong_type(name: str, value: object, expected: str) -> InvalidRequestError:
+    found = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    kind = found.get(type(value), "a number")
+    return InvalidRequestError(f"{name} is {kind}, expected {expected}", name, "invalid_type")
+
+
+# ---- inputs
+
+
+def _prompt(value: object) -> str | list[int]:
+    """A text or token ids. A list with one of them is accepted as well."""
+    if isinstance(value, list) and value and all(isinstance(item, str | list) for item in value):
+        if len(value) > 1:
+            message = f"prompt has {len(value)} prompts: this version accepts one per request"
+            raise InvalidRequestError(message, "prompt", "unsupported_value")
+        value = value[0]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value):
+        return value
+    raise _wrong_type("prompt", value, "a string or an array of token ids")
+
+
+def _messages(value: object) -> list[dict[str, Any]]:
+    """Messages as chat templates read them: the content is a text."""
+    if not isinstance(value, list):
+        raise _wrong_type("messages", value, "an array of messages")
+    if not value:
+        raise InvalidRequestError("messages is empty: expected at least one message", "messages", "invalid_value")
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(value)]
+
+
+def _message(message: object, where: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise _wrong_type(where, message, "an object")
+    given = {name: value for name, value in message.items() if value is not None}
+    for name in given:
+        if name not in ("role", "content", "name", "reasoning_content"):
+            message_ = f"this version does not support {where}.{name}"
+            raise InvalidRequestError(message_, f"{where}.{name}", "unsupported_parameter")
+    for name in ("role", "content"):
+        if name not in given:
+            raise InvalidRequestError(f"{where} has no {name!r}", f"{where}.{name}", "missing_required_parameter")
+    for name in ("role", "name", "reasoning_content"):
+        if not isinstance(given.get(name, ""), str):
+            raise _wrong_type(f"{where}.{name}", given[name], "a string")
+    given["role"] = ROLES.get(given["role"], given["role"])
+    given["content"] = _text(given["content"], f"{where}.content")
+    return given
+
+
+def _text(content: object, where: str) -> str:
+    """The text of a message. Parts are joined by line feeds."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _wrong_type(where, content, "a string or an array of parts")
+    texts = []
+    for index, part in enumerate(content):
+        place = f"{where}[{index}]"
+        if not isinstance(part, dict):
+            raise _wrong_type(place, part, "an object")
+        if part.get("type") != "text":
+            message = f"{place}.type is {part.get('type')!r}: this version reads parts of the type 'text' only"
+            raise InvalidRequestError(message, place, "unsupported_value")
+        if not isinstance(part.get("text"), str):
+            raise _wrong_type(f"{place}.text", part.get("text"), "a string")
+        texts.append(part["text"])
+    return "\n".join(texts)

@@ -1,0 +1,143 @@
+"""Bodies of OpenAI's API become requests of the engine, or errors that name what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llamac.engine.sampling import SamplingParams
+from llamac.errors import ChatTemplateError, ContextFullError, LlamacError, OutOfMemoryError, QueueFullError
+from llamac.openai.requests import UNSUPPORTED, Endpoint, InvalidRequestError, translate
+from llamac.openai.responses import error_response
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def refusal(endpoint: Endpoint, **body: Any) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        translate(endpoint, body)
+    return caught.value
+
+
+# ---- what is accepted
+
+
+def test_every_sampling_parameter_is_passed_on() -> None:
+    given = {"temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1, "seed": 7, "stop": ["a", "b"]}
+    body = {"model": "any", "messages": HI, "max_completion_tokens": 5, **given}
+    request = translate("chat", body)
+    assert request.params == SamplingParams(max_tokens=5, **given)  # type: ignore[arg-type]
+    assert (request.endpoint, request.input) == ("chat", HI)
+
+
+def test_lengths_have_the_defaults_of_the_api() -> None:
+    assert translate("completions", {"prompt": "a"}).params.max_tokens == 16
+    assert translate("chat", {"messages": HI}).params.max_tokens is None
+    assert translate("completions", {"prompt": "a", "max_tokens": 3}).params.max_tokens == 3
+
+
+def test_null_means_not_set() -> None:
+    body = dict.fromkeys((*UNSUPPORTED, "temperature", "stop", "max_tokens", "model", "something new"))
+    assert translate("chat", {**body, "messages": HI}).params == SamplingParams()
+
+
+def test_values_that_ask_for_nothing_are_accepted() -> None:
+    values = {name: neutral[0] for name, neutral in UNSUPPORTED.items() if neutral}
+    assert translate("chat", {**values, "messages": HI, "stop": [], "user": "me"}).params == SamplingParams()
+
+
+@pytest.mark.parametrize("prompt", ["text", [1, 2], ["text"], [[1, 2]]])
+def test_a_prompt_is_text_or_ids_alone_or_in_a_list(prompt: Any) -> None:
+    expected = prompt[0] if isinstance(prompt[0], list) or prompt == ["text"] else prompt
+    assert translate("completions", {"prompt": prompt}).input == expected
+
+
+def test_parts_of_text_are_joined_and_developers_are_the_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts, "refusal": None}]
+    assert translate("chat", {"messages": messages}).input == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a\nb"},
+    ]
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_parameters_are_refused_by_name(name: str) -> None:
+    error = refusal("chat", messages=HI, **{name: 2 if name != "stream" else True})
+    assert (error.param, error.code) == (name, "unsupported_parameter")
+    assert f"does not support {name!r}" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code", "message"),
+    [
+        ({}, "messages", "missing_required_parameter", "no 'messages'"),
+        ({"messages": []}, "messages", "invalid_value", "empty"),
+        ({"messages": "Hi"}, "messages", "invalid_type", "messages is a string, expected an array"),
+        ({"messages": [1]}, "messages[0]", "invalid_type", "a number, expected an object"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter", "no 'content'"),
+        ({"messages": [{"content": "a"}]}, "messages[0].role", "missing_required_parameter", "no 'role'"),
+        ({"messages": [{"role": 1, "content": "a"}]}, "messages[0].role", "invalid_type", "expected a string"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content", "invalid_type", "a number"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            *("messages[0].content[0]", "unsupported_value", "'image_url'"),
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": []}]},
+            *("messages[0].tool_calls", "unsupported_parameter", "does not support messages[0].tool_calls"),
+        ),
+        ({"messages": HI, "prompt": "a"}, "prompt", "unknown_parameter", "unknown parameter 'prompt'"),
+        ({"messages": HI, "temprature": 1}, "temprature", "unknown_parameter", "'temprature'"),
+        ({"messages": HI, "model": 3}, "model", "invalid_type", "model is a number"),
+        ({"messages": HI, "temperature": -1}, "temperature", "invalid_value", "temperature is -1"),
+        ({"messages": HI, "temperature": "hot"}, "temperature", "invalid_type", "temperature must be a number"),
+        ({"messages": HI, "temperature": True}, "temperature", "invalid_type", "not bool"),
+        ({"messages": HI, "stop": [""]}, "stop", "invalid_value", "not empty"),
+        ({"messages": HI, "n": True}, "n", "unsupported_parameter", "or set it to 1"),
+        ({"messages": HI, "max_tokens": 0}, "max_tokens", "invalid_value", "max_tokens is 0"),
+        ({"messages": HI, "max_completion_tokens": 0}, *("max_completion_tokens", "invalid_value", "max_completion_")),
+        ({"messages": HI, "max_tokens": 1, "max_completion_tokens": 1}, "max_tokens", None, "exclude each other"),
+    ],
+)
+def test_wrong_bodies_are_refused(body: dict[str, Any], param: str, code: str | None, message: str) -> None:
+    error = refusal("chat", **body)
+    assert (error.param, error.code) == (param, code)
+    assert message in str(error)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code"),
+    [(["a", "b"], "unsupported_value"), ([1.5], "invalid_type"), ({}, "invalid_type"), ([True], "invalid_type")],
+)
+def test_wrong_prompts_are_refused(prompt: Any, code: str) -> None:
+    error = refusal("completions", prompt=prompt)
+    assert (error.param, error.code) == ("prompt", code)
+
+
+# ---- errors as responses
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "param", "code"),
+    [
+        (InvalidRequestError("m", "p", "c"), 400, "invalid_request_error", "p", "c"),
+        (ContextFullError("m"), 400, "invalid_request_error", "prompt", "context_length_exceeded"),
+        (ChatTemplateError("m"), 400, "invalid_request_error", "prompt", "chat_template_error"),
+        (QueueFullError("m"), 429, "rate_limit_error", None, None),
+        (OutOfMemoryError("m"), 503, "server_error", None, "out_of_memory"),
+        (LlamacError("m"), 500, "server_error", None, None),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_errors_have_the_status_and_shape_of_the_api(
+    error: LlamacError, status: int, kind: str, param: str | None, code: str | None
+) -> None:
+    assert error_response(error, "prompt") == (
+        status,
+        {"error": {"message": "m", "type": kind, "param": param, "code": code}},
+    )
