@@ -26,15 +26,19 @@ static void clamp_branches(const struct kernels *kernels, const struct layer_rec
     kernels->clamp(up, n, -limit, limit, record->up_offset);
 }
 
-// Computes gate, up and the activation of this thread's columns. The result replaces up (m, ffn_dim). No barrier.
+// Computes gate, up and the activation of this thread's columns. The result replaces up (m, ffn_dim), and is packed
+// into `down`, the inputs of the next product, unless that is NULL. No barrier.
 static void hidden(const struct worker *w, const struct layer_record *record, const struct ffn_weights *ffn,
-                   const struct panels *x, float *gate, float *up) {
+                   const struct panels *x, float *gate, float *up, const struct panels *down) {
     const struct llamac_session *s = w->eval->session;
     const int gated = ffn->gate.data != NULL, dim = ffn->up.rows, activation = (int)s->model->config->activation;
     const struct product gate_product = { .matrix = &ffn->gate, .consumer = 0, .bias = ffn->gate_bias, .y = gate },
                          up_product = { .matrix = &ffn->up, .consumer = 1, .bias = ffn->up_bias, .y = up };
+    const int strips = strips_of(&ffn->up), unit = down ? BLOCK_STRIPS : 1;
     int first, last;
-    pool_share(w->member, strips_of(&ffn->up), &first, &last);
+    pool_share(w->member, ceil_div(strips, unit), &first, &last);
+    first *= unit;
+    last = min_int(last * unit, strips);
     multiply(w, &up_product, x, 0, first, last);
     if (gated) multiply(w, &gate_product, x, 0, first, last);
     first *= STRIP_ROWS;
@@ -44,6 +48,7 @@ static void hidden(const struct worker *w, const struct layer_record *record, co
         float *u = up + at;
         if (gated) clamp_branches(s->kernels, record, last - first, gate + at, u);
         s->kernels->activate(activation, gated ? gate + at : u, gated ? u : NULL, last - first, u);
+        if (down) pack_columns(w, &ffn->down, down, up + (size_t)r * (size_t)dim, dim, first, last, r);
     }
 }
 
@@ -185,7 +190,8 @@ static void experts_hidden(const struct worker *w, int l, const struct panels *i
         const struct expert_pairs pairs = pairs_of(w, expert);
         const size_t at = (size_t)pairs.first * layer->record->ffn_dim;
         const struct panels x = panels_of(w, layer->record, pairs, dim);
-        if (pairs.n) hidden(w, layer->record, &layer->experts[expert], &x, s->scratch.gate + at, s->scratch.up + at);
+        if (pairs.n) hidden(w, layer->record, &layer->experts[expert], &x, s->scratch.gate + at, s->scratch.up + at,
+                           NULL);
     }
 }
 
@@ -277,11 +283,20 @@ struct consumers ffn_consumers(const struct layer *layer) {
     return (struct consumers){ { &layer->ffn.gate, &layer->ffn.up, &layer->ffn_router, &layer->shared_gate }, 4 };
 }
 
+// Whether the hidden numbers are packed by the threads that compute them. In parallel blocks, mix needs the panels;
+// with experts, their rows do.
+static int packs_hidden(const struct worker *w, const struct layer *layer) {
+    return !has_experts(layer) && layer->record->placement != PLACEMENT_PARALLEL &&
+           packs_own_columns(w, &layer->ffn.down, strips_of(&layer->ffn.up));
+}
+
 void ffn_hidden(const struct worker *w, int l, const struct panels *inputs) {
     const struct scratch *x = &w->eval->session->scratch;
     const struct layer *layer = &w->eval->session->model->layers[l];
     const size_t at = has_experts(layer) ? shared_offset(w, layer->record) : 0;
-    if (layer->ffn.up.data) hidden(w, layer->record, &layer->ffn, inputs, x->gate + at, x->up + at);
+    const struct panels down = unnormed_panels(w, layer->ffn.up.rows);
+    if (layer->ffn.up.data)
+        hidden(w, layer->record, &layer->ffn, inputs, x->gate + at, x->up + at, packs_hidden(w, layer) ? &down : NULL);
     if (has_experts(layer)) experts_hidden(w, l, inputs);
 }
 
@@ -299,7 +314,9 @@ void ffn_down(const struct worker *w, int l, float *x, float *branch) {
     observe(w, LLAMAC_STAGE_FFN_ROUTER, l, scratch->up, e->n_rows, 0);   // zeros: no router
     observe(w, LLAMAC_STAGE_FFN_HIDDEN, l, scratch->up, e->n_rows, ffn_dim);
     const struct rows rows = { .x = scratch->up, .n = e->n_rows, .width = ffn_dim };
-    const struct panels inputs = prepare_inputs(w, rows, (struct consumers){ { &ffn->down }, 1 });
+    const struct panels inputs = packs_hidden(w, layer)
+                                     ? unnormed_panels(w, ffn_dim)
+                                     : prepare_inputs(w, rows, (struct consumers){ { &ffn->down }, 1 });
     const struct product down = {
         .matrix = &ffn->down, .bias = ffn->down_bias, .y = branch ? branch : x,
         .copy = observer_of(e, LLAMAC_STAGE_FFN, l), .row_weights = branch ? NULL : residual_scales(e->session),

@@ -6,8 +6,9 @@
 //          -> norm -> logits
 //
 // Every member of the team runs this code on its share of each operation. A layer has four barriers. It has six if the
-// KV heads do not divide evenly among the members, five if only head_dim is not a multiple of STRIP_ROWS, and four more
-// with more than REDUNDANT_ROWS rows, which share the preparation of inputs. Norms over the whole q and k add two, a
+// KV heads do not divide evenly among the members, five if only head_dim is not a multiple of STRIP_ROWS. With more
+// than REDUNDANT_ROWS rows, members share the preparation of inputs: two more, one more unless each member packs its
+// own columns of mix, and one more unless it packs its own hidden numbers. Norms over the whole q and k add two, a
 // router adds one, and a shared expert with more than REDUNDANT_ROWS rows two. Parallel blocks need two fewer.
 #include <string.h>
 #include "common.h"
@@ -41,7 +42,7 @@ static struct panels prepare_stream(const struct worker *w, struct residual *str
     const struct rows rows = {
         .x = stream->x, .n = w->eval->n_rows, .width = (int)w->eval->session->model->config->dim,
         .pending = stream->pending.branch ? &stream->pending : NULL,
-        .norm = norm, .copy = copy, .keep_normed = keep_normed,
+        .norm = norm, .copy = copy, .keep_normed = keep_normed, .is_stream = 1,
     };
     const struct panels p = prepare_inputs(w, rows, consumers);
     if (rows.pending) swap_buffers(stream);
@@ -122,13 +123,32 @@ static void norm_and_ffn_hidden(const struct worker *w, struct residual *stream,
     ffn_hidden(w, l, &inputs);
 }
 
+// Whether mix is packed by the threads that compute it: if each computes whole heads, in whole blocks of input columns.
+static int packs_mix(const struct worker *w, const struct layer *layer) {
+    const int count = w->member->count, q_dim = layer->attn_q.rows;
+    const int panels_in_use = layer->record->placement == PLACEMENT_PARALLEL && layer->record->ffn == FFN_EXPERTS;
+    return layer->heads.n_kv % count == 0 && q_dim / count % BLOCK_COLUMNS == 0 && !panels_in_use &&
+           packs_own_columns(w, &layer->attn_out, strips_of(&layer->attn_q));
+}
+
+static void pack_own_mix(const struct worker *w, const struct layer *layer) {
+    const int n = w->eval->n_rows, q_dim = layer->attn_q.rows, share = q_dim / w->member->count,
+              first = w->member->index * share;
+    const struct panels to = unnormed_panels(w, q_dim);
+    for (int r = 0; r < n && !cancelled(&w->eval->cancel); r++)
+        pack_columns(w, &layer->attn_out, &to, w->eval->session->scratch.mix + (size_t)r * (size_t)q_dim, q_dim, first,
+                     first + share, r);
+}
+
 // Computes attention and its output projection, and adds the result to x, or writes it to `branch` if that is not NULL.
 static void attention_out(const struct worker *w, int l, float *x, float *branch) {
     const struct eval *e = w->eval;
     const struct scratch *scratch = &e->session->scratch;
     const struct layer *layer = &e->session->model->layers[l];
     const int n = e->n_rows, q_dim = layer->attn_q.rows, kv_dim = layer->attn_k.rows;
+    const int packs = packs_mix(w, layer);
     attention(w, l);
+    if (packs) pack_own_mix(w, layer);
     pool_barrier(w->member);
     observe(w, LLAMAC_STAGE_Q, l, scratch->q, n, q_dim);
     observe(w, LLAMAC_STAGE_K, l, scratch->k, n, kv_dim);
@@ -137,7 +157,8 @@ static void attention_out(const struct worker *w, int l, float *x, float *branch
     observe_scores(w, l);
     observe(w, LLAMAC_STAGE_ATTN_MIX, l, scratch->mix, n, q_dim);
     const struct rows rows = { .x = scratch->mix, .n = n, .width = q_dim };
-    const struct panels inputs = prepare_inputs(w, rows, (struct consumers){ { &layer->attn_out }, 1 });
+    const struct panels inputs = packs ? unnormed_panels(w, q_dim)
+                                       : prepare_inputs(w, rows, (struct consumers){ { &layer->attn_out }, 1 });
     const struct product out = {
         .matrix = &layer->attn_out, .bias = layer->attn_out_bias, .y = branch ? branch : x,
         .copy = observer_of(e, LLAMAC_STAGE_ATTN_OUT, l), .row_weights = branch ? NULL : residual_scales(e->session),

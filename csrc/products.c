@@ -60,10 +60,35 @@ void pack_row(const struct worker *w, struct consumers consumers, const struct p
     if (any_adapter) lora_pack_row(w, consumers, p, x, width, first, last, r);
 }
 
+enum { MAX_SHARE_GROWTH = 32 };   // a share may grow by 1/32 of it so that shares consist of whole blocks
+
+int packs_own_columns(const struct worker *w, const struct matrix *consumer, int strips) {
+    const int count = w->member->count, most = BLOCK_STRIPS * ceil_div(ceil_div(strips, BLOCK_STRIPS), count);
+    return !is_redundant(w->eval->n_rows) && !consumer->lora &&
+           MAX_SHARE_GROWTH * (most - ceil_div(strips, count)) <= ceil_div(strips, count);
+}
+
+void pack_columns(const struct worker *w, const struct matrix *consumer, const struct panels *p, const float *x,
+                  int width, int first, int last, int r) {
+    const int input = input_type_of(consumer->dtype);
+    struct panel_row to = panel_row(p->of[input], p->m, input_words(input, width), r);
+    to.panel += input_words(input, first) * (size_t)to.height;
+    if (first < last) w->eval->session->kernels->pack[input](to, x + first, last - first);
+}
+
+// The panels of rows that come from the residual stream.
+static struct panels stream_panels(const struct worker *w, const struct rows *rows) {
+    struct panels p = panels_at(w, is_redundant(rows->n), rows->n, 0, rows->n, rows->width);
+    for (int input = 0; input < N_INPUT_TYPES && !is_redundant(rows->n); input++)
+        p.of[input] = w->eval->session->scratch.stream_panels[input];
+    return p;
+}
+
 struct panels prepare_inputs(const struct worker *w, struct rows rows, struct consumers consumers) {
     const int redundant = is_redundant(rows.n), writes_shared = !redundant || w->member->index == 0;
     const size_t width = (size_t)rows.width;
-    const struct panels p = panels_at(w, redundant, rows.n, 0, rows.n, rows.width);
+    const struct panels p = rows.is_stream ? stream_panels(w, &rows)
+                                           : panels_at(w, redundant, rows.n, 0, rows.n, rows.width);
     int first = 0, last = rows.n;
     if (!redundant) pool_share(w->member, rows.n, &first, &last);
     for (int r = first; r < last && !cancelled(&w->eval->cancel); r++) {

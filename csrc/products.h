@@ -25,6 +25,7 @@ struct rows {
     struct norm_weights norm;
     float *copy;                            // (n, width): an observer's, or NULL
     int keep_normed;                        // whether normed_rows will return them
+    int is_stream;                          // rows of the residual stream have panels of their own
 };
 
 // Up to REDUNDANT_ROWS rows, each thread prepares all of them in its own memory, which takes less time than a barrier.
@@ -38,9 +39,21 @@ const float *normed_rows(const struct worker *w, int n);
 // Adds a pending branch to this thread's share of the rows x (n, width). Ends at a barrier.
 void add_branch(const struct worker *w, const float *x, const struct pending_branch *pending, int n, int width);
 
+// Whether each thread can pack the columns of a row that it has computed itself, so that a barrier less is needed: if
+// the threads' shares of `strips` strips, in whole blocks of input columns, are nearly equal.
+enum { BLOCK_STRIPS = BLOCK_COLUMNS / STRIP_ROWS };   // strips whose outputs share a scale as inputs
+int packs_own_columns(const struct worker *w, const struct matrix *consumer, int strips);
+// Packs columns [first, last) of row r, which start at a block of input columns, for a consumer without an adapter.
+void pack_columns(const struct worker *w, const struct matrix *consumer, const struct panels *p, const float *x,
+                  int width, int first, int last, int r);
+
 // Returns panels for m rows of `width` numbers in this thread's memory (local) or in shared memory. They start at row
 // `first` of the `total` rows that the memory is divided among.
 struct panels panels_at(const struct worker *w, int local, int m, int first, int total, int width);
+// Returns the chunk's panels of rows that are not of the residual stream.
+static inline struct panels unnormed_panels(const struct worker *w, int width) {
+    return panels_at(w, is_redundant(w->eval->n_rows), w->eval->n_rows, 0, w->eval->n_rows, width);
+}
 // Packs row r into the panels, for each input type that the consumers need. A thread must call this for all of its rows
 // [first, last) in ascending order.
 void pack_row(const struct worker *w, struct consumers consumers, const struct panels *p, const float *x, int width,

@@ -57,6 +57,13 @@ static void cut_panels(struct arena *a, const struct llamac_model *m, size_t row
         panels[input] = arena_floats(a, inputs & 1u << input ? rows * max_input_words(m, input, q_dim) : 0);
 }
 
+static void cut_stream_panels(struct arena *a, const struct llamac_model *m, size_t rows,
+                              void *panels[N_INPUT_TYPES]) {
+    const unsigned inputs = input_types(m);
+    for (int input = 0; input < N_INPUT_TYPES; input++)
+        panels[input] = arena_floats(a, inputs & 1u << input ? rows * input_words(input, (int)m->config->dim) : 0);
+}
+
 static int has_parallel_layer(const struct llamac_model *m) {
     int any = 0;
     for (uint32_t l = 0; l < m->config->n_layers; l++) any |= m->layers[l].record->placement == PLACEMENT_PARALLEL;
@@ -81,6 +88,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->router = arena_floats(a, rows * experts);
     x->shared_gate = arena_floats(a, experts ? rows : 0);
     x->routes = arena_routes(a, m, rows);
+    cut_stream_panels(a, m, rows > REDUNDANT_ROWS ? rows : 0, x->stream_panels);
     cut_panels(a, m, rows, (int)q_dim, x->panels);
     x->lora_ax = arena_floats(a, lora_ax_floats(m, rows));
     // a layer is done with q, k, v and mix before it computes gate and up, unless it computes both in parallel

@@ -47,7 +47,8 @@ struct scratch {
     float *router;            // (rows, n_experts): the router's logits
     float *shared_gate;       // (rows): the gate of the shared expert, before the sigmoid
     struct routes routes;
-    void *panels[N_INPUT_TYPES];   // inputs of products
+    void *stream_panels[N_INPUT_TYPES];   // inputs of products that come from the residual stream: (rows, dim)
+    void *panels[N_INPUT_TYPES];   // other inputs of products
     float *lora_ax;           // (consumers, rows or pairs, rank): an adapter's a x, as panels
     float *q, *k, *v;         // (rows, heads * head_dim); may share memory with gate and up
     float *mix;               // (rows, n_heads * head_dim): the result of attention; may likewise

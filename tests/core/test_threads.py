@@ -559,3 +559,18 @@ def test_the_callers_floating_point_settings_do_not_change_logits(tmp_path: Path
         drawn = [model.generate([1, 2], max_tokens=9, temperature=1e-37, seed=seed).tokens for seed in range(5)]
     assert len({tuple(tokens) for tokens in drawn}) > 1
     assert output_of(program, path).splitlines() == [f"0.0 {[bits, bits]} True", f"{drawn} True"]
+
+
+@pytest.mark.parametrize("dtype", ["q4", "q8", "f32"])
+def test_shares_of_whole_blocks_of_columns_are_packed_to_the_same_bits(tmp_path: Path, dtype: str) -> None:
+    # q_dim and ffn are whole blocks of 128 columns for one and two threads; three threads share them otherwise
+    config = llama_config(dim=256, n_heads=4, n_kv_heads=2, ffn=512)
+    ids = some_ids(80)
+    with llamac.load(write_model(tmp_path / "model.bin", checkpoint(config), dtype)) as model:
+        with model.session(threads=1) as session:  # few rows at a time: each thread prepares all of them
+            steps = [session.eval(ids[first : first + 4], logits="all") for first in range(0, 80, 4)]
+        found = []
+        for threads in (1, 2, 3):
+            with model.session(threads=threads) as session:
+                found.append(session.eval(ids, logits="all").tobytes())
+    assert found == [b"".join(step.tobytes() for step in steps)] * 3
