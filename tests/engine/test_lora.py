@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from numpy.typing import NDArray
 import llamac
 from golden.adapter_cases import ADAPTER_CASES
 from golden.cases import CASES, MIN_EFFECT, TOLERANCE
+from golden.family_cases import FAMILY_CASES
 from golden.make import relative_errors
 from golden.make_adapters import adapter_files, adapter_logits, peft_files, peft_logits, write_adapter, write_base
+from golden.make_families import family_checkpoint
+from golden.tiny_checkpoints import random_tensor, write_safetensors
 from llamac.errors import UnsupportedError
 from llamac.export.convert import export
 from llamac.format.flatfile import FlatFile
@@ -253,3 +257,35 @@ def test_the_core_refuses_malformed_adapters(base_file: Callable[[str, str], Pat
             model.file.core.adapt(q, 1, numbers.data, numbers.data)
         with model.session(), pytest.raises(llamac.LlamacError, match="before its first session"):
             model.file.core.replace(q, 1, bytes(7680))
+
+
+def test_an_adapter_of_a_shared_expert_matches_the_merged_model(tmp_path: Path) -> None:
+    """For one row and for many, whose inputs lie elsewhere. The router and the gate read the same inputs."""
+    case = FAMILY_CASES["qwen2_moe"]
+    folder = family_checkpoint(tmp_path / "base", case)
+    modules = {
+        "shared_expert.gate_proj": (36, 40),
+        "shared_expert.up_proj": (36, 40),
+        "shared_expert.down_proj": (40, 36),
+        "shared_expert_gate": (1, 40),
+    }
+    factors = {}
+    for module, (rows, columns) in modules.items():
+        for layer in (1, 2):
+            name = f"base_model.model.model.layers.{layer}.mlp.{module}"
+            factors[f"{name}.lora_A.weight"] = random_tensor(f"{name}.a", (3, columns))
+            factors[f"{name}.lora_B.weight"] = random_tensor(f"{name}.b", (rows, 3))
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    config = {"peft_type": "LORA", "r": 3, "lora_alpha": 3, "target_modules": [*modules], "bias": "none"}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    write_safetensors(adapter / "adapter_model.safetensors", factors)
+    export(folder, tmp_path / "base.bin", dtype="f32", probe_source=None)
+    export(folder, tmp_path / "merged.bin", dtype="f32", lora=adapter, probe_source=None)
+    merged = llamac.load(tmp_path / "merged.bin", kv_dtype="f32")
+    adapted = llamac.load(tmp_path / "base.bin", kv_dtype="f32", lora=adapter)
+    with merged, adapted, adapted.session(context=len(case.ids)) as session:
+        expected, whole = merged.logits(case.ids), adapted.logits(case.ids)
+        assert relative_errors(whole, expected).max() <= TOLERANCE
+        steps = np.concatenate([session.eval([token], logits="all") for token in case.ids])
+        assert steps.tobytes() == whole.tobytes()
