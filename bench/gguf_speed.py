@@ -7,7 +7,8 @@
 For each type, a file with random weights whose matrices all have that type is created in the folder (by default a
 temporary one), measured, and removed. llamac imports it with the file's own numbers. A library exports llama.h
 (bench.llama_library); with folders of headers it is ik_llama.cpp, which then repacks the matrices when it loads them.
-The engines run alternately: A B C A B C. A ratio is llamac's speed over the peer's, the median over rounds.
+The engines run alternately: A B C A B C. A ratio is llamac's speed over the peer's, the median over rounds. On a busy
+machine, --clock cpu compares the least CPU time of all rounds instead, with one thread.
 LLAMAC_ISA selects llamac's kernels, for comparisons with builds for the same instruction set.
 """
 
@@ -35,6 +36,7 @@ def measure(kind: str, libraries: dict[str, str], options: argparse.Namespace, f
     shape = SHAPES[options.shape]
     path = folder / f"{options.shape}-{kind}.gguf"
     os.environ["LLAMAC_CACHE"] = str(folder / "cache")
+    os.environ["BENCH_CLOCK"] = options.clock
     make_gguf(options.shape, kind, path, pure=True, shape=replace(shape, layers=options.layers or shape.layers))
     entries = {Entry("llamac", kind): path, **{Entry("library", library): path for library in libraries.values()}}
     names = {library: name for name, library in libraries.items()}
@@ -52,8 +54,8 @@ def measure(kind: str, libraries: dict[str, str], options: argparse.Namespace, f
     return results
 
 
-def show(results: list[dict[str, Any]]) -> None:
-    """Print one line per type, number of threads and task: llamac's speed, and the ratios."""
+def show(results: list[dict[str, Any]], ratio: str) -> None:
+    """Print one line per type, number of threads and task: llamac's speed (median), and the ratios."""
     peers = list(dict.fromkeys(r["engine"] for r in results if r["engine"] != "llamac"))
     print(f"| type | threads | task | llamac tokens/s | {' | '.join(f'over {peer}' for peer in peers)} |")
     print("|---|---|---|---|" + "---|" * len(peers))
@@ -61,7 +63,7 @@ def show(results: list[dict[str, Any]]) -> None:
     for row in rows:
         found = {r["engine"]: r for r in results if (r["type"], r["threads"], r["phase"], r["tokens"]) == row}
         kind, threads, phase, tokens = row
-        ratios = [f"{found[peer]['ratio']:.2f}" if peer in found else "" for peer in peers]
+        ratios = [f"{found[peer][ratio]:.2f}" if peer in found else "" for peer in peers]
         print(f"| {kind} | {threads} | {phase} {tokens} | {found['llamac']['tok_s']:.1f} | {' | '.join(ratios)} |")
 
 
@@ -79,8 +81,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompt", type=numbers, default="256", help="prompt lengths (default: %(default)s)")
     parser.add_argument("--decode", type=int, default=32, help="tokens to decode (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default: %(default)s)")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="default: %(default)s")
     parser.add_argument("--result", metavar="NAME", help="write bench/results/DATE-NAME.json")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.clock == "cpu" and options.threads != [1]:
+        parser.error("--clock cpu needs --threads 1: waiting threads of some engines use CPU time")
+    return options
 
 
 def main() -> None:
@@ -93,7 +99,7 @@ def main() -> None:
         for kind in options.types.split(","):
             results += measure(kind, libraries, options, folder)
             print(f"{kind}: done", file=sys.stderr)
-    show(results)
+    show(results, "ratio_of_best" if options.clock == "cpu" else "ratio")
     if options.result:
         settings = {name: str(value) for name, value in vars(options).items() if name not in ("folder", "result")}
         settings["library"] = ", ".join(libraries)

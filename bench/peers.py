@@ -162,6 +162,7 @@ class Series:
                 "tok_s_spread": [min(speeds), max(speeds)],
                 "ratio": median(ratios),
                 "ratio_spread": [min(ratios), max(ratios)],
+                "ratio_of_best": min(seconds) / min(first),
             }
 
 
