@@ -94,6 +94,28 @@ static void peaks(void) {
     }
 }
 
+// ---- plain memory reads, the limit of products with few rows
+
+enum { READ_BYTES = 2 << 20 };
+struct read { const float *pool; long parts; int streams; volatile float result; };
+static void run_read(void *argument, long i) {
+    struct read *r = argument;
+    const float *part = r->pool + (size_t)(i % r->parts) * (READ_BYTES / sizeof(float));
+    r->result = table->read_block(part, READ_BYTES / sizeof(float), r->streams);
+}
+static void reads(void) {
+    const long parts = (long)(pool_bytes / READ_BYTES) + 1;
+    float *pool = take((size_t)parts * READ_BYTES);
+    memset(pool, 0, (size_t)parts * READ_BYTES);
+    for (int streams = 1; streams <= 4; streams *= 2) {
+        char what[40];
+        snprintf(what, sizeof what, "%d stream%s", streams, streams > 1 ? "s" : "");
+        struct read r = { pool, parts, streams, 0 };
+        measure("read", what, 0, run_read, &r, READ_BYTES, 0);
+    }
+    free(pool);
+}
+
 // ---- products
 
 struct product { struct gemm g; const uint8_t *weights; size_t matrix_bytes; long copies; };
@@ -396,6 +418,7 @@ static void measure_table(void) {
     struct row *row = take(sizeof *row);
     fill_random(row->x, ROW, &state), fill_random(row->w, ROW, &state), fill_random(row->b, ROW, &state);
     if (kernel_selected("peak")) peaks();
+    if (kernel_selected("read")) reads();
     if (kernel_selected("gemm")) gemms(&state);
     if (kernel_selected("pack")) packs(&state);
     if (kernel_selected("attend")) attends(&state);

@@ -23,7 +23,7 @@ from typing import Any
 from bench.stamp import save
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = ("peak", "gemm", "pack", "attend", "norm", "add", "gather", "store", "activate", "rotate")
+KERNELS = ("peak", "read", "gemm", "pack", "attend", "norm", "add", "gather", "store", "activate", "rotate")
 
 
 def build(folder: Path, cc: str) -> Path:

@@ -92,7 +92,7 @@ INLINE int16_acc multiply_span_bytes(const int dtype, const int span, lut codebo
         UNROLL for (int l = first + 1; l < first + step; l++)
             c = byte_acc_dot(c, code_line(dtype, codebook, group, l), x, l);
         UNROLL for (int l = first; l < first + step; l++)
-            if (l < bits) prefetch_quant(group + l * LINE_BYTES);
+            if (l < bits) prefetch_quant(1, group + l * LINE_BYTES);
         sum = int16_acc_add_bytes(sum, c);
     }
     return sum;
@@ -144,7 +144,7 @@ INLINE void multiply_span(const int dtype, const int unpacked, const int S, cons
                          : int16_codes_from(code_line(dtype, codebook, group, l & ~1),
                                             code_line(dtype, codebook, group, l | 1), l, part);
             if (!unpacked && part == 0 && l < dtype_table[dtype].code_bits)
-                prefetch_quant(group + l * LINE_BYTES);
+                prefetch_quant(T, group + l * LINE_BYTES);
             UNROLL for (int t = 0; t < T; t += R) to->v[i][t] = int16_acc_dot(to->v[i][t], a, x, l, part, T, t);
         }
     }
@@ -157,7 +157,7 @@ INLINE void micro_kernel_int16(const int dtype, const int unpacked, const int S,
     for (int k = 0; k < columns; k += block_columns(dtype)) {
         const int all_groups = min_int(block_groups(dtype), ceil_div(columns - k, GROUP_COLUMNS));
         const uint8_t *codes = unpacked ? w : w + block_scale_bytes(dtype, all_groups);
-        if (!unpacked) UNROLL for (int i = 0; i < S; i++) prefetch_scales(dtype, w + (size_t)i * strip_bytes);
+        if (!unpacked) UNROLL for (int i = 0; i < S; i++) prefetch_scales(dtype, T, w + (size_t)i * strip_bytes);
         for (int first = 0; first < all_groups; first += BLOCK_GROUPS) {   // groups that share the inputs' scale
             const int groups = min_int(BLOCK_GROUPS, all_groups - first);
             const int32_t *input_sums = x + groups * 16 * T;

@@ -15,7 +15,7 @@ INLINE void unpack_int8(const int dtype, const uint8_t *w, int columns, uint8_t 
                 block_scales_store(to + 8 * LINE_BYTES + 64 * h, block_scales_load(s));
                 UNROLL for (int l = 2 * h; l < 2 * h + 2; l++, codes += LINE_BYTES) {
                     const line x = line_load(codes);
-                    prefetch_quant(codes);
+                    __builtin_prefetch(codes + PREFETCH_BYTES_QUANT);
                     line_store(to + 128 * l, q4_codes(codebook, x, grid, 0, 1));
                     line_store(to + 128 * l + 64, q4_codes(codebook, x, grid, 1, 1));
                 }
@@ -45,7 +45,7 @@ INLINE void multiply_half(const int unpacked, const int S, const int T, const in
         UNROLL for (int g = 4 * h; g < 4 * h + 4; g += 2) UNROLL for (int i = 0; i < S; i++) {
             const uint8_t *at = codes + (size_t)i * strip_bytes + 32 * g;
             const line packed = line_load(at), a = q4_codes(codebook, packed, grid[i], 0, 0);
-            prefetch_quant(at);
+            prefetch_quant(T, at);
             UNROLL for (int t = 0; t < T; t += R) c[i][t] = q4_acc_dot(c[i][t], a, x, g, T, t, unpacked);
             const line b = q4_codes(codebook, packed, grid[i], 1, 0);
             UNROLL for (int t = 0; t < T; t += R) c[i][t] = q4_acc_dot(c[i][t], b, x, g + 1, T, t, unpacked);
@@ -66,7 +66,7 @@ INLINE void micro_kernel_q4(const int dtype, const int unpacked, const int S, co
         v16 acc[GEMM_STRIPS][PANEL_ROWS];   // the sums, in registers for one block, if they are carried
         if (carried) FOR_TILE(i, t) acc[i][t] = v16_load(sums + 16 * (i * T + t));
         const uint8_t *s0 = w, *codes = unpacked ? w : w + block_scale_bytes(dtype, groups);
-        if (!unpacked) UNROLL for (int i = 0; i < S; i++) prefetch_scales(dtype, w + (size_t)i * strip_bytes);
+        if (!unpacked) UNROLL for (int i = 0; i < S; i++) prefetch_scales(dtype, T, w + (size_t)i * strip_bytes);
         for (int j = 0; j < groups; j++, x += GROUP_WORDS * T) {
             const uint8_t *s1 = dtype == LLAMAC_Q4 ? s0 + STRIP_ROWS : s0;   // scales of the group's second half
             q4_acc_tile c;

@@ -3,13 +3,17 @@
 // multiply codes by codes, and sums stay exact integers until scales are applied. Part of kernels_template.h.
 // kernels.h specifies the order of operations (struct gemm) and the panels; dtype.h the weights.
 
-// Prefetch distance in bytes; 768 to 1536 measure alike. Reading a line of codes prefetches one line; starting a block
-// prefetches as many lines as its scales take.
-enum { PREFETCH_BYTES_QUANT = 1152 };
-INLINE void prefetch_quant(const uint8_t *p) { __builtin_prefetch(p + PREFETCH_BYTES_QUANT); }
-INLINE void prefetch_scales(const int dtype, const uint8_t *block) {
+// Prefetch distances in bytes: into L2 for a single row, which reads each weight from memory once, and into L1 (768 to
+// 1536 measure alike). Reading a line of codes prefetches one line; starting a block prefetches as many lines as its
+// scales take.
+enum { PREFETCH_BYTES_L2 = 4608, PREFETCH_BYTES_QUANT = 1152 };
+INLINE void prefetch_quant(const int T, const uint8_t *p) {
+    if (T == 1) __builtin_prefetch(p + PREFETCH_BYTES_L2, 0, 2);
+    __builtin_prefetch(p + PREFETCH_BYTES_QUANT);
+}
+INLINE void prefetch_scales(const int dtype, const int T, const uint8_t *block) {
     UNROLL for (size_t i = 0; i < block_scale_bytes(dtype, block_groups(dtype)); i += LINE_BYTES)
-        prefetch_quant(block + i);
+        prefetch_quant(T, block + i);
 }
 
 INLINE float float_at(const int32_t *p) { float f; memcpy(&f, p, 4); return f; }
