@@ -97,13 +97,15 @@ class BuildCore(build_ext):
         symbols = asked("SYMBOLS") or bool(os.environ.get("LLAMAC_SANITIZE"))
         debug = [] if symbols else ["-g0"]  # Python's own flags have -g
         link += [] if symbols else ["-s"]
+        isa, without = self.kernel_sets()
+        flags += without
         warnings = FLAGS["warnings"] + (["-Werror"] if asked("WERROR") else [])
         sources = sorted(Path("csrc").glob("*.c"))
 
         def compile_one(source: Path) -> str:
-            isa = FLAGS["isa"].get(MACHINE, {}).get(source.name, [])
+            own = isa.get(source.name, [])
             (made,) = self.compiler.compile(
-                [str(source)], output_dir=self.build_temp, extra_postargs=flags + warnings + isa + debug
+                [str(source)], output_dir=self.build_temp, extra_postargs=flags + warnings + own + debug
             )
             return made
 
@@ -116,6 +118,16 @@ class BuildCore(build_ext):
         # setuptools then sees that an extension from an earlier build is out of date
         ext.depends = ext.extra_objects
         super().build_extension(ext)
+
+    def kernel_sets(self) -> tuple[dict[str, list[str]], list[str]]:
+        """The flags of each kernel set's file, and the flags that leave out sets which the compiler does not know."""
+        isa = dict(FLAGS["isa"].get(MACHINE, {}))
+        without = []
+        for name, probe in FLAGS["probes"].items():
+            if name in isa and not self.compiles(*isa[name], source=probe["program"]):
+                print(f"leaving out csrc/{name}: the compiler does not support {' '.join(isa.pop(name))}")
+                without.append(probe["without"])
+        return isa, without
 
     def compiles(self, *flags: str, source: str = "int main(void) { return 0; }\n") -> bool:
         """Whether the compiler and linker accept these flags."""

@@ -4,7 +4,7 @@
 // bytes, multiply-adds, clock in Hz.
 #include <time.h>
 #include "format.h"
-#include "kernels.h"
+#include "kernel_tables.h"
 #include "samples.h"
 
 static double sample_seconds = 0.002;           // a sample lasts at least this long
@@ -440,11 +440,11 @@ int main(int n, char **arguments) {
     if (strcmp(arguments[2], "all")) only_kernel = arguments[2];
     sample_seconds = atof(arguments[3]) / 1e3, pool_bytes = (size_t)atol(arguments[4]) << 20;
     if (strcmp(arguments[5], "all")) only_case = arguments[5];
-    int supported, measured = 0;
-    llamac_error err;
-    for (size_t i = 0; llamac_isa_at(i, &supported); i++) {
-        if (!supported || (only_isa && strcmp(only_isa, llamac_isa_at(i, &supported)))) continue;
-        table = kernels_select(llamac_isa_at(i, &supported), &err);
+    int measured = 0;
+    find_tables();
+    for (int i = 0; i < n_tables; i++) {
+        if (only_isa && strcmp(only_isa, tables[i]->name)) continue;
+        table = tables[i];
         measure_table();
         measured = 1;
     }

@@ -21,6 +21,14 @@ static int has_avx2(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
            (c & bit_F16C);
 }
+#if defined(HAS_KERNELS_AVXVNNI)
+// Bit 4 of EAX, leaf 7.1. Some compilers that have the instruction do not know the feature's name.
+static int has_avxvnni(void) {
+    unsigned a, b, c, d;
+    return has_avx2() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) &&
+           (a >> 4 & 1);
+}
+#endif
 static int has_avx512(void) {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -50,6 +58,9 @@ static const struct { const struct kernels *table; int (*supported)(void); const
 #if defined(__x86_64__)
     { &kernels_avx512vnni, has_avx512vnni, "AVX-512 F, BW, DQ, VL and VNNI" },
     { &kernels_avx512, has_avx512, "AVX-512 F, BW, DQ and VL" },
+#if defined(HAS_KERNELS_AVXVNNI)
+    { &kernels_avxvnni, has_avxvnni, "AVX2, FMA, F16C and AVX-VNNI" },
+#endif
     { &kernels_avx2, has_avx2, "AVX2, FMA and F16C" },
 #elif defined(__aarch64__)
     { &kernels_neon_i8mm, has_i8mm, "NEON with dot products and int8 matrix multiplication" },

@@ -224,7 +224,11 @@ struct kernels {
     double (*peak[N_INPUT_TYPES])(int passes, float *result);
 };
 
-extern const struct kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_avx512vnni;
+// Builds with compilers older than GCC 11 and Clang 12 define LLAMAC_NO_AVXVNNI and leave out that table.
+#if defined(__x86_64__) && !defined(LLAMAC_NO_AVXVNNI)
+#define HAS_KERNELS_AVXVNNI
+#endif
+extern const struct kernels kernels_scalar, kernels_avx2, kernels_avxvnni, kernels_avx512, kernels_avx512vnni;
 extern const struct kernels kernels_neon, kernels_neon_dotprod, kernels_neon_i8mm;
 
 // The best table for this processor (name NULL), or the named one. If it is unknown or unsupported: NULL, and fills

@@ -1,20 +1,27 @@
 // SPDX-License-Identifier: MIT
-// simd_avx2.h - the SIMD layer for AVX2, FMA and F16C: a v16 is two registers of 8 floats. simd_scalar.h specifies
-// each operation.
+// simd_avx2.h - the SIMD layer for AVX2, FMA and F16C, with or without VNNI: a v16 is two registers of 8 floats. With
+// VNNI (SIMD_VNNI is defined), vpdpbusd computes dot products of bytes. simd_scalar.h specifies each operation.
 #ifndef LLAMAC_SIMD_H
 #define LLAMAC_SIMD_H
 #include <immintrin.h>
 #include <string.h>
 #include "common.h"
 #include "dtype.h"
+#if !defined(SIMD_VNNI)
 #include "simd_maddubs.h"
+#endif
 #include "simd_panel_layout.h"
 
 typedef struct { __m256 a, b; } v16;   // lanes 0..7 and 8..15
 enum {
     FLOAT_TILE_ACCS = 6,   // 12 of 16 registers; a single row uses 8, which hides the latency of the multiply-add
     Q4_TILE_ACCS = 1, INT16_TILE_ACCS = 1, MAX_LIVE_SUMS = 2, MAX_CARRIED_SUMS = 2,
-    UNPACK_ABOVE_F16 = 30, UNPACK_ABOVE_BF16 = 1 << 30, UNPACK_ABOVE_Q4 = 7, UNPACK_ABOVE_BYTES = 24,
+    UNPACK_ABOVE_F16 = 30, UNPACK_ABOVE_BF16 = 1 << 30, UNPACK_ABOVE_Q4 = 7,
+#if defined(SIMD_VNNI)
+    UNPACK_ABOVE_BYTES = 1 << 30,   // vpdpbusd multiplies the bytes as stored
+#else
+    UNPACK_ABOVE_BYTES = 24,
+#endif
 };
 
 INLINE __m256i broadcast_256(int32_t x) { return _mm256_set1_epi32(x); }
@@ -122,17 +129,12 @@ INLINE void v16_store_int8(int8_t *p, v16 x) {
 // products first and spills them.
 #define VALUE_BARRIER(x) __asm__("" : "+x"(x))
 
-// ---- q4 and q4s: vpmaddubsw multiplies unsigned codebook + 32 by signed inputs. The int16 sums may wrap around, but
-// they start at -32 * (sum of the inputs), and the final sum of 8 products below 32 * 127 fits.
+// ---- codes: lines of 16 rows x 4 bytes
 
 typedef struct { __m256i a, b; } line;           // rows 0..7 and 8..15
-typedef struct { __m256i a, b; } q4_acc;         // two int16 per row: columns 0, 1 and columns 2, 3 of each 4
-typedef struct { __m256i a, b; } q4_scaled;      // int32
-typedef struct { __m256i a, b; } block_scales;   // int16, each row's scale twice
 typedef __m256i lut;
 typedef line grid_offsets;
 
-enum { Q4_BIAS = CODE_LIMIT };
 INLINE lut lut_load(const int8_t *codebook, const int bias) {
     return _mm256_broadcastsi128_si256(
         _mm_add_epi8(_mm_loadu_si128((const __m128i *)codebook), _mm_set1_epi8((char)bias)));
@@ -152,11 +154,67 @@ INLINE grid_offsets grid_offsets_load(const uint8_t *p) {
 INLINE __m256i decode_low_nibbles(lut t, __m256i x, __m256i grid) {
     return _mm256_add_epi8(_mm256_shuffle_epi8(t, _mm256_and_si256(x, _mm256_set1_epi8(15))), grid);
 }
+enum { Q4_BIAS = CODE_LIMIT };   // codes are unsigned in products with signed inputs
 INLINE line q4_codes(lut t, line x, grid_offsets grid, const int half, const int unpacked) {
     (void)unpacked;
     if (half) x = (line){ _mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4) };
     return (line){ decode_low_nibbles(t, x.a, grid.a), decode_low_nibbles(t, x.b, grid.b) };
 }
+
+enum { BYTE_BIAS = 128 };
+INLINE line line_from_bytes(line x) { return x; }
+INLINE __m256i nibbles(__m256i x, const int half) {
+    return _mm256_and_si256(half ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15));
+}
+INLINE line line_nibbles(line x, const int half) { return (line){ nibbles(x.a, half), nibbles(x.b, half) }; }
+INLINE __m256i insert_high_bits(__m256i x, __m256i high, const int from, const int mask) {
+    const __m256i shifted = from < 4 ? _mm256_slli_epi16(high, 4 - from) : _mm256_srli_epi16(high, from - 4);
+    return _mm256_or_si256(x, _mm256_and_si256(shifted, _mm256_set1_epi8((char)mask)));
+}
+INLINE line line_insert_high_bits(line x, line high, const int from, const int mask) {
+    return (line){ insert_high_bits(x.a, high.a, from, mask), insert_high_bits(x.b, high.b, from, mask) };
+}
+INLINE line line_lookup(lut t, line x) { return (line){ _mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b) }; }
+
+#if defined(SIMD_VNNI)
+// ---- products with vpdpbusd
+
+INLINE line line_set1(int32_t x) { return (line){ broadcast_256(x), broadcast_256(x) }; }
+INLINE __m256i dot_bytes(__m256i sums, __m256i codes, __m256i inputs) {
+#if defined(__AVXVNNI__)
+    return _mm256_dpbusd_avx_epi32(sums, codes, inputs);
+#else
+    return _mm256_dpbusd_epi32(sums, codes, inputs);   // the same instruction of AVX-512 VNNI
+#endif
+}
+INLINE line line_add_products(line sums, line codes, int32_t inputs) {
+    const __m256i x = broadcast_256(inputs);
+    sums.a = dot_bytes(sums.a, codes.a, x);
+    VALUE_BARRIER(sums.a);
+    sums.b = dot_bytes(sums.b, codes.b, x);
+    VALUE_BARRIER(sums.b);
+    return sums;
+}
+INLINE line line_add_bytes(line x, const int n) {
+    return (line){ _mm256_add_epi8(x.a, _mm256_set1_epi8((char)n)), _mm256_add_epi8(x.b, _mm256_set1_epi8((char)n)) };
+}
+INLINE line line_times_128_plus(line x, line y) {
+    return (line){ _mm256_add_epi32(_mm256_slli_epi32(x.a, 7), y.a),
+                   _mm256_add_epi32(_mm256_slli_epi32(x.b, 7), y.b) };
+}
+INLINE v16 line_to_floats(line x) { return (v16){ _mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b) }; }
+INLINE v16 line_as_floats(line x) { return (v16){ _mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b) }; }
+// Two sums of 3 rows take 12 of 16 registers; one sum of 6 rows takes as many.
+enum { INT16_PARTS = 2 };
+INLINE int int16_part_major(const int T) { return T > 3; }
+#include "simd_vnni.h"
+#else
+// ---- q4 and q4s: vpmaddubsw multiplies unsigned codebook + 32 by signed inputs. The int16 sums may wrap around, but
+// they start at -32 * (sum of the inputs), and the final sum of 8 products below 32 * 127 fits.
+
+typedef struct { __m256i a, b; } q4_acc;         // two int16 per row: columns 0, 1 and columns 2, 3 of each 4
+typedef struct { __m256i a, b; } q4_scaled;      // int32
+typedef struct { __m256i a, b; } block_scales;   // int16, each row's scale twice
 // The shuffle moves each int8 to the high byte of two int16; the shift sign-extends it.
 INLINE block_scales block_scales_load(const uint8_t *p) {
     const __m256i rows_0_to_7 = _mm256_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3,
@@ -198,22 +256,9 @@ INLINE v16 q4_scaled_to_float(q4_scaled w) { return (v16){ _mm256_cvtepi32_ps(w.
 // ---- int16 inputs: vpmaddwd on int16. Masking and shifting split a line into two vectors of int16 without a shuffle:
 // columns (0, 2) and (1, 3) of each 4. Codes keep their bias unless they are unpacked.
 
-enum { BYTE_BIAS = 128, UNPACKED_BIAS = 0, INT16_PARTS = 2, INT16_UNPACKED_LINE_BYTES = 128 };
+enum { UNPACKED_BIAS = 0, INT16_PARTS = 2, INT16_UNPACKED_LINE_BYTES = 128 };
 typedef struct { __m256i a, b; } int16_codes;
 typedef struct { __m256i a, b; } int16_acc;
-INLINE line line_from_bytes(line x) { return x; }
-INLINE __m256i nibbles(__m256i x, const int half) {
-    return _mm256_and_si256(half ? _mm256_srli_epi16(x, 4) : x, _mm256_set1_epi8(15));
-}
-INLINE line line_nibbles(line x, const int half) { return (line){ nibbles(x.a, half), nibbles(x.b, half) }; }
-INLINE __m256i insert_high_bits(__m256i x, __m256i high, const int from, const int mask) {
-    const __m256i shifted = from < 4 ? _mm256_slli_epi16(high, 4 - from) : _mm256_srli_epi16(high, from - 4);
-    return _mm256_or_si256(x, _mm256_and_si256(shifted, _mm256_set1_epi8((char)mask)));
-}
-INLINE line line_insert_high_bits(line x, line high, const int from, const int mask) {
-    return (line){ insert_high_bits(x.a, high.a, from, mask), insert_high_bits(x.b, high.b, from, mask) };
-}
-INLINE line line_lookup(lut t, line x) { return (line){ _mm256_shuffle_epi8(t, x.a), _mm256_shuffle_epi8(t, x.b) }; }
 INLINE __m256i int16_part(__m256i x, const int part) {
     return part ? _mm256_srli_epi16(x, 8) : _mm256_and_si256(x, _mm256_set1_epi16(255));
 }
@@ -289,6 +334,7 @@ INLINE v16 int16_acc_to_float(int16_acc d, const int T, const int row) {
     (void)T, (void)row;
     return (v16){ _mm256_cvtepi32_ps(d.a), _mm256_cvtepi32_ps(d.b) };
 }
+#endif
 
 // ---- quantizing
 

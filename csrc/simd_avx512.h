@@ -91,14 +91,11 @@ INLINE __m512i broadcast_512(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE __m512i load_512(const void *p) { return _mm512_loadu_si512(p); }
 INLINE void store_512(void *p, __m512i x) { _mm512_storeu_si512(p, x); }
 
-// ---- q4 and q4s: unsigned codebook + 32 times signed inputs, compensated by starting at -32 * (sum of the inputs)
+// ---- codes: lines of 16 rows x 4 bytes
 
 typedef __m512i line;
 typedef __m512i lut;
 typedef line grid_offsets;
-typedef __m512i q4_acc;             // with VNNI one int32 per row, otherwise two int16 as on AVX2
-typedef q4_acc q4_row_acc;
-enum { Q4_BIAS = CODE_LIMIT };
 INLINE lut lut_load(const int8_t *codebook, const int bias) {
     return _mm512_broadcast_i32x4(
         _mm_add_epi8(_mm_loadu_si128((const __m128i *)codebook), _mm_set1_epi8((char)bias)));
@@ -112,52 +109,52 @@ INLINE grid_offsets grid_offsets_load(const uint8_t *p) {
                          0x0c0c0c0c08080808, 0x0404040400000000, 0x0c0c0c0c08080808, 0x0404040400000000);
     return _mm512_and_si512(_mm512_shuffle_epi8(s, low_byte_to_all_4), _mm512_set1_epi8(3));
 }
+enum { Q4_BIAS = CODE_LIMIT };   // codes are unsigned in products with signed inputs
 INLINE line q4_codes(lut t, line x, grid_offsets grid, const int half, const int unpacked) {
     (void)unpacked;
     return _mm512_add_epi8(
         _mm512_shuffle_epi8(t, _mm512_and_si512(half ? _mm512_srli_epi16(x, 4) : x, _mm512_set1_epi8(15))), grid);
 }
+
+enum { BYTE_BIAS = 128 };
+INLINE line line_from_bytes(line x) { return x; }
+INLINE line line_nibbles(line x, const int half) {
+    return _mm512_and_si512(half ? _mm512_srli_epi16(x, 4) : x, _mm512_set1_epi8(15));
+}
+INLINE line line_insert_high_bits(line x, line high, const int from, const int mask) {
+    const __m512i shifted = from < 4 ? _mm512_slli_epi16(high, (unsigned)(4 - from))
+                                     : _mm512_srli_epi16(high, (unsigned)(from - 4));
+    return _mm512_or_si512(x, _mm512_and_si512(shifted, _mm512_set1_epi8((char)mask)));
+}
+INLINE line line_lookup(lut t, line x) { return _mm512_shuffle_epi8(t, x); }
+
+#if defined(__AVX512VNNI__)
+// ---- products with vpdpbusd
+
+INLINE line line_set1(int32_t x) { return broadcast_512(x); }
+INLINE line line_add_products(line sums, line codes, int32_t inputs) {
+    sums = _mm512_dpbusd_epi32(sums, codes, broadcast_512(inputs));
+    VALUE_BARRIER(sums);
+    return sums;
+}
+INLINE line line_add_bytes(line x, const int n) { return _mm512_add_epi8(x, _mm512_set1_epi8((char)n)); }
+INLINE line line_times_128_plus(line x, line y) { return _mm512_add_epi32(_mm512_slli_epi32(x, 7), y); }
+INLINE v16 line_to_floats(line x) { return _mm512_cvtepi32_ps(x); }
+INLINE v16 line_as_floats(line x) { return _mm512_castsi512_ps(x); }
+enum { INT16_PARTS = 1 };
+INLINE int int16_part_major(const int T) { (void)T; return 0; }
+#include "simd_vnni.h"
+#else
+// ---- q4 and q4s, as on AVX2 without VNNI
+
+typedef __m512i q4_acc;             // two int16 per row
+typedef q4_acc q4_row_acc;
 INLINE q4_acc q4_acc_init(int32_t compensation, grid_offsets grid, const int unpacked) {
     (void)grid, (void)unpacked;
     return broadcast_512(compensation);
 }
 INLINE q4_row_acc q4_acc_row(q4_acc d, const int r, const int unpacked) { (void)r, (void)unpacked; return d; }
 
-#if defined(__AVX512VNNI__)
-// The sums of a group's first half start at the bit pattern of the float 1.5 * 2^23. Reinterpreted as floats they are
-// SHIFT + n, which saves a conversion.
-#define SHIFT 0x1.8p23f
-enum { SHIFT_BITS = 0x4b400000 };
-typedef __m512 q4_scaled;           // floats, in which every step is exact
-typedef __m512 block_scales;
-INLINE block_scales block_scales_load(const uint8_t *p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-}
-INLINE void block_scales_store(uint8_t *p, block_scales s) { _mm512_storeu_ps(p, s); }
-INLINE block_scales block_scales_load_unpacked(const uint8_t *p) { return _mm512_loadu_ps(p); }
-INLINE void q4_compensation(const int8_t *x, int32_t terms[2]) {
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), _mm256_loadu_si256((const __m256i *)x));
-    const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(-CODE_LIMIT));
-    const __m256i eights = _mm256_add_epi32(fours, _mm256_srli_si256(fours, 8));
-    const __m256i halves = _mm256_add_epi32(eights, _mm256_srli_si256(eights, 4));
-    terms[0] = SHIFT_BITS + _mm256_extract_epi32(halves, 0), terms[1] = _mm256_extract_epi32(halves, 4);
-}
-INLINE q4_acc q4_acc_dot(q4_acc d, line codes, const int32_t *inputs, const int word, const int T, const int t,
-                         const int unpacked) {
-    (void)unpacked;
-    d = _mm512_dpbusd_epi32(d, codes, broadcast_512(inputs[word_index(word, T, t)]));
-    VALUE_BARRIER(d);
-    return d;
-}
-// (SHIFT + n) s - SHIFT s: one rounding, and the result n s is exact.
-INLINE q4_scaled q4_scale(q4_row_acc d, block_scales s) {
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(d), s, _mm512_mul_ps(s, _mm512_set1_ps(-SHIFT)));
-}
-INLINE q4_scaled q4_scale_add(q4_scaled w, q4_row_acc d, block_scales s) {
-    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(d), s, w);
-}
-INLINE v16 q4_scaled_to_float(q4_scaled w) { return w; }
-#else
 typedef __m512i q4_scaled;
 typedef __m512i block_scales;       // int16, each row's scale twice
 INLINE block_scales block_scales_load(const uint8_t *p) {
@@ -178,64 +175,10 @@ INLINE q4_scaled q4_scale_add(q4_scaled w, q4_row_acc d, block_scales s) {
     return _mm512_add_epi32(w, _mm512_madd_epi16(d, s));
 }
 INLINE v16 q4_scaled_to_float(q4_scaled w) { return _mm512_cvtepi32_ps(w); }
-#endif
 
-// ---- int16 inputs
+// ---- int16 inputs, as on AVX2 without VNNI
 
 typedef __m512i int16_codes;
-enum { BYTE_BIAS = 128 };
-INLINE int int16_part_major(const int T) { (void)T; return 0; }
-INLINE line line_from_bytes(line x) { return x; }
-INLINE line line_nibbles(line x, const int half) {
-    return _mm512_and_si512(half ? _mm512_srli_epi16(x, 4) : x, _mm512_set1_epi8(15));
-}
-INLINE line line_insert_high_bits(line x, line high, const int from, const int mask) {
-    const __m512i shifted = from < 4 ? _mm512_slli_epi16(high, (unsigned)(4 - from))
-                                     : _mm512_srli_epi16(high, (unsigned)(from - 4));
-    return _mm512_or_si512(x, _mm512_and_si512(shifted, _mm512_set1_epi8((char)mask)));
-}
-INLINE line line_lookup(lut t, line x) { return _mm512_shuffle_epi8(t, x); }
-#if defined(__AVX512VNNI__)
-// An input is 128 h + l with h and l in int8. vpdpbusd multiplies the unsigned codes by each.
-enum { UNPACKED_BIAS = 128, INT16_PARTS = 1, INT16_UNPACKED_LINE_BYTES = 64 };
-typedef struct { __m512i h, l; } int16_acc;
-INLINE int16_codes int16_codes_from(line x, line y, const int l, const int part) { (void)part; return l & 1 ? y : x; }
-INLINE void int16_codes_unpack(uint8_t *to, line x, line y, const int l, const int bias) {
-    store_512(to + l * INT16_UNPACKED_LINE_BYTES,
-              _mm512_add_epi8(int16_codes_from(x, y, l, 0), _mm512_set1_epi8((char)(UNPACKED_BIAS - bias))));
-}
-INLINE int16_codes int16_codes_load_unpacked(const uint8_t *group, const int l, const int part) {
-    (void)part;
-    return load_512(group + l * INT16_UNPACKED_LINE_BYTES);
-}
-INLINE void int16_pack_words(const int16_t *x, int32_t *words) {
-    const __m256i v = _mm256_loadu_si256((const __m256i *)x);
-    const __m256i h = _mm256_srai_epi16(_mm256_add_epi16(v, _mm256_set1_epi16(64)), 7);
-    const __m128i high = _mm256_cvtepi16_epi8(h);
-    const __m128i low = _mm256_cvtepi16_epi8(_mm256_sub_epi16(v, _mm256_slli_epi16(h, 7)));
-    _mm_storeu_si128((__m128i *)words, _mm_unpacklo_epi32(high, low));
-    _mm_storeu_si128((__m128i *)(words + 4), _mm_unpackhi_epi32(high, low));
-}
-INLINE int16_acc int16_acc_init(const int32_t *plus, const int32_t *minus, const int bias, const int T, const int t) {
-    (void)T;
-    return (int16_acc){ _mm512_setzero_si512(), broadcast_512(-bias * (minus ? plus[t] - minus[t] : plus[t])) };
-}
-INLINE int16_acc int16_acc_next_part(int16_acc d) { return d; }
-INLINE int16_acc int16_acc_dot(int16_acc d, int16_codes w, const int32_t *inputs, const int l, const int part,
-                               const int T, const int t) {
-    (void)part;
-    d.h = _mm512_dpbusd_epi32(d.h, w, broadcast_512(inputs[word_index(2 * l, T, t)]));
-    VALUE_BARRIER(d.h);
-    d.l = _mm512_dpbusd_epi32(d.l, w, broadcast_512(inputs[word_index(2 * l + 1, T, t)]));
-    VALUE_BARRIER(d.l);
-    return d;
-}
-INLINE v16 int16_acc_to_float(int16_acc d, const int T, const int row) {
-    (void)T, (void)row;
-    return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(d.h, 7), d.l));
-}
-#else
-// As on AVX2.
 enum { UNPACKED_BIAS = 0, INT16_PARTS = 2, INT16_UNPACKED_LINE_BYTES = 128 };
 typedef __m512i int16_acc;
 INLINE int16_codes int16_codes_from(line x, line y, const int l, const int part) {
@@ -254,6 +197,7 @@ INLINE int16_acc int16_acc_init(const int32_t *plus, const int32_t *minus, const
     (void)T;
     return bias ? broadcast_512(-bias * (minus ? plus[t] - minus[t] : plus[t])) : _mm512_setzero_si512();
 }
+INLINE int int16_part_major(const int T) { (void)T; return 0; }
 INLINE int16_acc int16_acc_next_part(int16_acc d) { return d; }
 INLINE int16_acc int16_acc_dot(int16_acc d, int16_codes w, const int32_t *inputs, const int l, const int part,
                                const int T, const int t) {

@@ -31,6 +31,17 @@ NAMES += ("test_sampler", "test_changed_file", "test_session_reads", "test_pool"
 TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 # Programs that #include a core file to compile it with other settings, and the object that must then not be linked.
 INCLUDED = {"test_pool_portable": "pool"}
+# Programs that run every kernel table.
+KERNEL_PROGRAMS = ("test_kernels", "test_attention", "kernel_speed")
+# The tables that only they have, by machine: for each file, the core's file that it includes, and its flags.
+TEST_TABLES = {
+    "x86_64": {
+        "kernels_avxvnni_evex.c": (
+            "kernels_avxvnni.c",
+            ["-mavx2", "-mfma", "-mf16c", "-mavx512vnni", "-mavx512vl"],
+        ),
+    },
+}
 # Built with the tests and run briefly, to keep them working: their arguments.
 BENCHMARKS = {"kernel_speed": ["all", "pack", "0", "1", "all"], "sampling_speed": ["1000", "2"]}
 BENCHMARK_FILES = tuple(ROOT / "bench" / f"{name}.c" for name in BENCHMARKS)
@@ -38,6 +49,12 @@ BENCHMARK_FILES = tuple(ROOT / "bench" / f"{name}.c" for name in BENCHMARKS)
 # With these options clang compiles the unrolled kernels in seconds instead of minutes. Builds with gcc check them for
 # undefined behavior.
 FUZZED_KERNELS = ("-fno-sanitize=undefined", "-mllvm", "-asan-instrumentation-with-call-threshold=0")
+
+
+def compiles(cc: str, flags: list[str], program: str) -> bool:
+    """Whether the compiler accepts flags that its older versions do not know."""
+    command = [*shlex.split(cc), *flags, "-x", "c", "-c", "-o", os.devnull, "-"]
+    return subprocess.run(command, input=program.encode(), capture_output=True).returncode == 0
 
 
 def build(
@@ -75,17 +92,30 @@ def build(
         if "clang" not in cc:  # checks as calls: inline checks in unrolled kernels take minutes to compile
             common += flags["sanitize_gcc"]
 
+    isa = dict(flags["isa"].get(machine, {}))
+    for name, probe in flags["probes"].items():
+        if name in isa and not compiles(cc, isa[name], probe["program"]):
+            print(f"leaving out csrc/{name}: the compiler does not support {' '.join(isa.pop(name))}", flush=True)
+            common.append(probe["without"])
+            plain.append(probe["without"])
+    core_files = sorted((ROOT / "csrc").glob("*.c"))
+    if any(source.stem in KERNEL_PROGRAMS for source in sources):
+        for name, (made_of, own) in TEST_TABLES.get(machine, {}).items():
+            if made_of in isa:
+                isa[name] = own
+                core_files.append(ROOT / "tests" / "c" / name)
+
     def compile_one(source: Path) -> Path:
         out = folder / f"{source.stem}.o"
-        isa = flags["isa"].get(machine, {}).get(source.name, [])
-        chosen = common if instrument_all or not isa else [*plain, "-O1"]
+        own = isa.get(source.name, [])
+        chosen = common if instrument_all or not own else [*plain, "-O1"]
         if not instrument_all and source.stem == "kernels_scalar":
             chosen = [*common, *FUZZED_KERNELS]
-        subprocess.run([*shlex.split(cc), *chosen, *isa, "-c", str(source), "-o", str(out)], check=True)
+        subprocess.run([*shlex.split(cc), *chosen, *own, "-c", str(source), "-o", str(out)], check=True)
         return out
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        core = list(pool.map(compile_one, sorted((ROOT / "csrc").glob("*.c"))))
+        core = list(pool.map(compile_one, core_files))
         programs = list(pool.map(compile_one, sources))
     for program in programs:
         objects = [str(file) for file in (program, *core) if file.stem != INCLUDED.get(program.stem)]

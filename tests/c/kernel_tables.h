@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// kernel_tables.h - for tests of kernels: the tables that this machine can run.
+// kernel_tables.h - for tests and benchmarks of kernels: the tables that this machine can run.
 #ifndef KERNEL_TABLES_H
 #define KERNEL_TABLES_H
 #include "kernels.h"
@@ -8,6 +8,14 @@
 static const struct kernels *tables[8];   // tables[0]: the scalar kernels
 static int n_tables;
 
+#if defined(HAS_KERNELS_AVXVNNI)
+extern const struct kernels kernels_avxvnni_evex;
+static inline int has_avxvnni_evex(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
 static inline void find_tables(void) {
     int supported;
     llamac_error err;
@@ -15,6 +23,11 @@ static inline void find_tables(void) {
         if (supported) tables[n_tables++] = kernels_select(llamac_isa_at(i, &supported), &err);
     const struct kernels *scalar = tables[n_tables - 1];   // last in the list
     tables[n_tables - 1] = tables[0], tables[0] = scalar;
+#if defined(HAS_KERNELS_AVXVNNI)
+    if (has_avxvnni_evex()) tables[n_tables++] = &kernels_avxvnni_evex;
+#endif
+}
+static inline void print_tables(void) {
     for (int i = 0; i < n_tables; i++) printf("testing %s\n", tables[i]->name);
 }
 

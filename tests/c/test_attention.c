@@ -192,6 +192,7 @@ static void the_q8_cache_keeps_zeros_and_nans(void) {
 
 int main(void) {
     find_tables();
+    print_tables();
     RUN(attention_has_the_same_bits);
     RUN(the_f16_cache_clamps_large_values);
     RUN(caches_hold_rounded_keys_and_values);

@@ -20,7 +20,7 @@ if not CSRC.is_dir():
 LADDER: tuple[tuple[str, ...], ...] = (
     ("llamac", "common", "half", "cancel", "fpenv", "sha256", "exp_negative"),
     ("error", "dtype", "rope", "pool", "ranking"),
-    ("mem", "regroup", "simd_panel_layout", "simd_maddubs"),
+    ("mem", "regroup", "simd_panel_layout", "simd_maddubs", "simd_vnni"),
     ("format", "kv_pages", "vocab", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
     (
         *("kernels", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
@@ -29,7 +29,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("bpe", "added_tokens", "merge_ranks", "kernels_quant"),
     ("kernels_template", "session", "format_fields", "sampler"),
     (
-        *("kernels_scalar", "kernels_avx2", "kernels_avx512", "kernels_avx512vnni"),
+        *("kernels_scalar", "kernels_avx2", "kernels_avxvnni", "kernels_avx512", "kernels_avx512vnni"),
         *("eval", "measure", "quantize", "sequences"),
     ),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),

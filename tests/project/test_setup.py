@@ -104,6 +104,14 @@ def test_openmp_is_left_out_if_disabled_or_missing(tmp_path: Path, options: dict
     assert not any("-fopenmp" in command for command in commands(tmp_path, refused, **options))
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="AVX-VNNI is an extension of x86-64")
+def test_a_kernel_set_that_the_compiler_does_not_know_is_left_out(tmp_path: Path) -> None:
+    *core, _ = commands(tmp_path, "-mavxvnni")
+    assert all("-DLLAMAC_NO_AVXVNNI" in command and "-mavxvnni" not in command for command in core)
+    *core, _ = commands(tmp_path)
+    assert not any("-DLLAMAC_NO_AVXVNNI" in command for command in core)
+
+
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 def test_a_sanitized_build_has_the_flags_of_the_sanitized_c_tests(tmp_path: Path, compiler: str) -> None:
     """GCC needs one more flag, which limits the time and memory for the kernels' files."""
