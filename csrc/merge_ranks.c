@@ -33,6 +33,7 @@ static int irregular(llamac_error *err, const char *what) { return err_set(err, 
 // Appends the splits of a piece, the longest left half first. Returns their number.
 static long split_piece(const struct vocab *v, uint32_t piece, struct split *out, uint32_t *length, llamac_error *err) {
     uint32_t cuts[MAX_PIECE], bytes, n = 0;
+    uint64_t left_hashes[MAX_PIECE], right_hashes[MAX_PIECE];
     const uint8_t *text = vocab_text(v, piece, &bytes);
     for (uint32_t i = 0; i < bytes; i++) {
         if ((text[i] & 0xC0) == 0x80) continue;
@@ -40,11 +41,15 @@ static long split_piece(const struct vocab *v, uint32_t piece, struct split *out
         cuts[n++] = i;
     }
     *length = n;
+    for (uint32_t cut = n; cut-- > 1;) {
+        left_hashes[cut] = vocab_hash(v, text, cuts[cut]);
+        right_hashes[cut] = vocab_hash(v, text + cuts[cut], bytes - cuts[cut]);
+    }
     long found = 0;
     for (uint32_t cut = n; cut-- > 1;) {
-        const uint32_t left = vocab_find(v, text, cuts[cut]);
+        const uint32_t left = vocab_find_hashed(v, left_hashes[cut], text, cuts[cut]);
         if (left == VOCAB_NONE && cut > 1) continue;
-        const uint32_t right = vocab_find(v, text + cuts[cut], bytes - cuts[cut]);
+        const uint32_t right = vocab_find_hashed(v, right_hashes[cut], text + cuts[cut], bytes - cuts[cut]);
         if (left != VOCAB_NONE && right != VOCAB_NONE)
             out[found++] = (struct split){ cut, left, right, piece };
         else if (cut == n - 1 || right != VOCAB_NONE)

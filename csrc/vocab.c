@@ -12,6 +12,8 @@
 
 enum { MAX_PROBES = 1024 };   // real vocabularies need fewer than 100
 enum { AHEAD = 12 };          // entries between the prefetch of a table's line and its use
+enum { PIECE_BITS = 21, PAIR_BITS = 22 };   // of an entry; the others are the tag: most searches end without a string
+_Static_assert(VOCAB_MAX_TOKENS < 1 << PIECE_BITS && VOCAB_MAX_MERGES < 1 << PAIR_BITS, "entries fit below their tags");
 
 static const uint64_t MIX = 0x9E3779B97F4A7C15u;
 
@@ -35,6 +37,13 @@ static uint64_t hash_pair(uint32_t left, uint32_t right) {
     uint64_t h = (((uint64_t)left << 32) | right) * MIX;
     h ^= h >> 29;
     return h * MIX;
+}
+
+// An entry without its tag, and the tag of a hash, from bits that do not choose the first place to look.
+static inline uint32_t entry_of(uint32_t tagged, int bits) { return tagged & (((uint32_t)1 << bits) - 1); }
+static inline uint32_t tag_of(uint64_t hash, int bits) { return (uint32_t)(hash >> 8) >> bits << bits; }
+static inline int has_tag(uint32_t tagged, uint64_t hash, int bits) {
+    return !((tagged ^ (uint32_t)(hash >> 8)) >> bits);
 }
 
 // The number of bits of an index into a hash table that is at most half full.
@@ -91,20 +100,31 @@ static int index_pieces(struct vocab *v, llamac_error *err) {
     const uint32_t mask = ((uint32_t)1 << v->piece_bits) - 1;
     v->pieces = mem_alloc((size_t)mask + 1, sizeof *v->pieces, "the index of tokens", err);
     if (!v->pieces) return -1;
-    for (uint32_t token = 0; token < v->n_tokens; token++) {
+    uint64_t hashes[AHEAD] = { 0 };   // of the next tokens
+    for (uint32_t i = 0; i < v->n_tokens + AHEAD; i++) {
         uint32_t bytes, probes = 0, other_bytes;
+        const uint32_t token = i - AHEAD;
+        const uint64_t hash = hashes[i % AHEAD];
+        if (i < v->n_tokens) {
+            const uint8_t *text = vocab_text(v, i, &bytes);
+            hashes[i % AHEAD] = vocab_hash(v, text, bytes);
+        }
+        if (i < AHEAD) continue;
         const uint8_t *text = vocab_text(v, token, &bytes);
         if (!bytes) continue;
         const uint32_t length = characters(text, bytes);
         if (length > v->longest) v->longest = length;
-        uint32_t at = (uint32_t)(hash_text(text, bytes) >> (64 - v->piece_bits));
+        uint32_t at = (uint32_t)(hash >> (64 - v->piece_bits));
         for (; v->pieces[at]; at = (at + 1) & mask) {
-            const uint8_t *other = vocab_text(v, v->pieces[at] - 1, &other_bytes);
-            if (other_bytes == bytes && !memcmp(other, text, bytes))
-                return bad_model(err, "tokens %u and %u have the same string", v->pieces[at] - 1, token);
+            if (has_tag(v->pieces[at], hash, PIECE_BITS)) {
+                const uint32_t other = entry_of(v->pieces[at], PIECE_BITS) - 1;
+                const uint8_t *other_text = vocab_text(v, other, &other_bytes);
+                if (other_bytes == bytes && !memcmp(other_text, text, bytes))
+                    return bad_model(err, "tokens %u and %u have the same string", other, token);
+            }
             if (++probes == MAX_PROBES) return bad_model(err, "the tokens' strings have too many equal hashes");
         }
-        v->pieces[at] = token + 1;
+        v->pieces[at] = tag_of(hash, PIECE_BITS) | (token + 1);
     }
     return 0;
 }
@@ -140,23 +160,26 @@ static int index_pairs(struct vocab *v, llamac_error *err) {
     if (!v->pairs) return -1;
     for (uint32_t rank = 0; rank < v->n_merges; rank++) {
         const uint32_t *merge = v->merges + 3 * (size_t)rank;
+        const uint64_t hash = hash_pair(merge[0], merge[1]);
         uint32_t probes = 0;
         if (rank + AHEAD < v->n_merges) {
             const uint32_t *later = merge + 3 * AHEAD;
             __builtin_prefetch(&v->pairs[hash_pair(later[0], later[1]) >> (64 - v->pair_bits)], 1);
             __builtin_prefetch(v->text + v->ends[later[2]]);
         }
-        uint32_t at = (uint32_t)(hash_pair(merge[0], merge[1]) >> (64 - v->pair_bits));
+        uint32_t at = (uint32_t)(hash >> (64 - v->pair_bits));
         if (!is_joined(v, merge))
             return bad_model(err, "merge %u: the string of token %u is not the strings of tokens %u and %u", rank,
                              merge[2], merge[0], merge[1]);
         for (; v->pairs[at]; at = (at + 1) & mask) {
-            const uint32_t *other = v->merges + 3 * (size_t)(v->pairs[at] - 1);
-            if (other[0] == merge[0] && other[1] == merge[1])
-                return bad_model(err, "merges %u and %u are equal", v->pairs[at] - 1, rank);
+            if (has_tag(v->pairs[at], hash, PAIR_BITS)) {
+                const uint32_t other = entry_of(v->pairs[at], PAIR_BITS) - 1;
+                if (!memcmp(v->merges + 3 * (size_t)other, merge, 2 * sizeof *merge))
+                    return bad_model(err, "merges %u and %u are equal", other, rank);
+            }
             if (++probes == MAX_PROBES) return bad_model(err, "the merges have too many equal hashes");
         }
-        v->pairs[at] = rank + 1;
+        v->pairs[at] = tag_of(hash, PAIR_BITS) | (rank + 1);
         v->roles[merge[0]] |= VOCAB_JOINED;
         v->roles[merge[1]] |= VOCAB_JOINED;
         v->roles[merge[2]] |= VOCAB_FORMED;
@@ -183,22 +206,37 @@ void vocab_close(struct vocab *v) {
     v->pieces = NULL;
 }
 
-uint32_t vocab_find(const struct vocab *v, const uint8_t *text, size_t bytes) {
+uint64_t vocab_hash(const struct vocab *v, const uint8_t *text, size_t bytes) {
+    const uint64_t hash = hash_text(text, bytes);
+    __builtin_prefetch(&v->pieces[hash >> (64 - v->piece_bits)]);
+    return hash;
+}
+
+uint32_t vocab_find_hashed(const struct vocab *v, uint64_t hash, const uint8_t *text, size_t bytes) {
     const uint32_t mask = ((uint32_t)1 << v->piece_bits) - 1;
-    uint32_t at = (uint32_t)(hash_text(text, bytes) >> (64 - v->piece_bits)), found_bytes;
+    uint32_t at = (uint32_t)(hash >> (64 - v->piece_bits)), found_bytes;
     for (; bytes && v->pieces[at]; at = (at + 1) & mask) {
-        const uint8_t *found = vocab_text(v, v->pieces[at] - 1, &found_bytes);
-        if (found_bytes == bytes && !memcmp(found, text, bytes)) return v->pieces[at] - 1;
+        if (!has_tag(v->pieces[at], hash, PIECE_BITS)) continue;
+        const uint32_t token = entry_of(v->pieces[at], PIECE_BITS) - 1;
+        const uint8_t *found = vocab_text(v, token, &found_bytes);
+        if (found_bytes == bytes && !memcmp(found, text, bytes)) return token;
     }
     return VOCAB_NONE;
 }
 
+uint32_t vocab_find(const struct vocab *v, const uint8_t *text, size_t bytes) {
+    return vocab_find_hashed(v, hash_text(text, bytes), text, bytes);
+}
+
 uint32_t vocab_rank(const struct vocab *v, uint32_t left, uint32_t right) {
     const uint32_t mask = ((uint32_t)1 << v->pair_bits) - 1;
-    uint32_t at = (uint32_t)(hash_pair(left, right) >> (64 - v->pair_bits));
+    const uint64_t hash = hash_pair(left, right);
+    uint32_t at = (uint32_t)(hash >> (64 - v->pair_bits));
     for (; v->pairs[at]; at = (at + 1) & mask) {
-        const uint32_t *merge = v->merges + 3 * (size_t)(v->pairs[at] - 1);
-        if (merge[0] == left && merge[1] == right) return v->pairs[at] - 1;
+        if (!has_tag(v->pairs[at], hash, PAIR_BITS)) continue;
+        const uint32_t rank = entry_of(v->pairs[at], PAIR_BITS) - 1;
+        const uint32_t *merge = v->merges + 3 * (size_t)rank;
+        if (merge[0] == left && merge[1] == right) return rank;
     }
     return VOCAB_NONE;
 }

@@ -21,8 +21,8 @@ struct vocab {
     const uint32_t *ends;       // (n_tokens) where each token's string ends in `text`; borrowed, like the next two
     const uint32_t *merges;     // (n_merges, 3) left, right, joined token; best first
     const uint8_t *text;        // UTF-8
-    uint32_t *pieces;           // hash table: token + 1, or 0
-    uint32_t *pairs;            // hash table: index of a merge + 1, or 0; NULL before vocab_index
+    uint32_t *pieces;           // hash table: token + 1 under a tag of the string's hash, or 0
+    uint32_t *pairs;            // hash table: index of a merge + 1 under a tag, or 0; NULL before vocab_index
     uint8_t *roles;             // (n_tokens) VOCAB_FORMED, VOCAB_JOINED; NULL before vocab_index
     uint32_t piece_bits, pair_bits;
     uint32_t longest;           // characters of the longest string
@@ -42,6 +42,9 @@ static inline const uint8_t *vocab_text(const struct vocab *v, uint32_t token, u
 }
 // The token with this string, or VOCAB_NONE.
 uint32_t vocab_find(const struct vocab *v, const uint8_t *text, size_t bytes);
+// The same in two steps. Between them the caller can hash other strings, while the table's line comes from memory.
+uint64_t vocab_hash(const struct vocab *v, const uint8_t *text, size_t bytes);
+uint32_t vocab_find_hashed(const struct vocab *v, uint64_t hash, const uint8_t *text, size_t bytes);
 // The rank of the merge of two tokens, or VOCAB_NONE.
 uint32_t vocab_rank(const struct vocab *v, uint32_t left, uint32_t right);
 // The bytes of the UTF-8 character that begins at a valid position.

@@ -76,8 +76,11 @@ cdef class Vocabulary:
         self._data = data
         cdef const unsigned char *start = <const unsigned char *>data + at
         cdef const unsigned char *merges = start + 4 * n_tokens
-        check(vocab_open(&self._c, <const uint32_t *>start, n_tokens, <const uint32_t *>merges, n_merges,
-                         merges + 12 * n_merges, text_bytes, &err), &err)
+        cdef int result
+        with nogil:
+            result = vocab_open(&self._c, <const uint32_t *>start, n_tokens, <const uint32_t *>merges, n_merges,
+                                merges + 12 * n_merges, text_bytes, &err)
+        check(result, &err)
         self._is_open = True
 
     def __dealloc__(self):
@@ -173,8 +176,9 @@ cdef class Vocabulary:
         try:
             if merges is NULL or rivals is NULL:
                 raise MemoryError
-            n = check_count(merge_ranks(&self._c, &scores[0], &forms[0], merges, rivals, max_rivals, &n_rivals, &err),
-                            &err)
+            with nogil:
+                n = merge_ranks(&self._c, &scores[0], &forms[0], merges, rivals, max_rivals, &n_rivals, &err)
+            check_count(n, &err)
             return ((<const unsigned char *>merges)[:12 * n],
                     [(rivals[i].x, rivals[i].y, rivals[i].z) for i in range(n_rivals)])
         finally:

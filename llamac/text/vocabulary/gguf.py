@@ -172,7 +172,7 @@ class _Table(NamedTuple):
     texts: list[str]
     scores: list[float]
     types: list[int]
-    unusual: list[int]  # the ids of tokens whose type is not NORMAL
+    special: dict[int, Piece]  # the tokens whose type is not NORMAL, by id, in ascending order
 
     def pieces(self) -> list[Piece]:
         """All tokens."""
@@ -180,8 +180,14 @@ class _Table(NamedTuple):
 
     def notable(self, *ids: int | None) -> list[tuple[int, Piece]]:
         """The tokens that are not normal, and those with the given ids, with their ids."""
-        found = {*self.unusual, *(index for index in ids if index is not None)}
-        return [(index, Piece(self.texts[index], self.scores[index], self.types[index])) for index in sorted(found)]
+        more = {index for index in ids if index is not None}.difference(self.special)
+        if not more:
+            return list(self.special.items())
+        found = {**self.special, **{index: self._piece(index) for index in more}}
+        return sorted(found.items())
+
+    def _piece(self, index: int) -> Piece:
+        return Piece(self.texts[index], self.scores[index], self.types[index])
 
 
 def _table(values: dict[str, Value]) -> _Table:
@@ -192,13 +198,13 @@ def _table(values: dict[str, Value]) -> _Table:
     check_counts(len(tokens), len(_list(values, "merges", str) or ()))
     scores = _list(values, "scores", float, len(tokens)) or [0.0] * len(tokens)
     types = _list(values, "token_type", int, len(tokens)) or [NORMAL] * len(tokens)
-    table = _Table(list(tokens), list(cast("list[float]", scores)), list(cast("list[int]", types)), [])
-    for index in [index for index, text in enumerate(tokens) if not text or text.startswith("[PAD")]:
+    table = _Table(list(tokens), list(cast("list[float]", scores)), list(cast("list[int]", types)), {})
+    for index in [index for index, text in enumerate(tokens) if text[:4] in ("", "[PAD")]:
         if not tokens[index]:
             table.texts[index], table.scores[index], table.types[index] = f"[EMPTY_{index}]", 0.0, UNUSED
         elif tokens[index] == f"[PAD{index}]":
             table.types[index] = UNUSED
-    table.unusual[:] = [index for index, kind in enumerate(table.types) if kind != NORMAL]
+    table.special.update((index, table._piece(index)) for index, kind in enumerate(table.types) if kind != NORMAL)
     return table
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import heapq
 import itertools
 import math
@@ -121,6 +122,7 @@ def check_ties(rivals: Iterable[tuple[str, str, str]], by_score: Cost, by_rank: 
     if sum(len(unit) * most * most // 2 for unit, most in runs.items()) > MAX_TIES:
         raise TokenizerError("pieces repeat the same characters too often, with equal scores")
     texts.update(unit * repeats for unit, most in runs.items() for repeats in range(2, most))
+    by_score, by_rank = functools.cache(by_score), functools.cache(by_rank)  # runs repeat the same few pairs
     for text in texts:
         if _merge_all(text, by_score) != _merge_all(text, by_rank):
             raise TokenizerError(
