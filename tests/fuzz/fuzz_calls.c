@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // fuzz_calls.c - for libFuzzer: calls the core's functions that take numbers but no file with any bits in every number:
-// sampling, quantizing, changing a model's matrices, and evals.
+// sampling, quantizing, regrouping GGUF's blocks, changing a model's matrices, and evals.
 // tests/fuzz/README.md shows how to build and run it.
 #include "common.h"
 #include "model.h"
@@ -150,10 +150,46 @@ static void quantize(struct input in) {
     free(out), free(feedback), free(importance), free(w);
 }
 
+// ---- regrouping
+
+// Blocks of any bits become strips and the same blocks again. Strips of any bits become blocks that survive this, too.
+// Wrong sizes are errors with a message. The buffers have no byte to spare.
+static void regroup(struct input in) {
+    enum { MAX_ROWS = 34, WRONG_SIZE = 1, FROM_STRIPS = 2, UNEVEN = 4 };
+    struct { uint8_t dtype, rows, groups, flags; } call;
+    next(&in, &call, sizeof call);
+    const int dtype = call.dtype % (LLAMAC_N_DTYPES + 2);
+    const size_t rows = 1 + call.rows % MAX_ROWS;
+    const size_t columns = 32 * (size_t)(1 + call.groups % 24) + (call.flags & UNEVEN ? call.groups % 32u : 0);
+    const size_t row_bytes = llamac_gguf_row_bytes(dtype, columns);
+    const size_t blocks_size = row_bytes ? rows * row_bytes : columns, strips_size = row_bytes
+        ? llamac_matrix_bytes(dtype, rows, columns) : columns;
+    uint8_t *blocks = take(blocks_size), *strips = take(strips_size), *again = take(blocks_size);
+    err.message[0] = 0;
+    if (!row_bytes || call.flags & WRONG_SIZE) {
+        const size_t other = row_bytes ? blocks_size - 1 : blocks_size;
+        if (llamac_regroup(dtype, blocks, other, rows, columns, strips, strips_size, &err) >= 0) __builtin_trap();
+        if (llamac_ungroup(dtype, strips, strips_size, rows, columns, blocks, other, &err) >= 0) __builtin_trap();
+        if (!err.message[0]) __builtin_trap();
+    } else {
+        if (call.flags & FROM_STRIPS) {
+            next(&in, strips, strips_size);
+            if (llamac_ungroup(dtype, strips, strips_size, rows, columns, blocks, blocks_size, &err)) __builtin_trap();
+        } else {
+            next(&in, blocks, blocks_size);
+        }
+        if (llamac_regroup(dtype, blocks, blocks_size, rows, columns, strips, strips_size, &err) < 0) __builtin_trap();
+        if (llamac_ungroup(dtype, strips, strips_size, rows, columns, again, blocks_size, &err)) __builtin_trap();
+        if (memcmp(blocks, again, blocks_size)) __builtin_trap();
+    }
+    free(again), free(strips), free(blocks);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     if (!bytes) return 0;
     const struct input in = { data + 1, bytes - 1 };
-    if (data[0] % 3 == 0) quantize(in);
+    if (data[0] >= 0xC0) regroup(in);
+    else if (data[0] % 3 == 0) quantize(in);
     else if (data[0] % 3 == 1) sample(in);
     else eval(in);
     if (llamac_live_objects() != 0) __builtin_trap();
