@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from llamac.arguments import Adapter, StrPath, file_path
 from llamac.engine.machine import plan_threads
@@ -20,8 +20,23 @@ from llamac.export.options import ExportOptions
 from llamac.export.read import read_checkpoint
 from llamac.export.targets import check_target
 from llamac.format.detect import HUB, Source, local_source
-from llamac.format.strips import QUANTIZED
-from llamac.progress import Progress, reporter
+from llamac.format.strips import FLOATS, QUANTIZED
+from llamac.progress import Progress, reporter, silent
+
+# What quantizing GGUF's types a second time costs: the rise of SmolLM2-135M's perplexity (docs/gguf.md).
+AGAIN = {"q8": "0.4%", "q8_0": "0.4%", "q4": "5%", "q4_0": "5% or more", "q4s": "13%"}
+
+
+class Prepared(NamedTuple):
+    """What a source holds besides its weights, with which `export_resumable` need not read it again.
+
+    Attributes:
+        checkpoint: The checkpoint with its tokenizer. Its tensors read the source later.
+        warnings: What the user should know.
+    """
+
+    checkpoint: Checkpoint
+    warnings: list[str]
 
 
 @dataclass
@@ -130,6 +145,11 @@ def export(
         return _export(_locate(source), out, options, report)
 
 
+def prepare(source: Source, tokenizer: Literal[False] | None) -> Prepared:
+    """Read everything but the weights of a source. The arguments are those of `export`, and so are the errors."""
+    return _prepare(source, ExportOptions(tokenizer=tokenizer), silent)
+
+
 def export_resumable(
     source: Source,
     path: Path,
@@ -137,16 +157,18 @@ def export_resumable(
     dtype: str,
     tokenizer: Literal[False] | None,
     progress: Progress,
+    prepared: Prepared | None = None,
 ) -> Report:
     """Convert a model to a flat file without probes, or resume doing so. Does not wait until the disk has the file.
 
     Args:
         source: As in `export`, like `dtype`, `tokenizer` and `progress`.
         path: The file, also while it is unfinished. If the export is interrupted or its process ends, the file stays.
+        prepared: The result of `prepare` for this source and `tokenizer`, if the source has not changed since.
     """
     options = ExportOptions(dtype=dtype, tokenizer=tokenizer, probe_source=None, partial=path, overwrite=True)
     check_target(path, options.to, options.overwrite)
-    return _export(source, path, replace(options, sync=False), progress)
+    return _export(source, path, replace(options, sync=False), progress, prepared=prepared)
 
 
 def export_unnamed(
@@ -183,9 +205,7 @@ def _locate(source: StrPath | Source) -> Source:
         raise ExportError(f"{error.filename}: {error.strerror}") from None
 
 
-def _export(
-    source: Source, out: Path | None, options: ExportOptions, progress: Progress, file: BinaryIO | None = None
-) -> Report:
+def _prepare(source: Source, options: ExportOptions, progress: Progress) -> Prepared:
     warnings: list[str] = []
     checkpoint = read_checkpoint(source.path, warnings, progress)
     if options.lora:
@@ -194,9 +214,21 @@ def _export(
     attach_tokenizer(checkpoint, source.path, options.tokenizer, warnings)
     if name := options.name or source.name:
         checkpoint.metadata["name"] = name
-    options = _with_dtype(options, checkpoint)
+    return Prepared(checkpoint, warnings)
+
+
+def _export(
+    source: Source,
+    out: Path | None,
+    options: ExportOptions,
+    progress: Progress,
+    file: BinaryIO | None = None,
+    prepared: Prepared | None = None,
+) -> Report:
+    checkpoint, warnings = prepared or _prepare(source, options, progress)
+    requested, options = options.dtype, _with_dtype(options, checkpoint)
     assert options.dtype is not None
-    _warn_of_quantized(checkpoint, options.dtype, warnings)
+    _warn_of_quantized(checkpoint, requested, options.dtype, warnings)
     size, bits = _write(checkpoint, source, out, options, warnings, progress, file)
     return Report(
         path=source.path if out is None else out,
@@ -236,13 +268,28 @@ def _with_dtype(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions
     return replace(options, dtype=dtype)
 
 
-def _warn_of_quantized(checkpoint: Checkpoint, dtype: str, warnings: list[str]) -> None:
-    """Warn that a flat file with quantized weights is a poor source: what quantizing lost stays lost."""
-    found = {tensor.dtype for tensor in checkpoint.tensors.values()} & set(QUANTIZED)
-    if found:
+def _warn_of_quantized(checkpoint: Checkpoint, requested: str | None, dtype: str, warnings: list[str]) -> None:
+    """Warn if weights that are quantized already are quantized a second time, or become wider to no avail.
+
+    Args:
+        checkpoint: The source.
+        requested: The dtype that the user named.
+        dtype: The dtype of most matrices in the result.
+        warnings: Gets the message.
+    """
+    matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2]
+    own = {tensor.dtype for tensor in matrices} & set(QUANTIZED)
+    packed = {tensor.dtype for tensor in matrices} - set(FLOATS) - own  # GGUF's types
+    if packed and requested in AGAIN:
+        warnings.append(
+            f"the source's weights are quantized already ({', '.join(sorted(own | packed))}), and {requested} quantizes"
+            f" them a second time. On a small model this raised the perplexity by {AGAIN[requested]} (docs/gguf.md)."
+            " Without --dtype most types keep every number; for a smaller file, export from the original model"
+        )
+    elif own:
         effect = "which are quantized again" if dtype in QUANTIZED else "which a wider dtype does not restore"
         warnings.append(
-            f"the source has quantized weights ({', '.join(sorted(found))}), {effect}: export from the original instead"
+            f"the source has quantized weights ({', '.join(sorted(own))}), {effect}: export from the original instead"
         )
 
 

@@ -8,14 +8,18 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 from llamac.arguments import DTYPES, CacheDir
-from llamac.errors import ExportError
+from llamac.errors import ExportError, LlamacError
 from llamac.format.detect import Source, files_of
 from llamac.format.flatfile import FlatFile
 from llamac.progress import Progress
 from llamac.sources.cache import Cache, Entry, key_of, open_cache
+from llamac.sources.digests import file_stamp, is_settled
+
+if TYPE_CHECKING:
+    from llamac.export.convert import Prepared
 
 IN_CACHE = "free some with `llamac cache prune`, or set LLAMAC_CACHE to another folder"
 CGROUP = Path("/sys/fs/cgroup")
@@ -64,7 +68,7 @@ def converted(
     cache = open_cache(cache_dir)
     if cache is None:
         return _temporary(request, progress, warn, notice)
-    digests = _digests(cache, request.path, progress)
+    digests, preparation = _digests(cache, request, progress)
     key = key_of(digests, request.dtype, request.tokenizer)
     if file := cache.find(key, request.memory):
         return file
@@ -82,7 +86,7 @@ def converted(
         notice(f"converting {request.label} once; keeping the result in {cache.folder}")
 
         def write(path: Path) -> str:
-            dtype = _convert(request, path, progress, warn)
+            dtype = _convert(request, path, progress, warn, preparation)
             if cache.digests(request.path, files_of(request.path), progress) != digests:
                 raise ExportError(f"{request.path} changed while it was converted: run this again")
             return dtype
@@ -102,11 +106,23 @@ def cached_conversions(path: Path, cache_dir: CacheDir = None) -> list[Entry]:
     return [entry for entry in cache.entries() if entry.key in keys and entry.problem is None]
 
 
-def _digests(cache: Cache, path: Path, progress: Progress) -> dict[str, str]:
-    """The SHA-256 of each file of a source. If they must be read, a thread does that while this one imports numpy."""
-    files = files_of(path)
-    if found := cache.remembered_digests(path, files):
-        return found
+class _Preparation(NamedTuple):
+    """What was read of a source while its checksums were computed.
+
+    Attributes:
+        stamps: The source's files before that.
+        prepared: What they hold besides the weights.
+    """
+
+    stamps: list[list[int]]
+    prepared: Prepared
+
+
+def _digests(cache: Cache, request: Request, progress: Progress) -> tuple[dict[str, str], _Preparation | None]:
+    """The SHA-256 of each file of a source. If they must be read, a thread does that while this one prepares."""
+    files = files_of(request.path)
+    if found := cache.remembered_digests(request.path, files):
+        return found, None
     is_needed = True
 
     def report(phase: str, done: int, total: int) -> None:
@@ -115,14 +131,35 @@ def _digests(cache: Cache, path: Path, progress: Progress) -> dict[str, str]:
         progress(phase, done, total)
 
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(cache.digests, path, files, report)
+        future = pool.submit(cache.digests, request.path, files, report)
         try:
-            import llamac.export.convert
-            import llamac.export.flat.write  # noqa: F401
-
-            return future.result()
+            preparation = _prepare(request)
+            return future.result(), preparation
         finally:
             is_needed = False
+
+
+def _prepare(request: Request) -> _Preparation | None:
+    """Import the exporter and, of a GGUF file, read all but the weights: for a large vocabulary that takes as long as
+    the checksum. None if the conversion must read the source itself, and report its errors.
+    """
+    import llamac.export.flat.write  # noqa: F401
+    from llamac.export.convert import prepare
+
+    if request.path.is_dir() or request.path.suffix != ".gguf":
+        return None
+    stamps = _stamps(request.path)
+    if not all(map(is_settled, stamps)):
+        return None
+    try:
+        prepared = prepare(Source(request.path, request.name), None if request.tokenizer else False)
+    except (LlamacError, OSError):
+        return None
+    return _Preparation(stamps, prepared)
+
+
+def _stamps(path: Path) -> list[list[int]]:
+    return [file_stamp(file) for _, file in sorted(files_of(path).items())]
 
 
 def _temporary(request: Request, progress: Progress, warn: Warn, notice: Notice) -> FlatFile:
@@ -187,7 +224,7 @@ def _full_disk_advice(folder: Path, source: Path, advice: str) -> Iterator[None]
         raise ExportError(f"{folder} is too full for the conversion of {source} ({error.strerror}); {advice}") from None
 
 
-def _convert(request: Request, path: Path, progress: Progress, warn: Warn) -> str:
+def _convert(request: Request, path: Path, progress: Progress, warn: Warn, preparation: _Preparation | None) -> str:
     """Write the flat file, resuming an interrupted conversion at the same path. Returns the dtype of most matrices."""
     from llamac.export.convert import export_resumable
 
@@ -197,6 +234,7 @@ def _convert(request: Request, path: Path, progress: Progress, warn: Warn) -> st
         dtype=request.dtype,
         tokenizer=None if request.tokenizer else False,
         progress=progress,
+        prepared=preparation.prepared if preparation and preparation.stamps == _stamps(request.path) else None,
     )
     for text in report.warnings:
         warn(text)

@@ -11,7 +11,7 @@ from typing import Any
 
 from llamac.progress import Progress, silent
 
-READ_BYTES = 4 << 20
+READ_BYTES = 1 << 20  # the buffer stays in the processor's cache
 # A file that changed less than this before it was read can change again without getting a different time.
 SETTLED_NS = 2_000_000_000
 
@@ -41,14 +41,15 @@ def digests_of(
             changed[name] = path
     total, done = sum(path.stat().st_size for path in changed.values()), 0
     for name, path in changed.items():
-        started, stamp = time.time_ns(), file_stamp(path)
+        stamp = file_stamp(path)
+        settled = is_settled(stamp)
 
         def report(count: int, before: int = done) -> None:
             progress("reading", min(before + count, total), total)
 
         found[name] = sha256_of_file(path, report)
         done += stamp[2]
-        if stamp == file_stamp(path) and stamp[-1] + SETTLED_NS < started:
+        if stamp == file_stamp(path) and settled:
             stamps[name] = [stamp, found[name]]
     return found, stamps
 
@@ -65,10 +66,10 @@ def sha256_of_file(path: Path, report: Callable[[int], object] = lambda count: N
     """
     digest, done = hashlib.sha256(), 0
     report(done)
-    with open(path, "rb", buffering=0) as file:
-        while data := file.read(READ_BYTES):
-            digest.update(data)
-            done += len(data)
+    with open(path, "rb", buffering=0) as file, memoryview(bytearray(READ_BYTES)) as buffer:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            done += count
             report(done)
     return digest.hexdigest()
 
@@ -90,3 +91,8 @@ def file_stamp(path: Path) -> list[int]:
     """Numbers that differ if the file has changed. The last one is a time that no program can set."""
     found = path.stat()
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def is_settled(stamp: list[int]) -> bool:
+    """Whether a file that changes now gets another stamp."""
+    return stamp[-1] + SETTLED_NS < time.time_ns()

@@ -362,3 +362,18 @@ def test_each_tensors_type_decides_in_mixed_files(tmp_path: Path) -> None:
     assert found["layers.0.ffn_up.weight"] == "q4_0"
     export(tmp_path / "mixed.gguf", tmp_path / "m.bin", dtype="q8", probe_source=None, overwrite=True)
     assert {tensor.dtype for tensor in FlatFile(tmp_path / "m.bin").tensors} == {"f32", "q8"}
+
+
+@pytest.mark.parametrize("dtype", ["q4", "q8"])
+def test_quantizing_a_second_time_warns(tmp_path: Path, dtype: str) -> None:
+    source = write_gguf(tmp_path / "m.gguf", WIDE, tensors(WIDE), kind=Type.Q4_1, more=spm_keys())
+    flat = tmp_path / "exact.bin"
+    assert export(source, flat).warnings == []
+    for first in (source, flat):
+        (text,) = export(first, tmp_path / "again.bin", dtype=dtype, overwrite=True).warnings
+        assert text.startswith(
+            f"the source's weights are quantized already (q4_1), and {dtype} quantizes them a second"
+        )
+        assert {"q4": "by 5% (docs/gguf.md)", "q8": "by 0.4% (docs/gguf.md)"}[dtype] in text
+        assert "Without --dtype most types keep every number" in text
+    assert export(source, tmp_path / "wide.bin", dtype="f32").warnings == []
