@@ -6,11 +6,11 @@
 #include "session.h"
 
 // The matrices that multiply the same inputs. Matrices that the model does not have are without data.
-struct consumers { const struct matrix *of[MAX_CONSUMERS]; int n; };
+struct consumers { const struct matrix *matrices[MAX_CONSUMERS]; int n; };
 
 // Inputs of products: m rows as panels of each input type that the consumers need, and for each consumer with an
 // adapter its a x as f32 panels (lora.h).
-struct panels { void *of[N_INPUT_TYPES]; float *lora_ax[MAX_CONSUMERS]; int m; };
+struct panels { void *by_input[N_INPUT_TYPES]; float *lora_projected[MAX_CONSUMERS]; int m; };
 
 // A chunk of an eval.
 struct eval {

@@ -233,7 +233,7 @@ static void shared_down(const struct worker *w, const struct layer *layer, float
     const struct layer_record *record = layer->record;
     const struct rows rows = { .x = e->session->scratch.up + shared_offset(w, record), .n = e->n_rows,
                                .width = (int)record->shared_ffn_dim };
-    const struct panels inputs = prepare_inputs(w, rows, (struct consumers){ { &layer->ffn.down }, 1 });
+    const struct panels inputs = prepare_inputs(w, rows, NULL, (struct consumers){ { &layer->ffn.down }, 1 });
     const struct product down = { .matrix = &layer->ffn.down, .bias = layer->ffn.down_bias, .y = y,
                                   .row_weights = record->shared_gate ? routes_of(w).shared_weights : NULL };
     multiply(w, &down, &inputs, 0, first_strip, last_strip);
@@ -316,7 +316,7 @@ void ffn_down(const struct worker *w, int l, float *x, float *branch) {
     const struct rows rows = { .x = scratch->up, .n = e->n_rows, .width = ffn_dim };
     const struct panels inputs = packs_hidden(w, layer)
                                      ? unnormed_panels(w, ffn_dim)
-                                     : prepare_inputs(w, rows, (struct consumers){ { &ffn->down }, 1 });
+                                     : prepare_inputs(w, rows, NULL, (struct consumers){ { &ffn->down }, 1 });
     const struct product down = {
         .matrix = &ffn->down, .bias = ffn->down_bias, .y = branch ? branch : x,
         .copy = observer_of(e, LLAMAC_STAGE_FFN, l), .row_weights = branch ? NULL : residual_scales(e->session),

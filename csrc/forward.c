@@ -39,13 +39,12 @@ static void add_pending(const struct worker *w, struct residual *stream) {
 // Norms the stream's rows and packs them as inputs of the consumers.
 static struct panels prepare_stream(const struct worker *w, struct residual *stream, struct norm_weights norm,
                                     float *copy, int keep_normed, struct consumers consumers) {
-    const struct rows rows = {
-        .x = stream->x, .n = w->eval->n_rows, .width = (int)w->eval->session->model->config->dim,
-        .pending = stream->pending.branch ? &stream->pending : NULL,
-        .norm = norm, .copy = copy, .keep_normed = keep_normed, .is_stream = 1,
-    };
-    const struct panels p = prepare_inputs(w, rows, consumers);
-    if (rows.pending) swap_buffers(stream);
+    const struct rows rows = { .x = stream->x, .n = w->eval->n_rows,
+                               .width = (int)w->eval->session->model->config->dim };
+    const struct norm_step step = { .pending = stream->pending.branch ? &stream->pending : NULL,
+                                    .norm = norm, .copy = copy, .keep_normed = keep_normed };
+    const struct panels p = prepare_inputs(w, rows, &step, consumers);
+    if (step.pending) swap_buffers(stream);
     return p;
 }
 
@@ -158,7 +157,7 @@ static void attention_out(const struct worker *w, int l, float *x, float *branch
     observe(w, LLAMAC_STAGE_ATTN_MIX, l, scratch->mix, n, q_dim);
     const struct rows rows = { .x = scratch->mix, .n = n, .width = q_dim };
     const struct panels inputs = packs ? unnormed_panels(w, q_dim)
-                                       : prepare_inputs(w, rows, (struct consumers){ { &layer->attn_out }, 1 });
+                                       : prepare_inputs(w, rows, NULL, (struct consumers){ { &layer->attn_out }, 1 });
     const struct product out = {
         .matrix = &layer->attn_out, .bias = layer->attn_out_bias, .y = branch ? branch : x,
         .copy = observer_of(e, LLAMAC_STAGE_ATTN_OUT, l), .row_weights = branch ? NULL : residual_scales(e->session),
@@ -221,11 +220,10 @@ static void output(const struct worker *w, const float *x) {
     for (int r = 0; r < e->n_rows; r++)
         if (e->rows[r].want_logits) indices[n++] = r;
     if (!n) return;
-    const struct rows rows = {
-        .x = x, .indices = indices, .n = n, .width = (int)m->config->dim,
-        .norm = { m->output_norm, m->output_norm_bias }, .copy = observer_of(e, LLAMAC_STAGE_OUTPUT_NORM, 0),
-    };
-    const struct panels inputs = prepare_inputs(w, rows, (struct consumers){ { &m->output }, 1 });
+    const struct rows rows = { .x = x, .indices = indices, .n = n, .width = (int)m->config->dim };
+    const struct norm_step step = { .norm = { m->output_norm, m->output_norm_bias },
+                                    .copy = observer_of(e, LLAMAC_STAGE_OUTPUT_NORM, 0) };
+    const struct panels inputs = prepare_inputs(w, rows, &step, (struct consumers){ { &m->output }, 1 });
     const float scale = m->config->logit_scale, cap = m->config->logit_soft_cap;
     const int is_scaled = scale != 1 || cap > 0;
     float *const observer = observer_of(e, LLAMAC_STAGE_LOGITS, 0);

@@ -25,23 +25,24 @@ void lora_pack_row(const struct worker *w, struct consumers consumers, const str
     kernels->pack[INPUT_F32](to, x, width);
     if (r + 1 < start + height) return;
     for (int i = 0; i < consumers.n; i++) {
-        const struct lora *lora = consumers.of[i]->lora;
+        const struct lora *lora = consumers.matrices[i]->lora;
         if (!lora) continue;
         const int rank = lora->rank;
-        multiply_f32(w, lora->a, rank, width, w->local->lora_panel, height, w->local->lora_ax_rows, 0);
+        multiply_f32(w, lora->a, rank, width, w->local->lora_panel, height, w->local->lora_projected_rows, 0);
         for (int t = 0; t < height; t++)
-            kernels->pack[INPUT_F32](panel_row(panels->lora_ax[i], panels->m, (size_t)rank, start + t),
-                                     w->local->lora_ax_rows + (size_t)t * (size_t)rank, rank);
+            kernels->pack[INPUT_F32](panel_row(panels->lora_projected[i], panels->m, (size_t)rank, start + t),
+                                     w->local->lora_projected_rows + (size_t)t * (size_t)rank, rank);
     }
 }
 
-void lora_multiply(const struct worker *w, const struct lora *lora, const struct gemm *product, const float *lora_ax) {
+void lora_multiply(const struct worker *w, const struct lora *lora, const struct gemm *product,
+                   const float *projected) {
     struct gemm g = *product;
     g.dtype = LLAMAC_F32;
     g.w = lora->b;
     g.strip_bytes = float_strip_bytes(LLAMAC_F32, lora->rank);
     g.columns = lora->rank;
-    g.x = lora_ax;
+    g.x = projected;
     g.scales = NULL;
     g.bias = NULL;
     g.accumulate = 1;
@@ -51,7 +52,7 @@ void lora_multiply(const struct worker *w, const struct lora *lora, const struct
 
 void lora_gather(const struct worker *w, const struct lora *lora, int row, int columns, float *x) {
     const struct kernels *kernels = w->eval->session->kernels;
-    float *b_row = w->local->lora_ax_rows;   // one row is also a panel
+    float *b_row = w->local->lora_projected_rows;   // one row is also a panel
     kernels->gather[LLAMAC_F32](lora->b, float_strip_bytes(LLAMAC_F32, lora->rank), row, lora->rank, b_row);
     multiply_f32(w, lora->a, columns, lora->rank, b_row, 1, x, 1);
 }

@@ -8,11 +8,12 @@
 #include "eval.h"
 
 // Packs row r of this thread's rows [first, last), as pack_row does. After each PANEL_ROWS rows, and after the last
-// row, computes their a x for each consumer that has an adapter and packs the results into panels->lora_ax.
+// row, computes their a x for each consumer that has an adapter and packs the results into panels->lora_projected.
 void lora_pack_row(const struct worker *w, struct consumers consumers, const struct panels *panels, const float *x,
                    int width, int first, int last, int r);
-// Adds an adapter's part to a product that was just computed. lora_ax: f32 panels of `rank` numbers.
-void lora_multiply(const struct worker *w, const struct lora *lora, const struct gemm *product, const float *lora_ax);
+// Adds an adapter's part to a product that was just computed. projected: a x, f32 panels of `rank` numbers.
+void lora_multiply(const struct worker *w, const struct lora *lora, const struct gemm *product,
+                   const float *projected);
 // Adds an adapter's part to row `row` of an embedding, x (columns).
 void lora_gather(const struct worker *w, const struct lora *lora, int row, int columns, float *x);
 #endif

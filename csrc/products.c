@@ -35,12 +35,12 @@ struct panels panels_at(const struct worker *w, int local, int m, int first, int
     const struct scratch *shared = &w->eval->session->scratch;
     const size_t rank = (size_t)w->eval->session->model->max_rank;
     void *const *panels = local ? w->local->panels : shared->panels;
-    float *lora_ax = local ? w->local->lora_ax : shared->lora_ax;
+    float *lora_projected = local ? w->local->lora_projected : shared->lora_projected;
     struct panels p = { .m = m };
     for (int input = 0; input < N_INPUT_TYPES; input++)
-        p.of[input] = (int32_t *)panels[input] + (size_t)first * input_words(input, width);
+        p.by_input[input] = (int32_t *)panels[input] + (size_t)first * input_words(input, width);
     for (int i = 0; i < MAX_CONSUMERS; i++)
-        p.lora_ax[i] = lora_ax + ((size_t)i * (size_t)total + (size_t)first) * rank;
+        p.lora_projected[i] = lora_projected + ((size_t)i * (size_t)total + (size_t)first) * rank;
     return p;
 }
 
@@ -50,13 +50,13 @@ void pack_row(const struct worker *w, struct consumers consumers, const struct p
     unsigned inputs = 0;   // the input types that the consumers need: bit 1 << type
     int any_adapter = 0;
     for (int i = 0; i < consumers.n; i++) {
-        const struct matrix *m = consumers.of[i];
+        const struct matrix *m = consumers.matrices[i];
         if (m->data) inputs |= 1u << input_type_of(m->dtype);
         any_adapter |= m->lora != NULL;
     }
     for (int input = 0; input < N_INPUT_TYPES; input++)
         if (inputs & 1u << input)
-            kernels->pack[input](panel_row(p->of[input], p->m, input_words(input, width), r), x, width);
+            kernels->pack[input](panel_row(p->by_input[input], p->m, input_words(input, width), r), x, width);
     if (any_adapter) lora_pack_row(w, consumers, p, x, width, first, last, r);
 }
 
@@ -71,7 +71,7 @@ int packs_own_columns(const struct worker *w, const struct matrix *consumer, int
 void pack_columns(const struct worker *w, const struct matrix *consumer, const struct panels *p, const float *x,
                   int width, int first, int last, int r) {
     const int input = input_type_of(consumer->dtype);
-    struct panel_row to = panel_row(p->of[input], p->m, input_words(input, width), r);
+    struct panel_row to = panel_row(p->by_input[input], p->m, input_words(input, width), r);
     to.panel += input_words(input, first) * (size_t)to.height;
     if (first < last) w->eval->session->kernels->pack[input](to, x + first, last - first);
 }
@@ -80,29 +80,37 @@ void pack_columns(const struct worker *w, const struct matrix *consumer, const s
 static struct panels stream_panels(const struct worker *w, const struct rows *rows) {
     struct panels p = panels_at(w, is_redundant(rows->n), rows->n, 0, rows->n, rows->width);
     for (int input = 0; input < N_INPUT_TYPES && !is_redundant(rows->n); input++)
-        p.of[input] = w->eval->session->scratch.stream_panels[input];
+        p.by_input[input] = w->eval->session->scratch.stream_panels[input];
     return p;
 }
 
-struct panels prepare_inputs(const struct worker *w, struct rows rows, struct consumers consumers) {
-    const int redundant = is_redundant(rows.n), writes_shared = !redundant || w->member->index == 0;
-    const size_t width = (size_t)rows.width;
-    const struct panels p = rows.is_stream ? stream_panels(w, &rows)
-                                           : panels_at(w, redundant, rows.n, 0, rows.n, rows.width);
+// Adds a row's pending branch and norms the sum. Returns the result, in the thread's own row if it differs from x.
+static const float *norm_and_keep(const struct worker *w, const struct rows *rows, const struct norm_step *step,
+                                  const float *x, int r) {
+    const int writes_shared = !is_redundant(rows->n) || w->member->index == 0;
+    const size_t at = (size_t)r * (size_t)rows->width, bytes = sizeof(float) * (size_t)rows->width;
+    if (step->pending) {
+        x = with_branch(w, x, step->pending, r, rows->width);
+        if (writes_shared) memcpy(step->pending->sum + at, x, bytes);
+    }
+    if (step->norm.weight) {
+        norm_row(w, step->norm, x, rows->width, w->local->row);
+        x = w->local->row;
+    }
+    if (step->copy && writes_shared) memcpy(step->copy + at, x, bytes);
+    if (step->keep_normed) memcpy(normed_buffer(w, rows->n) + at, x, bytes);
+    return x;
+}
+
+struct panels prepare_inputs(const struct worker *w, struct rows rows, const struct norm_step *step,
+                             struct consumers consumers) {
+    const int redundant = is_redundant(rows.n);
+    const struct panels p = step ? stream_panels(w, &rows) : panels_at(w, redundant, rows.n, 0, rows.n, rows.width);
     int first = 0, last = rows.n;
     if (!redundant) pool_share(w->member, rows.n, &first, &last);
     for (int r = first; r < last && !cancelled(&w->eval->cancel); r++) {
-        const float *x = rows.x + (size_t)(rows.indices ? rows.indices[r] : r) * width;
-        if (rows.pending) {
-            x = with_branch(w, x, rows.pending, r, rows.width);
-            if (writes_shared) memcpy(rows.pending->sum + (size_t)r * width, x, sizeof(float) * width);
-        }
-        if (rows.norm.weight) {
-            norm_row(w, rows.norm, x, rows.width, w->local->row);
-            x = w->local->row;
-        }
-        if (rows.copy && writes_shared) memcpy(rows.copy + (size_t)r * width, x, sizeof(float) * width);
-        if (rows.keep_normed) memcpy(normed_buffer(w, rows.n) + (size_t)r * width, x, sizeof(float) * width);
+        const float *x = rows.x + (size_t)(rows.indices ? rows.indices[r] : r) * (size_t)rows.width;
+        if (step) x = norm_and_keep(w, &rows, step, x, r);
         pack_row(w, consumers, &p, x, rows.width, first, last, r);
     }
     if (!redundant) pool_barrier(w->member);
@@ -131,7 +139,7 @@ void multiply(const struct worker *w, const struct product *p, const struct pane
     const struct matrix *m = p->matrix;
     struct gemm g = {
         .dtype = m->dtype, .w = m->data, .strip_bytes = m->strip_bytes, .rows = m->rows, .columns = m->columns,
-        .x = x->of[input_type_of(m->dtype)], .m = x->m,
+        .x = x->by_input[input_type_of(m->dtype)], .m = x->m,
         .scales = m->scales, .bias = p->bias, .row_weights = p->row_weights,
         .y = p->y, .y_stride = (size_t)m->rows, .y_rows = p->y_rows, .accumulate = add, .copy = p->copy,
         .scratch = w->local->gemm, .cancel = &w->eval->cancel,
@@ -145,7 +153,7 @@ void multiply(const struct worker *w, const struct product *p, const struct pane
         g.first = first_strip + min_int(i * step, n);
         g.last = first_strip + min_int((i + 1) * step, n);
         w->eval->session->kernels->gemm(&g);
-        if (m->lora) lora_multiply(w, m->lora, &g, x->lora_ax[p->consumer]);
+        if (m->lora) lora_multiply(w, m->lora, &g, x->lora_projected[p->consumer]);
     }
 }
 

@@ -15,25 +15,28 @@ struct pending_branch {
     float *sum;                             // (n, width)
 };
 
-// Rows and what happens to each on its way into products, in this order: its pending branch is added; it is normed,
-// copied to an observer, and kept as a normed row.
 struct rows {
     const float *x;                         // (n, width), or more if there are indices
     const int *indices;                     // (n): the rows' indices in x; NULL: all of x
     int n, width;
+};
+
+// What happens to rows before they are packed: the pending branch is added, the sum is normed, the result is copied to
+// an observer and kept. These are the rows of the residual stream, which have panels of their own.
+struct norm_step {
     const struct pending_branch *pending;   // or NULL
     struct norm_weights norm;
     float *copy;                            // (n, width): an observer's, or NULL
     int keep_normed;                        // whether normed_rows will return them
-    int is_stream;                          // rows of the residual stream have panels of their own
 };
 
 // Up to REDUNDANT_ROWS rows, each thread prepares all of them in its own memory, which takes less time than a barrier.
 // Threads share the preparation of more rows and then meet at a barrier.
 static inline int is_redundant(int rows) { return rows <= REDUNDANT_ROWS; }
 
-// Prepares rows as inputs of the consumers.
-struct panels prepare_inputs(const struct worker *w, struct rows rows, struct consumers consumers);
+// Prepares rows as inputs of the consumers. step: NULL for rows that are packed as they are.
+struct panels prepare_inputs(const struct worker *w, struct rows rows, const struct norm_step *step,
+                             struct consumers consumers);
 // Returns the normed rows (n, dim) of the last prepare_inputs that kept them.
 const float *normed_rows(const struct worker *w, int n);
 // Adds a pending branch to this thread's share of the rows x (n, width). Ends at a barrier.

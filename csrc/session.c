@@ -38,7 +38,7 @@ static size_t max_input_words(const struct llamac_model *m, int input, int q_dim
 }
 
 // The floats of a x for all consumers of `rows` rows.
-static size_t lora_ax_floats(const struct llamac_model *m, size_t rows) {
+static size_t lora_projected_floats(const struct llamac_model *m, size_t rows) {
     return MAX_CONSUMERS * rows * (size_t)(max_int(m->max_experts_used, 1) * m->max_rank);
 }
 
@@ -90,7 +90,7 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->routes = arena_routes(a, m, rows);
     cut_stream_panels(a, m, rows > REDUNDANT_ROWS ? rows : 0, x->stream_panels);
     cut_panels(a, m, rows, (int)q_dim, x->panels);
-    x->lora_ax = arena_floats(a, lora_ax_floats(m, rows));
+    x->lora_projected = arena_floats(a, lora_projected_floats(m, rows));
     // a layer is done with q, k, v and mix before it computes gate and up, unless it computes both in parallel
     const size_t attention_start = a->used;
     x->q = arena_floats(a, rows * q_dim);
@@ -115,8 +115,8 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
             .pairs = { arena_ints(a, experts ? experts + 1 : 0), arena_ints(a, pairs), arena_floats(a, pairs) },
             .gemm = arena_floats(a, gemm_scratch_bytes(x->rows) / sizeof(float)),
             .lora_panel = arena_floats(a, rank ? PANEL_ROWS * max_input_words(m, INPUT_F32, (int)q_dim) : 0),
-            .lora_ax_rows = arena_floats(a, PANEL_ROWS * rank),
-            .lora_ax = arena_floats(a, lora_ax_floats(m, REDUNDANT_ROWS)),
+            .lora_projected_rows = arena_floats(a, PANEL_ROWS * rank),
+            .lora_projected = arena_floats(a, lora_projected_floats(m, REDUNDANT_ROWS)),
             .attention = arena_floats(a, attention_floats),
         };
         cut_panels(a, m, REDUNDANT_ROWS, (int)q_dim, local.panels);

@@ -31,8 +31,8 @@ struct thread_scratch {
     struct pairs pairs;
     void *gemm;               // of the gemm kernels
     float *lora_panel;        // a panel of PANEL_ROWS inputs of adapters
-    float *lora_ax_rows;      // (PANEL_ROWS, rank): an adapter's a x
-    float *lora_ax;           // the same as panels, for REDUNDANT_ROWS rows and all consumers
+    float *lora_projected_rows;   // (PANEL_ROWS, rank): an adapter's a x
+    float *lora_projected;    // the same as panels, for REDUNDANT_ROWS rows and all consumers
     float *attention;         // panels and output of ATTENTION_QUERIES queries, then the scratch of `attend`
 };
 
@@ -49,7 +49,7 @@ struct scratch {
     struct routes routes;
     void *stream_panels[N_INPUT_TYPES];   // inputs of products that come from the residual stream: (rows, dim)
     void *panels[N_INPUT_TYPES];   // other inputs of products
-    float *lora_ax;           // (consumers, rows or pairs, rank): an adapter's a x, as panels
+    float *lora_projected;    // (consumers, rows or pairs, rank): an adapter's a x, as panels
     float *q, *k, *v;         // (rows, heads * head_dim); may share memory with gate and up
     float *mix;               // (rows, n_heads * head_dim): the result of attention; may likewise
     float *gate, *up;         // (rows, ffn_dim); with experts (pairs, ffn_dim), then (rows, shared_ffn_dim). The
