@@ -68,3 +68,61 @@ def add_kernels(group: Group, kv_dtypes: tuple[KVDtype, ...] = KV_DTYPES) -> Non
         metavar="NAME",
         help="kernel set, such as avx2 or scalar (default: LLAMAC_ISA, else the fastest that this processor runs)",
     )
+
+
+def add_generation(group: Group, max_tokens: int) -> None:
+    """Add the sampling parameters. `max_tokens` is the default of -n."""
+    group.add_argument(
+        "-n",
+        "--max-tokens",
+        type=_count,
+        default=max_tokens,
+        metavar="N",
+        help="at most N new tokens; 0: as many as fit the context; unlike in llama2.c, the prompt does not count",
+    )
+    group.add_argument(
+        "-t",
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="sampling temperature; 0 always takes the most probable token (default: the model's setting, else 1.0)",
+    )
+    group.add_argument(
+        "-p",
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="sample from the fewest tokens that together have probability P; 1 turns this off (default: the model's "
+        "setting, else 1.0)",
+    )
+    group.add_argument(
+        "--top-k",
+        type=int,
+        metavar="K",
+        help="sample from the K most probable tokens; 0 turns this off (default: the model's setting, else 0)",
+    )
+    group.add_argument(
+        "--min-p",
+        type=float,
+        metavar="P",
+        help="drop tokens less probable than P times the most probable one; 0 turns this off (default: the model's "
+        "setting, else 0)",
+    )
+    group.add_argument(
+        "-s",
+        "--seed",
+        type=int,
+        metavar="SEED",
+        help="seed of the random choices (default: random, and reported)",
+    )
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
+
+
+def _count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is negative, expected 0 or more")
+    return number

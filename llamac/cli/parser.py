@@ -22,6 +22,7 @@ from llamac.exit_codes import USAGE
 # The name of each command and its line in `llamac --help`.
 COMMANDS = {
     "run": "continue a prompt, or answer a message",
+    "chat": "talk with a chat model",
     "batch": "answer a file of requests",
     "inspect": "describe a model, or this machine",
     "check": "verify a model file on this machine",
@@ -34,6 +35,7 @@ EXAMPLES = """\
   llamac run -i "Once upon a time"              the built-in model tells a story
   llamac run path/to/checkpoint -i "Hello"      any model; the first run converts it
   llamac run model.gguf --chat -i "Hello"       the answer of a chat model
+  llamac chat model.gguf                        a conversation
   llamac batch in.jsonl out.jsonl               requests in OpenAI's batch format
   llamac export path/to/checkpoint model.bin    convert to a model file
   llamac inspect model.bin                      what a model file contains

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from llamac.cli.loading import load_model, shown_progress
-from llamac.cli.options import Group, add_conversion, add_kernels, add_lora, add_model, add_threads
+from llamac.cli.options import Group, add_conversion, add_generation, add_kernels, add_lora, add_model, add_threads
 from llamac.cli.parser import Parser
 from llamac.cli.prefill import BAR_DELAY, prefill_progress
 from llamac.cli.prompt import read_prompt
@@ -42,7 +42,7 @@ def add_arguments(parser: Parser) -> None:
     parser.operand_hint = "; a prompt follows -i"
     add_model(parser)
     _add_prompt(parser.add_argument_group("prompt"))
-    _add_generation(parser.add_argument_group("generation"))
+    add_generation(parser.add_argument_group("generation"), MAX_TOKENS)
     model = parser.add_argument_group("model")
     model.add_argument(
         "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
@@ -77,63 +77,6 @@ def _add_prompt(group: Group) -> None:
         action="store_true",
         help="print no figures or hints on stderr; show progress only on a terminal",
     )
-
-
-def _add_generation(group: Group) -> None:
-    group.add_argument(
-        "-n",
-        "--max-tokens",
-        type=_count,
-        default=MAX_TOKENS,
-        metavar="N",
-        help="at most N new tokens; 0: as many as fit the context; unlike in llama2.c, the prompt does not count",
-    )
-    group.add_argument(
-        "-t",
-        "--temperature",
-        type=float,
-        metavar="T",
-        help="sampling temperature; 0 always takes the most probable token (default: the model's setting, else 1.0)",
-    )
-    group.add_argument(
-        "-p",
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="sample from the fewest tokens that together have probability P; 1 turns this off (default: the model's "
-        "setting, else 1.0)",
-    )
-    group.add_argument(
-        "--top-k",
-        type=int,
-        metavar="K",
-        help="sample from the K most probable tokens; 0 turns this off (default: the model's setting, else 0)",
-    )
-    group.add_argument(
-        "--min-p",
-        type=float,
-        metavar="P",
-        help="drop tokens less probable than P times the most probable one; 0 turns this off (default: the model's "
-        "setting, else 0)",
-    )
-    group.add_argument(
-        "-s",
-        "--seed",
-        type=int,
-        metavar="SEED",
-        help="seed of the random choices (default: random, printed at the end)",
-    )
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
-
-
-def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is negative, expected 0 or more")
-    return number
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,0 +1,255 @@
+"""`llamac chat`: a conversation with a chat model, on a terminal or through a pipe."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Callable, Iterator
+
+from llamac.cli.chat_conversation import Conversation
+from llamac.cli.chat_input import (
+    EXTRA,
+    ReadLine,
+    has_editor,
+    is_interactive,
+    make_editor,
+    piped_line,
+    read_message,
+    typed_line,
+)
+from llamac.cli.chat_screen import make_screen
+from llamac.cli.loading import load_model
+from llamac.cli.options import add_conversion, add_generation, add_kernels, add_lora, add_model, add_threads
+from llamac.cli.parser import Parser
+from llamac.cli.run import figures
+from llamac.cli.text import safe_error, safe_line
+from llamac.engine.sampling import SamplingParams
+from llamac.errors import ArgumentError, LlamacError
+from llamac.exit_codes import OK
+from llamac.text.reasoning import Part
+
+MAX_TOKENS = 2048
+MODELS = (
+    "name one, such as `llamac chat hf:HuggingFaceTB/SmolLM2-135M-Instruct` or `llamac chat model.gguf`; the built-in "
+    "models have no chat template"
+)
+
+DESCRIPTION = (
+    "Talk with a chat model. Each message continues the conversation, and only what is new is computed. /help lists "
+    "commands. Ctrl-C stops an answer, Ctrl-D leaves. In a pipe, each line is a message, and answers are plain text."
+)
+EXAMPLES = """\
+  llamac chat model.gguf
+  llamac chat hf:HuggingFaceTB/SmolLM2-135M-Instruct --system "Be brief." -t 0
+  printf 'My name is Ann.\\nWhat is my name?\\n' | llamac chat model.gguf
+"""
+
+# The commands of a conversation: their arguments and what they do.
+COMMANDS = {
+    "/system": ("[TEXT]", "show the system message, or replace it"),
+    "/reset": ("", "forget the conversation, but not the system message"),
+    "/regenerate": ("", "answer the last message again"),
+    "/set": ("[NAME VALUE]", "show the settings, or change one; VALUE default unsets it"),
+    "/stats": ("", "speed and tokens of the last answer"),
+    "/save": ("FILE", "write the conversation to a file"),
+    "/load": ("FILE", "continue a saved conversation"),
+    "/help": ("", "this list"),
+    "/exit": ("", "leave, as Ctrl-D does"),
+}
+INPUT_HELP = (
+    'A line that ends with a backslash continues on the next line. Lines between two lines of """ are one message. '
+    "With the editor, Alt-Enter begins a new line. // at the beginning of a message stands for /."
+)
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the command's options."""
+    parser.operand_hint = "; a system message follows --system"
+    add_model(
+        parser,
+        "a chat model: a model file, a GGUF file or a Hugging Face directory, which is converted once, or "
+        "hf:ORG/NAME[@REVISION] on the Hugging Face Hub",
+    )
+    group = parser.add_argument_group("conversation")
+    group.add_argument("--system", metavar="TEXT", help="begin with this system message")
+    group.add_argument("--load", metavar="FILE", help="continue a conversation that /save wrote")
+    group.add_argument(
+        "--reasoning",
+        choices=("show", "hide"),
+        help="whether to show what the model writes between <think> and </think> (default: show it on a terminal)",
+    )
+    group.add_argument("--plain", action="store_true", help="no Markdown and no editor")
+    add_generation(parser.add_argument_group("generation"), MAX_TOKENS)
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
+    )
+    add_lora(model, "apply a LoRA adapter while the model runs")
+    model.add_argument("--context", type=int, metavar="N", help="positions of the conversation (default: the model's)")
+    add_conversion(parser.add_argument_group("conversion"))
+    machine = parser.add_argument_group("machine")
+    add_threads(machine)
+    add_kernels(machine)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return its exit code."""
+    if options.model is None:
+        raise ArgumentError(f"llamac chat needs a chat model: {MODELS}")
+    params = SamplingParams(
+        max_tokens=options.max_tokens or None,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        seed=options.seed,
+        stop=options.stop or None,
+    )
+    settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa")}
+    with load_model(options, tokenizer=options.tokenizer, **settings) as model:
+        if model.chat_template is None:
+            raise ArgumentError(f"{options.model} has no chat template: {MODELS}")
+        conversation = Conversation(model, params, options.system)
+        if options.load is not None:
+            conversation.load(options.load)
+            if options.system is not None:
+                conversation.system = options.system
+        _Chat(conversation, options).run()
+    return OK
+
+
+class _Chat:
+    """The loop of messages, commands and answers."""
+
+    def __init__(self, conversation: Conversation, options: argparse.Namespace) -> None:
+        self._conversation = conversation
+        self._is_interactive = is_interactive()
+        shows = self._is_interactive if options.reasoning is None else options.reasoning == "show"
+        self._screen = make_screen(markdown=not options.plain, reasoning=shows)
+        self._actions: dict[str, Callable[[str], None]] = {
+            "/system": self._system,
+            "/reset": self._reset,
+            "/regenerate": self._regenerate,
+            "/set": self._set,
+            "/stats": self._stats,
+            "/save": self._save,
+            "/load": self._load,
+            "/help": self._help,
+        }
+        self._read_line: ReadLine = typed_line if self._is_interactive else piped_line
+        if self._is_interactive and not options.plain:
+            if has_editor():
+                self._read_line = make_editor(tuple(COMMANDS))
+            else:
+                _note(EXTRA)
+        if self._is_interactive:
+            name = conversation.model.name or options.model
+            _note(f"llamac: {safe_line(name)}; /help lists commands, Ctrl-D leaves")
+
+    def run(self) -> None:
+        """Read messages and commands until the end of the input."""
+        while True:
+            try:
+                message = read_message(self._read_line)
+            except EOFError:
+                if self._is_interactive:
+                    print()
+                return
+            except KeyboardInterrupt:
+                if not self._is_interactive:
+                    raise
+                _note("\nllamac: Ctrl-D or /exit leaves")
+                continue
+            if message.strip() in ("/exit", "/quit"):
+                return
+            if not message.strip():
+                continue
+            try:
+                self._handle(message)
+            except (LlamacError, OSError, UnicodeError) as error:
+                if not self._is_interactive:
+                    raise
+                _note(f"llamac: error: {safe_error(str(error))}")
+
+    def _handle(self, message: str) -> None:
+        if not message.startswith("/") or message.startswith("//"):
+            self._answer(self._conversation.answer(message[message.startswith("//") :]))
+            return
+        name, _, argument = message.partition(" ")
+        action = self._actions.get(name.strip())
+        if action is None:
+            near = next(iter(difflib.get_close_matches(name, COMMANDS, 1)), "/help")
+            raise ArgumentError(f"there is no command {name}; did you mean {near}? (// begins a message with /)")
+        needs = COMMANDS[name.strip()][0]
+        if argument.strip() and not needs:
+            raise ArgumentError(f"{name} takes no argument")
+        if needs == "FILE" and not argument.strip():
+            raise ArgumentError(f"{name} needs the name of a file")
+        action(argument.strip())
+
+    def _answer(self, parts: Iterator[Part]) -> None:
+        """Show an answer. On a terminal, Ctrl-C stops it."""
+        try:
+            self._screen.show(parts)
+        except KeyboardInterrupt:
+            if not self._is_interactive:
+                raise
+            _note("llamac: stopped")
+        finally:
+            parts.close()  # type: ignore[attr-defined]  # a generator
+        last = self._conversation.last
+        if last is not None and last.finish_reason in ("length", "context"):
+            limit = "-n or /set max_tokens" if last.finish_reason == "length" else "the context is full: /reset"
+            _note(f"llamac: the answer was cut at {last.usage.completion_tokens} tokens ({limit})")
+
+    # ---- commands
+
+    def _system(self, argument: str) -> None:
+        if argument:
+            self._conversation.system = argument
+        else:
+            _note(safe_line(self._conversation.system) or "llamac: there is no system message")
+
+    def _reset(self, argument: str) -> None:
+        self._conversation.reset()
+
+    def _regenerate(self, argument: str) -> None:
+        self._answer(self._conversation.regenerate())
+
+    def _set(self, argument: str) -> None:
+        if not argument:
+            for name, value in self._conversation.settings().items():
+                _note(f"{name} {value}")
+            return
+        name, _, value = argument.partition(" ")
+        if not value.strip():
+            raise ArgumentError("/set needs a name and a value, such as /set temperature 0.5")
+        self._conversation.set(name, value.strip())
+
+    def _stats(self, argument: str) -> None:
+        conversation = self._conversation
+        if conversation.last is None:
+            raise ArgumentError("there is no answer yet")
+        last, context = conversation.last, conversation.session.context
+        _note(figures(conversation.model, last, last.timings.prefill))
+        used = last.usage.prompt_tokens + last.usage.completion_tokens
+        _note(f"{last.usage.cached_tokens} tokens were not computed again | {used} of {context} positions")
+
+    def _save(self, argument: str) -> None:
+        self._conversation.save(argument)
+
+    def _load(self, argument: str) -> None:
+        self._conversation.load(argument)
+
+    def _help(self, argument: str) -> None:
+        for name, (needs, text) in COMMANDS.items():
+            _note(f"{name} {needs}".rstrip())
+            _note(f"    {text}")
+        _note(INPUT_HELP)
+
+
+def _note(text: str) -> None:
+    """Print a message that is not part of an answer."""
+    sys.stdout.flush()
+    print(text, file=sys.stderr, flush=True)
