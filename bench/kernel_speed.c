@@ -257,7 +257,8 @@ static void attend_case(int dtype, int head_dim, int positions, int queries, uin
     const int width = padded_head_dim(head_dim), n_pages = ceil_div(positions, KV_PAGE);
     const size_t key_bytes = kv_keys_bytes(dtype, head_dim), page_bytes = key_bytes + kv_values_bytes(dtype, head_dim);
     float *k = take_floats(positions, head_dim), *v = take_floats(positions, head_dim);
-    float *q = take_floats(queries, head_dim), *panels = take_floats(queries, head_dim);
+    const size_t words = kv_query_words(dtype, head_dim);
+    float *q = take_floats(queries, head_dim), *panels = take_floats(queries, (int)words);
     double *p = take(sizeof *p * (size_t)positions), *o = take(sizeof *o * (size_t)head_dim);
     fill_random(k, (size_t)(positions * head_dim), state), fill_random(v, (size_t)(positions * head_dim), state);
     fill_random(q, (size_t)(queries * head_dim), state);
@@ -270,7 +271,7 @@ static void attend_case(int dtype, int head_dim, int positions, int queries, uin
     fill_heads(&t, page_bytes, positions, k, v);
     for (int i = 0; i < queries; i++) {
         t.a.end[i] = positions;
-        table->pack[INPUT_F32](panel_row(panels, queries, (size_t)head_dim, i), q + i * head_dim, head_dim);
+        table->pack[kv_query_type(dtype)](panel_row(panels, queries, words, i), q + i * head_dim, head_dim);
     }
     run_attend(&t, 0);
     struct rms error = { 0 };
@@ -291,7 +292,7 @@ static void attends(uint64_t *state) {
     static const int query_counts[] = { 1, 4, 8, ATTENTION_QUERIES };
     for (size_t j = 0; j < ARRAY_LEN(kv_dtypes); j++)
         for (int head_dim = 64; head_dim <= 128; head_dim *= 2)
-            for (int positions = 128; positions <= 2048; positions *= 16)
+            for (int positions = 128; positions <= 8192; positions *= positions < 2048 ? 16 : 4)
                 for (size_t i = 0; i < ARRAY_LEN(query_counts); i++)
                     attend_case(kv_dtypes[j], head_dim, positions, query_counts[i], state);
 }

@@ -155,8 +155,19 @@ static float query_scale(const struct llamac_session *s, int layer, int position
     return scale * rope_query_scale(position, record->query_beta, (int)record->query_context);
 }
 
+// Packs a row's query, times its factor, in the form that the cache's `attend` multiplies. scaled: (head_dim), receives
+// the query.
+static void pack_query(const struct eval *e, int layer, int row, int q_head, float *scaled, struct panel_row to) {
+    const struct llamac_session *s = e->session;
+    const int head_dim = layer_of(e, layer)->heads.dim;
+    const float *q = q_of(e, layer, row, q_head), scale = query_scale(s, layer, e->rows[row].position);
+    for (int d = 0; d < head_dim; d++) scaled[d] = q[d] * scale;
+    s->kernels->pack[kv_query_type(s->kv_dtype)](to, scaled, head_dim);
+}
+
 // Packs the tile's queries into panels and describes them to `attend`.
-static struct attend load_queries(const struct eval *e, int layer, const struct tile *tile, float *panels) {
+static struct attend load_queries(const struct eval *e, int layer, const struct tile *tile, float *panels,
+                                  float *scaled) {
     const struct llamac_session *s = e->session;
     const struct config *c = s->model->config;
     const int group = group_size(e, layer), head_dim = layer_of(e, layer)->heads.dim, n = tile->last - tile->first;
@@ -168,11 +179,8 @@ static struct attend load_queries(const struct eval *e, int layer, const struct 
     };
     for (int t = 0; t < n; t++) {
         const int row = row_of_query(tile, group, t), position = e->rows[row].position;
-        const float *q = q_of(e, layer, row, head_of_query(tile, group, t));
-        const struct panel_row to = panel_row(panels, n, (size_t)head_dim, t);
-        float *p = (float *)(void *)to.panel + to.row;
-        const float scale = query_scale(s, layer, position);
-        for (int d = 0; d < head_dim; d++) p[d * to.height] = q[d] * scale;
+        pack_query(e, layer, row, head_of_query(tile, group, t), scaled,
+                   panel_row(panels, n, kv_query_words(s->kv_dtype, head_dim), t));
         if (sinks) a.sinks[t] = sinks[head_of_query(tile, group, t)];
         a.begin[t] = first_visible(s, layer, position);
         a.end[t] = position + 1;
@@ -194,8 +202,9 @@ static void store_mix(const struct eval *e, int layer, const struct tile *tile, 
 static struct attend prepare_tile(const struct worker *w, int layer, const struct tile *tile) {
     const int head_dim = layer_of(w->eval, layer)->heads.dim;
     float *panels = w->local->attention;
-    struct attend a = load_queries(w->eval, layer, tile, panels);
-    a.out = panels + ATTENTION_QUERIES * head_dim;
+    float *const out = panels + ATTENTION_QUERIES * kv_query_words(w->eval->session->kv_dtype, head_dim);
+    struct attend a = load_queries(w->eval, layer, tile, panels, out);
+    a.out = out;
     a.scratch = a.out + ATTENTION_QUERIES * padded_head_dim(head_dim);
     a.cancel = &w->eval->cancel;
     return a;
@@ -319,16 +328,14 @@ void observe_scores(const struct worker *w, int layer) {
     const int heads = (int)c->n_heads, head_dim = layer_of(e, layer)->heads.dim;
     const size_t stride = (size_t)s->context;
     float *panel = w->local->attention;
-    float *scratch = panel + ATTENTION_QUERIES * (head_dim + padded_head_dim(head_dim));
+    float *scaled = panel + kv_query_words(s->kv_dtype, head_dim), *scratch = scaled + head_dim;
     // one query at a time, because the observer wants one row per query; the sums have the same order as in `attention`
     for (int i = 0; w->member->index == 0 && i < e->n_rows * heads; i++) {
         const int row = i / heads, q_head = i % heads, position = e->rows[row].position;
         float *to = scores + (size_t)i * stride;
-        const float scale = query_scale(s, layer, position);
         for (int p = 0; p < s->context; p++) to[p] = -INFINITY;
         if (q_head >= layer_of(e, layer)->heads.n) continue;   // another layer has more heads
-        const float *q = q_of(e, layer, row, q_head);
-        for (int d = 0; d < head_dim; d++) panel[d] = q[d] * scale;
+        pack_query(e, layer, row, q_head, scaled, panel_row(panel, 1, kv_query_words(s->kv_dtype, head_dim), 0));
         const struct attend a = {
             .kv = session_kv(s, e->rows[row].sequence, layer, q_head / group_size(e, layer)),
             .head_dim = head_dim, .n_queries = 1, .q = panel,

@@ -97,22 +97,32 @@ static inline size_t gemm_scratch_bytes(int m) {
 }
 
 // The KV cache is in f32, f16 or q8. In a page, the keys of one KV head are strips of 16 positions; its values are
-// strips of 16 dimensions whose columns are positions. Strips of f32 and f16 are those of matrices. The cache's q8 is
-// not the q8 of matrices: a position's key or value has one scale d = max|x| / 127, and a code is x / d rounded to
-// nearest even. KV_PAGE scales (f32) come before the strips. A line of a strip holds the codes (int8) of 16 rows and
-// four columns, column by column.
-static inline size_t kv_scale_bytes(int dtype) { return dtype == LLAMAC_Q8 ? KV_PAGE * sizeof(float) : 0; }
-static inline size_t kv_strip_bytes(int dtype, int columns) {
-    return dtype == LLAMAC_Q8 ? (size_t)ceil_div(columns, 4) * LINE_BYTES : float_strip_bytes(dtype, columns);
+// strips of 16 dimensions whose columns are positions. Strips of f32 and f16 are those of matrices.
+//
+// The cache's q8 is not the q8 of matrices. Keys are strips of q8_0: a scale per 32 dimensions. A value has one scale.
+// KV_PAGE of them (f16) come before the strips of values, which hold codes as q8_0 does. A scale d is max|x| / 127,
+// rounded up to an f16 of at most 65504. A code is x * (1 / d), rounded to nearest even and clamped to -127 .. 127.
+static inline size_t kv_key_strip_bytes(int dtype, int head_dim) {
+    if (dtype != LLAMAC_Q8) return float_strip_bytes(dtype, head_dim);
+    const int groups = ceil_div(head_dim, GROUP_COLUMNS), rest = groups % BLOCK_GROUPS;
+    return (size_t)(groups / BLOCK_GROUPS) * block_bytes(LLAMAC_Q8_0, BLOCK_GROUPS) +
+           (rest ? block_bytes(LLAMAC_Q8_0, rest) : 0);
 }
+static inline size_t kv_value_strip_bytes(int dtype) {
+    return dtype == LLAMAC_Q8 ? KV_PAGE * STRIP_ROWS : float_strip_bytes(dtype, KV_PAGE);
+}
+static inline size_t kv_value_scale_bytes(int dtype) { return dtype == LLAMAC_Q8 ? KV_PAGE * sizeof(uint16_t) : 0; }
 // Bytes of the keys, and of the values, of one KV head in a page.
 static inline int padded_head_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 static inline size_t kv_keys_bytes(int dtype, int head_dim) {
-    return kv_scale_bytes(dtype) + KV_PAGE / STRIP_ROWS * kv_strip_bytes(dtype, head_dim);
+    return KV_PAGE / STRIP_ROWS * kv_key_strip_bytes(dtype, head_dim);
 }
 static inline size_t kv_values_bytes(int dtype, int head_dim) {
-    return kv_scale_bytes(dtype) + (size_t)padded_head_dim(head_dim) / STRIP_ROWS * kv_strip_bytes(dtype, KV_PAGE);
+    return kv_value_scale_bytes(dtype) + (size_t)padded_head_dim(head_dim) / STRIP_ROWS * kv_value_strip_bytes(dtype);
 }
+// The input type of queries. Those of q8 are quantized to int16, like inputs of products with q8_0.
+static inline int kv_query_type(int dtype) { return dtype == LLAMAC_Q8 ? INPUT_INT16 : INPUT_F32; }
+static inline size_t kv_query_words(int dtype, int head_dim) { return input_words(kv_query_type(dtype), head_dim); }
 
 // One KV head of one layer in a sequence's pages.
 struct kv_view {
@@ -122,17 +132,19 @@ struct kv_view {
 
 // softmax(q K) V for up to ATTENTION_QUERIES queries of one KV head, each with its own range of positions.
 //
-// A score is a sum over ascending d; with q8 a sum of products with codes, which is then multiplied by the key's scale.
-// If there is a cap, s = soft_cap tanh(s / soft_cap) follows. Blocks are ATTENTION_BLOCK positions that start at a
-// multiple of it. Per block: m = max score, p = exp(score - m), l = sum of p as 16 partial sums by position mod 16
-// reduced by v16_reduce_add, o = sum of p * v over ascending positions, starting at 0; with q8 the sum of (p * scale) *
-// code. Blocks are merged in ascending order (online softmax: Milakov and Gimelshein 2018), starting with the first
-// block that holds a visible position; a sink is merged last, as a block with m = the sink, l = 1 and o = 0. Positions
-// outside a query's range never enter its arithmetic, not even multiplied by 0.
+// A score is a sum over ascending d; with q8 it is that of a product with q8_0 (struct gemm). If there is a cap, s =
+// soft_cap tanh(s / soft_cap) follows. Blocks are ATTENTION_BLOCK positions that start at a multiple of it. Per block:
+// m = max score, p = exp(score - m), l = sum of p as 16 partial sums by position mod 16 reduced by v16_reduce_add, o =
+// sum of p * v over ascending positions, starting at 0. With q8, o = fma(i, d, o) over ascending pages: the p * scale
+// of a page, 0 where the query does not see the position, become int16 codes with one scale d, as inputs of products
+// do; i = (float)i0 + (float)i1, the exact integer sums of code * code over the page's first and last 32 positions.
+// Blocks are merged in ascending order (online softmax: Milakov and Gimelshein 2018), starting with the first block
+// that holds a visible position; a sink is merged last, as a block with m = the sink, l = 1 and o = 0. Floats of
+// positions outside a query's range never enter its arithmetic, not even multiplied by 0.
 struct attend {
     struct kv_view kv;
     int head_dim, n_queries;
-    const float *q;                 // f32 panels, already multiplied by the attention scale
+    const void *q;                  // panels of the cache's query type, already multiplied by the attention scale
     int begin[ATTENTION_QUERIES], end[ATTENTION_QUERIES];   // each query sees positions [begin, end), at least one
     float soft_cap;                 // 0: none
     int has_sinks;
@@ -208,8 +220,8 @@ struct kernels {
     double (*exponentials)(const float *x, int n, float largest, float temperature, float *y);
     // Rotates the pairs (x[j], x[j + half]) by angles given as cosines and sines (RoPE, Su et al. 2021).
     void (*rotate)(float *x, const float *cosines, const float *sines, int half);
-    // Stores one position's key or value of one head in its page. f16 saturates at +-65504. In q8 the scale is 0 if all
-    // magnitudes are below 2^-100, and NaN if any is NaN or infinite.
+    // Stores one position's key or value of one head in its page. f16 saturates at +-65504, q8 at 127 times as much. In
+    // q8 a scale is 0 if all its magnitudes are below 2^-100, and NaN if any is NaN or infinite.
     void (*store_key[LLAMAC_N_DTYPES])(uint8_t *keys, int slot, int head_dim, const float *x);
     void (*store_value[LLAMAC_N_DTYPES])(uint8_t *values, int slot, int head_dim, const float *x);
     // Reads it back.

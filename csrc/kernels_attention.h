@@ -3,60 +3,92 @@
 // The order of operations is specified at struct attend in kernels.h.
 
 // ---- KV cache. Per layer and head a page holds the keys, KV_PAGE / 16 strips of 16 positions with head_dim columns,
-// then the values, strips of 16 dimensions with KV_PAGE columns. In q8, scales come before the strips of both.
+// then the values, strips of 16 dimensions with KV_PAGE columns. kernels.h describes q8.
 
-INLINE float *kv_scale(uint8_t *data, int slot) { return (float *)(void *)data + slot; }
-INLINE const float *kv_scales(const uint8_t *data) { return (const float *)(const void *)data; }
-
-// Stores 16 floats in the cache's dtype. f16 saturates; q8 are codes x * inverse.
-INLINE void kv_store16(const int dtype, void *p, v16 x, float inverse) {
+// Stores 16 floats. f16 saturates.
+INLINE void kv_store16(const int dtype, void *p, v16 x) {
     if (dtype == LLAMAC_F32) v16_store(p, x);
-    else if (dtype == LLAMAC_Q8) v16_store_int8(p, inverse > 0 ? v16_mul(x, v16_set1(inverse)) : v16_set1(0));
     else v16_store_f16(p, v16_max(v16_set1(-65504.0f), v16_min(v16_set1(65504.0f), x)));   // NaN passes
 }
-// In q8, stores the scale of a position's key or value. Returns its inverse.
-INLINE float kv_store_scale(const int dtype, uint8_t *data, int slot, int head_dim, const float *x) {
-    float inverse = 0;
-    if (dtype == LLAMAC_Q8) *kv_scale(data, slot) = input_scale(x, head_dim, INT8_LIMIT, &inverse);
-    return inverse;
+// The q8 scale of n numbers, and its inverse. Both are 0 if all magnitudes are below 2^-100.
+INLINE uint16_t q8_scale(const float *x, int n, float *inverse) {
+    const float exact = input_scale(x, n, INT8_LIMIT, inverse), limited = exact > 65504 ? 65504 : exact;
+    uint16_t scale = f16_from_f32(limited);
+    scale = (uint16_t)(scale + (f32_from_f16(scale) < limited));   // rounds up
+    if (*inverse > 0) *inverse = 1 / f32_from_f16(scale);
+    return scale;
 }
-// A position's code or float of the first column, and the bytes from one column of a key to the next.
-INLINE size_t key_offset(const int dtype, int slot, int head_dim) {
-    return kv_scale_bytes(dtype) + (size_t)(slot / STRIP_ROWS) * kv_strip_bytes(dtype, head_dim) +
-           (size_t)(slot % STRIP_ROWS) * element_bytes(dtype);
+// Up to 16 codes, as q8_0 stores them.
+INLINE void q8_codes(const float *x, int n, float inverse, uint8_t codes[16]) {
+    const v16 limit = v16_set1(INT8_LIMIT), zero = v16_set1(0);
+    const v16 code = inverse > 0 ? v16_mul(v16_load_n(x, n), v16_set1(inverse)) : zero;
+    v16_store_int8((int8_t *)codes, v16_max(v16_sub(zero, limit), v16_min(limit, code)));
+    for (int i = 0; i < 16; i++) codes[i] = (uint8_t)(codes[i] + Q8_OFFSET);
 }
-// The first 16 dimensions of a position's value; those of further strips are KV_PAGE * 16 elements apart.
-INLINE size_t value_offset(const int dtype, int slot) {
-    return kv_scale_bytes(dtype) + (size_t)slot * STRIP_ROWS * element_bytes(dtype);
+INLINE void quantize_key(uint8_t *keys, int slot, int head_dim, const float *x) {
+    uint8_t *block = keys + (size_t)(slot / STRIP_ROWS) * kv_key_strip_bytes(LLAMAC_Q8, head_dim);
+    const int r = slot % STRIP_ROWS;
+    for (int k = 0; k < head_dim; k += BLOCK_COLUMNS) {
+        const int n = min_int(BLOCK_COLUMNS, head_dim - k), groups = ceil_div(n, GROUP_COLUMNS);
+        uint8_t *const lines = block + block_scale_bytes(LLAMAC_Q8_0, groups);
+        for (int j = 0; j < n; j += GROUP_COLUMNS) {
+            float inverse;
+            const uint16_t scale = q8_scale(x + k + j, min_int(GROUP_COLUMNS, n - j), &inverse);
+            memcpy(block + j / GROUP_COLUMNS * STRIP_ROWS * 2 + 2 * r, &scale, 2);
+            for (int i = j; i < min_int(n, j + GROUP_COLUMNS); i += 16) {
+                uint8_t codes[16];
+                q8_codes(x + k + i, min_int(16, n - i), inverse, codes);
+                for (int l = 0; l < 4; l++) memcpy(lines + (i / 4 + l) * LINE_BYTES + 4 * r, codes + 4 * l, 4);
+            }
+        }
+        block += block_bytes(LLAMAC_Q8_0, groups);
+    }
 }
 INLINE void store_key(const int dtype, uint8_t *keys, int slot, int head_dim, const float *x) {
+    if (dtype == LLAMAC_Q8) { quantize_key(keys, slot, head_dim, x); return; }
     const size_t size = element_bytes(dtype);
-    uint8_t *p = keys + key_offset(dtype, slot, head_dim);
-    const float inverse = kv_store_scale(dtype, keys, slot, head_dim, x);
+    uint8_t *p = keys + (size_t)(slot / STRIP_ROWS) * kv_key_strip_bytes(dtype, head_dim) +
+                 (size_t)(slot % STRIP_ROWS) * size;
     union { float f32[16]; uint16_t f16[16]; uint8_t bytes[64]; } converted;
     for (int d = 0; d < head_dim; d += 16) {
         const int n = min_int(16, head_dim - d);
-        kv_store16(dtype, &converted, v16_load_n(x + d, n), inverse);
+        kv_store16(dtype, &converted, v16_load_n(x + d, n));
         for (int i = 0; i < n; i++) memcpy(p + (size_t)(d + i) * 16 * size, converted.bytes + (size_t)i * size, size);
     }
 }
-INLINE void store_value(const int dtype, uint8_t *values, int slot, int head_dim, const float *x) {
-    const float inverse = kv_store_scale(dtype, values, slot, head_dim, x);
-    for (int d = 0; d < head_dim; d += 16)
-        kv_store16(dtype, values + value_offset(dtype, slot) + (size_t)d * KV_PAGE * element_bytes(dtype),
-                   v16_load_n(x + d, min_int(16, head_dim - d)), inverse);
-}
-INLINE float kv_element(const int dtype, const uint8_t *data, int slot, const uint8_t *p) {
-    return dtype == LLAMAC_Q8 ? kv_scales(data)[slot] * (float)(int8_t)*p : element(dtype, p);
-}
 INLINE void load_key(const int dtype, const uint8_t *keys, int slot, int head_dim, float *x) {
-    const uint8_t *p = keys + key_offset(dtype, slot, head_dim);
-    for (int d = 0; d < head_dim; d++) x[d] = kv_element(dtype, keys, slot, p + (size_t)d * 16 * element_bytes(dtype));
+    const size_t strip_bytes = kv_key_strip_bytes(dtype, head_dim);
+    if (dtype == LLAMAC_Q8) gather_quant(LLAMAC_Q8_0, keys, strip_bytes, slot, head_dim, x);
+    else gather_float(dtype, keys, strip_bytes, slot, head_dim, x);
+}
+// Where a position's code of one dimension is in the q8 values of a page.
+INLINE size_t value_code_offset(int slot, int d) {
+    return kv_value_scale_bytes(LLAMAC_Q8) + (size_t)(d / STRIP_ROWS) * kv_value_strip_bytes(LLAMAC_Q8) +
+           (size_t)(slot / 4 * LINE_BYTES + d % STRIP_ROWS * 4 + slot % 4);
+}
+INLINE void quantize_value(uint8_t *values, int slot, int head_dim, const float *x) {
+    float inverse;
+    const uint16_t scale = q8_scale(x, head_dim, &inverse);
+    memcpy(values + 2 * slot, &scale, 2);
+    for (int d = 0; d < head_dim; d += 16) {
+        uint8_t codes[16];
+        q8_codes(x + d, min_int(16, head_dim - d), inverse, codes);
+        for (int i = 0; i < 16; i++) values[value_code_offset(slot, d + i)] = codes[i];
+    }
+}
+INLINE void store_value(const int dtype, uint8_t *values, int slot, int head_dim, const float *x) {
+    if (dtype == LLAMAC_Q8) { quantize_value(values, slot, head_dim, x); return; }
+    const size_t column_bytes = STRIP_ROWS * element_bytes(dtype);
+    for (int d = 0; d < head_dim; d += 16)
+        kv_store16(dtype, values + (size_t)(slot + d / 16 * KV_PAGE) * column_bytes,
+                   v16_load_n(x + d, min_int(16, head_dim - d)));
 }
 INLINE void load_value(const int dtype, const uint8_t *values, int slot, int head_dim, float *x) {
-    const uint8_t *p = values + value_offset(dtype, slot);
+    const float scale = dtype == LLAMAC_Q8 ? f32_from_f16(((const uint16_t *)(const void *)values)[slot]) : 0;
     for (int d = 0; d < head_dim; d++)
-        x[d] = kv_element(dtype, values, slot, p + (size_t)(d / 16 * 16 * KV_PAGE + d % 16) * element_bytes(dtype));
+        x[d] = dtype == LLAMAC_Q8
+                   ? scale * (float)(values[value_code_offset(slot, d)] - Q8_OFFSET)
+                   : element(dtype, values + (size_t)((d / 16 * KV_PAGE + slot) * 16 + d % 16) * element_bytes(dtype));
 }
 #define KV_ACCESS(name, dtype) \
     static void store_key_##name(uint8_t *keys, int slot, int head_dim, const float *x) { \
@@ -81,8 +113,32 @@ KV_ACCESS(q8, LLAMAC_Q8)
 // query.
 PANEL_KERNEL(panel_kernel_f32_values, panel_kernel_float, LLAMAC_F32, ATTENTION_BLOCK)
 PANEL_KERNEL(panel_kernel_f16_values, panel_kernel_float, LLAMAC_F16, ATTENTION_BLOCK)
-PANEL_KERNEL(panel_kernel_q8_values, panel_kernel_float, LLAMAC_Q8, ATTENTION_BLOCK)
-PANEL_KERNEL(panel_kernel_q8_keys, panel_kernel_float, LLAMAC_Q8, 0)
+
+// In q8: sums[S][T][16] += the product of a page's values and numerators, which pack_int16 packed.
+INLINE void micro_kernel_values(const int S, const int T, const uint8_t *w, const int32_t *x, float *sums) {
+    const int R = int16_rows_per_acc(T), strip_bytes = KV_PAGE * STRIP_ROWS, groups = KV_PAGE / GROUP_COLUMNS;
+    const lut codebook = codebook_load(LLAMAC_Q8_0);
+    const int32_t *input_sums = x + groups * 16 * T, *scales = input_sums + groups * 2 * T;
+    struct { v16 v[GEMM_STRIPS][PANEL_ROWS]; } sum;
+    FOR_TILE(i, t) sum.v[i][t] = v16_set1(0);
+    for (int j = 0; j < groups; j++, input_sums += 2 * T, x += 16 * T, w += 8 * LINE_BYTES) {
+        int16_acc_tile c;
+        multiply_span(LLAMAC_Q8_0, 0, S, T, 0, codebook, w, (size_t)strip_bytes, x, input_sums, NULL, &c);
+        FOR_TILE(i, t) sum.v[i][t] = v16_add(sum.v[i][t], int16_acc_to_float(c.v[i][t - t % R], T, t % R));
+    }
+    FOR_TILE(i, t) add_scaled(sums + 16 * (i * T + t), sum.v[i][t], float_at(scales + t));
+}
+SPECIALIZED void panel_kernel_values(const int unused, const int T, const uint8_t *w, size_t strip_bytes, int strips,
+                                     const void *x, int columns, float *sums) {
+    (void)unused, (void)columns;
+    const int S = tile_strips(T, INT16_TILE_ACCS);
+    int s = 0;
+    for (; s + S <= strips; s += S)
+        micro_kernel_values(S, T, w + (size_t)s * strip_bytes, x, sums + (size_t)s * 16 * (size_t)T);
+    for (; s < strips; s++)
+        micro_kernel_values(1, T, w + (size_t)s * strip_bytes, x, sums + (size_t)s * 16 * (size_t)T);
+}
+PANEL_KERNEL(panel_kernel_q8_values, panel_kernel_values, 0)
 
 enum {
     PREFETCH_COLUMNS = 16,    // columns of a page multiplied between two rounds of prefetching
@@ -94,7 +150,7 @@ struct attend_buffers {
     float *scores;          // (queries, ATTENTION_BLOCK), then exp(score - max)
     float *o;               // per panel (width / 16, queries of the panel, 16)
     float *unpack_buffer;   // keys or values of one page
-    float *sums;            // scores of one panel for one page
+    float *sums;            // scores of one panel for one page; later, in q8, its packed numerators
     float *row;             // (width): o of one query
 };
 INLINE struct attend_buffers attend_buffers(const struct attend *a) {
@@ -135,14 +191,13 @@ INLINE struct page_matrix page_matrix(const int dtype, const int values, const u
                                       int unpacked, float *unpack_buffer) {
     panel_kernel *const as_f32 = values ? panel_kernel_f32_values : panel_kernel_f32;
     panel_kernel *const as_f16 = values ? panel_kernel_f16_values : panel_kernel_f16;
-    panel_kernel *const as_q8 = values ? panel_kernel_q8_values : panel_kernel_q8_keys;
-    const size_t strip_bytes = kv_strip_bytes(dtype, columns), column_bytes = 16 * element_bytes(dtype);
+    const size_t strip_bytes = float_strip_bytes(dtype, columns), column_bytes = 16 * element_bytes(dtype);
     const size_t unpacked_bytes = float_strip_bytes(LLAMAC_F32, columns);
     if (dtype == LLAMAC_F32) return (struct page_matrix){ as_f32, data, strip_bytes, column_bytes };
-    if (!unpacked) return (struct page_matrix){ dtype == LLAMAC_Q8 ? as_q8 : as_f16, data, strip_bytes, column_bytes };
+    if (!unpacked) return (struct page_matrix){ as_f16, data, strip_bytes, column_bytes };
     uint8_t *const to = (uint8_t *)unpack_buffer;
     for (int s = 0; s < strips; s++)
-        unpack_float(dtype, data + (size_t)s * strip_bytes, columns, to + (size_t)s * unpacked_bytes);
+        unpack_f16(data + (size_t)s * strip_bytes, columns, to + (size_t)s * unpacked_bytes);
     return (struct page_matrix){ as_f32, to, unpacked_bytes, LINE_BYTES };
 }
 // sums[strip][T][16] += m x. x_step: floats from the inputs of one column to those of the next.
@@ -169,9 +224,6 @@ INLINE int in_block(const struct kv_block *b, int position) { return max_int(0, 
 INLINE const uint8_t *block_page(const struct kv_block *b, int i, int values) {
     return b->a->kv.pages[(b->begin + i) / KV_PAGE] + (values ? b->a->kv.value_offset : b->a->kv.key_offset);
 }
-INLINE const uint8_t *block_strips(const int dtype, const struct kv_block *b, int i, int values) {
-    return block_page(b, i, values) + kv_scale_bytes(dtype);
-}
 // What is read after the keys or values of the page at i: those of the next page; after the block's keys its values;
 // after its values the next block's keys.
 INLINE struct prefetch next_page(const struct kv_block *b, int i, int values, int columns) {
@@ -183,15 +235,31 @@ INLINE struct prefetch next_page(const struct kv_block *b, int i, int values, in
                               ceil_div((int)(bytes / LINE_BYTES), b->panels * ceil_div(columns, PREFETCH_COLUMNS)) };
 }
 
+// sums[strip][T][16] = keys times queries, for `strips` strips of a page's keys.
+INLINE void multiply_keys(const int dtype, const struct page_matrix *keys, struct query_panel q,
+                          int strips, const struct attend *a, struct prefetch *prefetch, float *sums) {
+    const size_t words = kv_query_words(dtype, a->head_dim);
+    const void *x = (const int32_t *)a->q + (size_t)q.first * words;
+    memset(sums, 0, sizeof(float) * 16 * (size_t)(strips * q.n));
+    if (dtype != LLAMAC_Q8) {
+        page_gemm(keys, q.n, strips, a->head_dim, x, q.n, sums, prefetch);
+        return;
+    }
+    prefetch_lines(prefetch);
+    panel_kernel_q8_0(q.n, keys->data, keys->strip_bytes, strips, x, a->head_dim, sums);
+}
+
 // scores[query][position in the block], for the strips of positions that some query of a panel sees.
 INLINE void block_scores(const int dtype, const struct kv_block *b) {
     const struct attend *a = b->a;
     float *const sums = b->memory->sums;
     for (int i = b->first_page; i < b->n; i += KV_PAGE) {
-        struct prefetch prefetch = next_page(b, i, 0, a->head_dim);
-        const struct page_matrix keys =
-            page_matrix(dtype, 0, block_strips(dtype, b, i, 0), ceil_div(min_int(KV_PAGE, b->n - i), STRIP_ROWS),
-                        a->head_dim, b->panels >= UNPACK_MIN_PANELS, b->memory->unpack_buffer);
+        struct prefetch prefetch = next_page(b, i, 0, dtype == LLAMAC_Q8 ? 1 : a->head_dim);
+        const uint8_t *const data = block_page(b, i, 0);
+        struct page_matrix keys = { .data = data, .strip_bytes = kv_key_strip_bytes(dtype, a->head_dim) };
+        if (dtype != LLAMAC_Q8)
+            keys = page_matrix(dtype, 0, data, ceil_div(min_int(KV_PAGE, b->n - i), STRIP_ROWS), a->head_dim,
+                               b->panels >= UNPACK_MIN_PANELS, b->memory->unpack_buffer);
         for (int j = 0; j < b->panels; j++) {
             const struct query_panel q = query_panel(a, j);
             const int first = max_int(0, in_block(b, q.begin) - i) / STRIP_ROWS;
@@ -200,15 +268,11 @@ INLINE void block_scores(const int dtype, const struct kv_block *b) {
             if (strips <= 0) continue;
             struct page_matrix visible = keys;
             visible.data += (size_t)first * keys.strip_bytes;
-            memset(sums, 0, sizeof(float) * 16 * (size_t)(strips * q.n));
-            page_gemm(&visible, q.n, strips, a->head_dim, a->q + q.first * a->head_dim, q.n, sums, &prefetch);
+            multiply_keys(dtype, &visible, q, strips, a, &prefetch, sums);
             for (int s = 0; s < strips; s++)
-                for (int t = 0; t < q.n; t++) {
-                    v16 score = v16_load(sums + 16 * (s * q.n + t));
-                    if (dtype == LLAMAC_Q8)
-                        score = v16_mul(score, v16_load(kv_scales(block_page(b, i, 0)) + 16 * (first + s)));
-                    v16_store(b->memory->scores + (q.first + t) * ATTENTION_BLOCK + i + 16 * (first + s), score);
-                }
+                for (int t = 0; t < q.n; t++)
+                    v16_store(b->memory->scores + (q.first + t) * ATTENTION_BLOCK + i + 16 * (first + s),
+                              v16_load(sums + 16 * (s * q.n + t)));
         }
     }
 }
@@ -241,22 +305,13 @@ INLINE void cap_and_mask(const struct attend *a, float *scores, int first, int l
     for (int i = start; i < first; i++) scores[i] = -__builtin_inff();
 }
 
-// In q8, multiplies one query's numerators of positions [first, last) by the scales of the values. Other numerators in
-// these vectors become meaningless; nothing reads them.
-INLINE void scale_numerators(const struct kv_block *b, int query, int first, int last) {
-    float *numerators = b->memory->scores + query * ATTENTION_BLOCK;
-    for (int i = first / 16 * 16; i < last; i += 16)
-        v16_store(numerators + i,
-                  v16_mul(v16_load(numerators + i), v16_load(kv_scales(block_page(b, i, 1)) + i % KV_PAGE)));
-}
-
 // row += sum of p * v over positions [first, last), for one query.
 INLINE void add_values(const int dtype, const struct kv_block *b, int query, int first, int last, float *row) {
     const int strips = padded_head_dim(b->a->head_dim) / 16;
     struct prefetch none = { 0 };
     for (int i = first, n; i < last; i += n) {
         n = min_int(last - i, KV_PAGE - i % KV_PAGE);
-        const uint8_t *data = block_strips(dtype, b, i, 1) + (size_t)(i % KV_PAGE) * 16 * element_bytes(dtype);
+        const uint8_t *data = block_page(b, i, 1) + (size_t)(i % KV_PAGE) * 16 * element_bytes(dtype);
         const struct page_matrix values = page_matrix(dtype, 1, data, strips, KV_PAGE, 0, NULL);
         page_gemm(&values, 1, strips, n, b->memory->scores + query * ATTENTION_BLOCK + i, 1, row, &none);
     }
@@ -293,7 +348,7 @@ INLINE void block_values(const int dtype, const struct kv_block *b) {
     }
     for (int i = b->first_page; i < b->n; i += KV_PAGE) {
         struct prefetch prefetch = next_page(b, i, 1, KV_PAGE);
-        const struct page_matrix values = page_matrix(dtype, 1, block_strips(dtype, b, i, 1), width / 16, KV_PAGE,
+        const struct page_matrix values = page_matrix(dtype, 1, block_page(b, i, 1), width / 16, KV_PAGE,
                                                       b->panels >= UNPACK_MIN_PANELS, b->memory->unpack_buffer);
         for (int j = 0; j < b->panels; j++) {
             const struct query_panel q = query_panel(a, j);
@@ -305,6 +360,44 @@ INLINE void block_values(const int dtype, const struct kv_block *b) {
             page_gemm(&shared, q.n, width / 16, last - first,
                       b->memory->scores + q.first * ATTENTION_BLOCK + i + first, 1, b->memory->o + q.first * width,
                       &prefetch);
+        }
+    }
+}
+
+// Packs one query's numerators of the page at i, times the values' scales.
+INLINE void pack_numerators(const struct kv_block *b, int query, int i, struct panel_row to) {
+    const float *p = b->memory->scores + query * ATTENTION_BLOCK + i;
+    const uint16_t *scales = (const uint16_t *)(const void *)block_page(b, i, 1);
+    const int first = in_block(b, b->a->begin[query]) - i, last = in_block(b, b->a->end[query]) - i;
+    float scaled[KV_PAGE];
+    for (int j = 0; j < KV_PAGE; j += 16) {
+        const int from = max_int(j, first), end = min_int(j + 16, last);
+        if (end - from == 16) {
+            v16_store(scaled + j, v16_mul(v16_load(p + j), v16_load_f16(scales + j)));
+            continue;
+        }
+        v16_store(scaled + j, v16_set1(0));
+        for (int k = from; k < end; k++) scaled[k] = p[k] * f32_from_f16(scales[k]);
+    }
+    pack_int16(to, scaled, KV_PAGE);
+}
+// o of each panel in q8.
+INLINE void block_values_q8(const struct kv_block *b) {
+    const struct attend *a = b->a;
+    const int width = padded_head_dim(a->head_dim);
+    _Static_assert(KV_PAGE / 2 + 2 * KV_PAGE / GROUP_COLUMNS + 1 <= KV_PAGE, "numerators fit the memory of scores");
+    int32_t *const panel = (int32_t *)(void *)b->memory->sums;
+    memset(b->memory->o, 0, sizeof(float) * (size_t)(a->n_queries * width));
+    for (int i = b->first_page; i < b->n; i += KV_PAGE) {
+        struct prefetch prefetch = next_page(b, i, 1, 1);
+        const uint8_t *const codes = block_page(b, i, 1) + kv_value_scale_bytes(LLAMAC_Q8);
+        for (int j = 0; j < b->panels; j++) {
+            const struct query_panel q = query_panel(a, j);
+            if (in_block(b, q.end) <= i || in_block(b, q.begin) >= i + KV_PAGE) continue;
+            for (int t = 0; t < q.n; t++) pack_numerators(b, q.first + t, i, (struct panel_row){ panel, q.n, t });
+            prefetch_lines(&prefetch);
+            panel_kernel_q8_values(q.n, codes, kv_value_strip_bytes(LLAMAC_Q8), width / 16, panel, KV_PAGE,
+                                   b->memory->o + q.first * width);
         }
     }
 }
@@ -385,10 +478,10 @@ INLINE void attend(const int dtype, const struct attend *a) {
                 memcpy(a->scores + (size_t)t * a->scores_stride + b.begin + first, scores + first,
                        sizeof(float) * (size_t)(last - first));
             else softmax_numerators(scores + start, last - start, &b.m[t], &b.l[t]);
-            if (dtype == LLAMAC_Q8 && !a->scores) scale_numerators(&b, t, first, last);
         }
         if (a->scores) continue;
-        block_values(dtype, &b);
+        if (dtype == LLAMAC_Q8) block_values_q8(&b);
+        else block_values(dtype, &b);
         for (int j = 0; j < b.panels; j++) {
             const struct query_panel q = query_panel(a, j);
             for (int t = 0; t < q.n; t++) {
@@ -396,7 +489,7 @@ INLINE void attend(const int dtype, const struct attend *a) {
                 const int visible = in_block(&b, a->begin[i]) != last;
                 if (visible) {
                     load_row(&b, q, t);
-                    add_values(dtype, &b, i, in_block(&b, q.shared_end), last, memory.row);
+                    if (dtype != LLAMAC_Q8) add_values(dtype, &b, i, in_block(&b, q.shared_end), last, memory.row);
                 }
                 if (a->partials)
                     store_partial(a, (b.begin - a->from) / ATTENTION_BLOCK, i, b.m[i], b.l[i],

@@ -64,30 +64,30 @@ static void pack_int8(struct panel_row to, const float *row, int columns) {
     }
 }
 
+// Stores 16 floats rounded to int16, as v16_store_int16 does. Returns the sum of the integers, which is below 2^24.
+INLINE int store_int16_and_sum(int16_t *x, v16 v) {
+    const v16 shift = v16_set1(0x1.8p23f);
+    v16_store_int16(x, v);
+    return (int)v16_reduce_add(v16_sub(v16_add(v, shift), shift));
+}
 static void pack_int16(struct panel_row to, const float *row, int columns) {
     const int T = to.height;
     int32_t *p = to.panel;
     for (int k = 0; k < columns; k += BLOCK_COLUMNS) {
         const int n = min_int(BLOCK_COLUMNS, columns - k), groups = ceil_div(n, GROUP_COLUMNS);
-        int16_t x[BLOCK_COLUMNS] = { 0 };
         float inverse;
         const float scale = input_scale(row + k, n, INT16_LIMIT, &inverse);
-        if (inverse > 0)
-            for (int i = 0; i < n; i += 16)
-                v16_store_int16(x + i, v16_mul(load_up_to_16(row + k + i, n - i), v16_set1(inverse)));
+        int sums[BLOCK_COLUMNS / 16];
         for (int i = 0; i < groups * GROUP_COLUMNS; i += 16, p += 8 * T) {
+            int16_t x[16];
             int32_t words[8];
-            int16_pack_words(x + i, words);
+            sums[i / 16] = store_int16_and_sum(
+                x, inverse > 0 ? v16_mul(load_up_to_16(row + k + i, n - i), v16_set1(inverse)) : v16_set1(0));
+            int16_pack_words(x, words);
             for (int g = 0; g < 8; g++) p[word_index(g, T, to.row)] = words[g];
         }
-        for (int j = 0; j < groups; j++, p += 2 * T) {
-            int sum = 0;
-            for (int i = 0; i < GROUP_COLUMNS; i++) {
-                sum += x[GROUP_COLUMNS * j + i];
-                if (i == GROUP_COLUMNS / 2 - 1) p[T + to.row] = sum;
-            }
-            p[to.row] = sum;
-        }
+        for (int j = 0; j < groups; j++, p += 2 * T)
+            p[to.row] = sums[2 * j] + sums[2 * j + 1], p[T + to.row] = sums[2 * j];
         memcpy(p + to.row, &scale, 4);
         p += T;
     }

@@ -24,13 +24,9 @@
 // the epilogue.
 
 enum { WEIGHT_BYTES_F32 = 4, WEIGHT_BYTES_HALF = 2 };
-// q8 stands for the codes of a KV cache in q8, here and in load_weights.
-INLINE size_t element_bytes(int dtype) {
-    return dtype == LLAMAC_Q8 ? 1 : dtype == LLAMAC_F32 ? WEIGHT_BYTES_F32 : WEIGHT_BYTES_HALF;
-}
+INLINE size_t element_bytes(int dtype) { return dtype == LLAMAC_F32 ? WEIGHT_BYTES_F32 : WEIGHT_BYTES_HALF; }
 
 INLINE v16 load_weights(const int dtype, const uint8_t *w) {
-    if (dtype == LLAMAC_Q8) return v16_load_int8(w);
     if (dtype == LLAMAC_F32) return v16_load((const float *)(const void *)w);
     if (dtype == LLAMAC_F16) return v16_load_f16((const uint16_t *)(const void *)w);
     return v16_load_bf16_permuted((const uint16_t *)(const void *)w);

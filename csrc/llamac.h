@@ -206,7 +206,8 @@ int llamac_has_threads(void);
 typedef struct {
     int n_sequences;       // independent sequences, 1 to 65536
     int context;           // positions per sequence, at most the model's; 0: the model's
-    int kv_dtype;          // LLAMAC_F32, LLAMAC_F16 or LLAMAC_Q8: an int8 per number and a scale per position and head;
+    int kv_dtype;          // LLAMAC_F32, LLAMAC_F16 or LLAMAC_Q8: an int8 per number, an f16 scale per 32 numbers of a
+                           // key and one per value (docs/quantization.md);
                            // 0: f32 if all matrices of the model are f32, otherwise f16
     int threads;           // an eval uses at most this many; 1 to 1024
     const char *isa;       // kernel set; NULL: the best that this machine can run

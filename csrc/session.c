@@ -79,7 +79,8 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
                  experts = (size_t)m->max_experts,
                  pairs = rows * (size_t)m->max_experts_used, rank = (size_t)m->max_rank;
     const size_t attention_floats = attend_scratch_floats((int)head_dim) +
-                                    ATTENTION_QUERIES * (head_dim + (size_t)padded_head_dim((int)head_dim));
+                                    ATTENTION_QUERIES * (kv_query_words(s->kv_dtype, (int)head_dim) +
+                                                         (size_t)padded_head_dim((int)head_dim));
     x->x = arena_floats(a, rows * dim);
     x->spare_x = arena_floats(a, m->has_post_norms ? rows * dim : 0);
     x->branch = arena_floats(a, m->has_post_norms || experts ? rows * dim : 0);

@@ -229,10 +229,26 @@ def scaled_integers(x: Array, limit: int) -> Array:
     return np.where(small, 0, codes * (top / np.float32(limit)))
 
 
-def round_to_cache(x: Array, kv_dtype: KVDtype | None) -> Array:
-    """Keys or values (n, heads, d) as the engine's KV cache holds them (docs/determinism.md); None: exactly."""
+def round_to_q8(x: Array, span: int) -> Array:
+    """As the engine's KV cache in q8: integers of 7 bits times a scale per span of the last dimension."""
+    padded = np.pad(x.astype(np.float32), [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % span)])
+    spans = padded.reshape(*x.shape[:-1], -1, span)
+    exact = np.minimum(np.abs(spans).max(axis=-1, keepdims=True) / np.float32(127), np.float32(65504))
+    nearest = exact.astype(np.float16)
+    scales = np.where(nearest < exact, np.nextafter(nearest, np.float16(np.inf)), nearest).astype(np.float32)
+    codes = np.rint(spans * (1 / np.where(scales > 0, scales, np.float32(1)))).clip(-127, 127)
+    rounded: Array = (scales.astype(np.float64) * codes).reshape(padded.shape)[..., : x.shape[-1]]
+    return rounded
+
+
+def round_to_cache(keys: Array, values: Array, kv_dtype: KVDtype | None) -> tuple[Array, Array]:
+    """Both (n, heads, d) as the engine's KV cache holds them (docs/determinism.md); None: exactly."""
     if kv_dtype == "q8":
-        return scaled_integers(x, 127)
+        return round_to_q8(keys, 32), round_to_q8(values, values.shape[-1])
+    return _round_floats(keys, kv_dtype), _round_floats(values, kv_dtype)
+
+
+def _round_floats(x: Array, kv_dtype: KVDtype | None) -> Array:
     if kv_dtype == "f16":
         return np.clip(x.astype(np.float32), -65504, 65504).astype(np.float16).astype(np.float64)
     return x if kv_dtype is None else x.astype(np.float32).astype(np.float64)
@@ -431,7 +447,7 @@ def _attention(run: _Pass, h: Array, layer: int, record: LayerConfig) -> Array:
         k = run.linear(h, f"{name}.attn_k").reshape(len(h), -1, head_dim)
         v = run.linear(h, f"{name}.attn_v").reshape(len(h), -1, head_dim)
         k = _norm_and_rope(run, k, f"{name}.attn_k_norm", record, norm_first)
-        k, v = round_to_cache(k, run.kv_dtype), round_to_cache(v, run.kv_dtype)
+        k, v = round_to_cache(k, v, run.kv_dtype)
     else:
         k, v = run.keys_values[record.kv_source]
     run.keys_values[layer] = k, v

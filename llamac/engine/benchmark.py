@@ -28,7 +28,6 @@ PASS_SECONDS = 0.005  # the least time to multiply in one timing
 STREAMS = (1, 2, 4)  # numbers of parallel streams per thread to try when reading; the fastest counts
 TRIES = 3  # timings of multiply-adds per round; the fastest counts
 KV_BYTES = {"f32": 4, "f16": 2, "q8": 1}  # of a number in the KV cache
-KV_SCALE_BYTES = {"f32": 0, "f16": 0, "q8": 4}  # of a key, and of a value
 
 
 @dataclass(frozen=True)
@@ -138,8 +137,8 @@ def work_of(model: Model, *, kv_dtype: str, rows: int, batch: int, start: int, s
         firsts = [start + step * rows for step in range(steps)]
         visible = mean(min(first + rows, window + rows - 1) for first in firsts)  # positions that any row sees
         pairs = mean(sum(min(first + row + 1, window) for row in range(rows)) for first in firsts)  # (row, position)
-        vector = head_dim * KV_BYTES[kv_dtype] + KV_SCALE_BYTES[kv_dtype]  # bytes of a key, and of a value
-        work.bytes += batch * n_layers * 2 * n_kv_heads * vector * visible
+        scales = 2 * (-(-head_dim // 32) + 1) if kv_dtype == "q8" else 0  # of a key and a value
+        work.bytes += batch * n_layers * n_kv_heads * (2 * head_dim * KV_BYTES[kv_dtype] + scales) * visible
         work.multiply("f32", batch * n_layers * 2 * n_heads * head_dim * pairs)
     return work
 

@@ -90,9 +90,9 @@ def test_the_work_of_a_step_with_an_untied_output(tiny_llama: Path) -> None:
         products = sum(t.shape[0] * t.shape[1] for t in matrices(model))
         attention = 2 * 2 * 6 * 8  # per position: layers, both products, heads, dimensions
         assert work.multiply_adds == {"f32": products + 11 * attention}
-        # in q8, a byte for each number and a scale for each key and value
+        # in q8, a byte for each number, a scale of 2 bytes for each 32 numbers of a key, and one for each value
         work = work_of(model, kv_dtype="q8", rows=1, batch=1, start=10)
-        assert work.bytes == whole + strip + 11 * (kv / 4 + 2 * 2 * 2 * 4)
+        assert work.bytes == whole + strip + 11 * (kv / 4 + 2 * 2 * (2 + 2))
         # three sequences share the weights; 4 steps see 2.5 positions on average
         work = work_of(model, kv_dtype="f16", rows=1, batch=3, start=0, steps=4)
         assert work.bytes == whole + 3 * strip + 3 * 2.5 * kv / 2

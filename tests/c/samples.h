@@ -160,12 +160,17 @@ static inline double reference_activation(int activation, double x) {
 }
 
 // y = the key or value x of n floats, as a KV cache of this dtype holds it.
-static inline void round_to_cache(int dtype, int n, const float *x, float *y) {
-    float max = 0;
-    for (int i = 0; i < n; i++) max = fmaxf(max, fabsf(x[i]));
-    for (int i = 0; i < n; i++)
-        y[i] = dtype != LLAMAC_Q8 ? rounded_to(dtype, x[i])
-             : max < 0x1p-100f ? 0 : max / 127 * (nearbyintf(x[i] * (127 / max)) + 0);   // not -0
+static inline void round_to_cache(int dtype, int is_key, int n, const float *x, float *y) {
+    for (int i = 0; i < n && dtype != LLAMAC_Q8; i++) y[i] = rounded_to(dtype, x[i]);
+    for (int first = 0, last; first < n && dtype == LLAMAC_Q8; first = last) {
+        last = is_key ? min_int(n, first + 32) : n;
+        float max = 0;
+        for (int i = first; i < last; i++) max = fmaxf(max, fabsf(x[i]));
+        float scale = 0;   // max / 127, rounded up to an f16
+        for (uint16_t h = f16_from_f32(max / 127); (scale = f32_from_f16(h)) < max / 127;) h++;
+        for (int i = first; i < last; i++)
+            y[i] = max < 0x1p-100f ? 0 : scale * (nearbyintf(x[i] * (1 / scale)) + 0);   // not -0
+    }
 }
 
 // o[d] = sum over positions [begin, end) of softmax(q K) V, with keys and values (positions, head_dim). sink: one more

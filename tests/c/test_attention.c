@@ -57,7 +57,9 @@ static void check_attention(int dtype, int head_dim, int positions, int n_querie
     const int width = padded_head_dim(head_dim);
     const size_t outputs = (size_t)(n_queries * width);
     float *k = take_floats(positions, head_dim), *v = take_floats(positions, head_dim);
-    float *q = take_floats(n_queries, head_dim), *panels = take_floats(n_queries, head_dim);
+    float *q = take_floats(n_queries, head_dim);
+    const size_t words = kv_query_words(dtype, head_dim);
+    int32_t *panels = take(sizeof *panels * words * (size_t)n_queries), *alone = take(sizeof *alone * words);
     float *out = take_floats(n_queries, width), *expected = take_floats(n_queries, width);
     float *scratch = take(sizeof(float) * attend_scratch_floats(head_dim)), *nans = take_floats(1, head_dim);
     fill_random(k, (size_t)(positions * head_dim), state), fill_random(v, (size_t)(positions * head_dim), state);
@@ -69,43 +71,54 @@ static void check_attention(int dtype, int head_dim, int positions, int n_querie
     struct attend a = { .cancel = &cancel, .kv = { (const uint8_t *const *)cache.pages, 0, cache.key_bytes },
                         .head_dim = head_dim, .n_queries = n_queries, .q = panels, .out = out, .scratch = scratch };
     for (int i = 0; i < n_queries; i++)
-        tables[0]->pack[INPUT_F32](panel_row(panels, n_queries, (size_t)head_dim, i), q + i * head_dim, head_dim);
+        a.begin[i] = 0;
     const int first_visible = choose_ranges(&a, positions, state);
     for (int d = 0; d < head_dim; d++) nans[d] = NAN;
     for (int p = 0; p < first_visible; p += 1 + p / 2) store_position(&cache, dtype, head_dim, p, nans, nans);
     for (int t = 0; t < n_tables; t++) {
-        tables[t]->attend[dtype](&a);
+        const struct kernels *table = tables[t];   // each packs queries in its own form
+        for (int i = 0; i < n_queries; i++)
+            table->pack[kv_query_type(dtype)](panel_row(panels, n_queries, words, i), q + i * head_dim, head_dim);
+        table->attend[dtype](&a);
         if (t == 0) memcpy(expected, out, sizeof *out * outputs);
         CHECK(same(out, expected, outputs), "%s differs: dtype %d, head_dim %d, %d positions, %d queries",
-              tables[t]->name, dtype, head_dim, positions, n_queries);
+              table->name, dtype, head_dim, positions, n_queries);
         for (int i = 0; i < n_queries; i++) {
             struct attend single = a;
-            single.n_queries = 1, single.q = q + i * head_dim, single.begin[0] = a.begin[i], single.end[0] = a.end[i];
+            table->pack[kv_query_type(dtype)](panel_row(alone, 1, words, 0), q + i * head_dim, head_dim);
+            single.n_queries = 1, single.q = alone, single.begin[0] = a.begin[i], single.end[0] = a.end[i];
             single.sinks[0] = a.sinks[i];
-            tables[t]->attend[dtype](&single);
+            table->attend[dtype](&single);
             CHECK(same(out, expected + i * width, (size_t)head_dim),
-                  "%s: query %d alone differs: dtype %d, head_dim %d, %d positions", tables[t]->name, i, dtype,
-                  head_dim, positions);
+                  "%s: query %d alone differs: dtype %d, head_dim %d, %d positions", table->name, i, dtype, head_dim,
+                  positions);
         }
     }
     double *p = take(sizeof *p * (size_t)positions), *o = take(sizeof *o * (size_t)head_dim);
+    float *rounded = take_floats(1, head_dim);
     for (int i = 0; i < positions * head_dim; i += head_dim) {
-        round_to_cache(dtype, head_dim, k + i, k + i);
-        round_to_cache(dtype, head_dim, v + i, v + i);
+        round_to_cache(dtype, 1, head_dim, k + i, k + i);
+        round_to_cache(dtype, 0, head_dim, v + i, v + i);
     }
+    // in q8 the numerators of the softmax are rounded as well, each by at most 1/32638 of the largest in a page
+    const double limit = dtype == LLAMAC_Q8 ? 2e-4 : 2e-6;
     for (int i = 0; i < n_queries; i++) {
         const float *found = expected + i * width;
         const int sees_nan = poisoned && a.end[i] == positions;
+        for (int d = 0; d < head_dim; d++)
+            rounded[d] = dtype == LLAMAC_Q8 ? (float)input_at(LLAMAC_Q8_0, q + i * head_dim, head_dim, d)
+                                            : q[i * head_dim + d];
         if (!sees_nan)
-            reference_attention(head_dim, q + i * head_dim, k, v, a.begin[i], a.end[i], (double)a.soft_cap,
+            reference_attention(head_dim, rounded, k, v, a.begin[i], a.end[i], (double)a.soft_cap,
                                 a.has_sinks ? (double)a.sinks[i] : -INFINITY, p, o);
         for (int d = 0; d < head_dim; d++) {
             if (sees_nan) CHECK(found[d] != found[d], "a NaN at position %d is lost", positions - 1);
-            else CHECK(fabs(o[d] - (double)found[d]) < 2e-6, "attention %g, expected %g", (double)found[d], o[d]);
+            else CHECK(fabs(o[d] - (double)found[d]) < limit, "attention %g, expected %g", (double)found[d], o[d]);
         }
     }
     free_cache(cache);
     free(k), free(v), free(q), free(panels), free(scratch), free(out), free(expected), free(nans), free(p), free(o);
+    free(alone), free(rounded);
 }
 
 static void attention_has_the_same_bits(void) {
@@ -142,7 +155,7 @@ static void the_f16_cache_clamps_large_values(void) {
 static void caches_hold_rounded_keys_and_values(void) {
     enum { HEAD_DIM = 37 };
     uint64_t state = 17;
-    float x[HEAD_DIM], rounded[HEAD_DIM], key[HEAD_DIM], value[HEAD_DIM];
+    float x[HEAD_DIM], rounded_key[HEAD_DIM], rounded_value[HEAD_DIM], key[HEAD_DIM], value[HEAD_DIM];
     for (size_t i = 0; i < ARRAY_LEN(kv_dtypes); i++) {
         const int dtype = kv_dtypes[i];
         const size_t key_bytes = kv_keys_bytes(dtype, HEAD_DIM), value_bytes = kv_values_bytes(dtype, HEAD_DIM);
@@ -151,7 +164,7 @@ static void caches_hold_rounded_keys_and_values(void) {
         for (int slot = 0; slot < KV_PAGE; slot++) {
             fill_random(x, HEAD_DIM, &state);
             for (int d = 0; d < HEAD_DIM; d++) x[d] = ldexpf(x[d], slot - 50);
-            round_to_cache(dtype, HEAD_DIM, x, rounded);
+            round_to_cache(dtype, 1, HEAD_DIM, x, rounded_key), round_to_cache(dtype, 0, HEAD_DIM, x, rounded_value);
             float max = 0;
             for (int d = 0; d < HEAD_DIM; d++) max = fmaxf(max, fabsf(x[d]));
             for (int t = 0; t < n_tables; t++) {
@@ -159,11 +172,12 @@ static void caches_hold_rounded_keys_and_values(void) {
                 tables[t]->store_key[dtype](k, slot, HEAD_DIM, x), tables[t]->store_value[dtype](v, slot, HEAD_DIM, x);
                 tables[t]->load_key[dtype](k, slot, HEAD_DIM, key);
                 tables[t]->load_value[dtype](v, slot, HEAD_DIM, value);
-                CHECK(same(key, rounded, HEAD_DIM) && same(value, rounded, HEAD_DIM), "%s: dtype %d, slot %d",
-                      tables[t]->name, dtype, slot);
+                CHECK(same(key, rounded_key, HEAD_DIM) && same(value, rounded_value, HEAD_DIM),
+                      "%s: dtype %d, slot %d", tables[t]->name, dtype, slot);
             }
             for (int d = 0; d < HEAD_DIM && dtype == LLAMAC_Q8; d++)
-                CHECK(fabsf(key[d] - x[d]) <= max / 254 * 1.00001f, "%g, stored %g", (double)key[d], (double)x[d]);
+                CHECK(fmaxf(fabsf(key[d] - x[d]), fabsf(value[d] - x[d])) <= max / 254 * (1 + 0x1p-10f) + 0x1p-25f,
+                      "%g and %g, stored %g", (double)key[d], (double)value[d], (double)x[d]);
         }
         CHECK(n_tables == 1 || !memcmp(keys, other_keys, key_bytes), "keys: dtype %d", dtype);
         CHECK(n_tables == 1 || !memcmp(values, other_values, value_bytes), "values: dtype %d", dtype);
@@ -172,10 +186,10 @@ static void caches_hold_rounded_keys_and_values(void) {
 }
 
 static void the_q8_cache_keeps_zeros_and_nans(void) {
-    enum { HEAD_DIM = 20 };
+    enum { HEAD_DIM = 20 };   // one scale
     for (int t = 0; t < n_tables; t++) {
         uint8_t *page = take(kv_keys_bytes(LLAMAC_Q8, HEAD_DIM));
-        const float extremes[] = { 0, 0x1p-101f, -0x1p-100f, 3.4e38f, INFINITY, NAN };
+        const float extremes[] = { 0, 0x1p-101f, -0x1p-7f, 8.3e6f, 3.4e38f, INFINITY, NAN };
         for (int i = 0; i < (int)ARRAY_LEN(extremes); i++) {
             float x[HEAD_DIM] = { 0 }, decoded[HEAD_DIM];
             x[HEAD_DIM - 1] = extremes[i];
@@ -183,7 +197,8 @@ static void the_q8_cache_keeps_zeros_and_nans(void) {
             tables[t]->load_key[LLAMAC_Q8](page, i, HEAD_DIM, decoded);
             const float found = decoded[HEAD_DIM - 1];
             if (i < 2) CHECK(found == 0 && decoded[0] == 0, "%s: %g", tables[t]->name, (double)found);
-            else if (i < 4) CHECK(fabsf(found / extremes[i] - 1) < 1e-6f && decoded[0] == 0, "%g", (double)found);
+            else if (i == 4) CHECK(found == 65504.0f * 127, "%g", (double)found);
+            else if (i < 4) CHECK(fabsf(found / extremes[i] - 1) < 2e-3f && decoded[0] == 0, "%g", (double)found);
             else CHECK(found != found && decoded[0] != decoded[0], "%s hides %g", tables[t]->name, (double)extremes[i]);
         }
         free(page);
