@@ -77,8 +77,8 @@ static void norm_group(const struct llamac_session *s, int l, int head, float *k
     norm_heads(s, layer->attn_q_norm, head * group, group, head_dim, q);
 }
 
-// Norms and rotates a row's key of one KV head and the queries of its group. Stores key and value in the cache, unless
-// another layer has done so.
+// Norms and rotates a row's key of one KV head and the queries of its group. Stores key and value in the cache, those
+// of a draft in all of its branches, unless another layer has done so.
 static void rotate_and_store(const struct worker *w, int l, int head, int row) {
     const struct eval *e = w->eval;
     const struct llamac_session *s = e->session;
@@ -97,10 +97,12 @@ static void rotate_and_store(const struct worker *w, int l, int head, int row) {
     }
     if (c->qk_norm_after_rope) norm_group(s, l, head, k, q);
     if (!is_source) return;
-    const struct kv_view kv = session_kv(s, sequence, l, head);
-    uint8_t *page = session_page(s, sequence, l, position);
-    s->kernels->store_key[s->kv_dtype](page + kv.key_offset, position % KV_PAGE, head_dim, k);
-    s->kernels->store_value[s->kv_dtype](page + kv.value_offset, position % KV_PAGE, head_dim, v);
+    for (int i = sequence; i <= (e->last_branches ? e->last_branches[row] : sequence); i++) {
+        const struct kv_view kv = session_kv(s, i, l, head);
+        uint8_t *page = session_page(s, i, l, position);
+        s->kernels->store_key[s->kv_dtype](page + kv.key_offset, position % KV_PAGE, head_dim, k);
+        s->kernels->store_value[s->kv_dtype](page + kv.value_offset, position % KV_PAGE, head_dim, v);
+    }
 }
 
 // ---- queries

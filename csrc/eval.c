@@ -61,11 +61,11 @@ static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logi
         (e->n_rows <= SHORT_ROWS ? pool_run_short : pool_run)(
             s->threads, &s->contention[e->n_rows > REDUNDANT_ROWS], &e->cancel, forward, e);
         if (e->cancel.seen) return -1;
-        for (int r = 0; r < e->n_rows; r++) {
+        for (int r = 0; r < e->n_rows && !e->last_branches; r++) {
             struct sequence *q = &s->sequences[e->rows[r].sequence];
             session_set_length(q, q->length + 1);
         }
-        for (int r = 0; r < e->n_rows; r++)
+        for (int r = 0; r < e->n_rows && !e->last_branches; r++)
             if (!r || e->rows[r].sequence != e->rows[r - 1].sequence) session_slide(s, e->rows[r].sequence);
         e->first_wanted += e->n_wanted;
     }
@@ -84,24 +84,34 @@ static int prepare_rows(struct llamac_session *s, const llamac_row *rows, int n,
     return failed ? -1 : 0;
 }
 
-int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *logits,
-                const llamac_eval_options *options, llamac_error *err) {
+int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, const float *logits,
+               const llamac_eval_options *options, llamac_error *err) {
+    int wanted = 0;
+    if (n < 0) return bad_argument(err, "n_rows is %d, expected 0 or more", n);
+    for (int r = 0; r < n; r++) wanted += rows[r].want_logits != 0;
+    if (wanted && !logits) return bad_argument(err, "%d rows want logits, but there is no buffer for them", wanted);
+    return options ? check_observations(s, options, err) : 0;
+}
+
+int eval_rows(struct llamac_session *s, const llamac_row *rows, const int *last_branches, int n, float *logits,
+              const llamac_eval_options *options, llamac_error *err) {
     static const llamac_eval_options none;
     const llamac_eval_options *o = options ? options : &none;
-    int done = 0, wanted = 0;
-    if (o->rows_done) *o->rows_done = 0;
-    if (n_rows < 0) return bad_argument(err, "n_rows is %d, expected 0 or more", n_rows);
-    for (int r = 0; r < n_rows; r++) wanted += rows[r].want_logits != 0;
-    if (wanted && !logits) return bad_argument(err, "%d rows want logits, but there is no buffer for them", wanted);
-    if (check_observations(s, o, err)) return -1;
-    int failed = prepare_rows(s, rows, n_rows, err);
-    if (!failed) {
-        struct eval e = { .session = s, .observations = o->observations, .n_observations = o->n_observations,
-                          .cancel = { .request = o->cancel } };
-        if (run_chunks(&e, rows, n_rows, logits, &done))
-            failed = err_set(err, LLAMAC_CANCELLED, "cancelled: %d of %d rows were computed and kept", done, n_rows);
-        if (o->rows_done) *o->rows_done = done;
-    }
+    struct eval e = { .session = s, .last_branches = last_branches, .observations = o->observations,
+                      .n_observations = o->n_observations, .cancel = { .request = o->cancel } };
+    int done = 0, failed = 0;
+    if (run_chunks(&e, rows, n, logits, &done))
+        failed = err_set(err, LLAMAC_CANCELLED, "cancelled: %d of %d rows were computed and kept", done, n);
+    if (o->rows_done) *o->rows_done = done;
+    return failed;
+}
+
+int llamac_eval(llamac_session *s, const llamac_row *rows, int n_rows, float *logits,
+                const llamac_eval_options *options, llamac_error *err) {
+    if (options && options->rows_done) *options->rows_done = 0;
+    if (eval_check(s, rows, n_rows, logits, options, err)) return -1;
+    session_discard_drafts(s);
+    const int failed = prepare_rows(s, rows, n_rows, err) || eval_rows(s, rows, NULL, n_rows, logits, options, err);
     // frees the pages of rows that were not computed
     for (int i = 0; i < s->n_sequences && failed; i++) session_trim_pages(s, i);
     return failed ? -1 : 0;

@@ -16,6 +16,9 @@ struct panels { void *by_input[N_INPUT_TYPES]; float *lora_projected[MAX_CONSUME
 struct eval {
     struct llamac_session *session;
     const llamac_row *rows;               // (n_rows)
+    // (n_rows): the keys and values of a draft are stored in all branches that contain it, from its row's sequence to
+    // this one. NULL: the rows are not drafts.
+    const int *last_branches;
     int n_rows;
     int first_row, first_wanted;          // rows of the eval before this chunk: all, and those that want logits
     int n_wanted;                         // rows of this chunk that want logits
@@ -31,6 +34,16 @@ struct worker {
     const struct member *member;
     struct thread_scratch *local;
 };
+
+// ---- eval.c
+
+// Checks a call's arguments, but for the rows' tokens, sequences and positions.
+int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, const float *logits,
+               const llamac_eval_options *options, llamac_error *err);
+// Computes checked rows, for which memory is reserved. Appends them to their sequences unless they are drafts, which
+// form one chunk. last_branches: as in struct eval. Error: LLAMAC_CANCELLED.
+int eval_rows(struct llamac_session *s, const llamac_row *rows, const int *last_branches, int n, float *logits,
+              const llamac_eval_options *options, llamac_error *err);
 
 // ---- forward.c
 

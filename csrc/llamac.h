@@ -227,7 +227,7 @@ typedef struct {
     int threads;
     const char *isa;       // kernel set
     size_t scratch_bytes;  // allocated for activations
-    size_t kv_bytes;       // of the KV pages that sequences hold; a page that n of them share counts n times
+    size_t kv_bytes;       // of the KV pages that sequences and drafts hold; a page that n of them share counts n times
     int page_positions;    // positions of a KV page
     size_t page_bytes;     // of the KV pages that hold the same positions, of all layers
 } llamac_session_info;
@@ -324,6 +324,33 @@ typedef struct {
 // first *rows_done rows were computed and appended.
 int llamac_eval(llamac_session *session, const llamac_row *rows, int n_rows, float *logits,
                 const llamac_eval_options *options, llamac_error *err);
+
+// ---- trees of draft tokens, for speculative decoding
+
+// A draft: a token that may follow a sequence. Computing it does not append it.
+typedef struct {
+    int32_t token;         // id, below vocab_size
+    int32_t sequence;      // index, below n_sequences
+    int32_t parent;        // index of the draft that it follows; -1: it follows the sequence's last position
+    int32_t want_logits;   // 0 or 1
+} llamac_draft;
+
+enum { LLAMAC_MAX_DRAFTS = 256 };   // in one call
+
+// Computes drafts in one pass. A draft is at the position after its parent's. It sees its sequence, its ancestors and
+// itself. Its results have the bits that it would have if its ancestors had been appended to the sequence. The drafts
+// are in depth-first order: the parent of each is the draft before it, an ancestor of that one, or -1. No sequence
+// changes. Each path from a root to a leaf takes a copy of the sequence's partial last page, and pages for its drafts.
+//     logits    (drafts that want logits, vocab_size), in the order of the drafts; NULL if none wants them
+//     options   as for llamac_eval; *rows_done receives n_drafts or 0
+// Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL, LLAMAC_NO_MEMORY, LLAMAC_CANCELLED; there are no drafts then.
+int llamac_eval_drafts(llamac_session *session, const llamac_draft *drafts, int n_drafts, float *logits,
+                       const llamac_eval_options *options, llamac_error *err);
+
+// Accepts a draft of the last llamac_eval_drafts, given by its index: its sequence becomes what it was then, followed
+// by the draft's ancestors and the draft. Nothing is computed. Drafts can be accepted until the next eval of any kind,
+// truncation, or fork into the session, which discards them. Error: LLAMAC_BAD_ARGUMENT.
+int llamac_accept(llamac_session *session, int draft, llamac_error *err);
 
 // ---- sampling
 

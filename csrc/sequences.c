@@ -39,8 +39,18 @@ static void add_layer(struct llamac_session *s, int l) {
     g->page_bytes += (size_t)heads.n_kv * kv->head_bytes;
 }
 
+int session_open_sequence(const struct llamac_session *s, struct sequence *q, llamac_error *err) {
+    const size_t table = (size_t)ceil_div(s->context, KV_PAGE);
+    q->kv = mem_alloc((size_t)s->n_groups, sizeof *q->kv, "a sequence's lists of pages", err);
+    for (int g = 0; q->kv && g < s->n_groups; g++) {
+        q->kv[g].pages = mem_alloc(table, sizeof(uint8_t *), "a sequence's list of pages", err);
+        if (!q->kv[g].pages) return -1;
+    }
+    return q->kv ? 0 : -1;
+}
+
 int session_open_sequences(struct llamac_session *s, llamac_error *err) {
-    const size_t n_layers = s->model->config->n_layers, table = (size_t)ceil_div(s->context, KV_PAGE);
+    const size_t n_layers = s->model->config->n_layers;
     s->kv_layers = mem_alloc(n_layers, sizeof *s->kv_layers, "the layers' places in pages", err);
     s->groups = s->kv_layers ? mem_alloc(n_layers, sizeof *s->groups, "the groups of layers", err) : NULL;
     if (!s->groups) return -1;
@@ -50,27 +60,14 @@ int session_open_sequences(struct llamac_session *s, llamac_error *err) {
         else s->kv_layers[l] = s->kv_layers[source];
     }
     s->sequences = mem_alloc((size_t)s->n_sequences, sizeof *s->sequences, "the sequences", err);
-    for (int i = 0; s->sequences && i < s->n_sequences; i++) {
-        struct sequence *q = &s->sequences[i];
-        q->kv = mem_alloc((size_t)s->n_groups, sizeof *q->kv, "a sequence's lists of pages", err);
-        for (int g = 0; q->kv && g < s->n_groups; g++) {
-            q->kv[g].pages = mem_alloc(table, sizeof(uint8_t *), "a sequence's list of pages", err);
-            if (!q->kv[g].pages) return -1;
-        }
-        if (!q->kv) return -1;
-    }
+    for (int i = 0; s->sequences && i < s->n_sequences; i++)
+        if (session_open_sequence(s, &s->sequences[i], err)) return -1;
     return s->sequences ? 0 : -1;
 }
 
 void session_close_sequences(struct llamac_session *s) {
-    for (int i = 0; s->sequences && i < s->n_sequences; i++) {
-        struct sequence *q = &s->sequences[i];
-        for (int g = 0; q->kv && g < s->n_groups; g++) {
-            for (int p = q->kv[g].first; p < q->kv[g].end; p++) kv_page_release(s->model->kv, q->kv[g].pages[p]);
-            mem_free(q->kv[g].pages);
-        }
-        mem_free(q->kv);
-    }
+    session_discard_drafts(s);
+    for (int i = 0; s->sequences && i < s->n_sequences; i++) session_close_sequence(s, &s->sequences[i]);
     mem_free(s->sequences);
     mem_free(s->groups);
     mem_free(s->kv_layers);
@@ -98,6 +95,14 @@ static void release_from(struct llamac_session *s, const struct kv_group *g, str
     while (kv->end > max_int(first, kv->first)) release_page(s, g, kv->pages[--kv->end]);
     if (kv->end <= first) return;
     kv->first = kv->end = 0;
+}
+
+void session_close_sequence(struct llamac_session *s, struct sequence *q) {
+    for (int g = 0; q->kv && g < s->n_groups; g++) {
+        release_from(s, &s->groups[g], &q->kv[g], 0);
+        mem_free(q->kv[g].pages);
+    }
+    mem_free(q->kv);
 }
 
 // The first page that a sequence of this length keeps.
@@ -134,7 +139,7 @@ static int own_last_page(struct llamac_session *s, const struct kv_group *g, str
 }
 
 int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err) {
-    struct sequence *q = &s->sequences[sequence];
+    struct sequence *q = session_sequence(s, sequence);
     if (length == q->length) return 0;
     for (int g = 0; g < s->n_groups; g++)
         if (own_last_page(s, &s->groups[g], &q->kv[g], q->length, err) ||
@@ -144,13 +149,13 @@ int session_reserve_pages(struct llamac_session *s, int sequence, int length, ll
 }
 
 void session_trim_pages(struct llamac_session *s, int sequence) {
-    struct sequence *q = &s->sequences[sequence];
+    struct sequence *q = session_sequence(s, sequence);
     for (int g = 0; g < s->n_groups; g++)
         release_from(s, &s->groups[g], &q->kv[g], ceil_div(q->length, KV_PAGE));
 }
 
 void session_slide(struct llamac_session *s, int sequence) {
-    struct sequence *q = &s->sequences[sequence];
+    struct sequence *q = session_sequence(s, sequence);
     for (int i = 0; i < s->n_groups; i++) {
         const struct kv_group *g = &s->groups[i];
         struct kv_table *kv = &q->kv[i];
@@ -197,6 +202,7 @@ static int check_cut(const struct llamac_session *s, int sequence, int length, c
 
 int llamac_truncate(llamac_session *s, int sequence, int length, llamac_error *err) {
     if (check_cut(s, sequence, length, "truncate", err)) return -1;
+    session_discard_drafts(s);
     session_set_length(&s->sequences[sequence], length);
     session_trim_pages(s, sequence);
     return 0;
@@ -218,15 +224,9 @@ static int check_alike(const struct llamac_session *a, const struct llamac_sessi
     return 0;
 }
 
-int llamac_fork(llamac_session *to, int to_sequence, const llamac_session *from, int from_sequence, int length,
-                llamac_error *err) {
-    if (to_sequence < 0 || to_sequence >= to->n_sequences)
-        return bad_argument(err, "sequence is %d, expected 0 to %d", to_sequence, to->n_sequences - 1);
-    if (check_alike(to, from, err) || check_cut(from, from_sequence, length, "fork", err)) return -1;
-    if (length > to->context)
-        return err_set(err, LLAMAC_CONTEXT_FULL, "cannot fork %d positions into a context of %d", length, to->context);
-    struct sequence *q = &to->sequences[to_sequence], *source = &from->sequences[from_sequence];
-    if (q == source) return llamac_truncate(to, to_sequence, length, err);
+void session_share_prefix(struct llamac_session *to, int to_sequence, const struct llamac_session *from,
+                          int from_sequence, int length) {
+    struct sequence *q = session_sequence(to, to_sequence), *source = session_sequence(from, from_sequence);
     session_set_length(q, 0);
     session_trim_pages(to, to_sequence);
     for (int g = 0; g < to->n_groups; g++) {
@@ -241,5 +241,17 @@ int llamac_fork(llamac_session *to, int to_sequence, const llamac_session *from,
     }
     session_set_length(q, length);
     session_slide(to, to_sequence);
+}
+
+int llamac_fork(llamac_session *to, int to_sequence, const llamac_session *from, int from_sequence, int length,
+                llamac_error *err) {
+    if (to_sequence < 0 || to_sequence >= to->n_sequences)
+        return bad_argument(err, "sequence is %d, expected 0 to %d", to_sequence, to->n_sequences - 1);
+    if (check_alike(to, from, err) || check_cut(from, from_sequence, length, "fork", err)) return -1;
+    if (length > to->context)
+        return err_set(err, LLAMAC_CONTEXT_FULL, "cannot fork %d positions into a context of %d", length, to->context);
+    if (to == from && to_sequence == from_sequence) return llamac_truncate(to, to_sequence, length, err);
+    session_discard_drafts(to);
+    session_share_prefix(to, to_sequence, from, from_sequence, length);
     return 0;
 }

@@ -88,6 +88,10 @@ struct sequence {
     struct kv_table *kv;      // (n_groups)
 };
 
+// A draft of the last llamac_eval_drafts. Accepting it makes its sequence equal to the first `length` positions of a
+// branch. A branch is a path of drafts from a root to a leaf, as a sequence that starts as a fork.
+struct draft { int sequence, branch, length; };
+
 struct llamac_session {
     const struct llamac_model *model;
     const struct kernels *kernels;
@@ -95,9 +99,12 @@ struct llamac_session {
     int n_groups;
     struct kv_group *groups;
     struct kv_layer *kv_layers;   // (n_layers)
-    size_t kv_bytes;          // of the pages that sequences hold; a page that n of them share counts n times
+    size_t kv_bytes;          // of the pages that sequences and branches hold; one that n of them hold counts n times
     size_t scratch_bytes;     // of scratch.memory
     struct sequence *sequences;
+    struct sequence *branches;    // (n_branches)
+    struct draft *drafts;         // (n_drafts)
+    int n_branches, n_drafts;
     struct scratch scratch;
     struct contention contention[2];   // of runs with at most REDUNDANT_ROWS rows, and with more
 };
@@ -115,6 +122,16 @@ int session_reserve_rows(struct llamac_session *s, int rows, int length, llamac_
 int session_open_sequences(struct llamac_session *s, llamac_error *err);
 // Accepts a session whose opening failed.
 void session_close_sequences(struct llamac_session *s);
+// Allocates a sequence without positions; frees one. Closing accepts a sequence whose opening failed.
+int session_open_sequence(const struct llamac_session *s, struct sequence *q, llamac_error *err);
+void session_close_sequence(struct llamac_session *s, struct sequence *q);
+// Sequence n_sequences + i is branch i.
+static inline struct sequence *session_sequence(const struct llamac_session *s, int sequence) {
+    return sequence < s->n_sequences ? &s->sequences[sequence] : &s->branches[sequence - s->n_sequences];
+}
+// Makes a sequence equal to the first `length` positions of another one, which is possible.
+void session_share_prefix(struct llamac_session *to, int to_sequence, const struct llamac_session *from,
+                          int from_sequence, int length);
 // Sets the length of a sequence, which other threads may read.
 void session_set_length(struct sequence *q, int length);
 // Takes the pages that a sequence needs to grow to `length` positions, which nobody else may hold. If it fails, the
@@ -125,15 +142,19 @@ void session_trim_pages(struct llamac_session *s, int sequence);
 // Drops the pages that have left the windows of a sequence that has grown. Never fails.
 void session_slide(struct llamac_session *s, int sequence);
 
+// ---- drafts.c
+
+void session_discard_drafts(struct llamac_session *s);
+
 // Returns a view of one layer's KV head in a sequence's pages.
 static inline struct kv_view session_kv(const struct llamac_session *s, int sequence, int layer, int head) {
     const struct kv_layer *kv = &s->kv_layers[layer];
     const size_t key_offset = kv->offset + (size_t)head * kv->head_bytes;
-    return (struct kv_view){ .pages = (const uint8_t *const *)s->sequences[sequence].kv[kv->group].pages,
+    return (struct kv_view){ .pages = (const uint8_t *const *)session_sequence(s, sequence)->kv[kv->group].pages,
                              .key_offset = key_offset, .value_offset = key_offset + kv->value_offset };
 }
 // Returns the page of a layer that holds a position of a sequence.
 static inline uint8_t *session_page(const struct llamac_session *s, int sequence, int layer, int position) {
-    return s->sequences[sequence].kv[s->kv_layers[layer].group].pages[position / KV_PAGE];
+    return session_sequence(s, sequence)->kv[s->kv_layers[layer].group].pages[position / KV_PAGE];
 }
 #endif

@@ -282,6 +282,7 @@ cdef class Session:
     cdef int *_ids_capacity       # per sequence: the length of its _ids
     cdef float *_logits           # (vocab_size): of the last eval, if it wanted those of its last row
     cdef bint _has_logits
+    cdef list _drafts             # (token, sequence, parent, the sequence's length) of the last eval_drafts
     cdef void *_sample_scratch
     cdef readonly int vocab_size
     cdef readonly uint64_t changes   # number of evals and truncations that have begun
@@ -535,6 +536,70 @@ cdef class Session:
             self._fill_observations(c_observations, observations, n, wanted)
             self._eval(<const llamac_row *>&rows[0, 0] if n else NULL, n, out, c_observations, len(observations))
             self._has_logits = logits is None and wanted == 1
+        finally:
+            self._busy = False
+
+    def eval_drafts(self, const int32_t[:, ::1] drafts not None, float[::1] logits not None):
+        """Compute drafts (n, 4) of token, sequence, parent, want_logits (llamac_eval_drafts).
+
+        Args:
+            logits: Receives vocab_size floats per draft that wants them.
+
+        Raises:
+            CancelledError: Nothing was kept.
+        """
+        cdef int n = <int>drafts.shape[0], i, wanted = 0
+        if drafts.shape[1] != 4:
+            raise ArgumentError("a draft has 4 numbers: token, sequence, parent, want_logits")
+        for i in range(n):
+            wanted += drafts[i, 3] != 0
+        if logits.shape[0] != <Py_ssize_t>wanted * self.vocab_size:
+            raise ArgumentError(f"the buffer for logits has {logits.shape[0]} floats, "
+                                f"expected {wanted} x {self.vocab_size}")
+        self._enter()
+        try:
+            self.changes += 1
+            self._has_logits = False
+            self._drafts = []
+            found = [(drafts[i, 0], drafts[i, 1], drafts[i, 2], llamac_length(self._ptr, drafts[i, 1]))
+                     for i in range(n)]
+            self._run_drafts(<const llamac_draft *>&drafts[0, 0] if n else NULL, n, &logits[0] if wanted else NULL)
+            self._drafts = found
+        finally:
+            self._busy = False
+
+    cdef int _run_drafts(self, const llamac_draft *drafts, int n, float *logits) except -1:
+        cdef CancelScope scope = self._scope  # holds a reference while C reads its flag
+        cdef const int32_t *cancel = &self._cancel if scope is None else &scope._cancel
+        cdef llamac_eval_options options = llamac_eval_options(NULL, 0, cancel, NULL)
+        cdef llamac_error err
+        cdef int result
+        self._cancel = 0
+        with nogil:
+            result = llamac_eval_drafts(self._ptr, drafts, n, logits, &options, &err)
+        if result < 0 and err.code == LLAMAC_CANCELLED:
+            raise CancelledError(err.message.decode(), 0)
+        return check(result, &err)
+
+    def accept(self, draft):
+        """Append a draft of the last eval_drafts and its ancestors to their sequence (llamac_accept)."""
+        cdef int c_draft = as_int(draft, "draft"), sequence, length, i
+        cdef llamac_error err
+        self._enter()
+        try:
+            path = []
+            sequence = length = 0
+            i = c_draft
+            while 0 <= i < len(self._drafts or ()):
+                token, sequence, i, length = self._drafts[i]
+                path.insert(0, token)
+            if path:
+                self._reserve_ids(sequence, length + len(path) - 1)
+            check(llamac_accept(self._ptr, c_draft, &err), &err)
+            self.changes += 1
+            self._has_logits = False
+            for i in range(<int>len(path)):
+                self._ids[sequence][length + i] = path[i]
         finally:
             self._busy = False
 

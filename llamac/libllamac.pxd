@@ -109,6 +109,13 @@ cdef extern from "llamac.h" nogil:
     int llamac_eval(llamac_session *session, const llamac_row *rows, int n_rows, float *logits,
                     const llamac_eval_options *options, llamac_error *err)
 
+    # trees of draft tokens
+    ctypedef struct llamac_draft:
+        int32_t token, sequence, parent, want_logits
+    int llamac_eval_drafts(llamac_session *session, const llamac_draft *drafts, int n_drafts, float *logits,
+                           const llamac_eval_options *options, llamac_error *err)
+    int llamac_accept(llamac_session *session, int draft, llamac_error *err)
+
     # sampling
     ctypedef struct llamac_sampling:
         float temperature

@@ -318,6 +318,55 @@ class Session(Closeable):
         self._run(packed, out.reshape(-1), ())
         return out
 
+    def eval_drafts(self, ids: Iterable[int], parents: Iterable[int], *, sequence: int = 0) -> Logits:
+        """Compute a tree of draft tokens in one pass, without appending them: for speculative decoding.
+
+        A draft is at the position after its parent's. It sees the sequence, its ancestors and itself. Its logits have
+        the bits that it would have if its ancestors had been appended. `accept` appends a path of the tree.
+
+        Args:
+            ids: Token ids, at most 256.
+            parents: For each draft, the index of the draft that it follows, or -1 if it follows the sequence. The
+                drafts are in depth-first order: a parent is the draft before, one of that draft's ancestors, or -1.
+            sequence: Which sequence.
+
+        Returns:
+            The logits of every draft, shape (n, vocab_size), float32.
+
+        Raises:
+            ContextFullError: If the drafts do not fit.
+            CancelledError: After `cancel`.
+            ArgumentError: If a token id, a parent or an argument is out of range.
+        """
+        import numpy as np
+
+        tokens, indices = as_ids(ids), as_ids(parents)
+        if len(tokens) != len(indices):
+            raise ArgumentError(f"there are {len(tokens)} drafts and {len(indices)} parents: expected one for each")
+        rows = array("i")
+        for token, parent in zip(tokens, indices, strict=True):
+            rows.extend((token, whole_number(sequence, "sequence"), parent, 1))
+        drafts: Any = memoryview(rows).cast("B").cast("i", (len(tokens), 4)) if tokens else np.empty((0, 4), np.int32)
+        out = np.empty((len(tokens), self._core.vocab_size), np.float32)
+        self._model.file.check_size()
+        self._follow_machine()
+        flat: Any = out.reshape(-1)
+        if self._is_long(len(tokens), len(tokens) * (self.length(sequence) + len(tokens))):
+            interruptible(lambda: self._core.eval_drafts(drafts, flat), self._core.cancel)
+        else:
+            self._core.eval_drafts(drafts, flat)
+        return out
+
+    def accept(self, draft: int) -> None:
+        """Append a draft of the last `eval_drafts` and its ancestors to their sequence, without computing anything.
+
+        Drafts can be accepted until the session is used for another eval, truncation or copy, which discards them.
+
+        Raises:
+            ArgumentError: If there is no such draft.
+        """
+        self._core.accept(draft)
+
     def observe(
         self, ids: Iterable[int], stages: Iterable[str | tuple[str, int]], *, sequence: int = 0
     ) -> dict[tuple[str, int], Logits]:

@@ -33,7 +33,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
         *("eval", "measure", "quantize", "sequences"),
     ),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
-    ("lora",),
+    ("lora", "drafts"),
     ("products",),
     ("forward", "attention", "ffn", "observe"),
 )
