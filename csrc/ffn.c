@@ -114,7 +114,7 @@ static void sort_pairs(const struct worker *w, const struct layer_record *record
 
 // The factor of the shared expert's output: the sigmoid of its gate, which is the softmax of the gate and 0.
 static float shared_weight(const struct kernels *kernels, float gate) {
-    float p[2] = { gate, 0 };
+    float p[16] = { gate, 0 };   // padded, as softmax requires
     kernels->softmax(p, 2);
     return p[0];
 }
