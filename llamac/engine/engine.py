@@ -17,6 +17,7 @@ from llamac.engine.output import Output
 from llamac.engine.prefix_cache import PrefixCache, PrefixStats
 from llamac.engine.request import Request
 from llamac.engine.sampling import SamplingOverrides, SamplingParams, request_params
+from llamac.engine.session import Session
 from llamac.errors import (
     ArgumentError,
     ClosedError,
@@ -96,8 +97,8 @@ class Engine(Closeable):
             max_sequences: Most requests that are computed at a time, 1 to 256. Others wait.
             kv_tokens: Positions for which the KV cache has memory, over all requests and cached prefixes. This becomes
                 the model's `kv_budget`. If requests need more, cached prefixes are forgotten first; then requests of
-                low priority pause and are computed again later. Default: the model's `kv_budget`, or enough for
-                `max_sequences` full contexts.
+                low priority pause and are computed again later. Default: the model's `kv_budget`; if it has none,
+                there is no limit.
             context: Positions per request. For this and the following settings, the default is the argument of `load`,
                 else llamac's own.
             kv_dtype: Number format of the KV cache.
@@ -115,19 +116,26 @@ class Engine(Closeable):
         if whole_number(max_queue, "max_queue") < 1:
             raise ArgumentError(f"max_queue is {max_queue}, expected at least 1")
         self._model = model
-        self._session = model.session(
-            context=context, sequences=max_sequences, kv_dtype=kv_dtype, threads=threads, isa=isa
+        self._session = Session(
+            model, context=context, sequences=max_sequences, kv_dtype=kv_dtype, threads=threads, isa=isa
         )
+        self._cache_session: Session | None = None
         self._budget_before = model.kv_budget
-        self._set_budget(kv_tokens)
-        self._cache_session = model.session(
-            context=self._session.context,
-            sequences=CACHED_STATES,
-            kv_dtype=self._session.kv_dtype,
-            threads=1,
-            isa=isa,
-        )
-        self._cache = PrefixCache(self._cache_session._core, CACHED_STATES) if prefix_cache else None
+        try:
+            self._set_budget(kv_tokens)
+            if prefix_cache:
+                self._cache_session = Session(
+                    model,
+                    context=self._session.context,
+                    sequences=CACHED_STATES,
+                    kv_dtype=self._session.kv_dtype,
+                    threads=1,
+                    isa=isa,
+                )
+        except BaseException:
+            self._free()
+            raise
+        self._cache = PrefixCache(self._cache_session._core, CACHED_STATES) if self._cache_session else None
         self._batch = Batch(self._session, max_sequences, self._cache)
         self._max_queue = max_queue
         self._order = itertools.count()
@@ -143,7 +151,6 @@ class Engine(Closeable):
         positions, page_bytes = self._session._core.page_size()
         least = min(self._session.context, positions)
         if whole_number(kv_tokens, "kv_tokens") < least:
-            self._session.close()
             raise ArgumentError(f"kv_tokens is {kv_tokens}, expected at least {least}")
         self._model.kv_budget = -(-kv_tokens // positions) * page_bytes
 
@@ -347,9 +354,12 @@ class Engine(Closeable):
         self._batch.stop()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-        if self._cache is not None:
-            self._cache.clear()
-        self._cache_session.close()
+        self._free()
+
+    def _free(self) -> None:
+        """Close the sessions and restore the model's budget."""
+        if self._cache_session is not None:
+            self._cache_session.close()
         self._session.close()
         if not self._model.closed:
             self._model.kv_budget = self._budget_before

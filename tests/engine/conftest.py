@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import llamac
-from builders import byte_ids, script_checkpoint, write_model
+from builders import byte_ids, checkpoint, llama_config, script_checkpoint, write_model
 
 Script = Callable[..., llamac.Model]
+
+
+@pytest.fixture
+def model(tiny_llama: Path) -> Iterator[llamac.Model]:
+    """A random LLaMA, opened."""
+    with llamac.load(tiny_llama) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llamac.Model]:
+    """A model of one layer with full attention and one with a window of 20 positions."""
+    config = replace(llama_config(dim=36, n_heads=6, n_kv_heads=2, n_layers=2), context=2000)
+    config = replace(config, layers=(config.layers[0], replace(config.layers[1], window=20)))
+    path = write_model(tmp_path_factory.mktemp("windowed") / "model.bin", checkpoint(config))
+    with llamac.load(path) as model:
+        yield model
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,13 @@ import numpy as np
 import pytest
 
 import llamac
-from builders import byte_ids, checkpoint, llama_config, some_ids, write_model
+from builders import byte_ids, some_ids
 from llamac import ArgumentError, ClosedError, ContextFullError, QueueFullError
 from llamac.engine.output import Completion
 from processes import TIMEOUT
 
 Script = Callable[..., llamac.Model]
 BOS = 1
-
-
-@pytest.fixture
-def model(tiny_llama: Path) -> Iterator[llamac.Model]:
-    with llamac.load(tiny_llama) as model:
-        yield model
 
 
 def alone(model: llamac.Model, prompt: Any, **options: Any) -> Completion:
@@ -133,16 +126,13 @@ def test_random_arrivals_cancellations_and_preemptions_change_no_token(model: ll
     assert 0 < cancelled < len(jobs)
 
 
-def test_windowed_models_resume_and_share(tmp_path: Path) -> None:
-    config = replace(llama_config(dim=36, n_heads=6, n_kv_heads=2, n_layers=2), context=2000)
-    config = replace(config, layers=(config.layers[0], replace(config.layers[1], window=20)))
+def test_windowed_models_resume_and_share(windowed: llamac.Model) -> None:
     shared = some_ids(700, seed=2)
     prompts = [[*shared, *some_ids(400, seed=seed)] for seed in range(6)]
-    with llamac.load(write_model(tmp_path / "model.bin", checkpoint(config))) as model:
-        with llamac.Engine(model, max_sequences=2, kv_tokens=5000) as engine:
-            found = [engine.generate([prompt], max_tokens=30, seed=1)[0] for prompt in prompts]
-        for prompt, completion in zip(prompts, found, strict=True):
-            assert_same(completion, alone(model, prompt, max_tokens=30, seed=1))
+    with llamac.Engine(windowed, max_sequences=2, kv_tokens=5000) as engine:
+        found = [engine.generate([prompt], max_tokens=30, seed=1)[0] for prompt in prompts]
+    for prompt, completion in zip(prompts, found, strict=True):
+        assert_same(completion, alone(windowed, prompt, max_tokens=30, seed=1))
     # the first state cannot be cut; the second request keeps one where they part, which the others share
     assert [completion.usage.cached_tokens for completion in found] == [0, 0, 640, 640, 640, 640]
 
@@ -306,6 +296,9 @@ def test_wrong_requests_are_refused_before_anything_is_computed(model: llamac.Mo
         with pytest.raises(ArgumentError, match=next(iter(wrong))):
             llamac.Engine(model, **wrong)
     assert model.kv_budget is None
+    assert all(session.closed for session in model._sessions)  # also of engines that could not be opened
+    with pytest.raises(ArgumentError, match="model must be a Model"):
+        llamac.Engine("stories.bin")  # type: ignore[arg-type]
 
 
 def test_a_request_that_cannot_fit_the_memory_fails_alone(model: llamac.Model) -> None:

@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 
 import llamac
-from builders import checkpoint, llama_config, some_ids, write_model
+from builders import some_ids
 from llamac import ArgumentError, ClosedError, OutOfMemoryError, _core
-
-WINDOW = 20
-
-
-@pytest.fixture
-def model(tiny_llama: Path) -> Iterator[llamac.Model]:
-    with llamac.load(tiny_llama) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def windowed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llamac.Model]:
-    """A model of one layer with full attention and one with a window."""
-    config = replace(llama_config(dim=36, n_heads=6, n_kv_heads=2, n_layers=2), context=2000)
-    config = replace(config, layers=(config.layers[0], replace(config.layers[1], window=WINDOW)))
-    path = write_model(tmp_path_factory.mktemp("windowed") / "model.bin", checkpoint(config))
-    with llamac.load(path) as model:
-        yield model
 
 
 def test_a_fork_has_the_bits_of_computing_again(model: llamac.Model) -> None:

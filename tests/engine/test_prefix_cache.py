@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 import llamac
-from builders import checkpoint, llama_config, some_ids, write_model
+from builders import some_ids
 from llamac.engine.prefix_cache import MIN_TOKENS, PrefixCache
-
-WINDOW = 20
 
 
 class Keeper:
@@ -42,22 +36,6 @@ class Keeper:
 def page_size(model: llamac.Model) -> tuple[int, int]:
     with model.session() as session:
         return session._core.page_size()
-
-
-@pytest.fixture
-def model(tiny_llama: Path) -> Iterator[llamac.Model]:
-    with llamac.load(tiny_llama) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def windowed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llamac.Model]:
-    """A model of one layer with full attention and one with a window."""
-    config = replace(llama_config(dim=36, n_heads=6, n_kv_heads=2, n_layers=2), context=2000)
-    config = replace(config, layers=(config.layers[0], replace(config.layers[1], window=WINDOW)))
-    path = write_model(tmp_path_factory.mktemp("windowed") / "model.bin", checkpoint(config))
-    with llamac.load(path) as model:
-        yield model
 
 
 def test_the_longest_common_prefix_is_found(model: llamac.Model) -> None:
