@@ -376,6 +376,42 @@ int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, u
 // Checks the settings. Error: LLAMAC_BAD_ARGUMENT.
 int llamac_sampling_check(const llamac_sampling *sampling, llamac_error *err);
 
+// ---- adjusting logits before they are sampled
+
+typedef struct {
+    const int32_t *bias_ids;        // (n_bias)
+    const float *bias;              // (n_bias): a number, or -inf, with which the token is never drawn
+    int n_bias;
+    float repetition_penalty;       // above 0; 1: off
+    float presence_penalty;         // 0: off
+    float frequency_penalty;        // 0: off
+    float dry_multiplier;           // 0: off
+    float dry_base;                 // at least 1
+    int dry_allowed_length;         // at least 1
+    const uint8_t *dry_breakers;    // a bit per token, the lowest of a byte first; NULL: none
+} llamac_adjustments;
+
+// What a draw follows.
+typedef struct {
+    const int32_t *ids;        // (n_ids): the prompt, then the generated tokens
+    int n_ids, n_prompt;
+    const int32_t *banned;     // (n_banned): tokens that must not come next
+    int n_banned;
+} llamac_history;
+
+// Adjusts logits in this order: adds the bias; divides the positive and multiplies the negative logits of tokens in the
+// history by repetition_penalty; subtracts presence_penalty, and frequency_penalty for each occurrence, of generated
+// tokens; subtracts dry_multiplier * dry_base^(length - dry_allowed_length) of tokens that would continue a repetition
+// of the last `length` tokens, up to 50 and without breakers, if it is at least dry_allowed_length; sets the logits of
+// banned tokens to -inf. Ids outside 0 to n - 1 are ignored.
+//     logits    (n)
+//     scratch   n * LLAMAC_SAMPLE_SCRATCH bytes, aligned for floats
+void llamac_adjust_logits(float *logits, int n, const llamac_adjustments *adjustments, const llamac_history *history,
+                          void *scratch);
+
+// Checks the adjustments. Error: LLAMAC_BAD_ARGUMENT.
+int llamac_adjustments_check(const llamac_adjustments *adjustments, llamac_error *err);
+
 // ---- measuring the machine: the caller takes the time
 
 // Reads a block `times` times without software prefetch. Each thread reads its own part as 1, 2 or 4 concurrent

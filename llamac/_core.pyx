@@ -9,7 +9,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.unicode cimport PyUnicode_AsUTF8, PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy, memmove, memset
 
 from .libllamac cimport *
@@ -161,8 +161,6 @@ cdef class Model:
         return not self._has_buffer
 
 
-# ---- sampling
-
 include "_core_sampling.pxi"
 
 
@@ -245,7 +243,7 @@ cdef class Session:
         cdef size_t vocab_size = llamac_stage_width(self._ptr, LLAMAC_STAGE_LOGITS, &per_layer)
         self.vocab_size = <int>vocab_size
         self._logits = <float *>PyMem_Malloc(vocab_size * sizeof(float))
-        self._sample_scratch = PyMem_Malloc(vocab_size * LLAMAC_SAMPLE_SCRATCH)
+        self._sample_scratch = PyMem_Malloc(vocab_size * SCRATCH)
         self._ids = <int32_t **>PyMem_Calloc(<size_t>options.n_sequences, sizeof(int32_t *))
         self._ids_capacity = <int *>PyMem_Calloc(<size_t>options.n_sequences, sizeof(int))
         if self._logits is NULL or self._sample_scratch is NULL or self._ids is NULL or self._ids_capacity is NULL:
@@ -555,21 +553,34 @@ cdef class Session:
         finally:
             self._busy = False
 
-    def sample(self, Sampling sampling not None, int n, uint64_t position):
-        """Draw a token id from the first n of the session's logits."""
-        cdef llamac_error err
-        cdef int token
+    def sample(self, Sampling sampling not None, int n, uint64_t position, History history=None):
+        """Draw a token id from the first n of the session's logits, as `sample_rows` does."""
+        cdef Draw draw
         self._enter()
         try:
-            if not self._has_logits:
-                raise ArgumentError("there are no logits to sample from: eval something first")
-            if n < 1 or n > self.vocab_size:
-                raise ArgumentError(f"cannot sample from {n} of {self.vocab_size} logits")
+            self._check_logits(n)
+            draw_prepare(&draw, sampling, history, position)
             with nogil:
-                token = llamac_sample(self._logits, n, &sampling._c, position, self._sample_scratch, &err)
-            return check(token, &err)
+                draw_token(&draw, self._logits, n, self._sample_scratch)
+            return draw_result(&draw)
         finally:
             self._busy = False
+
+    def copy_logits(self, int n):
+        """Return the first n of the session's logits as bytes of float32."""
+        self._enter()
+        try:
+            self._check_logits(n)
+            return (<char *>self._logits)[:<size_t>n * sizeof(float)]
+        finally:
+            self._busy = False
+
+    cdef int _check_logits(self, int n) except -1:
+        if not self._has_logits:
+            raise ArgumentError("there are no logits to sample from: eval something first")
+        if n < 1 or n > self.vocab_size:
+            raise ArgumentError(f"cannot sample from {n} of {self.vocab_size} logits")
+        return 0
 
 
 include "_core_dtypes.pxi"

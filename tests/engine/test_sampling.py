@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import llamac
 from builders import Floats, checkpoint, llama_config, write_model
 from llamac import SamplingParams, _core
-from llamac.engine.sampling import SamplingOverrides, request_params, resolve
+from llamac.engine.sampling import LIBRARY_DEFAULTS, SamplingOverrides, request_params, resolve
 from llamac.errors import ArgumentError, LlamacWarning, ModelError
 
 BOS = 1
@@ -53,17 +53,9 @@ def test_parameters_compare_hash_and_pickle_by_value() -> None:
 
 @pytest.mark.parametrize("name", SamplingOverrides.__annotations__)
 def test_the_request_overrides_the_model_which_overrides_the_library(name: str) -> None:
-    requested: Any = {
-        "max_tokens": 5,
-        "temperature": 0.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "min_p": 0.0,
-        "seed": 0,
-        "stop": (),
-    }
+    requested: Any = {**LIBRARY_DEFAULTS, "max_tokens": 5, "temperature": 0.0, "seed": 0}
     recommended: Any = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1}
-    library: Any = {"max_tokens": None, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "stop": ()}
+    library: Any = LIBRARY_DEFAULTS
     none, some = SamplingParams(), SamplingParams(**recommended)
     request = SamplingParams(**{name: requested[name]})
     assert getattr(resolve(request, some), name) == requested[name]  # a requested 0 counts
@@ -152,7 +144,7 @@ def test_core_and_parameters_accept_the_same_ranges() -> None:
     extremes: list[Any] = [{"temperature": 1e6}, {"temperature": 1e-37}, {"top_p": 1e-300}, {"min_p": 1}]
     for settings in [*extremes, {"top_k": 2**31 - 1}]:
         params = resolve(SamplingParams(**settings), SamplingParams())
-        assert draw(np.array([1, 2, 3], np.float32), params.core, 0) in (0, 1, 2)
+        assert draw(np.array([1, 2, 3], np.float32), params.core(), 0) in (0, 1, 2)
     for wrong in ({"temperature": 1.001e6}, {"temperature": -1e-30}, {"top_p": 0.0}, {"min_p": 1.001}, {"top_k": -1}):
         with pytest.raises(ArgumentError):
             _core.Sampling(**cast("Any", wrong))

@@ -27,7 +27,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
         *("quantize_template", "model"),
     ),
     ("bpe", "added_tokens", "merge_ranks", "kernels_quant"),
-    ("kernels_template", "session", "format_fields", "sampler"),
+    ("kernels_template", "session", "format_fields", "sampler", "logits"),
     (
         *("kernels_scalar", "kernels_avx2", "kernels_avxvnni", "kernels_avx512", "kernels_avx512vnni"),
         *("eval", "measure", "quantize", "sequences"),
