@@ -59,7 +59,7 @@ int main(int argc, char **argv) {
         for (size_t s = 0; s < ARRAY_LEN(settings); s++) {
             for (int r = 0; r < rounds; r++) {
                 const double start = now_ms();
-                if (sample_with(kernels, logits, n, &settings[s], (uint64_t)r, scratch, &err) < 0) return 1;
+                if (sample_with(kernels, logits, n, &settings[s], (uint64_t)r, NULL, scratch, &err) < 0) return 1;
                 times[r] = now_ms() - start;
             }
             qsort(times, (size_t)rounds, sizeof *times, compare);

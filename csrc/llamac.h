@@ -360,18 +360,25 @@ typedef struct {
     float top_p;           // above 0; 1: off
     float min_p;           // 0 to 1; 0: off
     uint64_t seed;
+    float typical_p;         // 0 or 1: off
+    float xtc_probability;   // 0: off
+    float xtc_threshold;     // 0 to 1
+    float mirostat_tau;      // the surprise to keep, in bits; 0: off
+    float mirostat_eta;      // 0 to 1
 } llamac_sampling;
 
 enum { LLAMAC_SAMPLE_SCRATCH = 16 };   // bytes of scratch per logit
 
-// Draws a token: temperature, then top-k, top-p and min-p. The draw depends only on the logits, the settings and
-// `position`. Tokens whose logit is NaN or -inf are never drawn.
+// Draws a token: temperature, then top-k, top-p, min-p, typical-p and XTC; or temperature, then mirostat v2. The draw
+// depends only on the logits, the settings, `position`, and with mirostat *mu. Tokens whose logit is NaN or -inf are
+// never drawn.
 //     logits    (n)
+//     mu        mirostat's limit of surprise in bits, first 2 * mirostat_tau, which a draw updates. NULL: no mirostat
 //     scratch   n * LLAMAC_SAMPLE_SCRATCH bytes, aligned for floats
 // Returns the token, or a negative number. Errors: LLAMAC_BAD_ARGUMENT if a setting is out of range; LLAMAC_BAD_MODEL
 // if a logit is +inf, or all are NaN or -inf.
-int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch,
-                  llamac_error *err);
+int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, double *mu,
+                  void *scratch, llamac_error *err);
 
 // Checks the settings. Error: LLAMAC_BAD_ARGUMENT.
 int llamac_sampling_check(const llamac_sampling *sampling, llamac_error *err);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// sampler.c - draws a token from logits: temperature, top-k, top-p, min-p. The same token on every machine.
+// sampler.c - draws a token from logits, the same on every machine: temperature, top-k, top-p, min-p, typical-p, XTC;
+// or temperature and mirostat.
 //
 // The random number is counter-based (Philox4x32-10, Salmon et al. 2011): a function of seed and position. It does not
 // depend on earlier draws, so a truncated, batched or resumed sequence draws the same tokens.
@@ -16,10 +17,12 @@
 #include "error.h"
 #include "exp_negative.h"
 #include "fpenv.h"
+#include "log_positive.h"
 #include "ranking.h"
 
 // p: the logit, then the unnormalized probability.
 struct candidate { float p; int32_t id; };
+#define LOG2_E 0x1.71547652b82fep0
 _Static_assert(sizeof(struct candidate) <= LLAMAC_SAMPLE_SCRATCH, "the scratch holds all candidates to be sorted");
 _Static_assert(3 * sizeof(float) + sizeof(int32_t) == LLAMAC_SAMPLE_SCRATCH,
                "the scratch holds a probability for each token and a candidate for each");
@@ -32,7 +35,8 @@ struct draw {
     const float *logits;
     int n;
     const llamac_sampling *settings;
-    double uniform;               // in [0, 1)
+    double uniform, coin;         // in [0, 1)
+    double *mu;                   // mirostat's state
     float largest;                // logit
     int block;                    // logits of a block
     float maxima[MAX_BLOCKS];     // of the blocks
@@ -41,8 +45,8 @@ struct draw {
     struct ranking ranking;       // of the candidates
 };
 
-// Returns a number in [0, 1) with 24 random bits.
-static float uniform(uint64_t seed, uint64_t position) {
+// Sets two numbers in [0, 1) with 24 random bits.
+static void uniform(uint64_t seed, uint64_t position, double *first, double *second) {
     uint32_t counter[4] = { (uint32_t)position, (uint32_t)(position >> 32), 0, 0 };
     uint32_t key[2] = { (uint32_t)seed, (uint32_t)(seed >> 32) };
     for (int round = 0; round < 10; round++) {
@@ -55,7 +59,8 @@ static float uniform(uint64_t seed, uint64_t position) {
         key[0] += 0x9e3779b9;
         key[1] += 0xbb67ae85;
     }
-    return (float)(counter[0] >> 8) * 0x1p-24f;
+    *first = (double)(counter[0] >> 8) * 0x1p-24;
+    *second = (double)(counter[1] >> 8) * 0x1p-24;
 }
 
 int llamac_sampling_check(const llamac_sampling *s, llamac_error *err) {
@@ -66,6 +71,16 @@ int llamac_sampling_check(const llamac_sampling *s, llamac_error *err) {
         return bad_argument(err, "top_p is %g, expected more than 0 and at most 1", (double)s->top_p);
     if (!(s->min_p >= 0 && s->min_p <= 1))
         return bad_argument(err, "min_p is %g, expected 0 to 1", (double)s->min_p);
+    if (!(s->typical_p >= 0 && s->typical_p <= 1))
+        return bad_argument(err, "typical_p is %g, expected 0 to 1", (double)s->typical_p);
+    if (!(s->xtc_probability >= 0 && s->xtc_probability <= 1))
+        return bad_argument(err, "xtc_probability is %g, expected 0 to 1", (double)s->xtc_probability);
+    if (!(s->xtc_threshold >= 0 && s->xtc_threshold <= 1))
+        return bad_argument(err, "xtc_threshold is %g, expected 0 to 1", (double)s->xtc_threshold);
+    if (!(s->mirostat_tau >= 0 && s->mirostat_tau <= 1e3f))
+        return bad_argument(err, "mirostat_tau is %g, expected 0 to 1000", (double)s->mirostat_tau);
+    if (!(s->mirostat_eta >= 0 && s->mirostat_eta <= 1))
+        return bad_argument(err, "mirostat_eta is %g, expected 0 to 1", (double)s->mirostat_eta);
     return 0;
 }
 
@@ -134,16 +149,98 @@ static int filter(struct candidate *c, int n, const llamac_sampling *s, float la
     return n;
 }
 
+static int keep_marked(struct candidate *c, int n, double *total) {
+    int kept = 0;
+    *total = 0;
+    for (int i = 0; i < n; i++) {
+        if (c[i].id < 0) continue;
+        *total += (double)c[i].p;
+        c[kept++] = c[i];
+    }
+    return kept;
+}
+
+// A candidate's distance from the expected surprise.
+struct distance { float nats; int32_t at; };
+_Static_assert(sizeof(struct candidate) + sizeof(struct distance) <= LLAMAC_SAMPLE_SCRATCH, "the scratch holds both");
+
+static int compare_distances(const void *a, const void *b) {
+    const struct distance *x = a, *y = b;
+    if (x->nats != y->nats) return x->nats < y->nats ? -1 : 1;
+    return x->at < y->at ? -1 : 1;
+}
+
+// Keeps the candidates whose surprise, -log p, is closest to the expected one, until they reach `typical_p` together.
+static int keep_typical(struct candidate *c, int n, float typical_p, struct distance *distances, double *total) {
+    double expected = 0, sum = 0;
+    const double log_total = log_positive(*total);
+    for (int i = 0; i < n; i++)
+        if (c[i].p > 0) expected += (double)c[i].p / *total * (log_total - log_positive((double)c[i].p));
+    for (int i = 0; i < n; i++) {
+        const double surprise = c[i].p > 0 ? log_total - log_positive((double)c[i].p) : 1e30;
+        distances[i] = (struct distance){ .nats = fabsf((float)(surprise - expected)), .at = i };
+    }
+    qsort(distances, (size_t)n, sizeof *distances, compare_distances);
+    const double enough = (double)typical_p * *total;
+    int kept = 0;
+    while (kept < n && sum < enough) sum += (double)c[distances[kept++].at].p;
+    for (int i = kept; i < n; i++) c[distances[i].at].id = -1;
+    return keep_marked(c, n, total);
+}
+
+// Of the candidates with at least this share of the total, keeps the one that ranks last; keeps all others.
+static int exclude_top_choices(struct candidate *c, int n, float threshold, double *total) {
+    int choices = 0, last = -1;
+    for (int i = 0; i < n; i++) {
+        if ((double)c[i].p < (double)threshold * *total) continue;
+        choices++;
+        if (last < 0 || ranks_before(&c[last], &c[i])) last = i;
+    }
+    if (choices < 2) return n;
+    const double least = (double)threshold * *total;
+    for (int i = 0; i < n; i++)
+        if (i != last && (double)c[i].p >= least) c[i].id = -1;
+    return keep_marked(c, n, total);
+}
+
+// Keeps the best candidate and all whose surprise is at most mu bits.
+static int keep_unsurprising(struct candidate *c, int n, float best, double mu, double *total) {
+    const double log_total = log_positive(*total);
+    int first = 1;
+    for (int i = 0; i < n; i++) {
+        const int is_best = first && c[i].p >= best;
+        if (is_best) first = 0;
+        else if (!(c[i].p > 0) || (log_total - log_positive((double)c[i].p)) * LOG2_E > mu) c[i].id = -1;
+    }
+    return keep_marked(c, n, total);
+}
+
 static int draw_sorted(const struct draw *d, struct candidate *c) {
-    int m = 0;
+    const llamac_sampling *s = d->settings;
+    int m = 0, drawn = -1;
     for (int i = 0; i < d->n; i++)
         if (d->logits[i] > -INFINITY) c[m++] = (struct candidate){ .p = d->logits[i], .id = i };
     double total, sum = 0;
-    m = filter(c, m, d->settings, d->largest, &total);
+    llamac_sampling filters = *s;
+    if (d->mu) filters.top_k = 0, filters.top_p = 1, filters.min_p = 0;
+    m = filter(c, m, &filters, d->largest, &total);
+    if (d->mu) {
+        m = keep_unsurprising(c, m, 1, *d->mu, &total);   // the best candidate's probability is 1 before normalization
+    } else {
+        struct distance *distances = (struct distance *)(void *)(c + d->n);
+        if (s->typical_p > 0 && s->typical_p < 1) m = keep_typical(c, m, s->typical_p, distances, &total);
+        if (d->coin < (double)s->xtc_probability) m = exclude_top_choices(c, m, s->xtc_threshold, &total);
+    }
     const double target = d->uniform * total;
-    for (int i = 0; i < m; i++)
-        if ((sum += (double)c[i].p) > target) return c[i].id;
-    return c[m - 1].id;
+    for (int i = 0; i < m && drawn < 0; i++)
+        if ((sum += (double)c[i].p) > target) drawn = i;
+    if (drawn < 0) drawn = m - 1;
+    if (d->mu) {
+        const double p = (double)c[drawn].p > 0 ? (double)c[drawn].p : 0x1p-149;
+        const double bits = (log_positive(total) - log_positive(p)) * LOG2_E;
+        *d->mu -= (double)s->mirostat_eta * (bits - (double)s->mirostat_tau);
+    }
+    return c[drawn].id;
 }
 
 // ---- the same without sorting
@@ -303,8 +400,10 @@ static int choose_token(struct draw *d, uint64_t position, void *scratch, llamac
         return bad_model(err, "no token can be chosen: %s",
                          d->largest == INFINITY ? "a logit is infinite" : "none of the logits is a number");
     if (s->temperature == 0) return first_largest(d);
-    d->uniform = (double)uniform(s->seed, position);
+    uniform(s->seed, position, &d->uniform, &d->coin);
     d->p = scratch;
+    if (d->mu || (s->typical_p > 0 && s->typical_p < 1) || d->coin < (double)s->xtc_probability)
+        return draw_sorted(d, scratch);
     int finite = 0;
     for (int i = 0; i < d->n; i++) finite += d->logits[i] > -INFINITY;
     const int top_k = s->top_k < finite ? s->top_k : 0;
@@ -313,16 +412,17 @@ static int choose_token(struct draw *d, uint64_t position, void *scratch, llamac
 }
 
 int sample_with(const struct kernels *kernels, const float *logits, int n, const llamac_sampling *sampling,
-                uint64_t position, void *scratch, llamac_error *err) {
+                uint64_t position, double *mu, void *scratch, llamac_error *err) {
     const fp_control control = fp_control_reset();   // comparisons depend on it: the host may take subnormals for 0
     struct draw d;   // without an initializer, which would clear the maxima
     d.kernels = kernels, d.logits = logits, d.n = n, d.settings = sampling;
+    d.mu = sampling->mirostat_tau > 0 ? mu : NULL;
     const int token = choose_token(&d, position, scratch, err);
     fp_control_restore(control);
     return token;
 }
 
-int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch,
-                  llamac_error *err) {
-    return sample_with(kernels_best(), logits, n, sampling, position, scratch, err);
+int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, double *mu,
+                  void *scratch, llamac_error *err) {
+    return sample_with(kernels_best(), logits, n, sampling, position, mu, scratch, err);
 }

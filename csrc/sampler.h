@@ -6,5 +6,5 @@
 
 // As llamac_sample. Every kernel set draws the same token.
 int sample_with(const struct kernels *kernels, const float *logits, int n, const llamac_sampling *sampling,
-                uint64_t position, void *scratch, llamac_error *err);
+                uint64_t position, double *mu, void *scratch, llamac_error *err);
 #endif

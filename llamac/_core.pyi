@@ -3,6 +3,8 @@ from typing import TypeVar, final
 
 from typing_extensions import Buffer
 
+from llamac.errors import LlamacError
+
 _Result = TypeVar("_Result")
 
 def fields() -> list[tuple[str, str, int, int, int, float, float, str | None]]: ...
@@ -30,7 +32,9 @@ def regroup(dtype: int, blocks: Buffer, columns: int, strips: Buffer) -> bool: .
 def ungroup(dtype: int, strips: Buffer, columns: int, blocks: Buffer) -> None: ...
 def measure_read(block: Buffer, times: int, *, threads: int = 1, streams: int = 1, isa: str | None = None) -> int: ...
 def measure_multiply(dtype: int, passes: int, *, threads: int = 1, isa: str | None = None) -> int: ...
-def sample(logits: Buffer, sampling: Sampling, position: int, history: History | None = None) -> int: ...
+def sample(
+    logits: Buffer, sampling: Sampling, position: int, history: History | None = None, *, adjusted: bool = False
+) -> int: ...
 def adjust_logits(logits: Buffer, sampling: Sampling, history: History) -> None: ...
 def sample_rows(
     logits: Buffer,
@@ -38,7 +42,7 @@ def sample_rows(
     samplings: list[Sampling],
     positions: list[int],
     histories: list[History | None] | None = None,
-) -> list[int]: ...
+) -> list[int | LlamacError]: ...
 def string_tables(texts: list[str]) -> tuple[bytes, bytes]: ...
 def read_strings(data: bytes, at: int, count: int) -> tuple[list[str], int, str | None]: ...
 
@@ -101,7 +105,18 @@ class Model:
 @final
 class Sampling:
     def __init__(
-        self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0
+        self,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        *,
+        typical_p: float = 0.0,
+        xtc_probability: float = 0.0,
+        xtc_threshold: float = 0.0,
+        mirostat_tau: float = 0.0,
+        mirostat_eta: float = 0.0,
     ) -> None: ...
     def adjust(
         self,
@@ -119,6 +134,7 @@ class Sampling:
 
 @final
 class History:
+    mu: float
     def __init__(self, prompt: Buffer) -> None: ...
     def append(self, token: int) -> None: ...
     def ban(self, banned: Buffer) -> None: ...

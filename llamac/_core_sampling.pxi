@@ -14,11 +14,13 @@ cdef class Sampling:
     cdef const float[::1] _bias
     cdef bytes _breakers
 
-    def __init__(self, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, uint64_t seed=0):
+    def __init__(self, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, uint64_t seed=0, *, float typical_p=0,
+                 float xtc_probability=0, float xtc_threshold=0, float mirostat_tau=0, float mirostat_eta=0):
         cdef llamac_error err
         temperature = real_number(temperature, "temperature")
         self._c = llamac_sampling(<float>temperature, as_int(top_k, "top_k"), <float>real_number(top_p, "top_p"),
-                                  <float>real_number(min_p, "min_p"), seed)
+                                  <float>real_number(min_p, "min_p"), seed, typical_p, xtc_probability,
+                                  xtc_threshold, mirostat_tau, mirostat_eta)
         if temperature > 0 and self._c.temperature == 0:
             raise ArgumentError(f"temperature {temperature} is too small: use 0 for the most probable token")
         check(llamac_sampling_check(&self._c, &err), &err)
@@ -49,8 +51,9 @@ cdef class Sampling:
 
 @cython.final
 cdef class History:
-    """The tokens that a draw follows, and those that must not come next (llamac_history)."""
+    """The tokens that a draw follows, those that must not come next (llamac_history), and mirostat's state."""
 
+    cdef public double mu
     cdef llamac_history _c
     cdef int32_t *_ids
     cdef int _capacity
@@ -89,17 +92,20 @@ cdef struct Draw:
     const llamac_sampling *settings
     const llamac_adjustments *adjustments   # NULL: none
     const llamac_history *history
+    double *mu                              # NULL: no mirostat
     uint64_t position
     int token
     llamac_error err
 
 
-cdef int draw_prepare(Draw *d, Sampling sampling, History history, uint64_t position) except -1:
+cdef int draw_prepare(Draw *d, Sampling sampling, History history, uint64_t position, bint adjusted=False) except -1:
     """Describe a draw. Its objects must live until it has been computed."""
     d.settings, d.position = &sampling._c, position
-    d.adjustments, d.history = NULL, NULL
-    if sampling._adjusts and history is not None:
-        d.adjustments, d.history = &sampling._adjustments, &history._c
+    d.adjustments, d.history, d.mu = NULL, NULL, NULL
+    if history is not None:
+        d.mu = &history.mu
+        if sampling._adjusts and not adjusted:
+            d.adjustments, d.history = &sampling._adjustments, &history._c
     return 0
 
 
@@ -111,7 +117,7 @@ cdef void draw_token(Draw *d, const float *logits, int n, void *scratch) noexcep
         memcpy(adjusted, logits, <size_t>n * sizeof(float))
         llamac_adjust_logits(adjusted, n, d.adjustments, d.history, scratch)
         logits = adjusted
-    d.token = llamac_sample(logits, n, d.settings, d.position, scratch, &d.err)
+    d.token = llamac_sample(logits, n, d.settings, d.position, d.mu, scratch, &d.err)
 
 
 cdef object draw_result(Draw *d):
@@ -121,15 +127,24 @@ cdef object draw_result(Draw *d):
     return check(d.token, &d.err)
 
 
-def sample(const float[::1] logits not None, Sampling sampling not None, uint64_t position, History history=None):
-    """Draw a token id from logits (n)."""
+cdef object draw_outcome(Draw *d):
+    """The token that was drawn, or the error."""
+    try:
+        return draw_result(d)
+    except LlamacError as failure:
+        return failure
+
+
+def sample(const float[::1] logits not None, Sampling sampling not None, uint64_t position, History history=None, *,
+           bint adjusted=False):
+    """Draw a token id from logits (n). adjusted: `adjust_logits` has adjusted them."""
     cdef Draw draw
     cdef int n = <int>logits.shape[0]
     if n == 0:
         raise ArgumentError("there are no logits to sample from")
     cdef bytearray scratch = bytearray(<size_t>n * SCRATCH)
     cdef char *c_scratch = scratch
-    draw_prepare(&draw, sampling, history, position)
+    draw_prepare(&draw, sampling, history, position, adjusted)
     with nogil:
         draw_token(&draw, &logits[0], n, c_scratch)
     return draw_result(&draw)
@@ -148,6 +163,8 @@ def adjust_logits(float[::1] logits not None, Sampling sampling not None, Histor
 def sample_rows(const float[:, ::1] logits not None, int n, list samplings not None, list positions not None,
                 list histories=None):
     """Draw a token id from the first n logits of each row (rows, width), without the GIL.
+
+    Returns the token or the LlamacError of each row.
 
     Args:
         samplings: A Sampling for each row.
@@ -170,9 +187,7 @@ def sample_rows(const float[:, ::1] logits not None, int n, list samplings not N
         with nogil:
             for i in range(rows):
                 draw_token(&draws[i], &logits[i, 0], n, scratch)
-                if draws[i].token < 0:
-                    break
-        return [draw_result(&draws[i]) for i in range(rows)]
+        return [draw_outcome(&draws[i]) for i in range(rows)]
     finally:
         PyMem_Free(draws)
         PyMem_Free(scratch)

@@ -122,10 +122,11 @@ cdef extern from "llamac.h" nogil:
         int top_k
         float top_p, min_p
         uint64_t seed
+        float typical_p, xtc_probability, xtc_threshold, mirostat_tau, mirostat_eta
     enum:
         LLAMAC_SAMPLE_SCRATCH
-    int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, void *scratch,
-                      llamac_error *err)
+    int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, double *mu,
+                      void *scratch, llamac_error *err)
     int llamac_sampling_check(const llamac_sampling *sampling, llamac_error *err)
 
     # adjusting logits

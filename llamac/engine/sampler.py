@@ -29,7 +29,7 @@ class Sampler:
     Attributes:
         params: The request's parameters.
         core: Their settings of the core.
-        history: What the core's adjustments follow; None if nothing is adjusted.
+        history: What the core's draws follow beside the logits; None if that is nothing.
         stop_ids: Tokens that end the generation.
     """
 
@@ -53,7 +53,9 @@ class Sampler:
             self._banned_strings = BannedStrings(params.banned_strings, model.tokenizer._token_index)
         if self._adjusts():
             self._adjust(model)
+        if self._adjusts() or params.mirostat_tau:
             self.history = _core.History(array("i", prompt))
+            self.history.mu = 2 * params.mirostat_tau
             self._set_bans([])
 
     def accept(self, token: int) -> None:
@@ -129,7 +131,7 @@ class Sampler:
         for process in self.params.logits_processors:
             _process(process, before, row)
         try:
-            return _core.sample(row.data, self.core, position)
+            return _core.sample(row.data, self.core, position, self.history, adjusted=True)
         except LlamacError as failure:
             raise ArgumentError(f"{failure}, after the logits processors") from failure
 
@@ -146,21 +148,17 @@ def draw_rows(
         histories: The prompt and the tokens so far, of each row.
         positions: The position of each draw.
     """
-    plain = [not sampler.in_python for sampler in samplers]
-    if all(plain):
-        try:
-            cores = [sampler.core for sampler in samplers]
-            return [*_core.sample_rows(logits, n, cores, positions, [sampler.history for sampler in samplers])]
-        except LlamacError:  # one of them has no usable logits: the others have
-            pass
+    if not any(sampler.in_python for sampler in samplers):
+        cores = [sampler.core for sampler in samplers]
+        return _core.sample_rows(logits, n, cores, positions, [sampler.history for sampler in samplers])
     tokens: list[int | LlamacError] = []
     for i, sampler in enumerate(samplers):
         row = logits[i : i + 1]
+        if not sampler.in_python:
+            tokens += _core.sample_rows(row, n, [sampler.core], [positions[i]], [sampler.history])
+            continue
         try:
-            if plain[i]:
-                tokens += _core.sample_rows(row, n, [sampler.core], [positions[i]], [sampler.history])
-            else:
-                tokens.append(sampler.draw_from(row, histories[i], positions[i]))
+            tokens.append(sampler.draw_from(row, histories[i], positions[i]))
         except LlamacError as failure:
             tokens.append(failure)
     return tokens

@@ -51,6 +51,11 @@ class SamplingOverrides(TypedDict, total=False):
     banned_tokens: Sequence[int] | None
     banned_strings: str | Sequence[str] | None
     logits_processors: LogitsProcessor | Sequence[LogitsProcessor] | None
+    typical_p: float | None
+    xtc_probability: float | None
+    xtc_threshold: float | None
+    mirostat_tau: float | None
+    mirostat_eta: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +66,8 @@ class SamplingParams:
     recommendation, temperature and top_p are 1, and everything else is off.
 
     A step applies in this order: logit_bias, repetition_penalty, presence_penalty, frequency_penalty, DRY,
-    banned_tokens, banned_strings, min_tokens, logits_processors, temperature, top_k, top_p, min_p, the draw.
+    banned_tokens, banned_strings, min_tokens, logits_processors, temperature, top_k, top_p, min_p, typical_p, XTC,
+    the draw.
 
     Attributes:
         max_tokens: Largest number of new tokens. Not set: until a stop or the end of the context.
@@ -91,6 +97,14 @@ class SamplingParams:
         banned_strings: A string, or several, that the new text must not contain, however tokens divide it.
         logits_processors: A function, or several, that are called in order with the ids so far, prompt included, and
             the row of logits, and change the row in place. Both are NumPy arrays.
+        typical_p: Keep the tokens whose surprise, -log p, is closest to the expected one, until they together reach
+            this probability, more than 0 and at most 1. 1: off.
+        xtc_probability: XTC. With this probability, a draw excludes all tokens of at least xtc_threshold except the
+            least probable one of them. 0: off.
+        xtc_threshold: 0 to 1. Not set: 0.1.
+        mirostat_tau: Mirostat 2, instead of the filters after the temperature: keeps the surprise of the text near this
+            number of bits, 0 to 1000. 0: off.
+        mirostat_eta: How fast mirostat follows, 0 to 1. Not set: 0.1.
 
     Raises:
         ArgumentError: If a value is out of range; `ArgumentTypeError` if its type is wrong.
@@ -117,6 +131,11 @@ class SamplingParams:
     banned_tokens: Sequence[int] | None = None
     banned_strings: str | Sequence[str] | None = None
     logits_processors: LogitsProcessor | Sequence[LogitsProcessor] | None = None
+    typical_p: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -169,10 +188,26 @@ class ResolvedParams:
     banned_tokens: tuple[int, ...]
     banned_strings: tuple[str, ...]
     logits_processors: tuple[LogitsProcessor, ...]
+    typical_p: float
+    xtc_probability: float
+    xtc_threshold: float
+    mirostat_tau: float
+    mirostat_eta: float
 
     def core(self) -> _core.Sampling:
         """The filters and the seed in the core's form."""
-        return _core.Sampling(self.temperature, self.top_k, max(self.top_p, MIN_POSITIVE), self.min_p, self.seed)
+        return _core.Sampling(
+            self.temperature,
+            self.top_k,
+            max(self.top_p, MIN_POSITIVE),
+            self.min_p,
+            self.seed,
+            typical_p=max(self.typical_p, MIN_POSITIVE),
+            xtc_probability=self.xtc_probability,
+            xtc_threshold=self.xtc_threshold,
+            mirostat_tau=self.mirostat_tau,
+            mirostat_eta=self.mirostat_eta,
+        )
 
 
 # The values that neither the request nor the model sets.
@@ -197,6 +232,11 @@ LIBRARY_DEFAULTS: dict[str, Any] = {
     "banned_tokens": (),
     "banned_strings": (),
     "logits_processors": (),
+    "typical_p": 1.0,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "mirostat_tau": 0.0,
+    "mirostat_eta": 0.1,
 }
 
 
@@ -369,4 +409,9 @@ _CHECKS: dict[str, Check] = {
     "banned_tokens": _token_ids,
     "banned_strings": _encodable,
     "logits_processors": _processors,
+    "typical_p": _real(0, 1, "more than 0 and at most 1 (off)", above=True),
+    "xtc_probability": _real(0, 1, "0 (off) to 1"),
+    "xtc_threshold": _real(0, 1, "0 to 1"),
+    "mirostat_tau": _real(0, 1000, "0 (off) to 1000"),
+    "mirostat_eta": _real(0, 1, "0 to 1"),
 }

@@ -103,6 +103,7 @@ class Session(Closeable):
             threads = self._default_threads.now()
         self._threads = threads
         self._n_prompt = 0  # positions up to the end of the last prefill
+        self._mu: float | None = None  # mirostat's state after the last `sample` since then
         self._model = model
         self._core = _core.Session(
             model._core,
@@ -467,6 +468,7 @@ class Session(Closeable):
         """Append tokens to sequence 0, and store the logits of the last one for `sample`."""
         self._run(self._rows(as_ids(ids), 0, "last"), None, ())
         self._n_prompt = self._core.length()
+        self._mu = None
 
     def step(self, token: int, *, sequence: int = 0) -> None:
         """Append one token to a sequence, and store its logits for `sample`."""
@@ -480,14 +482,19 @@ class Session(Closeable):
     def sample(self, params: SamplingParams | None = None, **overrides: Unpack[SamplingOverrides]) -> int:
         """Sample the token that follows sequence 0 from the logits of the last `prefill` or `step`.
 
-        Penalties count the tokens since the last `prefill` as generated, and the others as the prompt.
+        Penalties count the tokens since the last `prefill` as generated, and the others as the prompt. Mirostat
+        continues from the last call since then.
 
         Args:
             params: Sampling parameters; `max_tokens`, `stop` and `ignore_eos` have no effect.
             overrides: Values that replace those of `params`.
         """
         resolved = resolve(request_params(params, overrides), self._model.sampling_defaults)
-        return self._sampler(resolved).draw(self._core, self._core.length())
+        sampler = self._sampler(resolved)
+        token = sampler.draw(self._core, self._core.length())
+        if sampler.history is not None:
+            self._mu = sampler.history.mu
+        return token
 
     def _sampler(self, params: ResolvedParams) -> Sampler:
         """A sampler that has accepted the tokens of sequence 0."""
@@ -497,6 +504,8 @@ class Session(Closeable):
             sampler = Sampler(self._model, params, ids[: self._n_prompt])
             for token in ids[self._n_prompt :]:
                 sampler.accept(token)
+            if self._mu is not None and sampler.history is not None:
+                sampler.history.mu = self._mu
         return sampler
 
     # ---- life

@@ -12,7 +12,7 @@ static llamac_error err;
 
 static int sample(const float *logits, int n, llamac_sampling settings, uint64_t position) {
     static uint64_t scratch[1000];
-    return llamac_sample(logits, n, &settings, position, scratch, &err);
+    return llamac_sample(logits, n, &settings, position, NULL, scratch, &err);
 }
 
 static const float LOGITS[6] = { 1, 3, 3, -2, 0.5f, -INFINITY };
@@ -163,8 +163,8 @@ static void every_kernel_set_draws_the_same_tokens(void) {
             for (uint64_t at = 0; at < 40; at++) {
                 const llamac_sampling s = { .temperature = 0.3f * (float)(at % 8), .top_p = at % 3 ? 0.9f : 1,
                                             .top_k = at % 5 ? 0 : (int)at * 10, .min_p = at % 2 ? 0 : 0.01f };
-                const int first = sample_with(&kernels_scalar, logits, TOKENS, &s, at, scratch, &err);
-                const int token = sample_with(kernels, logits, TOKENS, &s, at, scratch, &err);
+                const int first = sample_with(&kernels_scalar, logits, TOKENS, &s, at, NULL, scratch, &err);
+                const int token = sample_with(kernels, logits, TOKENS, &s, at, NULL, scratch, &err);
                 CHECK(first >= 0 && token == first, "%s: token %d, expected %d", kernels->name, token, first);
             }
         }
