@@ -33,10 +33,10 @@ static void sample(struct input in) {
     next(&in, logits, sizeof(float) * (size_t)n);
     void *scratch = take((size_t)n * LLAMAC_SAMPLE_SCRATCH);
     err.message[0] = 0;
-    const int token = llamac_sample(logits, n, &sampling, position, scratch, &err);
+    const int token = llamac_sample(logits, n, &sampling, position, NULL, scratch, &err);
     if (token >= n || (token < 0 && !err.message[0])) __builtin_trap();
     if (token >= 0 && !isfinite(logits[token])) __builtin_trap();
-    if (token >= 0 && token != llamac_sample(logits, n, &sampling, position, scratch, &err)) __builtin_trap();
+    if (token >= 0 && token != llamac_sample(logits, n, &sampling, position, NULL, scratch, &err)) __builtin_trap();
     free(scratch);
     free(logits);
 }

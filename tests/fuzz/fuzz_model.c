@@ -143,7 +143,7 @@ static void compute(const llamac_model *model) {
     if (!llamac_eval(session, rows, ROWS, logits, NULL, &err)) {
         const llamac_sampling sampling = { .temperature = 1, .top_k = 5, .top_p = 0.9f, .min_p = 0.01f, .seed = 1 };
         void *scratch = take((size_t)vocab * LLAMAC_SAMPLE_SCRATCH);
-        if (llamac_sample(logits, vocab, &sampling, 0, scratch, &err) >= vocab) __builtin_trap();
+        if (llamac_sample(logits, vocab, &sampling, 0, NULL, scratch, &err) >= vocab) __builtin_trap();
         free(scratch);
     }
     free(logits);
