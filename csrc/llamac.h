@@ -404,13 +404,15 @@ typedef struct {
     int n_ids, n_prompt;
     const int32_t *banned;     // (n_banned): tokens that must not come next
     int n_banned;
+    const uint8_t *allowed;    // a bit per token that may come next, the lowest of a byte first; NULL: all
+    int n_allowed;             // bits; tokens without one are not allowed
 } llamac_history;
 
 // Adjusts logits in this order: adds the bias; divides the positive and multiplies the negative logits of tokens in the
 // history by repetition_penalty; subtracts presence_penalty, and frequency_penalty for each occurrence, of generated
 // tokens; subtracts dry_multiplier * dry_base^(length - dry_allowed_length) of tokens that would continue a repetition
 // of the last `length` tokens, up to 50 and without breakers, if it is at least dry_allowed_length; sets the logits of
-// banned tokens to -inf. Ids outside 0 to n - 1 are ignored.
+// banned tokens, and of those that are not allowed, to -inf. Ids outside 0 to n - 1 are ignored.
 //     logits    (n)
 //     scratch   n * LLAMAC_SAMPLE_SCRATCH bytes, aligned for floats
 void llamac_adjust_logits(float *logits, int n, const llamac_adjustments *adjustments, const llamac_history *history,

@@ -95,6 +95,14 @@ static void penalize_continuations(float *logits, int n, const llamac_adjustment
     }
 }
 
+static void ban_all_but(float *logits, int n, const uint8_t *allowed, int n_allowed) {
+    const int n_bits = min_int(n, n_allowed);
+    for (int start = 0; start < n_bits; start += 8)
+        for (int i = start; allowed[start / 8] != 0xff && i < min_int(start + 8, n_bits); i++)
+            if (!(allowed[start / 8] >> (i - start) & 1)) logits[i] = -INFINITY;
+    for (int i = n_bits; i < n; i++) logits[i] = -INFINITY;
+}
+
 void llamac_adjust_logits(float *logits, int n, const llamac_adjustments *a, const llamac_history *h, void *scratch) {
     const fp_control control = fp_control_reset();
     for (int i = 0; i < a->n_bias; i++)
@@ -105,5 +113,6 @@ void llamac_adjust_logits(float *logits, int n, const llamac_adjustments *a, con
     if (a->dry_multiplier > 0) penalize_continuations(logits, n, a, h, scratch);
     for (int i = 0; i < h->n_banned; i++)
         if (is_id(h->banned[i], n)) logits[h->banned[i]] = -INFINITY;
+    if (h->allowed) ban_all_but(logits, n, h->allowed, h->n_allowed);
     fp_control_restore(control);
 }

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from llamac.engine.output import Completion, Timings, Usage
     from llamac.engine.prefix_cache import PrefixStats
     from llamac.engine.request import Request
+    from llamac.engine.rows import STAGES
     from llamac.engine.sampling import SamplingParams
-    from llamac.engine.session import STAGES, Session
+    from llamac.engine.session import Session
     from llamac.errors import (
         ArgumentError,
         ArgumentTypeError,
@@ -62,8 +63,9 @@ _MODULES = {
     "llamac.engine.output": ["Completion", "Timings", "Usage"],
     "llamac.engine.prefix_cache": ["PrefixStats"],
     "llamac.engine.request": ["Request"],
+    "llamac.engine.rows": ["STAGES"],
     "llamac.engine.sampling": ["SamplingParams"],
-    "llamac.engine.session": ["STAGES", "Session"],
+    "llamac.engine.session": ["Session"],
     "llamac.errors": [
         "ArgumentError",
         "ArgumentTypeError",

@@ -9,6 +9,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.unicode cimport PyUnicode_AsUTF8, PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
+from libc.limits cimport INT_MAX
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy, memmove, memset
 

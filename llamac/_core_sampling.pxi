@@ -58,6 +58,7 @@ cdef class History:
     cdef int32_t *_ids
     cdef int _capacity
     cdef const int32_t[::1] _banned
+    cdef const uint8_t[::1] _allowed
 
     def __init__(self, const int32_t[::1] prompt not None):
         self._c.n_ids = 0
@@ -85,6 +86,17 @@ cdef class History:
         self._banned = banned
         self._c.n_banned = <int>banned.shape[0]
         self._c.banned = &banned[0] if banned.shape[0] else NULL
+
+    def allow(self, const uint8_t[::1] mask):
+        """Set a bit for each token that may come next, the lowest of a byte first; None allows all.
+
+        The buffer is used until the next call.
+        """
+        if mask is not None and mask.shape[0] == 0:
+            raise ArgumentError("the mask of allowed tokens is empty")
+        self._allowed = mask
+        self._c.allowed = NULL if mask is None else &mask[0]
+        self._c.n_allowed = 0 if mask is None else <int>min(8 * mask.shape[0], INT_MAX)
 
 
 # A draw from one row, and its result.

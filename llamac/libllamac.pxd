@@ -143,6 +143,8 @@ cdef extern from "llamac.h" nogil:
         int n_ids, n_prompt
         const int32_t *banned
         int n_banned
+        const uint8_t *allowed
+        int n_allowed
     void llamac_adjust_logits(float *logits, int n, const llamac_adjustments *adjustments,
                               const llamac_history *history, void *scratch)
     int llamac_adjustments_check(const llamac_adjustments *adjustments, llamac_error *err)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from llamac import _core
 from llamac.arguments import wrong_type
 from llamac.engine.output import Completion, Output, Timings
+from llamac.engine.rows import as_ids
 from llamac.engine.sampler import check_token_ids
 from llamac.engine.sampling import ResolvedParams, SamplingParams, resolve
-from llamac.engine.session import Session, as_ids
+from llamac.engine.session import Session
 from llamac.errors import ArgumentError, BusyError, CancelledError, ClosedError, ContextFullError
 
 if TYPE_CHECKING:

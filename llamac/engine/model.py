@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamac.arguments import KVDtype, whole_number, wrong_type
 from llamac.engine.closeable import Closeable
+from llamac.engine.rows import as_ids
 from llamac.engine.sampling import SamplingOverrides, SamplingParams, recommended_params, request_params
-from llamac.engine.session import Session, as_ids
+from llamac.engine.session import Session
 from llamac.errors import ArgumentError, ModelError, warn
 from llamac.format.flatfile import FlatFile
 from llamac.text.special_tokens import SpecialTokens

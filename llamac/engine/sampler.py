@@ -69,6 +69,19 @@ class Sampler:
         elif self._accepted == self.params.min_tokens:
             self._set_bans([])
 
+    def allow(self, mask: Any) -> None:
+        """Let only these tokens come next, until the next call: the last step before the logits processors.
+
+        Args:
+            mask: A buffer of bytes with a bit for each token, the lowest of a byte first; None allows all tokens.
+        """
+        if self.history is None:
+            if mask is None:
+                return
+            self.core.adjust()
+            self.history = _core.History(array("i"))
+        self.history.allow(mask)
+
     def _adjusts(self) -> bool:
         """Whether anything but processors changes logits before the filters."""
         names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "logit_bias")

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamac import _core
-from llamac.arguments import KV_DTYPES, KVDtype, whole_number, wrong_type
+from llamac.arguments import KV_DTYPES, KVDtype, wrong_type
 from llamac.engine import machine
 from llamac.engine.closeable import Closeable
+from llamac.engine.rows import STAGES, Rows, appended_rows, as_ids, draft_rows, packed_rows, stages_and_layers
 from llamac.engine.sampler import Sampler
 from llamac.engine.sampling import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
-from llamac.errors import ArgumentError, ArgumentTypeError, ContextFullError
+from llamac.errors import ArgumentError, ContextFullError
 from llamac.interrupt import in_main_thread, interruptible
 
 if TYPE_CHECKING:
@@ -37,28 +38,8 @@ LONG_WORK_SCALAR = 2_000_000
 MULTIPLY_ADD = 2
 EXP_WORK = 16  # multiply-adds that take as long as an exponential
 
-STAGES: tuple[str, ...] = _core.stages()
-
 KV_NUMBERS: dict[KVDtype | None, int] = {None: 0, "f32": 1, "f16": 2, "q8": 4}
 assert all(_core.dtype_name(KV_NUMBERS[name]) == name for name in KV_DTYPES)
-
-
-def as_ids(ids: Iterable[int]) -> array[int]:
-    """Token ids as 32-bit integers, from any iterable of whole numbers or a one-dimensional NumPy array."""
-    if isinstance(ids, str | bytes | bytearray):
-        raise ArgumentTypeError("expected token ids, got text: use model.tokenize(text) first")
-    if hasattr(ids, "tolist"):
-        ids = ids.tolist()
-    try:
-        ids = list(ids)
-        # an array would accept bools as 0 and 1; NumPy's type has either name
-        if not {"bool", "bool_"}.isdisjoint(kind.__name__ for kind in set(map(type, ids))):
-            raise TypeError("'bool' object cannot be interpreted as an integer")
-        return array("i", ids)
-    except TypeError as error:
-        raise ArgumentTypeError(f"token ids must be whole numbers of 32 bits: {error}") from None
-    except OverflowError as error:
-        raise ArgumentError(f"token ids must be whole numbers of 32 bits: {error}") from None
 
 
 class Session(Closeable):
@@ -305,18 +286,7 @@ class Session(Closeable):
         """
         import numpy as np
 
-        if not isinstance(rows, Sequence):
-            raise wrong_type("rows", rows, "a list of rows")
-        if not rows:
-            raise ArgumentError("no rows to eval: expected at least one")
-        packed = array("i")
-        requested = 0
-        for row in rows:
-            if not isinstance(row, Sequence) or len(row) != 4:
-                raise wrong_type("a row", row, "(token, sequence, position, whether to return its logits)")
-            token, sequence, position, with_logits = row
-            packed.extend(as_ids((token, sequence, position, int(bool(with_logits)))))
-            requested += bool(with_logits)
+        packed, requested = packed_rows(rows)
         out = np.empty((requested, self._core.vocab_size), np.float32)
         self._run(packed, out.reshape(-1), ())
         return out
@@ -343,18 +313,14 @@ class Session(Closeable):
         """
         import numpy as np
 
-        tokens, indices = as_ids(ids), as_ids(parents)
-        if len(tokens) != len(indices):
-            raise ArgumentError(f"there are {len(tokens)} drafts and {len(indices)} parents: expected one for each")
-        rows = array("i")
-        for token, parent in zip(tokens, indices, strict=True):
-            rows.extend((token, whole_number(sequence, "sequence"), parent, 1))
-        drafts: Any = memoryview(rows).cast("B").cast("i", (len(tokens), 4)) if tokens else np.empty((0, 4), np.int32)
-        out = np.empty((len(tokens), self._core.vocab_size), np.float32)
+        rows = draft_rows(ids, parents, sequence)
+        count = len(rows) // 4
+        drafts: Any = memoryview(rows).cast("B").cast("i", (count, 4)) if count else np.empty((0, 4), np.int32)
+        out = np.empty((count, self._core.vocab_size), np.float32)
         self._model.file.check_size()
         self._follow_machine()
         flat: Any = out.reshape(-1)
-        if self._is_long(len(tokens), len(tokens) * (self.length(sequence) + len(tokens))):
+        if self._is_long(count, count * (self.length(sequence) + count)):
             interruptible(lambda: self._core.eval_drafts(drafts, flat), self._core.cancel)
         else:
             self._core.eval_drafts(drafts, flat)
@@ -392,7 +358,7 @@ class Session(Closeable):
         tokens = as_ids(ids)
         rows = self._rows(tokens, sequence, "all")
         found: dict[tuple[str, int], Logits] = {}
-        for name, layer in self._stages(stages):
+        for name, layer in stages_and_layers(stages, self._layers_of):
             width, _ = self._core.stage_width(STAGES.index(name))
             found[name, layer] = np.empty((len(tokens), width), np.float32)
         observations = [(STAGES.index(name), layer, out.reshape(-1)) for (name, layer), out in found.items()]
@@ -539,8 +505,8 @@ class Session(Closeable):
             self._core.set_threads(threads)
             self._threads = threads
 
-    def _rows(self, tokens: array[int], sequence: int, logits: str | None) -> array[int]:
-        """Rows that append tokens to a sequence, flat: token, sequence, position, want_logits, token, ...
+    def _rows(self, tokens: array[int], sequence: int, logits: str | None) -> Rows:
+        """Rows that append tokens to a sequence.
 
         Raises ContextFullError before any memory is allocated for the tokens.
         """
@@ -551,41 +517,16 @@ class Session(Closeable):
             raise ContextFullError(
                 f"{len(tokens)} tokens do not fit: {start} of the context's {self.context} positions are taken"
             )
-        rows = array("i", bytes(16 * len(tokens)))
-        rows[0::4] = tokens
-        rows[1::4] = array("i", [sequence]) * len(tokens)
-        rows[2::4] = array("i", range(start, start + len(tokens)))
-        if logits == "all":
-            rows[3::4] = array("i", [1]) * len(tokens)
-        elif logits == "last":
-            rows[-1] = 1
-        return rows
+        return appended_rows(tokens, sequence, start, logits)
 
-    def _stages(self, stages: Iterable[str | tuple[str, int]]) -> list[tuple[str, int]]:
-        """(name, layer) of each requested stage."""
-        found = []
-        expected = "a list of stage names or (name, layer) pairs"
-        if isinstance(stages, str) or not isinstance(stages, Iterable):
-            raise wrong_type("stages", stages, expected)
-        for stage in stages:
-            match stage:
-                case str() as name:
-                    layer = None
-                case (str() as name, layer):
-                    layer = whole_number(layer, "a stage's layer")
-                case _:
-                    raise ArgumentTypeError(f"stages holds {stage!r}, expected {expected}")
-            if name not in STAGES:
-                raise ArgumentError(f"there is no stage {name!r}; the stages are {', '.join(STAGES)}")
-            per_layer = self._core.stage_width(STAGES.index(name))[1]
-            n_layers = self._model.config["n_layers"] if per_layer else 1
-            if layer is not None and not 0 <= layer < n_layers:
-                raise ArgumentError(f"stage {name!r} has no layer {layer}, expected 0 to {n_layers - 1}")
-            found += [(name, layer)] if layer is not None else [(name, i) for i in range(n_layers)]
-        return found
+    def _layers_of(self, stage: str) -> int:
+        """How many layers have a stage of the graph; 1 for stages outside the layers."""
+        per_layer = self._core.stage_width(STAGES.index(stage))[1]
+        n_layers: int = self._model.config["n_layers"]
+        return n_layers if per_layer else 1
 
-    def _run(self, packed: array[int], logits: Any, observations: Sequence[tuple[int, int, Any]]) -> None:
-        """Compute rows in the form that `_rows` returns."""
+    def _run(self, packed: Rows, logits: Any, observations: Sequence[tuple[int, int, Any]]) -> None:
+        """Compute rows."""
         self._model.file.check_size()
         self._follow_machine()
         count = len(packed) // 4

@@ -13,6 +13,7 @@ class TokenIndex:
 
     def __init__(self, texts: TokenTexts) -> None:
         self._shown = [texts.shown_bytes(token, True) for token in range(texts.id_count)]
+        self._found: tuple[tuple[bytes, ...], list[int]] = (), []  # the last result of `containing`
         self._sorted = sorted((data, token) for token, data in enumerate(self._shown) if data)
 
     def bytes_of(self, token: int) -> bytes:
@@ -21,8 +22,12 @@ class TokenIndex:
 
     def containing(self, parts: Iterable[bytes]) -> list[int]:
         """Tokens whose bytes contain one of these parts."""
-        wanted = list(parts)
-        return [token for token, data in enumerate(self._shown) if any(part in data for part in wanted)]
+        wanted = tuple(parts)
+        last, found = self._found
+        if wanted != last:
+            found = [token for token, data in enumerate(self._shown) if any(part in data for part in wanted)]
+            self._found = wanted, found
+        return found
 
     def starting_with(self, start: bytes) -> list[int]:
         """Tokens whose bytes start with these, at least one byte."""

@@ -33,6 +33,11 @@ static void each_adjustment_changes_its_tokens(void) {
     llamac_history with_bans = h;
     with_bans.banned = banned, with_bans.n_banned = 2;
     expect("bans", NONE, with_bans, (const float[]){ 1, -2, -INFINITY, -4, 5, 0 });
+    llamac_history with_mask = h;
+    with_mask.allowed = (const uint8_t[]){ 0xff & ~(1 << 1) }, with_mask.n_allowed = 8;
+    expect("a mask", NONE, with_mask, (const float[]){ 1, -INFINITY, 3, -4, 5, 0 });
+    with_mask.n_allowed = 4;
+    expect("a mask of four bits", NONE, with_mask, (const float[]){ 1, -INFINITY, 3, -4, -INFINITY, -INFINITY });
     a = NONE, a.repetition_penalty = 2, a.presence_penalty = 1, a.dry_multiplier = 1;
     expect("an empty history", a, (llamac_history){ 0 }, (const float[]){ 1, -2, 3, -4, 5, 0 });
 }

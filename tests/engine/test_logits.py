@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 import llamac
 from builders import Floats, byte_ids
 from llamac import SamplingParams, _core
+from llamac.engine.sampler import Sampler, draw_rows
+from llamac.engine.sampling import resolve
 from llamac.errors import ArgumentError, ArgumentTypeError
 
 Ids = NDArray[np.int32]
@@ -304,3 +306,20 @@ def test_parameters_with_a_bias_compare_and_hash_by_value() -> None:
     assert one == other
     assert hash(one) == hash(other)
     assert one.updated({"seed": 1}).logit_bias == ((2, -np.inf), (5, 1.0))
+
+
+def test_a_mask_lets_only_its_tokens_come_next(tiny_llama: Path) -> None:
+    seen: list[NDArray[np.float32]] = []
+    for processors in ([], [lambda ids, row: seen.append(row.copy())]):
+        params = resolve(SamplingParams(temperature=0, logits_processors=processors), SamplingParams())
+        with llamac.load(tiny_llama) as model:
+            sampler = Sampler(model, params, [BOS])
+            logits = np.arange(model.n_token_ids, dtype=np.float32)[None]
+            assert draw_rows([sampler], logits, model.n_token_ids, [[BOS]], [0]) == [model.n_token_ids - 1]
+            sampler.allow(bytes([0b1010]))
+            assert draw_rows([sampler], logits, model.n_token_ids, [[BOS]], [0]) == [3]
+            sampler.allow(None)
+            assert draw_rows([sampler], logits, model.n_token_ids, [[BOS]], [0]) == [model.n_token_ids - 1]
+            with pytest.raises(ArgumentError, match="empty"):
+                sampler.allow(b"")
+    assert np.flatnonzero(seen[1] > -np.inf).tolist() == [1, 3]

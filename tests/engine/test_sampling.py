@@ -182,7 +182,7 @@ def test_a_draw_depends_only_on_seed_and_position(tiny_llama: Path) -> None:
             ids = [BOS, 40, 50, *whole]
             for length in (20, 5, 30, 5):  # longer and shorter prefixes in turn
                 session.truncate(min(length - 1, session.length()))
-                session.prefill(llamac.engine.session.as_ids(ids[session.length() : length]))
+                session.prefill(llamac.engine.rows.as_ids(ids[session.length() : length]))
                 assert [session.sample(temperature=1.2, seed=11) for _ in range(3)] == [ids[length]] * 3
 
 

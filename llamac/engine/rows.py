@@ -1,0 +1,105 @@
+"""What callers hand to a session's evals, as the core takes it: token ids, rows, drafts, stages of the graph."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+from llamac import _core
+from llamac.arguments import whole_number, wrong_type
+from llamac.errors import ArgumentError, ArgumentTypeError
+
+STAGES: tuple[str, ...] = _core.stages()
+
+# Rows are flat: token, sequence, position (of drafts: parent), want_logits, token, ...
+Rows: TypeAlias = "array[int]"
+
+
+def as_ids(ids: Iterable[int]) -> array[int]:
+    """Token ids as 32-bit integers, from any iterable of whole numbers or a one-dimensional NumPy array."""
+    if isinstance(ids, str | bytes | bytearray):
+        raise ArgumentTypeError("expected token ids, got text: use model.tokenize(text) first")
+    if hasattr(ids, "tolist"):
+        ids = ids.tolist()
+    try:
+        ids = list(ids)
+        # an array would accept bools as 0 and 1; NumPy's type has either name
+        if not {"bool", "bool_"}.isdisjoint(kind.__name__ for kind in set(map(type, ids))):
+            raise TypeError("'bool' object cannot be interpreted as an integer")
+        return array("i", ids)
+    except TypeError as error:
+        raise ArgumentTypeError(f"token ids must be whole numbers of 32 bits: {error}") from None
+    except OverflowError as error:
+        raise ArgumentError(f"token ids must be whole numbers of 32 bits: {error}") from None
+
+
+def appended_rows(tokens: array[int], sequence: int, start: int, logits: str | None) -> Rows:
+    """Rows that append tokens to a sequence of length `start`. `logits` is "last", "all" or None."""
+    rows = array("i", bytes(16 * len(tokens)))
+    rows[0::4] = tokens
+    rows[1::4] = array("i", [sequence]) * len(tokens)
+    rows[2::4] = array("i", range(start, start + len(tokens)))
+    if logits == "all":
+        rows[3::4] = array("i", [1]) * len(tokens)
+    elif logits == "last":
+        rows[-1] = 1
+    return rows
+
+
+def packed_rows(rows: Sequence[tuple[int, int, int, bool]]) -> tuple[Rows, int]:
+    """Pack (token, sequence, position, whether to return its logits); return the rows and the number of logits."""
+    if not isinstance(rows, Sequence):
+        raise wrong_type("rows", rows, "a list of rows")
+    if not rows:
+        raise ArgumentError("no rows to eval: expected at least one")
+    packed = array("i")
+    requested = 0
+    for row in rows:
+        if not isinstance(row, Sequence) or len(row) != 4:
+            raise wrong_type("a row", row, "(token, sequence, position, whether to return its logits)")
+        token, sequence, position, with_logits = row
+        packed.extend(as_ids((token, sequence, position, int(bool(with_logits)))))
+        requested += bool(with_logits)
+    return packed, requested
+
+
+def draft_rows(ids: Iterable[int], parents: Iterable[int], sequence: int) -> Rows:
+    """Rows of a tree of drafts, each with the index of its parent."""
+    tokens, indices = as_ids(ids), as_ids(parents)
+    if len(tokens) != len(indices):
+        raise ArgumentError(f"there are {len(tokens)} drafts and {len(indices)} parents: expected one for each")
+    rows = array("i")
+    for token, parent in zip(tokens, indices, strict=True):
+        rows.extend((token, whole_number(sequence, "sequence"), parent, 1))
+    return rows
+
+
+def stages_and_layers(
+    stages: Iterable[str | tuple[str, int]], layers_of: Callable[[str], int]
+) -> list[tuple[str, int]]:
+    """(name, layer) of each requested stage.
+
+    Args:
+        stages: Names, for all layers, or (name, layer) pairs.
+        layers_of: Returns how many layers have a stage.
+    """
+    found = []
+    expected = "a list of stage names or (name, layer) pairs"
+    if isinstance(stages, str) or not isinstance(stages, Iterable):
+        raise wrong_type("stages", stages, expected)
+    for stage in stages:
+        match stage:
+            case str() as name:
+                layer = None
+            case (str() as name, layer):
+                layer = whole_number(layer, "a stage's layer")
+            case _:
+                raise ArgumentTypeError(f"stages holds {stage!r}, expected {expected}")
+        if name not in STAGES:
+            raise ArgumentError(f"there is no stage {name!r}; the stages are {', '.join(STAGES)}")
+        n_layers = layers_of(name)
+        if layer is not None and not 0 <= layer < n_layers:
+            raise ArgumentError(f"stage {name!r} has no layer {layer}, expected 0 to {n_layers - 1}")
+        found += [(name, layer)] if layer is not None else [(name, i) for i in range(n_layers)]
+    return found
