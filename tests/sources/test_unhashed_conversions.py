@@ -7,6 +7,8 @@ import os
 import pickle
 import shutil
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from golden.cases import CASES
 from golden.tiny_checkpoints import tensors
 from llamac.export.flat import direct
 from llamac.format.flatfile import UNHASHED, FlatFile
+from llamac.format.private_files import open_own
 from llamac.sources import cache as cache_module
 from llamac.sources import conversions, finishing
 from llamac.sources.cache import Cache
@@ -137,13 +140,13 @@ def test_a_thread_finishes_an_idle_process_and_its_open_model(
     monkeypatch.setattr(finishing, "PAUSE_S", 0.001)
     monkeypatch.setattr(finishing, "BUSY", float("inf"))
     started: list[Any] = []
-    begin = finishing.threading.Thread.start
+    begin = threading.Thread.start
 
     def note(thread: Any) -> None:
         started.append(thread)
         begin(thread)
 
-    monkeypatch.setattr(finishing.threading.Thread, "start", note)
+    monkeypatch.setattr(threading.Thread, "start", note)
     with llamac.load(source) as model:
         (thread,) = [thread for thread in started if thread.name == "llamac-finish"]
         thread.join(TIMEOUT)
@@ -160,10 +163,10 @@ def test_a_busy_process_does_not_hash(monkeypatch: pytest.MonkeyPatch) -> None:
         now[:] = next(times)
         return now[0] + 1
 
-    monkeypatch.setattr(finishing.time, "monotonic", tick)
-    monkeypatch.setattr(finishing.time, "process_time", lambda: now[1])
-    monkeypatch.setattr(finishing.time, "thread_time", lambda: 0.0)
-    monkeypatch.setattr(finishing.time, "sleep", slept.append)
+    monkeypatch.setattr(time, "monotonic", tick)
+    monkeypatch.setattr(time, "process_time", lambda: now[1])
+    monkeypatch.setattr(time, "thread_time", lambda: 0.0)
+    monkeypatch.setattr(time, "sleep", slept.append)
     idle = finishing._Idle()
     idle.wait()  # the first look, a busy second, another one, an idle one
     assert len(slept) == 3
@@ -200,7 +203,7 @@ def test_a_kill_while_hashes_are_stored_leaves_no_wrong_hash(
     """A BaseException stands for the kill: nothing is cleaned up."""
     expected = logits(source)
     steps = iter(["renamed", "complete"])
-    real_replace, real_open = os.replace, cache_module.open_own
+    real_replace = os.replace
 
     class KilledError(BaseException):
         pass
@@ -213,7 +216,7 @@ def test_a_kill_while_hashes_are_stored_leaves_no_wrong_hash(
         real_replace(one, other)
 
     def open_partial(path: Path) -> Any:
-        file = real_open(path)
+        file = open_own(path)
         if moment == "written":
             with file:
                 file.write(hashed[:1500])  # some of the hashes
@@ -221,8 +224,8 @@ def test_a_kill_while_hashes_are_stored_leaves_no_wrong_hash(
         return file
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache_module.os, "replace", replace)
-        patch.setattr(cache_module, "open_own", open_partial)
+        patch.setattr(os, "replace", replace)
+        patch.setattr("llamac.sources.cache.open_own", open_partial)
         with pytest.raises(KilledError):
             finish(drafts[0])
     assert models_in(cache_folder) == []
