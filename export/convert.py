@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from llamac.arguments import Adapter, StrPath, file_path
 from llamac.engine.machine import plan_threads
@@ -21,10 +21,22 @@ from llamac.export.read import read_checkpoint
 from llamac.export.targets import check_target
 from llamac.format.detect import HUB, Source, local_source
 from llamac.format.strips import FLOATS, QUANTIZED
-from llamac.progress import Progress, reporter
+from llamac.progress import Progress, reporter, silent
 
 # What quantizing GGUF's types a second time costs: the rise of SmolLM2-135M's perplexity (docs/gguf.md).
 AGAIN = {"q8": "0.4%", "q8_0": "0.4%", "q4": "5%", "q4_0": "5% or more", "q4s": "13%"}
+
+
+class Prepared(NamedTuple):
+    """What a source holds besides its weights, with which `export_resumable` need not read it again.
+
+    Attributes:
+        checkpoint: The checkpoint with its tokenizer. Its tensors read the source later.
+        warnings: What the user should know.
+    """
+
+    checkpoint: Checkpoint
+    warnings: list[str]
 
 
 @dataclass
@@ -133,6 +145,11 @@ def export(
         return _export(_locate(source), out, options, report)
 
 
+def prepare(source: Source, tokenizer: Literal[False] | None) -> Prepared:
+    """Read everything but the weights of a source. The arguments are those of `export`, and so are the errors."""
+    return _prepare(source, ExportOptions(tokenizer=tokenizer), silent)
+
+
 def export_resumable(
     source: Source,
     path: Path,
@@ -140,19 +157,18 @@ def export_resumable(
     dtype: str,
     tokenizer: Literal[False] | None,
     progress: Progress,
-    hashed: bool = True,
+    prepared: Prepared | None = None,
 ) -> Report:
     """Convert a model to a flat file without probes, or resume doing so. Does not wait until the disk has the file.
 
     Args:
         source: As in `export`, like `dtype`, `tokenizer` and `progress`.
         path: The file, also while it is unfinished. If the export is interrupted or its process ends, the file stays.
-        hashed: False leaves out the hashes of the tensors if they are all copied or regrouped. What was written before
-            an interruption is then trusted.
+        prepared: The result of `prepare` for this source and `tokenizer`, if the source has not changed since.
     """
     options = ExportOptions(dtype=dtype, tokenizer=tokenizer, probe_source=None, partial=path, overwrite=True)
     check_target(path, options.to, options.overwrite)
-    return _export(source, path, replace(options, sync=False, hashed=hashed), progress)
+    return _export(source, path, replace(options, sync=False), progress, prepared=prepared)
 
 
 def export_unnamed(
@@ -166,14 +182,12 @@ def export_unnamed(
 ) -> Report:
     """Convert a model to a flat file without probes, into an open file that need not have a name.
 
-    The hashes of the tensors are left out if they are all copied or regrouped.
-
     Args:
         file: The open file, which must be empty.
         folder: A folder on the disk of `file`, whose free space is checked; None for a file in memory.
         source: As in `export`, like the other arguments.
     """
-    options = ExportOptions(dtype=dtype, tokenizer=tokenizer, probe_source=None, hashed=False)
+    options = ExportOptions(dtype=dtype, tokenizer=tokenizer, probe_source=None)
     return _export(source, folder, options, progress, file)
 
 
@@ -191,8 +205,8 @@ def _locate(source: StrPath | Source) -> Source:
         raise ExportError(f"{error.filename}: {error.strerror}") from None
 
 
-def _checkpoint(source: Source, options: ExportOptions, warnings: list[str], progress: Progress) -> Checkpoint:
-    """Read the checkpoint with its adapters and its tokenizer. Its tensors read the source later."""
+def _prepare(source: Source, options: ExportOptions, progress: Progress) -> Prepared:
+    warnings: list[str] = []
     checkpoint = read_checkpoint(source.path, warnings, progress)
     if options.lora:
         checkpoint = _merge_adapters(checkpoint, options)
@@ -200,7 +214,7 @@ def _checkpoint(source: Source, options: ExportOptions, warnings: list[str], pro
     attach_tokenizer(checkpoint, source.path, options.tokenizer, warnings)
     if name := options.name or source.name:
         checkpoint.metadata["name"] = name
-    return checkpoint
+    return Prepared(checkpoint, warnings)
 
 
 def _export(
@@ -209,9 +223,9 @@ def _export(
     options: ExportOptions,
     progress: Progress,
     file: BinaryIO | None = None,
+    prepared: Prepared | None = None,
 ) -> Report:
-    warnings: list[str] = []
-    checkpoint = _checkpoint(source, options, warnings, progress)
+    checkpoint, warnings = prepared or _prepare(source, options, progress)
     requested, options = options.dtype, _with_dtype(options, checkpoint)
     assert options.dtype is not None
     _warn_of_quantized(checkpoint, requested, options.dtype, warnings)
@@ -336,6 +350,5 @@ def _write_flat(
         progress=progress,
         file=file,
         sync=options.sync,
-        hashed=options.hashed,
     )
     return plan.file_bytes, plan.bits_per_weight

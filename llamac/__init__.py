@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         TokenizerError,
         UnsupportedError,
     )
+    from llamac.guided.guides import Choice, Grammar, Json, Regex
     from llamac.sources.loading import load
     from llamac.sources.names import resolve
     from llamac.text.chat import ChatTemplate
@@ -84,6 +85,7 @@ _MODULES = {
         "TokenizerError",
         "UnsupportedError",
     ],
+    "llamac.guided.guides": ["Choice", "Grammar", "Json", "Regex"],
     "llamac.sources.loading": ["load"],
     "llamac.sources.names": ["resolve"],
     "llamac.text.chat": ["ChatTemplate"],
@@ -102,13 +104,16 @@ __all__ = [
     "CancelledError",
     "ChatTemplate",
     "ChatTemplateError",
+    "Choice",
     "ClosedError",
     "Completion",
     "ContextFullError",
     "Engine",
     "EngineStats",
     "ExportError",
+    "Grammar",
     "HubError",
+    "Json",
     "LlamacError",
     "LlamacWarning",
     "Model",
@@ -116,6 +121,7 @@ __all__ = [
     "OutOfMemoryError",
     "PrefixStats",
     "QueueFullError",
+    "Regex",
     "Request",
     "SamplingParams",
     "Session",

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
+from llamac.cli.guide import add_guide, chosen_guide
 from llamac.cli.loading import load_model, shown_progress
 from llamac.cli.options import Group, add_conversion, add_generation, add_kernels, add_lora, add_model, add_threads
 from llamac.cli.parser import Parser
@@ -32,6 +33,7 @@ EXAMPLES = """\
   llamac run model.bin -i "Once" --temperature 0.8 --top-p 0.95 --seed 42 --max-tokens 100
   llamac run ./TinyLlama-1.1B --dtype q4 -i "Once"
   llamac run hf:HuggingFaceTB/SmolLM2-135M-Instruct --chat -i "What is a whale?"
+  llamac run chat.bin --chat -i "Is a whale a fish?" --choice yes --choice no
   cat report.txt | llamac run chat.bin --chat --system "Be brief." -i "Summarise:"
   echo "The quick brown" | llamac run model.bin --no-echo
 """
@@ -42,7 +44,9 @@ def add_arguments(parser: Parser) -> None:
     parser.operand_hint = "; a prompt follows -i"
     add_model(parser)
     _add_prompt(parser.add_argument_group("prompt"))
-    add_generation(parser.add_argument_group("generation"), MAX_TOKENS)
+    generation = parser.add_argument_group("generation")
+    add_generation(generation, MAX_TOKENS)
+    add_guide(generation)
     model = parser.add_argument_group("model")
     model.add_argument(
         "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
@@ -120,6 +124,7 @@ def _request(options: argparse.Namespace) -> SamplingParams:
         min_p=options.min_p,
         seed=options.seed,
         stop=options.stop,
+        guide=chosen_guide(options),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -100,9 +101,13 @@ class AsyncEngine:
         return completions[0] if isinstance(prompts, str) else completions
 
     async def _submit(self, prompt: Prompt, params: SamplingParams | None, **options: Any) -> Request:
+        submit = partial(self._engine.submit, prompt, params, **options)
+        has_guide = options.get("guide") is not None or (params is not None and params.guide is not None)
         while True:
             try:
-                return self._engine.submit(prompt, params, **options)
+                if has_guide:  # reading a large vocabulary takes a second the first time
+                    return await asyncio.get_running_loop().run_in_executor(None, submit)
+                return submit()
             except QueueFullError:
                 await asyncio.sleep(RETRY_S)
 

@@ -18,6 +18,8 @@ from llamac.engine.scheduler import Limits, share_rows
 from llamac.engine.session import Session
 from llamac.errors import CancelledError, LlamacError, OutOfMemoryError
 
+GUIDE_WAIT_S = 0.001  # that a step waits for guides, so that their requests do not miss the next step
+
 
 class Batch:
     """Requests that are computed together, and those that wait for a place.
@@ -91,18 +93,19 @@ class Batch:
         """Drop what nobody wants, admit what fits, compute one batch."""
         self._drop()
         self._admit()
-        shares = share_rows(self.running, self._limits)
-        if not shares:
-            return
-        try:
-            wanted = self._compute(shares)
-        except OutOfMemoryError as failure:
-            self._free_memory(failure)
-            return
-        except CancelledError:
-            return
+        shares = share_rows((request for request in self.running if request._held is None), self._limits)
+        wanted: list[Request] = []
+        if shares:
+            try:
+                wanted = self._compute(shares)
+            except OutOfMemoryError as failure:
+                self._free_memory(failure)
+                return
+            except CancelledError:
+                return
+        self._sample_held(0.0 if shares else GUIDE_WAIT_S)
         if wanted:
-            self._sample(wanted)
+            self._sample(*self._hold(wanted))
 
     def _drop(self) -> None:
         """End requests that were cancelled or whose time is over."""
@@ -250,24 +253,55 @@ class Batch:
             if self._session.shortest_length(request._slot) <= length:
                 self._cache.keep(request._ids[:length], self._session._core, request._slot)
 
-    def _sample(self, wanted: list[Request]) -> None:
+    def _hold(self, wanted: list[Request]) -> tuple[list[Request], memoryview]:
+        """The requests whose guides know what may follow, with their logits. The others keep theirs for a later step.
+
+        So a guide that takes long holds up no other request.
+        """
+        size, logits = self._session._core.vocab_size, self._logits_of(len(wanted))
+        limit = time.monotonic() + GUIDE_WAIT_S
+        late = [r for r in wanted if not r._output.sampler.is_ready(max(0.0, limit - time.monotonic()))]
+        if not late:
+            return wanted, logits
+        rest = array("f")
+        for i, request in enumerate(wanted):
+            row = array("f", logits[i * size : (i + 1) * size])
+            if request in late:
+                request._held = row
+            else:
+                rest += row
+        return [request for request in wanted if request not in late], memoryview(rest)
+
+    def _sample_held(self, timeout: float) -> None:
+        """Sample the requests whose guides have become ready since an earlier step."""
+        for request in [request for request in self.running if request._held is not None]:
+            if request._output.sampler.is_ready(timeout) and request._held is not None:
+                row, request._held = memoryview(request._held), None
+                self._sample([request], row)
+
+    def _sample(self, wanted: list[Request], logits: memoryview) -> None:
         """Sample the next token of each request, and deliver it."""
-        for request, token in zip(wanted, self._tokens(wanted), strict=True):
+        for request, token in zip(wanted, self._tokens(wanted, logits), strict=True):
             if isinstance(token, Exception):
                 self._finish(request, token)
                 continue
             self.generated += 1
-            request._deliver(request._output.accept(token))
+            try:
+                request._deliver(request._output.accept(token))
+            except LlamacError as failure:
+                self._finish(request, failure)
+                continue
             if request._output.finish_reason is not None:
                 self._finish(request)
 
-    def _tokens(self, wanted: list[Request]) -> list[int | LlamacError]:
-        size = self._session._core.vocab_size
-        logits = self._logits_of(len(wanted)).cast("B").cast("f", (len(wanted), size))
+    def _tokens(self, wanted: list[Request], logits: memoryview) -> list[int | LlamacError]:
+        if not wanted:
+            return []
+        rows = logits.cast("B").cast("f", (len(wanted), self._session._core.vocab_size))
         samplers = [request._output.sampler for request in wanted]
         histories = [request._ids if request._output.sampler.in_python else () for request in wanted]
         positions = [request._computed for request in wanted]
-        return draw_rows(samplers, logits, self._model.n_token_ids, histories, positions)
+        return draw_rows(samplers, rows, self._model.n_token_ids, histories, positions)
 
     # ---- ends
 
@@ -284,7 +318,7 @@ class Batch:
             self._is_full = False
             self._session._core.truncate(0, request._sequence)
             self._free.append(request._sequence)
-            request._sequence, request._computed = None, 0
+            request._sequence, request._computed, request._held = None, 0, None
 
 
 def end_output(request: Request, reason: FinishReason) -> None:

@@ -130,7 +130,7 @@ class Stream(Iterator[str]):
             if self._changes != session._core.changes:
                 session._check_open()
                 raise ClosedError("the stream has ended: its session has been used for something else")
-            session.step(output.tokens[-1])
+            session._extend(output.tokens[session._core.length() - len(output.prompt) :])
         self._changes = session._core.changes
         piece = output.accept(output.sampler.draw(session._core, session._core.length()))
         return self._end(piece) if output.finish_reason else piece
@@ -213,13 +213,14 @@ def resolved_params(model: Model, request: SamplingParams) -> ResolvedParams:
     """Complete a request's parameters with the model's defaults, and check them.
 
     Raises:
-        ArgumentError: If a parameter has strings, but the model has no tokenizer; or ids that the model does not have.
+        ArgumentError: If a parameter has strings or a guide, but the model has no tokenizer; or ids that the model does
+            not have.
     """
     params = resolve(request, model.sampling_defaults)
     breakers = params.dry_sequence_breakers if params.dry_multiplier else ()
     needs = {"stop": params.stop, "banned_strings": params.banned_strings, "dry_sequence_breakers": breakers}
-    for name, strings in needs.items():
-        if strings and not model.has_tokenizer:
+    for name, value in {**needs, "guide": params.guide}.items():
+        if value and not model.has_tokenizer:
             raise ArgumentError(f"{name} needs a tokenizer, and this model has none")
     check_token_ids(params, model.n_token_ids)
     return params

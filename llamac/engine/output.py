@@ -57,9 +57,9 @@ class Completion:
         text: The generated text, without the prompt and without the stop string. A character whose bytes are incomplete
             at the end is left out.
         tokens: The generated token ids.
-        finish_reason: "stop": a stop token or stop string; "length": `max_tokens`; "context": the context is full;
-            "cancelled": `Stream.cancel`, `Stream.close`, `Request.cancel` or Ctrl-C; "deadline": a request's time was
-            over.
+        finish_reason: "stop": a stop token, a stop string, or a text that matches the guide; "length": `max_tokens`;
+            "context": the context is full; "cancelled": `Stream.cancel`, `Stream.close`, `Request.cancel` or Ctrl-C;
+            "deadline": a request's time was over.
         stopped_by: The stop token's id or the stop string, else None.
         seed: The seed that was used. It reproduces the result.
         usage: Token counts.
@@ -131,12 +131,29 @@ class Output:
         self._context = context
         self.sampler = Sampler(model, params, prompt)
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
-        self._starts_text = len(prompt) == 1 and prompt[0] == model.special.bos_id  # nothing but BOS comes before
+        # Nothing but BOS comes before. A guide's text has every space that the guide asked for.
+        self._starts_text = len(prompt) == 1 and prompt[0] == model.special.bos_id and params.guide is None
         self._decoder = self._tokenizer.decoder(start=self._starts_text) if self._tokenizer else None
         self._search = StopStrings(params.stop)
 
     def accept(self, token: int) -> str:
-        """Record a token, or end at a stop token; return the text that can be shown."""
+        """Record a drawn token and those that the guide forces after it, or end; return the text that can be shown.
+
+        Raises:
+            LlamacError: If the guide's grammar is too complex here.
+        """
+        piece = self._record(self.sampler.within(token, self._left))
+        while self.finish_reason is None and (forced := self.sampler.forced()) is not None:
+            piece += self._record(forced)
+        return piece
+
+    @property
+    def _left(self) -> int:
+        """Tokens that can still be generated. The last one needs no position."""
+        left = self._context + 1 - len(self.prompt)
+        return min(left, self.params.max_tokens or left) - len(self.tokens)
+
+    def _record(self, token: int) -> str:
         if token in self.sampler.stop_ids:
             return self.end("stop", token)
         self.tokens.append(token)
@@ -146,11 +163,11 @@ class Output:
             piece = self._search.push(piece)
             if self._search.found is not None:
                 return piece + self.end("stop", self._search.found)
+        if self.sampler.is_complete or (self._left == 0 and self.sampler.is_accepting):
+            return piece + self.end("stop")
         if len(self.tokens) == self.params.max_tokens:
             return piece + self.end("length")
-        if len(self.prompt) + len(self.tokens) > self._context:  # the last token needs no position
-            return piece + self.end("context")
-        return piece
+        return piece + self.end("context") if self._left == 0 else piece
 
     def end(self, reason: FinishReason, stopped_by: int | str | None = None) -> str:
         """End the generation; return the text held back."""

@@ -42,6 +42,7 @@ class Request:
         # of the engine's thread
         self._sequence: int | None = None  # of the engine's session, while the request runs
         self._computed = 0  # positions that the sequence holds
+        self._held: array[float] | None = None  # the last logits, while the guide does not know what may follow
         self._marks: set[int] = set()  # lengths at which the prefix cache keeps the state
         self._admitted: float | None = None
         self._first_token: float | None = None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llamac.engine.model import Model
+    from llamac.guided.constraint import Constraint
 
 
 class Sampler:
@@ -48,6 +49,8 @@ class Sampler:
         self._n_ids = model.n_token_ids
         self._accepted = 0
         self._banned_strings: BannedStrings | None = None
+        self._constraint: Constraint | None = None
+        self._mask: Any = None
         check_token_ids(params, self._n_ids)
         if params.banned_strings:
             self._banned_strings = BannedStrings(params.banned_strings, model.tokenizer._token_index)
@@ -57,10 +60,21 @@ class Sampler:
             self.history = _core.History(array("i", prompt))
             self.history.mu = 2 * params.mirostat_tau
             self._set_bans([])
+        if params.guide is not None:
+            from llamac.guided.constraint import Constraint
+
+            is_free = not params.banned_tokens and not params.banned_strings and not params.logits_processors
+            self._constraint = Constraint(params.guide, model.tokenizer, self.stop_ids, prompt, may_force=is_free)
 
     def accept(self, token: int) -> None:
-        """Record a token of the generation."""
+        """Record a token of the generation.
+
+        Raises:
+            LlamacError: If the token does not match the guide.
+        """
         self._accepted += 1
+        if self._constraint is not None:
+            self._constraint.accept(token)
         if self.history is None:
             return
         self.history.append(token)
@@ -81,6 +95,7 @@ class Sampler:
             self.core.adjust()
             self.history = _core.History(array("i"))
         self.history.allow(mask)
+        self._mask = mask
 
     def _adjusts(self) -> bool:
         """Whether anything but processors changes logits before the filters."""
@@ -114,6 +129,39 @@ class Sampler:
         early = self.stop_ids if self._accepted < self.params.min_tokens else ()
         self.history.ban(array("i", [*banned, *early]))
 
+    # ---- the guide
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text matches the guide, and nothing can follow."""
+        return self._constraint is not None and self._constraint.is_complete
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the text matches the guide."""
+        return self._constraint is not None and self._constraint.is_accepting
+
+    def is_ready(self, timeout: float) -> bool:
+        """Wait at most `timeout` seconds for the guide; whether a draw has nothing to wait for."""
+        return self._constraint is None or self._constraint.is_ready(timeout)
+
+    def forced(self) -> int | None:
+        """The next token if the guide leaves no choice."""
+        return None if self._constraint is None else self._constraint.forced()
+
+    def within(self, token: int, left: int) -> int:
+        """A drawn token; or another one if the text could not be completed in `left` tokens, this one included."""
+        return token if self._constraint is None else self._constraint.within(token, left)
+
+    def _prepare(self) -> int | None:
+        """Before a draw: restrict it to what the guide allows. Returns the token instead if there is only one text."""
+        if self._constraint is None:
+            return None
+        forced = self._constraint.forced()
+        if forced is None:
+            self.allow(self._constraint.mask())
+        return forced
+
     # ---- drawing
 
     @property
@@ -123,12 +171,25 @@ class Sampler:
 
     def draw(self, core: _core.Session, position: int) -> int:
         """Draw from the logits of the last eval of a session."""
+        if (forced := self._prepare()) is not None:
+            return forced
         if not self.in_python:
             return core.sample(self.core, self._n_ids, position, self.history)
         return self.draw_from(core.copy_logits(self._n_ids), core.tokens(0), position)
 
+    def draw_row(self, logits: Any, n: int, ids: Iterable[int], position: int) -> int | LlamacError:
+        """Draw from the first n logits of one row (1, width), or tell why no token can be drawn."""
+        try:
+            if (forced := self._prepare()) is not None:
+                return forced
+            if self.in_python:
+                return self.draw_from(logits, ids, position)
+        except LlamacError as failure:
+            return failure
+        return _core.sample_rows(logits, n, [self.core], [position], [self.history])[0]
+
     def draw_from(self, logits: Any, ids: Iterable[int], position: int) -> int:
-        """Draw from a row of logits, through the processors.
+        """Draw from a row of logits, through the processors. The guide has the last word.
 
         Args:
             logits: A buffer of float32, of which the first `n_ids` count. It is not changed.
@@ -143,6 +204,9 @@ class Sampler:
         before = np.array(list(ids), np.int32)
         for process in self.params.logits_processors:
             _process(process, before, row)
+        if self._mask is not None:
+            allowed = np.unpackbits(np.frombuffer(self._mask, np.uint8), count=len(row), bitorder="little")
+            row[allowed == 0] = -np.inf
         try:
             return _core.sample(row.data, self.core, position, self.history, adjusted=True)
         except LlamacError as failure:
@@ -161,20 +225,11 @@ def draw_rows(
         histories: The prompt and the tokens so far, of each row.
         positions: The position of each draw.
     """
-    if not any(sampler.in_python for sampler in samplers):
+    if not any(sampler.in_python or sampler._constraint is not None for sampler in samplers):
         cores = [sampler.core for sampler in samplers]
         return _core.sample_rows(logits, n, cores, positions, [sampler.history for sampler in samplers])
-    tokens: list[int | LlamacError] = []
-    for i, sampler in enumerate(samplers):
-        row = logits[i : i + 1]
-        if not sampler.in_python:
-            tokens += _core.sample_rows(row, n, [sampler.core], [positions[i]], [sampler.history])
-            continue
-        try:
-            tokens.append(sampler.draw_from(row, histories[i], positions[i]))
-        except LlamacError as failure:
-            tokens.append(failure)
-    return tokens
+    rows = enumerate(zip(samplers, histories, positions, strict=True))
+    return [sampler.draw_row(logits[i : i + 1], n, ids, position) for i, (sampler, ids, position) in rows]
 
 
 def check_token_ids(params: ResolvedParams, n: int) -> None:

@@ -15,6 +15,8 @@ from llamac.errors import ArgumentError, ArgumentTypeError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from llamac.guided.guides import Guide
+
 MAX_TEMPERATURE = 1e6
 MIN_POSITIVE = 1e-37  # the core computes in f32, where smaller numbers lose precision or become 0
 MAX_TOP_K = 2**31 - 1
@@ -56,6 +58,7 @@ class SamplingOverrides(TypedDict, total=False):
     xtc_threshold: float | None
     mirostat_tau: float | None
     mirostat_eta: float | None
+    guide: Guide | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +69,8 @@ class SamplingParams:
     recommendation, temperature and top_p are 1, and everything else is off.
 
     A step applies in this order: logit_bias, repetition_penalty, presence_penalty, frequency_penalty, DRY,
-    banned_tokens, banned_strings, min_tokens, logits_processors, temperature, top_k, top_p, min_p, typical_p, XTC,
-    the draw.
+    banned_tokens, banned_strings, min_tokens, guide, logits_processors, temperature, top_k, top_p, min_p, typical_p,
+    XTC, the draw.
 
     Attributes:
         max_tokens: Largest number of new tokens. Not set: until a stop or the end of the context.
@@ -105,6 +108,7 @@ class SamplingParams:
         mirostat_tau: Mirostat 2, instead of the filters after the temperature: keeps the surprise of the text near this
             number of bits, 0 to 1000. 0: off.
         mirostat_eta: How fast mirostat follows, 0 to 1. Not set: 0.1.
+        guide: What the text must match: `Json`, `Regex`, `Choice` or `Grammar`.
 
     Raises:
         ArgumentError: If a value is out of range; `ArgumentTypeError` if its type is wrong.
@@ -136,6 +140,7 @@ class SamplingParams:
     xtc_threshold: float | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
+    guide: Guide | None = None
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -193,6 +198,7 @@ class ResolvedParams:
     xtc_threshold: float
     mirostat_tau: float
     mirostat_eta: float
+    guide: Guide | None
 
     def core(self) -> _core.Sampling:
         """The filters and the seed in the core's form."""
@@ -237,6 +243,7 @@ LIBRARY_DEFAULTS: dict[str, Any] = {
     "xtc_threshold": 0.1,
     "mirostat_tau": 0.0,
     "mirostat_eta": 0.1,
+    "guide": None,
 }
 
 
@@ -387,6 +394,14 @@ def _processors(name: str, value: object) -> tuple[LogitsProcessor, ...]:
     return functions
 
 
+def _guide(name: str, value: object) -> Guide:
+    from llamac.guided.guides import Guide  # few requests have one
+
+    if not isinstance(value, Guide):
+        raise wrong_type(name, value, "a Json, Regex, Choice or Grammar")
+    return value
+
+
 _CHECKS: dict[str, Check] = {
     "max_tokens": _whole(1),
     "temperature": _temperature,
@@ -414,4 +429,5 @@ _CHECKS: dict[str, Check] = {
     "xtc_threshold": _real(0, 1, "0 to 1"),
     "mirostat_tau": _real(0, 1000, "0 (off) to 1000"),
     "mirostat_eta": _real(0, 1, "0 to 1"),
+    "guide": _guide,
 }

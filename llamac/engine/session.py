@@ -445,6 +445,13 @@ class Session(Closeable):
         else:
             self._core.step(token, sequence)
 
+    def _extend(self, tokens: Sequence[int]) -> None:
+        """Append generated tokens to sequence 0, and store the logits of the last one."""
+        if len(tokens) == 1:
+            self.step(tokens[0])
+        else:
+            self._run(self._rows(as_ids(tokens), 0, "last"), None, ())
+
     def sample(self, params: SamplingParams | None = None, **overrides: Unpack[SamplingOverrides]) -> int:
         """Sample the token that follows sequence 0 from the logits of the last `prefill` or `step`.
 
@@ -464,14 +471,16 @@ class Session(Closeable):
 
     def _sampler(self, params: ResolvedParams) -> Sampler:
         """A sampler that has accepted the tokens of sequence 0."""
-        sampler = Sampler(self._model, params, ())
-        if sampler.history is not None:
-            ids = self._core.tokens()
-            sampler = Sampler(self._model, params, ids[: self._n_prompt])
-            for token in ids[self._n_prompt :]:
-                sampler.accept(token)
-            if self._mu is not None and sampler.history is not None:
-                sampler.history.mu = self._mu
+        if params.guide is None:
+            sampler = Sampler(self._model, params, ())
+            if sampler.history is None:
+                return sampler
+        ids = self._core.tokens()
+        sampler = Sampler(self._model, params, ids[: self._n_prompt])
+        for token in ids[self._n_prompt :]:
+            sampler.accept(token)
+        if self._mu is not None and sampler.history is not None:
+            sampler.history.mu = self._mu
         return sampler
 
     # ---- life

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llamac.engine.sampling import SamplingParams
 from llamac.errors import ArgumentError, ArgumentTypeError, LlamacError
+from llamac.guided.guides import Json
 
 if TYPE_CHECKING:
     from llamac.engine.engine import Engine
@@ -41,7 +42,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "presence_penalty": (0,),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "stream": (False,),
     "stream_options": (),
     "suffix": ("",),
@@ -53,6 +53,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 # Parameters of SamplingParams under their own names. top_k and min_p are not OpenAI's.
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
+FORMATS = ("text", "json_object", "json_schema")  # of response_format
 LENGTHS = ("max_tokens", "max_completion_tokens")
 
 
@@ -112,7 +113,7 @@ def translate(endpoint: Endpoint, body: Mapping[str, Any]) -> GenerationRequest:
     """
     given = {name: value for name, value in body.items() if value is not None}
     own = "messages" if endpoint == "chat" else "prompt"
-    known = {own, "model", *SAMPLING, *LENGTHS, *WITHOUT_EFFECT, *UNSUPPORTED}
+    known = {own, "model", "response_format", *SAMPLING, *LENGTHS, *WITHOUT_EFFECT, *UNSUPPORTED}
     for name, value in given.items():
         if name not in known:
             raise InvalidRequestError(f"unknown parameter {name!r}", name, "unknown_parameter")
@@ -145,9 +146,34 @@ def _params(endpoint: Endpoint, given: Mapping[str, Any]) -> SamplingParams:
     params = SamplingParams()
     for name, value in values.items():
         params = _updated(params, name, name, value)
+    if (guide := _guide(given.get("response_format"))) is not None:
+        params = params.updated({"guide": guide})
     if lengths:
         return _updated(params, "max_tokens", lengths[0], given[lengths[0]])
     return params if endpoint == "chat" else params.updated({"max_tokens": COMPLETION_TOKENS})
+
+
+def _guide(value: object) -> Json | None:
+    """The guide that a `response_format` asks for."""
+    name = "response_format"
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise _wrong_type(name, value, "an object")
+    kind = value.get("type")
+    if kind not in FORMATS:
+        raise InvalidRequestError(f"{name}.type is {kind!r}, expected {' or '.join(FORMATS)}", name, "invalid_value")
+    schema = None
+    if kind == "json_schema":
+        described = value.get("json_schema")
+        if not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
+            message = f"{name}.json_schema has no 'schema', expected an object with a JSON schema"
+            raise InvalidRequestError(message, name, "missing_required_parameter")
+        schema = described["schema"]
+    try:
+        return None if kind == "text" else Json(schema)
+    except ArgumentError as error:
+        raise InvalidRequestError(f"{name}: {error}", name, "invalid_value") from None
 
 
 def _updated(params: SamplingParams, field: str, name: str, value: object) -> SamplingParams:

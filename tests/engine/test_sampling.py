@@ -20,6 +20,7 @@ from builders import Floats, checkpoint, llama_config, write_model
 from llamac import SamplingParams, _core
 from llamac.engine.sampling import LIBRARY_DEFAULTS, SamplingOverrides, request_params, resolve
 from llamac.errors import ArgumentError, LlamacWarning, ModelError
+from llamac.guided.guides import Guide
 
 BOS = 1
 
@@ -36,7 +37,9 @@ def test_overrides_have_the_fields_of_the_parameters() -> None:
     names = [field.name for field in dataclasses.fields(SamplingParams)]
     assert names == list(SamplingOverrides.__annotations__)
     assert all(field.kw_only and field.default is None for field in dataclasses.fields(SamplingParams))
-    assert typing.get_type_hints(SamplingOverrides) == typing.get_type_hints(SamplingParams)
+    names_of_types = {"Guide": Guide}
+    expected = typing.get_type_hints(SamplingParams, localns=names_of_types)
+    assert typing.get_type_hints(SamplingOverrides, localns=names_of_types) == expected
 
 
 def test_parameters_compare_hash_and_pickle_by_value() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from llamac.engine.sampling import SamplingParams
 from llamac.errors import ChatTemplateError, ContextFullError, LlamacError, OutOfMemoryError, QueueFullError
+from llamac.guided.guides import Json
 from llamac.openai.requests import UNSUPPORTED, Endpoint, InvalidRequestError, translate
 from llamac.openai.responses import error_response
 
@@ -62,7 +63,41 @@ def test_parts_of_text_are_joined_and_developers_are_the_system() -> None:
     ]
 
 
+def test_a_response_format_becomes_a_guide() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    formats = {
+        "text": ({"type": "text"}, None),
+        "object": ({"type": "json_object"}, Json()),
+        "schema": (
+            {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}},
+            Json(schema),
+        ),
+    }
+    for given, guide in formats.values():
+        for endpoint, body in (("chat", {"messages": HI}), ("completions", {"prompt": "a"})):
+            assert translate(endpoint, {**body, "response_format": given}).params.guide == guide  # type: ignore[arg-type]
+
+
 # ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "message"),
+    [
+        ("json_object", "invalid_type", "response_format is a string, expected an object"),
+        ({"type": "yaml"}, "invalid_value", "response_format.type is 'yaml', expected text or json_object or json_sch"),
+        ({"type": "json_schema"}, "missing_required_parameter", "response_format.json_schema has no 'schema'"),
+        (
+            {"type": "json_schema", "json_schema": {"schema": {"items": {"not": {}}}}},
+            "invalid_value",
+            "response_format: the JSON schema cannot be used, at /items: not is not supported",
+        ),
+    ],
+)
+def test_wrong_response_formats_are_refused(given: Any, code: str, message: str) -> None:
+    error = refusal("chat", messages=HI, response_format=given)
+    assert (error.param, error.code) == ("response_format", code)
+    assert message in str(error)
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)

@@ -554,7 +554,7 @@ def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for block in blocks(path):
         if block.reason is None:
             # the empty lines give tracebacks the document's line numbers
-            exec(compile("\n" * block.line + block.code, str(path), "exec"), namespace)
+            exec(compile("\n" * block.line + block.code, str(path), "exec", dont_inherit=True), namespace)
 
 
 def test_documented_adapter_commands_apply_the_adapters(

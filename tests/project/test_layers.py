@@ -167,6 +167,7 @@ RUNGS: tuple[tuple[str, ...], ...] = (
     ("llamac._core",),
     ("llamac.format",),
     ("llamac.text",),
+    ("llamac.guided",),
     ("llamac.engine",),
     ("llamac.openai",),
     ("llamac.export",),

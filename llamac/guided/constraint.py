@@ -1,0 +1,268 @@
+"""The state of a guide in one generation: which tokens may come next.
+
+A worker thread computes the mask of the next draw while the core computes its logits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from llamac.errors import ArgumentError
+from llamac.guided.guides import Guide
+from llamac.guided.vocabulary import check_matcher, vocabulary_of
+from llamac.text.reasoning import TAGS
+from llamac.text.tokenizer import Tokenizer
+
+WORKERS = 2
+PROMPT_TAIL = 16  # tokens at the end of a prompt in which reasoning can be opened or closed
+MIN_CLOSING = 16  # tokens before the limit from which on each token is checked, beyond twice the shortest text
+
+
+class Constraint:
+    """Follows the tokens of a generation. One thread at a time uses it.
+
+    Reasoning between tags at the beginning is free: the grammar begins after the closing tag.
+    """
+
+    def __init__(
+        self,
+        guide: Guide,
+        tokenizer: Tokenizer,
+        stop_ids: Iterable[int],
+        prompt: Sequence[int],
+        *,
+        may_force: bool = True,
+    ) -> None:
+        """Begin a generation.
+
+        Args:
+            guide: What the text must match.
+            tokenizer: The model's tokenizer.
+            stop_ids: Tokens that may end a complete text.
+            prompt: Ids of the prompt. Templates can open the reasoning there.
+            may_force: Whether tokens may come without a draw where the grammar allows one only.
+
+        Raises:
+            UnsupportedError: If the tokenizer does not work with guides, or the grammar is too complex.
+        """
+        self._vocabulary = vocabulary_of(tokenizer)
+        self._tokenizer = tokenizer
+        self._matcher = self._vocabulary.matcher(guide.grammar)
+        n = self._vocabulary.n_ids
+        self._stop_ids = [token for token in stop_ids if token < n]
+        self._may_force = may_force
+        self._mask = bytearray(4 * (n // 32 + 1))
+        self._pending: Future[None] | None = None
+        self._forced: list[int] | None = None  # tokens from here on; None: not known
+        self._shortest: int | None = None  # tokens of a short text of the grammar; None: not known
+        self._closing = b""  # the tag that ends the running reasoning
+        self._openings: dict[int, bytes] = {}  # tokens that may begin the reasoning, and what ends it
+        self._tail = b""
+        self._read_tags(tokenizer, prompt)
+        self._prepare()
+
+    def _read_tags(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        text = tokenizer.decode(prompt[-PROMPT_TAIL:], skip_special=False, start=False).rstrip()
+        for opening, closing in TAGS.items():
+            if text.endswith(opening):
+                self._closing = closing.encode()
+            token = tokenizer.id_of(opening)
+            if token is not None and not text.endswith(tuple(TAGS.values())):
+                self._openings[token] = closing.encode()
+        if self._closing:
+            self._openings = {}
+
+    # ---- what may come next
+
+    @property
+    def is_free(self) -> bool:
+        """Whether any token may come next: the model reasons."""
+        return bool(self._closing)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text matches, and nothing can follow."""
+        return not self._closing and bool(self._settled().is_stopped())
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the text matches."""
+        return not self._closing and bool(self._settled().is_accepting())
+
+    def is_ready(self, timeout: float) -> bool:
+        """Wait for the mask, at most `timeout` seconds; whether it is known."""
+        if self._pending is None or self._pending.done():
+            return True
+        done = threading.Event()
+        self._pending.add_done_callback(lambda _: done.set())
+        return done.wait(timeout)
+
+    def mask(self) -> bytearray | None:
+        """A bit for each token that may come next, the lowest of a byte first; None: all may. Changes with `accept`.
+
+        Raises:
+            UnsupportedError: If the grammar is too complex here.
+        """
+        if self._closing:
+            return None
+        self._settled()
+        if (token := self.forced()) is not None:
+            self._mask[:] = bytes(len(self._mask))
+            self._mask[token // 8] = 1 << token % 8
+        return self._mask
+
+    def forced(self) -> int | None:
+        """The next token if the mask has only one; None if there is a choice.
+
+        Where a grammar leaves one text, the mask allows one token: the next one if the tokenizer encoded that text.
+        """
+        if self._closing or self._openings or not self._may_force:
+            return None
+        if self._forced is None:
+            self._forced = _forced_tokens(self._settled())
+        return self._forced[0] if self._forced else None
+
+    def accept(self, token: int) -> None:
+        """Record a token of the generation. Tokens that end the text change nothing.
+
+        Raises:
+            ArgumentError: If the token must not come next.
+        """
+        if token in self._openings:
+            self._closing = self._openings[token]
+            self._openings = {}
+            return
+        if self._closing:
+            self._tail = (self._tail + self._tokenizer.token_bytes(token))[-64:]
+            if self._closing in self._tail:
+                self._closing = b""
+                self._prepare()
+            return
+        self._openings = {}
+        if token in self._stop_ids:
+            return
+        matcher = self._idle()
+        if not matcher.consume_token(token):
+            raise ArgumentError(f"the token {token} does not match the guide: {matcher.get_error()[:3000]}")
+        self._forced = self._forced[1:] or None if self._forced and self._forced[0] == token else None
+        self._prepare()
+
+    # ---- limits
+
+    def within(self, token: int, left: int) -> int:
+        """A token after which the text can still be completed, if this is possible.
+
+        Args:
+            token: A token that may come next.
+            left: Tokens that fit, this one included.
+
+        Returns:
+            The token; or one that begins a completion of the text, if the token leaves no room for one.
+        """
+        if self._closing or token in self._openings or token in self._stop_ids:
+            return token
+        matcher = self._settled()
+        if self._shortest is None:
+            completion = self._completion(matcher, 512)
+            self._shortest = 0 if completion is None else len(completion)
+        if left > 2 * self._shortest + MIN_CLOSING:
+            return token
+        after = matcher.deep_copy()
+        after.consume_token(token)
+        if self._completion(after, left - 1) is not None:
+            return token
+        completion = self._completion(matcher, left)
+        return completion[0] if completion else token
+
+    def _completion(self, matcher: Any, most: int) -> list[int] | None:
+        """Tokens that complete the text, at most this many; None if none were found. Depends on the text alone."""
+        end, found = matcher.deep_copy(), []
+        while not end.is_accepting():
+            taken = _forced_tokens(end) or self._ending(end)
+            found += taken
+            if len(found) > most or not taken or not end.consume_tokens(taken):
+                return None
+        return found
+
+    def _ending(self, matcher: Any) -> list[int]:
+        """The token that is most likely to lead to the end of a value."""
+        single = self._vocabulary.single
+
+        def valid(data: bytes) -> int | None:
+            token = single.get(data)
+            return token if token is not None and matcher.validate_tokens([token]) == 1 else None
+
+        letter = valid(b"a")
+        if letter is not None:  # in a string of JSON, brackets end nothing
+            if (quote := valid(b'"')) is not None:
+                return [quote]
+            if valid(b"}") is not None and valid(b".") is not None:
+                return [letter]
+        ending = next((t for t in self._vocabulary.endings if matcher.validate_tokens([t]) == 1), None)
+        return [] if ending is None else [ending]
+
+    # ---- the worker
+
+    def _prepare(self) -> None:
+        """Compute the mask of the next draw in the background."""
+        if not self._closing and self.forced() is None:
+            self._pending = _workers().submit(self._compute_mask)
+
+    def _settled(self) -> Any:
+        """The matcher, once the mask is known."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+        return self._matcher
+
+    def _idle(self) -> Any:
+        """The matcher, without the mask if the worker has not begun it."""
+        if self._pending is not None and self._pending.cancel():
+            self._pending = None
+        return self._settled()
+
+    def _compute_mask(self) -> None:
+        size = len(self._mask)
+        buffer = (ctypes.c_char * size).from_buffer(self._mask)
+        self._matcher.unsafe_compute_mask_ptr(ctypes.addressof(buffer), size)
+        check_matcher(self._matcher)
+        n = self._vocabulary.n_ids
+        may_end = self._mask[n // 8] >> n % 8 & 1
+        self._mask[n // 8] &= ~(1 << n % 8)
+        for token in self._stop_ids if may_end else ():
+            self._mask[token // 8] |= 1 << token % 8
+        for token in self._openings:
+            self._mask[token // 8] |= 1 << token % 8
+
+
+def _forced_tokens(matcher: Any) -> list[int]:
+    """The tokens of the text that the grammar forces here, empty if it leaves a choice."""
+    tokens: list[int] = matcher.compute_ff_tokens()
+    return tokens
+
+
+_pool: ThreadPoolExecutor | None = None
+_pool_lock = threading.Lock()
+
+
+def _workers() -> ThreadPoolExecutor:
+    """The threads that compute masks, started on first use."""
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="llamac-guide")
+        return _pool
+
+
+def _forget_workers() -> None:
+    """In a forked process, which has none of its parent's threads."""
+    global _pool, _pool_lock
+    _pool, _pool_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_workers)

@@ -1,0 +1,120 @@
+"""A tokenizer's tokens as llguidance needs them, and the compiled grammars over them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+from llamac.errors import UnsupportedError
+from llamac.guided.library import llguidance
+from llamac.text.tokenizer import Tokenizer
+
+COMPILED = 64  # grammars that a vocabulary keeps
+# What is tried to complete a text, in this order: first what can end a value, then what can continue one.
+_MARKS = "".join(mark for mark in map(chr, range(33, 127)) if not mark.isalnum())
+ENDINGS = (*"}])\"'>;.", *_MARKS, *"0123456789", "\n", *map(chr, range(65, 123)), " ")
+
+
+class Vocabulary:
+    """The tokens of a tokenizer for llguidance. Threads can share it.
+
+    A token after the last id means that the text may end here, whichever tokens end a text of the model.
+
+    Attributes:
+        n_ids: Ids of the tokenizer.
+        single: The token of each byte that has one.
+        endings: Tokens of one byte, in the order in which they are tried to complete a text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Read all tokens: about 1 s for 262,000 of them.
+
+        Raises:
+            UnsupportedError: If the bytes of a token depend on its place in the text, as in BERT's vocabularies.
+        """
+        if tokenizer.kind == "wpm":
+            raise UnsupportedError("guides do not work with WordPiece tokenizers, whose tokens have no fixed bytes")
+        self.n_ids = tokenizer.n_ids
+        texts = tokenizer._loaded.texts
+        tokens = [b"" if token in texts.special else texts.bytes_of(token) for token in range(self.n_ids)]
+        library = llguidance()
+        adapter = _Adapter(tokenizer, tokens)
+        wrapper = library.TokenizerWrapper(adapter)
+        self._library = adapter.library = library.LLTokenizer(wrapper)
+        wrapper.tokens = adapter.tokens = []  # the library has its own copy now
+        self._compiled: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self.single: dict[bytes, int] = {}
+        for token, data in enumerate(tokens):
+            if len(data) == 1:
+                self.single.setdefault(data, token)
+        order = [*(text.encode() for text in ENDINGS), *(bytes([byte]) for byte in range(0x80, 0xC0))]
+        self.endings = list(dict.fromkeys(self.single[data] for data in order if data in self.single))
+
+    def matcher(self, grammar: str) -> Any:
+        """A matcher of llguidance's at the beginning of a text.
+
+        Raises:
+            UnsupportedError: If the grammar is too large.
+        """
+        with self._lock:
+            found = self._compiled.pop(grammar, None)
+        if found is None:
+            found = llguidance().LLMatcher(self._library, grammar, log_level=0)
+            check_matcher(found)
+        with self._lock:
+            self._compiled[grammar] = found
+            while len(self._compiled) > COMPILED:
+                del self._compiled[next(iter(self._compiled))]
+            return found.deep_copy()
+
+
+class _Adapter:
+    """The attributes that llguidance's TokenizerWrapper reads."""
+
+    def __init__(self, tokenizer: Tokenizer, tokens: list[bytes]) -> None:
+        self.tokens = [*tokens, b"<end>"]
+        self.eos_token_id = len(tokens)
+        self.bos_token_id = None
+        self.special_token_ids = [len(tokens)]
+        self.library: Any = None
+        self._tokenizer = weakref.ref(tokenizer)  # which is the key of this vocabulary below
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Encode a text that continues another one.
+
+        Many SentencePiece tokenizers put a space before a text. A line feed is a token of its own there, so what
+        follows it is encoded as a continuation. Tokens that are not exactly the text are not used.
+        """
+        tokenizer = self._tokenizer()
+        if tokenizer is None:
+            return []
+        wanted = text.encode() if isinstance(text, str) else text
+        for before in ("", "\n"):
+            tokens = tokenizer.encode(before + wanted.decode())
+            data = [tokenizer.token_bytes(token) for token in tokens]
+            start = data.index(b"\n") + 1 if before and b"\n" in data else 0
+            if b"".join(data[start:]) == wanted:
+                return tokens[start:]
+        return [] if self.library is None else list(self.library.greedy_tokenize(wanted.decode()))
+
+
+def check_matcher(matcher: Any) -> None:
+    """Raise the error of a matcher, if it has one: a limit of llguidance's was reached."""
+    if matcher.is_error():
+        message = matcher.get_error().splitlines()[0]
+        raise UnsupportedError(f"the guide's grammar is too complex: {message}")
+
+
+_vocabularies: weakref.WeakKeyDictionary[Tokenizer, Vocabulary] = weakref.WeakKeyDictionary()
+_building = threading.Lock()
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """The vocabulary of a tokenizer, built once."""
+    with _building:
+        found = _vocabularies.get(tokenizer)
+        if found is None:
+            found = _vocabularies[tokenizer] = Vocabulary(tokenizer)
+        return found

@@ -1,0 +1,130 @@
+"""JSON schemas of Python types."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, make_dataclass
+from typing import Annotated, Any, Literal, Optional, TypedDict, Union
+
+import pytest
+
+import llamac
+from llamac.errors import ArgumentTypeError
+from llamac.guided.schemas import type_schema
+
+
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass
+class Point:
+    x: float
+    y: float = 0.0
+
+
+@dataclass
+class Tree:
+    name: str
+    at: Point
+    children: list[Tree]
+    tags: dict[str, bool] = field(default_factory=dict)
+
+
+class Entry(TypedDict):
+    n: int
+
+
+class Options(Entry, total=False):
+    color: Color
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema"),
+    [
+        (str, {"type": "string"}),
+        (float, {"type": "number"}),
+        (list, {"type": "array"}),
+        (list[int], {"type": "array", "items": {"type": "integer"}}),
+        (tuple[str, ...], {"type": "array", "items": {"type": "string"}}),
+        (dict[str, None], {"type": "object", "additionalProperties": {"type": "null"}}),
+        (dict[str, Any], {"type": "object", "additionalProperties": {}}),
+        (Literal["a", 1], {"enum": ["a", 1]}),
+        (Color, {"enum": ["red", "blue"]}),
+        (Optional[bool], {"anyOf": [{"type": "boolean"}, {"type": "null"}]}),  # noqa: UP045
+        (Union[int, str], {"anyOf": [{"type": "integer"}, {"type": "string"}]}),  # noqa: UP007
+        (int | None, {"anyOf": [{"type": "integer"}, {"type": "null"}]}),
+        (Annotated[int, "a number"], {"type": "integer"}),
+        (
+            tuple[int, str],
+            {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "minItems": 2, "maxItems": 2},
+        ),
+    ],
+)
+def test_plain_types(kind: Any, schema: object) -> None:
+    assert type_schema(kind) == schema
+    llamac.Json(kind)
+
+
+def test_dataclasses_are_closed_objects_that_can_contain_themselves() -> None:
+    assert type_schema(Tree) == {
+        "$ref": "#/$defs/Tree",
+        "$defs": {
+            "Tree": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string"},
+                    "at": {"$ref": "#/$defs/Point"},
+                    "children": {"type": "array", "items": {"$ref": "#/$defs/Tree"}},
+                    "tags": {"type": "object", "additionalProperties": {"type": "boolean"}},
+                },
+                "required": ["name", "at", "children"],
+                "additionalProperties": False,
+            },
+            "Point": {
+                "type": "object",
+                "properties": {"x": {"type": "number"}, "y": {"type": "number"}},
+                "required": ["x"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    assert repr(llamac.Json(Tree)) == "llamac.Json(Tree)"
+
+
+def test_typed_dicts_have_optional_keys() -> None:
+    schema = type_schema(Options)["$defs"]["Options"]
+    assert schema["required"] == ["n"]
+    assert list(schema["properties"]) == ["n", "color"]
+
+
+def test_classes_of_one_name_stay_apart() -> None:
+    first, second = make_dataclass("Local", [("value", int)]), make_dataclass("Local", [("value", str)])
+    found = type_schema(tuple[first, second])  # type: ignore[valid-type]
+    references = [part["$ref"].rpartition("/")[2] for part in found["prefixItems"]]
+    assert [found["$defs"][name]["properties"]["value"] for name in references] == [
+        {"type": "integer"},
+        {"type": "string"},
+    ]
+
+
+def test_an_annotation_without_a_type_is_an_error() -> None:
+    broken = make_dataclass("Broken", [("value", "Nowhere")])
+    with pytest.raises(ArgumentTypeError, match="Broken has an annotation that cannot be evaluated: name 'Nowhere'"):
+        type_schema(broken)
+
+
+def test_pydantic_models() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    inner = pydantic.create_model("Inner", n=(int, ...))
+    model: Any = pydantic.create_model("Outer", inner=(inner, ...), tags=(dict[str, int], ...), note=(str, ""))
+    schema = type_schema(model)
+    assert schema["required"] == ["inner", "tags"]
+    assert schema["additionalProperties"] is False
+    assert schema["$defs"]["Inner"]["additionalProperties"] is False
+    assert schema["properties"]["tags"]["additionalProperties"] == {"type": "integer"}
+    assert "$defs" in type_schema(list[model])
+    llamac.Json(model)
+    llamac.Json(list[model])
+    llamac.Json(pydantic.dataclasses.dataclass(Point))
