@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal
 
 from llamac.arguments import Adapter, StrPath, file_path
 from llamac.engine.machine import plan_threads
@@ -21,22 +21,10 @@ from llamac.export.read import read_checkpoint
 from llamac.export.targets import check_target
 from llamac.format.detect import HUB, Source, local_source
 from llamac.format.strips import FLOATS, QUANTIZED
-from llamac.progress import Progress, reporter, silent
+from llamac.progress import Progress, reporter
 
 # What quantizing GGUF's types a second time costs: the rise of SmolLM2-135M's perplexity (docs/gguf.md).
 AGAIN = {"q8": "0.4%", "q8_0": "0.4%", "q4": "5%", "q4_0": "5% or more", "q4s": "13%"}
-
-
-class Prepared(NamedTuple):
-    """What a source holds besides its weights, with which `export_resumable` need not read it again.
-
-    Attributes:
-        checkpoint: The checkpoint with its tokenizer. Its tensors read the source later.
-        warnings: What the user should know.
-    """
-
-    checkpoint: Checkpoint
-    warnings: list[str]
 
 
 @dataclass
@@ -145,11 +133,6 @@ def export(
         return _export(_locate(source), out, options, report)
 
 
-def prepare(source: Source, tokenizer: Literal[False] | None) -> Prepared:
-    """Read everything but the weights of a source. The arguments are those of `export`, and so are the errors."""
-    return _prepare(source, ExportOptions(tokenizer=tokenizer), silent)
-
-
 def export_resumable(
     source: Source,
     path: Path,
@@ -157,18 +140,19 @@ def export_resumable(
     dtype: str,
     tokenizer: Literal[False] | None,
     progress: Progress,
-    prepared: Prepared | None = None,
+    hashed: bool = True,
 ) -> Report:
     """Convert a model to a flat file without probes, or resume doing so. Does not wait until the disk has the file.
 
     Args:
         source: As in `export`, like `dtype`, `tokenizer` and `progress`.
         path: The file, also while it is unfinished. If the export is interrupted or its process ends, the file stays.
-        prepared: The result of `prepare` for this source and `tokenizer`, if the source has not changed since.
+        hashed: False leaves out the hashes of the tensors if they are all copied or regrouped. What was written before
+            an interruption is then trusted.
     """
     options = ExportOptions(dtype=dtype, tokenizer=tokenizer, probe_source=None, partial=path, overwrite=True)
     check_target(path, options.to, options.overwrite)
-    return _export(source, path, replace(options, sync=False), progress, prepared=prepared)
+    return _export(source, path, replace(options, sync=False, hashed=hashed), progress)
 
 
 def export_unnamed(
@@ -182,12 +166,14 @@ def export_unnamed(
 ) -> Report:
     """Convert a model to a flat file without probes, into an open file that need not have a name.
 
+    The hashes of the tensors are left out if they are all copied or regrouped.
+
     Args:
         file: The open file, which must be empty.
         folder: A folder on the disk of `file`, whose free space is checked; None for a file in memory.
         source: As in `export`, like the other arguments.
     """
-    options = ExportOptions(dtype=dtype, tokenizer=tokenizer, probe_source=None)
+    options = ExportOptions(dtype=dtype, tokenizer=tokenizer, probe_source=None, hashed=False)
     return _export(source, folder, options, progress, file)
 
 
@@ -205,8 +191,8 @@ def _locate(source: StrPath | Source) -> Source:
         raise ExportError(f"{error.filename}: {error.strerror}") from None
 
 
-def _prepare(source: Source, options: ExportOptions, progress: Progress) -> Prepared:
-    warnings: list[str] = []
+def _checkpoint(source: Source, options: ExportOptions, warnings: list[str], progress: Progress) -> Checkpoint:
+    """Read the checkpoint with its adapters and its tokenizer. Its tensors read the source later."""
     checkpoint = read_checkpoint(source.path, warnings, progress)
     if options.lora:
         checkpoint = _merge_adapters(checkpoint, options)
@@ -214,7 +200,7 @@ def _prepare(source: Source, options: ExportOptions, progress: Progress) -> Prep
     attach_tokenizer(checkpoint, source.path, options.tokenizer, warnings)
     if name := options.name or source.name:
         checkpoint.metadata["name"] = name
-    return Prepared(checkpoint, warnings)
+    return checkpoint
 
 
 def _export(
@@ -223,9 +209,9 @@ def _export(
     options: ExportOptions,
     progress: Progress,
     file: BinaryIO | None = None,
-    prepared: Prepared | None = None,
 ) -> Report:
-    checkpoint, warnings = prepared or _prepare(source, options, progress)
+    warnings: list[str] = []
+    checkpoint = _checkpoint(source, options, warnings, progress)
     requested, options = options.dtype, _with_dtype(options, checkpoint)
     assert options.dtype is not None
     _warn_of_quantized(checkpoint, requested, options.dtype, warnings)
@@ -350,5 +336,6 @@ def _write_flat(
         progress=progress,
         file=file,
         sync=options.sync,
+        hashed=options.hashed,
     )
     return plan.file_bytes, plan.bits_per_weight

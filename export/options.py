@@ -22,6 +22,7 @@ class ExportOptions:
 
     Attributes:
         sync: Whether to wait until the disk has the file.
+        hashed: Whether to wait for the hashes of a flat file's tensors.
 
     Raises:
         ArgumentError: If an option is wrong, or has no effect with this `to`.
@@ -40,6 +41,7 @@ class ExportOptions:
     overwrite: bool = False
     partial: Path | None = None
     sync: bool = True
+    hashed: bool = True
 
     @classmethod
     def parse(

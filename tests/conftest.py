@@ -19,7 +19,7 @@ from golden.llama_cpp import LlamaCpp
 from golden.tiny_checkpoints import write_checkpoint
 from llamac.cli import run_command
 from llamac.engine import machine
-from llamac.sources import digests
+from llamac.sources import conversions, digests
 
 ROOT = Path(__file__).parent.parent
 
@@ -122,9 +122,10 @@ def llama2c(tmp_path: Path) -> Path:
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of an empty cache of conversions, which is the default cache during the test.
 
-    Digests are cached at once, although the files are new.
+    Digests are cached at once, although the files are new. No thread finishes drafts.
     """
     monkeypatch.setenv("LLAMAC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(conversions, "finish_later", lambda draft, file: None)
     monkeypatch.setattr(digests, "SETTLED_NS", -(10**18))
     return tmp_path / "cache"
 

@@ -41,6 +41,7 @@ def flip(path: Path, offset: int) -> None:
 OPEN = """
 import sys
 import llamac
+{}
 def report(phase, done, total):
     if done == 0:
         print(phase, flush=True)
@@ -50,7 +51,10 @@ with llamac.load(sys.argv[1], progress=report) as model:
 """
 
 
-def start(source: Path, on_progress: str = "pass") -> subprocess.Popen[str]:
-    """Open a source in another process, which runs a statement at each progress report and prints its logits."""
-    code = textwrap.dedent(OPEN.format(on_progress))
+def start(source: Path, on_progress: str = "pass", prepare: str = "pass") -> subprocess.Popen[str]:
+    """Open a source in another process, which runs a statement at each progress report and prints its logits.
+
+    `prepare` is a statement that it runs before.
+    """
+    code = textwrap.dedent(OPEN.format(prepare, on_progress))
     return subprocess.Popen([sys.executable, "-c", code, str(source)], stdout=subprocess.PIPE, text=True)

@@ -37,12 +37,16 @@ def regroup(name: str, tensor: LazyTensor, first: int, last: int) -> NDArray[np.
     Raises:
         ExportError: If a scale is not finite. The message has the tensor's `name`.
     """
-    assert tensor.blocks is not None
-    number, columns = DTYPES[tensor.dtype], tensor.shape[1]
-    strips = np.empty(_core.matrix_bytes(number, last - first, columns), np.uint8)
-    if not _core.regroup(number, tensor.blocks(first, last).data, columns, strips.data):
-        raise ExportError(f"tensor {name} has scales that are not finite: the source is damaged")
+    strips = np.empty(_core.matrix_bytes(DTYPES[tensor.dtype], last - first, tensor.shape[1]), np.uint8)
+    regroup_into(strips, name, tensor, first, last)
     return strips
+
+
+def regroup_into(strips: NDArray[np.uint8], name: str, tensor: LazyTensor, first: int, last: int) -> None:
+    """Write what `regroup` returns to `strips`. Raises as `regroup` does."""
+    assert tensor.blocks is not None
+    if not _core.regroup(DTYPES[tensor.dtype], tensor.blocks(first, last).data, tensor.shape[1], strips.data):
+        raise ExportError(f"tensor {name} has scales that are not finite: the source is damaged")
 
 
 def to_dtype(numbers: NDArray[np.float32], dtype: str) -> Numbers:

@@ -33,6 +33,8 @@ from llamac.format.flatfile import (
     RECORD_BYTES,
     SECTIONS,
     VERSION,
+    Section,
+    pack_head,
     pack_record,
     unpack_record,
 )
@@ -138,7 +140,7 @@ def _write_file(
             slot, future = unfinished.popleft()
             file.seek(offsets["tensors"] + RECORD_BYTES["tensor"] * len(hashes))
             hashes.append(future.result())
-            file.write(_tensor_record(slot, start, hashes[-1]))
+            file.write(tensor_record(slot, start, hashes[-1]))
 
     try:
         for _, pieces in itertools.groupby(in_order(_jobs(missing), threads), key=lambda item: item[0].offset):
@@ -200,7 +202,7 @@ def _complete_tensors(file: BinaryIO, plan: Plan, progress: Progress) -> list[by
         file.seek(offsets["tensors"] + RECORD_BYTES["tensor"] * len(hashes))
         record = file.read(RECORD_BYTES["tensor"])
         digest = unpack_record("tensor", record)["sha256"]
-        if record != _tensor_record(slot, offsets["data"], digest):
+        if record != tensor_record(slot, offsets["data"], digest):
             break
         file.seek(offsets["data"] + slot.offset)
         if digest != _hash_next(file, slot.bytes):
@@ -224,33 +226,26 @@ def write_tables(file: BinaryIO, plan: Plan, tensor_hashes: list[bytes]) -> None
     offsets = plan.offsets()
     sections = dict(plan.sections)
     sections["tensors"] = b"".join(
-        _tensor_record(slot, offsets["data"], digest) for slot, digest in zip(plan.slots, tensor_hashes, strict=True)
+        tensor_record(slot, offsets["data"], digest) for slot, digest in zip(plan.slots, tensor_hashes, strict=True)
     )
-    digests = {name: hashlib.sha256(data).digest() for name, data in sections.items()}
-    digests["data"] = hashlib.sha256(b"".join(tensor_hashes)).digest()
-    sizes = {name: len(data) for name, data in sections.items()} | {"data": plan.data_bytes}
-    table = b"".join(
-        pack_record("section", {"name": name, "offset": offsets[name], "bytes": sizes[name], "sha256": digests[name]})
-        for name in SECTIONS
-    )
+    found = {name: Section(offsets[name], len(data), hashlib.sha256(data).digest()) for name, data in sections.items()}
+    found["data"] = Section(offsets["data"], plan.data_bytes, hashlib.sha256(b"".join(tensor_hashes)).digest())
     values = {
         "magic": MAGIC,
         "version": VERSION,
         "numerics": NUMERICS,
         "file_bytes": plan.file_bytes,
         "alignment": ALIGNMENT,
-        "n_sections": len(SECTIONS),
-        "id": hashlib.sha256(b"".join(digests[name] for name in SECTIONS)).digest(),
     }
-    values["sha256"] = hashlib.sha256(pack_record("header", values) + table).digest()
     file.seek(0)
-    file.write(pack_record("header", values) + table)
+    file.write(pack_head({name: found[name] for name in SECTIONS}, values))
     for name, data in sections.items():
         file.seek(offsets[name])
         file.write(data)
 
 
-def _tensor_record(slot: Slot, data_offset: int, digest: bytes) -> bytes:
+def tensor_record(slot: Slot, data_offset: int, digest: bytes) -> bytes:
+    """Pack the record of a tensor with this hash."""
     values = {
         "name": slot.name,
         "dtype": slot.dtype,

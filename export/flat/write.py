@@ -20,6 +20,7 @@ from llamac.export import probes
 from llamac.export.calibrate import calibrate, calibration_sequences, disk_bytes, float_model
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.dtypes import FOUR_BITS, choose_dtypes, widen_coarse
+from llamac.export.flat import direct
 from llamac.export.flat.plan import Plan, Slot, make_plan, matching_tensors
 from llamac.export.flat.stream import write_file, write_tables
 from llamac.export.quantize import CalibrationStats
@@ -58,6 +59,7 @@ def write_flat(
     progress: Progress,
     file: BinaryIO | None = None,
     sync: bool = True,
+    hashed: bool = True,
 ) -> Plan:
     """Write a flat file.
 
@@ -72,6 +74,8 @@ def write_flat(
         progress: Called with (phase, done, total).
         file: Write to this open file instead. `out` then only names the disk whose free space is checked.
         sync: Whether to wait until the disk has the file.
+        hashed: Whether to wait for the hashes of the tensors. Without them there are no probes. Tensors that do not
+            only need regrouping are hashed in any case.
 
     Returns:
         The layout of the file.
@@ -101,6 +105,9 @@ def write_flat(
         plan = replace(plan, sections={**plan.sections, "probes": encode(probe_set)})
     _check_space(out, partial, checkpoint, plan, quantization)
     with _target(out, partial, file, sync) as target:
+        if not hashed and probe_set is None and direct.can_write(plan):
+            direct.write_unhashed(target, plan, progress, quantization.threads)
+            return plan
         with contextlib.ExitStack() as stack:
             stats = _calibrated_stats(checkpoint, out, quantization, sequences, progress, stack)
             hashes = write_file(target, plan, progress, threads=quantization.threads, calibration=stats)

@@ -13,7 +13,8 @@ from llamac.cli.options import Group
 from llamac.cli.text import json_text, safe_line
 from llamac.errors import ArgumentError
 from llamac.sizes import size_text
-from llamac.sources.cache import Cache, Entry, Removal, open_cache
+from llamac.sources.cache import Cache, open_cache
+from llamac.sources.cache_entries import Entry, Removal
 
 WIDE = 72  # columns of a terminal on which a model takes one line
 

@@ -49,6 +49,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_data(model: Model) -> bool:
     """Verify the checksum of every tensor."""
+    if not model.file.is_hashed:
+        print("data       none: the checksums of this new conversion are not known yet; `llamac export` stores them")
+        return True
     with bars() as progress:
         problems = [(record.name, problem) for record, problem in model.file.verify_data(progress) if problem]
     for name, problem in problems:

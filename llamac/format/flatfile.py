@@ -12,9 +12,9 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,10 @@ Digest = bytes  # an alias for classes with a member named bytes
 MEMORY = ("map", "populate", "huge")
 MADV_POPULATE_READ = 22  # since Linux 5.14; Python has no name for it
 POPULATE_BYTES = 64 << 20  # bytes to read between checks for Ctrl-C
+HASH_BYTES = 1 << 24  # of a step of a hash
 
 MAGIC = b"\x89llamac\n"
+UNHASHED = bytes(32)  # in place of a tensor's SHA-256: it has not been computed
 ALIGNMENT = 64
 SECTIONS = _core.section_names()
 
@@ -81,6 +83,7 @@ def _field_table() -> dict[str, tuple[Field, ...]]:
 
 FIELDS = _field_table()
 RECORD_BYTES = {record: _core.record_bytes(record) for record in FIELDS}
+_TENSOR_HASH = next(field.offset for field in FIELDS["tensor"] if field.name == "sha256")
 # header fields with only one valid value
 VERSION, NUMERICS = (
     next(int(field.low) for field in FIELDS["header"] if field.name == name) for name in ("version", "numerics")
@@ -155,6 +158,45 @@ class Section:
     sha256: Digest
 
 
+def _unpack_head(tables: bytes) -> tuple[dict[str, Any], dict[str, Section]]:
+    """The header's values, and the sections by name."""
+    size = RECORD_BYTES["section"]
+    header = unpack_record("header", tables[: RECORD_BYTES["header"]])
+    starts = range(RECORD_BYTES["header"], RECORD_BYTES["header"] + size * header["n_sections"], size)
+    records = [unpack_record("section", tables[start : start + size]) for start in starts]
+    return header, {record["name"]: Section(record["offset"], record["bytes"], record["sha256"]) for record in records}
+
+
+def pack_head(sections: dict[str, Section], header: dict[str, Any]) -> bytes:
+    """Pack the header and the section table.
+
+    Args:
+        sections: The sections in file order.
+        header: The header's values. `n_sections`, `id` and `sha256` follow from the sections.
+    """
+    table = b"".join(pack_record("section", {"name": name, **vars(section)}) for name, section in sections.items())
+    hashes = b"".join(section.sha256 for section in sections.values())
+    values = {**header, "n_sections": len(sections), "id": hashlib.sha256(hashes).digest(), "sha256": bytes(32)}
+    values["sha256"] = hashlib.sha256(pack_record("header", values) + table).digest()
+    return pack_record("header", values) + table
+
+
+def with_hashes(tables: bytes, digests: Sequence[bytes]) -> bytes:
+    """The tables of a flat file with these SHA-256 of its tensors, and with all hashes that follow from them."""
+    header, sections = _unpack_head(tables)
+    table = sections["tensors"]
+    changed = bytearray(tables)
+    for index, digest in enumerate(digests):
+        place = table.offset + index * RECORD_BYTES["tensor"] + _TENSOR_HASH
+        changed[place : place + len(digest)] = digest
+    records = changed[table.offset : table.offset + table.bytes]
+    found = {"tensors": hashlib.sha256(records).digest(), "data": hashlib.sha256(b"".join(digests)).digest()}
+    sections |= {name: replace(sections[name], sha256=digest) for name, digest in found.items()}
+    head = pack_head(sections, header)
+    changed[: len(head)] = head
+    return bytes(changed)
+
+
 @dataclass(frozen=True)
 class TensorRecord:
     """An entry of the tensor table.
@@ -216,13 +258,7 @@ class FlatFile:
         self._views = 0  # memoryviews of the mapping that `_hash` uses
         # the core's copy, because the file may have changed since the check
         self._tables = self.core.tables()
-        header_bytes = RECORD_BYTES["header"]
-        self.header = unpack_record("header", self._tables[:header_bytes])
-        self.sections: dict[str, Section] = {}
-        for index in range(self.header["n_sections"]):
-            start = header_bytes + index * RECORD_BYTES["section"]
-            record = unpack_record("section", self._tables[start : start + RECORD_BYTES["section"]])
-            self.sections[record["name"]] = Section(record["offset"], record["bytes"], record["sha256"])
+        self.header, self.sections = _unpack_head(self._tables)
         self.config = unpack_record("config", self._table("config"))
         self._metadata: dict[str, Any] | None = None
         if memory != "map":
@@ -290,9 +326,36 @@ class FlatFile:
 
     @property
     def id(self) -> str:
-        """The model's id: 64 hexadecimal digits."""
+        """The model's id: 64 hexadecimal digits. The first use for a file without the tensors' hashes computes them."""
+        self.hash_tensors()
         found: bytes = self.header["id"]
         return found.hex()
+
+    @property
+    def is_hashed(self) -> bool:
+        """Whether the hashes of the tensors are known. A conversion in the cache can lack all of them for a while."""
+        place = self.sections["tensors"].offset + _TENSOR_HASH
+        return self._tables[place : place + len(UNHASHED)] != UNHASHED
+
+    @property
+    def tables(self) -> bytes:
+        """The bytes of the file before its texts: header, section table, config, layers and tensor table."""
+        return self._tables
+
+    def hash_tensors(self, pause: Callable[[], object] = lambda: None) -> None:
+        """Compute the hashes of the tensors, if they are not known. The file on the disk does not change.
+
+        Args:
+            pause: Called between steps of a few milliseconds. What it raises ends the computation.
+        """
+        if not self.is_hashed:
+            digests = [self._hash(record.offset, record.bytes, pause) for record in self.tensors]
+            self.adopt(with_hashes(self._tables, digests))
+
+    def adopt(self, tables: bytes) -> None:
+        """Use `tables` of the same file, in which the hashes are known."""
+        self._tables = tables
+        self.header, self.sections = _unpack_head(tables)
 
     def close(self) -> None:
         """Unmap the file as soon as its last session is closed. Closing twice is fine.
@@ -429,17 +492,20 @@ class FlatFile:
             problem = None
             if any(self.buffer[end : record.offset]):
                 problem = "the padding before it is not zero"
+            elif record.sha256 == UNHASHED:
+                problem = "its SHA-256 has not been computed"
             elif self._hash(record.offset, record.bytes) != record.sha256:
                 problem = "its SHA-256 does not match"
             end = record.offset + record.bytes
             progress("verifying", end - start, total)
             yield record, problem
 
-    def _hash(self, offset: int, count: int, step: int = 1 << 24) -> bytes:
-        """The SHA-256 of a part of the file."""
+    def _hash(self, offset: int, count: int, pause: Callable[[], object] = lambda: None) -> bytes:
+        """The SHA-256 of a part of the file. `pause` is called before each step."""
         digest = hashlib.sha256()
-        for start in range(offset, offset + count, step):
-            with self._view(start, min(start + step, offset + count)) as part:
+        for start in range(offset, offset + count, HASH_BYTES):
+            pause()
+            with self._view(start, min(start + HASH_BYTES, offset + count)) as part:
                 digest.update(part)  # releases the GIL
         return digest.digest()
 

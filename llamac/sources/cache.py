@@ -3,13 +3,13 @@
     models/KEY.bin, KEY.json        a model and its note; the note's modification time is the model's last use; before
                                     the next boot of the system the disk need not have all of a new model
     models/.KEY.STATE.ID.partial    an interrupted conversion, which the next process resumes; STATE stands for the
-                                    source files' sizes and times, ID is random
+                                    source files' sizes and times, and of a draft for the boot; ID is random
     locks/KEY.lock                  locked by the process that converts
     sources/ID.json                 SHA-256 of a source's files, valid while their sizes, times and inodes are the same
 
-KEY is a hash of the contents of the source's files, the options, and the versions of exporter and format. Files that
-are damaged, that are not regular files, or that belong to an untrusted user count as absent. The cache never deletes a
-file that it did not write.
+KEY is a hash of the contents of the source's files, the options, and the versions of exporter and format. The key of a
+draft has the files' stamps in place of their contents (finishing.py). Files that are damaged, that are not regular
+files, or that belong to an untrusted user count as absent. The cache never deletes a file that it did not write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,8 @@ from llamac.format.flatfile import NUMERICS, SECTIONS, VERSION, FlatFile
 from llamac.format.private_files import create, locked, open_own, open_regular
 from llamac.format.strict_json import MAX_BYTES, parse_object
 from llamac.progress import Progress, silent
-from llamac.sources.digests import digests_of, file_stamp, remembered_digest, sha256_hex
+from llamac.sources.cache_entries import Entry, Removal
+from llamac.sources.digests import digests_of, remembered_digest, sha256_hex, stamps_of
 
 # Raised when the exporter writes other bytes for the same source and options.
 CONVERSION = 6
@@ -45,7 +45,6 @@ FORGOTTEN_S = 7 * 86400
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Models that llamac converted. See `llamac cache`.\n"
 
 SHOWN = 12  # candidates in a message
-ID_DIGITS = 8
 
 _KEY = r"[0-9a-f]{64}"
 _PARTIAL = re.compile(rf"\.({_KEY})\.([0-9a-f]{{16}})\.[0-9a-f]{{16}}\.partial")
@@ -71,44 +70,6 @@ def open_cache(cache_dir: CacheDir) -> Cache | None:
     if cache_dir is False:
         return None
     return Cache(default_folder() if cache_dir is None else file_path(cache_dir, "cache_dir"))
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A model in the cache.
-
-    Attributes:
-        source: The path or hub name it was converted from.
-        dtype: The number format of most of its matrices.
-        used: Time of the last use, in seconds since 1970.
-        problem: Why it will never be used, or None.
-    """
-
-    key: str
-    source: str
-    dtype: str
-    bytes: int
-    used: float
-    problem: str | None
-
-    @property
-    def id(self) -> str:
-        """The key's first digits, for people."""
-        return self.key[:ID_DIGITS]
-
-
-@dataclass(frozen=True)
-class Removal:
-    """Something that was deleted, or would be in a dry run.
-
-    Attributes:
-        what: A model's source, a note's subject, or a file's name.
-        reason: Empty if the user named the model.
-    """
-
-    what: str
-    reason: str
-    bytes: int
 
 
 class Cache:
@@ -165,7 +126,7 @@ class Cache:
         try:
             file = FlatFile(path, memory)
             stamp = _model_stamp(path)
-            if file.id != known.get("id"):
+            if file.header["id"].hex() != known.get("id"):
                 raise LlamacError("the note describes another model")
             unsynced = known.pop("unsynced", None)
             # written to, copied, or lost by a crash before the disk had it: only reading all of it can tell
@@ -182,7 +143,13 @@ class Cache:
         return file
 
     def add(
-        self, key: str, source: str, files: Mapping[str, Path], write: Callable[[Path], str], exclusive: bool
+        self,
+        key: str,
+        source: str,
+        files: Mapping[str, Path],
+        write: Callable[[Path], str],
+        exclusive: bool,
+        is_draft: bool = False,
     ) -> None:
         """Convert a model into the cache.
 
@@ -196,10 +163,12 @@ class Cache:
             write: Writes the model to a path and returns its dtype. It need not wait for the disk. If a file exists
                 there, it is an interrupted conversion to resume. If `write` is interrupted, it leaves the file there.
             exclusive: Whether `converting` holds the lock. Without it, nothing is resumed or left for later.
+            is_draft: Whether the key is a draft's. Nothing can verify an interrupted draft, so another boot does not
+                resume it.
         """
-        note, path = self._note(key), self.path(key)
-        state = sha256_hex(json.dumps([[name, file_stamp(file)] for name, file in sorted(files.items())]).encode())[:16]
-        partial = self._resumable(key, state) if exclusive else None
+        note, path, boot = self._note(key), self.path(key), _boot_id()
+        state = sha256_hex(json.dumps([*stamps_of(files).items(), *([boot] if is_draft else [])]).encode())[:16]
+        partial = self._resumable(key, state) if exclusive and not (is_draft and boot is None) else None
         partial = partial or self._models / f".{key}.{state}.{secrets.token_hex(8)}.partial"
         if exclusive:
             self._remove_partials(key, keep=partial)
@@ -207,9 +176,10 @@ class Cache:
         try:
             dtype = write(partial)
             file = FlatFile(partial)
-            model = {"id": file.id, "stamp": _model_stamp(partial)}
+            model: dict[str, Any] = {"id": file.header["id"].hex(), "stamp": _model_stamp(partial)}
+            model |= {"hashed": file.is_hashed} if is_draft else {"sizes": _sizes(files)}
             file.close()
-            if (boot := _boot_id()) is not None:
+            if boot is not None:
                 model["unsynced"] = boot
             else:
                 _sync(partial)
@@ -221,6 +191,46 @@ class Cache:
             if not partial.exists() and "id" not in (self._read_note(note) or {}):
                 note.unlink(missing_ok=True)
             raise
+
+    def publish(self, draft: str, key: str, files: Mapping[str, Path], status: os.stat_result, tables: bytes) -> bool:
+        """Finish a draft, unless it has changed, or another process finishes it or has done so.
+
+        At every moment the model is found under one key, or this process has the locks of both. If the process is
+        killed, an interrupted conversion with the final key is left, which is verified before it is resumed.
+
+        Args:
+            draft: The draft's key.
+            key: The final key.
+            files: The source's files.
+            status: The status of the draft that was hashed.
+            tables: Its tables with the hashes.
+        """
+        path, note = self.path(draft), self._note(draft)
+        with self._exclusively(draft) as one, self._exclusively(key) as other:
+            known = self._read_note(note) or {}
+            found = path.stat()
+            is_same = (found.st_ino, *_model_stamp(path)) == (status.st_ino, status.st_size, status.st_mtime_ns)
+            if not (one and other and is_same and known.get("stamp") == _model_stamp(path)):
+                return False
+            if finished := self.find(key):
+                finished.close()
+            else:
+
+                def adopt(partial: Path) -> str:
+                    os.replace(path, partial)
+                    with open_own(partial) as file:
+                        file.write(tables)
+                    return str(known.get("dtype"))
+
+                self.add(key, str(known.get("source")), files, adopt, exclusive=True)
+            self._remove_model(draft)
+        return True
+
+    def may_know(self, files: Mapping[str, Path]) -> bool:
+        """Whether a finished model was converted from files of these sizes, so perhaps from these files."""
+        sizes = _sizes(files)
+        notes = (self._read_note(path) or {} for path in _regular_files(self._models) if path.suffix == ".json")
+        return any(note.get("sizes") == sizes for note in notes)
 
     @contextlib.contextmanager
     def converting(self, key: str, progress: Progress = silent) -> Iterator[bool]:
@@ -321,7 +331,7 @@ class Cache:
     def entries(self) -> list[Entry]:
         """The models, the most recently used first."""
         found = []
-        partials = {key: _size_of(partial) for partial, key in self._partials()}
+        partials, boot = {key: _size_of(partial) for partial, key in self._partials()}, _boot_id()
         for note in _regular_files(self._models):
             name = _NOTE.fullmatch(note.name)
             known = self._read_note(note) if name and note.name == f"{name[1]}.json" else None
@@ -336,6 +346,8 @@ class Cache:
                 problem = "the model is missing"
             elif {what: known.get(what) for what in VERSIONS} != VERSIONS:
                 problem = "made by another version of llamac"
+            elif known.get("hashed") is False and known.get("unsynced", boot) != boot:
+                problem = "not verified before the system's last start"
             found.append(Entry(name[1], source, dtype, size, _time_of(note), problem))
         return sorted(found, key=lambda entry: (-entry.used, entry.key))
 
@@ -487,6 +499,10 @@ def key_of(digests: Mapping[str, str], *options: str | bool) -> str:
 
 
 # ---- files
+
+
+def _sizes(files: Mapping[str, Path]) -> list[int]:
+    return sorted(path.stat().st_size for path in files.values())
 
 
 def _model_stamp(path: Path) -> list[int]:

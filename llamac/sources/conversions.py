@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple, cast
 
 from llamac.arguments import DTYPES, CacheDir
-from llamac.errors import ExportError, LlamacError
+from llamac.errors import ExportError
 from llamac.format.detect import Source, files_of
 from llamac.format.flatfile import FlatFile
 from llamac.progress import Progress
-from llamac.sources.cache import Cache, Entry, key_of, open_cache
-from llamac.sources.digests import file_stamp, is_settled
-
-if TYPE_CHECKING:
-    from llamac.export.convert import Prepared
+from llamac.sources.cache import Cache, key_of, open_cache
+from llamac.sources.cache_entries import Entry
+from llamac.sources.finishing import Draft, draft_of, finish_later
 
 IN_CACHE = "free some with `llamac cache prune`, or set LLAMAC_CACHE to another folder"
 CGROUP = Path("/sys/fs/cgroup")
@@ -48,6 +45,11 @@ class Request(NamedTuple):
     tokenizer: bool
     memory: str
 
+    @property
+    def options(self) -> tuple[str | bool, ...]:
+        """What decides the result, besides the source."""
+        return self.dtype, self.tokenizer
+
 
 def converted(
     request: Request, cache_dir: CacheDir, progress: Progress, warn: Warn, notice: Notice = lambda text: None
@@ -68,10 +70,15 @@ def converted(
     cache = open_cache(cache_dir)
     if cache is None:
         return _temporary(request, progress, warn, notice)
-    digests, preparation = _digests(cache, request, progress)
-    key = key_of(digests, request.dtype, request.tokenizer)
-    if file := cache.find(key, request.memory):
+    if file := _cached(cache, request):
         return file
+    files = files_of(request.path)
+    digests = None
+    draft = _draft(cache, request, files)
+    if draft is None or cache.remembered_digests(request.path, files) or cache.may_know(files):
+        digests = cache.digests(request.path, files, progress)
+        draft = None
+    key = draft.key if draft else key_of(digests or {}, *request.options)
     with contextlib.ExitStack() as stack:
         try:
             exclusive = stack.enter_context(cache.converting(key, progress))
@@ -81,85 +88,69 @@ def converted(
                 "not kept: set LLAMAC_CACHE to another folder, or keep nothing with --no-cache"
             )
             return _temporary(request, progress, warn, notice)
-        if file := cache.find(key, request.memory):  # the process that held the lock has converted it
-            return file
+        if file := _cached(cache, request) or cache.find(key, request.memory):
+            return file  # the process that held the lock has converted it
         notice(f"converting {request.label} once; keeping the result in {cache.folder}")
 
         def write(path: Path) -> str:
-            dtype = _convert(request, path, progress, warn, preparation)
-            if cache.digests(request.path, files_of(request.path), progress) != digests:
+            dtype = _convert(request, path, progress, warn, hashed=draft is None)
+            if draft.has_changed() if draft else cache.digests(request.path, files_of(request.path)) != digests:
                 raise ExportError(f"{request.path} changed while it was converted: run this again")
             return dtype
 
-        with _full_disk_advice(cache.folder, request.path, IN_CACHE):
-            cache.add(key, request.label, files_of(request.path), write, exclusive)
-        return FlatFile(cache.path(key), request.memory)
+        try:
+            with _full_disk_advice(cache.folder, request.path, IN_CACHE):
+                cache.add(key, request.label, files, write, exclusive, is_draft=draft is not None)
+        except _FullError as error:
+            if not _fits_into_memory(request.path):
+                raise
+            warn(f"{error}. This time the model is converted in memory")
+            return _temporary(request, progress, warn, lambda text: None)
+    file = FlatFile(cache.path(key), request.memory)
+    if draft is not None:
+        finish_later(draft, file)
+    return file
+
+
+def _cached(cache: Cache, request: Request) -> FlatFile | None:
+    """Open the conversion if the cache has it, without reading the source."""
+    files = files_of(request.path)
+    digests = cache.remembered_digests(request.path, files)
+    if digests and (file := cache.find(key_of(digests, *request.options), request.memory)):
+        return file
+    draft = _draft(cache, request, files)
+    file = cache.find(draft.key, request.memory) if draft else None
+    if draft and file:
+        finish_later(draft, file)
+    return file
+
+
+def _draft(cache: Cache, request: Request, files: Mapping[str, Path]) -> Draft | None:
+    """The draft of a conversion; None if it must wait for the checksums of the source.
+
+    Most GGUF files only need regrouping, which takes less time than the checksums.
+    """
+    if request.dtype != "auto" or not _is_gguf(request.path):
+        return None
+    return draft_of(cache, request.path, files, request.options)
 
 
 def cached_conversions(path: Path, cache_dir: CacheDir = None) -> list[Entry]:
     """List the usable conversions of a source in the cache. Reads no file of the source."""
     cache = open_cache(cache_dir)
-    digests = cache.remembered_digests(path, files_of(path)) if cache else None
-    if cache is None or digests is None:
+    if cache is None:
         return []
-    keys = {key_of(digests, dtype, tokenizer) for dtype in ("auto", *DTYPES) for tokenizer in (True, False)}
+    files = files_of(path)
+    choices = [(dtype, tokenizer) for dtype in ("auto", *DTYPES) for tokenizer in (True, False)]
+    digests = cache.remembered_digests(path, files)
+    keys = {key_of(digests, *options) for options in choices} if digests else set()
+    drafts = [draft_of(cache, path, files, options) for options in choices]
+    keys |= {draft.key for draft in drafts if draft}
     return [entry for entry in cache.entries() if entry.key in keys and entry.problem is None]
 
 
-class _Preparation(NamedTuple):
-    """What was read of a source while its checksums were computed.
-
-    Attributes:
-        stamps: The source's files before that.
-        prepared: What they hold besides the weights.
-    """
-
-    stamps: list[list[int]]
-    prepared: Prepared
-
-
-def _digests(cache: Cache, request: Request, progress: Progress) -> tuple[dict[str, str], _Preparation | None]:
-    """The SHA-256 of each file of a source. If they must be read, a thread does that while this one prepares."""
-    files = files_of(request.path)
-    if found := cache.remembered_digests(request.path, files):
-        return found, None
-    is_needed = True
-
-    def report(phase: str, done: int, total: int) -> None:
-        if not is_needed:
-            raise InterruptedError
-        progress(phase, done, total)
-
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(cache.digests, request.path, files, report)
-        try:
-            preparation = _prepare(request)
-            return future.result(), preparation
-        finally:
-            is_needed = False
-
-
-def _prepare(request: Request) -> _Preparation | None:
-    """Import the exporter and, of a GGUF file, read all but the weights: for a large vocabulary that takes as long as
-    the checksum. None if the conversion must read the source itself, and report its errors.
-    """
-    import llamac.export.flat.write  # noqa: F401
-    from llamac.export.convert import prepare
-
-    if request.path.is_dir() or request.path.suffix != ".gguf":
-        return None
-    stamps = _stamps(request.path)
-    if not all(map(is_settled, stamps)):
-        return None
-    try:
-        prepared = prepare(Source(request.path, request.name), None if request.tokenizer else False)
-    except (LlamacError, OSError):
-        return None
-    return _Preparation(stamps, prepared)
-
-
-def _stamps(path: Path) -> list[list[int]]:
-    return [file_stamp(file) for _, file in sorted(files_of(path).items())]
+def _is_gguf(path: Path) -> bool:
+    return path.suffix == ".gguf" and not path.is_dir()
 
 
 def _temporary(request: Request, progress: Progress, warn: Warn, notice: Notice) -> FlatFile:
@@ -188,7 +179,7 @@ def _temporary(request: Request, progress: Progress, warn: Warn, notice: Notice)
 
 def _fits_into_memory(path: Path) -> bool:
     """Whether a source is a GGUF file, and its conversion takes at most half of the free memory."""
-    if not hasattr(os, "memfd_create") or path.is_dir() or path.suffix != ".gguf":
+    if not hasattr(os, "memfd_create") or not _is_gguf(path):
         return False
     size = sum(file.stat().st_size for file in files_of(path).values())
     try:
@@ -209,22 +200,26 @@ def _unnamed_file(folder: Path | None) -> BinaryIO:
     return cast(BinaryIO, tempfile.TemporaryFile(prefix="llamac-", dir=folder))  # a file in fact, by its type IO[bytes]
 
 
+class _FullError(ExportError):
+    """A disk is too small."""
+
+
 @contextlib.contextmanager
 def _full_disk_advice(folder: Path, source: Path, advice: str) -> Iterator[None]:
-    """Raise ExportError with advice if the folder's disk is too small for the conversion of a source."""
+    """Raise _FullError with advice if the folder's disk is too small for the conversion of a source."""
     from llamac.export.targets import DISK_FULL, DiskFullError
 
     try:
         yield
     except DiskFullError as error:
-        raise ExportError(f"{error}; {advice}") from None
+        raise _FullError(f"{error}; {advice}") from None
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        raise ExportError(f"{folder} is too full for the conversion of {source} ({error.strerror}); {advice}") from None
+        raise _FullError(f"{folder} is too full for the conversion of {source} ({error.strerror}); {advice}") from None
 
 
-def _convert(request: Request, path: Path, progress: Progress, warn: Warn, preparation: _Preparation | None) -> str:
+def _convert(request: Request, path: Path, progress: Progress, warn: Warn, *, hashed: bool) -> str:
     """Write the flat file, resuming an interrupted conversion at the same path. Returns the dtype of most matrices."""
     from llamac.export.convert import export_resumable
 
@@ -234,7 +229,7 @@ def _convert(request: Request, path: Path, progress: Progress, warn: Warn, prepa
         dtype=request.dtype,
         tokenizer=None if request.tokenizer else False,
         progress=progress,
-        prepared=preparation.prepared if preparation and preparation.stamps == _stamps(request.path) else None,
+        hashed=hashed,
     )
     for text in report.warnings:
         warn(text)

@@ -93,6 +93,11 @@ def file_stamp(path: Path) -> list[int]:
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
+def stamps_of(files: Mapping[str, Path]) -> dict[str, list[int]]:
+    """The stamp of each file of a source."""
+    return {name: file_stamp(path) for name, path in sorted(files.items())}
+
+
 def is_settled(stamp: list[int]) -> bool:
     """Whether a file that changes now gets another stamp."""
     return stamp[-1] + SETTLED_NS < time.time_ns()

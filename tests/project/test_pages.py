@@ -16,7 +16,7 @@ PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "bench").rglob("*.md")),
-    ROOT / "models" / "README.md",
+    *sorted((ROOT / "models").glob("*.md")),
     ROOT / "tests" / "fuzz" / "README.md",
 ]
 IDS = [str(path.relative_to(ROOT)) for path in PAGES]

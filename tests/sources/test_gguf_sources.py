@@ -1,4 +1,4 @@
-"""Conversions of GGUF files: in memory without a cache, read while they are hashed, and not waited for."""
+"""Conversions of GGUF files: in memory without a cache, verified after a boot, and errors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from gguf_samples import Type, spm_keys, write_gguf
 import llamac
 from golden.cases import CASES
 from golden.tiny_checkpoints import tensors
-from llamac.export import convert
-from llamac.export.read import read_checkpoint
 from llamac.sources import cache, conversions, digests
 from opened_sources import flip, logits, models_in
 
@@ -111,7 +109,6 @@ def test_with_too_little_memory_it_is_converted_to_a_temporary_file(
 
 
 def test_an_interrupted_hash_ends(source: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing, in the main thread, is what Ctrl-C can interrupt while another thread hashes."""
     reported: list[int] = []
 
     def interrupt(phase: str, done: int, total: int) -> None:
@@ -120,7 +117,7 @@ def test_an_interrupted_hash_ends(source: Path, cache_folder: Path, monkeypatch:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        llamac.load(source, progress=interrupt)
+        llamac.load(source, dtype="q8", progress=interrupt)
     assert reported == [0]
     assert models_in(cache_folder) == []
 
@@ -131,35 +128,6 @@ def test_errors_of_the_hash_are_those_of_the_caller(source: Path, cache_folder: 
         source.unlink()
     with pytest.raises(OSError, match=r"Permission denied|No such file"):
         llamac.load(source)
-
-
-@pytest.mark.parametrize("changes", [False, True])
-def test_a_source_is_read_while_it_is_hashed(
-    source: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch, changes: bool
-) -> None:
-    """What was read then is used only if the source is still the same when the conversion begins."""
-    expected = logits(source, cache_dir=False)
-    times: list[str] = []
-    prepare, read = convert.prepare, read_checkpoint
-
-    def prepared(*arguments: Any) -> Any:
-        result = prepare(*arguments)
-        times.append("prepared")
-        if changes:
-            os.utime(source)
-        return result
-
-    def noted(*arguments: Any) -> Any:
-        times.append("read")
-        return read(*arguments)
-
-    monkeypatch.setattr(digests, "SETTLED_NS", 0)
-    monkeypatch.setattr(convert, "prepare", prepared)
-    monkeypatch.setattr("llamac.export.convert.read_checkpoint", noted)
-    assert logits(source) == expected
-    assert times == ["read", "prepared", "read"] if changes else ["read", "prepared"]
-    assert logits(source) == expected
-    assert len(models_in(cache_folder)) == 1
 
 
 def test_a_damaged_source_is_reported_once_by_the_conversion(

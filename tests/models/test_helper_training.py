@@ -1,0 +1,287 @@
+"""The tokenizer, the training rows, the network and the training of `helper`, on a small scale."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import llamac
+from llamac.models.training.helper import evaluate, feed, generator, rows, vocabulary
+from llamac.models.training.helper.conversation import Check, Conversation
+from llamac.models.training.helper.rendering import render
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SIZE, WITH_SPACE = 700, 150
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return vocabulary.make(vocabulary.texts(150), SIZE, WITH_SPACE)
+
+
+# ---- tokenizer
+
+
+def test_words_have_the_same_pieces_with_and_without_a_space(tokenizer: Tokenizer) -> None:
+    for word in ("Tovelra", "name", "Brenford", "kitchen", "PQX", "xylograph"):
+        bare = tokenizer.encode(word).tokens
+        for before in (" ", '"', "(", "_", "\n"):
+            after = tokenizer.encode(before + word).tokens
+            assert [piece for piece in after if piece not in ('"', "(", "_", "Ċ", "Ġ")] in (
+                bare,
+                ["Ġ" + bare[0], *bare[1:]],
+            )
+
+
+def test_digits_and_full_stops_stand_alone(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode(" 4071").tokens == ["Ġ", "4", "0", "7", "1"]
+    assert tokenizer.encode('ready."').tokens[-2:] == [".", '"']
+
+
+def test_the_tokenizer_loses_nothing(tokenizer: Tokenizer) -> None:
+    assert tokenizer.get_vocab_size() == SIZE
+    for text in (render(generator.conversation(41, 0)), "naïve 東京 🙂\t\x00 'tis"):
+        assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+def test_marks_of_calls_and_thoughts_are_shown(tokenizer: Tokenizer) -> None:
+    """They are tokens, but not special ones: programs read them in the answer."""
+    ids = tokenizer.encode("<think><tool_call><|im_end|>").ids
+    assert len(ids) == 3
+    assert tokenizer.decode(ids) == "<think><tool_call>"
+
+
+# ---- rows
+
+
+def test_the_model_learns_its_own_turns(tokenizer: Tokenizer) -> None:
+    made = Conversation("answers")
+    made.user("Hi")
+    made.answer("Hello!")
+    made.user("Thanks")
+    made.answer("You are welcome!")
+    ids, weights = rows.weighted(tokenizer, render(made))
+    own = [token for token, weight in zip(ids, weights, strict=True) if weight == 1]
+    assert tokenizer.decode(own, skip_special_tokens=False) == "Hello!<|im_end|>You are welcome!<|im_end|>"
+    assert set(weights) == {0.0, rows.PROMPT_WEIGHT, 1.0}
+    assert weights.count(0.0) == 1  # nothing comes before the first token
+
+
+def test_a_block_depends_only_on_its_step(tokenizer: Tokenizer) -> None:
+    one, same, other = (rows.block(tokenizer, step, 3, 256, 0) for step in (5, 5, 6))
+    for name in ("ids", "documents", "weights"):
+        assert (getattr(one, name) == getattr(same, name)).all()
+    assert (one.ids != other.ids).any()
+
+
+def test_a_row_has_whole_conversations(tokenizer: Tokenizer) -> None:
+    block = rows.block(tokenizer, 1, 3, 384, 1)
+    assert block.ids.shape == block.documents.shape == block.weights.shape == (3, 384)
+    assert (block.documents > 0).mean() > 0.6
+    for row in range(3):
+        documents = [number for number in dict.fromkeys(block.documents[row].tolist()) if number]
+        assert documents == sorted(documents)
+        for number in documents:
+            text = tokenizer.decode(block.ids[row][block.documents[row] == number].tolist(), skip_special_tokens=False)
+            assert text.startswith("<|im_start|>")
+            assert text.endswith("<|im_end|>\n")
+            assert text.count("<|im_start|>") == text.count("<|im_end|>")
+    assert (block.weights[block.documents == 0] == 0).all()
+
+
+# ---- network and training
+
+
+@pytest.fixture(scope="module")
+def torch() -> Iterator[Any]:
+    library = pytest.importorskip("torch")
+    threads = library.get_num_threads()
+    library.set_num_threads(1)  # the networks are tiny, and threads that wait for each other are slow on a busy machine
+    yield library
+    library.set_num_threads(threads)
+
+
+@pytest.fixture
+def small(torch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The modules network and train with a small network."""
+    from llamac.models.training.helper import network, train
+
+    def shape(vocabulary: int = SIZE) -> network.Shape:
+        return network.Shape(vocabulary, width=64, layers=2, heads=2, kv_heads=1, head=32, hidden=96)
+
+    monkeypatch.setattr(train, "Shape", shape)
+    monkeypatch.setattr(train, "PROBED", 4)
+    monkeypatch.setattr(train, "STAGES", (train.Stage(0.5, 192, 0), train.Stage(1.0, 256, 0)))
+    return argparse.Namespace(network=network, train=train, shape=shape)
+
+
+def options(out: Path, **changes: Any) -> argparse.Namespace:
+    values: dict[str, Any] = {"out": out, "steps": 4, "minutes": None, "tokens": 384, "device": "cpu", "workers": 0}
+    values |= {"compile": False, "checkpoint_minutes": 60.0, "report": 2, "run_minutes": None, "until": None}
+    return argparse.Namespace(**values | {"pause_file": None, "begin": None} | changes)
+
+
+def test_the_network_computes_what_transformers_computes(torch: Any, small: Any, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    net = small.network.Network(small.shape())
+    for weight in net.parameters():
+        torch.nn.init.normal_(weight, mean=float(weight.dim() == 1), std=0.2)
+        weight.data = weight.data.bfloat16().float()
+    small.network.save(net, tmp_path, shard_bytes=60_000)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch.randint(0, SIZE, (2, 40))
+    with torch.no_grad():
+        ours, theirs = net(ids), other(ids).logits
+    assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
+    again = small.network.Network(small.shape())
+    small.network.load(again, tmp_path)
+    assert all((one == two).all() for one, two in zip(net.parameters(), again.parameters(), strict=True))
+
+
+def test_conversations_of_a_row_do_not_see_each_other(torch: Any, small: Any, tokenizer: Tokenizer) -> None:
+    net = small.network.Network(small.shape())
+    block = rows.block(tokenizer, 2, 1, 384, 0)
+    ids, documents = torch.from_numpy(block.ids.astype(np.int64)), torch.from_numpy(block.documents)
+    last = int(documents.max())
+    part = documents[0] == last
+    with torch.no_grad():
+        packed = net(ids, small.train.mask_of(documents))[0][part]
+        alone = net(ids[:, part])[0]
+    assert last > 1
+    assert (packed - alone).abs().max() < 1e-3 * alone.abs().max()
+
+
+def test_a_training_that_was_stopped_continues_exactly(
+    torch: Any, small: Any, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("whole", "parts"):
+        vocabulary.write(tokenizer, tmp_path / name)
+    small.train.Training(options(tmp_path / "whole")).run()
+    with monkeypatch.context() as patch:
+        stops = iter([False, False, True])
+        patch.setattr(small.train.Clock, "is_over", lambda self: next(stops))
+        small.train.Training(options(tmp_path / "parts")).run()
+    assert torch.load(tmp_path / "parts" / "state.pt")["step"] == 2
+    small.train.Training(options(tmp_path / "parts")).run()
+    one, two = (torch.load(tmp_path / name / "state.pt")["network"] for name in ("whole", "parts"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    curve = json.loads((tmp_path / "parts" / "training.json").read_text())["curve"]
+    assert [point["step"] for point in curve] == [2, 4]
+    with pytest.raises(SystemExit, match="give --tokens"):
+        small.train.Training(options(tmp_path / "parts", tokens=192))
+
+
+def test_training_learns(torch: Any, small: Any, tokenizer: Tokenizer) -> None:
+    """The loss of the model's own tokens falls when a block is seen again and again."""
+    torch.manual_seed(4)
+    net = small.network.Network(small.shape())
+    optimizers = small.train.make_optimizers(net)
+    block = rows.block(tokenizer, 0, 2, 192, 0)
+    parts = [torch.from_numpy(part) for part in (block.ids.astype(np.int64), block.documents, block.weights)]
+    own = []
+    for _ in range(25):
+        loss, mean = small.train.loss_of(net, *parts)
+        own.append(mean.item())
+        small.train.update(net, optimizers, loss, 0.01)
+    assert own[0] == pytest.approx(math.log(SIZE), rel=0.1)
+    assert own[-1] < 0.4 * own[0]
+
+
+def test_a_training_by_the_clock_ends(torch: Any, small: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Another training begins with its weights."""
+    vocabulary.write(tokenizer, tmp_path / "first")
+    vocabulary.write(tokenizer, tmp_path / "second")
+    training = small.train.Training(options(tmp_path / "first", minutes=0.005))
+    training.run()
+    assert 0 < training.step < 1000
+    assert training.share(0) >= 1
+    later = small.train.Training(options(tmp_path / "second", begin=tmp_path / "first"))
+    assert later.step == 0
+    for one, two in zip(training.network.parameters(), later.network.parameters(), strict=True):
+        assert torch.equal(one.bfloat16().float(), two)
+
+
+def test_stages_and_learning_rates(torch: Any) -> None:
+    from llamac.models.training.helper import train
+
+    shares = (0, 0.34, 0.35, 0.74, 0.75, 0.99, 1.0)
+    assert [train.stage_at(share).length for share in shares] == [256, 256, 512, 512, 1024, 1024, 1024]
+    rates = [train.learning_rate(step / 1000) for step in range(1000)]
+    assert max(rates) == pytest.approx(train.PEAK_LR)
+    assert rates.index(max(rates)) == 1000 * train.WARM_UP
+    assert rates[-1] == pytest.approx(train.PEAK_LR * train.FINAL_LR, rel=0.01)
+
+
+def test_other_processes_make_the_same_blocks(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    vocabulary.write(tokenizer, tmp_path)
+    orders = [feed.Order(step, 1, 256, 0) for step in range(3)]
+    with closing(feed.blocks(tmp_path / "tokenizer.json", iter(orders), workers=1)) as made:
+        for order, block in zip(orders, made, strict=True):
+            assert (block.ids == rows.block(tokenizer, *order).ids).all()
+
+
+def test_the_clock_stops_and_pauses(torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llamac.models.training.helper import train
+
+    assert not train.Clock(options(tmp_path)).is_over()
+    assert train.Clock(options(tmp_path, run_minutes=1e-9)).is_over()
+    now = time.strftime("%H:%M", time.localtime(time.time() + 120))
+    assert not train.Clock(options(tmp_path, until=now)).is_over()
+    assert train.Clock(options(tmp_path, checkpoint_minutes=0.0)).is_due()
+    pause = tmp_path / "pause"
+    pause.touch()
+    monkeypatch.setattr(time, "sleep", lambda _: pause.unlink())
+    train.Clock(options(tmp_path, pause_file=pause)).wait()
+    assert not pause.exists()
+
+
+# ---- evaluation
+
+
+def test_evaluation_runs_the_exported_file(
+    torch: Any, small: Any, tokenizer: Tokenizer, tmp_path: Path, capsys: Any
+) -> None:
+    pytest.importorskip("safetensors")
+    torch.manual_seed(5)
+    vocabulary.write(tokenizer, tmp_path / "checkpoint")
+    small.network.save(small.network.Network(small.shape()), tmp_path / "checkpoint")
+    evaluate.export(tmp_path / "checkpoint", tmp_path / "helper.bin")
+    with llamac.load(tmp_path / "helper.bin") as model:
+        assert model.chat_template is not None
+        for index in range(10):
+            made = generator.conversation(51, index)
+            variables: dict[str, Any] = {"tools": made.tools, "enable_thinking": made.enable_thinking}
+            assert model.chat_ids(made.prompt, **variables) == tokenizer.encode(render(made, prompt_only=True)).ids
+        text, ended = evaluate.answer(model, evaluate.prompts("greets", 1)[0])
+        assert isinstance(text, str)
+        assert not ended
+
+
+def test_evaluation_counts_what_obeys(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def answered(_: object, conversation: Conversation) -> tuple[str, bool]:
+        text = render(conversation).removeprefix(render(conversation, prompt_only=True))
+        return text.removesuffix("<|im_end|>\n"), conversation.skill != "greets"
+
+    monkeypatch.setattr(evaluate, "answer", answered)
+    shares = evaluate.measure(None, 3, held_out=True, shown=1)
+    assert shares == {skill: float(skill != "greets") for skill in generator.SKILLS}
+    assert "greets: the turn has no end" in capsys.readouterr().out
+
+
+def test_prompts_practise_the_skill() -> None:
+    made = evaluate.prompts("calls", 3)
+    assert [each.skill for each in made] == ["calls"] * 3
+    assert all(each.check != Check() for each in made)
