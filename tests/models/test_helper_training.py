@@ -153,7 +153,7 @@ def test_the_network_computes_what_transformers_computes(torch: Any, small: Any,
 
 def test_conversations_of_a_row_do_not_see_each_other(torch: Any, small: Any, tokenizer: Tokenizer) -> None:
     net = small.network.Network(small.shape())
-    block = rows.block(tokenizer, 2, 1, 384, 0)
+    block = rows.block(tokenizer, 2, 1, 512, 0)
     ids, documents = torch.from_numpy(block.ids.astype(np.int64)), torch.from_numpy(block.documents)
     last = int(documents.max())
     part = documents[0] == last

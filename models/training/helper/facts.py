@@ -9,13 +9,23 @@ from ..lexicon import article, capital
 from . import words as w
 from .dice import Dice, Pool
 
+ASKS = Pool(
+    "Tell me the {k} of {n}.", "What does the text say about the {k} of {n}?", "I want to know the {k} of {n}.",
+    "Give me the {k} of {n}.", "I want to know {n}'s {k}.", "Do you know the {k} of {n}?", "The {k} of {n}?",
+    "Which {k} does the text give for {n}?", "Find the {k} of {n}.", "Tell me what the text says about {n}'s {k}.",
+    "And the {k} of {n}?", "What is the {k} of {n} in the text?", "Tell me {n}'s {k}.", "{N}'s {k}?",
+    "Do you know {n}'s {k}?", "What about the {k} of {n}?", "I need the {k} of {n}.", "What is given as {n}'s {k}?",
+    "Look for the {k} of {n}.", "What about {n}'s {k}?",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Attribute:
     """Something that can be said of a subject.
 
     Templates have {n} for the subject, {N} for the subject at the beginning of a sentence, {v} for the value, and
-    {a} for the value with its article. `key` is its name in JSON; `full` is the answer as a sentence.
+    {a} for the value with its article. `key` is its name in JSON; `full` is the answer as a sentence. `noun` is its
+    name in a question, by default the key.
     """
 
     key: str
@@ -23,6 +33,13 @@ class Attribute:
     full: str
     says: Pool[str]
     asks: Pool[str]
+    noun: str = ""
+
+    def ask(self, dice: Dice, subject: str) -> str:
+        """A question about it: one of its own, or one that suits any attribute."""
+        if dice.chance(3, 4):
+            return filled(dice.pick(self.asks), subject)
+        return dice.pick(ASKS).format(k=self.noun or self.key, n=subject, N=capital(subject))
 
 
 @dataclass(frozen=True)
@@ -65,6 +82,7 @@ PERSON = (
              "{N} has a house in {v}."),
         Pool("Where does {n} live?", "In which town does {n} live?", "Where is the home of {n}?",
              "What is the name of the town where {n} lives?", "In which town is the home of {n}?"),
+        "home town",
     ),
     Attribute(
         "job",
@@ -137,6 +155,7 @@ PERSON = (
              "In {v} it is the birthday of {n}.", "{N}'s birthday is in {v}."),
         Pool("When is the birthday of {n}?", "In which month was {n} born?", "In which month is {n}'s birthday?",
              "When was {n} born?", "In which month does {n} have a birthday?"),
+        "birthday month",
     ),
     Attribute(
         "neighbor",
@@ -242,6 +261,7 @@ TOWN = (
              "In {v}, people founded {n}.", "People founded {n} in the year {v}."),
         Pool("When was {n} founded?", "In which year was {n} founded?", "When did {n} begin?",
              "What year did {n} begin?", "In what year was {n} founded?"),
+        "founding year",
     ),
     Attribute(
         "mayor",
@@ -299,6 +319,7 @@ EVENT = (
              "For a ticket for {n} you pay {v} dollars."),
         Pool("How much is a ticket for {n}?", "What does a ticket for {n} cost?", "What is the ticket price of {n}?",
              "How much does a ticket for {n} cost?", "What is the price of a ticket for {n}?"),
+        "ticket price",
     ),
     Attribute(
         "host",
@@ -346,6 +367,7 @@ COMPANY = (
              "There are {v} workers at {n}.", "There are {v} people who work for {n}."),
         Pool("How many people work for {n}?", "How many workers does {n} have?", "How many workers are there at {n}?",
              "What is the number of workers at {n}?", "How many people are there who work for {n}?"),
+        "number of workers",
     ),
 )  # fmt: skip
 
@@ -398,9 +420,10 @@ class World:
 
 def world(dice: Dice, most: int | None = None) -> World:
     """Draw facts for a passage: at most `most` of them, by default as many as the level allows."""
-    most = most or (4, 7, 12)[dice.level]
+    long = dice.level == 2 and dice.chance(1, 6)
+    most = most or (30 if long else (4, 7, 12)[dice.level])
     name, attributes = KINDS[0] if dice.chance(2, 5) else dice.choose(KINDS[1:])
-    count = dice.number(1, (2, 3, 4)[dice.level])
+    count = 6 if long else dice.number(1, (2, 3, 4)[dice.level])
     subjects: list[str] = []
     while len(subjects) < count:
         new = name(dice)
@@ -410,7 +433,7 @@ def world(dice: Dice, most: int | None = None) -> World:
     if dice.chance(1, 3):
         chosen[0] = invented(dice)
     cells = dice.shuffled([(subject, attribute) for subject in subjects for attribute in chosen])
-    count = min(len(cells), dice.number(2, most))
+    count = min(len(cells), dice.number(15 if long else 2, most))
     said = cells[:count]
     if dice.chance(1, 2):
         said.sort(key=lambda cell: subjects.index(cell[0]))

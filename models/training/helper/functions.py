@@ -63,6 +63,7 @@ def shown(value: Value) -> str:
 
 
 LANGUAGES = words("French German Spanish Italian Polish Greek Turkish Dutch Swedish Japanese")
+MONEY = words("dollars euros pounds francs yen crowns pesos rupees rubles kroner")
 STRING: dict[str, Any] = {"type": "string"}
 INTEGER: dict[str, Any] = {"type": "integer"}
 NUMBER: dict[str, Any] = {"type": "number"}
@@ -230,6 +231,68 @@ USUAL = (
              "How much is the stock of {company}?"),
         lambda dice: {"price": dice.number(2, 900)},
     ),
+    Function(
+        "create_event", "Put an event into the calendar", (
+            _string("title", "", lambda dice: f"{dice.coin()} {dice.pick(w.EVENTS)}"),
+            _string("date", "", w.date),
+            _string("time", "", w.clock),
+        ),
+        Pool("Put {title} into my calendar on {date} at {time}.", "I have {title} on {date} at {time}.",
+             "Create an event: {title}, {date}, {time}", "On {date} at {time} there is {title}.",
+             "Create an event on {date} at {time}: {title}"),
+        _status,
+    ),
+    Function(
+        "convert_money", "Convert money", (
+            Parameter("amount", NUMBER, "", integer(1, 9000)),
+            _string("from", "", lambda dice: dice.pick(MONEY)),
+            _string("to", "", lambda dice: dice.pick(MONEY)),
+        ),
+        Pool("How much are {amount} {from} in {to}?", "Convert {amount} {from} to {to}.",
+             "I have {amount} {from}. How much is that in {to}?", "What are {amount} {from} in {to}?",
+             "I need {amount} {from} in {to}."),
+        lambda dice: {"result": dice.number(1, 9000)},
+    ),
+    Function(
+        "play_music", "Play music", (_string("artist", "", w.full_name),),
+        Pool("Play something by {artist}.", "Play music by {artist}.", "I want to hear {artist}.", "Play {artist}.",
+             "I want to hear something by {artist}."),
+        lambda dice: {"playing": w.brand(dice)},
+    ),
+    Function(
+        "get_news", "Get the news about a topic", (_string("topic", "", lambda dice: dice.pick(w.THEMES)),),
+        Pool("What is new in {topic}?", "Give me the news about {topic}.", "Any news about {topic}?",
+             "Tell me the news about {topic}.", "What is the news about {topic}?"),
+        lambda dice: {"title": w.short_text(dice)},
+    ),
+    Function(
+        "read_file", "Read a file", (_string("path", "The file", lambda dice: _path(dice)),),
+        Pool("Read the file {path}.", "Open {path}.", "What is in {path}?", "Show me {path}.",
+             "What is in the file {path}?"),
+        lambda dice: {"text": w.short_text(dice)},
+    ),
+    Function(
+        "get_user", "Find a user", (Parameter("id", INTEGER, "The number of the user", integer(1, 99999)),),
+        Pool("Who is user {id}?", "Find the user with the id {id}.", "Show user {id}.", "Get user {id}.",
+             "Show the user with the id {id}."),
+        lambda dice: {"name": w.full_name(dice), "email": w.email(dice)},
+    ),
+    Function(
+        "find_restaurant", "Find a restaurant", (
+            _string("city", "", w.town),
+            _string("food", "What they serve", lambda dice: dice.pick(w.FOODS)),
+        ),
+        Pool("Where can I eat {food} in {city}?", "Find a restaurant in {city} with {food}.",
+             "I am in {city} and want {food}.", "I want to eat {food} in {city}.",
+             "Find a restaurant with {food} in {city}."),
+        lambda dice: {"restaurant": w.brand(dice), "street": f"{w.brand(dice)} Street"},
+    ),
+    Function(
+        "calculate", "Calculate an expression", (_string("expression", "", lambda dice: _expression(dice)),),
+        Pool("Calculate {expression}", "What is {expression}?", "How much is {expression}?", "Work out {expression}.",
+             "Calculate this: {expression}"),
+        lambda dice: {"result": dice.number(0, 9999)},
+    ),
 )  # fmt: skip
 
 
@@ -245,22 +308,44 @@ def _query(dice: Dice) -> str:
     )
 
 
+def _path(dice: Dice) -> str:
+    """The name of a file, sometimes with a folder."""
+    name = f"{dice.coin()}.{dice.choose(('txt', 'csv', 'md', 'json', 'log'))}"
+    return f"{dice.coin(2)}/{name}" if dice.chance(1, 2) else name
+
+
+def _expression(dice: Dice) -> str:
+    """A calculation with two or three numbers."""
+    numbers = [str(dice.number(2, 400)) for _ in range(dice.number(2, 3))]
+    return dice.choose((" + ", " - ", " * ")).join(numbers)
+
+
 _ADJECTIVE_NAMES = ("size", "level", "speed", "height", "width", "weight", "amount", "count", "price", "limit", "floor")
 _TEXT_NAMES = ("label", "note", "model", "brand", "target", "group", "owner", "category", "source", "place", "tag")
 _FLAG_NAMES = ("urgent", "silent", "loud", "fast", "public", "gift", "express", "safe", "dry", "new")
 
 
+STYLES = Pool(
+    "{p} {v}", "{p}: {v}", "{p} = {v}", "{v} for {p}", "{p} is {v}", "the {p} {v}", "{p} as {v}", "{p} of {v}",
+    "{v} as {p}", "{v} as the {p}",
+)  # fmt: skip
+
+
 def invented(dice: Dice, taken: frozenset[str] = frozenset()) -> Function:
-    """A tool that nobody has seen: a verb and a noun, with random parameters."""
+    """A tool that nobody has seen: a verb and a noun, with random parameters.
+
+    taken: names that it must not have, in small letters without underscores.
+    """
     while True:
         noun = dice.pick(w.OBJECTS) if dice.chance(1, 2) else dice.coin(2)
         verb = dice.pick(w.VERBS)
         name = f"{verb}_{noun}" if dice.chance(4, 5) else verb + noun.capitalize()
-        if name not in taken:
+        if name.replace("_", "").lower() not in taken:
             break
     parameters = _parameters(dice, dice.number(1, 2 + (dice.level > 0)))
     what = f"{verb} the {noun}"
-    listed = [f"{each.name} {{{each.name}}}" for each in parameters if each.asked]
+    style = dice.pick(STYLES)
+    listed = [style.format(p=each.name, v=f"{{{each.name}}}") for each in parameters if each.asked]
     joined = listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} and {listed[-1]}"
     asks = Pool(
         f"{what.capitalize()} with {joined}.",

@@ -7,7 +7,7 @@ from . import facts
 from . import words as w
 from .conversation import Check, Conversation, new
 from .dice import Dice, Pool
-from .facts import Attribute, Fact, World, filled
+from .facts import Attribute, Fact, World
 
 NOT_SAID = "The text does not say."
 
@@ -37,8 +37,9 @@ FIRST = Pool(
 )
 READ = "I have read it. What would you like to know?"
 POLITE = Pool(
-    "{question}", "Tell me: {question}", "Please tell me: {question}", "{question} Please answer.",
-    "Please answer: {question}",
+    "{question}", "Tell me: {question}", "Please: {question}", "{question} Please answer.", "Please answer: {question}",
+    "So: {question}", "Please tell me: {question}", "My question: {question}", "Now tell me: {question}",
+    "My question is: {question}",
 )  # fmt: skip
 BRIEF = Pool(
     "{question} Answer briefly.",
@@ -60,7 +61,12 @@ BRIEF_SYSTEM = Pool(
 
 def asked(dice: Dice, subject: str, attribute: Attribute) -> str:
     """A question about an attribute."""
-    return w.casual(dice, filled(dice.pick(attribute.asks), subject))
+    return w.casual(dice, attribute.ask(dice, subject))
+
+
+def politely(dice: Dice, question: str) -> str:
+    """The question, sometimes with a few words before or after it."""
+    return question if dice.chance(1, 2) else dice.pick(POLITE).format(question=question)
 
 
 def around(dice: Dice, world: World, question: str) -> str:
@@ -92,7 +98,7 @@ def answers(dice: Dice) -> Conversation:
     else:
         opened = False
     for index, fact in enumerate(asks):
-        question = dice.pick(POLITE).format(question=asked(dice, fact.subject, fact.attribute))
+        question = politely(dice, asked(dice, fact.subject, fact.attribute))
         conversation.user(question if opened or index else around(dice, world, question))
         conversation.answer(fact.answer, is_whole(fact, world))
         if index + 1 < len(asks) and world.unsaid and dice.chance(1, 4):
@@ -127,7 +133,7 @@ def unsaid(dice: Dice) -> Conversation:
         fact = dice.choose(world.facts)
         conversation.user(around(dice, world, asked(dice, fact.subject, fact.attribute)))
         conversation.answer(fact.answer)
-    question = dice.pick(POLITE).format(question=asked(dice, *dice.choose(world.unsaid)))
+    question = politely(dice, asked(dice, *dice.choose(world.unsaid)))
     conversation.user(question if first else around(dice, world, question))
     conversation.answer(NOT_SAID, Check(has=("does not say",)))
     return conversation

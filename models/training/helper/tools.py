@@ -20,11 +20,13 @@ ERRORS = Pool("not found", "no connection", "not allowed", "out of stock", "acce
 
 def offer(dice: Dice, least: int = 1) -> list[Function]:
     """Draw tools with different names: usual ones and invented ones."""
-    count = dice.number(least, max(least, (1, 2, 4)[dice.level]))
+    most = 8 if dice.level == 2 and dice.chance(1, 8) else (1, 2, 4)[dice.level]
+    count = dice.number(least, max(least, most))
     found: dict[str, Function] = {}
     while len(found) < count:
         each = dice.choose(USUAL) if dice.chance(2, 5) else invented(dice, frozenset(found))
-        found.setdefault(each.name, each)
+        name = "calculate" if verb_of(each) == "calculate" else each.name.replace("_", "").lower()
+        found.setdefault(name, each)
     return list(found.values())
 
 
@@ -72,8 +74,9 @@ def calls_many(dice: Dice) -> Conversation:
 
 
 def verb_of(function: Function) -> str:
-    """The first word of a tool's name: "open" of openBottle and open_bottle."""
-    return re.split(r"[_A-Z]", function.name)[0]
+    """The first word of a tool's name: "open" of openBottle and open_bottle. Arithmetic is all the same."""
+    verb = re.split(r"[_A-Z]", function.name)[0]
+    return "calculate" if verb in ("add", "multiply") and function in USUAL else verb
 
 
 def no_call(dice: Dice) -> Conversation:
