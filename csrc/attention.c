@@ -273,7 +273,7 @@ static int tiles_per_pause(const struct eval *e, int layer, int limit) {
 
 void attention(const struct worker *w, int layer) {
     struct eval *e = w->eval;
-    const int heads = layer_of(e, layer)->heads.n_kv, whole_heads = heads % w->member->count == 0;
+    const int heads = layer_of(e, layer)->heads.n_kv, whole_heads = has_whole_heads(w, heads);
     int first, last, i = 0;
     pool_share(w->member, heads * e->n_rows, &first, &last);
     for (int r = first; r < last && !cancelled(&e->cancel); r++)
@@ -285,14 +285,15 @@ void attention(const struct worker *w, int layer) {
     }
     // smaller tiles if the larger ones would not occupy all threads evenly
     const int count = w->member->count, large = count_tiles(e, layer, ATTENTION_QUERIES);
-    const int limit = large % count == 0 || large >= 4 * count ? ATTENTION_QUERIES : PANEL_ROWS;
+    const int is_even = large % count == 0 && pool_shares_are_equal(w->member);
+    const int limit = is_even || large >= 4 * count ? ATTENTION_QUERIES : PANEL_ROWS;
     const int total = count_tiles(e, layer, limit), per_pause = tiles_per_pause(e, layer, limit);
     int pauses = ceil_div(total, count) / per_pause;   // the same number for all members
     pool_share(w->member, total, &first, &last);
     for (struct tile tile = { 0 }; next_tile(e, layer, limit, &tile); i++) {
         if (i < first || i >= last) continue;
         if (!cancelled(&e->cancel)) attend_tile(w, layer, &tile);
-        if ((i + 1 - first) % per_pause == 0) pool_pause(w->member), pauses--;
+        if (pauses > 0 && (i + 1 - first) % per_pause == 0) pool_pause(w->member), pauses--;
     }
     while (pauses-- > 0) pool_pause(w->member);
 }

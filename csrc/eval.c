@@ -59,7 +59,7 @@ static int run_chunks(struct eval *e, const llamac_row *rows, int n, float *logi
         for (int r = 0; r < e->n_rows; r++) e->n_wanted += e->rows[r].want_logits != 0;
         if (cancelled(&e->cancel)) return -1;
         (e->n_rows <= SHORT_ROWS ? pool_run_short : pool_run)(
-            s->threads, &s->contention[e->n_rows > REDUNDANT_ROWS], &e->cancel, forward, e);
+            s->threads, &s->contention[run_kind(e)], &e->cancel, forward, e);
         if (e->cancel.seen) return -1;
         for (int r = 0; r < e->n_rows && !e->last_branches; r++) {
             struct sequence *q = &s->sequences[e->rows[r].sequence];

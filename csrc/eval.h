@@ -28,12 +28,21 @@ struct eval {
     struct cancel cancel;
 };
 
+// Which of the two kinds of runs a chunk is (session.h).
+static inline int run_kind(const struct eval *e) { return e->n_rows > REDUNDANT_ROWS; }
+
 // One thread's view of an eval.
 struct worker {
     struct eval *eval;
     const struct member *member;
     struct thread_scratch *local;
 };
+
+// Whether each thread's share of a layer's KV heads is whole heads. A thread then computes attention from what it has
+// computed itself, and no barrier is needed in between.
+static inline int has_whole_heads(const struct worker *w, int n_kv_heads) {
+    return n_kv_heads % w->member->count == 0 && pool_shares_are_equal(w->member);
+}
 
 // ---- eval.c
 

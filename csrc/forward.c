@@ -9,7 +9,8 @@
 // KV heads do not divide evenly among the members, five if only head_dim is not a multiple of STRIP_ROWS. With more
 // than REDUNDANT_ROWS rows, members share the preparation of inputs: two more, one more unless each member packs its
 // own columns of mix, and one more unless it packs its own hidden numbers. Norms over the whole q and k add two, a
-// router adds one, and a shared expert with more than REDUNDANT_ROWS rows two. Parallel blocks need two fewer.
+// router adds one, and a shared expert with more than REDUNDANT_ROWS rows two. Parallel blocks need two fewer. Unequal
+// shares need the barriers of heads and columns that do not divide evenly.
 #include <string.h>
 #include "common.h"
 #include "lora.h"
@@ -74,14 +75,13 @@ static int is_kv_source(const struct worker *w, const struct layer *layer) {
     return layer == &w->eval->session->model->layers[layer->kv_source];
 }
 
-// Computes q, k and v; only q if another layer is the source of keys and values. If the KV heads divide evenly among
-// the threads, each thread computes those of the heads whose attention it will compute, and no barrier is needed in
-// between.
+// Computes q, k and v; only q if another layer is the source of keys and values. If each thread's share is whole KV
+// heads, it computes those of the heads whose attention it will compute, and no barrier is needed in between.
 static void project_qkv(const struct worker *w, const struct layer *layer, const struct product qkv[3],
                         const struct panels *x) {
     const struct config *c = w->eval->session->model->config;
     const int heads = layer->heads.n_kv, n = is_kv_source(w, layer) ? 3 : 1;
-    const int by_head = heads % w->member->count == 0 && layer->heads.dim % STRIP_ROWS == 0;
+    const int by_head = has_whole_heads(w, heads) && layer->heads.dim % STRIP_ROWS == 0;
     if (by_head) {
         int first, last;
         pool_share(w->member, heads, &first, &last);
@@ -126,7 +126,7 @@ static void norm_and_ffn_hidden(const struct worker *w, struct residual *stream,
 static int packs_mix(const struct worker *w, const struct layer *layer) {
     const int count = w->member->count, q_dim = layer->attn_q.rows;
     const int panels_in_use = layer->record->placement == PLACEMENT_PARALLEL && layer->record->ffn == FFN_EXPERTS;
-    return layer->heads.n_kv % count == 0 && q_dim / count % BLOCK_COLUMNS == 0 && !panels_in_use &&
+    return has_whole_heads(w, layer->heads.n_kv) && q_dim / count % BLOCK_COLUMNS == 0 && !panels_in_use &&
            packs_own_columns(w, &layer->attn_out, strips_of(&layer->attn_q));
 }
 
@@ -163,6 +163,21 @@ static void attention_out(const struct worker *w, int l, float *x, float *branch
         .copy = observer_of(e, LLAMAC_STAGE_ATTN_OUT, l), .row_weights = branch ? NULL : residual_scales(e->session),
     };
     linear(w, &out, 1, &inputs, !branch);
+}
+
+// Considers the members' paces and sets the shares for what follows. One member calls it while the others wait. Shares
+// change between layers only: within a layer, members read what they have written themselves without a barrier.
+static void rebalance(void *eval, const struct member *member) {
+    const struct eval *e = eval;
+    const int kind = run_kind(e), count = member->count;
+    struct thread_scratch *threads = e->session->scratch.threads;
+    double speeds[BALANCED_MAX];
+    int64_t ns = 0;
+    if (count > BALANCED_MAX) return;
+    for (int i = 0; i < count; i++) ns += threads[i].paces[kind].ns;
+    if (!pace_is_known(ns, count)) return;
+    for (int i = 0; i < count; i++) speeds[i] = pace_take(&threads[i].paces[kind]);
+    balance_update(&e->session->balance[kind], speeds, count);
 }
 
 static void block(const struct worker *w, struct residual *stream, int l) {
@@ -203,7 +218,7 @@ static void block(const struct worker *w, struct residual *stream, int l) {
         pool_barrier(w->member);
     }
     ffn_down(w, l, stream->x, branch);
-    pool_barrier(w->member);
+    pool_barrier_with(w->member, rebalance, w->eval);
     if (post_norm) set_pending(stream, branch, ffn_post_norm);
 
     const int last = l + 1 == (int)c->n_layers;
@@ -245,7 +260,9 @@ static void output(const struct worker *w, const float *x) {
 void forward(void *eval, const struct member *member) {
     struct eval *e = eval;
     const struct llamac_session *s = e->session;
-    const struct worker worker = { .eval = e, .member = member, .local = &s->scratch.threads[member->index] };
+    struct member sharing = *member;
+    sharing.shares = &s->balance[run_kind(e)].shares;
+    const struct worker worker = { .eval = e, .member = &sharing, .local = &s->scratch.threads[member->index] };
     const struct worker *const w = &worker;
     struct residual stream = { .x = s->scratch.x, .spare = s->scratch.spare_x };
     embed(w);

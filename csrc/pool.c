@@ -9,6 +9,7 @@
 #endif
 #include "pool.h"
 
+#include "clock.h"
 #include "fpenv.h"
 #include "llamac.h"
 
@@ -62,12 +63,6 @@ static void relax(void) {
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
-}
-
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * SECOND_NS + t.tv_nsec;
 }
 
 #if !defined(POOL_WITHOUT_FUTEX)
@@ -306,8 +301,11 @@ static long preemptions(void) {
 #endif
 }
 
+// What the last member to arrive at a barrier calls; work NULL: nothing.
+struct last_call { pool_work *work; void *argument; };
+
 // Waits for all members. Returns the nanoseconds of waiting, 0 for a short wait.
-static int64_t barrier_wait(const struct member *member) {
+static int64_t barrier_wait(const struct member *member, struct last_call last) {
     struct meeting *meeting = &team.meetings[member->is_guest];
     struct slot *slot = &team.slots[member->index];
     const uint32_t number = __atomic_load_n(&meeting->barrier.number, __ATOMIC_RELAXED);
@@ -316,6 +314,7 @@ static int64_t barrier_wait(const struct member *member) {
     if (member->index == 0) __atomic_store_n(&slot->cpu, this_cpu(), __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&meeting->arrived, 1, __ATOMIC_ACQ_REL) == member->count) {
         __atomic_store_n(&meeting->arrived, 0, __ATOMIC_RELAXED);
+        if (last.work) last.work(last.argument, member);
         event_signal(&meeting->barrier);
         return 0;
     }
@@ -326,15 +325,21 @@ static int64_t barrier_wait(const struct member *member) {
     return now_ns() - started;
 }
 
-void pool_barrier(const struct member *member) {
+static void meet(const struct member *member, struct last_call last) {
     if (member->count == 1) return;
     struct slot *slot = &team.slots[member->index];
-    const int64_t wait_ns = barrier_wait(member);
+    const int64_t wait_ns = barrier_wait(member, last);
     if (member->is_guest) return;   // its members come from different places of another run
     slot->wait_ns += wait_ns;
     // other programs want our CPUs, and spinning would compete with them: this run stops spinning
     if (wait_ns > LATE_NS && slot->preemptions + preemptions() > 0)
         __atomic_store_n(&team.spin_ns, 0, __ATOMIC_RELAXED);
+}
+
+void pool_barrier(const struct member *member) { meet(member, (struct last_call){ 0 }); }
+
+void pool_barrier_with(const struct member *member, pool_work *last, void *argument) {
+    meet(member, (struct last_call){ last, argument });
 }
 
 // ---- guests
@@ -356,9 +361,9 @@ static void choose_guest(void) {
 
 // Computes a member's part of a guest. The last member has left its work when member 0 ends the guest.
 static void join_guest(int index, struct guest guest) {
-    const struct member member = { index, guest.count, 1 };
+    const struct member member = { index, guest.count, 1, NULL };
     call_work(&member, guest.waiter->job->work, guest.waiter->job->argument);
-    barrier_wait(&member);
+    barrier_wait(&member, (struct last_call){ 0 });
     if (index) return;
     const int64_t now = now_ns();
     pthread_mutex_lock(&team.lock);
@@ -387,7 +392,7 @@ void pool_pause(const struct member *member) {
 
 // Runs a member's part of a run, up to the barrier at its end.
 static void run_member(int index) {
-    const struct member member = { index, team.count, 0 };
+    const struct member member = { index, team.count, 0, NULL };
     struct slot *slot = &team.slots[index];
     slot->wait_ns = 0;
     slot->pauses = 0;
@@ -395,7 +400,7 @@ static void run_member(int index) {
     call_work(&member, team.job->work, team.job->argument);
     slot->end_ns = now_ns();
     slot->preemptions += preemptions();
-    barrier_wait(&member);
+    barrier_wait(&member, (struct last_call){ 0 });
 }
 
 // Gives a thread of ours the affinity of the callers.
@@ -564,6 +569,9 @@ void pool_lock(void) {
 void pool_unlock(void) { __atomic_clear(&process_lock, __ATOMIC_RELEASE); }
 
 void pool_barrier(const struct member *member) { (void)member; }
+void pool_barrier_with(const struct member *member, pool_work *last, void *argument) {
+    (void)member, (void)last, (void)argument;
+}
 void pool_pause(const struct member *member) { (void)member; }
 static int run_on_team(const struct job *job, struct contention *contention, struct cancel *cancel) {
     (void)job, (void)contention, (void)cancel;
@@ -574,7 +582,7 @@ int llamac_has_threads(void) { return 0; }
 
 static void run_job(const struct job *job, struct contention *contention, struct cancel *cancel) {
     if (job->threads > 1 && run_on_team(job, contention, cancel)) return;
-    const struct member alone = { 0, 1, 0 };
+    const struct member alone = { 0, 1, 0, NULL };
     call_work(&alone, job->work, job->argument);
 }
 

@@ -6,13 +6,15 @@
 // run lets short ones through at its pauses. With one thread, the caller computes alone, without the team or the queue.
 #ifndef LLAMAC_POOL_H
 #define LLAMAC_POOL_H
+#include "balance.h"
 #include "cancel.h"
 #include "common.h"
 
 enum { POOL_MAX = 1024 };   // threads of a run
 
-// 0 <= index < count. is_guest: the run was let through by another one.
-struct member { int index, count, is_guest; };
+// 0 <= index < count. is_guest: the run was let through by another one. shares: how this run's work is shared; NULL:
+// equally.
+struct member { int index, count, is_guest; const struct shares *shares; };
 typedef void pool_work(void *argument, const struct member *member);
 
 // What runs of one kind have shown about other programs that compete for the CPUs. Initially all zero.
@@ -36,6 +38,8 @@ void pool_run_short(int threads, struct contention *contention, struct cancel *c
 
 // Waits for all members. All must pass the same barriers in the same order.
 void pool_barrier(const struct member *member);
+// The same. The last member to arrive calls `last` before any of them continues.
+void pool_barrier_with(const struct member *member, pool_work *last, void *argument);
 
 // A pause of a long run: members compute the short run that has queued, if there is one. Members do not wait for each
 // other. All must pass the same pauses and barriers in the same order. Short runs do not pause.
@@ -45,9 +49,17 @@ void pool_pause(const struct member *member);
 void pool_lock(void);
 void pool_unlock(void);
 
-// This member's share [*first, *last) of n items: contiguous, of nearly equal size.
+// Whether all members have equal shares. The shares of a run with another number of members do not count.
+static inline int pool_shares_are_equal(const struct member *m) { return !m->shares || m->shares->count != m->count; }
+
+// This member's share [*first, *last) of n items: contiguous, of nearly equal size unless the run has unequal shares.
 static inline void pool_share(const struct member *m, int n, int *first, int *last) {
-    *first = share_start(n, m->index, m->count);
-    *last = share_start(n, m->index + 1, m->count);
+    if (pool_shares_are_equal(m)) {
+        *first = share_start(n, m->index, m->count);
+        *last = share_start(n, m->index + 1, m->count);
+    } else {
+        *first = unequal_share_start(m->shares, n, m->index);
+        *last = unequal_share_start(m->shares, n, m->index + 1);
+    }
 }
 #endif

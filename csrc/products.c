@@ -3,6 +3,7 @@
 #include "products.h"
 
 #include <string.h>
+#include "clock.h"
 #include "common.h"
 #include "lora.h"
 
@@ -63,9 +64,10 @@ void pack_row(const struct worker *w, struct consumers consumers, const struct p
 enum { MAX_SHARE_GROWTH = 32 };   // a share may grow by 1/32 of it so that shares consist of whole blocks
 
 int packs_own_columns(const struct worker *w, const struct matrix *consumer, int strips) {
-    const int count = w->member->count, most = BLOCK_STRIPS * ceil_div(ceil_div(strips, BLOCK_STRIPS), count);
-    return !is_redundant(w->eval->n_rows) && !consumer->lora &&
-           MAX_SHARE_GROWTH * (most - ceil_div(strips, count)) <= ceil_div(strips, count);
+    const int count = w->member->count, even = ceil_div(strips, count),
+              most = pool_shares_are_equal(w->member)
+                         ? BLOCK_STRIPS * ceil_div(ceil_div(strips, BLOCK_STRIPS), count) : even + BLOCK_STRIPS / 2;
+    return !is_redundant(w->eval->n_rows) && !consumer->lora && MAX_SHARE_GROWTH * (most - even) <= even;
 }
 
 void pack_columns(const struct worker *w, const struct matrix *consumer, const struct panels *p, const float *x,
@@ -134,6 +136,23 @@ enum {
     PIECE_STRIPS = 8,       // the strips of a piece of a product are a multiple of this
 };
 
+// The work of n strips and m inputs: runs of few rows take the time of reading weights, others that of multiplying.
+static double work_of(const struct worker *w, const struct matrix *matrix, int n, int m) {
+    return is_redundant(w->eval->n_rows) ? (double)n * (double)matrix->strip_bytes : (double)n * matrix->columns * m;
+}
+
+// Computes the strips of one piece of a product and measures the thread's pace.
+static void multiply_piece(const struct worker *w, const struct matrix *m, const struct gemm *g,
+                           const float *lora_projected) {
+    if (g->first >= g->last) return;
+    const int is_measured = w->member->count > 1 && w->member->count <= BALANCED_MAX;
+    const int64_t started = is_measured ? now_ns() : 0;
+    w->eval->session->kernels->gemm(g);
+    if (m->lora) lora_multiply(w, m->lora, g, lora_projected);
+    if (is_measured && !cancelled(g->cancel))
+        pace_add(&w->local->paces[run_kind(w->eval)], work_of(w, m, g->last - g->first, g->m), now_ns() - started);
+}
+
 void multiply(const struct worker *w, const struct product *p, const struct panels *x, int add, int first_strip,
               int last_strip) {
     const struct matrix *m = p->matrix;
@@ -152,8 +171,7 @@ void multiply(const struct worker *w, const struct product *p, const struct pane
         if (i) pool_pause(w->member);
         g.first = first_strip + min_int(i * step, n);
         g.last = first_strip + min_int((i + 1) * step, n);
-        w->eval->session->kernels->gemm(&g);
-        if (m->lora) lora_multiply(w, m->lora, &g, x->lora_projected[p->consumer]);
+        multiply_piece(w, m, &g, x->lora_projected[p->consumer]);
     }
 }
 

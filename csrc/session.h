@@ -2,6 +2,7 @@
 // session.h - a session: its sequences with their KV pages, and the memory that an eval computes in.
 #ifndef LLAMAC_SESSION_H
 #define LLAMAC_SESSION_H
+#include "balance.h"
 #include "kernels.h"
 #include "kv_pages.h"
 #include "model.h"
@@ -34,6 +35,7 @@ struct thread_scratch {
     float *lora_projected_rows;   // (PANEL_ROWS, rank): an adapter's a x
     float *lora_projected;    // the same as panels, for REDUNDANT_ROWS rows and all consumers
     float *attention;         // panels and output of ATTENTION_QUERIES queries, then the scratch of `attend`
+    struct pace paces[2];     // in runs of each kind
 };
 
 // The memory of an eval: shared buffers for a chunk of `rows` rows, and the threads' own.
@@ -106,7 +108,9 @@ struct llamac_session {
     struct draft *drafts;         // (n_drafts)
     int n_branches, n_drafts;
     struct scratch scratch;
-    struct contention contention[2];   // of runs with at most REDUNDANT_ROWS rows, and with more
+    // of both kinds of runs: those with at most REDUNDANT_ROWS rows, whose time is that of reading weights, and others
+    struct contention contention[2];
+    struct balance balance[2];
 };
 
 // Checks a number of threads that a caller asks for.

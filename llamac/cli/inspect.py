@@ -119,6 +119,7 @@ def describe_processor(plan: machine.ThreadPlan) -> Facts:
         "usable_cpus": plan.affinity,
         "cgroup_quota": plan.quota,
         "physical_cores": plan.physical_cores,
+        "fast_cores": plan.fast_cores,
         "openmp": plan.openmp,
     }
 

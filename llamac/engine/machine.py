@@ -1,8 +1,8 @@
 """The kernel sets that this machine supports, and the default number of threads.
 
 That number is the minimum of the CPUs that this process may use, the CPU quota of its control groups (rounded down),
-and the physical cores among these CPUs; at least 1. Affinity and quota can change while a program runs. Sessions
-without an explicit number of threads follow them.
+and the physical cores among these CPUs that are at least half as fast as the fastest one; at least 1. Affinity and
+quota can change while a program runs. Sessions without an explicit number of threads follow them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamac import _core
+from llamac.engine.topology import DEVICES, fast_cores, physical_cores, read_small
 from llamac.errors import ArgumentError, UnsupportedError
 
 # Models with fewer bytes of weights use one thread. A second one saves little, and costs much if another program needs
@@ -27,7 +28,6 @@ QUOTA_INTERVAL_S = 0.005
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
-CPU_FOLDERS = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class ThreadPlan:
         affinity: The number of CPUs that this process may use.
         quota: The CPU quota of its control groups, in CPUs; None if there is none or it is unknown.
         physical_cores: The physical cores among these CPUs, or None if unknown.
+        fast_cores: Those of them that are at least half as fast as the fastest one, or None if unknown.
         openmp: Whether this build has OpenMP. Without it, threads is 1.
     """
 
@@ -46,12 +47,15 @@ class ThreadPlan:
     affinity: int
     quota: float | None
     physical_cores: int | None
+    fast_cores: int | None
     openmp: bool
 
     def reason(self) -> str:
         """Explain the number in one line."""
         quota = "none" if self.quota is None else f"{self.quota:g} CPUs"
         cores = "unknown" if self.physical_cores is None else str(self.physical_cores)
+        if self.fast_cores is not None and self.fast_cores != self.physical_cores:
+            cores += f", fast ones {self.fast_cores}"
         note = ", but at least 1" if self.quota is not None and self.quota < 1 else ""
         text = f"{self.threads} = min(usable CPUs {self.affinity}, cgroup quota {quota}, physical cores {cores}){note}"
         return text if self.openmp else "1: this build has no OpenMP"
@@ -62,10 +66,11 @@ def plan_threads() -> ThreadPlan:
     cpus = usable_cpus()
     linux = sys.platform == "linux"
     quota = cgroup_quota(MEMBERSHIP, CGROUPS) if linux else None
-    cores = physical_cores(cpus, CPU_FOLDERS) if linux else None
-    limits = [len(cpus), *([int(quota)] if quota is not None else []), *([cores] if cores is not None else [])]
+    cores = physical_cores(cpus, DEVICES) if linux else None
+    fast = fast_cores(cpus, DEVICES) if linux else None
+    limits = [len(cpus), *(int(limit) for limit in (quota, cores, fast) if limit is not None)]
     openmp = _core.has_threads()
-    return ThreadPlan(max(1, min(limits)) if openmp else 1, len(cpus), quota, cores, openmp)
+    return ThreadPlan(max(1, min(limits)) if openmp else 1, len(cpus), quota, cores, fast, openmp)
 
 
 class DefaultThreads:
@@ -99,33 +104,6 @@ def usable_cpus() -> Set[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def physical_cores(cpus: Set[int], root: Path) -> int | None:
-    """Count the physical cores among CPUs, on which hyper-threads count once.
-
-    Args:
-        cpus: Numbers of CPUs.
-        root: The folder of CPU descriptions, usually `CPU_FOLDERS`.
-
-    Returns:
-        The number, or None if the system does not report it.
-    """
-    return _physical_cores(frozenset(cpus), root)
-
-
-@functools.lru_cache(maxsize=4)  # topology never changes, and large machines have many files
-def _physical_cores(cpus: frozenset[int], root: Path) -> int | None:
-    cores = set()
-    for cpu in cpus:
-        for name in ("core_cpus_list", "thread_siblings_list"):
-            siblings = _read(f"{root}/cpu{cpu}/topology/{name}")
-            if siblings is not None:
-                cores.add(siblings.strip())
-                break
-        else:
-            return None
-    return len(cores)
-
-
 def cgroup_quota(membership: Path, root: Path) -> float | None:
     """Find the smallest CPU quota of this process's control groups and their ancestors.
 
@@ -138,7 +116,7 @@ def cgroup_quota(membership: Path, root: Path) -> float | None:
     Returns:
         The quota in CPUs, or None if there is none.
     """
-    groups = _read(str(membership))
+    groups = read_small(str(membership))
     found = [_quota(folder, version) for folder, version in _quota_folders(groups or "", str(root))]
     return min((quota for quota in found if quota is not None), default=None)
 
@@ -167,26 +145,12 @@ def _quota(folder: str, version: int) -> float | None:
     """The quota of one group in CPUs, or None."""
     try:
         if version == 2:
-            quota, period = (_read(f"{folder}/cpu.max") or "").split()
+            quota, period = (read_small(f"{folder}/cpu.max") or "").split()
             return None if quota == "max" else int(quota) / int(period)
-        count = int(_read(f"{folder}/cpu.cfs_quota_us") or "-1")
-        return count / int(_read(f"{folder}/cpu.cfs_period_us") or "") if count > 0 else None
+        count = int(read_small(f"{folder}/cpu.cfs_quota_us") or "-1")
+        return count / int(read_small(f"{folder}/cpu.cfs_period_us") or "") if count > 0 else None
     except (ValueError, ZeroDivisionError):
         return None
-
-
-def _read(path: str) -> str | None:
-    """The content of a small kernel file, or None if it cannot be read."""
-    try:
-        file = os.open(path, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        return os.read(file, 1 << 16).decode("ascii", "replace")
-    except OSError:
-        return None
-    finally:
-        os.close(file)
 
 
 def choose_isa(requested: str | None) -> str | None:

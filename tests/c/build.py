@@ -27,7 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # Programs run side by side in this order: the longest first.
 NAMES = ("test_model", "test_kernels", "test_format", "test_attention", "test_sequences", "test_drafts", "test_regroup")
-NAMES += ("test_sampler", "test_logits", "test_changed_file", "test_session_reads", "test_pool", "test_pool_portable")
+NAMES += ("test_sampler", "test_logits", "test_changed_file", "test_session_reads")
+NAMES += ("test_shares", "test_pool", "test_pool_portable")
 TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
 # Programs that #include a core file to compile it with other settings, and the object that must then not be linked.
 INCLUDED = {"test_pool_portable": "pool"}
@@ -44,6 +45,7 @@ TEST_TABLES = {
 }
 # Built with the tests and run briefly, to keep them working: their arguments.
 BENCHMARKS = {"kernel_speed": ["all", "pack", "0", "1", "all"], "sampling_speed": ["1000", "2"]}
+BENCHMARKS |= {"slow_thread": ["-", "2", "0"]}
 BENCHMARK_FILES = tuple(ROOT / "bench" / f"{name}.c" for name in BENCHMARKS)
 
 # With these options clang compiles the unrolled kernels in seconds instead of minutes. Builds with gcc check them for

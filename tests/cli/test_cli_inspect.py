@@ -85,7 +85,7 @@ FILE_KEYS = {
 }
 MACHINE_KEYS = {
     *("llamac", "python", "processor", "isa", "isa_reason", "isas", "threads", "threads_reason", "usable_cpus"),
-    *("cgroup_quota", "physical_cores", "openmp", "tiny_model_bytes"),
+    *("cgroup_quota", "physical_cores", "fast_cores", "openmp", "tiny_model_bytes"),
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from llamac import _core
 from llamac.engine import machine
-from llamac.engine.machine import DefaultThreads, ThreadPlan, cgroup_quota, physical_cores, plan_threads
+from llamac.engine.machine import DefaultThreads, ThreadPlan, cgroup_quota, plan_threads
 from openmp import needs_threads
 from processes import TIMEOUT, output_of
 
@@ -120,47 +120,32 @@ def test_a_system_without_control_groups_has_no_quota(tmp_path: Path) -> None:
     assert cgroup_quota(tmp_path / "absent", tmp_path) is None
 
 
-# ---- cores
-
-
-def test_hyper_threads_of_a_core_count_once(tmp_path: Path) -> None:
-    siblings = {0: "0,4", 1: "1,5", 2: "2,6", 3: "3,7"}
-    files = {f"cpu{cpu}__topology__core_cpus_list": f"{siblings[cpu % 4]}\n" for cpu in range(8)}
-    root = write_tree(tmp_path, **files)
-    assert physical_cores(set(range(8)), root) == 4
-    assert physical_cores({0, 4}, root) == 1
-    assert physical_cores({0, 1, 5}, root) == 2
-    assert physical_cores({3}, root) == 1
-
-
-def test_the_file_name_of_older_kernels_is_read(tmp_path: Path) -> None:
-    root = write_tree(tmp_path, cpu0__topology__thread_siblings_list="0-1", cpu1__topology__thread_siblings_list="0-1")
-    assert physical_cores({0, 1}, root) == 1
-
-
-def test_a_cpu_without_topology_makes_the_cores_unknown(tmp_path: Path) -> None:
-    root = write_tree(tmp_path, cpu0__topology__core_cpus_list="0")
-    assert physical_cores({0}, root) == 1
-    assert physical_cores({0, 1}, root) is None
-
-
 # ---- the plan
 
 
 @pytest.mark.parametrize(
-    ("cpus", "limit", "cores", "threads"),
-    [(8, None, 4, 4), (8, 2.9, 4, 2), (8, 0.5, 4, 1), (2, 16.0, 2, 2), (3, None, None, 3), (1, 1.0, 1, 1)],
+    ("cpus", "limit", "cores", "fast", "threads"),
+    [
+        *((8, None, 4, 4, 4), (8, 2.9, 4, 4, 2), (8, 0.5, 4, None, 1), (2, 16.0, 2, None, 2)),
+        *((3, None, None, None, 3), (1, 1.0, 1, 1, 1), (8, None, 8, 2, 2), (8, 1.0, 8, 2, 1)),
+    ],
 )
 def test_the_default_is_the_smallest_limit(
-    monkeypatch: pytest.MonkeyPatch, cpus: int, limit: float | None, cores: int | None, threads: int
+    monkeypatch: pytest.MonkeyPatch,
+    cpus: int,
+    limit: float | None,
+    cores: int | None,
+    fast: int | None,
+    threads: int,
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(machine, "usable_cpus", lambda: set(range(cpus)))
     monkeypatch.setattr(machine, "cgroup_quota", lambda *_: limit)
     monkeypatch.setattr(machine, "physical_cores", lambda *_: cores)
+    monkeypatch.setattr(machine, "fast_cores", lambda *_: fast)
     monkeypatch.setattr(_core, "has_threads", lambda: True)
     plan = plan_threads()
-    assert plan == ThreadPlan(threads, cpus, limit, cores, True)
+    assert plan == ThreadPlan(threads, cpus, limit, cores, fast, True)
     assert DefaultThreads(machine.TINY_MODEL_BYTES).now() == threads
     assert DefaultThreads(machine.TINY_MODEL_BYTES - 1).now() == 1
     monkeypatch.setattr(_core, "has_threads", lambda: False)
@@ -169,12 +154,14 @@ def test_the_default_is_the_smallest_limit(
 
 def test_the_reason_lists_every_limit() -> None:
     all_known = "2 = min(usable CPUs 8, cgroup quota 2.5 CPUs, physical cores 4)"
-    assert ThreadPlan(2, 8, 2.5, 4, True).reason() == all_known
+    assert ThreadPlan(2, 8, 2.5, 4, 4, True).reason() == all_known
     unknown = "8 = min(usable CPUs 8, cgroup quota none, physical cores unknown)"
-    assert ThreadPlan(8, 8, None, None, True).reason() == unknown
+    assert ThreadPlan(8, 8, None, None, None, True).reason() == unknown
+    hybrid = "6 = min(usable CPUs 16, cgroup quota none, physical cores 12, fast ones 6)"
+    assert ThreadPlan(6, 16, None, 12, 6, True).reason() == hybrid
     too_small = "1 = min(usable CPUs 8, cgroup quota 0.5 CPUs, physical cores 4), but at least 1"
-    assert ThreadPlan(1, 8, 0.5, 4, True).reason() == too_small
-    assert ThreadPlan(1, 8, None, 4, False).reason() == "1: this build has no OpenMP"
+    assert ThreadPlan(1, 8, 0.5, 4, None, True).reason() == too_small
+    assert ThreadPlan(1, 8, None, 4, 4, False).reason() == "1: this build has no OpenMP"
 
 
 def test_the_quota_is_read_at_most_once_per_interval(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +175,7 @@ def test_the_quota_is_read_at_most_once_per_interval(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(machine, "usable_cpus", lambda: set(range(cpus[0])))
     monkeypatch.setattr(machine, "cgroup_quota", read_quota)
     monkeypatch.setattr(machine, "physical_cores", lambda *_: None)
+    monkeypatch.setattr(machine, "fast_cores", lambda *_: None)
     monkeypatch.setattr(_core, "has_threads", lambda: True)
     threads = DefaultThreads(1 << 30)
     assert [threads.now() for _ in range(100)] == [4] * 100
@@ -283,6 +271,7 @@ def test_open_sessions_follow_taskset(tiny_llama: Path) -> None:
         from llamac.engine import machine
         machine.TINY_MODEL_BYTES = 0
         machine.physical_cores = lambda *_: None  # the CPUs may be hyper-threads of one core
+        machine.fast_cores = lambda *_: None
         machine.cgroup_quota = lambda *_: None
         model = llamac.load(sys.argv[1])
         session, fixed = model.session(), model.session(threads=3)
