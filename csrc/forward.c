@@ -260,6 +260,7 @@ static void output(const struct worker *w, const float *x) {
 void forward(void *eval, const struct member *member) {
     struct eval *e = eval;
     const struct llamac_session *s = e->session;
+    session_clear_scratch(e->session, member);
     struct member sharing = *member;
     sharing.shares = &s->balance[run_kind(e)].shares;
     const struct worker worker = { .eval = e, .member = &sharing, .local = &s->scratch.threads[member->index] };

@@ -201,6 +201,11 @@ const char *llamac_isa_at(size_t index, int *supported);
 // Returns whether this build can use more than one thread (OpenMP).
 int llamac_has_threads(void);
 
+// Says which NUMA node each CPU belongs to, on machines that have several: node_of_cpu[i] for CPU i. From then on the
+// threads stay on their nodes, divided among them in proportion to the CPUs, except the threads that call this library.
+// Call this at most once, before the first eval. Error: LLAMAC_BAD_ARGUMENT.
+int llamac_set_nodes(const int32_t *node_of_cpu, int n_cpus, llamac_error *err);
+
 // ---- sessions: sequences of tokens with their KV cache, and the memory that evals compute in
 
 typedef struct {

@@ -12,6 +12,7 @@
 #endif
 #include "common.h"
 #include "error.h"
+#include "nodes.h"
 
 static _Thread_local long allocations, fail_at;
 static long live_objects;
@@ -61,7 +62,10 @@ void *mem_alloc_huge(size_t bytes, const char *purpose, llamac_error *err) {
     }
 #if defined(MADV_HUGEPAGE)
     // whole huge pages only, so that the rest of the block takes no more memory than it needs; a refusal is harmless
-    if (bytes >= HUGE_PAGE) (void)madvise(memory, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+    // with NUMA nodes, the first thread that writes to a page decides where it lies: small pages keep the parts of
+    // different threads apart
+    const int advice = nodes_are_several() ? MADV_NOHUGEPAGE : MADV_HUGEPAGE;
+    if (bytes >= HUGE_PAGE) (void)madvise(memory, bytes / HUGE_PAGE * HUGE_PAGE, advice);
 #endif
     return memory;
 }

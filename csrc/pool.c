@@ -12,6 +12,7 @@
 #include "clock.h"
 #include "fpenv.h"
 #include "llamac.h"
+#include "nodes.h"
 
 // Calls work with the floating-point control word that the results are defined for.
 static void call_work(const struct member *member, pool_work *work, void *argument) {
@@ -49,8 +50,6 @@ enum {
     SPIN_NS = 500000,           // longer than members of a large model lag behind, shorter than a time slice
     STACKED_NS = 100000,        // a member missing for this long may be queued on the CPU of a member that waits for it
     LATE_NS = 1000000,          // a member that lost its CPU to another program is at least this late
-    WINDOW_NS = 10000000,       // runs are judged together until they have taken this long
-    BACKOFF = 32,               // after a bad window, members do not spin for this many times its length
     CANCEL_POLL_NS = 5000000,   // a queued caller checks its cancel flag this often
 };
 
@@ -160,9 +159,9 @@ static void event_signal(struct event *event) {
 enum { STACK_BYTES = 512 << 10 };
 
 #if defined(__linux__)
-struct affinity { cpu_set_t cpus; uint32_t version; };   // version 0: we have not set it
+struct affinity { cpu_set_t cpus; uint32_t version; int count; };   // version 0: we have not set it
 #else
-struct affinity { uint32_t version; };
+struct affinity { uint32_t version; int count; };
 #endif
 
 // A member's state, on its own cache lines. Only the member accesses it during a run, and only the team's owner between
@@ -209,7 +208,7 @@ static struct {
     int64_t spin_ns;            // atomic
     const struct job *job;
     struct meeting meetings[2]; // of the run's members, and of its guest's
-    struct affinity affinity;   // of the callers
+    struct affinity affinity;   // of the callers; count: the members that NUMA nodes are divided among
 } team = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 enum outcome { OWNER, DONE, CANCELLED };
@@ -271,17 +270,18 @@ static void unstack_missing_members(const struct member *member, uint32_t barrie
 #if defined(__linux__)
     const int index = member->index;
     const struct affinity *ours = &team.slots[index].affinity;
-    cpu_set_t others = ours->cpus;
     const int cpu = this_cpu();
     if (cpu < 0 || cpu >= CPU_SETSIZE || !ours->version) return;
-    CPU_CLR((unsigned)cpu, &others);
     for (int i = 0; i < member->count; i++) {
         const uint32_t arrived = __atomic_load_n(&team.slots[i].arrived[member->is_guest], __ATOMIC_RELAXED);
         if (i == index || arrived == barrier + 1) continue;
         if (i == 0 && __atomic_load_n(&team.slots[0].cpu, __ATOMIC_RELAXED) != cpu) continue;
+        cpu_set_t home, others;
+        nodes_cpus_of(&ours->cpus, i ? i : index, ours->count, &home);
+        others = home;
+        CPU_CLR((unsigned)cpu, &others);
         const int32_t tid = __atomic_load_n(&team.slots[i ? i : index].tid, __ATOMIC_RELAXED);
-        if (tid && sched_setaffinity(tid, sizeof others, &others) == 0)
-            sched_setaffinity(tid, sizeof ours->cpus, &ours->cpus);
+        if (tid && sched_setaffinity(tid, sizeof others, &others) == 0) sched_setaffinity(tid, sizeof home, &home);
     }
 #else
     (void)member, (void)barrier;
@@ -403,12 +403,15 @@ static void run_member(int index) {
     barrier_wait(&member, (struct last_call){ 0 });
 }
 
-// Gives a thread of ours the affinity of the callers.
+// Gives a thread of ours the affinity of the callers, with NUMA nodes the part of it in the member's node.
 static void adopt_team_affinity(struct slot *slot) {
 #if defined(__linux__)
     if (slot->affinity.version == team.affinity.version) return;
     slot->affinity = team.affinity;
-    if (slot != team.slots) sched_setaffinity(0, sizeof slot->affinity.cpus, &slot->affinity.cpus);
+    if (slot == team.slots) return;
+    cpu_set_t cpus;
+    nodes_cpus_of(&slot->affinity.cpus, (int)(slot - team.slots), slot->affinity.count, &cpus);
+    sched_setaffinity(0, sizeof cpus, &cpus);
 #else
     (void)slot;
 #endif
@@ -486,8 +489,10 @@ static int update_affinity(int threads) {
     if (sched_getaffinity(0, sizeof cpus, &cpus)) return threads;
     const int n = CPU_COUNT(&cpus);
     // a host that pins the caller to few CPUs does not mean our threads; if OpenMP binds threads, ours stay in place
-    if (n >= threads && !CPU_EQUAL(&cpus, &team.affinity.cpus) && omp_get_proc_bind() == omp_proc_bind_false)
-        team.affinity.cpus = cpus, team.affinity.version++;
+    const int divided = nodes_are_several() && team.affinity.count != threads;
+    if (n >= threads && (divided || !CPU_EQUAL(&cpus, &team.affinity.cpus)) &&
+        omp_get_proc_bind() == omp_proc_bind_false)
+        team.affinity = (struct affinity){ cpus, team.affinity.version + 1, threads };
     adopt_team_affinity(&team.slots[0]);
     return n;
 #else
@@ -495,36 +500,19 @@ static int update_affinity(int threads) {
 #endif
 }
 
-// What a run shows about the machine: its length, a member's wait on average, and the members' preemptions.
-struct run { int64_t run_ns, wait_ns; long preemptions; };
-
-static struct run run_team(int count, int64_t spin_ns, const struct job *job) {
+static struct run_report run_team(int count, int64_t spin_ns, const struct job *job) {
     team.count = count, team.job = job, team.pauses = 0;
     __atomic_store_n(&team.spin_ns, spin_ns, __ATOMIC_RELAXED);
     for (int i = 1; i < count; i++) event_signal(&team.slots[i].posted);
     const int64_t started = now_ns();
     run_member(0);
     const int64_t now = now_ns();
-    struct run run = { .run_ns = now - started };
+    struct run_report run = { .run_ns = now - started };
     for (int i = 0; i < count; i++) {
         run.wait_ns += (team.slots[i].wait_ns + now - team.slots[i].end_ns) / count;
         run.preemptions += team.slots[i].preemptions;
     }
     return run;
-}
-
-// ---- whether to spin
-
-// Judges the runs of a window. While one member works, or has lost its CPU to another program, the other count - 1
-// members wait. A team that was preempted and made progress less than half of the time should sleep at barriers:
-// sleeping threads get a CPU as soon as there is work, whereas the scheduler counts spinning as use of the CPU. Long
-// waits alone prove nothing: the first pass waits for page faults.
-static void judge_contention(struct contention *c, int count, struct run run) {
-    c->run_ns += run.run_ns, c->wait_ns += run.wait_ns, c->preemptions += run.preemptions;
-    if (c->run_ns < WINDOW_NS) return;
-    if (c->preemptions && c->wait_ns * count / (count - 1) > c->run_ns / 2)
-        c->sleep_until = now_ns() + BACKOFF * c->run_ns;
-    c->run_ns = c->wait_ns = c->preemptions = 0;
 }
 
 // Returns 0 if there are no threads and the caller must compute alone.
@@ -539,8 +527,8 @@ static int run_on_team(const struct job *job, struct contention *contention, str
     const int count = min_int(team.size + 1, threads);
     if (count > 1) {
         const int64_t spin_ns = count <= cpus && started >= contention->sleep_until ? SPIN_NS : 0;
-        const struct run run = run_team(count, spin_ns, job);
-        if (spin_ns) judge_contention(contention, count, run);
+        const struct run_report run = run_team(count, spin_ns, job);
+        if (spin_ns) contention_judge(contention, count, run);
     }
     release_team();
     return count > 1;

@@ -9,6 +9,7 @@
 #include "balance.h"
 #include "cancel.h"
 #include "common.h"
+#include "contention.h"
 
 enum { POOL_MAX = 1024 };   // threads of a run
 
@@ -16,14 +17,6 @@ enum { POOL_MAX = 1024 };   // threads of a run
 // equally.
 struct member { int index, count, is_guest; const struct shares *shares; };
 typedef void pool_work(void *argument, const struct member *member);
-
-// What runs of one kind have shown about other programs that compete for the CPUs. Initially all zero.
-struct contention {
-    int64_t run_ns;        // total length of the runs in the current window
-    int64_t wait_ns;       // total wait of a member in these runs, on average
-    int64_t preemptions;   // of members in these runs
-    int64_t sleep_until;   // until this time, members sleep at barriers instead of spinning
-};
 
 // Calls work(argument, member) on up to `threads` threads at once, at most POOL_MAX, and returns when all calls have
 // returned. Each call runs with the default floating-point control word. If no threads can be created, the caller

@@ -107,7 +107,9 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
     x->partials = arena_floats(a, queries * (size_t)x->blocks * partial_floats((int)head_dim));
     x->finished = arena_ints(a, queries);
     x->angles = arena_floats(a, c->n_rope * rows * head_dim);
+    x->shared_bytes = a->used;
     for (int t = 0; t < x->n_threads; t++) {
+        const size_t start = a->used;
         struct thread_scratch local = {
             .row = arena_floats(a, dim),
             .normed = arena_floats(a, experts ? REDUNDANT_ROWS * dim : 0),
@@ -121,7 +123,10 @@ static void cut_scratch(const struct llamac_session *s, struct scratch *x, struc
             .attention = arena_floats(a, attention_floats),
         };
         cut_panels(a, m, REDUNDANT_ROWS, (int)q_dim, local.panels);
-        if (a->memory) x->threads[t] = local;
+        if (!a->memory) continue;
+        local.memory = a->memory + start;
+        local.bytes = a->used - start;
+        x->threads[t] = local;
     }
 }
 
@@ -145,16 +150,31 @@ int session_reserve_rows(struct llamac_session *s, int rows, int length, llamac_
         mem_free(larger.threads);
         return -1;
     }
-    memset(larger.memory, 0, count.used);
     struct arena cut = { .memory = larger.memory };
     cut_scratch(s, &larger, &cut);
-    const float residual_scale = s->model->config->residual_scale;
-    for (int r = 0; r < larger.rows && residual_scale != 1; r++) larger.scales[r] = residual_scale;
     mem_free(s->scratch.threads);
     mem_free(s->scratch.memory);
     s->scratch = larger;
     set_size(&s->scratch_bytes, count.used);
     return 0;
+}
+
+enum { CLEARED_AT_ONCE = 64 << 10 };
+
+void session_clear_scratch(struct llamac_session *s, const struct member *m) {
+    struct scratch *x = &s->scratch;
+    if (x->is_cleared) return;
+    const size_t step = (size_t)m->count * CLEARED_AT_ONCE;
+    for (int t = m->index; t < x->n_threads; t += m->count) memset(x->threads[t].memory, 0, x->threads[t].bytes);
+    for (size_t at = (size_t)m->index * CLEARED_AT_ONCE; at < x->shared_bytes; at += step) {
+        const size_t rest = x->shared_bytes - at;
+        memset((uint8_t *)x->memory + at, 0, rest < CLEARED_AT_ONCE ? rest : CLEARED_AT_ONCE);
+    }
+    pool_barrier(m);
+    if (m->index) return;
+    const float residual_scale = s->model->config->residual_scale;
+    for (int r = 0; r < x->rows && residual_scale != 1; r++) x->scales[r] = residual_scale;
+    x->is_cleared = 1;
 }
 
 // ---- opening and closing

@@ -36,12 +36,16 @@ struct thread_scratch {
     float *lora_projected;    // the same as panels, for REDUNDANT_ROWS rows and all consumers
     float *attention;         // panels and output of ATTENTION_QUERIES queries, then the scratch of `attend`
     struct pace paces[2];     // in runs of each kind
+    uint8_t *memory;          // the piece of scratch.memory that all of these are pieces of
+    size_t bytes;
 };
 
 // The memory of an eval: shared buffers for a chunk of `rows` rows, and the threads' own.
 struct scratch {
     int rows, n_threads;
     void *memory;             // all buffers are pieces of it
+    size_t shared_bytes;      // of the shared buffers, which come first
+    int is_cleared;
     float *x, *spare_x;       // (rows, dim): the residual stream; a second buffer for it if the model has post-norms
     float *branch;            // (rows, dim): a branch that is normed before it is added, or the sum of experts
     float *scales;            // (rows): residual_scale in each
@@ -117,8 +121,12 @@ struct llamac_session {
 int session_check_threads(int threads, llamac_error *err);
 
 // Allocates scratch for chunks of `rows` rows with the session's number of threads and sequences of up to `length`
-// positions.
+// positions. The next run clears it.
 int session_reserve_rows(struct llamac_session *s, int rows, int length, llamac_error *err);
+
+// Clears scratch that is new. All members of a run call it first. On a machine with NUMA nodes, memory lies on the node
+// of the thread that first writes to it: members clear their own memory, and parts of the shared buffers in turn.
+void session_clear_scratch(struct llamac_session *s, const struct member *member);
 
 // ---- sequences.c
 

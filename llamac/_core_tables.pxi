@@ -59,6 +59,12 @@ def has_threads():
     return bool(llamac_has_threads())
 
 
+def set_nodes(const int32_t[::1] node_of_cpu not None):
+    """Say which NUMA node each CPU belongs to, at most once: the team's threads then stay on their nodes."""
+    cdef llamac_error err
+    check(llamac_set_nodes(&node_of_cpu[0] if node_of_cpu.shape[0] else NULL, <int>node_of_cpu.shape[0], &err), &err)
+
+
 def stages():
     """Return the names of the graph's stages, in the order of computation."""
     return tuple(llamac_stage_name(i).decode() for i in range(LLAMAC_N_STAGES))

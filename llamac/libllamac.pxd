@@ -68,6 +68,7 @@ cdef extern from "llamac.h" nogil:
     # this build and this machine
     const char *llamac_isa_at(size_t index, int *supported)
     int llamac_has_threads()
+    int llamac_set_nodes(const int32_t *node_of_cpu, int n_cpus, llamac_error *err)
 
     # sessions
     ctypedef struct llamac_session_options:

@@ -16,6 +16,7 @@ from llamac.engine.closeable import Closeable
 from llamac.engine.rows import STAGES, Rows, appended_rows, as_ids, draft_rows, packed_rows, stages_and_layers
 from llamac.engine.sampler import Sampler
 from llamac.engine.sampling import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
+from llamac.engine.topology import announce_nodes
 from llamac.errors import ArgumentError, ContextFullError
 from llamac.interrupt import in_main_thread, interruptible
 
@@ -82,6 +83,7 @@ class Session(Closeable):
         if threads is None:
             self._default_threads = machine.DefaultThreads(model.weight_bytes)
             threads = self._default_threads.now()
+        announce_nodes()
         self._threads = threads
         self._n_prompt = 0  # positions up to the end of the last prefill
         self._mu: float | None = None  # mirostat's state after the last `sample` since then

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
+import threading
+from array import array
 from collections.abc import Set
 from pathlib import Path
 
+from llamac import _core
+
 DEVICES = Path("/sys/devices")
-MAX_CPU = 1 << 16
+MAX_CPUS = 1024  # of an affinity mask
+_announcing = threading.Lock()
 
 # A slower core takes part if it is at least this fast compared with the fastest one. The threads' shares follow their
 # speeds, but all threads wait for the slowest one at every barrier.
@@ -104,19 +110,32 @@ def numa_nodes(devices: Path) -> list[int]:
         devices: The folder of device descriptions, usually `DEVICES`.
 
     Returns:
-        Nodes, indexed by the CPU's number, -1 for unknown CPUs; empty if the machine has one node or does not report
-        nodes.
+        Nodes, indexed by the CPU's number, 0 for CPUs that do not exist; empty if the machine has one node or does not
+        report nodes.
     """
     root = devices / "system" / "node"
     nodes = sorted(parse_cpus(read_small(str(root / "has_cpu")) or ""))
     if len(nodes) < 2:
         return []
     members = {node: parse_cpus(read_small(str(root / f"node{node}" / "cpulist")) or "") for node in nodes}
-    nodes_of = [-1] * (1 + max((cpu for cpus in members.values() for cpu in cpus), default=-1))
+    nodes_of = [0] * (1 + max((cpu for cpus in members.values() for cpu in cpus), default=-1))
     for node, cpus in members.items():
         for cpu in cpus:
             nodes_of[cpu] = node
     return nodes_of
+
+
+@functools.lru_cache(maxsize=1)
+def _announce_nodes() -> None:
+    nodes = numa_nodes(DEVICES) if sys.platform == "linux" else []
+    if 0 < len(nodes) <= MAX_CPUS:
+        _core.set_nodes(array("i", nodes))
+
+
+def announce_nodes() -> None:
+    """Tell the core about NUMA nodes, once per process: the threads of its team then stay on their nodes."""
+    with _announcing:
+        _announce_nodes()
 
 
 def parse_cpus(text: str) -> set[int]:
@@ -124,7 +143,7 @@ def parse_cpus(text: str) -> set[int]:
     cpus: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not (first.isdecimal() and (last.isdecimal() or not dash)) or int(last or first) > MAX_CPU:
+        if not (first.isdecimal() and (last.isdecimal() or not dash)) or int(last or first) >= 1 << 16:
             return set()
         cpus.update(range(int(first), int(last or first) + 1))
     return cpus

@@ -167,11 +167,41 @@ static void a_slow_thread_gets_less_work(void) {
     free(file.data);
 }
 
+// ---- new scratch
+
+// Allocators return memory with any bytes in it.
+static void new_scratch_is_cleared(void) {
+    struct tiny_file file = tiny_model(&tiny_experts);
+    llamac_model *model = open_model(file);
+    float *expected = take_floats(N, tiny_experts.vocab), *logits = take_floats(N, tiny_experts.vocab);
+    llamac_session *s = open_session(model, 1, 0, 1, NULL);
+    prefill(s, 0, N, tiny_experts.vocab, expected);
+    llamac_session_close(&s);
+    for (int threads = 1; threads <= up_to_threads(3); threads++) {
+        s = open_session(model, 1, 0, threads, NULL);
+        CHECK(!session_reserve_rows(s, MAX_ROWS, N, &err), "%s", err.message);
+        CHECK(!s->scratch.is_cleared, "cleared by the thread that reserves it");
+        memset(s->scratch.memory, 0xff, s->scratch_bytes);
+        prefill(s, 0, N, tiny_experts.vocab, logits);
+        CHECK(s->scratch.is_cleared, "not cleared");
+        CHECK(!memcmp(logits, expected, sizeof(float) * (size_t)(N * tiny_experts.vocab)), "%d threads", threads);
+        const struct scratch *x = &s->scratch;
+        size_t bytes = x->shared_bytes;
+        for (int t = 0; t < x->n_threads; t++) bytes += x->threads[t].bytes;
+        CHECK(bytes == s->scratch_bytes, "the pieces have %zu of %zu bytes", bytes, s->scratch_bytes);
+        llamac_session_close(&s);
+    }
+    free(logits), free(expected);
+    llamac_model_close(&model);
+    free(file.data);
+}
+
 int main(void) {
     RUN(bits_do_not_depend_on_shares);
     RUN(a_product_that_took_far_too_long_is_left_out);
     RUN(shares_follow_speeds);
     RUN(noise_does_not_make_shares_unequal);
     RUN(a_slow_thread_gets_less_work);
+    RUN(new_scratch_is_cleared);
     return finish_tests("test_shares");
 }

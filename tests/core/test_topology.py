@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from llamac.engine.topology import fast_cores, numa_nodes, parse_cpus, physical_cores
+from openmp import needs_threads
+from processes import output_of
 
 
 def write_tree(root: Path, files: dict[str, str]) -> Path:
@@ -112,11 +114,33 @@ def test_a_system_without_sysfs_reports_nothing(tmp_path: Path) -> None:
 def test_each_cpu_has_a_node(tmp_path: Path) -> None:
     files = {"has_cpu": "0-1", "node0/cpulist": "0-1,4-5\n", "node1/cpulist": "2,6\n", "node2/cpulist": "\n"}
     root = write_tree(tmp_path, {f"system/node/{name}": text for name, text in files.items()})
-    assert numa_nodes(root) == [0, 0, 1, -1, 0, 0, 1]
+    assert numa_nodes(root) == [0, 0, 1, 0, 0, 0, 1]
 
 
 def test_one_node_is_none(tmp_path: Path) -> None:
     assert numa_nodes(write_tree(tmp_path, {"system/node/has_cpu": "0", "system/node/node0/cpulist": "0-7"})) == []
+
+
+@needs_threads
+def test_the_core_takes_nodes_once() -> None:
+    program = """
+        from array import array
+        import llamac
+        from llamac import _core
+        from llamac.engine import topology
+        topology.numa_nodes = lambda _: [0, 1]
+        with llamac.load("stories") as model:
+            before = [model.session(threads=threads).eval([1, 2, 3]).tobytes() for threads in (1, 2, 3)]
+            again = model.session(threads=2).eval([1, 2, 3]).tobytes()
+            print({*before, again} == {again})
+        for nodes in ([0, 1], [-1]):
+            try:
+                _core.set_nodes(array("i", nodes))
+            except llamac.ArgumentError as error:
+                print(error)
+    """
+    expected = ["True", "the nodes have already been set: they never change"]
+    assert output_of(program).splitlines() == [*expected, "the node of CPU 0 is -1, expected 0 to 1023"]
 
 
 @pytest.mark.parametrize("text", ["", "0-", "-1", "a", "0,,1", "0-99999999999", "1-2-3"])

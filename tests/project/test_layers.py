@@ -19,7 +19,8 @@ if not CSRC.is_dir():
 # The files of the C core, lowest first. A file includes only its own header and headers of lower layers.
 LADDER: tuple[tuple[str, ...], ...] = (
     ("llamac", "common", "clock", "half", "cancel", "fpenv", "sha256", "exp_negative", "log_positive"),
-    ("error", "dtype", "rope", "balance", "ranking"),
+    ("error", "dtype", "rope", "balance", "contention", "ranking"),
+    ("nodes",),
     ("pool",),
     ("mem", "regroup", "simd_panel_layout", "simd_maddubs", "simd_vnni"),
     ("format", "kv_pages", "vocab", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
