@@ -9,7 +9,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from llamac.errors import ArgumentError
@@ -20,6 +20,7 @@ from llamac.text.tokenizer import Tokenizer
 
 WORKERS = 2
 PROMPT_TAIL = 16  # tokens at the end of a prompt in which reasoning can be opened or closed
+LONGEST_COMPLETION = 256  # tokens of a completion that is looked for at the beginning of a text
 MIN_CLOSING = 16  # tokens before the limit from which on each token is checked, beyond twice the shortest text
 
 
@@ -59,7 +60,7 @@ class Constraint:
         self._mask = bytearray(4 * (n // 32 + 1))
         self._pending: Future[None] | None = None
         self._forced: list[int] | None = None  # tokens from here on; None: not known
-        self._shortest: int | None = None  # tokens of a short text of the grammar; None: not known
+        self._shortest: int | None = None  # tokens of a short text of the grammar; None: no draw has been prepared
         self._closing = b""  # the tag that ends the running reasoning
         self._openings: dict[int, bytes] = {}  # tokens that may begin the reasoning, and what ends it
         self._tail = b""
@@ -96,11 +97,7 @@ class Constraint:
 
     def is_ready(self, timeout: float) -> bool:
         """Wait for the mask, at most `timeout` seconds; whether it is known."""
-        if self._pending is None or self._pending.done():
-            return True
-        done = threading.Event()
-        self._pending.add_done_callback(lambda _: done.set())
-        return done.wait(timeout)
+        return self._pending is None or self._pending.done() or bool(wait([self._pending], timeout).done)
 
     def mask(self) -> bytearray | None:
         """A bit for each token that may come next, the lowest of a byte first; None: all may. Changes with `accept`.
@@ -167,10 +164,7 @@ class Constraint:
         if self._closing or token in self._openings or token in self._stop_ids:
             return token
         matcher = self._settled()
-        if self._shortest is None:
-            completion = self._completion(matcher, 512)
-            self._shortest = 0 if completion is None else len(completion)
-        if left > 2 * self._shortest + MIN_CLOSING:
+        if left > 2 * (self._shortest or 0) + MIN_CLOSING:
             return token
         after = matcher.deep_copy()
         after.consume_token(token)
@@ -231,6 +225,9 @@ class Constraint:
         buffer = (ctypes.c_char * size).from_buffer(self._mask)
         self._matcher.unsafe_compute_mask_ptr(ctypes.addressof(buffer), size)
         check_matcher(self._matcher)
+        if self._shortest is None:
+            completion = self._completion(self._matcher, LONGEST_COMPLETION)
+            self._shortest = 0 if completion is None else len(completion)
         n = self._vocabulary.n_ids
         may_end = self._mask[n // 8] >> n % 8 & 1
         self._mask[n // 8] &= ~(1 << n % 8)
@@ -265,4 +262,5 @@ def _forget_workers() -> None:
     _pool, _pool_lock = None, threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget_workers)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_workers)
