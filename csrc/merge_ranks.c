@@ -73,8 +73,15 @@ static int find_rivals(const struct split *group, size_t n, uint32_t *heads, uin
     return 0;
 }
 
-long merge_ranks(const struct vocab *v, const float *scores, const uint8_t *forms, uint32_t *merges,
-                 struct merge_rival *rivals, size_t max_rivals, size_t *n_rivals, llamac_error *err) {
+// Where a part of the ordered pieces begins. Pieces with one score are in the same part.
+static size_t part_begin(const struct ordered *pieces, size_t n, uint32_t part, uint32_t n_parts) {
+    size_t at = n * part / n_parts;
+    while (at > 0 && at < n && pieces[at].score == pieces[at - 1].score) at++;
+    return at;
+}
+
+long merge_ranks(const struct vocab *v, const float *scores, const uint8_t *forms, uint32_t part, uint32_t n_parts,
+                 uint32_t *merges, struct merge_rival *rivals, size_t max_rivals, size_t *n_rivals, llamac_error *err) {
     size_t n_pieces = 0, bound = 0, n = 0, characters = 0;
     for (uint32_t i = 0; i < v->n_tokens; i++) {
         uint32_t bytes;
@@ -97,7 +104,9 @@ long merge_ranks(const struct vocab *v, const float *scores, const uint8_t *form
     for (size_t i = 1; result == 0 && i < n_pieces; i++) sorted &= compare_pieces(&pieces[i - 1], &pieces[i]) < 0;
     if (result == 0 && !sorted) qsort(pieces, n_pieces, sizeof *pieces, compare_pieces);
     *n_rivals = n = 0;
-    for (size_t first = 0, last; result == 0 && first < n_pieces; first = last) {
+    const size_t end = result == 0 ? part_begin(pieces, n_pieces, part + 1, n_parts) : 0;
+    size_t first = result == 0 ? part_begin(pieces, n_pieces, part, n_parts) : 0;
+    for (size_t last; result == 0 && first < end; first = last) {
         struct split *group = splits + n;
         size_t group_n = 0;
         for (last = first; result == 0 && last < n_pieces && pieces[last].score == pieces[first].score; last++) {

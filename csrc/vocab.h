@@ -103,8 +103,9 @@ int added_next(const struct added_tokens *a, const uint8_t *text, size_t bytes, 
 
 // Lists the merges that SentencePiece's scores imply, best first. `forms` says which tokens merges can form. Returns
 // the number of merges, or -1 with LLAMAC_UNSUPPORTED if this vocabulary needs a closer look. The first call has
-// merges NULL and returns an upper bound.
+// merges NULL and returns an upper bound. Threads can list parts: `part` of `n_parts`, each after the one before it.
 struct merge_rival { uint32_t x, y, z; };   // (x, y) and (y, z) have equal scores, and (y, z) ranks first
-long merge_ranks(const struct vocab *v, const float *scores, const uint8_t *forms, uint32_t *merges,
-                 struct merge_rival *rivals, size_t max_rivals, size_t *n_rivals, llamac_error *err);
+long merge_ranks(const struct vocab *v, const float *scores, const uint8_t *forms, uint32_t part,
+                 uint32_t n_parts, uint32_t *merges, struct merge_rival *rivals, size_t max_rivals, size_t *n_rivals,
+                 llamac_error *err);
 #endif

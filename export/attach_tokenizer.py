@@ -23,7 +23,11 @@ IDS_ONLY = "without a tokenizer the model only takes token ids (`export --tokeni
 
 
 def attach_tokenizer(
-    checkpoint: Checkpoint, source: Path, given: StrPath | Literal[False] | None, warnings: list[str]
+    checkpoint: Checkpoint,
+    source: Path,
+    given: StrPath | Literal[False] | None,
+    warnings: list[str],
+    vocabulary: Vocabulary | None = None,
 ) -> None:
     """Set the checkpoint's tokenizer and the number of its token ids.
 
@@ -32,6 +36,7 @@ def attach_tokenizer(
         source: The file or directory that the checkpoint was read from.
         given: A tokenizer to use instead of the source's own, or False for none.
         warnings: Gets a message if the source has no tokenizer.
+        vocabulary: That of a GGUF file, if it has been read.
 
     Raises:
         ExportError: If the tokenizer does not exist or belongs to another model.
@@ -51,7 +56,7 @@ def attach_tokenizer(
     elif source.is_dir():
         _attach_from_folder(checkpoint, source, warnings)
     elif read_head(source).startswith(GGUF_MAGIC):
-        _attach_from_gguf(checkpoint, source.with_name(checkpoint.metadata["source"]["files"][0]), warnings)
+        _attach_from_gguf(checkpoint, source.with_name(checkpoint.metadata["source"]["files"][0]), warnings, vocabulary)
     elif not read_head(source).startswith(MAGIC):
         _attach_neighbour(checkpoint, source, warnings)
     elif checkpoint.tokenizer is not None:
@@ -76,7 +81,7 @@ def _attach_from_folder(checkpoint: Checkpoint, folder: Path, warnings: list[str
     _attach_own(checkpoint, folder, warnings)
 
 
-def _attach_from_gguf(checkpoint: Checkpoint, path: Path, warnings: list[str]) -> None:
+def _attach_from_gguf(checkpoint: Checkpoint, path: Path, warnings: list[str], vocabulary: Vocabulary | None) -> None:
     from llamac.export.gguf.model import has_tokenizer
     from llamac.text.vocabulary.gguf import from_metadata
 
@@ -85,7 +90,7 @@ def _attach_from_gguf(checkpoint: Checkpoint, path: Path, warnings: list[str]) -
         warnings.append(f"{path} has no tokenizer: {IDS_ONLY}")
         return
     with _advice_of(path):
-        checkpoint.tokenizer = from_metadata(values)
+        checkpoint.tokenizer = vocabulary or from_metadata(values)
     checkpoint.metadata["tokenizer"] = {"source": _base_name(path)}
 
 
@@ -145,7 +150,8 @@ def _fit_to_model(checkpoint: Checkpoint) -> None:
     """Set the number of token ids, and complete the rules for special tokens with the source's."""
     assert checkpoint.tokenizer is not None
     data, special, spm = checkpoint.tokenizer
-    n_ids = _count_ids(checkpoint.tokenizer, tokenizer_name(checkpoint))
+    tokenizer = Tokenizer.from_json(data, special, source=tokenizer_name(checkpoint))
+    n_ids = tokenizer.n_ids
     if n_ids > checkpoint.config.vocab_size:
         raise ExportError(
             f"the tokenizer has {n_ids} ids, but the model's vocabulary has {checkpoint.config.vocab_size}:"
@@ -155,7 +161,9 @@ def _fit_to_model(checkpoint: Checkpoint) -> None:
     if checkpoint.metadata["source"].get("format") == "llama2c":
         special = replace(special, add_bos=special.bos_id is not None, add_eos=False)
     stop_ids = tuple(sorted({*checkpoint.stop_ids, *special.stop_ids}))
-    checkpoint.tokenizer = (data, replace(special, stop_ids=stop_ids), spm)
+    special = replace(special, stop_ids=stop_ids)
+    checkpoint.tokenizer = (data, special, spm)
+    checkpoint.opened_tokenizer = tokenizer.with_special(special)
 
 
 def _count_ids(vocabulary: tuple[bytes, SpecialTokens, bytes | None], where: str) -> int:

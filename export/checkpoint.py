@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llamac.text.special_tokens import SpecialTokens
+    from llamac.text.tokenizer import Tokenizer
 
     Floats = NDArray[np.float32]
     Blocks = NDArray[np.uint8]
@@ -224,6 +225,7 @@ class Checkpoint:
         metadata: The JSON object of the metadata section, without "exporter" and "dtype".
         stop_ids: Tokens that end a generation, in addition to the tokenizer's.
         gguf_values: The metadata of a GGUF file until its tokenizer has been read from them.
+        opened_tokenizer: `tokenizer` with all rules, if it has been opened.
     """
 
     config: ModelConfig
@@ -233,6 +235,7 @@ class Checkpoint:
     metadata: dict[str, Any] = field(default_factory=dict)
     stop_ids: tuple[int, ...] = ()
     gguf_values: dict[str, Any] | None = None
+    opened_tokenizer: Tokenizer | None = None
 
     @property
     def n_parameters(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from llamac.arguments import Adapter, StrPath, file_path
 from llamac.engine.machine import plan_threads
@@ -22,6 +22,8 @@ from llamac.export.targets import check_target
 from llamac.format.detect import HUB, Source, local_source
 from llamac.format.strips import FLOATS, QUANTIZED
 from llamac.progress import Progress, reporter
+from llamac.text.tokenizer import Tokenizer
+from llamac.text.vocabulary.gguf import ReadAhead
 
 # What quantizing GGUF's types a second time costs: the rise of SmolLM2-135M's perplexity (docs/gguf.md).
 AGAIN = {"q8": "0.4%", "q8_0": "0.4%", "q4": "5%", "q4_0": "5% or more", "q4s": "13%"}
@@ -54,6 +56,20 @@ class Report:
     source: dict[str, Any]
     tokenizer: str
     warnings: list[str] = field(default_factory=list)
+
+
+class Converted(NamedTuple):
+    """The result of a conversion for a program that opens it at once.
+
+    Attributes:
+        dtype: As in `Report`.
+        warnings: As in `Report`.
+        tokenizer: The model's tokenizer, or None.
+    """
+
+    dtype: str
+    warnings: list[str]
+    tokenizer: Tokenizer | None
 
 
 def export(
@@ -130,7 +146,7 @@ def export(
     )
     check_target(out, to, overwrite)
     with reporter(progress) as report:
-        return _export(_locate(source), out, options, report)
+        return _export(_locate(source), out, options, report)[0]
 
 
 def export_resumable(
@@ -141,7 +157,8 @@ def export_resumable(
     tokenizer: Literal[False] | None,
     progress: Progress,
     hashed: bool = True,
-) -> Report:
+    ahead: ReadAhead | None = None,
+) -> Converted:
     """Convert a model to a flat file without probes, or resume doing so. Does not wait until the disk has the file.
 
     Args:
@@ -149,10 +166,12 @@ def export_resumable(
         path: The file, also while it is unfinished. If the export is interrupted or its process ends, the file stays.
         hashed: False leaves out the hashes of the tensors if they are all copied or regrouped. What was written before
             an interruption is then trusted.
+        ahead: What has been read of a GGUF file.
     """
     options = ExportOptions(dtype=dtype, tokenizer=tokenizer, probe_source=None, partial=path, overwrite=True)
     check_target(path, options.to, options.overwrite)
-    return _export(source, path, replace(options, sync=False, hashed=hashed), progress)
+    report, opened = _export(source, path, replace(options, sync=False, hashed=hashed), progress, ahead=ahead)
+    return Converted(report.dtype, report.warnings, opened)
 
 
 def export_unnamed(
@@ -163,7 +182,8 @@ def export_unnamed(
     dtype: str,
     tokenizer: Literal[False] | None,
     progress: Progress,
-) -> Report:
+    ahead: ReadAhead | None = None,
+) -> Converted:
     """Convert a model to a flat file without probes, into an open file that need not have a name.
 
     The hashes of the tensors are left out if they are all copied or regrouped.
@@ -171,10 +191,12 @@ def export_unnamed(
     Args:
         file: The open file, which must be empty.
         folder: A folder on the disk of `file`, whose free space is checked; None for a file in memory.
-        source: As in `export`, like the other arguments.
+        source: As in `export`, like `dtype`, `tokenizer` and `progress`.
+        ahead: What has been read of a GGUF file.
     """
     options = ExportOptions(dtype=dtype, tokenizer=tokenizer, probe_source=None, hashed=False)
-    return _export(source, folder, options, progress, file)
+    report, opened = _export(source, folder, options, progress, file, ahead)
+    return Converted(report.dtype, report.warnings, opened)
 
 
 def _locate(source: StrPath | Source) -> Source:
@@ -191,13 +213,15 @@ def _locate(source: StrPath | Source) -> Source:
         raise ExportError(f"{error.filename}: {error.strerror}") from None
 
 
-def _checkpoint(source: Source, options: ExportOptions, warnings: list[str], progress: Progress) -> Checkpoint:
+def _checkpoint(
+    source: Source, options: ExportOptions, warnings: list[str], progress: Progress, ahead: ReadAhead | None
+) -> Checkpoint:
     """Read the checkpoint with its adapters and its tokenizer. Its tensors read the source later."""
-    checkpoint = read_checkpoint(source.path, warnings, progress)
+    checkpoint = read_checkpoint(source.path, warnings, progress, ahead.head if ahead else None)
     if options.lora:
         checkpoint = _merge_adapters(checkpoint, options)
     checkpoint.tensors = {name: tensor.finite(name) for name, tensor in checkpoint.tensors.items()}
-    attach_tokenizer(checkpoint, source.path, options.tokenizer, warnings)
+    attach_tokenizer(checkpoint, source.path, options.tokenizer, warnings, ahead.vocabulary if ahead else None)
     if name := options.name or source.name:
         checkpoint.metadata["name"] = name
     return checkpoint
@@ -209,14 +233,16 @@ def _export(
     options: ExportOptions,
     progress: Progress,
     file: BinaryIO | None = None,
-) -> Report:
+    ahead: ReadAhead | None = None,
+) -> tuple[Report, Tokenizer | None]:
+    """(what was done, the tokenizer if it has been opened)."""
     warnings: list[str] = []
-    checkpoint = _checkpoint(source, options, warnings, progress)
+    checkpoint = _checkpoint(source, options, warnings, progress, ahead)
     requested, options = options.dtype, _with_dtype(options, checkpoint)
     assert options.dtype is not None
     _warn_of_quantized(checkpoint, requested, options.dtype, warnings)
     size, bits = _write(checkpoint, source, out, options, warnings, progress, file)
-    return Report(
+    report = Report(
         path=source.path if out is None else out,
         bytes=size,
         dtype=options.dtype,
@@ -228,6 +254,7 @@ def _export(
         tokenizer=tokenizer_name(checkpoint),
         warnings=warnings,
     )
+    return report, checkpoint.opened_tokenizer
 
 
 def _merge_adapters(checkpoint: Checkpoint, options: ExportOptions) -> Checkpoint:

@@ -8,6 +8,7 @@ from llamac.errors import ExportError
 from llamac.export.checkpoint import Checkpoint
 from llamac.format.detect import HF_ENDINGS
 from llamac.format.flatfile import MAGIC
+from llamac.format.gguf_metadata import GGUFHead
 from llamac.format.git_lfs import HEAD_BYTES, check_not_pointer
 from llamac.format.llama2c_header import looks_like_llama2c
 from llamac.progress import Progress, silent
@@ -18,8 +19,16 @@ ZIP_MAGIC, PICKLE_MAGIC = b"PK\x03\x04", b"\x80"
 SOURCES = "a Hugging Face directory, a GGUF file, a llama2.c model file or a flat file"
 
 
-def read_checkpoint(source: Path, warnings: list[str], progress: Progress = silent) -> Checkpoint:
+def read_checkpoint(
+    source: Path, warnings: list[str], progress: Progress = silent, gguf_head: GGUFHead | None = None
+) -> Checkpoint:
     """Read a source of any format, recognized by its content. The tokenizer is read separately.
+
+    Args:
+        source: The source.
+        warnings: Receives warnings.
+        progress: Called while a flat file is verified.
+        gguf_head: The head of a GGUF file, if it has been read.
 
     Raises:
         ExportError: If the source has no known format, or is damaged.
@@ -37,7 +46,7 @@ def read_checkpoint(source: Path, warnings: list[str], progress: Progress = sile
     if head.startswith(GGUF_MAGIC):
         from llamac.export.gguf.model import read as read_gguf
 
-        return read_gguf(source, warnings)
+        return read_gguf(source, warnings, head=gguf_head)
     if looks_like_llama2c(source) or head.startswith(LLAMA2C_MAGIC):
         from llamac.export.llama2c.model import read as read_llama2c
 

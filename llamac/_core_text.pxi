@@ -159,8 +159,9 @@ cdef class Vocabulary:
         cdef unsigned char roles = self._c.roles[token]
         return bool(roles & VOCAB_FORMED), bool(roles & VOCAB_JOINED)
 
-    def rank_merges(self, const float[::1] scores not None, const unsigned char[::1] forms not None, size_t max_rivals):
-        """Derive merges from scores (merge_ranks). Returns them as bytes, and the rivals as triples of ids.
+    def rank_merges(self, const float[::1] scores not None, const unsigned char[::1] forms not None, size_t max_rivals,
+                    uint32_t part=0, uint32_t n_parts=1):
+        """Derive a part of the merges from scores (merge_ranks). Returns them as bytes, and rivals as triples of ids.
 
         Raises UnsupportedError if the vocabulary needs a closer look.
         """
@@ -169,15 +170,18 @@ cdef class Vocabulary:
         cdef long n
         if scores.shape[0] != self._c.n_tokens or forms.shape[0] != self._c.n_tokens or not self._c.n_tokens:
             raise ArgumentError("there is not one score for each token")
-        cdef long bound = check_count(merge_ranks(&self._c, &scores[0], &forms[0], NULL, NULL, 0, &n_rivals, &err),
-                                      &err)
+        if part >= n_parts:
+            raise ArgumentError(f"part is {part}, expected less than {n_parts}")
+        cdef long bound = check_count(merge_ranks(&self._c, &scores[0], &forms[0], part, n_parts, NULL, NULL, 0, &n_rivals,
+                                                  &err), &err)
         cdef uint32_t *merges = <uint32_t *>PyMem_Malloc(12 * <size_t>bound + 1)
         cdef merge_rival *rivals = <merge_rival *>PyMem_Malloc(sizeof(merge_rival) * max_rivals + 1)
         try:
             if merges is NULL or rivals is NULL:
                 raise MemoryError
             with nogil:
-                n = merge_ranks(&self._c, &scores[0], &forms[0], merges, rivals, max_rivals, &n_rivals, &err)
+                n = merge_ranks(&self._c, &scores[0], &forms[0], part, n_parts, merges, rivals, max_rivals, &n_rivals,
+                                &err)
             check_count(n, &err)
             return ((<const unsigned char *>merges)[:12 * n],
                     [(rivals[i].x, rivals[i].y, rivals[i].z) for i in range(n_rivals)])

@@ -203,5 +203,6 @@ cdef extern from "vocab.h" nogil:
                    added_search *search, added_match *match)
     struct merge_rival:
         uint32_t x, y, z
-    long merge_ranks(const vocab *v, const float *scores, const unsigned char *forms, uint32_t *merges,
-                     merge_rival *rivals, size_t max_rivals, size_t *n_rivals, llamac_error *err)
+    long merge_ranks(const vocab *v, const float *scores, const unsigned char *forms, uint32_t part,
+                     uint32_t n_parts, uint32_t *merges, merge_rival *rivals, size_t max_rivals, size_t *n_rivals,
+                     llamac_error *err)

@@ -15,7 +15,7 @@ from pathlib import Path
 from llamac.errors import ExportError
 from llamac.export.checkpoint import LazyTensor
 from llamac.export.gguf.tensor_types import NumberType, lazy_tensor, number_type
-from llamac.format.gguf_metadata import GGUFMetadata, TensorEntry, Value, read_head
+from llamac.format.gguf_metadata import GGUFHead, GGUFMetadata, TensorEntry, Value, read_head
 from llamac.format.gguf_parts import MAX_PARTS, parse_part_name
 
 DEFAULT_ALIGNMENT = 32
@@ -64,17 +64,18 @@ class GGUFFile:
     tensors: dict[str, Tensor]
 
 
-def open_gguf(path: Path) -> GGUFFile:
+def open_gguf(path: Path, head: GGUFHead | None = None) -> GGUFFile:
     """Open a model.
 
     Args:
         path: Its file, or any part of it.
+        head: The head of this file, if it has been read.
 
     Raises:
         ModelError: If a file is damaged.
         ExportError: If tensors are invalid or of unsupported types, or if parts are missing or do not match.
     """
-    metadata, entries = read_head(path)
+    metadata, entries = head or read_head(path)
     parts = _parts(path, metadata)
     if len(parts) == 1:
         return GGUFFile((path,), metadata.values, _tensors(path, metadata, entries))

@@ -28,25 +28,27 @@ from llamac.export.gguf.families import (
 )
 from llamac.export.gguf.file import GGUFFile, Tensor, open_gguf
 from llamac.export.llama2c.model import halves, reordered
+from llamac.format.gguf_metadata import GGUFHead
 from llamac.text import template_files as chat_templates
 
 HEAD = "output.weight"
 
 
-def read(path: Path, warnings: list[str], *, complete: bool = True) -> Checkpoint:
+def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHead | None = None) -> Checkpoint:
     """Read the checkpoint of a GGUF file, or of the split file that `path` is a part of, without its tokenizer.
 
     Args:
         path: The file.
         warnings: Receives warnings.
         complete: False if the file's matrices have not been written yet.
+        head: The head of the file, if it has been read.
 
     Raises:
         UnsupportedError: If the engine cannot compute the model.
         ExportError: If keys or tensors do not fit; the message lists all of them.
         ModelError: If the file is damaged.
     """
-    file = open_gguf(path)
+    file = open_gguf(path, head)
     name, _ = architecture(file.values)
     if EMBEDDING not in file.tensors:
         if not file.tensors:

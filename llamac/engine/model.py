@@ -86,6 +86,7 @@ class Model(Closeable):
         session_defaults: SessionDefaults = SessionDefaults(),  # noqa: B008  immutable
         *,
         tokenizer: Tokenizer | None = None,
+        opened_tokenizer: Tokenizer | None = None,
         origin: Origin | None = None,
         on_warning: Callable[[str], object] = warn,
     ) -> None:
@@ -101,7 +102,7 @@ class Model(Closeable):
         self._kv_budget: int | None = None
         self._special = SpecialTokens.from_config(self._config)
         self._n_token_ids: int = self._config["n_token_ids"]
-        self._tokenizer = tokenizer
+        self._tokenizer = tokenizer or opened_tokenizer
         self._has_own_tokenizer = tokenizer is None
         self._lock = threading.Lock()
         if tokenizer is not None:

@@ -75,6 +75,13 @@ class TensorEntry(NamedTuple):
     offset: int
 
 
+class GGUFHead(NamedTuple):
+    """The metadata and the tensor table of a file."""
+
+    metadata: GGUFMetadata
+    entries: list[TensorEntry]
+
+
 def read_metadata(path: str | Path) -> GGUFMetadata:
     """Read the metadata of a GGUF file, which can lack tensors.
 
@@ -85,7 +92,7 @@ def read_metadata(path: str | Path) -> GGUFMetadata:
     return _read(path, lambda reader: reader.read())
 
 
-def read_head(path: str | Path) -> tuple[GGUFMetadata, list[TensorEntry]]:
+def read_head(path: str | Path) -> GGUFHead:
     """Read metadata and tensor table. `end` is the end of the table. Errors are those of `read_metadata`."""
     return _read(path, _head)
 
@@ -95,15 +102,15 @@ def parse_metadata(data: bytes, name: str = "GGUF data") -> GGUFMetadata:
     return _Reader(data, len(data), name).read()
 
 
-def parse_head(data: bytes, name: str = "GGUF data") -> tuple[GGUFMetadata, list[TensorEntry]]:
+def parse_head(data: bytes, name: str = "GGUF data") -> GGUFHead:
     """Parse metadata and tensor table, like `parse_metadata`."""
     return _head(_Reader(data, len(data), name))
 
 
-def _head(reader: _Reader) -> tuple[GGUFMetadata, list[TensorEntry]]:
+def _head(reader: _Reader) -> GGUFHead:
     metadata = reader.read()
     tensors = reader.tensors(metadata.tensor_count)
-    return replace(metadata, end=reader.at), tensors
+    return GGUFHead(replace(metadata, end=reader.at), tensors)
 
 
 def _read(path: str | Path, parse: Callable[[_Reader], Result]) -> Result:

@@ -7,16 +7,21 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 from llamac.arguments import DTYPES, CacheDir
-from llamac.errors import ExportError
+from llamac.errors import ExportError, LlamacError
 from llamac.format.detect import Source, files_of
 from llamac.format.flatfile import FlatFile
+from llamac.format.gguf_parts import parse_part_name
 from llamac.progress import Progress
 from llamac.sources.cache import Cache, key_of, open_cache
 from llamac.sources.cache_entries import Entry
 from llamac.sources.finishing import Draft, draft_of, finish_later
+from llamac.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llamac.text.vocabulary.gguf import ReadAhead
 
 IN_CACHE = "free some with `llamac cache prune`, or set LLAMAC_CACHE to another folder"
 CGROUP = Path("/sys/fs/cgroup")
@@ -24,6 +29,18 @@ IN_TMPDIR = "set TMPDIR to another folder"
 
 Warn = Callable[[str], object]
 Notice = Callable[[str], object]
+
+
+class Opened(NamedTuple):
+    """An opened conversion.
+
+    Attributes:
+        file: The flat file.
+        tokenizer: Its tokenizer, if the conversion has just been made; otherwise None, and the model opens it.
+    """
+
+    file: FlatFile
+    tokenizer: Tokenizer | None = None
 
 
 class Request(NamedTuple):
@@ -53,7 +70,7 @@ class Request(NamedTuple):
 
 def converted(
     request: Request, cache_dir: CacheDir, progress: Progress, warn: Warn, notice: Notice = lambda text: None
-) -> FlatFile:
+) -> Opened:
     """Open a source as a flat file. Converts it unless the cache has the result.
 
     Args:
@@ -71,9 +88,9 @@ def converted(
     if cache is None:
         return _temporary(request, progress, warn, notice)
     if file := _cached(cache, request):
-        return file
+        return Opened(file)
     files = files_of(request.path)
-    digests = None
+    digests = tokenizer = None
     draft = _draft(cache, request, files)
     if draft is None or cache.remembered_digests(request.path, files) or cache.may_know(files):
         digests = cache.digests(request.path, files, progress)
@@ -89,11 +106,12 @@ def converted(
             )
             return _temporary(request, progress, warn, notice)
         if file := _cached(cache, request) or cache.find(key, request.memory):
-            return file  # the process that held the lock has converted it
+            return Opened(file)  # the process that held the lock has converted it
         notice(f"converting {request.label} once; keeping the result in {cache.folder}")
 
         def write(path: Path) -> str:
-            dtype = _convert(request, path, progress, warn, hashed=draft is None)
+            nonlocal tokenizer
+            dtype, tokenizer = _convert(request, path, progress, warn, hashed=draft is None)
             if draft.has_changed() if draft else cache.digests(request.path, files_of(request.path)) != digests:
                 raise ExportError(f"{request.path} changed while it was converted: run this again")
             return dtype
@@ -109,7 +127,7 @@ def converted(
     file = FlatFile(cache.path(key), request.memory)
     if draft is not None:
         finish_later(draft, file)
-    return file
+    return Opened(file, tokenizer)
 
 
 def _cached(cache: Cache, request: Request) -> FlatFile | None:
@@ -149,32 +167,61 @@ def cached_conversions(path: Path, cache_dir: CacheDir = None) -> list[Entry]:
     return [entry for entry in cache.entries() if entry.key in keys and entry.problem is None]
 
 
+def _read_ahead(request: Request) -> ReadAhead | None:
+    """Read the head and the vocabulary of a GGUF file while a thread imports the exporter, which takes as long.
+
+    Returns None if the exporter must read the source itself, and report its errors.
+    """
+    if not _is_gguf(request.path) or parse_part_name(request.path.name) is not None:
+        return None
+    from concurrent.futures import ThreadPoolExecutor
+
+    from llamac.format.gguf_metadata import read_head
+    from llamac.text.vocabulary.gguf import ReadAhead, from_metadata
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_import_exporter)
+        try:
+            head = read_head(request.path)
+            return ReadAhead(head, from_metadata(head.metadata.values) if request.tokenizer else None)
+        except (LlamacError, OSError):
+            return None
+
+
+def _import_exporter() -> None:
+    import llamac.export.convert
+    import llamac.export.flat.write
+    import llamac.export.gguf.model  # noqa: F401
+
+
 def _is_gguf(path: Path) -> bool:
     return path.suffix == ".gguf" and not path.is_dir()
 
 
-def _temporary(request: Request, progress: Progress, warn: Warn, notice: Notice) -> FlatFile:
+def _temporary(request: Request, progress: Progress, warn: Warn, notice: Notice) -> Opened:
     """Convert to a file without a name: the system deletes it when it is closed, however the process ends.
 
     A GGUF file, whose weights need no more space than the source, becomes a file in memory if there is enough.
     """
-    from llamac.export.convert import export_unnamed
-
     folder = None if _fits_into_memory(request.path) else Path(tempfile.gettempdir())
     with _unnamed_file(folder) as file:
         notice(f"converting {request.label} {'in memory' if folder is None else 'to a temporary file'}")
         with _full_disk_advice(folder or Path("the memory"), request.path, IN_TMPDIR):
-            report = export_unnamed(
+            ahead = _read_ahead(request)
+            from llamac.export.convert import export_unnamed
+
+            result = export_unnamed(
                 Source(request.path, request.name),
                 file,
                 folder,
                 dtype=request.dtype,
                 tokenizer=None if request.tokenizer else False,
                 progress=progress,
+                ahead=ahead,
             )
-        for text in report.warnings:
+        for text in result.warnings:
             warn(text)
-        return FlatFile(request.path, request.memory, descriptor=file.fileno())
+        return Opened(FlatFile(request.path, request.memory, descriptor=file.fileno()), result.tokenizer)
 
 
 def _fits_into_memory(path: Path) -> bool:
@@ -219,18 +266,26 @@ def _full_disk_advice(folder: Path, source: Path, advice: str) -> Iterator[None]
         raise _FullError(f"{folder} is too full for the conversion of {source} ({error.strerror}); {advice}") from None
 
 
-def _convert(request: Request, path: Path, progress: Progress, warn: Warn, *, hashed: bool) -> str:
-    """Write the flat file, resuming an interrupted conversion at the same path. Returns the dtype of most matrices."""
+def _convert(
+    request: Request, path: Path, progress: Progress, warn: Warn, *, hashed: bool
+) -> tuple[str, Tokenizer | None]:
+    """Write the flat file, resuming an interrupted conversion at the same path.
+
+    Returns:
+        The dtype of most matrices, and the tokenizer.
+    """
+    ahead = _read_ahead(request)
     from llamac.export.convert import export_resumable
 
-    report = export_resumable(
+    result = export_resumable(
         Source(request.path, request.name),
         path,
         dtype=request.dtype,
         tokenizer=None if request.tokenizer else False,
         progress=progress,
         hashed=hashed,
+        ahead=ahead,
     )
-    for text in report.warnings:
+    for text in result.warnings:
         warn(text)
-    return report.dtype
+    return result.dtype, result.tokenizer

@@ -134,7 +134,9 @@ def open_model(
     found_lora = adapters(lora)
     tokenizer_path = None if tokenizer is None else file_path(tokenizer, "tokenizer")
     replacement = None if tokenizer_path is None else Tokenizer.from_file(tokenizer_path)
-    file = _open_file(source, memory, dtype, cache_dir, replacement is not None, progress, on_warning, on_conversion)
+    file, opened_tokenizer = _open_file(
+        source, memory, dtype, cache_dir, replacement is not None, progress, on_warning, on_conversion
+    )
     origin = Origin(
         load,
         os.path.abspath(source) if os.path.lexists(source) else os.fspath(source),
@@ -152,7 +154,14 @@ def open_model(
             from llamac.export.lora import attach
 
             attach(file, found_lora)
-        return Model(file, session_defaults, tokenizer=replacement, origin=origin, on_warning=on_warning)
+        return Model(
+            file,
+            session_defaults,
+            tokenizer=replacement,
+            opened_tokenizer=opened_tokenizer,
+            origin=origin,
+            on_warning=on_warning,
+        )
     except BaseException:
         file.close()
         raise
@@ -167,8 +176,8 @@ def _open_file(
     progress: Progress,
     on_warning: Callable[[str], object],
     on_conversion: Callable[[str], object],
-) -> FlatFile:
-    """Open any source as a flat file, converting it if necessary.
+) -> tuple[FlatFile, Tokenizer | None]:
+    """Open any source as a flat file, converting it if necessary. Returns also the tokenizer if it has been opened.
 
     `replaces_tokenizer` allows leaving out the source's tokenizer if it cannot be represented.
     """
@@ -182,7 +191,7 @@ def _open_file(
     if not is_foreign(found.path):
         file = FlatFile(found.path, memory)
         if dtype in (None, file.metadata.get("dtype")):
-            return file
+            return file, None
         file.close()
     from llamac.sources.conversions import Request, converted
 
@@ -200,9 +209,9 @@ def _open_file(
         notices.append(text)
 
     try:
-        file = converted(request, cache_dir, progress, warnings.append, announce)
+        opened = converted(request, cache_dir, progress, warnings.append, announce)
     except (TokenizerError, UnsupportedError):
         return converted(request._replace(tokenizer=False), cache_dir, progress, on_warning, announce)
     for text in warnings:
         on_warning(text)
-    return file
+    return opened

@@ -20,6 +20,19 @@ _HEADER = struct.Struct("<8s4I40x")  # magic, tokens, merges, bytes of strings, 
 _NATIVE = struct.pack("=I", 1) == struct.pack("<I", 1)  # the core reads the tables in place
 
 
+class OpenedBytes(bytes):
+    """A packed tokenizer whose tables have been opened, so that whoever gets it need not open them again.
+
+    Attributes:
+        vocabulary: The tables.
+    """
+
+    vocabulary: _core.Vocabulary
+
+    def __reduce__(self) -> tuple[type[bytes], tuple[bytes]]:
+        return bytes, (bytes(self),)
+
+
 def is_packed(data: bytes) -> bool:
     """Whether a tokenizer is in packed form, not a tokenizer.json."""
     return data.startswith(MAGIC)
@@ -44,6 +57,8 @@ def vocabulary_of(data: bytes) -> _core.Vocabulary:
     Raises:
         TokenizerError: If they are damaged.
     """
+    if isinstance(data, OpenedBytes):
+        return data.vocabulary
     n_tokens, n_merges, n_strings, _ = _check(data)
     try:
         return _core.Vocabulary(data, _HEADER.size, n_tokens, n_merges, n_strings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import llamac
 from golden.cases import CASES
 from golden.tiny_checkpoints import tensors
 from llamac.sources import cache, conversions, digests
+from llamac.text import packed, tokenizer
 from opened_sources import flip, logits, models_in
 
 CONFIG = CASES["llama"].config
@@ -138,3 +140,41 @@ def test_a_damaged_source_is_reported_once_by_the_conversion(
     with pytest.raises(llamac.ExportError, match="it is truncated"):
         llamac.load(source)
     assert models_in(cache_folder) == []
+
+
+@pytest.mark.parametrize("cache_dir", [None, False])
+def test_a_tokenizer_is_opened_once(
+    source: Path, cache_folder: Path, cache_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model uses what the conversion has opened."""
+    opened: list[bytes] = []
+    parse, tables = tokenizer._Parsed.__init__, packed.vocabulary_of
+
+    def parsed(self: Any, data: bytes, *others: Any) -> None:
+        opened.append(data)
+        parse(self, data, *others)
+
+    monkeypatch.setattr(tokenizer._Parsed, "__init__", parsed)
+    with llamac.load(source, cache_dir=cache_dir) as model:
+        ids = model.tokenize("some text")
+        assert model.detokenize(ids) == "some text"
+        assert len(opened) == 1
+        assert isinstance(opened[0], packed.OpenedBytes)
+        assert tables(opened[0]) is opened[0].vocabulary
+        again = pickle.loads(pickle.dumps(model.tokenizer))
+        assert (again.encode("some text"), type(again._data)) == (model.tokenizer.encode("some text"), bytes)
+    with llamac.load(source, cache_dir=cache_dir, tokenizer=source) as model:
+        assert model.tokenize("some text") == ids
+    with llamac.load(source, cache_dir=cache_dir) as model:
+        assert model.tokenize("some text") == ids
+
+
+def test_what_is_read_ahead_decides_nothing(
+    source: Path, cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The conversion is the same if the exporter reads the source itself."""
+    expected = [logits(source, cache_dir=tmp_path / name) for name in ("ahead",)]
+    monkeypatch.setattr(conversions, "_read_ahead", lambda request: None)
+    assert [logits(source, cache_dir=tmp_path / "alone")] == expected
+    (one,), (other,) = (list((tmp_path / name / "models").glob("*.bin")) for name in ("ahead", "alone"))
+    assert one.read_bytes() == other.read_bytes()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
 from llamac.errors import TokenizerError, UnsupportedError
-from llamac.format.gguf_metadata import Value, read_metadata
+from llamac.format.gguf_metadata import GGUFHead, Value, read_metadata
 from llamac.text.decoding import SPACE_MARK
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer_json import check_counts
@@ -88,6 +88,18 @@ _END_NAMES = frozenset(
         "<\uff5cend\u2581of\u2581sentence\uff5c>",
     ]
 )
+
+
+class ReadAhead(NamedTuple):
+    """What has been read of a GGUF file before the exporter reads the rest.
+
+    Attributes:
+        head: Its head.
+        vocabulary: Its vocabulary, or None.
+    """
+
+    head: GGUFHead
+    vocabulary: Vocabulary | None
 
 
 def from_gguf(path: str | Path) -> Vocabulary:
@@ -199,12 +211,14 @@ def _table(values: dict[str, Value]) -> _Table:
     scores = _list(values, "scores", float, len(tokens)) or [0.0] * len(tokens)
     types = _list(values, "token_type", int, len(tokens)) or [NORMAL] * len(tokens)
     table = _Table(list(tokens), list(cast("list[float]", scores)), list(cast("list[int]", types)), {})
-    for index in [index for index, text in enumerate(tokens) if text[:4] in ("", "[PAD")]:
+    has_gaps = not all(tokens) or "[PAD" in "".join(tokens)
+    for index in [index for index, text in enumerate(tokens) if text[:4] in ("", "[PAD")] if has_gaps else ():
         if not tokens[index]:
             table.texts[index], table.scores[index], table.types[index] = f"[EMPTY_{index}]", 0.0, UNUSED
         elif tokens[index] == f"[PAD{index}]":
             table.types[index] = UNUSED
-    table.special.update((index, table._piece(index)) for index, kind in enumerate(table.types) if kind != NORMAL)
+    special = [index for index, kind in enumerate(table.types) if kind != NORMAL]
+    table.special.update((index, table._piece(index)) for index in special)
     return table
 
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from llamac import _core
 from llamac.errors import LlamacError, TokenizerError, UnsupportedError
-from llamac.text.packed import join, rest_json, vocabulary_of
+from llamac.text.packed import OpenedBytes, join, rest_json, vocabulary_of
 from llamac.text.vocabulary.added import Document
 from llamac.text.vocabulary.spm import BYTE_PIECES, MAX_TIES, NORMAL, UNUSED, check_ties
+
+MANY = 1 << 14  # tokens from which threads rank merges
+RANKERS = 4
 
 _FORMED = bytes(kind in (NORMAL, UNUSED) for kind in range(256))  # types of pieces that merges can form
 
@@ -31,8 +35,7 @@ def pack_lines(texts: list[str], lines: list[str], shell: Callable[[], Document]
         return None
     ends, strings, vocabulary = opened
     merges = vocabulary.parse_merges(lines)
-    joined = _join(shell(), ends, merges, strings) if merges else None
-    return None if joined is None else joined[0]
+    return _join(shell(), ends, merges, strings) if merges else None
 
 
 def pack_scores(
@@ -62,13 +65,13 @@ def pack_scores(
     forms = bytes(types).translate(_FORMED)
     values = array("f", scores)
     try:
-        merges, rivals = vocabulary.rank_merges(values, forms, MAX_TIES)
+        merges, rivals = _rank(vocabulary, values, forms)
     except UnsupportedError:
         return None
-    joined = _join(shell(present == 256), ends, merges, strings)
-    if joined is None:
+    data = _join(shell(present == 256), ends, merges, strings)
+    if data is None:
         return None
-    data, ranked = joined
+    ranked = data.vocabulary
 
     def by_score(left: str, right: str) -> float | None:
         token = ranked.find(left + right)
@@ -94,8 +97,18 @@ def _open(texts: list[str]) -> tuple[bytes, bytes, _core.Vocabulary] | None:
     return (*tables, vocabulary) if vocabulary.n_strings == len(texts) else None
 
 
-def _join(document: Document, ends: bytes, merges: bytes, strings: bytes) -> tuple[bytes, _core.Vocabulary] | None:
-    """The packed form, and its vocabulary."""
+def _rank(vocabulary: _core.Vocabulary, scores: array[float], forms: bytes) -> tuple[bytes, list[tuple[int, int, int]]]:
+    """The merges that scores imply, and their rivals (`_core.Vocabulary.rank_merges`). Threads rank a large one."""
+    if len(forms) < MANY:
+        return vocabulary.rank_merges(scores, forms, MAX_TIES)
+    with ThreadPoolExecutor(RANKERS) as pool:
+        parts = [pool.submit(vocabulary.rank_merges, scores, forms, MAX_TIES, part, RANKERS) for part in range(RANKERS)]
+        found = [part.result() for part in parts]
+    return b"".join(merges for merges, _ in found), [rival for _, rivals in found for rival in rivals]
+
+
+def _join(document: Document, ends: bytes, merges: bytes, strings: bytes) -> OpenedBytes | None:
+    """The packed form."""
     model = {key: value for key, value in document["model"].items() if key not in ("vocab", "merges")}
     data = join(rest_json({**document, "model": model}), ends, merges, strings)
     try:
@@ -103,4 +116,6 @@ def _join(document: Document, ends: bytes, merges: bytes, strings: bytes) -> tup
         vocabulary.index()  # finds equal merges
     except LlamacError:
         return None
-    return data, vocabulary
+    opened = OpenedBytes(data)
+    opened.vocabulary = vocabulary
+    return opened
