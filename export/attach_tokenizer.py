@@ -163,7 +163,7 @@ def _fit_to_model(checkpoint: Checkpoint) -> None:
     stop_ids = tuple(sorted({*checkpoint.stop_ids, *special.stop_ids}))
     special = replace(special, stop_ids=stop_ids)
     checkpoint.tokenizer = (data, special, spm)
-    checkpoint.opened_tokenizer = tokenizer.with_special(special)
+    checkpoint.opened_tokenizer = tokenizer._with_special(special)
 
 
 def _count_ids(vocabulary: tuple[bytes, SpecialTokens, bytes | None], where: str) -> int:

@@ -15,6 +15,8 @@ from llamac.engine.model import Model, SessionDefaults
 from llamac.progress import Progress, bars, silent
 from llamac.sources.loading import open_model
 
+BAR_DELAY = 0.5  # seconds before there is a bar: importing tqdm takes as long as converting a small GGUF file
+
 
 def load_model(options: argparse.Namespace, *, tokenizer: str | None = None, **settings: Any) -> Model:
     """Open the model that a command names, and convert it if necessary.
@@ -26,7 +28,7 @@ def load_model(options: argparse.Namespace, *, tokenizer: str | None = None, **s
     """
     warnings: list[str] = []
     notices: list[str] = []
-    with shown_progress(options) as show:
+    with shown_progress(options, BAR_DELAY) as show:
 
         def report(phase: str, done: int, total: int) -> None:
             # held until there is progress: a source that is rejected at once gets only its error

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -250,9 +251,12 @@ def test_inspect_shows_the_conversions_in_the_cache(
 
 
 def test_a_terminal_shows_progress_of_the_first_conversion_only(checkpoint_folder: Path, cache_folder: Path) -> None:
-    def shown() -> str:
+    program = "from llamac.cli import loading; loading.BAR_DELAY = {}; from llamac import __main__; __main__.main()"
+
+    def shown(delay: float) -> str:
         reader, writer = pty.openpty()
-        command = [sys.executable, "-m", "llamac", "run", str(checkpoint_folder), "-i", "a", "-n", "4", "-q"]
+        run = ["run", str(checkpoint_folder), "-i", "a", "-n", "4", "-q"]
+        command = [sys.executable, "-c", program.format(delay), *run]
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "40"}
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=writer, env=environment, timeout=TIMEOUT)
         os.close(writer)
@@ -264,8 +268,18 @@ def test_a_terminal_shows_progress_of_the_first_conversion_only(checkpoint_folde
         os.close(reader)
         return text.decode()
 
-    assert "writing" in shown()
-    assert "writing" not in shown()
+    announcement = f"llamac: converting {checkpoint_folder} once; keeping the result in {cache_folder}\r\n"
+    first = shown(0)
+    before, line, after = first.partition(announcement)  # no bar shares its line, which the terminal wraps
+    assert line
+    assert before.endswith("\r")
+    assert "writing" in after
+    assert max(map(len, (before + after).split("\r"))) < 40
+    again = shown(0)  # reads a source again that is so new
+    assert "writing" not in again
+    assert "converting" not in again
+    shutil.rmtree(cache_folder)
+    assert shown(60) == announcement
 
 
 def test_progress_bars_are_not_imported_without_a_conversion(tiny_llama: Path, tmp_path: Path) -> None:
