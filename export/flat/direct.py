@@ -23,7 +23,7 @@ from llamac.export.dtypes import BLOCK_DTYPES
 from llamac.export.flat.packing import checked_rows, regroup_into
 from llamac.export.flat.pipeline import Job, in_order
 from llamac.export.flat.plan import Plan, Slot
-from llamac.export.flat.stream import BLOCK_BYTES, tensor_record, write_tables
+from llamac.export.flat.stream import BLOCK_BYTES, clear, resize, tensor_record, write_tables
 from llamac.format.flatfile import RECORD_BYTES, UNHASHED
 from llamac.format.strips import STRIP_ROWS
 from llamac.progress import Progress
@@ -51,14 +51,13 @@ def write_unhashed(file: BinaryIO, plan: Plan, progress: Progress, threads: int)
     offsets = plan.offsets()
     start, slots = offsets["data"], plan.slots
     records = [tensor_record(slot, start, UNHASHED) for slot in slots]
-    file.truncate(plan.file_bytes)
+    is_new = resize(file, plan.file_bytes)
     progress("writing", 0, plan.data_bytes)
     file.seek(offsets["tensors"])
     present = file.read(len(slots) * RECORD_BYTES["tensor"])
     done = next((i for i, record in enumerate(records) if not present.startswith(record, i * len(record))), len(slots))
-    if not done:  # clear leftovers of another file: the gaps between sections must be zeros
-        file.truncate(0)
-        file.truncate(plan.file_bytes)
+    if not done and not is_new:
+        clear(file, plan.file_bytes)
     first = start + (slots[done - 1].end if done else 0)
     for end in in_order(_jobs(file.fileno(), plan, start, first), threads):
         complete = bisect.bisect_right(slots, end - start, key=lambda slot: slot.end)

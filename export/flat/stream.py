@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -124,12 +125,11 @@ def _write_file(
 ) -> list[bytes]:
     offsets = plan.offsets()
     start = offsets["data"]
-    file.truncate(plan.file_bytes)
+    is_new = resize(file, plan.file_bytes)
     progress("writing", 0, plan.data_bytes)
     hashes = _complete_tensors(file, plan, progress)
-    if not hashes:  # clear leftovers of another file: the gaps between sections must be zeros
-        file.truncate(0)
-        file.truncate(plan.file_bytes)
+    if not hashes and not is_new:
+        clear(file, plan.file_bytes)
     stream = DataStream(file, start + (plan.slots[len(hashes) - 1].end if hashes else 0))
     missing = plan.slots[len(hashes) :]
     unfinished: deque[tuple[Slot, Future[bytes]]] = deque()
@@ -164,6 +164,22 @@ def _write_file(
     stream.flush()
     write_tables(file, plan, hashes)
     return hashes
+
+
+def resize(file: BinaryIO, size: int) -> bool:
+    """Set a file's size. Returns whether the file was empty."""
+    is_new = not os.fstat(file.fileno()).st_size
+    file.truncate(size)
+    return is_new
+
+
+def clear(file: BinaryIO, size: int) -> None:
+    """Remove leftovers of another file: the gaps between sections must be zeros.
+
+    A new file needs no clearing. When a file that was truncated is closed, ext4 waits until it has begun to write it.
+    """
+    file.truncate(0)
+    file.truncate(size)
 
 
 def _jobs(slots: Iterable[Slot]) -> Iterator[Job[tuple[Slot, Piece]]]:
