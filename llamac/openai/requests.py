@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from llamac.engine.sampling import SamplingParams
-from llamac.errors import ArgumentError, ArgumentTypeError, LlamacError
+from llamac.errors import ArgumentError, ArgumentTypeError, LlamacError, UnsupportedError
 from llamac.guided.guides import Json
 
 if TYPE_CHECKING:
@@ -174,6 +174,8 @@ def _guide(value: object) -> Json | None:
         return None if kind == "text" else Json(schema)
     except ArgumentError as error:
         raise InvalidRequestError(f"{name}: {error}", name, "invalid_value") from None
+    except UnsupportedError as error:
+        raise InvalidRequestError(f"{name}: {error}", name, "unsupported_parameter") from None
 
 
 def _updated(params: SamplingParams, field: str, name: str, value: object) -> SamplingParams:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -61,6 +62,14 @@ def test_parts_of_text_are_joined_and_developers_are_the_system() -> None:
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "a\nb"},
     ]
+
+
+def test_without_the_library_a_response_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    error = refusal("chat", messages=HI, response_format={"type": "json_object"})
+    assert (error.param, error.code) == ("response_format", "unsupported_parameter")
+    assert 'pip install "llamac[guided]"' in str(error)
+    assert translate("chat", {"messages": HI, "response_format": {"type": "text"}}).params.guide is None
 
 
 def test_a_response_format_becomes_a_guide() -> None:
