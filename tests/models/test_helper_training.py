@@ -261,6 +261,7 @@ def test_evaluation_runs_the_exported_file(
     evaluate.export(tmp_path / "checkpoint", tmp_path / "helper.bin")
     with llamac.load(tmp_path / "helper.bin") as model:
         assert model.chat_template is not None
+        assert model.sampling_defaults.temperature == 0
         for index in range(10):
             made = generator.conversation(51, index)
             variables: dict[str, Any] = {"tools": made.tools, "enable_thinking": made.enable_thinking}

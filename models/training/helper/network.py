@@ -175,7 +175,7 @@ def save(network: Network, directory: Path, shard_bytes: int = 15_000_000) -> No
 
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(network.shape.config(), indent=2) + "\n", encoding="utf-8")
-    generation = {"eos_token_id": [2, 0], "pad_token_id": 0, "do_sample": True, "temperature": 0.3}
+    generation = {"eos_token_id": [2, 0], "pad_token_id": 0, "do_sample": False}
     (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
     shards: list[dict[str, Tensor]] = [{}]
     used = 0
