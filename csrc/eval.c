@@ -86,11 +86,14 @@ static int prepare_rows(struct llamac_session *s, const llamac_row *rows, int n,
 
 int eval_check(const struct llamac_session *s, const llamac_row *rows, int n, const float *logits,
                const llamac_eval_options *options, llamac_error *err) {
-    int wanted = 0;
+    int wanted = 0, observed[LLAMAC_N_STAGES] = { 0 };
     if (n < 0) return bad_argument(err, "n_rows is %d, expected 0 or more", n);
+    if (options && check_observations(s, options, err)) return -1;
+    for (int i = 0; options && i < options->n_observations; i++) observed[options->observations[i].stage] = 1;
     for (int r = 0; r < n; r++) wanted += rows[r].want_logits != 0;
-    if (wanted && !logits) return bad_argument(err, "%d rows want logits, but there is no buffer for them", wanted);
-    return options ? check_observations(s, options, err) : 0;
+    if (wanted && !logits && (observed[LLAMAC_STAGE_LOGITS] || !observed[LLAMAC_STAGE_OUTPUT_NORM]))
+        return bad_argument(err, "%d rows want logits, but there is no buffer for them", wanted);
+    return 0;
 }
 
 int eval_rows(struct llamac_session *s, const llamac_row *rows, const int *last_branches, int n, float *logits,

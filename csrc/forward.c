@@ -227,7 +227,7 @@ static void block(const struct worker *w, struct residual *stream, int l) {
     observe(w, LLAMAC_STAGE_BLOCK, l, stream->x, e->n_rows, (int)c->dim);
 }
 
-// Computes the final norm and the logits of the rows that want them.
+// Computes the final norm and the logits of the rows that want them; only the norm if there is no buffer for logits.
 static void output(const struct worker *w, const float *x) {
     const struct eval *e = w->eval;
     const struct llamac_model *m = e->session->model;
@@ -238,7 +238,9 @@ static void output(const struct worker *w, const float *x) {
     const struct rows rows = { .x = x, .indices = indices, .n = n, .width = (int)m->config->dim };
     const struct norm_step step = { .norm = { m->output_norm, m->output_norm_bias },
                                     .copy = observer_of(e, LLAMAC_STAGE_OUTPUT_NORM, 0) };
-    const struct panels inputs = prepare_inputs(w, rows, &step, (struct consumers){ { &m->output }, 1 });
+    const struct consumers consumers = { { &m->output }, e->logits ? 1 : 0 };
+    const struct panels inputs = prepare_inputs(w, rows, &step, consumers);
+    if (!e->logits) return;
     const float scale = m->config->logit_scale, cap = m->config->logit_soft_cap;
     const int is_scaled = scale != 1 || cap > 0;
     float *const observer = observer_of(e, LLAMAC_STAGE_LOGITS, 0);

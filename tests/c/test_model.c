@@ -286,6 +286,33 @@ static void check_observers(const struct tiny_shape *shape) {
     free(file.data);
 }
 
+// Without a buffer for logits, the observed norm has the same bits, and rows are appended all the same.
+static void the_output_norm_needs_no_logits(void) {
+    struct tiny_file file = tiny_model(&tiny_llama);
+    llamac_model *model = open_model(file);
+    llamac_session *s = open_session(model, 1, 0, 1, NULL);
+    const int vocab = tiny_llama.vocab;
+    int per_layer;
+    const size_t width = llamac_stage_width(s, LLAMAC_STAGE_OUTPUT_NORM, &per_layer);
+    enum { ROWS = 270 };
+    llamac_row rows[ROWS];
+    for (int i = 0; i < ROWS; i++) rows[i] = (llamac_row){ token_at(0, i, vocab), 0, i, i % 3 != 0 };
+    float *logits = take(sizeof(float) * (size_t)(vocab * ROWS));
+    float *norms[2] = { take(sizeof(float) * width * ROWS), take(sizeof(float) * width * ROWS) };
+    for (int without = 0; without < 2; without++) {
+        const llamac_observation request = { LLAMAC_STAGE_OUTPUT_NORM, 0, norms[without] };
+        const llamac_eval_options options = { .observations = &request, .n_observations = 1 };
+        CHECK(!llamac_truncate(s, 0, 0, &err), "%s", err.message);
+        CHECK(!llamac_eval(s, rows, ROWS, without ? NULL : logits, &options, &err), "%s", err.message);
+        CHECK(llamac_length(s, 0) == ROWS, "length %d", llamac_length(s, 0));
+    }
+    CHECK(!memcmp(norms[0], norms[1], sizeof(float) * width * 180), "the norm depends on whether logits are computed");
+    llamac_session_close(&s);
+    free(norms[0]), free(norms[1]), free(logits);
+    llamac_model_close(&model);
+    free(file.data);
+}
+
 static void observers_change_nothing(void) {
     check_observers(&tiny_llama);
     check_observers(&tiny_gpt2);
@@ -313,6 +340,9 @@ static void invalid_rows_are_rejected_and_change_nothing(void) {
         CHECK(llamac_length(s, 0) == 0, "case %zu: length %d", i, llamac_length(s, 0));
     }
     CHECK(llamac_eval(s, &(llamac_row){ .want_logits = 1 }, 1, NULL, NULL, &err), "no buffer for logits");
+    const llamac_observation seen[] = { { LLAMAC_STAGE_OUTPUT_NORM, 0, logits }, { LLAMAC_STAGE_LOGITS, 0, logits } };
+    const llamac_eval_options options = { .observations = seen, .n_observations = 2 };
+    CHECK(llamac_eval(s, &(llamac_row){ .want_logits = 1 }, 1, NULL, &options, &err), "no buffer for observed logits");
     llamac_session_close(&s);
     llamac_model_close(&model);
     free(file.data);
@@ -554,6 +584,7 @@ int main(int argc, char **argv) {
     RUN(bits_do_not_depend_on_the_callers_floating_point_settings);
     RUN(a_truncated_session_gives_the_bits_of_a_new_one);
     RUN(observers_change_nothing);
+    RUN(the_output_norm_needs_no_logits);
     RUN(invalid_rows_are_rejected_and_change_nothing);
     RUN(invalid_observations_are_rejected);
     RUN(invalid_session_options_are_rejected);
