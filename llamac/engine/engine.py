@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, overload
 from llamac.arguments import KVDtype, real_number, whole_number, wrong_type
 from llamac.engine.batch import Batch
 from llamac.engine.closeable import Closeable
-from llamac.engine.generation import prompt_ids, resolved_params
+from llamac.engine.generation import resolved_params
 from llamac.engine.output import Output
 from llamac.engine.prefix_cache import PrefixCache, PrefixStats
+from llamac.engine.prompts import conversation_ids, prompt_ids
 from llamac.engine.request import Request
 from llamac.engine.sampling import SamplingOverrides, SamplingParams, request_params
 from llamac.engine.session import Session
@@ -303,7 +304,7 @@ class Engine(Closeable):
             ChatTemplateError: If the template fails or refuses the messages.
             LlamacError: As for `submit`.
         """
-        ids = self._model._conversation_ids(messages, tools, template_options, self.context)
+        ids = conversation_ids(self._model, messages, tools, template_options, self.context)
         return self.submit(ids, params, priority=priority, deadline=deadline, **overrides)
 
     def _request(self, prompt: Prompt, params: SamplingParams, priority: int, deadline: float | None) -> Request:

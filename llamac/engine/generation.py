@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from llamac import _core
 from llamac.arguments import wrong_type
 from llamac.engine.output import Completion, Output, Timings
-from llamac.engine.rows import as_ids
+from llamac.engine.prompts import prompt_ids
 from llamac.engine.sampler import check_token_ids
 from llamac.engine.sampling import ResolvedParams, SamplingParams, resolve
 from llamac.engine.session import Session
-from llamac.errors import ArgumentError, BusyError, CancelledError, ClosedError, ContextFullError
+from llamac.errors import ArgumentError, BusyError, CancelledError, ClosedError
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
@@ -163,50 +163,6 @@ class Stream(Iterator[str]):
 
 
 # ---- from a request to a stream
-
-
-def prompt_ids(model: Model, prompt: str | Sequence[int], context: int) -> array[int]:
-    """Convert a prompt to token ids.
-
-    Args:
-        model: The model.
-        prompt: A str, which gets BOS if the model wants it; or token ids, which are used unchanged. An empty prompt
-            becomes BOS.
-        context: The number of positions in the context.
-
-    Raises:
-        ContextFullError: If the prompt does not fit the context.
-        ArgumentError: If an id is out of range, or the prompt is empty and the model has no BOS.
-    """
-    if not isinstance(prompt, str | Iterable):
-        raise wrong_type("prompt", prompt, "a str or token ids")
-    if isinstance(prompt, str):
-        check_length([prompt], model, context)
-        prompt = model.tokenize(prompt)
-    ids = as_ids(prompt)
-    size = model.config["vocab_size"]
-    wrong = next((token for token in ids if not 0 <= token < size), None)
-    if wrong is not None:
-        raise ArgumentError(f"the prompt has the token id {wrong}, expected 0 to {size - 1}")
-    if not ids:
-        bos = model.special.bos_id
-        if bos is None:
-            raise ArgumentError("the prompt is empty, and the model has no BOS token to begin with")
-        ids = array("i", [bos])
-    if len(ids) > context:
-        raise ContextFullError(f"the prompt has {len(ids)} tokens, but the context holds {context}: shorten it")
-    return ids
-
-
-def check_length(texts: Iterable[str], model: Model, context: int) -> None:
-    """Reject a prompt that is certainly too long, before it takes time and memory to tokenize.
-
-    Raises:
-        ContextFullError: If the texts together have more tokens than the context has positions.
-    """
-    least = sum(map(model.tokenizer.min_tokens, texts))
-    if least > context:
-        raise ContextFullError(f"the prompt has at least {least} tokens, but the context holds {context}: shorten it")
 
 
 def resolved_params(model: Model, request: SamplingParams) -> ResolvedParams:

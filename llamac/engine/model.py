@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamac.arguments import KVDtype, whole_number, wrong_type
 from llamac.engine.closeable import Closeable
+from llamac.engine.prompts import NO_TEMPLATE, conversation_ids, render_runs, tokenize_runs
 from llamac.engine.rows import as_ids
 from llamac.engine.sampling import SamplingOverrides, SamplingParams, recommended_params, request_params
 from llamac.engine.session import Session
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from llamac.engine.output import Completion
     from llamac.engine.session import Logits
     from llamac.text.chat import ChatTemplate
-    from llamac.text.chat_runs import PromptRun
-
-NO_TEMPLATE = "this model has no chat template: generate from a prompt in the format that it was trained on instead"
 
 
 class SessionDefaults(NamedTuple):
@@ -289,40 +287,7 @@ class Model(Closeable):
         """
         if parse_special:
             return self.tokenize(self.chat_prompt(messages, **options), add_special=False)
-        return self._tokenize_runs(self._render_runs(messages, options))
-
-    def _render_runs(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[PromptRun]:
-        if self.chat_template is None:
-            raise ArgumentError(NO_TEMPLATE)
-        tokenizer = self.tokenizer
-        find_special = tokenizer.special_spans if tokenizer.reads_other_spellings else None
-        return self.chat_template.render_runs(messages, tokenizer.special_names, find_special, **options)
-
-    def _tokenize_runs(self, runs: Iterable[PromptRun]) -> list[int]:
-        ids: list[int] = []
-        for run in runs:
-            ids += self.tokenize(run.text, add_special=False, parse_special=run.parse_special)
-        return ids
-
-    def _conversation_ids(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        template_options: Mapping[str, Any] | None,
-        context: int,
-    ) -> list[int]:
-        """Token ids for `chat`, in which messages cannot write special tokens."""
-        from llamac.engine.generation import check_length
-
-        if not isinstance(template_options, Mapping | None):
-            raise wrong_type("template_options", template_options, "a dict")
-        options = dict(template_options or {})
-        for name in ("messages", "tools", "parse_special"):
-            if name in options:
-                raise ArgumentError(f"template_options holds {name!r}, which is not an option of the template")
-        runs = self._render_runs(messages, {"tools": tools, **options})
-        check_length((run.text for run in runs), self, context)
-        return self._tokenize_runs(runs)
+        return tokenize_runs(self, render_runs(self, messages, options))
 
     # ---- generating
 
@@ -410,7 +375,7 @@ class Model(Closeable):
         **overrides: Unpack[SamplingOverrides],
     ) -> Stream:
         """Like `chat`, as an iterator over pieces of text."""
-        ids = self._conversation_ids(messages, tools, template_options, self._context_limit(context))
+        ids = conversation_ids(self, messages, tools, template_options, self._context_limit(context))
         return self.stream(ids, params, context=context, **overrides)
 
     # ---- computing

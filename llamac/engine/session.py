@@ -13,6 +13,7 @@ from llamac import _core
 from llamac.arguments import KV_DTYPES, KVDtype, wrong_type
 from llamac.engine import machine
 from llamac.engine.closeable import Closeable
+from llamac.engine.prompts import conversation_ids
 from llamac.engine.rows import STAGES, Rows, appended_rows, as_ids, draft_rows, packed_rows, stages_and_layers
 from llamac.engine.sampler import Sampler
 from llamac.engine.sampling import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
@@ -227,7 +228,7 @@ class Session(Closeable):
         **overrides: Unpack[SamplingOverrides],
     ) -> Stream:
         """Like `chat`, as an iterator over pieces of text."""
-        ids = self._model._conversation_ids(messages, tools, template_options, self.context)
+        ids = conversation_ids(self._model, messages, tools, template_options, self.context)
         return self.stream(ids, params, **overrides)
 
     # ---- computing

@@ -1,0 +1,111 @@
+"""Prompts: from a text, token ids or a conversation to the ids that a sequence starts with."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llamac.arguments import wrong_type
+from llamac.engine.rows import as_ids
+from llamac.errors import ArgumentError, ContextFullError
+
+if TYPE_CHECKING:
+    from llamac.engine.model import Model
+    from llamac.text.chat_runs import PromptRun
+
+NO_TEMPLATE = "this model has no chat template: generate from a prompt in the format that it was trained on instead"
+
+
+def prompt_ids(model: Model, prompt: str | Sequence[int], context: int) -> array[int]:
+    """Convert a prompt to token ids.
+
+    Args:
+        model: The model.
+        prompt: A str, which gets BOS if the model wants it; or token ids, which are used unchanged. An empty prompt
+            becomes BOS.
+        context: The number of positions in the context.
+
+    Raises:
+        ContextFullError: If the prompt does not fit the context.
+        ArgumentError: If an id is out of range, or the prompt is empty and the model has no BOS.
+    """
+    if not isinstance(prompt, str | Iterable):
+        raise wrong_type("prompt", prompt, "a str or token ids")
+    if isinstance(prompt, str):
+        check_length([prompt], model, context)
+        prompt = model.tokenize(prompt)
+    ids = as_ids(prompt)
+    size = model.config["vocab_size"]
+    wrong = next((token for token in ids if not 0 <= token < size), None)
+    if wrong is not None:
+        raise ArgumentError(f"the prompt has the token id {wrong}, expected 0 to {size - 1}")
+    if not ids:
+        bos = model.special.bos_id
+        if bos is None:
+            raise ArgumentError("the prompt is empty, and the model has no BOS token to begin with")
+        ids = array("i", [bos])
+    if len(ids) > context:
+        raise ContextFullError(f"the prompt has {len(ids)} tokens, but the context holds {context}: shorten it")
+    return ids
+
+
+def check_length(texts: Iterable[str], model: Model, context: int) -> None:
+    """Reject a prompt that is certainly too long, before it takes time and memory to tokenize.
+
+    Raises:
+        ContextFullError: If the texts together have more tokens than the context has positions.
+    """
+    least = sum(map(model.tokenizer.min_tokens, texts))
+    if least > context:
+        raise ContextFullError(f"the prompt has at least {least} tokens, but the context holds {context}: shorten it")
+
+
+# ---- conversations
+
+
+def render_runs(model: Model, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[PromptRun]:
+    """Render a conversation to runs of text that the template wrote and of text from messages.
+
+    Raises:
+        ArgumentError: If the model has no chat template.
+        ChatTemplateError: If the template fails or refuses the messages.
+    """
+    if model.chat_template is None:
+        raise ArgumentError(NO_TEMPLATE)
+    tokenizer = model.tokenizer
+    find_special = tokenizer.special_spans if tokenizer.reads_other_spellings else None
+    return model.chat_template.render_runs(messages, tokenizer.special_names, find_special, **options)
+
+
+def tokenize_runs(model: Model, runs: Iterable[PromptRun]) -> list[int]:
+    """Convert runs to token ids. Only the template's own text can become special tokens."""
+    ids: list[int] = []
+    for run in runs:
+        ids += model.tokenize(run.text, add_special=False, parse_special=run.parse_special)
+    return ids
+
+
+def conversation_ids(
+    model: Model,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    template_options: Mapping[str, Any] | None,
+    context: int,
+) -> list[int]:
+    """Convert the arguments of `chat` to token ids. Messages cannot write special tokens.
+
+    Raises:
+        ArgumentError: If the model has no chat template, or an option is not one of the template's.
+        ChatTemplateError: If the template fails or refuses the messages.
+        ContextFullError: If the conversation certainly does not fit the context.
+    """
+    if not isinstance(template_options, Mapping | None):
+        raise wrong_type("template_options", template_options, "a dict")
+    options = dict(template_options or {})
+    for name in ("messages", "tools", "parse_special"):
+        if name in options:
+            raise ArgumentError(f"template_options holds {name!r}, which is not an option of the template")
+    runs = render_runs(model, messages, {"tools": tools, **options})
+    check_length((run.text for run in runs), model, context)
+    return tokenize_runs(model, runs)
