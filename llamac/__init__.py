@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from llamac.engine.model import Model
     from llamac.engine.output import Completion, Timings, Usage
     from llamac.engine.prefix_cache import PrefixStats
+    from llamac.engine.ranking import Ranked
     from llamac.engine.request import Request
     from llamac.engine.rows import STAGES
     from llamac.engine.sampling import SamplingParams
+    from llamac.engine.scoring import Score
     from llamac.engine.session import Session
     from llamac.errors import (
         ArgumentError,
@@ -63,9 +65,11 @@ _MODULES = {
     "llamac.engine.model": ["Model"],
     "llamac.engine.output": ["Completion", "Timings", "Usage"],
     "llamac.engine.prefix_cache": ["PrefixStats"],
+    "llamac.engine.ranking": ["Ranked"],
     "llamac.engine.request": ["Request"],
     "llamac.engine.rows": ["STAGES"],
     "llamac.engine.sampling": ["SamplingParams"],
+    "llamac.engine.scoring": ["Score"],
     "llamac.engine.session": ["Session"],
     "llamac.errors": [
         "ArgumentError",
@@ -121,9 +125,11 @@ __all__ = [
     "OutOfMemoryError",
     "PrefixStats",
     "QueueFullError",
+    "Ranked",
     "Regex",
     "Request",
     "SamplingParams",
+    "Score",
     "Session",
     "SpecialTokens",
     "Stream",

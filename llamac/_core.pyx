@@ -442,7 +442,8 @@ cdef class Session:
 
         Args:
             logits: Receives vocab_size floats per row that wants them. None: only the last row may want logits, which
-                stay in the session for `sample`.
+                stay in the session for `sample`. Without elements: rows that want logits get only the output norm,
+                which an observation receives.
             observations: (stage, layer, buffer of floats) each.
 
         Raises:
@@ -457,10 +458,10 @@ cdef class Session:
         for i in range(n):
             wanted += rows[i, 3] != 0
         if logits is not None:
-            if logits.shape[0] != <Py_ssize_t>wanted * self.vocab_size:
+            if logits.shape[0] not in (0, <Py_ssize_t>wanted * self.vocab_size):
                 raise ArgumentError(f"the buffer for logits has {logits.shape[0]} floats, "
                                     f"expected {wanted} x {self.vocab_size}")
-            out = &logits[0] if wanted else NULL
+            out = &logits[0] if logits.shape[0] else NULL
         elif wanted > 1 or (wanted == 1 and not rows[n - 1, 3]):
             raise ArgumentError("without a buffer only the last row can want logits")
         self._enter()

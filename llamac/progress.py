@@ -36,6 +36,16 @@ def silent(phase: str, done: int, total: int) -> None:
 
 
 @contextlib.contextmanager
+def shown(progress: bool | Progress) -> Iterator[Progress]:
+    """The callback for an argument `progress`: bars for True, nothing for False, or the callback itself."""
+    if progress is True:
+        with bars() as report:
+            yield report
+    else:
+        yield progress or silent
+
+
+@contextlib.contextmanager
 def bars(stream: TextIO | None = None, *, delay: float = 0.0) -> Iterator[Progress]:
     """Show progress on a stream while the block runs, one phase at a time.
 

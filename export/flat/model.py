@@ -31,6 +31,7 @@ METADATA_TYPES: dict[str, type] = {
     "chat_templates": dict,
     "special_tokens": dict,
     "adapters": list,
+    "pooling": str,
 }
 
 

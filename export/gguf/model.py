@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.errors import ExportError
-from llamac.export import generation_config
+from llamac.export import generation_config, pooling
 from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.plan import config_records
 from llamac.export.gguf.config import EMBEDDING, GGUFConfig, architecture, parse_config
@@ -76,6 +76,7 @@ def read(path: Path, warnings: list[str], *, complete: bool = True, head: GGUFHe
         "source": {"format": "gguf", "architecture": name, "files": [part.name for part in file.paths]},
         **templates.metadata(),
         **generation_config.to_metadata(generation_config.from_gguf(file.values, warnings)),
+        **pooling.from_gguf(str(name), file.values),
     }
     return Checkpoint(
         config.model, tensors, chat_template=templates.default(), metadata=metadata, gguf_values=file.values

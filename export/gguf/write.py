@@ -18,7 +18,7 @@ import gguf
 import numpy as np
 
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import generation_config
+from llamac.export import generation_config, pooling
 from llamac.export.checkpoint import CHUNK_BYTES, Checkpoint, LazyTensor, ModelConfig
 from llamac.export.dtypes import nearest_dtypes
 from llamac.export.flat.packing import checked_chunks, regroup, to_dtype
@@ -187,6 +187,8 @@ def _describe(writer: Any, checkpoint: Checkpoint, architecture: str, keys: Mapp
     writer.add_file_type(file_type)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     add_keys(writer, {f"{architecture}.{key}": value for key, value in keys.items()})
+    if (pooling_type := pooling.gguf_type(checkpoint.metadata)) is not None:
+        writer.add_pooling_type(gguf.PoolingType(pooling_type))
     for key, value in generation_config.to_gguf(generation_config.from_flat(checkpoint.metadata)).items():
         (writer.add_int32 if isinstance(value, int) else writer.add_float32)(key, value)
     texts = {"default": checkpoint.chat_template, **checkpoint.metadata.get(chat_templates.OTHERS, {})}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llamac import _core
 from llamac.errors import ExportError, UnsupportedError
-from llamac.export import generation_config
+from llamac.export import generation_config, pooling
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.plan import config_records
 from llamac.export.hf import mxfp4
@@ -80,6 +80,7 @@ def read(folder: Path, warnings: list[str]) -> Checkpoint:
         "config": values,
         **templates.metadata(),
         **generation_config.to_metadata(generation_config.from_hf(folder, warnings)),
+        **pooling.from_hf(folder, warnings),
     }
     template = templates.default()
     return Checkpoint(model, tensors, chat_template=template, metadata=metadata)

@@ -13,6 +13,7 @@ from llamac import _core
 from llamac.engine.output import FinishReason
 from llamac.engine.prefix_cache import PrefixCache
 from llamac.engine.request import Request
+from llamac.engine.rows import common_prefix
 from llamac.engine.sampler import draw_rows
 from llamac.engine.scheduler import Limits, share_rows
 from llamac.engine.session import Session
@@ -143,7 +144,7 @@ class Batch:
             return False
         ids = request._ids
         for other in self.running:
-            shared = _page_floor(_common_prefix(ids, other._output.prompt), self._page_positions)
+            shared = _page_floor(common_prefix(ids, other._output.prompt), self._page_positions)
             if shared < self._cache.find(ids).shared + self._page_positions:
                 continue
             other._marks.add(shared)
@@ -330,10 +331,3 @@ def end_output(request: Request, reason: FinishReason) -> None:
 def _page_floor(length: int, page: int) -> int:
     """The positions of whole pages."""
     return length // page * page
-
-
-def _common_prefix(left: array[int], right: array[int]) -> int:
-    n = min(len(left), len(right))
-    if left[:n] == right[:n]:
-        return n
-    return next(i for i in range(n) if left[i] != right[i])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -26,7 +26,7 @@ from llamac.errors import (
     QueueFullError,
 )
 from llamac.interrupt import WAIT_S
-from llamac.progress import Progress, bars, silent
+from llamac.progress import Progress, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -276,7 +276,7 @@ class Engine(Closeable):
         chosen = request_params(params, overrides)
         listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
         requests = [self._request(prompt, chosen, priority, deadline) for prompt in listed]
-        with _shown(progress) as report, contextlib.ExitStack() as cancelling:
+        with shown(progress) as report, contextlib.ExitStack() as cancelling:
             report("generating", 0, len(requests))
             for request in requests:
                 cancelling.enter_context(request)
@@ -391,12 +391,3 @@ class Engine(Closeable):
                 self._arrived = []
             self._changed.notify_all()  # there is room in the queue
             return not self._closing
-
-
-@contextlib.contextmanager
-def _shown(progress: bool | Progress) -> Iterator[Progress]:
-    if progress is True:
-        with bars() as report:
-            yield report
-    else:
-        yield progress or silent

@@ -20,14 +20,18 @@ from llamac.engine.sampling import SamplingOverrides, SamplingParams, recommende
 from llamac.engine.session import Session
 from llamac.errors import ArgumentError, ModelError, warn
 from llamac.format.flatfile import FlatFile
+from llamac.progress import Progress, shown
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from llamac.engine.embedding import Pooling
     from llamac.engine.generation import Stream
     from llamac.engine.output import Completion
+    from llamac.engine.ranking import Ranked
+    from llamac.engine.scoring import Score
     from llamac.engine.session import Logits
     from llamac.text.chat import ChatTemplate
 
@@ -461,6 +465,113 @@ class Model(Closeable):
         tokens = as_ids(ids)
         with self._session_for(len(tokens)) as session:
             return session.eval(tokens, logits="all")
+
+    # ---- vectors and probabilities of texts
+
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool = True,
+        dimensions: int | None = None,
+        parse_special: bool = False,
+        progress: bool | Progress = False,
+    ) -> Logits:
+        """Compute an embedding of each text: the output norm of its tokens, pooled. The texts are computed together.
+
+        Args:
+            texts: A text, or a list of texts. BOS and EOS are added where the model's rules put them.
+            pooling: "last": the last token; "mean": the mean over all tokens. Default: what the file says, else "last".
+            normalize: Whether to scale each embedding to length 1.
+            dimensions: Keep only so many leading numbers, before the scaling: for models trained for that.
+            parse_special: As for `tokenize`.
+            progress: True shows a bar on standard error. A callback is called as `llamac.progress.Progress` says.
+
+        Returns:
+            Shape (dimensions,) for one text, (n, dimensions) for a list; float32. The bits do not depend on the other
+            texts.
+
+        Raises:
+            ContextFullError: If a text does not fit the context.
+            ArgumentError: If an argument is out of range, or the model has no tokenizer.
+        """
+        from llamac.engine.embedding import embed
+
+        with shown(progress) as report:
+            return embed(self, texts, pooling, normalize, dimensions, parse_special, report)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, task: str | None = None, progress: bool | Progress = False
+    ) -> list[Ranked]:
+        """Rank documents by their relevance to a query, with a model trained for it such as Qwen3-Reranker.
+
+        The chat template renders the query and a document, and the model answers "yes" or "no". What the documents'
+        prompts share is computed once.
+
+        Args:
+            query: The query.
+            documents: The documents.
+            task: What the query asks for. Default: that of a web search, in Qwen3-Reranker's words.
+            progress: As for `embed`.
+
+        Returns:
+            The documents with their scores, the best first.
+
+        Raises:
+            ContextFullError: If a document does not fit the context with the query.
+            UnsupportedError: If the vocabulary lacks "yes" or "no".
+            ArgumentError: If the model has no chat template or no tokenizer.
+        """
+        from llamac.engine.ranking import rerank
+
+        with shown(progress) as report:
+            return rerank(self, query, documents, task, report)
+
+    def score(self, prompt: str | Sequence[int], continuations: Sequence[str | Sequence[int]]) -> list[Score]:
+        """Compute the probabilities of continuations of a prompt, which is computed once.
+
+        Args:
+            prompt: A str, which gets BOS if the model wants it; or token ids, which are used unchanged. White space at
+                the end of a str counts as the start of the continuations.
+            continuations: Texts if the prompt is one, else token ids.
+
+        Raises:
+            ContextFullError: If a continuation does not fit the context with the prompt.
+            ArgumentError: If a continuation has no tokens.
+        """
+        from llamac.engine.scoring import score
+
+        return score(self, prompt, continuations)
+
+    def perplexity(
+        self,
+        text: str | Sequence[int],
+        *,
+        stride: int | None = None,
+        context: int | None = None,
+        progress: bool | Progress = False,
+    ) -> float:
+        """Compute the perplexity of a text: exp of the mean negative log-probability of its tokens.
+
+        A text longer than the context is covered by windows. Each token is scored once, by the first window that
+        contains it; the first token of the text is not scored.
+
+        Args:
+            text: A str, which gets BOS if the model wants it; or at least two token ids.
+            stride: Tokens from the start of one window to that of the next. Smaller values give each token more
+                context and take longer. Default: the context, so that windows do not overlap.
+            context: Tokens of a window. Default: that of `load`, else the model's.
+            progress: As for `embed`.
+
+        Raises:
+            ArgumentError: If an argument is out of range.
+        """
+        from llamac.engine.scoring import perplexity
+
+        ids = as_ids(self.tokenize(text) if isinstance(text, str) else text)
+        with shown(progress) as report:
+            return perplexity(self, ids, stride=stride, context=context, report=report)
 
     # ---- life
 

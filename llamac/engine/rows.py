@@ -34,6 +34,14 @@ def as_ids(ids: Iterable[int]) -> array[int]:
         raise ArgumentError(f"token ids must be whole numbers of 32 bits: {error}") from None
 
 
+def common_prefix(left: array[int], right: array[int]) -> int:
+    """The number of leading ids that two arrays share."""
+    n = min(len(left), len(right))
+    if left[:n] == right[:n]:
+        return n
+    return next(i for i in range(n) if left[i] != right[i])
+
+
 def appended_rows(tokens: array[int], sequence: int, start: int, logits: str | None) -> Rows:
     """Rows that append tokens to a sequence of length `start`. `logits` is "last", "all" or None."""
     rows = array("i", bytes(16 * len(tokens)))

@@ -12,7 +12,7 @@ from llamac.arguments import StrPath, file_path
 from llamac.errors import ExportError, ModelError
 from llamac.format.flatfile import MAGIC
 from llamac.format.gguf_parts import parse_part_name
-from llamac.format.model_folders import TEMPLATES, check_links
+from llamac.format.model_folders import POOLING, TEMPLATES, check_links
 from llamac.format.strict_json import MAX_INDEX_BYTES, read_object
 
 HEAD_BYTES = 64
@@ -173,7 +173,7 @@ def _files_inside(folder: Path) -> dict[str, Path]:
     weights = {imported} if imported is not None else set()
     if imported is not None and imported.endswith(".index.json"):
         weights |= _shards(folder / imported)
-    paths = sorted([*folder.iterdir(), *folder.glob(f"{TEMPLATES}/*")])
+    paths = sorted([*folder.iterdir(), *folder.glob(f"{TEMPLATES}/*"), folder / POOLING])
     files = {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
     binaries = {*weights, "tokenizer.bin"}
     if not any(names <= set(files) for names in TOKENIZERS):

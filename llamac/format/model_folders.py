@@ -12,6 +12,7 @@ from pathlib import Path
 from llamac.errors import ExportError
 
 TEMPLATES = "additional_chat_templates"
+POOLING = "1_Pooling/config.json"  # of sentence-transformers
 
 
 def check_links(folder: Path, names: Iterable[str] | None = None) -> None:
@@ -22,7 +23,7 @@ def check_links(folder: Path, names: Iterable[str] | None = None) -> None:
 
     Args:
         folder: The directory.
-        names: The files to check. Default: all files and chat templates.
+        names: The files to check. Default: all files that an import can read.
 
     Raises:
         ExportError: If a link leads to a file outside the directory.
@@ -41,6 +42,6 @@ def check_links(folder: Path, names: Iterable[str] | None = None) -> None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for parent in (folder, folder / TEMPLATES):
+    for parent in (folder, folder / TEMPLATES, (folder / POOLING).parent):
         if parent.is_dir():
             yield from sorted(parent.iterdir())

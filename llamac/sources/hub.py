@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from llamac.errors import ArgumentError, ExportError, HubError
 from llamac.format.detect import HF_WEIGHTS, HUB, files_of, gguf_models
+from llamac.format.model_folders import POOLING
 from llamac.format.small_files import read_small
 from llamac.format.strict_json import MAX_INDEX_BYTES, parse_object
 from llamac.progress import Progress
@@ -30,7 +31,7 @@ FORM = "hf:ORG/NAME[@REVISION], or for a GGUF file hf:ORG/NAME/FILE.gguf or hf:O
 CONFIGURATION = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("chat_template.jinja", "chat_template.json"),
+    *("chat_template.jinja", "chat_template.json", POOLING),
 )
 TEMPLATES = "additional_chat_templates/"
 PICKLES = tuple(name for name in HF_WEIGHTS if ".bin" in name)

@@ -439,8 +439,10 @@ PUBLIC = (
     llamac.EngineStats,
     llamac.Model,
     llamac.PrefixStats,
+    llamac.Ranked,
     llamac.Request,
     llamac.SamplingParams,
+    llamac.Score,
     llamac.Session,
     llamac.Stream,
     llamac.Completion,
@@ -463,6 +465,8 @@ def test_every_public_member_is_documented(kind: type) -> None:
         Report: "Export",
         llamac.EngineStats: "Engine",
         llamac.PrefixStats: "Engine",
+        llamac.Ranked: "Model",
+        llamac.Score: "Model",
     }
     text = chapter(chapters.get(kind, kind.__name__))
     missing = [name for name in sorted(members) if not re.search(rf"`({kind.__name__}\.)?{name}[`(]", text)]

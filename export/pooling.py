@@ -1,0 +1,56 @@
+"""How an embedding model pools its tokens: reads it from the formats of sentence-transformers and GGUF.
+
+A flat file has it as metadata["pooling"]: "last", "mean", or another name, which the engine refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from llamac.errors import ExportError
+from llamac.format.model_folders import POOLING
+from llamac.format.strict_json import read_object
+
+METADATA_KEY = "pooling"
+
+# Our names of sentence-transformers' flags.
+FLAGS = {
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}
+# Our names of llama.cpp's enum llama_pooling_type. 0 is none; 4 marks rerankers, which have no embedding.
+GGUF_TYPES = {1: "mean", 2: "cls", 3: "last"}
+
+
+def from_hf(folder: Path, warnings: list[str]) -> dict[str, str]:
+    """The metadata entry of a Hugging Face directory with sentence-transformers' 1_Pooling/config.json, if it has one.
+
+    Several modes at once concatenate their vectors; their names are joined by "+". A damaged file is a warning.
+    """
+    path = folder / POOLING
+    if not path.is_file():
+        return {}
+    try:
+        values = read_object(path)
+    except ExportError as error:
+        warnings.append(f"{error}: the file does not say how to pool embeddings")
+        return {}
+    names = [name for flag, name in FLAGS.items() if values.get(flag) is True]
+    return {METADATA_KEY: "+".join(names)} if names else {}
+
+
+def from_gguf(architecture: str, values: Mapping[str, object]) -> dict[str, str]:
+    """The metadata entry of a GGUF file with this metadata, if its key pooling_type names a pooling."""
+    kind = values.get(f"{architecture}.pooling_type")
+    name = GGUF_TYPES.get(kind) if isinstance(kind, int) else None
+    return {} if name is None else {METADATA_KEY: name}
+
+
+def gguf_type(metadata: Mapping[str, object]) -> int | None:
+    """The number of a flat file's pooling in GGUF, or None."""
+    return next((number for number, name in GGUF_TYPES.items() if metadata.get(METADATA_KEY) == name), None)
