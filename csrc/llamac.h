@@ -323,7 +323,7 @@ typedef struct {
 
 // Computes rows and appends them to their sequences. The bits of the results do not depend on how rows are grouped
 // into calls, on the number of threads or on the kernel set.
-//     logits    (rows that want logits, vocab_size), in the order of the rows. NULL: no row wants them; or only the stage
+//     logits    (rows that want logits, vocab_size), in the order of the rows. NULL: no row wants them; or only their
 //               output_norm is wanted, which is then observed, and the output matrix is not read
 //     options   NULL: no observations, no cancellation
 // Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL, LLAMAC_NO_MEMORY: no sequence has changed. LLAMAC_CANCELLED: the

@@ -6,14 +6,13 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from llamac.arguments import whole_number, wrong_type
 from llamac.engine.passes import PASS_ROWS, PASS_SEQUENCES, contexts_for
 from llamac.engine.rows import STAGES, appended_rows
 from llamac.errors import ArgumentError, ContextFullError, UnsupportedError
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from llamac.engine.model import Model
@@ -26,7 +25,7 @@ Pooling = Literal["last", "mean"]
 POOLINGS: tuple[Pooling, ...] = ("last", "mean")
 
 OUTPUT_NORM = STAGES.index("output_norm")
-NO_LOGITS: Vectors = np.empty(0, np.float32)
+NO_LOGITS = array("f")
 
 
 def pooling_of(model: Model, pooling: str | None) -> Pooling:
@@ -79,6 +78,8 @@ def embed(
     report: Progress,
 ) -> Vectors:
     """Compute the embeddings of texts, as `Model.embed` describes."""
+    import numpy as np
+
     chosen = pooling_of(model, pooling)
     dim: int = model.config["dim"]
     kept = dim if dimensions is None else whole_number(dimensions, "dimensions")
@@ -117,6 +118,8 @@ def _passes(ids: Sequence[array[int]], group: Sequence[int]) -> Iterator[list[in
 
 def _pooled(session: Session, ids: Sequence[array[int]], pooling: Pooling) -> Iterator[NDArray[np.float64]]:
     """The pooled output norm of each text. The session's sequences are empty before and after."""
+    import numpy as np
+
     rows = array("i")
     for sequence, tokens in enumerate(ids):
         rows += appended_rows(tokens, sequence, 0, "all" if pooling == "mean" else "last")

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from llamac.arguments import wrong_type
 from llamac.engine.passes import PASS_ROWS, PASS_SEQUENCES, contexts_for
 from llamac.engine.rows import Rows, appended_rows, as_ids, common_prefix
@@ -18,6 +16,7 @@ from llamac.errors import ArgumentError, ContextFullError
 from llamac.progress import silent
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from llamac.engine.model import Model
@@ -162,6 +161,8 @@ def _evaluate(
     session: Session, spans: Sequence[Span], starts: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, TokenProbabilities]]:
     """Extend the sequences of spans from the given lengths to their ends; yield each span's probabilities."""
+    import numpy as np
+
     rows = array("i")
     wanted: list[int] = []  # the token after each row that wants logits
     for i, length in starts:
@@ -200,6 +201,8 @@ def _pieces(rows: Rows) -> Iterator[Rows]:
 
 def _probability(logits: NDArray[np.float32], token: int) -> tuple[float, bool]:
     """log softmax(logits)[token], and whether it is the largest."""
+    import numpy as np
+
     largest = logits.max()
     shifted = np.exp(logits - largest)
     logprob = float(logits[token] - largest) - math.log(float(shifted.sum(dtype=np.float64)))
@@ -290,6 +293,8 @@ def windows(n: int, size: int, stride: int) -> Iterator[tuple[int, int, int]]:
 
 def perplexity(model: Model, ids: array[int], *, stride: int | None, context: int | None, report: Progress) -> float:
     """exp of the mean negative log-probability per token, as `Model.perplexity` describes."""
+    import numpy as np
+
     size = model._context_limit(context)
     step = size if stride is None else stride
     if len(ids) < 2:
