@@ -49,6 +49,10 @@ int main(int argc, char **argv) {
         { .temperature = 1, .top_p = 0.9f, .top_k = 40, .min_p = 0.05f },
         { .temperature = 1, .top_p = 0.9f, .min_p = 0.05f },
         { .temperature = 1, .top_p = 0.9f, .top_k = n / 2 },
+        { .temperature = 1, .top_p = 1, .typical_p = 0.9f },
+        { .temperature = 1, .top_p = 0.95f, .typical_p = 0.9f },
+        { .temperature = 1, .top_p = 1, .xtc_probability = 1, .xtc_threshold = 0.1f },
+        { .temperature = 1, .top_p = 1, .mirostat_tau = 5, .mirostat_eta = 0.1f },
     };
     float *logits = malloc((size_t)n * sizeof *logits);
     double *times = malloc((size_t)rounds * sizeof *times);
@@ -59,13 +63,18 @@ int main(int argc, char **argv) {
         for (size_t s = 0; s < ARRAY_LEN(settings); s++) {
             for (int r = 0; r < rounds; r++) {
                 const double start = now_ms();
-                if (sample_with(kernels, logits, n, &settings[s], (uint64_t)r, NULL, scratch, &err) < 0) return 1;
+                double mu = 10;
+                if (sample_with(kernels, logits, n, &settings[s], (uint64_t)r, &mu, scratch, &err) < 0) return 1;
                 times[r] = now_ms() - start;
             }
             qsort(times, (size_t)rounds, sizeof *times, compare);
-            printf("%s\t%s\tt=%g top-k=%d top-p=%g min-p=%g\t%.4f\t%.4f\n", kernels->name, distributions[d],
+            printf("%s\t%s\tt=%g top-k=%d top-p=%g min-p=%g", kernels->name, distributions[d],
                    (double)settings[s].temperature, settings[s].top_k, (double)settings[s].top_p,
-                   (double)settings[s].min_p, times[0], times[rounds / 2]);
+                   (double)settings[s].min_p);
+            if (settings[s].typical_p > 0) printf(" typical-p=%g", (double)settings[s].typical_p);
+            if (settings[s].xtc_probability > 0) printf(" xtc");
+            if (settings[s].mirostat_tau > 0) printf(" mirostat");
+            printf("\t%.4f\t%.4f\n", times[0], times[rounds / 2]);
         }
     }
     free(scratch), free(times), free(logits);

@@ -366,6 +366,7 @@ typedef struct {
     float top_p;           // above 0; 1: off
     float min_p;           // 0 to 1; 0: off
     uint64_t seed;
+    uint32_t candidate;      // which of several draws with this seed; each is independent of the others
     float typical_p;         // 0 or 1: off
     float xtc_probability;   // 0: off
     float xtc_threshold;     // 0 to 1
@@ -385,6 +386,21 @@ enum { LLAMAC_SAMPLE_SCRATCH = 16 };   // bytes of scratch per logit
 // if a logit is +inf, or all are NaN or -inf.
 int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, double *mu,
                   void *scratch, llamac_error *err);
+
+typedef struct {
+    int32_t id;
+    double logprob;   // natural logarithm; -inf for a token that is never drawn
+} llamac_logprob;
+
+// Writes the log probability of a token, then those of the `top` most probable tokens in their order: of the softmax of
+// the logits, without temperature and filters.
+//     logits    (n)
+//     out       (1 + top)
+//     scratch   n * LLAMAC_SAMPLE_SCRATCH bytes, aligned for floats
+// Returns the number of most probable tokens: `top`, or as many as can be drawn; or a negative number. Errors:
+// LLAMAC_BAD_ARGUMENT for a token or a number out of range; LLAMAC_BAD_MODEL as for llamac_sample.
+int llamac_logprobs(const float *logits, int n, int32_t token, int top, llamac_logprob *out, void *scratch,
+                    llamac_error *err);
 
 // Checks the settings. Error: LLAMAC_BAD_ARGUMENT.
 int llamac_sampling_check(const llamac_sampling *sampling, llamac_error *err);

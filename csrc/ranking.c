@@ -145,3 +145,11 @@ struct crossing ranking_cross(const struct ranking *r, double threshold, int str
     }
     return (struct crossing){ .index = -1 };
 }
+
+// It is 0 if all sums are exact: floats of at least 2^-11 are multiples of 2^-34, and sums of 2^18 of them up to 1 fit
+// a double's 53 bits.
+double ranking_margin(const float *p, int n, double total) {
+    int inexact = n > 1 << 18;
+    for (int i = 0; i < n; i++) inexact |= (p[i] > 0) & (p[i] < 0x1p-11f);
+    return inexact ? n * 0x1p-50 * total : 0;
+}

@@ -39,4 +39,8 @@ struct crossing { int index; double sum; };
 // Finds the first candidate at which the sum of its weight and the weights of all that rank before it reaches the
 // threshold, or exceeds it if `strict`. If a sum is within the margin of the threshold, there is no result.
 struct crossing ranking_cross(const struct ranking *r, double threshold, int strict);
+
+// Returns how much two sums of n numbers at least 0 can differ if they are added up in different orders and the greater
+// is `total`, with the roundings of a threshold.
+double ranking_margin(const float *p, int n, double total);
 #endif

@@ -1,7 +1,8 @@
 """The sampling settings that a model recommends: reads and writes them in the formats of Hugging Face and GGUF.
 
-A flat file has them as metadata["generation"], an object of `temperature` (0: greedy), `top_k` (0: off), `top_p` and
-`min_p`. Only the settings that the source gives are present.
+A flat file has them as metadata["generation"], an object of `temperature` (0: greedy), `top_k` (0: off), `top_p`,
+`min_p`, `typical_p`, `repetition_penalty`, `xtc_probability` and `xtc_threshold`. Only the settings that the source
+gives are present.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from llamac import _core
+from llamac.engine.sampling import RECOMMENDABLE, SamplingParams
 from llamac.errors import ArgumentError, ExportError
 from llamac.format.strict_json import read_object
 
@@ -23,12 +25,24 @@ GGUF_PREFIX = "general.sampling."
 Settings = dict[str, float]
 
 # Our name of each setting, and GGUF's after the prefix. Hugging Face's names are ours.
-GGUF_NAMES = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+GGUF_NAMES = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+}
+HF_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+WITHOUT_EFFECT = {"typical_p": 1, "repetition_penalty": 1, "xtc_probability": 0}  # stored by many, without effect
+CORE_NAMES = ("temperature", "top_k", "top_p", "min_p")  # settings that the core checks
+WITHOUT_DRAWS = ("repetition_penalty",)  # settings that change what a greedy generation takes
 
 # Settings that change what is generated and that llamac does not have, with the value under which they do nothing.
 # For all of them, null, false, 0 and [] do nothing either.
 HF_NEUTRAL: Mapping[str, Any] = {
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "typical_p", "guidance_scale"), 1),
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale"), 1),
     **dict.fromkeys(("num_beams", "num_beam_groups"), 1),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty", "penalty_alpha"), 0),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
@@ -37,7 +51,7 @@ HF_NEUTRAL: Mapping[str, Any] = {
     **dict.fromkeys(("exponential_decay_length_penalty", "watermarking_config", "stop_strings", "top_h"), None),
     **dict.fromkeys(("token_healing", "dola_layers"), None),
 }
-GGUF_NEUTRAL: Mapping[str, Any] = {"penalty_repeat": 1, "xtc_probability": 0, "mirostat": 0}
+GGUF_NEUTRAL: Mapping[str, Any] = {"mirostat": 0}
 
 # Settings that do not change what is generated, or only together with one of the above; and those read elsewhere.
 _HF_HARMLESS = """
@@ -51,7 +65,7 @@ _HF_HARMLESS = """
     max_matching_ngram_size chat_format max_window_size
 """
 HF_HARMLESS = frozenset(_HF_HARMLESS.split())
-GGUF_HARMLESS = frozenset(("xtc_threshold", "penalty_last_n", "mirostat_tau", "mirostat_eta"))
+GGUF_HARMLESS = frozenset(("penalty_last_n", "mirostat_tau", "mirostat_eta"))
 
 
 def from_hf(folder: Path, warnings: list[str]) -> Settings:
@@ -71,9 +85,11 @@ def from_hf(folder: Path, warnings: list[str]) -> Settings:
     do_sample = values.pop("do_sample", True)
     if not isinstance(do_sample, bool):
         warnings.append(f"{HF_FILE}: do_sample is {do_sample!r:.80}, expected true or false; it is ignored")
-    settings = {name: values.pop(name) for name in GGUF_NAMES if name in values}
+    settings = {name: values.pop(name) for name in HF_NAMES if name in values}
     _warn_of_unsupported(values, HF_NEUTRAL, HF_HARMLESS, f"{HF_FILE}: ", warnings)
-    return {"temperature": 0.0} if do_sample is False else _valid(settings, f"{HF_FILE}: ", warnings)
+    if do_sample is False:
+        settings = {"temperature": 0.0, **{name: settings[name] for name in WITHOUT_DRAWS if name in settings}}
+    return _valid(settings, f"{HF_FILE}: ", warnings)
 
 
 def from_gguf(values: Mapping[str, Any], warnings: list[str]) -> Settings:
@@ -89,7 +105,7 @@ def from_flat(metadata: Mapping[str, Any]) -> Settings:
     """The settings in a flat file's metadata. Other programs write metadata too: wrong entries are dropped."""
     found = metadata.get(METADATA_KEY)
     found = found if isinstance(found, dict) else {}
-    return _valid({name: found[name] for name in GGUF_NAMES if name in found}, "", [])
+    return _valid({name: found[name] for name in RECOMMENDABLE if name in found}, "", [])
 
 
 def to_metadata(settings: Settings) -> dict[str, Settings]:
@@ -100,13 +116,14 @@ def to_metadata(settings: Settings) -> dict[str, Settings]:
 def to_hf(settings: Settings) -> dict[str, Any]:
     """The settings as entries of generation_config.json."""
     if settings.get("temperature") == 0:  # the others have no effect, and transformers warns about them
-        return {"do_sample": False}
-    return {"do_sample": True, **settings} if settings else {}
+        return {"do_sample": False, **{name: settings[name] for name in WITHOUT_DRAWS if name in settings}}
+    known = {name: settings[name] for name in HF_NAMES if name in settings}
+    return {"do_sample": True, **known} if known else {}
 
 
 def to_gguf(settings: Settings) -> Settings:
     """The settings as GGUF metadata: top_k is an int, the others are floats."""
-    return {GGUF_PREFIX + GGUF_NAMES[name]: value for name, value in settings.items()}
+    return {GGUF_PREFIX + GGUF_NAMES[name]: value for name, value in settings.items() if name in GGUF_NAMES}
 
 
 def _valid(settings: Mapping[str, Any], where: str, warnings: list[str]) -> Settings:
@@ -114,10 +131,12 @@ def _valid(settings: Mapping[str, Any], where: str, warnings: list[str]) -> Sett
     valid: Settings = {}
     for name, value in settings.items():
         try:
-            _core.Sampling(**{name: value})
+            _core.Sampling(**{name: value}) if name in CORE_NAMES else SamplingParams(**{name: value})
         except (ArgumentError, OverflowError) as error:
             warnings.append(f"{where}{error}; it is ignored")
         else:
+            if name in WITHOUT_EFFECT and value == WITHOUT_EFFECT[name]:
+                continue
             valid[name] = int(value) if name == "top_k" else float(value)
     return valid
 

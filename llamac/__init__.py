@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llamac.engine.async_engine import AsyncEngine
     from llamac.engine.engine import Engine, EngineStats
     from llamac.engine.generation import Stream
+    from llamac.engine.logprobs import TokenLogprobs
     from llamac.engine.model import Model
     from llamac.engine.output import Completion, Timings, Usage
     from llamac.engine.prefix_cache import PrefixStats
@@ -62,6 +63,7 @@ _MODULES = {
     "llamac.engine.async_engine": ["AsyncEngine"],
     "llamac.engine.engine": ["Engine", "EngineStats"],
     "llamac.engine.generation": ["Stream"],
+    "llamac.engine.logprobs": ["TokenLogprobs"],
     "llamac.engine.model": ["Model"],
     "llamac.engine.output": ["Completion", "Timings", "Usage"],
     "llamac.engine.prefix_cache": ["PrefixStats"],
@@ -134,6 +136,7 @@ __all__ = [
     "SpecialTokens",
     "Stream",
     "Timings",
+    "TokenLogprobs",
     "Tokenizer",
     "TokenizerError",
     "UnsupportedError",

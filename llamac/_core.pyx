@@ -568,6 +568,15 @@ cdef class Session:
         finally:
             self._busy = False
 
+    def logprobs(self, int n, int token, int top):
+        """As the function, from the session's logits."""
+        self._enter()
+        try:
+            self._check_logits(n)
+            return row_logprobs(self._logits, n, token, top)
+        finally:
+            self._busy = False
+
     def copy_logits(self, int n):
         """Return the first n of the session's logits as bytes of float32."""
         self._enter()

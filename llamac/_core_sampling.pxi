@@ -14,12 +14,13 @@ cdef class Sampling:
     cdef const float[::1] _bias
     cdef bytes _breakers
 
-    def __init__(self, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, uint64_t seed=0, *, float typical_p=0,
+    def __init__(self, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, uint64_t seed=0, *,
+                 uint32_t candidate=0, float typical_p=0,
                  float xtc_probability=0, float xtc_threshold=0, float mirostat_tau=0, float mirostat_eta=0):
         cdef llamac_error err
         temperature = real_number(temperature, "temperature")
         self._c = llamac_sampling(<float>temperature, as_int(top_k, "top_k"), <float>real_number(top_p, "top_p"),
-                                  <float>real_number(min_p, "min_p"), seed, typical_p, xtc_probability,
+                                  <float>real_number(min_p, "min_p"), seed, candidate, typical_p, xtc_probability,
                                   xtc_threshold, mirostat_tau, mirostat_eta)
         if temperature > 0 and self._c.temperature == 0:
             raise ArgumentError(f"temperature {temperature} is too small: use 0 for the most probable token")
@@ -170,6 +171,33 @@ def adjust_logits(float[::1] logits not None, Sampling sampling not None, Histor
     if n and sampling._adjusts:
         with nogil:
             llamac_adjust_logits(&logits[0], n, &sampling._adjustments, &history._c, c_scratch)
+
+
+cdef list row_logprobs(const float *logits, int n, int token, int top):
+    """(id, log probability) of a token, then of the `top` most probable ones."""
+    cdef llamac_error err
+    cdef int found, i
+    if top < 0:
+        raise ArgumentError(f"logprobs is {top}, expected at least 0")
+    cdef llamac_logprob *out = <llamac_logprob *>PyMem_Malloc((<size_t>top + 1) * sizeof(llamac_logprob))
+    cdef char *scratch = <char *>PyMem_Malloc(<size_t>n * LLAMAC_SAMPLE_SCRATCH)
+    try:
+        if out is NULL or scratch is NULL:
+            raise OutOfMemoryError(f"no memory for the log probabilities of {n} tokens")
+        with nogil:
+            found = llamac_logprobs(logits, n, token, top, out, scratch, &err)
+        check(found, &err)
+        return [(out[i].id, out[i].logprob) for i in range(found + 1)]
+    finally:
+        PyMem_Free(out)
+        PyMem_Free(scratch)
+
+
+def logprobs(const float[::1] logits not None, int n, int token, int top):
+    """(id, log probability) of a token, then of the `top` most probable ones, from the first n logits of a row."""
+    if not 1 <= n <= logits.shape[0]:
+        raise ArgumentError(f"there are {logits.shape[0]} logits, expected at least {n}")
+    return row_logprobs(&logits[0], n, token, top)
 
 
 def sample_rows(const float[:, ::1] logits not None, int n, list samplings not None, list positions not None,

@@ -123,11 +123,17 @@ cdef extern from "llamac.h" nogil:
         int top_k
         float top_p, min_p
         uint64_t seed
+        uint32_t candidate
         float typical_p, xtc_probability, xtc_threshold, mirostat_tau, mirostat_eta
     enum:
         LLAMAC_SAMPLE_SCRATCH
     int llamac_sample(const float *logits, int n, const llamac_sampling *sampling, uint64_t position, double *mu,
                       void *scratch, llamac_error *err)
+    ctypedef struct llamac_logprob:
+        int32_t id
+        double logprob
+    int llamac_logprobs(const float *logits, int n, int32_t token, int top, llamac_logprob *out, void *scratch,
+                        llamac_error *err)
     int llamac_sampling_check(const llamac_sampling *sampling, llamac_error *err)
 
     # adjusting logits

@@ -182,7 +182,7 @@ class _Batch:
                 raise
             self._fail(line, error, translated)
             return
-        body = completion_body(translated.endpoint, completion, self._model_name, self._fingerprint)
+        body = completion_body(translated.endpoint, completion, self._model_name, self._fingerprint, self._engine.model)
         self._append(line, 200, body)
 
     def _fail(self, line: Line, error: Exception, translated: GenerationRequest | None) -> None:

@@ -5,11 +5,13 @@ Only the engine's thread uses a batch, but any thread can call `interrupt` and `
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from array import array
 
 from llamac import _core
+from llamac.engine.logprobs import CHUNK, score_rows, token_logprobs
 from llamac.engine.output import FinishReason
 from llamac.engine.prefix_cache import PrefixCache
 from llamac.engine.request import Request
@@ -94,7 +96,8 @@ class Batch:
         """Drop what nobody wants, admit what fits, compute one batch."""
         self._drop()
         self._admit()
-        shares = share_rows((request for request in self.running if request._held is None), self._limits)
+        able = [request for request in self.running if request._held is None]
+        shares = [(request, min(n, CHUNK) if request._to_score else n) for request, n in share_rows(able, self._limits)]
         wanted: list[Request] = []
         if shares:
             try:
@@ -140,7 +143,7 @@ class Batch:
 
         What it has computed already, the cache keeps now.
         """
-        if self._cache is None:
+        if self._cache is None or request._to_score:
             return False
         ids = request._ids
         for other in self.running:
@@ -158,7 +161,7 @@ class Batch:
         sequence, ids = self._free[-1], request._ids
         core = self._session._core
         restored = 0
-        if self._cache is not None:
+        if self._cache is not None and not request._to_score:
             match = self._cache.restore(ids, core, sequence)
             restored = match.length
             request._marks.add(_page_floor(len(request._output.prompt), self._page_positions))
@@ -214,13 +217,21 @@ class Batch:
     def _compute(self, shares: list[tuple[Request, int]]) -> list[Request]:
         """Compute the rows of a step. Returns the requests whose next token can be sampled, in the logits' order."""
         rows, wanted = array("i"), []
+        scored: list[tuple[Request, int, int]] = []  # requests whose prompts are scored: first row of logits, rows
+        sampled: list[int] = []  # rows of logits of `wanted`
+        n_logits = 0
         for request, n in shares:
             start, ends = request._computed, n == request._pending
+            n_scored = max(0, min(n, len(request._output.prompt) - 1 - start)) if request._to_score else 0
             for i, token in enumerate(request._next_ids(n)):
-                rows.extend((token, request._slot, start + i, int(ends and i + 1 == n)))
+                rows.extend((token, request._slot, start + i, int(i < n_scored or (ends and i + 1 == n))))
+            if n_scored:
+                scored.append((request, n_logits, n_scored))
             if ends:
                 wanted.append(request)
-        logits = self._logits_of(len(wanted))
+                sampled.append(n_logits + n_scored)
+            n_logits += n_scored + ends
+        logits = self._logits_of(n_logits)
         scope = _core.CancelScope(self._session._core)
         with self._lock:
             self._scope, self._computing = scope, frozenset(r for r, n in shares if r._pending > 1)
@@ -233,10 +244,26 @@ class Batch:
                 self._scope, self._computing = None, frozenset()
         self.steps += 1
         self.rows += len(rows) // 4
+        size = self._session._core.vocab_size
+        for request, row, n_scored in scored:
+            self._score(request, logits[row * size : (row + n_scored) * size])
+        for place, row in enumerate(sampled):
+            if place != row:
+                logits[place * size : (place + 1) * size] = logits[row * size : (row + 1) * size]
         for request, n in shares:
             request._computed += n
             self._keep_marked(request)
         return wanted
+
+    def _score(self, request: Request, logits: memoryview) -> None:
+        """Record the log probabilities of a prompt's next tokens, from the rows before them."""
+        top = request._output.params.prompt_logprobs
+        assert top is not None
+        size, n = self._session._core.vocab_size, self._model.n_token_ids
+        rows = [logits[at : at + size] for at in range(0, len(logits), size)]
+        start = request._computed + 1
+        tokens = request._output.prompt[start : start + len(rows)]
+        request._output.prompt_logprobs[start:] = score_rows(rows, tokens, top, n)
 
     def _logits_of(self, n: int) -> memoryview:
         """A buffer for the logits of n rows."""
@@ -282,13 +309,15 @@ class Batch:
 
     def _sample(self, wanted: list[Request], logits: memoryview) -> None:
         """Sample the next token of each request, and deliver it."""
-        for request, token in zip(wanted, self._tokens(wanted, logits), strict=True):
+        size, n = self._session._core.vocab_size, self._model.n_token_ids
+        for i, (request, token) in enumerate(zip(wanted, self._tokens(wanted, logits), strict=True)):
             if isinstance(token, Exception):
                 self._finish(request, token)
                 continue
             self.generated += 1
+            row = logits[i * size : (i + 1) * size]
             try:
-                request._deliver(request._output.accept(token))
+                request._deliver(request._output.accept(token, functools.partial(token_logprobs, row, n)))
             except LlamacError as failure:
                 self._finish(request, failure)
                 continue

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from llamac import _core
 from llamac.arguments import wrong_type
+from llamac.engine.logprobs import TokenLogprobs, described, score_prompt
 from llamac.engine.output import Completion, Output, Timings
 from llamac.engine.prompts import prompt_ids
 from llamac.engine.sampler import check_token_ids
@@ -64,6 +65,11 @@ class Stream(Iterator[str]):
     def prompt_tokens(self) -> int:
         """Tokens of the prompt."""
         return len(self._output.prompt)
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """The log probabilities of the tokens so far, if the request asked for them. Pieces of text can be behind."""
+        return self._output.logprobs[: len(self._output.tokens)]
 
     @property
     def completion(self) -> Completion:
@@ -123,7 +129,7 @@ class Stream(Iterator[str]):
         if self._scope.cancelled:
             return self._end(output.end("cancelled"))
         if self._prefill_time is None:
-            output.cached = session._prefill_rest(output.prompt)
+            self._prefill()
             computed = time.perf_counter()
             self._prefill_time, self._resumed = computed - self._resumed, computed
         else:
@@ -132,8 +138,23 @@ class Stream(Iterator[str]):
                 raise ClosedError("the stream has ended: its session has been used for something else")
             session._extend(output.tokens[session._core.length() - len(output.prompt) :])
         self._changes = session._core.changes
-        piece = output.accept(output.sampler.draw(session._core, session._core.length()))
+        token = output.sampler.draw(session._core, session._core.length())
+        piece = output.accept(token, self._describe)
         return self._end(piece) if output.finish_reason else piece
+
+    def _describe(self, token: int, top: int) -> TokenLogprobs:
+        """The log probabilities at the place of a token that has just been drawn."""
+        n = self._session.model.n_token_ids
+        return described(self._session._core.logprobs(n, token, min(top, n)))
+
+    def _prefill(self) -> None:
+        output, session = self._output, self._session
+        if output.params.prompt_logprobs is not None:
+            session._core.truncate(0)
+            output.prompt_logprobs = score_prompt(session, output.prompt, output.params.prompt_logprobs)
+        output.cached = session._prefill_rest(output.prompt)
+        if output.params.prompt_logprobs is not None:
+            output.cached = 0
 
     def _end(self, piece: str) -> str:
         """Report the result of the output, which has ended; return its last piece."""
@@ -175,7 +196,8 @@ def resolved_params(model: Model, request: SamplingParams) -> ResolvedParams:
     params = resolve(request, model.sampling_defaults)
     breakers = params.dry_sequence_breakers if params.dry_multiplier else ()
     needs = {"stop": params.stop, "banned_strings": params.banned_strings, "dry_sequence_breakers": breakers}
-    for name, value in {**needs, "guide": params.guide}.items():
+    tags = params.reasoning_budget is not None
+    for name, value in {**needs, "guide": params.guide, "reasoning_budget": tags}.items():
         if value and not model.has_tokenizer:
             raise ArgumentError(f"{name} needs a tokenizer, and this model has none")
     check_token_ids(params, model.n_token_ids)

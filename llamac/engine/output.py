@@ -6,10 +6,11 @@ A stream over a session and the requests of an engine record their tokens here.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from llamac.engine.logprobs import TokenLogprobs
 from llamac.engine.sampler import Sampler
 from llamac.engine.sampling import ResolvedParams
 
@@ -64,6 +65,8 @@ class Completion:
         seed: The seed that was used. It reproduces the result.
         usage: Token counts.
         timings: Seconds.
+        logprobs: Log probabilities of the generated tokens, if the request asked for them.
+        prompt_logprobs: Those of the prompt's tokens. The first one has none.
     """
 
     text: str
@@ -73,6 +76,8 @@ class Completion:
     seed: int
     usage: Usage
     timings: Timings
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 class StopStrings:
@@ -128,6 +133,8 @@ class Output:
         self.finish_reason: FinishReason | None = None  # None: the generation has not ended
         self.stopped_by: int | str | None = None
         self.cached = 0  # tokens of the prompt that were not computed again
+        self.logprobs: list[TokenLogprobs] = []  # at least one for each token, if the request asks for them
+        self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         self._context = context
         self.sampler = Sampler(model, params, prompt)
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
@@ -136,13 +143,23 @@ class Output:
         self._decoder = self._tokenizer.decoder(start=self._starts_text) if self._tokenizer else None
         self._search = StopStrings(params.stop)
 
-    def accept(self, token: int) -> str:
-        """Record a drawn token and those that the guide forces after it, or end; return the text that can be shown.
+    def accept(self, token: int, describe: Callable[[int, int], TokenLogprobs] | None = None) -> str:
+        """Record a drawn token and those that are forced after it, or end; return the text that can be shown.
+
+        Args:
+            token: The token.
+            describe: Returns the log probabilities of the token that is recorded, given it and how many of the most
+                probable tokens to add. Called if the request asks for them. Forced tokens must then be drawn, too.
 
         Raises:
             LlamacError: If the guide's grammar is too complex here.
         """
-        piece = self._record(self.sampler.within(token, self._left))
+        token = self.sampler.within(token, self._left)
+        if self.params.logprobs is not None and describe is not None and token not in self.sampler.stop_ids:
+            self.logprobs[len(self.tokens) :] = [describe(token, self.params.logprobs)]
+        piece = self._record(token)
+        if self.params.logprobs is not None:
+            return piece
         while self.finish_reason is None and (forced := self.sampler.forced()) is not None:
             piece += self._record(forced)
         return piece
@@ -191,4 +208,6 @@ class Output:
             seed=self.params.seed,
             usage=Usage(len(self.prompt), len(self.tokens), self.cached),
             timings=timings,
+            logprobs=None if self.params.logprobs is None else self.logprobs[: len(self.tokens)],
+            prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
         )

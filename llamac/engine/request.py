@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from llamac.engine.logprobs import TokenLogprobs
 from llamac.engine.output import Completion, Output, Timings
 from llamac.interrupt import WAIT_S
 
@@ -58,6 +59,11 @@ class Request:
     def prompt_tokens(self) -> int:
         """Tokens of the prompt."""
         return len(self._output.prompt)
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """The log probabilities of the tokens so far, if the request asked for them."""
+        return self._output.logprobs[: len(self._output.tokens)]
 
     def result(self, timeout: float | None = None) -> Completion:
         """Wait for the end and return the result.
@@ -170,6 +176,13 @@ class Request:
         if n == 1 and self._pending == 1 and tokens:
             return array("i", tokens[-1:])
         return self._ids[self._computed : self._computed + n]
+
+    @property
+    def _to_score(self) -> int:
+        """Positions of the prompt whose rows must still give the log probabilities of the token after them."""
+        if self._output.params.prompt_logprobs is None:
+            return 0
+        return len(self._output.prompt) - len(self._output.prompt_logprobs)
 
     @property
     def _slot(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamac import _core
+from llamac.engine.reasoning_budget import ReasoningBudget
 from llamac.engine.sampling import LIBRARY_DEFAULTS, ResolvedParams
 from llamac.errors import ArgumentError, ArgumentTypeError, LlamacError
 from llamac.text.token_index import BannedStrings
@@ -51,6 +52,9 @@ class Sampler:
         self._banned_strings: BannedStrings | None = None
         self._constraint: Constraint | None = None
         self._mask: Any = None
+        self._budget: ReasoningBudget | None = None
+        if params.reasoning_budget is not None:
+            self._budget = ReasoningBudget(model, params.reasoning_budget, prompt)
         check_token_ids(params, self._n_ids)
         if params.banned_strings:
             self._banned_strings = BannedStrings(params.banned_strings, model.tokenizer._token_index)
@@ -75,6 +79,8 @@ class Sampler:
         self._accepted += 1
         if self._constraint is not None:
             self._constraint.accept(token)
+        if self._budget is not None:
+            self._budget.accept(token)
         if self.history is None:
             return
         self.history.append(token)
@@ -146,7 +152,9 @@ class Sampler:
         return self._constraint is None or self._constraint.is_ready(timeout)
 
     def forced(self) -> int | None:
-        """The next token if the guide leaves no choice."""
+        """The next token if the reasoning budget or the guide leaves no choice."""
+        if self._budget is not None and self._budget.forced:
+            return self._budget.forced[0]
         return None if self._constraint is None else self._constraint.forced()
 
     def within(self, token: int, left: int) -> int:
@@ -155,14 +163,17 @@ class Sampler:
 
     def _prepare(self) -> int | None:
         """Before a draw: restrict it to what the guide allows. Returns the token instead if there is only one text."""
-        if self._constraint is None:
-            return None
-        forced = self._constraint.forced()
-        if forced is None:
+        forced = self.forced()
+        if forced is None and self._constraint is not None:
             self.allow(self._constraint.mask())
         return forced
 
     # ---- drawing
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether Python decides before a draw which tokens may come next."""
+        return self._constraint is not None or bool(self._budget is not None and self._budget.forced)
 
     @property
     def in_python(self) -> bool:
@@ -225,7 +236,7 @@ def draw_rows(
         histories: The prompt and the tokens so far, of each row.
         positions: The position of each draw.
     """
-    if not any(sampler.in_python or sampler._constraint is not None for sampler in samplers):
+    if not any(sampler.in_python or sampler.is_restricted for sampler in samplers):
         cores = [sampler.core for sampler in samplers]
         return _core.sample_rows(logits, n, cores, positions, [sampler.history for sampler in samplers])
     rows = enumerate(zip(samplers, histories, positions, strict=True))

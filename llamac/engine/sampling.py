@@ -59,6 +59,9 @@ class SamplingOverrides(TypedDict, total=False):
     mirostat_tau: float | None
     mirostat_eta: float | None
     guide: Guide | None
+    logprobs: int | None
+    prompt_logprobs: int | None
+    reasoning_budget: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +112,11 @@ class SamplingParams:
             number of bits, 0 to 1000. 0: off.
         mirostat_eta: How fast mirostat follows, 0 to 1. Not set: 0.1.
         guide: What the text must match: `Json`, `Regex`, `Choice` or `Grammar`.
+        logprobs: Report the log probability of each new token, and of this many most probable tokens at its place. 0:
+            of the new token alone. They are those of the model's own distribution, before the bias, penalties,
+            temperature and filters.
+        prompt_logprobs: The same for each token of the prompt, which is then computed whole.
+        reasoning_budget: Most tokens inside the model's thinking tags; then the closing tag is generated.
 
     Raises:
         ArgumentError: If a value is out of range; `ArgumentTypeError` if its type is wrong.
@@ -141,6 +149,9 @@ class SamplingParams:
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     guide: Guide | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    reasoning_budget: int | None = None
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -199,6 +210,10 @@ class ResolvedParams:
     mirostat_tau: float
     mirostat_eta: float
     guide: Guide | None
+    logprobs: int | None  # None: off
+    prompt_logprobs: int | None
+    reasoning_budget: int | None  # None: no limit
+    candidate: int = 0  # which of several generations with this seed
 
     def core(self) -> _core.Sampling:
         """The filters and the seed in the core's form."""
@@ -208,6 +223,7 @@ class ResolvedParams:
             max(self.top_p, MIN_POSITIVE),
             self.min_p,
             self.seed,
+            candidate=self.candidate,
             typical_p=max(self.typical_p, MIN_POSITIVE),
             xtc_probability=self.xtc_probability,
             xtc_threshold=self.xtc_threshold,
@@ -215,6 +231,12 @@ class ResolvedParams:
             mirostat_eta=self.mirostat_eta,
         )
 
+
+# The parameters that a model file can recommend.
+RECOMMENDABLE = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p"),
+    *("repetition_penalty", "xtc_probability", "xtc_threshold"),
+)
 
 # The values that neither the request nor the model sets.
 LIBRARY_DEFAULTS: dict[str, Any] = {
@@ -244,6 +266,9 @@ LIBRARY_DEFAULTS: dict[str, Any] = {
     "mirostat_tau": 0.0,
     "mirostat_eta": 0.1,
     "guide": None,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "reasoning_budget": None,
 }
 
 
@@ -280,7 +305,7 @@ def recommended_params(metadata: Mapping[str, Any], warn: Callable[[str], object
         warn(f"generation settings ignored: expected an object, found {type(entries).__name__}")
         return SamplingParams()
     params = SamplingParams()
-    for name in ("temperature", "top_k", "top_p", "min_p"):
+    for name in RECOMMENDABLE:
         try:
             params = params.updated({name: entries.get(name)})
         except ArgumentError as error:
@@ -430,4 +455,7 @@ _CHECKS: dict[str, Check] = {
     "mirostat_tau": _real(0, 1000, "0 (off) to 1000"),
     "mirostat_eta": _real(0, 1, "0 to 1"),
     "guide": _guide,
+    "logprobs": _whole(0, MAX_TOP_K),
+    "prompt_logprobs": _whole(0, MAX_TOP_K),
+    "reasoning_budget": _whole(0),
 }

@@ -474,7 +474,7 @@ class Session(Closeable):
 
     def _sampler(self, params: ResolvedParams) -> Sampler:
         """A sampler that has accepted the tokens of sequence 0."""
-        if params.guide is None:
+        if params.guide is None and params.reasoning_budget is None:
             sampler = Sampler(self._model, params, ())
             if sampler.history is None:
                 return sampler

@@ -31,28 +31,31 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "n": (1,),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "presence_penalty": (0,),
     "reasoning_effort": (),
     "stream": (False,),
     "stream_options": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": (),
     "web_search_options": (),
 }
-# Parameters of SamplingParams under their own names. top_k and min_p are not OpenAI's.
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
+# Parameters of SamplingParams under their own names.
+SAMPLING = ("temperature", "top_p", "seed", "stop", "frequency_penalty", "presence_penalty", "logit_bias")
+# Those that are not OpenAI's; vLLM's server has most of them.
+EXTENSIONS = (
+    *("top_k", "min_p", "typical_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
+    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers", "xtc_probability", "xtc_threshold"),
+    *("mirostat_tau", "mirostat_eta", "banned_tokens", "banned_strings", "reasoning_budget"),
+)
+LOGPROBS: dict[Endpoint, tuple[str, ...]] = {"chat": ("logprobs", "top_logprobs"), "completions": ("logprobs",)}
+MAX_LOGPROBS = 20  # as in OpenAI's API
 FORMATS = ("text", "json_object", "json_schema")  # of response_format
 LENGTHS = ("max_tokens", "max_completion_tokens")
 
@@ -113,7 +116,8 @@ def translate(endpoint: Endpoint, body: Mapping[str, Any]) -> GenerationRequest:
     """
     given = {name: value for name, value in body.items() if value is not None}
     own = "messages" if endpoint == "chat" else "prompt"
-    known = {own, "model", "response_format", *SAMPLING, *LENGTHS, *WITHOUT_EFFECT, *UNSUPPORTED}
+    known = {own, "model", "response_format", *SAMPLING, *EXTENSIONS, *LOGPROBS[endpoint]}
+    known |= {*LENGTHS, *WITHOUT_EFFECT, *UNSUPPORTED}
     for name, value in given.items():
         if name not in known:
             raise InvalidRequestError(f"unknown parameter {name!r}", name, "unknown_parameter")
@@ -140,10 +144,12 @@ def _params(endpoint: Endpoint, given: Mapping[str, Any]) -> SamplingParams:
     lengths = [name for name in LENGTHS if name in given]
     if len(lengths) > 1:
         raise InvalidRequestError("max_tokens and max_completion_tokens exclude each other", LENGTHS[0])
-    values = {name: given[name] for name in SAMPLING if name in given}
+    values = {name: given[name] for name in (*SAMPLING, *EXTENSIONS) if name in given}
+    if "logit_bias" in values:
+        values["logit_bias"] = _logit_bias(values["logit_bias"])
     if values.get("stop") == []:
         del values["stop"]
-    params = SamplingParams()
+    params = SamplingParams(logprobs=_logprobs(endpoint, given))
     for name, value in values.items():
         params = _updated(params, name, name, value)
     if (guide := _guide(given.get("response_format"))) is not None:
@@ -176,6 +182,40 @@ def _guide(value: object) -> Json | None:
         raise InvalidRequestError(f"{name}: {error}", name, "invalid_value") from None
     except UnsupportedError as error:
         raise InvalidRequestError(f"{name}: {error}", name, "unsupported_parameter") from None
+
+
+def _logprobs(endpoint: Endpoint, given: Mapping[str, Any]) -> int | None:
+    """How many of the most probable tokens to report; None: no log probabilities."""
+    wanted = given.get("logprobs")
+    if endpoint == "completions":
+        return None if wanted is None else _number_of_logprobs("logprobs", wanted)
+    if not isinstance(wanted, bool | None):
+        raise _wrong_type("logprobs", wanted, "a boolean")
+    top = _number_of_logprobs("top_logprobs", given.get("top_logprobs", 0))
+    if top and not wanted:
+        raise InvalidRequestError("top_logprobs needs logprobs true", "top_logprobs", "invalid_value")
+    return top if wanted else None
+
+
+def _number_of_logprobs(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _wrong_type(name, value, "a whole number")
+    if not 0 <= value <= MAX_LOGPROBS:
+        raise InvalidRequestError(f"{name} is {value}, expected 0 to {MAX_LOGPROBS}", name, "invalid_value")
+    return value
+
+
+def _logit_bias(value: object) -> dict[int, Any]:
+    """JSON has token ids as strings. A bias of -100 bans a token, as in OpenAI's API."""
+    if not isinstance(value, dict):
+        raise _wrong_type("logit_bias", value, "an object")
+    found = {}
+    for name, bias in value.items():
+        if not name.isascii() or not name.isdigit() or len(name) > 10:
+            message = f"logit_bias has the key {name!r}, expected a token id"
+            raise InvalidRequestError(message, "logit_bias", "invalid_value")
+        found[int(name)] = float("-inf") if bias == -100 else bias
+    return found
 
 
 def _updated(params: SamplingParams, field: str, name: str, value: object) -> SamplingParams:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from http import HTTPStatus
@@ -19,6 +20,7 @@ from llamac.errors import (
 from llamac.openai.requests import InvalidRequestError
 
 if TYPE_CHECKING:
+    from llamac.engine.logprobs import TokenLogprobs
     from llamac.engine.model import Model
     from llamac.engine.output import Completion
     from llamac.openai.requests import Endpoint
@@ -32,7 +34,7 @@ def fingerprint(model: Model) -> str:
     return f"llamac-{__version__}-{model.file.id[:16]}"
 
 
-def completion_body(endpoint: Endpoint, completion: Completion, name: str, system: str) -> dict[str, Any]:
+def completion_body(endpoint: Endpoint, completion: Completion, name: str, system: str, model: Model) -> dict[str, Any]:
     """The body of a successful response.
 
     Args:
@@ -40,13 +42,15 @@ def completion_body(endpoint: Endpoint, completion: Completion, name: str, syste
         completion: The result.
         name: The model's name.
         system: The `system_fingerprint`.
+        model: The model, whose tokenizer has the texts of the tokens.
     """
     choice: dict[str, Any] = {"index": 0}
     if endpoint == "chat":
         choice["message"] = {"role": "assistant", "content": completion.text, "refusal": None}
     else:
         choice["text"] = completion.text
-    choice |= {"logprobs": None, "finish_reason": FINISH_REASONS[completion.finish_reason]}
+    logprobs = None if completion.logprobs is None else logprobs_body(endpoint, completion.logprobs, model)
+    choice |= {"logprobs": logprobs, "finish_reason": FINISH_REASONS[completion.finish_reason]}
     usage = completion.usage
     return {
         "id": new_id("chatcmpl-" if endpoint == "chat" else "cmpl-"),
@@ -63,6 +67,41 @@ def completion_body(endpoint: Endpoint, completion: Completion, name: str, syste
         "system_fingerprint": system,
         "seed": completion.seed,
     }
+
+
+def logprobs_body(endpoint: Endpoint, entries: list[TokenLogprobs], model: Model) -> dict[str, Any]:
+    """The `logprobs` of a choice: an object per token in a chat, parallel arrays in a completion."""
+    if endpoint == "chat":
+        content = [
+            {
+                **_token_body(entry.token, entry.logprob, model),
+                "top_logprobs": [_token_body(token, logprob, model) for token, logprob in entry.top],
+            }
+            for entry in entries
+        ]
+        return {"content": content, "refusal": None}
+    texts = [_bytes_of(entry.token, model).decode("utf-8", "replace") for entry in entries]
+    top = [{_bytes_of(t, model).decode("utf-8", "replace"): _finite(p) for t, p in entry.top} for entry in entries]
+    return {
+        "tokens": texts,
+        "token_logprobs": [_finite(entry.logprob) for entry in entries],
+        "top_logprobs": top,
+        "text_offset": list(itertools.accumulate(map(len, texts[:-1]), initial=0)) if texts else [],
+    }
+
+
+def _token_body(token: int, logprob: float, model: Model) -> dict[str, Any]:
+    data = _bytes_of(token, model)
+    return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
+
+
+def _bytes_of(token: int, model: Model) -> bytes:
+    return model.tokenizer.token_bytes(token) if model.has_tokenizer else b"%d" % token
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI's API writes -9999 for it."""
+    return max(logprob, -9999.0)
 
 
 def new_id(prefix: str) -> str:

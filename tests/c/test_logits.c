@@ -72,9 +72,35 @@ static void invalid_adjustments_are_rejected(void) {
         CHECK(llamac_adjustments_check(&cases[i], &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "case %zu", i);
 }
 
+static void log_probabilities_are_those_of_the_softmax(void) {
+    enum { N = 1000 };
+    static float logits[N];
+    static uint64_t memory[N * LLAMAC_SAMPLE_SCRATCH / 8];
+    llamac_error err;
+    llamac_logprob found[4];
+    double total = 0;
+    for (int i = 0; i < N; i++) logits[i] = (float)((i * 37 + 11) % N) * 0.01f;   // all different, in no order
+    logits[5] = -INFINITY, logits[6] = NAN;
+    for (int i = 0; i < N; i++) total += i == 5 || i == 6 ? 0 : exp((double)logits[i]);
+    CHECK(llamac_logprobs(logits, N, 7, 3, found, memory, &err) == 3, "three of the best");
+    CHECK(found[0].id == 7, "the token is %d", found[0].id);
+    for (int i = 0; i < 4; i++) {
+        const double expected = (double)logits[found[i].id] - log(total);
+        CHECK(fabs(found[i].logprob - expected) < 1e-6, "%d: %g, expected %g", i, found[i].logprob, expected);
+        CHECK(i < 2 || logits[found[i].id] < logits[found[i - 1].id], "%d is out of order", i);
+    }
+    for (int id = 5; id <= 6; id++) {
+        llamac_logprobs(logits, N, id, 0, found, memory, &err);
+        CHECK(found[0].logprob == (double)-INFINITY, "token %d: %g", id, found[0].logprob);
+    }
+    CHECK(llamac_logprobs(logits, N, N, 0, found, memory, &err) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "no token");
+    CHECK(llamac_logprobs(logits + 5, 2, 0, 0, found, memory, &err) < 0 && err.code == LLAMAC_BAD_MODEL, "no number");
+}
+
 int main(void) {
     RUN(each_adjustment_changes_its_tokens);
     RUN(dry_penalizes_the_continuation_of_a_repetition);
     RUN(invalid_adjustments_are_rejected);
+    RUN(log_probabilities_are_those_of_the_softmax);
     return finish_tests("test_logits");
 }

@@ -5,6 +5,7 @@
 #include <xmmintrin.h>
 #endif
 #include "common.h"
+#include "log_positive.h"
 #include "sampler.h"
 #include "test.h"
 
@@ -74,6 +75,11 @@ static void invalid_settings_are_rejected(void) {
         { .top_p = 0 },
         { .top_p = 1.5f },
         { .top_p = 1, .min_p = 2 },
+        { .top_p = 1, .typical_p = -0.5f },
+        { .top_p = 1, .xtc_probability = NAN },
+        { .top_p = 1, .xtc_threshold = 2 },
+        { .top_p = 1, .mirostat_tau = -1 },
+        { .top_p = 1, .mirostat_eta = 2 },
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         CHECK(sample(LOGITS, 6, cases[i], 0) < 0 && err.code == LLAMAC_BAD_ARGUMENT, "case %zu", i);
@@ -143,6 +149,49 @@ static void draws_do_not_depend_on_the_callers_floating_point_settings(void) {
 }
 
 // Kernel sets add up in orders of their own; the exponentials and the tokens are the same.
+static void the_logarithm_is_accurate(void) {
+    for (int i = -1000; i <= 1000; i++) {
+        const double x = ldexp(1 + (double)((i + 1000) % 97) / 97, i), expected = log(x);
+        CHECK(fabs(log_positive(x) - expected) <= 4e-16 * (fabs(expected) + 1), "log of %a is %a", x, log_positive(x));
+    }
+    CHECK(log_positive(1) == 0, "log of 1");
+}
+
+static void each_candidate_has_draws_of_its_own(void) {
+    llamac_sampling first = { .temperature = 2, .top_p = 1, .seed = 3 }, second = first;
+    second.candidate = 1;
+    int differ = 0;
+    for (uint64_t at = 0; at < 500; at++) differ += sample(LOGITS, 6, first, at) != sample(LOGITS, 6, second, at);
+    CHECK(differ > 100, "another candidate changes %d of 500 draws", differ);
+}
+
+// The expected surprise of the first four is 0.83 nats; those of the tokens are 0.22, 1.61, 3.91, 3.91.
+static void typical_p_xtc_and_mirostat_remove_their_tokens(void) {
+    const float logits[5] = { logf(0.8f), logf(0.16f), logf(0.02f), logf(0.02f), -INFINITY };
+    const struct { llamac_sampling settings; unsigned allowed; const char *name; } cases[] = {
+        { { .temperature = 1, .top_p = 1, .typical_p = 0.7f }, 1 << 0, "typical-p 0.7" },
+        { { .temperature = 1, .top_p = 1, .typical_p = 0.9f }, 1 << 0 | 1 << 1, "typical-p 0.9" },
+        { { .temperature = 1, .top_p = 1, .typical_p = 0.97f }, 1 << 0 | 1 << 1 | 1 << 2, "typical-p 0.97" },
+        { { .temperature = 1, .top_p = 1, .xtc_probability = 1, .xtc_threshold = 0.1f }, 1 << 1 | 1 << 2 | 1 << 3,
+          "XTC" },
+        { { .temperature = 1, .top_p = 1, .xtc_probability = 1, .xtc_threshold = 0.5f }, 0xf, "XTC with one choice" },
+        { { .temperature = 1, .top_p = 1, .mirostat_tau = 1 }, 1 << 0, "mirostat" },
+    };
+    uint64_t scratch[5 * LLAMAC_SAMPLE_SCRATCH / 8];
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        unsigned drawn = 0;
+        for (uint64_t at = 0; at < 1000; at++) {
+            double mu = 2;   // bits; the surprise of the second token is 2.6
+            drawn |= 1u << llamac_sample(logits, 5, &cases[i].settings, at, &mu, scratch, &err);
+        }
+        CHECK(drawn == cases[i].allowed, "%s: tokens %x, expected %x", cases[i].name, drawn, cases[i].allowed);
+    }
+    double mu = 2;
+    const llamac_sampling mirostat = { .temperature = 1, .top_p = 1, .mirostat_tau = 1, .mirostat_eta = 0.5f };
+    llamac_sample(logits, 5, &mirostat, 0, &mu, scratch, &err);
+    CHECK(fabs(mu - 2.5) < 1e-9, "mu is %g after a draw without surprise, expected 2.5", mu);
+}
+
 static void every_kernel_set_draws_the_same_tokens(void) {
     enum { TOKENS = 1013 };
     static float logits[TOKENS], expected[TOKENS], p[TOKENS];
@@ -161,11 +210,17 @@ static void every_kernel_set_draws_the_same_tokens(void) {
             for (int i = 0; i < TOKENS; i++)
                 CHECK(p[i] == expected[i], "%s: exp of %g is %a", kernels->name, (double)logits[i], (double)p[i]);
             for (uint64_t at = 0; at < 40; at++) {
-                const llamac_sampling s = { .temperature = 0.3f * (float)(at % 8), .top_p = at % 3 ? 0.9f : 1,
-                                            .top_k = at % 5 ? 0 : (int)at * 10, .min_p = at % 2 ? 0 : 0.01f };
-                const int first = sample_with(&kernels_scalar, logits, TOKENS, &s, at, NULL, scratch, &err);
-                const int token = sample_with(kernels, logits, TOKENS, &s, at, NULL, scratch, &err);
+                const llamac_sampling s = {
+                    .temperature = 0.3f * (float)(at % 8), .top_p = at % 3 ? 0.9f : 1,
+                    .top_k = at % 5 ? 0 : (int)at * 10, .min_p = at % 2 ? 0 : 0.01f,
+                    .typical_p = at % 4 ? 0 : 0.9f, .xtc_probability = at % 7 ? 0 : 1, .xtc_threshold = 0.01f,
+                    .mirostat_tau = at % 11 ? 0 : 4, .mirostat_eta = 0.1f,
+                };
+                double mu = 8, first_mu = 8;
+                const int first = sample_with(&kernels_scalar, logits, TOKENS, &s, at, &first_mu, scratch, &err);
+                const int token = sample_with(kernels, logits, TOKENS, &s, at, &mu, scratch, &err);
                 CHECK(first >= 0 && token == first, "%s: token %d, expected %d", kernels->name, token, first);
+                CHECK(memcmp(&mu, &first_mu, sizeof mu) == 0, "%s: mu %a, expected %a", kernels->name, mu, first_mu);
             }
         }
     }
@@ -179,6 +234,9 @@ int main(void) {
     RUN(invalid_settings_are_rejected);
     RUN(logits_that_are_not_finite_are_rejected_or_never_drawn);
     RUN(top_p_applies_to_what_top_k_leaves);
+    RUN(the_logarithm_is_accurate);
+    RUN(each_candidate_has_draws_of_its_own);
+    RUN(typical_p_xtc_and_mirostat_remove_their_tokens);
     RUN(every_kernel_set_draws_the_same_tokens);
     RUN(draws_do_not_depend_on_the_callers_floating_point_settings);
     return finish_tests("test_sampler");

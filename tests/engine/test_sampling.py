@@ -57,7 +57,7 @@ def test_parameters_compare_hash_and_pickle_by_value() -> None:
 @pytest.mark.parametrize("name", SamplingOverrides.__annotations__)
 def test_the_request_overrides_the_model_which_overrides_the_library(name: str) -> None:
     requested: Any = {**LIBRARY_DEFAULTS, "max_tokens": 5, "temperature": 0.0, "seed": 0}
-    recommended: Any = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1}
+    recommended: Any = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1}
     library: Any = LIBRARY_DEFAULTS
     none, some = SamplingParams(), SamplingParams(**recommended)
     request = SamplingParams(**{name: requested[name]})
@@ -136,7 +136,7 @@ def test_an_invalid_recommendation_is_ignored_with_a_warning(
 
 
 def test_a_recommendation_cannot_set_other_parameters(tmp_path: Path) -> None:
-    generation = {"max_tokens": 3, "seed": 4, "stop": "x", "repetition_penalty": 1.1, "temperature": None}
+    generation = {"max_tokens": 3, "seed": 4, "stop": "x", "presence_penalty": 1.1, "temperature": None}
     path = write_model(tmp_path / "m.bin", checkpoint(llama_config()), generation=generation)
     with llamac.load(path) as model:
         assert model.sampling_defaults == SamplingParams()
@@ -263,19 +263,29 @@ def test_samples_follow_the_definition(settings: dict[str, Any]) -> None:
     assert chi_square < degrees + 5 * math.sqrt(2 * degrees)
 
 
-def uniform(seed: int, position: int) -> float:
+def uniforms(seed: int, position: int, candidate: int) -> tuple[float, float]:
     """Philox4x32-10."""
     low = 0xFFFFFFFF
-    counter, key = [position & low, position >> 32, 0, 0], [seed & low, seed >> 32]
+    counter, key = [position & low, position >> 32, candidate, 0], [seed & low, seed >> 32]
     for _ in range(10):
         a, b = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
         counter = [(b >> 32) ^ counter[1] ^ key[0], b & low, (a >> 32) ^ counter[3] ^ key[1], a & low]
         key = [(key[0] + 0x9E3779B9) & low, (key[1] + 0xBB67AE85) & low]
-    return (counter[0] >> 8) * 2.0**-24
+    return (counter[0] >> 8) * 2.0**-24, (counter[1] >> 8) * 2.0**-24
 
 
 def defined_draw(
-    logits: Floats, position: int, seed: int, temperature: float, top_k: int = 0, top_p: float = 1, min_p: float = 0
+    logits: Floats,
+    position: int,
+    seed: int,
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1,
+    min_p: float = 0,
+    typical_p: float = 1,
+    xtc_probability: float = 0,
+    xtc_threshold: float = 0,
+    candidate: int = 0,
 ) -> int:
     """The draw as it is defined, operation by operation: everything is sorted, and sums are added up one by one."""
     ids = np.flatnonzero(logits > -np.inf)
@@ -304,7 +314,27 @@ def defined_draw(
     if min_p > 0:
         ids, weights = ids[weights >= np.float32(min_p)], weights[weights >= np.float32(min_p)]
         total = np.cumsum(weights, dtype=np.float64)[-1]
-    above = np.flatnonzero(np.cumsum(weights, dtype=np.float64) > uniform(seed, position) * total)
+    target, coin = uniforms(seed, position, candidate)
+    if typical_p < 1:
+        differences = logits[ids].astype(np.float64) - np.float64(values.max())
+        surprise = -differences / np.float64(np.float32(temperature))
+        terms = np.where(weights > 0, weights.astype(np.float64) * surprise, 0)
+        expected = np.cumsum(terms)[-1] / total
+        distances = np.abs((surprise - expected).astype(np.float32))
+        order = np.lexsort((np.arange(len(ids)), distances))
+        sums = np.cumsum(weights[order], dtype=np.float64)
+        kept = 1 + int(np.sum(sums[:-1] < np.float64(np.float32(typical_p)) * total))
+        left = np.sort(order[:kept])
+        ids, weights = ids[left], weights[left]
+        total = np.cumsum(weights, dtype=np.float64)[-1]
+    if coin < np.float64(np.float32(xtc_probability)):
+        choices = np.flatnonzero(weights >= np.float64(np.float32(xtc_threshold)) * total)
+        if len(choices) > 1:
+            last = choices[np.lexsort((ids[choices], -weights[choices]))[-1]]
+            left = np.setdiff1d(np.arange(len(ids)), choices[choices != last])
+            ids, weights = ids[left], weights[left]
+            total = np.cumsum(weights, dtype=np.float64)[-1]
+    above = np.flatnonzero(np.cumsum(weights, dtype=np.float64) > target * total)
     return int(ids[above[0]] if len(above) else ids[-1])
 
 
@@ -338,6 +368,15 @@ def test_draws_are_those_of_the_definition(name: str) -> None:
         {"temperature": 1e6, "top_k": 50, "top_p": 0.5},
         {"temperature": 1e6, "top_p": 0.3},
         {"temperature": 1e-37, "top_p": 0.3},
+        {"temperature": 1.0, "candidate": 3},
+        {"temperature": 1.0, "top_p": 0.8, "candidate": 2**32 - 1},
+        {"temperature": 1.0, "typical_p": 0.5},
+        {"temperature": 0.8, "typical_p": 0.95, "top_p": 0.9, "min_p": 1e-3},
+        {"temperature": 1.0, "typical_p": 0.7, "top_k": 300},
+        {"temperature": 1.0, "typical_p": 0.999},
+        {"temperature": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.001},
+        {"temperature": 1.0, "xtc_probability": 1.0, "xtc_threshold": 0.05, "top_p": 0.9},
+        {"temperature": 1.0, "xtc_probability": 0.7, "xtc_threshold": 0.0001, "typical_p": 0.9, "top_k": 50},
     ]
     for number, setting in enumerate(settings):
         for position in range(number, 100 * number + 3, 30 * number + 1):

@@ -124,6 +124,16 @@ def test_streams_sessions_and_engines_draw_the_same_tokens(tiny_llama: Path, set
             assert [request.result().tokens for request in requests] == [tokens, tokens]
 
 
+def test_mirostat_continues_after_an_engine_has_paused_a_request(tiny_llama: Path) -> None:
+    settings: Any = {"max_tokens": 60, "mirostat_tau": 3.0, "mirostat_eta": 0.5, "seed": 5, "ignore_eos": True}
+    prompts = [[BOS, *np.random.RandomState(i).randint(3, 250, 100).tolist()] for i in range(3)]
+    with llamac.load(tiny_llama, context=256) as model:
+        alone = [model.generate(prompt, **settings).tokens for prompt in prompts]
+        with llamac.Engine(model, kv_tokens=256, prefix_cache=False) as engine:
+            assert [found.tokens for found in engine.generate(prompts, **settings)] == alone
+            assert engine.stats().preemptions > 0
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -55,6 +55,9 @@ def stored(source: Path, tmp_path: Path) -> tuple[Any, list[str]]:
         ({"do_sample": False, "temperature": 0.7, "top_p": 0.9}, {"temperature": 0.0}),
         ({"do_sample": False}, {"temperature": 0.0}),
         ({"do_sample": True}, None),
+        ({"do_sample": False, "repetition_penalty": 1.05}, {"temperature": 0.0, "repetition_penalty": 1.05}),
+        ({"repetition_penalty": 1.1, "typical_p": 0.9}, {"repetition_penalty": 1.1, "typical_p": 0.9}),
+        ({"repetition_penalty": 1.0, "typical_p": 1}, None),
         ({"temperature": 0, "top_k": 0}, {"temperature": 0.0, "top_k": 0}),
         ({"eos_token_id": 2, "max_length": 4096, "transformers_version": "4.40.0"}, None),
     ],
@@ -75,6 +78,10 @@ def test_a_directory_without_the_file_has_no_settings(checkpoint_folder: Path, t
     [
         ({"temp": 0.6, "top_k": 40, "top_p": 0.9, "min_p": 0.05}, SETTINGS),
         ({"temp": 0.0}, {"temperature": 0.0}),
+        (
+            {"penalty_repeat": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.1},
+            {"repetition_penalty": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.1},
+        ),
         ({"penalty_repeat": 1.0, "penalty_last_n": 64, "mirostat": 0, "mirostat_tau": 5.0}, None),
         ({}, None),
     ],
@@ -101,6 +108,7 @@ def test_the_settings_of_a_gguf_file_are_stored(
         ("top_p", 0, "top_p is 0"),
         ("top_p", 1.5, "top_p is 1.5"),
         ("min_p", [0.1], "min_p must be a number, not list"),
+        ("repetition_penalty", -1, "repetition_penalty is -1"),
     ],
 )
 def test_a_wrong_value_is_ignored_with_a_warning(name: str, value: Any, reason: str, tmp_path: Path) -> None:
@@ -134,23 +142,23 @@ def test_a_damaged_file_is_ignored_with_a_warning(text: str, tmp_path: Path) -> 
 
 
 def test_unsupported_settings_are_named_in_a_warning(tmp_path: Path) -> None:
-    values = {"top_k": 3, "repetition_penalty": 1.1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "novel_sampler": 0.5}
+    values = {"top_k": 3, "guidance_scale": 1.1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "novel_sampler": 0.5}
     found, warnings = stored(folder_with(tmp_path, values), tmp_path)
     assert found == {"top_k": 3}
     assert warnings == [
-        "generation_config.json: ignored settings, which this version does not have: repetition_penalty = 1.1,"
+        "generation_config.json: ignored settings, which this version does not have: guidance_scale = 1.1,"
         " novel_sampler = 0.5"
     ]
-    values = {"penalty_repeat": 1.5, "mirostat": 2, "xtc_threshold": 0.5}
+    values = {"penalty_last_n": 64, "mirostat": 2, "mirostat_tau": 0.5}
     found, warnings = stored(gguf_with(tmp_path, values), tmp_path)
     assert found is None
     (warning,) = warnings
-    assert warning.endswith("which this version does not have: penalty_repeat = 1.5, mirostat = 2")
+    assert warning.endswith("which this version does not have: mirostat = 2")
 
 
 def test_every_setting_of_transformers_is_known() -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: parity)")
-    known = {*generation_config.GGUF_NAMES, *generation_config.HF_NEUTRAL, *generation_config.HF_HARMLESS, "do_sample"}
+    known = {*generation_config.HF_NAMES, *generation_config.HF_NEUTRAL, *generation_config.HF_HARMLESS, "do_sample"}
     assert set(vars(transformers.GenerationConfig())) - known == set()
 
 
@@ -178,9 +186,10 @@ def flat_with(tmp_path: Path, source: Path, settings: Any) -> Path:
             {"temp": pytest.approx(0.6), "top_k": 40, "top_p": pytest.approx(0.9), "min_p": pytest.approx(0.05)},
         ),
         ({"temperature": 0.0}, {"do_sample": False}, {"temp": 0.0}),
+        ({"repetition_penalty": 1.5}, {"do_sample": True, "repetition_penalty": 1.5}, {"penalty_repeat": 1.5}),
         (None, {}, {}),
     ],
-    ids=["sampling", "greedy", "none"],
+    ids=["sampling", "greedy", "penalty", "none"],
 )
 def test_the_settings_are_written_back(
     settings: Any, hf: dict[str, Any], gguf: dict[str, Any], source: Path, tmp_path: Path

@@ -111,7 +111,7 @@ def test_wrong_response_formats_are_refused(given: Any, code: str, message: str)
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_unsupported_parameters_are_refused_by_name(name: str) -> None:
-    error = refusal("chat", messages=HI, **{name: 2 if name != "stream" else True})
+    error = refusal("chat", messages=HI, **{name: 3 if name != "stream" else True})
     assert (error.param, error.code) == (name, "unsupported_parameter")
     assert f"does not support {name!r}" in str(error)
 
@@ -185,3 +185,29 @@ def test_errors_have_the_status_and_shape_of_the_api(
         status,
         {"error": {"message": "m", "type": kind, "param": param, "code": code}},
     )
+
+
+def test_log_probabilities_and_biases_are_translated() -> None:
+    chat: dict[str, Any] = {"messages": HI, "logprobs": True}
+    assert translate("chat", {**chat, "top_logprobs": 3}).params.logprobs == 3
+    assert translate("chat", chat).params.logprobs == 0
+    assert translate("chat", {**chat, "logprobs": False}).params.logprobs is None
+    assert translate("completions", {"prompt": "a", "logprobs": 2}).params.logprobs == 2
+    biased = translate("chat", {"messages": HI, "logit_bias": {"5": 1.5, "7": -100}}).params
+    assert biased.logit_bias == ((5, 1.5), (7, float("-inf")))
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {"1": "a"}}, "logit_bias"),
+    ],
+    ids=str,
+)
+def test_wrong_log_probabilities_and_biases_are_refused(body: dict[str, Any], param: str) -> None:
+    assert refusal("chat", messages=HI, **body).param == param

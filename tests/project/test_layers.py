@@ -22,14 +22,14 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("error", "dtype", "rope", "balance", "contention", "ranking"),
     ("nodes",),
     ("pool",),
-    ("mem", "regroup", "simd_panel_layout", "simd_maddubs", "simd_vnni"),
+    ("mem", "filters", "regroup", "simd_panel_layout", "simd_maddubs", "simd_vnni"),
     ("format", "kv_pages", "vocab", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
     (
         *("kernels", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
         *("quantize_template", "model"),
     ),
     ("bpe", "added_tokens", "merge_ranks", "kernels_quant"),
-    ("kernels_template", "session", "format_fields", "sampler", "logits"),
+    ("kernels_template", "session", "format_fields", "sampler", "logits", "logprobs"),
     (
         *("kernels_scalar", "kernels_avx2", "kernels_avxvnni", "kernels_avx512", "kernels_avx512vnni"),
         *("eval", "measure", "quantize", "sequences"),

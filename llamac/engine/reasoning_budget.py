@@ -1,0 +1,96 @@
+"""Limits the tokens that a generation spends inside its thinking tags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from llamac.errors import ArgumentError
+from llamac.text.reasoning import TAGS
+
+if TYPE_CHECKING:
+    from llamac.engine.model import Model
+
+LOOK_BACK = 32  # tokens at the end of a prompt that can hold an opening tag
+
+
+class ReasoningBudget:
+    """Counts the tokens of the reasoning and forces its closing tag when they are used up.
+
+    Reasoning begins with an opening tag, at the end of the prompt or at the beginning of the new text.
+
+    Attributes:
+        forced: Tokens that must come next, in order.
+    """
+
+    def __init__(self, model: Model, limit: int, prompt: Sequence[int]) -> None:
+        """Begin a generation.
+
+        Args:
+            model: The model.
+            limit: Most tokens between the tags.
+            prompt: Ids of the prompt.
+        """
+        self._model = model
+        self._limit = limit
+        self._left: int | None = None  # tokens that may come before the closing tag; None: no opening tag yet
+        self._closing = b""
+        self._text = b""  # since the beginning of the text or of the reasoning
+        self._is_over = False
+        self.forced: list[int] = []
+        tail = b"".join(map(self._bytes_of, prompt[-LOOK_BACK:])).rstrip()
+        opened = next((tag for tag in TAGS if tail.endswith(tag.encode())), None)
+        if opened is not None:
+            self._open(opened)
+
+    def accept(self, token: int) -> None:
+        """Record a generated token."""
+        if self.forced:
+            self.forced.pop(0)
+        if self._is_over:
+            return
+        self._text += self._bytes_of(token)
+        if self._left is not None:
+            self._left -= 1
+            self._check()
+            return
+        text = self._text.lstrip()
+        opened = next((tag for tag in TAGS if text.startswith(tag.encode())), None)
+        if opened is not None:
+            self._text = text[len(opened) :]
+            self._open(opened)
+        elif not any(tag.encode().startswith(text) for tag in TAGS):
+            self._is_over = True
+
+    def _bytes_of(self, token: int) -> bytes:
+        """The bytes of a token; the name of a special token. Padding ids have none."""
+        try:
+            return self._model.tokenizer.token_bytes(token)
+        except ArgumentError:
+            return b""
+
+    def _open(self, tag: str) -> None:
+        self._closing, self._left = TAGS[tag].encode(), self._limit
+        self._check()
+
+    def _check(self) -> None:
+        """End the reasoning if the model has, or if the budget is used up."""
+        assert self._left is not None
+        if self._closing in self._text:
+            self._is_over = True
+        elif self._left <= 0:
+            begun = next(n for n in range(len(self._closing), -1, -1) if self._text.endswith(self._closing[:n]))
+            rest = self._closing[begun:].decode()
+            self.forced = _continuation(self._model, rest, self._bytes_of)
+            self._is_over = True
+
+
+def _continuation(model: Model, text: str, bytes_of: Callable[[int], bytes]) -> list[int]:
+    """Tokens whose bytes are exactly this text. Many tokenizers put a space before a text that they encode alone."""
+    whole: list[int] = []
+    for before in ("", "\n", "a", "."):
+        whole = model.tokenize(before + text, add_special=False)
+        for start in range(len(whole)):
+            if b"".join(map(bytes_of, whole[start:])) == text.encode():
+                return whole[start:]
+    return whole

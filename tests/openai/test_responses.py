@@ -1,0 +1,30 @@
+"""Bodies of responses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llamac
+from llamac.openai.responses import completion_body
+
+
+def test_log_probabilities_have_the_forms_of_the_api(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+        found = model.generate("he", max_tokens=3, logprobs=2, temperature=0)
+        assert found.logprobs is not None
+        chat: Any = completion_body("chat", found, "m", "s", model)["choices"][0]["logprobs"]
+        assert len(chat["content"]) == 3
+        first = chat["content"][0]
+        assert first["token"].encode() == bytes(first["bytes"])
+        assert first["top_logprobs"][0] == {name: first[name] for name in ("token", "logprob", "bytes")}
+        assert first["logprob"] == pytest.approx(found.logprobs[0].logprob)
+        plain: Any = completion_body("completions", found, "m", "s", model)["choices"][0]["logprobs"]
+        assert plain["tokens"] == [entry["token"] for entry in chat["content"]]
+        assert plain["token_logprobs"] == [entry["logprob"] for entry in chat["content"]]
+        assert [len(top) for top in plain["top_logprobs"]] == [2, 2, 2]
+        assert plain["text_offset"][:2] == [0, len(plain["tokens"][0])]
+        without = model.generate("he", max_tokens=3)
+        assert completion_body("chat", without, "m", "s", model)["choices"][0]["logprobs"] is None
