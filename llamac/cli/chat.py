@@ -20,11 +20,11 @@ from llamac.cli.chat_input import (
 )
 from llamac.cli.chat_screen import make_screen
 from llamac.cli.loading import load_model
-from llamac.cli.options import add_conversion, add_generation, add_kernels, add_lora, add_model, add_threads
+from llamac.cli.options import add_conversion, add_kernels, add_lora, add_model, add_threads
 from llamac.cli.parser import Parser
 from llamac.cli.run import figures
+from llamac.cli.sampling_options import add_sampling, sampling_params
 from llamac.cli.text import safe_error, safe_line
-from llamac.engine.sampling import SamplingParams
 from llamac.errors import ArgumentError, LlamacError
 from llamac.exit_codes import OK
 from llamac.text.reasoning import Part
@@ -80,7 +80,7 @@ def add_arguments(parser: Parser) -> None:
         help="whether to show what the model writes between <think> and </think> (default: show it on a terminal)",
     )
     group.add_argument("--plain", action="store_true", help="no Markdown and no editor")
-    add_generation(parser.add_argument_group("generation"), MAX_TOKENS)
+    add_sampling(parser, MAX_TOKENS)
     model = parser.add_argument_group("model")
     model.add_argument(
         "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
@@ -97,15 +97,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     if options.model is None:
         raise ArgumentError(f"llamac chat needs a chat model: {MODELS}")
-    params = SamplingParams(
-        max_tokens=options.max_tokens or None,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        seed=options.seed,
-        stop=options.stop or None,
-    )
+    params = sampling_params(options)
     settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa")}
     with load_model(options, tokenizer=options.tokenizer, **settings) as model:
         if model.chat_template is None:

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from llamac.cli.sampling_options import NUMBERS
 from llamac.engine.model import Model
 from llamac.engine.output import Completion
 from llamac.engine.sampling import SamplingParams
@@ -17,6 +18,19 @@ from llamac.errors import ArgumentError, LlamacError
 from llamac.format.strict_json import read_object
 from llamac.text.reasoning import Part, ReasoningSplitter
 
+# The parameters that can be changed, and what their values are made with.
+KINDS: dict[str, type] = {
+    "max_tokens": int,
+    "top_k": int,
+    "seed": int,
+    "temperature": float,
+    "top_p": float,
+    "min_p": float,
+    "stop": str,
+    "banned_strings": str,
+    "dry_base": float,
+    **{name: kind for name, (kind, _, _) in NUMBERS.items()},
+}
 FORMAT = "llamac-chat"  # names the format of a saved conversation
 
 
@@ -101,14 +115,13 @@ class Conversation:
         Raises:
             ArgumentError: If there is no such parameter or the value is out of range.
         """
-        known = {field.name for field in fields(SamplingParams)}
         name = name.replace("-", "_")
-        if name not in known:
-            raise ArgumentError(f"there is no setting {name!r}, expected one of {', '.join(sorted(known))}")
+        if name not in KINDS:
+            raise ArgumentError(f"there is no setting {name!r}, expected one of {', '.join(sorted(KINDS))}")
         if value in ("default", "none"):
             self.params = replace(self.params, **{name: None})
             return
-        kind = str if name == "stop" else int if name in ("max_tokens", "top_k", "seed") else float
+        kind = KINDS[name]
         try:
             converted = kind(value)
         except ValueError:

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable
 
 from llamac.cli.guide import add_guide, chosen_guide
 from llamac.cli.loading import load_model, shown_progress
-from llamac.cli.options import Group, add_conversion, add_generation, add_kernels, add_lora, add_model, add_threads
+from llamac.cli.options import Group, add_conversion, add_kernels, add_lora, add_model, add_threads
 from llamac.cli.parser import Parser
 from llamac.cli.prefill import BAR_DELAY, prefill_progress
 from llamac.cli.prompt import read_prompt
+from llamac.cli.sampling_options import add_sampling, sampling_params
 from llamac.cli.text import safe_line, safe_text
+from llamac.engine.logprobs import TokenLogprobs
 from llamac.engine.model import Model
 from llamac.engine.output import Completion
 from llamac.engine.sampling import SamplingParams
@@ -44,8 +46,13 @@ def add_arguments(parser: Parser) -> None:
     parser.operand_hint = "; a prompt follows -i"
     add_model(parser)
     _add_prompt(parser.add_argument_group("prompt"))
-    generation = parser.add_argument_group("generation")
-    add_generation(generation, MAX_TOKENS)
+    generation = add_sampling(parser, MAX_TOKENS)
+    generation.add_argument(
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help="print the log probability of each new token, and the N most probable ones at its place, on stderr",
+    )
     add_guide(generation)
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -109,6 +116,8 @@ def run(options: argparse.Namespace) -> int:
                 piece = next(stream, "")
             first = time.perf_counter()
             _print_text("" if options.no_echo or options.chat else prompt, itertools.chain([piece], stream))
+        if stream.completion.logprobs is not None:
+            _print_logprobs(model, stream.completion.logprobs)
         if not options.quiet:
             print(figures(model, stream.completion, first - started), file=sys.stderr)
     return OK
@@ -116,16 +125,20 @@ def run(options: argparse.Namespace) -> int:
 
 def _request(options: argparse.Namespace) -> SamplingParams:
     """The sampling parameters. Reports wrong values before a model is converted."""
-    return SamplingParams(
-        max_tokens=options.max_tokens or None,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        seed=options.seed,
-        stop=options.stop,
-        guide=chosen_guide(options),
-    )
+    return sampling_params(options).updated({"guide": chosen_guide(options), "logprobs": options.logprobs})
+
+
+def _print_logprobs(model: Model, entries: Iterable[TokenLogprobs]) -> None:
+    """Print a line for each token: its log probability, its text, and those of the most probable tokens."""
+
+    def text(token: int) -> str:
+        data = model.tokenizer.token_bytes(token) if model.has_tokenizer else b"%d" % token
+        return repr(data.decode("utf-8", "replace"))
+
+    for entry in entries:
+        top = "  ".join(f"{logprob:.3f} {text(token)}" for token, logprob in entry.top)
+        line = f"{entry.logprob:8.3f} {text(entry.token)}" + (f"  | {top}" if top else "")
+        print(safe_line(line), file=sys.stderr)
 
 
 def _messages(options: argparse.Namespace, prompt: str) -> list[dict[str, str]]:

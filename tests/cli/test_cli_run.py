@@ -13,6 +13,7 @@ from vocab_samples import llama2c_file
 import llamac
 from builders import byte_ids, checkpoint, llama_config, script_checkpoint, write_model
 from commands import GREEDY, Command, Result
+from llamac.engine.sampler import Sampler
 from openmp import up_to
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -48,17 +49,17 @@ def test_an_empty_continuation_still_echoes_the_prompt(llamac_command: Command, 
 def test_an_interruption_ends_the_current_line(
     llamac_command: Command, script: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
-    original = llamac.Session.sample
+    original = Sampler.draw
     calls = 0
 
-    def sample(session: llamac.Session, *arguments: Any) -> int:
+    def draw(sampler: Sampler, *arguments: Any) -> int:
         nonlocal calls
         calls += 1
         if calls > pieces:
             raise KeyboardInterrupt
-        return original(session, *arguments)
+        return original(sampler, *arguments)
 
-    monkeypatch.setattr(llamac.Session, "sample", sample)
+    monkeypatch.setattr(Sampler, "draw", draw)
     done = llamac_command("run", script, "-i", "h", *GREEDY)
     assert done == Result(130, "hbc\n" if pieces else "", "")
 
@@ -311,3 +312,49 @@ def test_the_conversion_of_a_refused_source_is_not_announced(
 ) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(100))
     llamac_command("run", tmp_path / "model.gguf").fails_with("model.gguf")
+
+
+# ---- more about sampling
+
+
+def test_options_of_sampling_are_parameters(llamac_command: Command, tiny_llama: Path) -> None:
+    prompt, common = "hello", {"max_tokens": 30, "seed": 5}
+    cases: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        (("--repetition-penalty", 1.5, "--presence-penalty", 1), {"repetition_penalty": 1.5, "presence_penalty": 1}),
+        (("--dry-multiplier", 2, "--dry-allowed-length", 1), {"dry_multiplier": 2, "dry_allowed_length": 1}),
+        (("--typical-p", 0.5, "--frequency-penalty", 0.5), {"typical_p": 0.5, "frequency_penalty": 0.5}),
+        (("--xtc-probability", 1, "--xtc-threshold", 0.01), {"xtc_probability": 1, "xtc_threshold": 0.01}),
+        (("--mirostat-tau", 2, "--mirostat-eta", 0.5), {"mirostat_tau": 2, "mirostat_eta": 0.5}),
+        (("--logit-bias", "70=20", "--logit-bias", "71=-inf"), {"logit_bias": {70: 20.0, 71: float("-inf")}}),
+        (("--ban", "e", "--ban", "a", "--ignore-eos"), {"banned_strings": ["e", "a"], "ignore_eos": True}),
+        (("--min-tokens", 20, "--stop-token", 70), {"min_tokens": 20, "stop_token_ids": [70]}),
+    ]
+    with llamac.load(tiny_llama) as model:
+        for options, settings in cases:
+            expected = model.generate(prompt, **{**common, **settings}).text
+            done = llamac_command("run", tiny_llama, "-i", prompt, "-n", 30, "-s", 5, "-q", "--no-echo", *options)
+            assert done == Result(0, f"{expected}\n", "")
+
+
+def test_logprobs_are_printed_for_each_token(llamac_command: Command, script: Path) -> None:
+    done = llamac_command("run", script, "-i", "h", *GREEDY, "-n", 2, "--logprobs", 1, "-q")
+    assert done.out == "hbc\n"
+    lines = done.err.splitlines()
+    assert len(lines) == 2
+    assert re.fullmatch(r" +-?0\.\d{3} 'b'  \| -?0\.\d{3} 'b'", lines[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--logit-bias", "5"), "'5' is not a token id and a number"),
+        (("--typical-p", "2"), "typical_p is 2"),
+        (("--logprobs", "-1"), "logprobs is -1"),
+    ],
+)
+def test_wrong_values_of_sampling_are_errors(
+    llamac_command: Command, script: Path, options: tuple[str, ...], message: str
+) -> None:
+    done = llamac_command("run", script, *options)
+    assert done.code == 2
+    assert message in done.err
