@@ -172,13 +172,13 @@ def _evaluate(
         wanted += ids[start:]
     logprobs = np.empty(len(wanted))
     is_best = np.empty(len(wanted), bool)
-    n_ids, first = session.model.n_token_ids, 0
+    first = 0
     for piece in _pieces(rows):
         n = sum(piece[3::4])
         logits = np.empty((n, session._core.vocab_size), np.float32)
         session._run(piece, logits.reshape(-1), ())
         for row in logits:
-            logprobs[first], is_best[first] = _probability(row[:n_ids], wanted[first])
+            logprobs[first], is_best[first] = _probability(row, wanted[first])
             first += 1
     first = 0
     for i, _ in starts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +11,15 @@ import pytest
 from numpy.typing import NDArray
 
 import llamac
-from builders import checkpoint, llama_config, some_ids, write_model
+from builders import some_ids
 from llamac import ArgumentError, ContextFullError
 from llamac.engine import scoring
 from llamac.engine.scoring import Span, score_spans, windows
 
 
 def log_softmax(model: llamac.Model, ids: list[int]) -> NDArray[np.float64]:
-    """log softmax of the logits after each position, in float64, over the ids that have tokens."""
-    logits = model.logits(ids)[:, : model.n_token_ids].astype(np.float64)
+    """log softmax of the logits after each position, in float64."""
+    logits = model.logits(ids).astype(np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     found: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     return found
@@ -72,10 +71,11 @@ def test_windowed_models_share_what_can_be_cut(windowed: llamac.Model) -> None:
         np.testing.assert_allclose(scored.logprobs, expected(windowed, both, len(context)), atol=5e-6)
 
 
-def test_greedy_tokens_are_the_best_ones(model: llamac.Model) -> None:
+def test_greedy_tokens_are_the_best_ones(source: Path) -> None:
     prompt = some_ids(20)
-    greedy = model.generate(prompt, max_tokens=5, temperature=0, ignore_eos=True).tokens
-    [score, other] = model.score(prompt, [greedy, [*greedy[:-1], (greedy[-1] + 1) % 284]])
+    with llamac.load(source) as model:  # without padding of the vocabulary, which is never generated
+        greedy = model.generate(prompt, max_tokens=5, temperature=0, ignore_eos=True).tokens
+        [score, other] = model.score(prompt, [greedy, [*greedy[:-1], (greedy[-1] + 1) % 284]])
     assert score.is_greedy
     assert not other.is_greedy
     assert score.tokens == greedy
@@ -158,12 +158,11 @@ def test_perplexity_refuses_bad_arguments(model: llamac.Model) -> None:
         model.perplexity(some_ids(10), context=700)
 
 
-def test_padding_of_the_vocabulary_has_no_probability(tmp_path: Path) -> None:
-    config = llama_config()
-    with llamac.load(write_model(tmp_path / "model.bin", checkpoint(replace(config, vocab_size=310)))) as model:
-        assert model.n_token_ids < 310
-        total = sum(math.exp(score.logprob) for score in model.score([5], [[i] for i in range(model.n_token_ids)]))
-        assert total == pytest.approx(1, abs=1e-5)
+def test_probabilities_are_over_the_whole_vocabulary(model: llamac.Model) -> None:
+    """With its padding, as in transformers."""
+    total = sum(math.exp(score.logprob) for score in model.score([5], [[i] for i in range(301)]))
+    assert total == pytest.approx(1, abs=1e-5)
+    assert model.n_token_ids < 301
 
 
 def test_pieces_bound_the_logits_in_memory(model: llamac.Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,8 +157,9 @@ def python_files(*folders: str) -> list[Path]:
 @pytest.mark.parametrize("path", python_files("llamac"), ids=lambda path: str(path.relative_to(ROOT)))
 def test_other_libraries_are_imported_only_inside_functions(path: Path) -> None:
     with_file = {module.split(".")[0] for module, with_file in imports(path) if with_file}
-    worker_only = {"jinja2"} if path.name == "chat_environment.py" else set()  # only the worker process imports it
-    assert with_file <= {"llamac", *worker_only, *sys.stdlib_module_names}
+    # only a worker process imports the first file, and only users of the library the second
+    own = {"chat_environment.py": {"jinja2"}, "lm_eval.py": {"lm_eval"}}.get(path.name, set())
+    assert with_file <= {"llamac", *own, *sys.stdlib_module_names}
 
 
 # The rungs of the package, lowest first. A module imports only its own rung and lower ones, including imports inside
@@ -174,7 +175,7 @@ RUNGS: tuple[tuple[str, ...], ...] = (
     ("llamac.openai",),
     ("llamac.export",),
     ("llamac.sources",),
-    ("llamac.cli",),
+    ("llamac.cli", "llamac.integrations"),
     ("llamac.__main__",),
 )
 RUNG = {name: rung for rung, names in enumerate(RUNGS) for name in names}
@@ -223,6 +224,18 @@ def test_python_imports_go_downward_only(path: Path) -> None:
 def test_the_rungs_list_every_module() -> None:
     modules = {entry_of(module_of(path)) for path in python_files("llamac", "export", "models")}
     assert modules - {"llamac"} == set(RUNG) - {"llamac._core"}
+
+
+def test_every_package_is_installed() -> None:
+    """setup.py lists the packages. `models/training` is only in the repository."""
+    [listed] = [
+        node.value
+        for node in ast.walk(ast.parse((ROOT / "setup.py").read_text()))
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PACKAGES"
+    ]
+    names = {node.value for node in ast.walk(listed) if isinstance(node, ast.Constant)}
+    found = {module_of(path) for path in python_files("llamac", "export", "models") if path.name == "__init__.py"}
+    assert {name for name in found if "training" not in name} == names
 
 
 def library() -> list[Path]:

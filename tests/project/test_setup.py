@@ -168,12 +168,11 @@ def test_an_editable_install_is_found_next_to_a_folder_of_the_same_name(tmp_path
     (clone / "export").mkdir(parents=True)
     (clone / "models").mkdir()
     build(clone)
-    for folder in ("", "cli", "engine", "format", "openai", "sources", "text", "text/vocabulary"):
-        (clone / "llamac" / folder).mkdir(exist_ok=True)
-        (clone / "llamac" / folder / "__init__.py").touch()
-    for folder in ("export", *(f"export/{name}" for name in ("flat", "gguf", "hf", "llama2c", "lora")), "models"):
-        (clone / folder).mkdir(exist_ok=True)
-        (clone / folder / "__init__.py").touch()
+    own = [path for top in ("llamac", "export", "models") for path in (ROOT / top).glob("**/__init__.py")]
+    for path in sorted(own):
+        package = clone / path.relative_to(ROOT)
+        package.parent.mkdir(parents=True, exist_ok=True)
+        package.touch()
     for name in ("export", "models"):
         (clone / "llamac" / name).symlink_to(Path("..", name))
     assert build(clone, COMMAND="editable_wheel").returncode == 0
