@@ -301,6 +301,7 @@ def test_quiet_conversions_are_announced_only_on_terminals(
     run = ("run", llama2c, "-i", "a", *GREEDY, "-n", 3, "-q", "--no-cache")
     assert llamac_command(*run).err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("llamac.cli.loading.BAR_DELAY", 0.0)
     shown = llamac_command(*run).err
     assert shown.startswith(f"llamac: converting {llama2c} to a temporary file\n")
     assert "writing: " in shown
