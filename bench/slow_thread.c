@@ -54,14 +54,7 @@ static void measure(const llamac_model *model, int threads, double times, int eq
     llamac_session_close(&s);
 }
 
-int main(int argc, char **argv) {
-    const int threads = argc > 2 ? atoi(argv[2]) : 2, rounds = argc > 3 ? min_int(atoi(argv[3]), MAX_ROUNDS) : 3;
-    const char *path = argc > 1 ? argv[1] : "-";
-    llamac_model *model = open_model(strcmp(path, "-") ? map_file(path) : tiny_model(&made));
-    if (!llamac_has_threads() || threads < 2 || threads > SLOWED_THREADS) return 0;
-    double warm[2];
-    measure(model, threads, 1, 1, warm, warm + 1);
-    if (rounds < 1) return 0;
+static void compare(llamac_model *model, int threads, int rounds) {
     printf("%d threads, the last of them slower; ms, best of %d rounds in turn\n", threads, rounds);
     printf("%-8s %30s %30s\n", "", "prompt of 256", "step");
     printf("%-8s %10s %10s %8s %10s %10s %8s\n", "slower", "equal", "by speed", "ratio", "equal", "by speed", "ratio");
@@ -76,6 +69,18 @@ int main(int argc, char **argv) {
         printf("%-8.1f %10.2f %10.2f %8.2f %10.3f %10.3f %8.2f\n", times, p[0], p[1], p[0] / p[1], d[0], d[1],
                d[0] / d[1]);
     }
+}
+
+int main(int argc, char **argv) {
+    const int threads = argc > 2 ? atoi(argv[2]) : 2, rounds = argc > 3 ? min_int(atoi(argv[3]), MAX_ROUNDS) : 3;
+    const int is_made = argc < 2 || !strcmp(argv[1], "-");
+    if (!llamac_has_threads() || threads < 2 || threads > SLOWED_THREADS) return 0;
+    const struct tiny_file file = is_made ? tiny_model(&made) : map_file(argv[1]);
+    llamac_model *model = open_model(file);
+    double warm[2];
+    measure(model, threads, 1, 1, warm, warm + 1);
+    if (rounds > 0) compare(model, threads, rounds);
     llamac_model_close(&model);
+    if (is_made) free(file.data);
     return 0;
 }
