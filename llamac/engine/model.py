@@ -1,27 +1,20 @@
-"""A model: an opened flat file with its tokenizer and chat template, and the calls that run it."""
+"""A model: the calls that run an opened model file (model_file.py)."""
 
 from __future__ import annotations
 
-import copy
-import functools
-import math
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llamac.arguments import KVDtype, whole_number, wrong_type
-from llamac.engine.closeable import Closeable
-from llamac.engine.prompts import NO_TEMPLATE, conversation_ids, render_runs, tokenize_runs
+from llamac.arguments import KVDtype, whole_number
+from llamac.engine.model_file import ModelFile
+from llamac.engine.prompts import conversation_ids
 from llamac.engine.rows import as_ids
-from llamac.engine.sampling import SamplingOverrides, SamplingParams, recommended_params, request_params
+from llamac.engine.sampling import SamplingOverrides, SamplingParams, request_params
 from llamac.engine.session import Session
 from llamac.errors import ArgumentError, ModelError, warn
 from llamac.format.flatfile import FlatFile
 from llamac.progress import Progress, shown
-from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -33,7 +26,6 @@ if TYPE_CHECKING:
     from llamac.engine.ranking import Ranked
     from llamac.engine.scoring import Score
     from llamac.engine.session import Logits
-    from llamac.text.chat import ChatTemplate
 
 
 class SessionDefaults(NamedTuple):
@@ -62,20 +54,7 @@ def _reopen(origin: Origin, file_id: str) -> Model:
     return model
 
 
-def _frozen(value: Any) -> Any:
-    """A copy that cannot be changed: mappings become read-only, lists become tuples."""
-    if isinstance(value, Mapping):
-        return MappingProxyType({key: _frozen(item) for key, item in value.items()})
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
-
-
-def _strings(value: object) -> dict[str, str]:
-    """The entries of a metadata object that are strings. Other programs can write anything there."""
-    entries = value.items() if isinstance(value, dict) else ()
-    return {name: text for name, text in entries if isinstance(name, str) and isinstance(text, str)}
-
-
-class Model(Closeable):
+class Model(ModelFile):
     """An opened model. `llamac.load` makes one.
 
     A model is immutable, and any number of threads can use it. As a context manager it closes itself. Pickling
@@ -92,206 +71,12 @@ class Model(Closeable):
         origin: Origin | None = None,
         on_warning: Callable[[str], object] = warn,
     ) -> None:
-        if not isinstance(file, FlatFile):
-            raise wrong_type("file", file, "an opened FlatFile: open models with llamac.load(path)")
-        self._file = file
-        self._core = file.core
-        self._config: Mapping[str, Any] = _frozen({k: v for k, v in file.config.items() if k != "reserved"})
-        self._sampling_defaults = recommended_params(file.metadata, lambda text: on_warning(f"{file.path}: {text}"))
+        super().__init__(file, tokenizer=tokenizer, opened_tokenizer=opened_tokenizer, on_warning=on_warning)
         self._origin = origin
         self._session_defaults = session_defaults
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._kv_budget: int | None = None
-        self._special = SpecialTokens.from_config(self._config)
-        self._n_token_ids: int = self._config["n_token_ids"]
-        self._tokenizer = tokenizer or opened_tokenizer
-        self._has_own_tokenizer = tokenizer is None
-        self._lock = threading.Lock()
-        if tokenizer is not None:
-            self._replace_tokenizer(tokenizer)
         self.session().close()  # report unusable settings here, not at the first use
-
-    def _replace_tokenizer(self, tokenizer: Tokenizer) -> None:
-        size = self._config["vocab_size"]
-        if tokenizer.n_ids > size:
-            raise ArgumentError(
-                f"the tokenizer has {tokenizer.n_ids} ids, but the model's vocabulary has {size}: they do not belong "
-                "together"
-            )
-        self._n_token_ids = tokenizer.n_ids
-        # the model still stops where it was trained to
-        stop_ids = {*self._special.stop_ids, *tokenizer.special.stop_ids}
-        self._special = replace(tokenizer.special, stop_ids=tuple(sorted(stop_ids)))
-
-    # ---- facts
-
-    @property
-    def name(self) -> str:
-        """The model's name, as its exporter wrote it."""
-        return str(self._file.metadata.get("name", ""))
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The file's config record (docs/format.md), read-only."""
-        return self._config
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """A copy of the file's JSON metadata: name, architecture, dtype, source, ..."""
-        return copy.deepcopy(self._file.metadata)
-
-    @property
-    def file(self) -> FlatFile:
-        """The opened flat file."""
-        return self._file
-
-    @property
-    def n_parameters(self) -> int:
-        """Numbers in all tensors."""
-        return sum(math.prod(tensor.shape) for tensor in self._file.tensors)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights."""
-        return self._file.sections["data"].bytes
-
-    @property
-    def n_token_ids(self) -> int:
-        """Ids that have a token. The vocabulary can be padded beyond them; padding is never sampled."""
-        return self._n_token_ids
-
-    @property
-    def special(self) -> SpecialTokens:
-        """The rules for special tokens: the file's, or those of the tokenizer given to `load`."""
-        return self._special
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether the file has a tokenizer, or `load` was given one."""
-        return self._tokenizer is not None or self._file.sections["tokenizer"].bytes > 0
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer, read on first use.
-
-        Raises:
-            ArgumentError: If the model has none.
-            TokenizerError: If it is damaged.
-        """
-        if not self.has_tokenizer:
-            raise ArgumentError(
-                "this model has no tokenizer: give token ids, or a tokenizer (`tokenizer=` of `load`, `llamac run -z`)"
-            )
-        with self._lock:
-            if self._tokenizer is None:
-                self._tokenizer = Tokenizer.from_json(self._file.section("tokenizer"), self._special)
-            return self._tokenizer
-
-    @property
-    def sampling_defaults(self) -> SamplingParams:
-        """The sampling parameters that the model recommends, from its generation_config. Most models set only some."""
-        return self._sampling_defaults
-
-    @functools.cached_property
-    def _multiply_adds(self) -> int:
-        """Multiply-adds of a row with all matrices, including the embeddings, which are only looked up."""
-        return sum(math.prod(tensor.shape) for tensor in self._file.tensors if len(tensor.shape) == 2)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the model has been closed."""
-        return self._core.closed
-
-    def __repr__(self) -> str:
-        metadata = self._file.metadata
-        facts = [str(metadata[name]) for name in ("architecture", "dtype") if name in metadata]
-        facts.insert(1, f"{_short(self.n_parameters)} parameters")
-        return f"<llamac.Model {str(self._file.path)!r}: {', '.join(facts)}{', closed' if self.closed else ''}>"
-
-    def __reduce__(self) -> tuple[Callable[[Origin, str], Model], tuple[Origin, str]]:
-        self._check_open()
-        if self._origin is None:
-            raise TypeError("only models that llamac.load opened can be pickled")
-        return _reopen, (self._origin, self._file.id)
-
-    # ---- text and tokens
-
-    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Convert a prompt to token ids.
-
-        Args:
-            text: The prompt.
-            add_special: Put BOS in front if the model wants it and the text does not begin with it. EOS is never added.
-            parse_special: Turn the names of special tokens in the text into those tokens, as chat formats require.
-        """
-        self._check_open()
-        ids = self.tokenizer.encode(text, parse_special=parse_special)
-        bos = self._special.bos_id
-        if add_special and self._special.add_bos and bos is not None and ids[:1] != [bos]:
-            ids.insert(0, bos)
-        return ids
-
-    def detokenize(self, ids: Iterable[int]) -> str:
-        """Convert token ids to text, without special tokens."""
-        self._check_open()
-        return self.tokenizer.decode(as_ids(ids))
-
-    # ---- chat prompts
-
-    @functools.cached_property
-    def chat_template(self) -> ChatTemplate | None:
-        """The model's chat templates, or None."""
-        from llamac.text.chat import ChatTemplate
-        from llamac.text.template_files import DEFAULT
-
-        self._check_open()
-        metadata = self._file.metadata
-        texts, tokens = _strings(metadata.get("chat_templates")), _strings(metadata.get("special_tokens"))
-        if self._file.sections["template"].bytes:
-            texts[DEFAULT] = self._file.text("template")
-        if not texts:
-            return None
-        for name, token in (("bos_token", self._special.bos_id), ("eos_token", self._special.eos_id)):
-            if self.has_tokenizer and token is not None and (name not in tokens or not self._has_own_tokenizer):
-                tokens[name] = self.tokenizer.token_bytes(token).decode("utf-8", "replace")
-        return ChatTemplate(texts, tokens)
-
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """Render messages to a prompt with the model's chat template.
-
-        `generate` accepts it and does not double a BOS that the template wrote. It also turns the names of special
-        tokens in messages into those tokens: use `chat` or `chat_ids` for messages that you did not write.
-
-        Args:
-            messages: The conversation.
-            options: Keyword arguments of `ChatTemplate.render`.
-
-        Raises:
-            ArgumentError: If the model has no chat template.
-            ChatTemplateError: If the template fails or refuses the messages.
-        """
-        if self.chat_template is None:
-            raise ArgumentError(NO_TEMPLATE)
-        return self.chat_template.render(messages, **options)
-
-    def chat_ids(
-        self, messages: Sequence[Mapping[str, Any]], *, parse_special: bool = False, **options: Any
-    ) -> list[int]:
-        """Convert a conversation to token ids. BOS and EOS are only where the template wrote them.
-
-        Args:
-            messages: The conversation.
-            parse_special: Also turn the names of special tokens in messages, tools and documents into those tokens.
-                By default they are ordinary text, and a message cannot end itself or pose as another's.
-            options: Keyword arguments of `ChatTemplate.render`.
-
-        Raises:
-            ArgumentError: If the model has no chat template.
-            ChatTemplateError: If the template fails or refuses the messages.
-        """
-        if parse_special:
-            return self.tokenize(self.chat_prompt(messages, **options), add_special=False)
-        return tokenize_runs(self, render_runs(self, messages, options))
 
     # ---- generating
 
@@ -575,6 +360,12 @@ class Model(Closeable):
 
     # ---- life
 
+    def __reduce__(self) -> tuple[Callable[[Origin, str], Model], tuple[Origin, str]]:
+        self._check_open()
+        if self._origin is None:
+            raise TypeError("only models that llamac.load opened can be pickled")
+        return _reopen, (self._origin, self._file.id)
+
     def close(self) -> None:
         """Close the model, its sessions and the file.
 
@@ -588,11 +379,3 @@ class Model(Closeable):
         for session in list(self._sessions):
             session.close()
         self._file.close()
-
-
-def _short(number: int) -> str:
-    """A count with three digits: 2.61M."""
-    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
-        if number >= unit:
-            return f"{number / unit:.3g}{name}"
-    return str(number)

@@ -11,13 +11,13 @@ from llamac.engine.rows import as_ids
 from llamac.errors import ArgumentError, ContextFullError
 
 if TYPE_CHECKING:
-    from llamac.engine.model import Model
+    from llamac.engine.model_file import ModelFile
     from llamac.text.chat_runs import PromptRun
 
 NO_TEMPLATE = "this model has no chat template: generate from a prompt in the format that it was trained on instead"
 
 
-def prompt_ids(model: Model, prompt: str | Sequence[int], context: int) -> array[int]:
+def prompt_ids(model: ModelFile, prompt: str | Sequence[int], context: int) -> array[int]:
     """Convert a prompt to token ids.
 
     Args:
@@ -50,7 +50,7 @@ def prompt_ids(model: Model, prompt: str | Sequence[int], context: int) -> array
     return ids
 
 
-def check_length(texts: Iterable[str], model: Model, context: int) -> None:
+def check_length(texts: Iterable[str], model: ModelFile, context: int) -> None:
     """Reject a prompt that is certainly too long, before it takes time and memory to tokenize.
 
     Raises:
@@ -64,7 +64,7 @@ def check_length(texts: Iterable[str], model: Model, context: int) -> None:
 # ---- conversations
 
 
-def render_runs(model: Model, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[PromptRun]:
+def render_runs(model: ModelFile, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[PromptRun]:
     """Render a conversation to runs of text that the template wrote and of text from messages.
 
     Raises:
@@ -78,7 +78,7 @@ def render_runs(model: Model, messages: Sequence[Mapping[str, Any]], options: Ma
     return model.chat_template.render_runs(messages, tokenizer.special_names, find_special, **options)
 
 
-def tokenize_runs(model: Model, runs: Iterable[PromptRun]) -> list[int]:
+def tokenize_runs(model: ModelFile, runs: Iterable[PromptRun]) -> list[int]:
     """Convert runs to token ids. Only the template's own text can become special tokens."""
     ids: list[int] = []
     for run in runs:
@@ -87,7 +87,7 @@ def tokenize_runs(model: Model, runs: Iterable[PromptRun]) -> list[int]:
 
 
 def conversation_ids(
-    model: Model,
+    model: ModelFile,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     template_options: Mapping[str, Any] | None,
