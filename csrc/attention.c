@@ -182,7 +182,7 @@ static struct attend load_queries(const struct eval *e, int layer, const struct 
     for (int t = 0; t < n; t++) {
         const int row = row_of_query(tile, group, t), position = e->rows[row].position;
         pack_query(e, layer, row, head_of_query(tile, group, t), scaled,
-                   panel_row(panels, n, kv_query_words(s->kv_dtype, head_dim), t));
+                   panel_row(panels, n, PANEL_ROWS, kv_query_words(s->kv_dtype, head_dim), t));
         if (sinks) a.sinks[t] = sinks[head_of_query(tile, group, t)];
         a.begin[t] = first_visible(s, layer, position);
         a.end[t] = position + 1;
@@ -338,7 +338,8 @@ void observe_scores(const struct worker *w, int layer) {
         float *to = scores + (size_t)i * stride;
         for (int p = 0; p < s->context; p++) to[p] = -INFINITY;
         if (q_head >= layer_of(e, layer)->heads.n) continue;   // another layer has more heads
-        pack_query(e, layer, row, q_head, scaled, panel_row(panel, 1, kv_query_words(s->kv_dtype, head_dim), 0));
+        pack_query(e, layer, row, q_head, scaled,
+                   panel_row(panel, 1, PANEL_ROWS, kv_query_words(s->kv_dtype, head_dim), 0));
         const struct attend a = {
             .kv = session_kv(s, e->rows[row].sequence, layer, q_head / group_size(e, layer)),
             .head_dim = head_dim, .n_queries = 1, .q = panel,

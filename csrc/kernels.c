@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: MIT
 // kernels.c - the list of kernel tables, best first, and runtime selection by CPU features.
+#if !defined(_GNU_SOURCE)
+#define _GNU_SOURCE   // syscall
+#endif
 #include "kernels.h"
 
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(HAS_KERNELS_AMX)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
@@ -34,6 +41,17 @@ static int has_avx512(void) {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 static int has_avx512vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+#if defined(HAS_KERNELS_AMX)
+// AMX-TILE and AMX-INT8 are bits 24 and 25 of EDX, leaf 7. The system saves tiles if bits 17 and 18 of XCR0 are set. A
+// process must ask Linux for permission to use them; threads inherit it. Virtual machines can report AMX and refuse.
+static int has_amx(void) {
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };   // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    unsigned a, b, c, d;
+    if (!has_avx512vnni() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 24 & 3) != 3) return 0;
+    __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+    return (a >> 17 & 3) == 3 && !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
+}
+#endif
 #elif defined(__aarch64__)
 // Linux hwcap bits by number: <asm/hwcap.h> of older systems does not define all of them.
 #if defined(__linux__)
@@ -56,6 +74,9 @@ static int has_i8mm(void) { return 0; }
 
 static const struct { const struct kernels *table; int (*supported)(void); const char *needs; } tables[] = {
 #if defined(__x86_64__)
+#if defined(HAS_KERNELS_AMX)
+    { &kernels_amx, has_amx, "AVX-512 F, BW, DQ, VL and VNNI, and AMX for int8 that the system permits" },
+#endif
     { &kernels_avx512vnni, has_avx512vnni, "AVX-512 F, BW, DQ, VL and VNNI" },
     { &kernels_avx512, has_avx512, "AVX-512 F, BW, DQ and VL" },
 #if defined(HAS_KERNELS_AVXVNNI)

@@ -5,10 +5,12 @@
 // Every table computes the same bits. The order of each sum is specified here or in kernels_template.h and does not
 // depend on the instruction set, on tile sizes or on the thread that computes it.
 //
-// Panels. The inputs of a product are packed into panels of up to PANEL_ROWS rows. In a panel the column index k
-// varies slowest: the words of one k for all T rows are adjacent, so that a micro-kernel reads one contiguous run. m
-// rows form panel_count(m) panels of nearly equal height, stored one after another. The 32-bit words of a row depend
-// on the input type:
+// Panels. The inputs of a product are packed into panels, and m rows form panels of nearly equal height, stored one
+// after another. A panel has up to PANEL_ROWS rows; kernel sets with matrix tiles allow more for quantized dtypes
+// (`panel_rows` of the table). In a panel the column index k varies slowest: the words of one k for all T rows are
+// adjacent, so that a micro-kernel reads one contiguous run. In a panel of more than PANEL_ROWS rows, the code words
+// of a group are instead adjacent for each row, as tiles are loaded (packed_index in kernels_quant.h). The 32-bit words
+// of a row depend on the input type:
 //     INPUT_F32     the floats
 //     INPUT_INT8    for q4 and q4s. Per group of 32 columns: 8 words of 4 codes, 2 compensation terms, the scale
 //                   d = max|x| / 127
@@ -36,9 +38,6 @@ enum {
     READ_STEP = 64,             // floats that read_block takes from one stream at a time
 };
 
-static inline int panel_count(int m) { return (m + PANEL_ROWS - 1) / PANEL_ROWS; }
-static inline int panel_start(int m, int panel) { return share_start(m, panel, panel_count(m)); }
-
 static inline int input_type_of(int dtype) { return dtype_table[dtype].input; }
 enum {
     GROUP_WORDS = 8 + 2 + 1,        // INPUT_INT8: codes, compensation terms, scale
@@ -52,14 +51,17 @@ static inline size_t input_words(int input, int columns) {
                                : groups * INT16_GROUP_WORDS + (groups + BLOCK_GROUPS - 1) / BLOCK_GROUPS;
 }
 
+// Panel p of m rows in panels of up to `most` rows starts at row panel_start.
+static inline int panel_count(int m, int most) { return ceil_div(m, most); }
+static inline int panel_start(int m, int most, int p) { return share_start(m, p, panel_count(m, most)); }
+
 // The panel that holds row r of m rows, the panel's height, and the row's index in it. words: input_words of a row.
 struct panel_row { int32_t *panel; int height, row; };
-static inline struct panel_row panel_row(void *panels, int m, size_t words, int r) {
-    const int n = panel_count(m);
-    int p = share_start(n, r, m);
-    while (panel_start(m, p + 1) <= r) p++;
-    const int start = panel_start(m, p);
-    return (struct panel_row){ (int32_t *)panels + (size_t)start * words, panel_start(m, p + 1) - start, r - start };
+static inline struct panel_row panel_row(void *panels, int m, int most, size_t words, int r) {
+    int p = share_start(panel_count(m, most), r, m);
+    while (panel_start(m, most, p + 1) <= r) p++;
+    const int start = panel_start(m, most, p), height = panel_start(m, most, p + 1) - start;
+    return (struct panel_row){ (int32_t *)panels + (size_t)start * words, height, r - start };
 }
 
 // y[t][o] = dot(row o of w, input t), for the outputs o of strips [first, last). Then, in this order: times the
@@ -190,6 +192,8 @@ static inline size_t quantize_strip_floats(int columns, int has_feedback) {
 // the dtypes of the KV cache.
 struct kernels {
     const char *name;
+    // The most rows in a panel of a product's inputs. Panels of queries have up to PANEL_ROWS.
+    int panel_rows[N_INPUT_TYPES];
     void (*gemm)(const struct gemm *g);
     // Packs a row of `columns` floats into a panel. If a group (int8) or block (int16) contains a NaN or an infinity,
     // its scale becomes NaN, and so does every sum over it.
@@ -240,7 +244,12 @@ struct kernels {
 #if defined(__x86_64__) && !defined(LLAMAC_NO_AVXVNNI)
 #define HAS_KERNELS_AVXVNNI
 #endif
+// Likewise LLAMAC_NO_AMX. Only Linux is known to let a process ask for the state of tiles.
+#if defined(__x86_64__) && defined(__linux__) && !defined(LLAMAC_NO_AMX)
+#define HAS_KERNELS_AMX
+#endif
 extern const struct kernels kernels_scalar, kernels_avx2, kernels_avxvnni, kernels_avx512, kernels_avx512vnni;
+extern const struct kernels kernels_amx;
 extern const struct kernels kernels_neon, kernels_neon_dotprod, kernels_neon_i8mm;
 
 // The best table for this processor (name NULL), or the named one. If it is unknown or unsupported: NULL, and fills

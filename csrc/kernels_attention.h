@@ -167,8 +167,8 @@ INLINE struct attend_buffers attend_buffers(const struct attend *a) {
 // shared_end).
 struct query_panel { int first, n, begin, shared_begin, shared_end, end; };
 INLINE struct query_panel query_panel(const struct attend *a, int i) {
-    const int first = panel_start(a->n_queries, i);
-    struct query_panel q = { .first = first, .n = panel_start(a->n_queries, i + 1) - first,
+    const int first = panel_start(a->n_queries, PANEL_ROWS, i);
+    struct query_panel q = { .first = first, .n = panel_start(a->n_queries, PANEL_ROWS, i + 1) - first,
                              .begin = a->begin[first], .shared_end = a->end[first] };
     for (int t = first; t < first + q.n; t++) {
         q.begin = min_int(q.begin, a->begin[t]), q.shared_begin = max_int(q.shared_begin, a->begin[t]);
@@ -459,7 +459,7 @@ static void attend_merge(const struct attend *a, const float *partials, int n_bl
 INLINE void attend(const int dtype, const struct attend *a) {
     const int width = padded_head_dim(a->head_dim);
     const struct attend_buffers memory = attend_buffers(a);
-    struct kv_block b = { .a = a, .memory = &memory, .panels = panel_count(a->n_queries) };
+    struct kv_block b = { .a = a, .memory = &memory, .panels = panel_count(a->n_queries, PANEL_ROWS) };
     float run_m[ATTENTION_QUERIES] = { 0 }, run_l[ATTENTION_QUERIES] = { 0 };
     int begin = a->begin[0];
     for (int t = 0; t < a->n_queries; t++) b.end = max_int(b.end, a->end[t]), begin = min_int(begin, a->begin[t]);

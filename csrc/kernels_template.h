@@ -212,13 +212,14 @@ _Static_assert(BYTES_MAX_COLUMNS / BLOCK_COLUMNS * (BLOCK_GROUPS * INT16_GROUP_W
 // between passes. With many rows, a pass is unpacked once for all panels while the next pass is prefetched. A single
 // row takes all columns in one pass. The strips of a group are a quarter of the range apart: each of the four streams
 // reads memory without a jump, and the memory after a strip is what its stream reads next.
-static void gemm(const struct gemm *g) {
-    const int dtype = g->dtype, panels = panel_count(g->m), input = input_type_of(dtype);
+static void multiply_strips(const struct gemm *g) {
+    const int dtype = g->dtype, input = input_type_of(dtype), most = panel_rows(input);
+    const int panels = panel_count(g->m, most);
     const struct product_kernels *const kernels = &product_kernels[dtype];
     const int as_bytes = input == INPUT_INT16 && multiplies_bytes(dtype, 0, g->m);
     const int single_row_kc = as_bytes ? BYTES_MAX_COLUMNS : max_int(g->columns, 1);
     const int kc = g->m == 1 ? single_row_kc : dtype_is_quantized(dtype) ? GEMM_KC : GEMM_KC_FLOAT;
-    const int unpacked = g->m > kernels->unpack_above;
+    const int unpacked = g->m > kernels->unpack_above || uses_tiles(dtype, g->m);
     const int full_groups = (g->last - g->first) / GEMM_STRIPS, rest = (g->last - g->first) % GEMM_STRIPS;
     const size_t row_words = input_words(input, g->columns);
     uint8_t *const unpack_buffer = g->scratch;
@@ -237,7 +238,7 @@ static void gemm(const struct gemm *g) {
                     kernels->unpack(w + (size_t)i * stride, columns, unpack_buffer + (size_t)i * UNPACKED_STRIP_BYTES);
             for (int p = 0; p < panels; p++) {
                 if (cancelled(g->cancel)) return;
-                const int start = panel_start(g->m, p), T = panel_start(g->m, p + 1) - start;
+                const int start = panel_start(g->m, most, p), T = panel_start(g->m, most, p + 1) - start;
                 const int32_t *x =
                     (const int32_t *)g->x + (size_t)start * row_words + input_words(input, k) * (size_t)T;
                 float *sums = group_sums + (size_t)start * 16 * (size_t)strips;
@@ -251,11 +252,20 @@ static void gemm(const struct gemm *g) {
             }
         }
         for (int p = 0; p < panels; p++) {
-            const int start = panel_start(g->m, p), T = panel_start(g->m, p + 1) - start;
+            const int start = panel_start(g->m, most, p), T = panel_start(g->m, most, p + 1) - start;
             const float *sums = group_sums + (size_t)start * 16 * (size_t)strips;
             for (int i = 0; i < strips; i++)
                 for (int t = 0; t < T; t++) epilogue(g, s + i * spacing, start + t, sums + 16 * (i * T + t));
         }
+    }
+}
+static void gemm(const struct gemm *g) {
+    if (uses_tiles(g->dtype, g->m)) {
+        tiles_configure(g->dtype, g->m);
+        multiply_strips(g);
+        tiles_end();
+    } else {
+        multiply_strips(g);
     }
 }
 
@@ -426,6 +436,7 @@ static void rotate(float *x, const float *cosines, const float *sines, int half)
 
 const struct kernels KERNELS = {
     .name = KERNELS_NAME,
+    .panel_rows = { [INPUT_F32] = PANEL_ROWS, [INPUT_INT8] = QUANT_PANEL_ROWS, [INPUT_INT16] = QUANT_PANEL_ROWS },
     .gemm = gemm,
     .pack = { [INPUT_F32] = pack_f32, [INPUT_INT8] = pack_int8, [INPUT_INT16] = pack_int16 },
     .attend = { [LLAMAC_F32] = attend_f32, [LLAMAC_F16] = attend_f16, [LLAMAC_Q8] = attend_q8 },

@@ -30,8 +30,9 @@ void lora_pack_row(const struct worker *w, struct consumers consumers, const str
         const int rank = lora->rank;
         multiply_f32(w, lora->a, rank, width, w->local->lora_panel, height, w->local->lora_projected_rows, 0);
         for (int t = 0; t < height; t++)
-            kernels->pack[INPUT_F32](panel_row(panels->lora_projected[i], panels->m, (size_t)rank, start + t),
-                                     w->local->lora_projected_rows + (size_t)t * (size_t)rank, rank);
+            kernels->pack[INPUT_F32](
+                panel_row(panels->lora_projected[i], panels->m, PANEL_ROWS, (size_t)rank, start + t),
+                w->local->lora_projected_rows + (size_t)t * (size_t)rank, rank);
     }
 }
 

@@ -45,6 +45,12 @@ struct panels panels_at(const struct worker *w, int local, int m, int first, int
     return p;
 }
 
+// Where row r of the panels for an input type is packed.
+static struct panel_row input_row(const struct worker *w, const struct panels *p, int input, int width, int r) {
+    const int most = w->eval->session->kernels->panel_rows[input];
+    return panel_row(p->by_input[input], p->m, most, input_words(input, width), r);
+}
+
 void pack_row(const struct worker *w, struct consumers consumers, const struct panels *p, const float *x, int width,
               int first, int last, int r) {
     const struct kernels *kernels = w->eval->session->kernels;
@@ -57,7 +63,7 @@ void pack_row(const struct worker *w, struct consumers consumers, const struct p
     }
     for (int input = 0; input < N_INPUT_TYPES; input++)
         if (inputs & 1u << input)
-            kernels->pack[input](panel_row(p->by_input[input], p->m, input_words(input, width), r), x, width);
+            kernels->pack[input](input_row(w, p, input, width, r), x, width);
     if (any_adapter) lora_pack_row(w, consumers, p, x, width, first, last, r);
 }
 
@@ -73,7 +79,7 @@ int packs_own_columns(const struct worker *w, const struct matrix *consumer, int
 void pack_columns(const struct worker *w, const struct matrix *consumer, const struct panels *p, const float *x,
                   int width, int first, int last, int r) {
     const int input = input_type_of(consumer->dtype);
-    struct panel_row to = panel_row(p->by_input[input], p->m, input_words(input, width), r);
+    struct panel_row to = input_row(w, p, input, width, r);
     to.panel += input_words(input, first) * (size_t)to.height;
     if (first < last) w->eval->session->kernels->pack[input](to, x + first, last - first);
 }

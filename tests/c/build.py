@@ -27,19 +27,23 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # Programs run side by side in this order: the longest first.
 NAMES = ("test_model", "test_kernels", "test_format", "test_attention", "test_sequences", "test_drafts", "test_regroup")
-NAMES += ("test_sampler", "test_logits", "test_changed_file", "test_session_reads")
+NAMES += ("test_sampler", "test_logits", "test_changed_file", "test_session_reads", "test_tiles")
 NAMES += ("test_shares", "test_nodes", "test_pool", "test_pool_portable")
 TESTS = tuple(ROOT / "tests" / "c" / f"{name}.c" for name in NAMES)
-# Programs that #include a core file to compile it with other settings, and the object that must then not be linked.
-INCLUDED = {"test_pool_portable": "pool"}
-# Programs that run every kernel table.
-KERNEL_PROGRAMS = ("test_kernels", "test_attention", "kernel_speed")
+# Programs that #include or replace a core file, and the object that must then not be linked.
+INCLUDED = {"test_pool_portable": "pool", "test_tiles": "kernels"}
+# Programs that run the tables of the tests.
+KERNEL_PROGRAMS = ("test_kernels", "test_attention", "test_tiles", "kernel_speed")
 # The tables that only they have, by machine: for each file, the core's file that it includes, and its flags.
 TEST_TABLES = {
     "x86_64": {
         "kernels_avxvnni_evex.c": (
             "kernels_avxvnni.c",
             ["-mavx2", "-mfma", "-mf16c", "-mavx512vnni", "-mavx512vl"],
+        ),
+        "kernels_amx_emulated.c": (
+            "kernels_amx.c",
+            ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma", "-mf16c"],
         ),
     },
 }

@@ -5,7 +5,7 @@
 #include "kernels.h"
 #include "test.h"
 
-static const struct kernels *tables[8];   // tables[0]: the scalar kernels
+static const struct kernels *tables[12];   // tables[0]: the scalar kernels
 static int n_tables;
 
 #if defined(HAS_KERNELS_AVXVNNI)
@@ -14,6 +14,9 @@ static inline int has_avxvnni_evex(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
 }
+#endif
+#if defined(HAS_KERNELS_AMX)
+extern const struct kernels kernels_amx_emulated;
 #endif
 
 static inline void find_tables(void) {
@@ -25,6 +28,9 @@ static inline void find_tables(void) {
     tables[n_tables - 1] = tables[0], tables[0] = scalar;
 #if defined(HAS_KERNELS_AVXVNNI)
     if (has_avxvnni_evex()) tables[n_tables++] = &kernels_avxvnni_evex;
+#endif
+#if defined(HAS_KERNELS_AMX)
+    if (kernels_select("avx512vnni", &err)) tables[n_tables++] = &kernels_amx_emulated;
 #endif
 }
 static inline void print_tables(void) {

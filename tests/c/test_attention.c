@@ -78,14 +78,15 @@ static void check_attention(int dtype, int head_dim, int positions, int n_querie
     for (int t = 0; t < n_tables; t++) {
         const struct kernels *table = tables[t];   // each packs queries in its own form
         for (int i = 0; i < n_queries; i++)
-            table->pack[kv_query_type(dtype)](panel_row(panels, n_queries, words, i), q + i * head_dim, head_dim);
+            table->pack[kv_query_type(dtype)](panel_row(panels, n_queries, PANEL_ROWS, words, i), q + i * head_dim,
+                                              head_dim);
         table->attend[dtype](&a);
         if (t == 0) memcpy(expected, out, sizeof *out * outputs);
         CHECK(same(out, expected, outputs), "%s differs: dtype %d, head_dim %d, %d positions, %d queries",
               table->name, dtype, head_dim, positions, n_queries);
         for (int i = 0; i < n_queries; i++) {
             struct attend single = a;
-            table->pack[kv_query_type(dtype)](panel_row(alone, 1, words, 0), q + i * head_dim, head_dim);
+            table->pack[kv_query_type(dtype)](panel_row(alone, 1, PANEL_ROWS, words, 0), q + i * head_dim, head_dim);
             single.n_queries = 1, single.q = alone, single.begin[0] = a.begin[i], single.end[0] = a.end[i];
             single.sinks[0] = a.sinks[i];
             table->attend[dtype](&single);

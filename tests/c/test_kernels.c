@@ -26,7 +26,8 @@ static void f16_conversions_round_to_nearest_even(void) {
 static void pack_rows(const struct kernels *kernels, int dtype, void *panels, int m, const float *x, int columns) {
     const int input = input_type_of(dtype);
     for (int r = 0; r < m; r++)
-        kernels->pack[input](panel_row(panels, m, input_words(input, columns), r), x + r * columns, columns);
+        kernels->pack[input](panel_row(panels, m, kernels->panel_rows[input], input_words(input, columns), r),
+                             x + r * columns, columns);
 }
 
 // Computes one row at a time, with the strips in two calls. The bits must be those of one call for all.

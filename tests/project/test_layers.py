@@ -26,13 +26,13 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("format", "kv_pages", "vocab", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
     (
         *("kernels", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
-        *("quantize_template", "model"),
+        *("kernels_tiles", "quantize_template", "model", "simd_amx"),
     ),
     ("bpe", "added_tokens", "merge_ranks", "kernels_quant"),
     ("kernels_template", "session", "format_fields", "sampler", "logits", "logprobs"),
     (
         *("kernels_scalar", "kernels_avx2", "kernels_avxvnni", "kernels_avx512", "kernels_avx512vnni"),
-        *("eval", "measure", "quantize", "sequences"),
+        *("kernels_amx", "eval", "measure", "quantize", "sequences"),
     ),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
     ("lora", "drafts"),
@@ -41,7 +41,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
 )
 INCLUDED_BY_THE_TEMPLATE = (
     *("kernels_quant", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
-    "quantize_template",
+    *("kernels_tiles", "quantize_template"),
 )
 LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}
 

@@ -104,12 +104,13 @@ def test_openmp_is_left_out_if_disabled_or_missing(tmp_path: Path, options: dict
     assert not any("-fopenmp" in command for command in commands(tmp_path, refused, **options))
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="AVX-VNNI is an extension of x86-64")
-def test_a_kernel_set_that_the_compiler_does_not_know_is_left_out(tmp_path: Path) -> None:
-    *core, _ = commands(tmp_path, "-mavxvnni")
-    assert all("-DLLAMAC_NO_AVXVNNI" in command and "-mavxvnni" not in command for command in core)
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="AVX-VNNI and AMX are extensions of x86-64")
+@pytest.mark.parametrize(("flag", "without"), [("-mavxvnni", "-DLLAMAC_NO_AVXVNNI"), ("-mamx-int8", "-DLLAMAC_NO_AMX")])
+def test_a_kernel_set_that_the_compiler_does_not_know_is_left_out(tmp_path: Path, flag: str, without: str) -> None:
+    *core, _ = commands(tmp_path, flag)
+    assert all(without in command and flag not in command for command in core)
     *core, _ = commands(tmp_path)
-    assert not any("-DLLAMAC_NO_AVXVNNI" in command for command in core)
+    assert not any(without in command for command in core)
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
