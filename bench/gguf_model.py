@@ -41,6 +41,7 @@ TOKENS = 200
 FILES: dict[str, dict[str, Any]] = {
     "default": {},
     "q8": {"dtype": "q8"},
+    "q6": {"dtype": "q6"},
     "q4": {"dtype": "q4"},
     "q4, calibrated": {"dtype": "q4", "calibrate": "self"},
     "q4s": {"dtype": "q4s"},

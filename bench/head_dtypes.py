@@ -1,12 +1,12 @@
 """What the dtype of the output head costs: KL divergence against the bytes of the head.
 
-    python -m bench.head_dtypes MODEL.gguf [--windows 4] [--result NAME]
+    python -m bench.head_dtypes MODEL.gguf [--windows 4] [--only LABEL] [--result NAME]
 
-The reference is the float model that the GGUF file describes. All other matrices are q4 (or q4s in the rows that say
-so, which show what a byte is worth there). The exporter has no quantizer for GGUF's types: "like q6_k" and so on are
-heads that NumPy rounds to what the type can represent, with a least-squares search for each scale, stored as f32. Both
-models' heads are their embeddings, too. The text is bench/texts/classics.txt in windows of 512 tokens; the KV caches
-are f32.
+The reference is the float model that the GGUF file describes. All other matrices are q4, or what the row says: q4s shows
+what a byte is worth there, f32 what the head alone costs. The exporter has no quantizer for GGUF's types: "like q6_k"
+and so on are heads that NumPy rounds to what the type can represent, with a least-squares search for each scale, stored
+as f32. Both models' heads are their embeddings, too. The text is bench/texts/classics.txt in windows of 512 tokens; the
+KV caches are f32.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ def _rounded(scales: Floats, per_super: int, last: int) -> Floats:
 VARIANTS: list[tuple[str, str, str, Callable[[Floats], Floats] | None, float]] = [
     ("f32", "q4", "f32", None, 32),
     ("q8", "q4", "q8", None, 8.25),
+    ("q6", "q4", "q6", None, 6.25),
     ("like q6_k", "q4", "f32", like_q6_k, 6.5625),
     ("like q5_k", "q4", "f32", like_k(5), 5.5),
     ("like q4_k", "q4", "f32", like_k(4), 4.5),
@@ -110,6 +111,10 @@ VARIANTS: list[tuple[str, str, str, Callable[[Floats], Floats] | None, float]] =
     ("q4s", "q4", "q4s", None, 4.25),
     ("q8, others q4s", "q4s", "q8", None, 8.25),
     ("q4, others q4s", "q4s", "q4", None, 4.5),
+    ("q8, others f32", "f32", "q8", None, 8.25),
+    ("like q6_k, others f32", "f32", "f32", like_q6_k, 6.5625),
+    ("q6, others f32", "f32", "q6", None, 6.25),
+    ("q4, others f32", "f32", "q4", None, 4.5),
 ]
 
 
@@ -137,14 +142,16 @@ def with_head(source: Path, out: Path, dtype: str, head: str, rounding: Callable
     return plan.data_bytes
 
 
-def measure(source: Path, folder: Path, limit: int) -> dict[str, Any]:
-    """All rows of one model."""
+def measure(source: Path, folder: Path, limit: int, only: list[str] | None) -> dict[str, Any]:
+    """All rows of one model, or those with the labels `only`."""
     llamac.export.export(source, folder / "f32.bin", dtype="f32", probe_source=None)
     found = []
     with llamac.load(folder / "f32.bin", kv_dtype="f32", threads=2) as reference:
         texts = windows(reference)[:limit]
         parameters = int(np.prod(read_checkpoint(source, []).tensors[HEAD].shape))
         for label, dtype, head, rounding, bits in VARIANTS:
+            if only and label not in only:
+                continue
             path = folder / "variant.bin"
             total = with_head(source, path, dtype, head, rounding)
             row = Row(label, bits)
@@ -166,10 +173,11 @@ def main() -> None:
     )
     parser.add_argument("model", type=Path, help="a GGUF file with tied embeddings")
     parser.add_argument("--windows", type=int, default=4, help="how many windows of text (default: %(default)s)")
+    parser.add_argument("--only", action="append", metavar="LABEL", help="only this row of the table; repeatable")
     parser.add_argument("--result", metavar="NAME")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(options.model, Path(folder), options.windows)
+        found = measure(options.model, Path(folder), options.windows, options.only)
     if options.result:
         save(options.result, found)
 

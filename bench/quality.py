@@ -46,6 +46,7 @@ POSITIONS = "position_embedding.weight"  # not quantized here, since llama.cpp d
 # (label, dtype, pure, calibrated)
 OURS = (
     ("q8", "q8", False, None),
+    ("q6", "q6", False, None),
     ("q4", "q4", False, None),
     ("q4 calibrated", "q4", False, "self"),
     ("q4 pure", "q4", True, None),

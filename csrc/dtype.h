@@ -53,7 +53,8 @@ struct dtype_info {
     uint8_t offset;                 // of linear codes
     uint8_t scale_columns;          // 16 or 32
     uint8_t scale;                  // enum scale_kind
-    uint8_t has_row_scales, has_super_scales, has_minimums;
+    uint8_t has_row_scales;         // the dtypes that llamac's quantizer produces
+    uint8_t has_super_scales, has_minimums;
     uint8_t input;                  // enum input_type; INPUT_INT8 marks q4 and q4s, whose codes have grids
     uint16_t block_columns;         // 128 or 256
     const int8_t *codebook;         // 16 values, or NULL for linear codes
@@ -95,8 +96,12 @@ static const struct dtype_info dtype_table[LLAMAC_N_DTYPES] = {
                         .has_super_scales = 1, .input = INPUT_INT16, .block_columns = 256, .codebook = iq4_codebook },
     [LLAMAC_MXFP4] = { .name = "mxfp4", .code_bits = 4, .scale_columns = 32, .scale = SCALE_E8M0,
                        .input = INPUT_INT16, .block_columns = 128, .codebook = fp4_codebook },
+    [LLAMAC_Q6] = { .name = "q6", .code_bits = 6, .offset = 32, .scale_columns = 32, .scale = SCALE_INT8,
+                    .has_row_scales = 1, .input = INPUT_INT16, .block_columns = 128 },
 };
 
+// Whether the low bits of a scale select a grid of codes: q4 and q4s.
+static inline int dtype_has_grids(int dtype) { return dtype_table[dtype].input == INPUT_INT8; }
 static inline int dtype_is_quantized(int dtype) { return dtype_table[dtype].code_bits <= 8; }
 static inline int scale_columns(int dtype) { return dtype_table[dtype].scale_columns; }
 static inline int block_columns(int dtype) { return dtype_table[dtype].block_columns; }

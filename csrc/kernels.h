@@ -170,7 +170,8 @@ static inline size_t attend_scratch_floats(int head_dim) {
     return (size_t)ATTENTION_QUERIES * (ATTENTION_BLOCK + width) + KV_PAGE * (width + PANEL_ROWS) + width;
 }
 
-// Quantizes rows of w to strips of q8, q4 or q4s (quantize_template.h). QUANTIZE_STRIPS strips are quantized together.
+// Quantizes rows of w to strips of q8, q6, q4 or q4s (quantize_template.h). QUANTIZE_STRIPS strips are quantized
+// together.
 enum { QUANTIZE_STRIPS = 4 };
 struct quantize {
     int dtype, columns;

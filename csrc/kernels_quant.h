@@ -166,6 +166,7 @@ SINGLE_ROW_KERNEL(panel_kernel_q6_k, panel_kernel_quant, LLAMAC_Q6_K, 0)
 SINGLE_ROW_KERNEL(panel_kernel_iq4_nl, panel_kernel_quant, LLAMAC_IQ4_NL, 0)
 SINGLE_ROW_KERNEL(panel_kernel_iq4_xs, panel_kernel_quant, LLAMAC_IQ4_XS, 0)
 SINGLE_ROW_KERNEL(panel_kernel_mxfp4, panel_kernel_quant, LLAMAC_MXFP4, 0)
+SINGLE_ROW_KERNEL(panel_kernel_q6, panel_kernel_quant, LLAMAC_Q6, 0)
 
 #define UNPACKED_KERNEL(name, dtype) \
     PANEL_KERNEL(name##_rows, panel_kernel_quant, dtype, 1) \
@@ -193,6 +194,7 @@ UNPACK(q6_k, unpack_int16, LLAMAC_Q6_K)
 UNPACK(iq4_nl, unpack_int16, LLAMAC_IQ4_NL)
 UNPACK(iq4_xs, unpack_int16, LLAMAC_IQ4_XS)
 UNPACK(mxfp4, unpack_int16, LLAMAC_MXFP4)
+UNPACK(q6, unpack_int16, LLAMAC_Q6)
 
 // ---- one row of a quantized matrix
 
@@ -260,3 +262,4 @@ GATHER(q6_k, gather_quant, LLAMAC_Q6_K)
 GATHER(iq4_nl, gather_quant, LLAMAC_IQ4_NL)
 GATHER(iq4_xs, gather_quant, LLAMAC_IQ4_XS)
 GATHER(mxfp4, gather_quant, LLAMAC_MXFP4)
+GATHER(q6, gather_quant, LLAMAC_Q6)

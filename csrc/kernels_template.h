@@ -169,6 +169,7 @@ static const struct product_kernels {
     [LLAMAC_IQ4_NL] = { panel_kernel_iq4_nl, unpack_iq4_nl, panel_kernel_unpacked, 1 },
     [LLAMAC_IQ4_XS] = { panel_kernel_iq4_xs, unpack_iq4_xs, panel_kernel_unpacked, 1 },
     [LLAMAC_MXFP4] = { panel_kernel_mxfp4, unpack_mxfp4, panel_kernel_unpacked, 1 },
+    [LLAMAC_Q6] = { panel_kernel_q6, unpack_q6, panel_kernel_unpacked, 1 },
 };
 
 // Offset in a strip of the weights of column k, which starts a pass.
@@ -445,7 +446,8 @@ const struct kernels KERNELS = {
                 [LLAMAC_Q4_0] = gather_q4_0, [LLAMAC_Q4_1] = gather_q4_1, [LLAMAC_Q5_0] = gather_q5_0,
                 [LLAMAC_Q5_1] = gather_q5_1, [LLAMAC_Q8_0] = gather_q8_0, [LLAMAC_Q4_K] = gather_q4_k,
                 [LLAMAC_Q5_K] = gather_q5_k, [LLAMAC_Q6_K] = gather_q6_k, [LLAMAC_IQ4_NL] = gather_iq4_nl,
-                [LLAMAC_IQ4_XS] = gather_iq4_xs, [LLAMAC_MXFP4] = gather_mxfp4 },
+                [LLAMAC_IQ4_XS] = gather_iq4_xs, [LLAMAC_MXFP4] = gather_mxfp4,
+                [LLAMAC_Q6] = gather_q6 },
     .attend_merge = attend_merge,
     .rms_norm = rms_norm,
     .layer_norm = layer_norm,

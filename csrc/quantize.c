@@ -12,11 +12,13 @@ enum { MAX_COLUMNS = 1 << 24 };   // as in the tensor record
 
 int llamac_quantize(int dtype, const float *w, size_t rows, size_t columns, const float *importance,
                     const float *feedback, const char *isa, void *out, llamac_error *err) {
-    if (dtype < LLAMAC_Q8 || dtype > LLAMAC_Q4S)
-        return bad_argument(err, "dtype is %d, expected q8, q4 or q4s (%d to %d)", dtype, LLAMAC_Q8, LLAMAC_Q4S);
+    if (dtype <= 0 || dtype >= LLAMAC_N_DTYPES || !dtype_table[dtype].has_row_scales)
+        return bad_argument(err, "dtype is %d, expected q8 (%d), q6 (%d), q4 (%d) or q4s (%d)", dtype, LLAMAC_Q8,
+                            LLAMAC_Q6, LLAMAC_Q4, LLAMAC_Q4S);
     if (columns < 1 || columns > MAX_COLUMNS)
         return bad_argument(err, "columns is %zu, expected 1 to %d", columns, MAX_COLUMNS);
-    if (feedback && dtype == LLAMAC_Q8) return bad_argument(err, "q8 is quantized without feedback: expected NULL");
+    if (feedback && !dtype_has_grids(dtype))
+        return bad_argument(err, "%s is quantized without feedback: expected NULL", dtype_table[dtype].name);
     const struct kernels *kernels = kernels_select(isa, err);
     if (!kernels) return -1;
     const size_t padded = round_up(columns, GROUP_COLUMNS);

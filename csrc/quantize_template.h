@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// quantize_template.h - quantizes strips of f32 rows to q8, q4 and q4s. Each block gets the scale, and with it the
+// quantize_template.h - quantizes strips of f32 rows to q8, q6, q4 and q4s. Each block gets the scale, and with it the
 // grid, of least weighted error. With feedback (GPTQ: Frantar et al. 2022) the columns to the right compensate the
 // rounding error of a column.
 //
@@ -11,7 +11,6 @@ enum {
     GRIDS = 4,
     MAX_CODE = 32, MAX_CODE_Q8 = 127, MAX_SCALE = 127,
     MAX_WEIGHT = 124 * MAX_CODE,   // largest |s * c|: the code -32 is on grid 0, whose scales are multiples of 4
-    MAX_WEIGHT_Q8 = MAX_SCALE * MAX_CODE_Q8,
     CANDIDATES = 6,                // scales that are tried with feedback inside the block
     // Below this largest magnitude, rounding the smallest scale down can put a value beyond the code positions that
     // v16_nearest_codes accepts unclamped.
@@ -283,68 +282,100 @@ static v16 fit_block(const struct quantizer *q, const struct block *b, int width
     return c.scale[0];
 }
 
-// ---- q8
+// ---- q8 and q6: linear codes
 
-INLINE v16 nearest_q8(v16 x, v16 inverse) {
-    v16 v = v16_max(v16_mul(x, inverse), v16_set1(-MAX_CODE_Q8));
-    v = v16_min(v, v16_set1(MAX_CODE_Q8));
+// The codes of a dtype with linear codes: -127 to 127 in q8, -32 to 31 in q6.
+INLINE int lowest_code(const int dtype) { return dtype == LLAMAC_Q8 ? -MAX_CODE_Q8 : -dtype_table[dtype].offset; }
+INLINE int highest_code(const int dtype) {
+    return dtype == LLAMAC_Q8 ? MAX_CODE_Q8 : dtype_table[dtype].offset - 1;
+}
+INLINE v16 nearest_linear(const int dtype, v16 x, v16 inverse) {
+    v16 v = v16_max(v16_mul(x, inverse), v16_set1((float)lowest_code(dtype)));
+    v = v16_min(v, v16_set1((float)highest_code(dtype)));
     return v16_sub(v16_add(v, v16_set1(0x1.8p23f)), v16_set1(0x1.8p23f));   // to nearest even
 }
 
-// Quantizes a q8 block: writes codes, returns the scales. Codes are uniform, so the best scale is the smallest that
-// does not clip or one of the two below it.
-static v16 fit_block_q8(const struct block *b, int8_t *codes) {
-    const v16 zero = v16_set1(0), one = v16_set1(1);
-    v16 max = zero;
-    for (int i = 0; i < b->n; i++) max = v16_max(v16_abs(v16_load(lanes(b->x, i))), max);
-    float size[STRIP_ROWS];
-    v16_store(size, v16_div(max, v16_set1(MAX_CODE_Q8)));
-    for (int r = 0; r < STRIP_ROWS; r++) size[r] = (float)min_int(MAX_SCALE, (int)size[r] + 1);
-    v16 scale[3], inverse[3], error[3];
-    UNROLL for (int j = 0; j < 3; j++) {
-        scale[j] = v16_sub(v16_load(size), v16_set1((float)j));
-        inverse[j] = v16_div(one, v16_max(scale[j], one));
-        error[j] = zero;
+// Quantizes a block of linear codes: writes codes, returns the scales. Codes are uniform, so the best scale has nearly
+// the smallest size that does not clip; that size and the two below it are tried. The codes of q6 reach further below 0
+// than above: both signs of the scale are tried, first the one that maps the largest magnitude to the lowest code.
+INLINE v16 fit_block_linear(const int dtype, const struct block *b, int8_t *codes) {
+    enum { SIZES = 3 };
+    const v16 zero = v16_set1(0), one = v16_set1(1), infinity = v16_set1(__builtin_inff());
+    const int signs = dtype == LLAMAC_Q8 ? 1 : 2;
+    v16 max = zero, sign = one;
+    for (int i = 0; i < b->n; i++) {
+        const v16 x = v16_load(lanes(b->x, i)), a = v16_abs(x);
+        if (signs == 2) sign = v16_select_less(max, a, v16_select_less(x, zero, one, v16_set1(-1)), sign);
+        max = v16_max(a, max);
+    }
+    v16 scale[2 * SIZES], inverse[2 * SIZES], error[2 * SIZES];
+    UNROLL for (int side = 0; side < signs; side++) {
+        float size[STRIP_ROWS];
+        v16_store(size, v16_div(max, v16_set1((float)(side ? highest_code(dtype) : -lowest_code(dtype)))));
+        for (int r = 0; r < STRIP_ROWS; r++) size[r] = (float)min_int(MAX_SCALE, (int)size[r] + 1);
+        const v16 to_sign = side ? v16_sub(zero, sign) : sign;
+        UNROLL for (int j = 0; j < SIZES; j++) {
+            const v16 tried = v16_sub(v16_load(size), v16_set1((float)j));
+            scale[SIZES * side + j] = v16_mul(to_sign, tried);
+            inverse[SIZES * side + j] = v16_mul(to_sign, v16_div(one, v16_max(tried, one)));
+            error[SIZES * side + j] = v16_select_less(tried, one, infinity, zero);
+        }
     }
     for (int i = 0; i < b->n; i++) {
         const v16 x = v16_load(lanes(b->x, i)), weight = v16_set1(b->weight[i]);
-        UNROLL for (int j = 0; j < 3; j++) {
-            const v16 difference = v16_sub_exact_product(x, scale[j], nearest_q8(x, inverse[j]));
+        UNROLL for (int j = 0; j < signs * SIZES; j++) {
+            const v16 difference = v16_sub_exact_product(x, scale[j], nearest_linear(dtype, x, inverse[j]));
             error[j] = v16_add(error[j], v16_mul(weight, v16_mul(difference, difference)));
         }
     }
     v16 best = zero, best_inverse = zero, least = v16_set1(3.4e38f);
-    for (int j = 0; j < 3; j++) {
-        error[j] = v16_select_less(scale[j], one, v16_set1(__builtin_inff()), error[j]);
-        error[j] = v16_select_less(zero, max, error[j], v16_set1(__builtin_inff()));
-        best = v16_select_less(error[j], least, scale[j], best);
-        best_inverse = v16_select_less(error[j], least, inverse[j], best_inverse);
-        least = v16_select_less(error[j], least, error[j], least);
+    UNROLL for (int j = 0; j < signs * SIZES; j++) {
+        const v16 found = v16_select_less(zero, max, error[j], infinity);
+        best = v16_select_less(found, least, scale[j], best);
+        best_inverse = v16_select_less(found, least, inverse[j], best_inverse);
+        least = v16_select_less(found, least, found, least);
     }
     for (int i = 0; i < b->n; i++)
-        v16_store_int8(codes + STRIP_ROWS * i, nearest_q8(v16_load(lanes(b->x, i)), best_inverse));
+        v16_store_int8(codes + STRIP_ROWS * i, nearest_linear(dtype, v16_load(lanes(b->x, i)), best_inverse));
     return best;
 }
+static v16 fit_block_q8(const struct block *b, int8_t *codes) { return fit_block_linear(LLAMAC_Q8, b, codes); }
+static v16 fit_block_q6(const struct block *b, int8_t *codes) { return fit_block_linear(LLAMAC_Q6, b, codes); }
 
 // ---- strips
 
-// Arranges the codes of one group, (32, 16), in lines.
+INLINE void store_words(uint8_t *to, const uint32_t *words) {
+    for (int r = 0; r < STRIP_ROWS; r++)   // little-endian, whatever the processor
+        for (int i = 0; i < 4; i++) to[4 * r + i] = (uint8_t)(words[r] >> 8 * i);
+}
+
+// Arranges the codes of one group, (32, 16), in lines (dtype.h).
 static void store_codes(int dtype, const int8_t *codes, uint8_t *to) {
-    const int is_q8 = dtype == LLAMAC_Q8, step = is_q8 ? 4 : 8;
-    for (int k = 0; k < GROUP_COLUMNS; k += step, to += LINE_BYTES) {
-        uint32_t words[STRIP_ROWS];
-        const uint8_t *c = (const uint8_t *)codes + STRIP_ROWS * k;
+    const int bits = dtype_table[dtype].code_bits;
+    const uint32_t bytes = 0x01010101u, offset = bytes * dtype_table[dtype].offset;
+    const uint32_t mask = bytes * ((1u << bits) - 1);
+    uint32_t words[GROUP_COLUMNS / 4][STRIP_ROWS];   // [l][r]: row r, columns 4 l to 4 l + 3
+    for (int l = 0; l < GROUP_COLUMNS / 4; l++) {
+        const uint8_t *c = (const uint8_t *)codes + STRIP_ROWS * 4 * l;
+        for (int r = 0; r < STRIP_ROWS; r++)   // plus the offset, modulo 2^bits
+            words[l][r] = (((uint32_t)c[r] | (uint32_t)c[16 + r] << 8 | (uint32_t)c[32 + r] << 16 |
+                            (uint32_t)c[48 + r] << 24) ^ offset) & mask;
+    }
+    if (bits == 8) {
+        for (int l = 0; l < GROUP_COLUMNS / 4; l++) store_words(to + LINE_BYTES * l, words[l]);
+        return;
+    }
+    uint32_t stored[STRIP_ROWS];
+    for (int l = 0; l < 4; l++) {
         for (int r = 0; r < STRIP_ROWS; r++)
-            words[r] = (uint32_t)c[r] | (uint32_t)c[16 + r] << 8 | (uint32_t)c[32 + r] << 16 |
-                       (uint32_t)c[48 + r] << 24;
-        for (int r = 0; r < STRIP_ROWS; r++) {
-            if (is_q8) words[r] ^= 0x80808080u;
-            else
-                words[r] |= (uint32_t)c[64 + r] << 4 | (uint32_t)c[80 + r] << 12 | (uint32_t)c[96 + r] << 20 |
-                            (uint32_t)c[112 + r] << 28;
-        }
-        for (int r = 0; r < STRIP_ROWS; r++)   // little-endian, whatever the processor
-            for (int i = 0; i < 4; i++) to[4 * r + i] = (uint8_t)(words[r] >> 8 * i);
+            stored[r] = (words[2 * l][r] & bytes * 15) | (words[2 * l + 1][r] & bytes * 15) << 4;
+        store_words(to + LINE_BYTES * l, stored);
+    }
+    for (int h = 0; h < 2 && bits == 6; h++) {   // the high bits
+        memset(stored, 0, sizeof stored);
+        for (int v = 0; v < 4; v++)
+            for (int r = 0; r < STRIP_ROWS; r++) stored[r] |= (words[4 * h + v][r] >> 4 & bytes * 3) << 2 * v;
+        store_words(to + LINE_BYTES * (4 + h), stored);
     }
 }
 
@@ -384,8 +415,9 @@ static void quantize_block(struct strip *s, int first, int n) {
             };
             int8_t *to = found + STRIP_ROWS * (k - group * GROUP_COLUMNS);
             float values[GROUP_COLUMNS * STRIP_ROWS];
-            const v16 best =
-                task->dtype == LLAMAC_Q8 ? fit_block_q8(&b, to) : fit_block(q, &b, per_scale, to, values);
+            const v16 best = task->dtype == LLAMAC_Q8   ? fit_block_q8(&b, to)
+                             : task->dtype == LLAMAC_Q6 ? fit_block_q6(&b, to)
+                                                        : fit_block(q, &b, per_scale, to, values);
             v16_store_int8((int8_t *)scales + k / per_scale * STRIP_ROWS, best);
             if (task->feedback) compensate_block(s, first, at, width, first + n, values);
         }
@@ -423,7 +455,8 @@ static void compensate_later(const struct strip *strips, int n_strips, int first
 static float row_scale(const float *x, int n, int dtype, float *inverse) {
     v16 peak = v16_set1(0);
     for (int k = 0; k < n; k += 16) peak = v16_max(v16_abs(v16_load_n(x + k, min_int(16, n - k))), peak);
-    const float max = v16_reduce_max(peak), largest = (float)(dtype == LLAMAC_Q8 ? MAX_WEIGHT_Q8 : MAX_WEIGHT);
+    const int most = dtype_has_grids(dtype) ? MAX_WEIGHT : MAX_SCALE * -lowest_code(dtype);
+    const float max = v16_reduce_max(peak), largest = (float)most;
     *inverse = max < MIN_MAGNITUDE ? 0 : largest / max;
     return max < MIN_MAGNITUDE ? 0 : max / largest;
 }

@@ -96,11 +96,11 @@ def export(
         source: A Hugging Face directory, a GGUF file (any part of a split one), a llama2.c model file, a flat file, a
             built-in model's name, or the result of `llamac.resolve`, which downloads models from the Hugging Face Hub.
         out: The file to write, or with to="hf" the directory.
-        dtype: The dtype of the matrices: "f32", "f16", "bf16", "q8", "q4" or "q4s". The default is the source's own, or
-            f32 if the source is quantized. "auto", the default for GGUF files, keeps each matrix's dtype if flat files
-            have it, and stores other quantized ones as q8. With q4 and q4s, the output matrix and attn_v are q8 unless
-            `pure`. For to="gguf" also "q8_0" and "q4_0" (the output matrix then stays q8_0); there "auto" writes the
-            source's own blocks, and is the default if it has some.
+        dtype: The dtype of the matrices: "f32", "f16", "bf16", "q8", "q6", "q4" or "q4s". The default is the source's
+            own, or f32 if the source is quantized. "auto", the default for GGUF files, keeps each matrix's dtype if
+            flat files have it, and stores other quantized ones as q8. With q4 and q4s, the output matrix is q6 and
+            attn_v is q8 unless `pure`. For to="gguf" also "q8_0" and "q4_0" (the output matrix then stays q8_0); there
+            "auto" writes the source's own blocks, and is the default if it has some.
         tokenizer: A file or directory to use instead of the source's tokenizer, or False for none.
         name: The model's name in the file; default: the source's.
         to: "llamac" writes a flat file, "hf" a Hugging Face directory, "llama2c" a llama2.c model (always f32) with

@@ -21,8 +21,9 @@ DTYPES = dict(_core.dtypes())
 BLOCK_DTYPES = tuple(name for name, number in DTYPES.items() if _core.gguf_row_bytes(number, 256))
 OWN_DTYPES = tuple(name for name in DTYPES if name not in BLOCK_DTYPES)
 FOUR_BITS = ("q4", "q4s")
-# Stored as q8 if other matrices have 4 bits, like the output matrix: nothing averages out an error in the logits, or in
-# the values that attention mixes.
+# Stored wider if other matrices have 4 bits, because nothing averages out an error in the logits, or in the values that
+# attention mixes. The output matrix is large, and q6 costs less per byte saved than q8 or q4 (docs/quantization.md).
+OUTPUT_DTYPE = "q6"
 KEPT_AT_8_BITS = "layers.*.attn_v.weight"
 ROUTERS = ("layers.*.ffn_router.weight", "layers.*.shared_gate.weight")
 # A block whose largest number is at most this share of its row's gets a block scale of about 8 of 127, which is coarse.
@@ -39,8 +40,8 @@ def choose_dtypes(
 ) -> dict[str, str]:
     """Choose the dtype of every tensor: f32 for vectors, `dtype` for matrices.
 
-    With 4 bits, the output matrix and attn_v are q8 unless `pure`. Routers and gates of shared experts are q8 even
-    then: they are small, and one wrong choice of experts costs more than any rounding.
+    With 4 bits, the output matrix is q6 and attn_v is q8 unless `pure`. Routers and gates of shared experts are q8
+    even then: they are small, and one wrong choice of experts costs more than any rounding.
 
     Args:
         tensors: The tensors by name.
@@ -57,7 +58,7 @@ def choose_dtypes(
         if name not in DTYPES:
             raise ArgumentError(f"dtype is {name!r}, expected one of {', '.join(OWN_DTYPES)}")
     if pure and dtype not in FOUR_BITS:
-        raise ArgumentError(f"pure is for dtype q4 and q4s: with {dtype!r} no tensor is kept at 8 bits")
+        raise ArgumentError(f"pure is for dtype q4 and q4s: with {dtype!r} no tensor is stored wider")
     matrices = [name for name, tensor in tensors.items() if len(tensor.shape) == 2]
     for pattern, _ in pairs:
         if not fnmatch.filter(matrices, pattern):
@@ -67,9 +68,13 @@ def choose_dtypes(
     head = "output.weight" if "output.weight" in tensors else "token_embedding.weight"
     chosen = {}
     for name, tensor in tensors.items():
-        kept = dtype in FOUR_BITS and not pure and (name == head or fnmatch.fnmatchcase(name, KEPT_AT_8_BITS))
-        kept = kept or (dtype in FOUR_BITS and any(fnmatch.fnmatchcase(name, router) for router in ROUTERS))
-        default = "f32" if len(tensor.shape) == 1 else "q8" if kept else dtype
+        default = "f32" if len(tensor.shape) == 1 else dtype
+        if dtype in FOUR_BITS and len(tensor.shape) > 1:
+            kept_at_8_bits = ROUTERS if pure else (*ROUTERS, KEPT_AT_8_BITS)
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in kept_at_8_bits):
+                default = "q8"
+            elif name == head and not pure:
+                default = OUTPUT_DTYPE
         mapped = [found for pattern, found in pairs if len(tensor.shape) == 2 and fnmatch.fnmatchcase(name, pattern)]
         chosen[name] = mapped[0] if mapped else default
         if chosen[name] in BLOCK_DTYPES and (tensor.blocks is None or tensor.dtype != chosen[name]):

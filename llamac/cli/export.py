@@ -57,12 +57,12 @@ def _add_weights(group: Group) -> None:
         "--dtype",
         choices=(*DTYPES, "auto", "q8_0", "q4_0"),
         metavar="DTYPE",
-        help="number format of the matrices: f32, f16, bf16, q8, q4, q4s, or auto, which keeps floats and GGUF's usual "
-        "types and stores others as q8 (default: the source's; auto for GGUF files); q8, q4 and q4s have about 8.25, "
-        "4.5 and 4.25 bits per weight, and q4 and q4s keep the output matrix and attn_v in q8; --to gguf also has q8_0 "
-        "and q4_0",
+        help="number format of the matrices: f32, f16, bf16, q8, q6, q4, q4s, or auto, which keeps floats and GGUF's "
+        "usual types and stores others as q8 (default: the source's; auto for GGUF files); q8, q6, q4 and q4s have "
+        "about 8.25, 6.25, 4.5 and 4.25 bits per weight, and with q4 and q4s the output matrix is q6 and attn_v is q8; "
+        "--to gguf also has q8_0 and q4_0",
     )
-    group.add_argument("--pure", action="store_true", help="with q4 and q4s: keep no matrix in q8")
+    group.add_argument("--pure", action="store_true", help="with q4 and q4s: store no matrix wider")
     group.add_argument(
         "--dtype-map",
         metavar="PATTERN=DTYPE,...",

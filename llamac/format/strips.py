@@ -9,13 +9,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FLOATS = ("f32", "f16", "bf16")
-QUANTIZED = ("q8", "q4", "q4s")  # by llamac's quantizer
+QUANTIZED = ("q8", "q6", "q4", "q4s")  # by llamac's quantizer
 STRIP_ROWS = 16
 LINE_BYTES = 64
 BLOCK_COLUMNS = 128  # columns whose scales and codes are stored together
 GROUP_COLUMNS = 32  # a matrix is padded to a multiple of this
 CODEBOOK = (-32, -23, -18, -14, -11, -8, -5, -2, 0, 3, 6, 9, 12, 16, 21, 26)  # of 4-bit codes
-Q8_OFFSET = 128  # a q8 code is stored plus this
+CODE_BITS = {"q8": 8, "q6": 6, "q4": 4, "q4s": 4}
+OFFSETS = {"q8": 128, "q6": 32}  # a code of these is stored plus this
 IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 FP4_CODEBOOK = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
@@ -42,6 +43,11 @@ class Layout(NamedTuple):
     scale_columns: int = GROUP_COLUMNS
 
     @property
+    def values(self) -> tuple[int, ...]:
+        """What each code stands for."""
+        return self.codebook or tuple(code - self.offset for code in range(1 << self.bits))
+
+    @property
     def block_columns(self) -> int:
         """Columns whose scales and codes are stored together."""
         return 256 if self.has_super_scales else BLOCK_COLUMNS
@@ -52,7 +58,7 @@ LAYOUTS = {
     "q4_1": Layout(4, has_minimums=True),
     "q5_0": Layout(5, offset=16),
     "q5_1": Layout(5, has_minimums=True),
-    "q8_0": Layout(8, offset=Q8_OFFSET),
+    "q8_0": Layout(8, offset=128),
     "q4_k": Layout(4, has_minimums=True, scales="i1", has_super_scales=True),
     "q5_k": Layout(5, has_minimums=True, scales="i1", has_super_scales=True),
     "q6_k": Layout(6, offset=32, scales="i1", has_super_scales=True, scale_columns=16),
@@ -119,7 +125,7 @@ def unpack_quantized(
     strips = np.frombuffer(data, np.uint8).reshape(-(-rows // STRIP_ROWS), -1)
     row_scales = strips[:, :LINE_BYTES].copy().view(np.float32).reshape(-1)[:rows]
     width = scale_columns(dtype)
-    bits = 8 if dtype == "q8" else 4
+    bits = CODE_BITS[dtype]
     block_scales, codes, at = [], [], LINE_BYTES
     for first in range(0, columns, BLOCK_COLUMNS):
         groups = min(BLOCK_COLUMNS // GROUP_COLUMNS, -(-(columns - first) // GROUP_COLUMNS))
@@ -128,14 +134,13 @@ def unpack_quantized(
         block_scales.append(scales.transpose(0, 2, 1))
         at += -(-n_scales * STRIP_ROWS // LINE_BYTES) * LINE_BYTES
         size = groups * GROUP_COLUMNS * STRIP_ROWS * bits // 8
-        lines = strips[:, at : at + size].reshape(len(strips), -1, STRIP_ROWS, 4).transpose(0, 2, 1, 3)
+        stored = _codes(strips[:, at : at + size], bits)
         at += size
-        if dtype == "q8":
-            codes.append(lines.reshape(len(strips), STRIP_ROWS, -1).astype(np.int16) - Q8_OFFSET)
+        if dtype in OFFSETS:
+            codes.append(stored.astype(np.int16) - OFFSETS[dtype])
         else:
-            nibbles = np.stack((lines & 15, lines >> 4), axis=3).reshape(len(strips), STRIP_ROWS, -1)
             offsets = np.repeat(block_scales[-1] & 3, width, axis=2)
-            codes.append(np.array(CODEBOOK, np.int16)[nibbles] + offsets)
+            codes.append(np.array(CODEBOOK, np.int16)[stored] + offsets)
     return (
         row_scales,
         np.concatenate(block_scales, axis=2).reshape(len(strips) * STRIP_ROWS, -1)[:rows],
@@ -161,7 +166,7 @@ def _unpack_blocks(data: bytes, layout: Layout, rows: int, columns: int) -> NDAr
             at += size
         at = start - (start - at) // LINE_BYTES * LINE_BYTES  # whole lines
         size = groups * layout.bits * LINE_BYTES
-        codes = _codes(strips[:, at : at + size], layout)
+        codes = np.array(layout.values, np.float32)[_codes(strips[:, at : at + size], layout.bits)]
         at += size
         if layout.has_super_scales:
             half = len(pieces) // 2
@@ -185,22 +190,21 @@ def _scales(stored: NDArray[np.uint8], kind: str) -> NDArray[np.float32]:
     return np.asarray(numbers, np.float32)
 
 
-def _codes(stored: NDArray[np.uint8], layout: Layout) -> NDArray[np.float32]:
-    """What the codes of a block stand for: (strips, 16 rows, columns)."""
+def _codes(stored: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """The codes of a block as stored: (strips, 16 rows, columns)."""
     import numpy as np
 
     shape = (len(stored), STRIP_ROWS, -1)
-    lines = stored.reshape(len(stored), -1, layout.bits, STRIP_ROWS, 4)  # strip, group, line, row, byte
-    if layout.bits == 8:
+    lines = stored.reshape(len(stored), -1, bits, STRIP_ROWS, 4)  # strip, group, line, row, byte
+    codes: NDArray[np.uint8]
+    if bits == 8:
         codes = lines.transpose(0, 3, 1, 2, 4).reshape(shape)
     else:
         low = lines[:, :, :4]
         codes = np.stack((low & 15, low >> 4), axis=3).transpose(0, 4, 1, 2, 3, 5).reshape(shape)
-    if layout.bits in (5, 6):
-        width = layout.bits - 4
+    if bits in (5, 6):
+        width = bits - 4
         shifts = np.arange(0, 8, width, dtype=np.uint8)
         high = lines[:, :, 4:, ..., None] >> shifts & np.uint8((1 << width) - 1)  # strip, group, line, row, byte, bits
         codes = codes | high.transpose(0, 3, 1, 2, 5, 4).reshape(shape) << 4
-    values = layout.codebook or tuple(code - layout.offset for code in range(1 << layout.bits))
-    found: NDArray[np.float32] = np.array(values, np.float32)[codes]
-    return found
+    return codes

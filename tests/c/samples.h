@@ -62,6 +62,7 @@ static const struct layout layouts[LLAMAC_N_DTYPES] = {
     [LLAMAC_Q4_K] = { 4, 0, 32, 1, 0, 2, 1, 256, 0 }, [LLAMAC_Q5_K] = { 5, 0, 32, 1, 0, 2, 1, 256, 0 },
     [LLAMAC_Q6_K] = { 6, 32, 16, 1, 0, 1, 0, 256, 0 }, [LLAMAC_IQ4_NL] = { 4, 0, 32, 2, 0, 0, 0, 128, 2 },
     [LLAMAC_IQ4_XS] = { 4, 0, 32, 1, 0, 1, 0, 256, 2 }, [LLAMAC_MXFP4] = { 4, 0, 32, 3, 0, 0, 0, 128, 3 },
+    [LLAMAC_Q6] = { 6, 32, 32, 1, 1, 0, 0, 128, 0 },
 };
 // A block of a strip of `columns` columns: its start, the offsets of its scales, minimums and codes, its columns
 // rounded up to groups, and its bytes.

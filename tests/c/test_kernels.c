@@ -243,11 +243,12 @@ static void check_quantize(int dtype, int rows, int columns, int mode, uint64_t 
 
 static void quantized_bytes_are_the_same_everywhere(void) {
     uint64_t state = 4, hash = 14695981039346656037u;   // FNV-1a
-    for (int dtype = LLAMAC_Q8; dtype <= LLAMAC_Q4S; dtype++)
+    static const int dtypes[] = { LLAMAC_Q8, LLAMAC_Q4, LLAMAC_Q4S, LLAMAC_Q6 };
+    for (size_t i = 0; i < ARRAY_LEN(dtypes); i++)
         for (int columns = 1; columns <= 300; columns += 1 + columns / 3)
-            for (int mode = 0; mode < (dtype == LLAMAC_Q8 ? 2 : 3); mode++)
-                check_quantize(dtype, 1 + random_below(&state, 33), columns, mode, &state, &hash);
-    CHECK(hash == 10110740812635404679u, "the bytes have changed: %llu", (unsigned long long)hash);
+            for (int mode = 0; mode < (dtype_has_grids(dtypes[i]) ? 3 : 2); mode++)
+                check_quantize(dtypes[i], 1 + random_below(&state, 33), columns, mode, &state, &hash);
+    CHECK(hash == 11538387619449863475u, "the bytes have changed: %llu", (unsigned long long)hash);
 }
 
 static void quantize_rejects_invalid_arguments(void) {
@@ -256,7 +257,7 @@ static void quantize_rejects_invalid_arguments(void) {
     uint8_t out[1024];
     CHECK(llamac_quantize(LLAMAC_F16, w, 1, 16, NULL, NULL, NULL, out, &err) < 0 &&
           err.code == LLAMAC_BAD_ARGUMENT, "f16");
-    CHECK(strstr(err.message, "dtype is 2, expected q8, q4 or q4s"), "%s", err.message);
+    CHECK(strstr(err.message, "dtype is 2, expected q8 (4), q6 (18), q4 (5) or q4s (6)"), "%s", err.message);
     CHECK(llamac_quantize(LLAMAC_Q8, w, 1, 4, NULL, w, NULL, out, &err) < 0 &&
           err.code == LLAMAC_BAD_ARGUMENT, "feedback");
     llamac_test_fail_allocation(1);

@@ -83,7 +83,7 @@ static void bits_do_not_depend_on_threads_chunks_or_isa(void) {
     check_same_bits(&tiny_llama, LLAMAC_Q8);
     check_same_bits(&tiny_experts, 0);
     check_same_bits(&tiny_experts, LLAMAC_F32);
-    check_same_bits(&tiny_q8, 0);
+    check_same_bits(&tiny_q8, 0), check_same_bits(&tiny_q6, 0);
     check_same_bits(&tiny_q4, 0);
     check_same_bits(&tiny_q4s, 0);
     check_same_bits(&tiny_exact, 0);
@@ -102,6 +102,7 @@ static void logits_have_the_recorded_bits(void) {
         { &tiny_gpt2, LLAMAC_F16, "37e774927f70a30ec4c836f3af93a3340760ed39eeec311fbf329358f4ac6200" },
         { &tiny_mixed, LLAMAC_F16, "48d9f0b51eb0098ac520702cd15b32f751a641209da77e5d79ddb07c5cf2688b" },
         { &tiny_q8, LLAMAC_F16, "bea9c5c7f67f21331499266f1f319bbff71cebf1a0a608449a4f27c67a2155e6" },
+        { &tiny_q6, LLAMAC_F16, "7a8327cf83d22ce372208152ed057d13b1043fa867ea5f1736fca74b1ea9850a" },
         { &tiny_q4, LLAMAC_F16, "5c6f2a8fbbc02819dcebde35b395e634230d41ad9713ec650a51add0d7ea1ade" },
         { &tiny_experts, LLAMAC_F16, "84e630725c0e208b244e9077e7d6e3677d2b95e4e4d886f8fe1fed327871d3f8" },
         { &tiny_q4s, LLAMAC_F16, "b85f2e60f49f48a30b39d0c076552c68539edbe91bab68e891de9666bd075212" },

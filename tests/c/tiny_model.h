@@ -77,7 +77,7 @@ static inline struct layer_record tiny_layer(const struct tiny_shape *s, int lay
 enum { EXACT_DTYPES = -1 };   // a shape's dtype: all of GGUF's dtypes in turn. 0: f32 to q4s in turn
 static inline int tiny_dtype(const struct tiny_shape *s, size_t tensor) {
     if (s->dtype != EXACT_DTYPES) return s->dtype ? s->dtype : 1 + (int)(tensor % LLAMAC_Q4S);
-    return LLAMAC_Q4_0 + (int)(tensor % (LLAMAC_N_DTYPES - LLAMAC_Q4_0));
+    return LLAMAC_Q4_0 + (int)(tensor % (LLAMAC_MXFP4 + 1 - LLAMAC_Q4_0));
 }
 
 // Writes the records of all tensors, with offsets from the start of the data section. Returns their number and, in
@@ -261,6 +261,10 @@ static const struct tiny_shape tiny_q4 = {
 static const struct tiny_shape tiny_q4s = {
     .dim = 160, .n_layers = 2, .n_heads = 4, .n_kv_heads = 1, .head_dim = 32, .ffn_dim = 100, .vocab = 99,
     .context = 300, .dtype = LLAMAC_Q4S, .tied = 1, .biases = 1,
+};
+static const struct tiny_shape tiny_q6 = {
+    .dim = 36, .n_layers = 2, .n_heads = 6, .n_kv_heads = 2, .head_dim = 10, .ffn_dim = 52, .vocab = 101,
+    .context = 400, .dtype = LLAMAC_Q6, .tied = 1, .biases = 1,
 };
 static const struct tiny_shape tiny_exact = {
     .dim = 320, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .ffn_dim = 200, .vocab = 101,

@@ -18,7 +18,7 @@ from llamac.errors import ArgumentError, ExportError
 from llamac.export import reference
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.export.convert import export
-from llamac.export.dtypes import DTYPES, choose_dtypes, parse_dtype_map, tiny_share, widen_coarse
+from llamac.export.dtypes import DTYPES, FOUR_BITS, choose_dtypes, parse_dtype_map, tiny_share, widen_coarse
 from llamac.export.flat.model import read as read_flat
 from llamac.export.quantize import CalibrationStats, Quantizer
 from llamac.format.probes import divergence
@@ -27,8 +27,8 @@ from llamac.format.strips import QUANTIZED, scale_columns, unpack_quantized, unp
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 # Relative RMS error in percent that the quantizer must stay under, on normal and on Student-t(6) numbers.
-LIMITS = {"q8": (0.65, 0.85), "q4": (6.2, 6.7), "q4s": (7.4, 8.4)}
-CODES = {"q8": range(-127, 128), "q4": range(-32, 30), "q4s": range(-32, 30)}
+LIMITS = {"q8": (0.65, 0.85), "q6": (2.1, 2.6), "q4": (6.2, 6.7), "q4s": (7.4, 8.4)}
+CODES = {"q8": range(-127, 128), "q6": range(-32, 32), "q4": range(-32, 30), "q4s": range(-32, 30)}
 
 
 def normal(*shape: int, seed: int = 0) -> Floats:
@@ -120,7 +120,7 @@ def test_every_width_is_stored_and_padded_as_specified(dtype: str, columns: int)
     assert error(rows, unpack_tensor(data, dtype, rows.shape)) < 10
     padded = -(-columns // 32) * 32
     units, scales, codes = unpack_quantized(data, dtype, (32, padded))
-    offset = np.repeat(scales & 3, scale_columns(dtype), axis=1)[:, :padded] - 32 if dtype != "q8" else 0
+    offset = np.repeat(scales & 3, scale_columns(dtype), axis=1)[:, :padded] - 32 if dtype in FOUR_BITS else 0
     assert not units[19:].any()
     assert not scales[19:].any()
     assert ((codes == offset)[19:]).all()
@@ -171,6 +171,8 @@ def _hash(data: bytes) -> str:
 HASHES = {
     ("q8", False): "ddd3769e3320646e",
     ("q8", True): "0b2fcb0a7dbd4274",
+    ("q6", False): "2130244410cadadf",
+    ("q6", True): "31cc02030c186e13",
     ("q4", False): "90ca8823f602cecd",
     ("q4", True): "13ed8599562f4566",
     ("q4s", False): "4207f23f6a9e3477",
@@ -281,19 +283,17 @@ def chosen(made: Checkpoint, dtype: str, *, pure: bool = False, dtype_map: str =
     return {name: kind for name, kind in found.items() if len(made.tensors[name].shape) == 2}
 
 
-def test_output_matrix_and_attn_v_get_8_bits() -> None:
+def test_the_output_matrix_gets_6_bits_and_attn_v_8() -> None:
     untied, tied = checkpoint(llama_config()), checkpoint(gpt2_config())
     found = chosen(untied, "q4")
-    assert {name for name, kind in found.items() if kind == "q8"} == {
-        "output.weight",
-        "layers.0.attn_v.weight",
-        "layers.1.attn_v.weight",
-    }
-    assert set(found.values()) == {"q8", "q4"}
-    assert chosen(tied, "q4s")["token_embedding.weight"] == "q8"
+    assert [name for name, kind in found.items() if kind == "q8"] == [f"layers.{i}.attn_v.weight" for i in (0, 1)]
+    assert {name for name, kind in found.items() if kind == "q6"} == {"output.weight"}
+    assert set(found.values()) == {"q8", "q6", "q4"}
+    assert chosen(tied, "q4s")["token_embedding.weight"] == "q6"
     assert chosen(tied, "q4s")["position_embedding.weight"] == "q4s"
     assert set(chosen(tied, "q4", pure=True).values()) == {"q4"}
-    assert set(chosen(tied, "q8").values()) == {"q8"}
+    for dtype in ("q8", "q6"):
+        assert set(chosen(tied, dtype).values()) == {dtype}
 
 
 def test_a_router_gets_4_bits_only_by_dtype_map() -> None:
@@ -377,7 +377,7 @@ def test_export_mixes_dtypes_and_warns_of_coarse_tensors(tmp_path: Path) -> None
         kinds = {tensor.name: tensor.dtype for tensor in model.file.tensors}
         assert model.file.metadata["dtype"] == "q4"
         results = replay(model)
-    assert kinds["layers.1.ffn_up.weight"] == kinds["output.weight"] == "q8"
+    assert (kinds["layers.1.ffn_up.weight"], kinds["output.weight"]) == ("q8", "q6")
     assert (kinds["layers.0.ffn_down.weight"], kinds["layers.0.ffn_up.weight"]) == ("q4s", "q4")
     assert {result.status for result in results} == {"identical"}
     assert all(0 < result.error <= result.tolerance < 1.2 * max(r.error for r in results) for result in results)
@@ -389,7 +389,7 @@ def test_exporting_a_quantized_file_warns(tmp_path: Path) -> None:
     report = export(source, tmp_path / "f32.bin")
     assert report.dtype == "f32"
     for others in (report, export(source, tmp_path / "hf", to="hf")):
-        assert any("quantized weights (q4, q8)" in text for text in others.warnings)
+        assert any("quantized weights (q4, q6, q8)" in text for text in others.warnings)
     with llamac.load(source) as one, llamac.load(tmp_path / "f32.bin") as other:
         for name in ("layers.0.attn_k.weight", "output.weight"):
             np.testing.assert_array_equal(one.file.tensor(name), other.file.tensor(name))

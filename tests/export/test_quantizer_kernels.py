@@ -20,7 +20,8 @@ ISAS = [name for name, supported in _core.isas() if supported]
 BOOK = np.array([-32, -23, -18, -14, -11, -8, -5, -2, 0, 3, 6, 9, 12, 16, 21, 26])
 INFINITY = F(np.inf)
 MODES = [(dtype, mode) for dtype in QUANTIZED for mode in ("plain", "importance", "feedback")]
-MODES.remove(("q8", "feedback"))  # which the core refuses
+LINEAR = {"q8": (-127, 127), "q6": (-32, 31)}  # the lowest and highest codes of dtypes without a codebook
+MODES = [(dtype, mode) for dtype, mode in MODES if mode != "feedback" or dtype not in LINEAR]  # the core refuses it
 
 
 def normal(*shape: int, seed: int = 0) -> Floats:
@@ -118,12 +119,17 @@ def fit(block: Block, width: int, clip: F) -> tuple[int, NDArray[np.int64], Floa
     return (best, *assign(block, best)[:2]) if best else (0, *zeros)
 
 
-def fit_q8(block: Block) -> tuple[int, NDArray[np.int64], Floats]:
+def fit_linear(block: Block, low: int, high: int) -> tuple[int, NDArray[np.int64], Floats]:
     peak = np.abs(block.x).max()
-    no_clip = min(127, int(peak / F(127)) + 1)
     best, least, found = 0, INFINITY, np.zeros(len(block.x), np.float32)
-    for scale in range(no_clip, max(1, no_clip - 2) - 1, -1) if peak > 0 else ():
-        codes = np.rint(np.clip(block.x * (F(1) / F(scale)), -127, 127)).astype(np.float32)
+    no_clip = [(sign, min(127, int(peak / F(end)) + 1)) for sign, end in ((-1, -low), (1, high))]
+    if block.x[np.abs(block.x).argmax()] < 0:
+        no_clip = [(-sign, size) for sign, size in no_clip]
+    if -low == high:
+        no_clip = [(1, no_clip[0][1])]
+    sizes = [(sign, size) for sign, most in no_clip for size in range(most, max(1, most - 2) - 1, -1)]
+    for scale in [sign * size for sign, size in sizes] if peak > 0 else ():
+        codes = np.rint(np.clip(block.x * (F(1) / F(scale)), low, high)).astype(np.float32)
         error = F(0)
         for weight, difference in zip(block.weight, block.x - F(scale) * codes, strict=True):
             error = error + weight * (difference * difference)
@@ -138,7 +144,7 @@ def oracle(
     """(D, block scales, codes) of a row."""
     width, n = scale_columns(dtype), len(row)
     weight = np.ones(n, np.float32) if importance is None else importance
-    largest = F(127 * 127 if dtype == "q8" else 124 * 32)
+    largest = F(127 * -LINEAR[dtype][0] if dtype in LINEAR else 124 * 32)
     peak = np.abs(row).max()
     scale_of_row = F(0) if peak < F(2.0**-100) else peak / largest
     original = row * (largest / peak if scale_of_row else F(0))
@@ -152,10 +158,11 @@ def oracle(
             share = feedback[at:to, at:to] if feedback is not None else None
             block = Block(target[at:to], original[at:to], weight[at:to], share)
             clip = F(1.12) if importance is None else F(1.25)
-            scale, found, values = fit_q8(block) if dtype == "q8" else fit(block, width, clip)
+            linear = dtype in LINEAR
+            scale, found, values = fit_linear(block, *LINEAR[dtype]) if linear else fit(block, width, clip)
             scales.append(scale)
-            codes += found.tolist() if dtype == "q8" else (BOOK[found] + (scale & 3)).tolist() if scale else []
-            codes += [-32] * (to - at) if dtype != "q8" and not scale else []
+            codes += found.tolist() if linear else (BOOK[found] + (scale & 3)).tolist() if scale else []
+            codes += [-32] * (to - at) if not linear and not scale else []
             if feedback is not None:
                 errors[at:to] = original[at:to] - values
                 for i in range(at, to):
@@ -203,7 +210,7 @@ def test_every_instruction_set_gives_the_bytes_of_the_oracle(dtype: str, mode: s
 def test_all_instruction_sets_give_the_same_bytes(dtype: str, columns: int) -> None:
     rows = np.concatenate([difficult_rows(columns), normal(70, columns, seed=3)])
     importance = np.abs(normal(columns, seed=1))
-    feedback = np.triu(normal(columns, columns, seed=2) / F(64), 1) if dtype != "q8" else None
+    feedback = np.triu(normal(columns, columns, seed=2) / F(64), 1) if dtype not in LINEAR else None
     for n_rows in (1, 16, len(rows)):
         for ways in ((None, None), (importance, None), (importance, feedback), (None, feedback)):
             assert len({quantize(isa, dtype, rows[:n_rows], *ways) for isa in ISAS}) == 1

@@ -28,6 +28,7 @@ static const struct tiny_shape seeds[] = {
     { .gpt2 = 1, .n_layers = 1, .n_heads = 2, .n_kv_heads = 2, .vocab = 11, .context = 16, .dim = 8, .head_dim = 4,
       .ffn_dim = 16, .dtype = LLAMAC_BF16, .tied = 1, .biases = 1 },
     { SMALL_QUANTIZED, .dtype = LLAMAC_Q8 },
+    { SMALL_QUANTIZED, .dtype = LLAMAC_Q6 },
     { SMALL_QUANTIZED, .dtype = LLAMAC_Q4 },
     { SMALL_QUANTIZED, .dtype = LLAMAC_Q4S },
     // experts, every norm placement, and windows
