@@ -2,11 +2,11 @@
 
     python -m bench.head_dtypes MODEL.gguf [--windows 4] [--only LABEL] [--result NAME]
 
-The reference is the float model that the GGUF file describes. All other matrices are q4, or what the row says: q4s shows
-what a byte is worth there, f32 what the head alone costs. The exporter has no quantizer for GGUF's types: "like q6_k"
-and so on are heads that NumPy rounds to what the type can represent, with a least-squares search for each scale, stored
-as f32. Both models' heads are their embeddings, too. The text is bench/texts/classics.txt in windows of 512 tokens; the
-KV caches are f32.
+The reference is the float model that the GGUF file describes. All other matrices are q4, or what the row says: q4s
+shows what a byte is worth there, f32 what the head alone costs. The exporter has no quantizer for GGUF's types: "like
+q6_k" and so on are heads that NumPy rounds to what the type can represent, with a least-squares search for each scale,
+stored as f32. Both models' heads are their embeddings, too. The text is bench/texts/classics.txt in windows of 512
+tokens; the KV caches are f32.
 """
 
 from __future__ import annotations

@@ -143,4 +143,22 @@ enum { CODE_POSITIONS = 160 };
 static inline int code_start(int j, int offset) {
     return CODE_POSITIONS / 2 + q4_codebook[j - 1] + q4_codebook[j] + 2 * offset;
 }
+
+// Positions of a grid in quarters of a code, from -128 to 127, code 0 at 0, in cells of 16, in which at most two codes
+// start. Cell i starts at 16 i, or from i = 8 on at 16 (i - 16). code: the first code of each cell. first, second: the
+// positions before those where the next two codes start, or 127. twice: twice the value of each code.
+struct code_cells { int8_t code[16], first[16], second[16], twice[16]; };
+static inline void code_cells_init(struct code_cells *cells, int offset) {
+    for (int i = -8; i < 8; i++) {
+        int j = 0, before[2];
+        while (j < 15 && 2 * code_start(j + 1, offset) - CODE_POSITIONS <= 16 * i) j++;
+        for (int next = 0; next < 2; next++) {
+            const int start = j + next < 15 ? 2 * code_start(j + 1 + next, offset) - CODE_POSITIONS : 128;
+            before[next] = start < 16 * i + 16 ? start - 1 : 127;
+        }
+        cells->code[i & 15] = (int8_t)j;
+        cells->first[i & 15] = (int8_t)before[0], cells->second[i & 15] = (int8_t)before[1];
+    }
+    for (int j = 0; j < 16; j++) cells->twice[j] = (int8_t)(2 * (q4_codebook[j] + offset));
+}
 #endif

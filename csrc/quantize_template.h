@@ -9,12 +9,8 @@
 
 enum {
     GRIDS = 4,
-    MAX_CODE = 32, MAX_CODE_Q8 = 127, MAX_SCALE = 127,
-    MAX_WEIGHT = 124 * MAX_CODE,   // largest |s * c|: the code -32 is on grid 0, whose scales are multiples of 4
-    CANDIDATES = 6,                // scales that are tried with feedback inside the block
-    // Below this largest magnitude, rounding the smallest scale down can put a value beyond the code positions that
-    // v16_nearest_codes accepts unclamped.
-    MIN_UNCLAMPED = 600,
+    MAX_CODE_Q8 = 127,
+    MAX_WEIGHT = 124 * 32,         // largest |s * c|: the code -32 is on grid 0, whose scales are multiples of 4
 };
 static const float MIN_MAGNITUDE = 0x1p-100f;   // a row whose magnitudes are all smaller is quantized to zeros
 
@@ -22,6 +18,7 @@ static const float MIN_MAGNITUDE = 0x1p-100f;   // a row whose magnitudes are al
 struct quantizer {
     const struct quantize *task;
     code_table codes[GRIDS], nibbles;
+    struct code_cells cells[GRIDS];
 };
 
 static void init_quantizer(struct quantizer *q, const struct quantize *task) {
@@ -30,12 +27,11 @@ static void init_quantizer(struct quantizer *q, const struct quantize *task) {
     for (int i = 0; i < 16; i++) values[i] = (int8_t)i;
     code_table_init(&q->nibbles, values, 0);
     for (int offset = 0; offset < GRIDS; offset++) {
+        code_cells_init(&q->cells[offset], offset);
         for (int i = 0; i < 16; i++) values[i] = (int8_t)(q4_codebook[i] + offset);
         code_table_init(&q->codes[offset], values, offset);
     }
 }
-
-INLINE const float *lanes(const float *x, int column) { return x + column * STRIP_ROWS; }
 
 // A strip that is being quantized. Columns are padded with zeros to whole groups.
 struct strip {
@@ -47,141 +43,9 @@ struct strip {
     uint8_t *out;                  // the next block's bytes
 };
 
-// The columns of a strip that share a scale: n targets, zero-padded to 16 or 32 columns, and their weights.
-struct block {
-    const float *x, *originals, *weight;
-    const float *feedback;         // the block's part of the feedback matrix, or NULL
-    size_t stride;                 // of feedback
-    int n;
-};
-
-// ---- q4 and q4s: the error of a scale
-
-// The weighted squared errors of four columns with their nearest codes. In units of half a code, code 0 has position
-// CODE_POSITIONS / 2. scale * code is an integer below 2^24, so the difference is rounded once.
-INLINE void column_errors(const struct block *b, const int *columns, v16 scale, v16 twice_inverse, code_lut codes,
-                          const int fast, v16 *errors) {
-    v16 x[4], position[4], code[4];
-    UNROLL for (int i = 0; i < 4; i++) {
-        x[i] = v16_load(lanes(b->x, columns[i]));
-        position[i] = v16_add(v16_mul(x[i], twice_inverse), v16_set1((float)(CODE_POSITIONS / 2)));
-    }
-    v16_nearest_codes(codes, position, code, !fast);
-    UNROLL for (int i = 0; i < 4; i++) {
-        const v16 difference = v16_sub_exact_product(x[i], scale, code[i]);
-        errors[i] = v16_mul(difference, difference);
-        if (!fast) errors[i] = v16_mul(v16_set1(b->weight[columns[i]]), errors[i]);
-    }
-}
-
-// The weighted squared error of 16 columns from `first` on. Errors are added as a tree: columns i and i + 8, then
-// i + 4, i + 2, i + 1.
-INLINE v16 nearest_error(const struct block *b, int first, v16 scale, v16 twice_inverse, code_lut codes,
-                         const int fast) {
-    v16 part[4];
-    for (int i = 0; i < 4; i++) {
-        const int columns[4] = { first + i, first + i + 8, first + i + 4, first + i + 12 };
-        v16 errors[4];
-        column_errors(b, columns, scale, twice_inverse, codes, fast, errors);
-        part[i] = v16_add(v16_add(errors[0], errors[1]), v16_add(errors[2], errors[3]));
-    }
-    return v16_add(v16_add(part[0], part[2]), v16_add(part[1], part[3]));
-}
-
-// ---- q4 and q4s: the search for scales
-
-// The best scales of each row so far, in ascending order of error.
-struct candidates { v16 scale[CANDIDATES], error[CANDIDATES]; };
-
-INLINE void insert_candidate(struct candidates *c, const int capacity, v16 scale, v16 error) {
-    for (int i = capacity - 1; i > 0; i--) {
-        const v16 to_scale = v16_select_less(error, c->error[i - 1], c->scale[i - 1], scale);
-        const v16 to_error = v16_select_less(error, c->error[i - 1], c->error[i - 1], error);
-        c->scale[i] = v16_select_less(error, c->error[i], to_scale, c->scale[i]);
-        c->error[i] = v16_select_less(error, c->error[i], to_error, c->error[i]);
-    }
-    c->scale[0] = v16_select_less(error, c->error[0], scale, c->scale[0]);
-    c->error[0] = v16_select_less(error, c->error[0], error, c->error[0]);
-}
-
-// Sizes (magnitudes of scales) of one sign and grid that are tried for each row: first, first + GRIDS, ... up to last.
-struct sizes { float first[STRIP_ROWS], last[STRIP_ROWS]; int steps; };   // steps: the most of any row
-
-// `max` is the block's largest magnitude, `end` the grid's last code on the side that it maps to, and `sign` the
-// scale's sign. Tried are the sizes that put `max` between 0.64 and `clip` times `end`. Larger scales leave codes
-// unused, smaller ones clip too much: this range contains nearly all optima.
-INLINE void choose_sizes(v16 max, v16 sign, float end, int offset, float clip, struct sizes *to) {
-    float low[STRIP_ROWS], high[STRIP_ROWS], signs[STRIP_ROWS];
-    v16_store(low, v16_div(max, v16_set1(clip * end)));
-    v16_store(high, v16_div(max, v16_set1(0.64f * end)));
-    v16_store(signs, sign);
-    for (int r = 0; r < STRIP_ROWS; r++) {
-        // magnitudes whose low two bits, with the sign applied, select this grid
-        const int residue = signs[r] < 0 ? -offset : offset;
-        int size = low[r] < (float)MAX_SCALE ? (int)low[r] : MAX_SCALE - GRIDS + 1;
-        size += (residue - size) & (GRIDS - 1);
-        size = size ? size : GRIDS;
-        float last = high[r] > (float)(GRIDS - 1) ? high[r] : (float)(GRIDS - 1);
-        last = last < (float)MAX_SCALE ? last : (float)MAX_SCALE;
-        last = high[r] > 0 ? last : -1.0f;   // nothing to try for a block of zeros
-        to->first[r] = (float)size, to->last[r] = last;
-    }
-    const float longest = v16_reduce_max(v16_sub(v16_load(to->last), v16_load(to->first)));
-    to->steps = longest < 0 ? 0 : (int)longest / GRIDS + 1;
-}
-
-// Finds the best scales of a block of `width` columns. `first_sign` is -1 in rows whose largest magnitude `max` is a
-// negative number, otherwise 1. fast: no weights, and no row has a `max` between 0 and MIN_UNCLAMPED.
-INLINE void search_scales(const struct block *b, const struct quantizer *q, v16 max, v16 first_sign,
-                          struct candidates *c, const int capacity, const int width, const int fast) {
-    for (int offset = 0; offset < GRIDS; offset++) {
-        const code_lut codes = code_lut_load(&q->codes[offset]);
-        // the largest value may map to a negative code, where the scale has the opposite sign, or to a positive one
-        for (int side = -1; side <= 1; side += 2) {
-            const v16 sign = v16_mul(first_sign, v16_set1((float)side));
-            const float end = (float)(side < 0 ? MAX_CODE - offset : q4_codebook[15] + offset);
-            struct sizes sizes;
-            choose_sizes(max, sign, end, offset, q->task->clip, &sizes);
-            v16 size = v16_load(sizes.first);
-            const v16 last = v16_load(sizes.last);
-            for (int step = 0; step < sizes.steps; step++) {
-                const v16 scale = v16_mul(sign, size), twice_inverse = v16_div(v16_set1(2), scale);
-                v16 error = nearest_error(b, 0, scale, twice_inverse, codes, fast);
-                if (width == 32) error = v16_add(error, nearest_error(b, 16, scale, twice_inverse, codes, fast));
-                error = v16_select_less(last, size, v16_set1(__builtin_inff()), error);
-                insert_candidate(c, capacity, scale, error);
-                size = v16_add(size, v16_set1(GRIDS));
-            }
-        }
-    }
-}
-
-// The variants that exist as functions of their own. At least one of `fast` and `with_feedback` is 0.
-#define SEARCH(name, width, fast, capacity) \
-    static __attribute__((noinline)) void name(const struct block *b, const struct quantizer *q, v16 max, \
-                                               v16 first_sign, struct candidates *c) { \
-        search_scales(b, q, max, first_sign, c, capacity, width, fast); \
-    }
-SEARCH(search_16_fast, 16, 1, 1)
-SEARCH(search_32_fast, 32, 1, 1)
-SEARCH(search_16, 16, 0, 1)
-SEARCH(search_32, 32, 0, 1)
-SEARCH(search_16_feedback, 16, 0, CANDIDATES)
-SEARCH(search_32_feedback, 32, 0, CANDIDATES)
-#undef SEARCH
+#include "quantize_search.h"
 
 // ---- q4 and q4s: the codes
-
-// What a scale means for its row: the factor that turns a value into a position, and the grid's offset.
-struct grid { v16 scale, twice_inverse, offset; };
-
-INLINE struct grid grid_of(v16 scale) {
-    float numbers[STRIP_ROWS], offsets[STRIP_ROWS];
-    v16_store(numbers, scale);
-    for (int r = 0; r < STRIP_ROWS; r++) offsets[r] = (float)((int)numbers[r] & (GRIDS - 1));
-    const v16 zero = v16_set1(0), magnitude = v16_abs(scale), inverse = v16_div(v16_set1(2), scale);
-    return (struct grid){ scale, v16_select_less(zero, magnitude, inverse, zero), v16_load(offsets) };
-}
 
 // The nibbles of up to four targets, and the values they stand for. A scale of 0 gives zeros.
 INLINE void nearest_nibbles(const struct quantizer *q, const struct grid *g, const v16 *x, v16 *nibbles, v16 *values) {
@@ -192,8 +56,8 @@ INLINE void nearest_nibbles(const struct quantizer *q, const struct grid *g, con
         // exact, except far below all codes
         position[i] = v16_sub(position[i], v16_mul(two, g->offset));
     }
-    v16_nearest_codes(code_lut_load(&q->nibbles), position, nibbles, 1);
-    v16_nearest_codes(code_lut_load(&q->codes[0]), position, code, 1);
+    v16_nearest_codes(code_lut_load(&q->nibbles), position, nibbles);
+    v16_nearest_codes(code_lut_load(&q->codes[0]), position, code);
     UNROLL for (int i = 0; i < 4; i++) {
         nibbles[i] = v16_select_less(zero, magnitude, nibbles[i], zero);
         values[i] = v16_mul(g->scale, v16_add(code[i], g->offset));
@@ -252,34 +116,17 @@ static v16 best_compensated(const struct quantizer *q, const struct block *b, co
     return best;
 }
 
-// Quantizes a q4 or q4s block: writes nibbles, and with feedback dequantized values; returns the scales.
-static v16 fit_block(const struct quantizer *q, const struct block *b, int width, int8_t *nibbles, float *values) {
-    const v16 zero = v16_set1(0);
-    v16 max = zero, first_sign = v16_set1(1), zero_error = zero;   // zero_error: of the scale 0
-    for (int i = 0; i < b->n; i++) {
-        const v16 x = v16_load(lanes(b->x, i)), a = v16_abs(x);
-        first_sign = v16_select_less(max, a, v16_select_less(x, zero, v16_set1(-1), v16_set1(1)), first_sign);
-        max = v16_max(a, max);
-        zero_error = v16_add(zero_error, v16_mul(v16_set1(b->weight[i]), v16_mul(x, x)));
-    }
+// Quantizes a q4 or q4s block with feedback: writes nibbles and dequantized values; returns the scales.
+static v16 fit_compensated(const struct quantizer *q, const struct block *b, int width, int8_t *nibbles,
+                           float *values) {
+    const struct peaks peaks = find_peaks(b);
     struct candidates c;
-    for (int i = 0; i < CANDIDATES; i++) c.scale[i] = zero, c.error[i] = v16_set1(__builtin_inff());
-    c.error[0] = zero_error;
-    // rows of zeros do not matter: their largest magnitude counts as large
-    const v16 peak = v16_select_less(zero, max, max, v16_set1(MIN_UNCLAMPED));
-    const int fast = !q->task->is_weighted && b->n == width &&
-                     v16_reduce_max(v16_sub(v16_set1(MIN_UNCLAMPED), peak)) <= 0;
-    if (b->feedback) {
-        if (width == 16) search_16_feedback(b, q, max, first_sign, &c);
-        else search_32_feedback(b, q, max, first_sign, &c);
-        c.scale[0] = best_compensated(q, b, &c, zero_error, nibbles, values);
-        assign_compensated(q, b, c.scale[0], nibbles, values);
-        return c.scale[0];
-    }
-    if (width == 16) (fast ? search_16_fast : search_16)(b, q, max, first_sign, &c);
-    else (fast ? search_32_fast : search_32)(b, q, max, first_sign, &c);
-    assign_codes(q, b, c.scale[0], nibbles);
-    return c.scale[0];
+    start_candidates(&c, peaks.zero_error);
+    if (width == 16) search_16_feedback(b, q, &peaks, &c);
+    else search_32_feedback(b, q, &peaks, &c);
+    const v16 best = best_compensated(q, b, &c, peaks.zero_error, nibbles, values);
+    assign_compensated(q, b, best, nibbles, values);
+    return best;
 }
 
 // ---- q8 and q6: linear codes
@@ -396,30 +243,51 @@ static void compensate_block(const struct strip *s, int block, int at, int n, in
     }
 }
 
+// The n columns from `first` on, which share a scale.
+INLINE struct block block_at(const struct strip *s, int first, int n) {
+    const struct quantize *task = s->q->task;
+    const size_t stride = (size_t)task->columns;
+    return (struct block){
+        .x = lanes(s->targets, first), .originals = lanes(s->originals, first), .weight = task->weight + first,
+        .feedback = task->feedback ? task->feedback + (size_t)first * stride + (size_t)first : NULL,
+        .stride = stride, .n = n,
+    };
+}
+
+// The scales of q4 or q4s blocks without feedback, in n columns from `first` on.
+static void find_scales(const struct strip *s, int first, int n, v16 *scales) {
+    const struct quantizer *q = s->q;
+    const int width = scale_columns(q->task->dtype), all = q->task->is_weighted ? 0 : n / width;
+    if (all) find_scales_sorted(q, lanes(s->targets, first), width, all, scales);
+    for (int i = all; i * width < n; i++) {
+        const struct block b = block_at(s, first + i * width, min_int(width, n - i * width));
+        scales[i] = best_scales(q, &b, width);
+    }
+}
+
 // Quantizes n columns starting at `first`: one block of 128 columns of the file format.
 static void quantize_block(struct strip *s, int first, int n) {
     const struct quantizer *q = s->q;
     const struct quantize *task = q->task;
     const int groups = ceil_div(n, GROUP_COLUMNS), per_scale = scale_columns(task->dtype);
     uint8_t *scales = s->out, *codes = s->out + block_scale_bytes(task->dtype, groups);
+    v16 known[MAX_SPANS];
     memset(scales, 0, block_scale_bytes(task->dtype, groups));
     if (task->feedback) memset(s->errors, 0, sizeof(float) * STRIP_ROWS * BLOCK_COLUMNS);
+    else if (dtype_has_grids(task->dtype)) find_scales(s, first, n, known);
     for (int group = 0; group < groups; group++) {
         int8_t found[GROUP_COLUMNS * STRIP_ROWS] = { 0 };
         for (int k = group * GROUP_COLUMNS; k < min_int(n, (group + 1) * GROUP_COLUMNS); k += per_scale) {
-            const int at = first + k, width = min_int(per_scale, n - k);
-            const struct block b = {
-                .x = lanes(s->targets, at), .originals = lanes(s->originals, at), .weight = task->weight + at,
-                .feedback = task->feedback ? task->feedback + (size_t)at * (size_t)task->columns + (size_t)at : NULL,
-                .stride = (size_t)task->columns, .n = width,
-            };
+            const struct block b = block_at(s, first + k, min_int(per_scale, n - k));
             int8_t *to = found + STRIP_ROWS * (k - group * GROUP_COLUMNS);
             float values[GROUP_COLUMNS * STRIP_ROWS];
-            const v16 best = task->dtype == LLAMAC_Q8   ? fit_block_q8(&b, to)
-                             : task->dtype == LLAMAC_Q6 ? fit_block_q6(&b, to)
-                                                        : fit_block(q, &b, per_scale, to, values);
+            v16 best;
+            if (task->dtype == LLAMAC_Q8) best = fit_block_q8(&b, to);
+            else if (task->dtype == LLAMAC_Q6) best = fit_block_q6(&b, to);
+            else if (task->feedback) best = fit_compensated(q, &b, per_scale, to, values);
+            else assign_codes(q, &b, best = known[k / per_scale], to);
             v16_store_int8((int8_t *)scales + k / per_scale * STRIP_ROWS, best);
-            if (task->feedback) compensate_block(s, first, at, width, first + n, values);
+            if (task->feedback) compensate_block(s, first, first + k, b.n, first + n, values);
         }
         store_codes(task->dtype, found, codes + (size_t)group * group_code_bytes(task->dtype));
     }

@@ -344,6 +344,45 @@ INLINE v16 v16_select_less(v16 x, v16 y, v16 a, v16 b) {
 }
 INLINE v16 v16_sub_exact_product(v16 x, v16 y, v16 z) { return v16_fnma(y, z, x); }
 
+// 16 rows x 2 words.
+INLINE __m256i words_from_floats(__m256 x, __m256 y) {
+    return _mm256_blend_epi16(_mm256_cvtps_epi32(x), _mm256_slli_epi32(_mm256_cvtps_epi32(y), 16), 0xaa);
+}
+INLINE line line_from_floats(v16 x, v16 y) {
+    return (line){ words_from_floats(x.a, y.a), words_from_floats(x.b, y.b) };
+}
+INLINE line line_scaled(line x, line y) {
+    return (line){ _mm256_mulhrs_epi16(x.a, y.a), _mm256_mulhrs_epi16(x.b, y.b) };
+}
+INLINE __m256i broadcast_bytes(const int8_t *p) { return broadcast_128((const uint8_t *)p); }
+typedef struct { __m256i code, first, second, twice; } cells_lut;
+INLINE cells_lut cells_lut_load(const struct code_cells *c) {
+    return (cells_lut){ broadcast_bytes(c->code), broadcast_bytes(c->first), broadcast_bytes(c->second),
+                        broadcast_bytes(c->twice) };
+}
+typedef struct { __m256i a, b; } squares;
+INLINE squares squares_zero(void) { return (squares){ _mm256_setzero_si256(), _mm256_setzero_si256() }; }
+// Packing saturates; unpacking restores the order.
+INLINE __m256i add_squares(__m256i sum, cells_lut t, __m256i x, __m256i y) {
+    const __m256i p = _mm256_packs_epi16(_mm256_srai_epi16(x, 7), _mm256_srai_epi16(y, 7));
+    const __m256i cell = _mm256_and_si256(_mm256_srli_epi16(p, 4), _mm256_set1_epi8(15));
+    __m256i code = _mm256_shuffle_epi8(t.code, cell);
+    code = _mm256_sub_epi8(code, _mm256_cmpgt_epi8(p, _mm256_shuffle_epi8(t.first, cell)));
+    code = _mm256_sub_epi8(code, _mm256_cmpgt_epi8(p, _mm256_shuffle_epi8(t.second, cell)));
+    const __m256i twice = _mm256_shuffle_epi8(t.twice, code), zero = _mm256_setzero_si256();
+    x = _mm256_sub_epi16(x, _mm256_unpacklo_epi8(zero, twice));
+    y = _mm256_sub_epi16(y, _mm256_unpackhi_epi8(zero, twice));
+    return _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(x, x), _mm256_madd_epi16(y, y)));
+}
+INLINE squares squares_add_nearest(squares sum, cells_lut t, line x, line y) {
+    return (squares){ add_squares(sum.a, t, x.a, y.a), add_squares(sum.b, t, x.b, y.b) };
+}
+INLINE v16 squares_to_floats(squares x) { return (v16){ _mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b) }; }
+INLINE unsigned v16_mask_less(v16 x, v16 y) {
+    return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)) |
+           (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ)) << 8;
+}
+
 // Bytes: 8 positions of grid 0 form a cell, in which at most two codes start. `code` is the first code of each cell,
 // `first` and `second` are the positions before those where the next two codes start, or 127. A value is an integer
 // below 2^8, whose float has zeros in its lower half: `high` and `low` have the other bytes.
@@ -368,7 +407,6 @@ INLINE void code_table_init(code_table *table, const int8_t *values, int offset)
     }
     table->offset = offset;
 }
-INLINE __m256i broadcast_bytes(const int8_t *p) { return broadcast_128((const uint8_t *)p); }
 INLINE code_lut code_lut_load(const code_table *t) {
     return (code_lut){ broadcast_bytes(t->code), broadcast_bytes(t->first), broadcast_bytes(t->second),
                        broadcast_bytes(t->high), broadcast_bytes(t->low), _mm256_set1_epi8((char)(2 * t->offset)) };
@@ -391,11 +429,11 @@ INLINE void nearest_codes_8(const code_lut *t, const __m256 *positions, __m256 *
     values[2] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, b));
     values[3] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, b));
 }
-INLINE void v16_nearest_codes(code_lut table, const v16 *positions, v16 *values, const int clamped) {
+INLINE void v16_nearest_codes(code_lut table, const v16 *positions, v16 *values) {
     __m256 low[4], high[4];
     UNROLL for (int i = 0; i < 4; i++) {
         // beyond int32, a conversion gives the lowest int32
-        const v16 p = clamped ? v16_min(positions[i], v16_set1((float)CODE_POSITIONS)) : positions[i];
+        const v16 p = v16_min(positions[i], v16_set1((float)CODE_POSITIONS));
         low[i] = p.a, high[i] = p.b;
     }
     nearest_codes_8(&table, low, low), nearest_codes_8(&table, high, high);

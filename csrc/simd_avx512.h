@@ -218,6 +218,43 @@ INLINE v16 v16_select_less(v16 x, v16 y, v16 a, v16 b) {
 }
 INLINE v16 v16_sub_exact_product(v16 x, v16 y, v16 z) { return _mm512_fnmadd_ps(y, z, x); }
 
+// 16 rows x 2 words.
+INLINE line line_from_floats(v16 x, v16 y) {
+    return _mm512_mask_mov_epi16(_mm512_cvtps_epi32(x), 0xaaaaaaaau, _mm512_slli_epi32(_mm512_cvtps_epi32(y), 16));
+}
+INLINE line line_scaled(line x, line y) { return _mm512_mulhrs_epi16(x, y); }
+typedef struct { __m512i code, first, second, twice; } cells_lut;
+INLINE __m512i broadcast_bytes(const int8_t *p) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
+}
+INLINE cells_lut cells_lut_load(const struct code_cells *c) {
+    return (cells_lut){ broadcast_bytes(c->code), broadcast_bytes(c->first), broadcast_bytes(c->second),
+                        broadcast_bytes(c->twice) };
+}
+typedef __m512i squares;
+INLINE squares squares_zero(void) { return _mm512_setzero_si512(); }
+INLINE squares add_squares(squares sum, __m512i x) {
+#if defined(__AVX512VNNI__)
+    return _mm512_dpwssd_epi32(sum, x, x);
+#else
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(x, x));
+#endif
+}
+// Packing saturates; unpacking restores the order.
+INLINE squares squares_add_nearest(squares sum, cells_lut t, line x, line y) {
+    const __m512i one = _mm512_set1_epi8(1), zero = _mm512_setzero_si512();
+    const __m512i p = _mm512_packs_epi16(_mm512_srai_epi16(x, 7), _mm512_srai_epi16(y, 7));
+    const __m512i cell = _mm512_and_si512(_mm512_srli_epi16(p, 4), _mm512_set1_epi8(15));
+    __m512i code = _mm512_shuffle_epi8(t.code, cell);
+    code = _mm512_mask_add_epi8(code, _mm512_cmpgt_epi8_mask(p, _mm512_shuffle_epi8(t.first, cell)), code, one);
+    code = _mm512_mask_add_epi8(code, _mm512_cmpgt_epi8_mask(p, _mm512_shuffle_epi8(t.second, cell)), code, one);
+    const __m512i twice = _mm512_shuffle_epi8(t.twice, code);
+    sum = add_squares(sum, _mm512_sub_epi16(x, _mm512_unpacklo_epi8(zero, twice)));
+    return add_squares(sum, _mm512_sub_epi16(y, _mm512_unpackhi_epi8(zero, twice)));
+}
+INLINE v16 squares_to_floats(squares x) { return _mm512_cvtepi32_ps(x); }
+INLINE unsigned v16_mask_less(v16 x, v16 y) { return _mm512_cmp_ps_mask(x, y, _CMP_LT_OQ); }
+
 // Cells of 5 positions around multiples of 5: in each, at most one code starts. `start` is its position, `value` the
 // value before it; the value after it is that of the next cell.
 enum { CELL = 5, CELLS = 32 };
@@ -236,10 +273,10 @@ INLINE code_lut code_lut_load(const code_table *t) {
     return (code_lut){ { _mm512_loadu_ps(t->start), _mm512_loadu_ps(t->start + 16) },
                        { _mm512_loadu_ps(t->value), _mm512_loadu_ps(t->value + 16) } };
 }
-INLINE void v16_nearest_codes(code_lut t, const v16 *positions, v16 *values, const int clamped) {
+INLINE void v16_nearest_codes(code_lut t, const v16 *positions, v16 *values) {
     UNROLL for (int i = 0; i < 4; i++) {
-        v16 p = positions[i];
-        if (clamped) p = _mm512_min_ps(_mm512_max_ps(p, _mm512_setzero_ps()), _mm512_set1_ps(CELL * CELLS - 3));
+        const v16 p =
+            _mm512_min_ps(_mm512_max_ps(positions[i], _mm512_setzero_ps()), _mm512_set1_ps(CELL * CELLS - 3));
         // rounded to a multiple of CELL. A permutation uses the low bits of an index, here those of a fraction.
         __m512i cell = _mm512_castps_si512(_mm512_fmadd_ps(p, _mm512_set1_ps(1.0f / CELL), _mm512_set1_ps(0x1.8p23f)));
         const __m512 start = _mm512_permutex2var_ps(t.start[0], cell, t.start[1]);

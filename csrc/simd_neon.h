@@ -451,6 +451,58 @@ INLINE v16 v16_select_less(v16 x, v16 y, v16 a, v16 b) {
 }
 INLINE v16 v16_sub_exact_product(v16 x, v16 y, v16 z) { return v16_fnma(y, z, x); }
 
+// 16 rows x 2 words.
+INLINE int8x16_t words_from_floats(float32x4_t x, float32x4_t y) {
+    const int16x4_t low = vqmovn_s32(vcvtnq_s32_f32(x)), high = vqmovn_s32(vcvtnq_s32_f32(y));
+    return vreinterpretq_s8_s16(vcombine_s16(vzip1_s16(low, high), vzip2_s16(low, high)));
+}
+INLINE line line_from_floats(v16 x, v16 y) {
+    return (line){ words_from_floats(x.a, y.a), words_from_floats(x.b, y.b), words_from_floats(x.c, y.c),
+                   words_from_floats(x.d, y.d) };
+}
+INLINE int8x16_t scaled_words(int8x16_t x, int8x16_t y) {
+    return vreinterpretq_s8_s16(vqrdmulhq_s16(vreinterpretq_s16_s8(x), vreinterpretq_s16_s8(y)));
+}
+INLINE line line_scaled(line x, line y) {
+    return (line){ scaled_words(x.a, y.a), scaled_words(x.b, y.b), scaled_words(x.c, y.c), scaled_words(x.d, y.d) };
+}
+typedef struct { uint8x16_t code; int8x16_t first, second, twice; } cells_lut;
+INLINE cells_lut cells_lut_load(const struct code_cells *c) {
+    return (cells_lut){ vreinterpretq_u8_s8(vld1q_s8(c->code)), vld1q_s8(c->first), vld1q_s8(c->second),
+                        vld1q_s8(c->twice) };
+}
+typedef ints squares;
+INLINE squares squares_zero(void) { return ints_zero(); }
+INLINE int32x4_t add_word_squares(int32x4_t sum, int16x8_t x, int16x8_t code) {
+    x = vsubq_s16(x, code);
+    return vaddq_s32(sum, vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(x)), vmull_high_s16(x, x)));
+}
+// Narrowing saturates.
+INLINE int32x4_t add_squares(int32x4_t sum, cells_lut t, int16x8_t x, int16x8_t y) {
+    const int8x16_t p = vcombine_s8(vqshrn_n_s16(x, 7), vqshrn_n_s16(y, 7));
+    const uint8x16_t cell = vshrq_n_u8(vreinterpretq_u8_s8(p), 4);
+    uint8x16_t code = vqtbl1q_u8(t.code, cell);
+    code = vsubq_u8(code, vcgtq_s8(p, vqtbl1q_s8(t.first, cell)));
+    code = vsubq_u8(code, vcgtq_s8(p, vqtbl1q_s8(t.second, cell)));
+    const int8x16_t twice = vqtbl1q_s8(t.twice, code), zero = vdupq_n_s8(0);
+    sum = add_word_squares(sum, x, vreinterpretq_s16_s8(vzip1q_s8(zero, twice)));
+    return add_word_squares(sum, y, vreinterpretq_s16_s8(vzip2q_s8(zero, twice)));
+}
+INLINE squares squares_add_nearest(squares sum, cells_lut t, line x, line y) {
+    return (squares){ add_squares(sum.a, t, vreinterpretq_s16_s8(x.a), vreinterpretq_s16_s8(y.a)),
+                      add_squares(sum.b, t, vreinterpretq_s16_s8(x.b), vreinterpretq_s16_s8(y.b)),
+                      add_squares(sum.c, t, vreinterpretq_s16_s8(x.c), vreinterpretq_s16_s8(y.c)),
+                      add_squares(sum.d, t, vreinterpretq_s16_s8(x.d), vreinterpretq_s16_s8(y.d)) };
+}
+INLINE v16 squares_to_floats(squares x) { return ints_to_float(x); }
+INLINE unsigned mask_less(float32x4_t x, float32x4_t y) {
+    static const uint32_t bits[4] = { 1, 2, 4, 8 };
+    return vaddvq_u32(vandq_u32(vcltq_f32(x, y), vld1q_u32(bits)));
+}
+INLINE unsigned v16_mask_less(v16 x, v16 y) {
+    return mask_less(x.a, y.a) | mask_less(x.b, y.b) << 4 | mask_less(x.c, y.c) << 8 | mask_less(x.d, y.d) << 12;
+}
+
 // Two tables of 64 bytes hold the values of positions 0 to 127 of grid 0; later positions have the last value.
 // Conversions and narrowing saturate.
 typedef struct { int8_t value[128]; int offset; } code_table;
@@ -466,8 +518,7 @@ INLINE code_lut code_lut_load(const code_table *table) { return table; }
 INLINE uint16x8_t positions_to_words(float32x4_t x, float32x4_t y) {
     return vcombine_u16(vqmovn_u32(vcvtq_u32_f32(x)), vqmovn_u32(vcvtq_u32_f32(y)));
 }
-INLINE void v16_nearest_codes(code_lut t, const v16 *positions, v16 *values, const int clamped) {
-    (void)clamped;
+INLINE void v16_nearest_codes(code_lut t, const v16 *positions, v16 *values) {
     const int8x16x4_t below_64 = vld1q_s8_x4(t->value), from_64 = vld1q_s8_x4(t->value + 64);
     UNROLL for (int i = 0; i < 4; i++) {
         const v16 x = positions[i];

@@ -255,10 +255,59 @@ INLINE v16 v16_select_less(v16 x, v16 y, v16 a, v16 b) {
 // x - y * z, where y * z is exact: a fused operation gives the same.
 INLINE v16 v16_sub_exact_product(v16 x, v16 y, v16 z) { return v16_sub(x, v16_mul(y, z)); }
 
+// A bit for each lane, from the lowest: whether x < y.
+INLINE unsigned v16_mask_less(v16 x, v16 y) {
+    unsigned mask = 0;
+    for (int i = 0; i < 16; i++) mask |= (unsigned)(x.f[i] < y.f[i]) << i;
+    return mask;
+}
+
+// Lines of 16 rows x 2 int16, in bytes of the order of the machine.
+//
+// x and y, rounded to nearest even; |x|, |y| < 2^15.
+INLINE line line_from_floats(v16 x, v16 y) {
+    line to;
+    int16_t words[32];
+    for (int i = 0; i < 32; i++) words[i] = (int16_t)round_even(i % 2 ? y.f[i / 2] : x.f[i / 2]);
+    memcpy(&to, words, sizeof to);
+    return to;
+}
+// x * y / 2^15, rounded to nearest, up in the middle.
+INLINE line line_scaled(line x, line y) {
+    int16_t a[32], b[32];
+    memcpy(a, &x, sizeof a), memcpy(b, &y, sizeof b);
+    for (int i = 0; i < 32; i++) a[i] = (int16_t)((a[i] * b[i] + (1 << 14)) >> 15);
+    memcpy(&x, a, sizeof x);
+    return x;
+}
+typedef const struct code_cells *cells_lut;   // a table, loaded into registers
+INLINE cells_lut cells_lut_load(const struct code_cells *cells) { return cells; }
+// For each row, a sum of squares: adds those of the distances of four numbers from their nearest codes. The numbers,
+// from x and y, are in units of 1/512 code, and less than 64 codes from 0.
+typedef struct { int32_t i[16]; } squares;
+INLINE squares squares_zero(void) { return (squares){ { 0 } }; }
+NOINLINE squares squares_add_nearest(squares sum, cells_lut t, line x, line y) {
+    int16_t words[64];
+    memcpy(words, &x, sizeof x), memcpy(words + 32, &y, sizeof y);
+    for (int i = 0; i < 64; i++) {
+        int p = words[i] >> 7;
+        p = p < -128 ? -128 : p > 127 ? 127 : p;
+        const int cell = p >> 4 & 15, code = t->code[cell] + (p > t->first[cell]) + (p > t->second[cell]);
+        const int distance = words[i] - 256 * t->twice[code];
+        sum.i[i % 32 / 2] += distance * distance;
+    }
+    return sum;
+}
+INLINE v16 squares_to_floats(squares x) {
+    v16 r;
+    for (int i = 0; i < 16; i++) r.f[i] = (float)x.i[i];
+    return r;
+}
+
 // The value of the nearest code to each position. Positions are in units of half a code, and code 0 is at
 // CODE_POSITIONS / 2. The codes are q4_codebook + offset. The value of code j is values[j]; code j is nearest from the
 // integer position of its midpoint with code j - 1 on. Positions below 0 count as 0 and those from CODE_POSITIONS - 0.5
-// on as that; `clamped` is 0 if all positions are in 3 .. 157.
+// on as that.
 typedef struct { float value[CODE_POSITIONS]; } code_table;
 typedef const code_table *code_lut;   // a table, loaded into registers
 INLINE void code_table_init(code_table *table, const int8_t *values, int offset) {
@@ -268,8 +317,7 @@ INLINE void code_table_init(code_table *table, const int8_t *values, int offset)
     }
 }
 INLINE code_lut code_lut_load(const code_table *table) { return table; }
-NOINLINE void v16_nearest_codes(code_lut table, const v16 *positions, v16 *values, const int clamped) {
-    (void)clamped;
+NOINLINE void v16_nearest_codes(code_lut table, const v16 *positions, v16 *values) {
     int cell[64];
     for (int i = 0; i < 64; i++) {
         float p = positions[i / 16].f[i % 16];

@@ -23,7 +23,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("nodes",),
     ("pool",),
     ("mem", "filters", "regroup", "simd_panel_layout", "simd_maddubs", "simd_vnni"),
-    ("format", "kv_pages", "vocab", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
+    ("format", "kv_pages", "vocab", "quantize_search", "simd_scalar", "simd_avx2", "simd_avx512", "simd_neon"),
     (
         *("kernels", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
         *("kernels_tiles", "quantize_template", "model", "simd_amx"),
@@ -41,7 +41,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
 )
 INCLUDED_BY_THE_TEMPLATE = (
     *("kernels_quant", "kernels_int8", "kernels_int16", "kernels_attention", "kernels_measure", "kernels_sample"),
-    *("kernels_tiles", "quantize_template"),
+    *("kernels_tiles", "quantize_template", "quantize_search"),
 )
 LAYER = {name: layer for layer, names in enumerate(LADDER) for name in names}
 
