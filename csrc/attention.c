@@ -42,15 +42,12 @@ static float *angles_of(const struct eval *e, uint32_t table, int row) {
 
 void attention_prepare(const struct worker *w) {
     const struct eval *e = w->eval;
-    const struct llamac_model *m = e->session->model;
-    const struct config *c = m->config;
+    const struct config *c = e->session->model->config;
     int first, last;
     pool_share(w->member, e->n_rows, &first, &last);
     for (uint32_t t = 0; t < c->n_rope; t++) {
-        const int half = (int)c->rope_dim[t] / 2, original = (int)c->rope_original_context[t];
-        // the session's context decides, not the length so far: results must not depend on how rows are grouped
-        const int is_long = original && e->session->context > original;
-        const float *inv_freq = is_long ? m->rope[t].inv_freq_long : m->rope[t].inv_freq;
+        const int half = (int)c->rope_dim[t] / 2;
+        const float *inv_freq = session_inv_freq(e->session, t);
         for (int r = first; r < last; r++) {
             float *angles = angles_of(e, t, r);
             rope_angles(e->rows[r].position, inv_freq, half, c->rope_attention_factor[t], angles, angles + half);

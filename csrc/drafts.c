@@ -109,8 +109,8 @@ int llamac_eval_drafts(llamac_session *s, const llamac_draft *drafts, int n_draf
 
 int llamac_accept(llamac_session *s, int draft, llamac_error *err) {
     if (draft < 0 || draft >= s->n_drafts)
-        return bad_argument(err, "draft is %d, but the session has %d: an eval, a truncation or a fork discards drafts",
-                            draft, s->n_drafts);
+        return bad_argument(err, "draft is %d, but the session has %d: an eval, a truncation, a shift or a fork "
+                            "discards drafts", draft, s->n_drafts);
     const struct draft *d = &s->drafts[draft];
     session_share_prefix(s, d->sequence, s, s->n_sequences + d->branch, d->length);
     return 0;

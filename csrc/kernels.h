@@ -114,6 +114,11 @@ static inline size_t kv_value_strip_bytes(int dtype) {
     return dtype == LLAMAC_Q8 ? KV_PAGE * STRIP_ROWS : float_strip_bytes(dtype, KV_PAGE);
 }
 static inline size_t kv_value_scale_bytes(int dtype) { return dtype == LLAMAC_Q8 ? KV_PAGE * sizeof(uint16_t) : 0; }
+// Where a position's code of one dimension is in the q8 values of a page.
+static inline size_t kv_value_code_offset(int slot, int d) {
+    return kv_value_scale_bytes(LLAMAC_Q8) + (size_t)(d / STRIP_ROWS) * kv_value_strip_bytes(LLAMAC_Q8) +
+           (size_t)(slot / 4 * LINE_BYTES + d % STRIP_ROWS * 4 + slot % 4);
+}
 // Bytes of the keys, and of the values, of one KV head in a page.
 static inline int padded_head_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 static inline size_t kv_keys_bytes(int dtype, int head_dim) {

@@ -61,11 +61,6 @@ INLINE void load_key(const int dtype, const uint8_t *keys, int slot, int head_di
     if (dtype == LLAMAC_Q8) gather_quant(LLAMAC_Q8_0, keys, strip_bytes, slot, head_dim, x);
     else gather_float(dtype, keys, strip_bytes, slot, head_dim, x);
 }
-// Where a position's code of one dimension is in the q8 values of a page.
-INLINE size_t value_code_offset(int slot, int d) {
-    return kv_value_scale_bytes(LLAMAC_Q8) + (size_t)(d / STRIP_ROWS) * kv_value_strip_bytes(LLAMAC_Q8) +
-           (size_t)(slot / 4 * LINE_BYTES + d % STRIP_ROWS * 4 + slot % 4);
-}
 INLINE void quantize_value(uint8_t *values, int slot, int head_dim, const float *x) {
     float inverse;
     const uint16_t scale = q8_scale(x, head_dim, &inverse);
@@ -73,7 +68,7 @@ INLINE void quantize_value(uint8_t *values, int slot, int head_dim, const float 
     for (int d = 0; d < head_dim; d += 16) {
         uint8_t codes[16];
         q8_codes(x + d, min_int(16, head_dim - d), inverse, codes);
-        for (int i = 0; i < 16; i++) values[value_code_offset(slot, d + i)] = codes[i];
+        for (int i = 0; i < 16; i++) values[kv_value_code_offset(slot, d + i)] = codes[i];
     }
 }
 INLINE void store_value(const int dtype, uint8_t *values, int slot, int head_dim, const float *x) {
@@ -87,7 +82,7 @@ INLINE void load_value(const int dtype, const uint8_t *values, int slot, int hea
     const float scale = dtype == LLAMAC_Q8 ? f32_from_f16(((const uint16_t *)(const void *)values)[slot]) : 0;
     for (int d = 0; d < head_dim; d++)
         x[d] = dtype == LLAMAC_Q8
-                   ? scale * (float)(values[value_code_offset(slot, d)] - Q8_OFFSET)
+                   ? scale * (float)(values[kv_value_code_offset(slot, d)] - Q8_OFFSET)
                    : element(dtype, values + (size_t)((d / 16 * KV_PAGE + slot) * 16 + d % 16) * element_bytes(dtype));
 }
 #define KV_ACCESS(name, dtype) \

@@ -248,8 +248,9 @@ int llamac_set_threads(llamac_session *session, int threads, llamac_error *err);
 int llamac_length(const llamac_session *session, int sequence);
 
 // Returns the smallest length, but for 0, that a sequence can be truncated to; -1 if there is no such sequence. Layers
-// with a window keep the positions in their window and at least the 256 before them, and drop others. So it is 0 for
-// models without windows and for short sequences, and at most the sequence's length - 256.
+// with a window keep the positions in their window and, unless llamac_shift removed them, at least the 256 before them.
+// They drop others. So it is 0 for models without windows and for short sequences; without llamac_shift it is at most
+// the sequence's length - 256.
 int llamac_shortest_length(const llamac_session *session, int sequence);
 
 // Discards the positions of a sequence from `length` on, which is 0 or at least llamac_shortest_length.
@@ -263,6 +264,23 @@ int llamac_truncate(llamac_session *session, int sequence, int length, llamac_er
 // Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_CONTEXT_FULL.
 int llamac_fork(llamac_session *to, int to_sequence, const llamac_session *from, int from_sequence, int length,
                 llamac_error *err);
+
+// Removes the positions [begin, end) of a sequence and moves the later ones down by end - begin: generation can go on
+// after the context is full. Stored keys are rotated from their old positions to the new ones and stored again; values
+// are copied. The moved tokens keep what they took from the removed ones, so the results differ from those of computing
+// the remaining tokens again. Each shift rounds keys once more to the cache's dtype. Pages that others hold are copied
+// first; if that fails, the sequence has not changed. Errors: LLAMAC_BAD_ARGUMENT, LLAMAC_UNSUPPORTED,
+// LLAMAC_NO_MEMORY.
+int llamac_shift(llamac_session *session, int sequence, int begin, int end, llamac_error *err);
+
+// Checks that the sequences of a model can be shifted: not with learned positions, nor with a norm after RoPE that does
+// not commute with it. Error: LLAMAC_UNSUPPORTED.
+int llamac_shift_check(const llamac_model *model, llamac_error *err);
+
+// Returns the most positions that llamac_shift can remove from position `begin` on; -1 if there is no such sequence or
+// position. If more were removed, the next token would see positions that layers with a window have dropped. All
+// positions of a sequence can always be removed.
+int llamac_longest_shift(const llamac_session *session, int sequence, int begin);
 
 // ---- evals
 
@@ -356,7 +374,7 @@ int llamac_eval_drafts(llamac_session *session, const llamac_draft *drafts, int 
 
 // Accepts a draft of the last llamac_eval_drafts, given by its index: its sequence becomes what it was then, followed
 // by the draft's ancestors and the draft. Nothing is computed. Drafts can be accepted until the next eval of any kind,
-// truncation, or fork into the session, which discards them. Error: LLAMAC_BAD_ARGUMENT.
+// truncation, shift, or fork into the session, which discards them. Error: LLAMAC_BAD_ARGUMENT.
 int llamac_accept(llamac_session *session, int draft, llamac_error *err);
 
 // ---- sampling

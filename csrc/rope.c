@@ -39,6 +39,15 @@ void rope_angles(int position, const float *inv_freq, int half, float factor, fl
     }
 }
 
+void rope_turns(int from, int to, const float *inv_freq, int half, float *cosines, float *sines) {
+    for (int j = 0; j < half; j++) {
+        double c, s;
+        cos_sin((double)((float)to * inv_freq[j]) - (double)((float)from * inv_freq[j]), &c, &s);
+        cosines[j] = (float)c;
+        sines[j] = (float)s;
+    }
+}
+
 // log(n) for n >= 1: n = 2^k f with f in [2/3, 4/3], then log(f) = 2 atanh((f - 1) / (f + 1)) as a series, whose first
 // omitted term is below 2^-56.
 static double log_of(int n) {

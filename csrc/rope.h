@@ -7,6 +7,9 @@
 // For j < half: cosines[j], sines[j] = factor * cos(angle), factor * sin(angle) with angle = (float)position *
 // inv_freq[j]. The angle is rounded to f32, as in the code that trained the checkpoints.
 void rope_angles(int position, const float *inv_freq, int half, float factor, float *cosines, float *sines);
+// The rotations that take what is rotated for position `from` to what is rotated for position `to`: by the differences
+// of the rounded angles.
+void rope_turns(int from, int to, const float *inv_freq, int half, float *cosines, float *sines);
 // 1 + beta log(1 + floor(position / context)).
 float rope_query_scale(int position, float beta, int context);
 #endif

@@ -81,20 +81,20 @@ static void count_pages(struct llamac_session *s, const struct kv_group *g, int 
 }
 void session_set_length(struct sequence *q, int length) { __atomic_store_n(&q->length, length, __ATOMIC_RELAXED); }
 
-static uint8_t *new_page(struct llamac_session *s, const struct kv_group *g, llamac_error *err) {
+uint8_t *session_take_page(struct llamac_session *s, const struct kv_group *g, llamac_error *err) {
     const size_t max_pages = (size_t)s->n_sequences * (size_t)ceil_div(s->context, KV_PAGE);
     uint8_t *page = kv_page_alloc(s->model->kv, g->page_bytes, max_pages, err);
     if (page) count_pages(s, g, 1);
     return page;
 }
-static void release_page(struct llamac_session *s, const struct kv_group *g, uint8_t *page) {
+void session_release_page(struct llamac_session *s, const struct kv_group *g, uint8_t *page) {
     kv_page_release(s->model->kv, page);
     count_pages(s, g, -1);
 }
 static void release_from(struct llamac_session *s, const struct kv_group *g, struct kv_table *kv, int first) {
-    while (kv->end > max_int(first, kv->first)) release_page(s, g, kv->pages[--kv->end]);
-    if (kv->end <= first) return;
-    kv->first = kv->end = 0;
+    while (kv->end > max_int(first, kv->first)) session_release_page(s, g, kv->pages[--kv->end]);
+    if (kv->end > first) kv->first = kv->end = 0;
+    if (kv->end == 0) kv->start = 0;
 }
 
 void session_close_sequence(struct llamac_session *s, struct sequence *q) {
@@ -118,7 +118,7 @@ static int append_pages(struct llamac_session *s, const struct kv_group *g, stru
     kv->wanted = ceil_div(length, KV_PAGE);
     const int end = g->window ? min_int(kv->wanted, kv->end + at_once) : kv->wanted;
     while (kv->end < end) {
-        uint8_t *page = new_page(s, g, err);
+        uint8_t *page = session_take_page(s, g, err);
         if (!page) return -1;
         kv->pages[kv->end++] = page;
     }
@@ -130,10 +130,10 @@ static int own_last_page(struct llamac_session *s, const struct kv_group *g, str
                          llamac_error *err) {
     uint8_t **last = &kv->pages[length / KV_PAGE];
     if (length % KV_PAGE == 0 || !kv_page_is_shared(*last)) return 0;
-    uint8_t *copy = new_page(s, g, err);
+    uint8_t *copy = session_take_page(s, g, err);
     if (!copy) return -1;
     memcpy(copy, *last, g->page_bytes);
-    release_page(s, g, *last);
+    session_release_page(s, g, *last);
     *last = copy;
     return 0;
 }
@@ -162,8 +162,9 @@ void session_slide(struct llamac_session *s, int sequence) {
         for (const int first = first_kept_page(g, q->length); kv->first < first; kv->first++) {
             uint8_t *page = kv->pages[kv->first];
             if (kv->end < kv->wanted && !kv_page_is_shared(page)) kv->pages[kv->end++] = page;
-            else release_page(s, g, page);
+            else session_release_page(s, g, page);
         }
+        kv->start = max_int(kv->start, kv->first * KV_PAGE);
     }
 }
 
@@ -173,7 +174,7 @@ void session_slide(struct llamac_session *s, int sequence) {
 static int shortest(const struct llamac_session *s, const struct sequence *q) {
     int length = 0;
     for (int g = 0; g < s->n_groups; g++)
-        if (q->kv[g].first) length = max_int(length, q->kv[g].first * KV_PAGE + s->groups[g].window - 1);
+        if (q->kv[g].start) length = max_int(length, q->kv[g].start + s->groups[g].window - 1);
     return length;
 }
 
@@ -216,8 +217,7 @@ static int check_alike(const struct llamac_session *a, const struct llamac_sessi
         return bad_argument(err, "cannot fork: the KV caches are in %s and %s", llamac_dtype_name(a->kv_dtype),
                             llamac_dtype_name(b->kv_dtype));
     for (uint32_t t = 0; t < c->n_rope; t++) {
-        const int original = (int)c->rope_original_context[t];
-        if (original && (a->context > original) != (b->context > original))
+        if (session_uses_long_rope(a, t) != session_uses_long_rope(b, t))
             return bad_argument(err, "cannot fork: with contexts of %d and %d positions the sessions use different "
                                 "RoPE tables", a->context, b->context);
     }
@@ -232,6 +232,7 @@ void session_share_prefix(struct llamac_session *to, int to_sequence, const stru
     for (int g = 0; g < to->n_groups; g++) {
         struct kv_table *kv = &q->kv[g];
         kv->first = kv->end = length ? source->kv[g].first : 0;
+        kv->start = length ? source->kv[g].start : 0;
         while (kv->end < ceil_div(length, KV_PAGE)) {
             kv->pages[kv->end] = kv_page_share(source->kv[g].pages[kv->end]);
             kv->end++;

@@ -86,6 +86,7 @@ struct kv_layer {
 struct kv_table {
     uint8_t **pages;          // room for ceil(context / KV_PAGE)
     int first, end;
+    int start;                // the first position held: in page `first`
     int wanted;               // the end that the current eval needs
 };
 
@@ -151,6 +152,9 @@ void session_set_length(struct sequence *q, int length);
 int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err);
 // Returns the pages past the sequence's length.
 void session_trim_pages(struct llamac_session *s, int sequence);
+// Takes a page with any content, and releases a page, of a group of layers.
+uint8_t *session_take_page(struct llamac_session *s, const struct kv_group *g, llamac_error *err);
+void session_release_page(struct llamac_session *s, const struct kv_group *g, uint8_t *page);
 // Drops the pages that have left the windows of a sequence that has grown. Never fails.
 void session_slide(struct llamac_session *s, int sequence);
 
@@ -164,6 +168,16 @@ static inline struct kv_view session_kv(const struct llamac_session *s, int sequ
     const size_t key_offset = kv->offset + (size_t)head * kv->head_bytes;
     return (struct kv_view){ .pages = (const uint8_t *const *)session_sequence(s, sequence)->kv[kv->group].pages,
                              .key_offset = key_offset, .value_offset = key_offset + kv->value_offset };
+}
+// Returns the frequencies of a RoPE table: (rope_dim / 2). The session's context decides between two of them, not the
+// length so far: results must not depend on how rows are grouped.
+static inline int session_uses_long_rope(const struct llamac_session *s, uint32_t table) {
+    const int original = (int)s->model->config->rope_original_context[table];
+    return original && s->context > original;
+}
+static inline const float *session_inv_freq(const struct llamac_session *s, uint32_t table) {
+    const struct rope_table *rope = &s->model->rope[table];
+    return session_uses_long_rope(s, table) ? rope->inv_freq_long : rope->inv_freq;
 }
 // Returns the page of a layer that holds a position of a sequence.
 static inline uint8_t *session_page(const struct llamac_session *s, int sequence, int layer, int position) {

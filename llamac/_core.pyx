@@ -43,33 +43,7 @@ cdef int as_int(object number, str name) except? -1:
 # ---- descriptions of the file format, this build and this machine
 
 include "_core_tables.pxi"
-
-
-# ---- measuring
-
-def measure_read(const float[::1] block not None, int times, *, int threads=1, int streams=1, str isa=None):
-    """Read a block `times` times, as 1, 2 or 4 concurrent streams per thread. Returns the bytes read."""
-    cdef llamac_error err
-    cdef uint64_t read = 0
-    cdef const char *c_isa = PyUnicode_AsUTF8(isa) if isa is not None else NULL
-    cdef const float *numbers = &block[0] if block.shape[0] else NULL
-    cdef int result
-    with nogil:
-        result = llamac_measure_read(numbers, <size_t>block.shape[0], times, threads, streams, c_isa, &read, &err)
-    check(result, &err)
-    return read
-
-
-def measure_multiply(int dtype, int passes, *, int threads=1, str isa=None):
-    """Run the multiply-adds of products with weights of a dtype, on operands in L1. Returns their number."""
-    cdef llamac_error err
-    cdef uint64_t count = 0
-    cdef const char *c_isa = PyUnicode_AsUTF8(isa) if isa is not None else NULL
-    cdef int result
-    with nogil:
-        result = llamac_measure_multiply(dtype, passes, threads, c_isa, &count, &err)
-    check(result, &err)
-    return count
+include "_core_measure.pxi"
 
 
 # ---- model
@@ -138,6 +112,13 @@ cdef class Model:
             raise ClosedError("the model is closed")
         return llamac_kv_bytes(self._ptr)
 
+    def check_shift(self):
+        """Check that the model's sequences can be shifted (llamac_shift_check)."""
+        cdef llamac_error err
+        if self._ptr is NULL:
+            raise ClosedError("the model is closed")
+        check(llamac_shift_check(self._ptr, &err), &err)
+
     def tables(self):
         """Return the core's checked copy of the file's first bytes, from the header to the tensor table."""
         cdef size_t n = 0
@@ -167,41 +148,7 @@ include "_core_sampling.pxi"
 
 # ---- session
 
-@cython.final
-cdef class CancelScope:
-    """A function call on a session that any thread can cancel, even before it begins. One thread at a time runs it.
-
-    `run` is C: Python raises KeyboardInterrupt only between its own instructions, so the scope is always left.
-    """
-
-    cdef Session _session
-    cdef int32_t _cancel
-    cdef bint _running
-
-    def __init__(self, Session session not None):
-        self._session = session
-
-    def run(self, function):
-        """Call a function. `cancel` stops the evals of the session in it with CancelledError."""
-        if self._running:
-            raise BusyError("the stream is in use by another thread")
-        if self._session._scope is not None:
-            raise BusyError("the session is in use by another stream, in another thread")
-        self._running = True
-        self._session._scope = self
-        try:
-            return function()
-        finally:
-            self._session._scope = None
-            self._running = False
-
-    def cancel(self):
-        """Cancel the running call and all later ones. Any thread may call this."""
-        self._cancel = 1
-
-    @property
-    def cancelled(self):
-        return self._cancel != 0
+include "_core_scope.pxi"
 
 
 @cython.final
@@ -216,6 +163,7 @@ cdef class Session:
     cdef int _n_sequences, _context
     cdef int32_t **_ids           # per sequence: the token at each of its positions
     cdef int *_ids_capacity       # per sequence: the length of its _ids
+    cdef int *_shifts             # per sequence: 1 + its first position that a shift has moved; 0: none
     cdef float *_logits           # (vocab_size): of the last eval, if it wanted those of its last row
     cdef bint _has_logits
     cdef list _drafts             # (token, sequence, parent, the sequence's length) of the last eval_drafts
@@ -247,7 +195,9 @@ cdef class Session:
         self._sample_scratch = PyMem_Malloc(vocab_size * SCRATCH)
         self._ids = <int32_t **>PyMem_Calloc(<size_t>options.n_sequences, sizeof(int32_t *))
         self._ids_capacity = <int *>PyMem_Calloc(<size_t>options.n_sequences, sizeof(int))
-        if self._logits is NULL or self._sample_scratch is NULL or self._ids is NULL or self._ids_capacity is NULL:
+        self._shifts = <int *>PyMem_Calloc(<size_t>options.n_sequences, sizeof(int))
+        if (self._logits is NULL or self._sample_scratch is NULL or self._ids is NULL or self._ids_capacity is NULL
+                or self._shifts is NULL):
             self._release()
             raise OutOfMemoryError(f"no memory for {vocab_size} logits and {options.n_sequences} lists of tokens")
         self._n_sequences = options.n_sequences
@@ -264,9 +214,10 @@ cdef class Session:
         self._n_sequences = 0
         PyMem_Free(self._ids)
         PyMem_Free(self._ids_capacity)
+        PyMem_Free(self._shifts)
         PyMem_Free(self._logits)
         PyMem_Free(self._sample_scratch)
-        self._ids, self._ids_capacity, self._logits, self._sample_scratch = NULL, NULL, NULL, NULL
+        self._ids, self._ids_capacity, self._shifts, self._logits, self._sample_scratch = NULL, NULL, NULL, NULL, NULL
 
     def __dealloc__(self):
         self._release()
@@ -333,8 +284,10 @@ cdef class Session:
         return [self._ids[c_sequence][i] for i in range(n)]
 
     def common_prefix(self, const int32_t[::1] ids not None):
-        """Return how many of these ids sequence 0 starts with."""
+        """Return how many of these ids sequence 0 starts with, before the first position that a shift has moved."""
         cdef int i = 0, n = min(<int>self.length(), <int>ids.shape[0])
+        if self._shifts[0]:
+            n = min(n, self._shifts[0] - 1)
         while i < n and self._ids[0][i] == ids[i]:
             i += 1
         return i
@@ -348,8 +301,41 @@ cdef class Session:
             self.changes += 1
             self._has_logits = False
             check(llamac_truncate(self._ptr, c_sequence, c_length, &err), &err)
+            self._set_shift(c_sequence, self._shifts[c_sequence], c_length)
         finally:
             self._busy = False
+
+    cdef void _set_shift(self, int sequence, int shift, int length) noexcept:
+        """Record the first position that a shift has moved, plus 1, if the sequence is longer than that."""
+        self._shifts[sequence] = shift if shift <= length else 0
+
+    def shift(self, begin, end, sequence=0):
+        """Remove the positions [begin, end) of a sequence; later ones move down (llamac_shift)."""
+        cdef llamac_error err
+        cdef int first = as_int(begin, "begin"), last = as_int(end, "end"), c_sequence = as_int(sequence, "sequence")
+        cdef int length, result, now
+        self._enter()
+        try:
+            self.changes += 1
+            self._has_logits = False
+            length = llamac_length(self._ptr, c_sequence)
+            with nogil:
+                result = llamac_shift(self._ptr, c_sequence, first, last, &err)
+            check(result, &err)
+            if first == last:
+                return
+            memmove(self._ids[c_sequence] + first, self._ids[c_sequence] + last,
+                    <size_t>(length - last) * sizeof(int32_t))
+            now = self._shifts[c_sequence]
+            self._set_shift(c_sequence, first + 1 if now == 0 or now > first + 1 else now, length - (last - first))
+        finally:
+            self._busy = False
+
+    def longest_shift(self, begin, sequence=0):
+        """Return the most positions that `shift` can remove from `begin` on."""
+        cdef int c_begin = as_int(begin, "begin"), c_sequence = as_int(sequence, "sequence")
+        self.length(sequence)  # checks the arguments
+        return llamac_longest_shift(self._ptr, c_sequence, c_begin)
 
     def shortest_length(self, sequence=0):
         """Return the smallest length, but for 0, that a sequence can be truncated to."""
@@ -374,6 +360,7 @@ cdef class Session:
                 check(llamac_fork(self._ptr, c_target, source._ptr, c_sequence, c_length, &err), &err)
                 if c_length:
                     memmove(self._ids[c_target], source._ids[c_sequence], <size_t>c_length * sizeof(int32_t))
+                self._set_shift(c_target, source._shifts[c_sequence], c_length)
             finally:
                 self._busy = False
         finally:

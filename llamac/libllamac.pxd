@@ -87,6 +87,9 @@ cdef extern from "llamac.h" nogil:
     int llamac_length(const llamac_session *session, int sequence)
     int llamac_shortest_length(const llamac_session *session, int sequence)
     int llamac_truncate(llamac_session *session, int sequence, int length, llamac_error *err)
+    int llamac_shift(llamac_session *session, int sequence, int begin, int end, llamac_error *err)
+    int llamac_shift_check(const llamac_model *model, llamac_error *err)
+    int llamac_longest_shift(const llamac_session *session, int sequence, int begin)
     int llamac_fork(llamac_session *to, int to_sequence, const llamac_session *source, int from_sequence, int length,
                     llamac_error *err)
 

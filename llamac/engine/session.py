@@ -332,7 +332,7 @@ class Session(Closeable):
     def accept(self, draft: int) -> None:
         """Append a draft of the last `eval_drafts` and its ancestors to their sequence, without computing anything.
 
-        Drafts can be accepted until the session is used for another eval, truncation or copy, which discards them.
+        Another eval, truncation, shift or copy with the session discards the drafts.
 
         Raises:
             ArgumentError: If there is no such draft.
@@ -377,6 +377,18 @@ class Session(Closeable):
             ArgumentError: If the length is not 0 and below `shortest_length`, or above the sequence's length.
         """
         self._core.truncate(length, sequence)
+
+    def shift(self, begin: int, end: int, *, sequence: int = 0) -> None:
+        """Remove the positions [begin, end) of a sequence. Later ones move down, and their keys are rotated to match.
+
+        The moved tokens keep what they took from the removed ones: results differ from computing the rest again.
+
+        Raises:
+            ArgumentError: If there is no such range, or a window has dropped positions that the next token would see.
+            UnsupportedError: If the model has learned positions, or norms after RoPE that do not commute with it.
+            OutOfMemoryError: If shared pages cannot be copied. The sequence has not changed then.
+        """
+        self._core.shift(begin, end, sequence)
 
     def shortest_length(self, sequence: int = 0) -> int:
         """The smallest length, but for 0, to which `truncate` and forks can cut a sequence.

@@ -12,10 +12,11 @@
 
 // dtype: of the matrices; 0 gives each matrix another one.
 // experts: per layer, 2 of them active; such a model also has norms of q and k, scales, caps and every norm placement.
-// window: of every second layer.
+// window: of every second layer. rope_dim: rotated dimensions of a head; 0: all.
+// norm_after_rope: norms of each head of q and k after RoPE.
 struct tiny_shape {
     int gpt2, dim, n_layers, n_heads, n_kv_heads, head_dim, ffn_dim, vocab, context;
-    int dtype, tied, biases, experts, window;
+    int dtype, tied, biases, experts, window, rope_dim, norm_after_rope;
 };
 struct tiny_file { uint8_t *data; size_t bytes; };
 
@@ -51,7 +52,9 @@ static inline struct config tiny_config(const struct tiny_shape *s) {
         c.embedding_scale = 3, c.residual_scale = 0.5f, c.logit_scale = 0.25f;
         c.attention_soft_cap = 5, c.logit_soft_cap = 4;
     }
-    if (!s->gpt2) c.n_rope = 1, c.rope_dim[0] = c.head_dim, c.rope_attention_factor[0] = 1;
+    if (s->norm_after_rope) c.qk_norm = QK_NORM_HEAD, c.qk_norm_after_rope = 1;
+    if (!s->gpt2) c.n_rope = 1, c.rope_dim[0] = s->rope_dim ? (uint32_t)s->rope_dim : c.head_dim;
+    if (!s->gpt2) c.rope_attention_factor[0] = s->rope_dim ? 1.25f : 1;
     return c;
 }
 

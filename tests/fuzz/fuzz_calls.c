@@ -71,9 +71,18 @@ static void change_model(llamac_model *model, struct input *in, float a[64 * 8],
 
 static int total_length(const llamac_session *s) { return llamac_length(s, 0) + llamac_length(s, 1); }
 
+// A shift removes `by` positions, or fails with a message and changes nothing.
+static void shift_once(llamac_session *session, int sequence, int begin, int by) {
+    const int before = total_length(session);
+    err.message[0] = 0;
+    const int failed = llamac_shift(session, sequence, begin, begin + by, &err);
+    if (failed && !err.message[0]) __builtin_trap();
+    if (total_length(session) != before - (failed ? 0 : by)) __builtin_trap();
+}
+
 // An eval of up to four rows either appends them all, or fails with a message and changes nothing.
 static void eval_once(llamac_session *session, struct input *in) {
-    enum { ANY_ROWS = 1, OBSERVE = 2, TRUNCATE = 4 };
+    enum { ANY_ROWS = 1, OBSERVE = 2, TRUNCATE = 4, SHIFT = 8 };
     struct { uint8_t n, flags; int8_t token, sequence, position, want, stage, layer; } call;
     float logits[4 * 11], observed[4 * 64];
     llamac_row rows[4];
@@ -86,6 +95,7 @@ static void eval_once(llamac_session *session, struct input *in) {
                                         : (llamac_row){ call.token, sequence, start + r, call.want };
     }
     if (call.flags & TRUNCATE) (void)llamac_truncate(session, call.sequence, call.position, &err);
+    if (call.flags & SHIFT) shift_once(session, call.sequence, call.position, call.layer);
     const llamac_observation observation = { call.stage, call.layer, observed };
     const int32_t cancel = 0;
     int done = 0, per_layer;

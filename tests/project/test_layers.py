@@ -35,7 +35,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
         *("kernels_amx", "eval", "measure", "quantize", "sequences"),
     ),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
-    ("lora", "drafts"),
+    ("lora", "drafts", "shift"),
     ("products",),
     ("forward", "attention", "ffn", "observe"),
 )
