@@ -29,12 +29,13 @@ from llamac.export.flat.packing import to_dtype
 from llamac.export.flat.plan import Slot, make_plan
 from llamac.export.flat.stream import DataStream, write_tables
 from llamac.export.targets import atomic_file
-from llamac.format.strips import BLOCK_COLUMNS, GROUP_COLUMNS, LINE_BYTES, STRIP_ROWS
+from llamac.format.strips import BLOCK_COLUMNS, CODE_BITS, GROUP_COLUMNS, LINE_BYTES, STRIP_ROWS
 
 GGUF_TYPES = (
     *("F16", "Q4_K_S", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
     *("Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"),
 )
+CODE_RMS = {"q8": 73.0, "q6": 18.5, "q4": 16.0, "q4s": 16.0}  # root mean square of random codes
 POOL_STRIPS = 256  # random strips per (dtype, width) that matrices are assembled from
 Bytes = NDArray[np.uint8]
 
@@ -55,8 +56,8 @@ def strip_pool(dtype: str, columns: int, rng: np.random.Generator) -> Bytes:
         strips[:, start : start + lines] = np.where(strips[:, start : start + lines] & 1, magnitude, -magnitude).view(
             np.uint8
         )
-    code = 73.0 if dtype == "q8" else 16.0  # root mean square of the codes; that of the block scales is 84
-    strips[:, :LINE_BYTES] = np.full((POOL_STRIPS, STRIP_ROWS), columns**-0.5 / (84 * code), np.float32).view(np.uint8)
+    row_scale = columns**-0.5 / (84 * CODE_RMS[dtype])  # 84: the root mean square of the block scales
+    strips[:, :LINE_BYTES] = np.full((POOL_STRIPS, STRIP_ROWS), row_scale, np.float32).view(np.uint8)
     return strips
 
 
@@ -67,7 +68,7 @@ def scale_lines(dtype: str, columns: int) -> Iterator[tuple[int, int]]:
         groups = -(-min(BLOCK_COLUMNS, columns - k) // GROUP_COLUMNS)
         scales = STRIP_ROWS * groups * (2 if dtype == "q4" else 1)
         yield at, scales
-        at += -(-scales // LINE_BYTES) * LINE_BYTES + groups * LINE_BYTES * (8 if dtype == "q8" else 4)
+        at += -(-scales // LINE_BYTES) * LINE_BYTES + groups * LINE_BYTES * CODE_BITS[dtype]
 
 
 def matrix_chunks(pool: Bytes, name: str, rows: int) -> Iterator[Bytes]:

@@ -170,7 +170,7 @@ INLINE line coarse_multiplier(const struct coarse *c, v16 scale) {
 // The squared error of a scale with multiplier m. If x and y are vectors of the exact and of these differences, |x - y|
 // is at most COARSE_ERROR * |scale| * sqrt(width), and so is the difference of the errors' square roots.
 INLINE v16 coarse_error(const struct coarse *c, v16 scale, line m, cells_lut cells, const int width) {
-    squares sum = squares_zero();
+    int16_squares sum = squares_zero();
     UNROLL for (int i = 0; i < width / 2; i += 2) {
         sum = squares_add_nearest(sum, cells, line_scaled(line_load(c->x[i]), m),
                                   line_scaled(line_load(c->x[i + 1]), m));

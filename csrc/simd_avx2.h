@@ -360,8 +360,8 @@ INLINE cells_lut cells_lut_load(const struct code_cells *c) {
     return (cells_lut){ broadcast_bytes(c->code), broadcast_bytes(c->first), broadcast_bytes(c->second),
                         broadcast_bytes(c->twice) };
 }
-typedef struct { __m256i a, b; } squares;
-INLINE squares squares_zero(void) { return (squares){ _mm256_setzero_si256(), _mm256_setzero_si256() }; }
+typedef struct { __m256i a, b; } int16_squares;
+INLINE int16_squares squares_zero(void) { return (int16_squares){ _mm256_setzero_si256(), _mm256_setzero_si256() }; }
 // Packing saturates; unpacking restores the order.
 INLINE __m256i add_squares(__m256i sum, cells_lut t, __m256i x, __m256i y) {
     const __m256i p = _mm256_packs_epi16(_mm256_srai_epi16(x, 7), _mm256_srai_epi16(y, 7));
@@ -374,10 +374,10 @@ INLINE __m256i add_squares(__m256i sum, cells_lut t, __m256i x, __m256i y) {
     y = _mm256_sub_epi16(y, _mm256_unpackhi_epi8(zero, twice));
     return _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(x, x), _mm256_madd_epi16(y, y)));
 }
-INLINE squares squares_add_nearest(squares sum, cells_lut t, line x, line y) {
-    return (squares){ add_squares(sum.a, t, x.a, y.a), add_squares(sum.b, t, x.b, y.b) };
+INLINE int16_squares squares_add_nearest(int16_squares sum, cells_lut t, line x, line y) {
+    return (int16_squares){ add_squares(sum.a, t, x.a, y.a), add_squares(sum.b, t, x.b, y.b) };
 }
-INLINE v16 squares_to_floats(squares x) { return (v16){ _mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b) }; }
+INLINE v16 squares_to_floats(int16_squares x) { return (v16){ _mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b) }; }
 INLINE unsigned v16_mask_less(v16 x, v16 y) {
     return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)) |
            (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ)) << 8;

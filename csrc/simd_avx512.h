@@ -231,9 +231,9 @@ INLINE cells_lut cells_lut_load(const struct code_cells *c) {
     return (cells_lut){ broadcast_bytes(c->code), broadcast_bytes(c->first), broadcast_bytes(c->second),
                         broadcast_bytes(c->twice) };
 }
-typedef __m512i squares;
-INLINE squares squares_zero(void) { return _mm512_setzero_si512(); }
-INLINE squares add_squares(squares sum, __m512i x) {
+typedef __m512i int16_squares;
+INLINE int16_squares squares_zero(void) { return _mm512_setzero_si512(); }
+INLINE int16_squares add_squares(int16_squares sum, __m512i x) {
 #if defined(__AVX512VNNI__)
     return _mm512_dpwssd_epi32(sum, x, x);
 #else
@@ -241,7 +241,7 @@ INLINE squares add_squares(squares sum, __m512i x) {
 #endif
 }
 // Packing saturates; unpacking restores the order.
-INLINE squares squares_add_nearest(squares sum, cells_lut t, line x, line y) {
+INLINE int16_squares squares_add_nearest(int16_squares sum, cells_lut t, line x, line y) {
     const __m512i one = _mm512_set1_epi8(1), zero = _mm512_setzero_si512();
     const __m512i p = _mm512_packs_epi16(_mm512_srai_epi16(x, 7), _mm512_srai_epi16(y, 7));
     const __m512i cell = _mm512_and_si512(_mm512_srli_epi16(p, 4), _mm512_set1_epi8(15));
@@ -252,7 +252,7 @@ INLINE squares squares_add_nearest(squares sum, cells_lut t, line x, line y) {
     sum = add_squares(sum, _mm512_sub_epi16(x, _mm512_unpacklo_epi8(zero, twice)));
     return add_squares(sum, _mm512_sub_epi16(y, _mm512_unpackhi_epi8(zero, twice)));
 }
-INLINE v16 squares_to_floats(squares x) { return _mm512_cvtepi32_ps(x); }
+INLINE v16 squares_to_floats(int16_squares x) { return _mm512_cvtepi32_ps(x); }
 INLINE unsigned v16_mask_less(v16 x, v16 y) { return _mm512_cmp_ps_mask(x, y, _CMP_LT_OQ); }
 
 // Cells of 5 positions around multiples of 5: in each, at most one code starts. `start` is its position, `value` the

@@ -471,8 +471,8 @@ INLINE cells_lut cells_lut_load(const struct code_cells *c) {
     return (cells_lut){ vreinterpretq_u8_s8(vld1q_s8(c->code)), vld1q_s8(c->first), vld1q_s8(c->second),
                         vld1q_s8(c->twice) };
 }
-typedef ints squares;
-INLINE squares squares_zero(void) { return ints_zero(); }
+typedef ints int16_squares;
+INLINE int16_squares squares_zero(void) { return ints_zero(); }
 INLINE int32x4_t add_word_squares(int32x4_t sum, int16x8_t x, int16x8_t code) {
     x = vsubq_s16(x, code);
     return vaddq_s32(sum, vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(x)), vmull_high_s16(x, x)));
@@ -488,13 +488,13 @@ INLINE int32x4_t add_squares(int32x4_t sum, cells_lut t, int16x8_t x, int16x8_t 
     sum = add_word_squares(sum, x, vreinterpretq_s16_s8(vzip1q_s8(zero, twice)));
     return add_word_squares(sum, y, vreinterpretq_s16_s8(vzip2q_s8(zero, twice)));
 }
-INLINE squares squares_add_nearest(squares sum, cells_lut t, line x, line y) {
-    return (squares){ add_squares(sum.a, t, vreinterpretq_s16_s8(x.a), vreinterpretq_s16_s8(y.a)),
+INLINE int16_squares squares_add_nearest(int16_squares sum, cells_lut t, line x, line y) {
+    return (int16_squares){ add_squares(sum.a, t, vreinterpretq_s16_s8(x.a), vreinterpretq_s16_s8(y.a)),
                       add_squares(sum.b, t, vreinterpretq_s16_s8(x.b), vreinterpretq_s16_s8(y.b)),
                       add_squares(sum.c, t, vreinterpretq_s16_s8(x.c), vreinterpretq_s16_s8(y.c)),
                       add_squares(sum.d, t, vreinterpretq_s16_s8(x.d), vreinterpretq_s16_s8(y.d)) };
 }
-INLINE v16 squares_to_floats(squares x) { return ints_to_float(x); }
+INLINE v16 squares_to_floats(int16_squares x) { return ints_to_float(x); }
 INLINE unsigned mask_less(float32x4_t x, float32x4_t y) {
     static const uint32_t bits[4] = { 1, 2, 4, 8 };
     return vaddvq_u32(vandq_u32(vcltq_f32(x, y), vld1q_u32(bits)));

@@ -282,11 +282,11 @@ INLINE line line_scaled(line x, line y) {
 }
 typedef const struct code_cells *cells_lut;   // a table, loaded into registers
 INLINE cells_lut cells_lut_load(const struct code_cells *cells) { return cells; }
-// For each row, a sum of squares: adds those of the distances of four numbers from their nearest codes. The numbers,
+// For each row, a sum of int16_squares: adds those of the distances of four numbers from their nearest codes. The numbers,
 // from x and y, are in units of 1/512 code, and less than 64 codes from 0.
-typedef struct { int32_t i[16]; } squares;
-INLINE squares squares_zero(void) { return (squares){ { 0 } }; }
-NOINLINE squares squares_add_nearest(squares sum, cells_lut t, line x, line y) {
+typedef struct { int32_t i[16]; } int16_squares;
+INLINE int16_squares squares_zero(void) { return (int16_squares){ { 0 } }; }
+NOINLINE int16_squares squares_add_nearest(int16_squares sum, cells_lut t, line x, line y) {
     int16_t words[64];
     memcpy(words, &x, sizeof x), memcpy(words + 32, &y, sizeof y);
     for (int i = 0; i < 64; i++) {
@@ -298,7 +298,7 @@ NOINLINE squares squares_add_nearest(squares sum, cells_lut t, line x, line y) {
     }
     return sum;
 }
-INLINE v16 squares_to_floats(squares x) {
+INLINE v16 squares_to_floats(int16_squares x) {
     v16 r;
     for (int i = 0; i < 16; i++) r.f[i] = (float)x.i[i];
     return r;

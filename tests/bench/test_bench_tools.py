@@ -34,7 +34,7 @@ def shape(family: str = "llama", *, tied: bool = False) -> Any:
 # ---- flat files
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8", "q4", "q4s"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8", "q6", "q4", "q4s"])
 def test_random_model_computes_finite_logits(tmp_path: Path, dtype: str) -> None:
     path = tmp_path / "model.bin"
     bench("make_model").make("tiny", dtype, path, pure=True, shape=shape())
@@ -50,14 +50,13 @@ def test_random_model_computes_finite_logits(tmp_path: Path, dtype: str) -> None
 
 
 @pytest.mark.parametrize(("family", "tied"), [("llama", False), ("gpt2", True)])
-def test_mixed_files_use_q8_where_the_exporter_does(tmp_path: Path, family: str, tied: bool) -> None:
+def test_mixed_files_use_q8_and_q6_where_the_exporter_does(tmp_path: Path, family: str, tied: bool) -> None:
     path = tmp_path / "model.bin"
     bench("make_model").make("tiny", "q4", path, shape=shape(family, tied=tied))
     with llamac.load(path) as model:
-        q8 = {t.name for t in model.file.tensors if t.dtype == "q8"}
+        others = {t.name: t.dtype for t in model.file.tensors if len(t.shape) == 2 and t.dtype != "q4"}
         head = "token_embedding.weight" if tied else "output.weight"
-        assert q8 == {head, "layers.0.attn_v.weight", "layers.1.attn_v.weight"}
-        assert {t.dtype for t in model.file.tensors if len(t.shape) == 2} == {"q4", "q8"}
+        assert others == {head: "q6", "layers.0.attn_v.weight": "q8", "layers.1.attn_v.weight": "q8"}
 
 
 def test_same_shape_gives_the_same_file(tmp_path: Path) -> None:
