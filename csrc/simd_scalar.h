@@ -282,7 +282,7 @@ INLINE line line_scaled(line x, line y) {
 }
 typedef const struct code_cells *cells_lut;   // a table, loaded into registers
 INLINE cells_lut cells_lut_load(const struct code_cells *cells) { return cells; }
-// For each row, a sum of int16_squares: adds those of the distances of four numbers from their nearest codes. The numbers,
+// For each row, a sum of squares: adds those of the distances of four numbers from their nearest codes. The numbers,
 // from x and y, are in units of 1/512 code, and less than 64 codes from 0.
 typedef struct { int32_t i[16]; } int16_squares;
 INLINE int16_squares squares_zero(void) { return (int16_squares){ { 0 } }; }
