@@ -8,17 +8,19 @@ import os
 import sys
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from llamac.cli.batch_files import STANDARD, Input, InputChangedError, InvalidLineError, Line, Output
 from llamac.cli.loading import load_model, shown_progress
-from llamac.cli.options import ANY_MODEL, add_conversion, add_kernels, add_lora, add_threads
+from llamac.cli.options import ANY_MODEL, add_conversion, add_kernels, add_lora, add_overflow, add_threads
 from llamac.cli.parser import Parser
 from llamac.cli.text import safe_error
 from llamac.engine.engine import Engine
 from llamac.engine.model import Model
 from llamac.engine.request import Request
+from llamac.engine.sampling import SamplingParams
 from llamac.errors import ArgumentError, ClosedError, LlamacError
 from llamac.exit_codes import ERROR, OK
 from llamac.openai.requests import ENDPOINTS, GenerationRequest, InvalidRequestError, translate
@@ -56,6 +58,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add_lora(model, "apply a LoRA adapter while the model runs")
     model.add_argument("--context", type=int, metavar="N", help="positions per request (default: the model's)")
+    add_overflow(parser.add_argument_group("defaults of requests"))
     add_conversion(parser.add_argument_group("conversion"))
     machine = parser.add_argument_group("machine")
     machine.add_argument(
@@ -82,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         Engine(model, max_sequences=options.max_sequences, kv_tokens=options.kv_tokens) as engine,
         Output(options.output, source, fingerprint(model)) as output,
     ):
-        batch = _Batch(source, output, engine)
+        batch = _Batch(source, output, engine, _defaults(options))
         try:
             batch.run(options)
         except BaseException as failure:
@@ -120,10 +123,11 @@ class _Batch:
         errors: Results that are errors, those of earlier runs included.
     """
 
-    def __init__(self, source: Input, output: Output, engine: Engine) -> None:
+    def __init__(self, source: Input, output: Output, engine: Engine, defaults: SamplingParams) -> None:
         self._source = source
         self._output = output
         self._engine = engine
+        self._defaults = defaults
         self._model_name = _name(engine.model)
         self._fingerprint = fingerprint(engine.model)
         self._pending: deque[tuple[Line, GenerationRequest, Request]] = deque()
@@ -155,7 +159,7 @@ class _Batch:
         """Queue a line's request, or record what is wrong with it."""
         request: GenerationRequest | None = None
         try:
-            request = _translated(self._source.read(line))
+            request = _translated(self._source.read(line), self._defaults)
             self._pending.append((line, request, request.submit(self._engine)))
         except (LlamacError, UnicodeError) as error:
             if self._concerns_all(error):
@@ -200,7 +204,12 @@ class _Batch:
         self._done += 1
 
 
-def _translated(entry: Mapping[str, Any]) -> GenerationRequest:
+def _defaults(options: argparse.Namespace) -> SamplingParams:
+    """Parameters of requests that do not set them."""
+    return SamplingParams(context_overflow=options.context_overflow, context_keep=options.context_keep)
+
+
+def _translated(entry: Mapping[str, Any], defaults: SamplingParams) -> GenerationRequest:
     """Check a line and translate its body."""
     for name in ("custom_id", "url", "body"):
         if name not in entry:
@@ -218,7 +227,8 @@ def _translated(entry: Mapping[str, Any]) -> GenerationRequest:
     unknown = next((name for name in entry if name not in ("custom_id", "method", "url", "body")), None)
     if unknown is not None:
         raise InvalidRequestError(f"unknown field {unknown!r} of the line", unknown, "unknown_parameter")
-    return translate(endpoint, entry["body"])
+    request = translate(endpoint, entry["body"])
+    return replace(request, params=defaults.updated(vars(request.params)))
 
 
 def _name(model: Model) -> str:

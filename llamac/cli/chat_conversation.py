@@ -21,12 +21,14 @@ from llamac.text.reasoning import Part, ReasoningSplitter
 # The parameters that can be changed, and what their values are made with.
 KINDS: dict[str, type] = {
     "max_tokens": int,
+    "context_keep": int,
     "top_k": int,
     "seed": int,
     "temperature": float,
     "top_p": float,
     "min_p": float,
     "stop": str,
+    "context_overflow": str,
     "banned_strings": str,
     "dry_base": float,
     **{name: kind for name, (kind, _, _) in NUMBERS.items()},

@@ -6,6 +6,7 @@ import argparse
 from typing import TypeAlias
 
 from llamac.arguments import DTYPES, KV_DTYPES, KVDtype
+from llamac.engine.overflow import CONTEXT_OVERFLOWS
 
 # What options can be added to: a parser, or a titled group of one.
 Group: TypeAlias = argparse._ActionsContainer
@@ -116,6 +117,25 @@ def add_generation(group: Group, max_tokens: int) -> None:
         help="seed of the random choices (default: random, and reported)",
     )
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
+    add_overflow(group)
+
+
+def add_overflow(group: Group) -> None:
+    """Add --context-overflow and --context-keep."""
+    group.add_argument(
+        "--context-overflow",
+        choices=CONTEXT_OVERFLOWS,
+        help="what happens when the context is full: error refuses a prompt that does not fit and ends new text there "
+        "(default); truncate_middle cuts the middle of the prompt; shift drops the older half of the context and "
+        "continues",
+    )
+    group.add_argument(
+        "--context-keep",
+        type=_count,
+        metavar="N",
+        help="tokens at the beginning of the prompt that are never dropped (default: in a chat the system message, "
+        "else 4 for shift, and half of what fits for truncate_middle)",
+    )
 
 
 def _count(text: str) -> int:

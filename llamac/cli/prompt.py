@@ -14,6 +14,7 @@ from llamac.errors import ContextFullError
 
 # Bytes of a prompt that are read before its length is compared with the context.
 PROMPT_BYTES = 1 << 20
+CUT_BYTES = 64 << 20  # most bytes of a prompt that may be cut to fit the context
 # Seconds that -i waits for the first byte of a pipe. A program can inherit a pipe that nobody writes to or closes.
 PIPE_WAIT = 10.0
 
@@ -29,12 +30,13 @@ def read_prompt(options: argparse.Namespace, model: Model, context: int) -> str:
         ContextFullError: If it is longer than any prompt that fits the context.
     """
     given: str | None = options.prompt
+    most = None if options.context_overflow in (None, "error") else CUT_BYTES
     if options.file not in (None, "-"):
         with open(options.file, "rb") as file:
-            return _decode(_read(file, options.file, model, context), options.file)
+            return _decode(_read(file, options.file, model, context, most), options.file)
     if sys.stdin is None or not (options.file == "-" or _is_readable(sys.stdin, given is not None)):
         return given or ""
-    piped = _decode(_read(sys.stdin.buffer, "standard input", model, context), "standard input")
+    piped = _decode(_read(sys.stdin.buffer, "standard input", model, context, most), "standard input")
     return "\n\n".join(part for part in (given, piped) if part)
 
 
@@ -64,14 +66,16 @@ def _is_readable(stream: TextIO, after_prompt: bool) -> bool:
     return False
 
 
-def _read(file: BinaryIO, name: str, model: Model, context: int) -> bytes:
-    """Read a file that may never end: stop when it is longer than any prompt that fits the context."""
+def _read(file: BinaryIO, name: str, model: Model, context: int, most: int | None = None) -> bytes:
+    """Read a file that may never end: stop when it is longer than any prompt that fits the context, or than `most`."""
     data = file.read(PROMPT_BYTES + 1)
     if len(data) > PROMPT_BYTES:
         tokenizer = model.tokenizer
-        longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.n_ids))
-        limit = max(PROMPT_BYTES, context * longest)
+        longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.n_ids)) if most is None else 0
+        limit = max(PROMPT_BYTES, context * longest, most or 0)
         data += file.read(limit + 1 - len(data))
+        if len(data) > limit and most is not None:
+            raise ContextFullError(f"{name} has more than {limit} bytes, the most that is read to be cut: shorten it")
         if len(data) > limit:
             raise ContextFullError(
                 f"{name} has more than {limit} bytes: no prompt of this length fits the context of {context} positions"

@@ -179,9 +179,11 @@ def figures(model: Model, result: Completion, to_first: float) -> str:
     prompt = usage.prompt_tokens / max(timings.prefill, 1e-9)
     later = usage.completion_tokens - 1
     decode = f"{later / max(timings.decode, 1e-9):.1f} tok/s" if later > 0 else "-"
+    cut = f" ({usage.truncated_tokens} cut)" if usage.truncated_tokens else ""
+    dropped = f" ({usage.shifted_tokens} dropped)" if usage.shifted_tokens else ""
     return (
-        f"prompt {usage.prompt_tokens} tokens, {prompt:.1f} tok/s | "
-        f"decode {usage.completion_tokens} tokens, {decode} | "
+        f"prompt {usage.prompt_tokens} tokens{cut}, {prompt:.1f} tok/s | "
+        f"decode {usage.completion_tokens} tokens{dropped}, {decode} | "
         f"first token after {to_first * 1e3:.0f} ms | {_reason(model, result)} | seed {result.seed}"
     )
 

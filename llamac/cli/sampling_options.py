@@ -72,6 +72,8 @@ def sampling_params(options: argparse.Namespace) -> SamplingParams:
         banned_strings=options.ban or None,
         stop_token_ids=options.stop_token or None,
         ignore_eos=options.ignore_eos or None,
+        context_overflow=options.context_overflow,
+        context_keep=options.context_keep,
     ).updated({name: getattr(options, name) for name in NUMBERS})
 
 

@@ -13,6 +13,7 @@ from array import array
 from llamac import _core
 from llamac.engine.logprobs import CHUNK, score_rows, token_logprobs
 from llamac.engine.output import FinishReason
+from llamac.engine.overflow import make_room
 from llamac.engine.prefix_cache import PrefixCache
 from llamac.engine.request import Request
 from llamac.engine.rows import common_prefix
@@ -96,17 +97,18 @@ class Batch:
         """Drop what nobody wants, admit what fits, compute one batch."""
         self._drop()
         self._admit()
-        able = [request for request in self.running if request._held is None]
-        shares = [(request, min(n, CHUNK) if request._to_score else n) for request, n in share_rows(able, self._limits)]
         wanted: list[Request] = []
-        if shares:
-            try:
+        try:
+            self._shift()
+            able = (request for request in self.running if request._held is None)
+            shares = [(r, min(n, CHUNK) if r._to_score else n) for r, n in share_rows(able, self._limits)]
+            if shares:
                 wanted = self._compute(shares)
-            except OutOfMemoryError as failure:
-                self._free_memory(failure)
-                return
-            except CancelledError:
-                return
+        except OutOfMemoryError as failure:
+            self._free_memory(failure)
+            return
+        except CancelledError:
+            return
         self._sample_held(0.0 if shares else GUIDE_WAIT_S)
         if wanted:
             self._sample(*self._hold(wanted))
@@ -189,7 +191,7 @@ class Batch:
         if budget is None:
             return True
         page = self._page_positions
-        missing = sum(r._length // page + 1 - r._computed // page for r in (*self.running, request))
+        missing = sum(_last_page(r, page) - r._position // page for r in (*self.running, request))
         while self._model.kv_bytes + missing * self._page_bytes > budget:
             if self._cache is None or not self._cache.evict():
                 return False
@@ -214,6 +216,13 @@ class Batch:
 
     # ---- computing
 
+    def _shift(self) -> None:
+        """Make room in sequences that are full. They are as full as alone, so a request gets the same tokens."""
+        for request in self.running:
+            if request._pending and not request._ready:
+                request._dropped += make_room(self._session._core, request._slot, request._output.keep)
+                request._output.shifted = request._dropped
+
     def _compute(self, shares: list[tuple[Request, int]]) -> list[Request]:
         """Compute the rows of a step. Returns the requests whose next token can be sampled, in the logits' order."""
         rows, wanted = array("i"), []
@@ -221,7 +230,7 @@ class Batch:
         sampled: list[int] = []  # rows of logits of `wanted`
         n_logits = 0
         for request, n in shares:
-            start, ends = request._computed, n == request._pending
+            start, ends = request._position, n == request._pending
             n_scored = max(0, min(n, len(request._output.prompt) - 1 - start)) if request._to_score else 0
             for i, token in enumerate(request._next_ids(n)):
                 rows.extend((token, request._slot, start + i, int(i < n_scored or (ends and i + 1 == n))))
@@ -278,7 +287,8 @@ class Batch:
             return
         for length in sorted(mark for mark in request._marks if mark <= request._computed):
             request._marks.discard(length)
-            if self._session.shortest_length(request._slot) <= length:
+            is_whole = not request._dropped or length <= request._output.keep
+            if is_whole and self._session.shortest_length(request._slot) <= length:
                 self._cache.keep(request._ids[:length], self._session._core, request._slot)
 
     def _hold(self, wanted: list[Request]) -> tuple[list[Request], memoryview]:
@@ -337,7 +347,8 @@ class Batch:
 
     def _finish(self, request: Request, failure: Exception | None = None) -> None:
         """Free a request's sequence and report its end."""
-        if request._sequence is not None and self._cache is not None and failure is None:
+        is_whole = request._sequence is not None and not request._dropped
+        if is_whole and self._cache is not None and failure is None:
             self._cache.keep(request._ids[: request._computed], self._session._core, request._slot)
         self._release(request)
         (self.running if request in self.running else self.waiting).remove(request)
@@ -348,13 +359,18 @@ class Batch:
             self._is_full = False
             self._session._core.truncate(0, request._sequence)
             self._free.append(request._sequence)
-            request._sequence, request._computed, request._held = None, 0, None
+            request._sequence, request._computed, request._dropped, request._held = None, 0, 0, None
 
 
 def end_output(request: Request, reason: FinishReason) -> None:
     """End a request's output, unless it has ended."""
     if request._output.finish_reason is None:
         request._deliver(request._output.end(reason))
+
+
+def _last_page(request: Request, page: int) -> int:
+    """The end of the pages that a request needs soon."""
+    return min(request._position + request._pending, request._output.context) // page + 1
 
 
 def _page_floor(length: int, page: int) -> int:

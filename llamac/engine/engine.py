@@ -304,8 +304,9 @@ class Engine(Closeable):
             ChatTemplateError: If the template fails or refuses the messages.
             LlamacError: As for `submit`.
         """
-        ids = conversation_ids(self._model, messages, tools, template_options, self.context)
-        return self.submit(ids, params, priority=priority, deadline=deadline, **overrides)
+        request = request_params(params, overrides)
+        ids, request = conversation_ids(self._model, messages, tools, template_options, request, self.context)
+        return self.submit(ids, request, priority=priority, deadline=deadline)
 
     def _request(self, prompt: Prompt, params: SamplingParams, priority: int, deadline: float | None) -> Request:
         self._check_open()
@@ -313,8 +314,8 @@ class Engine(Closeable):
             raise ArgumentError(f"deadline is {deadline:g}, expected more than 0 seconds, or None")
         if not isinstance(prompt, str | Iterable):
             raise wrong_type("prompt", prompt, "a str or token ids")
-        ids = prompt_ids(self._model, prompt, self.context)
-        output = Output(self._model, ids, resolved_params(self._model, params), self.context)
+        resolved = resolved_params(self._model, params)
+        output = Output(self._model, prompt_ids(self._model, prompt, resolved, self.context), resolved, self.context)
         return Request(self, output, whole_number(priority, "priority"), deadline, next(self._order))
 
     def _enqueue(self, request: Request, *, wait: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from array import array
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from llamac import _core
 from llamac.arguments import wrong_type
 from llamac.engine.logprobs import TokenLogprobs, described, score_prompt
 from llamac.engine.output import Completion, Output, Timings
+from llamac.engine.overflow import FittedPrompt, make_room
 from llamac.engine.prompts import prompt_ids
 from llamac.engine.sampler import check_token_ids
 from llamac.engine.sampling import ResolvedParams, SamplingParams, resolve
@@ -29,7 +29,7 @@ class Stream(Iterator[str]):
     any thread can cancel. As a context manager a stream closes itself.
     """
 
-    def __init__(self, session: Session, prompt: array[int], params: ResolvedParams, *, owns_session: bool) -> None:
+    def __init__(self, session: Session, prompt: FittedPrompt, params: ResolvedParams, *, owns_session: bool) -> None:
         if not isinstance(session, Session):
             raise wrong_type("session", session, "a Session: use model.stream() or session.stream()")
         self._session = session
@@ -136,11 +136,23 @@ class Stream(Iterator[str]):
             if self._changes != session._core.changes:
                 session._check_open()
                 raise ClosedError("the stream has ended: its session has been used for something else")
-            session._extend(output.tokens[session._core.length() - len(output.prompt) :])
+            self._extend()
         self._changes = session._core.changes
-        token = output.sampler.draw(session._core, session._core.length())
+        token = output.sampler.draw(session._core, output.length)
         piece = output.accept(token, self._describe)
         return self._end(piece) if output.finish_reason else piece
+
+    def _extend(self) -> None:
+        """Compute the tokens that the session does not have yet. A full context is shifted first."""
+        output, session = self._output, self._session
+        core, begun = session._core, len(output.prompt) - output.shifted
+        pending = output.tokens[core.length() - begun :]
+        while pending:
+            if output.shifts and core.length() == output.context:
+                output.shifted += make_room(core, 0, output.keep)
+            n = output.context - core.length()
+            session._extend(pending[:n])
+            pending = pending[n:]
 
     def _describe(self, token: int, top: int) -> TokenLogprobs:
         """The log probabilities at the place of a token that has just been drawn."""
@@ -192,6 +204,7 @@ def resolved_params(model: Model, request: SamplingParams) -> ResolvedParams:
     Raises:
         ArgumentError: If a parameter has strings or a guide, but the model has no tokenizer; or ids that the model does
             not have.
+        UnsupportedError: If the context shall be shifted, but the model's cannot.
     """
     params = resolve(request, model.sampling_defaults)
     breakers = params.dry_sequence_breakers if params.dry_multiplier else ()
@@ -201,6 +214,8 @@ def resolved_params(model: Model, request: SamplingParams) -> ResolvedParams:
         if value and not model.has_tokenizer:
             raise ArgumentError(f"{name} needs a tokenizer, and this model has none")
     check_token_ids(params, model.n_token_ids)
+    if params.context_overflow == "shift":
+        model._core.check_shift()
     return params
 
 
@@ -209,17 +224,17 @@ def stream_from_model(
 ) -> Stream:
     """Open a session and a stream that owns it. Checks the whole request, but computes nothing yet."""
     params = resolved_params(model, request)
-    ids = prompt_ids(model, prompt, model._context_limit(context))
+    fitted = prompt_ids(model, prompt, params, model._context_limit(context))
     most = model.config["context"] if params.max_tokens is None else params.max_tokens
-    session = model._session_for(len(ids) + most - 1, context)  # the last token needs no position
-    return Stream(session, ids, params, owns_session=True)
+    session = model._session_for(len(fitted.ids) + most - 1, context)  # the last token needs no position
+    return Stream(session, fitted, params, owns_session=True)
 
 
 def stream_from_session(session: Session, prompt: str | Sequence[int], request: SamplingParams) -> Stream:
     """Open a stream that continues sequence 0 of a session. Checks the whole request, but computes nothing yet."""
     params = resolved_params(session.model, request)
-    ids = prompt_ids(session.model, prompt, session.context)
-    return Stream(session, ids, params, owns_session=False)
+    fitted = prompt_ids(session.model, prompt, params, session.context)
+    return Stream(session, fitted, params, owns_session=False)
 
 
 def run(stream: Stream) -> Completion:

@@ -164,8 +164,9 @@ class Model(ModelFile):
         **overrides: Unpack[SamplingOverrides],
     ) -> Stream:
         """Like `chat`, as an iterator over pieces of text."""
-        ids = conversation_ids(self, messages, tools, template_options, self._context_limit(context))
-        return self.stream(ids, params, context=context, **overrides)
+        request, limit = request_params(params, overrides), self._context_limit(context)
+        ids, request = conversation_ids(self, messages, tools, template_options, request, limit)
+        return self.stream(ids, request, context=context)
 
     # ---- computing
 

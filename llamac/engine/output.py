@@ -5,18 +5,19 @@ A stream over a session and the requests of an engine record their tokens here.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from llamac.engine.logprobs import TokenLogprobs
+from llamac.engine.overflow import FittedPrompt
 from llamac.engine.sampler import Sampler
 from llamac.engine.sampling import ResolvedParams
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
 
+UNLIMITED = 2**31 - 1  # tokens, where shifts make room for more
 FinishReason = Literal["stop", "length", "context", "cancelled", "deadline"]
 
 
@@ -28,11 +29,15 @@ class Usage:
         prompt_tokens: Tokens of the prompt.
         completion_tokens: New tokens.
         cached_tokens: Tokens of the prompt that the session held already and did not compute again.
+        truncated_tokens: Tokens that were cut from the middle of the prompt; `prompt_tokens` does not count them.
+        shifted_tokens: Positions that were dropped from the context to continue the generation.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    truncated_tokens: int = 0
+    shifted_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,16 +123,18 @@ class Output:
     whole, and `completion` derives the text from it.
     """
 
-    def __init__(self, model: Model, prompt: array[int], params: ResolvedParams, context: int) -> None:
+    def __init__(self, model: Model, prompt: FittedPrompt, params: ResolvedParams, context: int) -> None:
         """Begin a generation.
 
         Args:
             model: The model.
-            prompt: Ids of the prompt, at least one.
+            prompt: The prompt, with at least one token.
             params: The request's parameters.
             context: Positions of the context.
         """
-        self.prompt = prompt
+        self.prompt = prompt.ids
+        self.keep = prompt.keep  # tokens at the beginning that a shift keeps
+        self.shifts = params.context_overflow == "shift"  # whether a full context is shifted
         self.params = params
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None  # None: the generation has not ended
@@ -135,13 +142,20 @@ class Output:
         self.cached = 0  # tokens of the prompt that were not computed again
         self.logprobs: list[TokenLogprobs] = []  # at least one for each token, if the request asks for them
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
-        self._context = context
-        self.sampler = Sampler(model, params, prompt)
+        self.truncated = prompt.truncated
+        self.shifted = 0  # positions that shifts have dropped
+        self.context = context
+        self.sampler = Sampler(model, params, self.prompt)
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
         # Nothing but BOS comes before. A guide's text has every space that the guide asked for.
-        self._starts_text = len(prompt) == 1 and prompt[0] == model.special.bos_id and params.guide is None
+        self._starts_text = list(self.prompt) == [model.special.bos_id] and params.guide is None
         self._decoder = self._tokenizer.decoder(start=self._starts_text) if self._tokenizer else None
         self._search = StopStrings(params.stop)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and new ones."""
+        return len(self.prompt) + len(self.tokens)
 
     def accept(self, token: int, describe: Callable[[int, int], TokenLogprobs] | None = None) -> str:
         """Record a drawn token and those that are forced after it, or end; return the text that can be shown.
@@ -167,7 +181,7 @@ class Output:
     @property
     def _left(self) -> int:
         """Tokens that can still be generated. The last one needs no position."""
-        left = self._context + 1 - len(self.prompt)
+        left = UNLIMITED if self.shifts else self.context + 1 - len(self.prompt)
         return min(left, self.params.max_tokens or left) - len(self.tokens)
 
     def _record(self, token: int) -> str:
@@ -206,7 +220,7 @@ class Output:
             finish_reason=self.finish_reason or "cancelled",
             stopped_by=self.stopped_by,
             seed=self.params.seed,
-            usage=Usage(len(self.prompt), len(self.tokens), self.cached),
+            usage=Usage(len(self.prompt), len(self.tokens), self.cached, self.truncated, self.shifted),
             timings=timings,
             logprobs=None if self.params.logprobs is None else self.logprobs[: len(self.tokens)],
             prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),

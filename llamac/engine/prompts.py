@@ -7,33 +7,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamac.arguments import wrong_type
+from llamac.engine.overflow import SINKS, FittedPrompt, fit_prompt, overflow_error
 from llamac.engine.rows import as_ids
-from llamac.errors import ArgumentError, ContextFullError
+from llamac.errors import ArgumentError, ChatTemplateError
 
 if TYPE_CHECKING:
     from llamac.engine.model_file import ModelFile
+    from llamac.engine.sampling import ResolvedParams, SamplingParams
     from llamac.text.chat_runs import PromptRun
 
+SYSTEM_ROLES = ("system", "developer")
 NO_TEMPLATE = "this model has no chat template: generate from a prompt in the format that it was trained on instead"
 
 
-def prompt_ids(model: ModelFile, prompt: str | Sequence[int], context: int) -> array[int]:
-    """Convert a prompt to token ids.
+def prompt_ids(model: ModelFile, prompt: str | Sequence[int], params: ResolvedParams, context: int) -> FittedPrompt:
+    """Convert a prompt to token ids that fit the context.
 
     Args:
         model: The model.
         prompt: A str, which gets BOS if the model wants it; or token ids, which are used unchanged. An empty prompt
             becomes BOS.
+        params: The request's parameters.
         context: The number of positions in the context.
 
     Raises:
-        ContextFullError: If the prompt does not fit the context.
+        ContextFullError: If the prompt does not fit the context and must not be cut.
         ArgumentError: If an id is out of range, or the prompt is empty and the model has no BOS.
     """
     if not isinstance(prompt, str | Iterable):
         raise wrong_type("prompt", prompt, "a str or token ids")
     if isinstance(prompt, str):
-        check_length([prompt], model, context)
+        if params.context_overflow == "error":
+            check_length([prompt], model, params.max_tokens, context)
         prompt = model.tokenize(prompt)
     ids = as_ids(prompt)
     size = model.config["vocab_size"]
@@ -45,12 +50,10 @@ def prompt_ids(model: ModelFile, prompt: str | Sequence[int], context: int) -> a
         if bos is None:
             raise ArgumentError("the prompt is empty, and the model has no BOS token to begin with")
         ids = array("i", [bos])
-    if len(ids) > context:
-        raise ContextFullError(f"the prompt has {len(ids)} tokens, but the context holds {context}: shorten it")
-    return ids
+    return fit_prompt(ids, params, context)
 
 
-def check_length(texts: Iterable[str], model: ModelFile, context: int) -> None:
+def check_length(texts: Iterable[str], model: ModelFile, max_tokens: int | None, context: int) -> None:
     """Reject a prompt that is certainly too long, before it takes time and memory to tokenize.
 
     Raises:
@@ -58,7 +61,7 @@ def check_length(texts: Iterable[str], model: ModelFile, context: int) -> None:
     """
     least = sum(map(model.tokenizer.min_tokens, texts))
     if least > context:
-        raise ContextFullError(f"the prompt has at least {least} tokens, but the context holds {context}: shorten it")
+        raise overflow_error(f"at least {least}", max_tokens, context)
 
 
 # ---- conversations
@@ -91,9 +94,10 @@ def conversation_ids(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     template_options: Mapping[str, Any] | None,
+    params: SamplingParams,
     context: int,
-) -> list[int]:
-    """Convert the arguments of `chat` to token ids. Messages cannot write special tokens.
+) -> tuple[list[int], SamplingParams]:
+    """Convert the arguments of `chat` to token ids and parameters. Messages cannot write special tokens.
 
     Raises:
         ArgumentError: If the model has no chat template, or an option is not one of the template's.
@@ -107,5 +111,22 @@ def conversation_ids(
         if name in options:
             raise ArgumentError(f"template_options holds {name!r}, which is not an option of the template")
     runs = render_runs(model, messages, {"tools": tools, **options})
-    check_length((run.text for run in runs), model, context)
-    return tokenize_runs(model, runs)
+    if params.context_overflow in (None, "error"):
+        check_length((run.text for run in runs), model, params.max_tokens, context)
+        return tokenize_runs(model, runs), params
+    ids = tokenize_runs(model, runs)
+    if params.context_keep is None:
+        params = params.updated({"context_keep": _system_tokens(model, ids, messages, {"tools": tools, **options})})
+    return ids, params
+
+
+def _system_tokens(
+    model: ModelFile, ids: list[int], messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+) -> int:
+    """How many ids of a conversation come before what its first message other than the system's says."""
+    n = next((i for i, message in enumerate(messages) if message.get("role") not in SYSTEM_ROLES), len(messages))
+    try:
+        other = tokenize_runs(model, render_runs(model, [*messages[:n], {"role": "user", "content": ""}], options))
+    except ChatTemplateError:
+        return SINKS
+    return next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other)))

@@ -42,7 +42,8 @@ class Request:
         self._cancelled = False
         # of the engine's thread
         self._sequence: int | None = None  # of the engine's session, while the request runs
-        self._computed = 0  # positions that the sequence holds
+        self._computed = 0  # ids that have been computed
+        self._dropped = 0  # of these, positions that shifts have removed
         self._held: array[float] | None = None  # the last logits, while the guide does not know what may follow
         self._marks: set[int] = set()  # lengths at which the prefix cache keeps the state
         self._admitted: float | None = None
@@ -193,6 +194,16 @@ class Request:
     @property
     def _length(self) -> int:
         return len(self._output.prompt) + len(self._output.tokens)
+
+    @property
+    def _position(self) -> int:
+        """Positions that the sequence holds."""
+        return self._computed - self._dropped
+
+    @property
+    def _ready(self) -> int:
+        """Ids that can be computed before the next shift."""
+        return min(self._pending, self._output.context - self._position)
 
     @property
     def _pending(self) -> int:

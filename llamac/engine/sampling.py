@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from llamac import _core
 from llamac.arguments import real_number, whole_number, wrong_type
+from llamac.engine.overflow import CONTEXT_OVERFLOWS, ContextOverflow
 from llamac.errors import ArgumentError, ArgumentTypeError
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class SamplingOverrides(TypedDict, total=False):
     logprobs: int | None
     prompt_logprobs: int | None
     reasoning_budget: int | None
+    context_overflow: ContextOverflow | None
+    context_keep: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +120,13 @@ class SamplingParams:
             temperature and filters.
         prompt_logprobs: The same for each token of the prompt, which is then computed whole.
         reasoning_budget: Most tokens inside the model's thinking tags; then the closing tag is generated.
+        context_overflow: What happens when the context is full. "error", the default: a prompt that does not fit raises
+            ContextFullError, and a generation ends with the context. "truncate_middle": the middle of a prompt is cut
+            so that it fits, with max_tokens new ones. "shift": the older half of the context is dropped, and the
+            generation continues; a longer prompt is cut first.
+        context_keep: Tokens at the beginning of the prompt that are never dropped. Not set: in a chat those up to the
+            first message that is not the system's; otherwise 4 for "shift", and half of what fits for
+            "truncate_middle".
 
     Raises:
         ArgumentError: If a value is out of range; `ArgumentTypeError` if its type is wrong.
@@ -152,6 +162,8 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     reasoning_budget: int | None = None
+    context_overflow: ContextOverflow | None = None
+    context_keep: int | None = None
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -214,6 +226,8 @@ class ResolvedParams:
     prompt_logprobs: int | None
     reasoning_budget: int | None  # None: no limit
     candidate: int = 0  # which of several generations with this seed
+    context_overflow: ContextOverflow
+    context_keep: int | None
 
     def core(self) -> _core.Sampling:
         """The filters and the seed in the core's form."""
@@ -269,6 +283,8 @@ LIBRARY_DEFAULTS: dict[str, Any] = {
     "logprobs": None,
     "prompt_logprobs": None,
     "reasoning_budget": None,
+    "context_overflow": "error",
+    "context_keep": None,
 }
 
 
@@ -408,6 +424,16 @@ def _logit_bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(found.items()))
 
 
+def _overflow(name: str, value: object) -> ContextOverflow:
+    if not isinstance(value, str):
+        raise wrong_type(name, value, "a str")
+    for known in CONTEXT_OVERFLOWS:
+        if value == known:
+            return known
+    expected = ", ".join(map(repr, CONTEXT_OVERFLOWS))
+    raise ArgumentError(f"{name} is {value!r}, expected one of {expected}")
+
+
 def _processors(name: str, value: object) -> tuple[LogitsProcessor, ...]:
     found: Any = (value,) if callable(value) else value
     if not isinstance(found, Iterable) or isinstance(found, str | bytes | Mapping):
@@ -458,4 +484,6 @@ _CHECKS: dict[str, Check] = {
     "logprobs": _whole(0, MAX_TOP_K),
     "prompt_logprobs": _whole(0, MAX_TOP_K),
     "reasoning_budget": _whole(0),
+    "context_overflow": _overflow,
+    "context_keep": _whole(0),
 }

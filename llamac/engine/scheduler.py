@@ -14,7 +14,7 @@ class Schedulable(Protocol):
     """What the scheduler knows about a request."""
 
     @property
-    def _pending(self) -> int: ...
+    def _ready(self) -> int: ...
 
     @property
     def _rank(self) -> tuple[float, float, int]: ...
@@ -43,23 +43,23 @@ def share_rows(requests: Iterable[Scheduled], limits: Limits) -> list[tuple[Sche
     parts, so that a short prompt does not wait for a long one, then the rest in the order of their ranks.
 
     Args:
-        requests: Running requests, each with at least one pending id, not more than `limits.rows`.
+        requests: Running requests, each with at least one id that is ready, not more than `limits.rows`.
         limits: The limits.
 
     Returns:
         Requests with their number of rows, those that generate first.
     """
     ordered = sorted(requests, key=lambda request: request._rank)
-    generating = [request for request in ordered if request._pending == 1]
-    prompts = [request for request in ordered if request._pending > 1]
+    generating = [request for request in ordered if request._ready == 1]
+    prompts = [request for request in ordered if request._ready > 1]
     left = limits.rows - len(generating)
     if generating:
         left = min(left, limits.rows_beside)
     rows = {id(request): 0 for request in prompts}
-    while left > 0 and (open_prompts := [r for r in prompts if rows[id(r)] < r._pending]):
+    while left > 0 and (open_prompts := [r for r in prompts if rows[id(r)] < r._ready]):
         part = max(1, left // len(open_prompts))
         for request in open_prompts:
-            taken = min(part, left, request._pending - rows[id(request)])
+            taken = min(part, left, request._ready - rows[id(request)])
             rows[id(request)] += taken
             left -= taken
     shares = [(request, 1) for request in generating]

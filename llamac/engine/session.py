@@ -228,8 +228,9 @@ class Session(Closeable):
         **overrides: Unpack[SamplingOverrides],
     ) -> Stream:
         """Like `chat`, as an iterator over pieces of text."""
-        ids = conversation_ids(self._model, messages, tools, template_options, self.context)
-        return self.stream(ids, params, **overrides)
+        request = request_params(params, overrides)
+        ids, request = conversation_ids(self._model, messages, tools, template_options, request, self.context)
+        return self.stream(ids, request)
 
     # ---- computing
 

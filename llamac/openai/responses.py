@@ -52,6 +52,7 @@ def completion_body(endpoint: Endpoint, completion: Completion, name: str, syste
     logprobs = None if completion.logprobs is None else logprobs_body(endpoint, completion.logprobs, model)
     choice |= {"logprobs": logprobs, "finish_reason": FINISH_REASONS[completion.finish_reason]}
     usage = completion.usage
+    dropped = {"truncated_tokens": usage.truncated_tokens, "shifted_tokens": usage.shifted_tokens}
     return {
         "id": new_id("chatcmpl-" if endpoint == "chat" else "cmpl-"),
         "object": "chat.completion" if endpoint == "chat" else "text_completion",
@@ -63,6 +64,7 @@ def completion_body(endpoint: Endpoint, completion: Completion, name: str, syste
             "completion_tokens": usage.completion_tokens,
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+            **{name: number for name, number in dropped.items() if number},
         },
         "system_fingerprint": system,
         "seed": completion.seed,

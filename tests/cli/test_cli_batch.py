@@ -97,6 +97,26 @@ def test_finish_reasons_are_those_of_the_api(llamac_command: Command, model: Pat
     assert reasons == {"stop": "stop", "length": "length", "context": "length"}
 
 
+def test_a_full_context_follows_the_request_then_the_option(
+    llamac_command: Command, model: Path, tmp_path: Path
+) -> None:
+    lines = [
+        completion("cut", prompt="x" * 90),
+        completion("own", prompt="x" * 90, context_overflow="error"),
+        completion("other", prompt="x" * 90, context_keep=50),
+        completion("fits", prompt="x"),
+        completion("wrong", context_overflow="drop"),
+    ]
+    source, output = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    llamac_command("batch", source, output, "-m", model, "--context-overflow", "truncate_middle")
+    bodies = {name: line["response"]["body"] for name, line in results(output).items()}
+    for name in ("cut", "other"):
+        assert (bodies[name]["usage"]["prompt_tokens"], bodies[name]["usage"]["truncated_tokens"]) == (61, 31)
+    assert bodies["own"]["error"]["code"] == "context_length_exceeded"
+    assert "truncated_tokens" not in bodies["fits"]["usage"]
+    assert bodies["wrong"]["error"]["param"] == "context_overflow"
+
+
 def test_pipes_are_read_and_written(llamac_command: Command, model: Path) -> None:
     lines = "".join(json.dumps(line) + "\n" for line in some_lines(3))
     done = llamac_command("batch", "-", "-", "-m", model, "-q", stdin=f"\n{lines}".encode())

@@ -259,6 +259,31 @@ def test_statistics_without_a_tokenizer_show_the_stop_tokens_id(llamac_command: 
         assert "| stop token " in figures(model, result, 1.0)
 
 
+# ---- a full context
+
+
+def test_what_was_dropped_is_reported(llamac_command: Command, tiny_llama: Path) -> None:
+    run = ("run", tiny_llama, "-i", "hello world " * 40, *GREEDY, "--context", 64, "-n")
+    refused = llamac_command(*run, 9)
+    assert refused.code == 1
+    assert "but the context holds 64, and max_tokens is 9: shorten it" in refused.err
+    assert "--context-overflow" in refused.err
+    cut = llamac_command(*run, 9, "--context-overflow", "truncate_middle", "--context-keep", 3)
+    count = tokens_of(tiny_llama, "hello world " * 40)
+    assert f"prompt 56 tokens ({count - 56} cut), " in cut.err
+    shifted = llamac_command(*run, 50, "--context-overflow", "shift", "-q")
+    assert (shifted.code, shifted.err) == (0, "")
+
+
+def test_dropped_positions_are_reported(tiny_llama: Path) -> None:
+    from llamac.cli.run import figures
+    from llamac.engine.output import Completion, Timings, Usage
+
+    with llamac.load(tiny_llama) as model:
+        result = Completion("", [], "length", None, 1, Usage(9, 100, shifted_tokens=30), Timings(1.0, 1.0))
+        assert "| decode 100 tokens (30 dropped), 99.0 tok/s |" in figures(model, result, 1.0)
+
+
 # ---- the hint at --chat
 
 

@@ -15,7 +15,7 @@ LIMITS = Limits(rows=100, rows_beside=20)
 class Pending:
     """A request with this many ids to compute."""
 
-    _pending: int
+    _ready: int
     order: int
     priority: int = 0
 
