@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from llamac.engine.output import Completion, Timings, Usage
     from llamac.engine.prefix_cache import PrefixStats
     from llamac.engine.ranking import Ranked
+    from llamac.engine.receipts import Receipt
+    from llamac.engine.replay import Replay
     from llamac.engine.request import Request
     from llamac.engine.rows import STAGES
     from llamac.engine.sampling import SamplingParams
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from llamac.guided.guides import Choice, Grammar, Json, Regex
     from llamac.sources.loading import load
     from llamac.sources.names import resolve
+    from llamac.sources.replaying import replay
     from llamac.text.chat import ChatTemplate
     from llamac.text.special_tokens import SpecialTokens
     from llamac.text.tokenizer import Tokenizer
@@ -68,6 +71,8 @@ _MODULES = {
     "llamac.engine.output": ["Completion", "Timings", "Usage"],
     "llamac.engine.prefix_cache": ["PrefixStats"],
     "llamac.engine.ranking": ["Ranked"],
+    "llamac.engine.receipts": ["Receipt"],
+    "llamac.engine.replay": ["Replay"],
     "llamac.engine.request": ["Request"],
     "llamac.engine.rows": ["STAGES"],
     "llamac.engine.sampling": ["SamplingParams"],
@@ -94,6 +99,7 @@ _MODULES = {
     "llamac.guided.guides": ["Choice", "Grammar", "Json", "Regex"],
     "llamac.sources.loading": ["load"],
     "llamac.sources.names": ["resolve"],
+    "llamac.sources.replaying": ["replay"],
     "llamac.text.chat": ["ChatTemplate"],
     "llamac.text.special_tokens": ["SpecialTokens"],
     "llamac.text.tokenizer": ["Tokenizer"],
@@ -128,7 +134,9 @@ __all__ = [
     "PrefixStats",
     "QueueFullError",
     "Ranked",
+    "Receipt",
     "Regex",
+    "Replay",
     "Request",
     "SamplingParams",
     "Score",
@@ -145,6 +153,7 @@ __all__ = [
     "export",
     "load",
     "models",
+    "replay",
     "resolve",
 ]
 

@@ -56,14 +56,14 @@ cdef class Model:
     cdef Py_buffer _buffer
     cdef bint _has_buffer, _closing
     cdef int _n_sessions     # open sessions
-    cdef list _borrowed      # buffers of adapters and replaced tensors, which C reads
+    cdef readonly list borrowed   # (tensor, buffers...) of adapters and replaced tensors, which C reads
 
     def __init__(self, data):
         if self._has_buffer:
             raise LlamacError("a Model is opened once")
         PyObject_GetBuffer(data, &self._buffer, PyBUF_SIMPLE)
         self._has_buffer = True
-        self._borrowed = []
+        self.borrowed = []
         cdef llamac_error err
         check(llamac_model_open(&self._ptr, self._buffer.buf, <size_t>self._buffer.len, &err), &err)
 
@@ -91,14 +91,14 @@ cdef class Model:
             scales_ptr, n_scales = &scales[0], scales.shape[0]
         check(llamac_model_adapt(self._ptr, PyUnicode_AsUTF8(matrix), rank, &a[0], a.nbytes, &b[0], b.nbytes,
                                  scales_ptr, n_scales, &err), &err)
-        self._borrowed.append((a, b, scales))
+        self.borrowed.append((matrix, a, b, scales))
 
     def replace(self, str tensor, int dtype, const unsigned char[::1] data not None):
         """Use other data for a tensor (llamac_model_replace). The buffer is used until the model is closed."""
         cdef llamac_error err
         self._check_no_session()
         check(llamac_model_replace(self._ptr, PyUnicode_AsUTF8(tensor), dtype, &data[0], data.shape[0], &err), &err)
-        self._borrowed.append(data)
+        self.borrowed.append((tensor, data))
 
     def set_kv_budget(self, size_t budget):
         """Limit the bytes of KV pages that all sessions hold together; 0: no limit."""

@@ -57,6 +57,7 @@ def add_arguments(parser: Parser) -> None:
         "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
     )
     add_lora(model, "apply a LoRA adapter while the model runs")
+    parser.add_argument("--receipts", action="store_true", help="add a receipt to each result, for `llamac replay`")
     model.add_argument("--context", type=int, metavar="N", help="positions per request (default: the model's)")
     add_overflow(parser.add_argument_group("defaults of requests"))
     add_conversion(parser.add_argument_group("conversion"))
@@ -83,9 +84,9 @@ def run(options: argparse.Namespace) -> int:
         Input(options.input) as source,
         load_model(options, tokenizer=options.tokenizer, **settings) as model,
         Engine(model, max_sequences=options.max_sequences, kv_tokens=options.kv_tokens) as engine,
-        Output(options.output, source, fingerprint(model)) as output,
+        Output(options.output, source, fingerprint(model, engine.kv_dtype, engine.context)) as output,
     ):
-        batch = _Batch(source, output, engine, _defaults(options))
+        batch = _Batch(source, output, engine, _defaults(options), with_receipts=options.receipts)
         try:
             batch.run(options)
         except BaseException as failure:
@@ -123,13 +124,16 @@ class _Batch:
         errors: Results that are errors, those of earlier runs included.
     """
 
-    def __init__(self, source: Input, output: Output, engine: Engine, defaults: SamplingParams) -> None:
+    def __init__(
+        self, source: Input, output: Output, engine: Engine, defaults: SamplingParams, *, with_receipts: bool
+    ) -> None:
+        self._with_receipts = with_receipts
         self._source = source
         self._output = output
         self._engine = engine
         self._defaults = defaults
         self._model_name = _name(engine.model)
-        self._fingerprint = fingerprint(engine.model)
+        self._fingerprint = output.fingerprint
         self._pending: deque[tuple[Line, GenerationRequest, Request]] = deque()
         self._done = len(output.done)
         self.errors = output.errors
@@ -160,6 +164,8 @@ class _Batch:
         request: GenerationRequest | None = None
         try:
             request = _translated(self._source.read(line), self._defaults)
+            if self._with_receipts:
+                request = replace(request, params=request.params.updated({"receipt": True}))
             self._pending.append((line, request, request.submit(self._engine)))
         except (LlamacError, UnicodeError) as error:
             if self._concerns_all(error):
@@ -168,7 +174,7 @@ class _Batch:
 
     def _concerns_all(self, error: Exception) -> bool:
         """Whether an error ends the batch and not only one of its lines."""
-        return isinstance(error, InputChangedError | ClosedError) or self._engine._failure is not None
+        return isinstance(error, InputChangedError | ClosedError) or self._engine.failure is not None
 
     def _collect(self) -> None:
         """Record the results of requests that have ended. Waits for one for a short time."""
@@ -187,6 +193,8 @@ class _Batch:
             self._fail(line, error, translated)
             return
         body = completion_body(translated.endpoint, completion, self._model_name, self._fingerprint, self._engine.model)
+        if completion.receipt is not None:
+            body["receipt"] = completion.receipt.as_dict()
         self._append(line, 200, body)
 
     def _fail(self, line: Line, error: Exception, translated: GenerationRequest | None) -> None:

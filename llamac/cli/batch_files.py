@@ -150,6 +150,7 @@ class Output:
         name: The file's name in messages.
         done: The ids of the results that the file had when it was opened.
         errors: How many of these are errors.
+        fingerprint: The `system_fingerprint` of its results.
     """
 
     def __init__(self, path: str, source: Input, fingerprint: str) -> None:
@@ -166,6 +167,7 @@ class Output:
         self.name = "standard output" if path == STANDARD else path
         self.done: set[str] = set()
         self.errors = 0
+        self.fingerprint = fingerprint
         self._written = time.monotonic()
         # where the next bytes go, and these bytes: one value, so that an interruption leaves no line half recorded
         self._state: tuple[int, bytes] = (0, b"")

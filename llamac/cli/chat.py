@@ -54,6 +54,7 @@ COMMANDS = {
     "/stats": ("", "speed and tokens of the last answer"),
     "/save": ("FILE", "write the conversation to a file"),
     "/load": ("FILE", "continue a saved conversation"),
+    "/receipt": ("FILE", "write the receipt of the last answer to a file"),
     "/help": ("", "this list"),
     "/exit": ("", "leave, as Ctrl-D does"),
 }
@@ -127,6 +128,7 @@ class _Chat:
             "/stats": self._stats,
             "/save": self._save,
             "/load": self._load,
+            "/receipt": self._receipt,
             "/help": self._help,
         }
         self._read_line: ReadLine = typed_line if self._is_interactive else piped_line
@@ -233,6 +235,9 @@ class _Chat:
 
     def _load(self, argument: str) -> None:
         self._conversation.load(argument)
+
+    def _receipt(self, argument: str) -> None:
+        self._conversation.save_receipt(argument)
 
     def _help(self, argument: str) -> None:
         for name, (needs, text) in COMMANDS.items():

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from llamac.cli.sampling_options import NUMBERS
+from llamac.engine.generation import Stream
 from llamac.engine.model import Model
 from llamac.engine.output import Completion
+from llamac.engine.receipts import read_receipt
 from llamac.engine.sampling import SamplingParams
 from llamac.errors import ArgumentError, LlamacError
 from llamac.format.strict_json import read_object
@@ -55,6 +57,7 @@ class Conversation:
         self.messages: list[dict[str, str]] = []
         self.params = params
         self.last: Completion | None = None
+        self._last_stream: Stream | None = None
         if system is not None:
             self.system = system
 
@@ -105,7 +108,7 @@ class Conversation:
         finally:
             with contextlib.suppress(LlamacError):
                 stream.close()
-                self.last = stream.completion
+                self.last, self._last_stream = stream.completion, stream
                 if said or self.last.finish_reason != "cancelled":
                     self.messages = [*messages, _answer(said)]
 
@@ -158,6 +161,18 @@ class Conversation:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
+
+    def save_receipt(self, path: str) -> None:
+        """Write the receipt of the last answer to a file. Only a receipt is replaced.
+
+        Raises:
+            ArgumentError: If there is no answer yet, or the file exists and is something else.
+        """
+        if self.last is None or self._last_stream is None:
+            raise ArgumentError("there is no answer yet")
+        if os.path.exists(path):
+            read_receipt(path)
+        self._last_stream.receipt().save(path)
 
     def load(self, path: str) -> None:
         """Replace the messages by those of a file.

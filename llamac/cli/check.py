@@ -66,12 +66,12 @@ def _check_probes(model: Model) -> bool:
     if not model.file.sections["probes"].bytes:
         print("probes     none: the file has no reference outputs; `llamac export` stores them")
         return True
-    from llamac.engine.replay import replay
+    from llamac.engine.probe_replay import replay_probes
     from llamac.format.probes import source_of
 
     source = safe_line(source_of(model.file.section("probes")))
     with bars() as progress:
-        results = replay(model, progress)
+        results = replay_probes(model, progress)
     different = [result for result in results if result.status == "different"]
     for result in different:
         prompt = repr(result.prompt) if result.prompt is not None else f"ids {list(result.ids)}"

@@ -37,6 +37,7 @@ EXAMPLES = """\
   llamac run hf:HuggingFaceTB/SmolLM2-135M-Instruct --chat -i "What is a whale?"
   llamac run chat.bin --chat -i "Is a whale a fish?" --choice yes --choice no
   cat report.txt | llamac run chat.bin --chat --system "Be brief." -i "Summarise:"
+  llamac run -i "Once upon a time" --receipt receipt.json
   echo "The quick brown" | llamac run model.bin --no-echo
 """
 
@@ -52,6 +53,9 @@ def add_arguments(parser: Parser) -> None:
         type=int,
         metavar="N",
         help="print the log probability of each new token, and the N most probable ones at its place, on stderr",
+    )
+    generation.add_argument(
+        "--receipt", metavar="FILE", help="write the result's receipt, from which `llamac replay` repeats it"
     )
     add_guide(generation)
     model = parser.add_argument_group("model")
@@ -116,6 +120,8 @@ def run(options: argparse.Namespace) -> int:
                 piece = next(stream, "")
             first = time.perf_counter()
             _print_text("" if options.no_echo or options.chat else prompt, itertools.chain([piece], stream))
+        if options.receipt is not None:
+            stream.receipt().save(options.receipt)
         if stream.completion.logprobs is not None:
             _print_logprobs(model, stream.completion.logprobs)
         if not options.quiet:

@@ -168,6 +168,16 @@ class Engine(Closeable):
         return self._session.context
 
     @property
+    def kv_dtype(self) -> KVDtype:
+        """Number format of the KV cache."""
+        return self._session.kv_dtype
+
+    @property
+    def failure(self) -> LlamacError | None:
+        """The error that stopped the engine: every request ends with it. None while the engine works."""
+        return self._failure
+
+    @property
     def closed(self) -> bool:
         """Whether the engine has been closed."""
         return self._closing
@@ -315,7 +325,8 @@ class Engine(Closeable):
         if not isinstance(prompt, str | Iterable):
             raise wrong_type("prompt", prompt, "a str or token ids")
         resolved = resolved_params(self._model, params)
-        output = Output(self._model, prompt_ids(self._model, prompt, resolved, self.context), resolved, self.context)
+        fitted = prompt_ids(self._model, prompt, resolved, self.context)
+        output = Output(self._model, fitted, resolved, self.context, self.kv_dtype)
         return Request(self, output, whole_number(priority, "priority"), deadline, next(self._order))
 
     def _enqueue(self, request: Request, *, wait: bool) -> None:

@@ -20,6 +20,7 @@ from llamac.errors import ArgumentError, BusyError, CancelledError, ClosedError
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
+    from llamac.engine.receipts import Receipt
 
 
 class Stream(Iterator[str]):
@@ -35,7 +36,7 @@ class Stream(Iterator[str]):
         self._session = session
         self._owns_session = owns_session
         self._scope = _core.CancelScope(session._core)
-        self._output = Output(session.model, prompt, params, session.context)
+        self._output = Output(session.model, prompt, params, session.context, session.kv_dtype)
         self._changes = 0  # the session's count of changes after this stream's last eval
         self._resumed = 0.0  # when the running computation began
         self._prefill_time: float | None = None
@@ -87,6 +88,15 @@ class Stream(Iterator[str]):
         if self._failure is not None:
             raise self._failure
         raise ArgumentError("the stream has not ended: iterate to its end, or close or cancel it first")
+
+    def receipt(self) -> Receipt:
+        """The receipt of the result, from which `llamac.replay` repeats it. The stream must have ended.
+
+        Raises:
+            LlamacError: As for `completion`.
+            ClosedError: If the model has been closed, and the request did not ask for a receipt.
+        """
+        return self._output.receipt(self.completion)
 
     def __enter__(self) -> Stream:
         return self

@@ -6,9 +6,11 @@ A stream over a session and the requests of an engine record their tokens here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from llamac.arguments import KVDtype
+from llamac.engine.identity import Identity, identity_of
 from llamac.engine.logprobs import TokenLogprobs
 from llamac.engine.overflow import FittedPrompt
 from llamac.engine.sampler import Sampler
@@ -16,6 +18,7 @@ from llamac.engine.sampling import ResolvedParams
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
+    from llamac.engine.receipts import Receipt
 
 UNLIMITED = 2**31 - 1  # tokens, where shifts make room for more
 FinishReason = Literal["stop", "length", "context", "cancelled", "deadline"]
@@ -72,6 +75,7 @@ class Completion:
         timings: Seconds.
         logprobs: Log probabilities of the generated tokens, if the request asked for them.
         prompt_logprobs: Those of the prompt's tokens. The first one has none.
+        receipt: What the result was computed from, if the request asked for it.
     """
 
     text: str
@@ -83,6 +87,7 @@ class Completion:
     timings: Timings
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    receipt: Receipt | None = None
 
 
 class StopStrings:
@@ -123,7 +128,9 @@ class Output:
     whole, and `completion` derives the text from it.
     """
 
-    def __init__(self, model: Model, prompt: FittedPrompt, params: ResolvedParams, context: int) -> None:
+    def __init__(
+        self, model: Model, prompt: FittedPrompt, params: ResolvedParams, context: int, kv_dtype: KVDtype
+    ) -> None:
         """Begin a generation.
 
         Args:
@@ -131,6 +138,7 @@ class Output:
             prompt: The prompt, with at least one token.
             params: The request's parameters.
             context: Positions of the context.
+            kv_dtype: Number format of the KV cache.
         """
         self.prompt = prompt.ids
         self.keep = prompt.keep  # tokens at the beginning that a shift keeps
@@ -145,6 +153,10 @@ class Output:
         self.truncated = prompt.truncated
         self.shifted = 0  # positions that shifts have dropped
         self.context = context
+        self._kv_dtype = kv_dtype
+        self._model = model
+        # hashing takes time: here, in the caller's thread
+        self._identity = identity_of(model) if params.receipt else None
         self.sampler = Sampler(model, params, self.prompt)
         self._tokenizer = model.tokenizer if model.has_tokenizer else None
         # Nothing but BOS comes before. A guide's text has every space that the guide asked for.
@@ -214,14 +226,35 @@ class Output:
             text = "".join(pieces)
             searched = len("".join(pieces[: self.params.min_tokens]))
         ends = [place for stop in self.params.stop if (place := text.find(stop, searched)) >= 0]
+        text, tokens, finish_reason = (
+            text[: min(ends, default=None)],
+            list(self.tokens),
+            self.finish_reason or "cancelled",
+        )
         return Completion(
-            text=text[: min(ends, default=None)],
-            tokens=list(self.tokens),
-            finish_reason=self.finish_reason or "cancelled",
+            text=text,
+            tokens=tokens,
+            finish_reason=finish_reason,
             stopped_by=self.stopped_by,
             seed=self.params.seed,
             usage=Usage(len(self.prompt), len(self.tokens), self.cached, self.truncated, self.shifted),
             timings=timings,
             logprobs=None if self.params.logprobs is None else self.logprobs[: len(self.tokens)],
             prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
+            receipt=None if self._identity is None else self._receipt(self._identity, tokens, text, finish_reason),
         )
+
+    def receipt(self, completion: Completion) -> Receipt:
+        """The receipt of a result of this output, whether or not the request asked for it."""
+        if completion.receipt is not None:
+            return completion.receipt
+        return self._receipt(identity_of(self._model), completion.tokens, completion.text, completion.finish_reason)
+
+    def _receipt(self, identity: Identity, tokens: list[int], text: str, finish_reason: FinishReason) -> Receipt:
+        from llamac.engine.receipts import make_receipt
+
+        result = (tokens, text, finish_reason, self.stopped_by)
+        params = self.params
+        if params.context_overflow != "error":  # what the prompt's messages decided
+            params = replace(params, context_keep=self.keep)
+        return make_receipt(identity, params, self.prompt, self.context, self._kv_dtype, result)

@@ -1,85 +1,154 @@
-"""Replays the probes of a model file on this machine."""
+"""Repeats a result from its receipt, and says what has changed."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
-from llamac.errors import ModelError, UnsupportedError
-from llamac.format.probes import ProbeResult, ProbeSet, Status, damaged, decode, divergence, relative_error
-from llamac.progress import Progress, silent
+from llamac import __version__
+from llamac.engine.generation import Stream, resolved_params, run
+from llamac.engine.identity import Identity, identity_of
+from llamac.engine.prompts import prompt_ids
+from llamac.engine.receipts import Receipt
+from llamac.engine.sampling import ResolvedParams, SamplingParams
+from llamac.errors import LlamacError
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
-    from llamac.engine.session import Logits, Session
+    from llamac.engine.output import Completion
+
+# What a difference in each part of a model means. The order is that of the report.
+_PARTS = {
+    "weights": "the model's weights or configuration",
+    "adapters": "the LoRA adapters",
+    "numerics": "the numerics version",
+    "stop_ids": "the tokens that end a text",
+    "tokenizer": "the tokenizer",
+    "template": "the chat template, which made the prompt's ids",
+}
+CUT_SHORT = ("cancelled", "deadline")
+# The parameters of a request, which `SamplingParams` checks. `candidate` counts the results of one request.
+_REQUESTED = {field.name for field in fields(SamplingParams)}
+_OTHER = {"candidate": 0}
 
 
-def replay(model: Model, progress: Progress = silent) -> list[ProbeResult]:
-    """Replay the probes of a model's file, with the model's default settings (KV dtype, threads, ISA).
+@dataclass(frozen=True)
+class Replay:
+    """A repeated result, compared with its receipt.
 
-    If the hash of all logits equals the stored hash, every probe is "identical". Otherwise a probe's error decides
-    whether it is "within tolerance" or "different".
+    Attributes:
+        identical: Whether tokens, text and the reason for the end are those of the receipt.
+        changes: What differs, a sentence each: parts of the model, settings, tokens. It can list parts that did not
+            change the result.
+        position: The first of the generated tokens that differs; None if none does, or if nothing was computed.
+        completion: The repeated result; None if it could not be computed.
+    """
 
-    Args:
-        model: The model.
-        progress: Called with the phase "probes" and the number of finished probes.
+    identical: bool
+    changes: tuple[str, ...]
+    position: int | None
+    completion: Completion | None
 
-    Returns:
-        The result of each probe.
+
+def replay_on(model: Model, receipt: Receipt) -> Replay:
+    """Repeat a result on a model."""
+    changes = _changed_parts(receipt, identity_of(model))
+    try:
+        completion = _repeat(model, receipt)
+    except LlamacError as error:
+        return Replay(False, (*changes, f"the result cannot be computed here: {error}"), None, None)
+    position, differences = _differences(receipt, completion)
+    return Replay(not differences, (*changes, *differences), position, completion)
+
+
+def _changed_parts(receipt: Receipt, found: Identity) -> list[str]:
+    """The parts of the model that are not those of the receipt."""
+    changes = []
+    for part, name in _PARTS.items():
+        before, now = getattr(receipt.model, part), getattr(found, part)
+        if before != now:
+            verb = "differ" if name.endswith(("adapters", "tokens that end a text")) else "differs"
+            changes.append(f"{name} {verb}: the receipt has {_shown(before)}, the model has {_shown(now)}")
+    if receipt.llamac != __version__:
+        changes.append(f"the receipt was written by llamac {receipt.llamac}, this is {__version__}")
+    return changes
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return value[:12] + "..."
+    return str(list(value) if isinstance(value, tuple) else value)
+
+
+def _repeat(model: Model, receipt: Receipt) -> Completion:
+    """Generate with the receipt's settings. A result that was cut short is repeated to its length."""
+    params = _params(model, receipt.settings)
+    session = model.session(context=receipt.context, kv_dtype=receipt.kv_dtype)  # type: ignore[arg-type]
+    try:
+        prompt = prompt_ids(model, receipt.prompt, params, session.context)
+        stream = Stream(session, prompt, params, owns_session=True)
+    except BaseException:
+        session.close()
+        raise
+    if receipt.finish_reason not in CUT_SHORT:
+        return run(stream)
+    with stream:  # max_tokens would be a change: a guide completes its text before that limit
+        while len(stream._output.tokens) < len(receipt.tokens) and next(stream, None) is not None:
+            pass
+    return stream.completion
+
+
+def _params(model: Model, settings: Mapping[str, Any]) -> ResolvedParams:
+    """The parameters of a receipt.
 
     Raises:
-        ModelError: If the file has no probes, or damaged ones.
-        UnsupportedError: If the probes have no reference for the model's KV dtype.
+        ArgumentError: If one is out of range, unknown to this version, or a function.
     """
-    blob = bytes(model.file.section("probes"))
-    if not blob:
-        raise ModelError("the file has no probes: it was exported without them")
-    probe_set = decode(blob, model.config["vocab_size"])
-    if probe_set.context > model.config["context"]:
-        raise damaged(f"a probe has {probe_set.context} tokens, but the model's context is {model.config['context']}")
-    with model.session(context=probe_set.context) as session:
-        if session.kv_dtype not in probe_set.engine:
-            expected_dtypes = " or ".join(probe_set.engine)
-            raise UnsupportedError(
-                f"the probes have no reference for a KV cache in {session.kv_dtype}: load the model with kv_dtype "
-                f"{expected_dtypes}"
-            )
-        total = len(probe_set.probes)
-        digest, rows = engine_logits(session, probe_set, lambda done: progress("probes", done, total))
-        expected = probe_set.engine[session.kv_dtype]
-    identical = digest == expected.sha256
-    results = []
-    for index, (probe, row) in enumerate(zip(probe_set.probes, rows, strict=True)):
-        error = relative_error(row, probe.logits)
-        status: Status = "within tolerance" if error <= expected.tolerance else "different"
-        if identical:
-            status = "identical"
-        nats = divergence(probe.logits, row)
-        results.append(ProbeResult(index, probe.prompt, probe.ids, status, error, expected.tolerance, nats))
-    return results
+    unknown = next((name for name in settings if name not in _REQUESTED and name not in _OTHER), None)
+    if unknown is not None:
+        raise LlamacError(f"this version has no setting {unknown!r}")
+    values = {name: _restored(name, settings[name]) for name in settings if name in _REQUESTED}
+    params = resolved_params(model, SamplingParams(**values))
+    others = {name: settings.get(name, default) for name, default in _OTHER.items()}
+    return replace(params, **others)
 
 
-def engine_logits(session: Session, probe_set: ProbeSet, progress: Callable[[int], None]) -> tuple[str, list[Logits]]:
-    """Compute the logits of probes.
+def _restored(name: str, value: Any) -> Any:
+    """A parameter from its JSON."""
+    if name == "logit_bias":
+        return [(token, float(bias)) for token, bias in value]
+    if isinstance(value, dict) and isinstance(value.get("grammar"), str):
+        from llamac.guided.guides import Guide
 
-    Args:
-        session: A session whose context is `probe_set.context`, which selects the RoPE table of models that have two.
-        probe_set: The probes.
-        progress: Called with the number of finished probes, first with 0.
+        return Guide(value["grammar"], "of a receipt")
+    functions = [item["python"] for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    if functions or isinstance(value, dict):
+        raise LlamacError(f"{name} was a function of the program, {functions or value}, which a receipt cannot hold")
+    return value
 
-    Returns:
-        The SHA-256 of the logits at all positions of all probes as little-endian float32, in hexadecimal; and the last
-        logits of each probe, shape (vocab_size,), float32.
-    """
-    digest = hashlib.sha256()
-    rows: list[Logits] = []
-    progress(0)
-    for probe in probe_set.probes:
-        session.truncate(0)
-        logits = session.eval(probe.ids, logits="all")
-        assert logits is not None
-        digest.update(logits.astype("<f4", copy=False).tobytes())
-        rows.append(logits[-1].copy())
-        progress(len(rows))
-    return digest.hexdigest(), rows
+
+def _differences(receipt: Receipt, completion: Completion) -> tuple[int | None, list[str]]:
+    """The first token that differs, and what differs."""
+    before, now = list(receipt.tokens), completion.tokens
+    if receipt.finish_reason in CUT_SHORT:
+        now = now[: len(before)]
+    if before != now:
+        n = min(len(before), len(now))
+        position = next((i for i in range(n) if before[i] != now[i]), n)
+        ends = f"{_at('the receipt', before, position)}, {_at('the repeated result', now, position)}"
+        return position, [f"the tokens differ from number {position} on: {ends}"]
+    if receipt.finish_reason in CUT_SHORT:
+        return None, []
+    differences = []
+    for name in ("text", "finish_reason", "stopped_by"):
+        old, new = getattr(receipt, name), getattr(completion, name)
+        if old != new:
+            differences.append(f"{name} differs: the receipt has {old!r}, the repeated result {new!r}")
+    return None, differences
+
+
+def _at(name: str, tokens: list[int], position: int) -> str:
+    return f"{name} {f'has {tokens[position]}' if position < len(tokens) else 'has ended'}"

@@ -65,6 +65,7 @@ class SamplingOverrides(TypedDict, total=False):
     reasoning_budget: int | None
     context_overflow: ContextOverflow | None
     context_keep: int | None
+    receipt: bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +128,8 @@ class SamplingParams:
         context_keep: Tokens at the beginning of the prompt that are never dropped. Not set: in a chat those up to the
             first message that is not the system's; otherwise 4 for "shift", and half of what fits for
             "truncate_middle".
+        receipt: Whether the result has a receipt, from which `llamac.replay` repeats it. The first one of a file that
+            has just been converted from GGUF waits for the file's checksum.
 
     Raises:
         ArgumentError: If a value is out of range; `ArgumentTypeError` if its type is wrong.
@@ -164,6 +167,7 @@ class SamplingParams:
     reasoning_budget: int | None = None
     context_overflow: ContextOverflow | None = None
     context_keep: int | None = None
+    receipt: bool | None = None
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -225,9 +229,10 @@ class ResolvedParams:
     logprobs: int | None  # None: off
     prompt_logprobs: int | None
     reasoning_budget: int | None  # None: no limit
-    candidate: int = 0  # which of several generations with this seed
+    receipt: bool
     context_overflow: ContextOverflow
     context_keep: int | None
+    candidate: int = 0  # which of several generations with this seed
 
     def core(self) -> _core.Sampling:
         """The filters and the seed in the core's form."""
@@ -285,6 +290,7 @@ LIBRARY_DEFAULTS: dict[str, Any] = {
     "reasoning_budget": None,
     "context_overflow": "error",
     "context_keep": None,
+    "receipt": False,
 }
 
 
@@ -486,4 +492,5 @@ _CHECKS: dict[str, Check] = {
     "reasoning_budget": _whole(0),
     "context_overflow": _overflow,
     "context_keep": _whole(0),
+    "receipt": _flag,
 }

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from llamac import __version__
+from llamac.engine.identity import identity_of, short_hash
 from llamac.errors import (
     ArgumentError,
     ChatTemplateError,
@@ -29,9 +30,13 @@ if TYPE_CHECKING:
 FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length", "deadline": "length", "cancelled": "stop"}
 
 
-def fingerprint(model: Model) -> str:
-    """The `system_fingerprint`: it changes with llamac's version and with the model file."""
-    return f"llamac-{__version__}-{model.file.id[:16]}"
+def fingerprint(model: Model, kv_dtype: str, context: int) -> str:
+    """The `system_fingerprint`: it changes with llamac's version and with all that texts depend on besides a request.
+
+    These are the model file, a tokenizer in place of its own, adapters, the number format of the KV cache, and the
+    context, which chooses the RoPE table of models that have two.
+    """
+    return f"llamac-{__version__}-{short_hash(identity_of(model), kv_dtype, context)}"
 
 
 def completion_body(endpoint: Endpoint, completion: Completion, name: str, system: str, model: Model) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from vocab_samples import WORDS, llama2c_file
 import llamac
 import llamac.cli as main
 from builders import checkpoint, llama_config, write_model
-from llamac.engine.replay import replay
+from llamac.engine.probe_replay import replay_probes
 from llamac.errors import ArgumentError, ExportError, ModelError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.convert import export
@@ -255,7 +255,7 @@ def test_a_missing_tokenizer_gives_a_warning_and_a_model_of_ids(source: Path, tm
     assert len(report.warnings) == 1
     assert "no tokenizer was found" in report.warnings[0]
     with llamac.load(tmp_path / "out.bin") as model:
-        assert [result.status for result in replay(model)] == ["identical"] * 3  # probes of random ids
+        assert [result.status for result in replay_probes(model)] == ["identical"] * 3  # probes of random ids
         with pytest.raises(ArgumentError, match="no tokenizer"):
             model.generate("text")
 
@@ -281,7 +281,7 @@ def test_a_tokenizer_can_be_left_out(source: Path, tmp_path: Path) -> None:
     assert (report.tokenizer, report.warnings) == ("none", [])
     with llamac.load(tmp_path / "bare.bin") as model:
         assert not model.has_tokenizer
-        assert {result.status for result in replay(model)} == {"identical"}
+        assert {result.status for result in replay_probes(model)} == {"identical"}
 
 
 @pytest.fixture
@@ -411,7 +411,7 @@ def test_a_file_has_probes_that_replay_identically_unless_left_out(source: Path,
     export(source, tmp_path / "without.bin", probe_source=None)
     with llamac.load(tmp_path / "with.bin") as model:
         assert decode(model.file.section("probes"), model.config["vocab_size"]).source == "llamac-numpy"
-        assert {result.status for result in replay(model)} == {"identical"}
+        assert {result.status for result in replay_probes(model)} == {"identical"}
     with llamac.load(tmp_path / "without.bin") as model:
         assert model.file.sections["probes"].bytes == 0
 

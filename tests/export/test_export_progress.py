@@ -15,7 +15,7 @@ import llamac
 from builders import checkpoint, llama_config, write_model
 from golden.cases import LLAMA
 from golden.tiny_checkpoints import write_checkpoint
-from llamac.engine.replay import replay
+from llamac.engine.probe_replay import replay_probes
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.convert import export
 from processes import TIMEOUT, heed_signals
@@ -62,7 +62,7 @@ def test_bytes_and_steps_are_counted(source: Path, tmp_path: Path) -> None:
         assert totals[REFERENCE] == model.config["n_layers"] + 1  # the output matrix is a step
     with llamac.load(tmp_path / "out.bin") as model:
         assert totals[WRITING] == model.weight_bytes
-        assert totals[ENGINE] == 2 * len(replay(model))  # both KV dtypes
+        assert totals[ENGINE] == 2 * len(replay_probes(model))  # both KV dtypes
 
 
 def test_without_probes_their_phases_are_absent(source: Path, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_replay_reports_each_probe(source: Path, tmp_path: Path) -> None:
     export(source, tmp_path / "out.bin")
     calls: Calls = []
     with llamac.load(tmp_path / "out.bin") as model:
-        results = replay(model, lambda *call: calls.append(call))
+        results = replay_probes(model, lambda *call: calls.append(call))
     assert calls == [("probes", done, len(results)) for done in range(len(results) + 1)]
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import llamac
 from builders import checkpoint, gpt2_config, llama_config, some_ids, write_model
 from llamac import _core
-from llamac.engine.replay import replay
+from llamac.engine.probe_replay import replay_probes
 from llamac.errors import ArgumentError, ExportError
 from llamac.export import reference
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
@@ -376,7 +376,7 @@ def test_export_mixes_dtypes_and_warns_of_coarse_tensors(tmp_path: Path) -> None
     with llamac.load(tmp_path / "a.bin") as model:
         kinds = {tensor.name: tensor.dtype for tensor in model.file.tensors}
         assert model.file.metadata["dtype"] == "q4"
-        results = replay(model)
+        results = replay_probes(model)
     assert (kinds["layers.1.ffn_up.weight"], kinds["output.weight"]) == ("q8", "q6")
     assert (kinds["layers.0.ffn_down.weight"], kinds["layers.0.ffn_up.weight"]) == ("q4s", "q4")
     assert {result.status for result in results} == {"identical"}

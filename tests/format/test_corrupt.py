@@ -25,7 +25,7 @@ import llamac
 from builders import checkpoint, llama_config
 from flat_hashes import HEAD_BYTES, put, rehashed, rehashed_header
 from llamac import _core
-from llamac.engine.replay import replay
+from llamac.engine.probe_replay import replay_probes
 from llamac.errors import ArgumentError, LlamacError, ModelError, UnsupportedError
 from llamac.export import probes as making
 from llamac.export.checkpoint import LayerConfig
@@ -120,7 +120,7 @@ def use(path: Path) -> None:
         if file.sections["tokenizer"].bytes:
             model.detokenize(model.tokenize("The hello"))
         if file.sections["probes"].bytes:
-            replay(model)
+            replay_probes(model)
         problems = [f"tensor {record.name}: {problem}" for record, problem in file.verify_data() if problem]
         if problems:
             raise ModelError(problems[0])

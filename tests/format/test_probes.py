@@ -18,7 +18,7 @@ import pytest
 import llamac
 from golden.cases import CASES
 from golden.tiny_checkpoints import random_tensor, write_checkpoint
-from llamac.engine.replay import replay
+from llamac.engine.probe_replay import replay_probes
 from llamac.errors import ArgumentError, ExportError, ModelError, UnsupportedError
 from llamac.export import probes as making
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
@@ -329,7 +329,7 @@ def test_an_exported_file_replays_with_identical_bits(
 ) -> None:
     for settings in ({"threads": 1}, {"threads": up_to(2), "isa": "scalar"}):
         with llamac.load(exported(name, dtype), kv_dtype=kv, **settings) as model:
-            results = replay(model)
+            results = replay_probes(model)
         assert [result.status for result in results] == ["identical"] * len(making.RANDOM_LENGTHS)
         assert all(result.error <= result.tolerance for result in results)
 
@@ -337,7 +337,7 @@ def test_an_exported_file_replays_with_identical_bits(
 def test_probes_have_no_reference_for_a_q8_cache(exported: Exported) -> None:
     message = "no reference for a KV cache in q8: load the model with kv_dtype f16 or f32"
     with llamac.load(exported("llama", "f32"), kv_dtype="q8") as model, pytest.raises(UnsupportedError, match=message):
-        replay(model)
+        replay_probes(model)
 
 
 def test_the_tolerance_grows_with_the_rounding_of_the_dtype(exported: Exported) -> None:
@@ -354,7 +354,7 @@ def test_probes_of_a_model_with_two_rope_tables_use_the_short_one(exported: Expo
     with llamac.load(exported("llama-longrope", "f32"), kv_dtype="f32") as model:
         probe_set = decode(model.file.section("probes"), 301)
         assert probe_set.context == 16
-        assert {result.status for result in replay(model)} == {"identical"}
+        assert {result.status for result in replay_probes(model)} == {"identical"}
         with model.session() as session:  # the whole context uses the long table
             logits = session.eval(probe_set.probes[-1].ids)
         assert logits is not None
@@ -375,13 +375,13 @@ def test_replay_distinguishes_rounding_from_wrong_logits(exported: Exported) -> 
     with llamac.load(exported("llama", "f32"), kv_dtype="f32") as model:
         probe_set = decode(model.file.section("probes"), 301)
         engine = {kv: replace(record, sha256="0" * 64) for kv, record in probe_set.engine.items()}
-        results = replay(with_probes(model, encode(probe_set.with_engine(engine))))
+        results = replay_probes(with_probes(model, encode(probe_set.with_engine(engine))))
         assert [result.status for result in results] == ["within tolerance"] * len(results)
 
         moved = probe_set.probes[1].logits.copy()
         moved[7] += 1e-2 * np.abs(moved).max()
         probes = (probe_set.probes[0], replace(probe_set.probes[1], logits=moved), *probe_set.probes[2:])
-        results = replay(with_probes(model, encode(replace(probe_set, probes=probes, engine=engine))))
+        results = replay_probes(with_probes(model, encode(replace(probe_set, probes=probes, engine=engine))))
         assert [result.status for result in results] == ["within tolerance", "different", "within tolerance"]
         assert results[1].error == pytest.approx(1e-2, rel=0.1)
         assert results[1].ids == probe_set.probes[1].ids
@@ -389,7 +389,7 @@ def test_replay_distinguishes_rounding_from_wrong_logits(exported: Exported) -> 
 
 def test_replaying_a_file_without_probes_is_an_error(exported: Exported) -> None:
     with llamac.load(exported("llama", "f32")) as model, pytest.raises(ModelError, match="has no probes"):
-        replay(with_probes(model, b""))
+        replay_probes(with_probes(model, b""))
 
 
 def test_a_probe_longer_than_the_context_is_an_error(exported: Exported) -> None:
@@ -397,7 +397,7 @@ def test_a_probe_longer_than_the_context_is_an_error(exported: Exported) -> None
         probe_set = decode(model.file.section("probes"), 301)
         longer = replace(probe_set, probes=(replace(probe_set.probes[0], ids=(1,) * 65),))
         with pytest.raises(ModelError, match="a probe has 65 tokens, but the model's context is 64"):
-            replay(with_probes(model, encode(longer)))
+            replay_probes(with_probes(model, encode(longer)))
 
 
 def test_measuring_an_exact_file_far_from_its_reference_is_an_error(exported: Exported) -> None:

@@ -47,7 +47,7 @@ from golden.tiny_checkpoints import Config, random_tensor, tensors, write_safete
 from llamac.cli.cache import _list
 from llamac.cli.inspect import _file_lines, describe_file
 from llamac.cli.text import json_text, safe_line
-from llamac.engine.replay import replay
+from llamac.engine.probe_replay import replay_probes
 from llamac.errors import LlamacError, ModelError
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.flat.plan import make_plan
@@ -223,7 +223,7 @@ def _use_texts(folder: Path) -> None:
             model.detokenize(model.tokenize(TEXT))
             "".join(model.stream(TEXT, max_tokens=2)).encode()
         with contextlib.suppress(LlamacError):
-            replay(model)
+            replay_probes(model)
         with contextlib.suppress(LlamacError):
             model.chat_prompt(CHAT[:1])
 

@@ -440,6 +440,8 @@ PUBLIC = (
     llamac.Model,
     llamac.PrefixStats,
     llamac.Ranked,
+    llamac.Receipt,
+    llamac.Replay,
     llamac.Request,
     llamac.SamplingParams,
     llamac.Score,
