@@ -9,10 +9,13 @@ DEFAULT = "stories"
 
 
 def path(name: str = DEFAULT) -> Path:
-    """Return the flat file of a built-in model.
+    """Return the path of a built-in model's file. The file is not opened.
 
-    name: one of `NAMES`. Raises `llamac.errors.ArgumentError` (a `ValueError`) for any other name. The file is not
-    opened here.
+    Args:
+        name: One of `NAMES`.
+
+    Raises:
+        ArgumentError: If no built-in model has this name.
     """
     if name not in NAMES:
         from llamac.errors import ArgumentError

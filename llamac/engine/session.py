@@ -355,7 +355,9 @@ class Session(Closeable):
             "scores" has shape (n, n_heads, context).
 
         Raises:
-            As for `eval`.
+            ContextFullError: If the tokens do not fit. Nothing is computed then.
+            CancelledError: After `cancel`. The first `done` tokens have been appended.
+            ArgumentError: If there is no such stage or layer, or a token id or an argument is out of range.
         """
         import numpy as np
 

@@ -1,69 +1,32 @@
-"""The documentation against the code: format tables, generated pages, signatures; every example runs."""
+"""The documentation against the code: format tables, generated pages, signatures."""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
-import functools
 import importlib
-import importlib.util
 import inspect
 import json
 import re
-import shlex
-import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from adapter_samples import PREFIX, small_adapter
 from vocab_samples import SPM_PIECES, field, spm
 
 import llamac
 from builders import checkpoint, llama_config, write_model
-from commands import Command
+from documents import ROOT, blocks, documented_metadata, script, table_after, text_of
 from llamac import _core, errors, models
 from llamac.engine import machine
 from llamac.export import Report
 from llamac.format.flatfile import FIELDS, RECORD_BYTES, SECTIONS, FlatFile, pack_record
 from llamac.format.probes import EngineRecord, Probe, ProbeSet, encode
 from llamac.format.strips import LAYOUTS, Layout
-
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-@functools.cache
-def text_of(name: str) -> str:
-    return (ROOT / "docs" / name).read_text("utf-8")
-
-
-def script(name: str) -> ModuleType:
-    """Import a script of docs/."""
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def table_after(text: str, mark: str) -> list[list[str]]:
-    """The cells of the first table after a mark, without the two header lines."""
-    assert text.count(mark) == 1, f"{mark!r} occurs {text.count(mark)} times in the document"
-    found: list[list[str]] = []
-    for line in text.split(mark)[1].splitlines():
-        if line.startswith("|"):
-            found.append([cell.strip() for cell in line.strip("|").split("|")])
-        elif found:
-            break
-    return found[2:]
-
 
 # ---- format.md: fields
 
@@ -346,10 +309,6 @@ def test_the_documented_probes_header_is_current() -> None:
     assert json.loads(shown) == json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
 
 
-def documented_metadata() -> set[str]:
-    return {row[0].strip("`") for row in table_after(text_of("format.md"), "<!-- metadata keys -->")}
-
-
 def test_every_metadata_key_is_documented() -> None:
     for name in models.NAMES:
         file = FlatFile(models.path(name))
@@ -510,84 +469,3 @@ def test_every_build_option_is_documented() -> None:
     used |= set(re.findall(r"environ\S+(LLAMAC_\w+)", setup))
     documented = {row[0].strip("`").partition("=")[0] for row in table_after(text_of("building.md"), "## Options")}
     assert documented == used
-
-
-# ---- examples
-
-
-class Block(NamedTuple):
-    """A fenced block of Python: the number of the line before it, its code, and why it is not run, if it is not."""
-
-    line: int
-    code: str
-    reason: str | None
-
-
-def blocks(path: Path) -> list[Block]:
-    """The blocks that begin with ```python. `<!-- not run: REASON -->` in the line before one gives its reason."""
-    found, lines = [], path.read_text("utf-8").splitlines()
-    for start, line in enumerate(lines):
-        if line.startswith("```python"):
-            assert line == "```python", f"{path.name}, line {start + 1}: expected ```python alone, found {line}"
-            end = lines.index("```", start)
-            mark = re.fullmatch(r"<!-- not run: (.{10,}) -->", lines[start - 1]) if start else None
-            found.append(Block(start + 1, "\n".join(lines[start + 1 : end]) + "\n", mark[1] if mark else None))
-    return found
-
-
-def write_example_files(path: Path, folder: Path) -> None:
-    """Write the files that a document's examples read. model.bin is the built-in model."""
-    shutil.copy(models.path(), folder / "model.bin")
-    if path.name != "adapters.md":
-        return
-    (folder / "path" / "to").mkdir(parents=True)
-    llamac.export.export("stories", folder / "path" / "to" / "checkpoint", to="hf")
-    numbers = np.random.default_rng(1)
-    for name in ("style", "facts", "my-adapter"):
-        factors = {
-            f"{PREFIX}model.layers.0.mlp.down_proj.lora_{factor}.weight": numbers.standard_normal(shape, np.float32)
-            for factor, shape in (("A", (2, 512)), ("B", (256, 2)))
-        }
-        small_adapter(folder / name, tensors=factors)
-
-
-@pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path)], ids=lambda path: path.name)
-def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs the examples in order, in one namespace per document."""
-    monkeypatch.chdir(tmp_path)
-    write_example_files(path, tmp_path)
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks(path):
-        if block.reason is None:
-            # the empty lines give tracebacks the document's line numbers
-            exec(compile("\n" * block.line + block.code, str(path), "exec", dont_inherit=True), namespace)
-
-
-def test_documented_adapter_commands_apply_the_adapters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llamac_command: Command
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_example_files(ROOT / "docs" / "adapters.md", tmp_path)
-    greedy = ("-t", "0", "-n", "20")
-    outputs = {llamac_command("run", "model.bin", "-i", "Once", *greedy).out}
-    commands = re.findall(r"^    llamac (.*?)(?:   .*)?$", text_of("adapters.md"), re.MULTILINE)
-    for command in commands:
-        is_run = command.startswith("run")
-        done = llamac_command(*shlex.split(command), *(greedy if is_run else ()))
-        assert done.code == 0, done.err
-        outputs.add(done.out if is_run else "")
-    assert len(outputs) == 1 + len(commands)  # each adapter changes the text
-    with llamac.load("merged.bin") as model:
-        assert model.metadata["adapters"] == [{"name": "my-adapter", "strength": 1.0}]
-        assert set(model.metadata) <= documented_metadata()
-
-
-def test_the_examples_in_python_md_run_on_a_model_without_bos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = checkpoint(llama_config())
-    assert made.tokenizer is not None
-    data, special, spm = made.tokenizer
-    made.tokenizer = (data, replace(special, bos_id=None, add_bos=False), spm)
-    path = write_model(tmp_path / "no-bos.bin", made)
-    load = llamac.load
-    monkeypatch.setattr(llamac, "load", lambda _, **options: load(path, **options))
-    test_examples_run(ROOT / "docs" / "python.md", tmp_path, monkeypatch)

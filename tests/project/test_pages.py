@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from documents import script
 from llamac.cli import make_parser
 
 ROOT = Path(__file__).parents[2]
@@ -26,11 +27,13 @@ SOURCES = ("csrc", "llamac", "export", "models", "docs", "bench", "tests")
 if not (ROOT / "csrc").is_dir():
     pytest.skip("the sources are not here: this is an installed copy", allow_module_level=True)
 
+site_hooks = script("site_hooks")
+
 
 def anchors(path: Path) -> Iterator[str]:
     """The anchors of a page's headings, as GitHub generates them."""
     for title in re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE):
-        yield re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        yield site_hooks.anchor(title)
 
 
 def broken_links(path: Path) -> Iterator[str]:
