@@ -12,6 +12,7 @@ from llamac.engine.engine import Engine, EngineStats, Prompt
 from llamac.engine.request import Request
 from llamac.engine.sampling import SamplingOverrides, SamplingParams
 from llamac.errors import QueueFullError
+from llamac.text.tokenizer import LONG_TEXT
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -103,11 +104,18 @@ class AsyncEngine:
     async def _submit(self, prompt: Prompt, params: SamplingParams | None, **options: Any) -> Request:
         submit = partial(self._engine.submit, prompt, params, **options)
         has_guide = options.get("guide") is not None or (params is not None and params.guide is not None)
+        # reading a large vocabulary takes a second the first time, tokenizing a long text some milliseconds
+        takes_long = has_guide or (isinstance(prompt, str) and len(prompt) >= LONG_TEXT)
         while True:
             try:
-                if has_guide:  # reading a large vocabulary takes a second the first time
-                    return await asyncio.get_running_loop().run_in_executor(None, submit)
-                return submit()
+                if not takes_long:
+                    return submit()
+                submitting = asyncio.get_running_loop().run_in_executor(None, submit)
+                try:
+                    return await asyncio.shield(submitting)
+                except asyncio.CancelledError:
+                    submitting.add_done_callback(_cancel_submitted)
+                    raise
             except QueueFullError:
                 await asyncio.sleep(RETRY_S)
 
@@ -122,3 +130,9 @@ class AsyncEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _cancel_submitted(submitting: asyncio.Future[Request]) -> None:
+    """Cancel a request whose task was cancelled before the request was queued."""
+    if not submitting.cancelled() and submitting.exception() is None:
+        submitting.result().cancel()

@@ -56,10 +56,11 @@ class Batch:
         self._free = list(reversed(range(n_sequences)))
         self._is_full = False  # no waiting request can start until another ends or arrives
         self._logits = array("f")
-        self._lock = threading.Lock()  # of the next three
+        self._lock = threading.Lock()  # of the next four
         self._is_stopped = False
         self._scope: _core.CancelScope | None = None  # of the running pass
         self._computing: frozenset[Request] = frozenset()  # requests with prompt rows in it
+        self._in_pass: frozenset[Request] = frozenset()  # requests with any rows in it
 
     @property
     def is_empty(self) -> bool:
@@ -72,9 +73,10 @@ class Batch:
         self._is_full = False
 
     def interrupt(self, request: Request) -> None:
-        """Make the running pass end if it computes the prompt of a request."""
+        """Make the running pass end if it computes the prompt of a request, or nothing that is still wanted."""
         with self._lock:
-            if self._scope is not None and request in self._computing:
+            is_useless = all(other._cancelled for other in self._in_pass)
+            if self._scope is not None and (request in self._computing or is_useless):
                 self._scope.cancel()
 
     def stop(self) -> None:
@@ -244,13 +246,14 @@ class Batch:
         scope = _core.CancelScope(self._session._core)
         with self._lock:
             self._scope, self._computing = scope, frozenset(r for r, n in shares if r._pending > 1)
+            self._in_pass = frozenset(r for r, n in shares)
             if self._is_stopped or any(request._cancelled for request in self._computing):
                 scope.cancel()
         try:
             scope.run(lambda: self._session._run(rows, logits, ()))
         finally:
             with self._lock:
-                self._scope, self._computing = None, frozenset()
+                self._scope, self._computing, self._in_pass = None, frozenset(), frozenset()
         self.steps += 1
         self.rows += len(rows) // 4
         size = self._session._core.vocab_size

@@ -214,32 +214,32 @@ class Output:
 
     def end(self, reason: FinishReason, stopped_by: int | str | None = None) -> str:
         """End the generation; return the text held back."""
-        self.finish_reason, self.stopped_by = reason, stopped_by
+        self.stopped_by, self.finish_reason = stopped_by, reason
         return self._search.flush()
 
     def completion(self, timings: Timings) -> Completion:
-        """The result so far. A generation that has not ended counts as cancelled."""
+        """The result so far. A generation that has not ended counts as cancelled.
+
+        Another thread may record tokens meanwhile: the result has those that there are now.
+        """
         text, searched = "", 0
+        tokens, finish_reason = list(self.tokens), self.finish_reason or "cancelled"
         if self._tokenizer is not None:
             decoder = self._tokenizer.decoder(start=self._starts_text)
-            pieces = list(map(decoder.push, self.tokens))  # without flush: an incomplete character is left out
+            pieces = list(map(decoder.push, tokens))  # without flush: an incomplete character is left out
             text = "".join(pieces)
             searched = len("".join(pieces[: self.params.min_tokens]))
         ends = [place for stop in self.params.stop if (place := text.find(stop, searched)) >= 0]
-        text, tokens, finish_reason = (
-            text[: min(ends, default=None)],
-            list(self.tokens),
-            self.finish_reason or "cancelled",
-        )
+        text = text[: min(ends, default=None)]
         return Completion(
             text=text,
             tokens=tokens,
             finish_reason=finish_reason,
             stopped_by=self.stopped_by,
             seed=self.params.seed,
-            usage=Usage(len(self.prompt), len(self.tokens), self.cached, self.truncated, self.shifted),
+            usage=Usage(len(self.prompt), len(tokens), self.cached, self.truncated, self.shifted),
             timings=timings,
-            logprobs=None if self.params.logprobs is None else self.logprobs[: len(self.tokens)],
+            logprobs=None if self.params.logprobs is None else self.logprobs[: len(tokens)],
             prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
             receipt=None if self._identity is None else self._receipt(self._identity, tokens, text, finish_reason),
         )

@@ -36,6 +36,7 @@ class Request:
         self._order = order
         self._condition = threading.Condition()
         self._pieces: deque[str] = deque()
+        self._delivered = 0  # characters of the pieces so far
         self._listeners: list[Callable[[], None]] = []
         self._completion: Completion | None = None
         self._failure: Exception | None = None
@@ -85,11 +86,13 @@ class Request:
         return self._result()
 
     def cancel(self) -> None:
-        """End the request within a step, and keep what was generated: finish_reason is "cancelled".
+        """End the request now, and keep what was generated: finish_reason is "cancelled".
 
-        Any thread may call this, also after the end.
+        Any thread may call this, also after the end. The engine frees the request's memory after the running step, of
+        which it computes nothing more than other requests need.
         """
         self._cancelled = True
+        self._end_early()
         self._engine._interrupt(self)
 
     def __iter__(self) -> Iterator[str]:
@@ -220,20 +223,39 @@ class Request:
             self._first_token = time.monotonic()
         if piece:
             with self._condition:
-                self._pieces.append(piece)
-                self._notify()
+                if not self.done:  # otherwise `cancel` has delivered the whole text
+                    self._pieces.append(piece)
+                    self._delivered += len(piece)
+                    self._notify()
+
+    def _end_early(self) -> None:
+        """Report the tokens so far as the result, in the thread that cancels, while a step may be running.
+
+        The engine's thread notices it after the step. Until then it may still record a token, which counts no more.
+        """
+        with self._condition:
+            if self.done:
+                return
+            self._completion = self._output.completion(self._timings())
+            if rest := self._completion.text[self._delivered :]:  # held back for a stop string, or just generated
+                self._pieces.append(rest)
+            self._notify()
 
     def _finish(self, failure: Exception | None = None) -> None:
-        """Report the result of the output, or an error."""
+        """Report the result of the output, or an error. A request that was cancelled has its result already."""
+        with self._condition:
+            if self.done:
+                return
+            self._failure = failure
+            if failure is None:
+                self._completion = self._output.completion(self._timings())
+            self._notify()
+
+    def _timings(self) -> Timings:
         now = time.monotonic()
         admitted = now if self._admitted is None else self._admitted
         first = now if self._first_token is None else self._first_token
-        timings = Timings(prefill=first - admitted, decode=now - first, queued=admitted - self._submitted)
-        with self._condition:
-            self._failure = failure
-            if failure is None:
-                self._completion = self._output.completion(timings)
-            self._notify()
+        return Timings(prefill=first - admitted, decode=now - first, queued=admitted - self._submitted)
 
     def _notify(self) -> None:
         self._condition.notify_all()

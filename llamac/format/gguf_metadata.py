@@ -40,6 +40,7 @@ _STRUCTS = {kind: struct.Struct("<" + code) for kind, code in _SCALARS.items()}
 _MIN_ENTRY_BYTES = 8 + 4 + 1  # key length, value type, smallest value
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name, number of dimensions, one dimension, type, offset
 MAX_DIMENSIONS = 4
+STRINGS = 1 << 13  # that one call of the core reads
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,11 @@ class _Reader:
         if count > (self.size - self.at) // 8:
             raise self._error(f"{count} strings do not fit in the file")
         size, available = self.size, len(self.data)
-        texts, at, problem = read_strings(self.data, self.at, count)
+        texts: list[str] = []
+        at, problem = self.at, None
+        while problem is None and at <= available and len(texts) < count:  # Ctrl-C can interrupt between the calls
+            found, at, problem = read_strings(self.data, at, min(STRINGS, count - len(texts)))
+            texts += found
         if problem is not None:
             self.at = at
             raise self._error(f"string {len(texts)} of the array is not valid UTF-8 ({problem})")

@@ -15,6 +15,7 @@ from typing import Any
 from llamac.errors import ArgumentError
 from llamac.guided.guides import Guide
 from llamac.guided.vocabulary import check_matcher, vocabulary_of
+from llamac.interrupt import WAIT_S
 from llamac.text.reasoning import TAGS
 from llamac.text.tokenizer import Tokenizer
 
@@ -210,6 +211,8 @@ class Constraint:
     def _settled(self) -> Any:
         """The matcher, once the mask is known."""
         if self._pending is not None:
+            while not wait([self._pending], WAIT_S).done:
+                pass  # Ctrl-C that arrives just before a wait does not end it
             pending, self._pending = self._pending, None
             pending.result()
         return self._matcher

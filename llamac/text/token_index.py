@@ -14,7 +14,7 @@ class TokenIndex:
     def __init__(self, texts: TokenTexts) -> None:
         self._shown = [texts.shown_bytes(token, True) for token in range(texts.id_count)]
         self._found: tuple[tuple[bytes, ...], list[int]] = (), []  # the last result of `containing`
-        self._sorted = sorted((data, token) for token, data in enumerate(self._shown) if data)
+        self._sorted = _sorted(self._shown)
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes that a token adds to a text. An unknown id adds none."""
@@ -38,6 +38,21 @@ class TokenIndex:
                 break
             found.append(token)
         return found
+
+
+def _sorted(shown: list[bytes]) -> list[tuple[bytes, int]]:
+    """The bytes of tokens that have any, with their ids, in order.
+
+    Sorts small groups: one sort of a large vocabulary would keep all other threads, and Ctrl-C, waiting.
+    """
+    groups: dict[bytes, list[tuple[bytes, int]]] = {}
+    for token, data in enumerate(shown):
+        if data:
+            groups.setdefault(data[:2], []).append((data, token))
+    found: list[tuple[bytes, int]] = []
+    for start in sorted(groups):
+        found += sorted(groups[start])
+    return found
 
 
 class BannedStrings:

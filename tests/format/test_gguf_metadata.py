@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from vocab_samples import gguf_file, gguf_value
 
+from llamac._core import read_strings
 from llamac.errors import ModelError
 from llamac.format import gguf_metadata
 from llamac.format.gguf_metadata import MAX_ARRAYS, parse_metadata, read_head, read_metadata
@@ -105,3 +106,19 @@ def test_arrays_of_all_levels_count_towards_the_limit() -> None:
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + gguf_value("a")[1]
     with pytest.raises(ModelError, match="expected at most"):
         parse_metadata(head + struct.pack("<IIQ", 9, 9, 2) + half + half)
+
+
+def test_long_arrays_of_strings_are_read_by_several_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C can interrupt only between calls of the core."""
+    counts: list[int] = []
+
+    def counted(data: bytes, at: int, count: int) -> Any:
+        counts.append(count)
+        return read_strings(data, at, count)
+
+    monkeypatch.setattr(gguf_metadata, "read_strings", counted)
+    monkeypatch.setattr(gguf_metadata, "STRINGS", 7)
+    texts = [f"text {i}" for i in range(23)]
+    (tmp_path / "a.gguf").write_bytes(gguf_file([("texts", ("[", "s", texts))]))
+    assert read_metadata(tmp_path / "a.gguf").values["texts"] == texts
+    assert counts == [7, 7, 7, 2]

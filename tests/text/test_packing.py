@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from array import array
 
 import pytest
@@ -46,3 +47,22 @@ def test_threads_rank_the_same_merges(
     expected = packing._rank(opened[2], scores, forms)
     monkeypatch.setattr(packing, "MANY", 1)
     assert packing._rank(opened[2], scores, forms) == expected
+
+
+def test_an_interruption_waits_only_for_the_parts_that_have_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "MANY", 1)
+    ranked: list[int] = []
+    release = threading.Event()
+
+    class Slow:
+        def rank_merges(self, scores: object, forms: object, most: int, part: int, n_parts: int) -> object:
+            ranked.append(part)
+            if part == 0:
+                raise KeyboardInterrupt
+            assert release.wait(10)
+            return b"", []
+
+    threading.Timer(0.05, release.set).start()
+    with pytest.raises(KeyboardInterrupt):
+        packing._rank(Slow(), array("f", [0]), b"\1")  # type: ignore[arg-type]
+    assert len(ranked) <= 2 * packing.RANKERS < packing.PARTS

@@ -18,6 +18,7 @@ from llamac.text.vocabulary.spm import BYTE_PIECES, MAX_TIES, NORMAL, UNUSED, ch
 
 MANY = 1 << 14  # tokens from which threads rank merges
 RANKERS = 4
+PARTS = 32  # of that work: Ctrl-C waits only for those that threads have begun
 
 _FORMED = bytes(kind in (NORMAL, UNUSED) for kind in range(256))  # types of pieces that merges can form
 
@@ -101,9 +102,12 @@ def _rank(vocabulary: _core.Vocabulary, scores: array[float], forms: bytes) -> t
     """The merges that scores imply, and their rivals (`_core.Vocabulary.rank_merges`). Threads rank a large one."""
     if len(forms) < MANY:
         return vocabulary.rank_merges(scores, forms, MAX_TIES)
-    with ThreadPoolExecutor(RANKERS) as pool:
-        parts = [pool.submit(vocabulary.rank_merges, scores, forms, MAX_TIES, part, RANKERS) for part in range(RANKERS)]
+    pool = ThreadPoolExecutor(RANKERS)
+    try:
+        parts = [pool.submit(vocabulary.rank_merges, scores, forms, MAX_TIES, part, PARTS) for part in range(PARTS)]
         found = [part.result() for part in parts]
+    finally:
+        pool.shutdown(cancel_futures=True)
     return b"".join(merges for merges, _ in found), [rival for _, rivals in found for rival in rivals]
 
 
