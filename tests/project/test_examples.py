@@ -19,10 +19,24 @@ from commands import Command
 from documents import DOCUMENTS, ROOT, blocks, documented_metadata, text_of
 from llamac import models
 
+TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}{{ '\\n' }}{% endfor %}"
 
-def write_example_files(path: Path, folder: Path) -> None:
-    """Write the files that a document's examples read. model.bin is the built-in model."""
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in model with a chat template, as a GGUF file."""
+    folder = tmp_path_factory.mktemp("chat")
+    llamac.export.export("stories", folder / "model", to="hf")
+    (folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    llamac.export.export(folder / "model", folder / "model.gguf", to="gguf")
+    return folder / "model.gguf"
+
+
+def write_example_files(path: Path, folder: Path, chat_model: Path | None = None) -> None:
+    """Write the files that a document's examples read: model.bin, the built-in model, and for some pages others."""
     shutil.copy(models.path(), folder / "model.bin")
+    if chat_model is not None and "model.gguf" in path.read_text("utf-8"):
+        shutil.copy(chat_model, folder / "model.gguf")
     if path.name != "adapters.md":
         return
     (folder / "path" / "to").mkdir(parents=True)
@@ -37,10 +51,14 @@ def write_example_files(path: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path)], ids=lambda path: path.name)
-def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs the examples in order, in one namespace per document."""
+def test_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chat_model: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    write_example_files(path, tmp_path)
+    write_example_files(path, tmp_path, chat_model)
+    run_examples(path)
+
+
+def run_examples(path: Path) -> None:
+    """Run a document's examples in order, in one namespace."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(path):
         if block.reason is None:
@@ -75,4 +93,26 @@ def test_the_examples_in_python_md_run_on_a_model_without_bos(tmp_path: Path, mo
     path = write_model(tmp_path / "no-bos.bin", made)
     load = llamac.load
     monkeypatch.setattr(llamac, "load", lambda _, **options: load(path, **options))
-    test_examples_run(ROOT / "docs" / "python.md", tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    write_example_files(ROOT / "docs" / "python.md", tmp_path)
+    run_examples(ROOT / "docs" / "python.md")
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path)], ids=lambda path: path.name)
+def test_examples_that_are_not_run_are_python(path: Path) -> None:
+    for block in blocks(path):
+        if block.reason is not None:
+            compile("\n" * block.line + block.code, str(path), "exec", dont_inherit=True)
+
+
+def test_the_documented_pipe_is_a_conversation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llamac_command: Command, chat_model: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_example_files(ROOT / "docs" / "chat.md", tmp_path, chat_model)
+    (pipe,) = re.findall(r"^    printf '(.*)' \| llamac (.*)$", text_of("chat.md"), re.MULTILINE)
+    text = pipe[0].replace("\\n", "\n")
+    done = llamac_command(*shlex.split(pipe[1]), stdin=text.encode())
+    assert done.code == 0, done.err
+    assert done.out.endswith("\n")
+    assert len(done.out.split()) > 20  # two answers
