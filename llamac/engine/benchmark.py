@@ -182,7 +182,7 @@ class LimitMeter:
     def __init__(self, block: Any, dtypes: Sequence[str], threads: int, isa: str) -> None:
         self._block, self._threads, self._isa = block, threads, isa
         self._n_reads = max(1, PASS_BYTES // (4 * len(block)))
-        numbers = {_core.dtype_name(number): number for number in range(1, 16)}
+        numbers = dict(_core.dtypes())
         self._dtypes = {name: numbers[name] for name in dtypes}
         self._passes = {name: self._enough_passes(number) for name, number in self._dtypes.items()}
 

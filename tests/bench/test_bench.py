@@ -20,7 +20,7 @@ from builders import checkpoint, llama_config, write_model
 from commands import Command
 from llamac import _core
 from llamac.engine import benchmark
-from llamac.engine.benchmark import BenchmarkPlan, Limits, Work, main_dtype, work_of
+from llamac.engine.benchmark import BenchmarkPlan, LimitMeter, Limits, Work, main_dtype, work_of
 from llamac.errors import ArgumentError
 from llamac.export.checkpoint import LayerConfig
 from llamac.export.flat.plan import make_plan
@@ -45,12 +45,21 @@ def test_measure_read_counts_its_bytes(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", RUNS_HERE)
-@pytest.mark.parametrize("dtype", range(1, 7))
+@pytest.mark.parametrize("dtype", [number for _, number in _core.dtypes()])
 def test_measure_multiply_counts_its_multiply_adds(isa: str, dtype: int) -> None:
     one = _core.measure_multiply(dtype, 1, isa=isa)
     assert one > 0
     assert _core.measure_multiply(dtype, 3, isa=isa) == 3 * one
     assert _core.measure_multiply(dtype, 1, threads=2, isa=isa) == 2 * one
+
+
+def test_every_dtype_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "PASS_SECONDS", 0.0)
+    monkeypatch.setattr(benchmark, "PASS_BYTES", 0)
+    names = [name for name, _ in _core.dtypes()]
+    limits = LimitMeter(np.ones(1000, np.float32), names, 1, "scalar").measure()
+    assert list(limits.multiply) == names
+    assert min(limits.multiply.values()) > 0
 
 
 def test_wrong_arguments_of_the_loops_are_refused() -> None:
