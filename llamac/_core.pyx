@@ -48,101 +48,7 @@ include "_core_measure.pxi"
 
 # ---- model
 
-@cython.final
-cdef class Model:
-    """A checked model over a buffer that holds a whole flat file, aligned to 64 bytes, as a memory map is."""
-
-    cdef llamac_model *_ptr
-    cdef Py_buffer _buffer
-    cdef bint _has_buffer, _closing
-    cdef int _n_sessions     # open sessions
-    cdef readonly list borrowed   # (tensor, buffers...) of adapters and replaced tensors, which C reads
-
-    def __init__(self, data):
-        if self._has_buffer:
-            raise LlamacError("a Model is opened once")
-        PyObject_GetBuffer(data, &self._buffer, PyBUF_SIMPLE)
-        self._has_buffer = True
-        self.borrowed = []
-        cdef llamac_error err
-        check(llamac_model_open(&self._ptr, self._buffer.buf, <size_t>self._buffer.len, &err), &err)
-
-    cdef void _release(self) noexcept:
-        llamac_model_close(&self._ptr)
-        if self._has_buffer:
-            PyBuffer_Release(&self._buffer)
-            self._has_buffer = False
-
-    def __dealloc__(self):
-        self._release()
-
-    cdef _check_no_session(self):
-        if self._ptr is NULL or self._n_sessions:
-            raise LlamacError("a model can be adapted only before its first session")
-
-    def adapt(self, str matrix, int rank, const float[::1] a not None, const float[::1] b not None,
-              const float[::1] scales=None):
-        """Add a low-rank adapter to a matrix (llamac_model_adapt). Its buffers are used until the model is closed."""
-        cdef const float *scales_ptr = NULL
-        cdef size_t n_scales = 0
-        cdef llamac_error err
-        self._check_no_session()
-        if scales is not None:
-            scales_ptr, n_scales = &scales[0], scales.shape[0]
-        check(llamac_model_adapt(self._ptr, PyUnicode_AsUTF8(matrix), rank, &a[0], a.nbytes, &b[0], b.nbytes,
-                                 scales_ptr, n_scales, &err), &err)
-        self.borrowed.append((matrix, a, b, scales))
-
-    def replace(self, str tensor, int dtype, const unsigned char[::1] data not None):
-        """Use other data for a tensor (llamac_model_replace). The buffer is used until the model is closed."""
-        cdef llamac_error err
-        self._check_no_session()
-        check(llamac_model_replace(self._ptr, PyUnicode_AsUTF8(tensor), dtype, &data[0], data.shape[0], &err), &err)
-        self.borrowed.append((tensor, data))
-
-    def set_kv_budget(self, size_t budget):
-        """Limit the bytes of KV pages that all sessions hold together; 0: no limit."""
-        if self._ptr is NULL:
-            raise ClosedError("the model is closed")
-        llamac_set_kv_budget(self._ptr, budget)
-
-    def kv_bytes(self):
-        """Return the bytes of KV pages that the sessions hold. A page that sequences share counts once."""
-        if self._ptr is NULL:
-            raise ClosedError("the model is closed")
-        return llamac_kv_bytes(self._ptr)
-
-    def check_shift(self):
-        """Check that the model's sequences can be shifted (llamac_shift_check)."""
-        cdef llamac_error err
-        if self._ptr is NULL:
-            raise ClosedError("the model is closed")
-        check(llamac_shift_check(self._ptr, &err), &err)
-
-    def tables(self):
-        """Return the core's checked copy of the file's first bytes, from the header to the tensor table."""
-        cdef size_t n = 0
-        if self._ptr is NULL:
-            raise ClosedError("the model is closed")
-        cdef const unsigned char *tables = <const unsigned char *>llamac_model_tables(self._ptr, &n)
-        return tables[:n]
-
-    def close(self):
-        """Close the model. The buffer is released when the last session is closed."""
-        self._closing = True
-        if self._n_sessions == 0:
-            self._release()
-
-    @property
-    def closed(self):
-        return self._closing or self._ptr is NULL
-
-    @property
-    def released(self):
-        """Whether the buffer has been released."""
-        return not self._has_buffer
-
-
+include "_core_model.pxi"
 include "_core_sampling.pxi"
 
 
@@ -166,7 +72,10 @@ cdef class Session:
     cdef int *_shifts             # per sequence: 1 + its first position that a shift has moved; 0: none
     cdef float *_logits           # (vocab_size): of the last eval, if it wanted those of its last row
     cdef bint _has_logits
-    cdef list _drafts             # (token, sequence, parent, the sequence's length) of the last eval_drafts
+    cdef list _drafts             # (token, sequence, parent, the sequence's length, row of _draft_logits or -1)
+    cdef float *_draft_logits     # (_draft_capacity, vocab_size): of the last eval_drafts, if the session keeps them
+    cdef int _draft_capacity
+    cdef Session _leader          # its scope cancels the evals of this session, too; or None
     cdef void *_sample_scratch
     cdef readonly int vocab_size
     cdef readonly uint64_t changes   # number of evals and truncations that have begun
@@ -216,8 +125,10 @@ cdef class Session:
         PyMem_Free(self._ids_capacity)
         PyMem_Free(self._shifts)
         PyMem_Free(self._logits)
+        PyMem_Free(self._draft_logits)
         PyMem_Free(self._sample_scratch)
         self._ids, self._ids_capacity, self._shifts, self._logits, self._sample_scratch = NULL, NULL, NULL, NULL, NULL
+        self._draft_logits, self._draft_capacity = NULL, 0
 
     def __dealloc__(self):
         self._release()
@@ -368,9 +279,19 @@ cdef class Session:
 
     def cancel(self):
         """Cancel the eval that another thread runs, or the scope that it runs in. CancelledError is raised there."""
+        cdef CancelScope scope = self._running_scope()
         self._cancel = 1
-        if self._scope is not None:
-            self._scope._cancel = 1
+        if scope is not None:
+            scope._cancel = 1
+
+    def follow(self, Session leader not None):
+        """Let the cancel scope of another session cancel the evals of this one, too."""
+        self._leader = leader
+
+    cdef CancelScope _running_scope(self):
+        if self._scope is None and self._leader is not None:
+            return self._leader._scope
+        return self._scope
 
     def stage_width(self, int stage):
         """Return (floats per row, whether the stage exists once per layer)."""
@@ -410,7 +331,7 @@ cdef class Session:
     cdef int _eval(self, const llamac_row *rows, int n, float *logits, const llamac_observation *observations,
                    int n_observations) except -1:
         """Run llamac_eval and record the tokens of the computed rows. The caller has entered the session."""
-        cdef CancelScope scope = self._scope  # holds a reference while C reads its flag
+        cdef CancelScope scope = self._running_scope()  # holds a reference while C reads its flag
         cdef const int32_t *cancel = &self._cancel if scope is None else &scope._cancel
         cdef int done = 0, result, i
         cdef llamac_eval_options options = llamac_eval_options(observations, n_observations, cancel, &done)
@@ -463,21 +384,23 @@ cdef class Session:
         finally:
             self._busy = False
 
-    def eval_drafts(self, const int32_t[:, ::1] drafts not None, float[::1] logits not None):
+    def eval_drafts(self, const int32_t[:, ::1] drafts not None, float[::1] logits=None):
         """Compute drafts (n, 4) of token, sequence, parent, want_logits (llamac_eval_drafts).
 
         Args:
-            logits: Receives vocab_size floats per draft that wants them.
+            logits: Receives vocab_size floats per draft that wants them. None: they stay in the session, and those of
+                a draft are there for `sample` once it has been accepted.
 
         Raises:
             CancelledError: Nothing was kept.
         """
-        cdef int n = <int>drafts.shape[0], i, wanted = 0
+        cdef int n = <int>drafts.shape[0], i, row, wanted = 0
+        cdef float *out = NULL
         if drafts.shape[1] != 4:
             raise ArgumentError("a draft has 4 numbers: token, sequence, parent, want_logits")
         for i in range(n):
             wanted += drafts[i, 3] != 0
-        if logits.shape[0] != <Py_ssize_t>wanted * self.vocab_size:
+        if logits is not None and logits.shape[0] != <Py_ssize_t>wanted * self.vocab_size:
             raise ArgumentError(f"the buffer for logits has {logits.shape[0]} floats, "
                                 f"expected {wanted} x {self.vocab_size}")
         self._enter()
@@ -485,15 +408,33 @@ cdef class Session:
             self.changes += 1
             self._has_logits = False
             self._drafts = []
-            found = [(drafts[i, 0], drafts[i, 1], drafts[i, 2], llamac_length(self._ptr, drafts[i, 1]))
-                     for i in range(n)]
-            self._run_drafts(<const llamac_draft *>&drafts[0, 0] if n else NULL, n, &logits[0] if wanted else NULL)
+            found, row = [], 0
+            for i in range(n):
+                found.append((drafts[i, 0], drafts[i, 1], drafts[i, 2], llamac_length(self._ptr, drafts[i, 1]),
+                              row if logits is None and drafts[i, 3] else -1))
+                row += drafts[i, 3] != 0
+            if logits is None:
+                self._reserve_draft_logits(wanted)
+                out = self._draft_logits
+            elif wanted:
+                out = &logits[0]
+            self._run_drafts(<const llamac_draft *>&drafts[0, 0] if n else NULL, n, out)
             self._drafts = found
         finally:
             self._busy = False
 
+    cdef int _reserve_draft_logits(self, int rows) except -1:
+        if rows > self._draft_capacity:
+            PyMem_Free(self._draft_logits)
+            self._draft_capacity = 0
+            self._draft_logits = <float *>PyMem_Malloc(<size_t>rows * <size_t>self.vocab_size * sizeof(float))
+            if self._draft_logits is NULL:
+                raise OutOfMemoryError(f"no memory for the logits of {rows} drafts")
+            self._draft_capacity = rows
+        return 0
+
     cdef int _run_drafts(self, const llamac_draft *drafts, int n, float *logits) except -1:
-        cdef CancelScope scope = self._scope  # holds a reference while C reads its flag
+        cdef CancelScope scope = self._running_scope()  # holds a reference while C reads its flag
         cdef const int32_t *cancel = &self._cancel if scope is None else &scope._cancel
         cdef llamac_eval_options options = llamac_eval_options(NULL, 0, cancel, NULL)
         cdef llamac_error err
@@ -507,7 +448,7 @@ cdef class Session:
 
     def accept(self, draft):
         """Append a draft of the last eval_drafts and its ancestors to their sequence (llamac_accept)."""
-        cdef int c_draft = as_int(draft, "draft"), sequence, length, i
+        cdef int c_draft = as_int(draft, "draft"), sequence, length, i, row
         cdef llamac_error err
         self._enter()
         try:
@@ -515,15 +456,29 @@ cdef class Session:
             sequence = length = 0
             i = c_draft
             while 0 <= i < len(self._drafts or ()):
-                token, sequence, i, length = self._drafts[i]
+                token, sequence, i, length, _ = self._drafts[i]
                 path.insert(0, token)
             if path:
                 self._reserve_ids(sequence, length + len(path) - 1)
             check(llamac_accept(self._ptr, c_draft, &err), &err)
             self.changes += 1
-            self._has_logits = False
+            row = self._drafts[c_draft][4]
+            self._has_logits = row >= 0
+            if row >= 0:
+                memcpy(self._logits, self._draft_logits + <size_t>row * self.vocab_size,
+                       self.vocab_size * sizeof(float))
             for i in range(<int>len(path)):
                 self._ids[sequence][length + i] = path[i]
+        finally:
+            self._busy = False
+
+    def discard_drafts(self):
+        """Free the drafts of the last eval_drafts. The logits for `sample` stay."""
+        cdef llamac_error err
+        self._enter()
+        try:
+            self._drafts = []
+            check(llamac_eval_drafts(self._ptr, NULL, 0, NULL, NULL, &err), &err)
         finally:
             self._busy = False
 

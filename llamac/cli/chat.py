@@ -20,7 +20,7 @@ from llamac.cli.chat_input import (
 )
 from llamac.cli.chat_screen import make_screen
 from llamac.cli.loading import load_model
-from llamac.cli.options import add_conversion, add_kernels, add_lora, add_model, add_threads
+from llamac.cli.options import add_conversion, add_kernels, add_lora, add_model, add_speculation, add_threads
 from llamac.cli.parser import Parser
 from llamac.cli.run import figures
 from llamac.cli.sampling_options import add_sampling, sampling_params
@@ -92,6 +92,7 @@ def add_arguments(parser: Parser) -> None:
     machine = parser.add_argument_group("machine")
     add_threads(machine)
     add_kernels(machine)
+    add_speculation(machine)
 
 
 def run(options: argparse.Namespace) -> int:

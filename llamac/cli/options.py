@@ -71,6 +71,18 @@ def add_kernels(group: Group, kv_dtypes: tuple[KVDtype, ...] = KV_DTYPES) -> Non
     )
 
 
+def add_speculation(group: Group) -> None:
+    """Add --draft and --no-speculation."""
+    speculation = group.add_mutually_exclusive_group()
+    speculation.add_argument(
+        "--draft",
+        metavar="MODEL",
+        help="a smaller model with the same vocabulary that guesses ahead: faster, and the same text; its weights are "
+        "kept in the format of their source",
+    )
+    speculation.add_argument("--no-speculation", action="store_true", help="compute no tokens ahead")
+
+
 def add_generation(group: Group, max_tokens: int) -> None:
     """Add the sampling parameters. `max_tokens` is the default of -n."""
     group.add_argument(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from llamac.cli.guide import add_guide, chosen_guide
 from llamac.cli.loading import load_model, shown_progress
-from llamac.cli.options import Group, add_conversion, add_kernels, add_lora, add_model, add_threads
+from llamac.cli.options import Group, add_conversion, add_kernels, add_lora, add_model, add_speculation, add_threads
 from llamac.cli.parser import Parser
 from llamac.cli.prefill import BAR_DELAY, prefill_progress
 from llamac.cli.prompt import read_prompt
@@ -74,6 +74,7 @@ def add_arguments(parser: Parser) -> None:
     machine = parser.add_argument_group("machine")
     add_threads(machine)
     add_kernels(machine)
+    add_speculation(machine)
 
 
 def _add_prompt(group: Group) -> None:
@@ -187,10 +188,11 @@ def figures(model: Model, result: Completion, to_first: float) -> str:
     decode = f"{later / max(timings.decode, 1e-9):.1f} tok/s" if later > 0 else "-"
     cut = f" ({usage.truncated_tokens} cut)" if usage.truncated_tokens else ""
     dropped = f" ({usage.shifted_tokens} dropped)" if usage.shifted_tokens else ""
+    drafts = f"{usage.accepted_tokens} of {usage.drafted_tokens} drafts right | " if usage.drafted_tokens else ""
     return (
         f"prompt {usage.prompt_tokens} tokens{cut}, {prompt:.1f} tok/s | "
         f"decode {usage.completion_tokens} tokens{dropped}, {decode} | "
-        f"first token after {to_first * 1e3:.0f} ms | {_reason(model, result)} | seed {result.seed}"
+        f"{drafts}first token after {to_first * 1e3:.0f} ms | {_reason(model, result)} | seed {result.seed}"
     )
 
 

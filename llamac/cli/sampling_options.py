@@ -74,6 +74,7 @@ def sampling_params(options: argparse.Namespace) -> SamplingParams:
         ignore_eos=options.ignore_eos or None,
         context_overflow=options.context_overflow,
         context_keep=options.context_keep,
+        speculation=False if options.no_speculation else None,
     ).updated({name: getattr(options, name) for name in NUMBERS})
 
 

@@ -16,6 +16,7 @@ from llamac.engine.prompts import prompt_ids
 from llamac.engine.sampler import check_token_ids
 from llamac.engine.sampling import ResolvedParams, SamplingParams, resolve
 from llamac.engine.session import Session
+from llamac.engine.speculation import Speculation
 from llamac.errors import ArgumentError, BusyError, CancelledError, ClosedError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Stream(Iterator[str]):
         self._owns_session = owns_session
         self._scope = _core.CancelScope(session._core)
         self._output = Output(session.model, prompt, params, session.context, session.kv_dtype)
+        self._speculation = Speculation(session, self._output)
         self._changes = 0  # the session's count of changes after this stream's last eval
         self._resumed = 0.0  # when the running computation began
         self._prefill_time: float | None = None
@@ -142,6 +144,7 @@ class Stream(Iterator[str]):
             self._prefill()
             computed = time.perf_counter()
             self._prefill_time, self._resumed = computed - self._resumed, computed
+            self._speculation.observe_prompt(len(output.prompt) - output.cached, self._prefill_time)
         else:
             if self._changes != session._core.changes:
                 session._check_open()
@@ -161,7 +164,7 @@ class Stream(Iterator[str]):
             if output.shifts and core.length() == output.context:
                 output.shifted += make_room(core, 0, output.keep)
             n = output.context - core.length()
-            session._extend(pending[:n])
+            self._speculation.extend(pending[:n], output.left)
             pending = pending[n:]
 
     def _describe(self, token: int, top: int) -> TokenLogprobs:
@@ -197,12 +200,15 @@ class Stream(Iterator[str]):
     def _release(self) -> None:
         if self._owns_session:
             self._session.close()
+        elif self._changes == self._session._core.changes:
+            self._speculation.end()
 
     def _summary(self) -> Completion:
         elapsed = time.perf_counter() - self._resumed
-        if self._prefill_time is None:
-            return self._output.completion(Timings(elapsed, 0.0))
-        return self._output.completion(Timings(self._prefill_time, self._decode_time + elapsed))
+        timings = Timings(elapsed, 0.0)
+        if self._prefill_time is not None:
+            timings = Timings(self._prefill_time, self._decode_time + elapsed)
+        return self._output.completion(timings)
 
 
 # ---- from a request to a stream

@@ -35,6 +35,7 @@ class SessionDefaults(NamedTuple):
     kv_dtype: KVDtype | None = None
     threads: int | None = None
     isa: str | None = None
+    draft_model: Model | None = None
 
 
 class Origin(NamedTuple):
@@ -68,11 +69,13 @@ class Model(ModelFile):
         *,
         tokenizer: Tokenizer | None = None,
         opened_tokenizer: Tokenizer | None = None,
+        owned_draft_model: Model | None = None,
         origin: Origin | None = None,
         on_warning: Callable[[str], object] = warn,
     ) -> None:
         super().__init__(file, tokenizer=tokenizer, opened_tokenizer=opened_tokenizer, on_warning=on_warning)
         self._origin = origin
+        self._owned_draft_model = owned_draft_model  # closed with this model
         self._session_defaults = session_defaults
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._kv_budget: int | None = None
@@ -178,6 +181,7 @@ class Model(ModelFile):
         kv_dtype: KVDtype | None = None,
         threads: int | None = None,
         isa: str | None = None,
+        draft_model: Model | None = None,
     ) -> Session:
         """Open a session, which holds sequences of tokens with their KV cache.
 
@@ -188,12 +192,22 @@ class Model(ModelFile):
             kv_dtype: Number format of the KV cache.
             threads: Threads per eval.
             isa: Kernel set.
+            draft_model: A smaller model with the same vocabulary that guesses ahead, which makes generation faster and
+                never changes its tokens. It must stay open as long as the session.
 
         Raises:
-            ArgumentError: If a setting is out of range.
+            ArgumentError: If a setting is out of range, or the draft model has another vocabulary.
             OutOfMemoryError: If there is not enough memory.
         """
-        return Session(self, context=context, sequences=sequences, kv_dtype=kv_dtype, threads=threads, isa=isa)
+        return Session(
+            self,
+            context=context,
+            sequences=sequences,
+            kv_dtype=kv_dtype,
+            threads=threads,
+            isa=isa,
+            draft_model=draft_model,
+        )
 
     @property
     def kv_bytes(self) -> int:
@@ -379,4 +393,6 @@ class Model(ModelFile):
         self._file.check_idle()
         for session in list(self._sessions):
             session.close()
+        if self._owned_draft_model is not None:
+            self._owned_draft_model.close()
         self._file.close()

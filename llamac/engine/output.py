@@ -34,6 +34,8 @@ class Usage:
         cached_tokens: Tokens of the prompt that the session held already and did not compute again.
         truncated_tokens: Tokens that were cut from the middle of the prompt; `prompt_tokens` does not count them.
         shifted_tokens: Positions that were dropped from the context to continue the generation.
+        drafted_tokens: Draft tokens that were computed ahead.
+        accepted_tokens: Those of them that became tokens without being computed again.
     """
 
     prompt_tokens: int
@@ -41,6 +43,8 @@ class Usage:
     cached_tokens: int = 0
     truncated_tokens: int = 0
     shifted_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,7 @@ class Output:
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None  # None: the generation has not ended
         self.stopped_by: int | str | None = None
+        self.drafted = self.accepted = 0  # drafts computed, and those of them that became tokens
         self.cached = 0  # tokens of the prompt that were not computed again
         self.logprobs: list[TokenLogprobs] = []  # at least one for each token, if the request asks for them
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
@@ -180,7 +185,7 @@ class Output:
         Raises:
             LlamacError: If the guide's grammar is too complex here.
         """
-        token = self.sampler.within(token, self._left)
+        token = self.sampler.within(token, self.left)
         if self.params.logprobs is not None and describe is not None and token not in self.sampler.stop_ids:
             self.logprobs[len(self.tokens) :] = [describe(token, self.params.logprobs)]
         piece = self._record(token)
@@ -191,7 +196,7 @@ class Output:
         return piece
 
     @property
-    def _left(self) -> int:
+    def left(self) -> int:
         """Tokens that can still be generated. The last one needs no position."""
         left = UNLIMITED if self.shifts else self.context + 1 - len(self.prompt)
         return min(left, self.params.max_tokens or left) - len(self.tokens)
@@ -206,11 +211,11 @@ class Output:
             piece = self._search.push(piece)
             if self._search.found is not None:
                 return piece + self.end("stop", self._search.found)
-        if self.sampler.is_complete or (self._left == 0 and self.sampler.is_accepting):
+        if self.sampler.is_complete or (self.left == 0 and self.sampler.is_accepting):
             return piece + self.end("stop")
         if len(self.tokens) == self.params.max_tokens:
             return piece + self.end("length")
-        return piece + self.end("context") if self._left == 0 else piece
+        return piece + self.end("context") if self.left == 0 else piece
 
     def end(self, reason: FinishReason, stopped_by: int | str | None = None) -> str:
         """End the generation; return the text held back."""
@@ -237,7 +242,15 @@ class Output:
             finish_reason=finish_reason,
             stopped_by=self.stopped_by,
             seed=self.params.seed,
-            usage=Usage(len(self.prompt), len(tokens), self.cached, self.truncated, self.shifted),
+            usage=Usage(
+                len(self.prompt),
+                len(tokens),
+                self.cached,
+                self.truncated,
+                self.shifted,
+                self.drafted,
+                self.accepted,
+            ),
             timings=timings,
             logprobs=None if self.params.logprobs is None else self.logprobs[: len(tokens)],
             prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 VERSION = 1  # of the schema
 MAX_BYTES = 1 << 26
-REPORTS = ("receipt",)  # parameters that no token depends on
+REPORTS = ("receipt", "speculation")  # parameters that no token depends on
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,6 +66,7 @@ class SamplingOverrides(TypedDict, total=False):
     context_overflow: ContextOverflow | None
     context_keep: int | None
     receipt: bool | None
+    speculation: bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +131,8 @@ class SamplingParams:
             "truncate_middle".
         receipt: Whether the result has a receipt, from which `llamac.replay` repeats it. The first one of a file that
             has just been converted from GGUF waits for the file's checksum.
+        speculation: Whether to compute drafts of tokens ahead where this is faster. It never changes tokens. Not set:
+            True.
 
     Raises:
         ArgumentError: If a value is out of range; `ArgumentTypeError` if its type is wrong.
@@ -168,6 +171,7 @@ class SamplingParams:
     context_overflow: ContextOverflow | None = None
     context_keep: int | None = None
     receipt: bool | None = None
+    speculation: bool | None = None
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -232,6 +236,7 @@ class ResolvedParams:
     receipt: bool
     context_overflow: ContextOverflow
     context_keep: int | None
+    speculation: bool
     candidate: int = 0  # which of several generations with this seed
 
     def core(self) -> _core.Sampling:
@@ -291,6 +296,7 @@ LIBRARY_DEFAULTS: dict[str, Any] = {
     "context_overflow": "error",
     "context_keep": None,
     "receipt": False,
+    "speculation": True,
 }
 
 
@@ -493,4 +499,5 @@ _CHECKS: dict[str, Check] = {
     "context_overflow": _overflow,
     "context_keep": _whole(0),
     "receipt": _flag,
+    "speculation": _flag,
 }

@@ -6,13 +6,14 @@ An eval that can take long runs interruptibly (interrupt.py).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamac import _core
 from llamac.arguments import KV_DTYPES, KVDtype, wrong_type
 from llamac.engine import machine
 from llamac.engine.closeable import Closeable
+from llamac.engine.draft_model import DraftModel, check_draft_model
 from llamac.engine.prompts import conversation_ids
 from llamac.engine.rows import STAGES, Rows, appended_rows, as_ids, draft_rows, packed_rows, stages_and_layers
 from llamac.engine.sampler import Sampler
@@ -64,6 +65,7 @@ class Session(Closeable):
         kv_dtype: KVDtype | None = None,
         threads: int | None = None,
         isa: str | None = None,
+        draft_model: Model | None = None,
     ) -> None:
         from llamac.engine.model import Model
 
@@ -74,6 +76,11 @@ class Session(Closeable):
         kv_dtype = defaults.kv_dtype if kv_dtype is None else kv_dtype
         threads = defaults.threads if threads is None else threads
         isa = defaults.isa if isa is None else isa
+        draft_model = defaults.draft_model if draft_model is None else draft_model
+        if draft_model is not None:
+            check_draft_model(model, draft_model)
+        self._draft_model = draft_model
+        self._drafting: DraftModel | None = None  # opened on first use
         for name, value in (("kv_dtype", kv_dtype), ("isa", isa)):
             if not isinstance(value, str | None):
                 raise wrong_type(name, value, "a str")
@@ -318,16 +325,11 @@ class Session(Closeable):
         import numpy as np
 
         rows = draft_rows(ids, parents, sequence)
-        count = len(rows) // 4
-        drafts: Any = memoryview(rows).cast("B").cast("i", (count, 4)) if count else np.empty((0, 4), np.int32)
-        out = np.empty((count, self._core.vocab_size), np.float32)
-        self._model.file.check_size()
-        self._follow_machine()
-        flat: Any = out.reshape(-1)
-        if self._is_long(count, count * (self.length(sequence) + count)):
-            interruptible(lambda: self._core.eval_drafts(drafts, flat), self._core.cancel)
+        out = np.empty((len(rows) // 4, self._core.vocab_size), np.float32)
+        if rows:
+            self._run_drafts(rows, out.reshape(-1))
         else:
-            self._core.eval_drafts(drafts, flat)
+            self._core.discard_drafts()
         return out
 
     def accept(self, draft: int) -> None:
@@ -419,7 +421,13 @@ class Session(Closeable):
         context, _, _, isa, *_ = self._core.describe()
         threads = None if self._default_threads is not None else self._threads
         forked = Session(
-            self._model, context=context, sequences=sequences, kv_dtype=self.kv_dtype, threads=threads, isa=isa
+            self._model,
+            context=context,
+            sequences=sequences,
+            kv_dtype=self.kv_dtype,
+            threads=threads,
+            isa=isa,
+            draft_model=self._draft_model,
         )
         try:
             forked._core.fork_from(self._core, self.length(sequence) if length is None else length, sequence, 0)
@@ -456,16 +464,17 @@ class Session(Closeable):
 
     def step(self, token: int, *, sequence: int = 0) -> None:
         """Append one token to a sequence, and store its logits for `sample`."""
-        self._model.file.check_size()
-        self._follow_machine()
-        if self._is_long(1, self._core.length(sequence)):
-            interruptible(lambda: self._core.step(token, sequence), self._core.cancel)
-        else:
-            self._core.step(token, sequence)
+        self._compute(lambda: self._core.step(token, sequence), 1, self._core.length(sequence))
 
-    def _extend(self, tokens: Sequence[int]) -> None:
-        """Append generated tokens to sequence 0, and store the logits of the last one."""
-        if len(tokens) == 1:
+    def _extend(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> None:
+        """Append generated tokens to sequence 0, and store the logits of the last one.
+
+        Drafts that follow are computed in the same pass. `accept` counts them from the first of the tokens.
+        """
+        if drafts:
+            self._run_drafts(draft_rows([*tokens, *drafts], range(-1, len(tokens) + len(drafts) - 1), 0), None)
+            self.accept(len(tokens) - 1)
+        elif len(tokens) == 1:
             self.step(tokens[0])
         else:
             self._run(self._rows(as_ids(tokens), 0, "last"), None, ())
@@ -510,6 +519,8 @@ class Session(Closeable):
             BusyError: While another thread computes with the session.
         """
         self._core.close()
+        if self._drafting is not None:
+            self._drafting.close()
 
     # ---- internals
 
@@ -554,14 +565,23 @@ class Session(Closeable):
 
     def _run(self, packed: Rows, logits: Any, observations: Sequence[tuple[int, int, Any]]) -> None:
         """Compute rows."""
+        rows = memoryview(packed).cast("B").cast("i", (len(packed) // 4, 4))
+        self._compute(lambda: self._core.eval_rows(rows, logits, observations), len(rows), sum(packed[2::4]))
+
+    def _run_drafts(self, packed: Rows, logits: Any) -> None:
+        """Compute drafts, at least one. Without a buffer for their logits, the session keeps them."""
+        drafts = memoryview(packed).cast("B").cast("i", (len(packed) // 4, 4))
+        positions = len(drafts) * (self._core.length(packed[1]) + len(drafts))
+        self._compute(lambda: self._core.eval_drafts(drafts, logits), len(drafts), positions)
+
+    def _compute(self, task: Callable[[], None], rows: int, positions: int) -> None:
+        """Run an eval of some rows with `positions` positions before them in total."""
         self._model.file.check_size()
         self._follow_machine()
-        count = len(packed) // 4
-        rows = memoryview(packed).cast("B").cast("i", (count, 4))
-        if self._is_long(count, sum(packed[2::4])):
-            interruptible(lambda: self._core.eval_rows(rows, logits, observations), self._core.cancel)
+        if self._is_long(rows, positions):
+            interruptible(task, self._core.cancel)
         else:
-            self._core.eval_rows(rows, logits, observations)
+            task()
 
     def _is_long(self, rows: int, positions: int) -> bool:
         """Whether an eval can take so long that it must be interruptible.

@@ -47,6 +47,7 @@ def load(
     memory: Memory = "map",
     dtype: DType | None = None,
     cache_dir: CacheDir = None,
+    draft_model: Model | StrPath | None = None,
     progress: Progress | bool | None = None,
 ) -> Model:
     """Open a model.
@@ -73,6 +74,8 @@ def load(
             flat file in another format is converted as well.
         cache_dir: Folder of converted models. Default: LLAMAC_CACHE, else the user's cache folder. False converts to a
             temporary file that is deleted when the model is closed.
+        draft_model: A smaller model with the same vocabulary that guesses ahead, which makes generation faster and
+            never changes its tokens: a Model, or what `path` can be, which is then closed with this model.
         progress: Whether to show bars during a download or conversion, or a function to call with (phase, done,
             total).
 
@@ -96,6 +99,7 @@ def load(
         model = open_model(
             path,
             SessionDefaults(context, kv_dtype, threads, isa),
+            draft_model=draft_model,
             tokenizer=tokenizer,
             lora=lora,
             memory=memory,
@@ -118,6 +122,7 @@ def open_model(
     memory: Memory = "map",
     dtype: DType | None = None,
     cache_dir: CacheDir = None,
+    draft_model: Model | StrPath | None = None,
     progress: Progress = silent,
     on_warning: Callable[[str], object],
     on_conversion: Callable[[str], object] = lambda text: None,
@@ -139,7 +144,7 @@ def open_model(
     )
     origin = Origin(
         load,
-        os.path.abspath(source) if os.path.lexists(source) else os.fspath(source),
+        _recorded(source),
         {
             **session_defaults._asdict(),
             "tokenizer": tokenizer_path and os.path.abspath(tokenizer_path),
@@ -147,24 +152,45 @@ def open_model(
             "memory": memory,
             "dtype": dtype,
             "cache_dir": os.path.abspath(cache_dir) if cache_dir else cache_dir,
+            "draft_model": draft_model if isinstance(draft_model, Model | None) else _recorded(draft_model),
         },
     )
+    opened_draft: Model | None = None
     try:
+        if draft_model is not None and not isinstance(draft_model, Model):
+            settings = SessionDefaults(threads=session_defaults.threads, isa=session_defaults.isa)
+            draft_model = opened_draft = open_model(
+                draft_model,
+                settings,
+                memory=memory,
+                cache_dir=cache_dir,
+                progress=progress,
+                on_warning=on_warning,
+                on_conversion=on_conversion,
+            )
         if found_lora:
             from llamac.export.lora import attach
 
             attach(file, found_lora)
         return Model(
             file,
-            session_defaults,
+            session_defaults._replace(draft_model=draft_model),
             tokenizer=replacement,
             opened_tokenizer=opened_tokenizer,
+            owned_draft_model=opened_draft,
             origin=origin,
             on_warning=on_warning,
         )
     except BaseException:
+        if opened_draft is not None:
+            opened_draft.close()
         file.close()
         raise
+
+
+def _recorded(source: StrPath) -> str:
+    """A source as another process finds it."""
+    return os.path.abspath(source) if os.path.lexists(source) else os.fspath(source)
 
 
 def _open_file(

@@ -1,0 +1,149 @@
+"""How many drafts pay: the measured cost of passes with several rows, and a budget for drafts that turn out wrong.
+
+All of this changes speed only, never tokens.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llamac.engine.session import Session
+
+MOST_DRAFTS = 63
+MEASURED = 9  # passes of a kind whose median counts
+LEAST_MEASURED = 3  # steps before the first draft
+ROW_COST = 0.4  # of a step: what a further row is assumed to cost before anything was measured
+LEAST_ROW_COST, MOST_ROW_COST = 0.02, 0.5  # in which guesses are believed
+SMALL_PASS = 1.2  # times what a row of a long prompt costs: what one is assumed to cost in a pass of a few rows
+FORGET_EVERY = 50  # steps: then the oldest measurement of each size is forgotten
+WORTH = 1.05  # the least expected gain in speed for which drafts are computed
+
+# In steps: what may be lost at the beginning, then with each step without drafts; and the most that gains add up to.
+FIRST_CREDIT = 1.0
+CREDIT_OF_A_STEP = 0.01
+MOST_CREDIT = 6.0
+LEAST_RISK = 0.25  # however sure the drafts seem
+
+_SIZES = (2, 4, 8, 16, 32, MOST_DRAFTS + 1)  # rows of a pass are measured in classes up to these numbers
+_CLASS = [next(i for i, size in enumerate(_SIZES) if rows <= size) for rows in range(MOST_DRAFTS + 2)]
+
+
+class RowCosts:
+    """The measured time of passes with several rows, in passes with one row.
+
+    Other programs make single measurements wrong. So medians count, with a guess that counts as two measurements, and
+    old measurements are forgotten, so that one bad moment does not end all drafts.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[float] = deque(maxlen=MEASURED)  # seconds of passes with one row
+        self._row_costs: list[deque[float]] = [deque(maxlen=MEASURED) for _ in _SIZES]  # per further row, in steps
+        self._prompt_row: float | None = None  # the least seconds of a row of a long prompt
+        self._n_steps = 0
+        self._relative: list[float] | None = None
+
+    def observe_prompt(self, rows: int, seconds: float) -> None:
+        """Record the computation of a prompt: the first guess at the cost of a row."""
+        if rows > _SIZES[-1]:
+            self._prompt_row = min(seconds / rows, self._prompt_row or seconds)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Record a pass."""
+        if rows > 1:
+            if self._steps and rows <= _SIZES[-1]:
+                relative = seconds / self.step
+                self._row_costs[_CLASS[rows]].append(max((relative - 1) / (rows - 1), LEAST_ROW_COST))
+                self._relative = None
+            return
+        self._n_steps += 1
+        if self._n_steps == 1:
+            return  # it touches memory for the first time
+        self._steps.append(seconds)
+        if self._n_steps % FORGET_EVERY == 0 or not self.is_known:
+            self._relative = None
+            for found in self._row_costs:
+                if found:
+                    found.popleft()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough has been measured to plan with it."""
+        return len(self._steps) >= LEAST_MEASURED
+
+    @property
+    def step(self) -> float:
+        """Seconds of a pass with one row."""
+        return median(self._steps)
+
+    @property
+    def relative(self) -> list[float]:
+        """The time of a pass by its number of rows, in steps. It grows with every row."""
+        if self._relative is None:
+            guess = ROW_COST if self._prompt_row is None else SMALL_PASS * self._prompt_row / self.step
+            guess = min(max(guess, LEAST_ROW_COST), MOST_ROW_COST)
+            row_costs = [median([guess, guess, *self._of_class(size)]) for size in range(len(_SIZES))]
+            costs = [0.0, 1.0]
+            for rows in range(2, MOST_DRAFTS + 2):
+                costs.append(max(costs[-1] + LEAST_ROW_COST, 1 + (rows - 1) * row_costs[_CLASS[rows]]))
+            self._relative = costs
+        return self._relative
+
+    def _of_class(self, size: int) -> Sequence[float]:
+        """The measurements of a class of sizes; of the nearest class if there are none."""
+        nearest = sorted(range(len(_SIZES)), key=lambda i: abs(i - size))
+        return next((self._row_costs[i] for i in nearest if self._row_costs[i]), ())
+
+
+_costs: weakref.WeakKeyDictionary[object, dict[tuple[object, ...], RowCosts]] = weakref.WeakKeyDictionary()
+
+
+def row_costs(session: Session) -> RowCosts:
+    """The costs of a model with the settings of a session: sessions share what one has measured."""
+    of_model = _costs.setdefault(session.model, {})
+    return of_model.setdefault((session.kv_dtype, session.threads, session.isa), RowCosts())
+
+
+class Credit:
+    """A budget that bounds what wrong drafts can cost, in steps.
+
+    Right drafts add what they saved, wrong ones take what they cost. A text on which drafts fail is therefore never
+    slower than without by more than the first credit and a hundredth.
+    """
+
+    def __init__(self) -> None:
+        self.left = FIRST_CREDIT
+
+    def settle(self, cost: float, tokens: int) -> None:
+        """Record a pass of a cost that produced a number of tokens."""
+        gained = tokens - cost if cost > 1 else CREDIT_OF_A_STEP
+        self.left = min(self.left + gained, MOST_CREDIT)
+
+
+def best_count(rate: Callable[[int], float], costs: list[float], credit: float, most: int) -> tuple[int, float]:
+    """How many drafts give the highest speed, and how much higher it is than without.
+
+    Args:
+        rate: The chance that a draft is right if the given number of drafts before it are.
+        costs: The cost of a pass by its number of rows, in steps, with that of making the drafts.
+        credit: What may be lost, in steps. Drafts that are likely to be right may cost more.
+        most: The most drafts that can be used.
+    """
+    best, gain = 0, 1.0
+    chance = expected = 1.0
+    if credit <= 0:
+        return best, gain
+    stake = credit / max(1 - rate(0), LEAST_RISK)
+    for n in range(1, min(most, len(costs) - 2) + 1):
+        chance *= rate(n - 1)
+        expected += chance
+        cost = costs[n + 1]
+        if chance < 0.05 or cost - 1 > stake:
+            break
+        if expected > gain * cost:
+            best, gain = n, expected / cost
+    return (best, gain) if gain >= WORTH else (0, 1.0)

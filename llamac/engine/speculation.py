@@ -1,0 +1,167 @@
+"""Speculation: extends a session by a generation's tokens, computing drafts of the next ones in the same pass.
+
+A draft is never a token: it is computed ahead, and counts only once the sampler has drawn the same token from the
+logits before it. The sampler draws each token as it would without drafts, in order and once, so the tokens are equal
+for every way to sample, and a session holds the same tokens after each of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llamac.engine.draft_model import DraftModel, draft_model_of
+from llamac.engine.draft_plan import MOST_DRAFTS, Credit, best_count, row_costs
+from llamac.engine.lookup import Lookup
+from llamac.errors import CancelledError, LlamacError, OutOfMemoryError
+
+if TYPE_CHECKING:
+    from llamac.engine.output import Output
+    from llamac.engine.session import Session
+
+LOGITS_BYTES = 16 * 1024 * 1024  # the most for the logits of drafts
+LEAST_DRAFTS = 7  # that may be computed with a large vocabulary, too
+SPARE_PAGES = 8  # of the KV budget that drafts leave to others
+
+
+class Speculation:
+    """Drafts for sequence 0 of a session, for one generation."""
+
+    def __init__(self, session: Session, output: Output) -> None:
+        """Begin.
+
+        Args:
+            session: The session. Its sequence 0 will hold the prompt.
+            output: The generation.
+        """
+        self._session = session
+        self._output = output
+        self._is_on = output.params.speculation
+        self._costs = row_costs(session)
+        self._credit = Credit()
+        self._lookup: Lookup | None = None
+        self._model: DraftModel | None = None
+        self._most = min(MOST_DRAFTS, max(LEAST_DRAFTS, LOGITS_BYTES // (4 * session._core.vocab_size)))
+        self._drafts: list[int] = []  # of the last pass
+        self._n_tokens = 0  # that the last pass computed before its drafts
+        self._n_right = 0  # drafts of the last pass that became tokens
+        self._from_model = False  # whether the draft model made them
+
+    def observe_prompt(self, rows: int, seconds: float) -> None:
+        """Record how long the prompt took."""
+        self._costs.observe_prompt(rows, seconds)
+
+    def extend(self, tokens: Sequence[int], left: int) -> None:
+        """Append generated tokens to sequence 0, and store the logits of the last one.
+
+        Args:
+            tokens: The tokens, at least one.
+            left: Tokens that can be generated after these.
+        """
+        if not self._is_on:
+            self._session._extend(tokens)
+            return
+        if self._lookup is None:
+            self._begin()
+        assert self._lookup is not None
+        for token in tokens:
+            self._lookup.push(token)
+        rest = self._accept(tokens)
+        if rest:
+            self._settle()
+            self._compute(rest, self._choose(len(rest), left))
+
+    def end(self) -> None:
+        """Forget the drafts that are left."""
+        if self._drafts and not self._session.closed:
+            self._session._core.discard_drafts()
+        self._drafts = []
+
+    def _begin(self) -> None:
+        self._lookup = Lookup(self._output.prompt)
+        with contextlib.suppress(LlamacError):
+            self._model = draft_model_of(self._session)
+
+    def _accept(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Append those tokens whose drafts were right, without computing anything. Returns the others."""
+        n = 0
+        while self._n_right < len(self._drafts) and n < len(tokens) and self._drafts[self._n_right] == tokens[n]:
+            self._n_right += 1
+            n += 1
+        if n:
+            self._output.accepted += n
+            self._session.accept(self._n_tokens + self._n_right - 1)
+        return tokens[n:]
+
+    def _settle(self) -> None:
+        """Record what became of the last pass."""
+        costs = self._costs.relative if self._costs.is_known else [0.0, 1.0]
+        rows = 1 + len(self._drafts)
+        if self._drafts and rows < len(costs):
+            cost = costs[rows]
+            if self._from_model and self._model is not None:
+                self._model.learn(self._n_right, len(self._drafts))
+                cost += len(self._drafts) * (self._model.seconds or 0.0) / self._costs.step
+            self._credit.settle(cost, 1 + self._n_right)
+        else:
+            self._credit.settle(1, 1)
+            if self._model is not None:
+                self._model.rest()
+        self._drafts, self._n_right = [], 0
+
+    def _choose(self, n_tokens: int, left: int) -> list[int]:
+        """Drafts for the next pass, none if they would not pay."""
+        lookup, session = self._lookup, self._session
+        assert lookup is not None
+        room = session.context - session._core.length() - n_tokens
+        most = min(self._most, left - 1, room)
+        if most < 1 or not self._costs.is_known or not self._has_memory():
+            return []
+        costs, credit = self._costs.relative, self._credit.left
+        n, gain = best_count(lookup.rate, costs, credit, most) if lookup.length else (0, 1.0)
+        self._from_model = False
+        if self._model is not None:
+            rate = self._model.rate
+            seconds = self._model.seconds
+            draft_cost = 0.3 if seconds is None else seconds / self._costs.step
+            with_drafts = [cost + max(0, rows - 1) * draft_cost for rows, cost in enumerate(costs)]
+            n_model, gain_model = best_count(lambda ahead: rate, with_drafts, credit, most)
+            if gain_model > gain:
+                return self._draft_with_model(self._model, n_model)
+        return lookup.draft(n) if n else []
+
+    def _draft_with_model(self, model: DraftModel, n: int) -> list[int]:
+        assert self._lookup is not None
+        self._from_model = True
+        try:
+            return model.draft(self._lookup.ids, n, self._output.sampler.core)
+        except CancelledError:
+            raise
+        except LlamacError:  # no memory, or the draft model has been closed: the model itself can go on
+            self._model = None
+            return []
+
+    def _has_memory(self) -> bool:
+        """Whether pages for drafts leave enough of the KV budget to others."""
+        model = self._session.model
+        budget = model.kv_budget
+        if budget is None:
+            return True
+        _, page_bytes = self._session._core.page_size()
+        return model.kv_bytes + SPARE_PAGES * page_bytes <= budget
+
+    def _compute(self, tokens: Sequence[int], drafts: list[int]) -> None:
+        begun = time.perf_counter()
+        if drafts:
+            try:
+                self._session._extend(tokens, drafts)
+            except OutOfMemoryError:
+                self._is_on = False
+                drafts = []
+        if not drafts:
+            self._session._extend(tokens)
+        self._costs.observe(len(tokens) + len(drafts), time.perf_counter() - begun)
+        self._drafts, self._n_tokens = drafts, len(tokens)
+        self._output.drafted += len(drafts)
