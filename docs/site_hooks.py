@@ -22,7 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "bench/**/*.md", "models/*.md")
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 # A library's name in bold, why its block is not run, and the block.
-LIBRARY = re.compile(r"^\*\*([\w. -]+)\*\*\n\n(?:<!-- not run: .* -->\n)?(```(?:python|sh)\n.*?^```)$", re.M | re.S)
+LIBRARY = re.compile(
+    r"^\*\*([\w. -]+)\*\*\n\n(?:<!-- not run: .* -->\n)?(```(?:python|sh|text)\n.*?^```)$", re.M | re.S
+)
 
 
 def anchor(title: str, separator: str = "-") -> str:

@@ -37,7 +37,7 @@ def write_example_files(path: Path, folder: Path, chat_model: Path | None = None
     shutil.copy(models.path(), folder / "model.bin")
     if chat_model is not None and "model.gguf" in path.read_text("utf-8"):
         shutil.copy(chat_model, folder / "model.gguf")
-    if path.name != "adapters.md":
+    if path.name not in ("adapters.md", "coming-from.md"):
         return
     (folder / "path" / "to").mkdir(parents=True)
     llamac.export.export("stories", folder / "path" / "to" / "checkpoint", to="hf")
