@@ -16,6 +16,8 @@ from llamac.cli.prefill import BAR_DELAY, prefill_progress
 from llamac.cli.prompt import read_prompt
 from llamac.cli.sampling_options import add_sampling, sampling_params
 from llamac.cli.text import safe_line, safe_text
+from llamac.engine.candidates import asks_for_several
+from llamac.engine.generation import resolved_params
 from llamac.engine.logprobs import TokenLogprobs
 from llamac.engine.model import Model
 from llamac.engine.output import Completion
@@ -57,6 +59,7 @@ def add_arguments(parser: Parser) -> None:
     generation.add_argument(
         "--receipt", metavar="FILE", help="write the result's receipt, from which `llamac replay` repeats it"
     )
+    _add_candidates(generation)
     add_guide(generation)
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -75,6 +78,13 @@ def add_arguments(parser: Parser) -> None:
     add_threads(machine)
     add_kernels(machine)
     add_speculation(machine)
+
+
+def _add_candidates(group: Group) -> None:
+    group.add_argument("--candidates", type=int, metavar="N", help="print N different continuations")
+    group.add_argument(
+        "--best-of", type=int, metavar="N", help="generate N continuations, and print the most probable ones of them"
+    )
 
 
 def _add_prompt(group: Group) -> None:
@@ -109,9 +119,12 @@ def run(options: argparse.Namespace) -> int:
         prompt = read_prompt(options, model, context)
         if not options.chat and not options.quiet:
             _hint_at_chat(model)
+        if options.chat and model.chat_template is None:
+            raise ArgumentError("the model has no chat template: run it without --chat")
+        if asks_for_several(resolved_params(model, request)):
+            _run_several(options, model, prompt, request)
+            return OK
         if options.chat:
-            if model.chat_template is None:
-                raise ArgumentError("the model has no chat template: run it without --chat")
             opened = model.chat_stream(_messages(options, prompt), request)
         else:
             opened = model.stream(prompt, request)
@@ -132,7 +145,34 @@ def run(options: argparse.Namespace) -> int:
 
 def _request(options: argparse.Namespace) -> SamplingParams:
     """The sampling parameters. Reports wrong values before a model is converted."""
-    return sampling_params(options).updated({"guide": chosen_guide(options), "logprobs": options.logprobs})
+    names = {"logprobs": "logprobs", "n": "candidates", "best_of": "best_of"}
+    given = {name: getattr(options, option) for name, option in names.items()}
+    return sampling_params(options).updated({"guide": chosen_guide(options), **given})
+
+
+def _run_several(options: argparse.Namespace, model: Model, prompt: str, request: SamplingParams) -> None:
+    """Generate the candidates, then print them, with a line before each if there are more than one."""
+    started = time.perf_counter()
+    request = request.updated({"receipt": options.receipt is not None})
+    result = model.chat(_messages(options, prompt), request) if options.chat else model.generate(prompt, request)
+    elapsed = time.perf_counter() - started
+    n = len(result.choices)
+    for i, choice in enumerate(result.choices, start=1):
+        heading = f"--- {i} of {n}\n" if n > 1 else ""
+        echo = "" if options.no_echo or options.chat else prompt
+        _print_text(heading + echo, [choice.text])
+        if choice.logprobs is not None:
+            sys.stdout.flush()
+            _print_logprobs(model, choice.logprobs)
+    if result.receipt is not None:
+        result.receipt.save(options.receipt)
+    if not options.quiet:
+        tokens = sum(choice.usage.completion_tokens for choice in result.choices)
+        candidates = f"{n} candidates, {tokens} tokens" if n > 1 else f"{tokens} tokens"
+        print(
+            f"prompt {result.usage.prompt_tokens} tokens | {candidates} in {elapsed:.2f} s | seed {result.seed}",
+            file=sys.stderr,
+        )
 
 
 def _print_logprobs(model: Model, entries: Iterable[TokenLogprobs]) -> None:

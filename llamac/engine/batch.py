@@ -147,7 +147,13 @@ class Batch:
 
         What it has computed already, the cache keeps now.
         """
-        if self._cache is None or request._to_score:
+        if request._to_score:
+            return False
+        if request._group is not None and request._source is None:
+            shared = len(request._output.prompt) - 1
+            if any(other._group is request._group and other._computed < shared for other in self.running):
+                return True
+        if self._cache is None:
             return False
         ids = request._ids
         for other in self.running:
@@ -164,8 +170,8 @@ class Batch:
         """Give a request a sequence with what the prefix cache has of it. Returns whether there was memory."""
         sequence, ids = self._free[-1], request._ids
         core = self._session._core
-        restored = 0
-        if self._cache is not None and not request._to_score:
+        restored = self._fork_prompt(request, sequence)
+        if not restored and self._cache is not None and not request._to_score:
             match = self._cache.restore(ids, core, sequence)
             restored = match.length
             request._marks.add(_page_floor(len(request._output.prompt), self._page_positions))
@@ -183,6 +189,24 @@ class Batch:
         self.waiting.remove(request)
         self.running.append(request)
         return True
+
+    def _fork_prompt(self, request: Request, sequence: int) -> int:
+        """Share the prompt but for its last id with another candidate, or with the request's source.
+
+        Returns the number of positions, 0 if no sequence can be cut there.
+        """
+        length = len(request._output.prompt) - 1
+        if not length or request._to_score:
+            return 0
+        core = self._session._core
+        siblings = (r for r in self.running if r._group is request._group is not None and not r._dropped)
+        holders = [(core, r._slot) for r in siblings]
+        holders += [(request._source, 0)] if request._source is not None else []
+        for holder, number in holders:
+            if holder.shortest_length(number) <= length <= holder.length(number):
+                core.fork_from(holder, length, number, sequence)
+                return length
+        return 0
 
     def _make_room(self, request: Request) -> bool:
         """Forget cached prefixes until the budget has the pages that the running requests and this one need soon.

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, overload
 
 from llamac.arguments import KVDtype, real_number, whole_number, wrong_type
 from llamac.engine.batch import Batch
+from llamac.engine.candidates import CandidatesRequest, params_of_each
 from llamac.engine.closeable import Closeable
 from llamac.engine.generation import resolved_params
 from llamac.engine.output import Output
+from llamac.engine.overflow import FittedPrompt
 from llamac.engine.prefix_cache import PrefixCache, PrefixStats
 from llamac.engine.prompts import conversation_ids, prompt_ids
 from llamac.engine.request import Request
-from llamac.engine.sampling import SamplingOverrides, SamplingParams, request_params
+from llamac.engine.sampling import ResolvedParams, SamplingOverrides, SamplingParams, request_params
 from llamac.engine.session import Session
 from llamac.errors import (
     ArgumentError,
@@ -326,8 +328,16 @@ class Engine(Closeable):
             raise wrong_type("prompt", prompt, "a str or token ids")
         resolved = resolved_params(self._model, params)
         fitted = prompt_ids(self._model, prompt, resolved, self.context)
-        output = Output(self._model, fitted, resolved, self.context, self.kv_dtype)
-        return Request(self, output, whole_number(priority, "priority"), deadline, next(self._order))
+        return self._requested(fitted, resolved, whole_number(priority, "priority"), deadline)
+
+    def _requested(
+        self, prompt: FittedPrompt, params: ResolvedParams, priority: int, deadline: float | None
+    ) -> Request:
+        """A request, of which everything has been checked."""
+        each = params_of_each(params)
+        outputs = [Output(self._model, prompt, one, self.context, self.kv_dtype) for one in each]
+        requests = [Request(self, output, priority, deadline, next(self._order)) for output in outputs]
+        return CandidatesRequest(requests, params) if len(requests) > 1 else requests[0]
 
     def _enqueue(self, request: Request, *, wait: bool) -> None:
         with self._changed:
@@ -342,7 +352,7 @@ class Engine(Closeable):
                 if not wait:
                     raise QueueFullError(f"{n} requests wait already, the engine's limit (max_queue): try again later")
                 self._changed.wait(WAIT_S)
-            self._arrived.append(request)
+            self._arrived += request.candidates
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="llamac-engine", daemon=True)
                 self._thread.start()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llamac import _core
 from llamac.arguments import wrong_type
+from llamac.engine.candidates import asks_for_several, check_counts, check_streams, generate_several
 from llamac.engine.logprobs import TokenLogprobs, described, score_prompt
 from llamac.engine.output import Completion, Output, Timings
 from llamac.engine.overflow import FittedPrompt, make_room
@@ -232,7 +233,28 @@ def resolved_params(model: Model, request: SamplingParams) -> ResolvedParams:
     check_token_ids(params, model.n_token_ids)
     if params.context_overflow == "shift":
         model._core.check_shift()
+    check_counts(params)
     return params
+
+
+def complete_from_model(
+    model: Model, prompt: str | Sequence[int], request: SamplingParams, context: int | None
+) -> Completion:
+    """Generate the whole result, in a session of its own."""
+    params = resolved_params(model, request)
+    if not asks_for_several(params):
+        return run(stream_from_model(model, prompt, request, context))
+    fitted = prompt_ids(model, prompt, params, model._context_limit(context))
+    with _session_for(model, fitted, params, context) as session:
+        return generate_several(session, fitted, params)
+
+
+def complete_from_session(session: Session, prompt: str | Sequence[int], request: SamplingParams) -> Completion:
+    """Generate the whole result, continuing sequence 0 of a session."""
+    params = resolved_params(session.model, request)
+    if not asks_for_several(params):
+        return run(stream_from_session(session, prompt, request))
+    return generate_several(session, prompt_ids(session.model, prompt, params, session.context), params)
 
 
 def stream_from_model(
@@ -240,15 +262,20 @@ def stream_from_model(
 ) -> Stream:
     """Open a session and a stream that owns it. Checks the whole request, but computes nothing yet."""
     params = resolved_params(model, request)
+    check_streams(params)
     fitted = prompt_ids(model, prompt, params, model._context_limit(context))
+    return Stream(_session_for(model, fitted, params, context), fitted, params, owns_session=True)
+
+
+def _session_for(model: Model, prompt: FittedPrompt, params: ResolvedParams, context: int | None) -> Session:
     most = model.config["context"] if params.max_tokens is None else params.max_tokens
-    session = model._session_for(len(fitted.ids) + most - 1, context)  # the last token needs no position
-    return Stream(session, fitted, params, owns_session=True)
+    return model._session_for(len(prompt.ids) + most - 1, context)  # the last token needs no position
 
 
 def stream_from_session(session: Session, prompt: str | Sequence[int], request: SamplingParams) -> Stream:
     """Open a stream that continues sequence 0 of a session. Checks the whole request, but computes nothing yet."""
     params = resolved_params(session.model, request)
+    check_streams(params)
     fitted = prompt_ids(session.model, prompt, params, session.context)
     return Stream(session, fitted, params, owns_session=False)
 

@@ -104,9 +104,9 @@ class Model(ModelFile):
             ContextFullError: If the prompt does not fit the context.
             ArgumentError: If an argument is out of range; `ArgumentTypeError` if its type is wrong.
         """
-        from llamac.engine.generation import run
+        from llamac.engine.generation import complete_from_model
 
-        return run(self.stream(prompt, params, context=context, **overrides))
+        return complete_from_model(self, prompt, request_params(params, overrides), context)
 
     def stream(
         self,
@@ -149,12 +149,9 @@ class Model(ModelFile):
             ContextFullError: If the conversation does not fit the context.
             ArgumentError: If an argument is out of range, or the model has no chat template.
         """
-        from llamac.engine.generation import run
-
-        stream = self.chat_stream(
-            messages, params, tools=tools, template_options=template_options, context=context, **overrides
-        )
-        return run(stream)
+        request, limit = request_params(params, overrides), self._context_limit(context)
+        ids, request = conversation_ids(self, messages, tools, template_options, request, limit)
+        return self.generate(ids, request, context=context)
 
     def chat_stream(
         self,

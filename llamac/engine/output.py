@@ -80,6 +80,9 @@ class Completion:
         logprobs: Log probabilities of the generated tokens, if the request asked for them.
         prompt_logprobs: Those of the prompt's tokens. The first one has none.
         receipt: What the result was computed from, if the request asked for it.
+        candidate: The number of this candidate: with the seed, it reproduces the result.
+        score: What `best_of` and beam search ranked this candidate by; None without them.
+        others: The other candidates of a request with `n`, in order.
     """
 
     text: str
@@ -92,6 +95,14 @@ class Completion:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     receipt: Receipt | None = None
+    candidate: int = 0
+    score: float | None = None
+    others: tuple[Completion, ...] = ()
+
+    @property
+    def choices(self) -> list[Completion]:
+        """All candidates of the request: this one, which is the first, and the others."""
+        return [self, *self.others]
 
 
 class StopStrings:
@@ -255,6 +266,7 @@ class Output:
             logprobs=None if self.params.logprobs is None else self.logprobs[: len(tokens)],
             prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
             receipt=None if self._identity is None else self._receipt(self._identity, tokens, text, finish_reason),
+            candidate=self.params.candidate,
         )
 
     def receipt(self, completion: Completion) -> Receipt:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from llamac import _core
 from llamac.engine.logprobs import TokenLogprobs
 from llamac.engine.output import Completion, Output, Timings
 from llamac.interrupt import WAIT_S
@@ -41,7 +42,9 @@ class Request:
         self._completion: Completion | None = None
         self._failure: Exception | None = None
         self._cancelled = False
+        self._group: Request | None = None  # of which this is a candidate
         # of the engine's thread
+        self._source: _core.Session | None = None  # a session that holds the prompt but for its last id
         self._sequence: int | None = None  # of the engine's session, while the request runs
         self._computed = 0  # ids that have been computed
         self._dropped = 0  # of these, positions that shifts have removed
@@ -51,6 +54,11 @@ class Request:
         self._first_token: float | None = None
 
     # ---- for callers
+
+    @property
+    def candidates(self) -> list[Request]:
+        """A request for each candidate: this one alone, unless the request asks for several (`n`)."""
+        return [self]
 
     @property
     def done(self) -> bool:
@@ -167,6 +175,10 @@ class Request:
             with self._condition:
                 self._listeners.remove(listen)
 
+    def _join(self, group: Request) -> None:
+        """Become a candidate of a group, whose waiters are woken with this one's."""
+        self._group, self._condition, self._listeners = group, group._condition, group._listeners
+
     # ---- for the engine's thread
 
     @property
@@ -250,6 +262,9 @@ class Request:
             if failure is None:
                 self._completion = self._output.completion(self._timings())
             self._notify()
+        if failure is not None and self._group is not None:
+            for candidate in self._group.candidates:
+                candidate._cancelled = True
 
     def _timings(self) -> Timings:
         now = time.monotonic()

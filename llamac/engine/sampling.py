@@ -23,6 +23,8 @@ MIN_POSITIVE = 1e-37  # the core computes in f32, where smaller numbers lose pre
 MAX_TOP_K = 2**31 - 1
 MAX_SEED = 2**64 - 1
 MAX_PENALTY = 1e6
+MAX_CANDIDATES = 256  # as many as an engine can have sequences
+MAX_CANDIDATE = 2**31 - 1
 
 # Changes a row of logits, float32 (n,), in place, given the ids of the prompt and the tokens so far, int32 (m,).
 LogitsProcessor: TypeAlias = Callable[[Any, Any], object]
@@ -67,6 +69,9 @@ class SamplingOverrides(TypedDict, total=False):
     context_keep: int | None
     receipt: bool | None
     speculation: bool | None
+    n: int | None
+    best_of: int | None
+    candidate: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +138,11 @@ class SamplingParams:
             has just been converted from GGUF waits for the file's checksum.
         speculation: Whether to compute drafts of tokens ahead where this is faster. It never changes tokens. Not set:
             True.
+        n: Candidates to return, 1 to 256. Not set: 1. `Completion.choices` has all of them.
+        best_of: Candidates to generate, at least n, of which the n with the highest mean log probability per token are
+            returned, best first. Not set: n.
+        candidate: The number of the first candidate. Not set: 0. A draw depends on the seed, the candidate's number and
+            the position alone, so each candidate can be generated again without the others.
 
     Raises:
         ArgumentError: If a value is out of range; `ArgumentTypeError` if its type is wrong.
@@ -172,6 +182,9 @@ class SamplingParams:
     context_keep: int | None = None
     receipt: bool | None = None
     speculation: bool | None = None
+    n: int | None = None
+    best_of: int | None = None
+    candidate: int | None = None
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -237,7 +250,9 @@ class ResolvedParams:
     context_overflow: ContextOverflow
     context_keep: int | None
     speculation: bool
-    candidate: int = 0  # which of several generations with this seed
+    n: int
+    best_of: int | None  # None: n
+    candidate: int  # which of several generations with this seed
 
     def core(self) -> _core.Sampling:
         """The filters and the seed in the core's form."""
@@ -297,6 +312,9 @@ LIBRARY_DEFAULTS: dict[str, Any] = {
     "context_keep": None,
     "receipt": False,
     "speculation": True,
+    "n": 1,
+    "best_of": None,
+    "candidate": 0,
 }
 
 
@@ -500,4 +518,7 @@ _CHECKS: dict[str, Check] = {
     "context_keep": _whole(0),
     "receipt": _flag,
     "speculation": _flag,
+    "n": _whole(1, MAX_CANDIDATES),
+    "best_of": _whole(1, MAX_CANDIDATES),
+    "candidate": _whole(0, MAX_CANDIDATE),
 }

@@ -182,9 +182,9 @@ class Session(Closeable):
             ArgumentError: If an argument is out of range.
             BusyError: If another thread uses the session.
         """
-        from llamac.engine.generation import run
+        from llamac.engine.generation import complete_from_session
 
-        return run(self.stream(prompt, params, **overrides))
+        return complete_from_session(self, prompt, request_params(params, overrides))
 
     def stream(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **overrides: Unpack[SamplingOverrides]
@@ -221,9 +221,9 @@ class Session(Closeable):
             ArgumentError: If an argument is out of range, or the model has no chat template.
             BusyError: If another thread uses the session.
         """
-        from llamac.engine.generation import run
-
-        return run(self.chat_stream(messages, params, tools=tools, template_options=template_options, **overrides))
+        request = request_params(params, overrides)
+        ids, request = conversation_ids(self._model, messages, tools, template_options, request, self.context)
+        return self.generate(ids, request)
 
     def chat_stream(
         self,

@@ -29,12 +29,10 @@ WITHOUT_EFFECT = frozenset(("metadata", "prompt_cache_key", "safety_identifier",
 # Parameters that this version does not compute, and the values, besides null, that ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
-    "best_of": (1,),
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
-    "n": (1,),
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "reasoning_effort": (),
@@ -47,13 +45,23 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 # Parameters of SamplingParams under their own names.
-SAMPLING = ("temperature", "top_p", "seed", "stop", "frequency_penalty", "presence_penalty", "logit_bias")
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "seed",
+    "stop",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "n",
+    "best_of",
+)
 # Those that are not OpenAI's; vLLM's server has most of them.
 EXTENSIONS = (
     *("top_k", "min_p", "typical_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
     *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers", "xtc_probability", "xtc_threshold"),
     *("mirostat_tau", "mirostat_eta", "banned_tokens", "banned_strings", "reasoning_budget"),
-    *("context_overflow", "context_keep"),
+    *("context_overflow", "context_keep", "candidate"),
 )
 LOGPROBS: dict[Endpoint, tuple[str, ...]] = {"chat": ("logprobs", "top_logprobs"), "completions": ("logprobs",)}
 MAX_LOGPROBS = 20  # as in OpenAI's API

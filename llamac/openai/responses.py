@@ -49,31 +49,36 @@ def completion_body(endpoint: Endpoint, completion: Completion, name: str, syste
         system: The `system_fingerprint`.
         model: The model, whose tokenizer has the texts of the tokens.
     """
-    choice: dict[str, Any] = {"index": 0}
-    if endpoint == "chat":
-        choice["message"] = {"role": "assistant", "content": completion.text, "refusal": None}
-    else:
-        choice["text"] = completion.text
-    logprobs = None if completion.logprobs is None else logprobs_body(endpoint, completion.logprobs, model)
-    choice |= {"logprobs": logprobs, "finish_reason": FINISH_REASONS[completion.finish_reason]}
     usage = completion.usage
     dropped = {"truncated_tokens": usage.truncated_tokens, "shifted_tokens": usage.shifted_tokens}
+    generated = sum(choice.usage.completion_tokens for choice in completion.choices)
     return {
         "id": new_id("chatcmpl-" if endpoint == "chat" else "cmpl-"),
         "object": "chat.completion" if endpoint == "chat" else "text_completion",
         "created": int(time.time()),
         "model": name,
-        "choices": [choice],
+        "choices": [choice_body(endpoint, i, choice, model) for i, choice in enumerate(completion.choices)],
         "usage": {
             "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "completion_tokens": generated,
+            "total_tokens": usage.prompt_tokens + generated,
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
             **{name: number for name, number in dropped.items() if number},
         },
         "system_fingerprint": system,
         "seed": completion.seed,
     }
+
+
+def choice_body(endpoint: Endpoint, index: int, completion: Completion, model: Model) -> dict[str, Any]:
+    """One of the `choices` of a response."""
+    choice: dict[str, Any] = {"index": index}
+    if endpoint == "chat":
+        choice["message"] = {"role": "assistant", "content": completion.text, "refusal": None}
+    else:
+        choice["text"] = completion.text
+    logprobs = None if completion.logprobs is None else logprobs_body(endpoint, completion.logprobs, model)
+    return choice | {"logprobs": logprobs, "finish_reason": FINISH_REASONS[completion.finish_reason]}
 
 
 def logprobs_body(endpoint: Endpoint, entries: list[TokenLogprobs], model: Model) -> dict[str, Any]:

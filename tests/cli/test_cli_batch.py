@@ -139,7 +139,7 @@ def test_errors_are_results_and_the_exit_code_says_so(llamac_command: Command, m
         "id": completion("id", prompt=[10**6]),
         "value": completion("value", temperature=-1),
         "surrogate": completion("surrogate", prompt="\ud800"),
-        "beam": completion("beam", best_of=4),
+        "best": completion("best", n=3, best_of=2),
     }
     lines = ["{oops", *bad.values(), completion(5), completion("good"), '"text"']
     source, output = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
@@ -163,7 +163,7 @@ def test_errors_are_results_and_the_exit_code_says_so(llamac_command: Command, m
         "id": "invalid_value",
         "value": "invalid_value",
         "surrogate": "invalid_value",
-        "beam": "unsupported_parameter",
+        "best": "invalid_value",
         12: "invalid_type",
         14: "invalid_json_line",
     }

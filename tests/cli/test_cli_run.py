@@ -384,3 +384,21 @@ def test_wrong_values_of_sampling_are_errors(
     done = llamac_command("run", script, *options)
     assert done.code == 2
     assert message in done.err
+
+
+# ---- several candidates
+
+
+def test_candidates_are_printed_one_after_another(llamac_command: Command, tiny_llama: Path) -> None:
+    options: Any = {"max_tokens": 6, "seed": 4, "temperature": 1.5}
+    with llamac.load(tiny_llama) as model:
+        texts = [choice.text for choice in model.generate("hello", n=2, **options).choices]
+        best = model.generate("hello", best_of=3, **options).text
+    arguments = ["run", tiny_llama, "-i", "hello", "-n", 6, "--seed", 4, "--temperature", 1.5]
+    done = llamac_command(*arguments, "--candidates", 2)
+    assert done.out == f"--- 1 of 2\nhello{texts[0]}\n--- 2 of 2\nhello{texts[1]}\n"
+    assert re.search(r"\| 2 candidates, \d+ tokens in [\d.]+ s \| seed 4\n", done.err)
+    assert llamac_command(*arguments, "--best-of", 3, "-q", "--no-echo") == Result(0, f"{best}\n", "")
+    refused = llamac_command(*arguments, "--candidates", 4, "--best-of", 3)
+    assert (refused.code, refused.out) == (2, "")
+    assert "best_of is 3, expected at least n, which is 4" in refused.err

@@ -28,3 +28,13 @@ def test_log_probabilities_have_the_forms_of_the_api(tiny_llama: Path) -> None:
         assert plain["text_offset"][:2] == [0, len(plain["tokens"][0])]
         without = model.generate("he", max_tokens=3)
         assert completion_body("chat", without, "m", "s", model)["choices"][0]["logprobs"] is None
+
+
+def test_a_response_has_every_candidate_and_counts_the_tokens_of_all(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+        found = model.generate("he", n=3, max_tokens=4, seed=1, ignore_eos=True)
+        body = completion_body("completions", found, "m", "s", model)
+    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == [
+        (i, choice.text) for i, choice in enumerate(found.choices)
+    ]
+    assert (body["usage"]["completion_tokens"], body["usage"]["total_tokens"]) == (12, found.usage.prompt_tokens + 12)

@@ -1,0 +1,189 @@
+"""Requests for several candidates: the parameters of each, and the request and the result that combine them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llamac import _core
+from llamac.engine.output import Completion
+from llamac.engine.request import Request
+from llamac.engine.sampling import MAX_CANDIDATE, ResolvedParams
+from llamac.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from llamac.engine.overflow import FittedPrompt
+    from llamac.engine.session import Session
+
+POLL_S = 0.02  # between looks at the cancellation of a session
+SEQUENCES = 32  # most candidates of a session that are computed at a time
+
+STREAMS_ONE = (
+    "a stream has one candidate, but the request asks for {}: use generate or chat, or Engine.submit, whose "
+    "Request.candidates are streams"
+)
+
+
+def asks_for_several(params: ResolvedParams) -> bool:
+    """Whether a request generates more than one sequence of tokens."""
+    return count(params) > 1
+
+
+def count(params: ResolvedParams) -> int:
+    """How many sequences of tokens a request generates."""
+    return max(params.n, params.best_of or 1)
+
+
+def check_counts(params: ResolvedParams) -> None:
+    """Reject numbers of candidates that contradict each other.
+
+    Raises:
+        ArgumentError: If they do.
+    """
+    if params.best_of is not None and params.best_of < params.n:
+        raise ArgumentError(f"best_of is {params.best_of}, expected at least n, which is {params.n}")
+    if params.candidate + count(params) - 1 > MAX_CANDIDATE:
+        raise ArgumentError(f"candidate is {params.candidate}, expected at most {MAX_CANDIDATE} for the last of them")
+
+
+def check_streams(params: ResolvedParams) -> None:
+    """Reject a stream of several candidates.
+
+    Raises:
+        ArgumentError: If a request asks for that.
+    """
+    for name in ("n", "best_of"):
+        if (getattr(params, name) or 1) > 1:
+            raise ArgumentError(STREAMS_ONE.format(f"{name}={getattr(params, name)}"))
+
+
+def params_of_each(params: ResolvedParams) -> list[ResolvedParams]:
+    """The parameters of each candidate, as it would be requested alone."""
+    logprobs = params.logprobs
+    if (params.best_of or 1) > params.n and logprobs is None:
+        logprobs = 0  # to rank them
+    one = replace(params, n=1, best_of=None, logprobs=logprobs)
+    first = replace(one, candidate=params.candidate)
+    # the prompt's log probabilities are the same for all
+    rest = [replace(one, candidate=params.candidate + i, prompt_logprobs=None) for i in range(1, count(params))]
+    return [first, *rest]
+
+
+def combined(found: Sequence[Completion], params: ResolvedParams) -> Completion:
+    """The result of a request: its first candidate, which has the others.
+
+    Args:
+        found: The candidates, in the order of their numbers.
+        params: The parameters of the request.
+    """
+    prompt = found[0].prompt_logprobs
+    choices = [replace(completion, prompt_logprobs=prompt) for completion in found]
+    if (params.best_of or 1) > params.n:
+        scored = [replace(completion, score=_mean_logprob(completion)) for completion in choices]
+        choices = sorted(scored, key=lambda completion: -_score(completion))[: params.n]
+    if params.logprobs is None:
+        choices = [replace(completion, logprobs=None) for completion in choices]
+    first, *others = choices
+    return replace(first, others=tuple(others))
+
+
+def _mean_logprob(completion: Completion) -> float:
+    """The mean log probability of a candidate's tokens; the worst score if there are none."""
+    entries = completion.logprobs or []
+    return math.fsum(entry.logprob for entry in entries) / len(entries) if entries else -math.inf
+
+
+def _score(completion: Completion) -> float:
+    return -math.inf if completion.score is None else completion.score
+
+
+class CandidatesRequest(Request):
+    """A request to an engine for several candidates. Each of `candidates` is a request of its own."""
+
+    def __init__(self, members: Sequence[Request], params: ResolvedParams) -> None:
+        """Combine requests that have not been queued yet.
+
+        Args:
+            members: A request for each candidate.
+            params: The parameters of the whole.
+        """
+        first = members[0]
+        super().__init__(first._engine, first._output, first._priority, None, first._order)
+        self._params = params
+        self._members = list(members)
+        for member in members:
+            member._join(self)
+
+    @property
+    def candidates(self) -> list[Request]:
+        """A request for each candidate, in the order of their numbers: iterate them for pieces of text."""
+        return list(self._members)
+
+    @property
+    def done(self) -> bool:
+        """Whether all candidates have ended."""
+        return all(member.done for member in self._members)
+
+    def cancel(self) -> None:
+        """End all candidates within a step, and keep what was generated."""
+        for member in self._members:
+            member.cancel()
+
+    def __next__(self) -> str:
+        raise ArgumentError(STREAMS_ONE.format(len(self._members)))
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        raise ArgumentError(STREAMS_ONE.format(len(self._members)))
+        yield  # makes this function a generator
+
+    def __repr__(self) -> str:
+        return f"<llamac.Request: {len(self._members)} candidates, {'ended' if self.done else 'not ended'}>"
+
+    def _result(self) -> Completion:
+        for member in self._members:
+            if member._failure is not None:
+                raise member._failure
+        if self._completion is None:
+            self._completion = combined([member._result() for member in self._members], self._params)
+        return self._completion
+
+
+def generate_several(session: Session, prompt: FittedPrompt, params: ResolvedParams) -> Completion:
+    """Generate the candidates of a request that continues sequence 0 of a session.
+
+    An engine computes them. They share the memory of the prompt, which the session computes first and keeps.
+    """
+    from llamac.engine.engine import Engine
+
+    if len(prompt.ids) > 1:
+        session._prefill_rest(prompt.ids[:-1])
+    else:
+        session.truncate(0)
+    with Engine(
+        session.model,
+        max_sequences=min(count(params), SEQUENCES),
+        context=session.context,
+        kv_dtype=session.kv_dtype,
+        threads=None if session._default_threads is not None else session._threads,
+        isa=session.isa,
+        prefix_cache=False,
+    ) as engine:
+        request = engine._requested(prompt, params, 0, None)
+        for candidate in request.candidates:
+            candidate._source = session._core
+        scope = _core.CancelScope(session._core)
+        with request:
+            engine._enqueue(request, wait=True)
+            return scope.run(lambda: _result_unless(scope, request))
+
+
+def _result_unless(scope: _core.CancelScope, request: Request) -> Completion:
+    """The result of a request, which is cancelled with the scope."""
+    while True:
+        try:
+            return request.result(POLL_S)
+        except TimeoutError:
+            if scope.cancelled:
+                request.cancel()
