@@ -85,6 +85,8 @@ def _add_candidates(group: Group) -> None:
     group.add_argument(
         "--best-of", type=int, metavar="N", help="generate N continuations, and print the most probable ones of them"
     )
+    group.add_argument("--beams", type=int, metavar="N", help="search for the most probable continuation with N beams")
+    group.add_argument("--length-penalty", type=float, metavar="X", help="with --beams: divide sums by length to the X")
 
 
 def _add_prompt(group: Group) -> None:
@@ -146,6 +148,7 @@ def run(options: argparse.Namespace) -> int:
 def _request(options: argparse.Namespace) -> SamplingParams:
     """The sampling parameters. Reports wrong values before a model is converted."""
     names = {"logprobs": "logprobs", "n": "candidates", "best_of": "best_of"}
+    names |= {"beam_width": "beams", "length_penalty": "length_penalty"}
     given = {name: getattr(options, option) for name, option in names.items()}
     return sampling_params(options).updated({"guide": chosen_guide(options), **given})
 

@@ -11,6 +11,7 @@ import time
 from array import array
 
 from llamac import _core
+from llamac.engine.beams import BeamRequest
 from llamac.engine.logprobs import CHUNK, score_rows, token_logprobs
 from llamac.engine.output import FinishReason
 from llamac.engine.overflow import make_room
@@ -88,12 +89,12 @@ class Batch:
 
     def end_all(self, error: Exception | None) -> None:
         """End every request: with an error, or as cancelled."""
-        requests = [*self.running, *self.waiting]
-        self.running, self.waiting = [], []
-        for request in requests:
+        for request in [*self.running, *self.waiting]:
             if error is None:
-                end_output(request, "cancelled")
-            request._finish(error)
+                self._end(request, "cancelled")
+            else:
+                (request._beams or request)._finish(error)
+        self.running, self.waiting = [], []
 
     def step(self) -> None:
         """Drop what nobody wants, admit what fits, compute one batch."""
@@ -102,7 +103,7 @@ class Batch:
         wanted: list[Request] = []
         try:
             self._shift()
-            able = (request for request in self.running if request._held is None)
+            able = (r for r in self.running if r._held is None and not r._is_idle)
             shares = [(r, min(n, CHUNK) if r._to_score else n) for r, n in share_rows(able, self._limits)]
             if shares:
                 wanted = self._compute(shares)
@@ -114,17 +115,16 @@ class Batch:
         self._sample_held(0.0 if shares else GUIDE_WAIT_S)
         if wanted:
             self._sample(*self._hold(wanted))
+        self._search_beams()
 
     def _drop(self) -> None:
         """End requests that were cancelled or whose time is over."""
         now = time.monotonic()
         for request in [*self.running, *self.waiting]:
             if request._cancelled:
-                end_output(request, "cancelled")
-                self._finish(request)
+                self._end(request, "cancelled")
             elif request._deadline is not None and now >= request._deadline:
-                end_output(request, "deadline")
-                self._finish(request)
+                self._end(request, "deadline")
 
     # ---- admission
 
@@ -133,14 +133,29 @@ class Batch:
         if self._is_full:
             return
         for request in sorted(self.waiting, key=lambda request: request._rank):
-            if self._is_being_computed(request):
+            if request._sequence is not None or self._is_being_computed(request):
                 continue  # what it shares with a running request is computed once
-            while not (self._free and self._start(request)):
+            while not self._start_all(self._unit(request)):
                 last = max(self.running, key=lambda request: request._rank)
                 if last._priority >= request._priority:
                     self._is_full = True
                     return
                 self._pause(last)
+
+    def _unit(self, request: Request) -> list[Request]:
+        """The requests that start and pause together: the beams of a search."""
+        return [request] if request._beams is None else request._beams._members
+
+    def _start_all(self, requests: list[Request]) -> bool:
+        """Start requests, or none of them. Returns whether there were sequences and memory."""
+        if len(self._free) < len(requests):
+            return False
+        for i, request in enumerate(requests):
+            if not self._start(request):
+                for started in requests[:i]:
+                    self._set_aside(started)
+                return False
+        return True
 
     def _is_being_computed(self, request: Request) -> bool:
         """Whether a running request computes a longer prefix of this one than the cache has.
@@ -170,8 +185,8 @@ class Batch:
         """Give a request a sequence with what the prefix cache has of it. Returns whether there was memory."""
         sequence, ids = self._free[-1], request._ids
         core = self._session._core
-        restored = self._fork_prompt(request, sequence)
-        if not restored and self._cache is not None and not request._to_score:
+        restored = 0 if request._is_idle else self._fork_prompt(request, sequence)
+        if not (restored or request._is_idle or request._to_score) and self._cache is not None:
             match = self._cache.restore(ids, core, sequence)
             restored = match.length
             request._marks.add(_page_floor(len(request._output.prompt), self._page_positions))
@@ -180,7 +195,8 @@ class Batch:
                 request._marks.add(branch)
         request._sequence, request._computed = sequence, restored
         self._free.pop()
-        if self.running and not self._make_room(request):
+        others = (r for r in self.running if r._beams is None or r._beams is not request._beams)
+        if any(others) and not self._make_room(request):
             self._release(request)
             return False
         if request._admitted is None:
@@ -217,7 +233,7 @@ class Batch:
         if budget is None:
             return True
         page = self._page_positions
-        missing = sum(_last_page(r, page) - r._position // page for r in (*self.running, request))
+        missing = sum(_missing_pages(r, page) for r in (*self.running, request))
         while self._model.kv_bytes + missing * self._page_bytes > budget:
             if self._cache is None or not self._cache.evict():
                 return False
@@ -228,15 +244,24 @@ class Batch:
         if self._cache is not None and self._cache.evict():
             return
         last = max(self.running, key=lambda request: request._rank)
-        if len(self.running) == 1:
-            self._finish(last, failure)
+        if len(self.running) == len(self._unit(last)):
+            if last._beams is not None:
+                self._end_beams(last._beams, failure=failure)
+            else:
+                self._finish(last, failure)
             return
         self._pause(last)
 
     def _pause(self, request: Request) -> None:
         """Take a request's sequence and memory. It resumes later, and repeats and loses nothing."""
-        self._release(request)
         self.preemptions += 1
+        for member in self._unit(request):
+            self._set_aside(member)
+        if request._beams is not None:
+            request._beams._resume()
+
+    def _set_aside(self, request: Request) -> None:
+        self._release(request)
         self.running.remove(request)
         self.waiting.append(request)
 
@@ -321,11 +346,11 @@ class Batch:
     def _hold(self, wanted: list[Request]) -> tuple[list[Request], memoryview]:
         """The requests whose guides know what may follow, with their logits. The others keep theirs for a later step.
 
-        So a guide that takes long holds up no other request.
+        So a guide that takes long holds up no other request. A beam keeps its logits until its search has all of them.
         """
         size, logits = self._session._core.vocab_size, self._logits_of(len(wanted))
         limit = time.monotonic() + GUIDE_WAIT_S
-        late = [r for r in wanted if not r._output.sampler.is_ready(max(0.0, limit - time.monotonic()))]
+        late = [r for r in wanted if r._beams or not r._output.sampler.is_ready(max(0.0, limit - time.monotonic()))]
         if not late:
             return wanted, logits
         rest = array("f")
@@ -339,7 +364,7 @@ class Batch:
 
     def _sample_held(self, timeout: float) -> None:
         """Sample the requests whose guides have become ready since an earlier step."""
-        for request in [request for request in self.running if request._held is not None]:
+        for request in [r for r in self.running if r._held is not None and r._beams is None]:
             if request._output.sampler.is_ready(timeout) and request._held is not None:
                 row, request._held = memoryview(request._held), None
                 self._sample([request], row)
@@ -361,6 +386,20 @@ class Batch:
             if request._output.finish_reason is not None:
                 self._finish(request)
 
+    def _search_beams(self) -> None:
+        """Continue the beam searches whose sequences all have logits."""
+        for beams in {request._beams: None for request in self.running if request._held is not None}:
+            if beams is None or any(request._held is None for request in beams._live):
+                continue
+            try:
+                self.generated += len(beams._live)
+                beams._advance(self._session._core)
+            except LlamacError as failure:
+                self._end_beams(beams, failure=failure)
+                continue
+            if beams._search.is_done:
+                self._end_beams(beams, "stop")
+
     def _tokens(self, wanted: list[Request], logits: memoryview) -> list[int | LlamacError]:
         if not wanted:
             return []
@@ -381,6 +420,27 @@ class Batch:
         (self.running if request in self.running else self.waiting).remove(request)
         request._finish(failure)
 
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """End a request, and with it its beam search."""
+        if request._beams is not None:
+            self._end_beams(request._beams, reason)
+            return
+        if request._output.finish_reason is None:
+            request._deliver(request._output.end(reason))
+        self._finish(request)
+
+    def _end_beams(
+        self, beams: BeamRequest, reason: FinishReason = "cancelled", failure: Exception | None = None
+    ) -> None:
+        """Report the end of a beam search, unless it has been reported. Its running sequences end for a reason."""
+        for request in beams._members:
+            self._release(request)
+            for requests in (self.running, self.waiting):
+                if request in requests:
+                    requests.remove(request)
+        beams._reason = reason
+        beams._finish(failure)
+
     def _release(self, request: Request) -> None:
         if request._sequence is not None:
             self._is_full = False
@@ -389,15 +449,12 @@ class Batch:
             request._sequence, request._computed, request._dropped, request._held = None, 0, 0, None
 
 
-def end_output(request: Request, reason: FinishReason) -> None:
-    """End a request's output, unless it has ended."""
-    if request._output.finish_reason is None:
-        request._deliver(request._output.end(reason))
-
-
-def _last_page(request: Request, page: int) -> int:
-    """The end of the pages that a request needs soon."""
-    return min(request._position + request._pending, request._output.context) // page + 1
+def _missing_pages(request: Request, page: int) -> int:
+    """The pages that a request will need soon, beside those that it has."""
+    if request._is_idle:
+        return 1
+    last = min(request._position + request._pending, request._output.context) // page + 1
+    return last - request._position // page
 
 
 def _page_floor(length: int, page: int) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from llamac import _core
 from llamac.engine.output import Completion
 from llamac.engine.request import Request
-from llamac.engine.sampling import MAX_CANDIDATE, ResolvedParams
+from llamac.engine.sampling import MAX_CANDIDATE, ResolvedParams, SamplingParams
 from llamac.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -19,6 +19,20 @@ if TYPE_CHECKING:
 
 POLL_S = 0.02  # between looks at the cancellation of a session
 SEQUENCES = 32  # most candidates of a session that are computed at a time
+
+# Parameters that a beam search would ignore, with the values that ask for nothing.
+WITHOUT_BEAMS: dict[str, object] = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "xtc_probability": 0.0,
+    "mirostat_tau": 0.0,
+    "banned_strings": (),
+    "guide": None,
+    "reasoning_budget": None,
+}
 
 STREAMS_ONE = (
     "a stream has one candidate, but the request asks for {}: use generate or chat, or Engine.submit, whose "
@@ -33,7 +47,7 @@ def asks_for_several(params: ResolvedParams) -> bool:
 
 def count(params: ResolvedParams) -> int:
     """How many sequences of tokens a request generates."""
-    return max(params.n, params.best_of or 1)
+    return max(params.n, params.best_of or 1, params.beam_width)
 
 
 def check_counts(params: ResolvedParams) -> None:
@@ -42,10 +56,31 @@ def check_counts(params: ResolvedParams) -> None:
     Raises:
         ArgumentError: If they do.
     """
+    for name in ("best_of", "beam_width"):
+        most = getattr(params, name) or 1
+        if most > 1 and params.n > most:
+            raise ArgumentError(f"n is {params.n}, but {name} is {most}: expected n to be at most {name}")
+    if params.beam_width > 1 and params.best_of is not None:
+        raise ArgumentError("best_of and beam_width exclude each other: a beam search returns the n best of its beams")
     if params.best_of is not None and params.best_of < params.n:
         raise ArgumentError(f"best_of is {params.best_of}, expected at least n, which is {params.n}")
     if params.candidate + count(params) - 1 > MAX_CANDIDATE:
         raise ArgumentError(f"candidate is {params.candidate}, expected at most {MAX_CANDIDATE} for the last of them")
+
+
+def check_beams(request: SamplingParams) -> None:
+    """Reject parameters that a beam search would ignore.
+
+    Raises:
+        ArgumentError: If a request has one.
+    """
+    if (request.beam_width or 1) == 1:
+        return
+    for name, nothing in WITHOUT_BEAMS.items():
+        if getattr(request, name) not in (None, nothing):
+            raise ArgumentError(f"beam search does not support {name}: leave it out")
+    if request.context_overflow == "shift":
+        raise ArgumentError("beam search does not support context_overflow='shift': choose another")
 
 
 def check_streams(params: ResolvedParams) -> None:
@@ -54,7 +89,7 @@ def check_streams(params: ResolvedParams) -> None:
     Raises:
         ArgumentError: If a request asks for that.
     """
-    for name in ("n", "best_of"):
+    for name in ("n", "best_of", "beam_width"):
         if (getattr(params, name) or 1) > 1:
             raise ArgumentError(STREAMS_ONE.format(f"{name}={getattr(params, name)}"))
 
@@ -163,7 +198,7 @@ def generate_several(session: Session, prompt: FittedPrompt, params: ResolvedPar
         session.truncate(0)
     with Engine(
         session.model,
-        max_sequences=min(count(params), SEQUENCES),
+        max_sequences=max(params.beam_width, min(count(params), SEQUENCES)),
         context=session.context,
         kv_dtype=session.kv_dtype,
         threads=None if session._default_threads is not None else session._threads,

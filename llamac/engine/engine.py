@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from llamac.arguments import KVDtype, real_number, whole_number, wrong_type
 from llamac.engine.batch import Batch
+from llamac.engine.beams import BeamRequest
 from llamac.engine.candidates import CandidatesRequest, params_of_each
 from llamac.engine.closeable import Closeable
 from llamac.engine.generation import resolved_params
@@ -141,6 +142,7 @@ class Engine(Closeable):
         self._cache = PrefixCache(self._cache_session._core, CACHED_STATES) if self._cache_session else None
         self._batch = Batch(self._session, max_sequences, self._cache)
         self._max_queue = max_queue
+        self._max_sequences = max_sequences
         self._order = itertools.count()
         self._changed = threading.Condition()  # of the next four
         self._arrived: list[Request] = []
@@ -334,9 +336,15 @@ class Engine(Closeable):
         self, prompt: FittedPrompt, params: ResolvedParams, priority: int, deadline: float | None
     ) -> Request:
         """A request, of which everything has been checked."""
+        if params.beam_width > self._max_sequences:
+            raise ArgumentError(
+                f"beam_width is {params.beam_width}, expected at most max_sequences, which is {self._max_sequences}"
+            )
         each = params_of_each(params)
         outputs = [Output(self._model, prompt, one, self.context, self.kv_dtype) for one in each]
         requests = [Request(self, output, priority, deadline, next(self._order)) for output in outputs]
+        if params.beam_width > 1:
+            return BeamRequest(requests, params)
         return CandidatesRequest(requests, params) if len(requests) > 1 else requests[0]
 
     def _enqueue(self, request: Request, *, wait: bool) -> None:
@@ -352,7 +360,7 @@ class Engine(Closeable):
                 if not wait:
                     raise QueueFullError(f"{n} requests wait already, the engine's limit (max_queue): try again later")
                 self._changed.wait(WAIT_S)
-            self._arrived += request.candidates
+            self._arrived += request._members
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="llamac-engine", daemon=True)
                 self._thread.start()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llamac import _core
 from llamac.arguments import wrong_type
-from llamac.engine.candidates import asks_for_several, check_counts, check_streams, generate_several
+from llamac.engine.candidates import asks_for_several, check_beams, check_counts, check_streams, generate_several
 from llamac.engine.logprobs import TokenLogprobs, described, score_prompt
 from llamac.engine.output import Completion, Output, Timings
 from llamac.engine.overflow import FittedPrompt, make_room
@@ -234,6 +234,7 @@ def resolved_params(model: Model, request: SamplingParams) -> ResolvedParams:
     if params.context_overflow == "shift":
         model._core.check_shift()
     check_counts(params)
+    check_beams(request)
     return params
 
 

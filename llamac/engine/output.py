@@ -233,20 +233,36 @@ class Output:
         self.stopped_by, self.finish_reason = stopped_by, reason
         return self._search.flush()
 
+    @property
+    def limit(self) -> tuple[int, FinishReason]:
+        """How many tokens can still be generated, and why the generation ends after them."""
+        return self.left, "length" if self.left + len(self.tokens) == self.params.max_tokens else "context"
+
+    def stop_in(self, tokens: Sequence[int]) -> str | None:
+        """The stop string in the text of new tokens."""
+        return self._text_of(tokens)[1] if self.params.stop else None
+
+    def _text_of(self, tokens: Sequence[int]) -> tuple[str, str | None]:
+        """The text of new tokens up to the first stop string, and that string."""
+        if self._tokenizer is None:
+            return "", None
+        decoder = self._tokenizer.decoder(start=self._starts_text)
+        pieces = list(map(decoder.push, tokens))  # without flush: an incomplete character is left out
+        text = "".join(pieces)
+        searched = len("".join(pieces[: self.params.min_tokens]))
+        ends = [(place, stop) for stop in self.params.stop if (place := text.find(stop, searched)) >= 0]
+        if not ends:
+            return text, None
+        place, found = min(ends)
+        return text[:place], found
+
     def completion(self, timings: Timings) -> Completion:
         """The result so far. A generation that has not ended counts as cancelled.
 
         Another thread may record tokens meanwhile: the result has those that there are now.
         """
-        text, searched = "", 0
         tokens, finish_reason = list(self.tokens), self.finish_reason or "cancelled"
-        if self._tokenizer is not None:
-            decoder = self._tokenizer.decoder(start=self._starts_text)
-            pieces = list(map(decoder.push, tokens))  # without flush: an incomplete character is left out
-            text = "".join(pieces)
-            searched = len("".join(pieces[: self.params.min_tokens]))
-        ends = [place for stop in self.params.stop if (place := text.find(stop, searched)) >= 0]
-        text = text[: min(ends, default=None)]
+        text = self._text_of(tokens)[0]
         return Completion(
             text=text,
             tokens=tokens,

@@ -17,6 +17,7 @@ from llamac.engine.output import Completion, Output, Timings
 from llamac.interrupt import WAIT_S
 
 if TYPE_CHECKING:
+    from llamac.engine.beams import BeamRequest
     from llamac.engine.engine import Engine
 
 
@@ -43,12 +44,15 @@ class Request:
         self._failure: Exception | None = None
         self._cancelled = False
         self._group: Request | None = None  # of which this is a candidate
+        self._members: list[Request] = [self]  # that an engine computes
         # of the engine's thread
         self._source: _core.Session | None = None  # a session that holds the prompt but for its last id
         self._sequence: int | None = None  # of the engine's session, while the request runs
         self._computed = 0  # ids that have been computed
         self._dropped = 0  # of these, positions that shifts have removed
         self._held: array[float] | None = None  # the last logits, while the guide does not know what may follow
+        self._beams: BeamRequest | None = None  # the beam search that this is a part of
+        self._is_idle = False  # of a beam search, and without a token to compute
         self._marks: set[int] = set()  # lengths at which the prefix cache keeps the state
         self._admitted: float | None = None
         self._first_token: float | None = None
@@ -248,7 +252,7 @@ class Request:
         with self._condition:
             if self.done:
                 return
-            self._completion = self._output.completion(self._timings())
+            self._completion = self._completed()
             if rest := self._completion.text[self._delivered :]:  # held back for a stop string, or just generated
                 self._pieces.append(rest)
             self._notify()
@@ -260,11 +264,15 @@ class Request:
                 return
             self._failure = failure
             if failure is None:
-                self._completion = self._output.completion(self._timings())
+                self._completion = self._completed()
             self._notify()
         if failure is not None and self._group is not None:
-            for candidate in self._group.candidates:
-                candidate._cancelled = True
+            for member in self._group._members:
+                member._cancelled = True
+
+    def _completed(self) -> Completion:
+        """The result. It has the tokens so far."""
+        return self._output.completion(self._timings())
 
     def _timings(self) -> Timings:
         now = time.monotonic()

@@ -199,6 +199,11 @@ class Sampler:
             return failure
         return _core.sample_rows(logits, n, [self.core], [position], [self.history])[0]
 
+    def process(self, ids: NDArray[np.int32], row: NDArray[np.float32]) -> None:
+        """Let the logits processors change a row of logits in place."""
+        for process in self.params.logits_processors:
+            _process(process, ids, row)
+
     def draw_from(self, logits: Any, ids: Iterable[int], position: int) -> int:
         """Draw from a row of logits, through the processors. The guide has the last word.
 
@@ -212,9 +217,7 @@ class Sampler:
         row = np.frombuffer(logits, np.float32)[: self._n_ids].copy()
         if self.history is not None:
             _core.adjust_logits(row.data, self.core, self.history)
-        before = np.array(list(ids), np.int32)
-        for process in self.params.logits_processors:
-            _process(process, before, row)
+        self.process(np.array(list(ids), np.int32), row)
         if self._mask is not None:
             allowed = np.unpackbits(np.frombuffer(self._mask, np.uint8), count=len(row), bitorder="little")
             row[allowed == 0] = -np.inf

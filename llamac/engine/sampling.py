@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from llamac import _core
 from llamac.arguments import real_number, whole_number, wrong_type
@@ -29,6 +29,7 @@ MAX_CANDIDATE = 2**31 - 1
 # Changes a row of logits, float32 (n,), in place, given the ids of the prompt and the tokens so far, int32 (m,).
 LogitsProcessor: TypeAlias = Callable[[Any, Any], object]
 Check: TypeAlias = Callable[[str, object], Any]  # of an argument's name and value; returns its plain type
+EarlyStopping: TypeAlias = bool | Literal["never"]
 LogitBias: TypeAlias = Mapping[int, float] | Sequence[tuple[int, float]]
 
 
@@ -72,6 +73,9 @@ class SamplingOverrides(TypedDict, total=False):
     n: int | None
     best_of: int | None
     candidate: int | None
+    beam_width: int | None
+    length_penalty: float | None
+    early_stopping: EarlyStopping | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +147,12 @@ class SamplingParams:
             returned, best first. Not set: n.
         candidate: The number of the first candidate. Not set: 0. A draw depends on the seed, the candidate's number and
             the position alone, so each candidate can be generated again without the others.
+        beam_width: Beam search with this many beams, 2 to 256, as in transformers: the n sequences with the best
+            scores, without draws. 1: off.
+        length_penalty: The score of a beam is the sum of its tokens' log probabilities divided by its length to this
+            power. Not set: 1.
+        early_stopping: When a beam search ends. True: with `beam_width` finished sequences. False: when no beam of its
+            present length can have a better score than those. "never": when no beam of any length can. Not set: False.
 
     Raises:
         ArgumentError: If a value is out of range; `ArgumentTypeError` if its type is wrong.
@@ -185,6 +195,9 @@ class SamplingParams:
     n: int | None = None
     best_of: int | None = None
     candidate: int | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -253,6 +266,9 @@ class ResolvedParams:
     n: int
     best_of: int | None  # None: n
     candidate: int  # which of several generations with this seed
+    beam_width: int
+    length_penalty: float
+    early_stopping: EarlyStopping
 
     def core(self) -> _core.Sampling:
         """The filters and the seed in the core's form."""
@@ -315,6 +331,9 @@ LIBRARY_DEFAULTS: dict[str, Any] = {
     "n": 1,
     "best_of": None,
     "candidate": 0,
+    "beam_width": 1,
+    "length_penalty": 1.0,
+    "early_stopping": False,
 }
 
 
@@ -475,6 +494,14 @@ def _processors(name: str, value: object) -> tuple[LogitsProcessor, ...]:
     return functions
 
 
+def _early_stopping(name: str, value: object) -> EarlyStopping:
+    if isinstance(value, str):
+        if value != "never":
+            raise ArgumentError(f"{name} is {value!r}, expected True, False or 'never'")
+        return "never"
+    return _flag(name, value)
+
+
 def _guide(name: str, value: object) -> Guide:
     from llamac.guided.guides import Guide  # few requests have one
 
@@ -521,4 +548,7 @@ _CHECKS: dict[str, Check] = {
     "n": _whole(1, MAX_CANDIDATES),
     "best_of": _whole(1, MAX_CANDIDATES),
     "candidate": _whole(0, MAX_CANDIDATE),
+    "beam_width": _whole(1, MAX_CANDIDATES),
+    "length_penalty": _real(-100, 100, "-100 to 100"),
+    "early_stopping": _early_stopping,
 }

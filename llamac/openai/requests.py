@@ -61,7 +61,7 @@ EXTENSIONS = (
     *("top_k", "min_p", "typical_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
     *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers", "xtc_probability", "xtc_threshold"),
     *("mirostat_tau", "mirostat_eta", "banned_tokens", "banned_strings", "reasoning_budget"),
-    *("context_overflow", "context_keep", "candidate"),
+    *("context_overflow", "context_keep", "candidate", "beam_width", "length_penalty", "early_stopping"),
 )
 LOGPROBS: dict[Endpoint, tuple[str, ...]] = {"chat": ("logprobs", "top_logprobs"), "completions": ("logprobs",)}
 MAX_LOGPROBS = 20  # as in OpenAI's API

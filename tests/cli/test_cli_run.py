@@ -394,11 +394,14 @@ def test_candidates_are_printed_one_after_another(llamac_command: Command, tiny_
     with llamac.load(tiny_llama) as model:
         texts = [choice.text for choice in model.generate("hello", n=2, **options).choices]
         best = model.generate("hello", best_of=3, **options).text
+        beams = model.generate("hello", beam_width=3, max_tokens=6).text
     arguments = ["run", tiny_llama, "-i", "hello", "-n", 6, "--seed", 4, "--temperature", 1.5]
     done = llamac_command(*arguments, "--candidates", 2)
     assert done.out == f"--- 1 of 2\nhello{texts[0]}\n--- 2 of 2\nhello{texts[1]}\n"
     assert re.search(r"\| 2 candidates, \d+ tokens in [\d.]+ s \| seed 4\n", done.err)
     assert llamac_command(*arguments, "--best-of", 3, "-q", "--no-echo") == Result(0, f"{best}\n", "")
+    found = llamac_command("run", tiny_llama, "-i", "hello", "-n", 6, "--beams", 3, "-q", "--no-echo")
+    assert found == Result(0, f"{beams}\n", "")
     refused = llamac_command(*arguments, "--candidates", 4, "--best-of", 3)
     assert (refused.code, refused.out) == (2, "")
-    assert "best_of is 3, expected at least n, which is 4" in refused.err
+    assert "n is 4, but best_of is 3" in refused.err
