@@ -23,7 +23,7 @@ OUTSIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "bench/**/*.md", "mod
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 # A library's name in bold, why its block is not run, and the block.
 LIBRARY = re.compile(
-    r"^\*\*([\w. -]+)\*\*\n\n(?:<!-- not run: .* -->\n)?(```(?:python|sh|text)\n.*?^```)$", re.M | re.S
+    r"^\*\*([\w. -]+)\*\*\n\n(?:<!-- not run: [^\n]* -->\n)?(```(?:python|sh|text)\n.*?^```)$", re.M | re.S
 )
 
 

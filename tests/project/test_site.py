@@ -63,6 +63,8 @@ def test_blocks_of_several_libraries_become_tabs() -> None:
     text = "**llamac**\n\n```python\na = 1\n\nb = 2\n```\n\n**vLLM**\n\n<!-- not run: a reason -->\n```sh\nc\n```\n"
     tabs = '=== "llamac"\n\n    ```python\n    a = 1\n\n    b = 2\n    ```\n\n=== "vLLM"\n\n    ```sh\n    c\n    ```\n'
     assert hooks.with_tabs(text) == tabs
+    skipped = "**llamac**\n\n<!-- not run: a reason -->\ntext\n\n<!-- another -->\n```python\nx\n```\n"
+    assert hooks.with_tabs(skipped + text) == skipped + tabs
     plain = "**Damage.** Text.\n\n```python\nx\n```\n"
     assert hooks.with_tabs(plain) == plain
 
