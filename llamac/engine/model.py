@@ -116,7 +116,7 @@ class Model(ModelFile):
         context: int | None = None,
         **overrides: Unpack[SamplingOverrides],
     ) -> Stream:
-        """Like `generate`, as an iterator over pieces of text. Errors in the request are raised here."""
+        """Like `generate`, as an iterator over pieces of text. This call raises the errors of the request."""
         from llamac.engine.generation import stream_from_model
 
         return stream_from_model(self, prompt, request_params(params, overrides), context)
@@ -163,7 +163,7 @@ class Model(ModelFile):
         context: int | None = None,
         **overrides: Unpack[SamplingOverrides],
     ) -> Stream:
-        """Like `chat`, as an iterator over pieces of text."""
+        """Like `chat`, as an iterator over pieces of text. This call raises the errors of the request."""
         request, limit = request_params(params, overrides), self._context_limit(context)
         ids, request = conversation_ids(self, messages, tools, template_options, request, limit)
         return self.stream(ids, request, context=context)
@@ -332,6 +332,9 @@ class Model(ModelFile):
             prompt: A str, which gets BOS if the model wants it; or token ids, which are used unchanged. White space at
                 the end of a str counts as the start of the continuations.
             continuations: Texts if the prompt is one, else token ids.
+
+        Returns:
+            A score for each continuation, in their order.
 
         Raises:
             ContextFullError: If a continuation does not fit the context with the prompt.

@@ -180,6 +180,10 @@ class ModelFile(Closeable):
             text: The prompt.
             add_special: Put BOS in front if the model wants it and the text does not begin with it. EOS is never added.
             parse_special: Turn the names of special tokens in the text into those tokens, as chat formats require.
+
+        Raises:
+            ArgumentError: If the model has no tokenizer.
+            TokenizerError: If the tokenizer cannot encode the text.
         """
         self._check_open()
         ids = self.tokenizer.encode(text, parse_special=parse_special)
@@ -189,7 +193,11 @@ class ModelFile(Closeable):
         return ids
 
     def detokenize(self, ids: Iterable[int]) -> str:
-        """Convert token ids to text, without special tokens."""
+        """Convert token ids to text, without special tokens.
+
+        Raises:
+            ArgumentError: If an id does not exist, or the model has no tokenizer.
+        """
         self._check_open()
         return self.tokenizer.decode(as_ids(ids))
 

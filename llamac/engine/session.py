@@ -189,7 +189,7 @@ class Session(Closeable):
     def stream(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **overrides: Unpack[SamplingOverrides]
     ) -> Stream:
-        """Like `generate`, as an iterator over pieces of text.
+        """Like `generate`, as an iterator over pieces of text. This call raises the errors of the request.
 
         A stream ends with ClosedError if the session is used for something else before it has ended.
         """
@@ -234,7 +234,7 @@ class Session(Closeable):
         template_options: Mapping[str, Any] | None = None,
         **overrides: Unpack[SamplingOverrides],
     ) -> Stream:
-        """Like `chat`, as an iterator over pieces of text."""
+        """Like `chat`, as an iterator over pieces of text. This call raises the errors of the request."""
         request = request_params(params, overrides)
         ids, request = conversation_ids(self._model, messages, tools, template_options, request, self.context)
         return self.stream(ids, request)
@@ -264,6 +264,7 @@ class Session(Closeable):
         Raises:
             ContextFullError: If the tokens do not fit. Nothing is computed then.
             CancelledError: After `cancel`. The first `done` tokens have been appended.
+            OutOfMemoryError: If memory or `Model.kv_budget` is used up. Nothing is computed then.
             ArgumentError: If a token id or an argument is out of range.
         """
         tokens = as_ids(ids)
@@ -457,13 +458,13 @@ class Session(Closeable):
     # ---- for custom loops: the logits stay in the core
 
     def prefill(self, ids: Iterable[int]) -> None:
-        """Append tokens to sequence 0, and store the logits of the last one for `sample`."""
+        """Append tokens to sequence 0, and store the logits of the last one for `sample`. Raises as `eval`."""
         self._run(self._rows(as_ids(ids), 0, "last"), None, ())
         self._n_prompt = self._core.length()
         self._mu = None
 
     def step(self, token: int, *, sequence: int = 0) -> None:
-        """Append one token to a sequence, and store its logits for `sample`."""
+        """Append one token to a sequence, and store its logits for `sample`. Raises as `eval`."""
         self._compute(lambda: self._core.step(token, sequence), 1, self._core.length(sequence))
 
     def _extend(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> None:

@@ -396,6 +396,7 @@ def test_every_public_name_is_documented() -> None:
 
 PUBLIC = (
     llamac.AsyncEngine,
+    llamac.ChatTemplate,
     llamac.Engine,
     llamac.EngineStats,
     llamac.Model,
