@@ -19,7 +19,7 @@ struct kv_slab {
     int n_pages, in_use;
     int n_touched;            // pages that have ever been in use, the first ones of the slab
 };
-struct page_header { struct kv_slab *slab; int references; };
+struct page_header { struct kv_slab *slab; int references; uint64_t mark; };   // mark: of the last count
 _Static_assert(sizeof(struct kv_slab) <= HEADER_BYTES && sizeof(struct page_header) <= HEADER_BYTES, "headers");
 
 static struct page_header *header_of(const uint8_t *page) {
@@ -131,6 +131,24 @@ void kv_page_release(struct kv_pool *pool, uint8_t *page) {
     if (!emptied) return;
     mem_free(emptied);
     mem_count_object(-1);
+}
+
+size_t kv_page_bytes(const uint8_t *page) { return header_of(page)->slab->page_bytes; }
+
+static uint64_t last_mark;   // under the process's lock
+
+struct kv_count kv_count_start(void) {
+    pool_lock();
+    return (struct kv_count){ .mark = ++last_mark };
+}
+void kv_count_page(struct kv_count *count, uint8_t *page) {
+    struct page_header *header = header_of(page);
+    if (header->mark != count->mark) count->bytes += header->slab->page_bytes;
+    header->mark = count->mark;
+}
+size_t kv_count_end(const struct kv_count *count) {
+    pool_unlock();
+    return count->bytes;
 }
 
 size_t kv_pool_bytes(const struct kv_pool *pool) { return __atomic_load_n(&pool->bytes, __ATOMIC_RELAXED); }

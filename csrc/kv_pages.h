@@ -30,6 +30,13 @@ uint8_t *kv_page_share(uint8_t *page);
 int kv_page_is_shared(const uint8_t *page);
 // Drops a reference. The last one returns the page to its slab, and the last page of a slab frees the slab.
 void kv_page_release(struct kv_pool *pool, uint8_t *page);
+size_t kv_page_bytes(const uint8_t *page);
+
+// Adds up the bytes of pages, each once, however often it is given. The process's lock is held from start to end.
+struct kv_count { uint64_t mark; size_t bytes; };
+struct kv_count kv_count_start(void);
+void kv_count_page(struct kv_count *count, uint8_t *page);
+size_t kv_count_end(const struct kv_count *count);
 
 // Returns pool->bytes. Sets pool->budget; pages in use stay in use.
 size_t kv_pool_bytes(const struct kv_pool *pool);

@@ -244,6 +244,24 @@ void session_share_prefix(struct llamac_session *to, int to_sequence, const stru
     session_slide(to, to_sequence);
 }
 
+void session_set_pages(struct llamac_session *s, int sequence, int length, const int32_t *first_positions,
+                       uint8_t *const *pages) {
+    struct sequence *q = session_sequence(s, sequence);
+    session_set_length(q, 0);
+    session_trim_pages(s, sequence);
+    for (int g = 0; g < s->n_groups; g++) {
+        struct kv_table *kv = &q->kv[g];
+        kv->start = first_positions[g];
+        kv->first = kv->end = kv->start / KV_PAGE;
+        while (kv->end < ceil_div(length, KV_PAGE)) {
+            kv->pages[kv->end++] = kv_page_share(*pages++);
+            count_pages(s, &s->groups[g], 1);
+        }
+        kv->wanted = kv->end;
+    }
+    session_set_length(q, length);
+}
+
 int llamac_fork(llamac_session *to, int to_sequence, const llamac_session *from, int from_sequence, int length,
                 llamac_error *err) {
     if (to_sequence < 0 || to_sequence >= to->n_sequences)

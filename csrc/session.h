@@ -145,6 +145,10 @@ static inline struct sequence *session_sequence(const struct llamac_session *s, 
 // Makes a sequence equal to the first `length` positions of another one, which is possible.
 void session_share_prefix(struct llamac_session *to, int to_sequence, const struct llamac_session *from,
                           int from_sequence, int length);
+// Makes a sequence hold `length` positions with these pages, which it shares: for each group those from
+// first_positions[group] on.
+void session_set_pages(struct llamac_session *s, int sequence, int length, const int32_t *first_positions,
+                       uint8_t *const *pages);
 // Sets the length of a sequence, which other threads may read.
 void session_set_length(struct sequence *q, int length);
 // Takes the pages that a sequence needs to grow to `length` positions, which nobody else may hold. If it fails, the

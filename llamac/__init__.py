@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         ModelError,
         OutOfMemoryError,
         QueueFullError,
+        SessionFileError,
         TokenizerError,
         UnsupportedError,
     )
@@ -93,6 +94,7 @@ _MODULES = {
         "ModelError",
         "OutOfMemoryError",
         "QueueFullError",
+        "SessionFileError",
         "TokenizerError",
         "UnsupportedError",
     ],
@@ -141,6 +143,7 @@ __all__ = [
     "SamplingParams",
     "Score",
     "Session",
+    "SessionFileError",
     "SpecialTokens",
     "Stream",
     "Timings",

@@ -6,7 +6,7 @@ csrc/llamac.h documents what they do, with shapes and units.
 """
 
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.unicode cimport PyUnicode_AsUTF8, PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.limits cimport INT_MAX
@@ -536,5 +536,6 @@ cdef class Session:
         return 0
 
 
+include "_core_saving.pxi"
 include "_core_dtypes.pxi"
 include "_core_text.pxi"

@@ -45,6 +45,10 @@ class HubError(LlamacError, OSError):
     """A model on the Hugging Face Hub does not exist, is not accessible, arrives damaged, or cannot be reached."""
 
 
+class SessionFileError(LlamacError, ValueError):
+    """A session file is damaged, or belongs to another model or another kind of session."""
+
+
 class ContextFullError(LlamacError, RuntimeError):
     """The request needs more positions than the context has."""
 

@@ -170,6 +170,24 @@ cdef extern from "llamac.h" nogil:
     long llamac_live_objects()
 
 
+cdef extern from "saving.h" nogil:
+    ctypedef struct llamac_page
+    ctypedef struct llamac_group:
+        int window, n_kv_heads, head_dim
+        size_t page_bytes
+    int llamac_group_at(const llamac_session *session, int group, llamac_group *info)
+    int llamac_first_position(const llamac_session *session, int sequence, int group)
+    llamac_page *llamac_hold_page(llamac_session *session, int sequence, int group, int index, llamac_error *err)
+    llamac_page *llamac_take_page(const llamac_session *session, int group, llamac_error *err)
+    void *llamac_page_data(llamac_page *page, size_t *bytes)
+    int llamac_copy_page(const llamac_session *session, int group, llamac_page *page, int first, int last, void *out,
+                         llamac_error *err)
+    void llamac_drop_page(llamac_model *model, llamac_page *page)
+    int llamac_restore(llamac_session *session, int sequence, int length, const int32_t *first_positions,
+                       llamac_page **pages, size_t n_pages, llamac_error *err)
+    size_t llamac_held_bytes(const llamac_session *session)
+
+
 cdef extern from "vocab.h" nogil:
     enum:
         VOCAB_NONE

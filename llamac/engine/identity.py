@@ -65,7 +65,7 @@ def _identity(model: Model) -> Identity:
         weights=_weights(model),
         tokenizer=hashlib.sha256(model.tokenizer._data).hexdigest() if model.has_tokenizer else None,
         template=_template(model),
-        adapters=_adapters(model),
+        adapters=adapters_hash(model),
         stop_ids=tuple(model.special.stop_ids),
         numerics=file.header["numerics"],
     )
@@ -91,8 +91,8 @@ def _template(model: Model) -> str | None:
     return hashlib.sha256(json.dumps([text, templates], sort_keys=True).encode()).hexdigest()
 
 
-def _adapters(model: Model) -> str | None:
-    """The hash of the buffers that the core was given, which is what it computes with."""
+def adapters_hash(model: Model) -> str | None:
+    """The hash of the buffers that the core was given, which is what it computes with; None without adapters."""
     if not model._core.borrowed:
         return None
     digest = hashlib.sha256()

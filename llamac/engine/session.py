@@ -5,6 +5,7 @@ An eval that can take long runs interruptibly (interrupt.py).
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -51,9 +52,8 @@ class Session(Closeable):
     One thread at a time uses a session: another thread gets BusyError. Only `cancel` works from any thread. As a
     context manager a session closes itself.
 
-    `generate`, `stream`, `chat` and `chat_stream` work on sequence 0. Give them the whole prompt each time: they keep
-    the longest prefix that the session holds already and compute only the rest, so that the second turn of a
-    conversation costs only what is new.
+    `generate`, `stream`, `chat` and `chat_stream` work on sequence 0. Give them the whole prompt each time. They
+    compute only what follows the longest prefix that the session holds already.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class Session(Closeable):
             threads = self._default_threads.now()
         announce_nodes()
         self._threads = threads
+        self._n_sequences = sequences
         self._n_prompt = 0  # positions up to the end of the last prefill
         self._mu: float | None = None  # mirostat's state after the last `sample` since then
         self._model = model
@@ -407,8 +408,7 @@ class Session(Closeable):
     def fork(self, *, sequence: int = 0, length: int | None = None, sequences: int = 1) -> Session:
         """Open a session whose sequence 0 starts with a sequence of this one. Both share the memory of the prefix.
 
-        The new session has the same context, KV format, threads and kernel set. Its results have the same bits as if
-        it had computed the prefix itself. A page that both share is copied when one of them writes to it.
+        The new session has the same settings, and the same bits as if it had computed the prefix itself.
 
         Args:
             sequence: Which sequence.
@@ -449,6 +449,31 @@ class Session(Closeable):
             ArgumentError: If a sequence does not exist, or `source` cannot be cut to this length, as for `truncate`.
         """
         self._core.fork_from(self._core, self.length(source) if length is None else length, source, target)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all sequences with their KV cache to a file (docs/session-file.md).
+
+        The file also has the logits for `sample` and the state of mirostat. It appears complete or not at all.
+
+        Raises:
+            OSError: If the file cannot be written.
+        """
+        from llamac.engine.session_file import save
+
+        save(self, path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Replace all sequences by those of a file that `save` wrote.
+
+        It needs the same model, adapters and kv_dtype, and room for the sequences. If this fails, nothing changes.
+
+        Raises:
+            SessionFileError: If the file is damaged or belongs to another session; it names the field.
+            OSError: If the file cannot be read.
+        """
+        from llamac.engine.session_file import load
+
+        load(self, path)
 
     def cancel(self) -> None:
         """Stop the eval that another thread runs, within 50 ms. The eval raises CancelledError; a stream ends."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from llamac.progress import Progress, silent
+
+TEMPORARY = ".llamac-"  # begins the names of files that are not complete yet
 
 # What systems report for a lock on a file system without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
@@ -54,6 +57,44 @@ def create(path: Path) -> BinaryIO:
         FileExistsError: If anything exists at the path, including a dangling link.
     """
     return open(path, "x+b", opener=lambda name, flags: open_regular(path, flags))
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+    """Open a new file that replaces `path` when the block succeeds, and is deleted when it fails.
+
+    Args:
+        path: The file. If it is a symbolic link, the file that it points to is replaced.
+        sync: Whether to wait until the disk has the file. Otherwise a crash of the machine can leave it damaged.
+
+    Raises:
+        OSError: Also if something other than a regular file is at the path.
+    """
+    path = Path(os.path.realpath(path))
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
+    mode = None
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode
+    if mode is not None and not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    try:
+        file = create(temporary)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    try:
+        with file:
+            if mode is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def try_lock(descriptor: int) -> bool | None:

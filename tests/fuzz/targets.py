@@ -41,6 +41,7 @@ from builders import checkpoint, llama_config, write_model
 from flat_hashes import HEAD_BYTES, rehashed, rehashed_header
 from fuzz.families import directories, gguf_files
 from fuzz.mutate import Parts, unpack
+from fuzz.sessions import session_samples, use_session, with_valid_digests
 from golden.cases import CASES
 from golden.family_cases import FAMILY_CASES
 from golden.tiny_checkpoints import Config, random_tensor, tensors, write_safetensors
@@ -592,4 +593,5 @@ TARGETS: dict[str, Target] = {
     "chat-template": Target(("chat_template.jinja",), _templates, _use_template, stable=False, mutations=25),
     "hub": Target(("listing.json", "index.json"), _hub_answers, _use_hub),
     "cache": Target(("note.json", "source.json", "model.bin"), _cached, _use_cache, mutations=40),
+    "session": Target(("head.json", "data.bin"), session_samples, use_session, with_valid_digests),
 }

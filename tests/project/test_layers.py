@@ -32,7 +32,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
     ("kernels_template", "session", "format_fields", "sampler", "logits", "logprobs"),
     (
         *("kernels_scalar", "kernels_avx2", "kernels_avxvnni", "kernels_avx512", "kernels_avx512vnni"),
-        *("kernels_amx", "eval", "measure", "quantize", "sequences"),
+        *("kernels_amx", "eval", "measure", "quantize", "saving", "sequences"),
     ),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
     ("lora", "drafts", "shift"),

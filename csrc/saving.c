@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT
+// saving.c - gives out pages of sequences, and makes sequences of pages. See saving.h.
+#include "saving.h"
+
+#include <string.h>
+#include "common.h"
+#include "error.h"
+#include "mem.h"
+#include "session.h"
+
+static uint8_t *bytes_of(llamac_page *page) { return (uint8_t *)page; }
+static llamac_page *page_of(uint8_t *bytes) { return (llamac_page *)(void *)bytes; }
+static int end_page(int length) { return ceil_div(length, KV_PAGE); }
+
+static int check_group(const struct llamac_session *s, int group, llamac_error *err) {
+    if (group < 0 || group >= s->n_groups)
+        return bad_argument(err, "group is %d, expected 0 to %d", group, s->n_groups - 1);
+    return 0;
+}
+
+static int check_sequence(const struct llamac_session *s, int sequence, llamac_error *err) {
+    if (sequence < 0 || sequence >= s->n_sequences)
+        return bad_argument(err, "sequence is %d, expected 0 to %d", sequence, s->n_sequences - 1);
+    return 0;
+}
+
+int llamac_group_at(const llamac_session *s, int group, llamac_group *info) {
+    if (check_group(s, group, NULL)) return 0;
+    const struct kv_group *g = &s->groups[group];
+    *info = (llamac_group){ g->window, g->n_kv_heads, g->head_dim, g->page_bytes };
+    return 1;
+}
+
+int llamac_first_position(const llamac_session *s, int sequence, int group) {
+    return check_sequence(s, sequence, NULL) || check_group(s, group, NULL) ? -1
+                                                                            : s->sequences[sequence].kv[group].start;
+}
+
+// ---- pages
+
+llamac_page *llamac_hold_page(llamac_session *s, int sequence, int group, int index, llamac_error *err) {
+    if (check_sequence(s, sequence, err) || check_group(s, group, err)) return NULL;
+    const struct sequence *q = &s->sequences[sequence];
+    const struct kv_table *kv = &q->kv[group];
+    const int end = min_int(kv->end, end_page(q->length));
+    if (index < kv->first || index >= end) {
+        bad_argument(err, "page is %d, but sequence %d has pages %d to %d of group %d", index, sequence, kv->first,
+                     end - 1, group);
+        return NULL;
+    }
+    return page_of(kv_page_share(kv->pages[index]));
+}
+
+llamac_page *llamac_take_page(const llamac_session *s, int group, llamac_error *err) {
+    if (check_group(s, group, err)) return NULL;
+    const size_t max_pages = (size_t)s->n_sequences * (size_t)end_page(s->context);
+    return page_of(kv_page_alloc(s->model->kv, s->groups[group].page_bytes, max_pages, err));
+}
+
+void *llamac_page_data(llamac_page *page, size_t *bytes) {
+    *bytes = kv_page_bytes(bytes_of(page));
+    return page;
+}
+
+void llamac_drop_page(llamac_model *model, llamac_page *page) { kv_page_release(model->kv, bytes_of(page)); }
+
+int llamac_copy_page(const llamac_session *s, int group, llamac_page *page, int first, int last, void *out,
+                     llamac_error *err) {
+    if (check_group(s, group, err)) return -1;
+    const struct kv_group *g = &s->groups[group];
+    if (kv_page_bytes(bytes_of(page)) != g->page_bytes)
+        return bad_argument(err, "the page has %zu bytes, but pages of group %d have %zu",
+                            kv_page_bytes(bytes_of(page)), group, g->page_bytes);
+    if (first < 0 || last < first || last > KV_PAGE)
+        return bad_argument(err, "cannot copy positions %d to %d of a page, expected a range within 0 to %d", first,
+                            last, KV_PAGE);
+    // Zeros are stored at the positions in a head filled with 0x00 and in one filled with 0xff: stored bytes are the
+    // same in both. All heads of a group store a position in the same bytes.
+    const size_t keys = kv_keys_bytes(s->kv_dtype, g->head_dim);
+    const size_t head = keys + kv_values_bytes(s->kv_dtype, g->head_dim);
+    const size_t zeros = round_up((size_t)g->head_dim * sizeof(float), LINE_BYTES);
+    uint8_t *memory = mem_alloc(zeros + 2 * head, 1, "the stored bytes of a page", err);
+    if (!memory) return -1;
+    const float *zero = (const float *)(const void *)memory;
+    uint8_t *const filled[2] = { memory + zeros, memory + zeros + head };
+    memset(filled[1], 0xff, head);
+    for (int slot = first; slot < last; slot++)
+        for (int i = 0; i < 2; i++) {
+            s->kernels->store_key[s->kv_dtype](filled[i], slot, g->head_dim, zero);
+            s->kernels->store_value[s->kv_dtype](filled[i] + keys, slot, g->head_dim, zero);
+        }
+    for (size_t i = 0; i < head; i++) filled[0][i] = filled[0][i] == filled[1][i] ? 0xff : 0;
+    for (size_t at = 0; at < g->page_bytes; at += head) {
+        const uint8_t *from = bytes_of(page) + at;
+        uint8_t *to = (uint8_t *)out + at;
+        for (size_t i = 0; i < head; i++) to[i] = from[i] & filled[0][i];
+    }
+    mem_free(memory);
+    return 0;
+}
+
+// ---- sequences
+
+// Checks the first positions and the pages of all groups.
+static int check_pages(const struct llamac_session *s, int length, const int32_t *first_positions,
+                       llamac_page *const *pages, size_t n_pages, llamac_error *err) {
+    size_t n = 0;
+    for (int i = 0; i < s->n_groups; i++) {
+        const struct kv_group *g = &s->groups[i];
+        const int start = first_positions[i], most = g->window && length ? max_int(0, length + 1 - g->window) : 0;
+        if (start < 0 || start > most)
+            return bad_argument(err, "group %d begins at position %d, expected 0 to %d: the token after %d positions "
+                                "would see earlier ones", i, start, most, length);
+        for (int p = start / KV_PAGE; p < end_page(length); p++, n++)
+            if (n < n_pages && (!pages[n] || kv_page_bytes(bytes_of(pages[n])) != g->page_bytes))
+                return bad_argument(err, "page %zu is not a page of group %d", n, i);
+    }
+    if (n != n_pages) return bad_argument(err, "there are %zu pages, but %d positions need %zu", n_pages, length, n);
+    return 0;
+}
+
+int llamac_restore(llamac_session *s, int sequence, int length, const int32_t *first_positions,
+                   llamac_page *const *pages, size_t n_pages, llamac_error *err) {
+    if (check_sequence(s, sequence, err)) return -1;
+    if (length < 0) return bad_argument(err, "length is %d, expected 0 to %d", length, s->context);
+    if (length > s->context)
+        return err_set(err, LLAMAC_CONTEXT_FULL, "cannot restore %d positions into a context of %d", length,
+                       s->context);
+    if (check_pages(s, length, first_positions, pages, n_pages, err)) return -1;
+    session_discard_drafts(s);
+    session_set_pages(s, sequence, length, first_positions, (uint8_t *const *)pages);
+    return 0;
+}
+
+// Marks the pages of sequences with a new mark, and adds up those that did not have it.
+size_t llamac_held_bytes(const llamac_session *s) {
+    struct kv_count count = kv_count_start();
+    for (int i = 0; i < s->n_sequences; i++)
+        for (int g = 0; g < s->n_groups; g++) {
+            const struct kv_table *kv = &s->sequences[i].kv[g];
+            for (int p = kv->first; p < kv->end; p++) kv_count_page(&count, kv->pages[p]);
+        }
+    return kv_count_end(&count);
+}

@@ -1,0 +1,185 @@
+# Pages of sequences, to save and to restore them. Part of _core.pyx.
+
+@cython.final
+cdef class Page:
+    """A page of the KV cache. Nobody else changes it, and it takes memory, as long as the object exists."""
+
+    cdef Model _model
+    cdef llamac_page *_ptr
+    cdef bint _is_new   # may be written
+
+    def __init__(self):
+        raise TypeError("hold_page and take_page make pages")
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        cdef size_t n = 0
+        cdef void *data = llamac_page_data(self._ptr, &n)
+        PyBuffer_FillInfo(view, self, data, <Py_ssize_t>n, not self._is_new, flags)
+
+    def __dealloc__(self):
+        if self._ptr is NULL:
+            return
+        llamac_drop_page(self._model._ptr, self._ptr)
+        self._model._n_sessions -= 1
+        if self._model._closing and self._model._n_sessions == 0:
+            self._model._release()
+
+    def view(self):
+        """Return the content. A new page can be written until it is restored."""
+        return memoryview(self)
+
+    @property
+    def address(self):
+        """Equal for the same page."""
+        return <size_t>self._ptr
+
+
+cdef Page new_page(Session session, llamac_page *ptr, bint is_new):
+    cdef Page page = Page.__new__(Page)
+    page._model, page._ptr, page._is_new = session._model, ptr, is_new
+    page._model._n_sessions += 1   # a page keeps its model open, as a session does
+    return page
+
+
+def kv_groups(Session session not None):
+    """Return (window, n_kv_heads, head_dim, page bytes) of each group of layers."""
+    cdef llamac_group info
+    session._check_open()
+    found = []
+    while llamac_group_at(session._ptr, <int>len(found), &info):
+        found.append((info.window, info.n_kv_heads, info.head_dim, info.page_bytes))
+    return found
+
+
+def hold_page(Session session not None, int sequence, int group, int index):
+    """Return the page of a group that holds the positions of a sequence from `index` pages on (llamac_hold_page)."""
+    cdef llamac_error err
+    session._enter()
+    try:
+        return _hold_page(session, sequence, group, index, &err)
+    finally:
+        session._busy = False
+
+
+cdef Page _hold_page(Session session, int sequence, int group, int index, llamac_error *err):
+    cdef llamac_page *ptr = llamac_hold_page(session._ptr, sequence, group, index, err)
+    if ptr is NULL:
+        check(-1, err)
+    return new_page(session, ptr, False)
+
+
+def take_page(Session session not None, int group):
+    """Return a new page of a group, to fill (llamac_take_page)."""
+    cdef llamac_error err
+    session._check_open()
+    cdef llamac_page *ptr = llamac_take_page(session._ptr, group, &err)
+    if ptr is NULL:
+        check(-1, &err)
+    return new_page(session, ptr, True)
+
+
+def copy_page(Session session not None, int group, Page page not None, int first, int last,
+              unsigned char[::1] out not None):
+    """Copy the positions [first, last) of a page; the rest of `out` becomes 0 (llamac_copy_page)."""
+    cdef llamac_error err
+    cdef size_t n = 0
+    session._check_open()
+    llamac_page_data(page._ptr, &n)
+    if <size_t>out.shape[0] != n:
+        raise ArgumentError(f"the buffer has {out.shape[0]} bytes, but the page has {n}")
+    check(llamac_copy_page(session._ptr, group, page._ptr, first, last, &out[0], &err), &err)
+
+
+def first_positions(Session session not None, int sequence):
+    """Return the first position that each group of layers holds of a sequence."""
+    session.length(sequence)  # checks the arguments
+    return [llamac_first_position(session._ptr, sequence, group) for group in range(len(kv_groups(session)))]
+
+
+def snapshot(Session session not None):
+    """Return what the sequences hold now, and the logits of the last row as bytes or None.
+
+    Of each sequence: its ids as bytes of int32, 1 + its first position that a shift has moved or 0, the first position
+    of each group, and the pages of each group. The session can go on: it copies held pages before it changes them.
+    """
+    cdef llamac_error err
+    cdef int i, g, p, length, start, positions, n_groups
+    cdef llamac_session_info info
+    session._enter()
+    try:
+        llamac_session_describe(session._ptr, &info)
+        positions = info.page_positions
+        n_groups = <int>len(kv_groups(session))
+        found = []
+        for i in range(session._n_sequences):
+            length = llamac_length(session._ptr, i)
+            ids = (<char *>session._ids[i])[:<size_t>length * sizeof(int32_t)] if length else b""
+            starts, pages = [], []
+            for g in range(n_groups):
+                start = llamac_first_position(session._ptr, i, g)
+                starts.append(start)
+                pages.append([_hold_page(session, i, g, p, &err)
+                              for p in range(start // positions, (length + positions - 1) // positions)])
+            found.append((ids, session._shifts[i], starts, pages))
+        logits = (<char *>session._logits)[:<size_t>session.vocab_size * sizeof(float)] if session._has_logits else None
+        return found, logits
+    finally:
+        session._busy = False
+
+
+def restore(Session session not None, int sequence, const int32_t[::1] ids not None,
+            const int32_t[::1] starts not None, list pages not None, int shift=0):
+    """Make a sequence hold ids with these pages, those of each group in order (llamac_restore).
+
+    Args:
+        starts: The first position of each group.
+        shift: 1 + the first position that a shift has moved, or 0.
+    """
+    cdef llamac_error err
+    cdef Page page
+    cdef int length = <int>ids.shape[0]
+    cdef size_t n = 0
+    cdef bytearray memory = bytearray((len(pages) + 1) * sizeof(llamac_page *))
+    cdef llamac_page **pointers = <llamac_page **><char *>memory
+    if starts.shape[0] != len(kv_groups(session)):
+        raise ArgumentError(f"there are {starts.shape[0]} first positions, expected one per group of layers")
+    for page in pages:
+        if page._model is not session._model:
+            raise ArgumentError("a page belongs to another model")
+        pointers[n] = page._ptr
+        n += 1
+    session._enter()
+    try:
+        if length:
+            session._reserve_ids(sequence, length - 1)
+        session.changes += 1
+        session._has_logits = False
+        check(llamac_restore(session._ptr, sequence, length, &starts[0], pointers, n, &err), &err)
+        for page in pages:
+            page._is_new = False
+        if length:
+            memcpy(session._ids[sequence], &ids[0], <size_t>length * sizeof(int32_t))
+        session._set_shift(sequence, shift, length)
+    finally:
+        session._busy = False
+
+
+def set_logits(Session session not None, const float[::1] logits not None):
+    """Store the logits of the last row, for `sample`."""
+    session._enter()
+    try:
+        if logits.shape[0] != session.vocab_size:
+            raise ArgumentError(f"there are {logits.shape[0]} logits, expected {session.vocab_size}")
+        memcpy(session._logits, &logits[0], <size_t>session.vocab_size * sizeof(float))
+        session._has_logits = True
+    finally:
+        session._busy = False
+
+
+def held_bytes(Session session not None):
+    """Return the bytes of the pages that the sequences hold. A page that several hold counts once."""
+    session._enter()
+    try:
+        return llamac_held_bytes(session._ptr)
+    finally:
+        session._busy = False

@@ -1,0 +1,85 @@
+"""What the bytes of a session's KV pages depend on, besides the tokens: the model, its adapters and the number formats.
+
+They do not depend on the kernel set, the threads or the processor (docs/determinism.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from llamac import _core
+from llamac.engine.identity import adapters_hash
+
+if TYPE_CHECKING:
+    from llamac.engine.session import Session
+
+LAYOUT = 1  # changes with the arrangement of numbers in a page
+
+
+@dataclass(frozen=True)
+class KVIdentity:
+    """Pages of sessions with equal identities can be exchanged.
+
+    Attributes:
+        model: The model's id.
+        adapters: SHA-256 of adapters and of replaced tensors; empty if there are none.
+        numerics: The version of the order of operations.
+        layout: The version of the arrangement of numbers in a page.
+        kv_dtype: Number format of the pages.
+        long_rope: Whether the session's context calls for the long one of each pair of RoPE tables.
+        page_positions: Positions of a page.
+        groups: (window, KV heads, head_dim, bytes of a page) of each group of layers.
+        vocab_size: Logits of a row.
+    """
+
+    model: str
+    adapters: str
+    numerics: int
+    layout: int
+    kv_dtype: str
+    long_rope: tuple[bool, ...]
+    page_positions: int
+    groups: tuple[tuple[int, int, int, int], ...]
+    vocab_size: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The identity as a JSON object."""
+        return {**asdict(self), "long_rope": list(self.long_rope), "groups": [list(group) for group in self.groups]}
+
+    def digest(self) -> bytes:
+        """SHA-256 of the identity."""
+        return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).digest()
+
+    def differences(self, other: KVIdentity) -> list[str]:
+        """The attributes that differ, with both values: this one's is the file's, the other one the session's."""
+        return [
+            f"{field.name} is {_text(mine)} in the file and {_text(its)} in the session"
+            for field in fields(self)
+            if (mine := getattr(self, field.name)) != (its := getattr(other, field.name))
+        ]
+
+
+def _text(value: object) -> str:
+    return repr(value) if value != "" else "none"
+
+
+def kv_identity(session: Session) -> KVIdentity:
+    """The identity of a session's pages. The first call for a model without known checksums reads all its weights."""
+    model, config = session.model, session.model.config
+    positions, _ = session._core.page_size()
+    n_tables: int = config["n_rope"]
+    originals = list(config["rope_original_context"])[:n_tables]
+    return KVIdentity(
+        model=model.file.id,
+        adapters=adapters_hash(model) or "",
+        numerics=model.file.header["numerics"],
+        layout=LAYOUT,
+        kv_dtype=session.kv_dtype,
+        long_rope=tuple(bool(original) and session.context > original for original in originals),
+        page_positions=positions,
+        groups=tuple(_core.kv_groups(session._core)),
+        vocab_size=session._core.vocab_size,
+    )
