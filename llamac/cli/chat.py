@@ -22,6 +22,7 @@ from llamac.cli.chat_screen import make_screen
 from llamac.cli.loading import load_model
 from llamac.cli.options import add_conversion, add_kernels, add_lora, add_model, add_speculation, add_threads
 from llamac.cli.parser import Parser
+from llamac.cli.prompt_cache import add_prompt_cache, load_prompt_cache, save_prompt_cache
 from llamac.cli.run import figures
 from llamac.cli.sampling_options import add_sampling, sampling_params
 from llamac.cli.text import safe_error, safe_line
@@ -74,6 +75,7 @@ def add_arguments(parser: Parser) -> None:
     )
     group = parser.add_argument_group("conversation")
     group.add_argument("--system", metavar="TEXT", help="begin with this system message")
+    add_prompt_cache(group)
     group.add_argument("--load", metavar="FILE", help="continue a conversation that /save wrote")
     group.add_argument(
         "--reasoning",
@@ -109,7 +111,11 @@ def run(options: argparse.Namespace) -> int:
             conversation.load(options.load)
             if options.system is not None:
                 conversation.system = options.system
-        _Chat(conversation, options).run()
+        load_prompt_cache(conversation.session, options.prompt_cache)
+        try:
+            _Chat(conversation, options).run()
+        finally:
+            save_prompt_cache(conversation.session, options.prompt_cache)
     return OK
 
 

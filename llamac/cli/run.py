@@ -14,6 +14,7 @@ from llamac.cli.options import Group, add_conversion, add_kernels, add_lora, add
 from llamac.cli.parser import Parser
 from llamac.cli.prefill import BAR_DELAY, prefill_progress
 from llamac.cli.prompt import read_prompt
+from llamac.cli.prompt_cache import add_prompt_cache, load_prompt_cache, save_prompt_cache
 from llamac.cli.sampling_options import add_sampling, sampling_params
 from llamac.cli.text import safe_line, safe_text
 from llamac.engine.candidates import asks_for_several
@@ -98,6 +99,7 @@ def _add_prompt(group: Group) -> None:
         help="put the prompt into the model's chat template as the user's message, and print only the answer",
     )
     group.add_argument("--system", metavar="TEXT", help="with --chat: a system message before the user's")
+    add_prompt_cache(group)
     group.add_argument("--no-echo", action="store_true", help="do not print the prompt before its continuation")
     group.add_argument(
         "-q",
@@ -124,17 +126,22 @@ def run(options: argparse.Namespace) -> int:
         if options.chat and model.chat_template is None:
             raise ArgumentError("the model has no chat template: run it without --chat")
         if asks_for_several(resolved_params(model, request)):
+            if options.prompt_cache is not None:
+                raise ArgumentError("--prompt-cache keeps one text: it does not work with several candidates or beams")
             _run_several(options, model, prompt, request)
             return OK
         if options.chat:
-            opened = model.chat_stream(_messages(options, prompt), request)
+            opened = model.chat_stream(_messages(options, prompt), request, context=_reserved(options, context))
         else:
-            opened = model.stream(prompt, request)
+            opened = model.stream(prompt, request, context=_reserved(options, context))
         with opened as stream:
+            load_prompt_cache(stream._session, options.prompt_cache)
             count = stream.prompt_tokens
             with shown_progress(options, BAR_DELAY) as report, prefill_progress(stream._session, count, report):
                 piece = next(stream, "")
             first = time.perf_counter()
+            if stream._output.cached < count - 1:
+                save_prompt_cache(stream._session, options.prompt_cache)
             _print_text("" if options.no_echo or options.chat else prompt, itertools.chain([piece], stream))
         if options.receipt is not None:
             stream.receipt().save(options.receipt)
@@ -142,7 +149,15 @@ def run(options: argparse.Namespace) -> int:
             _print_logprobs(model, stream.completion.logprobs)
         if not options.quiet:
             print(figures(model, stream.completion, first - started), file=sys.stderr)
+            if options.prompt_cache is not None:
+                cached = stream.completion.usage.cached_tokens
+                print(f"prompt cache: {cached} of {count} tokens were not computed again", file=sys.stderr)
     return OK
+
+
+def _reserved(options: argparse.Namespace, context: int) -> int | None:
+    """The positions of the session: the whole context if it loads a prompt cache, which can hold more than it needs."""
+    return None if options.prompt_cache is None else context
 
 
 def _request(options: argparse.Namespace) -> SamplingParams:

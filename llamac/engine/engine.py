@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,6 +93,9 @@ class Engine(Closeable):
         threads: int | None = None,
         isa: str | None = None,
         prefix_cache: bool = True,
+        prefix_bytes: int | None = None,
+        prefix_dir: str | os.PathLike[str] | None = None,
+        prefix_dir_bytes: int = 4 << 30,
         max_queue: int = 1024,
     ) -> None:
         """Open an engine.
@@ -109,6 +113,10 @@ class Engine(Closeable):
             threads: Threads per step.
             isa: Kernel set.
             prefix_cache: Whether to keep computed prefixes for later requests.
+            prefix_bytes: Most bytes of the prefixes in memory. Default: as many as `kv_tokens` leaves.
+            prefix_dir: A folder in which prefixes are kept, too, so that they outlive the engine. Several processes
+                can use it at once. Default: none.
+            prefix_dir_bytes: Most bytes of the files there. What was used longest ago is deleted.
             max_queue: Most requests that wait.
 
         Raises:
@@ -119,11 +127,16 @@ class Engine(Closeable):
             raise ArgumentError(f"max_sequences is {max_sequences}, expected 1 to {MAX_SEQUENCES}")
         if whole_number(max_queue, "max_queue") < 1:
             raise ArgumentError(f"max_queue is {max_queue}, expected at least 1")
+        if prefix_bytes is not None and whole_number(prefix_bytes, "prefix_bytes") < 0:
+            raise ArgumentError(f"prefix_bytes is {prefix_bytes}, expected 0 or more, or None")
+        if prefix_dir is not None and not prefix_cache:
+            raise ArgumentError("prefix_dir needs prefix_cache: prefixes go from memory to the disk")
         self._model = model
         self._session = Session(
             model, context=context, sequences=max_sequences, kv_dtype=kv_dtype, threads=threads, isa=isa
         )
         self._cache_session: Session | None = None
+        self._cache: PrefixCache | None = None
         self._budget_before = model.kv_budget
         try:
             self._set_budget(kv_tokens)
@@ -136,10 +149,16 @@ class Engine(Closeable):
                     threads=1,
                     isa=isa,
                 )
+                store = None
+                if prefix_dir is not None:
+                    from llamac.engine.prefix_store import PrefixStore
+
+                    limit = whole_number(prefix_dir_bytes, "prefix_dir_bytes")
+                    store = PrefixStore(self._cache_session, prefix_dir, limit)
+                self._cache = PrefixCache(self._cache_session._core, CACHED_STATES, prefix_bytes, store)
         except BaseException:
             self._free()
             raise
-        self._cache = PrefixCache(self._cache_session._core, CACHED_STATES) if self._cache_session else None
         self._batch = Batch(self._session, max_sequences, self._cache)
         self._max_queue = max_queue
         self._max_sequences = max_sequences
@@ -389,6 +408,8 @@ class Engine(Closeable):
 
     def _free(self) -> None:
         """Close the sessions and restore the model's budget."""
+        if self._cache is not None:
+            self._cache.close()
         if self._cache_session is not None:
             self._cache_session.close()
         self._session.close()

@@ -3,7 +3,11 @@
 A radix tree finds the longest cached prefix of a request. Its leaves own the cached states: sequences of a session of
 the cache's own. `fork` shares their pages with the requests that continue them. A model with windowed layers cannot be
 cut at any position (`shortest_length`), so the cache knows at which lengths a state can be restored and the engine
-asks it to keep further states where requests part.
+asks it to keep further states where requests part. A state that cannot be cut at all, as a recurrent one, would be a
+snapshot: it is restored whole, and what follows is computed again.
+
+With a store (prefix_store.py) prefixes are also kept on disk, and found there after the engine that computed them has
+ended.
 """
 
 from __future__ import annotations
@@ -11,9 +15,13 @@ from __future__ import annotations
 import itertools
 from array import array
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llamac import _core
 from llamac.errors import OutOfMemoryError
+
+if TYPE_CHECKING:
+    from llamac.engine.prefix_store import PrefixStore
 
 MIN_TOKENS = 16  # shorter prefixes take less time to compute than to look after
 
@@ -62,18 +70,36 @@ class PrefixStats:
         hits: Requests that found one.
         tokens: Tokens of the prompts that looked for a prefix.
         hit_tokens: Tokens of prompts that were not computed again.
+        hit_bytes: Bytes of the KV cache of these tokens.
         evictions: States that were removed for lack of memory.
-        bytes: Bytes of the cached states now; positions that states share count once.
+        bytes: Bytes of the cached states now; pages that states share count once.
+        max_bytes: The limit of these bytes; 0: as many as the model's budget allows.
         states: States in the cache now.
+        disk_hits: Those of the hits that were found on disk.
+        disk_hit_tokens: Their tokens.
+        disk_read_bytes: Bytes of pages that were read from disk.
+        disk_written_bytes: Bytes of files that were written.
+        disk_evictions: Files that this process deleted for the limit.
+        disk_errors: Files that were damaged, could not be written, or were given up because the disk is slow.
+        disk_bytes: Bytes of all files, as this process knows.
     """
 
     lookups: int = 0
     hits: int = 0
     tokens: int = 0
     hit_tokens: int = 0
+    hit_bytes: int = 0
     evictions: int = 0
     bytes: int = 0
+    max_bytes: int = 0
     states: int = 0
+    disk_hits: int = 0
+    disk_hit_tokens: int = 0
+    disk_read_bytes: int = 0
+    disk_written_bytes: int = 0
+    disk_evictions: int = 0
+    disk_errors: int = 0
+    disk_bytes: int = 0
 
 
 def _common(left: array[int], right: array[int], start: int) -> int:
@@ -87,15 +113,19 @@ def _common(left: array[int], right: array[int], start: int) -> int:
 class PrefixCache:
     """Computed sequences by their tokens. The engine's thread is the only user."""
 
-    def __init__(self, session: _core.Session, states: int, max_bytes: int | None = None) -> None:
+    def __init__(
+        self, session: _core.Session, states: int, max_bytes: int | None = None, store: PrefixStore | None = None
+    ) -> None:
         """Begin with no states.
 
         Args:
             session: A session of the cache's own, with at least `states` sequences.
             states: Most states at a time.
             max_bytes: Most bytes of KV pages; None: as many as the model's budget allows.
+            store: Keeps prefixes on disk, too. `close` closes it.
         """
         self._session = session
+        self._store = store
         positions, page_bytes = session.page_size()
         self._position_bytes = page_bytes / positions
         self._max_bytes = max_bytes
@@ -103,7 +133,20 @@ class PrefixCache:
         self._root = _Node(None, 0, array("i"))
         self._owners: set[_Node] = set()
         self._clock = itertools.count(1)
-        self.stats = PrefixStats()
+        self._stats = PrefixStats(max_bytes=max_bytes or 0)
+
+    @property
+    def stats(self) -> PrefixStats:
+        """The counts now."""
+        if self._store is not None:
+            for field, value in vars(self._store.stats).items():
+                setattr(self._stats, f"disk_{field}", value)
+        return self._stats
+
+    def close(self) -> None:
+        """Write to the disk what waits for it."""
+        if self._store is not None:
+            self._store.close()
 
     # ---- finding
 
@@ -124,13 +167,21 @@ class PrefixCache:
     def restore(self, ids: array[int], to: _core.Session, sequence: int) -> Match:
         """Make a sequence of another session equal to the longest cached prefix of some ids."""
         match = self.find(ids)
-        self.stats.lookups += 1
-        self.stats.tokens += len(ids)
+        self._stats.lookups += 1
+        self._stats.tokens += len(ids)
+        if self._store is not None:
+            least = max(match.length + 1, MIN_TOKENS)
+            stored = self._store.longest(ids, least)
+            if stored >= least and self._store.restore(ids, stored, to, sequence):
+                match = Match(stored, max(stored, match.shared), None)
+                self.keep(ids[:stored], to, sequence)
         if match.owner is not None:
             to.fork_from(self._session, match.length, self._slot(match.owner), sequence)
             self._touch(match.owner)
-            self.stats.hits += 1
-            self.stats.hit_tokens += match.length
+        if match.length:
+            self._stats.hits += 1
+            self._stats.hit_tokens += match.length
+            self._stats.hit_bytes += int(match.length * self._position_bytes)
         return match
 
     # ---- keeping
@@ -139,6 +190,8 @@ class PrefixCache:
         """Keep the state of a sequence, which holds exactly these ids."""
         if len(ids) < MIN_TOKENS:
             return
+        if self._store is not None:
+            self._store.keep(ids, source, sequence)
         node, shared = self._descend(ids)
         if shared == len(ids) and (owner := self._owner_at(node, shared)) is not None:
             self._touch(owner)
@@ -157,22 +210,25 @@ class PrefixCache:
         self._touch(leaf)
         self._drop_redundant(leaf)
         self._count()
-        while self._max_bytes is not None and self.stats.bytes > self._max_bytes and self.evict():
+        while self._max_bytes is not None and self._stats.bytes > self._max_bytes and self.evict():
             pass
 
     def evict(self) -> bool:
-        """Remove the state that was used longest ago, up to where another one begins. Returns whether there was one."""
+        """Remove the state that was used longest ago, up to where another one begins.
+
+        Returns whether there was one, or whether pages that waited for the disk have been freed.
+        """
         if not self._owners:
-            return False
+            return self._store is not None and self._store.drain()
         self._shorten(min(self._owners, key=lambda node: node.last_used))
-        self.stats.evictions += 1
+        self._stats.evictions += 1
         self._count()
         return True
 
     def clear(self) -> None:
         """Remove all states."""
-        while self.evict():
-            self.stats.evictions -= 1
+        while self._owners and self.evict():
+            self._stats.evictions -= 1
 
     # ---- the tree
 
@@ -209,6 +265,10 @@ class PrefixCache:
         front.children[node.ids[0]] = node
         return front
 
+    def _shortest(self, slot: int) -> int:
+        """The smallest length to which a state can be cut: its own length if it cannot be cut at all."""
+        return self._session.shortest_length(slot)
+
     def _slot(self, owner: _Node) -> int:
         assert owner.slot is not None
         return owner.slot
@@ -218,14 +278,14 @@ class PrefixCache:
         pending = [node]
         while pending:
             node = pending.pop()
-            if node.slot is not None and self._session.shortest_length(node.slot) <= length:
+            if node.slot is not None and self._shortest(node.slot) <= length:
                 return node
             pending.extend(node.children.values())
         return None
 
     def _drop_redundant(self, leaf: _Node) -> None:
         """Remove the states of shorter prefixes that can be cut from a new one."""
-        shortest = self._session.shortest_length(self._slot(leaf))
+        shortest = self._shortest(self._slot(leaf))
         node = leaf.parent
         while node is not None:
             if node.slot is not None and shortest <= node.end:
@@ -241,7 +301,7 @@ class PrefixCache:
             return
         del parent.children[owner.ids[0]]
         needed = parent is not self._root and self._owner_at(parent, parent.end) is None
-        if needed and self._session.shortest_length(slot) <= parent.end:
+        if needed and self._shortest(slot) <= parent.end:
             self._session.truncate(parent.end, slot)
             self._owners.discard(owner)
             self._owners.add(parent)
@@ -266,11 +326,5 @@ class PrefixCache:
             node = node.parent
 
     def _count(self) -> None:
-        positions = 0
-        pending = [self._root]
-        while pending:
-            node = pending.pop()
-            positions += len(node.ids)
-            pending.extend(node.children.values())
-        self.stats.states = len(self._owners)
-        self.stats.bytes = int(positions * self._position_bytes)
+        self._stats.states = len(self._owners)
+        self._stats.bytes = _core.held_bytes(self._session)

@@ -5,7 +5,6 @@ An eval that can take long runs interruptibly (interrupt.py).
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -19,6 +18,7 @@ from llamac.engine.prompts import conversation_ids
 from llamac.engine.rows import STAGES, Rows, appended_rows, as_ids, draft_rows, packed_rows, stages_and_layers
 from llamac.engine.sampler import Sampler
 from llamac.engine.sampling import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
+from llamac.engine.savable import Savable
 from llamac.engine.topology import announce_nodes
 from llamac.errors import ArgumentError, ContextFullError
 from llamac.interrupt import in_main_thread, interruptible
@@ -46,7 +46,7 @@ KV_NUMBERS: dict[KVDtype | None, int] = {None: 0, "f32": 1, "f16": 2, "q8": 4}
 assert all(_core.dtype_name(KV_NUMBERS[name]) == name for name in KV_DTYPES)
 
 
-class Session(Closeable):
+class Session(Savable, Closeable):
     """Sequences of tokens with their KV cache. `Model.session` makes one.
 
     One thread at a time uses a session: another thread gets BusyError. Only `cancel` works from any thread. As a
@@ -449,31 +449,6 @@ class Session(Closeable):
             ArgumentError: If a sequence does not exist, or `source` cannot be cut to this length, as for `truncate`.
         """
         self._core.fork_from(self._core, self.length(source) if length is None else length, source, target)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all sequences with their KV cache to a file (docs/session-file.md).
-
-        The file also has the logits for `sample` and the state of mirostat. It appears complete or not at all.
-
-        Raises:
-            OSError: If the file cannot be written.
-        """
-        from llamac.engine.session_file import save
-
-        save(self, path)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Replace all sequences by those of a file that `save` wrote.
-
-        It needs the same model, adapters and kv_dtype, and room for the sequences. If this fails, nothing changes.
-
-        Raises:
-            SessionFileError: If the file is damaged or belongs to another session; it names the field.
-            OSError: If the file cannot be read.
-        """
-        from llamac.engine.session_file import load
-
-        load(self, path)
 
     def cancel(self) -> None:
         """Stop the eval that another thread runs, within 50 ms. The eval raises CancelledError; a stream ends."""

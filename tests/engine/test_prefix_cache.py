@@ -5,9 +5,11 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
+import pytest
 
 import llamac
 from builders import some_ids
+from llamac import _core
 from llamac.engine.prefix_cache import MIN_TOKENS, PrefixCache
 
 
@@ -68,6 +70,8 @@ def test_a_restored_prefix_has_the_bits_of_computing_again(model: llamac.Model) 
     assert keeper.found([*ids, 1]) == 150  # the cached state has not changed
     stats = keeper.cache.stats
     assert (stats.lookups, stats.hits, stats.tokens, stats.hit_tokens) == (1, 1, len(prompt), 77)
+    positions, page_bytes = page_size(model)
+    assert stats.hit_bytes == 77 * page_bytes // positions
     keeper.close()
 
 
@@ -110,11 +114,12 @@ def test_a_full_cache_makes_room(model: llamac.Model) -> None:
     assert [keeper.found([*prompt, 1]) for prompt in prompts] == [0] * 5 + [70] * 3
     keeper.close()
     _, page_bytes = page_size(model)
-    keeper = Keeper(model, 8, max_bytes=3 * page_bytes)
+    keeper = Keeper(model, 8, max_bytes=5 * page_bytes)
     for prompt in prompts:
         keeper.compute(prompt)
     assert keeper.cache.stats.states == 2
-    assert 0 < keeper.cache.stats.bytes <= 3 * page_bytes
+    assert keeper.cache.stats.bytes == 4 * page_bytes  # two pages for 70 positions
+    assert keeper.cache.stats.max_bytes == 5 * page_bytes
     keeper.close()
 
 
@@ -122,7 +127,10 @@ def test_bytes_count_shared_positions_once(model: llamac.Model) -> None:
     positions, page_bytes = page_size(model)
     keeper = Keeper(model, 8)
     keeper.compute([*some_ids(128), *some_ids(64, seed=1)])
-    keeper.compute([*some_ids(128), *some_ids(64, seed=2)])
+    other = array("i", [*some_ids(128), *some_ids(64, seed=2)])
+    match = keeper.cache.restore(other, keeper.session._core, 1)
+    keeper.session.eval(other[match.length :], sequence=1, logits=None)
+    keeper.cache.keep(other, keeper.session._core, 1)
     assert keeper.cache.stats.bytes == 256 // positions * page_bytes
     keeper.cache.clear()
     assert (keeper.cache.stats.bytes, keeper.cache.stats.states, keeper.cache.stats.evictions) == (0, 0, 0)
@@ -161,6 +169,36 @@ def test_windowed_states_are_restored_only_where_they_can_be_cut(windowed: llama
     assert keeper.found([*ids[:300], *other]) == 300
     assert keeper.found([*ids[:400], *other]) == 300  # restored whole, then computed further
     assert keeper.found([*ids, 1]) == 1000
+    while keeper.cache.evict():
+        pass
+    assert keeper.owner.memory()["kv"] == 0
+    keeper.close()
+
+
+def test_states_that_cannot_be_cut_are_snapshots(model: llamac.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are restored whole, and what follows is computed again. Recurrent layers will have such states."""
+    monkeypatch.setattr(PrefixCache, "_shortest", lambda cache, slot: cache._session.length(slot))
+    ids, other = some_ids(300), some_ids(100, seed=3)
+    keeper = Keeper(model, 3)
+    for length in (64, 128, 300):
+        keeper.compute(ids[:length])
+    assert keeper.cache.stats.states == 3  # a longer one replaces none
+    for prompt, length in (
+        ([*ids[:200], *other], 128),
+        ([*ids[:128], *other], 128),
+        ([*ids[:127], *other], 64),
+        ([*ids[:63], *other], 0),
+        ([*ids, *other], 300),
+    ):
+        match = keeper.cache.restore(array("i", prompt), keeper.session._core, 1)
+        assert (match.length, keeper.session.length(1)) == (length, length if length else keeper.session.length(1))
+        if length:
+            found = keeper.session.eval(prompt[length:], sequence=1, logits="last")
+            assert found.tobytes() == model.logits(prompt)[-1].tobytes()
+            keeper.session.truncate(0, sequence=1)
+    assert keeper.cache.stats.bytes == _core.held_bytes(keeper.owner._core)
+    keeper.compute([*ids[:128], *other])  # takes the place of the one that was used longest ago
+    assert keeper.cache.stats.states == 3
     while keeper.cache.evict():
         pass
     assert keeper.owner.memory()["kv"] == 0

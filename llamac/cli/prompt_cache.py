@@ -1,0 +1,35 @@
+"""--prompt-cache: a session file that a command continues and brings up to date."""
+
+from __future__ import annotations
+
+import os
+
+from llamac.cli.options import Group
+from llamac.engine.session import Session
+
+
+def add_prompt_cache(group: Group) -> None:
+    """Add --prompt-cache."""
+    group.add_argument(
+        "--prompt-cache",
+        metavar="FILE",
+        help="keep what is computed of the prompt in this session file, and compute only what is new next time",
+    )
+
+
+def load_prompt_cache(session: Session, path: str | None) -> int:
+    """Load a file into a session, if there is one. Returns the positions that it has.
+
+    Raises:
+        SessionFileError: If the file is damaged, or of another model or another kind of session.
+    """
+    if path is None or not os.path.exists(path):
+        return 0
+    session.load(path)
+    return session.length()
+
+
+def save_prompt_cache(session: Session, path: str | None) -> None:
+    """Write what a session holds, if it holds anything."""
+    if path is not None and session.length():
+        session.save(path)
