@@ -9,9 +9,12 @@ import functools
 import threading
 import time
 from array import array
+from collections.abc import Callable
 
 from llamac import _core
+from llamac.engine.batch_drafts import MOST_REQUESTS, plan_drafts
 from llamac.engine.beams import BeamRequest
+from llamac.engine.draft_plan import LEAST_DRAFTS, LOGITS_BYTES, MOST_DRAFTS, row_costs
 from llamac.engine.logprobs import CHUNK, score_rows, token_logprobs
 from llamac.engine.output import FinishReason
 from llamac.engine.overflow import make_room
@@ -51,6 +54,7 @@ class Batch:
         self.steps = self.rows = self.generated = self.preemptions = 0
         self._session = session
         self._model = session.model
+        self._costs = row_costs(session)
         self._cache = cache
         self._page_positions, self._page_bytes = session._core.page_size()
         self._limits = Limits()
@@ -105,6 +109,8 @@ class Batch:
             self._shift()
             able = (r for r in self.running if r._held is None and not r._is_idle)
             shares = [(r, min(n, CHUNK) if r._to_score else n) for r, n in share_rows(able, self._limits)]
+            if (drafts := self._plan_drafts(shares)) and self._compute_with_drafts(drafts):
+                return
             if shares:
                 wanted = self._compute(shares)
         except OutOfMemoryError as failure:
@@ -292,19 +298,10 @@ class Batch:
                 sampled.append(n_logits + n_scored)
             n_logits += n_scored + ends
         logits = self._logits_of(n_logits)
-        scope = _core.CancelScope(self._session._core)
-        with self._lock:
-            self._scope, self._computing = scope, frozenset(r for r, n in shares if r._pending > 1)
-            self._in_pass = frozenset(r for r, n in shares)
-            if self._is_stopped or any(request._cancelled for request in self._computing):
-                scope.cancel()
-        try:
-            scope.run(lambda: self._session._run(rows, logits, ()))
-        finally:
-            with self._lock:
-                self._scope, self._computing, self._in_pass = None, frozenset(), frozenset()
-        self.steps += 1
-        self.rows += len(rows) // 4
+        begun = time.perf_counter()
+        self._pass([request for request, _ in shares], len(rows) // 4, lambda: self._session._run(rows, logits, ()))
+        if all(request._pending == 1 for request, _ in shares):
+            self._costs.observe(len(shares), time.perf_counter() - begun)
         size = self._session._core.vocab_size
         for request, row, n_scored in scored:
             self._score(request, logits[row * size : (row + n_scored) * size])
@@ -315,6 +312,80 @@ class Batch:
             request._computed += n
             self._keep_marked(request)
         return wanted
+
+    def _pass(self, requests: list[Request], rows: int, compute: Callable[[], None]) -> None:
+        """Run a pass, which can be interrupted."""
+        scope = _core.CancelScope(self._session._core)
+        with self._lock:
+            self._scope, self._computing = scope, frozenset(r for r in requests if r._pending > 1)
+            self._in_pass = frozenset(requests)
+            if self._is_stopped or any(request._cancelled for request in self._computing):
+                scope.cancel()
+        try:
+            scope.run(compute)
+        finally:
+            with self._lock:
+                self._scope, self._computing, self._in_pass = None, frozenset(), frozenset()
+        self.steps += 1
+        self.rows += rows
+
+    # ---- drafts
+
+    def _plan_drafts(self, shares: list[tuple[Request, int]]) -> dict[Request, list[int]]:
+        """Drafts for a step in which every running request computes one row, if they pay and there is memory."""
+        requests = [request for request, _ in shares]
+        if len(requests) > MOST_REQUESTS or len(requests) < len(self.running) or self.waiting:
+            return {}
+        if any(request._pending != 1 or request._to_score or request._beams for request in requests):
+            return {}
+        budget = self._model.kv_budget
+        spare = 2 * (len(requests) + 1) * self._page_bytes
+        if budget is not None and self._model.kv_bytes + spare > budget:
+            return {}
+        most = max(LEAST_DRAFTS, LOGITS_BYTES // (4 * self._session._core.vocab_size))
+        return plan_drafts(requests, self._costs, min(MOST_DRAFTS, most))
+
+    def _compute_with_drafts(self, drafts: dict[Request, list[int]]) -> bool:
+        """Compute a step with drafts, and sample as many tokens of each request as its drafts were right.
+
+        Returns whether there was memory for it.
+        """
+        rows, first = array("i"), {}
+        for request, guesses in drafts.items():
+            first[request] = place = len(rows) // 4
+            for i, token in enumerate([*request._next_ids(1), *guesses]):
+                rows.extend((token, request._slot, place + i - 1 if i else -1, 1))
+        logits = self._logits_of(len(rows) // 4)
+        begun = time.perf_counter()
+        try:
+            self._pass(list(drafts), len(rows) // 4, lambda: self._session._run_drafts(rows, logits))
+        except OutOfMemoryError:
+            return False
+        self._costs.observe(len(rows) // 4, time.perf_counter() - begun)
+        size, ended = self._session._core.vocab_size, []
+        last: dict[Request, int] = {}
+        for request, guesses in drafts.items():
+            n_right = 0
+            while True:
+                last[request] = place = first[request] + n_right
+                request._computed += 1
+                if failed := self._draw([request], logits[place * size : (place + 1) * size]):
+                    ended += failed
+                    break
+                is_right = n_right < len(guesses) and request._pending == 1
+                if not is_right or request._output.tokens[-1] != guesses[n_right]:
+                    break
+                n_right += 1
+            request._output.drafted += len(guesses)
+            request._output.accepted += n_right
+            if request._drafts is not None:
+                request._drafts.credit.settle(request._drafts.cost, 1 + n_right / len(drafts))
+        for place in last.values():  # before any request ends, which discards drafts
+            self._session.accept(place)
+        self._finish_all(ended)
+        return True
+
+    # ---- sampling
 
     def _score(self, request: Request, logits: memoryview) -> None:
         """Record the log probabilities of a prompt's next tokens, from the rows before them."""
@@ -370,21 +441,31 @@ class Batch:
                 self._sample([request], row)
 
     def _sample(self, wanted: list[Request], logits: memoryview) -> None:
-        """Sample the next token of each request, and deliver it."""
+        """Sample the next token of each request, deliver it, and end the requests that are complete."""
+        self._finish_all(self._draw(wanted, logits))
+
+    def _finish_all(self, ended: list[tuple[Request, Exception | None]]) -> None:
+        for request, failure in ended:
+            self._finish(request, failure)
+
+    def _draw(self, wanted: list[Request], logits: memoryview) -> list[tuple[Request, Exception | None]]:
+        """Sample the next token of each request, and deliver it. Returns the requests that ended, with their errors."""
+        ended: list[tuple[Request, Exception | None]] = []
         size, n = self._session._core.vocab_size, self._model.n_token_ids
         for i, (request, token) in enumerate(zip(wanted, self._tokens(wanted, logits), strict=True)):
             if isinstance(token, Exception):
-                self._finish(request, token)
+                ended.append((request, token))
                 continue
             self.generated += 1
             row = logits[i * size : (i + 1) * size]
             try:
                 request._deliver(request._output.accept(token, functools.partial(token_logprobs, row, n)))
             except LlamacError as failure:
-                self._finish(request, failure)
+                ended.append((request, failure))
                 continue
             if request._output.finish_reason is not None:
-                self._finish(request)
+                ended.append((request, None))
+        return ended
 
     def _search_beams(self) -> None:
         """Continue the beam searches whose sequences all have logits."""

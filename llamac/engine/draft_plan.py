@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from llamac.engine.session import Session
 
 MOST_DRAFTS = 63
+LOGITS_BYTES = 16 * 1024 * 1024  # the most for the logits of drafts
+LEAST_DRAFTS = 7  # that may be computed with a large vocabulary, too
 MEASURED = 9  # passes of a kind whose median counts
 LEAST_MEASURED = 3  # steps before the first draft
 ROW_COST = 0.4  # of a step: what a further row is assumed to cost before anything was measured
 LEAST_ROW_COST, MOST_ROW_COST = 0.02, 0.5  # in which guesses are believed
 SMALL_PASS = 1.2  # times what a row of a long prompt costs: what one is assumed to cost in a pass of a few rows
 FORGET_EVERY = 50  # steps: then the oldest measurement of each size is forgotten
-WORTH = 1.05  # the least expected gain in speed for which drafts are computed
+WORTH = 1.08  # the least expected gain in speed for which drafts are computed
 
 # In steps: what may be lost at the beginning, then with each step without drafts; and the most that gains add up to.
 FIRST_CREDIT = 1.0
@@ -118,13 +120,15 @@ class Credit:
     def __init__(self) -> None:
         self.left = FIRST_CREDIT
 
-    def settle(self, cost: float, tokens: int) -> None:
+    def settle(self, cost: float, tokens: float) -> None:
         """Record a pass of a cost that produced a number of tokens."""
         gained = tokens - cost if cost > 1 else CREDIT_OF_A_STEP
         self.left = min(self.left + gained, MOST_CREDIT)
 
 
-def best_count(rate: Callable[[int], float], costs: list[float], credit: float, most: int) -> tuple[int, float]:
+def best_count(
+    rate: Callable[[int], float], costs: Sequence[float], credit: float, most: int, requests: int = 1
+) -> tuple[int, float]:
     """How many drafts give the highest speed, and how much higher it is than without.
 
     Args:
@@ -132,6 +136,7 @@ def best_count(rate: Callable[[int], float], costs: list[float], credit: float, 
         costs: The cost of a pass by its number of rows, in steps, with that of making the drafts.
         credit: What may be lost, in steps. Drafts that are likely to be right may cost more.
         most: The most drafts that can be used.
+        requests: How many requests the pass computes; a pass without drafts gives each of them a token.
     """
     best, gain = 0, 1.0
     chance = expected = 1.0
@@ -140,7 +145,7 @@ def best_count(rate: Callable[[int], float], costs: list[float], credit: float, 
     stake = credit / max(1 - rate(0), LEAST_RISK)
     for n in range(1, min(most, len(costs) - 2) + 1):
         chance *= rate(n - 1)
-        expected += chance
+        expected += chance / requests
         cost = costs[n + 1]
         if chance < 0.05 or cost - 1 > stake:
             break

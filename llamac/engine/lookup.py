@@ -15,7 +15,7 @@ LONGEST = 48  # tokens of a match that are told apart
 
 # Matches are classed by their length: 2, 3, 4 to 5, 6 to 8, 9 to 16, 17 to 32, more. `_CLASS[length]` is the class.
 _CLASS = [0, 0, 0, 1, 2, 2, 3, 3, 3] + [4] * 8 + [5] * 16 + [6] * (LONGEST - 32)
-PRIOR = (0.3, 0.4, 0.5, 0.65, 0.8, 0.92, 0.97)  # the part of right predictions in each class before anything is known
+PRIOR = (0.2, 0.3, 0.45, 0.6, 0.8, 0.92, 0.97)  # the part of right predictions in each class before anything is known
 PRIOR_WEIGHT = 4.0  # in trials
 DECAY = 0.98  # of a trial's weight with each later trial of its class
 

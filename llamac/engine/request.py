@@ -17,6 +17,7 @@ from llamac.engine.output import Completion, Output, Timings
 from llamac.interrupt import WAIT_S
 
 if TYPE_CHECKING:
+    from llamac.engine.batch_drafts import RequestDrafts
     from llamac.engine.beams import BeamRequest
     from llamac.engine.engine import Engine
 
@@ -54,6 +55,7 @@ class Request:
         self._beams: BeamRequest | None = None  # the beam search that this is a part of
         self._is_idle = False  # of a beam search, and without a token to compute
         self._marks: set[int] = set()  # lengths at which the prefix cache keeps the state
+        self._drafts: RequestDrafts | None = None
         self._admitted: float | None = None
         self._first_token: float | None = None
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llamac.engine.draft_model import DraftModel, draft_model_of
-from llamac.engine.draft_plan import MOST_DRAFTS, Credit, best_count, row_costs
+from llamac.engine.draft_plan import LEAST_DRAFTS, LOGITS_BYTES, MOST_DRAFTS, Credit, best_count, row_costs
 from llamac.engine.lookup import Lookup
 from llamac.errors import CancelledError, LlamacError, OutOfMemoryError
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from llamac.engine.output import Output
     from llamac.engine.session import Session
 
-LOGITS_BYTES = 16 * 1024 * 1024  # the most for the logits of drafts
-LEAST_DRAFTS = 7  # that may be computed with a large vocabulary, too
 SPARE_PAGES = 8  # of the KV budget that drafts leave to others
 
 
