@@ -144,7 +144,7 @@ class BuildCore(build_ext):
 
 PACKAGES = [
     *("llamac", "llamac.cli", "llamac.engine", "llamac.format", "llamac.guided", "llamac.integrations"),
-    *("llamac.openai", "llamac.sources", "llamac.text", "llamac.text.vocabulary"),
+    *("llamac.openai", "llamac.sources", "llamac.text", "llamac.text.vocabulary", "llamac.tools"),
     *("llamac.export", "llamac.export.flat", "llamac.export.gguf", "llamac.export.hf", "llamac.export.llama2c"),
     "llamac.export.lora",
     "llamac.models",

@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from llamac.text.chat import ChatTemplate
     from llamac.text.special_tokens import SpecialTokens
     from llamac.text.tokenizer import Tokenizer
+    from llamac.tools.functions import tool_schema
+    from llamac.tools.message import Delta, Message, ToolCall, ToolCallDelta
 
 # The module that defines each public name. The imports above tell type checkers the same; a test compares the two.
 _MODULES = {
@@ -105,6 +107,8 @@ _MODULES = {
     "llamac.text.chat": ["ChatTemplate"],
     "llamac.text.special_tokens": ["SpecialTokens"],
     "llamac.text.tokenizer": ["Tokenizer"],
+    "llamac.tools.functions": ["tool_schema"],
+    "llamac.tools.message": ["Delta", "Message", "ToolCall", "ToolCallDelta"],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 _SUBPACKAGES = ("export", "models")
@@ -122,6 +126,7 @@ __all__ = [
     "ClosedError",
     "Completion",
     "ContextFullError",
+    "Delta",
     "Engine",
     "EngineStats",
     "ExportError",
@@ -130,6 +135,7 @@ __all__ = [
     "Json",
     "LlamacError",
     "LlamacWarning",
+    "Message",
     "Model",
     "ModelError",
     "OutOfMemoryError",
@@ -150,6 +156,8 @@ __all__ = [
     "TokenLogprobs",
     "Tokenizer",
     "TokenizerError",
+    "ToolCall",
+    "ToolCallDelta",
     "UnsupportedError",
     "Usage",
     "__version__",
@@ -158,6 +166,7 @@ __all__ = [
     "models",
     "replay",
     "resolve",
+    "tool_schema",
 ]
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from llamac.engine.model import Model
     from llamac.engine.output import Completion
+    from llamac.tools.message import Message
 
 RETRY_S = 0.02  # between attempts to queue a request while the queue is full
 
@@ -52,7 +53,7 @@ class AsyncEngine:
         return self._engine.submit(prompt, params, **options)
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **options: Any
+        self, messages: Sequence[Mapping[str, Any] | Message], params: SamplingParams | None = None, **options: Any
     ) -> Request:
         """Queue the answer to a conversation. The arguments and errors are those of `Engine.chat`."""
         return self._engine.chat(messages, params, **options)

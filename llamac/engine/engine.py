@@ -19,7 +19,7 @@ from llamac.engine.generation import resolved_params
 from llamac.engine.output import Output
 from llamac.engine.overflow import FittedPrompt
 from llamac.engine.prefix_cache import PrefixCache, PrefixStats
-from llamac.engine.prompts import conversation_ids, prompt_ids
+from llamac.engine.prompts import ToolOptions, conversation_ids, prompt_ids
 from llamac.engine.request import Request
 from llamac.engine.sampling import ResolvedParams, SamplingOverrides, SamplingParams, request_params
 from llamac.engine.session import Session
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
     from llamac.engine.model import Model
     from llamac.engine.output import Completion
+    from llamac.engine.prompts import ToolChoice
+    from llamac.tools.functions import Tool
+    from llamac.tools.message import Message
 
 MAX_SEQUENCES = 256  # each needs a row of every step
 CACHED_STATES = 256
@@ -322,10 +325,13 @@ class Engine(Closeable):
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any] | Message],
         params: SamplingParams | None = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        tool_format: str | None = None,
         template_options: Mapping[str, Any] | None = None,
         priority: int = 0,
         deadline: float | None = None,
@@ -338,7 +344,8 @@ class Engine(Closeable):
             LlamacError: As for `submit`.
         """
         request = request_params(params, overrides)
-        ids, request = conversation_ids(self._model, messages, tools, template_options, request, self.context)
+        given = ToolOptions(tools, tool_choice, parallel_tool_calls, tool_format)
+        ids, request = conversation_ids(self._model, messages, given, template_options, request, self.context)
         return self.submit(ids, request, priority=priority, deadline=deadline)
 
     def _request(self, prompt: Prompt, params: SamplingParams, priority: int, deadline: float | None) -> Request:

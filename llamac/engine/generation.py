@@ -22,6 +22,7 @@ from llamac.errors import ArgumentError, BusyError, CancelledError, ClosedError
 
 if TYPE_CHECKING:
     from llamac.engine.model import Model
+    from llamac.engine.reading import Deltas
     from llamac.engine.receipts import Receipt
 
 
@@ -100,6 +101,16 @@ class Stream(Iterator[str]):
             ClosedError: If the model has been closed, and the request did not ask for a receipt.
         """
         return self._output.receipt(self.completion)
+
+    def deltas(self) -> Deltas:
+        """Iterate over the pieces of the message instead of the text: content, reasoning and tool calls.
+
+        Raises:
+            ArgumentError: If the stream does not answer a conversation.
+        """
+        from llamac.engine.reading import Deltas
+
+        return Deltas(self, self._output)
 
     def __enter__(self) -> Stream:
         return self

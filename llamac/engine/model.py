@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamac.arguments import KVDtype, whole_number
 from llamac.engine.model_file import ModelFile
-from llamac.engine.prompts import conversation_ids
+from llamac.engine.prompts import ToolOptions, conversation_ids
 from llamac.engine.rows import as_ids
 from llamac.engine.sampling import SamplingOverrides, SamplingParams, request_params
 from llamac.engine.session import Session
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from llamac.engine.embedding import Pooling
     from llamac.engine.generation import Stream
     from llamac.engine.output import Completion
+    from llamac.engine.prompts import ToolChoice
     from llamac.engine.ranking import Ranked
     from llamac.engine.scoring import Score
     from llamac.engine.session import Logits
+    from llamac.tools.functions import Tool
+    from llamac.tools.message import Message
 
 
 class SessionDefaults(NamedTuple):
@@ -123,10 +126,13 @@ class Model(ModelFile):
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any] | Message],
         params: SamplingParams | None = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        tool_format: str | None = None,
         template_options: Mapping[str, Any] | None = None,
         context: int | None = None,
         **overrides: Unpack[SamplingOverrides],
@@ -137,9 +143,14 @@ class Model(ModelFile):
         another's.
 
         Args:
-            messages: Dicts with `role` and `content`, and whatever else the template reads.
+            messages: Dicts with `role` and `content`, and whatever else the template reads; or `Message` objects of
+                earlier answers.
             params: Sampling parameters.
-            tools: JSON schemas of functions.
+            tools: What the model may call: Python functions, or dicts with JSON schemas in OpenAI's form.
+            tool_choice: "auto": the model decides; "none": it gets no tools; "required": it must call at least one; a
+                tool's name: it must call this one. Calls are forced by a guide, and their arguments match the schemas.
+            parallel_tool_calls: Whether an answer can have several calls.
+            tool_format: The format of tool calls (docs/tools.md). Default: the one that the model's template reveals.
             template_options: Further keyword arguments of `ChatTemplate.render`, such as `{"enable_thinking": False}`.
             context: Positions for this generation. Default: as many as it can reach.
             overrides: Values that replace those of `params`.
@@ -150,22 +161,27 @@ class Model(ModelFile):
             ArgumentError: If an argument is out of range, or the model has no chat template.
         """
         request, limit = request_params(params, overrides), self._context_limit(context)
-        ids, request = conversation_ids(self, messages, tools, template_options, request, limit)
+        given = ToolOptions(tools, tool_choice, parallel_tool_calls, tool_format)
+        ids, request = conversation_ids(self, messages, given, template_options, request, limit)
         return self.generate(ids, request, context=context)
 
     def chat_stream(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any] | Message],
         params: SamplingParams | None = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        tool_format: str | None = None,
         template_options: Mapping[str, Any] | None = None,
         context: int | None = None,
         **overrides: Unpack[SamplingOverrides],
     ) -> Stream:
         """Like `chat`, as an iterator over pieces of text. This call raises the errors of the request."""
         request, limit = request_params(params, overrides), self._context_limit(context)
-        ids, request = conversation_ids(self, messages, tools, template_options, request, limit)
+        given = ToolOptions(tools, tool_choice, parallel_tool_calls, tool_format)
+        ids, request = conversation_ids(self, messages, given, template_options, request, limit)
         return self.stream(ids, request, context=context)
 
     # ---- computing

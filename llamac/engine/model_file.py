@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from llamac.arguments import wrong_type
 from llamac.engine.closeable import Closeable
-from llamac.engine.prompts import NO_TEMPLATE, render_runs, tokenize_runs
+from llamac.engine.prompts import NO_TEMPLATE, render_runs, template_arguments, tokenize_runs
 from llamac.engine.rows import as_ids
 from llamac.engine.sampling import SamplingParams, recommended_params
-from llamac.errors import ArgumentError, warn
+from llamac.errors import ArgumentError, UnsupportedError, warn
 from llamac.format.flatfile import FlatFile
 from llamac.text.special_tokens import SpecialTokens
 from llamac.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llamac.text.chat import ChatTemplate
+    from llamac.tools.formats import Format
+    from llamac.tools.message import Message
 
 
 def _frozen(value: Any) -> Any:
@@ -221,7 +223,32 @@ class ModelFile(Closeable):
                 tokens[name] = self.tokenizer.token_bytes(token).decode("utf-8", "replace")
         return ChatTemplate(texts, tokens)
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    @functools.cached_property
+    def response_format(self) -> Format | None:
+        """The format of answers that the checkpoint describes itself (`response_template`), or None."""
+        from llamac.tools.response_template import read_response_template
+
+        spec = self._file.metadata.get("response_template")
+        if spec is None:
+            return None
+        try:
+            return read_response_template(spec)
+        except UnsupportedError as error:
+            warn(f"{self._file.path}: {error}; the format of answers is guessed from the chat template")
+            return None
+
+    @property
+    def tool_format(self) -> str | None:
+        """The name of the format of tool calls; None if it is not known."""
+        from llamac.tools.formats import detect
+
+        template = self.chat_template
+        if template is None:
+            return None
+        found = self.response_format or detect("\n".join(template.templates.values()))
+        return None if found is None else found.name
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any] | Message], **options: Any) -> str:
         """Render messages to a prompt with the model's chat template.
 
         `generate` accepts it and does not double a BOS that the template wrote. It also turns the names of special
@@ -237,10 +264,11 @@ class ModelFile(Closeable):
         """
         if self.chat_template is None:
             raise ArgumentError(NO_TEMPLATE)
-        return self.chat_template.render(messages, **options)
+        chat, given = template_arguments(self, messages, options)
+        return self.chat_template.render(chat, **given)
 
     def chat_ids(
-        self, messages: Sequence[Mapping[str, Any]], *, parse_special: bool = False, **options: Any
+        self, messages: Sequence[Mapping[str, Any] | Message], *, parse_special: bool = False, **options: Any
     ) -> list[int]:
         """Convert a conversation to token ids. BOS and EOS are only where the template wrote them.
 

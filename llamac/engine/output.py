@@ -19,6 +19,7 @@ from llamac.engine.sampling import ResolvedParams
 if TYPE_CHECKING:
     from llamac.engine.model import Model
     from llamac.engine.receipts import Receipt
+    from llamac.tools.message import Message
 
 UNLIMITED = 2**31 - 1  # tokens, where shifts make room for more
 FinishReason = Literal["stop", "length", "context", "cancelled", "deadline"]
@@ -83,6 +84,7 @@ class Completion:
         candidate: The number of this candidate: with the seed, it reproduces the result.
         score: What `best_of` and beam search ranked this candidate by; None without them.
         others: The other candidates of a request with `n`, in order.
+        message: The answer to a conversation, split into reasoning, content and tool calls; None without one.
     """
 
     text: str
@@ -98,6 +100,7 @@ class Completion:
     candidate: int = 0
     score: float | None = None
     others: tuple[Completion, ...] = ()
+    message: Message | None = None
 
     @property
     def choices(self) -> list[Completion]:
@@ -167,6 +170,7 @@ class Output:
         self.logprobs: list[TokenLogprobs] = []  # at least one for each token, if the request asks for them
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         self.truncated = prompt.truncated
+        self.reading = prompt.reading
         self.shifted = 0  # positions that shifts have dropped
         self.context = context
         self._kv_dtype = kv_dtype
@@ -174,10 +178,10 @@ class Output:
         # hashing takes time: here, in the caller's thread
         self._identity = identity_of(model) if params.receipt else None
         self.sampler = Sampler(model, params, self.prompt)
-        self._tokenizer = model.tokenizer if model.has_tokenizer else None
+        self.tokenizer = model.tokenizer if model.has_tokenizer else None
         # Nothing but BOS comes before. A guide's text has every space that the guide asked for.
-        self._starts_text = list(self.prompt) == [model.special.bos_id] and params.guide is None
-        self._decoder = self._tokenizer.decoder(start=self._starts_text) if self._tokenizer else None
+        self.starts_text = list(self.prompt) == [model.special.bos_id] and params.guide is None
+        self._decoder = self.tokenizer.decoder(start=self.starts_text) if self.tokenizer else None
         self._search = StopStrings(params.stop)
 
     @property
@@ -244,9 +248,9 @@ class Output:
 
     def _text_of(self, tokens: Sequence[int]) -> tuple[str, str | None]:
         """The text of new tokens up to the first stop string, and that string."""
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             return "", None
-        decoder = self._tokenizer.decoder(start=self._starts_text)
+        decoder = self.tokenizer.decoder(start=self.starts_text)
         pieces = list(map(decoder.push, tokens))  # without flush: an incomplete character is left out
         text = "".join(pieces)
         searched = len("".join(pieces[: self.params.min_tokens]))
@@ -281,9 +285,18 @@ class Output:
             timings=timings,
             logprobs=None if self.params.logprobs is None else self.logprobs[: len(tokens)],
             prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
+            message=self._message(tokens),
             receipt=None if self._identity is None else self._receipt(self._identity, tokens, text, finish_reason),
             candidate=self.params.candidate,
         )
+
+    def _message(self, tokens: Sequence[int]) -> Message | None:
+        """The message of tokens that answer a conversation."""
+        if self.reading is None or self.tokenizer is None:
+            return None
+        from llamac.engine.reading import message_of
+
+        return message_of(self, self.reading, self.tokenizer, tokens)
 
     def receipt(self, completion: Completion) -> Receipt:
         """The receipt of a result of this output, whether or not the request asked for it."""

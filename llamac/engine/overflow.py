@@ -9,6 +9,7 @@ from llamac.errors import ContextFullError
 
 if TYPE_CHECKING:
     from llamac import _core
+    from llamac.engine.reading import Reading
     from llamac.engine.sampling import ResolvedParams
 
 ContextOverflow = Literal["error", "shift", "truncate_middle"]
@@ -25,11 +26,13 @@ class FittedPrompt(NamedTuple):
         ids: Its token ids.
         truncated: Tokens that were cut from its middle.
         keep: Tokens at its beginning that a shift keeps.
+        reading: How to read the answer, if the prompt is a conversation.
     """
 
     ids: array[int]
     truncated: int
     keep: int
+    reading: Reading | None = None
 
 
 def fit_prompt(ids: array[int], params: ResolvedParams, context: int) -> FittedPrompt:

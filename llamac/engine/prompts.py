@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llamac.arguments import wrong_type
 from llamac.engine.overflow import SINKS, FittedPrompt, fit_prompt, overflow_error
@@ -13,11 +13,31 @@ from llamac.errors import ArgumentError, ChatTemplateError
 
 if TYPE_CHECKING:
     from llamac.engine.model_file import ModelFile
+    from llamac.engine.reading import Reading
     from llamac.engine.sampling import ResolvedParams, SamplingParams
     from llamac.text.chat_runs import PromptRun
+    from llamac.tools.functions import Tool
+    from llamac.tools.message import Message
+
+ToolChoice = Literal["auto", "none", "required"] | str | Mapping[str, Any]
 
 SYSTEM_ROLES = ("system", "developer")
 NO_TEMPLATE = "this model has no chat template: generate from a prompt in the format that it was trained on instead"
+
+
+class ToolOptions(NamedTuple):
+    """The arguments of `chat` that concern tools."""
+
+    tools: Sequence[Tool] | None = None
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    tool_format: str | None = None
+
+
+class ConversationIds(list[int]):
+    """The token ids of a conversation, which know how to read the answer."""
+
+    reading: Reading
 
 
 def prompt_ids(model: ModelFile, prompt: str | Sequence[int], params: ResolvedParams, context: int) -> FittedPrompt:
@@ -40,6 +60,7 @@ def prompt_ids(model: ModelFile, prompt: str | Sequence[int], params: ResolvedPa
         if params.context_overflow == "error":
             check_length([prompt], model, params.max_tokens, context)
         prompt = model.tokenize(prompt)
+    reading = prompt.reading if isinstance(prompt, ConversationIds) else None
     ids = as_ids(prompt)
     size = model.config["vocab_size"]
     wrong = next((token for token in ids if not 0 <= token < size), None)
@@ -50,7 +71,8 @@ def prompt_ids(model: ModelFile, prompt: str | Sequence[int], params: ResolvedPa
         if bos is None:
             raise ArgumentError("the prompt is empty, and the model has no BOS token to begin with")
         ids = array("i", [bos])
-    return fit_prompt(ids, params, context)
+    fitted = fit_prompt(ids, params, context)
+    return fitted._replace(reading=reading)
 
 
 def check_length(texts: Iterable[str], model: ModelFile, max_tokens: int | None, context: int) -> None:
@@ -67,7 +89,7 @@ def check_length(texts: Iterable[str], model: ModelFile, max_tokens: int | None,
 # ---- conversations
 
 
-def render_runs(model: ModelFile, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[PromptRun]:
+def render_runs(model: ModelFile, messages: Any, options: Mapping[str, Any]) -> list[PromptRun]:
     """Render a conversation to runs of text that the template wrote and of text from messages.
 
     Raises:
@@ -78,7 +100,21 @@ def render_runs(model: ModelFile, messages: Sequence[Mapping[str, Any]], options
         raise ArgumentError(NO_TEMPLATE)
     tokenizer = model.tokenizer
     find_special = tokenizer.special_spans if tokenizer.reads_other_spellings else None
-    return model.chat_template.render_runs(messages, tokenizer.special_names, find_special, **options)
+    messages, given = template_arguments(model, messages, options)
+    return model.chat_template.render_runs(messages, tokenizer.special_names, find_special, **given)
+
+
+def template_arguments(model: ModelFile, messages: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Messages and options as the chat template reads them: calls as dicts, functions as their schemas."""
+    from llamac.tools.conversation import prepared
+    from llamac.tools.functions import tool_list
+
+    given = dict(options)
+    assert model.chat_template is not None
+    if given.get("tools") is not None:
+        given["tools"] = tool_list(given["tools"])
+    template = model.chat_template.choose(given.get("template"), tools=given.get("tools") is not None)
+    return prepared(messages, template, given.get("tools")), given
 
 
 def tokenize_runs(model: ModelFile, runs: Iterable[PromptRun]) -> list[int]:
@@ -91,12 +127,12 @@ def tokenize_runs(model: ModelFile, runs: Iterable[PromptRun]) -> list[int]:
 
 def conversation_ids(
     model: ModelFile,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
+    messages: Sequence[Mapping[str, Any] | Message],
+    tools: ToolOptions,
     template_options: Mapping[str, Any] | None,
     params: SamplingParams,
     context: int,
-) -> tuple[list[int], SamplingParams]:
+) -> tuple[ConversationIds, SamplingParams]:
     """Convert the arguments of `chat` to token ids and parameters. Messages cannot write special tokens.
 
     Raises:
@@ -104,19 +140,34 @@ def conversation_ids(
         ChatTemplateError: If the template fails or refuses the messages.
         ContextFullError: If the conversation certainly does not fit the context.
     """
+    from llamac.engine.reading import chosen_tools, reading_of
+    from llamac.tools.conversation import as_dicts
+
+    chat: Any = as_dicts(messages)
     if not isinstance(template_options, Mapping | None):
         raise wrong_type("template_options", template_options, "a dict")
     options = dict(template_options or {})
     for name in ("messages", "tools", "parse_special"):
         if name in options:
             raise ArgumentError(f"template_options holds {name!r}, which is not an option of the template")
-    runs = render_runs(model, messages, {"tools": tools, **options})
+    options["tools"] = chosen_tools(tools)[0]
+    runs = render_runs(model, chat, options)
+    assert model.chat_template is not None
+    template = model.chat_template.choose(options.get("template"), tools=options["tools"] is not None)
+    reading, guide = reading_of(model, template, tools, "".join(run.text for run in runs))
+    if guide is not None:
+        if params.guide is not None:
+            raise ArgumentError("a guide and forced tool calls exclude each other: set only one of them")
+        params = params.updated({"guide": guide})
+    ids = ConversationIds()
+    ids.reading = reading
     if params.context_overflow in (None, "error"):
         check_length((run.text for run in runs), model, params.max_tokens, context)
-        return tokenize_runs(model, runs), params
-    ids = tokenize_runs(model, runs)
+        ids += tokenize_runs(model, runs)
+        return ids, params
+    ids += tokenize_runs(model, runs)
     if params.context_keep is None:
-        params = params.updated({"context_keep": _system_tokens(model, ids, messages, {"tools": tools, **options})})
+        params = params.updated({"context_keep": _system_tokens(model, ids, chat, options)})
     return ids, params
 
 

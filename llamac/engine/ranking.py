@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llamac.arguments import wrong_type
-from llamac.engine.prompts import conversation_ids
+from llamac.engine.prompts import ToolOptions, conversation_ids
 from llamac.engine.sampling import SamplingParams
 from llamac.engine.scoring import Span, check_span, score_spans
 from llamac.errors import UnsupportedError
@@ -51,9 +51,8 @@ def rerank(model: Model, query: str, documents: Sequence[str], task: str | None,
             raise wrong_type(f"documents[{i}]", document, "a str")
         text = f"<Instruct>: {task or TASK}\n<Query>: {query}\n<Document>: {document}"
         messages = [{"role": "system", "content": JUDGE}, {"role": "user", "content": text}]
-        ids = array(
-            "i", conversation_ids(model, messages, None, {"enable_thinking": False}, SamplingParams(), context)[0]
-        )
+        options = {"enable_thinking": False}
+        ids = array("i", conversation_ids(model, messages, ToolOptions(), options, SamplingParams(), context)[0])
         for answer in (yes, no):
             spans.append(Span(ids + array("i", [answer]), len(ids)))
             check_span(spans[-1], context, f"documents[{i}]")

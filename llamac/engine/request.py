@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from llamac.engine.batch_drafts import RequestDrafts
     from llamac.engine.beams import BeamRequest
     from llamac.engine.engine import Engine
+    from llamac.engine.reading import Deltas
 
 
 class Request:
@@ -121,6 +122,16 @@ class Request:
         if self._failure is not None:
             raise self._failure
         raise StopIteration
+
+    def deltas(self) -> Deltas:
+        """Iterate over the pieces of the message instead of the text, with `for` or `async for`.
+
+        Raises:
+            ArgumentError: If the request does not answer a conversation.
+        """
+        from llamac.engine.reading import Deltas
+
+        return Deltas(self, self._output)
 
     def __await__(self) -> Generator[object, None, Completion]:
         return self._wait().__await__()

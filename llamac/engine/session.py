@@ -14,7 +14,7 @@ from llamac.arguments import KV_DTYPES, KVDtype, wrong_type
 from llamac.engine import machine
 from llamac.engine.closeable import Closeable
 from llamac.engine.draft_model import DraftModel, check_draft_model
-from llamac.engine.prompts import conversation_ids
+from llamac.engine.prompts import ToolOptions, conversation_ids
 from llamac.engine.rows import STAGES, Rows, appended_rows, as_ids, draft_rows, packed_rows, stages_and_layers
 from llamac.engine.sampler import Sampler
 from llamac.engine.sampling import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from llamac.engine.generation import Stream
     from llamac.engine.model import Model
     from llamac.engine.output import Completion
+    from llamac.engine.prompts import ToolChoice
+    from llamac.tools.functions import Tool
+    from llamac.tools.message import Message
 
     Logits = NDArray[np.float32]
 
@@ -200,44 +203,38 @@ class Session(Savable, Closeable):
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any] | Message],
         params: SamplingParams | None = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        tool_format: str | None = None,
         template_options: Mapping[str, Any] | None = None,
         **overrides: Unpack[SamplingOverrides],
     ) -> Completion:
-        """Answer a conversation, computing only what sequence 0 does not hold yet.
-
-        Args:
-            messages: The whole conversation, as for `Model.chat`.
-            params: Sampling parameters.
-            tools: As for `Model.chat`.
-            template_options: As for `Model.chat`.
-            overrides: Values that replace those of `params`.
-
-        Raises:
-            ChatTemplateError: If the template fails or refuses the messages.
-            ContextFullError: If the conversation does not fit the session's context.
-            ArgumentError: If an argument is out of range, or the model has no chat template.
-            BusyError: If another thread uses the session.
-        """
+        """Answer a whole conversation, as `Model.chat` does, computing only what sequence 0 does not hold yet."""
+        given = ToolOptions(tools, tool_choice, parallel_tool_calls, tool_format)
         request = request_params(params, overrides)
-        ids, request = conversation_ids(self._model, messages, tools, template_options, request, self.context)
+        ids, request = conversation_ids(self._model, messages, given, template_options, request, self.context)
         return self.generate(ids, request)
 
     def chat_stream(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any] | Message],
         params: SamplingParams | None = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        tool_format: str | None = None,
         template_options: Mapping[str, Any] | None = None,
         **overrides: Unpack[SamplingOverrides],
     ) -> Stream:
         """Like `chat`, as an iterator over pieces of text. This call raises the errors of the request."""
+        given = ToolOptions(tools, tool_choice, parallel_tool_calls, tool_format)
         request = request_params(params, overrides)
-        ids, request = conversation_ids(self._model, messages, tools, template_options, request, self.context)
+        ids, request = conversation_ids(self._model, messages, given, template_options, request, self.context)
         return self.stream(ids, request)
 
     # ---- computing

@@ -114,7 +114,7 @@ def type_schema(kind: Any) -> Schema:
     """
     if _is_pydantic(kind):
         schema = _pydantic_schema(kind)
-        _close(schema)
+        close_objects(schema)
         return schema
     definitions = _Definitions()
     schema = _schema_of(kind, definitions)
@@ -136,13 +136,13 @@ def _pydantic_schema(kind: Any) -> Schema:
     return found
 
 
-def _close(schema: Any) -> None:
+def close_objects(schema: Any) -> None:
     """Allow no other keys in objects whose schema does not say anything about them."""
     if isinstance(schema, dict):
         if "properties" in schema:
             schema.setdefault("additionalProperties", False)
         for _, part in _subschemas(schema):
-            _close(part)
+            close_objects(part)
 
 
 class _Definitions:
@@ -186,7 +186,7 @@ def _required(kind: Any) -> list[str]:
 def _schema_of(kind: Any, definitions: _Definitions) -> Schema:
     if _is_pydantic(kind):
         schema = _pydantic_schema(kind)
-        _close(schema)
+        close_objects(schema)
         definitions.schemas.update(schema.pop("$defs", {}))
         return schema
     if isinstance(kind, typing.Hashable) and kind in _SIMPLE:

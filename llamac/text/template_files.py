@@ -39,7 +39,7 @@ CLASS_TOKENS = {
     },
 }
 # Keys in the metadata of a flat file.
-OTHERS, TOKENS = "chat_templates", "special_tokens"
+OTHERS, TOKENS, RESPONSE = "chat_templates", "special_tokens", "response_template"
 
 
 class TemplateTexts(NamedTuple):
@@ -48,10 +48,12 @@ class TemplateTexts(NamedTuple):
     Attributes:
         templates: The code of each template, by name.
         special_tokens: The strings of special tokens, by name ("bos_token").
+        response: The checkpoint's description of its answers, transformers' `response_template`, or None.
     """
 
     templates: dict[str, str]
     special_tokens: dict[str, str]
+    response: Any = None
 
     def default(self) -> str:
         """The content of a flat file's template section: the default template, or an empty string."""
@@ -61,7 +63,8 @@ class TemplateTexts(NamedTuple):
         """A flat file's metadata entries for the other templates and, if there are templates, for special tokens."""
         others = {name: text for name, text in self.templates.items() if name != DEFAULT}
         tokens = self.special_tokens if self.templates else {}
-        return {key: value for key, value in ((OTHERS, others), (TOKENS, tokens)) if value}
+        found = ((OTHERS, others), (TOKENS, tokens), (RESPONSE, self.response if self.templates else None))
+        return {key: value for key, value in found if value}
 
 
 def read_templates(path: Path) -> TemplateTexts:
@@ -109,7 +112,9 @@ def from_folder(folder: Path, warnings: list[str]) -> TemplateTexts:
         texts[DEFAULT] = _read_text(folder / FILE)
     if not texts and (folder / CONFIG).is_file():
         texts = _config_templates(folder / CONFIG, warnings)
-    return TemplateTexts(texts, _special_tokens(folder))
+    config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    response = config.get(RESPONSE)
+    return TemplateTexts(texts, _special_tokens(folder), response if isinstance(response, dict) else None)
 
 
 def from_gguf(values: Mapping[str, Value]) -> TemplateTexts:

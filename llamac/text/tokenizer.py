@@ -391,6 +391,10 @@ class Tokenizer:
         """
         return self._loaded.texts.bytes_of(token)
 
+    def is_special(self, token: int) -> bool:
+        """Whether a token is special, so that texts do not show it."""
+        return token in self._loaded.texts.special
+
     def id_of(self, token_text: str) -> int | None:
         """Look up a token by its string in the vocabulary, in which spaces are `▁` or `Ġ`. Returns None if unknown."""
         if not isinstance(token_text, str):

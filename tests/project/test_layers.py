@@ -171,6 +171,7 @@ RUNGS: tuple[tuple[str, ...], ...] = (
     ("llamac.format",),
     ("llamac.text",),
     ("llamac.guided",),
+    ("llamac.tools",),
     ("llamac.engine",),
     ("llamac.openai",),
     ("llamac.export",),

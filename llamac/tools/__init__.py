@@ -1,0 +1,1 @@
+"""Answers as messages: reasoning, content and tool calls in the formats of chat models."""

@@ -1,0 +1,105 @@
+"""Messages with calls and results, in the form that a chat template reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from llamac.tools.formats import reads_tools
+from llamac.tools.message import Message, parsed_arguments
+
+# What the system message says about tools if the template says nothing, in the form that Hermes models were trained on.
+_TOOLS = (
+    "You can call functions to answer the user. The functions are described between <tools> and </tools>:\n<tools>\n"
+    "{tools}\n</tools>\nTo call a function, write a JSON object with its name and arguments between <tool_call> and "
+    '</tool_call>:\n<tool_call>\n{{"name": "...", "arguments": {{...}}}}\n</tool_call>'
+)
+
+
+def prepared(messages: object, template: str, tools: Sequence[Mapping[str, Any]] | None) -> object:
+    """Messages that a template can render.
+
+    Arguments of calls become dicts, as templates expect them; as text they stay only where the template asks for their
+    type. For a template that does not know tools, calls and results become texts in Hermes' form, and the tools stand
+    in the system message.
+
+    Args:
+        messages: Dicts, or `Message` objects.
+        template: The template's code.
+        tools: The tools in OpenAI's form, or None.
+
+    Returns:
+        New messages; the argument itself if it is not a list of messages, which the template's own checks report.
+    """
+    listed = as_dicts(messages)
+    if not isinstance(listed, list) or not all(isinstance(message, Mapping) for message in listed):
+        return listed
+    if not reads_tools(template) and "tool_calls" not in template:
+        return _without_tools([dict(message) for message in listed], tools)
+    keeps_text = "arguments is string" in template
+    return [_with_arguments(message, keeps_text) for message in listed]
+
+
+def as_dicts(messages: Any) -> Any:
+    """Messages with dicts in the place of `Message` objects; anything else than a list of messages as it is."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+        return messages
+    return [message.to_dict() if isinstance(message, Message) else message for message in messages]
+
+
+def _with_arguments(message: Mapping[str, Any], keeps_text: bool) -> Mapping[str, Any]:
+    calls = message.get("tool_calls")
+    if keeps_text or not isinstance(calls, list | tuple):
+        return message
+    return {**message, "tool_calls": [_with_dict(call) for call in calls]}
+
+
+def _with_dict(call: Any) -> Any:
+    """A call whose arguments are a dict if they were the text of one."""
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _with_dict(call["function"])}
+    arguments = call.get("arguments")
+    value = parsed_arguments(arguments) if isinstance(arguments, str) else None
+    return call if value is None else {**call, "arguments": value}
+
+
+def _without_tools(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    """Messages without calls and results of their own."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        if message.get("tool_calls"):
+            calls = [_written(call) for call in message["tool_calls"]]
+            content = message.get("content")
+            text = "\n".join([*([content] if content and isinstance(content, str) else []), *calls])
+            message = {key: value for key, value in message.items() if key != "tool_calls"} | {"content": text}
+        elif message.get("role") == "tool":
+            content = message.get("content")
+            text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+            text = f"<tool_response>\n{text}\n</tool_response>"
+            if found and found[-1].get("is_result"):
+                found[-1]["content"] += f"\n{text}"
+                continue
+            message = {"role": "user", "content": text, "is_result": True}
+        found.append(message)
+    for message in found:
+        message.pop("is_result", None)
+    if tools:
+        text = _TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        first = found[0] if found else {}
+        if first.get("role") == "system" and isinstance(first.get("content"), str):
+            found[0] = {**first, "content": f"{first['content']}\n\n{text}"}
+        else:
+            found.insert(0, {"role": "system", "content": text})
+    return found
+
+
+def _written(call: Any) -> str:
+    """A call in Hermes' form."""
+    function = call.get("function", call) if isinstance(call, Mapping) else {}
+    arguments = function.get("arguments", {}) if isinstance(function, Mapping) else {}
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    name = json.dumps(function.get("name", "") if isinstance(function, Mapping) else "", ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {name}, "arguments": {text}}}\n</tool_call>'

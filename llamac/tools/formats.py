@@ -1,0 +1,321 @@
+"""The table of formats: how chat models write reasoning and tool calls, and how a format is recognized.
+
+A format is a list of regions. A region begins and ends with a pattern (patterns.py), and a reader (readers.py) reads
+what is in it. What stands outside of all regions is the content.
+"""
+
+# ruff: noqa: RUF001  # the names of DeepSeek's tokens
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from llamac.errors import ArgumentError
+from llamac.text.reasoning import TAGS
+from llamac.tools.patterns import Pattern
+
+Kind = Literal["reasoning", "content", "calls"]
+
+NAME = r"(?P<name>[\w.:/-]+)"
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of an answer.
+
+    Attributes:
+        kind: What it is. "content" with `close` "" is a mark that is left out.
+        open: The pattern that begins it, without white space before it, which is dropped anyway. The group `name` is
+            a tool's name.
+        close: The pattern that ends it; "": it ends with the text, or when the reader has what it needs.
+        reader: Reads the calls: a name in READERS, or "" for text.
+        at_start: Whether only white space and reasoning can come before it.
+        bare: Whether the opening text is already part of the calls. Anything else than a call of a known tool is then
+            content.
+        prefix: What the reader does not get of a bare opening text.
+        options: Settings of the reader.
+    """
+
+    kind: Kind
+    open: str
+    close: str = ""
+    reader: str = ""
+    at_start: bool = False
+    bare: bool = False
+    prefix: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How calls are written, for grammars that force them.
+
+    Attributes:
+        call: A call, in which NAME stands for the tool's name, and ARGUMENTS or PARAMETERS for its arguments as JSON or
+            between tags; "" if calls cannot be forced.
+        between: What comes between two calls; None: an answer has one call.
+        begin: What comes before the first call.
+        end: What comes after the last one.
+        trigger: The beginning of `begin` and `call` that ordinary text does not have, for calls among text.
+        free: Reasoning that may come first, in which TEXT stands for any text. Guides know the usual thinking tags.
+    """
+
+    call: str = ""
+    between: str | None = None
+    begin: str = ""
+    end: str = ""
+    trigger: str = ""
+    free: str = ""
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a model writes.
+
+    Attributes:
+        name: Its name, for `tool_format`.
+        regions: The parts of an answer.
+        marks: Texts in a chat template that reveal the format: one of the alternatives, each with all its texts.
+        writing: How calls are forced.
+        outside: What text outside of all regions is.
+        anchor: The pattern behind whose last match in the prompt the answer begins; None: the answer begins after the
+            prompt, which can only have opened the reasoning.
+    """
+
+    name: str
+    regions: tuple[Region, ...]
+    marks: tuple[tuple[str, ...], ...] = ()
+    writing: Writing = field(default_factory=Writing)
+    outside: Kind = "content"
+    anchor: Pattern | None = None
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the format has tool calls."""
+        return any(region.kind == "calls" for region in self.regions)
+
+
+THINKING = tuple(Region("reasoning", rf"{opening}", closing, at_start=True) for opening, closing in TAGS.items())
+
+_JSON_CALL = '{"name": "NAME", "arguments": ARGUMENTS}'
+_START = r"(?:<\|start\|>assistant)?"  # the head of each further message in harmony
+_TYPE = r"(?:\s*(?:<\|constrain\|>)?\s*\w+)?\s*"
+_DEEPSEEK = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+
+# In the order in which they are looked for in a template.
+FORMATS: dict[str, Format] = {
+    each.name: each
+    for each in (
+        Format(
+            "harmony",
+            (
+                Region(
+                    *("calls", rf"{_START}<\|channel\|>\w+ to=(?:functions\.)?{NAME}{_TYPE}<\|message\|>"),
+                    close=r"<\|(?:call|end|return)\|>",
+                    reader="arguments",
+                ),
+                Region(
+                    *("calls", rf"{_START} to=(?:functions\.)?{NAME}\s*<\|channel\|>\w+{_TYPE}<\|message\|>"),
+                    close=r"<\|(?:call|end|return)\|>",
+                    reader="arguments",
+                ),
+                Region("reasoning", rf"{_START}<\|channel\|>analysis<\|message\|>", r"<\|(?:end|return)\|>"),
+                Region("content", rf"{_START}<\|channel\|>\w+{_TYPE}<\|message\|>"),
+                Region("content", r"<\|(?:end|return|call)\|>"),
+            ),
+            (("<|channel|>", "<|message|>"),),
+            Writing(
+                "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS",
+                free="<|channel|>analysis<|message|>TEXT<|end|><|start|>assistant",
+            ),
+        ),
+        Format(
+            "gemma4",
+            (
+                Region("reasoning", r"<\|channel>thought\n", r"<channel\|>"),
+                Region("calls", rf"<\|tool_call>call:{NAME}", r"<tool_call\|>", "relaxed"),
+            ),
+            (("<|tool_call>call:",),),
+        ),
+        Format(
+            "functiongemma",
+            (Region("calls", rf"<start_function_call>call:{NAME}", "<end_function_call>", "relaxed"),),
+            (("<start_function_call>",),),
+        ),
+        Format(
+            "deepseek",
+            (
+                *THINKING,
+                Region(
+                    "calls",
+                    rf"(?:<｜tool▁calls▁begin｜>)?\s*{_DEEPSEEK[0]}\w+{_DEEPSEEK[1]}{NAME}\n```json\n",
+                    rf"\n?```{_DEEPSEEK[2]}\s*(?:<｜tool▁calls▁end｜>)?",
+                    "arguments",
+                ),
+                Region(
+                    "calls",
+                    rf"(?:<｜tool▁calls▁begin｜>)?\s*{_DEEPSEEK[0]}{NAME}{_DEEPSEEK[1]}",
+                    rf"{_DEEPSEEK[2]}\s*(?:<｜tool▁calls▁end｜>)?",
+                    "arguments",
+                ),
+            ),
+            (("<｜tool▁call▁begin｜>",), ("<｜tool▁calls▁begin｜>",)),
+            Writing(
+                f"{_DEEPSEEK[0]}NAME{_DEEPSEEK[1]}ARGUMENTS{_DEEPSEEK[2]}",
+                *("", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+                trigger="<｜tool▁calls▁begin｜>",
+            ),
+        ),
+        Format(
+            "kimi",
+            (
+                *THINKING,
+                Region(
+                    "calls",
+                    r"(?:<\|tool_calls_section_begin\|>)?\s*<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[\w.-]+)"
+                    r"(?::\d+)?\s*<\|tool_call_argument_begin\|>",
+                    r"<\|tool_call_end\|>\s*(?:<\|tool_calls_section_end\|>)?",
+                    "arguments",
+                ),
+            ),
+            (("<|tool_call_begin|>",),),
+        ),
+        Format(
+            "mistral",
+            (
+                Region("reasoning", r"\[THINK\]", r"\[/THINK\]", at_start=True),
+                *THINKING,
+                Region(
+                    *("calls", rf"\[TOOL_CALLS\]\s*{NAME}(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\]"),
+                    reader="arguments",
+                ),
+                Region("calls", r"\[TOOL_CALLS\]", reader="json"),
+            ),
+            (("[TOOL_CALLS]",),),
+            Writing(_JSON_CALL, ", ", "[TOOL_CALLS][", "]", trigger="[TOOL_CALLS]"),
+        ),
+        Format(
+            "qwen3-coder",
+            (
+                *THINKING,
+                Region(
+                    *("calls", r"(?:<tool_call>\s*)?<function=(?P<name>[^>\n]+)>"),
+                    close=r"</function>(?:\s*</tool_call>)?",
+                    reader="parameters",
+                ),
+            ),
+            (("<function=", "<parameter="),),
+            Writing("<tool_call>\n<function=NAME>\nPARAMETERS</function>\n</tool_call>", "\n", trigger="<tool_call>"),
+        ),
+        Format(
+            "glm",
+            (
+                *THINKING,
+                Region("calls", r"<tool_call>\s*(?P<name>[^<\n]+)\n?", "</tool_call>", "tagged parameters"),
+            ),
+            (("<arg_key>",),),
+        ),
+        Format(
+            "llama4",
+            (
+                Region("calls", r"\[\s*[A-Za-z_][\w.]*\(", "", "python", True, True),
+                Region("calls", r"<\|python_start\|>", r"<\|python_end\|>", "python"),
+            ),
+            (("<|python_start|>",),),
+        ),
+        Format(
+            "lfm2",
+            (*THINKING, Region("calls", r"<\|tool_call_start\|>", r"<\|tool_call_end\|>", "python")),
+            (("<|tool_call_start|>",),),
+        ),
+        Format(
+            "phi4-mini",
+            (
+                *THINKING,
+                Region("calls", r"<\|tool_call\|>", r"<\|/tool_call\|>", "json"),
+                Region("calls", r"functools\[", "", "json", True, True, "functools"),
+            ),
+            (("<|tool_call|>", "<|/tool_call|>"), ("<|tool|>", "<|/tool|>"), ("functools[",)),
+            Writing(_JSON_CALL, ", ", "<|tool_call|>[", "]<|/tool_call|>", trigger="<|tool_call|>"),
+        ),
+        Format(
+            "granite",
+            (*THINKING, Region("calls", r"(?:<\|tool_call\|>|<tool_call>)", "", "json")),
+            (("<|tool_call|>",), ("<|start_of_role|>", "<tool_call>[")),
+            Writing(_JSON_CALL, ", ", "<|tool_call|>[", "]", trigger="<|tool_call|>"),
+        ),
+        Format(
+            "hermes",
+            (*THINKING, Region("calls", r"<tool_call>", r"</tool_call>", "json")),
+            (("<tool_call>",),),
+            Writing(f"<tool_call>\n{_JSON_CALL}\n</tool_call>", "\n", trigger="<tool_call>"),
+        ),
+        Format(
+            "command-r",
+            (
+                Region("reasoning", r"<\|START_THINKING\|>", r"<\|END_THINKING\|>"),
+                Region("calls", r"<\|START_ACTION\|>", r"<\|END_ACTION\|>", "json"),
+                Region("content", r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>"),
+            ),
+            (("<|START_ACTION|>",),),
+            Writing(
+                '{"tool_name": "NAME", "parameters": ARGUMENTS}',
+                *(", ", "<|START_ACTION|>[", "]<|END_ACTION|>"),
+                trigger="<|START_ACTION|>",
+            ),
+        ),
+        Format(
+            "llama3",
+            (
+                Region("calls", r"<\|python_tag\|>", "", "json"),
+                Region("calls", r"(?:; ?)?\{", "", "json", True, True),
+            ),
+            (("<|python_tag|>",), ("<|start_header_id|>", '"parameters": ')),
+            Writing('{"name": "NAME", "parameters": ARGUMENTS}'),
+        ),
+        Format(
+            "gemma",
+            (
+                Region("calls", r"```tool_code\n", r"\n?```", "python"),
+                Region("calls", r"\[\s*[A-Za-z_][\w.]*\(", "", "python", True, True),
+                Region("calls", r"(?:; ?)?\{", "", "json", True, True),
+            ),
+            writing=Writing('{"name": "NAME", "parameters": ARGUMENTS}'),
+        ),
+    )
+}
+PLAIN = Format("none", THINKING)  # reasoning, and no tool calls
+
+
+def format_named(name: str) -> Format:
+    """The format with this name.
+
+    Raises:
+        ArgumentError: If there is none.
+    """
+    if name == PLAIN.name:
+        return PLAIN
+    if name not in FORMATS:
+        raise ArgumentError(f"tool_format is {name!r}, expected one of {', '.join((*FORMATS, PLAIN.name))}")
+    return FORMATS[name]
+
+
+def reads_tools(template: str) -> bool:
+    """Whether the code of a chat template reads the tools."""
+    return "tools" in template
+
+
+def detect(template: str) -> Format | None:
+    """The format that the code of a chat template reveals; None if it has none that is known."""
+    for each in FORMATS.values():
+        if any(all(text in template for text in texts) for texts in each.marks):
+            return each
+    return None
+
+
+def literal_texts(each: Format) -> str:
+    """The literal text of a format's patterns, in which the names of its special tokens can be looked for."""
+    sources: Iterable[str] = (part for region in each.regions for part in (region.open, region.close))
+    return "\n".join(sources).replace("\\", "")

@@ -1,0 +1,181 @@
+"""Values of arguments that are not written as JSON: Python literals, bare texts, Gemma's notation."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+MAX_PYTHON = 65536  # characters of calls in Python's syntax
+MAX_DEPTH = 100  # of nested values
+QUOTES = ('<|"|>', "<escape>")  # marks around Gemma's strings
+
+
+def typed_value(text: str, schema: object) -> str:
+    """The JSON of a bare text. The schema says whether it is a string; without one, it is.
+
+    Args:
+        text: The text. One line feed at its beginning and one at its end do not belong to it.
+        schema: The parameter's JSON schema, or None.
+    """
+    text = text.removeprefix("\n").removesuffix("\n")
+    kinds = schema_types(schema)
+    bare = text.strip()
+    if kinds and "string" not in kinds:
+        for candidate in (bare, {"True": "true", "False": "false", "None": "null"}.get(bare, "")):
+            try:
+                json.loads(candidate)
+            except (ValueError, RecursionError):
+                continue
+            return candidate
+        literal = _literal(bare)
+        if literal is not None:
+            return literal
+    if "null" in kinds and bare in ("null", "None"):
+        return "null"
+    return json.dumps(text, ensure_ascii=False)
+
+
+def schema_types(schema: object) -> frozenset[str]:
+    """The types that a schema allows; none if it does not say."""
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    kind = schema.get("type")
+    found = (
+        {kind}
+        if isinstance(kind, str)
+        else {one for one in kind if isinstance(one, str)}
+        if isinstance(kind, list)
+        else set()
+    )
+    for part in (*_list(schema.get("anyOf")), *_list(schema.get("oneOf"))):
+        found |= schema_types(part)
+    if not found and isinstance(schema.get("enum"), list):
+        found = {"string" if isinstance(value, str) else "other" for value in schema["enum"]}
+    return frozenset(found)
+
+
+def _list(value: object) -> Sequence[object]:
+    return value if isinstance(value, list) else ()
+
+
+def _literal(text: str) -> str | None:
+    """The JSON of a Python literal; None if it is none."""
+    try:
+        return json.dumps(ast.literal_eval(text[:MAX_PYTHON]), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def python_calls(text: str, parameters: Mapping[str, Sequence[str]]) -> list[tuple[str, str]] | None:
+    """Names and arguments, as JSON, of calls in Python's syntax; None if the text is anything else.
+
+    Args:
+        text: Calls, one per line or in a list. `print(call)` counts as the call.
+        parameters: The names of each tool's parameters, in order, for arguments without a name.
+    """
+    if len(text) > MAX_PYTHON:
+        return None
+    try:
+        statements = ast.parse(text.strip()).body
+        nodes = [node for statement in statements for node in _calls_of(statement)]
+        return [_call(node, parameters) for node in nodes] or None
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _calls_of(statement: ast.stmt) -> list[ast.expr]:
+    if not isinstance(statement, ast.Expr | ast.Assign):
+        raise ValueError("not a call")
+    value = statement.value
+    return value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
+
+
+def _call(node: ast.expr, parameters: Mapping[str, Sequence[str]]) -> tuple[str, str]:
+    if not isinstance(node, ast.Call):
+        raise ValueError("not a call")
+    name = ast.unparse(node.func)
+    if name == "print" and "print" not in parameters and len(node.args) == 1 and isinstance(node.args[0], ast.Call):
+        return _call(node.args[0], parameters)
+    if not re.fullmatch(r"[\w.]+", name) or len(node.args) > len(parameters.get(name, ())):
+        raise ValueError("not a call of a tool")
+    named = dict(zip(parameters.get(name, ()), node.args, strict=False))
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError("not a call of a tool")
+        named[keyword.arg] = keyword.value
+    values = {key: ast.literal_eval(value) for key, value in named.items()}
+    return name, json.dumps(values, ensure_ascii=False, allow_nan=False)
+
+
+def relaxed_json(text: str, marks: tuple[str, ...] = QUOTES) -> str | None:
+    """The JSON of an object with bare keys and marked strings; None if the text is anything else.
+
+    Strings stand between two equal marks or in quotation marks. Other values are JSON or bare texts.
+    """
+    try:
+        found, end = _relaxed(text, 0, 0, marks)
+    except (ValueError, IndexError):
+        return None
+    return found if not text[end:].strip() and found.startswith("{") else None
+
+
+def _relaxed(text: str, at: int, depth: int, marks: tuple[str, ...]) -> tuple[str, int]:
+    """A value at a place, as JSON, and the place behind it."""
+    if depth > MAX_DEPTH:
+        raise ValueError("nested too deeply")
+    at = _after_space(text, at)
+    for mark in marks:
+        if text.startswith(mark, at):
+            end = text.index(mark, at + len(mark))
+            return json.dumps(text[at + len(mark) : end], ensure_ascii=False), end + len(mark)
+    if text[at] == '"':
+        value, end = json.JSONDecoder().raw_decode(text, at)
+        return json.dumps(value, ensure_ascii=False), end
+    if text[at] not in "{[":
+        bare = re.compile(r"[^,}\]]*").match(text, at)
+        assert bare is not None
+        return _bare(bare[0].strip()), bare.end()
+    closing, parts = {"{": "}", "[": "]"}[text[at]], []
+    opening, at = text[at], _after_space(text, at + 1)
+    while text[at] != closing:
+        key = ""
+        if opening == "{":
+            key, at = _key(text, at, marks)
+        value, at = _relaxed(text, at, depth + 1, marks)
+        parts.append(key + value)
+        at = _after_space(text, at)
+        if text[at] not in f",{closing}":
+            raise ValueError("expected a comma")
+        if text[at] == ",":
+            at = _after_space(text, at + 1)
+    return opening + ", ".join(parts) + closing, at + 1
+
+
+def _key(text: str, at: int, marks: tuple[str, ...]) -> tuple[str, int]:
+    """A key with its colon, as JSON, and the place behind it."""
+    if text[at] == '"' or text.startswith(marks, at):
+        key, at = _relaxed(text, at, 0, marks)
+        at = _after_space(text, at)
+        if text[at] != ":":
+            raise ValueError("expected a colon")
+        return key + ": ", at + 1
+    end = text.index(":", at)
+    key = text[at:end].strip()
+    if not re.fullmatch(r"[^\s{}\[\],\"]+", key):
+        raise ValueError("not a key")
+    return json.dumps(key, ensure_ascii=False) + ": ", end + 1
+
+
+def _bare(text: str) -> str:
+    """A number, true, false or null, else a string."""
+    if re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?|true|false|null", text):
+        return text
+    return json.dumps({"True": True, "False": False, "None": None}.get(text, text), ensure_ascii=False)
+
+
+def _after_space(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
