@@ -1,0 +1,206 @@
+"""Random requests to an engine for minutes: nothing may leak, and results must not change.
+
+    python -m bench.soak [--minutes 3] [--model stories] [--seed 1] [--result NAME]
+
+Requests arrive at random with random prompts, shared prefixes, parameters, priorities, deadlines, guides, several
+candidates and beams; some are cancelled, some sessions fork. A part of the results is compared with the result of a
+session. The run fails if at its end a page of the KV cache, a thread or a file is left, or if memory grew from the
+first quarter of the time to the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter, deque
+from pathlib import Path
+from typing import Any
+
+import llamac
+from bench.stamp import save
+from llamac.engine.output import Completion
+
+IN_FLIGHT = 40
+COMPARED = 0.05  # of the requests
+GROWTH = 0.05  # of the memory, that a run may show
+SLACK = 24 << 20  # bytes
+
+
+def resident() -> int:
+    """Bytes of memory that are this process's own."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["RssAnon"].split()[0]) << 10
+
+
+def open_files() -> int:
+    """Open files of this process."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+class Soak:
+    """A run.
+
+    Attributes:
+        counts: What happened how often.
+    """
+
+    def __init__(self, model: llamac.Model, seed: int) -> None:
+        self.counts: Counter[str] = Counter()
+        self._model = model
+        self._random = random.Random(seed)
+        self._n_ids = model.n_token_ids
+        self._prefixes = [self._ids(self._random.randrange(20, 200)) for _ in range(8)]
+        self._pending: deque[tuple[llamac.Request, list[int], dict[str, Any]]] = deque()
+        self._to_compare: list[tuple[Completion, list[int], dict[str, Any]]] = []
+        self._has_guides = model.has_tokenizer and not _lacks_guides()
+
+    def run(self, minutes: float) -> list[int]:
+        """Send requests for some time; return the memory after each second or so."""
+        memory = []
+        limit = time.monotonic() + 60 * minutes
+        while time.monotonic() < limit:  # engines come and go, too
+            settings: dict[str, Any] = {
+                "max_sequences": self._random.choice((2, 8, 16)),
+                "kv_tokens": self._random.choice((600, 4000)),
+            }
+            until = min(limit, time.monotonic() + 20)
+            with llamac.Engine(self._model, context=512, **settings) as engine:
+                while time.monotonic() < until:
+                    self._send(engine)
+                    while len(self._pending) >= IN_FLIGHT:
+                        self._take()
+                while len(self._pending) > IN_FLIGHT // 2:  # the others end with the engine
+                    self._take()
+                self.counts["preemptions"] += engine.stats().preemptions
+            while self._pending:
+                self._take()
+            self._compare()
+            self._fork_sessions()
+            gc.collect()
+            memory.append(resident())
+        return memory
+
+    def _ids(self, n: int) -> list[int]:
+        return [self._random.randrange(self._n_ids) for _ in range(n)]
+
+    def _send(self, engine: llamac.Engine) -> None:
+        rng = self._random
+        prompt = self._ids(rng.randrange(1, 60))
+        if rng.random() < 0.5:
+            prefix = rng.choice(self._prefixes)
+            prompt = prefix[: rng.randrange(1, len(prefix) + 1)] + prompt
+        options: dict[str, Any] = {"max_tokens": rng.randrange(1, 60), "seed": rng.randrange(1000)}
+        kind = rng.random()
+        if kind < 0.1:
+            options["n"] = rng.randrange(2, 5)
+        elif kind < 0.15:
+            options |= {"n": 1, "best_of": rng.randrange(2, 5)}
+        elif kind < 0.2:
+            options |= {"beam_width": 2, "n": rng.randrange(1, 3)}
+        elif kind < 0.3 and self._has_guides:
+            options["guide"] = rng.choice((llamac.Regex("[a-z]{1,20}"), llamac.Choice(["one", "two", "three"])))
+        elif kind < 0.4:
+            options |= {"logprobs": 2, "repetition_penalty": 1.2, "stop": ["the", "a b"]}
+        elif kind < 0.5:
+            options |= {"context_overflow": "shift", "max_tokens": rng.randrange(1, 300), "ignore_eos": True}
+        given = dict(options)
+        if rng.random() < 0.1:
+            given["deadline"] = rng.uniform(0.001, 0.5)
+        try:
+            request = engine.submit(prompt, priority=rng.randrange(3), **given)
+        except llamac.UnsupportedError:
+            self.counts["unsupported"] += 1
+            return
+        self.counts["requests"] += 1
+        self._pending.append((request, prompt, options))
+        if rng.random() < 0.15:
+            rng.choice(self._pending)[0].cancel()
+
+    def _take(self) -> None:
+        """Wait for the oldest request, and sometimes compare its result."""
+        request, prompt, options = self._pending.popleft()
+        try:
+            found = request.result(120)
+        except llamac.OutOfMemoryError:
+            self.counts["out of memory"] += 1
+            return
+        self.counts[found.finish_reason] += 1
+        if found.finish_reason in ("cancelled", "deadline") or self._random.random() >= COMPARED:
+            return
+        self._to_compare.append((found, prompt, options))
+
+    def _compare(self) -> None:
+        """Compare results with those of a session. An engine's budget would hold for the session, too."""
+        for found, prompt, options in self._to_compare:
+            with self._model.session(context=512) as session:
+                self._check(found, session.generate(prompt, **options), f"{prompt} {options}")
+        self._to_compare.clear()
+
+    def _check(self, found: Completion, expected: Completion, what: str) -> None:
+        if [choice.tokens for choice in found.choices] != [choice.tokens for choice in expected.choices]:
+            if any(choice.finish_reason in ("cancelled", "deadline") for choice in found.choices):
+                return
+            raise SystemExit(f"a result differs from that of a session: {what}")
+        self.counts["compared"] += 1
+
+    def _fork_sessions(self) -> None:
+        rng = self._random
+        with self._model.session(context=512) as session:
+            session.generate(self._ids(100), max_tokens=5)
+            with contextlib.ExitStack() as forks:
+                for _ in range(4):
+                    fork = forks.enter_context(session.fork(length=rng.randrange(1, 100)))
+                    fork.eval(self._ids(20))
+                    self.counts["forks"] += 1
+
+
+def _lacks_guides() -> bool:
+    try:
+        import llguidance  # noqa: F401
+    except ImportError:
+        return True
+    return False
+
+
+def main() -> int:
+    """Run, and report what was left."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=3)
+    parser.add_argument("--model", default="stories")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--result")
+    options = parser.parse_args()
+    with llamac.load(options.model, threads=2) as model:
+        soak = Soak(model, options.seed)
+        soak.run(0.02)  # what is made once: threads, caches, imports
+        before = threading.active_count(), open_files()
+        memory = soak.run(options.minutes)
+        after = threading.active_count(), open_files()
+        left = model.kv_bytes
+    quarter = max(1, len(memory) // 4)
+    first, last = max(memory[:quarter]), max(memory[-quarter:])
+    failures = []
+    if left:
+        failures.append(f"{left} bytes of KV pages are left")
+    if any(now > then for now, then in zip(after, before, strict=True)):
+        failures.append(f"threads and files: {before} before, {after} after")
+    if last > first * (1 + GROWTH) + SLACK:
+        failures.append(f"memory grew from {first / 1e6:.1f} to {last / 1e6:.1f} MB")
+    counts = dict(sorted(soak.counts.items()))
+    print(f"{options.minutes:g} minutes: {counts}; memory {first / 1e6:.1f} MB, then {last / 1e6:.1f} MB")
+    print("memory in MB:", *(f"{size / 1e6:.1f}" for size in memory))
+    for failure in failures:
+        print(f"soak: {failure}", file=sys.stderr)
+    if options.result:
+        save(options.result, {"minutes": options.minutes, "counts": counts, "memory": memory, "failures": failures})
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
