@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from llamac import _core
 from llamac.engine.kv_identity import kv_identity
 from llamac.engine.session_file import fill_page
-from llamac.errors import ArgumentError, OutOfMemoryError, SessionFileError
+from llamac.errors import ArgumentError, LlamacError, OutOfMemoryError, SessionFileError
 from llamac.format.private_files import TEMPORARY, open_regular, replacing
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ HEADER = struct.Struct("<8sII32s32s")  # magic, version, group, key, SHA-256 of 
 VERSION = 1
 SUFFIX = ".page"
 MAX_BYTES = 4 << 30
-MAX_WAITING = 64  # pages that wait to be written; further ones are not stored
+MAX_WAITING = 512  # pages that wait to be written; further ones are not stored
 STALE_S = 3600.0  # age from which an incomplete file is one of a process that ended
 
 
@@ -247,7 +247,7 @@ class PrefixStore:
         while (item := self._waiting.get()) is not None:
             try:
                 self._write_one(item)
-            except OSError:
+            except (OSError, LlamacError, MemoryError):
                 self.stats.errors += 1
             finally:
                 del item  # the page

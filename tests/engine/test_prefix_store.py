@@ -201,14 +201,16 @@ def test_a_folder_that_cannot_be_written_is_an_error_in_the_statistics(
 ) -> None:
     from llamac.engine import prefix_store
 
-    def fail(*arguments: object, **options: object) -> None:
-        raise OSError("the disk is full")
+    for error in (OSError("the disk is full"), MemoryError(), llamac.OutOfMemoryError("no memory")):
 
-    monkeypatch.setattr(prefix_store, "replacing", fail)
-    completions, stats = answers(model, folder, [some_ids(140)])
-    assert len(completions[0].tokens) == 6
-    assert stats.disk_errors >= 2
-    assert pages(folder) == []
+        def fail(*arguments: object, error: Exception = error, **options: object) -> None:
+            raise error
+
+        monkeypatch.setattr(prefix_store, "replacing", fail)
+        completions, stats = answers(model, folder, [some_ids(140)])
+        assert len(completions[0].tokens) == 6
+        assert stats.disk_errors >= 2
+        assert pages(folder) == []
 
 
 # ---- limits
