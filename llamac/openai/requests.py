@@ -7,9 +7,11 @@ module, and a server can.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from llamac.engine.prompts import ToolOptions
+from llamac.engine.reading import chosen_tools
 from llamac.engine.sampling import SamplingParams
 from llamac.errors import ArgumentError, ArgumentTypeError, LlamacError, UnsupportedError
 from llamac.guided.guides import Json
@@ -33,16 +35,18 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
     "reasoning_effort": (),
     "stream": (False,),
     "stream_options": (),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": (),
     "web_search_options": (),
+}
+# Parameters of `Engine.chat` about tools.
+TOOLS: dict[Endpoint, tuple[str, ...]] = {
+    "chat": ("tools", "tool_choice", "parallel_tool_calls"),
+    "completions": (),
 }
 # Parameters of SamplingParams under their own names.
 SAMPLING = (
@@ -91,11 +95,13 @@ class GenerationRequest:
         endpoint: What it was sent to.
         input: Messages for "chat"; a text or token ids for "completions".
         params: The sampling parameters.
+        tools: Arguments of `Engine.chat` about tools.
     """
 
     endpoint: Endpoint
     input: Any
     params: SamplingParams
+    tools: Mapping[str, Any] = field(default_factory=dict)
 
     def submit(self, engine: Engine) -> Request:
         """Queue the request.
@@ -104,7 +110,7 @@ class GenerationRequest:
             LlamacError: As for `Engine.submit` and `Engine.chat`.
         """
         if self.endpoint == "chat":
-            return engine.chat(self.input, self.params)
+            return engine.chat(self.input, self.params, **self.tools)
         return engine.submit(self.input, self.params)
 
     @property
@@ -125,7 +131,7 @@ def translate(endpoint: Endpoint, body: Mapping[str, Any]) -> GenerationRequest:
     """
     given = {name: value for name, value in body.items() if value is not None}
     own = "messages" if endpoint == "chat" else "prompt"
-    known = {own, "model", "response_format", *SAMPLING, *EXTENSIONS, *LOGPROBS[endpoint]}
+    known = {own, "model", "response_format", *SAMPLING, *EXTENSIONS, *LOGPROBS[endpoint], *TOOLS[endpoint]}
     known |= {*LENGTHS, *WITHOUT_EFFECT, *UNSUPPORTED}
     for name, value in given.items():
         if name not in known:
@@ -137,7 +143,14 @@ def translate(endpoint: Endpoint, body: Mapping[str, Any]) -> GenerationRequest:
     if own not in given:
         raise InvalidRequestError(f"the body has no {own!r}", own, "missing_required_parameter")
     read: Callable[[Any], Any] = _messages if endpoint == "chat" else _prompt
-    return GenerationRequest(endpoint, read(given[own]), _params(endpoint, given))
+    chosen = {name: given[name] for name in TOOLS[endpoint] if name in given}
+    try:
+        if chosen.get("tools") or "tool_choice" in chosen or "parallel_tool_calls" in chosen:
+            chosen_tools(ToolOptions(**{"tools": [], **chosen}))
+    except ArgumentError as error:
+        param = "tools" if str(error).startswith("tools") else "tool_choice"
+        raise InvalidRequestError(str(error), param, "invalid_value") from None
+    return GenerationRequest(endpoint, read(given[own]), _params(endpoint, given), chosen)
 
 
 def _asks_for_nothing(value: object, neutral: Sequence[object]) -> bool:
@@ -274,18 +287,34 @@ def _message(message: object, where: str) -> dict[str, Any]:
         raise _wrong_type(where, message, "an object")
     given = {name: value for name, value in message.items() if value is not None}
     for name in given:
-        if name not in ("role", "content", "name", "reasoning_content"):
+        if name not in ("role", "content", "name", "reasoning_content", "tool_calls", "tool_call_id"):
             message_ = f"this version does not support {where}.{name}"
             raise InvalidRequestError(message_, f"{where}.{name}", "unsupported_parameter")
-    for name in ("role", "content"):
+    has_calls = given.get("role") == "assistant" and bool(given.get("tool_calls"))
+    for name in ("role",) if has_calls else ("role", "content"):
         if name not in given:
             raise InvalidRequestError(f"{where} has no {name!r}", f"{where}.{name}", "missing_required_parameter")
-    for name in ("role", "name", "reasoning_content"):
+    for name in ("role", "name", "reasoning_content", "tool_call_id"):
         if not isinstance(given.get(name, ""), str):
             raise _wrong_type(f"{where}.{name}", given[name], "a string")
     given["role"] = ROLES.get(given["role"], given["role"])
-    given["content"] = _text(given["content"], f"{where}.content")
+    given["content"] = _text(given.get("content", ""), f"{where}.content")
+    if "tool_calls" in given:
+        _check_calls(given["tool_calls"], f"{where}.tool_calls")
     return given
+
+
+def _check_calls(calls: object, where: str) -> None:
+    """Check the calls of an earlier answer: each has a function with a name and arguments."""
+    if not isinstance(calls, list):
+        raise _wrong_type(where, calls, "an array")
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            message = f"{where}[{index}] has no function with a name"
+            raise InvalidRequestError(message, f"{where}[{index}]", "invalid_value")
+        if not isinstance(function.get("arguments", ""), str):
+            raise _wrong_type(f"{where}[{index}].function.arguments", function["arguments"], "a string with JSON")
 
 
 def _text(content: object, where: str) -> str:

@@ -74,11 +74,15 @@ def choice_body(endpoint: Endpoint, index: int, completion: Completion, model: M
     """One of the `choices` of a response."""
     choice: dict[str, Any] = {"index": index}
     if endpoint == "chat":
-        choice["message"] = {"role": "assistant", "content": completion.text, "refusal": None}
+        answer = {"role": "assistant", "content": completion.text}
+        choice["message"] = (answer if completion.message is None else completion.message.to_dict()) | {"refusal": None}
     else:
         choice["text"] = completion.text
     logprobs = None if completion.logprobs is None else logprobs_body(endpoint, completion.logprobs, model)
-    return choice | {"logprobs": logprobs, "finish_reason": FINISH_REASONS[completion.finish_reason]}
+    reason = FINISH_REASONS[completion.finish_reason]
+    if reason == "stop" and completion.message is not None and completion.message.tool_calls:
+        reason = "tool_calls"
+    return choice | {"logprobs": logprobs, "finish_reason": reason}
 
 
 def logprobs_body(endpoint: Endpoint, entries: list[TokenLogprobs], model: Model) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 import llamac
 from builders import byte_ids, checkpoint, llama_config, script_checkpoint, write_model
 from llamac import ArgumentError, ArgumentTypeError, Delta, UnsupportedError
+from llamac.openai.responses import completion_body
 from processes import TIMEOUT
 
 USER = [{"role": "user", "content": "x"}]
@@ -238,3 +239,12 @@ def test_what_cannot_be_forced_is_refused(random_model: llamac.Model) -> None:
     wrong = {"name": "g", "parameters": {"type": "object", "properties": {"x": {"uniqueItems": True}}}}
     with pytest.raises(ArgumentError, match=r"calls of the tool 'g' cannot be forced: .*uniqueItems is not supported"):
         random_model.chat(USER, tools=[wrong], tool_choice="g")
+
+
+def test_a_response_of_openais_api_has_the_calls(answering: Callable[..., llamac.Model]) -> None:
+    model = answering(ANSWER)
+    completion = model.chat(USER, tools=[f])
+    [choice] = completion_body("chat", completion, "m", "s", model)["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}

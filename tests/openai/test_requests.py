@@ -132,8 +132,8 @@ def test_unsupported_parameters_are_refused_by_name(name: str) -> None:
             *("messages[0].content[0]", "unsupported_value", "'image_url'"),
         ),
         (
-            {"messages": [{"role": "assistant", "content": "", "tool_calls": []}]},
-            *("messages[0].tool_calls", "unsupported_parameter", "does not support messages[0].tool_calls"),
+            {"messages": [{"role": "assistant", "content": "", "audio": {}}]},
+            *("messages[0].audio", "unsupported_parameter", "does not support messages[0].audio"),
         ),
         ({"messages": HI, "prompt": "a"}, "prompt", "unknown_parameter", "unknown parameter 'prompt'"),
         ({"messages": HI, "temprature": 1}, "temprature", "unknown_parameter", "'temprature'"),
@@ -212,3 +212,34 @@ def test_log_probabilities_and_biases_are_translated() -> None:
 )
 def test_wrong_log_probabilities_and_biases_are_refused(body: dict[str, Any], param: str) -> None:
     assert refusal("chat", messages=HI, **body).param == param
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def test_tools_and_calls_are_passed_on() -> None:
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+    ]
+    request = translate("chat", {"messages": messages, "tools": [TOOL], "tool_choice": "required"})
+    assert request.tools == {"tools": [TOOL], "tool_choice": "required"}
+    assert request.input[1] == {"role": "assistant", "content": "", "tool_calls": [CALL]}
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"tools": [{"name": ""}]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "g"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": "x"}]}, "messages[0].tool_calls"),
+    ],
+)
+def test_wrong_tools_are_refused(change: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        translate("chat", {"messages": [{"role": "user", "content": "x"}], **change})
+    assert caught.value.param == param
