@@ -110,11 +110,14 @@ static int first_kept_page(const struct kv_group *g, int length) {
     return g->window ? max_int(0, length + 1 - g->window - KV_REWIND) / KV_PAGE : 0;
 }
 
+// Pages that a windowed group needs to compute a chunk.
+static int pages_at_once(const struct kv_group *g) { return (g->window + KV_REWIND + MAX_ROWS) / KV_PAGE + 2; }
+
 // Appends pages to a table, for positions up to `length`. A windowed group gets no more than it needs at once: while
 // chunks are computed, session_slide moves pages that left the window to the end.
 static int append_pages(struct llamac_session *s, const struct kv_group *g, struct kv_table *kv, int length,
                         llamac_error *err) {
-    const int at_once = (g->window + KV_REWIND + MAX_ROWS) / KV_PAGE + 2;
+    const int at_once = pages_at_once(g);
     kv->wanted = ceil_div(length, KV_PAGE);
     const int end = g->window ? min_int(kv->wanted, kv->end + at_once) : kv->wanted;
     while (kv->end < end) {
@@ -123,6 +126,16 @@ static int append_pages(struct llamac_session *s, const struct kv_group *g, stru
         kv->pages[kv->end++] = page;
     }
     return 0;
+}
+
+size_t session_pages_limit(const struct llamac_session *s, int length) {
+    size_t bytes = 0;
+    for (int i = 0; i < s->n_groups; i++) {
+        const struct kv_group *g = &s->groups[i];
+        const int pages = ceil_div(length, KV_PAGE);   // a window keeps fewer pages than a chunk adds
+        bytes += (size_t)(g->window ? min_int(pages, 2 * pages_at_once(g)) : pages) * g->page_bytes;
+    }
+    return bytes;
 }
 
 // Replaces the partial page at the end of a sequence by a copy if others hold it as well.

@@ -159,6 +159,16 @@ int session_reserve_rows(struct llamac_session *s, int rows, int length, llamac_
     return 0;
 }
 
+size_t session_scratch_limit(const struct llamac_session *s) {
+    struct scratch largest = {
+        .rows = MAX_ROWS, .n_threads = max_int(s->threads, s->scratch.n_threads),
+        .blocks = s->threads > 1 || s->scratch.blocks ? ceil_div(s->context, ATTENTION_BLOCK) : 0,
+    };
+    struct arena count = { 0 };
+    cut_scratch(s, &largest, &count);
+    return count.used + (size_t)largest.n_threads * sizeof *largest.threads;
+}
+
 enum { CLEARED_AT_ONCE = 64 << 10 };
 
 void session_clear_scratch(struct llamac_session *s, const struct member *m) {

@@ -125,6 +125,9 @@ int session_check_threads(int threads, llamac_error *err);
 // positions. The next run clears it.
 int session_reserve_rows(struct llamac_session *s, int rows, int length, llamac_error *err);
 
+// Returns the bytes of scratch that any eval can need with the session's number of threads.
+size_t session_scratch_limit(const struct llamac_session *s);
+
 // Clears scratch that is new. All members of a run call it first. On a machine with NUMA nodes, memory lies on the node
 // of the thread that first writes to it: members clear their own memory, and parts of the shared buffers in turn.
 void session_clear_scratch(struct llamac_session *s, const struct member *member);
@@ -154,6 +157,8 @@ void session_set_length(struct sequence *q, int length);
 // Takes the pages that a sequence needs to grow to `length` positions, which nobody else may hold. If it fails, the
 // caller returns what it took with session_trim_pages.
 int session_reserve_pages(struct llamac_session *s, int sequence, int length, llamac_error *err);
+// Returns the bytes of pages that a sequence can hold while it grows to `length` positions.
+size_t session_pages_limit(const struct llamac_session *s, int length);
 // Returns the pages past the sequence's length.
 void session_trim_pages(struct llamac_session *s, int sequence);
 // Takes a page with any content, and releases a page, of a group of layers.

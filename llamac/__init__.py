@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from llamac import export, models
     from llamac.engine.async_engine import AsyncEngine
     from llamac.engine.engine import Engine, EngineStats
+    from llamac.engine.explain import ExplainedToken, Explanation
     from llamac.engine.generation import Stream
     from llamac.engine.logprobs import TokenLogprobs
+    from llamac.engine.memory import MemoryPlan, MemoryUse
     from llamac.engine.model import Model
     from llamac.engine.output import Completion, Timings, Usage
     from llamac.engine.prefix_cache import PrefixStats
@@ -68,8 +70,10 @@ if TYPE_CHECKING:
 _MODULES = {
     "llamac.engine.async_engine": ["AsyncEngine"],
     "llamac.engine.engine": ["Engine", "EngineStats"],
+    "llamac.engine.explain": ["ExplainedToken", "Explanation"],
     "llamac.engine.generation": ["Stream"],
     "llamac.engine.logprobs": ["TokenLogprobs"],
+    "llamac.engine.memory": ["MemoryPlan", "MemoryUse"],
     "llamac.engine.model": ["Model"],
     "llamac.engine.output": ["Completion", "Timings", "Usage"],
     "llamac.engine.prefix_cache": ["PrefixStats"],
@@ -129,12 +133,16 @@ __all__ = [
     "Delta",
     "Engine",
     "EngineStats",
+    "ExplainedToken",
+    "Explanation",
     "ExportError",
     "Grammar",
     "HubError",
     "Json",
     "LlamacError",
     "LlamacWarning",
+    "MemoryPlan",
+    "MemoryUse",
     "Message",
     "Model",
     "ModelError",

@@ -539,3 +539,4 @@ cdef class Session:
 include "_core_saving.pxi"
 include "_core_dtypes.pxi"
 include "_core_text.pxi"
+include "_core_memory.pxi"

@@ -233,3 +233,7 @@ cdef extern from "vocab.h" nogil:
     long merge_ranks(const vocab *v, const float *scores, const unsigned char *forms, uint32_t part,
                      uint32_t n_parts, uint32_t *merges, merge_rival *rivals, size_t max_rivals, size_t *n_rivals,
                      llamac_error *err)
+
+cdef extern from "session.h" nogil:
+    size_t session_scratch_limit(const llamac_session *s)
+    size_t session_pages_limit(const llamac_session *s, int length)

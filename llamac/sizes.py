@@ -1,6 +1,26 @@
-"""Formats numbers of bytes."""
+"""Formats and parses numbers of bytes."""
 
 from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from llamac.arguments import whole_number
+from llamac.errors import ArgumentError
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+}
+_NAMES = {name.lower(): size for name, size in UNITS.items()}
 
 
 def size_text(count: int) -> str:
@@ -9,3 +29,21 @@ def size_text(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} B"
+
+
+def parse_size(value: object, name: str) -> int:
+    """Convert a number of bytes: a whole number, or a text such as "2GiB", "512 MiB" or "1.5GB".
+
+    Raises:
+        ArgumentError: If the text is not a size, or the size is less than a byte. `ArgumentTypeError` for other types.
+    """
+    if not isinstance(value, str):
+        count = whole_number(value, name)
+    else:
+        found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", value, re.ASCII)
+        if found is None or found[2].lower() not in _NAMES:
+            raise ArgumentError(f"{name} is {value!r}, expected a size such as 2GiB, 512MiB or 1.5GB")
+        count = int(Fraction(found[1]) * _NAMES[found[2].lower()])
+    if count < 1:
+        raise ArgumentError(f"{name} is {value!r}, expected at least 1 byte")
+    return count

@@ -14,7 +14,15 @@ from typing import Any
 
 from llamac.cli.batch_files import STANDARD, Input, InputChangedError, InvalidLineError, Line, Output
 from llamac.cli.loading import load_model, shown_progress
-from llamac.cli.options import ANY_MODEL, add_conversion, add_kernels, add_lora, add_overflow, add_threads
+from llamac.cli.options import (
+    ANY_MODEL,
+    add_conversion,
+    add_kernels,
+    add_lora,
+    add_max_memory,
+    add_overflow,
+    add_threads,
+)
 from llamac.cli.parser import Parser
 from llamac.cli.text import safe_error
 from llamac.engine.engine import Engine
@@ -73,6 +81,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add_threads(machine)
     add_kernels(machine)
+    add_max_memory(machine)
 
 
 def run(options: argparse.Namespace) -> int:

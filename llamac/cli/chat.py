@@ -20,7 +20,15 @@ from llamac.cli.chat_input import (
 )
 from llamac.cli.chat_screen import make_screen
 from llamac.cli.loading import load_model
-from llamac.cli.options import add_conversion, add_kernels, add_lora, add_model, add_speculation, add_threads
+from llamac.cli.options import (
+    add_conversion,
+    add_kernels,
+    add_lora,
+    add_max_memory,
+    add_model,
+    add_speculation,
+    add_threads,
+)
 from llamac.cli.parser import Parser
 from llamac.cli.prompt_cache import add_prompt_cache, load_prompt_cache, save_prompt_cache
 from llamac.cli.run import figures
@@ -95,6 +103,7 @@ def add_arguments(parser: Parser) -> None:
     add_threads(machine)
     add_kernels(machine)
     add_speculation(machine)
+    add_max_memory(machine)
 
 
 def run(options: argparse.Namespace) -> int:

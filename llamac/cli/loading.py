@@ -44,6 +44,7 @@ def load_model(options: argparse.Namespace, *, tokenizer: str | None = None, **s
             dtype=options.dtype,
             cache_dir=False if options.no_cache else options.cache_dir or None,
             draft_model=getattr(options, "draft", None),
+            max_memory=getattr(options, "max_memory", None),
             progress=report,
             on_warning=warnings.append,
             on_conversion=notices.append,

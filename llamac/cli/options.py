@@ -57,6 +57,16 @@ def add_threads(group: Group) -> None:
     group.add_argument("--threads", type=int, metavar="N", help="threads to use (default: see `llamac inspect`)")
 
 
+def add_max_memory(group: Group) -> None:
+    """Add --max-memory."""
+    group.add_argument(
+        "--max-memory",
+        metavar="SIZE",
+        help="need at most this much memory, such as 2GiB: weights, KV cache, activations and tokenizer; refused with "
+        "a plan if the model needs more (default: no limit)",
+    )
+
+
 def add_kernels(group: Group, kv_dtypes: tuple[KVDtype, ...] = KV_DTYPES) -> None:
     """Add --kv-dtype and --isa."""
     group.add_argument(

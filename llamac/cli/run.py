@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterable
 
 from llamac.cli.guide import add_guide, chosen_guide
 from llamac.cli.loading import load_model, shown_progress
-from llamac.cli.options import Group, add_conversion, add_kernels, add_lora, add_model, add_speculation, add_threads
+from llamac.cli.options import (
+    Group,
+    add_conversion,
+    add_kernels,
+    add_lora,
+    add_max_memory,
+    add_model,
+    add_speculation,
+    add_threads,
+)
 from llamac.cli.parser import Parser
 from llamac.cli.prefill import BAR_DELAY, prefill_progress
 from llamac.cli.prompt import read_prompt
@@ -79,6 +88,7 @@ def add_arguments(parser: Parser) -> None:
     add_threads(machine)
     add_kernels(machine)
     add_speculation(machine)
+    add_max_memory(machine)
 
 
 def _add_candidates(group: Group) -> None:

@@ -16,6 +16,7 @@ from llamac.engine.beams import BeamRequest
 from llamac.engine.candidates import CandidatesRequest, params_of_each
 from llamac.engine.closeable import Closeable
 from llamac.engine.generation import resolved_params
+from llamac.engine.memory import ENGINE_BYTES, LEAST_CONTEXT, MemoryUse, memory_use, plan_of, refusal
 from llamac.engine.output import Output
 from llamac.engine.overflow import FittedPrompt
 from llamac.engine.prefix_cache import PrefixCache, PrefixStats
@@ -31,6 +32,7 @@ from llamac.errors import (
 )
 from llamac.interrupt import WAIT_S
 from llamac.progress import Progress, shown
+from llamac.sizes import parse_size
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -100,6 +102,7 @@ class Engine(Closeable):
         prefix_dir: str | os.PathLike[str] | None = None,
         prefix_dir_bytes: int = 4 << 30,
         max_queue: int = 1024,
+        max_memory: int | str | None = None,
     ) -> None:
         """Open an engine.
 
@@ -121,10 +124,13 @@ class Engine(Closeable):
                 can use it at once. Default: none.
             prefix_dir_bytes: Most bytes of the files there. What was used longest ago is deleted.
             max_queue: Most requests that wait.
+            max_memory: Most bytes that the model and all its sessions may need while the engine is open, such as
+                "2GiB". What weights, activations and logits leave is for the KV cache. Default: the limit of `load`.
 
         Raises:
             ArgumentError: If a setting is out of range.
-            OutOfMemoryError: If there is not enough memory.
+            OutOfMemoryError: If there is not enough memory; or if `max_memory` leaves too little for one sequence of
+                `context` positions, or of 256 if there is no `context`. The message has the plan.
         """
         if not 1 <= whole_number(max_sequences, "max_sequences") <= MAX_SEQUENCES:
             raise ArgumentError(f"max_sequences is {max_sequences}, expected 1 to {MAX_SEQUENCES}")
@@ -140,8 +146,12 @@ class Engine(Closeable):
         )
         self._cache_session: Session | None = None
         self._cache: PrefixCache | None = None
-        self._budget_before = model.kv_budget
+        memory = model._memory
+        self._before = (memory.limit, memory.kv_budget)
+        self._logits_bytes = ENGINE_BYTES * self._session._core.vocab_size * max_sequences
+        memory.engine_logits += self._logits_bytes
         try:
+            self._set_limit(max_memory, context)
             self._set_budget(kv_tokens)
             if prefix_cache:
                 self._cache_session = Session(
@@ -151,6 +161,7 @@ class Engine(Closeable):
                     kv_dtype=self._session.kv_dtype,
                     threads=1,
                     isa=isa,
+                    _computes=False,
                 )
                 store = None
                 if prefix_dir is not None:
@@ -171,6 +182,21 @@ class Engine(Closeable):
         self._thread: threading.Thread | None = None
         self._closing = False
         self._failure: LlamacError | None = None
+
+    def _set_limit(self, max_memory: int | str | None, context: int | None) -> None:
+        """Keep the limit of the engine and that of the model, if there is one."""
+        memory = self._model._memory
+        asked = None if max_memory is None else parse_size(max_memory, "max_memory")
+        limits = [limit for limit in (asked, memory.limit) if limit is not None]
+        if not limits:
+            return
+        memory.limit = min(limits)
+        wanted = min(LEAST_CONTEXT, self.context) if context is None else self.context
+        requests = self._logits_bytes // (ENGINE_BYTES * self._session._core.vocab_size)
+        plan = plan_of(self._model, self._session._core, memory.limit, wanted, 1, requests)
+        if not plan.fits:
+            raise refusal(plan, ": fewer sequences need less for logits, a smaller context less for the KV cache")
+        memory.admit(self._session)
 
     def _set_budget(self, kv_tokens: int | None) -> None:
         if kv_tokens is None:
@@ -221,6 +247,11 @@ class Engine(Closeable):
             kv_bytes=self._model.kv_bytes,
             prefix=replace(self._cache.stats) if self._cache else PrefixStats(),
         )
+
+    def memory(self) -> MemoryUse:
+        """List the memory that the model and its sessions hold now, those of this engine included."""
+        self._check_open()
+        return memory_use(self._model, self._cache.stats.bytes if self._cache else 0)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self._batch.running)} running, {len(self._batch.waiting)} waiting"
@@ -420,8 +451,11 @@ class Engine(Closeable):
         if self._cache_session is not None:
             self._cache_session.close()
         self._session.close()
+        memory = self._model._memory
+        memory.engine_logits -= self._logits_bytes
+        memory.limit, memory.kv_budget = self._before
         if not self._model.closed:
-            self._model.kv_budget = self._budget_before
+            memory.apply()
 
     # ---- the engine's thread
 

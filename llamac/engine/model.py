@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamac.arguments import KVDtype, whole_number
+from llamac.engine.memory import LEAST_CONTEXT, MemoryLimit, MemoryPlan, MemoryUse, check_limit, memory_use, plan_memory
 from llamac.engine.model_file import ModelFile
 from llamac.engine.prompts import ToolOptions, conversation_ids
 from llamac.engine.rows import as_ids
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from llamac.engine.embedding import Pooling
+    from llamac.engine.explain import Explanation
     from llamac.engine.generation import Stream
     from llamac.engine.output import Completion
     from llamac.engine.prompts import ToolChoice
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from llamac.engine.session import Logits
     from llamac.tools.functions import Tool
     from llamac.tools.message import Message
+
+
+MAX_SEQUENCES = 65536  # of a session
 
 
 class SessionDefaults(NamedTuple):
@@ -74,6 +79,7 @@ class Model(ModelFile):
         opened_tokenizer: Tokenizer | None = None,
         owned_draft_model: Model | None = None,
         origin: Origin | None = None,
+        max_memory: int | None = None,
         on_warning: Callable[[str], object] = warn,
     ) -> None:
         super().__init__(file, tokenizer=tokenizer, opened_tokenizer=opened_tokenizer, on_warning=on_warning)
@@ -81,8 +87,12 @@ class Model(ModelFile):
         self._owned_draft_model = owned_draft_model  # closed with this model
         self._session_defaults = session_defaults
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-        self._kv_budget: int | None = None
-        self.session().close()  # report unusable settings here, not at the first use
+        self._memory = MemoryLimit(self, max_memory)
+        context = session_defaults.context
+        if max_memory is not None:
+            check_limit(self, max_memory, context)
+            context = context or min(LEAST_CONTEXT, self._config["context"])
+        self.session(context=context).close()  # report unusable settings here, not at the first use
 
     # ---- generating
 
@@ -184,6 +194,47 @@ class Model(ModelFile):
         ids, request = conversation_ids(self, messages, given, template_options, request, limit)
         return self.stream(ids, request, context=context)
 
+    def explain(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        context: int | None = None,
+        session: Session | None = None,
+        generate: bool = True,
+        **overrides: Unpack[SamplingOverrides],
+    ) -> Explanation:
+        """Say what a request becomes: its tokens, why BOS is among them or not, what is cached or cut, what ended it.
+
+        Args:
+            prompt: A str or token ids, as for `generate`; or messages, as for `chat`.
+            params: Sampling parameters.
+            tools: As for `chat`.
+            template_options: As for `chat`.
+            context: Positions. Default: those that `generate` would use.
+            session: Compute on sequence 0 of this session, and say what of the prompt it holds.
+            generate: Whether to generate, too.
+            overrides: Values that replace those of `params`.
+
+        Raises:
+            ChatTemplateError: If the template fails or refuses the messages.
+            ArgumentError: If an argument is out of range. A prompt that does not fit is not an error here.
+        """
+        from llamac.engine.explain import explain
+
+        return explain(
+            self,
+            prompt,
+            request_params(params, overrides),
+            tools=tools,
+            template_options=template_options,
+            context=context,
+            session=session,
+            generate=generate,
+        )
+
     # ---- computing
 
     def session(
@@ -233,14 +284,41 @@ class Model(ModelFile):
 
         An eval that needs more raises OutOfMemoryError and changes nothing.
         """
-        return self._kv_budget
+        return self._memory.budget
 
     @kv_budget.setter
     def kv_budget(self, budget: int | None) -> None:
         if budget is not None and whole_number(budget, "kv_budget") < 1:
             raise ArgumentError(f"kv_budget is {budget}, expected at least 1 byte, or None for no limit")
-        self._core.set_kv_budget(budget or 0)
-        self._kv_budget = budget
+        self._memory.kv_budget = budget
+        self._memory.apply()
+
+    @property
+    def max_memory(self) -> int | None:
+        """The limit in bytes that `load` was given, or None."""
+        return self._memory.limit
+
+    def plan_memory(
+        self, *, context: int | None = None, sequences: int = 1, kv_dtype: KVDtype | None = None
+    ) -> MemoryPlan:
+        """Compute the most memory that sessions with these settings need. Nothing is allocated.
+
+        Args:
+            context: Positions per sequence. Default: that of `load`, else the model's.
+            sequences: Sequences.
+            kv_dtype: Number format of the KV cache. Default: that of `load`, else llamac's own.
+
+        Raises:
+            ArgumentError: If a setting is out of range.
+        """
+        if not 1 <= whole_number(sequences, "sequences") <= MAX_SEQUENCES:
+            raise ArgumentError(f"sequences is {sequences}, expected 1 to {MAX_SEQUENCES}")
+        return plan_memory(self, self.max_memory, self._context_limit(context), sequences, kv_dtype)
+
+    def memory(self) -> MemoryUse:
+        """List the memory that the model and its sessions hold now."""
+        self._check_open()
+        return memory_use(self)
 
     def _context_limit(self, context: int | None) -> int:
         """The context of a session: the argument, else that of `load`, else the model's."""

@@ -110,6 +110,8 @@ def _params(model: Model, settings: Mapping[str, Any]) -> ResolvedParams:
     unknown = next((name for name in settings if name not in _REQUESTED and name not in _OTHER), None)
     if unknown is not None:
         raise LlamacError(f"this version has no setting {unknown!r}")
+    if settings.get("beam_width", 1) != 1:
+        raise LlamacError("it is a sequence of a beam search, which a receipt does not repeat")
     values = {name: _restored(name, settings[name]) for name in settings if name in _REQUESTED}
     params = resolved_params(model, SamplingParams(**values))
     others = {name: settings.get(name, default) for name, default in _OTHER.items()}

@@ -69,6 +69,7 @@ class Session(Savable, Closeable):
         threads: int | None = None,
         isa: str | None = None,
         draft_model: Model | None = None,
+        _computes: bool = True,  # False: it only keeps the sequences of others
     ) -> None:
         from llamac.engine.model import Model
 
@@ -112,7 +113,9 @@ class Session(Savable, Closeable):
         config = model.config
         per_head: int = 2 * config["head_dim"] + EXP_WORK
         self._attention_work: int = MULTIPLY_ADD * config["n_layers"] * config["n_heads"] * per_head
+        self._computes = _computes
         model._sessions.add(self)
+        model._memory.admit(self)
 
     # ---- facts
 
@@ -164,9 +167,8 @@ class Session(Savable, Closeable):
     def __repr__(self) -> str:
         if self.closed:
             return "<llamac.Session: closed>"
-        context, kv_dtype, _, isa, *_ = self._core.describe()
-        positions = f"{self.length()} of {context} positions"
-        return f"<llamac.Session: {positions}, KV cache {kv_dtype}, {self.threads} threads, {isa}>"
+        most, dtype, _, isa, *_ = self._core.describe()
+        return f"<llamac.Session: {self.length()} of {most} positions, KV cache {dtype}, {self.threads} threads, {isa}>"
 
     # ---- generating
 
@@ -519,6 +521,7 @@ class Session(Savable, Closeable):
         self._core.close()
         if self._drafting is not None:
             self._drafting.close()
+        self._model._memory.apply()
 
     # ---- internals
 
@@ -527,13 +530,15 @@ class Session(Savable, Closeable):
 
         Returns the number of reused positions. The last position is always computed, for its logits.
         """
-        reused = min(self._core.common_prefix(ids), len(ids) - 1)
-        if reused < self._core.shortest_length():
-            reused = 0
+        reused = self._reusable(ids)
         if reused < self._core.length():
             self._core.truncate(reused)
         self.prefill(ids[reused:])
         return reused
+
+    def _reusable(self, ids: array[int]) -> int:
+        """How many of the ids sequence 0 holds and need not be computed again. The last one is, for its logits."""
+        return n if (n := min(self._core.common_prefix(ids), len(ids) - 1)) >= self._core.shortest_length() else 0
 
     def _follow_machine(self) -> None:
         """Update the default number of threads, which can change at any time."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from llamac.errors import UnsupportedError
 from llamac.guided.library import llguidance
-from llamac.text.tokenizer import Tokenizer
+from llamac.text.tokenizer import Tokenizer, resident_bytes
 
 COMPILED = 64  # grammars that a vocabulary keeps
 # What is tried to complete a text, in this order: first what can end a value, then what can continue one.
@@ -116,5 +116,7 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     with _building:
         found = _vocabularies.get(tokenizer)
         if found is None:
+            before = resident_bytes()
             found = _vocabularies[tokenizer] = Vocabulary(tokenizer)
+            tokenizer.table_bytes += max(0, resident_bytes() - before)
         return found

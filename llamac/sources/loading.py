@@ -13,6 +13,7 @@ from llamac.errors import ArgumentError, ArgumentTypeError, TokenizerError, Unsu
 from llamac.format.detect import HUB, is_foreign
 from llamac.format.flatfile import FlatFile
 from llamac.progress import Progress, reporter, silent
+from llamac.sizes import parse_size
 from llamac.sources.names import resolve
 from llamac.text.tokenizer import Tokenizer
 
@@ -48,6 +49,7 @@ def load(
     dtype: DType | None = None,
     cache_dir: CacheDir = None,
     draft_model: Model | StrPath | None = None,
+    max_memory: int | str | None = None,
     progress: Progress | bool | None = None,
 ) -> Model:
     """Open a model.
@@ -76,6 +78,9 @@ def load(
             temporary file that is deleted when the model is closed.
         draft_model: A smaller model with the same vocabulary that guesses ahead, which makes generation faster and
             never changes its tokens: a Model, or what `path` can be, which is then closed with this model.
+        max_memory: Most bytes that the model and its sessions may need, such as "2GiB": the mapped weights, KV caches,
+            activations, logits and the tokenizer. Checked before any weight is read; the KV caches get what the rest
+            leaves. Default: no limit.
         progress: Whether to show bars during a download or conversion, or a function to call with (phase, done,
             total).
 
@@ -92,7 +97,9 @@ def load(
         HubError: If the Hub does not have the model or cannot be reached.
         ArgumentError: If an argument is out of range or conflicts with another; `ArgumentTypeError` if its type is
             wrong.
-        OutOfMemoryError: If there is not enough memory for a session with these settings.
+        OutOfMemoryError: If there is not enough memory for a session with these settings; or if `max_memory` leaves too
+            little for one sequence of `context` positions, or of 256 if there is no `context`. The message has the
+            plan and what would fit.
     """
     messages: list[str] = []
     with reporter(progress) as report:
@@ -105,6 +112,7 @@ def load(
             memory=memory,
             dtype=dtype,
             cache_dir=cache_dir,
+            max_memory=max_memory,
             progress=report,
             on_warning=messages.append,
         )
@@ -123,6 +131,7 @@ def open_model(
     dtype: DType | None = None,
     cache_dir: CacheDir = None,
     draft_model: Model | StrPath | None = None,
+    max_memory: int | str | None = None,
     progress: Progress = silent,
     on_warning: Callable[[str], object],
     on_conversion: Callable[[str], object] = lambda text: None,
@@ -137,6 +146,7 @@ def open_model(
         on_conversion: Called with a one-line announcement before a conversion begins.
     """
     found_lora = adapters(lora)
+    limit = None if max_memory is None else parse_size(max_memory, "max_memory")
     tokenizer_path = None if tokenizer is None else file_path(tokenizer, "tokenizer")
     replacement = None if tokenizer_path is None else Tokenizer.from_file(tokenizer_path)
     file, opened_tokenizer = _open_file(
@@ -153,6 +163,7 @@ def open_model(
             "dtype": dtype,
             "cache_dir": os.path.abspath(cache_dir) if cache_dir else cache_dir,
             "draft_model": draft_model if isinstance(draft_model, Model | None) else _recorded(draft_model),
+            "max_memory": limit,
         },
     )
     opened_draft: Model | None = None
@@ -179,6 +190,7 @@ def open_model(
             opened_tokenizer=opened_tokenizer,
             owned_draft_model=opened_draft,
             origin=origin,
+            max_memory=limit,
             on_warning=on_warning,
         )
     except BaseException:

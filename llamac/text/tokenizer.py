@@ -44,7 +44,7 @@ class _Parsed:
     """A parsed tokenizer."""
 
     def __init__(self, data: bytes, special: SpecialTokens, source: str) -> None:
-        before = _resident_bytes()
+        before = resident_bytes()
         named = {token for token in (special.bos_id, special.eos_id) if token is not None}
         self._lock = threading.Lock()
         self._library_encoder: Encoder | None = None
@@ -52,7 +52,7 @@ class _Parsed:
             native = self._native(data, named)
             if native is None:
                 self._use_library(data, named)
-        self.memory = max(0, _resident_bytes() - before)
+        self.memory = max(0, resident_bytes() - before)
 
     def _native(self, data: bytes, named: set[int]) -> NativeEncoder | None:
         """Use the core's encoder. Returns None, without setting anything, if it does not support the tokenizer."""
@@ -132,7 +132,7 @@ def _make_encoder(
     return IsolatedEncoder(document, data, special)
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     """The memory of this process; 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
@@ -162,6 +162,7 @@ class Tokenizer:
     _path: str | None
     _parsed: _Parsed | None
     _lock: threading.Lock
+    table_bytes: int  # of tables that guides and banned strings have made from its tokens
 
     def __init__(self, *_: object, **__: object) -> None:
         raise ArgumentTypeError("use Tokenizer.from_file(path) or Tokenizer.from_json(data, special)")
@@ -172,6 +173,7 @@ class Tokenizer:
         self._data, self._special, self._source, self._path = data, special, source, path
         self._parsed = None
         self._lock = threading.Lock()
+        self.table_bytes = 0
         return self
 
     @classmethod
@@ -284,7 +286,10 @@ class Tokenizer:
     @functools.cached_property
     def _token_index(self) -> TokenIndex:
         """Finds tokens by their bytes. Built on first use: 0.2 s for 128,000 tokens."""
-        return TokenIndex(self._loaded.texts)
+        before = resident_bytes()
+        index = TokenIndex(self._loaded.texts)
+        self.table_bytes += max(0, resident_bytes() - before)
+        return index
 
     @property
     def n_ids(self) -> int:

@@ -86,6 +86,16 @@ def test_a_full_context_is_repeated(model: llamac.Model, overflow: Any) -> None:
     assert replay_on(model, through_json(completion.receipt)).identical
 
 
+def test_each_candidate_is_repeated(model: llamac.Model) -> None:
+    completion = model.generate("ab", **SETTINGS, n=3, best_of=4, receipt=True)
+    for candidate in completion.choices:
+        assert candidate.receipt is not None
+        assert replay_on(model, through_json(candidate.receipt)).identical
+    beams = model.generate("ab", max_tokens=4, beam_width=2, receipt=True)
+    assert beams.receipt is not None
+    assert "a sequence of a beam search" in replay_on(model, through_json(beams.receipt)).changes[0]
+
+
 def test_a_guide_is_part_of_a_receipt(model: llamac.Model) -> None:
     pytest.importorskip("llguidance")
     receipt = receipt_of(model, guide=llamac.Regex("[a-f]{3,9}"))
@@ -247,7 +257,7 @@ def test_replay_opens_the_model_of_the_receipt(model: llamac.Model, tiny_llama: 
 
 def test_every_parameter_is_recorded_or_known_to_change_nothing(model: llamac.Model) -> None:
     names = {field.name for field in dataclasses.fields(ResolvedParams)}
-    assert names - set(receipt_of(model).settings) == {"receipt"}
+    assert names - set(receipt_of(model).settings) == {"receipt", "speculation"}
 
 
 def test_the_documented_schema_has_every_field(model: llamac.Model) -> None:

@@ -165,8 +165,8 @@ def test_other_libraries_are_imported_only_inside_functions(path: Path) -> None:
 # The rungs of the package, lowest first. A module imports only its own rung and lower ones, including imports inside
 # functions and for type checkers. Each entry is a module or a subpackage.
 RUNGS: tuple[tuple[str, ...], ...] = (
-    ("llamac.errors", "llamac.exit_codes", "llamac.progress", "llamac.sizes", "llamac.models"),
-    ("llamac.arguments", "llamac.interrupt"),
+    ("llamac.errors", "llamac.exit_codes", "llamac.progress", "llamac.models"),
+    ("llamac.arguments", "llamac.sizes", "llamac.interrupt"),
     ("llamac._core",),
     ("llamac.format",),
     ("llamac.text",),

@@ -1,0 +1,176 @@
+"""Memory: plans, limits that every later call keeps, and the list of what a model holds."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llamac
+from llamac import _core
+from llamac.engine import memory
+from llamac.text import tokenizer
+
+
+@pytest.fixture(autouse=True)
+def exact_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a tokenizer takes is measured, and differs a little from run to run."""
+    monkeypatch.setattr(tokenizer, "resident_bytes", lambda: 0)
+
+
+def floor(model: llamac.Model, context: int = 64) -> int:
+    """The least limit for one sequence of `context` positions."""
+    return model.plan_memory(context=context).total
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8"])
+def test_a_plan_is_what_the_largest_pass_takes(tiny_llama: Path, threads: int, kv_dtype: Any) -> None:
+    with llamac.load(tiny_llama, threads=threads, kv_dtype=kv_dtype) as model:
+        plan = model.plan_memory(context=600)
+        with model.session(context=600) as session:
+            session.eval([1] * 300, logits=None)
+            session.eval([1] * 300, logits="all")
+            held = session.memory()
+        assert plan.kv == held["kv"]
+        assert 0 <= plan.activations - held["activations"] < 4096
+        assert (plan.context, plan.sequences, plan.kv_dtype) == (600, 1, kv_dtype)
+        assert plan.kv_per_token == plan.kv // 640
+        assert model.plan_memory(context=600, sequences=3).kv == 3 * plan.kv
+
+
+@pytest.mark.parametrize("length", [10, 300, 700, 1900])
+def test_windows_need_no_more_than_their_plan(windowed: llamac.Model, length: int) -> None:
+    with windowed.session() as session:
+        _, pages = _core.memory_limits(session._core, length)
+        most = 0
+        for start in range(0, length, 200):
+            session.eval([1] * min(200, length - start), logits=None)
+            most = max(most, session.memory()["kv"])
+        assert most <= pages
+        session.truncate(0)
+        session.eval([1] * length, logits=None)
+        assert session.memory()["kv"] <= pages
+    whole = windowed.plan_memory(context=2000)
+    assert whole.kv < 2000 * whole.kv_per_token  # layers with windows keep less
+
+
+def test_a_limit_that_cannot_be_kept_is_refused_with_the_plan(model: llamac.Model, tiny_llama: Path) -> None:
+    plan = model.plan_memory(context=600)
+    with pytest.raises(llamac.OutOfMemoryError) as failure:
+        llamac.load(tiny_llama, context=600, max_memory=plan.total - plan.kv // 2)
+    text = str(failure.value)
+    assert "what fits is a context of " in text
+    assert "kv_dtype q8" in text
+    for name in ("weights", "tokenizer", "activations", "logits", "KV cache", "total"):
+        assert f"\n  {name}" in text
+    with pytest.raises(llamac.OutOfMemoryError, match=r"the least for this model is \d+MiB"):
+        llamac.load(tiny_llama, max_memory=1000)
+
+
+def test_what_is_said_to_fit_does(model: llamac.Model, tiny_llama: Path) -> None:
+    limit = model.plan_memory(context=600, kv_dtype="f16").total - 20_000
+    with pytest.raises(llamac.OutOfMemoryError) as failure:
+        llamac.load(tiny_llama, context=600, kv_dtype="f16", max_memory=limit)
+    found = re.search(r"what fits is a context of (\d+) with kv_dtype f16", str(failure.value))
+    assert found is not None
+    context = int(found[1])
+    assert 64 <= context < 600
+    with llamac.load(tiny_llama, context=context, kv_dtype="f16", max_memory=limit) as limited:
+        assert limited.generate([1] * (context - 4), max_tokens=5, ignore_eos=True).finish_reason == "length"
+    with pytest.raises(llamac.OutOfMemoryError):
+        llamac.load(tiny_llama, context=context + 64, kv_dtype="f16", max_memory=limit)
+
+
+def test_a_limit_is_kept(model: llamac.Model, tiny_llama: Path) -> None:
+    limit = floor(model, 256)
+    with llamac.load(tiny_llama, max_memory=limit) as limited:
+        assert limited.max_memory == limit
+        with limited.session(context=600) as session:
+            with contextlib.suppress(llamac.OutOfMemoryError):
+                while limited.memory().total <= limit:
+                    session.eval([1], logits=None)
+            assert 64 <= session.length() < 600
+            assert limited.memory().total <= limit
+        with limited.session(context=256) as session:  # nothing of the failed one is left
+            session.eval([1] * 256, logits=None)
+            with pytest.raises(llamac.OutOfMemoryError, match="other sessions hold or may need"):
+                [limited.session(context=600) for _ in range(20)]
+            assert limited.memory().total <= limit
+
+
+def test_the_callers_budget_and_the_limit_hold_both(model: llamac.Model, tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama, max_memory=floor(model, 600)) as limited:
+        whole = limited.kv_budget
+        assert whole is not None
+        limited.kv_budget = 1000
+        assert limited.kv_budget == 1000
+        limited.kv_budget = 1 << 40
+        assert limited.kv_budget == whole
+        with limited.session():
+            assert limited.kv_budget < whole
+        limited.kv_budget = None
+        assert limited.kv_budget == whole
+    model.kv_budget = 5
+    assert model.kv_budget == 5
+
+
+def test_an_engine_keeps_a_limit_and_gives_it_back(model: llamac.Model) -> None:
+    prompts = [[1, i] * 40 for i in range(2, 8)]
+    expected = [model.generate(prompt, max_tokens=40, temperature=0, context=200).tokens for prompt in prompts]
+    logits = memory.ENGINE_BYTES * model.config["vocab_size"] * 4 + memory.SESSION_BYTES * model.config["vocab_size"]
+    limit = floor(model, 200) + logits + 2 * model.plan_memory(context=64).kv + (1 << 17)
+    with llamac.Engine(model, max_sequences=4, context=200, max_memory=limit) as engine:
+        requests = [engine.submit(prompt, max_tokens=40, temperature=0) for prompt in prompts]
+        used = []
+        while not all(request.done for request in requests):
+            used.append(engine.memory().total)
+        assert [request.result().tokens for request in requests] == expected
+        assert max(used, default=0) <= limit
+        assert engine.memory().prefix_cache > 0
+        assert engine.memory().prefix_cache <= engine.memory().kv
+    assert (model.max_memory, model.kv_budget) == (None, None)
+    with pytest.raises(llamac.OutOfMemoryError, match="fewer sequences"):
+        llamac.Engine(model, max_sequences=4, context=600, max_memory=floor(model, 200))
+    assert (model.max_memory, model.kv_budget, model._memory.engine_logits) == (None, None, 0)
+
+
+def test_every_part_is_listed(tiny_llama: Path) -> None:
+    with llamac.load(tiny_llama) as model:
+        before = model.memory()
+        assert (before.weights, before.kv, before.activations) == (tiny_llama.stat().st_size, 0, 0)
+        with model.session() as session:
+            session.eval([1] * 70, logits=None)
+            now = model.memory()
+            assert now.kv == model.kv_bytes == session.memory()["kv"]
+            assert now.activations == session.memory()["activations"]
+            assert now.logits == memory.SESSION_BYTES * model.config["vocab_size"]
+            assert now.weights_resident is None or 0 < now.weights_resident <= now.weights + (1 << 17)
+            parts = (now.weights, now.adapters, now.tokenizer, now.activations, now.logits, now.kv)
+            assert now.total == sum(parts)
+        assert model.memory().kv == 0
+    with pytest.raises(llamac.ClosedError):
+        model.memory()
+
+
+def test_a_pickled_model_keeps_its_limit(model: llamac.Model, tiny_llama: Path) -> None:
+    size = floor(model, 256)
+    with llamac.load(tiny_llama, max_memory=f"{size}B") as limited, pickle.loads(pickle.dumps(limited)) as again:
+        assert again.max_memory == limited.max_memory == size
+
+
+def test_wrong_sizes_and_settings_are_refused(model: llamac.Model, tiny_llama: Path) -> None:
+    for wrong in ("2 gigs", "", "GiB", "-1GB", "1e3MB"):
+        with pytest.raises(llamac.ArgumentError, match="expected a size such as 2GiB"):
+            llamac.load(tiny_llama, max_memory=wrong)
+    for size in (0, "0MB", -5):
+        with pytest.raises(llamac.ArgumentError, match="at least 1 byte"):
+            llamac.load(tiny_llama, max_memory=size)
+    with pytest.raises(llamac.ArgumentTypeError):
+        llamac.load(tiny_llama, max_memory=1.5)  # type: ignore[arg-type]
+    with pytest.raises(llamac.ArgumentError, match="sequences is 0"):
+        model.plan_memory(sequences=0)
