@@ -47,7 +47,7 @@ def plan_drafts(requests: Sequence[Request], costs: RowCosts, most: int) -> dict
     Returns:
         The drafts, for each request; empty if nothing is drafted at all.
     """
-    if not 0 < len(requests) <= MOST_REQUESTS or not costs.is_known:
+    if not 0 < len(requests) <= MOST_REQUESTS or not costs.is_known or costs.is_tiny:
         return {}
     found: dict[Request, list[int]] = {}
     rows = len(requests)

@@ -18,6 +18,7 @@ MOST_DRAFTS = 63
 LOGITS_BYTES = 16 * 1024 * 1024  # the most for the logits of drafts
 LEAST_DRAFTS = 7  # that may be computed with a large vocabulary, too
 MEASURED = 9  # passes of a kind whose median counts
+LEAST_STEP = 0.0005  # seconds: looking for drafts takes 2% of a shorter step
 LEAST_MEASURED = 3  # steps before the first draft
 ROW_COST = 0.4  # of a step: what a further row is assumed to cost before anything was measured
 LEAST_ROW_COST, MOST_ROW_COST = 0.02, 0.5  # in which guesses are believed
@@ -76,6 +77,11 @@ class RowCosts:
     def is_known(self) -> bool:
         """Whether enough has been measured to plan with it."""
         return len(self._steps) >= LEAST_MEASURED
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether steps are so short that even looking for drafts costs too much."""
+        return self.is_known and self.step < LEAST_STEP
 
     @property
     def step(self) -> float:

@@ -58,6 +58,8 @@ class Speculation:
             tokens: The tokens, at least one.
             left: Tokens that can be generated after these.
         """
+        if self._is_on and not self._drafts and self._costs.is_tiny:
+            self._is_on = False
         if not self._is_on:
             self._session._extend(tokens)
             return

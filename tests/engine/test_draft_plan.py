@@ -107,3 +107,9 @@ def test_a_text_that_stops_repeating_itself_loses_little_of_what_it_gained() -> 
             tokens += made
     assert times[0] < 400 / 2
     assert times[1] < 400 * 1.08
+
+
+def test_tiny_models_are_left_alone() -> None:
+    assert measured(0.1, step=0.0001).is_tiny
+    assert not measured(0.1, step=0.001).is_tiny
+    assert not RowCosts().is_tiny
