@@ -20,6 +20,7 @@ from golden.tiny_checkpoints import write_checkpoint
 from llamac.cli import run_command
 from llamac.engine import machine
 from llamac.sources import conversions, digests
+from real.smollm2 import default_path
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,6 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=lambda name: Path(name).resolve(),
         default=ROOT.parent / "shared" / "data",
         help="folder of real models and tokenizers",
+    )
+    parser.addoption(
+        "--smollm2",
+        type=lambda name: Path(name).resolve(),
+        default=default_path(),
+        help="SmolLM2-135M-Instruct.Q4_1.gguf, for the tests marked `real`",
     )
     parser.addoption(
         "--record-llama-cpp",
@@ -68,6 +75,15 @@ def data_dir(request: pytest.FixtureRequest) -> Path:
     if not folder.is_dir():
         pytest.skip(f"no test data at {folder} (pass --data DIR)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2(request: pytest.FixtureRequest) -> Path:
+    """SmolLM2-135M-Instruct as a GGUF file; skips the test if it has not been downloaded."""
+    path: Path = request.config.getoption("--smollm2")
+    if not path.is_file():
+        pytest.skip(f"no model at {path}: download it with `python tests/real/smollm2.py`, or pass --smollm2 FILE")
+    return path
 
 
 @pytest.fixture(scope="session")

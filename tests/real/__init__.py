@@ -1,0 +1,1 @@
+"""Tests that run a real model, SmolLM2-135M-Instruct."""
