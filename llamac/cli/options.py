@@ -147,6 +147,7 @@ def add_overflow(group: Group) -> None:
     group.add_argument(
         "--context-overflow",
         choices=CONTEXT_OVERFLOWS,
+        metavar="POLICY",
         help="what happens when the context is full: error refuses a prompt that does not fit and ends new text there "
         "(default); truncate_middle cuts the middle of the prompt; shift drops the older half of the context and "
         "continues",
