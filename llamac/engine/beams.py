@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from llamac import _core
 from llamac.engine.beam_search import BeamSearch
-from llamac.engine.candidates import CandidatesRequest
+from llamac.engine.candidates_request import CandidatesRequest
 from llamac.engine.output import Completion, FinishReason, Timings
 from llamac.engine.request import Request
 from llamac.engine.sampling import ResolvedParams

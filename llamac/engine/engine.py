@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, overload
 from llamac.arguments import KVDtype, real_number, whole_number, wrong_type
 from llamac.engine.batch import Batch
 from llamac.engine.beams import BeamRequest
-from llamac.engine.candidates import CandidatesRequest, params_of_each
+from llamac.engine.candidates import params_of_each
+from llamac.engine.candidates_request import CandidatesRequest
 from llamac.engine.closeable import Closeable
 from llamac.engine.generation import resolved_params
 from llamac.engine.memory import ENGINE_BYTES, LEAST_CONTEXT, MemoryUse, memory_use, plan_of, refusal
