@@ -61,7 +61,9 @@ INLINE void unpack_int16(const int dtype, const uint8_t *w, int columns, uint8_t
     for (int k = 0; k < columns; k += block_columns(dtype)) {
         const int groups = min_int(block_groups(dtype), ceil_div(columns - k, GROUP_COLUMNS));
         const uint8_t *codes = w + block_scale_bytes(dtype, groups);
+        prefetch_scales(dtype, 1, w);
         for (int j = 0; j < groups; j++, to += unpacked_group_bytes(dtype), codes += group_code_bytes(dtype)) {
+            UNROLL for (int l = 0; l < dtype_table[dtype].code_bits; l++) prefetch_quant(1, codes + l * LINE_BYTES);
             UNROLL for (int l = 0; l < 8; l += 2) {
                 const line x = code_line(dtype, codebook, codes, l), y = code_line(dtype, codebook, codes, l + 1);
                 int16_codes_unpack(to, x, y, l, code_bias(dtype));

@@ -9,13 +9,14 @@ INLINE void unpack_int8(const int dtype, const uint8_t *w, int columns, uint8_t 
     for (int k = 0; k < columns; k += BLOCK_COLUMNS) {
         const int groups = min_int(BLOCK_GROUPS, ceil_div(columns - k, GROUP_COLUMNS));
         const uint8_t *s = w, *codes = w + block_scale_bytes(dtype, groups);
+        prefetch_scales(dtype, 1, w);
         for (int j = 0; j < groups; j++, to += Q4_UNPACKED_GROUP_BYTES) {
             UNROLL for (int h = 0; h < 2; h++) {
                 const grid_offsets grid = grid_offsets_load(s);
                 block_scales_store(to + 8 * LINE_BYTES + 64 * h, block_scales_load(s));
                 UNROLL for (int l = 2 * h; l < 2 * h + 2; l++, codes += LINE_BYTES) {
                     const line x = line_load(codes);
-                    __builtin_prefetch(codes + PREFETCH_BYTES_QUANT);
+                    prefetch_quant(1, codes);
                     line_store(to + 128 * l, q4_codes(codebook, x, grid, 0, 1));
                     line_store(to + 128 * l + 64, q4_codes(codebook, x, grid, 1, 1));
                 }
