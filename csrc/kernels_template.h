@@ -107,12 +107,21 @@ typedef void panel_kernel(int T, const uint8_t *w, size_t strip_bytes, int strip
         case 6: name##_x6(w, strip_bytes, strips, x, columns, sums); break; \
         } \
     }
-// Likewise for a single row.
-#define SINGLE_ROW_KERNEL(name, body, ...) \
+// Likewise for few rows.
+enum { FEW_ROWS = 4 };
+#define FEW_ROWS_KERNEL(name, ...) \
+    PANEL_KERNEL_OF_HEIGHT(name, 1, __VA_ARGS__) \
+    PANEL_KERNEL_OF_HEIGHT(name, 2, __VA_ARGS__) \
+    PANEL_KERNEL_OF_HEIGHT(name, 3, __VA_ARGS__) \
+    PANEL_KERNEL_OF_HEIGHT(name, 4, __VA_ARGS__) \
     static void name(int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, \
                      float *sums) { \
-        (void)T; \
-        body(__VA_ARGS__, 1, w, strip_bytes, strips, x, columns, sums); \
+        switch (T) { \
+        case 1: name##_x1(w, strip_bytes, strips, x, columns, sums); break; \
+        case 2: name##_x2(w, strip_bytes, strips, x, columns, sums); break; \
+        case 3: name##_x3(w, strip_bytes, strips, x, columns, sums); break; \
+        case 4: name##_x4(w, strip_bytes, strips, x, columns, sums); break; \
+        } \
     }
 _Static_assert(PANEL_ROWS == 6, "PANEL_KERNEL lists all heights");
 PANEL_KERNEL(panel_kernel_f32, panel_kernel_float, LLAMAC_F32, 0)
@@ -158,18 +167,18 @@ static const struct product_kernels {
     [LLAMAC_Q8] = { panel_kernel_q8, unpack_q8, panel_kernel_unpacked, UNPACK_ABOVE_BYTES },
     [LLAMAC_Q4] = { panel_kernel_q4, unpack_q4, panel_kernel_q4_unpacked, UNPACK_ABOVE_Q4 },
     [LLAMAC_Q4S] = { panel_kernel_q4s, unpack_q4s, panel_kernel_q4_unpacked, UNPACK_ABOVE_Q4 },
-    [LLAMAC_Q4_0] = { panel_kernel_q4_0, unpack_q4_0, panel_kernel_unpacked, 1 },
-    [LLAMAC_Q4_1] = { panel_kernel_q4_1, unpack_q4_1, panel_kernel_minimums_unpacked, 1 },
-    [LLAMAC_Q5_0] = { panel_kernel_q5_0, unpack_q5_0, panel_kernel_unpacked, 1 },
-    [LLAMAC_Q5_1] = { panel_kernel_q5_1, unpack_q5_1, panel_kernel_minimums_unpacked, 1 },
+    [LLAMAC_Q4_0] = { panel_kernel_q4_0, unpack_q4_0, panel_kernel_unpacked, FEW_ROWS },
+    [LLAMAC_Q4_1] = { panel_kernel_q4_1, unpack_q4_1, panel_kernel_minimums_unpacked, FEW_ROWS },
+    [LLAMAC_Q5_0] = { panel_kernel_q5_0, unpack_q5_0, panel_kernel_unpacked, FEW_ROWS },
+    [LLAMAC_Q5_1] = { panel_kernel_q5_1, unpack_q5_1, panel_kernel_minimums_unpacked, FEW_ROWS },
     [LLAMAC_Q8_0] = { panel_kernel_q8_0, unpack_q8_0, panel_kernel_unpacked, UNPACK_ABOVE_BYTES },
-    [LLAMAC_Q4_K] = { panel_kernel_q4_k, unpack_q4_k, panel_kernel_minimums_unpacked, 1 },
-    [LLAMAC_Q5_K] = { panel_kernel_q5_k, unpack_q5_k, panel_kernel_minimums_unpacked, 1 },
-    [LLAMAC_Q6_K] = { panel_kernel_q6_k, unpack_q6_k, panel_kernel_half_spans_unpacked, 1 },
-    [LLAMAC_IQ4_NL] = { panel_kernel_iq4_nl, unpack_iq4_nl, panel_kernel_unpacked, 1 },
-    [LLAMAC_IQ4_XS] = { panel_kernel_iq4_xs, unpack_iq4_xs, panel_kernel_unpacked, 1 },
-    [LLAMAC_MXFP4] = { panel_kernel_mxfp4, unpack_mxfp4, panel_kernel_unpacked, 1 },
-    [LLAMAC_Q6] = { panel_kernel_q6, unpack_q6, panel_kernel_unpacked, 1 },
+    [LLAMAC_Q4_K] = { panel_kernel_q4_k, unpack_q4_k, panel_kernel_minimums_unpacked, FEW_ROWS },
+    [LLAMAC_Q5_K] = { panel_kernel_q5_k, unpack_q5_k, panel_kernel_minimums_unpacked, FEW_ROWS },
+    [LLAMAC_Q6_K] = { panel_kernel_q6_k, unpack_q6_k, panel_kernel_half_spans_unpacked, FEW_ROWS },
+    [LLAMAC_IQ4_NL] = { panel_kernel_iq4_nl, unpack_iq4_nl, panel_kernel_unpacked, FEW_ROWS },
+    [LLAMAC_IQ4_XS] = { panel_kernel_iq4_xs, unpack_iq4_xs, panel_kernel_unpacked, FEW_ROWS },
+    [LLAMAC_MXFP4] = { panel_kernel_mxfp4, unpack_mxfp4, panel_kernel_unpacked, FEW_ROWS },
+    [LLAMAC_Q6] = { panel_kernel_q6, unpack_q6, panel_kernel_unpacked, FEW_ROWS },
 };
 
 // Offset in a strip of the weights of column k, which starts a pass.
