@@ -506,7 +506,9 @@ def test_special_token_names_in_messages_are_text(chat_model: Path) -> None:
         assert model.chat_ids(chat, add_generation_prompt=False) == [256, *plain, 257]
         with pytest.raises(ArgumentTypeError, match="messages must be a list of dicts"):
             model.chat_ids(None)  # type: ignore[arg-type]
-        assert model.chat_ids(HI, tools=[{"name": "f", "description": "<s>"}]) == model.tokenize("the", add_special=False)
+        assert model.chat_ids(HI, tools=[{"name": "f", "description": "<s>"}]) == model.tokenize(
+            "the", add_special=False
+        )
 
 
 def test_a_template_can_split_a_special_token_name_in_a_message(chat_model: Path) -> None:
