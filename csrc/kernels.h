@@ -6,11 +6,11 @@
 // depend on the instruction set, on tile sizes or on the thread that computes it.
 //
 // Panels. The inputs of a product are packed into panels, and m rows form panels of nearly equal height, stored one
-// after another. A panel has up to PANEL_ROWS rows; kernel sets with matrix tiles allow more for quantized dtypes
+// after another. A panel has up to PANEL_ROWS rows; kernel sets with matrix tiles allow more for int16 inputs
 // (`panel_rows` of the table). In a panel the column index k varies slowest: the words of one k for all T rows are
 // adjacent, so that a micro-kernel reads one contiguous run. In a panel of more than PANEL_ROWS rows, the code words
-// of a group are instead adjacent for each row, as tiles are loaded (packed_index in kernels_quant.h). The 32-bit words
-// of a row depend on the input type:
+// of a group are instead adjacent for each row, as tiles are loaded (int16_word_index in kernels_quant.h). The 32-bit
+// words of a row depend on the input type:
 //     INPUT_F32     the floats
 //     INPUT_INT8    for q4 and q4s. Per group of 32 columns: 8 words of 4 codes, 2 compensation terms, the scale
 //                   d = max|x| / 127

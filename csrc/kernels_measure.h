@@ -114,25 +114,22 @@ static void fill_operands(int input, struct peak_operands *o) {
         return (double)passes * PEAK_ROUNDS * PEAK_STEPS * S * PANEL_ROWS * weights_per_line; \
     }
 PEAK(f32, INPUT_F32, v16, 16)
+PEAK(int8, INPUT_INT8, q4_acc, 64)
 #ifdef SIMD_TILES
-// The tiles of TILE_STRIPS strips and one group of TILE_ROWS input rows.
-static double peak_tiles(int dtype, int passes, float *result) {
+// The tiles of one group of TILE_ROWS input rows.
+static double peak_int16(int passes, float *result) {
     struct peak_operands operands;
     tile_sums sums;
-    fill_operands(input_type_of(dtype), &operands);
-    tiles_configure(dtype, TILE_ROWS);
+    fill_operands(INPUT_INT16, &operands);
+    tiles_configure(LLAMAC_Q8, TILE_ROWS);
     for (int i = 0; i < passes * PEAK_ROUNDS * PEAK_STEPS; i++)
-        tiles_multiply(TILE_STRIPS, operands.words, operands.words + 8 * TILE_ROWS, operands.lines[0],
-                       sizeof operands.lines[0], 0);
-    tiles_store(TILE_STRIPS, &sums);
+        tiles_multiply(i % 2, operands.words, operands.words + 8 * TILE_ROWS, operands.lines[0]);
+    tiles_store(0, &sums);
     tiles_end();
-    *result = (float)sums.v[0][0][0][0];
-    return (double)passes * PEAK_ROUNDS * PEAK_STEPS * TILE_STRIPS * STRIP_ROWS * TILE_ROWS * GROUP_COLUMNS;
+    *result = (float)sums.v[0][0][0];
+    return (double)passes * PEAK_ROUNDS * PEAK_STEPS * STRIP_ROWS * TILE_ROWS * GROUP_COLUMNS;
 }
-static double peak_int8(int passes, float *result) { return peak_tiles(LLAMAC_Q4, passes, result); }
-static double peak_int16(int passes, float *result) { return peak_tiles(LLAMAC_Q8, passes, result); }
 #else
-PEAK(int8, INPUT_INT8, q4_acc, 64)
 PEAK(int16, INPUT_INT16, int16_acc, 64)
 #endif
 #undef PEAK

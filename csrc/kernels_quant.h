@@ -42,19 +42,18 @@ INLINE float input_scale(const float *x, int n, float limit, float *inverse) {
     return bad != bad ? bad : *inverse > 0 ? max / limit : 0;
 }
 
-// The most rows in a panel of inputs.
+// The most rows in a panel of int16 inputs.
 #ifdef SIMD_TILES
-enum { QUANT_PANEL_ROWS = TILE_ROWS };
+enum { INT16_PANEL_ROWS = TILE_ROWS };
 #else
-enum { QUANT_PANEL_ROWS = PANEL_ROWS };
+enum { INT16_PANEL_ROWS = PANEL_ROWS };
 #endif
-INLINE int panel_rows(int input) { return input == INPUT_F32 ? (int)PANEL_ROWS : (int)QUANT_PANEL_ROWS; }
+INLINE int panel_rows(int input) { return input == INPUT_INT16 ? (int)INT16_PANEL_ROWS : (int)PANEL_ROWS; }
 
-// Index of a group's code word `word` of row t among those of T rows. In panels for tiles, the 8 words of a row are
-// adjacent; of int16 inputs, first the words of h of all rows, then those of l (simd_vnni.h).
-INLINE int packed_index(const int input, int word, int T, int t) {
-    if (panel_rows(input) == PANEL_ROWS || T <= PANEL_ROWS) return word_index(word, T, t);
-    return input == INPUT_INT8 ? 8 * t + word : 8 * (word % 2 * T + t) + word / 2;
+// Index of a group's code word `word` of row t among those of T rows. In panels for tiles, the words of h of a row are
+// adjacent, those of all rows before those of l (simd_vnni.h).
+INLINE int int16_word_index(int word, int T, int t) {
+    return T <= PANEL_ROWS ? word_index(word, T, t) : 8 * (word % 2 * T + t) + word / 2;
 }
 
 // Words of an int8 group, per row: 8 of codes, then these.
@@ -73,7 +72,7 @@ static void pack_int8(struct panel_row to, const float *row, int columns) {
             for (int i = 0; i < n; i += 16)
                 v16_store_int8(x + i, v16_mul(load_up_to_16(row + k + i, n - i), v16_set1(inverse)));
         q4_compensation(x, compensation);
-        for (int g = 0; g < 8; g++) memcpy(p + packed_index(INPUT_INT8, g, T, to.row), x + 4 * g, 4);
+        for (int g = 0; g < 8; g++) memcpy(p + word_index(g, T, to.row), x + 4 * g, 4);
         p[COMPENSATION_WORD * T + to.row] = compensation[0], p[(COMPENSATION_WORD + 1) * T + to.row] = compensation[1];
         memcpy(p + GROUP_SCALE_WORD * T + to.row, &scale, 4);
     }
@@ -99,7 +98,7 @@ static void pack_int16(struct panel_row to, const float *row, int columns) {
             sums[i / 16] = store_int16_and_sum(
                 x, inverse > 0 ? v16_mul(load_up_to_16(row + k + i, n - i), v16_set1(inverse)) : v16_set1(0));
             int16_pack_words(x, words);
-            for (int g = 0; g < 8; g++) p[packed_index(INPUT_INT16, i / 2 % 16 + g, T, to.row)] = words[g];
+            for (int g = 0; g < 8; g++) p[int16_word_index(i / 2 % 16 + g, T, to.row)] = words[g];
             if (i % GROUP_COLUMNS) p += 16 * T;
         }
         for (int j = 0; j < groups; j++, p += 2 * T)
@@ -170,12 +169,13 @@ FEW_ROWS_KERNEL(panel_kernel_q6, panel_kernel_quant, LLAMAC_Q6, 0)
 
 #define UNPACKED_KERNEL(name, dtype) \
     PANEL_KERNEL(name##_rows, panel_kernel_quant, dtype, 1) \
+    TILE_KERNEL(name##_tiles, dtype) \
     static void name(int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, \
                      float *sums) { \
-        if (T > PANEL_ROWS) panel_kernel_tiles(dtype, T, w, strip_bytes, strips, x, columns, sums); \
+        if (T > PANEL_ROWS) name##_tiles(T, w, strip_bytes, strips, x, columns, sums); \
         else name##_rows(T, w, strip_bytes, strips, x, columns, sums); \
     }
-UNPACKED_KERNEL(panel_kernel_q4_unpacked, LLAMAC_Q4)   // unpacked q4s has the same layout
+PANEL_KERNEL(panel_kernel_q4_unpacked, panel_kernel_quant, LLAMAC_Q4, 1)   // unpacked q4s has the same layout
 UNPACKED_KERNEL(panel_kernel_unpacked, LLAMAC_Q8)
 UNPACKED_KERNEL(panel_kernel_minimums_unpacked, LLAMAC_Q4_1)
 UNPACKED_KERNEL(panel_kernel_half_spans_unpacked, LLAMAC_Q6_K)

@@ -229,7 +229,7 @@ static void multiply_strips(const struct gemm *g) {
     const int as_bytes = input == INPUT_INT16 && multiplies_bytes(dtype, 0, g->m);
     const int single_row_kc = as_bytes ? BYTES_MAX_COLUMNS : max_int(g->columns, 1);
     const int kc = g->m == 1 ? single_row_kc : dtype_is_quantized(dtype) ? GEMM_KC : GEMM_KC_FLOAT;
-    const int unpacked = g->m > kernels->unpack_above || uses_tiles(dtype, g->m);
+    const int as_tiles = uses_tiles(dtype, g->m), unpacked = as_tiles || g->m > kernels->unpack_above;
     const int full_groups = (g->last - g->first) / GEMM_STRIPS, rest = (g->last - g->first) % GEMM_STRIPS;
     const size_t row_words = input_words(input, g->columns);
     uint8_t *const unpack_buffer = g->scratch;
@@ -243,9 +243,13 @@ static void multiply_strips(const struct gemm *g) {
             const int columns = min_int(kc, g->columns - k);
             const uint8_t *w = g->w + (size_t)s * g->strip_bytes + column_offset(dtype, k);
             const size_t bytes = column_offset(dtype, k + kc) - column_offset(dtype, k);
-            if (unpacked)
-                for (int i = 0; i < strips; i++)
-                    kernels->unpack(w + (size_t)i * stride, columns, unpack_buffer + (size_t)i * UNPACKED_STRIP_BYTES);
+            if (unpacked) {
+                for (int i = 0; i < strips; i++) {
+                    uint8_t *strip = unpack_buffer + (size_t)i * UNPACKED_STRIP_BYTES;
+                    kernels->unpack(w + (size_t)i * stride, columns, strip);
+                    if (as_tiles) make_codes_signed(dtype, columns, strip);
+                }
+            }
             for (int p = 0; p < panels; p++) {
                 if (cancelled(g->cancel)) return;
                 const int start = panel_start(g->m, most, p), T = panel_start(g->m, most, p + 1) - start;
@@ -446,7 +450,7 @@ static void rotate(float *x, const float *cosines, const float *sines, int half)
 
 const struct kernels KERNELS = {
     .name = KERNELS_NAME,
-    .panel_rows = { [INPUT_F32] = PANEL_ROWS, [INPUT_INT8] = QUANT_PANEL_ROWS, [INPUT_INT16] = QUANT_PANEL_ROWS },
+    .panel_rows = { [INPUT_F32] = PANEL_ROWS, [INPUT_INT8] = PANEL_ROWS, [INPUT_INT16] = INT16_PANEL_ROWS },
     .gemm = gemm,
     .pack = { [INPUT_F32] = pack_f32, [INPUT_INT8] = pack_int8, [INPUT_INT16] = pack_int16 },
     .attend = { [LLAMAC_F32] = attend_f32, [LLAMAC_F16] = attend_f16, [LLAMAC_Q8] = attend_q8 },

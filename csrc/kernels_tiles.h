@@ -1,103 +1,123 @@
 // SPDX-License-Identifier: MIT
-// kernels_tiles.h - products of more than PANEL_ROWS rows with unpacked weights, for kernel sets with matrix tiles.
-// Part of kernels_template.h.
+// kernels_tiles.h - products of int16 inputs in more than PANEL_ROWS rows with unpacked weights, for kernel sets with
+// matrix tiles. Part of kernels_template.h.
 //
 // The unpacked lines of a span are a tile of codes as they are: a line holds 16 rows of the matrix x 4 columns. A tile
 // of inputs holds as many rows as a panel. Their product is a tile of sums, whose row t holds input row t's 16 outputs.
 // Since each span of 16 or 32 columns has a scale, the sums of each span are stored, then scaled in the order of all
 // other kernels. So of the 64 columns that a tile can have, a product uses 16 or 32.
+//
+// A tile instruction takes tens of cycles, and so does a store before it can be read. So these overlap: the products of
+// a span, storing the sums of the span before it, and scaling the sums of the one before that.
 
 #ifdef SIMD_TILES
 // Whether a product of m rows uses tiles, which tiles_configure must prepare: for panels of nearly equal height, the
 // tallest of them. Where a panel has a row less, the last row of a tile is other words of the panel and is not used.
-INLINE int uses_tiles(int dtype, int m) { return input_type_of(dtype) != INPUT_F32 && m > PANEL_ROWS; }
-// Columns of a span in unpacked weights.
-INLINE int tile_columns(int dtype) {
-    return input_type_of(dtype) == INPUT_INT8 ? GROUP_COLUMNS / 2 : scale_columns(dtype);
-}
+// With int8 inputs, tiles would not be faster: two scales per group leave as much work beside the tiles as the products
+// take without them.
+INLINE int uses_tiles(int dtype, int m) { return input_type_of(dtype) == INPUT_INT16 && m > PANEL_ROWS; }
 INLINE void tiles_configure(int dtype, int m) {
-    tiles_begin(ceil_div(m, panel_count(m, TILE_ROWS)), tile_columns(dtype));
+    tiles_begin(ceil_div(m, panel_count(m, TILE_ROWS)), scale_columns(dtype));
+}
+// Tiles multiply signed bytes; other products with unpacked weights need unsigned codes.
+static void make_codes_signed(int dtype, int columns, uint8_t *strip) {
+    for (int k = 0; k < columns; k += GROUP_COLUMNS, strip += unpacked_group_bytes(dtype)) lines_make_signed(strip, 8);
 }
 
-// sums[S][T][16] += w x, as micro_kernel_int16.
-INLINE void tile_kernel_int16(const int dtype, const int S, int T, const uint8_t *w, size_t strip_bytes,
-                              const int32_t *x, int columns, float *sums) {
-    const int spans = group_spans(dtype), words = scale_columns(dtype) / 4;
-    for (int k = 0; k < columns; k += BLOCK_COLUMNS) {
-        const int groups = min_int(BLOCK_GROUPS, ceil_div(columns - k, GROUP_COLUMNS));
-        const int32_t *input_sums = x + groups * 16 * T;
-        v16 block_sums[TILE_STRIPS][TILE_ROWS];
-        for (int i = 0; i < S; i++) for (int t = 0; t < T; t++) block_sums[i][t] = v16_set1(0);
-        for (int j = 0; j < groups; j++, input_sums += 2 * T, x += 16 * T, w += unpacked_group_bytes(dtype)) {
+// The products of a strip and a panel, span by span.
+struct tile_stream {
+    const uint8_t *w;
+    const int32_t *x;
+    int spans;           // of all columns
+    tile_sums sums[2];   // of two spans
+};
+INLINE void stream_multiply(const struct tile_stream *s, const int dtype, const int T, int i) {
+    const int spans = group_spans(dtype), words = scale_columns(dtype) / 4, j = i / spans, span = i % spans;
+    const int block = j / BLOCK_GROUPS * (BLOCK_GROUPS * INT16_GROUP_WORDS + 1);
+    const int32_t *high = s->x + (block + j % BLOCK_GROUPS * 16) * T + span * words;
+    const uint8_t *lines = s->w + (size_t)j * unpacked_group_bytes(dtype) + span * words * LINE_BYTES;
+    tiles_multiply(i % 2, high, high + 8 * T, lines);
+}
+INLINE void stream_begin(struct tile_stream *s, const int dtype, const int T) {
+    stream_multiply(s, dtype, T, 0);
+    if (s->spans > 1) stream_multiply(s, dtype, T, 1);
+    tiles_store(0, &s->sums[0]);
+}
+// The sums of span i. Called for all spans in ascending order.
+INLINE const tile_sums *stream_next(struct tile_stream *s, const int dtype, const int T, int i) {
+    if (i + 2 < s->spans) stream_multiply(s, dtype, T, i + 2);
+    if (i + 1 < s->spans) tiles_store((i + 1) % 2, &s->sums[(i + 1) % 2]);
+    return &s->sums[i % 2];
+}
+
+// sums[T][16] += w x for one strip, as micro_kernel_int16.
+INLINE void tile_kernel(const int dtype, const int T, const uint8_t *w, const int32_t *x, int columns,
+                              float *sums) {
+    const int spans = group_spans(dtype), n = ceil_div(columns, GROUP_COLUMNS);
+    const int32_t *input_sums = x;
+    struct tile_stream stream = { .w = w, .x = x, .spans = n * spans };
+    stream_begin(&stream, dtype, T);
+    for (int first = 0; first < n; first += BLOCK_GROUPS) {
+        const int groups = min_int(BLOCK_GROUPS, n - first);
+        v16 sum[TILE_ROWS];
+        UNROLL for (int t = 0; t < T; t++) sum[t] = v16_set1(0);
+        input_sums += groups * 16 * T;
+        for (int j = first; j < first + groups; j++, input_sums += 2 * T, w += unpacked_group_bytes(dtype)) {
             UNROLL for (int span = 0; span < spans; span++) {
-                const int32_t *high = x + span * words, *first_half = input_sums + T;
-                tile_sums products;
-                tiles_multiply(S, high, high + 8 * T, w + span * words * LINE_BYTES, strip_bytes, 0);
-                tiles_store(S, &products);
-                UNROLL for (int i = 0; i < S; i++) {
-                    const uint8_t *group = w + (size_t)i * strip_bytes;
-                    const v16 scale = unpacked_scales_load(group, span);
-                    const v16 minimum = has_minimums(dtype) ? unpacked_scales_load(group, spans + span) : scale;
-                    for (int t = 0; t < T; t++) {
-                        const int all = input_sums[t];
-                        const int n = spans == 1 ? all : span ? all - first_half[t] : first_half[t];
-                        const int16_acc c = int16_acc_from_tiles(&products, i, t, n);
-                        v16 sum = v16_fma(int16_acc_to_float(c, T, 0), scale, block_sums[i][t]);
-                        if (has_minimums(dtype)) sum = v16_fma(minimum, line_to_floats(line_set1(all)), sum);
-                        block_sums[i][t] = sum;
-                    }
-                }
+                const tile_sums *products = stream_next(&stream, dtype, T, j * spans + span);
+                const v16 scale = unpacked_scales_load(w, span);
+                UNROLL for (int t = 0; t < T; t++) sum[t] = v16_fma(tile_row_to_float(products, t), scale, sum[t]);
+                if (!has_minimums(dtype)) continue;
+                const v16 minimum = unpacked_scales_load(w, spans + span);
+                UNROLL for (int t = 0; t < T; t++)
+                    sum[t] = v16_fma(minimum, line_to_floats(line_set1(input_sums[t])), sum[t]);
             }
         }
-        for (int i = 0; i < S; i++)
-            for (int t = 0; t < T; t++) add_scaled(sums + 16 * (i * T + t), block_sums[i][t], float_at(input_sums + t));
-        x = input_sums + T;
+        UNROLL for (int t = 0; t < T; t++) add_scaled(sums + 16 * t, sum[t], float_at(input_sums + t));
+        input_sums += T;
     }
 }
 
-// The same with int8 inputs, as micro_kernel_q4.
-INLINE void tile_kernel_int8(const int S, int T, const uint8_t *w, size_t strip_bytes, const int32_t *x, int columns,
-                             float *sums) {
-    for (int k = 0; k < columns; k += GROUP_COLUMNS, x += GROUP_WORDS * T, w += Q4_UNPACKED_GROUP_BYTES) {
-        const int32_t *compensation = x + COMPENSATION_WORD * T, *input_scales = x + GROUP_SCALE_WORD * T;
-        tile_sums products;
-        tiles_multiply(S, x, x + 4, w, strip_bytes, 4 * LINE_BYTES);
-        tiles_store(S, &products);
-        UNROLL for (int i = 0; i < S; i++) {
-            const uint8_t *scales = w + (size_t)i * strip_bytes + 8 * LINE_BYTES;
-            const block_scales s0 = block_scales_load_unpacked(scales), s1 = block_scales_load_unpacked(scales + 64);
-            for (int t = 0; t < T; t++) {
-                const q4_row_acc c0 = q4_acc_from_tiles(&products, i, 0, t, compensation[t]);
-                const q4_row_acc c1 = q4_acc_from_tiles(&products, i, 1, t, compensation[T + t]);
-                const v16 dot = q4_scaled_to_float(q4_scale_add(q4_scale(c0, s0), c1, s1));
-                add_scaled(sums + 16 * (i * T + t), dot, float_at(input_scales + t));
-            }
-        }
+// All strips of a group against one panel of T rows.
+SPECIALIZED void panel_kernel_tiles(const int dtype, const int T, const uint8_t *w, size_t strip_bytes, int strips,
+                                    const void *x, int columns, float *sums) {
+    for (int s = 0; s < strips; s++, w += strip_bytes, sums += 16 * T) tile_kernel(dtype, T, w, x, columns, sums);
+}
+_Static_assert(PANEL_ROWS == 6 && TILE_ROWS == 16, "TILE_KERNEL lists all heights");
+#define TILE_KERNEL(name, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 7, panel_kernel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 8, panel_kernel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 9, panel_kernel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 10, panel_kernel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 11, panel_kernel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 12, panel_kernel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 13, panel_kernel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 14, panel_kernel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 15, panel_kernel_tiles, dtype) \
+    PANEL_KERNEL_OF_HEIGHT(name, 16, panel_kernel_tiles, dtype) \
+    static void name(int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, \
+                     float *sums) { \
+        switch (T) { \
+        case 7: name##_x7(w, strip_bytes, strips, x, columns, sums); break; \
+        case 8: name##_x8(w, strip_bytes, strips, x, columns, sums); break; \
+        case 9: name##_x9(w, strip_bytes, strips, x, columns, sums); break; \
+        case 10: name##_x10(w, strip_bytes, strips, x, columns, sums); break; \
+        case 11: name##_x11(w, strip_bytes, strips, x, columns, sums); break; \
+        case 12: name##_x12(w, strip_bytes, strips, x, columns, sums); break; \
+        case 13: name##_x13(w, strip_bytes, strips, x, columns, sums); break; \
+        case 14: name##_x14(w, strip_bytes, strips, x, columns, sums); break; \
+        case 15: name##_x15(w, strip_bytes, strips, x, columns, sums); break; \
+        case 16: name##_x16(w, strip_bytes, strips, x, columns, sums); break; \
+        } \
     }
-}
-
-INLINE void tile_kernel(const int dtype, const int S, int T, const uint8_t *w, size_t strip_bytes, const int32_t *x,
-                        int columns, float *sums) {
-    if (input_type_of(dtype) == INPUT_INT8) tile_kernel_int8(S, T, w, strip_bytes, x, columns, sums);
-    else tile_kernel_int16(dtype, S, T, w, strip_bytes, x, columns, sums);
-}
-// All strips of a group against one panel of more than PANEL_ROWS rows.
-INLINE void panel_kernel_tiles(const int dtype, int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x,
-                               int columns, float *sums) {
-    int s = 0;
-    for (; s + TILE_STRIPS <= strips; s += TILE_STRIPS)
-        tile_kernel(dtype, TILE_STRIPS, T, w + (size_t)s * strip_bytes, strip_bytes, x, columns,
-                    sums + (size_t)s * 16 * (size_t)T);
-    if (s < strips)
-        tile_kernel(dtype, 1, T, w + (size_t)s * strip_bytes, strip_bytes, x, columns,
-                    sums + (size_t)s * 16 * (size_t)T);
-}
 #else
 INLINE int uses_tiles(int dtype, int m) { (void)dtype, (void)m; return 0; }
 INLINE void tiles_configure(int dtype, int m) { (void)dtype, (void)m; }
 INLINE void tiles_end(void) { }
-INLINE void panel_kernel_tiles(const int dtype, int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x,
-                               int columns, float *sums) {
-    (void)dtype, (void)T, (void)w, (void)strip_bytes, (void)strips, (void)x, (void)columns, (void)sums;
-}
+INLINE void make_codes_signed(int dtype, int columns, uint8_t *strip) { (void)dtype, (void)columns, (void)strip; }
+#define TILE_KERNEL(name, dtype) \
+    INLINE void name(int T, const uint8_t *w, size_t strip_bytes, int strips, const void *x, int columns, \
+                     float *sums) { \
+        (void)T, (void)w, (void)strip_bytes, (void)strips, (void)x, (void)columns, (void)sums; \
+    }
 #endif

@@ -28,70 +28,63 @@ INLINE void tile_load_config(const struct tile_config *config) {
 #define tile_release() _tile_release()
 #define tile_load(tile, rows, stride) _tile_loadd(tile, rows, stride)
 #define tile_zero(tile) _tile_zero(tile)
-// sums += inputs (signed bytes) times codes (unsigned bytes): for each row of inputs and each row of a strip, the
-// products of all columns.
-#define tile_dot(sums, inputs, codes) _tile_dpbsud(sums, inputs, codes)
+// sums += inputs times codes, both signed bytes: for each row of inputs and each row of a strip, the products of all
+// columns.
+#define tile_dot(sums, inputs, codes) _tile_dpbssd(sums, inputs, codes)
 #define tile_store(tile, rows, stride) _tile_stored(tile, rows, stride)
 #endif
 
-// ---- products of input rows with unpacked codes
+// ---- products of input rows with codes
 
-enum { INPUT_ROW_BYTES = 32, TILE_STRIPS = 2 };   // bytes of a group's inputs per row in a panel; see kernels_quant.h
+enum { INPUT_ROW_BYTES = 32 };   // of h, or of l, of a group in a panel; see kernels_quant.h
 
-// Two products for each strip, as sums of `rows` x 16 int32: of the first inputs with the first codes, and of the
-// second inputs with the second codes.
-typedef struct { _Alignas(64) int32_t v[TILE_STRIPS][2][TILE_ROWS][STRIP_ROWS]; } tile_sums;
+// The products of a panel's inputs, 128 h + l, with a strip: those of h and those of l. Row t holds input row t's 16
+// outputs.
+typedef struct { _Alignas(64) int32_t v[2][TILE_ROWS][STRIP_ROWS]; } tile_sums;
 
-// Tiles 0 and 1 hold inputs, 2 and 3 codes, 4 to 7 sums.
+// Half of the tiles compute while the sums of the other half are stored: tile 0 or 4 holds inputs, 1 or 5 codes, and
+// the two that follow hold sums.
 INLINE void tiles_begin(int rows, int columns) {
     struct tile_config config = { .palette = 1 };
     for (int i = 0; i < 8; i++) {
-        const int is_codes = i == 2 || i == 3;
+        const int is_inputs = i % 4 == 0, is_codes = i % 4 == 1;
         config.rows[i] = (uint8_t)(is_codes ? columns / 4 : rows);
-        config.row_bytes[i] = (uint16_t)(i < 2 ? columns : LINE_BYTES);
+        config.row_bytes[i] = (uint16_t)(is_inputs ? columns : LINE_BYTES);
     }
     tile_load_config(&config);
 }
 INLINE void tiles_end(void) { tile_release(); }
 
-#define MULTIPLY_STRIP(codes, first, second, first_sums, second_sums) do { \
-        tile_load(first, codes, LINE_BYTES); \
-        tile_zero(first_sums); \
-        tile_zero(second_sums); \
-        tile_dot(first_sums, 0, first); \
-        if (second_codes) { \
-            tile_load(second, (codes) + second_codes, LINE_BYTES); \
-            tile_dot(second_sums, 1, second); \
-        } else { \
-            tile_dot(second_sums, 1, first); \
-        } } while (0)
-// second_codes: where the second codes are, relative to the first; 0: the same.
-INLINE void tiles_multiply(const int S, const int32_t *first_inputs, const int32_t *second_inputs,
-                           const uint8_t *codes, size_t strip_bytes, const size_t second_codes) {
-    tile_load(0, first_inputs, INPUT_ROW_BYTES);
-    tile_load(1, second_inputs, INPUT_ROW_BYTES);
-    MULTIPLY_STRIP(codes, 2, 3, 4, 5);
-    if (S == 2) MULTIPLY_STRIP(codes + strip_bytes, 3, 2, 6, 7);
+#define MULTIPLY(inputs, codes, high_sums, low_sums) do { \
+        tile_load(inputs, high, INPUT_ROW_BYTES); \
+        tile_load(codes, lines, LINE_BYTES); \
+        tile_zero(high_sums); \
+        tile_zero(low_sums); \
+        tile_dot(high_sums, inputs, codes); \
+        tile_load(inputs, low, INPUT_ROW_BYTES); \
+        tile_dot(low_sums, inputs, codes); \
+    } while (0)
+INLINE void tiles_multiply(int half, const int32_t *high, const int32_t *low, const uint8_t *lines) {
+    if (half) MULTIPLY(4, 5, 6, 7);
+    else MULTIPLY(0, 1, 2, 3);
 }
-#undef MULTIPLY_STRIP
-INLINE void tiles_store(const int S, tile_sums *to) {
-    tile_store(4, to->v[0][0], LINE_BYTES);
-    tile_store(5, to->v[0][1], LINE_BYTES);
-    if (S == 2) {
-        tile_store(6, to->v[1][0], LINE_BYTES);
-        tile_store(7, to->v[1][1], LINE_BYTES);
+#undef MULTIPLY
+INLINE void tiles_store(int half, tile_sums *to) {
+    if (half) {
+        tile_store(6, to->v[0], LINE_BYTES);
+        tile_store(7, to->v[1], LINE_BYTES);
+    } else {
+        tile_store(2, to->v[0], LINE_BYTES);
+        tile_store(3, to->v[1], LINE_BYTES);
     }
 }
 
-// Row t of the sums of strip i as an accumulator without the codes' bias. The two products of q4 are those of a group's
-// halves, each with its compensation term.
-INLINE q4_row_acc q4_acc_from_tiles(const tile_sums *sums, const int i, const int half, int t, int32_t compensation) {
-    return _mm512_add_epi32(load_512(sums->v[i][half][t]), broadcast_512(compensation));
+// Subtracts the bias of unpacked codes from n lines.
+INLINE void lines_make_signed(uint8_t *lines, int n) {
+    const __m512i bias = _mm512_set1_epi8((char)UNPACKED_BIAS);
+    for (int i = 0; i < n; i++, lines += LINE_BYTES) store_512(lines, _mm512_sub_epi8(load_512(lines), bias));
 }
-// The products of int16 inputs are those of h and of l: 128 (h - n) + l with the sum n of the inputs.
-INLINE int16_acc int16_acc_from_tiles(const tile_sums *sums, const int i, int t, int32_t n) {
-    _Static_assert(UNPACKED_BIAS == 128, "removing the bias takes one subtraction");
-    return (int16_acc){ _mm512_sub_epi32(load_512(sums->v[i][0][t]), broadcast_512(n)),
-                        load_512(sums->v[i][1][t]) };
+INLINE v16 tile_row_to_float(const tile_sums *sums, int t) {
+    return line_to_floats(line_times_128_plus(load_512(sums->v[0][t]), load_512(sums->v[1][t])));
 }
 #endif

@@ -55,7 +55,7 @@ static inline void tile_dot(int sums, int inputs, int codes) {
             int32_t sum;
             memcpy(&sum, tiles[sums][r] + 4 * c, 4);
             for (int k = 0; k < tile_config.row_bytes[inputs]; k++)
-                sum += (int8_t)tiles[inputs][r][k] * tiles[codes][k / 4][4 * c + k % 4];
+                sum += (int8_t)tiles[inputs][r][k] * (int8_t)tiles[codes][k / 4][4 * c + k % 4];
             memcpy(tiles[sums][r] + 4 * c, &sum, 4);
         }
 }
