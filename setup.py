@@ -143,8 +143,11 @@ class BuildCore(build_ext):
 
 
 PACKAGES = [
-    *("llamac", "llamac.cli", "llamac.engine", "llamac.format", "llamac.guided", "llamac.integrations"),
-    *("llamac.openai", "llamac.sources", "llamac.text", "llamac.text.vocabulary", "llamac.tools"),
+    *("llamac", "llamac.cli", "llamac.format", "llamac.guided", "llamac.integrations"),
+    *("llamac.engine", "llamac.engine.batching", "llamac.engine.cache", "llamac.engine.generation"),
+    *("llamac.engine.hardware", "llamac.engine.inspection", "llamac.engine.prompts", "llamac.engine.receipts"),
+    *("llamac.engine.sampling", "llamac.engine.scoring", "llamac.engine.speculation"),
+    *("llamac.openai", "llamac.server", "llamac.sources", "llamac.text", "llamac.text.vocabulary", "llamac.tools"),
     *("llamac.export", "llamac.export.flat", "llamac.export.gguf", "llamac.export.hf", "llamac.export.llama2c"),
     "llamac.export.lora",
     "llamac.models",

@@ -6,11 +6,15 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "common.h"
+#include "half.h"
 #include "log_positive.h"
 
 #define LOG2_E 0x1.71547652b82fep0
+
+enum { LEAST_RADIX = 1024 };   // candidates for which counting digits is faster than comparing
 
 static int ranks_before(const struct candidate *a, const struct candidate *b) {
     return a->p > b->p || (a->p == b->p && a->id < b->id);
@@ -39,20 +43,45 @@ void filter_top_k(struct candidate *c, int n, int k) {
     sort(c, k);
 }
 
-// Moves the candidates of at least `bound` to the front and sorts them. Returns their number.
-static int sort_best(struct candidate *c, int n, float bound) {
-    int best = 0;
+// Sorts candidates that are in the order of their ids and have positive probabilities. A stable radix sort of the bits
+// of p, which order as the numbers do.
+static void sort_by_bits(struct candidate *c, int n, struct candidate *scratch) {
+    enum { DIGIT = 11, DIGITS = 3, VALUES = 1 << DIGIT };
+    int counts[DIGITS][VALUES] = { 0 };
     for (int i = 0; i < n; i++) {
-        if (c[i].p < bound) continue;
-        const struct candidate other = c[best];
-        c[best++] = c[i];
-        c[i] = other;
+        const uint32_t key = ~f32_bits(c[i].p);
+        for (int digit = 0; digit < DIGITS; digit++) counts[digit][key >> (DIGIT * digit) & (VALUES - 1)]++;
     }
-    sort(c, best);
+    struct candidate *from = c, *to = scratch;
+    for (int digit = 0; digit < DIGITS; digit++) {
+        int *place = counts[digit];
+        for (int value = 0, sum = 0; value < VALUES; value++) {
+            const int count = place[value];
+            place[value] = sum;
+            sum += count;
+        }
+        for (int i = 0; i < n; i++) to[place[~f32_bits(from[i].p) >> (DIGIT * digit) & (VALUES - 1)]++] = from[i];
+        struct candidate *other = from;
+        from = to, to = other;
+    }
+    memcpy(c, from, (size_t)n * sizeof *c);   // the number of digits is odd
+}
+
+// Moves the candidates of at least `bound` to the front and sorts them; the others stay in the order of their ids.
+// Returns the number of the first ones.
+static int sort_best(struct candidate *c, int n, float bound, struct candidate *scratch) {
+    int best = 0, others = 0;
+    for (int i = 0; i < n; i++) {
+        if (c[i].p < bound) scratch[others++] = c[i];
+        else c[best++] = c[i];
+    }
+    memcpy(c + best, scratch, (size_t)others * sizeof *c);
+    if (best < LEAST_RADIX) sort(c, best);
+    else sort_by_bits(c, best, scratch);
     return best;
 }
 
-int filter_top_p(struct candidate *c, int n, int is_sorted, float top_p, double *total) {
+int filter_top_p(struct candidate *c, int n, int is_sorted, float top_p, struct candidate *scratch, double *total) {
     const double enough = (double)top_p * *total;
     double sum = 0;
     int kept = 0, sorted = is_sorted ? n : 0;
@@ -60,7 +89,7 @@ int filter_top_p(struct candidate *c, int n, int is_sorted, float top_p, double 
     while (kept < n && sum < enough) {
         if (kept == sorted) {
             bound = bound > 0x1p-100f ? bound / 16 : 0;
-            sorted += sort_best(c + sorted, n - sorted, bound);
+            sorted += sort_best(c + sorted, n - sorted, bound, scratch);
         } else {
             sum += (double)c[kept++].p;
         }

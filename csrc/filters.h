@@ -19,8 +19,10 @@ struct source {
 // The k with the greatest p, sorted: the larger one ranks first, among equals the lower id.
 void filter_top_k(struct candidate *c, int n, int k);
 
-// The first in ranking order that together reach this part of the total, sorted.
-int filter_top_p(struct candidate *c, int n, int is_sorted, float top_p, double *total);
+// The first in ranking order that together reach this part of the total, sorted. The candidates are sorted already, or
+// in the order of their ids.
+//     scratch   (n)
+int filter_top_p(struct candidate *c, int n, int is_sorted, float top_p, struct candidate *scratch, double *total);
 
 // Those with at least this p.
 int filter_min_p(struct candidate *c, int n, float min_p, double *total);

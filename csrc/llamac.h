@@ -459,6 +459,27 @@ typedef struct {
 void llamac_adjust_logits(float *logits, int n, const llamac_adjustments *adjustments, const llamac_history *history,
                           void *scratch);
 
+// A draw from a row of logits, and its result.
+typedef struct {
+    const float *logits;                     // (n); they are not changed
+    const llamac_sampling *sampling;
+    const llamac_adjustments *adjustments;   // NULL: none
+    const llamac_history *history;           // with adjustments
+    double *mu;                              // as for llamac_sample
+    uint64_t position;
+    int token;                               // the result of llamac_sample
+    llamac_error err;                        // its error if the token is negative
+} llamac_draw;
+
+enum { LLAMAC_DRAW_SCRATCH = LLAMAC_SAMPLE_SCRATCH + 4 };   // bytes of scratch per logit and thread
+
+// How many of these threads llamac_draw_rows uses: few for little work.
+int llamac_draw_threads(int rows, int n, int threads);
+
+// Adjusts and draws each row's token, on several threads. The tokens are the same for every number of threads.
+//     scratch   llamac_draw_threads(rows, n, threads) * n * LLAMAC_DRAW_SCRATCH bytes, aligned for floats
+void llamac_draw_rows(llamac_draw *draws, int rows, int n, int threads, void *scratch);
+
 // Checks the adjustments. Error: LLAMAC_BAD_ARGUMENT.
 int llamac_adjustments_check(const llamac_adjustments *adjustments, llamac_error *err);
 

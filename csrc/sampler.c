@@ -110,7 +110,7 @@ static int draw_filtered(struct draw *d, struct candidate *c, int top_k) {
     if (d->mu) {
         n = filter_surprising(c, n, &d->from, *d->mu, &total);
     } else {
-        if (s->top_p < 1) n = filter_top_p(c, n, top_k > 0, s->top_p, &total);
+        if (s->top_p < 1) n = filter_top_p(c, n, top_k > 0, s->top_p, c + d->n, &total);
         if (s->min_p > 0) n = filter_min_p(c, n, s->min_p, &total);
         float *scratch = (float *)(void *)(c + d->n);
         if (is_typical(s)) n = filter_typical(c, n, &d->from, s->typical_p, &d->ranking, scratch, &total);

@@ -194,12 +194,13 @@ cdef class Session:
         cdef int i, c_sequence = as_int(sequence, "sequence"), n = self.length(c_sequence)
         return [self._ids[c_sequence][i] for i in range(n)]
 
-    def common_prefix(self, const int32_t[::1] ids not None):
-        """Return how many of these ids sequence 0 starts with, before the first position that a shift has moved."""
-        cdef int i = 0, n = min(<int>self.length(), <int>ids.shape[0])
-        if self._shifts[0]:
-            n = min(n, self._shifts[0] - 1)
-        while i < n and self._ids[0][i] == ids[i]:
+    def common_prefix(self, const int32_t[::1] ids not None, sequence=0):
+        """Return how many of these ids a sequence starts with, before the first position that a shift has moved."""
+        cdef int i = 0, c_sequence = as_int(sequence, "sequence")
+        cdef int n = min(<int>self.length(c_sequence), <int>ids.shape[0])
+        if self._shifts[c_sequence]:
+            n = min(n, self._shifts[c_sequence] - 1)
+        while i < n and self._ids[c_sequence][i] == ids[i]:
             i += 1
         return i
 
@@ -499,7 +500,7 @@ cdef class Session:
 
     def sample(self, Sampling sampling not None, int n, uint64_t position, History history=None):
         """Draw a token id from the first n of the session's logits, as `sample_rows` does."""
-        cdef Draw draw
+        cdef llamac_draw draw
         self._enter()
         try:
             self._check_logits(n)

@@ -1,6 +1,6 @@
 # Sampling, included by _core.pyx: the settings of draws, what a draw follows, and draws from rows of logits.
 
-cdef size_t SCRATCH = LLAMAC_SAMPLE_SCRATCH + sizeof(float)   # bytes per logit: the core's, then adjusted logits
+cdef size_t SCRATCH = LLAMAC_DRAW_SCRATCH   # bytes per logit
 
 
 @cython.final
@@ -100,20 +100,9 @@ cdef class History:
         self._c.n_allowed = 0 if mask is None else <int>min(8 * mask.shape[0], INT_MAX)
 
 
-# A draw from one row, and its result.
-cdef struct Draw:
-    const llamac_sampling *settings
-    const llamac_adjustments *adjustments   # NULL: none
-    const llamac_history *history
-    double *mu                              # NULL: no mirostat
-    uint64_t position
-    int token
-    llamac_error err
-
-
-cdef int draw_prepare(Draw *d, Sampling sampling, History history, uint64_t position, bint adjusted=False) except -1:
+cdef int draw_prepare(llamac_draw *d, Sampling sampling, History history, uint64_t position, bint adjusted=False) except -1:
     """Describe a draw. Its objects must live until it has been computed."""
-    d.settings, d.position = &sampling._c, position
+    d.sampling, d.position = &sampling._c, position
     d.adjustments, d.history, d.mu = NULL, NULL, NULL
     if history is not None:
         d.mu = &history.mu
@@ -122,25 +111,20 @@ cdef int draw_prepare(Draw *d, Sampling sampling, History history, uint64_t posi
     return 0
 
 
-cdef void draw_token(Draw *d, const float *logits, int n, void *scratch) noexcept nogil:
+cdef void draw_token(llamac_draw *d, const float *logits, int n, void *scratch) noexcept nogil:
     """Draw from a row of n logits, which are not changed."""
-    cdef float *adjusted
-    if d.adjustments is not NULL:
-        adjusted = <float *>(<char *>scratch + <size_t>n * LLAMAC_SAMPLE_SCRATCH)
-        memcpy(adjusted, logits, <size_t>n * sizeof(float))
-        llamac_adjust_logits(adjusted, n, d.adjustments, d.history, scratch)
-        logits = adjusted
-    d.token = llamac_sample(logits, n, d.settings, d.position, d.mu, scratch, &d.err)
+    d.logits = logits
+    llamac_draw_rows(d, 1, n, 1, scratch)
 
 
-cdef object draw_result(Draw *d):
+cdef object draw_result(llamac_draw *d):
     """The token that was drawn."""
     if d.token < 0 and d.err.code == LLAMAC_BAD_MODEL and d.adjustments is not NULL:
         raise ArgumentError(f"{d.err.message.decode()}, after the bias, penalties and bans of the request")
     return check(d.token, &d.err)
 
 
-cdef object draw_outcome(Draw *d):
+cdef object draw_outcome(llamac_draw *d):
     """The token that was drawn, or the error."""
     try:
         return draw_result(d)
@@ -151,7 +135,7 @@ cdef object draw_outcome(Draw *d):
 def sample(const float[::1] logits not None, Sampling sampling not None, uint64_t position, History history=None, *,
            bint adjusted=False):
     """Draw a token id from logits (n). adjusted: `adjust_logits` has adjusted them."""
-    cdef Draw draw
+    cdef llamac_draw draw
     cdef int n = <int>logits.shape[0]
     if n == 0:
         raise ArgumentError("there are no logits to sample from")
@@ -201,7 +185,7 @@ def logprobs(const float[::1] logits not None, int n, int token, int top):
 
 
 def sample_rows(const float[:, ::1] logits not None, int n, list samplings not None, list positions not None,
-                list histories=None):
+                list histories=None, int threads=1):
     """Draw a token id from the first n logits of each row (rows, width), without the GIL.
 
     Returns the token or the LlamacError of each row.
@@ -210,23 +194,25 @@ def sample_rows(const float[:, ::1] logits not None, int n, list samplings not N
         samplings: A Sampling for each row.
         positions: The position of each row's draw.
         histories: A History for each row, None where the Sampling does not adjust logits.
+        threads: Most threads. The tokens do not depend on it.
     """
     cdef int rows = <int>logits.shape[0], i
     if len(samplings) != rows or len(positions) != rows or (histories is not None and len(histories) != rows):
         raise ArgumentError(f"{rows} rows of logits need as many samplings, positions and histories")
     if not 1 <= n <= logits.shape[1]:
         raise ArgumentError(f"cannot sample from {n} of {logits.shape[1]} logits")
-    cdef Draw *draws = <Draw *>PyMem_Malloc(max(rows, 1) * sizeof(Draw))
-    cdef char *scratch = <char *>PyMem_Malloc(<size_t>n * SCRATCH)
+    cdef llamac_draw *draws = <llamac_draw *>PyMem_Malloc(max(rows, 1) * sizeof(llamac_draw))
+    cdef int used = llamac_draw_threads(rows, n, max(threads, 1))
+    cdef char *scratch = <char *>PyMem_Malloc(<size_t>used * <size_t>n * SCRATCH)
     try:
         if draws is NULL or scratch is NULL:
             raise OutOfMemoryError(f"no memory to sample from {n} logits")
         for i in range(rows):
             draw_prepare(&draws[i], <Sampling?>samplings[i], None if histories is None else histories[i],
                          positions[i])
+            draws[i].logits = &logits[i, 0]
         with nogil:
-            for i in range(rows):
-                draw_token(&draws[i], &logits[i, 0], n, scratch)
+            llamac_draw_rows(draws, rows, n, used, scratch)
         return [draw_outcome(&draws[i]) for i in range(rows)]
     finally:
         PyMem_Free(draws)

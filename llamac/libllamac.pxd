@@ -157,6 +157,20 @@ cdef extern from "llamac.h" nogil:
         int n_allowed
     void llamac_adjust_logits(float *logits, int n, const llamac_adjustments *adjustments,
                               const llamac_history *history, void *scratch)
+
+    ctypedef struct llamac_draw:
+        const float *logits
+        const llamac_sampling *sampling
+        const llamac_adjustments *adjustments
+        const llamac_history *history
+        double *mu
+        uint64_t position
+        int token
+        llamac_error err
+    enum:
+        LLAMAC_DRAW_SCRATCH
+    int llamac_draw_threads(int rows, int n, int threads)
+    void llamac_draw_rows(llamac_draw *draws, int rows, int n, int threads, void *scratch) nogil
     int llamac_adjustments_check(const llamac_adjustments *adjustments, llamac_error *err)
 
     # measuring the machine

@@ -13,7 +13,7 @@ import pytest
 import llamac
 from builders import checkpoint, gpt2_config, llama_config, some_ids, write_model
 from llamac import _core
-from llamac.engine import machine
+from llamac.engine.hardware import machine
 from llamac.errors import ArgumentError, UnsupportedError
 from openmp import up_to
 from processes import output_of, run_python

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from llamac import _core
-from llamac.engine import machine
-from llamac.engine.machine import DefaultThreads, ThreadPlan, cgroup_quota, plan_threads
+from llamac.engine.hardware import machine
+from llamac.engine.hardware.machine import DefaultThreads, ThreadPlan, cgroup_quota, plan_threads
 from openmp import needs_threads
 from processes import TIMEOUT, output_of
 
@@ -194,7 +194,7 @@ def test_a_change_of_affinity_changes_the_plan() -> None:
     program = """
         import os
         from llamac import _core
-        from llamac.engine import machine
+        from llamac.engine.hardware import machine
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         plan = machine.plan_threads()
         print(plan.threads, plan.affinity, machine.DefaultThreads(1 << 30).now(), plan.reason())
@@ -235,7 +235,7 @@ def test_open_sessions_follow_a_real_quota(limited_group: Path, tiny_llama: Path
         import os, sys, time
         from pathlib import Path
         import llamac
-        from llamac.engine import machine
+        from llamac.engine.hardware import machine
         group, machine.TINY_MODEL_BYTES = Path(sys.argv[2]), 0
         def limit(cpus):
             if (group / "cpu.max").exists():
@@ -268,7 +268,7 @@ def test_open_sessions_follow_taskset(tiny_llama: Path) -> None:
     program = """
         import os, subprocess, sys
         import llamac
-        from llamac.engine import machine
+        from llamac.engine.hardware import machine
         machine.TINY_MODEL_BYTES = 0
         machine.physical_cores = lambda *_: None  # the CPUs may be hyper-threads of one core
         machine.fast_cores = lambda *_: None

@@ -16,7 +16,7 @@ import pytest
 
 import llamac
 from builders import checkpoint, llama_config, some_ids, write_model
-from llamac.engine import machine
+from llamac.engine.hardware import machine
 from openmp import needs_threads
 from processes import output_of, run_python
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llamac.engine.topology import fast_cores, numa_nodes, parse_cpus, physical_cores
+from llamac.engine.hardware.topology import fast_cores, numa_nodes, parse_cpus, physical_cores
 from openmp import needs_threads
 from processes import output_of
 
@@ -127,7 +127,7 @@ def test_the_core_takes_nodes_once() -> None:
         from array import array
         import llamac
         from llamac import _core
-        from llamac.engine import topology
+        from llamac.engine.hardware import topology
         topology.numa_nodes = lambda _: [0, 1]
         with llamac.load("stories") as model:
             before = [model.session(threads=threads).eval([1, 2, 3]).tobytes() for threads in (1, 2, 3)]
