@@ -27,6 +27,7 @@ class Order(NamedTuple):
     rows: int
     length: int
     level: int
+    drills: float
 
 
 def _open(path: str) -> None:

@@ -26,12 +26,12 @@ class Shape:
     """The sizes of a network."""
 
     vocabulary: int = SIZE
-    width: int = 384
-    layers: int = 8
-    heads: int = 6
+    width: int = 512
+    layers: int = 4
+    heads: int = 4
     kv_heads: int = 2
-    head: int = 64
-    hidden: int = 640
+    head: int = 128
+    hidden: int = 896
 
     def config(self) -> dict[str, Any]:
         """The config.json of the checkpoint."""
@@ -84,18 +84,23 @@ class Attention(nn.Module):  # type: ignore[misc]
         self.q_norm = Norm(shape.head)
         self.k_norm = Norm(shape.head)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        """x: (rows, length, width). mask: where a position may look, or None for all earlier ones."""
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        """x: (rows, length, width). mask: what to add to the scores, (rows or 1, 1, length, length)."""
         rows, length, _ = x.shape
-        head = self.shape.head
+        head, keys = self.shape.head, self.shape.kv_heads
+        group = self.shape.heads // keys
         q = self.q_norm(self.q_proj(x).view(rows, length, -1, head)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(rows, length, -1, head)).transpose(1, 2)
         v = self.v_proj(x).view(rows, length, -1, head).transpose(1, 2)
-        group = self.shape.heads // self.shape.kv_heads
-        q, k = rotated(q, turn), rotated(k, turn).repeat_interleave(group, 1)
-        v = v.repeat_interleave(group, 1)
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(rows, length, -1))
+        q, k = rotated(q, turn), rotated(k, turn)
+        # All scores at once, as products of whole matrices: for short rows, CPUs with bf16 instructions are faster so
+        # than with PyTorch's attention, which works block by block. The heads of a group share one product.
+        q = q.reshape(rows * keys, group * length, head)
+        scores = torch.bmm(q, k.reshape(rows * keys, length, head).transpose(1, 2)).view(rows, -1, length, length)
+        weights = torch.softmax(scores.float() * head**-0.5 + mask, dim=-1).to(x.dtype)
+        mixed = torch.bmm(weights.view(rows * keys, group * length, length), v.reshape(rows * keys, length, head))
+        mixed = mixed.view(rows, -1, length, head).transpose(1, 2).reshape(rows, length, -1)
+        out: Tensor = self.o_proj(mixed)
         return out
 
 
@@ -131,7 +136,7 @@ class Layer(nn.Module):  # type: ignore[misc]
         self.post_attention_layernorm = Norm(shape.width)
         self.mlp = Feed(shape)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
         """One layer."""
         x = x + self.self_attn(self.input_layernorm(x), turn, mask)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
@@ -157,16 +162,33 @@ class Network(nn.Module):  # type: ignore[misc]
                 last = name.endswith(("o_proj.weight", "down_proj.weight"))
                 nn.init.normal_(weight, std=0.02 / (2 * shape.layers) ** 0.5 if last else 0.02)
 
-    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the logits of ids (rows, length)."""
+    def forward(self, ids: Tensor, documents: Tensor | None = None, places: Tensor | None = None) -> Tensor:
+        """Return the logits of ids (rows, length).
+
+        documents: the number of the document that each id belongs to; without it, a row is one document.
+        places: numbers of the positions, counted over all rows, whose logits are returned: (places, vocabulary).
+        """
         x = self.model["embed_tokens"](ids)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         half = torch.arange(0, self.shape.head, 2, device=ids.device, dtype=torch.float32) / self.shape.head
         angles = torch.outer(torch.arange(ids.shape[1], device=ids.device, dtype=torch.float32), THETA**-half)
         angles = torch.cat((angles, angles), dim=-1)
         turn = angles.cos(), angles.sin()
+        mask = mask_of(torch.zeros_like(ids[:1]) if documents is None else documents)
         for layer in self.model["layers"]:
             x = layer(x, turn, mask)
-        return functional.linear(self.model["norm"](x), self.model["embed_tokens"].weight)
+        x = self.model["norm"](x)
+        if places is not None:
+            x = x.view(-1, self.shape.width)[places]
+        return functional.linear(x, self.model["embed_tokens"].weight)
+
+
+def mask_of(documents: Tensor) -> Tensor:
+    """What to add to scores: 0 where a position may look (earlier in its own document, or at itself), else very low."""
+    same = documents[:, None, :, None] == documents[:, None, None, :]
+    seen = same & torch.ones(same.shape[-2:], dtype=torch.bool, device=same.device).tril()
+    return torch.where(seen, 0.0, -1e4)
 
 
 def save(network: Network, directory: Path, shard_bytes: int = 15_000_000) -> None:

@@ -12,18 +12,20 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from . import feed, generator, rows, vocabulary
+from .crew import Crew
 from .network import Network, Shape, load, save
 from .rendering import render
 
@@ -40,15 +42,16 @@ PROBED = 200  # held-out conversations for the figures during training
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the training: up to which share of the steps, length of a row, highest level of a conversation."""
+    """A part of the training: up to which share of the steps, length of a row, highest level, share of drills."""
 
     until: float
     length: int
     level: int
+    drills: float = 0.0
 
 
-# Short conversations first: copying is learned sooner where there is less to choose from.
-STAGES = (Stage(0.35, 256, 0), Stage(0.75, 512, 1), Stage(1.0, 1024, 2))
+# Drills and short conversations first: copying is learned sooner where there is less to choose from.
+STAGES = (Stage(0.1, 256, 0, 0.6), Stage(0.35, 256, 0, 0.1), Stage(0.75, 512, 1, 0.05), Stage(1.0, 1024, 2))
 
 
 def stage_at(share: float) -> Stage:
@@ -64,11 +67,11 @@ def learning_rate(share: float) -> float:
     return PEAK_LR * (FINAL_LR + (1 - FINAL_LR) * 0.5 * (1 + math.cos(math.pi * along)))
 
 
-def make_optimizers(network: Network) -> list[torch.optim.Optimizer]:
+def make_optimizers(named: Iterable[tuple[str, Tensor]]) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
     inner: list[Tensor] = []
     outer: list[Tensor] = []
-    for name, weight in network.named_parameters():
+    for name, weight in named:
         (inner if weight.dim() == 2 and "embed" not in name else outer).append(weight)
     return [
         torch.optim.Muon(inner, lr=PEAK_LR, weight_decay=WEIGHT_DECAY, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
@@ -76,34 +79,40 @@ def make_optimizers(network: Network) -> list[torch.optim.Optimizer]:
     ]
 
 
-def orders(first: int, tokens: int, share_of: Callable[[int], float]) -> Iterator[feed.Order]:
-    """Order blocks from step `first` to the end of the training."""
-    step = first
-    while (share := share_of(step)) < 1:
-        stage = stage_at(share)
-        yield feed.Order(step, max(1, tokens // stage.length), stage.length, stage.level)
-        step += 1
-
-
 # ---- loss
 
 
-def mask_of(documents: Tensor) -> Tensor:
-    """Where a position may look: at earlier positions of its own conversation, and at itself."""
-    same = documents[:, None, :, None] == documents[:, None, None, :]
-    return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=same.device).tril()
+def tensors(block: rows.Block, device: torch.device, seed: int = 0) -> tuple[Tensor, ...]:
+    """What `loss_of` needs of a block: tokens, documents, and the places to predict with their targets and weights.
+
+    Half of the places are predicted: the model's own tokens, those of drills, and of the prompts a random part, which
+    stands for all of them.
+    """
+    ids = block.ids.astype("int64")
+    target = np.roll(ids, -1, 1).ravel()
+    weights = np.roll(block.weights, -1, 1)
+    weights[:, -1] = 0.0  # nothing follows the last token of a row
+    weights = weights.ravel()
+    order = np.random.default_rng(seed).permutation(weights.size)
+    order = order[np.argsort(-weights[order], kind="stable")]
+    places = np.sort(order[: weights.size // 2])
+    taken = weights[places]
+    prompt = taken == np.float32(rows.PROMPT_WEIGHT)
+    every = int((weights == np.float32(rows.PROMPT_WEIGHT)).sum())
+    taken[prompt] *= every / max(1, int(prompt.sum()))
+    parts = (ids, block.documents, places, target[places], taken, weights[places])
+    return tuple(torch.from_numpy(part).to(device) for part in parts)
 
 
-def loss_of(network: Any, ids: Tensor, documents: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted mean loss of a block, and that of the model's own tokens alone."""
-    # The whole row is computed, although nothing follows its last token: kernels are fastest at round lengths.
+def loss_of(
+    network: Any, ids: Tensor, documents: Tensor, places: Tensor, target: Tensor, scale: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The weighted mean loss of a block; and the mean losses of the model's own tokens and of those in drills."""
     with torch.autocast(ids.device.type, dtype=torch.bfloat16):
-        logits = network(ids, mask_of(documents))
-    losses = cross_entropy(logits.float().transpose(1, 2), ids.roll(-1, 1), reduction="none")
-    weights = weights.roll(-1, 1)
-    weights[:, -1] = 0.0
-    own = (weights == 1).float()
-    return (losses * weights).sum() / weights.sum(), (losses.detach() * own).sum() / own.sum()
+        logits = network(ids, documents, places)
+    losses = cross_entropy(logits.float(), target, reduction="none")
+    kinds = torch.stack((weights == 1, weights == rows.DRILL_WEIGHT)).float()
+    return (losses * scale).sum() / scale.sum(), (kinds * losses.detach()).sum(1) / kinds.sum(1)
 
 
 def probe(network: Network, tokenizer: Tokenizer, held_out: bool, level: int) -> dict[str, float]:
@@ -165,59 +174,89 @@ class Clock:
 
 
 class Training:
-    """A training in a directory: the network, its optimizers, and how far they are."""
+    """A training in a directory, in one of its processes: the network, some of its optimizers, how far they are."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self.arguments = arguments
+    def __init__(self, arguments: argparse.Namespace, rank: int = 0, crew: Crew | None = None) -> None:
+        self.arguments, self.rank = arguments, rank
         self.directory: Path = arguments.out
-        self.directory.mkdir(parents=True, exist_ok=True)
         self.vocabulary = self.directory / "tokenizer.json"
-        if not self.vocabulary.exists():
-            vocabulary.write(vocabulary.make(vocabulary.texts()), self.directory)
+        if rank == 0:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            if not self.vocabulary.exists():
+                vocabulary.write(vocabulary.make(vocabulary.texts()), self.directory)
         self.tokenizer = Tokenizer.from_file(str(self.vocabulary))
         self.device = torch.device(arguments.device)
-        torch.manual_seed(TORCH_SEED)
-        self.network = Network(Shape(vocabulary=self.tokenizer.get_vocab_size())).to(self.device)
-        self.optimizers = make_optimizers(self.network)
+        self.crew = crew or self._crew()
+        self.network: Network = self.crew.network
+        self.optimizers = make_optimizers(self.crew.own(rank).items())
         parameters = sum(weight.numel() for weight in self.network.parameters())
-        self.log: dict[str, Any] = {"parameters": parameters, "curve": []}
+        self.log: dict[str, Any] = {"parameters": parameters, "processes": self.crew.size, "curve": []}
         self.step, self._seconds = 0, 0.0
         self._state = self.directory / "state.pt"
         if self._state.exists():
             self._continue()
-        elif arguments.begin:
+        elif arguments.begin and rank == 0:
             load(self.network, arguments.begin)
         self._began = time.monotonic()
+
+    def _crew(self) -> Crew:
+        torch.manual_seed(TORCH_SEED)
+        network = Network(Shape(vocabulary=self.tokenizer.get_vocab_size())).to(self.device)
+        return Crew.of(network, self.arguments.processes)
 
     @property
     def seconds(self) -> float:
         """How long the training has run, in all its parts."""
         return self._seconds + time.monotonic() - self._began
 
-    def share(self, step: int) -> float:
-        """Which share of the training is done before a step: by its number, or with `--minutes` by the clock."""
+    def share(self) -> float:
+        """Which share of the training is done: by the number of steps, or with `--minutes` by the clock."""
         if self.arguments.minutes:
             return self.seconds / (60 * float(self.arguments.minutes))
-        return step / int(self.arguments.steps)
+        return self.step / int(self.arguments.steps)
+
+    def orders(self) -> Iterator[feed.Order]:
+        """Order the blocks of this process for the next steps. Each is ordered when it, or one soon, is due."""
+        step = self.step
+        while True:
+            # By the clock, it is the first process's clock, so that all processes have rows of the same length.
+            done = self.crew.share[0].item() if self.arguments.minutes else step / int(self.arguments.steps)
+            stage = stage_at(done)
+            count = max(1, self.arguments.tokens // stage.length // self.crew.size)
+            yield feed.Order(step * self.crew.size + self.rank, count, stage.length, stage.level, stage.drills)
+            step += 1
 
     def _continue(self) -> None:
         state = torch.load(self._state, map_location=self.device, weights_only=True)
-        if state["tokens"] != self.arguments.tokens:
-            raise SystemExit(f"the training in {self.directory} has {state['tokens']} tokens per step: give --tokens")
-        self.network.load_state_dict(state["network"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+        for name, now in (("tokens", self.arguments.tokens), ("processes", self.crew.size)):
+            if state[name] != now:
+                raise SystemExit(f"the training in {self.directory} has {state[name]} {name}: give --{name}")
+        if self.rank == 0:
+            self.network.load_state_dict(state["network"])
+            self.log = json.loads((self.directory / "training.json").read_text(encoding="utf-8"))
+        for optimizer, saved in zip(self.optimizers, state["optimizers"][self.rank], strict=True):
             optimizer.load_state_dict(saved)
-        self.log = json.loads((self.directory / "training.json").read_text(encoding="utf-8"))
         self.step, self._seconds = state["step"], state["seconds"]
         print(f"continuing at step {self.step}", flush=True)
 
+    def _moments(self, rank: int) -> Path:
+        return self.directory / f"moments-{rank}.partial"
+
     def keep(self) -> None:
-        """Write the checkpoint, the log and the state."""
+        """Write the checkpoint, the log and the state. All processes call this after the same step."""
+        mine = [optimizer.state_dict() for optimizer in self.optimizers]
+        if self.rank > 0:
+            torch.save(mine, self._moments(self.rank))
+        self.crew.wait(self.rank)
+        if self.rank > 0:
+            return
+        others = [self._moments(rank) for rank in range(1, self.crew.size)]
         state = {
             "network": self.network.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "optimizers": [mine, *(torch.load(each, weights_only=True) for each in others)],
             "step": self.step,
             "tokens": self.arguments.tokens,
+            "processes": self.crew.size,
             "seconds": self.seconds,
         }
         partial = self._state.with_suffix(".partial")
@@ -225,63 +264,95 @@ class Training:
         save(self.network, self.directory)
         (self.directory / "training.json").write_text(json.dumps(self.log, indent=1) + "\n", encoding="utf-8")
         partial.replace(self._state)
+        for each in others:
+            each.unlink()
 
-    def note(self, lr: float, own: float, speed: float) -> None:
+    def note(self, lr: float, running: Tensor, speed: float) -> None:
         """Add a line to the log, now and then with figures on other conversations."""
-        point: dict[str, Any] = {"step": self.step, "seconds": round(self.seconds), "lr": lr, "own": round(own, 4)}
+        own, drills = (round(value, 4) for value in running.tolist())
+        point: dict[str, Any] = {"step": self.step, "seconds": round(self.seconds), "lr": round(lr, 6), "own": own}
+        if not math.isnan(drills):
+            point["drills"] = drills
         if self.step % (self.arguments.report * PROBE_EVERY) == 0:
-            level = stage_at(self.share(self.step)).level
+            level = stage_at(self.share()).level
             point["held_out"] = probe(self.network.eval(), self.tokenizer, True, level)
             point["trained"] = probe(self.network, self.tokenizer, False, level)["all"]
             self.network.train()
         self.log["curve"].append(point)
-        print(f"{100 * self.share(self.step):.1f}% {speed:.0f} tokens/s {json.dumps(point)}", flush=True)
+        print(f"{100 * self.share():.1f}% {speed:.0f} tokens/s {json.dumps(point)}", flush=True)
+
+    def _agree(self, clock: Clock) -> tuple[float, bool]:
+        """Let the first process say how far the training is, and whether it is time for a checkpoint."""
+        if self.rank == 0:
+            clock.wait()
+            self.crew.share[0] = 1.0 if clock.is_over() else min(1.0, self.share())
+            self.crew.share[1] = clock.is_due()
+        self.crew.wait(self.rank)
+        return self.crew.share[0].item(), bool(self.crew.share[1])
 
     def run(self) -> None:
         """Train to the end, or until the clock says to stop."""
         arguments, clock = self.arguments, Clock(self.arguments)
-        compiled = torch.compile(self.network, dynamic=False) if arguments.compile else self.network
-        print(f"{self.log['parameters']:,} parameters, {self.tokenizer.get_vocab_size()} tokens", flush=True)
-        ordered = orders(self.step, arguments.tokens, self.share)
-        running, noted, noted_at = math.nan, self.step, time.monotonic()
-        with closing(feed.blocks(self.vocabulary, ordered, arguments.workers)) as blocks:
-            for block in blocks:
-                clock.wait()
-                share = self.share(self.step)
-                if clock.is_over() or share >= 1:
-                    break
+        compute = torch.compile(loss_of, dynamic=False) if arguments.compile else loss_of
+        if self.rank == 0:
+            print(f"{self.log['parameters']:,} parameters, {self.tokenizer.get_vocab_size()} tokens", flush=True)
+        running, noted, noted_at = torch.full((2,), math.nan), self.step, time.monotonic()
+        share, due = self._agree(clock)
+        with closing(feed.blocks(self.vocabulary, self.orders(), arguments.workers)) as blocks:
+            while share < 1:
+                block = next(blocks)
                 lr = learning_rate(share)
-                loss, own = loss_of(compiled, *tensors(block, self.device))
-                update(self.network, self.optimizers, loss, lr)
+                self.crew.attach(self.rank)
+                # torch.compile works at the first block of each length: the others find in its cache what it made.
+                with self.crew.first(self.rank, block.ids.shape[1]):
+                    loss, means = compute(self.network, *tensors(block, self.device, self.step))
+                    loss.backward()
+                self.crew.wait(self.rank)
+                self.crew.combine(self.rank, CLIP)
+                update(self.optimizers, lr)
                 self.step += 1
-                if self.step % 10 == 0 or math.isnan(running):
-                    value = own.item()
-                    running = value if math.isnan(running) else 0.8 * running + 0.2 * value
-                if self.step % arguments.report == 0:
+                if due:
+                    self.keep()
+                if self.rank == 0 and self.step % 5 == 0:
+                    means = means.cpu()
+                    running = torch.where(running.isnan() | means.isnan(), means, 0.8 * running + 0.2 * means)
+                if self.step % arguments.report == 0 and self.rank == 0:
                     now = time.monotonic()
                     self.note(lr, running, (self.step - noted) * arguments.tokens / (now - noted_at))
                     noted, noted_at = self.step, time.monotonic()
-                if clock.is_due():
-                    self.keep()
+                share, due = self._agree(clock)
         self.keep()
-        print(f"stopped after {self.step} steps and {self.seconds / 60:.1f} minutes", flush=True)
+        if self.rank == 0:
+            print(f"stopped after {self.step} steps and {self.seconds / 60:.1f} minutes", flush=True)
 
 
-def tensors(block: rows.Block, device: torch.device) -> tuple[Tensor, ...]:
-    """The tokens, documents and weights of a block."""
-    parts = (block.ids.astype("int64"), block.documents, block.weights)
-    return tuple(torch.from_numpy(part).to(device) for part in parts)
-
-
-def update(network: Network, optimizers: list[torch.optim.Optimizer], loss: Tensor, lr: float) -> None:
+def update(optimizers: list[torch.optim.Optimizer], lr: float) -> None:
     """One step of the optimizers."""
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = lr
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+
+
+def join(place: int, arguments: argparse.Namespace, crew: Crew) -> None:
+    """Train in a process of its own."""
+    torch.set_num_threads(1)
+    Training(arguments, place + 1, crew).run()
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Train in as many processes as the arguments say."""
+    training = Training(arguments)
+    if arguments.processes == 1:
+        training.run()
+        return
+    torch.set_num_threads(1)
+    others = torch.multiprocessing.spawn(
+        join, (arguments, training.crew), arguments.processes - 1, join=False, daemon=True
+    )
+    training.run()
+    while not others.join():
+        pass
 
 
 def main() -> None:
@@ -295,7 +366,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="length of the training in time instead of steps")
     parser.add_argument("--tokens", type=int, default=65536 if cuda else 4096, help="tokens per step")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: PyTorch's choice)")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1 if cuda else min(4, os.cpu_count() or 1),
+        help="processes that share a step, each with one thread if there are several (default: one per core, up to 4)",
+    )
+    parser.add_argument("--threads", type=int, help="CPU threads of a single process (default: PyTorch's choice)")
     parser.add_argument(
         "--workers", type=int, default=max(1, (os.cpu_count() or 1) - 1) if cuda else 0, help="processes for the text"
     )
@@ -309,7 +386,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    Training(arguments).run()
+    train(arguments)
 
 
 if __name__ == "__main__":
