@@ -81,6 +81,21 @@ class CancelledError(LlamacError, RuntimeError):
         self.done = done
 
 
+def wrapped(failure: BaseException, what: str) -> LlamacError:
+    """An exception as an error of this library; itself if it is one.
+
+    Args:
+        failure: The exception. Panics of Rust's libraries do not derive from Exception.
+        what: What failed.
+    """
+    if isinstance(failure, LlamacError):
+        return failure
+    text = f"{what} failed: {type(failure).__name__}: {failure}"
+    error = OutOfMemoryError(text) if isinstance(failure, MemoryError) else LlamacError(text)
+    error.__cause__ = failure
+    return error
+
+
 class LlamacWarning(UserWarning):
     """The category of every warning of this library."""
 

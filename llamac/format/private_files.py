@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import secrets
+import shutil
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from llamac.progress import Progress, silent
 
 TEMPORARY = ".llamac-"  # begins the names of files that are not complete yet
+STALE_S = 3600.0  # age from which such a file is one of a process that ended, on disks without locks
 
 # What systems report for a lock on a file system without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
@@ -63,6 +67,8 @@ def create(path: Path) -> BinaryIO:
 def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a new file that replaces `path` when the block succeeds, and is deleted when it fails.
 
+    The new file is locked until it has its name. So `remove_abandoned` knows the files of processes that were killed.
+
     Args:
         path: The file. If it is a symbolic link, the file that it points to is replaced.
         sync: Whether to wait until the disk has the file. Otherwise a crash of the machine can leave it damaged.
@@ -71,14 +77,13 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         OSError: Also if something other than a regular file is at the path.
     """
     path = Path(os.path.realpath(path))
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
     mode = None
     with contextlib.suppress(FileNotFoundError):
         mode = os.stat(path).st_mode
     if mode is not None and not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     try:
-        file = create(temporary)
+        temporary, file = _create_locked(path.parent)
     except OSError as error:
         error.filename = str(path)
         raise
@@ -90,11 +95,57 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)  # before closing it releases the lock
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _create_locked(folder: Path) -> tuple[Path, BinaryIO]:
+    """Create a temporary file and lock it."""
+    while True:
+        path = folder / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
+        file = create(path)
+        if lock_new(path, file.fileno()):
+            return path, file
+        file.close()
+
+
+def lock_new(path: Path, descriptor: int) -> bool:
+    """Lock a new temporary file or folder. False if another process took it for an abandoned one first."""
+    held = try_lock(descriptor)
+    if held is None:  # this disk has no locks, so no process can mistake the file for an abandoned one
+        return True
+    return held and is_at(path, descriptor)
+
+
+def remove_abandoned(paths: Iterable[Path], stale_s: float = math.inf) -> None:
+    """Delete those of some temporary files and folders that no process has locked: their processes were killed.
+
+    Files of other users stay. On disks without locks, files stay until their last change is `stale_s` seconds ago.
+    """
+    for path in paths:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                status = os.fstat(descriptor)
+                held = try_lock(descriptor)
+                is_abandoned = time.time() - status.st_mtime > stale_s if held is None else held
+                if status.st_uid != os.geteuid() or not is_abandoned:
+                    continue
+                if stat.S_ISDIR(status.st_mode):
+                    shutil.rmtree(path)
+                elif stat.S_ISREG(status.st_mode):
+                    os.unlink(path)
+            finally:
+                os.close(descriptor)
+
+
+def remove_abandoned_in(folder: Path) -> None:
+    """Delete the files of a folder that `replacing` left behind in processes that were killed."""
+    with contextlib.suppress(OSError):
+        remove_abandoned([path for path in folder.iterdir() if path.name.startswith(TEMPORARY)], STALE_S)
 
 
 def try_lock(descriptor: int) -> bool | None:

@@ -25,7 +25,7 @@ import llamac
 from builders import checkpoint, llama_config
 from flat_hashes import HEAD_BYTES, put, rehashed, rehashed_header
 from llamac import _core
-from llamac.engine.probe_replay import replay_probes
+from llamac.engine.inspection.probe_replay import replay_probes
 from llamac.errors import ArgumentError, LlamacError, ModelError, UnsupportedError
 from llamac.export import probes as making
 from llamac.export.checkpoint import LayerConfig

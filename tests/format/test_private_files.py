@@ -7,10 +7,20 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-from llamac.format.private_files import create, locked, open_own, open_regular, try_lock
+from llamac.format import private_files
+from llamac.format.private_files import (
+    create,
+    locked,
+    open_own,
+    open_regular,
+    remove_abandoned_in,
+    replacing,
+    try_lock,
+)
 from processes import output_of
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for chown")
@@ -55,6 +65,60 @@ def test_a_file_of_another_user_is_rejected(tmp_path: Path) -> None:
     os.chown(tmp_path / "path", 12345, 12345)
     with pytest.raises(PermissionError, match="not this user's alone"):
         open_own(tmp_path / "path")
+
+
+# ---- files of processes that were killed
+
+
+def test_only_files_that_no_process_writes_are_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".llamac-1-a").touch()
+    (tmp_path / ".llamac-1-b").mkdir()
+    (tmp_path / "victim").touch()
+    (tmp_path / ".llamac-1-c").symlink_to(tmp_path / "victim")
+    os.mkfifo(tmp_path / ".llamac-1-d")
+    with replacing(tmp_path / "file") as file:
+        remove_abandoned_in(tmp_path)
+        kept = {Path(file.name).name, "victim", ".llamac-1-c", ".llamac-1-d"}
+        assert {path.name for path in tmp_path.iterdir()} == kept
+        file.write(b"whole")
+    remove_abandoned_in(tmp_path)
+    assert (tmp_path / "file").read_bytes() == b"whole"
+    (tmp_path / ".llamac-2").touch()
+    monkeypatch.setattr(private_files, "try_lock", lambda descriptor: None)  # a disk without locks
+    remove_abandoned_in(tmp_path)
+    assert (tmp_path / ".llamac-2").exists()
+    os.utime(tmp_path / ".llamac-2", (1, 1))
+    remove_abandoned_in(tmp_path)
+    assert not (tmp_path / ".llamac-2").exists()
+    remove_abandoned_in(tmp_path / "absent")
+
+
+def test_a_new_file_that_another_process_takes_for_an_abandoned_one_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Path] = []
+
+    def take_first(path: Path) -> BinaryIO:
+        file = create(path)
+        if not taken:
+            remove_abandoned_in(path.parent)
+            taken.append(path)
+        return file
+
+    monkeypatch.setattr(private_files, "create", take_first)
+    with replacing(tmp_path / "file") as file:
+        assert Path(file.name) != taken[0]
+        file.write(b"whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"whole"
+
+
+@needs_root
+def test_abandoned_files_of_another_user_stay(tmp_path: Path) -> None:
+    (tmp_path / ".llamac-1").touch()
+    os.chown(tmp_path / ".llamac-1", 12345, 12345)
+    remove_abandoned_in(tmp_path)
+    assert (tmp_path / ".llamac-1").exists()
 
 
 # ---- locks

@@ -18,7 +18,7 @@ import pytest
 import llamac
 from golden.cases import CASES
 from golden.tiny_checkpoints import random_tensor, write_checkpoint
-from llamac.engine.probe_replay import replay_probes
+from llamac.engine.inspection.probe_replay import replay_probes
 from llamac.errors import ArgumentError, ExportError, ModelError, UnsupportedError
 from llamac.export import probes as making
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
