@@ -56,12 +56,14 @@ class Constraint:
         self._tokenizer = tokenizer
         self._matcher = self._vocabulary.matcher(guide.grammar)
         n = self._vocabulary.n_ids
+        self._closings = guide.closings
         self._stop_ids = [token for token in stop_ids if token < n]
         self._may_force = may_force
         self._mask = bytearray(4 * (n // 32 + 1))
         self._pending: Future[None] | None = None
         self._forced: list[int] | None = None  # tokens from here on; None: not known
         self._shortest: int | None = None  # tokens of a short text of the grammar; None: no draw has been prepared
+        self._ending_tokens: list[int] = []  # the rest of the completion that has begun
         self._closing = b""  # the tag that ends the running reasoning
         self._openings: dict[int, bytes] = {}  # tokens that may begin the reasoning, and what ends it
         self._tail = b""
@@ -148,6 +150,7 @@ class Constraint:
         if not matcher.consume_token(token):
             raise ArgumentError(f"the token {token} does not match the guide: {matcher.get_error()[:3000]}")
         self._forced = self._forced[1:] or None if self._forced and self._forced[0] == token else None
+        self._ending_tokens = self._ending_tokens[1:] if self._ending_tokens[:1] == [token] else []
         self._prepare()
 
     # ---- limits
@@ -165,20 +168,33 @@ class Constraint:
         if self._closing or token in self._openings or token in self._stop_ids:
             return token
         matcher = self._settled()
+        if self._ending_tokens:  # a completion has begun, perhaps in the middle of a closing mark
+            return self._ending_tokens[0]
         if left > 2 * (self._shortest or 0) + MIN_CLOSING:
             return token
         after = matcher.deep_copy()
         after.consume_token(token)
         if self._completion(after, left - 1) is not None:
             return token
-        completion = self._completion(matcher, left)
-        return completion[0] if completion else token
+        self._ending_tokens = self._completion(matcher, left) or []
+        return self._ending_tokens[0] if self._ending_tokens else token
 
     def _completion(self, matcher: Any, most: int) -> list[int] | None:
         """Tokens that complete the text, at most this many; None if none were found. Depends on the text alone."""
-        end, found = matcher.deep_copy(), []
+        found = self._completed(matcher, most, ())
+        return self._completed(matcher, most, self._closings) if found is None and self._closings else found
+
+    def _completed(self, matcher: Any, most: int, closings: Sequence[Sequence[int]]) -> list[int] | None:
+        """Tokens that complete the text with closing marks wherever they can stand."""
+        marks = [list(closing) for closing in closings]
+        end = matcher.deep_copy()
+        found: list[int] = []
+        taken: list[int] = []
         while not end.is_accepting():
-            taken = _forced_tokens(end) or self._ending(end)
+            before, taken = taken, _forced_tokens(end)
+            if not taken:  # a text can hold the mark of another, and goes on
+                taken = next((mark for mark in marks if mark != before and end.validate_tokens(mark) == len(mark)), [])
+            taken = taken or self._ending(end)
             found += taken
             if len(found) > most or not taken or not end.consume_tokens(taken):
                 return None

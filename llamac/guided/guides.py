@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from llamac.arguments import wrong_type
@@ -21,12 +21,15 @@ class Guide:
 
     Attributes:
         grammar: The grammar in llguidance's form.
+        closings: Tokens that end free text inside of the grammar, for completing a text before `max_tokens`.
     """
 
     grammar: str
+    closings: tuple[tuple[int, ...], ...]
 
-    def __init__(self, grammar: str, shown: str) -> None:
+    def __init__(self, grammar: str, shown: str, closings: Iterable[Iterable[int]] = ()) -> None:
         self.grammar = grammar
+        self.closings = tuple(map(tuple, closings))
         self._shown = shown
 
     def __eq__(self, other: object) -> bool:

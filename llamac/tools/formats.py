@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from llamac.errors import ArgumentError
 from llamac.text.reasoning import TAGS
+from llamac.tools.notations import FUNCTIONGEMMA, GEMMA4, PYTHON, Notation
 from llamac.tools.patterns import Pattern
 
 Kind = Literal["reasoning", "content", "calls"]
@@ -53,8 +54,10 @@ class Writing:
     """How calls are written, for grammars that force them.
 
     Attributes:
-        call: A call, in which NAME stands for the tool's name, and ARGUMENTS or PARAMETERS for its arguments as JSON or
-            between tags; "" if calls cannot be forced.
+        call: A call, in which NAME stands for the tool's name, ARGUMENTS for its arguments, and NUMBER for a number;
+            "" if calls cannot be forced.
+        style: How arguments are written: in a notation, or between tags: what comes before a key, between the key and
+            its value, and after the value (see `tagged_parameters`). None: as JSON.
         between: What comes between two calls; None: an answer has one call.
         begin: What comes before the first call.
         end: What comes after the last one.
@@ -63,6 +66,7 @@ class Writing:
     """
 
     call: str = ""
+    style: Notation | tuple[str, ...] | None = None
     between: str | None = None
     begin: str = ""
     end: str = ""
@@ -138,11 +142,21 @@ FORMATS: dict[str, Format] = {
                 Region("calls", rf"<\|tool_call>call:{NAME}", r"<tool_call\|>", "relaxed"),
             ),
             (("<|tool_call>call:",),),
+            Writing(
+                "<|tool_call>call:NAMEARGUMENTS<tool_call|>",
+                *(GEMMA4, ""),
+                trigger="<|tool_call>",
+                free="<|channel>thought\nTEXT<channel|>",
+            ),
         ),
         Format(
             "functiongemma",
             (Region("calls", rf"<start_function_call>call:{NAME}", "<end_function_call>", "relaxed"),),
             (("<start_function_call>",),),
+            Writing(
+                *("<start_function_call>call:NAMEARGUMENTS<end_function_call>", FUNCTIONGEMMA, ""),
+                trigger="<start_function_call>",
+            ),
         ),
         Format(
             "deepseek",
@@ -164,7 +178,7 @@ FORMATS: dict[str, Format] = {
             (("<｜tool▁call▁begin｜>",), ("<｜tool▁calls▁begin｜>",)),
             Writing(
                 f"{_DEEPSEEK[0]}NAME{_DEEPSEEK[1]}ARGUMENTS{_DEEPSEEK[2]}",
-                *("", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+                *(None, "", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
                 trigger="<｜tool▁calls▁begin｜>",
             ),
         ),
@@ -181,6 +195,11 @@ FORMATS: dict[str, Format] = {
                 ),
             ),
             (("<|tool_call_begin|>",),),
+            Writing(
+                "<|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>ARGUMENTS<|tool_call_end|>",
+                *(None, "", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+                trigger="<|tool_calls_section_begin|>",
+            ),
         ),
         Format(
             "mistral",
@@ -194,7 +213,7 @@ FORMATS: dict[str, Format] = {
                 Region("calls", r"\[TOOL_CALLS\]", reader="json"),
             ),
             (("[TOOL_CALLS]",),),
-            Writing(_JSON_CALL, ", ", "[TOOL_CALLS][", "]", trigger="[TOOL_CALLS]"),
+            Writing(_JSON_CALL, None, ", ", "[TOOL_CALLS][", "]", trigger="[TOOL_CALLS]"),
         ),
         Format(
             "qwen3-coder",
@@ -207,7 +226,12 @@ FORMATS: dict[str, Format] = {
                 ),
             ),
             (("<function=", "<parameter="),),
-            Writing("<tool_call>\n<function=NAME>\nPARAMETERS</function>\n</tool_call>", "\n", trigger="<tool_call>"),
+            Writing(
+                "<tool_call>\n<function=NAME>\nARGUMENTS</function>\n</tool_call>",
+                ("<parameter=", ">\n", "\n", "</parameter>", "\n"),
+                between="\n",
+                trigger="<tool_call>",
+            ),
         ),
         Format(
             "glm",
@@ -216,6 +240,12 @@ FORMATS: dict[str, Format] = {
                 Region("calls", r"<tool_call>\s*(?P<name>[^<\n]+)\n?", "</tool_call>", "tagged parameters"),
             ),
             (("<arg_key>",),),
+            Writing(
+                "<tool_call>NAME\nARGUMENTS</tool_call>",
+                ("<arg_key>", "</arg_key>\n<arg_value>", "", "</arg_value>", "\n"),
+                between="\n",
+                trigger="<tool_call>",
+            ),
         ),
         Format(
             "llama4",
@@ -224,11 +254,16 @@ FORMATS: dict[str, Format] = {
                 Region("calls", r"<\|python_start\|>", r"<\|python_end\|>", "python"),
             ),
             (("<|python_start|>",),),
+            Writing("NAME(ARGUMENTS)", PYTHON, ", ", "[", "]"),
         ),
         Format(
             "lfm2",
             (*THINKING, Region("calls", r"<\|tool_call_start\|>", r"<\|tool_call_end\|>", "python")),
             (("<|tool_call_start|>",),),
+            Writing(
+                *("NAME(ARGUMENTS)", PYTHON, ", ", "<|tool_call_start|>[", "]<|tool_call_end|>"),
+                trigger="<|tool_call_start|>",
+            ),
         ),
         Format(
             "phi4-mini",
@@ -238,19 +273,19 @@ FORMATS: dict[str, Format] = {
                 Region("calls", r"functools\[", "", "json", True, True, "functools"),
             ),
             (("<|tool_call|>", "<|/tool_call|>"), ("<|tool|>", "<|/tool|>"), ("functools[",)),
-            Writing(_JSON_CALL, ", ", "<|tool_call|>[", "]<|/tool_call|>", trigger="<|tool_call|>"),
+            Writing(_JSON_CALL, None, ", ", "<|tool_call|>[", "]<|/tool_call|>", trigger="<|tool_call|>"),
         ),
         Format(
             "granite",
             (*THINKING, Region("calls", r"(?:<\|tool_call\|>|<tool_call>)", "", "json")),
             (("<|tool_call|>",), ("<|start_of_role|>", "<tool_call>[")),
-            Writing(_JSON_CALL, ", ", "<|tool_call|>[", "]", trigger="<|tool_call|>"),
+            Writing(_JSON_CALL, None, ", ", "<|tool_call|>[", "]", trigger="<|tool_call|>"),
         ),
         Format(
             "hermes",
             (*THINKING, Region("calls", r"<tool_call>", r"</tool_call>", "json")),
             (("<tool_call>",),),
-            Writing(f"<tool_call>\n{_JSON_CALL}\n</tool_call>", "\n", trigger="<tool_call>"),
+            Writing(f"<tool_call>\n{_JSON_CALL}\n</tool_call>", between="\n", trigger="<tool_call>"),
         ),
         Format(
             "command-r",
@@ -262,7 +297,7 @@ FORMATS: dict[str, Format] = {
             (("<|START_ACTION|>",),),
             Writing(
                 '{"tool_name": "NAME", "parameters": ARGUMENTS}',
-                *(", ", "<|START_ACTION|>[", "]<|END_ACTION|>"),
+                *(None, ", ", "<|START_ACTION|>[", "]<|END_ACTION|>"),
                 trigger="<|START_ACTION|>",
             ),
         ),

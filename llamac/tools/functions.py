@@ -15,26 +15,20 @@ from llamac.tools.readers import Schemas
 
 Tool = Mapping[str, Any] | Callable[..., Any]
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_PARAMETERS = ("args", "arguments", "parameters", "params", "other parameters")
 _SECTIONS = (
-    "args",
-    "arguments",
-    "parameters",
-    "returns",
-    "return",
-    "raises",
-    "yields",
-    "example",
-    "examples",
-    "note",
-    "notes",
+    *(*_PARAMETERS, "returns", "return", "raises", "yields", "example", "examples", "note", "notes", "see also"),
+    *("attributes", "references", "warnings", "warns"),
 )
+_FIELD = re.compile(r":(\w+)(?:\s+[^:]*?)?(?:\s*\b(\w+))?:(?:\s+(.*)|$)")  # reST's, such as ":param int days: how many"
+_FIELDS = ("param", "parameter", "arg", "argument", "key", "keyword")
 
 
 def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
     """The description of a Python function as a tool, in OpenAI's form.
 
-    Name and types come from the signature, the texts from a docstring in Google's style: its first paragraph, and the
-    entries under "Args:". A parameter without a default is required.
+    Name and types come from the signature, the texts from the docstring in the style of Google, NumPy or reST: what
+    comes before its sections, and the entries of its parameters. A parameter without a default is required.
 
     Args:
         function: The function. Every parameter needs a type annotation.
@@ -79,27 +73,69 @@ def _compact(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The first paragraphs of a docstring, and the texts of its "Args:"."""
+    """The description in a docstring, and the texts of its parameters, in the style of Google, NumPy or reST."""
     lines = text.splitlines()
-    heads = [i for i, line in enumerate(lines) if line.rstrip().endswith(":") and line.strip(": ").lower() in _SECTIONS]
-    description = " ".join(" ".join(lines[: heads[0] if heads else None]).split())
+    heads = {i: style for i in range(len(lines)) if (style := _style(lines, i))}
+    first = min(heads, default=len(lines))
+    description = " ".join(" ".join(lines[:first]).split())
     texts: dict[str, str] = {}
-    for head in heads:
-        if lines[head].strip(": ").lower() not in ("args", "arguments", "parameters"):
-            continue
-        after = [later for later in heads if later > head]
-        key, indent = "", None
-        for line in lines[head + 1 : after[0] if after else None]:
-            if not line.strip():
-                continue
-            depth = len(line) - len(line.lstrip())
-            indent = depth if indent is None else indent
-            entry = re.match(r"\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)", line) if depth == indent else None
-            if entry is not None:
-                key, texts[entry[1]] = entry[1], entry[2].strip()
-            elif key:
-                texts[key] = f"{texts[key]} {line.strip()}".strip()
+    for head, style in heads.items():
+        body = lines[head + (2 if style == "numpy" else 1) : min((i for i in heads if i > head), default=None)]
+        if style == "rest":
+            field = _FIELD.match(lines[head].strip())
+            assert field is not None
+            if field[1] in _FIELDS and field[2]:
+                rest = " ".join(line.strip() for line in _until_blank(body))
+                texts[field[2]] = f"{field[3] or ''} {rest}".strip()
+        elif lines[head].strip(": ").lower() in _PARAMETERS:
+            texts.update(_google(body) if style == "google" else _numpy(body))
     return description, texts
+
+
+def _style(lines: list[str], i: int) -> str:
+    """The style of the section that a line begins; empty if it begins none."""
+    line = lines[i].strip()
+    if line.lower().rstrip(":") in _SECTIONS:
+        if i + 1 < len(lines) and re.fullmatch(r"\s*-{3,}\s*", lines[i + 1]):
+            return "numpy"
+        if line.endswith(":"):
+            return "google"
+    return "rest" if _FIELD.match(line) else ""
+
+
+def _until_blank(lines: list[str]) -> list[str]:
+    return lines[: next((i for i, line in enumerate(lines) if not line.strip()), None)]
+
+
+def _google(lines: list[str]) -> dict[str, str]:
+    """Entries such as "days (int): How many." with lines that continue them."""
+    texts: dict[str, str] = {}
+    key, indent = "", None
+    for line in filter(str.strip, lines):
+        depth = len(line) - len(line.lstrip())
+        indent = depth if indent is None else indent
+        entry = re.match(r"\s*\*{0,2}(\w+)\s*(?:\(.*?\))?\s*:(?:\s+(.*)|$)", line) if depth == indent else None
+        if depth == 0:
+            break  # the description goes on
+        if entry is not None:
+            key, texts[entry[1]] = entry[1], (entry[2] or "").strip()
+        elif key:
+            texts[key] = f"{texts[key]} {line.strip()}".strip()
+    return texts
+
+
+def _numpy(lines: list[str]) -> dict[str, str]:
+    """Entries such as "days : int" with indented lines below them."""
+    texts: dict[str, str] = {}
+    keys: list[str] = []
+    for line in filter(str.strip, lines):
+        if line[0].isspace():
+            texts.update({key: f"{texts[key]} {line.strip()}".strip() for key in keys})
+        else:
+            names = line.partition(":")[0].split(",")
+            keys = [name.strip().lstrip("*") for name in names]
+            texts.update(dict.fromkeys(keys, ""))
+    return texts
 
 
 def tool_list(tools: object) -> list[dict[str, Any]]:
@@ -126,8 +162,13 @@ def tool_list(tools: object) -> list[dict[str, Any]]:
                 f"tools[{index}] has the name {name!r}, expected 1 to 64 letters, digits, dots, colons, hyphens or "
                 "underscores"
             )
+        if not isinstance(function.get("description"), str | None):
+            raise wrong_type(f"tools[{index}]['function']['description']", function["description"], "a str")
         if not isinstance(function.get("parameters", {}), Mapping):
             raise wrong_type(f"tools[{index}]['function']['parameters']", function["parameters"], "a JSON schema")
+        properties = function.get("parameters", {}).get("properties", {})
+        if not isinstance(properties, Mapping):
+            raise wrong_type(f"tools[{index}]['function']['parameters']['properties']", properties, "a dict")
         if any(name == other["function"]["name"] for other in found):
             raise ArgumentError(f"tools has two tools named {name!r}: each needs its own name")
         found.append({"type": "function", **wrapped})

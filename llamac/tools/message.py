@@ -42,6 +42,7 @@ class Message:
         reasoning: What the model wrote between its thinking tags, or None.
         tool_calls: The calls, in order.
         notes: What could not be used as it was: a malformed call that stayed in the content, text that was ignored.
+        named: Whether the request named the tool to call. OpenAI's API then gives the finish reason "stop".
         role: "assistant".
     """
 
@@ -49,6 +50,7 @@ class Message:
     reasoning: str | None = None
     tool_calls: list[ToolCall] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    named: bool = False
     role: str = "assistant"
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,7 +109,11 @@ class Delta:
 def parsed_arguments(text: str) -> dict[str, Any] | None:
     """Arguments as a dict; None if they are not a JSON object."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")

@@ -251,6 +251,7 @@ class MessageParser:
         if region is None:
             return
         if reader is not None and not self._is_rejected:
+            reader.is_cut = bool(region.close) and not text
             reader.end()
         self._region = self._reader = None
         if region.kind == "reasoning":

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from llamac.tools.values import python_calls, relaxed_json, typed_value
+from llamac.tools.values import QUOTES, python_calls, relaxed_json, typed_value
 
 Groups = Mapping[str, str]
 Options = Mapping[str, Any]
@@ -47,10 +47,12 @@ class Reader:
     Attributes:
         is_done: Whether the calls are complete, so that what follows is not part of them.
         in_string: Whether the next characters belong to a string, so that tags in them end nothing.
+        is_cut: Whether the text ends before the closing tag. Set before `end`.
     """
 
     is_done = False
     in_string = False
+    is_cut = False
 
     def __init__(self, sink: Sink, groups: Groups, schemas: Schemas, options: Options) -> None:
         """Begin.
@@ -200,7 +202,7 @@ class JsonReader(Reader):
         self._value.read(char)
         if self._value.is_done:
             self.in_string = False
-            self._key = self._text[1:-1]
+            self._key = _string(self._text) or ""
             if not self._is_open and self._key not in KNOWN_KEYS:
                 self._sink.doubt()
             self._read = self._before_value
@@ -313,9 +315,33 @@ class ParametersReader(Reader):
 
     def end(self) -> None:
         """The text of the calls has ended."""
+        if self.is_cut:
+            self._take_cut()
+            return
         self._take(self._text)
         self._sink.add("}" if self._written else "{}")
         self._sink.close()
+
+    def _take_cut(self) -> None:
+        """Pass on what there is of a parameter. The arguments stay open, so that nobody takes them for complete."""
+        rest = self._text.partition(self.TAGS[0])[2]
+        key, closing, value = rest.partition(self.TAGS[1])
+        opened, value = ("", value) if not self.TAGS[2] else value.partition(self.TAGS[2])[1:]
+        if closing and (opened or not self.TAGS[2]):
+            written = self._value(key.strip(), value)
+            self._sink.add(self._pair(key.strip(), written[:-1] if written.startswith('"') else written))
+        elif not self._written:
+            self._sink.add("{")
+        self._sink.close(INCOMPLETE)
+
+    def _value(self, key: str, text: str) -> str:
+        """The JSON of a parameter's text."""
+        schema = self._schemas.get(self._name, {})
+        properties = schema.get("properties")
+        return typed_value(text, properties.get(key) if isinstance(properties, Mapping) else None, schema)
+
+    def _pair(self, key: str, value: str) -> str:
+        return (", " if self._written else "{") + json.dumps(key, ensure_ascii=False) + ": " + value
 
     def _take(self, text: str) -> None:
         """Pass a parameter on."""
@@ -328,9 +354,7 @@ class ParametersReader(Reader):
             for char in opening + rest:
                 self._sink.ignore(char)
             return
-        schema = self._schemas.get(self._name, {}).get("properties", {})
-        value = typed_value(value, schema.get(key) if isinstance(schema, Mapping) else None)
-        self._sink.add((", " if self._written else "{") + json.dumps(key, ensure_ascii=False) + ": " + value)
+        self._sink.add(self._pair(key, self._value(key, value)))
         self._written.add(key)
 
 
@@ -351,6 +375,8 @@ class RelaxedReader(Reader):
     def read(self, char: str) -> None:
         """Read a character."""
         self._text += char
+        if self._text.endswith(QUOTES):
+            self.in_string = not self.in_string
 
     def end(self) -> None:
         """The text of the calls has ended."""

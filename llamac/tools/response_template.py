@@ -52,7 +52,9 @@ def read_response_template(spec: object) -> Format:
     outside: Kind = "content"
     for name, given in spec["fields"].items():
         place = f"{NAME}.fields.{name}"
-        if not isinstance(given, Mapping) or not set(given) <= _FIELD_KEYS:
+        if not isinstance(given, Mapping):
+            raise UnsupportedError(f"{place} is {given!r:.60}, expected an object")
+        if not set(given) <= _FIELD_KEYS:
             raise UnsupportedError(f"{place} has unknown parts: {sorted(set(given) - _FIELD_KEYS)}")
         kind = _KINDS.get(name, "content")
         opening, closing = _pattern(given, "open", place), _pattern(given, "close", place)
@@ -141,16 +143,19 @@ class TemplateReader(Reader):
         """The JSON of arguments. Texts get the types that the tool's schema asks for."""
         if isinstance(arguments, str):
             return arguments
-        schema = self._schemas.get(name, {}).get("properties", {})
+        root = self._schemas.get(name, {})
+        schema = root.get("properties", {})
         if not isinstance(arguments, Mapping):
-            return json.dumps(arguments, ensure_ascii=False)
-        pairs = (
-            json.dumps(key, ensure_ascii=False)
-            + ": "
-            + (typed_value(value, schema.get(key)) if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+            return _json_text(arguments)
+        values = {
+            key: typed_value(value, schema.get(key), root) if isinstance(value, str) else _json_text(value)
             for key, value in arguments.items()
-        )
-        return "{" + ", ".join(pairs) + "}"
+        }
+        return "{" + ", ".join(f"{_json_text(key)}: {value}" for key, value in values.items()) + "}"
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _filled(transform: Any, scope: Mapping[str, Any]) -> Any:

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
+import keyword
 import re
+import tokenize
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 MAX_PYTHON = 65536  # characters of calls in Python's syntax
 MAX_DEPTH = 100  # of nested values
+_RESERVED = "_reserved_"  # stands before names that Python reserves
 QUOTES = ('<|"|>', "<escape>")  # marks around Gemma's strings
 
 
-def typed_value(text: str, schema: object) -> str:
+def typed_value(text: str, schema: object, root: object = None) -> str:
     """The JSON of a bare text. The schema says whether it is a string; without one, it is.
 
     Args:
         text: The text. One line feed at its beginning and one at its end do not belong to it.
         schema: The parameter's JSON schema, or None.
+        root: The schema that has the definitions to which the parameter's refers.
     """
     text = text.removeprefix("\n").removesuffix("\n")
-    kinds = schema_types(schema)
+    kinds = schema_types(schema, root)
     bare = text.strip()
+    for option in constants(schema, root) or ():
+        written = json.dumps(option, ensure_ascii=False)
+        if option == text or (not isinstance(option, str) and bare in (written, repr(option))):
+            return written
     if kinds and "string" not in kinds:
         for candidate in (bare, {"True": "true", "False": "false", "None": "null"}.get(bare, "")):
             try:
@@ -37,9 +47,37 @@ def typed_value(text: str, schema: object) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def schema_types(schema: object) -> frozenset[str]:
+def resolved(schema: object, root: object) -> Mapping[str, Any] | None:
+    """A schema behind its references; None if one of them leads nowhere.
+
+    Args:
+        schema: The schema, which can be a reference.
+        root: The schema that has the definitions.
+    """
+    for _ in range(MAX_DEPTH):
+        if not isinstance(schema, Mapping):
+            return None
+        target = schema.get("$ref")
+        if not isinstance(target, str):
+            return schema
+        schema = root
+        for step in target.removeprefix("#").split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            schema = schema.get(step) if isinstance(schema, Mapping) else None
+    return None
+
+
+def constants(schema: object, root: object = None) -> list[Any] | None:
+    """The values that a schema lists; None if it lists none."""
+    found = resolved(schema, root) or {}
+    listed = [found["const"]] if "const" in found else found.get("enum")
+    return listed if isinstance(listed, list) else None
+
+
+def schema_types(schema: object, root: object = None, depth: int = 0) -> frozenset[str]:
     """The types that a schema allows; none if it does not say."""
-    if not isinstance(schema, Mapping):
+    schema = resolved(schema, root)
+    if schema is None or depth > MAX_DEPTH:
         return frozenset()
     kind = schema.get("type")
     found = (
@@ -50,9 +88,9 @@ def schema_types(schema: object) -> frozenset[str]:
         else set()
     )
     for part in (*_list(schema.get("anyOf")), *_list(schema.get("oneOf"))):
-        found |= schema_types(part)
-    if not found and isinstance(schema.get("enum"), list):
-        found = {"string" if isinstance(value, str) else "other" for value in schema["enum"]}
+        found |= schema_types(part, root, depth + 1)
+    if not found:
+        found = {"string" if isinstance(value, str) else "other" for value in constants(schema) or ()}
     return frozenset(found)
 
 
@@ -78,11 +116,25 @@ def python_calls(text: str, parameters: Mapping[str, Sequence[str]]) -> list[tup
     if len(text) > MAX_PYTHON:
         return None
     try:
-        statements = ast.parse(text.strip()).body
+        statements = _parsed(text.strip()).body
         nodes = [node for statement in statements for node in _calls_of(statement)]
         return [_call(node, parameters) for node in nodes] or None
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError):
         return None
+
+
+def _parsed(text: str) -> ast.Module:
+    """The syntax tree of calls. Parameters of tools can have names that Python reserves, such as `from`."""
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        lines = text.splitlines(keepends=True)
+        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+        for token, following in zip(tokens[-2::-1], tokens[:0:-1], strict=True):
+            if following.string == "=" and token.type == tokenize.NAME and keyword.iskeyword(token.string):
+                row, column = token.start
+                lines[row - 1] = lines[row - 1][:column] + _RESERVED + lines[row - 1][column:]
+        return ast.parse("".join(lines))
 
 
 def _calls_of(statement: ast.stmt) -> list[ast.expr]:
@@ -101,10 +153,10 @@ def _call(node: ast.expr, parameters: Mapping[str, Sequence[str]]) -> tuple[str,
     if not re.fullmatch(r"[\w.]+", name) or len(node.args) > len(parameters.get(name, ())):
         raise ValueError("not a call of a tool")
     named = dict(zip(parameters.get(name, ()), node.args, strict=False))
-    for keyword in node.keywords:
-        if keyword.arg is None:
+    for argument in node.keywords:
+        if argument.arg is None:
             raise ValueError("not a call of a tool")
-        named[keyword.arg] = keyword.value
+        named[argument.arg.removeprefix(_RESERVED)] = argument.value
     values = {key: ast.literal_eval(value) for key, value in named.items()}
     return name, json.dumps(values, ensure_ascii=False, allow_nan=False)
 

@@ -112,6 +112,26 @@ GOLDEN = {
     "hermes, a brace too few": Golden(
         "hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}</tool_call>', calls=(OSLO,), errors=1
     ),
+    "hermes, no number of JSON": Golden(
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": {"days": NaN}}</tool_call>',
+        calls=(("weather", '{"days": NaN}'),),
+        errors=1,
+    ),
+    "hermes, escapes in keys and names": Golden(
+        "hermes",
+        r'<tool_call>{"n\u0061me": "w\u0065ather", "arguments": {"city": "Oslo"}}</tool_call>',
+        calls=(OSLO,),
+    ),
+    "hermes, a call in open reasoning": Golden(
+        "hermes", '<think>a <tool_call>{"name": "stop"}</tool_call>', "", 'a <tool_call>{"name": "stop"}</tool_call>'
+    ),
+    "hermes, marks of other formats": Golden(
+        "hermes",
+        '[TOOL_CALLS]x <|python_tag|><tool_call>{"name": "stop"}</tool_call>',
+        "[TOOL_CALLS]x <|python_tag|>",
+        calls=(("stop", "{}"),),
+    ),
     "hermes, cut": Golden(
         "hermes",
         '<tool_call>{"name": "weather", "arguments": {"city": "Os',
@@ -143,6 +163,33 @@ GOLDEN = {
     ),
     "qwen3-coder, no tool_call": Golden(
         "qwen3-coder", "<function=other>\n<parameter=n>\n1\n</parameter>\n</function>", calls=(("other", '{"n": "1"}'),)
+    ),
+    "qwen3-coder, cut in a text": Golden(
+        "qwen3-coder",
+        "<tool_call>\n<function=weather>\n<parameter=days>\n1\n</parameter>\n<parameter=city>\nOs",
+        calls=(("weather", '{"days": 1, "city": "Os'),),
+        errors=1,
+    ),
+    "qwen3-coder, cut in a number": Golden(
+        "qwen3-coder",
+        "<tool_call>\n<function=weather>\n<parameter=days>\n1",
+        calls=(("weather", '{"days": 1'),),
+        errors=1,
+    ),
+    "qwen3-coder, cut between parameters": Golden(
+        "qwen3-coder",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<param",
+        calls=(("weather", '{"city": "Oslo"'),),
+        errors=1,
+    ),
+    "qwen3-coder, cut before the first": Golden(
+        "qwen3-coder", "<tool_call>\n<function=stop>\n", calls=(("stop", "{"),), errors=1
+    ),
+    "glm, cut": Golden(
+        "glm",
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Os",
+        calls=(("weather", '{"city": "Os'),),
+        errors=1,
     ),
     "qwen3-coder, not a number": Golden(
         "qwen3-coder",
@@ -197,6 +244,11 @@ GOLDEN = {
         reasoning="hm",
         calls=(("weather", '{"city": "Os}lo", "days": 3, "exact": true, "tags": ["a", "b"]}'), ("stop", "{}")),
     ),
+    "gemma4, a tag in a string": Golden(
+        "gemma4",
+        '<|tool_call>call:weather{city:<|"|>a <tool_call|> }b<|"|>}<tool_call|>',
+        calls=(("weather", '{"city": "a <tool_call|> }b"}'),),
+    ),
     "functiongemma": Golden(
         "functiongemma",
         "<start_function_call>call:weather{city:<escape>New York<escape>,where:{lat:1.5,note:north}}<end_function_call>",
@@ -225,6 +277,16 @@ GOLDEN = {
     # others
     "llama4": Golden("llama4", "[weather(city='Oslo')]", calls=(OSLO,)),
     "lfm2": Golden("lfm2", "<|tool_call_start|>[weather(city='Oslo')]<|tool_call_end|>Wait.", "Wait.", calls=(OSLO,)),
+    "lfm2, reserved names": Golden(
+        "lfm2",
+        "<|tool_call_start|>[weather(city='from=1', from='a', class=None)]<|tool_call_end|>",
+        calls=(("weather", '{"city": "from=1", "from": "a", "class": null}'),),
+    ),
+    "lfm2, a tag in a string": Golden(
+        "lfm2",
+        "<|tool_call_start|>[weather(city='<|tool_call_end|>')]<|tool_call_end|>",
+        calls=(("weather", '{"city": "<|tool_call_end|>"}'),),
+    ),
     "phi4-mini": Golden(
         "phi4-mini", '<|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]<|/tool_call|>', calls=(OSLO,)
     ),

@@ -163,6 +163,7 @@ def test_plain_json_keeps_its_text() -> None:
         ({"fields": None}, "has no object 'fields'"),
         ({"version": 2}, "has the version 2"),
         ({"start_anchor": None}, "neither 'start_anchor' nor"),
+        ({"fields": {"content": True}}, "content is True, expected an object"),
         ({"fields": {"content": {"openn": "x"}}}, "content has unknown parts: ..openn"),
         ({"fields": {"content": {"open": [""]}}}, "open is not a string or a list of strings"),
         ({"fields": {"content": {"open_pattern": "(?=x)"}}}, "the pattern"),

@@ -1,0 +1,238 @@
+"""Forced calls in every format: random texts of the grammar are parsed back to calls that match the schemas."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from vocab_samples import tokenizer_json
+
+from llamac.errors import ArgumentError, UnsupportedError
+from llamac.guided.constraint import Constraint
+from llamac.text.special_tokens import SpecialTokens
+from llamac.text.tokenizer import Tokenizer
+from llamac.tools.formats import FORMATS, PLAIN, Format
+from llamac.tools.functions import parameters_of
+from llamac.tools.grammar import ToolCalls, calls_guide
+from llamac.tools.message import Message
+from llamac.tools.parser import MessageParser
+
+jsonschema = pytest.importorskip("jsonschema")
+pytest.importorskip("llguidance")
+
+EOS = 257
+ENDINGS = (b'"', b"}", b"]", b",")
+LENGTH = 3000  # tokens of the longest random text
+# The tokens that mark calls in the vocabularies of the models.
+MARKS = {
+    "harmony": ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"),
+    "gemma4": ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
+    "functiongemma": ("<start_function_call>", "<end_function_call>", "<escape>"),
+    "deepseek": (
+        "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+        "<\uff5ctool\u2581call\u2581begin\uff5c>",
+        "<\uff5ctool\u2581sep\uff5c>",
+        "<\uff5ctool\u2581call\u2581end\uff5c>",
+        "<\uff5ctool\u2581calls\u2581end\uff5c>",
+    ),
+    "kimi": (
+        *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
+        "<|tool_call_argument_begin|>",
+    ),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]"),
+    "qwen3-coder": ("<tool_call>", "</tool_call>"),
+    "glm": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    "llama4": ("<|python_start|>", "<|python_end|>"),
+    "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
+    "phi4-mini": ("<|tool_call|>", "<|/tool_call|>"),
+    "granite": ("<|tool_call|>",),
+    "hermes": ("<tool_call>", "</tool_call>"),
+    "command-r": ("<|START_ACTION|>", "<|END_ACTION|>"),
+    "llama3": ("<|python_tag|>",),
+    "gemma": (),
+}
+FORCED = [name for name, form in FORMATS.items() if form.writing.call]
+PLACE = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "zip": {"type": ["integer", "null"]}},
+    "required": ["name"],
+}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "flat": {
+        "properties": {
+            "city": {"type": "string"},
+            "from": {"type": "integer", "minimum": 3, "maximum": 20},
+            "exact": {"type": "boolean"},
+            "unit": {"enum": ["C", "F", 'a"b']},
+            "nothing": {"type": "null"},
+        },
+        "required": ["city", "exact", "unit"],
+    },
+    "optional": {"properties": {key: {"type": "boolean"} for key in "abc"}},
+    "nested": {
+        "properties": {
+            "where": {"$ref": "#/$defs/Place"},
+            "tags": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 3},
+            "grid": {"type": "array", "items": {"type": "array", "items": {"type": "number"}, "maxItems": 2}},
+            "level": {"$ref": "#/$defs/Level"},
+        },
+        "required": ["where", "tags", "level"],
+        "$defs": {"Place": PLACE, "Level": {"enum": [1, 2, True, None, "x"]}},
+    },
+    "limits": {
+        "properties": {
+            "code": {"type": "string", "pattern": "^[a-c]{2,4}$"},
+            "short": {"type": "string", "minLength": 2, "maxLength": 3},
+            "either": {"anyOf": [{"type": "integer"}, {"type": "boolean"}]},
+            "fixed": {"const": "x"},
+        },
+        "required": ["code", "short", "either", "fixed"],
+    },
+    "empty": {"properties": {}},
+    "open": {"properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": True},
+}
+
+
+def vocabulary(marks: tuple[str, ...]) -> Tokenizer:
+    """A byte-level vocabulary with special tokens."""
+    names = ("<s>", "</s>", *marks)
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    ids = [256, EOS, *range(259, 259 + len(marks))]
+    added = [{"id": token, "content": name, **flags} for token, name in zip(ids, names, strict=True)]
+    special = SpecialTokens(bos_id=256, add_bos=False, add_eos=False, eos_id=EOS, stop_ids=(EOS,))
+    return Tokenizer.from_json(json.dumps(tokenizer_json(added_tokens=added)).encode(), special)
+
+
+def tools_of(schema: dict[str, Any], name: str = "do_it", **options: Any) -> list[dict[str, Any]]:
+    parameters = {"type": "object", **schema}
+    return [{"type": "function", "function": {"name": name, "parameters": parameters, **options}}]
+
+
+def random_text(guide: ToolCalls, tokenizer: Tokenizer, seed: int) -> str:
+    """A random text of a guide's grammar. What ends a value is more probable than the rest."""
+    draw = random.Random(seed)
+    constraint = Constraint(guide, tokenizer, [EOS], [])
+    tokens: list[int] = []
+    pending: list[int] = []  # the rest of a mark that ends free text
+    while not constraint.is_complete and len(tokens) < LENGTH:
+        mask = constraint.mask()
+        assert mask is not None
+        allowed = [token for token in range(tokenizer.n_ids) if mask[token // 8] >> token % 8 & 1]
+        if EOS in allowed and draw.random() < 0.5:
+            break
+        if not pending and guide.closings and draw.random() < 0.1:
+            pending = list(draw.choice(guide.closings))
+        texts = {token: tokenizer.token_bytes(token) for token in allowed}
+        ending = [token for token, data in texts.items() if data in ENDINGS or token > EOS + 1]
+        words = [token for token, data in texts.items() if data.isascii() and data.isalnum()]
+        token = draw.choice((ending if draw.random() < 0.3 else words) or [token for token in allowed if token != EOS])
+        if pending and pending[0] in allowed:
+            token = pending.pop(0)
+        else:
+            pending = []
+        tokens.append(token)
+        constraint.accept(token)
+    assert constraint.is_accepting, tokenizer.decode(tokens, skip_special=False)
+    return tokenizer.decode(tokens, skip_special=False)
+
+
+def parse(form: Format, tools: list[dict[str, Any]], text: str) -> Message:
+    parser = MessageParser(form, schemas=parameters_of(tools))
+    for char in text:
+        parser.push(char)
+    parser.finish()
+    return parser.message
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("schema", SCHEMAS)
+@pytest.mark.parametrize("name", FORCED)
+def test_what_is_forced_is_parsed_back(name: str, schema: str, special: bool) -> None:
+    form, tools = FORMATS[name], tools_of(SCHEMAS[schema])
+    tokenizer = vocabulary(MARKS[name] if special else ())
+    guide = calls_guide(form, tools, tokenizer, parallel=True)
+    closed = {**tools[0]["function"]["parameters"]}
+    closed.setdefault("additionalProperties", False)
+    for seed in range(3):
+        text = random_text(guide, tokenizer, seed)
+        message = parse(form, tools, text)
+        assert message.tool_calls, text
+        assert message.notes == [], text
+        assert message.content is None, text
+        for call in message.tool_calls:
+            assert (call.name, call.error) == ("do_it", None), text
+            assert call.parsed is not None
+            jsonschema.validate(call.parsed, closed)
+
+
+@pytest.mark.parametrize("name", [name for name in FORCED if FORMATS[name].writing.trigger])
+def test_calls_of_strict_tools_stand_among_text(name: str) -> None:
+    form, tools = FORMATS[name], tools_of(SCHEMAS["optional"], strict=True)
+    for marks in (MARKS[name], ()):
+        tokenizer = vocabulary(marks)
+        strict = calls_guide(form, tools, tokenizer, parallel=True, among_text=True)
+        forced = random_text(calls_guide(form, tools, tokenizer, parallel=True), tokenizer, 1)
+        matcher = Constraint(strict, tokenizer, [EOS], [])
+        for token in tokenizer.encode("Now: " + forced, parse_special=True):
+            matcher.accept(token)
+        assert matcher.is_accepting
+
+
+@pytest.mark.parametrize("name", FORCED)
+def test_a_call_is_completed_before_the_limit(name: str) -> None:
+    form, tools = FORMATS[name], tools_of({"properties": {"city": {"type": "string"}}, "required": ["city"]})
+    for marks in (MARKS[name], ()):
+        tokenizer = vocabulary(marks)
+        constraint = Constraint(calls_guide(form, tools, tokenizer, parallel=False), tokenizer, [EOS], [])
+        left, text = 250, b""
+        while left and not constraint.is_accepting:
+            mask = constraint.mask()
+            assert mask is not None
+            letter = tokenizer.encode("a")[0]
+            allowed = [token for token in range(tokenizer.n_ids) if mask[token // 8] >> token % 8 & 1]
+            token = constraint.within(letter if letter in allowed else allowed[0], left)  # in a text, letters only
+            constraint.accept(token)
+            text += tokenizer.token_bytes(token)
+            left -= 1
+        assert constraint.is_accepting, text
+        [call] = parse(form, tools, text.decode()).tool_calls
+        assert (call.name, call.error) == ("do_it", None)
+
+
+def test_strict_false_allows_any_arguments() -> None:
+    for name in FORCED:
+        tools = tools_of({"properties": {"a": {"type": "integer"}}, "required": ["a"]}, strict=False)
+        tokenizer = vocabulary(MARKS[name])
+        guide = calls_guide(FORMATS[name], tools, tokenizer, parallel=False)
+        found = [parse(FORMATS[name], tools, random_text(guide, tokenizer, seed)).tool_calls[0] for seed in range(8)]
+        assert all(call.error is None for call in found)
+        assert any(call.parsed != found[0].parsed for call in found)
+
+
+WRONG: list[tuple[str, list[dict[str, Any]], str]] = [
+    ("llama4", tools_of({}, "do-it"), r"'do-it' cannot be forced: .* not a name of Python"),
+    ("lfm2", tools_of({"properties": {"a-b": {"type": "string"}}}), "the parameter 'a-b' is not a name of Python"),
+    (
+        "lfm2",
+        tools_of({"properties": {"a": {"prefixItems": [{}]}}}),
+        "prefixItems is not supported in the model",
+    ),
+    (
+        "gemma4",
+        tools_of({"properties": {"a": {"uniqueItems": True}}}),
+        "uniqueItems is not supported",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "tools", "message"), WRONG)
+def test_tools_that_cannot_be_forced_are_refused(name: str, tools: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        calls_guide(FORMATS[name], tools, vocabulary(()), parallel=False)
+
+
+def test_a_format_without_calls_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="cannot be forced in the format 'none', only in harmony, gemma4, "):
+        calls_guide(PLAIN, tools_of({}), vocabulary(()), parallel=False)
