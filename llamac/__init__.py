@@ -20,22 +20,22 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from llamac import export, models
-    from llamac.engine.async_engine import AsyncEngine
-    from llamac.engine.engine import Engine, EngineStats
-    from llamac.engine.explain import ExplainedToken, Explanation
-    from llamac.engine.generation import Stream
-    from llamac.engine.logprobs import TokenLogprobs
+    from llamac.engine.batching.async_engine import AsyncEngine
+    from llamac.engine.batching.engine import Engine, EngineStats
+    from llamac.engine.batching.request import Request
+    from llamac.engine.cache.prefix_cache import PrefixStats
+    from llamac.engine.generation.logprobs import TokenLogprobs
+    from llamac.engine.generation.output import Completion, Timings, Usage
+    from llamac.engine.generation.stream import Stream
+    from llamac.engine.inspection.explain import ExplainedToken, Explanation
     from llamac.engine.memory import MemoryPlan, MemoryUse
     from llamac.engine.model import Model
-    from llamac.engine.output import Completion, Timings, Usage
-    from llamac.engine.prefix_cache import PrefixStats
-    from llamac.engine.ranking import Ranked
-    from llamac.engine.receipts import Receipt
-    from llamac.engine.replay import Replay
-    from llamac.engine.request import Request
+    from llamac.engine.receipts.receipt import Receipt
+    from llamac.engine.receipts.replay import Replay
     from llamac.engine.rows import STAGES
-    from llamac.engine.sampling import SamplingParams
-    from llamac.engine.scoring import Score
+    from llamac.engine.sampling.params import SamplingParams
+    from llamac.engine.scoring.ranking import Ranked
+    from llamac.engine.scoring.scores import Score
     from llamac.engine.session import Session
     from llamac.errors import (
         ArgumentError,
@@ -68,22 +68,22 @@ if TYPE_CHECKING:
 
 # The module that defines each public name. The imports above tell type checkers the same; a test compares the two.
 _MODULES = {
-    "llamac.engine.async_engine": ["AsyncEngine"],
-    "llamac.engine.engine": ["Engine", "EngineStats"],
-    "llamac.engine.explain": ["ExplainedToken", "Explanation"],
-    "llamac.engine.generation": ["Stream"],
-    "llamac.engine.logprobs": ["TokenLogprobs"],
+    "llamac.engine.batching.async_engine": ["AsyncEngine"],
+    "llamac.engine.batching.engine": ["Engine", "EngineStats"],
+    "llamac.engine.inspection.explain": ["ExplainedToken", "Explanation"],
+    "llamac.engine.generation.stream": ["Stream"],
+    "llamac.engine.generation.logprobs": ["TokenLogprobs"],
     "llamac.engine.memory": ["MemoryPlan", "MemoryUse"],
     "llamac.engine.model": ["Model"],
-    "llamac.engine.output": ["Completion", "Timings", "Usage"],
-    "llamac.engine.prefix_cache": ["PrefixStats"],
-    "llamac.engine.ranking": ["Ranked"],
-    "llamac.engine.receipts": ["Receipt"],
-    "llamac.engine.replay": ["Replay"],
-    "llamac.engine.request": ["Request"],
+    "llamac.engine.generation.output": ["Completion", "Timings", "Usage"],
+    "llamac.engine.cache.prefix_cache": ["PrefixStats"],
+    "llamac.engine.scoring.ranking": ["Ranked"],
+    "llamac.engine.receipts.receipt": ["Receipt"],
+    "llamac.engine.receipts.replay": ["Replay"],
+    "llamac.engine.batching.request": ["Request"],
     "llamac.engine.rows": ["STAGES"],
-    "llamac.engine.sampling": ["SamplingParams"],
-    "llamac.engine.scoring": ["Score"],
+    "llamac.engine.sampling.params": ["SamplingParams"],
+    "llamac.engine.scoring.scores": ["Score"],
     "llamac.engine.session": ["Session"],
     "llamac.errors": [
         "ArgumentError",

@@ -7,12 +7,12 @@ get the rest of the limit as their budget. So a limit is exceeded by no later ca
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from llamac import _core
 from llamac.arguments import KV_DTYPES, KVDtype
-from llamac.engine import machine
+from llamac.engine.hardware import machine
 from llamac.errors import OutOfMemoryError
 from llamac.sizes import size_text
 
@@ -74,6 +74,18 @@ class MemoryPlan:
         """Whether the limit is kept."""
         return self.limit is None or self.total <= self.limit
 
+    def summary(self) -> str:
+        """The plan in one line."""
+        names = ("weights", "adapters", "tokenizer", "activations", "logits", "draft", "kv")
+        parts = [f"{'KV' if name == 'kv' else name} {size_text(getattr(self, name))}" for name in names]
+        used = ", ".join(part for part, name in zip(parts, names, strict=True) if getattr(self, name))
+        sequences = f"{self.sequences} sequences of " if self.sequences > 1 else ""
+        return f"{size_text(self.total)} with {sequences}{self.context} positions in {self.kv_dtype}: {used}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as JSON's types, with the total."""
+        return {**asdict(self), "total": self.total}
+
     def lines(self) -> list[str]:
         """The plan for people."""
         sequences = f"{self.sequences} sequences of " if self.sequences > 1 else ""
@@ -103,7 +115,7 @@ class MemoryUse:
         tokenizer: The tokenizer, and tables made from it for guides and banned strings.
         activations: Of all sessions.
         logits: Of all sessions and of the engine, and the scratch of sampling from them.
-        draft: The draft model of `load`, if there is one: all of its parts.
+        draft: The draft models of `load` and of the sessions: all of their parts.
         kv: The KV caches of all sessions. Pages that sequences share count once.
         prefix_cache: What of them the engine's prefix cache holds; other sequences can share it.
     """
@@ -185,7 +197,11 @@ def held_by(session: Session) -> int:
         return 0
     core = session._core
     activations = _core.memory_limits(core, 1)[0] if session._computes else session.memory()["activations"]
-    return activations + SESSION_BYTES * core.vocab_size + _draft_of(session._draft_model, session.context)
+    return (
+        activations
+        + SESSION_BYTES * core.vocab_size
+        + _draft_of(session._draft_model, session.context, session._n_drafted)
+    )
 
 
 def fixed_bytes(model: Model) -> tuple[int, int, int]:
@@ -198,9 +214,9 @@ def fixed_bytes(model: Model) -> tuple[int, int, int]:
     return model.file.header["file_bytes"], adapters, tokenizer
 
 
-def _draft_of(model: Model | None, context: int) -> int:
-    """The most bytes of a draft model and of its session that drafts for a sequence."""
-    return 0 if model is None else plan_memory(model, None, min(context, model.config["context"])).total
+def _draft_of(model: Model | None, context: int, sequences: int = 1) -> int:
+    """The most bytes of a draft model and of its session that drafts for some sequences."""
+    return 0 if model is None else plan_memory(model, None, min(context, model.config["context"]), sequences).total
 
 
 def _tokenizer_now(model: Model) -> int:
@@ -318,7 +334,7 @@ def memory_use(model: Model, prefix_cache: int = 0) -> MemoryUse:
     """What a model holds now."""
     weights, adapters, _ = fixed_bytes(model)
     sessions = [session for session in list(model._sessions) if not session.closed]
-    draft = model._session_defaults.draft_model
+    drafts = {model._session_defaults.draft_model, *(session._draft_model for session in sessions)} - {None}
     return MemoryUse(
         weights=weights,
         weights_resident=_resident(os.fspath(model.file.path)),
@@ -326,7 +342,7 @@ def memory_use(model: Model, prefix_cache: int = 0) -> MemoryUse:
         tokenizer=_tokenizer_now(model),
         activations=sum(session.memory()["activations"] for session in sessions),
         logits=sum(SESSION_BYTES * session._core.vocab_size for session in sessions) + model._memory.engine_logits,
-        draft=0 if draft is None or draft.closed else memory_use(draft).total,
+        draft=sum(memory_use(draft).total for draft in drafts if draft is not None and not draft.closed),
         kv=model.kv_bytes,
         prefix_cache=prefix_cache,
     )

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llamac.arguments import KVDtype, whole_number
 from llamac.engine.memory import LEAST_CONTEXT, MemoryLimit, MemoryPlan, MemoryUse, check_limit, memory_use, plan_memory
 from llamac.engine.model_file import ModelFile
-from llamac.engine.prompts import ToolOptions, conversation_ids
+from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids
 from llamac.engine.rows import as_ids
-from llamac.engine.sampling import SamplingOverrides, SamplingParams, request_params
+from llamac.engine.sampling.params import SamplingOverrides, SamplingParams, request_params
 from llamac.engine.session import Session
 from llamac.errors import ArgumentError, ModelError, warn
 from llamac.format.flatfile import FlatFile
@@ -21,13 +21,13 @@ from llamac.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from llamac.engine.embedding import Pooling
-    from llamac.engine.explain import Explanation
-    from llamac.engine.generation import Stream
-    from llamac.engine.output import Completion
-    from llamac.engine.prompts import ToolChoice
-    from llamac.engine.ranking import Ranked
-    from llamac.engine.scoring import Score
+    from llamac.engine.generation.output import Completion
+    from llamac.engine.generation.stream import Stream
+    from llamac.engine.inspection.explain import Explanation
+    from llamac.engine.prompts.prompt_ids import ToolChoice
+    from llamac.engine.scoring.embedding import Pooling
+    from llamac.engine.scoring.ranking import Ranked
+    from llamac.engine.scoring.scores import Score
     from llamac.engine.session import Logits
     from llamac.tools.functions import Tool
     from llamac.tools.message import Message
@@ -117,7 +117,7 @@ class Model(ModelFile):
             ContextFullError: If the prompt does not fit the context.
             ArgumentError: If an argument is out of range; `ArgumentTypeError` if its type is wrong.
         """
-        from llamac.engine.generation import complete_from_model
+        from llamac.engine.generation.stream import complete_from_model
 
         return complete_from_model(self, prompt, request_params(params, overrides), context)
 
@@ -130,7 +130,7 @@ class Model(ModelFile):
         **overrides: Unpack[SamplingOverrides],
     ) -> Stream:
         """Like `generate`, as an iterator over pieces of text. This call raises the errors of the request."""
-        from llamac.engine.generation import stream_from_model
+        from llamac.engine.generation.stream import stream_from_model
 
         return stream_from_model(self, prompt, request_params(params, overrides), context)
 
@@ -222,7 +222,7 @@ class Model(ModelFile):
             ChatTemplateError: If the template fails or refuses the messages.
             ArgumentError: If an argument is out of range. A prompt that does not fit is not an error here.
         """
-        from llamac.engine.explain import explain
+        from llamac.engine.inspection.explain import explain
 
         return explain(
             self,
@@ -387,7 +387,7 @@ class Model(ModelFile):
             ContextFullError: If a text does not fit the context.
             ArgumentError: If an argument is out of range, or the model has no tokenizer.
         """
-        from llamac.engine.embedding import embed
+        from llamac.engine.scoring.embedding import embed
 
         with shown(progress) as report:
             return embed(self, texts, pooling, normalize, dimensions, parse_special, report)
@@ -414,7 +414,7 @@ class Model(ModelFile):
             UnsupportedError: If the vocabulary lacks "yes" or "no".
             ArgumentError: If the model has no chat template or no tokenizer.
         """
-        from llamac.engine.ranking import rerank
+        from llamac.engine.scoring.ranking import rerank
 
         with shown(progress) as report:
             return rerank(self, query, documents, task, report)
@@ -434,7 +434,7 @@ class Model(ModelFile):
             ContextFullError: If a continuation does not fit the context with the prompt.
             ArgumentError: If a continuation has no tokens.
         """
-        from llamac.engine.scoring import score
+        from llamac.engine.scoring.scores import score
 
         return score(self, prompt, continuations)
 
@@ -461,7 +461,7 @@ class Model(ModelFile):
         Raises:
             ArgumentError: If an argument is out of range.
         """
-        from llamac.engine.scoring import perplexity
+        from llamac.engine.scoring.scores import perplexity
 
         ids = as_ids(self.tokenize(text) if isinstance(text, str) else text)
         with shown(progress) as report:

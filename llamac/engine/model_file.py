@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from llamac.arguments import wrong_type
 from llamac.engine.closeable import Closeable
-from llamac.engine.prompts import NO_TEMPLATE, render_runs, template_arguments, tokenize_runs
+from llamac.engine.prompts.prompt_ids import NO_TEMPLATE, render_runs, template_arguments, tokenize_runs
 from llamac.engine.rows import as_ids
-from llamac.engine.sampling import SamplingParams, recommended_params
+from llamac.engine.sampling.params import SamplingParams, recommended_params
 from llamac.errors import ArgumentError, UnsupportedError, warn
 from llamac.format.flatfile import FlatFile
 from llamac.text.special_tokens import SpecialTokens
@@ -285,6 +285,20 @@ class ModelFile(Closeable):
         if parse_special:
             return self.tokenize(self.chat_prompt(messages, **options), add_special=False)
         return tokenize_runs(self, render_runs(self, messages, options))
+
+    def prepare_guides(self) -> None:
+        """Build the tables that guides need now, and not with the first guided request.
+
+        The library llguidance holds Python's lock meanwhile: no other thread of the process runs, about a second for
+        262,000 tokens. So a program that serves requests calls this before it begins.
+
+        Raises:
+            ArgumentError: If the model has no tokenizer.
+            UnsupportedError: If llguidance is not installed, or the tokenizer does not work with guides.
+        """
+        from llamac.guided.vocabulary import vocabulary_of
+
+        vocabulary_of(self.tokenizer)
 
 
 def _short(number: int) -> str:

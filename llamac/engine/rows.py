@@ -111,3 +111,8 @@ def stages_and_layers(
             raise ArgumentError(f"stage {name!r} has no layer {layer}, expected 0 to {n_layers - 1}")
         found += [(name, layer)] if layer is not None else [(name, i) for i in range(n_layers)]
     return found
+
+
+def page_floor(length: int, page: int) -> int:
+    """The positions of whole pages of so many positions."""
+    return length // page * page

@@ -6,20 +6,20 @@ An eval that can take long runs interruptibly (interrupt.py).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamac import _core
 from llamac.arguments import KV_DTYPES, KVDtype, wrong_type
-from llamac.engine import machine
+from llamac.engine.cache.savable import Savable
 from llamac.engine.closeable import Closeable
-from llamac.engine.draft_model import DraftModel, check_draft_model
-from llamac.engine.prompts import ToolOptions, conversation_ids
+from llamac.engine.generating import Generating
+from llamac.engine.hardware import machine
+from llamac.engine.hardware.topology import announce_nodes
 from llamac.engine.rows import STAGES, Rows, appended_rows, as_ids, draft_rows, packed_rows, stages_and_layers
-from llamac.engine.sampler import Sampler
-from llamac.engine.sampling import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
-from llamac.engine.savable import Savable
-from llamac.engine.topology import announce_nodes
+from llamac.engine.sampling.params import ResolvedParams, SamplingOverrides, SamplingParams, request_params, resolve
+from llamac.engine.sampling.sampler import Sampler
+from llamac.engine.speculation.draft_model import DraftModel, check_draft_model
 from llamac.errors import ArgumentError, ContextFullError
 from llamac.interrupt import in_main_thread, interruptible
 
@@ -28,12 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from llamac.engine.generation import Stream
     from llamac.engine.model import Model
-    from llamac.engine.output import Completion
-    from llamac.engine.prompts import ToolChoice
-    from llamac.tools.functions import Tool
-    from llamac.tools.message import Message
 
     Logits = NDArray[np.float32]
 
@@ -49,7 +44,7 @@ KV_NUMBERS: dict[KVDtype | None, int] = {None: 0, "f32": 1, "f16": 2, "q8": 4}
 assert all(_core.dtype_name(KV_NUMBERS[name]) == name for name in KV_DTYPES)
 
 
-class Session(Savable, Closeable):
+class Session(Generating, Savable, Closeable):
     """Sequences of tokens with their KV cache. `Model.session` makes one.
 
     One thread at a time uses a session: another thread gets BusyError. Only `cancel` works from any thread. As a
@@ -85,6 +80,7 @@ class Session(Savable, Closeable):
             check_draft_model(model, draft_model)
         self._draft_model = draft_model
         self._drafting: DraftModel | None = None  # opened on first use
+        self._n_drafted = 1  # sequences that a draft model follows at a time
         for name, value in (("kv_dtype", kv_dtype), ("isa", isa)):
             if not isinstance(value, str | None):
                 raise wrong_type(name, value, "a str")
@@ -169,75 +165,6 @@ class Session(Savable, Closeable):
             return "<llamac.Session: closed>"
         most, dtype, _, isa, *_ = self._core.describe()
         return f"<llamac.Session: {self.length()} of {most} positions, KV cache {dtype}, {self.threads} threads, {isa}>"
-
-    # ---- generating
-
-    def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **overrides: Unpack[SamplingOverrides]
-    ) -> Completion:
-        """Continue a prompt, computing only what sequence 0 does not hold yet; return the whole result.
-
-        Args:
-            prompt: The whole prompt, as for `Model.generate`. Sequence 0 is truncated to the prefix that it shares with
-                the prompt.
-            params: Sampling parameters.
-            overrides: Values that replace those of `params`.
-
-        Raises:
-            ContextFullError: If the prompt does not fit the session's context.
-            ArgumentError: If an argument is out of range.
-            BusyError: If another thread uses the session.
-        """
-        from llamac.engine.generation import complete_from_session
-
-        return complete_from_session(self, prompt, request_params(params, overrides))
-
-    def stream(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **overrides: Unpack[SamplingOverrides]
-    ) -> Stream:
-        """Like `generate`, as an iterator over pieces of text. This call raises the errors of the request.
-
-        A stream ends with ClosedError if the session is used for something else before it has ended.
-        """
-        from llamac.engine.generation import stream_from_session
-
-        return stream_from_session(self, prompt, request_params(params, overrides))
-
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any] | Message],
-        params: SamplingParams | None = None,
-        *,
-        tools: Sequence[Tool] | None = None,
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        tool_format: str | None = None,
-        template_options: Mapping[str, Any] | None = None,
-        **overrides: Unpack[SamplingOverrides],
-    ) -> Completion:
-        """Answer a whole conversation, as `Model.chat` does, computing only what sequence 0 does not hold yet."""
-        given = ToolOptions(tools, tool_choice, parallel_tool_calls, tool_format)
-        request = request_params(params, overrides)
-        ids, request = conversation_ids(self._model, messages, given, template_options, request, self.context)
-        return self.generate(ids, request)
-
-    def chat_stream(
-        self,
-        messages: Sequence[Mapping[str, Any] | Message],
-        params: SamplingParams | None = None,
-        *,
-        tools: Sequence[Tool] | None = None,
-        tool_choice: ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        tool_format: str | None = None,
-        template_options: Mapping[str, Any] | None = None,
-        **overrides: Unpack[SamplingOverrides],
-    ) -> Stream:
-        """Like `chat`, as an iterator over pieces of text. This call raises the errors of the request."""
-        given = ToolOptions(tools, tool_choice, parallel_tool_calls, tool_format)
-        request = request_params(params, overrides)
-        ids, request = conversation_ids(self._model, messages, given, template_options, request, self.context)
-        return self.stream(ids, request)
 
     # ---- computing
 

@@ -15,8 +15,8 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from llamac.engine.engine import Engine
-from llamac.engine.scoring import Span, score_spans
+from llamac.engine.batching.engine import Engine
+from llamac.engine.scoring.scores import Span, score_spans
 from llamac.progress import bars, silent
 from llamac.sources.loading import load
 

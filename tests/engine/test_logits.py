@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 import llamac
 from builders import Floats, byte_ids
 from llamac import SamplingParams, _core
-from llamac.engine.sampler import Sampler, draw_rows
-from llamac.engine.sampling import resolve
+from llamac.engine.sampling.params import resolve
+from llamac.engine.sampling.sampler import Sampler, draw_rows
 from llamac.errors import ArgumentError, ArgumentTypeError
 
 Ids = NDArray[np.int32]

@@ -1,0 +1,597 @@
+"""The batch of an engine: requests that hold sequences, their admission, and the steps that compute them.
+
+Only the engine's thread uses a batch, but any thread can call `interrupt` and `stop`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from array import array
+from collections.abc import Callable
+
+from llamac import _core
+from llamac.engine.batching.beams import BeamRequest
+from llamac.engine.batching.request import Request
+from llamac.engine.batching.scheduler import Limits, share_rows
+from llamac.engine.cache.prefix_cache import PrefixCache
+from llamac.engine.cache.prefix_loads import PrefixLoads
+from llamac.engine.generation.logprobs import chunk_rows, score_rows, token_logprobs
+from llamac.engine.generation.output import FinishReason
+from llamac.engine.prompts.overflow import make_room
+from llamac.engine.rows import common_prefix, page_floor
+from llamac.engine.sampling.sampler import draw_rows
+from llamac.engine.session import Session
+from llamac.engine.speculation.batch_drafts import MOST_REQUESTS, DraftModels, plan_drafts
+from llamac.engine.speculation.draft_plan import LEAST_DRAFTS, LOGITS_BYTES, MOST_DRAFTS, row_costs
+from llamac.errors import CancelledError, LlamacError, OutOfMemoryError, wrapped
+
+GUIDE_WAIT_S = 0.001  # that a step waits for guides, so that their requests do not miss the next step
+
+
+class Batch:
+    """Requests that are computed together, and those that wait for a place.
+
+    Attributes:
+        waiting: Requests without a sequence.
+        running: Requests with one.
+        steps: Passes through the model.
+        rows: Tokens computed in them.
+        generated: Tokens sampled.
+        preemptions: Running requests that paused.
+        drafted: Drafts computed.
+        accepted: Drafts that became tokens.
+    """
+
+    def __init__(
+        self, session: Session, n_sequences: int, cache: PrefixCache | None, draft_models: DraftModels
+    ) -> None:
+        """Begin with no requests.
+
+        Args:
+            session: A session of the batch's own.
+            n_sequences: Its sequences.
+            cache: The prefix cache, or None.
+            draft_models: Where a draft model follows requests.
+        """
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.steps = self.rows = self.generated = self.preemptions = 0
+        self.drafted = self.accepted = 0
+        self._draft_models = draft_models
+        self._session = session
+        self._model = session.model
+        self._costs = row_costs(session)
+        self._cache = cache
+        self._page_positions, self._page_bytes = session._core.page_size()
+        self._limits = Limits()
+        self._free = list(reversed(range(n_sequences)))
+        self._loads = PrefixLoads(cache)
+        self._is_full = False  # no waiting request can start until another ends or arrives
+        self._logits = array("f")
+        self._lock = threading.Lock()  # of the next four
+        self._is_stopped = False
+        self._scope: _core.CancelScope | None = None  # of the running pass
+        self._computing: frozenset[Request] = frozenset()  # requests with prompt rows in it
+        self._in_pass: frozenset[Request] = frozenset()  # requests with any rows in it
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self.waiting and not self.running
+
+    def add(self, requests: list[Request]) -> None:
+        """Add requests that have arrived."""
+        self.waiting += requests
+        self._is_full = False
+
+    def interrupt(self, request: Request) -> None:
+        """Make the running pass end if it computes the prompt of a request, or nothing that is still wanted."""
+        with self._lock:
+            is_useless = all(other._cancelled for other in self._in_pass)
+            if self._scope is not None and (request in self._computing or is_useless):
+                self._scope.cancel()
+
+    def stop(self) -> None:
+        """Make the running pass and all later ones end."""
+        with self._lock:
+            self._is_stopped = True
+            if self._scope is not None:
+                self._scope.cancel()
+
+    def end_all(self, error: Exception | None) -> None:
+        """End every request: with an error, or as cancelled."""
+        for request in [*self.running, *self.waiting]:
+            if error is None:
+                self._end(request, "cancelled")
+            else:
+                (request._beams or request)._finish(error)
+        self.running, self.waiting = [], []
+        self._loads.clear()
+
+    def step(self) -> None:
+        """Drop what nobody wants, admit what fits, compute one batch."""
+        try:
+            self._drop()
+            self._admit()
+            if not self.running:
+                self._loads.wait()
+            self._step()
+        except MemoryError as failure:  # of Python: the core's errors leave its sequences as they were
+            self._recover(failure)
+
+    def _step(self) -> None:
+        wanted: list[Request] = []
+        try:
+            self._shift()
+            able = (r for r in self.running if r._held is None and not r._is_idle)
+            most = chunk_rows(self._session._core.vocab_size)
+            shares = [(r, min(n, most) if r._to_score else n) for r, n in share_rows(able, self._limits)]
+            if (drafts := self._plan_drafts(shares)) and self._compute_with_drafts(drafts):
+                return
+            if shares:
+                wanted = self._compute(shares)
+        except OutOfMemoryError as failure:
+            self._free_memory(failure)
+            return
+        except CancelledError:
+            return
+        self._sample_held(0.0 if shares else GUIDE_WAIT_S)
+        if wanted:
+            self._sample(*self._hold(wanted))
+        self._search_beams()
+
+    def _drop(self) -> None:
+        """End requests that were cancelled or whose time is over."""
+        now = time.monotonic()
+        for request in [*self.running, *self.waiting]:
+            if request._cancelled:
+                self._end(request, "cancelled")
+            elif request._deadline is not None and now >= request._deadline:
+                self._end(request, "deadline")
+
+    # ---- admission
+
+    def _admit(self) -> None:
+        """Give sequences to waiting requests, in the order of their ranks."""
+        if self._is_full:
+            return
+        for request in sorted(self.waiting, key=lambda request: request._rank):
+            if request._sequence is not None or self._is_being_computed(request):
+                continue  # what it shares with a running request is computed once
+            if self._loads.is_loading(request, len(self._free)):
+                continue
+            while not self._start_all(self._unit(request)):
+                last = max(self.running, key=lambda request: request._rank)
+                if last._priority >= request._priority:
+                    self._is_full = True
+                    return
+                self._pause(last)
+
+    def _unit(self, request: Request) -> list[Request]:
+        """The requests that start and pause together: the beams of a search."""
+        return [request] if request._beams is None else request._beams._members
+
+    def _start_all(self, requests: list[Request]) -> bool:
+        """Start requests, or none of them. Returns whether there were sequences and memory."""
+        if len(self._free) < len(requests):
+            return False
+        for i, request in enumerate(requests):
+            if not self._start(request):
+                for started in requests[:i]:
+                    self._set_aside(started)
+                return False
+        return True
+
+    def _is_being_computed(self, request: Request) -> bool:
+        """Whether a running request computes a longer prefix of this one than the cache has.
+
+        What it has computed already, the cache keeps now.
+        """
+        if request._to_score:
+            return False
+        if request._group is not None and request._source is None:
+            shared = len(request._output.prompt) - 1
+            if any(other._group is request._group and other._computed < shared for other in self.running):
+                return True
+        if self._cache is None:
+            return False
+        ids = request._ids
+        for other in self.running:
+            shared = page_floor(common_prefix(ids, other._output.prompt), self._page_positions)
+            if shared < self._cache.find(ids).shared + self._page_positions:
+                continue
+            other._marks.add(shared)
+            if other._computed < shared:
+                return True
+            self._keep_marked(other)
+        return False
+
+    def _start(self, request: Request) -> bool:
+        """Give a request a sequence with what the prefix cache has of it. Returns whether there was memory."""
+        sequence, ids = self._free[-1], request._ids
+        core = self._session._core
+        restored = 0 if request._is_idle else self._fork_prompt(request, sequence)
+        if not (restored or request._is_idle or request._to_score) and self._cache is not None:
+            match = self._cache.restore(ids, core, sequence, self._loads.take(request))
+            restored = match.length
+            request._marks.add(page_floor(len(request._output.prompt), self._page_positions))
+            branch = page_floor(match.shared, self._page_positions)
+            if branch > restored:  # the state could not be cut there: keep one for the next request
+                request._marks.add(branch)
+        request._sequence, request._computed = sequence, restored
+        self._free.pop()
+        others = (r for r in self.running if r._beams is None or r._beams is not request._beams)
+        if any(others) and not self._make_room(request):
+            self._release(request)
+            return False
+        if request._admitted is None:
+            request._admitted = time.monotonic()
+            request._output.cached = restored
+        self.waiting.remove(request)
+        self.running.append(request)
+        return True
+
+    def _fork_prompt(self, request: Request, sequence: int) -> int:
+        """Share the prompt but for its last id with another candidate, or with the request's source.
+
+        Returns the number of positions, 0 if no sequence can be cut there.
+        """
+        length = len(request._output.prompt) - 1
+        if not length or request._to_score:
+            return 0
+        core = self._session._core
+        siblings = (r for r in self.running if r._group is request._group is not None and not r._dropped)
+        holders = [(core, r._slot) for r in siblings]
+        holders += [(request._source, 0)] if request._source is not None else []
+        for holder, number in holders:
+            if holder.shortest_length(number) <= length <= holder.length(number):
+                core.fork_from(holder, length, number, sequence)
+                return length
+        return 0
+
+    def _make_room(self, request: Request) -> bool:
+        """Forget cached prefixes until the budget has the pages that the running requests and this one need soon.
+
+        A request that continues a restored state in the middle of a page needs a copy of that page.
+        """
+        budget = self._model.kv_budget
+        if budget is None:
+            return True
+        page = self._page_positions
+        missing = sum(r._missing_pages(page) for r in (*self.running, request))
+        while self._model.kv_bytes + missing * self._page_bytes > budget:
+            if not self._loads.forget() and (self._cache is None or not self._cache.evict()):
+                return False
+        return True
+
+    def _free_memory(self, failure: OutOfMemoryError) -> None:
+        """After a step that found no pages: forget a cached prefix, else pause the request that ranks last."""
+        if self._loads.forget() or (self._cache is not None and self._cache.evict()):
+            return
+        last = max(self.running, key=lambda request: request._rank)
+        if len(self.running) == len(self._unit(last)):
+            if last._beams is not None:
+                self._end_beams(last._beams, failure=failure)
+            else:
+                self._finish(last, failure)
+            return
+        self._pause(last)
+
+    def _recover(self, failure: MemoryError) -> None:
+        """After a step that ended anywhere: end the request that ranks last, and compute the others' sequences again.
+
+        So a step that fails again and again ends all requests after a while.
+        """
+        self._logits = array("f")
+        self._loads.clear()
+        if self._cache is not None:
+            self._cache.clear()
+        for request in list(self.running):
+            if request._beams is None and request._output.finish_reason is not None:
+                self._finish(request)
+                continue
+            self._set_aside(request)
+            if request._beams is not None:
+                request._beams._resume()
+        for sequence in self._free:  # what a request had before it was admitted
+            self._session._core.truncate(0, sequence)
+        if not self.waiting:
+            return
+        last = max(self.waiting, key=lambda request: request._rank)
+        error = wrapped(failure, "a step")
+        if last._beams is not None:
+            self._end_beams(last._beams, failure=error)
+        else:
+            self._finish(last, error)
+
+    def _pause(self, request: Request) -> None:
+        """Take a request's sequence and memory. It resumes later, and repeats and loses nothing."""
+        self.preemptions += 1
+        for member in self._unit(request):
+            self._set_aside(member)
+        if request._beams is not None:
+            request._beams._resume()
+
+    def _set_aside(self, request: Request) -> None:
+        self._release(request)
+        self.running.remove(request)
+        self.waiting.append(request)
+
+    # ---- computing
+
+    def _shift(self) -> None:
+        """Make room in sequences that are full. They are as full as alone, so a request gets the same tokens."""
+        for request in self.running:
+            if request._pending and not request._ready:
+                request._dropped += make_room(self._session._core, request._slot, request._output.keep)
+                request._output.shifted = request._dropped
+
+    def _compute(self, shares: list[tuple[Request, int]]) -> list[Request]:
+        """Compute the rows of a step. Returns the requests whose next token can be sampled, in the logits' order."""
+        rows, wanted = array("i"), []
+        scored: list[tuple[Request, int, int]] = []  # requests whose prompts are scored: first row of logits, rows
+        sampled: list[int] = []  # rows of logits of `wanted`
+        n_logits = 0
+        for request, n in shares:
+            start, ends = request._position, n == request._pending
+            n_scored = max(0, min(n, len(request._output.prompt) - 1 - start)) if request._to_score else 0
+            for i, token in enumerate(request._next_ids(n)):
+                rows.extend((token, request._slot, start + i, int(i < n_scored or (ends and i + 1 == n))))
+            if n_scored:
+                scored.append((request, n_logits, n_scored))
+            if ends:
+                wanted.append(request)
+                sampled.append(n_logits + n_scored)
+            n_logits += n_scored + ends
+        logits = self._logits_of(n_logits)
+        begun = time.perf_counter()
+        self._pass([request for request, _ in shares], len(rows) // 4, lambda: self._session._run(rows, logits, ()))
+        if all(request._pending == 1 for request, _ in shares):
+            self._costs.observe(len(shares), time.perf_counter() - begun)
+        size = self._session._core.vocab_size
+        for request, row, n_scored in scored:
+            self._score(request, logits[row * size : (row + n_scored) * size])
+        for place, row in enumerate(sampled):
+            if place != row:
+                logits[place * size : (place + 1) * size] = logits[row * size : (row + 1) * size]
+        for request, n in shares:
+            request._computed += n
+            self._keep_marked(request)
+        return wanted
+
+    def _pass(self, requests: list[Request], rows: int, compute: Callable[[], None]) -> None:
+        """Run a pass, which can be interrupted."""
+        self._interruptibly(requests, [request for request in requests if request._pending > 1], compute)
+        self.steps += 1
+        self.rows += rows
+
+    def _interruptibly(self, requests: list[Request], computing: list[Request], compute: Callable[[], None]) -> None:
+        """Compute something for requests. It ends early if one of `computing` is cancelled, or all requests are."""
+        scope = _core.CancelScope(self._session._core)
+        with self._lock:
+            self._scope, self._computing, self._in_pass = scope, frozenset(computing), frozenset(requests)
+            if self._is_stopped or any(request._cancelled for request in self._computing):
+                scope.cancel()
+        try:
+            scope.run(compute)
+        finally:
+            with self._lock:
+                self._scope, self._computing, self._in_pass = None, frozenset(), frozenset()
+
+    # ---- drafts
+
+    def _plan_drafts(self, shares: list[tuple[Request, int]]) -> dict[Request, list[int]]:
+        """Drafts for a step in which every running request computes one row, if they pay and there is memory."""
+        requests = [request for request, _ in shares]
+        if len(requests) > MOST_REQUESTS or len(requests) < len(self.running) or self.waiting:
+            return {}
+        if any(request._pending != 1 or request._to_score or request._beams for request in requests):
+            return {}
+        budget = self._model.kv_budget
+        spare = 2 * (len(requests) + 1) * self._page_bytes
+        if budget is not None and self._model.kv_bytes + spare > budget:
+            return {}
+        most = max(LEAST_DRAFTS, LOGITS_BYTES // (4 * self._session._core.vocab_size))
+        found: dict[Request, list[int]] = {}
+
+        def plan() -> None:
+            found.update(plan_drafts(requests, self._costs, min(MOST_DRAFTS, most), self._draft_models))
+
+        if self._draft_models.are_used:
+            self._interruptibly(requests, requests, plan)
+        else:
+            plan()
+        return found
+
+    def _compute_with_drafts(self, drafts: dict[Request, list[int]]) -> bool:
+        """Compute a step with drafts, and sample as many tokens of each request as its drafts were right.
+
+        Returns whether there was memory for it.
+        """
+        rows, first = array("i"), {}
+        for request, guesses in drafts.items():
+            first[request] = place = len(rows) // 4
+            for i, token in enumerate([*request._next_ids(1), *guesses]):
+                rows.extend((token, request._slot, place + i - 1 if i else -1, 1))
+        logits = self._logits_of(len(rows) // 4)
+        begun = time.perf_counter()
+        try:
+            self._pass(list(drafts), len(rows) // 4, lambda: self._session._run_drafts(rows, logits))
+        except OutOfMemoryError:
+            return False
+        cost = self._costs.observe(len(rows) // 4, time.perf_counter() - begun)
+        size, ended = self._session._core.vocab_size, []
+        last: dict[Request, int] = {}
+        for request, guesses in drafts.items():
+            n_right = 0
+            while True:
+                last[request] = place = first[request] + n_right
+                request._computed += 1
+                if failed := self._draw([request], logits[place * size : (place + 1) * size]):
+                    ended += failed
+                    break
+                is_right = n_right < len(guesses) and request._pending == 1
+                if not is_right or request._output.tokens[-1] != guesses[n_right]:
+                    break
+                n_right += 1
+            request._output.drafted += len(guesses)
+            request._output.accepted += n_right
+            self.drafted += len(guesses)
+            self.accepted += n_right
+            if request._drafts is not None and guesses:
+                others = self._costs.relative[len(rows) // 4 - len(guesses)]
+                request._drafts.settle(1 + (cost - others) / others, len(guesses), n_right, len(drafts))
+        for place in last.values():  # before any request ends, which discards drafts
+            self._session.accept(place)
+        self._finish_all(ended)
+        return True
+
+    # ---- sampling
+
+    def _score(self, request: Request, logits: memoryview) -> None:
+        """Record the log probabilities of a prompt's next tokens, from the rows before them."""
+        top = request._output.params.prompt_logprobs
+        assert top is not None
+        size, n = self._session._core.vocab_size, self._model.n_token_ids
+        rows = [logits[at : at + size] for at in range(0, len(logits), size)]
+        start = request._computed + 1
+        tokens = request._output.prompt[start : start + len(rows)]
+        request._output.prompt_logprobs[start:] = score_rows(rows, tokens, top, n)
+
+    def _logits_of(self, n: int) -> memoryview:
+        """A buffer for the logits of n rows."""
+        size = n * self._session._core.vocab_size
+        if len(self._logits) < size:
+            self._logits = array("f", bytes(4 * size))
+        return memoryview(self._logits)[:size]
+
+    def _keep_marked(self, request: Request) -> None:
+        """Give the prefix cache the marked prefixes that have become complete."""
+        if self._cache is None:
+            return
+        for length in sorted(mark for mark in request._marks if mark <= request._computed):
+            request._marks.discard(length)
+            is_whole = not request._dropped or length <= request._output.keep
+            if is_whole and self._session.shortest_length(request._slot) <= length:
+                self._cache.keep(request._ids[:length], self._session._core, request._slot)
+
+    def _hold(self, wanted: list[Request]) -> tuple[list[Request], memoryview]:
+        """The requests whose guides know what may follow, with their logits. The others keep theirs for a later step.
+
+        So a guide that takes long holds up no other request. A beam keeps its logits until its search has all of them.
+        """
+        size, logits = self._session._core.vocab_size, self._logits_of(len(wanted))
+        limit = time.monotonic() + GUIDE_WAIT_S
+        late = [r for r in wanted if r._beams or not r._output.sampler.is_ready(max(0.0, limit - time.monotonic()))]
+        if not late:
+            return wanted, logits
+        rest = array("f")
+        for i, request in enumerate(wanted):
+            row = array("f", logits[i * size : (i + 1) * size])
+            if request in late:
+                request._held = row
+            else:
+                rest += row
+        return [request for request in wanted if request not in late], memoryview(rest)
+
+    def _sample_held(self, timeout: float) -> None:
+        """Sample the requests whose guides have become ready since an earlier step."""
+        for request in [r for r in self.running if r._held is not None and r._beams is None]:
+            if request._output.sampler.is_ready(timeout) and request._held is not None:
+                row, request._held = memoryview(request._held), None
+                self._sample([request], row)
+
+    def _sample(self, wanted: list[Request], logits: memoryview) -> None:
+        """Sample the next token of each request, deliver it, and end the requests that are complete."""
+        self._finish_all(self._draw(wanted, logits))
+
+    def _finish_all(self, ended: list[tuple[Request, Exception | None]]) -> None:
+        for request, failure in ended:
+            self._finish(request, failure)
+
+    def _draw(self, wanted: list[Request], logits: memoryview) -> list[tuple[Request, Exception | None]]:
+        """Sample the next token of each request, and deliver it. Returns the requests that ended, with their errors."""
+        ended: list[tuple[Request, Exception | None]] = []
+        size, n = self._session._core.vocab_size, self._model.n_token_ids
+        for i, (request, token) in enumerate(zip(wanted, self._tokens(wanted, logits), strict=True)):
+            if isinstance(token, Exception):
+                ended.append((request, token))
+                continue
+            self.generated += 1
+            row = logits[i * size : (i + 1) * size]
+            try:
+                request._deliver(request._output.accept(token, functools.partial(token_logprobs, row, n)))
+            except BaseException as failure:  # of the guide, the decoder or the parser: of this request alone
+                ended.append((request, wrapped(failure, "recording a token")))
+                continue
+            if request._output.finish_reason is not None:
+                ended.append((request, None))
+        return ended
+
+    def _search_beams(self) -> None:
+        """Continue the beam searches whose sequences all have logits."""
+        for beams in {request._beams: None for request in self.running if request._held is not None}:
+            if beams is None or any(request._held is None for request in beams._live):
+                continue
+            try:
+                self.generated += len(beams._live)
+                beams._advance(self._session._core)
+            except BaseException as failure:
+                self._end_beams(beams, failure=wrapped(failure, "a step of the beam search"))
+                continue
+            if beams._search.is_done:
+                self._end_beams(beams, "stop")
+
+    def _tokens(self, wanted: list[Request], logits: memoryview) -> list[int | LlamacError]:
+        if not wanted:
+            return []
+        rows = logits.cast("B").cast("f", (len(wanted), self._session._core.vocab_size))
+        samplers = [request._output.sampler for request in wanted]
+        histories = [request._ids if request._output.sampler.in_python else () for request in wanted]
+        positions = [request._computed for request in wanted]
+        return draw_rows(samplers, rows, self._model.n_token_ids, histories, positions, self._session._threads)
+
+    # ---- ends
+
+    def _finish(self, request: Request, failure: Exception | None = None) -> None:
+        """Free a request's sequence and report its end."""
+        is_whole = request._sequence is not None and not request._dropped
+        if is_whole and self._cache is not None and failure is None:
+            with contextlib.suppress(MemoryError):
+                self._cache.keep(request._ids[: request._computed], self._session._core, request._slot)
+        self._release(request)
+        self._loads.drop(request)
+        (self.running if request in self.running else self.waiting).remove(request)
+        request._finish(failure)
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """End a request, and with it its beam search."""
+        if request._beams is not None:
+            self._end_beams(request._beams, reason)
+            return
+        if request._output.finish_reason is None:
+            request._deliver(request._output.end(reason))
+        self._finish(request)
+
+    def _end_beams(
+        self, beams: BeamRequest, reason: FinishReason = "cancelled", failure: Exception | None = None
+    ) -> None:
+        """Report the end of a beam search, unless it has been reported. Its running sequences end for a reason."""
+        for request in beams._members:
+            self._release(request)
+            self._loads.drop(request)
+            for requests in (self.running, self.waiting):
+                if request in requests:
+                    requests.remove(request)
+        beams._reason = reason
+        beams._finish(failure)
+
+    def _release(self, request: Request) -> None:
+        if request._sequence is not None:
+            self._is_full = False
+            self._session._core.truncate(0, request._sequence)
+            self._free.append(request._sequence)
+            request._sequence, request._computed, request._dropped, request._held = None, 0, 0, None

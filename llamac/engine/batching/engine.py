@@ -1,0 +1,505 @@
+"""The engine: takes requests from any thread and computes them together in one of its own (batch.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, overload
+
+from llamac.arguments import KVDtype, real_number, whole_number, wrong_type
+from llamac.engine.batching.batch import Batch
+from llamac.engine.batching.beams import BeamRequest
+from llamac.engine.batching.candidates_request import CandidatesRequest
+from llamac.engine.batching.request import Request
+from llamac.engine.cache.prefix_cache import PrefixCache, PrefixStats
+from llamac.engine.closeable import Closeable
+from llamac.engine.generation.candidates import params_of_each
+from llamac.engine.generation.output import Output
+from llamac.engine.generation.stream import resolved_params
+from llamac.engine.memory import ENGINE_BYTES, LEAST_CONTEXT, MemoryUse, memory_use, plan_of, refusal
+from llamac.engine.prompts.overflow import FittedPrompt
+from llamac.engine.prompts.prompt_ids import ToolOptions, conversation_ids, prompt_ids
+from llamac.engine.sampling.params import ResolvedParams, SamplingOverrides, SamplingParams, request_params
+from llamac.engine.session import Session
+from llamac.engine.speculation.batch_drafts import MOST_REQUESTS, DraftModels
+from llamac.errors import (
+    ArgumentError,
+    ClosedError,
+    LlamacError,
+    QueueFullError,
+)
+from llamac.interrupt import WAIT_S
+from llamac.progress import Progress, shown
+from llamac.sizes import parse_size
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from llamac.engine.generation.output import Completion
+    from llamac.engine.model import Model
+    from llamac.engine.prompts.prompt_ids import ToolChoice
+    from llamac.tools.functions import Tool
+    from llamac.tools.message import Message
+
+MAX_SEQUENCES = 256  # each needs a row of every step
+CACHED_STATES = 256
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine does and has done.
+
+    Attributes:
+        running: Requests that hold a sequence now.
+        waiting: Requests that wait for one now.
+        steps: Passes through the model.
+        rows: Tokens computed in them.
+        generated: Tokens sampled.
+        preemptions: Running requests that gave their memory to others and were resumed.
+        drafted_tokens: Tokens that were computed ahead.
+        accepted_tokens: How many of them became tokens of requests.
+        kv_bytes: Bytes of KV pages in use now, those of the prefix cache included.
+        prefix: Counts of the prefix cache.
+    """
+
+    running: int
+    waiting: int
+    steps: int
+    rows: int
+    generated: int
+    preemptions: int
+    drafted_tokens: int
+    accepted_tokens: int
+    kv_bytes: int
+    prefix: PrefixStats
+
+
+class Engine(Closeable):
+    """Computes many requests at once. Requests join and leave between the steps of a batch.
+
+    Each request gets exactly the tokens that it would get alone in a session with the same context: results do not
+    depend on what else is computed. A prompt's prefix that an earlier request had, a system prompt or the turns of a
+    conversation, is not computed again.
+
+    Any number of threads and asyncio tasks can submit requests. As a context manager an engine closes itself.
+
+        with llamac.Engine(model, max_sequences=8) as engine:
+            for completion in engine.generate(["Once upon", "A long time"], max_tokens=64):
+                print(completion.text)
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        max_sequences: int = 16,
+        kv_tokens: int | None = None,
+        context: int | None = None,
+        kv_dtype: KVDtype | None = None,
+        threads: int | None = None,
+        isa: str | None = None,
+        draft_model: Model | None = None,
+        prefix_cache: bool = True,
+        prefix_bytes: int | None = None,
+        prefix_dir: str | os.PathLike[str] | None = None,
+        prefix_dir_bytes: int = 4 << 30,
+        max_queue: int = 1024,
+        max_memory: int | str | None = None,
+    ) -> None:
+        """Open an engine.
+
+        Args:
+            model: The model. It must stay open longer than the engine.
+            max_sequences: Most requests that are computed at a time, 1 to 256. Others wait.
+            kv_tokens: Positions for which the KV cache has memory, over all requests and cached prefixes. This becomes
+                the model's `kv_budget`. If requests need more, cached prefixes are forgotten first; then requests of
+                low priority pause and are computed again later. Default: the model's `kv_budget`; if it has none,
+                there is no limit.
+            context: Positions per request. For this and the following settings, the default is the argument of `load`,
+                else llamac's own.
+            kv_dtype: Number format of the KV cache.
+            threads: Threads per step.
+            isa: Kernel set.
+            draft_model: A smaller model with the same vocabulary that guesses ahead while at most four requests run,
+                which makes them faster and never changes a result. It must stay open as long as the engine.
+            prefix_cache: Whether to keep computed prefixes for later requests.
+            prefix_bytes: Most bytes of the prefixes in memory. Default: as many as `kv_tokens` leaves.
+            prefix_dir: A folder in which prefixes are kept, too, so that they outlive the engine. Several processes
+                can use it at once. Default: none.
+            prefix_dir_bytes: Most bytes of the files there. What was used longest ago is deleted.
+            max_queue: Most requests that wait.
+            max_memory: Most bytes that the model and all its sessions may need while the engine is open, such as
+                "2GiB". What weights, activations and logits leave is for the KV cache. Default: the limit of `load`.
+
+        Raises:
+            ArgumentError: If a setting is out of range.
+            OutOfMemoryError: If there is not enough memory; or if `max_memory` leaves too little for one sequence of
+                `context` positions, or of 256 if there is no `context`. The message has the plan.
+        """
+        if not 1 <= whole_number(max_sequences, "max_sequences") <= MAX_SEQUENCES:
+            raise ArgumentError(f"max_sequences is {max_sequences}, expected 1 to {MAX_SEQUENCES}")
+        if whole_number(max_queue, "max_queue") < 1:
+            raise ArgumentError(f"max_queue is {max_queue}, expected at least 1")
+        if prefix_bytes is not None and whole_number(prefix_bytes, "prefix_bytes") < 0:
+            raise ArgumentError(f"prefix_bytes is {prefix_bytes}, expected 0 or more, or None")
+        if prefix_dir is not None and not prefix_cache:
+            raise ArgumentError("prefix_dir needs prefix_cache: prefixes go from memory to the disk")
+        self._model = model
+        self._session = Session(
+            model,
+            context=context,
+            sequences=max_sequences,
+            kv_dtype=kv_dtype,
+            threads=threads,
+            isa=isa,
+            draft_model=draft_model,
+        )
+        self._session._n_drafted = min(max_sequences, MOST_REQUESTS)
+        self._draft_models = DraftModels(self._session, self._session._n_drafted)
+        self._cache_session: Session | None = None
+        self._cache: PrefixCache | None = None
+        memory = model._memory
+        self._before = (memory.limit, memory.kv_budget)
+        self._logits_bytes = ENGINE_BYTES * self._session._core.vocab_size * max_sequences
+        memory.engine_logits += self._logits_bytes
+        try:
+            self._set_limit(max_memory, context)
+            self._set_budget(kv_tokens)
+            if prefix_cache:
+                self._cache_session = Session(
+                    model,
+                    context=self._session.context,
+                    sequences=CACHED_STATES,
+                    kv_dtype=self._session.kv_dtype,
+                    threads=1,
+                    isa=isa,
+                    _computes=False,
+                )
+                store = None
+                if prefix_dir is not None:
+                    from llamac.engine.cache.prefix_store import PrefixStore
+
+                    limit = whole_number(prefix_dir_bytes, "prefix_dir_bytes")
+                    store = PrefixStore(self._cache_session, prefix_dir, limit)
+                self._cache = PrefixCache(self._cache_session._core, CACHED_STATES, prefix_bytes, store)
+        except BaseException:
+            self._free()
+            raise
+        self._batch = Batch(self._session, max_sequences, self._cache, self._draft_models)
+        self._max_queue = max_queue
+        self._max_sequences = max_sequences
+        self._order = itertools.count()
+        self._changed = threading.Condition()  # of the next four
+        self._arrived: list[Request] = []
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._failure: LlamacError | None = None
+
+    def _set_limit(self, max_memory: int | str | None, context: int | None) -> None:
+        """Keep the limit of the engine and that of the model, if there is one."""
+        memory = self._model._memory
+        asked = None if max_memory is None else parse_size(max_memory, "max_memory")
+        limits = [limit for limit in (asked, memory.limit) if limit is not None]
+        if not limits:
+            return
+        memory.limit = min(limits)
+        wanted = min(LEAST_CONTEXT, self.context) if context is None else self.context
+        requests = self._logits_bytes // (ENGINE_BYTES * self._session._core.vocab_size)
+        plan = plan_of(self._model, self._session._core, memory.limit, wanted, 1, requests)
+        if not plan.fits:
+            raise refusal(plan, ": fewer sequences need less for logits, a smaller context less for the KV cache")
+        memory.admit(self._session)
+
+    def _set_budget(self, kv_tokens: int | None) -> None:
+        if kv_tokens is None:
+            return
+        positions, page_bytes = self._session._core.page_size()
+        least = min(self._session.context, positions)
+        if whole_number(kv_tokens, "kv_tokens") < least:
+            raise ArgumentError(f"kv_tokens is {kv_tokens}, expected at least {least}")
+        self._model.kv_budget = -(-kv_tokens // positions) * page_bytes
+
+    # ---- facts
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self._model
+
+    @property
+    def context(self) -> int:
+        """Positions that a request can hold."""
+        return self._session.context
+
+    @property
+    def kv_dtype(self) -> KVDtype:
+        """Number format of the KV cache."""
+        return self._session.kv_dtype
+
+    @property
+    def failure(self) -> LlamacError | None:
+        """The error that stopped the engine: every request ends with it. None while the engine works."""
+        return self._failure
+
+    @property
+    def closed(self) -> bool:
+        """Whether the engine has been closed."""
+        return self._closing
+
+    def stats(self) -> EngineStats:
+        """What the engine does now and has done."""
+        batch = self._batch
+        return EngineStats(
+            running=len(batch.running),
+            waiting=len(batch.waiting) + len(self._arrived),
+            steps=batch.steps,
+            rows=batch.rows,
+            generated=batch.generated,
+            preemptions=batch.preemptions,
+            drafted_tokens=batch.drafted,
+            accepted_tokens=batch.accepted,
+            kv_bytes=self._model.kv_bytes,
+            prefix=replace(self._cache.stats) if self._cache else PrefixStats(),
+        )
+
+    def memory(self) -> MemoryUse:
+        """List the memory that the model and its sessions hold now, those of this engine included."""
+        self._check_open()
+        return memory_use(self._model, self._cache.stats.bytes if self._cache else 0)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{len(self._batch.running)} running, {len(self._batch.waiting)} waiting"
+        return f"<llamac.Engine: {state}>"
+
+    # ---- requests
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        **overrides: Unpack[SamplingOverrides],
+    ) -> Request:
+        """Queue a request.
+
+        Args:
+            prompt: A str, which gets BOS if the model wants it; or token ids, which are used unchanged. An empty prompt
+                is BOS.
+            params: Sampling parameters.
+            priority: Requests of higher priority are served first, and pause last when memory runs out.
+            deadline: Seconds until the request ends with what it has; its finish_reason is then "deadline". Among
+                requests of one priority, the earliest deadline is served first.
+            overrides: Values that replace those of `params`.
+
+        Raises:
+            ContextFullError: If the prompt does not fit the context.
+            QueueFullError: If `max_queue` requests wait already.
+            ArgumentError: If an argument is out of range.
+            ClosedError: If the engine is closed.
+        """
+        request = self._request(prompt, request_params(params, overrides), priority, deadline)
+        self._enqueue(request, wait=False)
+        return request
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a str is not meant as a sequence of prompts
+        self,
+        prompts: str,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        progress: bool | Progress = False,
+        **overrides: Unpack[SamplingOverrides],
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        progress: bool | Progress = False,
+        **overrides: Unpack[SamplingOverrides],
+    ) -> list[Completion]: ...
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        progress: bool | Progress = False,
+        **overrides: Unpack[SamplingOverrides],
+    ) -> Completion | list[Completion]:
+        """Continue prompts and return the results, in their order.
+
+        Ctrl-C cancels all of them. More prompts than `max_queue` are queued as others end.
+
+        Args:
+            prompts: A prompt, for one result; or a list of prompts, each a str or token ids.
+            params: Sampling parameters of all prompts.
+            priority: As for `submit`.
+            deadline: As for `submit`, for each prompt from its own submission on.
+            progress: True shows a bar on standard error. A callback is called as `llamac.progress.Progress` says, with
+                the phase "generating".
+            overrides: Values that replace those of `params`.
+
+        Raises:
+            LlamacError: As for `submit`, for any of the prompts: nothing is computed then. Or the first error of a
+                request.
+        """
+        chosen = request_params(params, overrides)
+        listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
+        requests = [self._request(prompt, chosen, priority, deadline) for prompt in listed]
+        with shown(progress) as report, contextlib.ExitStack() as cancelling:
+            report("generating", 0, len(requests))
+            for request in requests:
+                cancelling.enter_context(request)
+                self._enqueue(request, wait=True)
+            completions = []
+            for request in requests:
+                completions.append(request.result())
+                report("generating", len(completions), len(requests))
+        return completions[0] if isinstance(prompts, str) else completions
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any] | Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        tool_format: str | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        **overrides: Unpack[SamplingOverrides],
+    ) -> Request:
+        """Queue the answer to a conversation, as `Model.chat` would give it. The other arguments are those of `submit`.
+
+        Raises:
+            ChatTemplateError: If the template fails or refuses the messages.
+            LlamacError: As for `submit`.
+        """
+        request = request_params(params, overrides)
+        given = ToolOptions(tools, tool_choice, parallel_tool_calls, tool_format)
+        ids, request = conversation_ids(self._model, messages, given, template_options, request, self.context)
+        return self.submit(ids, request, priority=priority, deadline=deadline)
+
+    def _request(self, prompt: Prompt, params: SamplingParams, priority: int, deadline: float | None) -> Request:
+        self._check_open()
+        if deadline is not None and not real_number(deadline, "deadline") > 0:
+            raise ArgumentError(f"deadline is {deadline:g}, expected more than 0 seconds, or None")
+        if not isinstance(prompt, str | Iterable):
+            raise wrong_type("prompt", prompt, "a str or token ids")
+        resolved = resolved_params(self._model, params)
+        fitted = prompt_ids(self._model, prompt, resolved, self.context)
+        return self._requested(fitted, resolved, whole_number(priority, "priority"), deadline)
+
+    def _requested(
+        self, prompt: FittedPrompt, params: ResolvedParams, priority: int, deadline: float | None
+    ) -> Request:
+        """A request, of which everything has been checked."""
+        if params.beam_width > self._max_sequences:
+            raise ArgumentError(
+                f"beam_width is {params.beam_width}, expected at most max_sequences, which is {self._max_sequences}"
+            )
+        each = params_of_each(params)
+        outputs = [Output(self._model, prompt, one, self.context, self.kv_dtype) for one in each]
+        requests = [Request(self, output, priority, deadline, next(self._order)) for output in outputs]
+        if params.beam_width > 1:
+            return BeamRequest(requests, params)
+        return CandidatesRequest(requests, params) if len(requests) > 1 else requests[0]
+
+    def _enqueue(self, request: Request, *, wait: bool) -> None:
+        with self._changed:
+            while True:
+                if self._closing:
+                    raise ClosedError("the engine is closed")
+                if self._failure is not None:
+                    raise self._failure
+                n = len(self._arrived) + len(self._batch.waiting)
+                if n < self._max_queue:
+                    break
+                if not wait:
+                    raise QueueFullError(f"{n} requests wait already, the engine's limit (max_queue): try again later")
+                self._changed.wait(WAIT_S)
+            self._arrived += request._members
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="llamac-engine", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _interrupt(self, request: Request) -> None:
+        """Make the running step end if it computes a prompt that nobody wants any more."""
+        self._batch.interrupt(request)
+        with self._changed:
+            self._changed.notify_all()
+
+    # ---- life
+
+    def close(self) -> None:
+        """Cancel all requests and free the memory. Closing twice is fine."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self._changed.notify_all()
+            thread = self._thread
+        self._batch.stop()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self._free()
+
+    def _free(self) -> None:
+        """Close the sessions and restore the model's budget."""
+        if self._cache is not None:
+            self._cache.close()
+        if self._cache_session is not None:
+            self._cache_session.close()
+        self._draft_models.close()
+        self._session.close()
+        memory = self._model._memory
+        memory.engine_logits -= self._logits_bytes
+        memory.limit, memory.kv_budget = self._before
+        if not self._model.closed:
+            memory.apply()
+
+    # ---- the engine's thread
+
+    def _serve(self) -> None:
+        error: LlamacError | None = None
+        try:
+            while self._wait_for_work():
+                self._batch.step()
+        except BaseException as failure:
+            error = LlamacError(f"the engine has stopped: {failure}")
+            error.__cause__ = failure
+        with self._changed:
+            self._failure = error
+            self._batch.add(self._arrived)
+            self._arrived = []
+        self._batch.end_all(error)
+
+    def _wait_for_work(self) -> bool:
+        """Wait until there is a request. Returns False when the engine closes."""
+        with self._changed:
+            while not (self._closing or self._arrived or not self._batch.is_empty):
+                self._changed.wait()
+            if self._arrived:
+                self._batch.add(self._arrived)
+                self._arrived = []
+            self._changed.notify_all()  # there is room in the queue
+            return not self._closing

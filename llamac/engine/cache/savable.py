@@ -1,0 +1,38 @@
+"""The methods of a session that write and read files (session_file.py)."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from llamac.engine.session import Session
+
+
+class Savable:
+    """What `Session` inherits to be saved."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all sequences with their KV cache to a file (docs/session-file.md).
+
+        The file also has the logits for `sample` and the state of mirostat. It appears complete or not at all.
+
+        Raises:
+            OSError: If the file cannot be written.
+        """
+        from llamac.engine.cache.session_file import save
+
+        save(cast("Session", self), path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Replace all sequences by those of a file that `save` wrote.
+
+        It needs the same model, adapters and kv_dtype, and room for the sequences. If this fails, nothing changes.
+
+        Raises:
+            SessionFileError: If the file is damaged or belongs to another session; it names the field.
+            OSError: If the file cannot be read.
+        """
+        from llamac.engine.cache.session_file import load
+
+        load(cast("Session", self), path)

@@ -1,0 +1,169 @@
+"""Beam search: which sequences of tokens to continue. It knows neither sessions nor threads.
+
+The rules are those of transformers: how many continuations a step considers, which of them can be results, and when a
+search ends.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from llamac import _core
+from llamac.engine.generation.logprobs import TokenLogprobs, token_logprobs
+from llamac.engine.generation.output import FinishReason
+
+if TYPE_CHECKING:
+    from llamac.engine.sampling.sampler import Sampler
+
+FindStop = Callable[[Sequence[int]], "str | None"]  # of new tokens: the stop string that their text contains
+
+
+@dataclass(frozen=True)
+class Beam:
+    """New tokens of a sequence.
+
+    Attributes:
+        tokens: The tokens, without the stop token.
+        total: The sum of their log probabilities, that of the stop token included.
+        logprobs: Those of the tokens, if they were asked for.
+        reason: Why the sequence has ended; None: it has not.
+        stopped_by: The stop token or stop string that ended it.
+        score: What ended sequences are ranked by.
+    """
+
+    tokens: tuple[int, ...] = ()
+    total: float = 0.0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    reason: FinishReason | None = None
+    stopped_by: int | str | None = None
+    score: float = -math.inf
+
+
+class BeamSearch:
+    """The sequences of one search.
+
+    Attributes:
+        beams: The sequences to continue, best first; at first one without tokens.
+        finished: The best sequences that have ended, best first, at most as many as the width.
+        is_done: Whether the search has ended.
+    """
+
+    def __init__(
+        self, sampler: Sampler, prompt: Sequence[int], n_ids: int, limit: tuple[int, FinishReason], find_stop: FindStop
+    ) -> None:
+        """Begin a search.
+
+        Args:
+            sampler: A sampler with the parameters of the request.
+            prompt: Ids of the prompt.
+            n_ids: Logits that count.
+            limit: Most new tokens, and the reason that ends a sequence there.
+            find_stop: Returns the stop string in the text of new tokens.
+        """
+        self.beams = [Beam()]
+        self.finished: list[Beam] = []
+        self.is_done = False
+        self._sampler = sampler
+        self._params = sampler.params
+        self._prompt = array("i", prompt)
+        self._n_ids = n_ids
+        self._most, self._limit_reason = limit
+        self._find_stop = find_stop
+        self._n_candidates = max(2, 1 + len(sampler.stop_ids)) * sampler.params.beam_width
+
+    def advance(self, rows: Sequence[Any]) -> list[int]:
+        """Add a token to every sequence.
+
+        Args:
+            rows: The logits after each of `beams`.
+
+        Returns:
+            For each of the new `beams`, the index of the one that it continues.
+
+        Raises:
+            LlamacError: If there are no probabilities.
+        """
+        width = self._params.beam_width
+        found: list[tuple[float, int, int]] = []
+        for parent, (beam, row) in enumerate(zip(self.beams, rows, strict=True)):
+            found += [(beam.total + logprob, parent, token) for token, logprob in self._best_tokens(beam, row)]
+        found = sorted(found, key=lambda entry: -entry[0])[: self._n_candidates]
+        running: list[tuple[Beam, int]] = []
+        finished = list(self.finished)
+        for place, (total, parent, token) in enumerate(found):
+            beam = self._continued(self.beams[parent], token, total, rows[parent])
+            if beam.reason is None:
+                running.append((beam, parent))
+            elif place < width:
+                finished.append(beam)
+        finished.sort(key=lambda beam: -beam.score)
+        del finished[width:]
+        self.beams, self.finished = [beam for beam, _ in running[:width]], finished
+        self.is_done = not self._can_improve()
+        return [parent for _, parent in running[:width]]
+
+    def results(self, reason: FinishReason) -> list[Beam]:
+        """The sequences so far, best first: those that have ended, then those that end now for a reason."""
+        ended = [replace(beam, reason=reason, score=self._score(beam.total, len(beam.tokens))) for beam in self.beams]
+        ended.sort(key=lambda beam: -beam.score)
+        return self.finished + ([] if self.is_done else ended)
+
+    def _best_tokens(self, beam: Beam, row: Any) -> list[tuple[int, float]]:
+        """The most probable next tokens with their log probabilities, as many as a step can need."""
+        n = min(self._n_candidates, self._n_ids)
+        if self._sampler.history is None and not self._sampler.in_python:
+            return _core.logprobs(row, self._n_ids, 0, n)[1:]
+        return self._best_adjusted(beam, row, n)
+
+    def _best_adjusted(self, beam: Beam, row: Any, n: int) -> list[tuple[int, float]]:
+        """The same, with everything that adjusts the log probabilities."""
+        import numpy as np
+
+        logits = np.frombuffer(row, np.float32)[: self._n_ids].astype(np.float64)
+        logits -= logits.max()
+        scores = (logits - np.log(np.exp(logits).sum())).astype(np.float32)
+        history = _core.History(self._prompt)
+        for token in beam.tokens:
+            history.append(token)
+        if len(beam.tokens) < self._params.min_tokens:
+            history.ban(array("i", self._sampler.stop_ids))
+        _core.adjust_logits(scores.data, self._sampler.core, history)
+        self._sampler.process(np.array([*self._prompt, *beam.tokens], np.int32), scores)
+        best = np.argpartition(-scores, n - 1)[:n]
+        best = best[np.argsort(-scores[best], kind="stable")]
+        return [(int(token), float(scores[token])) for token in best if scores[token] > -np.inf]
+
+    def _continued(self, beam: Beam, token: int, total: float, row: Any) -> Beam:
+        """A beam with one more token, ended if a rule ends it."""
+        score = self._score(total, len(beam.tokens) + 1)
+        if token in self._sampler.stop_ids:
+            return replace(beam, total=total, reason="stop", stopped_by=token, score=score)
+        logprobs, top = beam.logprobs, self._params.logprobs
+        if top is not None:
+            logprobs = (*logprobs, token_logprobs(row, self._n_ids, token, top))
+        longer = Beam((*beam.tokens, token), total, logprobs)
+        if len(longer.tokens) > self._params.min_tokens and (stop := self._find_stop(longer.tokens)) is not None:
+            return replace(longer, reason="stop", stopped_by=stop, score=score)
+        if len(longer.tokens) == self._most:
+            return replace(longer, reason=self._limit_reason, score=score)
+        return longer
+
+    def _score(self, total: float, length: int) -> float:
+        return total / math.pow(max(length, 1), self._params.length_penalty)
+
+    def _can_improve(self) -> bool:
+        """Whether a sequence could still end with a better score than those that have ended."""
+        if not self.beams:
+            return False
+        if len(self.finished) < self._params.beam_width:
+            return True
+        if self._params.early_stopping is True:
+            return False
+        length = len(self.beams[0].tokens)
+        if self._params.early_stopping == "never" and self._params.length_penalty > 0:
+            length = self._most
+        return self._score(self.beams[0].total, length) > self.finished[-1].score

@@ -1,0 +1,173 @@
+"""Requests for several candidates: the parameters of each, and the result that combines them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llamac import _core
+from llamac.engine.generation.output import Completion
+from llamac.engine.sampling.params import MAX_CANDIDATE, ResolvedParams, SamplingParams
+from llamac.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from llamac.engine.batching.request import Request
+    from llamac.engine.prompts.overflow import FittedPrompt
+    from llamac.engine.session import Session
+
+POLL_S = 0.02  # between looks at the cancellation of a session
+SEQUENCES = 32  # most candidates of a session that are computed at a time
+
+# Parameters that a beam search would ignore, with the values that ask for nothing.
+WITHOUT_BEAMS: dict[str, object] = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "xtc_probability": 0.0,
+    "mirostat_tau": 0.0,
+    "banned_strings": (),
+    "guide": None,
+    "reasoning_budget": None,
+}
+
+STREAMS_ONE = (
+    "a stream has one candidate, but the request asks for {}: use generate or chat, or Engine.submit, whose "
+    "Request.candidates are streams"
+)
+
+
+def asks_for_several(params: ResolvedParams) -> bool:
+    """Whether a request generates more than one sequence of tokens."""
+    return count(params) > 1
+
+
+def count(params: ResolvedParams) -> int:
+    """How many sequences of tokens a request generates."""
+    return max(params.n, params.best_of or 1, params.beam_width)
+
+
+def check_counts(params: ResolvedParams) -> None:
+    """Reject numbers of candidates that contradict each other.
+
+    Raises:
+        ArgumentError: If they do.
+    """
+    for name in ("best_of", "beam_width"):
+        most = getattr(params, name) or 1
+        if most > 1 and params.n > most:
+            raise ArgumentError(f"n is {params.n}, but {name} is {most}: expected n to be at most {name}")
+    if params.beam_width > 1 and params.best_of is not None:
+        raise ArgumentError("best_of and beam_width exclude each other: a beam search returns the n best of its beams")
+    if params.best_of is not None and params.best_of < params.n:
+        raise ArgumentError(f"best_of is {params.best_of}, expected at least n, which is {params.n}")
+    if params.candidate + count(params) - 1 > MAX_CANDIDATE:
+        raise ArgumentError(f"candidate is {params.candidate}, expected at most {MAX_CANDIDATE} for the last of them")
+
+
+def check_beams(request: SamplingParams) -> None:
+    """Reject parameters that a beam search would ignore.
+
+    Raises:
+        ArgumentError: If a request has one.
+    """
+    if (request.beam_width or 1) == 1:
+        return
+    for name, nothing in WITHOUT_BEAMS.items():
+        if getattr(request, name) not in (None, nothing):
+            raise ArgumentError(f"beam search does not support {name}: leave it out")
+    if request.context_overflow == "shift":
+        raise ArgumentError("beam search does not support context_overflow='shift': choose another")
+
+
+def check_streams(params: ResolvedParams) -> None:
+    """Reject a stream of several candidates.
+
+    Raises:
+        ArgumentError: If a request asks for that.
+    """
+    for name in ("n", "best_of", "beam_width"):
+        if (getattr(params, name) or 1) > 1:
+            raise ArgumentError(STREAMS_ONE.format(f"{name}={getattr(params, name)}"))
+
+
+def params_of_each(params: ResolvedParams) -> list[ResolvedParams]:
+    """The parameters of each candidate, as it would be requested alone."""
+    logprobs = params.logprobs
+    if (params.best_of or 1) > params.n and logprobs is None:
+        logprobs = 0  # to rank them
+    one = replace(params, n=1, best_of=None, logprobs=logprobs)
+    first = replace(one, candidate=params.candidate)
+    # the prompt's log probabilities are the same for all
+    rest = [replace(one, candidate=params.candidate + i, prompt_logprobs=None) for i in range(1, count(params))]
+    return [first, *rest]
+
+
+def combined(found: Sequence[Completion], params: ResolvedParams) -> Completion:
+    """The result of a request: its first candidate, which has the others.
+
+    Args:
+        found: The candidates, in the order of their numbers.
+        params: The parameters of the request.
+    """
+    prompt = found[0].prompt_logprobs
+    choices = [replace(completion, prompt_logprobs=prompt) for completion in found]
+    if (params.best_of or 1) > params.n:
+        scored = [replace(completion, score=_mean_logprob(completion)) for completion in choices]
+        choices = sorted(scored, key=lambda completion: -_score(completion))[: params.n]
+    if params.logprobs is None:
+        choices = [replace(completion, logprobs=None) for completion in choices]
+    first, *others = choices
+    return replace(first, others=tuple(others))
+
+
+def _mean_logprob(completion: Completion) -> float:
+    """The mean log probability of a candidate's tokens; the worst score if there are none."""
+    entries = completion.logprobs or []
+    return math.fsum(entry.logprob for entry in entries) / len(entries) if entries else -math.inf
+
+
+def _score(completion: Completion) -> float:
+    return -math.inf if completion.score is None else completion.score
+
+
+def generate_several(session: Session, prompt: FittedPrompt, params: ResolvedParams) -> Completion:
+    """Generate the candidates of a request that continues sequence 0 of a session.
+
+    An engine computes them. They share the memory of the prompt, which the session computes first and keeps.
+    """
+    from llamac.engine.batching.engine import Engine
+
+    if len(prompt.ids) > 1:
+        session._prefill_rest(prompt.ids[:-1])
+    else:
+        session.truncate(0)
+    with Engine(
+        session.model,
+        max_sequences=max(params.beam_width, min(count(params), SEQUENCES)),
+        context=session.context,
+        kv_dtype=session.kv_dtype,
+        threads=None if session._default_threads is not None else session._threads,
+        isa=session.isa,
+        prefix_cache=False,
+    ) as engine:
+        request = engine._requested(prompt, params, 0, None)
+        for candidate in request.candidates:
+            candidate._source = session._core
+        scope = _core.CancelScope(session._core)
+        with request:
+            engine._enqueue(request, wait=True)
+            return scope.run(lambda: _result_unless(scope, request))
+
+
+def _result_unless(scope: _core.CancelScope, request: Request) -> Completion:
+    """The result of a request, which is cancelled with the scope."""
+    while True:
+        try:
+            return request.result(POLL_S)
+        except TimeoutError:
+            if scope.cancelled:
+                request.cancel()

@@ -1,0 +1,77 @@
+"""Log probabilities of tokens: of those that were generated, and of the prompt's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llamac import _core
+
+if TYPE_CHECKING:
+    from llamac.engine.session import Session
+
+CHUNK = 32  # rows of a prompt whose logits are held at a time
+CHUNK_LOGITS = 1 << 22  # numbers in them: their log probabilities take about 50 ms, during which nothing is cancelled
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural logarithms of the probabilities that the model gives at one place.
+
+    They are those of the model's own distribution: of the softmax of the logits, before penalties, temperature and
+    filters.
+
+    Attributes:
+        token: The token at this place.
+        logprob: Its log probability.
+        top: The most probable tokens there, each with its log probability, best first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def token_logprobs(logits: Any, n: int, token: int, top: int) -> TokenLogprobs:
+    """Describe a token.
+
+    Args:
+        logits: A row of float32.
+        n: Logits that count.
+        token: The token.
+        top: How many of the most probable tokens to add.
+    """
+    return described(_core.logprobs(logits, n, token, min(top, n)))
+
+
+def described(found: list[tuple[int, float]]) -> TokenLogprobs:
+    """The core's result: a token, then the most probable ones."""
+    (token, logprob), *best = found
+    return TokenLogprobs(token, logprob, tuple(best))
+
+
+def score_prompt(session: Session, ids: Sequence[int], top: int) -> list[TokenLogprobs | None]:
+    """Compute all but the last id of a prompt in sequence 0, which is empty; return the log probabilities of all."""
+    found: list[TokenLogprobs | None] = [None]
+    n = session.model.n_token_ids
+    size = chunk_rows(session._core.vocab_size)
+    for start in range(0, len(ids) - 1, size):
+        part = ids[start : min(start + size, len(ids) - 1)]
+        rows = session.eval(part, logits="all")
+        found += score_rows(rows, ids[start + 1 : start + 1 + len(part)], top, n)
+    return found
+
+
+def chunk_rows(vocab_size: int) -> int:
+    """The most rows of a prompt whose logits are held at a time."""
+    return max(1, min(CHUNK, CHUNK_LOGITS // vocab_size))
+
+
+def score_rows(rows: Any, tokens: Sequence[int], top: int, n: int) -> list[TokenLogprobs | None]:
+    """The log probabilities of a token in each row."""
+    known = range(n)  # prompts may hold padding ids, which no draw can give
+    return [
+        token_logprobs(row, n, token, top) if token in known else TokenLogprobs(token, float("-inf"))
+        for row, token in zip(rows, tokens, strict=True)
+    ]

@@ -1,0 +1,267 @@
+"""Answers of chats: what a request's tools and the model's format make of the tokens of an answer."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from llamac.errors import ArgumentError, ArgumentTypeError
+from llamac.tools.formats import FORMATS, PLAIN, Format, detect, format_named, literal_texts, reads_tools
+from llamac.tools.functions import parameters_of, tool_list
+from llamac.tools.message import Delta, Message
+from llamac.tools.parser import PROMPT_TAIL, MessageParser
+from llamac.tools.readers import Schemas
+
+if TYPE_CHECKING:
+    from llamac.engine.generation.output import Output
+    from llamac.engine.model_file import ModelFile
+    from llamac.engine.prompts.prompt_ids import ToolOptions
+    from llamac.guided.guides import Guide
+    from llamac.text.tokenizer import Tokenizer
+
+MODES = ("auto", "none", "required")
+LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+ID_LENGTH = 9  # letters and digits: templates of Mistral accept no other ids
+UNKNOWN = (
+    "the format of this model's tool calls is not known: the text was not searched for calls (tool_format names one)"
+)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read the answers to a conversation.
+
+    Attributes:
+        form: The model's format.
+        schemas: The parameters of the tools, by name.
+        calls: Whether to look for calls.
+        parallel: Whether there can be several.
+        named: Whether the request asked for one tool by its name.
+        notes: What the message says about the request.
+        prompt: The end of the prompt.
+        chat: The messages, tools and template options that became the prompt, for receipts.
+    """
+
+    form: Format
+    schemas: Schemas = field(default_factory=dict)
+    calls: bool = False
+    parallel: bool = True
+    named: bool = False
+    notes: tuple[str, ...] = ()
+    prompt: str = ""
+    chat: Mapping[str, Any] | None = None
+
+    def parser(self, seed: int, ids: Sequence[int], candidate: int = 0) -> MessageParser:
+        """A parser of an answer to a prompt, or of one of several candidates."""
+        return MessageParser(
+            self.form,
+            schemas=self.schemas,
+            calls=self.calls,
+            parallel=self.parallel,
+            prompt=self.prompt,
+            new_id=_ids(seed, candidate, ids),
+        )
+
+
+def _ids(seed: int, candidate: int, ids: Sequence[int]) -> Callable[[int], str]:
+    """Makes the ids of an answer's calls.
+
+    They depend on the prompt, the seed and the candidate, and differ within a conversation.
+    """
+
+    def new_id(index: int) -> str:
+        source = array("q", [index, len(ids), *ids]).tobytes() + f"{seed} {candidate}".encode()
+        digest = hashlib.sha256(source).digest()
+        number = int.from_bytes(digest[:16], "big")
+        return "".join(LETTERS[number // 62**place % 62] for place in range(ID_LENGTH))
+
+    return new_id
+
+
+# ---- from a request
+
+
+def chosen_tools(options: ToolOptions) -> tuple[list[dict[str, Any]] | None, str, str | None]:
+    """The tools for the template, whether calls may or must come ("auto", "none", "required"), and the tool to call.
+
+    Raises:
+        ArgumentError: If a tool is malformed, or the choice names none of them.
+    """
+    tools = None if options.tools is None else tool_list(options.tools)
+    choice = options.tool_choice
+    if isinstance(choice, Mapping):  # as in OpenAI's API
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, Mapping) else None
+        return tools, "required", _known(name, tools)
+    if not isinstance(choice, str):
+        raise ArgumentTypeError(
+            f"tool_choice is {options.tool_choice!r}, expected 'auto', 'none', 'required' or the name of a tool"
+        )
+    if not isinstance(options.parallel_tool_calls, bool):
+        raise ArgumentTypeError(f"parallel_tool_calls is {options.parallel_tool_calls!r}, expected a bool")
+    if choice not in MODES:
+        return tools, "required", _known(choice, tools)
+    if choice == "required" and not tools:
+        raise ArgumentError("tool_choice is 'required', but there are no tools")
+    return (None if choice == "none" else tools or None), choice, None
+
+
+def _known(name: object, tools: list[dict[str, Any]] | None) -> str:
+    names = [tool["function"]["name"] for tool in tools or ()]
+    if not isinstance(name, str) or name not in names:
+        raise ArgumentError(f"tool_choice is {name!r}, expected 'auto', 'none', 'required' or one of {names}")
+    return name
+
+
+def format_of(model: ModelFile, name: str | None, template: str, *, has_tools: bool) -> Format | None:
+    """The format that is asked for, else the checkpoint's own, else the one that its template reveals.
+
+    Raises:
+        ArgumentError: If no format has this name.
+    """
+    if name is not None:
+        return format_named(name)
+    if model.response_format is not None:
+        return model.response_format
+    if has_tools and not reads_tools(template):
+        return FORMATS["gemma" if "<start_of_turn>" in template else "hermes"]
+    return detect(template)
+
+
+def reading_of(model: ModelFile, template: str, options: ToolOptions, prompt: str) -> tuple[Reading, Guide | None]:
+    """How to read the answers to a conversation, and the guide that forces calls, if they are forced.
+
+    Raises:
+        ArgumentError: If calls are forced in a format that is not known, or a tool's schema cannot be used.
+        UnsupportedError: If calls cannot be forced in the model's format.
+    """
+    tools, mode, name = chosen_tools(options)
+    form = format_of(model, options.tool_format, template, has_tools=bool(tools))
+    wants = tools is not None and mode != "none"
+    guide: Guide | None = None
+    strict = [tool for tool in tools or () if tool["function"].get("strict") is True]
+    if form is None and mode == "required":
+        raise ArgumentError(f"tool_choice is {options.tool_choice!r}, but {UNKNOWN}")
+    if wants and form is not None and (mode == "required" or (strict and form.has_calls)):
+        from llamac.tools.grammar import calls_guide
+
+        allowed = [tool for tool in tools or () if name is None or tool["function"]["name"] == name]
+        parallel = options.parallel_tool_calls and name is None
+        among = mode != "required"
+        if not among or form.writing.trigger:
+            guide = calls_guide(form, allowed, model.tokenizer, parallel=parallel, among_text=among)
+    reading = Reading(
+        form or PLAIN,
+        parameters_of(tools or ()),
+        calls=wants,
+        parallel=options.parallel_tool_calls,
+        named=name is not None,
+        notes=(UNKNOWN,) if wants and form is None else (),
+        prompt=prompt[-PROMPT_TAIL:] if form is None or form.anchor is None else prompt,
+    )
+    return reading, guide
+
+
+# ---- from tokens to messages
+
+
+class MessageReader:
+    """Reads the tokens of an output as a message. One thread at a time uses it."""
+
+    def __init__(self, output: Output, reading: Reading, tokenizer: Tokenizer) -> None:
+        from llamac.engine.generation.output import StopStrings
+
+        self._output = output
+        self._reading = reading
+        self._tokenizer = tokenizer
+        # A format's tags can be special tokens, which texts do not show.
+        self._decoder = tokenizer.decoder(skip_special=False, start=output.starts_text)
+        self._tags = literal_texts(reading.form)
+        number = output.params.candidate + output.rank
+        self._parser = reading.parser(output.params.seed, output.prompt, number)
+        self._search = StopStrings(output.params.stop)
+        self._read = 0
+
+    def advance(self, tokens: Sequence[int] | None = None) -> list[Delta]:
+        """Read the tokens that are new, of the output's or of these."""
+        text = ""
+        for token in (self._output.tokens if tokens is None else tokens)[self._read :]:
+            self._read += 1
+            if self._search.found is not None:
+                break
+            if self._tokenizer.is_special(token) and self._name(token) not in self._tags:
+                continue
+            piece = self._decoder.push(token)
+            if self._output.params.stop and self._read > self._output.params.min_tokens:
+                piece = self._search.push(piece)
+            text += piece
+        return self._parser.push(text) if text else []
+
+    def finish(self, tokens: Sequence[int] | None = None) -> list[Delta]:
+        """Read what is new, and end."""
+        found = self.advance(tokens)
+        return found + self._parser.push(self._search.flush()) + self._parser.finish()
+
+    @property
+    def message(self) -> Message:
+        """What has been read."""
+        found = self._parser.message
+        return replace(found, notes=[*self._reading.notes, *found.notes], named=self._reading.named)
+
+    def _name(self, token: int) -> str:
+        return self._tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+
+def message_of(output: Output, reading: Reading, tokenizer: Tokenizer, tokens: Sequence[int]) -> Message:
+    """The message of an output's tokens."""
+    reader = MessageReader(output, reading, tokenizer)
+    reader.finish(tokens)
+    return reader.message
+
+
+def reader_of(output: Output) -> MessageReader:
+    """A reader for the deltas of an output.
+
+    Raises:
+        ArgumentError: If it does not answer a conversation.
+    """
+    if output.reading is None or output.tokenizer is None:
+        raise ArgumentError("deltas are pieces of a message: only chats have them, not prompts")
+    return MessageReader(output, output.reading, output.tokenizer)
+
+
+class Deltas(Iterator[Delta]):
+    """The pieces of a message while a source yields text: for `for` and, over an engine's request, `async for`."""
+
+    def __init__(self, source: Any, output: Output) -> None:
+        self._source = source
+        self._reader = reader_of(output)
+        self._found: list[Delta] = []
+        self._ended = False
+
+    def __next__(self) -> Delta:
+        while not self._found and not self._ended:
+            self._take(next(self._source, None))
+        return self._first()
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        async for piece in self._source:
+            self._take(piece)
+            while self._found:
+                yield self._found.pop(0)
+        self._take(None)
+        while self._found:
+            yield self._found.pop(0)
+
+    def _take(self, piece: str | None) -> None:
+        if piece is None:
+            self._ended = True
+        self._found += self._reader.finish() if piece is None else self._reader.advance()
+
+    def _first(self) -> Delta:
+        if not self._found:
+            raise StopIteration
+        return self._found.pop(0)

@@ -1,0 +1,306 @@
+"""Text generation with a session: the loop that samples and steps, and the stream that runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from llamac import _core
+from llamac.arguments import wrong_type
+from llamac.engine.generation.candidates import (
+    asks_for_several,
+    check_beams,
+    check_counts,
+    check_streams,
+    generate_several,
+)
+from llamac.engine.generation.logprobs import TokenLogprobs, described, score_prompt
+from llamac.engine.generation.output import Completion, Output, Timings
+from llamac.engine.prompts.overflow import FittedPrompt, make_room
+from llamac.engine.prompts.prompt_ids import prompt_ids
+from llamac.engine.sampling.params import ResolvedParams, SamplingParams, resolve
+from llamac.engine.sampling.sampler import check_token_ids
+from llamac.engine.session import Session
+from llamac.engine.speculation.stream_drafts import Speculation
+from llamac.errors import ArgumentError, BusyError, CancelledError, ClosedError
+
+if TYPE_CHECKING:
+    from llamac.engine.generation.reading import Deltas
+    from llamac.engine.model import Model
+    from llamac.engine.receipts.receipt import Receipt
+
+
+class Stream(Iterator[str]):
+    """Generates while it is iterated. Yields pieces of text: whole characters, never empty.
+
+    `Model.stream`, `Model.chat_stream` and the same methods of `Session` make streams. One thread iterates at a time;
+    any thread can cancel. As a context manager a stream closes itself.
+    """
+
+    def __init__(self, session: Session, prompt: FittedPrompt, params: ResolvedParams, *, owns_session: bool) -> None:
+        if not isinstance(session, Session):
+            raise wrong_type("session", session, "a Session: use model.stream() or session.stream()")
+        self._session = session
+        self._owns_session = owns_session
+        self._scope = _core.CancelScope(session._core)
+        self._output = Output(session.model, prompt, params, session.context, session.kv_dtype)
+        self._speculation = Speculation(session, self._output)
+        self._changes = 0  # the session's count of changes after this stream's last eval
+        self._resumed = 0.0  # when the running computation began
+        self._prefill_time: float | None = None
+        self._decode_time = 0.0  # of earlier computations
+        self._completion: Completion | None = None
+        self._failure: Exception | None = None
+
+    def __next__(self) -> str:
+        return self._scope.run(self._next_piece)
+
+    def cancel(self) -> None:
+        """End the generation, within 50 ms. Any thread may call this.
+
+        The thread that iterates gets the text held back, if any; then the stream ends with finish_reason "cancelled".
+        """
+        self._scope.cancel()
+
+    def close(self) -> None:
+        """End the generation and free its memory.
+
+        Raises:
+            BusyError: While another thread iterates: `cancel` the stream instead.
+        """
+        self._scope.run(self._close)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self._output.prompt)
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """The log probabilities of the tokens so far, if the request asked for them. Pieces of text can be behind."""
+        return self._output.logprobs[: len(self._output.tokens)]
+
+    @property
+    def completion(self) -> Completion:
+        """The result, once the stream has ended: after its last piece, `close` or `cancel`.
+
+        Raises:
+            ArgumentError: If the stream has not ended.
+            LlamacError: The error that ended it, if one did.
+        """
+        if self._completion is None and self._failure is None and self._scope.cancelled:
+            with contextlib.suppress(BusyError):
+                self._scope.run(self._close)
+        if self._completion is not None:
+            return self._completion
+        if self._failure is not None:
+            raise self._failure
+        raise ArgumentError("the stream has not ended: iterate to its end, or close or cancel it first")
+
+    def receipt(self) -> Receipt:
+        """The receipt of the result, from which `llamac.replay` repeats it. The stream must have ended.
+
+        Raises:
+            LlamacError: As for `completion`.
+            ClosedError: If the model has been closed, and the request did not ask for a receipt.
+        """
+        return self._output.receipt(self.completion)
+
+    def deltas(self) -> Deltas:
+        """Iterate over the pieces of the message instead of the text: content, reasoning and tool calls.
+
+        Raises:
+            ArgumentError: If the stream does not answer a conversation.
+        """
+        from llamac.engine.generation.reading import Deltas
+
+        return Deltas(self, self._output)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state: str = "generating" if self._failure is None else "failed"
+        if self._completion is not None:
+            state = self._completion.finish_reason
+        return f"<llamac.Stream: {len(self._output.tokens)} tokens, {state}>"
+
+    # ---- the loop, always inside the cancel scope
+
+    def _next_piece(self) -> str:
+        if self._failure is not None:
+            raise self._failure
+        self._resumed = time.perf_counter()
+        try:
+            while self._completion is None:
+                if piece := self._advance():
+                    self._decode_time += time.perf_counter() - self._resumed
+                    return piece
+        except CancelledError:
+            if piece := self._end(self._output.end("cancelled")):
+                return piece
+        except Exception as failure:
+            self._fail(failure)
+            raise
+        except BaseException as interruption:
+            self._completion = self._completion or self._summary()
+            self._fail(ClosedError(f"the stream has ended: {type(interruption).__name__} interrupted it"))
+            raise
+        raise StopIteration
+
+    def _advance(self) -> str:
+        """Generate a token; return the text that can be shown now."""
+        output, session = self._output, self._session
+        if self._scope.cancelled:
+            return self._end(output.end("cancelled"))
+        if self._prefill_time is None:
+            self._prefill()
+            computed = time.perf_counter()
+            self._prefill_time, self._resumed = computed - self._resumed, computed
+            self._speculation.observe_prompt(len(output.prompt) - output.cached, self._prefill_time)
+        else:
+            if self._changes != session._core.changes:
+                session._check_open()
+                raise ClosedError("the stream has ended: its session has been used for something else")
+            self._extend()
+        self._changes = session._core.changes
+        token = output.sampler.draw(session._core, output.length)
+        piece = output.accept(token, self._describe)
+        return self._end(piece) if output.finish_reason else piece
+
+    def _extend(self) -> None:
+        """Compute the tokens that the session does not have yet. A full context is shifted first."""
+        output, session = self._output, self._session
+        core, begun = session._core, len(output.prompt) - output.shifted
+        pending = output.tokens[core.length() - begun :]
+        while pending:
+            if output.shifts and core.length() == output.context:
+                output.shifted += make_room(core, 0, output.keep)
+            n = output.context - core.length()
+            self._speculation.extend(pending[:n], output.left)
+            pending = pending[n:]
+
+    def _describe(self, token: int, top: int) -> TokenLogprobs:
+        """The log probabilities at the place of a token that has just been drawn."""
+        n = self._session.model.n_token_ids
+        return described(self._session._core.logprobs(n, token, min(top, n)))
+
+    def _prefill(self) -> None:
+        output, session = self._output, self._session
+        if output.params.prompt_logprobs is not None:
+            session._core.truncate(0)
+            output.prompt_logprobs = score_prompt(session, output.prompt, output.params.prompt_logprobs)
+        output.cached = session._prefill_rest(output.prompt)
+        if output.params.prompt_logprobs is not None:
+            output.cached = 0
+
+    def _end(self, piece: str) -> str:
+        """Report the result of the output, which has ended; return its last piece."""
+        self._completion = self._summary()
+        self._release()
+        return piece
+
+    def _close(self) -> None:
+        if self._completion is None and self._failure is None:
+            self._resumed = time.perf_counter()
+            self._completion = self._summary()
+        self._release()
+
+    def _fail(self, failure: Exception) -> None:
+        self._failure = failure
+        self._release()
+
+    def _release(self) -> None:
+        if self._owns_session:
+            self._session.close()
+        elif self._changes == self._session._core.changes:
+            self._speculation.end()
+
+    def _summary(self) -> Completion:
+        elapsed = time.perf_counter() - self._resumed
+        timings = Timings(elapsed, 0.0)
+        if self._prefill_time is not None:
+            timings = Timings(self._prefill_time, self._decode_time + elapsed)
+        return self._output.completion(timings)
+
+
+# ---- from a request to a stream
+
+
+def resolved_params(model: Model, request: SamplingParams) -> ResolvedParams:
+    """Complete a request's parameters with the model's defaults, and check them.
+
+    Raises:
+        ArgumentError: If a parameter has strings or a guide, but the model has no tokenizer; or ids that the model does
+            not have.
+        UnsupportedError: If the context shall be shifted, but the model's cannot.
+    """
+    params = resolve(request, model.sampling_defaults)
+    breakers = params.dry_sequence_breakers if params.dry_multiplier else ()
+    needs = {"stop": params.stop, "banned_strings": params.banned_strings, "dry_sequence_breakers": breakers}
+    tags = params.reasoning_budget is not None
+    for name, value in {**needs, "guide": params.guide, "reasoning_budget": tags}.items():
+        if value and not model.has_tokenizer:
+            raise ArgumentError(f"{name} needs a tokenizer, and this model has none")
+    check_token_ids(params, model.n_token_ids)
+    if params.context_overflow == "shift":
+        model._core.check_shift()
+    check_counts(params)
+    check_beams(request)
+    return params
+
+
+def complete_from_model(
+    model: Model, prompt: str | Sequence[int], request: SamplingParams, context: int | None
+) -> Completion:
+    """Generate the whole result, in a session of its own."""
+    params = resolved_params(model, request)
+    if not asks_for_several(params):
+        return run(stream_from_model(model, prompt, request, context))
+    fitted = prompt_ids(model, prompt, params, model._context_limit(context))
+    with _session_for(model, fitted, params, context) as session:
+        return generate_several(session, fitted, params)
+
+
+def complete_from_session(session: Session, prompt: str | Sequence[int], request: SamplingParams) -> Completion:
+    """Generate the whole result, continuing sequence 0 of a session."""
+    params = resolved_params(session.model, request)
+    if not asks_for_several(params):
+        return run(stream_from_session(session, prompt, request))
+    return generate_several(session, prompt_ids(session.model, prompt, params, session.context), params)
+
+
+def stream_from_model(
+    model: Model, prompt: str | Sequence[int], request: SamplingParams, context: int | None
+) -> Stream:
+    """Open a session and a stream that owns it. Checks the whole request, but computes nothing yet."""
+    params = resolved_params(model, request)
+    check_streams(params)
+    fitted = prompt_ids(model, prompt, params, model._context_limit(context))
+    return Stream(_session_for(model, fitted, params, context), fitted, params, owns_session=True)
+
+
+def _session_for(model: Model, prompt: FittedPrompt, params: ResolvedParams, context: int | None) -> Session:
+    most = model.config["context"] if params.max_tokens is None else params.max_tokens
+    return model._session_for(len(prompt.ids) + most - 1, context)  # the last token needs no position
+
+
+def stream_from_session(session: Session, prompt: str | Sequence[int], request: SamplingParams) -> Stream:
+    """Open a stream that continues sequence 0 of a session. Checks the whole request, but computes nothing yet."""
+    params = resolved_params(session.model, request)
+    check_streams(params)
+    fitted = prompt_ids(session.model, prompt, params, session.context)
+    return Stream(session, fitted, params, owns_session=False)
+
+
+def run(stream: Stream) -> Completion:
+    """Generate to the end and return the result."""
+    with stream:
+        for _ in stream:
+            pass
+    return stream.completion

@@ -1,0 +1,94 @@
+"""A request that needs more positions than the context has: an error, a cut prompt, or a shifted context."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from llamac.errors import ContextFullError
+
+if TYPE_CHECKING:
+    from llamac import _core
+    from llamac.engine.generation.reading import Reading
+    from llamac.engine.sampling.params import ResolvedParams
+
+ContextOverflow = Literal["error", "shift", "truncate_middle"]
+CONTEXT_OVERFLOWS: tuple[ContextOverflow, ...] = ("error", "shift", "truncate_middle")
+# Models pay much attention to the first tokens, whatever they are, and lose track without them: Xiao et al., "Efficient
+# Streaming Language Models with Attention Sinks" (arXiv:2309.17453), section 3.1, keep four.
+SINKS = 4
+
+
+class FittedPrompt(NamedTuple):
+    """A prompt that fits the context.
+
+    Attributes:
+        ids: Its token ids.
+        truncated: Tokens that were cut from its middle.
+        keep: Tokens at its beginning that a shift keeps.
+        reading: How to read the answer, if the prompt is a conversation.
+    """
+
+    ids: array[int]
+    truncated: int
+    keep: int
+    reading: Reading | None = None
+
+
+def fit_prompt(ids: array[int], params: ResolvedParams, context: int) -> FittedPrompt:
+    """Make a prompt fit the context as the request wants it.
+
+    A prompt that is cut keeps its first and its last tokens. Room for max_tokens new tokens remains, or for a quarter
+    of the context if there is no limit, but not for more than half of the context.
+
+    Raises:
+        ContextFullError: If the prompt does not fit and must not be cut, or if nothing but its beginning would remain.
+    """
+    given, mode = len(ids), params.context_overflow
+    if mode == "error":
+        if given > context:
+            raise overflow_error(f"{given}", params.max_tokens, context)
+        return FittedPrompt(ids, 0, 0)
+    wanted = params.max_tokens or 1 if mode == "truncate_middle" else 1
+    room = min(params.max_tokens or context // 4, context // 2)
+    limit = min(context, context + 1 - room)  # the last token needs no position
+    head = (SINKS if mode == "shift" else limit // 2) if params.context_keep is None else params.context_keep
+    keep = min(head, given)
+    if given + wanted - 1 <= context or given <= limit:
+        if mode == "shift" and keep >= context:
+            raise _nothing_left(keep, context)
+        return FittedPrompt(ids, 0, keep)
+    if head >= limit:
+        raise _nothing_left(head, context)
+    return FittedPrompt(ids[:head] + ids[given - (limit - head) :], given - limit, keep)
+
+
+def overflow_error(count: str, max_tokens: int | None, context: int) -> ContextFullError:
+    """The error for a prompt of too many tokens. count: how many, or at least how many."""
+    wanted = "" if max_tokens is None else f", and max_tokens is {max_tokens}"
+    return ContextFullError(
+        f"the prompt has {count} tokens, but the context holds {context}{wanted}: shorten it, enlarge the context if "
+        "the model allows it, or choose what to drop with context_overflow='truncate_middle' or 'shift' "
+        "(--context-overflow)"
+    )
+
+
+def _nothing_left(keep: int, context: int) -> ContextFullError:
+    return ContextFullError(
+        f"the first {keep} tokens of the prompt are kept (context_keep), which leaves no room for others in a context "
+        f"of {context} with max_tokens new ones: keep fewer, or enlarge the context"
+    )
+
+
+def make_room(session: _core.Session, sequence: int, keep: int) -> int:
+    """Remove the older half of a sequence's positions after the first `keep` ones; return how many.
+
+    Layers with large windows can make it fewer.
+
+    Raises:
+        OutOfMemoryError: If there is no memory for copies of shared pages.
+    """
+    half = max(1, (session.length(sequence) - keep) // 2)
+    removed = min(half, session.longest_shift(keep, sequence))
+    session.shift(keep, keep + removed, sequence)
+    return removed

@@ -1,0 +1,185 @@
+"""Prompts: from a text, token ids or a conversation to the ids that a sequence starts with."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from llamac.arguments import wrong_type
+from llamac.engine.prompts.overflow import SINKS, FittedPrompt, fit_prompt, overflow_error
+from llamac.engine.rows import as_ids
+from llamac.errors import ArgumentError, ChatTemplateError
+
+if TYPE_CHECKING:
+    from llamac.engine.generation.reading import Reading
+    from llamac.engine.model_file import ModelFile
+    from llamac.engine.sampling.params import ResolvedParams, SamplingParams
+    from llamac.text.chat_runs import PromptRun
+    from llamac.tools.functions import Tool
+    from llamac.tools.message import Message
+
+ToolChoice = Literal["auto", "none", "required"] | str | Mapping[str, Any]
+
+SYSTEM_ROLES = ("system", "developer")
+NO_TEMPLATE = "this model has no chat template: generate from a prompt in the format that it was trained on instead"
+
+
+class ToolOptions(NamedTuple):
+    """The arguments of `chat` that concern tools."""
+
+    tools: Sequence[Tool] | None = None
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    tool_format: str | None = None
+
+
+class ConversationIds(list[int]):
+    """The token ids of a conversation, which know how to read the answer."""
+
+    reading: Reading
+
+
+def prompt_ids(model: ModelFile, prompt: str | Sequence[int], params: ResolvedParams, context: int) -> FittedPrompt:
+    """Convert a prompt to token ids that fit the context.
+
+    Args:
+        model: The model.
+        prompt: A str, which gets BOS if the model wants it; or token ids, which are used unchanged. An empty prompt
+            becomes BOS.
+        params: The request's parameters.
+        context: The number of positions in the context.
+
+    Raises:
+        ContextFullError: If the prompt does not fit the context and must not be cut.
+        ArgumentError: If an id is out of range, or the prompt is empty and the model has no BOS.
+    """
+    if not isinstance(prompt, str | Iterable):
+        raise wrong_type("prompt", prompt, "a str or token ids")
+    if isinstance(prompt, str):
+        if params.context_overflow == "error":
+            check_length([prompt], model, params.max_tokens, context)
+        prompt = model.tokenize(prompt)
+    reading = prompt.reading if isinstance(prompt, ConversationIds) else None
+    ids = as_ids(prompt)
+    size = model.config["vocab_size"]
+    wrong = next((token for token in ids if not 0 <= token < size), None)
+    if wrong is not None:
+        raise ArgumentError(f"the prompt has the token id {wrong}, expected 0 to {size - 1}")
+    if not ids:
+        bos = model.special.bos_id
+        if bos is None:
+            raise ArgumentError("the prompt is empty, and the model has no BOS token to begin with")
+        ids = array("i", [bos])
+    fitted = fit_prompt(ids, params, context)
+    return fitted._replace(reading=reading)
+
+
+def check_length(texts: Iterable[str], model: ModelFile, max_tokens: int | None, context: int) -> None:
+    """Reject a prompt that is certainly too long, before it takes time and memory to tokenize.
+
+    Raises:
+        ContextFullError: If the texts together have more tokens than the context has positions.
+    """
+    least = sum(map(model.tokenizer.min_tokens, texts))
+    if least > context:
+        raise overflow_error(f"at least {least}", max_tokens, context)
+
+
+# ---- conversations
+
+
+def render_runs(model: ModelFile, messages: Any, options: Mapping[str, Any]) -> list[PromptRun]:
+    """Render a conversation to runs of text that the template wrote and of text from messages.
+
+    Raises:
+        ArgumentError: If the model has no chat template.
+        ChatTemplateError: If the template fails or refuses the messages.
+    """
+    if model.chat_template is None:
+        raise ArgumentError(NO_TEMPLATE)
+    tokenizer = model.tokenizer
+    find_special = tokenizer.special_spans if tokenizer.reads_other_spellings else None
+    messages, given = template_arguments(model, messages, options)
+    return model.chat_template.render_runs(messages, tokenizer.special_names, find_special, **given)
+
+
+def template_arguments(model: ModelFile, messages: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Messages and options as the chat template reads them: calls as dicts, functions as their schemas."""
+    from llamac.tools.conversation import prepared
+    from llamac.tools.functions import tool_list
+
+    given = dict(options)
+    assert model.chat_template is not None
+    if given.get("tools") is not None:
+        given["tools"] = tool_list(given["tools"])
+    template = model.chat_template.choose(given.get("template"), tools=given.get("tools") is not None)
+    return prepared(messages, template, given.get("tools")), given
+
+
+def tokenize_runs(model: ModelFile, runs: Iterable[PromptRun]) -> list[int]:
+    """Convert runs to token ids. Only the template's own text can become special tokens."""
+    ids: list[int] = []
+    for run in runs:
+        ids += model.tokenize(run.text, add_special=False, parse_special=run.parse_special)
+    return ids
+
+
+def conversation_ids(
+    model: ModelFile,
+    messages: Sequence[Mapping[str, Any] | Message],
+    tools: ToolOptions,
+    template_options: Mapping[str, Any] | None,
+    params: SamplingParams,
+    context: int,
+) -> tuple[ConversationIds, SamplingParams]:
+    """Convert the arguments of `chat` to token ids and parameters. Messages cannot write special tokens.
+
+    Raises:
+        ArgumentError: If the model has no chat template, or an option is not one of the template's.
+        ChatTemplateError: If the template fails or refuses the messages.
+        ContextFullError: If the conversation certainly does not fit the context.
+    """
+    from llamac.engine.generation.reading import chosen_tools, reading_of
+    from llamac.tools.conversation import as_dicts
+
+    chat: Any = as_dicts(messages)
+    if not isinstance(template_options, Mapping | None):
+        raise wrong_type("template_options", template_options, "a dict")
+    options = dict(template_options or {})
+    for name in ("messages", "tools", "parse_special"):
+        if name in options:
+            raise ArgumentError(f"template_options holds {name!r}, which is not an option of the template")
+    options["tools"] = chosen_tools(tools)[0]
+    runs = render_runs(model, chat, options)
+    assert model.chat_template is not None
+    template = model.chat_template.choose(options.get("template"), tools=options["tools"] is not None)
+    reading, guide = reading_of(model, template, tools, "".join(run.text for run in runs))
+    if guide is not None:
+        if params.guide is not None:
+            raise ArgumentError("a guide and forced tool calls exclude each other: set only one of them")
+        params = params.updated({"guide": guide})
+    ids = ConversationIds()
+    described = {"messages": list(chat), "tools": options["tools"], "template_options": dict(template_options or {})}
+    ids.reading = replace(reading, chat=described)
+    if params.context_overflow in (None, "error"):
+        check_length((run.text for run in runs), model, params.max_tokens, context)
+        ids += tokenize_runs(model, runs)
+        return ids, params
+    ids += tokenize_runs(model, runs)
+    if params.context_keep is None:
+        params = params.updated({"context_keep": _system_tokens(model, ids, chat, options)})
+    return ids, params
+
+
+def _system_tokens(
+    model: ModelFile, ids: list[int], messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+) -> int:
+    """How many ids of a conversation come before what its first message other than the system's says."""
+    n = next((i for i, message in enumerate(messages) if message.get("role") not in SYSTEM_ROLES), len(messages))
+    try:
+        other = tokenize_runs(model, render_runs(model, [*messages[:n], {"role": "user", "content": ""}], options))
+    except ChatTemplateError:
+        return SINKS
+    return next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other)))

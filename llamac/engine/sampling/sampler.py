@@ -1,0 +1,291 @@
+"""Draws the tokens of generations: one text for sessions, streams and the batches of an engine.
+
+The core adjusts logits, filters and draws. This module decides what it adjusts: which tokens are banned at this place,
+and what the logits processors of a request make of a row.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llamac import _core
+from llamac.engine.sampling.params import LIBRARY_DEFAULTS, ResolvedParams
+from llamac.engine.sampling.reasoning_budget import ReasoningBudget
+from llamac.errors import ArgumentError, ArgumentTypeError, LlamacError, wrapped
+from llamac.text.token_index import BannedStrings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llamac.engine.model import Model
+    from llamac.guided.constraint import Constraint
+
+
+class Sampler:
+    """Draws the tokens of one generation. Its state follows the tokens that the generation accepts.
+
+    Attributes:
+        params: The request's parameters.
+        core: Their settings of the core.
+        history: What the core's draws follow beside the logits; None if that is nothing.
+        stop_ids: Tokens that end the generation.
+    """
+
+    def __init__(self, model: Model, params: ResolvedParams, prompt: Sequence[int]) -> None:
+        """Begin a generation.
+
+        Args:
+            model: The model.
+            params: The request's parameters.
+            prompt: Ids of the prompt.
+        """
+        self.params = params
+        self.core = params.core()
+        self.history: _core.History | None = None
+        self.stop_ids = frozenset(params.stop_token_ids if params.ignore_eos else _all_stop_ids(model, params))
+        self._n_ids = model.n_token_ids
+        self._accepted = 0
+        self._banned_strings: BannedStrings | None = None
+        self._constraint: Constraint | None = None
+        self._mask: Any = None
+        self._budget: ReasoningBudget | None = None
+        if params.reasoning_budget is not None:
+            self._budget = ReasoningBudget(model, params.reasoning_budget, prompt)
+        check_token_ids(params, self._n_ids)
+        if params.banned_strings:
+            self._banned_strings = BannedStrings(params.banned_strings, model.tokenizer._token_index)
+        if self._adjusts():
+            self._adjust(model)
+        if self._adjusts() or params.mirostat_tau:
+            self.history = _core.History(array("i", prompt))
+            self.history.mu = 2 * params.mirostat_tau
+            self._set_bans([])
+        if params.guide is not None:
+            from llamac.guided.constraint import Constraint
+
+            is_free = not params.banned_tokens and not params.banned_strings and not params.logits_processors
+            self._constraint = Constraint(params.guide, model.tokenizer, self.stop_ids, prompt, may_force=is_free)
+
+    def accept(self, token: int) -> None:
+        """Record a token of the generation.
+
+        Raises:
+            LlamacError: If the token does not match the guide.
+        """
+        self._accepted += 1
+        if self._constraint is not None:
+            self._constraint.accept(token)
+        if self._budget is not None:
+            self._budget.accept(token)
+        if self.history is None:
+            return
+        self.history.append(token)
+        if self._banned_strings is not None:
+            self._set_bans(self._banned_strings.push(token))
+        elif self._accepted == self.params.min_tokens:
+            self._set_bans([])
+
+    def allow(self, mask: Any) -> None:
+        """Let only these tokens come next, until the next call: the last step before the logits processors.
+
+        Args:
+            mask: A buffer of bytes with a bit for each token, the lowest of a byte first; None allows all tokens.
+        """
+        if self.history is None:
+            if mask is None:
+                return
+            self.core.adjust()
+            self.history = _core.History(array("i"))
+        self.history.allow(mask)
+        self._mask = mask
+
+    def _adjusts(self) -> bool:
+        """Whether anything but processors changes logits before the filters."""
+        names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "logit_bias")
+        changed = any(getattr(self.params, name) != LIBRARY_DEFAULTS[name] for name in (*names, "banned_tokens"))
+        return changed or self._banned_strings is not None or self.params.min_tokens > 0
+
+    def _adjust(self, model: Model) -> None:
+        params = self.params
+        bias = {token: value for token, value in params.logit_bias if value != 0}
+        bias.update(dict.fromkeys(params.banned_tokens, -math.inf))
+        if self._banned_strings is not None:
+            bias.update(dict.fromkeys(self._banned_strings.always, -math.inf))
+        breakers = None
+        if params.dry_multiplier and params.dry_sequence_breakers:
+            breakers = _bits(model.tokenizer._token_index.containing(map(str.encode, params.dry_sequence_breakers)))
+        self.core.adjust(
+            bias_ids=array("i", bias),
+            bias=array("f", bias.values()),
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            dry_multiplier=params.dry_multiplier,
+            dry_base=params.dry_base,
+            dry_allowed_length=params.dry_allowed_length,
+            dry_breakers=None if breakers is None else breakers.ljust(self._n_ids // 8 + 1, b"\0"),
+        )
+
+    def _set_bans(self, banned: list[int]) -> None:
+        assert self.history is not None
+        early = self.stop_ids if self._accepted < self.params.min_tokens else ()
+        self.history.ban(array("i", [*banned, *early]))
+
+    # ---- the guide
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text matches the guide, and nothing can follow."""
+        return self._constraint is not None and self._constraint.is_complete
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the text matches the guide."""
+        return self._constraint is not None and self._constraint.is_accepting
+
+    def is_ready(self, timeout: float) -> bool:
+        """Wait at most `timeout` seconds for the guide; whether a draw has nothing to wait for."""
+        return self._constraint is None or self._constraint.is_ready(timeout)
+
+    def forced(self) -> int | None:
+        """The next token if the reasoning budget or the guide leaves no choice."""
+        if self._budget is not None and self._budget.forced:
+            return self._budget.forced[0]
+        return None if self._constraint is None else self._constraint.forced()
+
+    def within(self, token: int, left: int) -> int:
+        """A drawn token; or another one if the text could not be completed in `left` tokens, this one included."""
+        return token if self._constraint is None else self._constraint.within(token, left)
+
+    def _prepare(self) -> int | None:
+        """Before a draw: restrict it to what the guide allows. Returns the token instead if there is only one text."""
+        forced = self.forced()
+        if forced is None and self._constraint is not None:
+            self.allow(self._constraint.mask())
+        return forced
+
+    # ---- drawing
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether Python decides before a draw which tokens may come next."""
+        return self._constraint is not None or bool(self._budget is not None and self._budget.forced)
+
+    @property
+    def in_python(self) -> bool:
+        """Whether Python functions see the logits before the core draws."""
+        return bool(self.params.logits_processors)
+
+    def draw(self, core: _core.Session, position: int) -> int:
+        """Draw from the logits of the last eval of a session."""
+        if (forced := self._prepare()) is not None:
+            return forced
+        if not self.in_python:
+            return core.sample(self.core, self._n_ids, position, self.history)
+        return self.draw_from(core.copy_logits(self._n_ids), core.tokens(0), position)
+
+    def draw_row(self, logits: Any, n: int, ids: Iterable[int], position: int) -> int | LlamacError:
+        """Draw from the first n logits of one row (1, width), or tell why no token can be drawn."""
+        try:
+            if (forced := self._prepare()) is not None:
+                return forced
+            if self.in_python:
+                return self.draw_from(logits, ids, position)
+        except BaseException as failure:  # of a logits processor, or a panic of the guide's library
+            return wrapped(failure, "drawing a token")
+        return _core.sample_rows(logits, n, [self.core], [position], [self.history])[0]
+
+    def process(self, ids: NDArray[np.int32], row: NDArray[np.float32]) -> None:
+        """Let the logits processors change a row of logits in place."""
+        for process in self.params.logits_processors:
+            _process(process, ids, row)
+
+    def draw_from(self, logits: Any, ids: Iterable[int], position: int) -> int:
+        """Draw from a row of logits, through the processors. The guide has the last word.
+
+        Args:
+            logits: A buffer of float32, of which the first `n_ids` count. It is not changed.
+            ids: The prompt and the tokens so far.
+            position: The position of the draw.
+        """
+        import numpy as np
+
+        row = np.frombuffer(logits, np.float32)[: self._n_ids].copy()
+        if self.history is not None:
+            _core.adjust_logits(row.data, self.core, self.history)
+        self.process(np.array(list(ids), np.int32), row)
+        if self._mask is not None:
+            allowed = np.unpackbits(np.frombuffer(self._mask, np.uint8), count=len(row), bitorder="little")
+            row[allowed == 0] = -np.inf
+        try:
+            return _core.sample(row.data, self.core, position, self.history, adjusted=True)
+        except LlamacError as failure:
+            raise ArgumentError(f"{failure}, after the logits processors") from failure
+
+
+def draw_rows(
+    samplers: Sequence[Sampler],
+    logits: Any,
+    n: int,
+    histories: Sequence[Iterable[int]],
+    positions: list[int],
+    threads: int = 1,
+) -> list[int | LlamacError]:
+    """Draw a token from each row of logits (rows, width), or tell why none can be drawn.
+
+    Args:
+        samplers: The sampler of each row.
+        logits: The rows.
+        n: Logits that count.
+        histories: The prompt and the tokens so far, of each row.
+        positions: The position of each draw.
+        threads: Most threads that draw. The tokens do not depend on it.
+    """
+    if not any(sampler.in_python or sampler.is_restricted for sampler in samplers):
+        cores = [sampler.core for sampler in samplers]
+        return _core.sample_rows(logits, n, cores, positions, [sampler.history for sampler in samplers], threads)
+    rows = enumerate(zip(samplers, histories, positions, strict=True))
+    return [sampler.draw_row(logits[i : i + 1], n, ids, position) for i, (sampler, ids, position) in rows]
+
+
+def check_token_ids(params: ResolvedParams, n: int) -> None:
+    """Reject ids that the model does not have."""
+    named = {
+        "logit_bias": [token for token, _ in params.logit_bias],
+        "banned_tokens": params.banned_tokens,
+        "stop_token_ids": params.stop_token_ids,
+    }
+    for name, ids in named.items():
+        for token in ids:
+            if token >= n:
+                raise ArgumentError(f"{name} has the token id {token}, expected 0 to {n - 1}")
+
+
+def _all_stop_ids(model: Model, params: ResolvedParams) -> Iterable[int]:
+    return (*model.special.stop_ids, *params.stop_token_ids)
+
+
+def _bits(ids: Iterable[int]) -> bytes:
+    """A bit per id."""
+    bits = bytearray()
+    for token in ids:
+        bits.extend(bytes(max(0, token // 8 + 1 - len(bits))))
+        bits[token // 8] |= 1 << token % 8
+    return bytes(bits)
+
+
+def _process(process: Any, ids: NDArray[np.int32], row: NDArray[np.float32]) -> None:
+    try:
+        result = process(ids, row)
+    except LlamacError:
+        raise
+    except Exception as failure:
+        raise ArgumentError(f"a logits processor failed: {type(failure).__name__}: {failure}") from failure
+    if result is not None and result is not row:
+        raise ArgumentTypeError(
+            f"a logits processor must change the row of logits in place and return None, not {type(result).__name__}"
+        )

@@ -1,0 +1,137 @@
+"""Embeddings: one vector per text, pooled from the output norms of its tokens."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from llamac.arguments import whole_number, wrong_type
+from llamac.engine.rows import STAGES, appended_rows
+from llamac.engine.scoring.passes import PASS_ROWS, PASS_SEQUENCES, contexts_for
+from llamac.errors import ArgumentError, ContextFullError, UnsupportedError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llamac.engine.model import Model
+    from llamac.engine.session import Session
+    from llamac.progress import Progress
+
+    Vectors = NDArray[np.float32]
+
+Pooling = Literal["last", "mean"]
+POOLINGS: tuple[Pooling, ...] = ("last", "mean")
+
+OUTPUT_NORM = STAGES.index("output_norm")
+NO_LOGITS = array("f")
+
+
+def pooling_of(model: Model, pooling: str | None) -> Pooling:
+    """The pooling to use: the argument, else what the file says, else "last".
+
+    Raises:
+        ArgumentError: If the argument is neither "last" nor "mean".
+        UnsupportedError: If the file asks for another pooling, and the argument is None.
+    """
+    found = next((name for name in POOLINGS if name == pooling), None)
+    if found is not None:
+        return found
+    if pooling is not None:
+        raise ArgumentError(f"pooling is {pooling!r}, expected 'last' or 'mean'")
+    stored = model.file.metadata.get("pooling", "last")
+    found = next((name for name in POOLINGS if name == stored), None)
+    if found is None:
+        raise UnsupportedError(f"the model asks for pooling {stored!r}, which llamac does not have: choose a pooling")
+    return found
+
+
+def text_ids(model: Model, texts: Sequence[str], context: int, *, parse_special: bool) -> list[array[int]]:
+    """Token ids of each text, with BOS and EOS where the model's rules put them.
+
+    Raises:
+        ContextFullError: If a text does not fit the context.
+        ArgumentError: If a text has no tokens.
+    """
+    found = []
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise wrong_type(f"texts[{i}]", text, "a str")
+        try:
+            ids = model.tokenizer.encode(text, add_special=True, parse_special=parse_special, limit=context)
+        except ContextFullError as error:
+            raise ContextFullError(f"texts[{i}]: {error}; the context holds {context} positions: split it") from None
+        if not ids:
+            raise ArgumentError(f"texts[{i}] has no tokens: expected some text")
+        found.append(array("i", ids))
+    return found
+
+
+def embed(
+    model: Model,
+    texts: str | Sequence[str],
+    pooling: str | None,
+    normalize: bool,
+    dimensions: int | None,
+    parse_special: bool,
+    report: Progress,
+) -> Vectors:
+    """Compute the embeddings of texts, as `Model.embed` describes."""
+    import numpy as np
+
+    chosen = pooling_of(model, pooling)
+    dim: int = model.config["dim"]
+    kept = dim if dimensions is None else whole_number(dimensions, "dimensions")
+    if not 1 <= kept <= dim:
+        raise ArgumentError(f"dimensions is {kept}, expected 1 to {dim}, the model's")
+    listed = [texts] if isinstance(texts, str) else texts
+    ids = text_ids(model, listed, model._context_limit(None), parse_special=parse_special)
+    vectors = np.empty((len(ids), kept), np.float32)
+    done = 0
+    report("embedding", done, len(ids))
+    for context, group in contexts_for(model, [len(tokens) for tokens in ids]):
+        with model.session(context=context, sequences=min(PASS_SEQUENCES, max(1, len(group)))) as session:
+            for batch in _passes(ids, group):
+                for i, pooled in zip(batch, _pooled(session, [ids[i] for i in batch], chosen), strict=True):
+                    cut = pooled[:kept]
+                    length = float(np.sqrt(np.square(cut).sum())) if normalize else 1.0
+                    vectors[i] = cut / (length or 1.0)
+                done += len(batch)
+                report("embedding", done, len(ids))
+    return vectors[0] if isinstance(texts, str) else vectors
+
+
+def _passes(ids: Sequence[array[int]], group: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of the texts that are computed together: of similar length, the longest first."""
+    batch: list[int] = []
+    rows = 0
+    for i in sorted(group, key=lambda i: -len(ids[i])):
+        if batch and (rows + len(ids[i]) > PASS_ROWS or len(batch) == PASS_SEQUENCES):
+            yield batch
+            batch, rows = [], 0
+        batch.append(i)
+        rows += len(ids[i])
+    if batch:
+        yield batch
+
+
+def _pooled(session: Session, ids: Sequence[array[int]], pooling: Pooling) -> Iterator[NDArray[np.float64]]:
+    """The pooled output norm of each text. The session's sequences are empty before and after."""
+    import numpy as np
+
+    rows = array("i")
+    for sequence, tokens in enumerate(ids):
+        rows += appended_rows(tokens, sequence, 0, "all" if pooling == "mean" else "last")
+    n = sum(rows[3::4])
+    norms = np.empty((n, session.model.config["dim"]), np.float32)
+    try:
+        session._run(rows, NO_LOGITS, [(OUTPUT_NORM, 0, norms.reshape(-1))])
+    finally:
+        for sequence in range(len(ids)):
+            session.truncate(0, sequence=sequence)
+    first = 0
+    for tokens in ids:
+        last = first + (len(tokens) if pooling == "mean" else 1)
+        yield norms[first:last].mean(axis=0, dtype=np.float64)
+        first = last

@@ -1,0 +1,310 @@
+"""The probabilities that a model gives to texts: continuations of prompts, perplexity."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from llamac.arguments import wrong_type
+from llamac.engine.rows import Rows, appended_rows, as_ids, common_prefix
+from llamac.engine.scoring.passes import PASS_ROWS, PASS_SEQUENCES, contexts_for
+from llamac.errors import ArgumentError, ContextFullError
+from llamac.progress import silent
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llamac.engine.model import Model
+    from llamac.engine.session import Session
+    from llamac.progress import Progress
+
+PASS_LOGITS = 128  # most rows of logits of a pass
+
+
+class Span(NamedTuple):
+    """Tokens whose probabilities are wanted: ids[start:], each given all ids before it. start is at least 1."""
+
+    ids: array[int]
+    start: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """The probability of a continuation.
+
+    Attributes:
+        logprob: Natural logarithm of the continuation's probability: the sum of `token_logprobs`.
+        tokens: The continuation's token ids.
+        token_logprobs: Natural logarithm of each token's probability, given everything before it.
+        is_greedy: Whether each token is the most probable one.
+    """
+
+    logprob: float
+    tokens: list[int]
+    token_logprobs: list[float]
+    is_greedy: bool
+
+
+class TokenProbabilities(NamedTuple):
+    """Of each token of a span: its log-probability, and whether no other token is more probable."""
+
+    logprobs: NDArray[np.float64]
+    is_best: NDArray[np.bool_]
+
+
+def score_spans(
+    model: Model, spans: Sequence[Span], *, context: int | None = None, report: Progress = silent
+) -> list[TokenProbabilities]:
+    """Compute the probabilities of many spans. Prefixes that spans share are computed once.
+
+    Args:
+        model: The model.
+        spans: At least two ids each.
+        context: Positions of the session. Default: as many as the longest span needs.
+        report: Called with the phase "scoring" and the number of finished spans.
+
+    Returns:
+        The probabilities of ids[start:] of each span, in the order of the spans.
+    """
+    found: dict[int, TokenProbabilities] = {}
+    report("scoring", 0, len(spans))
+    for positions, group in contexts_for(model, [len(span.ids) - 1 for span in spans], context):
+        # neighbours in this order share the longest prefixes
+        order = sorted(group, key=lambda i: (spans[i].ids[: spans[i].start], spans[i].ids))
+        most = min(PASS_SEQUENCES, len(spans))
+        with model.session(context=positions, sequences=most + 1) as session:
+            for batch in _batches(order, spans, most):
+                scored = _score_batch(session, [spans[i] for i in batch])
+                found.update(zip(batch, scored, strict=True))
+                report("scoring", len(found), len(spans))
+    return [found[i] for i in range(len(spans))]
+
+
+def _batches(order: Sequence[int], spans: Sequence[Span], most: int) -> Iterator[list[int]]:
+    """Cut the order into runs of at most `most` spans and about PASS_ROWS ids."""
+    batch: list[int] = []
+    rows = 0
+    for i in order:
+        ids = spans[i].ids
+        shared = common_prefix(ids, spans[batch[-1]].ids) if batch else 0
+        if batch and (len(batch) == most or rows + len(ids) - shared > PASS_ROWS):
+            yield batch
+            batch, rows, shared = [], 0, 0
+        batch.append(i)
+        rows += len(ids) - shared
+    if batch:
+        yield batch
+
+
+def _score_batch(session: Session, spans: Sequence[Span]) -> list[TokenProbabilities]:
+    """Score spans that are sorted by their ids, with one sequence each.
+
+    Sequence 0 keeps what all of them share until the next batch. The first span with a context computes it; the others
+    with the same context then start with a copy.
+    """
+    shared = min(span.start for span in spans) - 1
+    for span in spans[1:]:
+        shared = min(shared, common_prefix(spans[0].ids, span.ids))
+    base = _keep_base(session, spans[0].ids[:shared])
+    results: dict[int, TokenProbabilities] = {}
+    for wave in _waves(spans):
+        starts: list[tuple[int, int]] = []
+        for i, source in wave:
+            length = base if source is None else _fork_length(session, spans[i].start - 1, source + 1)
+            if source is not None and length:
+                session.copy_sequence(source + 1, i + 1, length=length)
+            elif base:
+                length = base
+                session.copy_sequence(0, i + 1, length=base)
+            starts.append((i, length))
+        for i, probabilities in _evaluate(session, spans, starts):
+            results[i] = probabilities
+    for sequence in range(1, len(spans) + 1):
+        session.truncate(0, sequence=sequence)
+    return [results[i] for i in range(len(spans))]
+
+
+def _keep_base(session: Session, ids: array[int]) -> int:
+    """Make sequence 0 equal to `ids`, reusing what it has of them. Returns its length."""
+    held = array("i", session.tokens(0))
+    reused = common_prefix(held, ids)
+    if reused < session.shortest_length(0):
+        reused = 0
+    session.truncate(reused, sequence=0)
+    for first in range(reused, len(ids), PASS_ROWS):
+        session._run(appended_rows(ids[first : first + PASS_ROWS], 0, first, None), None, ())
+    return len(ids)
+
+
+def _waves(spans: Sequence[Span]) -> list[list[tuple[int, int | None]]]:
+    """Pairs of span and the span to copy the context from: first those without such a span, then the others."""
+    first: list[tuple[int, int | None]] = []
+    rest: list[tuple[int, int | None]] = []
+    for _, group in itertools.groupby(range(len(spans)), key=lambda i: spans[i].ids[: spans[i].start]):
+        source, *others = group
+        first.append((source, None))
+        rest += ((i, source) for i in others)
+    return [first, rest] if rest else [first]
+
+
+def _fork_length(session: Session, length: int, sequence: int) -> int:
+    """`length`, or 0 if the sequence can no longer be cut there."""
+    return length if length >= session.shortest_length(sequence) else 0
+
+
+def _evaluate(
+    session: Session, spans: Sequence[Span], starts: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, TokenProbabilities]]:
+    """Extend the sequences of spans from the given lengths to their ends; yield each span's probabilities."""
+    import numpy as np
+
+    rows = array("i")
+    wanted: list[int] = []  # the token after each row that wants logits
+    for i, length in starts:
+        ids, start = spans[i]
+        rows += appended_rows(ids[length : start - 1], i + 1, length, None)
+        rows += appended_rows(ids[start - 1 : -1], i + 1, start - 1, "all")
+        wanted += ids[start:]
+    logprobs = np.empty(len(wanted))
+    is_best = np.empty(len(wanted), bool)
+    first = 0
+    for piece in _pieces(rows):
+        n = sum(piece[3::4])
+        logits = np.empty((n, session._core.vocab_size), np.float32)
+        session._run(piece, logits.reshape(-1), ())
+        for row in logits:
+            logprobs[first], is_best[first] = _probability(row, wanted[first])
+            first += 1
+    first = 0
+    for i, _ in starts:
+        last = first + len(spans[i].ids) - spans[i].start
+        yield i, TokenProbabilities(logprobs[first:last], is_best[first:last])
+        first = last
+
+
+def _pieces(rows: Rows) -> Iterator[Rows]:
+    """Cut rows so that each piece has at most PASS_ROWS rows, of which PASS_LOGITS want logits."""
+    first = n = 0
+    for i, wants in enumerate(rows[3::4]):
+        if i - first == PASS_ROWS or n + wants > PASS_LOGITS:
+            yield rows[4 * first : 4 * i]
+            first, n = i, 0
+        n += wants
+    if first * 4 < len(rows):
+        yield rows[4 * first :]
+
+
+def _probability(logits: NDArray[np.float32], token: int) -> tuple[float, bool]:
+    """log softmax(logits)[token], and whether it is the largest."""
+    import numpy as np
+
+    largest = logits.max()
+    shifted = np.exp(logits - largest)
+    logprob = float(logits[token] - largest) - math.log(float(shifted.sum(dtype=np.float64)))
+    return logprob, bool(logits[token] == largest)
+
+
+# ---- continuations
+
+
+Text = str | Sequence[int]
+
+
+def continuation_span(model: Model, prompt: Text, continuation: Text) -> Span:
+    """The ids of a prompt and its continuation, both texts or both token ids.
+
+    Texts are tokenized together and cut where the prompt's own tokens end. White space at the prompt's end counts as
+    the start of the continuation, since most vocabularies have it at the start of words. An empty prompt is BOS, or EOS
+    if the model has no BOS.
+
+    Raises:
+        ArgumentError: If the continuation has no tokens.
+    """
+    if isinstance(prompt, str) and isinstance(continuation, str):
+        stripped = prompt.rstrip()
+        whole = array("i", model.tokenize(prompt + continuation, parse_special=False))
+        start = len(model.tokenize(stripped, parse_special=False)) if stripped else 0
+    elif isinstance(prompt, str) or isinstance(continuation, str):
+        raise wrong_type("continuation", continuation, "of the prompt's type: both str, or both token ids")
+    else:
+        whole, start = as_ids(prompt), len(prompt)
+        whole += as_ids(continuation)
+    if start == 0:
+        special = model.special
+        first = special.eos_id if special.bos_id is None else special.bos_id
+        if first is None:
+            raise ArgumentError("the prompt is empty, and the model has neither BOS nor EOS to begin with")
+        if whole[:1] != array("i", [first]):
+            whole.insert(0, first)
+        start = 1
+    if len(whole) <= start:
+        raise ArgumentError(f"the continuation {continuation!r} has no tokens of its own: expected some text")
+    return Span(whole, start)
+
+
+def check_span(span: Span, context: int, name: str) -> None:
+    """Reject a span that does not fit. Its last token needs no position.
+
+    Raises:
+        ContextFullError: If it is too long.
+    """
+    if len(span.ids) - 1 > context:
+        raise ContextFullError(
+            f"{name} has {len(span.ids)} tokens with its prompt, but the context holds {context}: shorten it"
+        )
+
+
+def score(model: Model, prompt: Text, continuations: Sequence[Text]) -> list[Score]:
+    """Score continuations of a prompt, as `Model.score` describes."""
+    limit = model._context_limit(None)
+    spans = []
+    for i, continuation in enumerate(continuations):
+        spans.append(continuation_span(model, prompt, continuation))
+        check_span(spans[-1], limit, f"continuations[{i}]")
+    scores = []
+    for span, found in zip(spans, score_spans(model, spans), strict=True):
+        tokens, logprobs = span.ids[span.start :].tolist(), found.logprobs.tolist()
+        scores.append(Score(math.fsum(logprobs), tokens, logprobs, bool(found.is_best.all())))
+    return scores
+
+
+# ---- perplexity
+
+
+def windows(n: int, size: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """Cover n ids by windows. Yields each window's first id, its end, and the first id that it scores.
+
+    A window has at most `size` ids and begins `stride` after the one before. It scores the ids that no window before it
+    has scored; the first id of all has nothing before it and is not scored.
+    """
+    scored = 1
+    for first in itertools.count(0, stride):
+        end = min(first + size, n)
+        yield first, end, scored
+        if end == n:
+            return
+        scored = end
+
+
+def perplexity(model: Model, ids: array[int], *, stride: int | None, context: int | None, report: Progress) -> float:
+    """exp of the mean negative log-probability per token, as `Model.perplexity` describes."""
+    import numpy as np
+
+    size = model._context_limit(context)
+    step = size if stride is None else stride
+    if len(ids) < 2:
+        raise ArgumentError(f"the text has {len(ids)} tokens, expected at least 2")
+    if not 1 <= step <= size:
+        raise ArgumentError(f"stride is {step}, expected 1 to {size}, the context")
+    spans = []
+    for first, end, scored in windows(len(ids), size, step):
+        start = max(1, scored - first)  # a window's own first id has nothing before it
+        if first + start < end:
+            spans.append(Span(ids[first:end], start))
+    found = np.concatenate([scores.logprobs for scores in score_spans(model, spans, context=size, report=report)])
+    return math.exp(-found.mean())

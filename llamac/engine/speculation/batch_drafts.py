@@ -1,0 +1,174 @@
+"""Drafts in an engine: which of the running requests get how many, while few requests run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llamac.engine.speculation.draft_model import DraftModel, open_drafting
+from llamac.engine.speculation.draft_plan import MOST_DRAFTS, Credit, RowCosts, choose
+from llamac.engine.speculation.lookup import Lookup
+from llamac.errors import CancelledError, LlamacError
+
+if TYPE_CHECKING:
+    from llamac.engine.batching.request import Request
+    from llamac.engine.generation.output import Output
+    from llamac.engine.session import Session
+
+MOST_REQUESTS = 4  # with more, the other requests' rows fill a pass
+MOST_READ = 64  # tokens of a prompt that a draft model computes before each step: the other requests wait for it
+
+
+class RequestDrafts:
+    """What a request's drafts follow: its text, and what drafts have cost and gained.
+
+    Attributes:
+        lookup: The text.
+        credit: The budget.
+        making: What the draft model's passes for the last drafts cost, in passes without this request's drafts.
+        model: The draft model that made the last drafts, if one did.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self.lookup = Lookup(output.prompt)
+        self.credit = Credit()
+        self.making = 0.0
+        self.model: DraftModel | None = None
+        self._output = output
+        self._settled = 0  # tokens whose cost the budget knows
+
+    def follow(self) -> None:
+        """Add the tokens that have been generated since the last call."""
+        tokens = self._output.tokens
+        for i in range(len(self.lookup.ids) - len(self._output.prompt), len(tokens)):
+            self.lookup.push(tokens[i])
+            if i >= self._settled:
+                self.credit.rest(self.lookup.was_right)
+        self._settled = len(tokens)
+
+    def settle(self, cost: float, n_drafts: int, n_right: int, requests: int) -> None:
+        """Record a pass with drafts for this request, and how many were right.
+
+        Args:
+            cost: Of the pass, in passes without this request's drafts.
+            n_drafts: Drafts of this request.
+            n_right: How many were right.
+            requests: How many requests the pass computed.
+        """
+        self.credit.settle(cost + self.making, 1 + n_right / requests)
+        self._settled = len(self._output.tokens)
+        if self.model is not None:
+            self.model.learn(n_right, n_drafts)
+
+
+class DraftModels:
+    """The sides of an engine's requests of its draft model: a sequence of one session for each of a few requests."""
+
+    def __init__(self, session: Session, n: int) -> None:
+        """Begin. The session of the draft model is opened with the first drafts.
+
+        Args:
+            session: The engine's session.
+            n: Most requests that are drafted for at a time.
+        """
+        self._session = session
+        self._draft_model = session._draft_model
+        self._n = n
+        self._drafting: Session | None = None
+        self._free: list[DraftModel] = []
+        self._used: dict[Request, DraftModel] = {}
+
+    @property
+    def are_used(self) -> bool:
+        """Whether there is a draft model."""
+        return self._draft_model is not None
+
+    def of(self, request: Request, running: Sequence[Request]) -> DraftModel | None:
+        """The side of a running request; None without a draft model."""
+        if self._draft_model is None:
+            return None
+        if self._drafting is None:
+            try:
+                self._drafting = open_drafting(self._draft_model, self._session, self._n)
+            except LlamacError:  # closed, or no memory
+                self.give_up()
+                return None
+            n_ids = self._session.model.n_token_ids
+            self._free = [DraftModel(self._drafting, n_ids, sequence) for sequence in range(self._n)]
+        if request not in self._used:
+            for ended in [other for other in self._used if other not in running]:
+                self._free.append(self._used.pop(ended))
+            self._used[request] = self._free.pop()
+        return self._used[request]
+
+    def give_up(self) -> None:
+        """Stop using the draft model."""
+        self._draft_model = None
+        self.close()
+
+    def close(self) -> None:
+        """Free the session."""
+        self._used, self._free = {}, []
+        if self._drafting is not None:
+            self._drafting.close()
+            self._drafting = None
+
+
+def plan_drafts(
+    requests: Sequence[Request], costs: RowCosts, most: int, models: DraftModels
+) -> dict[Request, list[int]]:
+    """The drafts of each request in the next pass.
+
+    Args:
+        requests: All running requests. Each computes one row.
+        costs: The measured cost of rows.
+        most: Most drafts of the pass.
+        models: Where draft models follow the requests.
+
+    Returns:
+        The drafts, for each request; empty if nothing is drafted at all.
+
+    Raises:
+        CancelledError: If the draft model's pass was cancelled.
+    """
+    if not 0 < len(requests) <= MOST_REQUESTS or not costs.is_known or costs.is_tiny:
+        return {}
+    found: dict[Request, list[int]] = {}
+    rows = len(requests)
+    for request in requests:
+        found[request] = []
+        output = request._output
+        if not output.params.speculation or output.params.guide is not None:
+            continue
+        drafts = request._drafts = request._drafts or RequestDrafts(output)
+        drafts.follow()
+        drafts.making, drafts.model = 0.0, None
+        room = output.context - request._position - 1
+        limit = min(most, output.left - 1, room, MOST_DRAFTS + 1 - rows)
+        model = models.of(request, requests)
+        if limit < 1 or not (drafts.lookup.length or model):
+            continue
+        relative = costs.relative
+        here = [0.0, *(cost / relative[rows] for cost in relative[rows:])]
+        step = costs.step * relative[rows]
+        chosen = choose(drafts.lookup, model, here, step, drafts.credit.left, limit, len(requests))
+        if chosen.from_model and model is not None:
+            drafts.making, drafts.model = chosen.making, model
+            found[request] = _drafts_of(models, model, drafts.lookup, chosen.n, output)
+        elif chosen.n:
+            found[request] = drafts.lookup.draft(chosen.n)
+        if model is not None and drafts.model is None:
+            model.rest()
+        rows, most = rows + len(found[request]), most - len(found[request])
+    return found if any(found.values()) else {}
+
+
+def _drafts_of(models: DraftModels, model: DraftModel, lookup: Lookup, n: int, output: Output) -> list[int]:
+    """Drafts of a draft model; none while it still reads the prompt."""
+    try:
+        return model.draft(lookup.ids, n, output.sampler.core) if model.read(lookup.ids[:-1], MOST_READ) else []
+    except CancelledError:
+        raise
+    except LlamacError:  # no memory, or the draft model has been closed: the requests go on
+        models.give_up()
+        return []

@@ -1,0 +1,152 @@
+"""A draft model: a smaller model with the same vocabulary that guesses what a session's model will generate."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from array import array
+from typing import TYPE_CHECKING
+
+from llamac.arguments import wrong_type
+from llamac.engine.rows import appended_rows
+from llamac.engine.speculation.draft_plan import MEASURED
+from llamac.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from llamac import _core
+    from llamac.engine.model import Model
+    from llamac.engine.session import Session
+
+FIRST_RATE = 0.7  # of right drafts, before any has been tried
+TRIALS = 4.0  # the weight of the first rate
+DECAY = 0.95  # of a trial's weight with each later draft
+FORGET = 0.99  # of all trials' weight with each step without drafts: in time, drafts get another chance
+
+_matching: weakref.WeakKeyDictionary[object, weakref.WeakSet[Model]] = weakref.WeakKeyDictionary()
+
+
+def check_draft_model(model: Model, draft_model: Model) -> None:
+    """Reject a draft model whose token ids have other meanings.
+
+    Raises:
+        ArgumentError: If the vocabularies differ.
+    """
+    from llamac.engine.model import Model
+
+    if not isinstance(draft_model, Model):
+        raise wrong_type("draft_model", draft_model, "a Model: open one with llamac.load(path)")
+    known = _matching.setdefault(model, weakref.WeakSet())
+    if draft_model in known:
+        return
+    draft_model._check_open()
+    rule = "a draft model needs the vocabulary of the model that it drafts for"
+    counts = draft_model.n_token_ids, model.n_token_ids
+    if counts[0] != counts[1]:
+        raise ArgumentError(f"the draft model has {counts[0]} tokens, but the model has {counts[1]}: {rule}")
+    if model.has_tokenizer and draft_model.has_tokenizer:
+        ours, theirs = model.tokenizer, draft_model.tokenizer
+        if ours is not theirs and ours._data != theirs._data:
+            for token in range(counts[0]):
+                left, right = theirs.token_bytes(token), ours.token_bytes(token)
+                if left != right:
+                    raise ArgumentError(f"token {token} is {left!r} in the draft model, but {right!r} here: {rule}")
+    known.add(draft_model)
+
+
+def draft_model_of(session: Session) -> DraftModel | None:
+    """What a session's draft model, if it has one, knows about sequence 0."""
+    if session._drafting is None and session._draft_model is not None:
+        session._drafting = DraftModel(open_drafting(session._draft_model, session, 1), session.model.n_token_ids)
+    return session._drafting
+
+
+def open_drafting(draft_model: Model, session: Session, sequences: int) -> Session:
+    """A session of a draft model that follows sequences of another session, whose cancel scope cancels it, too."""
+    context = min(session.context, draft_model.config["context"])
+    drafting = draft_model.session(context=context, threads=session.threads, sequences=sequences)
+    drafting._core.follow(session._core)
+    return drafting
+
+
+class DraftModel:
+    """The draft model's side of a generation: a sequence that follows the tokens, and how often drafts were right."""
+
+    def __init__(self, session: Session, n_ids: int, sequence: int = 0) -> None:
+        """Begin.
+
+        Args:
+            session: A session of the draft model.
+            n_ids: Tokens of the model that it drafts for.
+            sequence: The sequence that follows the text.
+        """
+        self._session = session
+        self._sequence = sequence
+        self._n_ids = n_ids
+        self._seconds: list[float] = []  # of recent steps of the draft model
+        self._right, self._trials = FIRST_RATE * TRIALS, TRIALS
+
+    @property
+    def rate(self) -> float:
+        """The part of right drafts."""
+        return self._right / self._trials
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds that a draft takes; None if none was measured."""
+        return sorted(self._seconds)[len(self._seconds) // 2] if self._seconds else None
+
+    def learn(self, right: int, tried: int) -> None:
+        """Record that of some drafts, in order, the first ones were right and the next one, if any, was not."""
+        for i in range(min(right + 1, tried)):
+            self._right = DECAY * self._right + (i < right)
+            self._trials = DECAY * self._trials + 1
+
+    def rest(self) -> None:
+        """Record a step without drafts."""
+        self._right = FORGET * self._right + (1 - FORGET) * FIRST_RATE * TRIALS
+        self._trials = FORGET * self._trials + (1 - FORGET) * TRIALS
+
+    def read(self, ids: array[int], most: int) -> bool:
+        """Compute at most so many tokens of a text, and store the logits of the last one.
+
+        Returns whether the text is complete. A text that does not fit the draft model's context is left alone.
+        """
+        session, sequence = self._session, self._sequence
+        if len(ids) > session.context:
+            return True
+        core = session._core
+        held = min(core.common_prefix(ids, sequence), len(ids) - 1)
+        held = held if held >= core.shortest_length(sequence) else 0
+        end = min(len(ids), held + most)
+        if held < core.length(sequence):
+            core.truncate(held, sequence)
+        session._run(appended_rows(ids[held:end], sequence, held, "last"), None, ())
+        return end == len(ids)
+
+    def draft(self, ids: array[int], n: int, sampling: _core.Sampling) -> list[int]:
+        """Draw the next n tokens as the request would, from the draft model's logits: same seed, same positions.
+
+        Where both models give the same probabilities, both draw the same token.
+
+        Args:
+            ids: The prompt and the tokens so far.
+            n: How many; fewer fit if the draft model's context is short.
+            sampling: The request's settings.
+        """
+        session, sequence = self._session, self._sequence
+        n = min(n, session.context - len(ids))
+        if n <= 0:
+            return []
+        self.read(ids, len(ids))
+        found: list[int] = []
+        while True:
+            found.append(session._core.sample(sampling, self._n_ids, len(ids) + len(found)))
+            if len(found) == n:
+                return found
+            begun = time.perf_counter()
+            session.step(found[-1], sequence=sequence)
+            self._seconds = [*self._seconds[1 - MEASURED :], time.perf_counter() - begun]
+
+    def close(self) -> None:
+        """Free the session."""
+        self._session.close()

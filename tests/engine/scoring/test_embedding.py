@@ -1,0 +1,124 @@
+"""Embeddings: pooling, normalization, the same bits in any company, refused arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import llamac
+from builders import Floats, checkpoint, llama_config, write_model
+from llamac import ArgumentError, ContextFullError, UnsupportedError
+from llamac.engine.scoring.embedding import Pooling
+
+TEXTS = ["hello world", "The end", "x" * 400, "", "a", *(f"text {i} " * (i % 7 + 1) for i in range(80))]
+
+
+@pytest.fixture
+def with_eos(tmp_path: Path) -> Iterator[llamac.Model]:
+    """A random LLaMA whose rules append EOS, as embedding models do."""
+    made = checkpoint(llama_config())
+    assert made.tokenizer is not None
+    data, special, spm = made.tokenizer
+    made.tokenizer = (data, replace(special, add_eos=True, eos_id=2), spm)
+    with llamac.load(write_model(tmp_path / "model.bin", made)) as model:
+        yield model
+
+
+def norms(model: llamac.Model, ids: list[int]) -> Floats:
+    """The output norms of all tokens."""
+    with model.session(context=len(ids)) as session:
+        return session.observe(ids, ["output_norm"])["output_norm", 0]
+
+
+def test_the_last_token_is_pooled_by_default(model: llamac.Model, with_eos: llamac.Model) -> None:
+    for opened in (model, with_eos):
+        ids = opened.tokenizer.encode("hello world", add_special=True)
+        last = norms(opened, ids)[-1]
+        assert np.array_equal(opened.embed("hello world", normalize=False), last)
+        np.testing.assert_allclose(opened.embed("hello world"), last / np.linalg.norm(last), rtol=1e-6)
+    assert ids[0] == 1
+    assert ids[-1] == 2
+
+
+def test_mean_pooling_averages_all_tokens(model: llamac.Model) -> None:
+    every = norms(model, model.tokenize("hello world")).astype(np.float64)
+    found = model.embed("hello world", pooling="mean", normalize=False)
+    np.testing.assert_allclose(found, every.mean(axis=0), rtol=1e-6)
+
+
+def test_dimensions_are_cut_before_the_scaling(model: llamac.Model) -> None:
+    whole, cut = model.embed("hello", normalize=False), model.embed("hello", dimensions=10)
+    assert cut.shape == (10,)
+    np.testing.assert_allclose(cut, whole[:10] / np.linalg.norm(whole[:10]), rtol=1e-6)
+    assert np.array_equal(model.embed("hello", dimensions=10, normalize=False), whole[:10])
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_other_texts_change_no_bit(tiny: Path, pooling: Pooling) -> None:
+    with llamac.load(tiny) as model:
+        together = model.embed(TEXTS, pooling=pooling)
+        assert together.shape == (len(TEXTS), model.config["dim"])
+        assert together.dtype == np.float32
+        for i in (0, 2, 3, 40, 84):
+            assert np.array_equal(together[i], model.embed(TEXTS[i], pooling=pooling)), TEXTS[i]
+        np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, rtol=1e-6)
+
+
+def test_no_texts_have_no_embeddings(model: llamac.Model) -> None:
+    assert model.embed([]).shape == (0, model.config["dim"])
+
+
+def test_special_tokens_in_texts_are_text_unless_asked_for(checkpoint_folder: Path, cache_folder: Path) -> None:
+    with llamac.load(checkpoint_folder) as model:
+        name = model.tokenizer.special_names[-1]
+        for parse_special in (False, True):
+            ids = model.tokenizer.encode(f"a{name}", add_special=True, parse_special=parse_special)
+            found = model.embed(f"a{name}", parse_special=parse_special, normalize=False)
+            assert np.array_equal(found, norms(model, ids)[-1])
+        assert not np.array_equal(found, model.embed(f"a{name}", normalize=False))
+
+
+def test_the_file_says_how_to_pool(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "mean.bin", checkpoint(llama_config()), pooling="mean")
+    with llamac.load(path) as model:
+        assert np.array_equal(model.embed("hello"), model.embed("hello", pooling="mean"))
+        assert not np.array_equal(model.embed("hello"), model.embed("hello", pooling="last"))
+    path = write_model(tmp_path / "cls.bin", checkpoint(llama_config()), pooling="cls")
+    with llamac.load(path) as model:
+        with pytest.raises(UnsupportedError, match="pooling 'cls'"):
+            model.embed("hello")
+        assert model.embed("hello", pooling="last").shape == (48,)
+
+
+def test_a_model_with_two_rope_tables_uses_one_per_text(tmp_path: Path) -> None:
+    config = replace(llama_config(), rope_original_context=(100,))
+    half = config.head_dim // 2
+    made = checkpoint(config, {"rope.0.inv_freq_long": np.full(half, 0.01, np.float32)})
+    with llamac.load(write_model(tmp_path / "long.bin", made)) as model:
+        together = model.embed(["hello", "x" * 300])
+        assert np.array_equal(together[0], model.embed("hello"))
+        assert np.array_equal(together[1], model.embed("x" * 300))
+
+
+def test_progress_counts_texts(model: llamac.Model) -> None:
+    reports: list[tuple[str, int, int]] = []
+    model.embed(TEXTS, progress=lambda phase, done, total: reports.append((phase, done, total)))
+    assert reports[0] == ("embedding", 0, len(TEXTS))
+    assert reports[-1] == ("embedding", len(TEXTS), len(TEXTS))
+    assert [done for _, done, _ in reports] == sorted(done for _, done, _ in reports)
+
+
+def test_bad_arguments_are_refused(model: llamac.Model) -> None:
+    with pytest.raises(ArgumentError, match="pooling is 'max', expected 'last' or 'mean'"):
+        model.embed("a", pooling="max")  # type: ignore[arg-type]
+    for dimensions in (0, 49):
+        with pytest.raises(ArgumentError, match=f"dimensions is {dimensions}, expected 1 to 48"):
+            model.embed("a", dimensions=dimensions)
+    with pytest.raises(TypeError, match=r"texts\[1\]"):
+        model.embed(["a", 3])  # type: ignore[list-item]
+    with pytest.raises(ContextFullError, match=r"texts\[1\].*600"):
+        model.embed(["a", "x" * 700])
