@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from llamac.arguments import Adapter, StrPath, file_path
-from llamac.engine.machine import plan_threads
+from llamac.engine.hardware.machine import plan_threads
 from llamac.errors import ArgumentError, ExportError
 from llamac.export.attach_tokenizer import attach_tokenizer, tokenizer_name
 from llamac.export.checkpoint import Checkpoint
@@ -21,7 +21,7 @@ from llamac.export.read import read_checkpoint
 from llamac.export.targets import check_target
 from llamac.format.detect import HUB, Source, local_source
 from llamac.format.strips import FLOATS, QUANTIZED
-from llamac.progress import Progress, reporter
+from llamac.progress import Progress, reporter, silent
 from llamac.text.tokenizer import Tokenizer
 from llamac.text.vocabulary.gguf import ReadAhead
 
@@ -197,6 +197,28 @@ def export_unnamed(
     options = ExportOptions(dtype=dtype, tokenizer=tokenizer, probe_source=None, hashed=False)
     report, opened = _export(source, folder, options, progress, file, ahead)
     return Converted(report.dtype, report.warnings, opened)
+
+
+def export_hollow(source: Source, file: BinaryIO, *, dtype: str, tokenizer: Literal[False] | None) -> None:
+    """Write the flat file of a conversion into an open file, with holes in the place of the weights.
+
+    It opens as the real one does, and says what memory the model will need. Only the source's headers and tokenizer
+    are read. So 4-bit matrices whose scales turn out to be coarse are counted in 4 bits, although they become q8.
+
+    Args:
+        source: As in `export`, like `dtype` and `tokenizer`.
+        file: The open file, which must be empty.
+
+    Raises:
+        ExportError, UnsupportedError: As in `export`.
+    """
+    from llamac.export.flat.write import Quantization, plan_flat, write_hollow
+
+    options = ExportOptions(dtype=dtype, tokenizer=tokenizer, probe_source=None)
+    checkpoint = _checkpoint(source, options, [], silent, None)
+    options = _with_dtype(options, checkpoint)
+    assert options.dtype is not None
+    write_hollow(file, plan_flat(checkpoint, Quantization(options.dtype, options.pure, options.dtype_map, None, 1)))
 
 
 def _locate(source: StrPath | Source) -> Source:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from llamac import _core
-from llamac.engine.sampling import RECOMMENDABLE, SamplingParams
+from llamac.engine.sampling.params import RECOMMENDABLE, SamplingParams
 from llamac.errors import ArgumentError, ExportError
 from llamac.format.strict_json import read_object
 

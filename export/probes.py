@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.arguments import KVDtype
+from llamac.engine.inspection.probe_replay import engine_logits
 from llamac.engine.model import Model
-from llamac.engine.probe_replay import engine_logits
 from llamac.errors import ArgumentError, ExportError
 from llamac.export.checkpoint import Checkpoint, LazyTensor, ModelConfig
 from llamac.export.flat.model import read as read_flat

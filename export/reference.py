@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamac.arguments import KVDtype
-from llamac.engine.machine import plan_threads
+from llamac.engine.hardware.machine import plan_threads
 from llamac.errors import ArgumentError, ExportError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
 from llamac.format.strips import FLOATS

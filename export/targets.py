@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llamac.errors import ExportError
-from llamac.format.private_files import create, is_at, open_own, try_lock
+from llamac.format import private_files
+from llamac.format.private_files import create, lock_new, open_own
 from llamac.sizes import size_text
 
 # What a system reports if a file cannot grow.
@@ -107,7 +108,7 @@ def atomic_file(target: Path, partial: Path | None = None, *, sync: bool = True)
             if partial is None:
                 for temporary in _new_paths(target, target.parent):
                     file = create(temporary)
-                    if _lock(temporary, file.fileno()):
+                    if lock_new(temporary, file.fileno()):
                         break
                     file.close()
             else:
@@ -172,7 +173,7 @@ def _temporary_folder(target: Path, parent: Path) -> Iterator[Path]:
             for folder in _new_paths(target, parent):
                 folder.mkdir()
                 descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-                if _lock(folder, descriptor):
+                if lock_new(folder, descriptor):
                     break
                 os.close(descriptor)
         assert folder is not None
@@ -191,24 +192,7 @@ def remove_abandoned(target: Path) -> None:
     pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
     for folder in (target.parent, target):
         with contextlib.suppress(OSError):
-            for path in folder.iterdir():
-                if pattern.fullmatch(path.name):
-                    _remove_if_abandoned(path)
-
-
-def _remove_if_abandoned(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            status = os.fstat(descriptor)
-            if status.st_uid != os.geteuid() or not try_lock(descriptor):
-                return
-            if stat.S_ISDIR(status.st_mode):
-                shutil.rmtree(path)
-            elif stat.S_ISREG(status.st_mode):
-                os.unlink(path)
-        finally:
-            os.close(descriptor)
+            private_files.remove_abandoned([path for path in folder.iterdir() if pattern.fullmatch(path.name)])
 
 
 def _new_paths(target: Path, folder: Path) -> Iterator[Path]:
@@ -216,14 +200,6 @@ def _new_paths(target: Path, folder: Path) -> Iterator[Path]:
     remove_abandoned(target)
     while True:
         yield folder / f".{target.name}.{secrets.token_hex(4)}.partial"
-
-
-def _lock(path: Path, descriptor: int) -> bool:
-    """Lock a new temporary file or folder. False if `remove_abandoned` of another process locked it first."""
-    held = try_lock(descriptor)
-    if held is None:  # this disk has no locks, so no process can mistake the file for an abandoned one
-        return True
-    return held and is_at(path, descriptor)
 
 
 def _open_partial(path: Path) -> BinaryIO:

@@ -21,11 +21,11 @@ from llamac.export.calibrate import calibrate, calibration_sequences, disk_bytes
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.dtypes import FOUR_BITS, choose_dtypes, widen_coarse
 from llamac.export.flat import direct
-from llamac.export.flat.plan import Plan, Slot, make_plan, matching_tensors
+from llamac.export.flat.plan import DEFAULT_SECTIONS, Plan, Slot, make_plan, matching_tensors
 from llamac.export.flat.stream import write_file, write_tables
 from llamac.export.quantize import CalibrationStats
 from llamac.export.targets import atomic_file, check_space, scratch_folder
-from llamac.format.flatfile import NUMERICS
+from llamac.format.flatfile import NUMERICS, UNHASHED
 from llamac.format.probes import encode
 from llamac.format.strips import FLOATS
 from llamac.progress import Progress
@@ -84,14 +84,9 @@ def write_flat(
         ExportError: If the model does not fit the format, or its probes or its calibration fail.
         DiskFullError: If the disk has too little space.
     """
-    sections = _sections(checkpoint, quantization.dtype)
-    chosen = choose_dtypes(
-        matching_tensors(checkpoint),
-        quantization.dtype,
-        pure=quantization.pure,
-        dtype_map=quantization.dtype_map,
-    )
-    make_plan(checkpoint, quantization.dtype, sections, chosen)  # report what does not fit before anything slow
+    first = plan_flat(checkpoint, quantization)  # report what does not fit before anything slow
+    sections = {name: first.sections[name] for name in DEFAULT_SECTIONS}
+    chosen = {slot.name: slot.dtype for slot in first.slots}
     text = quantization.calibration_text
     sequences = calibration_sequences(checkpoint, text) if text else None
     dtypes = _widened(checkpoint, chosen, quantization, progress, warnings)
@@ -119,6 +114,25 @@ def write_flat(
             write_tables(target, plan, hashes)
         target.flush()
     return plan
+
+
+def plan_flat(checkpoint: Checkpoint, quantization: Quantization) -> Plan:
+    """Lay out the file. 4-bit matrices whose scales would be coarse become wider in the end: see `_widened`.
+
+    Raises:
+        ExportError: If the model does not fit the format.
+    """
+    chosen = choose_dtypes(
+        matching_tensors(checkpoint), quantization.dtype, pure=quantization.pure, dtype_map=quantization.dtype_map
+    )
+    return make_plan(checkpoint, quantization.dtype, _sections(checkpoint, quantization.dtype), chosen)
+
+
+def write_hollow(file: BinaryIO, plan: Plan) -> None:
+    """Write a file with holes in the place of the tensors: it says all about a model, and takes no space for them."""
+    write_tables(file, plan, [UNHASHED] * len(plan.slots))
+    file.truncate(plan.file_bytes)
+    file.flush()
 
 
 def _target(

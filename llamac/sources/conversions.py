@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, cast
 
 from llamac.arguments import DTYPES, CacheDir
 from llamac.errors import ExportError, LlamacError
@@ -29,6 +29,7 @@ IN_TMPDIR = "set TMPDIR to another folder"
 
 Warn = Callable[[str], object]
 Notice = Callable[[str], object]
+Check = Callable[[FlatFile], object]
 
 
 class Opened(NamedTuple):
@@ -69,7 +70,12 @@ class Request(NamedTuple):
 
 
 def converted(
-    request: Request, cache_dir: CacheDir, progress: Progress, warn: Warn, notice: Notice = lambda text: None
+    request: Request,
+    cache_dir: CacheDir,
+    progress: Progress,
+    warn: Warn,
+    notice: Notice = lambda text: None,
+    check: Check | None = None,
 ) -> Opened:
     """Open a source as a flat file. Converts it unless the cache has the result.
 
@@ -79,16 +85,21 @@ def converted(
         progress: Called with (phase, done, total).
         warn: Called with each message that the user should see.
         notice: Called with a one-line announcement before a conversion begins.
+        check: Called before a conversion begins, with the file that it would write, but without weights. Raises an
+            error if the conversion is useless.
 
     Raises:
         ExportError: If the source cannot be converted, changes meanwhile, or the disk is full. Other errors as in
             `export`.
     """
     cache = open_cache(cache_dir)
+    if cache is not None and (file := _cached(cache, request)):
+        return Opened(file)
+    if check is not None:
+        with contextlib.closing(hollow(request)) as outlined:
+            check(outlined)
     if cache is None:
         return _temporary(request, progress, warn, notice)
-    if file := _cached(cache, request):
-        return Opened(file)
     files = files_of(request.path)
     digests = tokenizer = None
     draft = _draft(cache, request, files)
@@ -128,6 +139,20 @@ def converted(
     if draft is not None:
         finish_later(draft, file)
     return Opened(file, tokenizer)
+
+
+def hollow(request: Request) -> FlatFile:
+    """The file that a conversion would write, without its weights. Only the source's headers and tokenizer are read.
+
+    Raises:
+        ExportError: As in `converted`.
+    """
+    from llamac.export.convert import export_hollow
+
+    with _unnamed_file(None if hasattr(os, "memfd_create") else Path(tempfile.gettempdir())) as file:
+        tokenizer: Literal[False] | None = None if request.tokenizer else False
+        export_hollow(Source(request.path, request.name), file, dtype=request.dtype, tokenizer=tokenizer)
+        return FlatFile(request.path, descriptor=file.fileno())
 
 
 def _cached(cache: Cache, request: Request) -> FlatFile | None:

@@ -79,8 +79,8 @@ def load(
         draft_model: A smaller model with the same vocabulary that guesses ahead, which makes generation faster and
             never changes its tokens: a Model, or what `path` can be, which is then closed with this model.
         max_memory: Most bytes that the model and its sessions may need, such as "2GiB": the mapped weights, KV caches,
-            activations, logits and the tokenizer. Checked before any weight is read; the KV caches get what the rest
-            leaves. Default: no limit.
+            activations, logits and the tokenizer. Checked before any weight is read or converted; the KV caches get
+            what the rest leaves. Default: no limit.
         progress: Whether to show bars during a download or conversion, or a function to call with (phase, done,
             total).
 
@@ -149,8 +149,28 @@ def open_model(
     limit = None if max_memory is None else parse_size(max_memory, "max_memory")
     tokenizer_path = None if tokenizer is None else file_path(tokenizer, "tokenizer")
     replacement = None if tokenizer_path is None else Tokenizer.from_file(tokenizer_path)
+
+    def check(hollow: FlatFile) -> None:
+        """Refuse a limit that cannot be kept before the weights are converted."""
+        if limit is not None:
+            Model(
+                hollow,
+                session_defaults,
+                tokenizer=replacement,
+                max_memory=limit,
+                on_warning=lambda text: None,
+            ).close()
+
     file, opened_tokenizer = _open_file(
-        source, memory, dtype, cache_dir, replacement is not None, progress, on_warning, on_conversion
+        source,
+        memory,
+        dtype,
+        cache_dir,
+        replacement is not None,
+        progress,
+        on_warning,
+        on_conversion,
+        None if limit is None else check,
     )
     origin = Origin(
         load,
@@ -214,10 +234,12 @@ def _open_file(
     progress: Progress,
     on_warning: Callable[[str], object],
     on_conversion: Callable[[str], object],
+    check: Callable[[FlatFile], None] | None,
 ) -> tuple[FlatFile, Tokenizer | None]:
     """Open any source as a flat file, converting it if necessary. Returns also the tokenizer if it has been opened.
 
-    `replaces_tokenizer` allows leaving out the source's tokenizer if it cannot be represented.
+    `replaces_tokenizer` allows leaving out the source's tokenizer if it cannot be represented. `check` is that of
+    `converted`.
     """
     if dtype is not None and not isinstance(dtype, str):
         raise wrong_type("dtype", dtype, "a str")
@@ -236,7 +258,7 @@ def _open_file(
     label = os.fspath(source) if os.fspath(source).startswith(HUB) else os.path.abspath(found.path)
     request = Request(found.path, found.name, label, dtype or "auto", True, memory)
     if not replaces_tokenizer:
-        return converted(request, cache_dir, progress, on_warning, on_conversion)
+        return converted(request, cache_dir, progress, on_warning, on_conversion, check)
     warnings: list[str] = []
     notices: list[str] = []
 
@@ -247,9 +269,9 @@ def _open_file(
         notices.append(text)
 
     try:
-        opened = converted(request, cache_dir, progress, warnings.append, announce)
+        opened = converted(request, cache_dir, progress, warnings.append, announce, check)
     except (TokenizerError, UnsupportedError):
-        return converted(request._replace(tokenizer=False), cache_dir, progress, on_warning, announce)
+        return converted(request._replace(tokenizer=False), cache_dir, progress, on_warning, announce, check)
     for text in warnings:
         on_warning(text)
     return opened

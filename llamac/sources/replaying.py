@@ -8,8 +8,8 @@ from typing import Any
 
 from llamac.arguments import CacheDir, StrPath, wrong_type
 from llamac.engine.model import Model
-from llamac.engine.receipts import Receipt, read_receipt
-from llamac.engine.replay import Replay, replay_on
+from llamac.engine.receipts.receipt import Receipt, read_receipt
+from llamac.engine.receipts.replay import Replay, replay_on
 from llamac.errors import ArgumentError
 from llamac.progress import Progress
 from llamac.sources.loading import load

@@ -12,6 +12,7 @@ import pytest
 
 from llamac.export import targets
 from llamac.export.convert import export
+from llamac.format import private_files
 from processes import TIMEOUT
 
 # Runs an export that kills its own process in a given phase.
@@ -98,7 +99,7 @@ def test_leftovers_of_other_users_are_not_removed(tmp_path: Path, monkeypatch: p
 def test_exports_without_locks_work_and_remove_nothing(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(targets, "try_lock", lambda descriptor: None)
+    monkeypatch.setattr(private_files, "try_lock", lambda descriptor: None)
     (tmp_path / ".out.bin.22222222.partial").touch()
     export(source, tmp_path / "out.bin", probe_source=None)
     assert {path.name for path in tmp_path.iterdir()} == {"out.bin", ".out.bin.22222222.partial"}

@@ -20,7 +20,7 @@ from vocab_samples import WORDS, llama2c_file
 import llamac
 import llamac.cli as main
 from builders import checkpoint, llama_config, write_model
-from llamac.engine.probe_replay import replay_probes
+from llamac.engine.inspection.probe_replay import replay_probes
 from llamac.errors import ArgumentError, ExportError, ModelError, UnsupportedError
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.convert import export

@@ -15,7 +15,7 @@ import llamac
 from builders import checkpoint, llama_config, write_model
 from golden.cases import LLAMA
 from golden.tiny_checkpoints import write_checkpoint
-from llamac.engine.probe_replay import replay_probes
+from llamac.engine.inspection.probe_replay import replay_probes
 from llamac.export.checkpoint import Checkpoint
 from llamac.export.convert import export
 from processes import TIMEOUT, heed_signals

@@ -10,7 +10,7 @@ import pytest
 
 import llamac
 from golden.parity_table import make_folder
-from llamac.engine.output import Completion
+from llamac.engine.generation.output import Completion
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

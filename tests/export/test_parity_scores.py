@@ -77,7 +77,7 @@ def test_embeddings_match_transformers(pair: Pair, monkeypatch: pytest.MonkeyPat
     hidden = AutoModel.from_pretrained(pair.folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         states = hidden(torch.tensor([pair.ids[:40]])).last_hidden_state[0].numpy().astype(np.float64)
-    monkeypatch.setattr("llamac.engine.embedding.text_ids", lambda *_, **__: [array("i", pair.ids[:40])])
+    monkeypatch.setattr("llamac.engine.scoring.embedding.text_ids", lambda *_, **__: [array("i", pair.ids[:40])])
     last = pair.model.embed(["text"], pooling="last")[0]
     mean = pair.model.embed(["text"], pooling="mean")[0]
     np.testing.assert_allclose(last, states[-1] / np.linalg.norm(states[-1]), atol=1e-5)

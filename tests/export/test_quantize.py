@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import llamac
 from builders import checkpoint, gpt2_config, llama_config, some_ids, write_model
 from llamac import _core
-from llamac.engine.probe_replay import replay_probes
+from llamac.engine.inspection.probe_replay import replay_probes
 from llamac.errors import ArgumentError, ExportError
 from llamac.export import reference
 from llamac.export.checkpoint import Checkpoint, LayerConfig, LazyTensor, ModelConfig
