@@ -220,9 +220,9 @@ class Downloads:
         while (begun := file.seek(0, os.SEEK_END)) < size:
             try:
                 for piece in self._pieces(file, url, begun, bar):
-                    bar.update(len(piece))
                     file.write(piece)
                     file.flush()
+                    bar.update(len(piece))
                 if file.tell() < size:
                     raise ConnectionError("the connection was closed")
             except self._client.errors.HfHubHTTPError:
