@@ -124,9 +124,10 @@ def write_llama2c_v0(path: Path) -> Path:
 
 def script_checkpoint(script: Sequence[int], *, stop_ids: Sequence[int] = (), context: int = 64) -> Checkpoint:
     """A model that predicts script[p] after position p, whatever its token is, with by far the largest logit."""
-    config = gpt2_config(dim=64, context=context, tied=False)
-    positions = np.eye(context, 64, dtype=np.float32)
-    output = np.zeros((config.vocab_size, 64), np.float32)
+    dim = max(64, -(-context // 8) * 8)
+    config = gpt2_config(dim=dim, context=context, tied=False)
+    positions = np.eye(context, dim, dtype=np.float32)
+    output = np.zeros((config.vocab_size, dim), np.float32)
     output[list(script), range(len(script))] = 1
     zero: dict[str, Floats] = {}
     for name, _, is_matrix, rows, columns in _core.slots(*config_records(Checkpoint(config, {}))):

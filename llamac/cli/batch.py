@@ -21,18 +21,20 @@ from llamac.cli.options import (
     add_lora,
     add_max_memory,
     add_overflow,
+    add_speculation,
     add_threads,
 )
 from llamac.cli.parser import Parser
 from llamac.cli.text import safe_error
-from llamac.engine.engine import Engine
+from llamac.engine.batching.engine import Engine
+from llamac.engine.batching.request import Request
 from llamac.engine.model import Model
-from llamac.engine.request import Request
-from llamac.engine.sampling import SamplingParams
+from llamac.engine.sampling.params import SamplingParams
 from llamac.errors import ArgumentError, ClosedError, LlamacError
 from llamac.exit_codes import ERROR, OK
-from llamac.openai.requests import ENDPOINTS, GenerationRequest, InvalidRequestError, translate
-from llamac.openai.responses import completion_body, error_response, fingerprint, new_id
+from llamac.openai.errors import InvalidRequestError
+from llamac.openai.requests import ENDPOINTS, GenerationRequest, translate
+from llamac.openai.responses import answer_body, error_response, fingerprint, new_id
 
 PHASE = "answering"
 MAX_SEQUENCES = 16
@@ -79,6 +81,12 @@ def add_arguments(parser: Parser) -> None:
         metavar="N",
         help="positions for which the KV cache has memory, over all requests (default: as many as they need)",
     )
+    machine.add_argument(
+        "--prefix-dir",
+        metavar="DIR",
+        help="keep the beginnings of prompts that are computed in this folder, and use those of earlier runs",
+    )
+    add_speculation(machine)
     add_threads(machine)
     add_kernels(machine)
     add_max_memory(machine)
@@ -92,7 +100,12 @@ def run(options: argparse.Namespace) -> int:
     with (
         Input(options.input) as source,
         load_model(options, tokenizer=options.tokenizer, **settings) as model,
-        Engine(model, max_sequences=options.max_sequences, kv_tokens=options.kv_tokens) as engine,
+        Engine(
+            model,
+            max_sequences=options.max_sequences,
+            kv_tokens=options.kv_tokens,
+            prefix_dir=options.prefix_dir,
+        ) as engine,
         Output(options.output, source, fingerprint(model, engine.kv_dtype, engine.context)) as output,
     ):
         batch = _Batch(source, output, engine, _defaults(options), with_receipts=options.receipts)
@@ -175,7 +188,7 @@ class _Batch:
             request = _translated(self._source.read(line), self._defaults)
             if self._with_receipts:
                 request = replace(request, params=request.params.updated({"receipt": True}))
-            self._pending.append((line, request, request.submit(self._engine)))
+            self._pending.append((line, request, request.submit(self._engine)[0]))
         except (LlamacError, UnicodeError) as error:
             if self._concerns_all(error):
                 raise
@@ -201,7 +214,7 @@ class _Batch:
                 raise
             self._fail(line, error, translated)
             return
-        body = completion_body(translated.endpoint, completion, self._model_name, self._fingerprint, self._engine.model)
+        body = answer_body(translated, [completion], self._model_name, self._fingerprint, self._engine.model)
         if completion.receipt is not None:
             body["receipt"] = completion.receipt.as_dict()
         self._append(line, 200, body)
@@ -223,7 +236,11 @@ class _Batch:
 
 def _defaults(options: argparse.Namespace) -> SamplingParams:
     """Parameters of requests that do not set them."""
-    return SamplingParams(context_overflow=options.context_overflow, context_keep=options.context_keep)
+    return SamplingParams(
+        context_overflow=options.context_overflow,
+        context_keep=options.context_keep,
+        speculation=False if options.no_speculation else None,
+    )
 
 
 def _translated(entry: Mapping[str, Any], defaults: SamplingParams) -> GenerationRequest:
@@ -245,6 +262,11 @@ def _translated(entry: Mapping[str, Any], defaults: SamplingParams) -> Generatio
     if unknown is not None:
         raise InvalidRequestError(f"unknown field {unknown!r} of the line", unknown, "unknown_parameter")
     request = translate(endpoint, entry["body"])
+    if request.stream:
+        raise InvalidRequestError("a batch has no streams: leave stream out", "stream", "unsupported_parameter")
+    if len(request.inputs) > 1:
+        message = f"prompt has {len(request.inputs)} prompts: a line of a batch has one"
+        raise InvalidRequestError(message, "prompt", "unsupported_value")
     return replace(request, params=defaults.updated(vars(request.params)))
 
 

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import sys
+import textwrap
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from llamac.cli.inspect import describe_processor
 from llamac.cli.loading import load_model
 from llamac.cli.options import Group, add_conversion, add_kernels, add_model
 from llamac.cli.text import json_text, safe_line
-from llamac.engine import benchmark, machine
+from llamac.engine.hardware import machine
+from llamac.engine.inspection import benchmark
 from llamac.engine.model import Model
 from llamac.errors import ArgumentError
 from llamac.progress import bars
@@ -90,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
             isa=options.isa,
             kv_dtype=options.kv_dtype,
         )
-        report = _describe(model)  # can fail, so it comes before the measurements
+        report = _describe(model, plan)  # can fail, so it comes before the measurements
         load_before = _load()
         with bars() as progress:
             report |= benchmark.measure(model, plan, progress)
@@ -123,7 +125,11 @@ def _load() -> float | None:
         return None
 
 
-def _describe(model: Model) -> dict[str, Any]:
+def _describe(model: Model, plan: benchmark.BenchmarkPlan) -> dict[str, Any]:
+    positions = [*plan.prompts, *(context + plan.steps for context in plan.contexts)]
+    memory = model.plan_memory(
+        context=max(1, min(max(positions, default=1), model.config["context"])), sequences=max(1, *plan.batches, 1)
+    )
     dtypes = sorted({tensor.dtype for tensor in model.file.tensors if len(tensor.shape) == 2})
     return {
         "llamac": __version__,
@@ -141,6 +147,7 @@ def _describe(model: Model) -> dict[str, Any]:
             "dtype": benchmark.main_dtype(model),
             "context": model.config["context"],
         },
+        "memory": {**memory.as_dict(), "text": memory.summary()},
     }
 
 
@@ -154,6 +161,7 @@ def _table(report: dict[str, Any], width: int) -> list[str]:
     lines = [f"{model['name']}: {'/'.join(model['dtypes'])}, {size_text(model['file_bytes'])}"]
     rounds = f"medians of {report['rounds']} rounds" if report["rounds"] > 1 else "1 round"
     lines.append(f"{report['isa']}, KV {report['kv']}; {rounds}")
+    lines += textwrap.wrap(f"memory: {report['memory']['text']}", width, subsequent_indent="  ")
     for entry in report["limits"]:
         threads = f"{entry['threads']} thread{'s' if entry['threads'] > 1 else ''}"
         peaks = ", ".join(f"{name} {_digits(speed / 1e9)}" for name, speed in entry["mac_per_s"].items())

@@ -19,6 +19,7 @@ from llamac.cli.chat_input import (
     typed_line,
 )
 from llamac.cli.chat_screen import make_screen
+from llamac.cli.guide import add_guide, chosen_guide
 from llamac.cli.loading import load_model
 from llamac.cli.options import (
     add_conversion,
@@ -34,9 +35,10 @@ from llamac.cli.prompt_cache import add_prompt_cache, load_prompt_cache, save_pr
 from llamac.cli.run import figures
 from llamac.cli.sampling_options import add_sampling, sampling_params
 from llamac.cli.text import safe_error, safe_line
+from llamac.cli.tools import add_tools, chosen_tools, remarks
 from llamac.errors import ArgumentError, LlamacError
 from llamac.exit_codes import OK
-from llamac.text.reasoning import Part
+from llamac.tools.message import Delta
 
 MAX_TOKENS = 2048
 MODELS = (
@@ -59,6 +61,7 @@ COMMANDS = {
     "/system": ("[TEXT]", "show the system message, or replace it"),
     "/reset": ("", "forget the conversation, but not the system message"),
     "/regenerate": ("", "answer the last message again"),
+    "/result": ("[TEXT]", "the result of the next call; without TEXT, the call is skipped"),
     "/set": ("[NAME VALUE]", "show the settings, or change one; VALUE default unsets it"),
     "/stats": ("", "speed and tokens of the last answer"),
     "/save": ("FILE", "write the conversation to a file"),
@@ -91,7 +94,8 @@ def add_arguments(parser: Parser) -> None:
         help="whether to show what the model writes between <think> and </think> (default: show it on a terminal)",
     )
     group.add_argument("--plain", action="store_true", help="no Markdown and no editor")
-    add_sampling(parser, MAX_TOKENS)
+    add_tools(group)
+    add_guide(add_sampling(parser, MAX_TOKENS))
     model = parser.add_argument_group("model")
     model.add_argument(
         "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
@@ -110,16 +114,18 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     if options.model is None:
         raise ArgumentError(f"llamac chat needs a chat model: {MODELS}")
-    params = sampling_params(options)
+    params = sampling_params(options).updated({"guide": chosen_guide(options)})
+    tools = chosen_tools(options)
     settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa")}
     with load_model(options, tokenizer=options.tokenizer, **settings) as model:
         if model.chat_template is None:
             raise ArgumentError(f"{options.model} has no chat template: {MODELS}")
-        conversation = Conversation(model, params, options.system)
+        conversation = Conversation(model, params, options.system, **tools)
         if options.load is not None:
             conversation.load(options.load)
             if options.system is not None:
                 conversation.system = options.system
+            conversation.tools = tools.get("tools", conversation.tools)
         load_prompt_cache(conversation.session, options.prompt_cache)
         try:
             _Chat(conversation, options).run()
@@ -135,11 +141,13 @@ class _Chat:
         self._conversation = conversation
         self._is_interactive = is_interactive()
         shows = self._is_interactive if options.reasoning is None else options.reasoning == "show"
+        self._results: list[str | None] = []  # of the calls in the last answer, as far as they are known
         self._screen = make_screen(markdown=not options.plain, reasoning=shows)
         self._actions: dict[str, Callable[[str], None]] = {
             "/system": self._system,
             "/reset": self._reset,
             "/regenerate": self._regenerate,
+            "/result": self._result,
             "/set": self._set,
             "/stats": self._stats,
             "/save": self._save,
@@ -185,6 +193,7 @@ class _Chat:
     def _handle(self, message: str) -> None:
         if not message.startswith("/") or message.startswith("//"):
             self._answer(self._conversation.answer(message[message.startswith("//") :]))
+            self._ask_for_results()
             return
         name, _, argument = message.partition(" ")
         action = self._actions.get(name.strip())
@@ -198,22 +207,55 @@ class _Chat:
             raise ArgumentError(f"{name} needs the name of a file")
         action(argument.strip())
 
-    def _answer(self, parts: Iterator[Part]) -> None:
+    def _answer(self, deltas: Iterator[Delta]) -> None:
         """Show an answer. On a terminal, Ctrl-C stops it."""
         try:
-            self._screen.show(parts)
+            self._screen.show(deltas)
         except KeyboardInterrupt:
             if not self._is_interactive:
                 raise
             _note("llamac: stopped")
         finally:
-            parts.close()  # type: ignore[attr-defined]  # a generator
+            deltas.close()  # type: ignore[attr-defined]  # a generator
+            self._results = []
         last = self._conversation.last
+        for note in () if last is None or last.message is None else remarks(last.message):
+            _note(f"llamac: note: {safe_line(note)}")
         if last is not None and last.finish_reason in ("length", "context"):
             limit = "-n or /set max_tokens" if last.finish_reason == "length" else "the context is full: /reset"
             _note(f"llamac: the answer was cut at {last.usage.completion_tokens} tokens ({limit})")
 
+    def _ask_for_results(self) -> None:
+        """On a terminal, ask for the result of each call, and answer from the results. Repeat while there are calls."""
+        while self._is_interactive and (calls := self._conversation.calls):
+            if not self._results:
+                _note("llamac: type the result of each call; an empty line skips a call, Ctrl-C all of them")
+            try:
+                while len(self._results) < len(calls):
+                    name = safe_line(calls[len(self._results)].name)
+                    text = read_message(lambda prompt, name=name: self._read_line(name + prompt))  # type: ignore[misc]
+                    self._results.append(text if text.strip() else None)
+            except (KeyboardInterrupt, EOFError):
+                self._results = [None] * len(calls)
+                _note("")
+            results, self._results = self._results, []
+            if all(result is None for result in results):
+                _note("llamac: no results: the conversation goes on with your next message")
+                return
+            self._answer(self._conversation.answer_results(results))
+
     # ---- commands
+
+    def _result(self, argument: str) -> None:
+        calls = self._conversation.calls
+        if not calls:
+            raise ArgumentError("the last answer has no calls")
+        self._results.append(argument or None)
+        if len(self._results) == len(calls):
+            self._answer(self._conversation.answer_results(self._results))
+            self._ask_for_results()
+        else:
+            _note(f"llamac: the next /result is that of call {len(self._results) + 1} of {len(calls)}")
 
     def _system(self, argument: str) -> None:
         if argument:
@@ -226,6 +268,7 @@ class _Chat:
 
     def _regenerate(self, argument: str) -> None:
         self._answer(self._conversation.regenerate())
+        self._ask_for_results()
 
     def _set(self, argument: str) -> None:
         if not argument:

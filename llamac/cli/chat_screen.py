@@ -1,4 +1,4 @@
-"""What `llamac chat` shows: answers as they arrive, with Markdown where rich is installed, and plain text in a pipe."""
+"""Shows answers as they arrive: with Markdown where rich is installed, and as plain text in a pipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from llamac.cli.text import safe_text
-from llamac.text.reasoning import Part
+from llamac.cli.tools import CALL, OneLine
+from llamac.tools.message import Delta, ToolCallDelta
 
 DIM, NORMAL = "\x1b[2m", "\x1b[0m"
 FENCE = re.compile(r"^ {0,3}(```|~~~)", re.MULTILINE)
@@ -31,23 +32,40 @@ class Screen:
         self._is_terminal = sys.stdout.isatty()
         has_colours = os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
         self._dims = self._is_terminal and has_colours
+        self._line = OneLine()
+        self._last = ""  # the kind of the last part that was shown
 
-    def show(self, parts: Iterable[Part]) -> None:
+    def show(self, deltas: Iterable[Delta]) -> None:
         """Show an answer while it is generated, and end its line."""
-        was_reasoning, is_empty = False, True
+        self._last = ""
         try:
-            for part in parts:
-                if part.is_reasoning and not self._shows_reasoning:
-                    continue
-                is_empty = False
-                if was_reasoning and not part.is_reasoning:
-                    self._write("\n\n", False)
-                was_reasoning = part.is_reasoning
-                self._write(part.text, part.is_reasoning)
-            is_empty = False
+            for delta in deltas:
+                if delta.tool_call is not None:
+                    self._write_call(delta.tool_call)
+                elif delta.content is not None:
+                    self._separate("content")
+                    self._write(delta.content, False)
+                elif delta.reasoning is not None and self._shows_reasoning:
+                    self._separate("reasoning")
+                    self._write(delta.reasoning, True)
+            self._last = self._last or "content"
         finally:
-            if not is_empty:
+            if self._last:
                 self._write("\n", False)
+
+    def _separate(self, kind: str) -> None:
+        """Begin a new line after a part of another kind."""
+        if self._last not in ("", kind):
+            self._write("\n\n" if self._last == "reasoning" else "\n", False)
+        self._last = kind
+
+    def _write_call(self, piece: ToolCallDelta) -> None:
+        """Show a piece of a call. Each call has its own line."""
+        if piece.name is not None:
+            self._separate(f"call {piece.index}")
+            self._write(f"{CALL}{piece.name} ", False)
+            self._line = OneLine()
+        self._write(self._line.push(piece.arguments), False)
 
     def _write(self, text: str, is_reasoning: bool) -> None:
         text = safe_text(text) if self._is_terminal else text
@@ -58,43 +76,65 @@ class Screen:
 class MarkdownScreen(Screen):
     """Markdown on a terminal. Each block is drawn again as it grows, and for the last time when it is complete."""
 
-    def show(self, parts: Iterable[Part]) -> None:
+    def show(self, deltas: Iterable[Delta]) -> None:
         """Show an answer while it is generated."""
         from rich.console import Console
+
+        self._last = ""
+        block = _Block(Console(highlight=False))
+        try:
+            for delta in deltas:
+                if delta.content is not None:
+                    if self._last:
+                        self._separate("")
+                    block.add(safe_text(delta.content))
+                    continue
+                block.end()
+                if delta.tool_call is not None:
+                    self._write_call(delta.tool_call)
+                elif delta.reasoning is not None and self._shows_reasoning:
+                    self._separate("reasoning")
+                    self._write(delta.reasoning, True)
+        finally:
+            block.end()
+            if self._last:
+                self._write("\n", False)
+
+
+class _Block:
+    """The Markdown that is not complete yet."""
+
+    def __init__(self, console: Any) -> None:
+        self._console = console
+        self._live: Any = None
+        self._text = ""
+
+    def add(self, text: str) -> None:
+        """Show further text."""
         from rich.live import Live
         from rich.markdown import Markdown
 
-        console = Console(highlight=False)
-        block, was_reasoning = "", False
-        live: Any = None
-        try:
-            for part in parts:
-                if part.is_reasoning:
-                    if self._shows_reasoning:
-                        was_reasoning = True
-                        self._write(part.text, True)
-                    continue
-                if was_reasoning:
-                    self._write("\n\n", False)
-                    was_reasoning = False
-                block += safe_text(part.text)
-                whole, block = split_blocks(block)
-                if live is None:
-                    live = Live(console=console, transient=True, refresh_per_second=12)
-                    live.start()
-                if whole:
-                    live.update("")
-                    live.console.print(Markdown(whole))
-                    live.console.print()
-                live.update(Markdown(block))
-        finally:
-            if live is not None:
-                live.update("")
-                live.stop()
-            if block.strip():
-                console.print(Markdown(block))
-            elif was_reasoning:
-                self._write("\n", False)
+        whole, self._text = split_blocks(self._text + text)
+        if self._live is None:
+            self._live = Live(console=self._console, transient=True, refresh_per_second=12)
+            self._live.start()
+        if whole:
+            self._live.update("")
+            self._live.console.print(Markdown(whole))
+            self._live.console.print()
+        self._live.update(Markdown(self._text))
+
+    def end(self) -> None:
+        """Show the rest for the last time."""
+        from rich.markdown import Markdown
+
+        if self._live is not None:
+            self._live.update("")
+            self._live.stop()
+            self._live = None
+        if self._text.strip():
+            self._console.print(Markdown(self._text))
+        self._text = ""
 
 
 def split_blocks(text: str) -> tuple[str, str]:

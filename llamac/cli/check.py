@@ -66,7 +66,7 @@ def _check_probes(model: Model) -> bool:
     if not model.file.sections["probes"].bytes:
         print("probes     none: the file has no reference outputs; `llamac export` stores them")
         return True
-    from llamac.engine.probe_replay import replay_probes
+    from llamac.engine.inspection.probe_replay import replay_probes
     from llamac.format.probes import source_of
 
     source = safe_line(source_of(model.file.section("probes")))

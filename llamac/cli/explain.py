@@ -24,7 +24,7 @@ from llamac.cli.parser import Parser
 from llamac.cli.prompt import read_prompt
 from llamac.cli.sampling_options import add_sampling, sampling_params
 from llamac.cli.text import json_text, safe_line
-from llamac.engine.explain import ExplainedToken, Explanation
+from llamac.engine.inspection.explain import ExplainedToken, Explanation
 from llamac.engine.model import Model
 from llamac.errors import ArgumentError
 from llamac.exit_codes import ERROR, OK

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import platform
 import sys
 from collections.abc import Callable
@@ -13,9 +15,9 @@ from typing import Any
 from llamac import __version__
 from llamac.cli.options import ANY_MODEL, add_model
 from llamac.cli.text import json_text, safe_line
-from llamac.engine import machine
-from llamac.errors import ArgumentError
-from llamac.format.detect import is_foreign
+from llamac.engine.hardware import machine
+from llamac.errors import ArgumentError, LlamacError
+from llamac.format.detect import Source, is_foreign
 from llamac.format.flatfile import FlatFile
 from llamac.format.probes import source_of
 from llamac.progress import bars
@@ -24,6 +26,7 @@ from llamac.sources.names import resolve
 from llamac.text.decoding import kind_of
 
 Facts = dict[str, Any]
+PLANNED_CONTEXT = 4096  # positions for which the memory is planned, unless the model's limit is lower
 
 DESCRIPTION = (
     "Show a model's configuration, tensors, tokenizer and origin. Without MODEL show this machine: its kernel set, its "
@@ -40,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_model(parser, f"{ANY_MODEL}. Without it the machine is described. Nothing is converted")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
+    parser.add_argument(
+        "--context", type=int, metavar="N", help=f"plan the memory for N positions (default: {PLANNED_CONTEXT})"
+    )
     parser.add_argument(
         "--cache-dir", metavar="DIR", help="look here for conversions of MODEL (default: see `llamac cache path`)"
     )
@@ -73,8 +79,30 @@ def _describe_model(options: argparse.Namespace) -> tuple[Facts, Callable[[Facts
             from llamac.export.outline import outline
 
             facts = {**outline(source, progress), "conversions": _conversions(source.path, cache_dir)}
+            facts["memory"] = _plan(functools.partial(_hollow, source), options.context)
             return facts, lambda facts: _outline_lines(facts, options.tensors)
-    return describe_file(FlatFile(source.path)), lambda facts: _file_lines(facts, options.tensors)
+    facts = describe_file(FlatFile(source.path))
+    facts["memory"] = _plan(functools.partial(FlatFile, source.path), options.context)
+    return facts, lambda facts: _file_lines(facts, options.tensors)
+
+
+def _hollow(source: Source) -> FlatFile:
+    from llamac.sources.conversions import Request, hollow
+
+    return hollow(Request(source.path, source.name, str(source.path), "auto", True, "map"))
+
+
+def _plan(opened: Callable[[], FlatFile], context: int | None) -> Facts | None:
+    """The memory that a model needs, with the line that shows it; None if it cannot run here, or not as it is."""
+    from llamac.engine.model import Model
+
+    if context is not None and context < 1:
+        raise ArgumentError(f"--context is {context}, expected at least 1")
+    with contextlib.suppress(LlamacError), Model(opened(), on_warning=lambda text: None) as model:
+        shown = min(context or PLANNED_CONTEXT, model.config["context"])
+        plan = model.plan_memory(context=shown)
+        return {**plan.as_dict(), "text": plan.summary()}
+    return None
 
 
 def _conversions(source: Path, cache_dir: str | None) -> list[Facts]:
@@ -225,6 +253,7 @@ def _file_lines(facts: Facts, all_tensors: bool) -> list[str]:
         f"graph       norm {config['norm']} (eps {config['norm_eps']:g}), position {config['position']}, "
         f"{config['activation']}, {'tied' if config['tied_output'] else 'separate'} output",
         f"context     {config['context']} positions",
+        *([f"memory      {facts['memory']['text']}"] if facts.get("memory") else []),
         *map(_rope_line, facts["rope"]),
         f"vocabulary  {config['vocab_size']} ({config['n_token_ids']} with a token); {special}",
         f"tokenizer   {tokenizer['kind'] + ', ' + size_text(tokenizer['bytes']) if tokenizer else 'none'}; "
@@ -254,6 +283,7 @@ def _outline_lines(facts: Facts, all_tensors: bool) -> list[str]:
         f"graph       norm {config['norm']} (eps {config['norm_eps']:g}), position {config['position']}, "
         f"{config['activation']}, {'tied' if config['tied_output'] else 'separate'} output",
         f"context     {config['context']} positions",
+        *([f"memory      {facts['memory']['text']}"] if facts.get("memory") else []),
         f"vocabulary  {config['vocab_size']} ({tokenizer['ids'] if tokenizer else 0} with a token)",
         f"tokenizer   {tokenizer['kind'] if tokenizer else 'none'}; "
         f"{'a' if facts['chat_template'] else 'no'} chat template",

@@ -6,7 +6,7 @@ import argparse
 from typing import TypeAlias
 
 from llamac.arguments import DTYPES, KV_DTYPES, KVDtype
-from llamac.engine.overflow import CONTEXT_OVERFLOWS
+from llamac.engine.prompts.overflow import CONTEXT_OVERFLOWS
 
 # What options can be added to: a parser, or a titled group of one.
 Group: TypeAlias = argparse._ActionsContainer

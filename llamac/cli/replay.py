@@ -9,8 +9,8 @@ from llamac.cli.loading import load_model
 from llamac.cli.options import ANY_MODEL, add_conversion, add_lora, add_threads
 from llamac.cli.parser import Parser
 from llamac.cli.text import json_text, safe_line
-from llamac.engine.receipts import MAX_BYTES, Receipt, parse_text, read_receipt
-from llamac.engine.replay import Replay, replay_on
+from llamac.engine.receipts.receipt import MAX_BYTES, Receipt, parse_text, read_receipt
+from llamac.engine.receipts.replay import Replay, replay_on
 from llamac.exit_codes import ERROR, OK
 from llamac.sources.replaying import source_of
 

@@ -6,8 +6,10 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
+from llamac.cli.chat_screen import Screen
 from llamac.cli.guide import add_guide, chosen_guide
 from llamac.cli.loading import load_model, shown_progress
 from llamac.cli.options import (
@@ -26,12 +28,13 @@ from llamac.cli.prompt import read_prompt
 from llamac.cli.prompt_cache import add_prompt_cache, load_prompt_cache, save_prompt_cache
 from llamac.cli.sampling_options import add_sampling, sampling_params
 from llamac.cli.text import safe_line, safe_text
-from llamac.engine.candidates import asks_for_several
-from llamac.engine.generation import resolved_params
-from llamac.engine.logprobs import TokenLogprobs
+from llamac.cli.tools import add_tools, chosen_tools, message_text, remarks
+from llamac.engine.generation.candidates import asks_for_several
+from llamac.engine.generation.logprobs import TokenLogprobs
+from llamac.engine.generation.output import Completion
+from llamac.engine.generation.stream import resolved_params
 from llamac.engine.model import Model
-from llamac.engine.output import Completion
-from llamac.engine.sampling import SamplingParams
+from llamac.engine.sampling.params import SamplingParams
 from llamac.errors import ArgumentError
 from llamac.exit_codes import OK
 
@@ -109,6 +112,7 @@ def _add_prompt(group: Group) -> None:
         help="put the prompt into the model's chat template as the user's message, and print only the answer",
     )
     group.add_argument("--system", metavar="TEXT", help="with --chat: a system message before the user's")
+    add_tools(group, "with --chat: ")
     add_prompt_cache(group)
     group.add_argument("--no-echo", action="store_true", help="do not print the prompt before its continuation")
     group.add_argument(
@@ -126,6 +130,9 @@ def run(options: argparse.Namespace) -> int:
         raise ArgumentError("--system needs --chat")
     if options.prompt is not None and options.file not in (None, "-"):
         raise ArgumentError("argument -f/--file: not allowed with argument -i/--prompt, except `-f -`")
+    if options.tools is not None and not options.chat:
+        raise ArgumentError("--tools needs --chat")
+    tools = chosen_tools(options)
     request = _request(options)
     settings = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa")}
     with load_model(options, tokenizer=options.tokenizer, **settings) as model:
@@ -138,21 +145,29 @@ def run(options: argparse.Namespace) -> int:
         if asks_for_several(resolved_params(model, request)):
             if options.prompt_cache is not None:
                 raise ArgumentError("--prompt-cache keeps one text: it does not work with several candidates or beams")
-            _run_several(options, model, prompt, request)
+            _run_several(options, model, prompt, request, tools)
             return OK
+        reserved = _reserved(options, context)
         if options.chat:
-            opened = model.chat_stream(_messages(options, prompt), request, context=_reserved(options, context))
+            opened = model.chat_stream(
+                _messages(options, prompt), request, context=_reserved(options, context), **tools
+            )
         else:
-            opened = model.stream(prompt, request, context=_reserved(options, context))
+            opened = model.stream(prompt, request, context=reserved)
         with opened as stream:
             load_prompt_cache(stream._session, options.prompt_cache)
             count = stream.prompt_tokens
             with shown_progress(options, BAR_DELAY) as report, prefill_progress(stream._session, count, report):
-                piece = next(stream, "")
+                pieces: Iterator[Any] = stream.deltas() if tools else stream
+                begun = list(itertools.islice(pieces, 1))
             first = time.perf_counter()
             if stream._output.cached < count - 1:
                 save_prompt_cache(stream._session, options.prompt_cache)
-            _print_text("" if options.no_echo or options.chat else prompt, itertools.chain([piece], stream))
+            if tools:
+                Screen(reasoning=sys.stdout.isatty()).show(itertools.chain(begun, pieces))
+            else:
+                _print_text("" if options.no_echo or options.chat else prompt, itertools.chain(begun, pieces))
+        _print_remarks(stream.completion)
         if options.receipt is not None:
             stream.receipt().save(options.receipt)
         if stream.completion.logprobs is not None:
@@ -178,17 +193,24 @@ def _request(options: argparse.Namespace) -> SamplingParams:
     return sampling_params(options).updated({"guide": chosen_guide(options), **given})
 
 
-def _run_several(options: argparse.Namespace, model: Model, prompt: str, request: SamplingParams) -> None:
+def _run_several(
+    options: argparse.Namespace, model: Model, prompt: str, request: SamplingParams, tools: Mapping[str, Any]
+) -> None:
     """Generate the candidates, then print them, with a line before each if there are more than one."""
     started = time.perf_counter()
     request = request.updated({"receipt": options.receipt is not None})
-    result = model.chat(_messages(options, prompt), request) if options.chat else model.generate(prompt, request)
+    if options.chat:
+        result = model.chat(_messages(options, prompt), request, **tools)
+    else:
+        result = model.generate(prompt, request)
     elapsed = time.perf_counter() - started
     n = len(result.choices)
     for i, choice in enumerate(result.choices, start=1):
         heading = f"--- {i} of {n}\n" if n > 1 else ""
         echo = "" if options.no_echo or options.chat else prompt
-        _print_text(heading + echo, [choice.text])
+        text = message_text(choice.message) if tools and choice.message is not None else choice.text
+        _print_text(heading + echo, [text])
+        _print_remarks(choice)
         if choice.logprobs is not None:
             sys.stdout.flush()
             _print_logprobs(model, choice.logprobs)
@@ -201,6 +223,12 @@ def _run_several(options: argparse.Namespace, model: Model, prompt: str, request
             f"prompt {result.usage.prompt_tokens} tokens | {candidates} in {elapsed:.2f} s | seed {result.seed}",
             file=sys.stderr,
         )
+
+
+def _print_remarks(completion: Completion) -> None:
+    """Print what a reader of an answer with calls must know."""
+    for remark in () if completion.message is None else remarks(completion.message):
+        print(f"llamac: note: {safe_line(remark)}", file=sys.stderr)
 
 
 def _print_logprobs(model: Model, entries: Iterable[TokenLogprobs]) -> None:

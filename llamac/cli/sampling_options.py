@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from llamac.cli.options import Group, add_generation
-from llamac.engine.sampling import SamplingParams
+from llamac.engine.sampling.params import SamplingParams
 
 # Options under the names of parameters, with the type, the metavar and the help of each.
 NUMBERS: dict[str, tuple[type, str, str]] = {

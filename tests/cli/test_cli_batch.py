@@ -17,7 +17,7 @@ import pytest
 from builders import byte_ids, script_checkpoint, write_model
 from commands import Command
 from llamac.cli import batch_files
-from llamac.engine.engine import Engine
+from llamac.engine.batching.engine import Engine
 from processes import TIMEOUT, heed_signals
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -115,6 +115,33 @@ def test_a_full_context_follows_the_request_then_the_option(
     assert bodies["own"]["error"]["code"] == "context_length_exceeded"
     assert "truncated_tokens" not in bodies["fits"]["usage"]
     assert bodies["wrong"]["error"]["param"] == "context_overflow"
+
+
+def test_drafts_and_prefixes_on_disk_change_no_text(
+    llamac_command: Command, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft model, prompt lookup or neither, and prefixes of an earlier run."""
+    closed: list[tuple[bool, bool]] = []
+    before = Engine.close
+
+    def close(engine: Engine) -> None:
+        if not engine.closed:
+            closed.append((engine._session._draft_model is not None, engine.stats().prefix.disk_hits > 0))
+        before(engine)
+
+    monkeypatch.setattr(Engine, "close", close)
+    lines = [completion(f"id-{i}", prompt="x" * (70 + i), max_tokens=20, temperature=0.5, seed=i) for i in range(5)]
+    source, prefixes = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "prefixes"
+    choices: list[list[Any]] = [["--no-speculation"], ["--draft", tiny_llama], ["--prefix-dir", prefixes]]
+    found = []
+    for n, chosen in enumerate(choices * 2):
+        output = tmp_path / f"out{n}.jsonl"
+        assert llamac_command("batch", source, output, "-m", tiny_llama, "--max-sequences", 2, *chosen).code == 0
+        found.append(texts(output))
+    assert all(other == found[0] for other in found)
+    assert [is_drafting for is_drafting, _ in closed] == [False, True, False] * 2
+    assert [has_read for _, has_read in closed] == [False] * 5 + [True]
+    assert any(prefixes.rglob("*"))
 
 
 def test_pipes_are_read_and_written(llamac_command: Command, model: Path) -> None:

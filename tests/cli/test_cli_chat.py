@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import json
-import os
-import pty
 import re
-import select
-import struct
-import subprocess
-import sys
-import termios
-import textwrap
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,14 +14,13 @@ from builders import byte_ids, script_checkpoint, write_model
 from commands import Command
 from llamac.cli.chat_input import read_message
 from llamac.cli.chat_screen import split_blocks
-from processes import heed_signals
+from terminals import Person
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz" * 2
 JOINED = "{% for message in messages %}{{ message.content }}{% endfor %}"
 EMPTY = "{# the prompt is BOS #}"
 SMALL = ("-n", "3")
 EDITOR = "\x1b[?2004h"  # prompt_toolkit writes it when it begins to read
-TIMEOUT = 60  # seconds; only a hang takes so long
 
 
 def chat_model(path: Path, script: str = ALPHABET, template: str = JOINED) -> Path:
@@ -186,9 +174,9 @@ def test_reasoning_is_hidden_in_a_pipe_unless_asked_for(llamac_command: Command,
     assert json.loads(path.read_text())["messages"][1] == {
         "role": "assistant",
         "content": "yes",
-        "reasoning_content": "hm\n",
+        "reasoning_content": "hm",
     }
-    assert llamac_command("chat", model, "-n", 24, "--reasoning", "show", stdin=b"x").out == "hm\n\n\nyes\n"
+    assert llamac_command("chat", model, "-n", 24, "--reasoning", "show", stdin=b"x").out == "hm\n\nyes\n"
 
 
 # ---- Markdown
@@ -202,78 +190,6 @@ def test_markdown_is_cut_between_blocks() -> None:
 
 
 # ---- a terminal
-
-
-class Person:
-    """Types at a pseudo-terminal of 40 columns and reads what it shows."""
-
-    def __init__(self, *arguments: object, slow: bool = False, prompt: str = "> ") -> None:
-        self.prompt = prompt
-        self._master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
-        delay = "original = s.Session.step\ns.Session.step = lambda *a, **k: (time.sleep(0.05), original(*a, **k))[1]"
-        program = f"import time\nimport llamac.cli as c, llamac.engine.session as s\n{delay if slow else ''}\nc.main()"
-
-        def begin() -> None:
-            heed_signals()
-            os.setsid()
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(program), "chat", *map(str, arguments)],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            preexec_fn=begin,
-            env={**os.environ, "TERM": "xterm"},
-        )
-        os.close(slave)
-        self.shown = ""
-        self._seen = 0  # where the last text ends that a test waited for
-
-    def type(self, text: str) -> None:
-        os.write(self._master, text.encode())
-
-    def wait_for(self, text: str) -> str:
-        """Read until a text is shown after the last one; return what is shown up to it."""
-        start, limit = self._seen, time.monotonic() + TIMEOUT
-        while text not in self.shown[start:] and time.monotonic() < limit and self._read():
-            pass
-        assert text in self.shown[start:], self.shown
-        self._seen = self.shown.index(text, start) + len(text)
-        return self.shown[start : self._seen]
-
-    def _read(self) -> bool:
-        if not select.select([self._master], [], [], TIMEOUT)[0]:
-            return False
-        try:
-            data = os.read(self._master, 65536)
-        except OSError:  # the other end is closed
-            return False
-        if b"\x1b[6n" in data:  # prompt_toolkit asks where the cursor is
-            self.type("\x1b[1;1R")
-        self.shown += data.decode(errors="replace")
-        return bool(data)
-
-    def leave(self) -> int:
-        """Press Ctrl-D at the next prompt; return the exit code."""
-        self.wait_for(self.prompt)
-        self.type("\x04")
-        while self._read():
-            pass
-        os.close(self._master)
-        return self.process.wait(TIMEOUT)
-
-
-@pytest.fixture
-def people() -> Iterator[list[Person]]:
-    """Whoever is in this list leaves at the end of the test."""
-    present: list[Person] = []
-    yield present
-    for person in present:
-        if person.process.poll() is None:
-            person.process.kill()
-            person.process.wait()
 
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(model: Path, people: list[Person]) -> None:

@@ -82,6 +82,7 @@ def test_pipes_and_devices_are_refused_in_one_line(llamac_command: Command, tmp_
 FILE_KEYS = {
     *("file", "file_bytes", "format_version", "numerics", "id", "metadata", "parameters", "bits_per_weight"),
     *("sections", "config", "layers", "rope", "tokenizer", "chat_template", "probes", "tensors"),
+    "memory",
 }
 MACHINE_KEYS = {
     *("llamac", "python", "processor", "isa", "isa_reason", "isas", "threads", "threads_reason", "usable_cpus"),
@@ -119,6 +120,31 @@ def test_inspect_shows_the_architecture(llamac_command: Command, tiny_llama: Pat
     assert "layers.*.attn_q.weight" in text
     assert "layers.1.attn_q.weight" not in text
     assert "layers.1.attn_q.weight" in llamac_command("inspect", tiny_llama, "--tensors").out
+
+
+def test_inspect_plans_the_memory(llamac_command: Command, tiny_llama: Path) -> None:
+    for options, context in (((), 600), (("--context", "70"), 70), (("--context", "5000"), 600)):
+        text = llamac_command("inspect", tiny_llama, *options).out
+        with llamac.load(tiny_llama) as model:
+            plan = model.plan_memory(context=context)
+        assert f"\nmemory      {plan.summary()}\n" in text
+        memory = json.loads(llamac_command("inspect", tiny_llama, "--json", *options).out)["memory"]
+        assert memory == {**plan.as_dict(), "text": plan.summary()}
+        assert memory["total"] == sum(
+            memory[part] for part in ("weights", "tokenizer", "activations", "logits", "kv", "adapters", "draft")
+        )
+    llamac_command("inspect", tiny_llama, "--context", "0").refuses_with("--context is 0, expected at least 1")
+
+
+@pytest.mark.filterwarnings("ignore:.* has no tokenizer")
+def test_inspect_plans_the_memory_of_a_source_as_its_conversion(
+    llamac_command: Command, tmp_path: Path, cache_folder: Path
+) -> None:
+    source = write_checkpoint(tmp_path / "hf", CASES["llama"].config)
+    planned = json.loads(llamac_command("inspect", source, "--json").out)["memory"]
+    with llamac.load(source) as model:
+        plan = model.plan_memory(context=64)
+    assert planned == {**plan.as_dict(), "text": plan.summary()}
 
 
 def test_inspect_without_a_model_describes_the_machine(

@@ -13,7 +13,7 @@ from vocab_samples import llama2c_file
 import llamac
 from builders import byte_ids, checkpoint, llama_config, script_checkpoint, write_model
 from commands import GREEDY, Command, Result
-from llamac.engine.sampler import Sampler
+from llamac.engine.sampling.sampler import Sampler
 from openmp import up_to
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -250,7 +250,7 @@ def test_statistics_include_the_finish_reason(llamac_command: Command, script: P
 
 def test_statistics_without_a_tokenizer_show_the_stop_tokens_id(llamac_command: Command, script: Path) -> None:
     from llamac.cli.run import figures
-    from llamac.engine.output import Completion, Timings, Usage
+    from llamac.engine.generation.output import Completion, Timings, Usage
 
     with llamac.load(script) as model:
         model_without: Any = type("Model", (), {"has_tokenizer": False})()
@@ -277,7 +277,7 @@ def test_what_was_dropped_is_reported(llamac_command: Command, tiny_llama: Path)
 
 def test_dropped_positions_are_reported(tiny_llama: Path) -> None:
     from llamac.cli.run import figures
-    from llamac.engine.output import Completion, Timings, Usage
+    from llamac.engine.generation.output import Completion, Timings, Usage
 
     with llamac.load(tiny_llama) as model:
         result = Completion("", [], "length", None, 1, Usage(9, 100, shifted_tokens=30), Timings(1.0, 1.0))

@@ -1,0 +1,20 @@
+"""Fixtures of the tests of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from terminals import Person
+
+
+@pytest.fixture
+def people() -> Iterator[list[Person]]:
+    """Whoever is in this list leaves at the end of the test."""
+    present: list[Person] = []
+    yield present
+    for person in present:
+        if person.process.poll() is None:
+            person.process.kill()
+            person.process.wait()
