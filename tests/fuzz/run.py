@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 if TYPE_CHECKING:
-    from fuzz.targets import Target
+    from fuzz.target import Target
 
 TIMEOUT = 5  # seconds after which an input counts as hanging
 MAX_BYTES = 7_000  # of an input in the corpus

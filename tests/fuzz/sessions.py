@@ -12,7 +12,7 @@ from pathlib import Path
 import llamac
 from builders import checkpoint, llama_config, write_model
 from fuzz.mutate import Parts
-from llamac.engine.session_file import BEGINNING, MAGIC, VERSION
+from llamac.engine.cache.session_file import BEGINNING, MAGIC, VERSION
 
 
 def use_session(folder: Path) -> None:

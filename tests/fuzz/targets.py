@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,16 +39,18 @@ from vocab_samples import (
 import llamac
 from builders import checkpoint, llama_config, write_model
 from flat_hashes import HEAD_BYTES, rehashed, rehashed_header
+from fuzz.documents import DOCUMENTS
 from fuzz.families import directories, gguf_files
-from fuzz.mutate import Parts, unpack
+from fuzz.mutate import Parts
 from fuzz.sessions import session_samples, use_session, with_valid_digests
+from fuzz.target import Target
 from golden.cases import CASES
 from golden.family_cases import FAMILY_CASES
 from golden.tiny_checkpoints import Config, random_tensor, tensors, write_safetensors
 from llamac.cli.cache import _list
 from llamac.cli.inspect import _file_lines, describe_file
 from llamac.cli.text import json_text, safe_line
-from llamac.engine.probe_replay import replay_probes
+from llamac.engine.inspection.probe_replay import replay_probes
 from llamac.errors import LlamacError, ModelError
 from llamac.export.checkpoint import Checkpoint, LazyTensor
 from llamac.export.flat.plan import make_plan
@@ -98,37 +100,6 @@ CONFIG: Config = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
-
-
-@dataclass(frozen=True)
-class Target:
-    """A reader of files.
-
-    Attributes:
-        names: The names of the files, in one folder.
-        samples: Returns valid contents.
-        use: Reads the folder and uses the result.
-        finish: Makes mutated contents pass the checks that would reject them before any other check.
-        stable: Whether the outcome depends on this project alone, not on the versions of libraries.
-        mutations: The number of mutations that the test suite tries.
-    """
-
-    names: tuple[str, ...]
-    samples: Callable[[Path], Iterable[Parts]]
-    use: Callable[[Path], None]
-    finish: Callable[[Parts], Parts] = lambda parts: parts
-    stable: bool = True
-    mutations: int = 120
-
-    def stored(self, path: Path) -> Parts:
-        """The files of an input of the corpus."""
-        return unpack(path.read_bytes(), len(self.names))
-
-    def run(self, parts: Parts, folder: Path) -> None:
-        """Write the files to the folder and use them."""
-        for name, part in zip(self.names, parts, strict=True):
-            (folder / name).write_bytes(part)
-        self.use(folder)
 
 
 # ---- uses
@@ -593,5 +564,6 @@ TARGETS: dict[str, Target] = {
     "chat-template": Target(("chat_template.jinja",), _templates, _use_template, stable=False, mutations=25),
     "hub": Target(("listing.json", "index.json"), _hub_answers, _use_hub),
     "cache": Target(("note.json", "source.json", "model.bin"), _cached, _use_cache, mutations=40),
+    **DOCUMENTS,
     "session": Target(("head.json", "data.bin"), session_samples, use_session, with_valid_digests),
 }

@@ -18,7 +18,8 @@ import pytest
 
 from fuzz.formats import mutated_parts
 from fuzz.mutate import Parts
-from fuzz.targets import CORPUS, TARGETS, Target
+from fuzz.target import Target
+from fuzz.targets import CORPUS, TARGETS
 from llamac.errors import LlamacError
 
 MEMORY = 512 << 20  # for reading a small file
