@@ -18,7 +18,8 @@ from typing import Any
 
 import llamac
 from bench.stamp import save
-from llamac.engine import batch, sampler
+from llamac.engine.batching import batch
+from llamac.engine.sampling import sampler
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import llamac
-from llamac.engine.prefix_store import PrefixStore
+from llamac.engine.cache.prefix_store import PrefixStore
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -47,9 +47,10 @@ def main() -> None:
                     store.close()
 
                 def restore(store: PrefixStore = store) -> None:
-                    found = store.longest(array("i", [*ids, 1]))
-                    assert found == len(ids) // 64 * 64
-                    assert store.restore(array("i", [*ids, 1]), found, session._core, 1)
+                    longer = array("i", [*ids, 1])
+                    loaded = store.load(longer, len(ids) // 64 * 64)
+                    assert loaded is not None
+                    store.restore(longer, loaded, session._core, 1)
 
                 work: dict[str, Callable[[], object]] = {
                     "compute": lambda: session.eval(ids, logits=None),

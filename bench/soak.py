@@ -25,7 +25,7 @@ from typing import Any
 
 import llamac
 from bench.stamp import save
-from llamac.engine.output import Completion
+from llamac.engine.generation.output import Completion
 
 IN_FLIGHT = 40
 COMPARED = 0.05  # of the requests
@@ -181,6 +181,11 @@ def _lacks_guides() -> bool:
     return False
 
 
+def count_threads() -> int:
+    """The threads of the process, without those that guides start as they need them: two at most."""
+    return sum(not thread.name.startswith("llamac-guide") for thread in threading.enumerate())
+
+
 def main() -> int:
     """Run, and report what was left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -192,9 +197,9 @@ def main() -> int:
     with llamac.load(options.model, threads=2) as model:
         soak = Soak(model, options.seed)
         soak.run(0.02)  # what is made once: threads, caches, imports
-        before = threading.active_count(), open_files()
+        before = count_threads(), open_files()
         memory = soak.run(options.minutes)
-        after = threading.active_count(), open_files()
+        after = count_threads(), open_files()
         left = model.kv_bytes
     quarter = max(1, len(memory) // 4)
     first, last = max(memory[:quarter]), max(memory[-quarter:])

@@ -25,7 +25,7 @@ import llamac
 from bench.stamp import save
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE = ROOT / "llamac" / "engine" / "passes.py"
+CODE = ROOT / "llamac" / "engine" / "scoring" / "passes.py"
 PROSE = ROOT / "bench" / "texts" / "classics.txt"
 MAX_TOKENS = 240
 

@@ -19,8 +19,8 @@ import llamac
 from builders import checkpoint, llama_config, write_model
 from commands import Command
 from llamac import _core
-from llamac.engine import benchmark
-from llamac.engine.benchmark import BenchmarkPlan, LimitMeter, Limits, Work, main_dtype, work_of
+from llamac.engine.inspection import benchmark
+from llamac.engine.inspection.benchmark import BenchmarkPlan, LimitMeter, Limits, Work, main_dtype, work_of
 from llamac.errors import ArgumentError
 from llamac.export.checkpoint import LayerConfig
 from llamac.export.flat.plan import make_plan
@@ -179,6 +179,7 @@ def test_the_json_has_every_setting(llamac_command: Command, tiny_llama: Path, t
     assert report["mac_per_s"] > 0
     assert [entry["threads"] for entry in report["limits"]] == [1, 2]
     assert report["model"]["dtype"] == "f32"
+    assert (report["memory"]["context"], report["memory"]["sequences"]) == (600, 3)
     assert (report["isa"], report["kv"]) == ("scalar", "f32")
 
 
@@ -201,6 +202,7 @@ def test_the_table_fits_the_terminal(
     assert max(map(len, lines)) <= columns
     assert "\x1b" not in done.out
     assert lines[0].startswith("tiny: bf16, ")
+    assert lines[2].startswith("memory: ")
     prefill, decode = lines[-2:]
     assert prefill.split()[1:3] == ["prefill" if columns == 80 else "prompt", "8"]
     assert decode.split()[1:4] == (["decode", "at", "500"] if columns == 80 else ["at", "500", "1"])
@@ -286,7 +288,7 @@ def test_a_malformed_list_is_wrong_usage(llamac_command: Command, tiny_llama: Pa
 
 
 ANNOUNCED = """
-    from llamac.engine import benchmark
+    from llamac.engine.inspection import benchmark
     from llamac.__main__ import main
     work = benchmark._measure_rounds
     benchmark._measure_rounds = lambda *arguments: (print("measuring", flush=True), work(*arguments))[1]

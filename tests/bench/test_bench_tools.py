@@ -219,3 +219,15 @@ def test_results_are_saved_with_their_stamp(tmp_path: Path, monkeypatch: pytest.
     assert saved["results"] == [1, 2]
     assert saved["stamp"]["versions"]["llamac"] == llamac.__version__
     assert {"commit", "processor", "isa", "kernel", "load_average"} <= set(saved["stamp"])
+
+
+def test_texts_for_speculation_repeat_spans() -> None:
+    found = bench("speculation").texts()
+    assert set(found) >= {"code", "document", "quotes", "free"}
+    for before, after in found.values():
+        assert before
+        assert after not in before
+    code, edited = found["code"]
+    shared = set(code.splitlines()) & set(edited.splitlines())
+    assert "group_by_context" in edited
+    assert len(shared) > 20
