@@ -72,6 +72,7 @@ temperature 1.0 and top-p 1.0. `--temperature 0` takes the most probable token a
 
 * `LLAMAC_ISA`: the kernel set if `--isa` is not given.
 * `LLAMAC_CACHE`: the folder of converted models if `--cache-dir` is not given.
+* `LLAMAC_API_KEY`: a key that `llamac serve` accepts, besides those of `--api-key-file`.
 """
 
 

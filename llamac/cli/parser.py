@@ -23,6 +23,7 @@ from llamac.exit_codes import USAGE
 COMMANDS = {
     "run": "continue a prompt, or answer a message",
     "chat": "talk with a chat model",
+    "serve": "answer requests over HTTP",
     "batch": "answer a file of requests",
     "inspect": "describe a model, or this machine",
     "check": "verify a model file on this machine",
@@ -38,6 +39,7 @@ EXAMPLES = """\
   llamac run path/to/checkpoint -i "Hello"      any model; the first run converts it
   llamac run model.gguf --chat -i "Hello"       the answer of a chat model
   llamac chat model.gguf                        a conversation
+  llamac serve model.gguf                       an HTTP server for clients of OpenAI's API
   llamac batch in.jsonl out.jsonl               requests in OpenAI's batch format
   llamac export path/to/checkpoint model.bin    convert to a model file
   llamac inspect model.bin                      what a model file contains

@@ -1,90 +1,40 @@
 """Translates the bodies of OpenAI's API into requests for an engine.
 
-A parameter that llamac does not compute is refused by name, unless its value asks for nothing. Batch files use this
-module, and a server can.
+A parameter that llamac does not compute is refused by name, unless its value asks for nothing (parameters.py). Batch
+files and the server use this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from llamac.engine.prompts import ToolOptions
-from llamac.engine.reading import chosen_tools
-from llamac.engine.sampling import SamplingParams
-from llamac.errors import ArgumentError, ArgumentTypeError, LlamacError, UnsupportedError
+from llamac.engine.generation.reading import chosen_tools
+from llamac.engine.prompts.prompt_ids import ToolOptions
+from llamac.engine.sampling.params import MAX_CANDIDATES, SamplingParams
+from llamac.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from llamac.guided.guides import Json
+from llamac.openai.errors import InvalidRequestError, wrong_type
+from llamac.openai.inputs import read_messages, read_prompts
+from llamac.openai.parameters import PARAMETERS, Endpoint, parameters_of
 
 if TYPE_CHECKING:
-    from llamac.engine.engine import Engine
-    from llamac.engine.request import Request
+    from llamac.engine.batching.engine import Engine
+    from llamac.engine.batching.request import Request
 
-Endpoint = Literal["chat", "completions"]
 ENDPOINTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
-
 COMPLETION_TOKENS = 16  # max_tokens of /v1/completions if the body does not set it, as in OpenAI's API
-ROLES = {"developer": "system"}  # names of roles that templates know under another name
 
-# Parameters that do not change what is generated.
-WITHOUT_EFFECT = frozenset(("metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"))
-# Parameters that this version does not compute, and the values, besides null, that ask for nothing.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "echo": (False,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "prediction": (),
-    "reasoning_effort": (),
-    "stream": (False,),
-    "stream_options": (),
-    "suffix": ("",),
-    "verbosity": (),
-    "web_search_options": (),
-}
-# Parameters of `Engine.chat` about tools.
-TOOLS: dict[Endpoint, tuple[str, ...]] = {
-    "chat": ("tools", "tool_choice", "parallel_tool_calls"),
-    "completions": (),
-}
-# Parameters of SamplingParams under their own names.
-SAMPLING = (
-    "temperature",
-    "top_p",
-    "seed",
-    "stop",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "n",
-    "best_of",
-)
-# Those that are not OpenAI's; vLLM's server has most of them.
-EXTENSIONS = (
-    *("top_k", "min_p", "typical_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
-    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers", "xtc_probability", "xtc_threshold"),
-    *("mirostat_tau", "mirostat_eta", "banned_tokens", "banned_strings", "reasoning_budget"),
-    *("context_overflow", "context_keep", "candidate", "beam_width", "length_penalty", "early_stopping"),
-)
-LOGPROBS: dict[Endpoint, tuple[str, ...]] = {"chat": ("logprobs", "top_logprobs"), "completions": ("logprobs",)}
+SAMPLING = tuple(parameter.name for parameter in PARAMETERS if parameter.is_sampling)
+TOOLS = ("tools", "tool_choice", "parallel_tool_calls")  # parameters of `Engine.chat` about tools
 MAX_LOGPROBS = 20  # as in OpenAI's API
 FORMATS = ("text", "json_object", "json_schema")  # of response_format
 LENGTHS = ("max_tokens", "max_completion_tokens")
-
-
-class InvalidRequestError(LlamacError, ValueError):
-    """A body that cannot be computed.
-
-    Attributes:
-        param: The parameter that is wrong, or None.
-        code: What is wrong with it, in a word that programs can compare.
-    """
-
-    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-        self.code = code
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")  # of reasoning_effort
+STREAM_OPTIONS = ("include_usage", "include_obfuscation")
+# Arguments of `ChatTemplate.render` that are not variables of a template.
+NOT_VARIABLES = ("messages", "tools", "template", "parse_special", "add_generation_prompt", "continue_final_message")
 
 
 @dataclass(frozen=True)
@@ -93,30 +43,100 @@ class GenerationRequest:
 
     Attributes:
         endpoint: What it was sent to.
-        input: Messages for "chat"; a text or token ids for "completions".
+        inputs: One list of messages for "chat"; texts or lists of token ids for "completions".
         params: The sampling parameters.
         tools: Arguments of `Engine.chat` about tools.
+        model: The model that it names, or None.
+        reasoning_effort: One of `EFFORTS`, or None.
+        template_options: Variables of the chat template.
+        echo: Whether the text begins with the prompt.
+        only_echo: Whether it has nothing but the prompt: `max_tokens` is 0.
+        suffix: The text after the one to fill in, or None.
+        stream: Whether to send the answer in pieces.
+        include_usage: Whether a stream ends with the usage.
+        without_effect: Parameters that have no effect.
     """
 
     endpoint: Endpoint
-    input: Any
+    inputs: Sequence[Any]
     params: SamplingParams
     tools: Mapping[str, Any] = field(default_factory=dict)
+    model: str | None = None
+    reasoning_effort: str | None = None
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    echo: bool = False
+    only_echo: bool = False
+    suffix: str | None = None
+    stream: bool = False
+    include_usage: bool = False
+    without_effect: tuple[str, ...] = ()
 
-    def submit(self, engine: Engine) -> Request:
-        """Queue the request.
+    def submit(self, engine: Engine, deadline: float | None = None) -> list[Request]:
+        """Queue a request for each input. If one of them is refused, none is computed.
+
+        Args:
+            engine: The engine.
+            deadline: As for `Engine.submit`.
 
         Raises:
             LlamacError: As for `Engine.submit` and `Engine.chat`.
         """
         if self.endpoint == "chat":
-            return engine.chat(self.input, self.params, **self.tools)
-        return engine.submit(self.input, self.params)
+            options = {**_effort_options(engine, self.reasoning_effort), **self.template_options}
+            chat = engine.chat
+            return [chat(self.inputs[0], self.params, template_options=options, deadline=deadline, **self.tools)]
+        found: list[Request] = []
+        try:
+            for prompt in prompts_of(self, engine):
+                found.append(engine.submit(prompt, self.params, deadline=deadline))
+        except BaseException:
+            for request in found:
+                request.cancel()
+            raise
+        return found
 
     @property
     def input_name(self) -> str:
         """The parameter that has the input."""
         return "messages" if self.endpoint == "chat" else "prompt"
+
+
+def prompts_of(request: GenerationRequest, engine: Engine) -> Sequence[str | list[int]]:
+    """The prompts of a completion. One with a suffix is made of the model's tokens for that.
+
+    Raises:
+        UnsupportedError: If there is a suffix, and the model has no such tokens.
+    """
+    if request.suffix is None:
+        return request.inputs
+    from llamac.openai.infill import infill_prompt
+
+    return [infill_prompt(engine.model, prompt, request.suffix) for prompt in request.inputs]
+
+
+def without_effect(request: GenerationRequest, engine: Engine) -> tuple[str, ...]:
+    """The parameters of a request that have no effect, those included that the model's chat template does not read."""
+    found = list(request.without_effect)
+    if request.reasoning_effort is not None and not _effort_options(engine, request.reasoning_effort):
+        found.append("reasoning_effort")
+    template = engine.model.chat_template
+    text = "" if template is None else "\n".join(template.templates.values())
+    found += [f"chat_template_kwargs.{name}" for name in request.template_options if name not in text]
+    return tuple(found)
+
+
+def _effort_options(engine: Engine, effort: str | None) -> dict[str, Any]:
+    """What the chat template reads of a reasoning effort. Models that do not reason have nothing to turn on or off."""
+    template = engine.model.chat_template
+    if effort is None or template is None:
+        return {}
+    text = "\n".join(template.templates.values())
+    found: dict[str, Any] = {}
+    if "reasoning_effort" in text:
+        found["reasoning_effort"] = effort
+    if "enable_thinking" in text:
+        found["enable_thinking"] = effort != "none"
+    return found
 
 
 def translate(endpoint: Endpoint, body: Mapping[str, Any]) -> GenerationRequest:
@@ -131,42 +151,136 @@ def translate(endpoint: Endpoint, body: Mapping[str, Any]) -> GenerationRequest:
     """
     given = {name: value for name, value in body.items() if value is not None}
     own = "messages" if endpoint == "chat" else "prompt"
-    known = {own, "model", "response_format", *SAMPLING, *EXTENSIONS, *LOGPROBS[endpoint], *TOOLS[endpoint]}
-    known |= {*LENGTHS, *WITHOUT_EFFECT, *UNSUPPORTED}
+    without_effect = _check_names(endpoint, given)
+    if not isinstance(given.get("model", ""), str):
+        raise wrong_type("model", given["model"], "a string")
+    if own not in given:
+        raise InvalidRequestError(f"the body has no {own!r}", own, "missing_required_parameter")
+    echo, stream = (_boolean(name, given.get(name, False)) for name in ("echo", "stream"))
+    only_echo = echo and given.get("max_tokens") == 0
+    params = _params(endpoint, {**given, "max_tokens": 1} if only_echo else given)
+    if echo and params.context_overflow not in (None, "error"):
+        raise InvalidRequestError("echo needs the whole prompt: leave context_overflow out", "echo", "invalid_value")
+    if echo and params.logprobs is not None:
+        params = params.updated({"prompt_logprobs": params.logprobs})
+    inputs: Sequence[Any] = [read_messages(given[own])] if endpoint == "chat" else read_prompts(given[own])
+    _check_count(params, inputs, stream=stream)
+    return GenerationRequest(
+        endpoint,
+        inputs,
+        params,
+        tools=_tools(given) if endpoint == "chat" else {},
+        model=given.get("model"),
+        reasoning_effort=_effort(given.get("reasoning_effort")),
+        template_options=_template_options(given.get("chat_template_kwargs", {})),
+        echo=echo,
+        only_echo=only_echo,
+        suffix=_suffix(given.get("suffix"), inputs, echo=echo),
+        stream=stream,
+        include_usage=_include_usage(given.get("stream_options"), stream=stream),
+        without_effect=without_effect,
+    )
+
+
+def _check_names(endpoint: Endpoint, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Refuse parameters that would change the answer; return those that have no effect on it."""
+    known = parameters_of(endpoint)
     for name, value in given.items():
         if name not in known:
             raise InvalidRequestError(f"unknown parameter {name!r}", name, "unknown_parameter")
-        if name in UNSUPPORTED and not _asks_for_nothing(value, UNSUPPORTED[name]):
-            raise InvalidRequestError(_unsupported(name), name, "unsupported_parameter")
-    if not isinstance(given.get("model", ""), str):
-        raise _wrong_type("model", given["model"], "a string")
-    if own not in given:
-        raise InvalidRequestError(f"the body has no {own!r}", own, "missing_required_parameter")
-    read: Callable[[Any], Any] = _messages if endpoint == "chat" else _prompt
-    chosen = {name: given[name] for name in TOOLS[endpoint] if name in given}
+        if known[name].effect == "refused" and not _is_one_of(value, known[name].neutral):
+            values = " or ".join(map(repr, known[name].neutral))
+            hint = f", or set it to {values}" if values else ""
+            message = f"this version does not support {name!r}: leave it out{hint}"
+            raise InvalidRequestError(message, name, "unsupported_parameter")
+    return tuple(name for name in given if known[name].effect == "no effect")
+
+
+def _is_one_of(value: object, neutral: Sequence[object]) -> bool:
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
+
+
+def _check_count(params: SamplingParams, inputs: Sequence[Any], *, stream: bool) -> None:
+    candidates = max(params.n or 1, params.best_of or 1)
+    if len(inputs) * candidates > MAX_CANDIDATES:
+        message = f"{len(inputs)} prompts with {candidates} candidates each: expected at most {MAX_CANDIDATES} together"
+        raise InvalidRequestError(message, "n", "invalid_value")
+    if stream and ((params.best_of or 1) > (params.n or 1) or (params.beam_width or 1) > 1):
+        name = "beam_width" if (params.beam_width or 1) > 1 else "best_of"
+        message = f"{name} chooses among candidates when all of them have ended: it cannot be used with stream"
+        raise InvalidRequestError(message, name, "invalid_value")
+
+
+# ---- parameters
+
+
+def _tools(given: Mapping[str, Any]) -> dict[str, Any]:
+    chosen = {name: given[name] for name in TOOLS if name in given}
     try:
         if chosen.get("tools") or "tool_choice" in chosen or "parallel_tool_calls" in chosen:
             chosen_tools(ToolOptions(**{"tools": [], **chosen}))
     except ArgumentError as error:
         param = "tools" if str(error).startswith("tools") else "tool_choice"
         raise InvalidRequestError(str(error), param, "invalid_value") from None
-    return GenerationRequest(endpoint, read(given[own]), _params(endpoint, given), chosen)
+    return chosen
 
 
-def _asks_for_nothing(value: object, neutral: Sequence[object]) -> bool:
-    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
+def _boolean(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise wrong_type(name, value, "a boolean")
+    return value
 
 
-def _unsupported(name: str) -> str:
-    values = " or ".join(map(repr, UNSUPPORTED[name]))
-    return f"this version does not support {name!r}: leave it out" + (f", or set it to {values}" if values else "")
+def _effort(value: object) -> str | None:
+    if value is not None and value not in EFFORTS:
+        message = f"reasoning_effort is {value!r}, expected {' or '.join(EFFORTS)}"
+        raise InvalidRequestError(message, "reasoning_effort", "invalid_value")
+    return value if isinstance(value, str) else None
+
+
+def _template_options(value: object) -> dict[str, Any]:
+    name = "chat_template_kwargs"
+    if not isinstance(value, dict):
+        raise wrong_type(name, value, "an object")
+    for key in value:
+        if key in NOT_VARIABLES:
+            message = f"{name} has {key!r}, which is not a variable of the template"
+            raise InvalidRequestError(message, name, "invalid_value")
+    return value
+
+
+def _suffix(value: object, inputs: Sequence[Any], *, echo: bool) -> str | None:
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise wrong_type("suffix", value, "a string")
+    if echo:
+        raise InvalidRequestError("suffix and echo exclude each other", "suffix", "invalid_value")
+    if not all(isinstance(prompt, str) for prompt in inputs):
+        raise InvalidRequestError("suffix needs a prompt that is a string", "suffix", "invalid_value")
+    return value
+
+
+def _include_usage(value: object, *, stream: bool) -> bool:
+    name = "stream_options"
+    if value is None:
+        return False
+    if not isinstance(value, dict):
+        raise wrong_type(name, value, "an object")
+    if not stream:
+        raise InvalidRequestError(f"{name} needs stream true", name, "invalid_value")
+    unknown = next((key for key in value if key not in STREAM_OPTIONS), None)
+    if unknown is not None:
+        raise InvalidRequestError(f"unknown parameter '{name}.{unknown}'", f"{name}.{unknown}", "unknown_parameter")
+    chosen = [_boolean(f"{name}.{key}", value.get(key) or False) for key in STREAM_OPTIONS]
+    return chosen[0]
 
 
 def _params(endpoint: Endpoint, given: Mapping[str, Any]) -> SamplingParams:
     lengths = [name for name in LENGTHS if name in given]
     if len(lengths) > 1:
         raise InvalidRequestError("max_tokens and max_completion_tokens exclude each other", LENGTHS[0])
-    values = {name: given[name] for name in (*SAMPLING, *EXTENSIONS) if name in given}
+    values = {name: given[name] for name in SAMPLING if name in given}
     if "logit_bias" in values:
         values["logit_bias"] = _logit_bias(values["logit_bias"])
     if values.get("stop") == []:
@@ -187,7 +301,7 @@ def _guide(value: object) -> Json | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise _wrong_type(name, value, "an object")
+        raise wrong_type(name, value, "an object")
     kind = value.get("type")
     if kind not in FORMATS:
         raise InvalidRequestError(f"{name}.type is {kind!r}, expected {' or '.join(FORMATS)}", name, "invalid_value")
@@ -212,7 +326,7 @@ def _logprobs(endpoint: Endpoint, given: Mapping[str, Any]) -> int | None:
     if endpoint == "completions":
         return None if wanted is None else _number_of_logprobs("logprobs", wanted)
     if not isinstance(wanted, bool | None):
-        raise _wrong_type("logprobs", wanted, "a boolean")
+        raise wrong_type("logprobs", wanted, "a boolean")
     top = _number_of_logprobs("top_logprobs", given.get("top_logprobs", 0))
     if top and not wanted:
         raise InvalidRequestError("top_logprobs needs logprobs true", "top_logprobs", "invalid_value")
@@ -221,7 +335,7 @@ def _logprobs(endpoint: Endpoint, given: Mapping[str, Any]) -> int | None:
 
 def _number_of_logprobs(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise _wrong_type(name, value, "a whole number")
+        raise wrong_type(name, value, "a whole number")
     if not 0 <= value <= MAX_LOGPROBS:
         raise InvalidRequestError(f"{name} is {value}, expected 0 to {MAX_LOGPROBS}", name, "invalid_value")
     return value
@@ -230,7 +344,7 @@ def _number_of_logprobs(name: str, value: object) -> int:
 def _logit_bias(value: object) -> dict[int, Any]:
     """JSON has token ids as strings. A bias of -100 bans a token, as in OpenAI's API."""
     if not isinstance(value, dict):
-        raise _wrong_type("logit_bias", value, "an object")
+        raise wrong_type("logit_bias", value, "an object")
     found = {}
     for name, bias in value.items():
         if not name.isascii() or not name.isdigit() or len(name) > 10:
@@ -248,90 +362,3 @@ def _updated(params: SamplingParams, field: str, name: str, value: object) -> Sa
         raise InvalidRequestError(str(error).replace(field, name, 1), name, "invalid_type") from None
     except ArgumentError as error:
         raise InvalidRequestError(str(error).replace(field, name, 1), name, "invalid_value") from None
-
-
-def _wrong_type(name: str, value: object, expected: str) -> InvalidRequestError:
-    found = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    kind = found.get(type(value), "a number")
-    return InvalidRequestError(f"{name} is {kind}, expected {expected}", name, "invalid_type")
-
-
-# ---- inputs
-
-
-def _prompt(value: object) -> str | list[int]:
-    """A text or token ids. A list with one of them is accepted as well."""
-    if isinstance(value, list) and value and all(isinstance(item, str | list) for item in value):
-        if len(value) > 1:
-            message = f"prompt has {len(value)} prompts: this version accepts one per request"
-            raise InvalidRequestError(message, "prompt", "unsupported_value")
-        value = value[0]
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value):
-        return value
-    raise _wrong_type("prompt", value, "a string or an array of token ids")
-
-
-def _messages(value: object) -> list[dict[str, Any]]:
-    """Messages as chat templates read them: the content is a text."""
-    if not isinstance(value, list):
-        raise _wrong_type("messages", value, "an array of messages")
-    if not value:
-        raise InvalidRequestError("messages is empty: expected at least one message", "messages", "invalid_value")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(value)]
-
-
-def _message(message: object, where: str) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise _wrong_type(where, message, "an object")
-    given = {name: value for name, value in message.items() if value is not None}
-    for name in given:
-        if name not in ("role", "content", "name", "reasoning_content", "tool_calls", "tool_call_id"):
-            message_ = f"this version does not support {where}.{name}"
-            raise InvalidRequestError(message_, f"{where}.{name}", "unsupported_parameter")
-    has_calls = given.get("role") == "assistant" and bool(given.get("tool_calls"))
-    for name in ("role",) if has_calls else ("role", "content"):
-        if name not in given:
-            raise InvalidRequestError(f"{where} has no {name!r}", f"{where}.{name}", "missing_required_parameter")
-    for name in ("role", "name", "reasoning_content", "tool_call_id"):
-        if not isinstance(given.get(name, ""), str):
-            raise _wrong_type(f"{where}.{name}", given[name], "a string")
-    given["role"] = ROLES.get(given["role"], given["role"])
-    given["content"] = _text(given.get("content", ""), f"{where}.content")
-    if "tool_calls" in given:
-        _check_calls(given["tool_calls"], f"{where}.tool_calls")
-    return given
-
-
-def _check_calls(calls: object, where: str) -> None:
-    """Check the calls of an earlier answer: each has a function with a name and arguments."""
-    if not isinstance(calls, list):
-        raise _wrong_type(where, calls, "an array")
-    for index, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            message = f"{where}[{index}] has no function with a name"
-            raise InvalidRequestError(message, f"{where}[{index}]", "invalid_value")
-        if not isinstance(function.get("arguments", ""), str):
-            raise _wrong_type(f"{where}[{index}].function.arguments", function["arguments"], "a string with JSON")
-
-
-def _text(content: object, where: str) -> str:
-    """The text of a message. Parts are joined by line feeds."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise _wrong_type(where, content, "a string or an array of parts")
-    texts = []
-    for index, part in enumerate(content):
-        place = f"{where}[{index}]"
-        if not isinstance(part, dict):
-            raise _wrong_type(place, part, "an object")
-        if part.get("type") != "text":
-            message = f"{place}.type is {part.get('type')!r}: this version reads parts of the type 'text' only"
-            raise InvalidRequestError(message, place, "unsupported_value")
-        if not isinstance(part.get("text"), str):
-            raise _wrong_type(f"{place}.text", part.get("text"), "a string")
-        texts.append(part["text"])
-    return "\n".join(texts)

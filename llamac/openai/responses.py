@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +19,16 @@ from llamac.errors import (
     LlamacError,
     OutOfMemoryError,
     QueueFullError,
+    UnsupportedError,
 )
-from llamac.openai.requests import InvalidRequestError
+from llamac.openai.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from llamac.engine.logprobs import TokenLogprobs
+    from llamac.engine.generation.logprobs import TokenLogprobs
+    from llamac.engine.generation.output import Completion
     from llamac.engine.model import Model
-    from llamac.engine.output import Completion
-    from llamac.openai.requests import Endpoint
+    from llamac.openai.parameters import Endpoint
+    from llamac.openai.requests import GenerationRequest
 
 # OpenAI's name for each of llamac's finish reasons. Its API has only these two for plain text.
 FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length", "deadline": "length", "cancelled": "stop"}
@@ -40,53 +44,154 @@ def fingerprint(model: Model, kv_dtype: str, context: int) -> str:
 
 
 def completion_body(endpoint: Endpoint, completion: Completion, name: str, system: str, model: Model) -> dict[str, Any]:
+    """The body of a successful response to one prompt or conversation, as for `answer_body`."""
+    return _body(endpoint, choices_of(endpoint, [completion], model), [completion], name, system)
+
+
+def answer_body(
+    request: GenerationRequest, completions: Sequence[Completion], name: str, system: str, model: Model
+) -> dict[str, Any]:
     """The body of a successful response.
 
     Args:
-        endpoint: What the request was sent to.
-        completion: The result.
+        request: The request.
+        completions: The result for each of its inputs.
         name: The model's name.
         system: The `system_fingerprint`.
         model: The model, whose tokenizer has the texts of the tokens.
     """
-    usage = completion.usage
-    dropped = {"truncated_tokens": usage.truncated_tokens, "shifted_tokens": usage.shifted_tokens}
-    generated = sum(choice.usage.completion_tokens for choice in completion.choices)
+    prompts = [echo_of(request, index, model) for index in range(len(request.inputs))] if request.echo else None
+    choices = choices_of(request.endpoint, completions, model, prompts, only_echo=request.only_echo)
+    return _body(request.endpoint, choices, completions, name, system, only_echo=request.only_echo)
+
+
+def _body(
+    endpoint: Endpoint,
+    choices: list[dict[str, Any]],
+    completions: Sequence[Completion],
+    name: str,
+    system: str,
+    *,
+    only_echo: bool = False,
+) -> dict[str, Any]:
     return {
         "id": new_id("chatcmpl-" if endpoint == "chat" else "cmpl-"),
         "object": "chat.completion" if endpoint == "chat" else "text_completion",
         "created": int(time.time()),
         "model": name,
-        "choices": [choice_body(endpoint, i, choice, model) for i, choice in enumerate(completion.choices)],
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": generated,
-            "total_tokens": usage.prompt_tokens + generated,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-            **{name: number for name, number in dropped.items() if number},
-        },
+        "choices": choices,
+        "usage": usage_body(completions, only_echo=only_echo),
         "system_fingerprint": system,
-        "seed": completion.seed,
+        "seed": completions[0].seed,
     }
 
 
-def choice_body(endpoint: Endpoint, index: int, completion: Completion, model: Model) -> dict[str, Any]:
+def usage_body(completions: Sequence[Completion], *, only_echo: bool = False) -> dict[str, Any]:
+    """The `usage` of a response: the tokens of all prompts and of all candidates."""
+    usages = [completion.usage for completion in completions]
+    counts = {
+        name: sum(getattr(usage, name) for usage in usages)
+        for name in ("prompt_tokens", "cached_tokens", "truncated_tokens", "shifted_tokens")
+    }
+    choices = [choice for completion in completions for choice in completion.choices]
+    generated = 0 if only_echo else sum(choice.usage.completion_tokens for choice in choices)
+    return {
+        "prompt_tokens": counts["prompt_tokens"],
+        "completion_tokens": generated,
+        "total_tokens": counts["prompt_tokens"] + generated,
+        "prompt_tokens_details": {"cached_tokens": counts["cached_tokens"]},
+        **{name: counts[name] for name in ("truncated_tokens", "shifted_tokens") if counts[name]},
+    }
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A prompt that is put before the text that continues it.
+
+    Attributes:
+        text: The prompt as text.
+        ids: Its tokens, without a BOS that llamac has added.
+    """
+
+    text: str
+    ids: list[int]
+
+
+def echo_of(request: GenerationRequest, index: int, model: Model) -> Echo:
+    """The prompt of a request that asks for an echo."""
+    prompt = request.inputs[index]
+    if isinstance(prompt, str):
+        return Echo(prompt, model.tokenize(prompt, add_special=False) if model.has_tokenizer else [])
+    return Echo(model.detokenize(prompt), prompt)
+
+
+def choices_of(
+    endpoint: Endpoint,
+    completions: Sequence[Completion],
+    model: Model,
+    echoes: Sequence[Echo] | None = None,
+    *,
+    only_echo: bool = False,
+) -> list[dict[str, Any]]:
+    """The `choices` of a response: the candidates of each input in turn."""
+    found: list[dict[str, Any]] = []
+    for place, completion in enumerate(completions):
+        for choice in completion.choices:
+            echo = None if echoes is None else echoes[place]
+            found.append(choice_body(endpoint, len(found), choice, model, echo, only_echo=only_echo))
+    return found
+
+
+def choice_body(
+    endpoint: Endpoint,
+    index: int,
+    completion: Completion,
+    model: Model,
+    echo: Echo | None = None,
+    *,
+    only_echo: bool = False,
+) -> dict[str, Any]:
     """One of the `choices` of a response."""
     choice: dict[str, Any] = {"index": index}
     if endpoint == "chat":
         answer = {"role": "assistant", "content": completion.text}
         choice["message"] = (answer if completion.message is None else completion.message.to_dict()) | {"refusal": None}
     else:
-        choice["text"] = completion.text
-    logprobs = None if completion.logprobs is None else logprobs_body(endpoint, completion.logprobs, model)
+        choice["text"] = (echo.text if echo else "") + ("" if only_echo else completion.text)
+    logprobs = None
+    if completion.logprobs is not None:
+        entries = [] if only_echo else list(completion.logprobs)
+        logprobs = logprobs_body(endpoint, [*(echo_entries(echo, completion) if echo else ()), *entries], model)
+    return choice | {"logprobs": logprobs, "finish_reason": finish_reason(completion)}
+
+
+def finish_reason(completion: Completion) -> str:
+    """OpenAI's name for what ended a generation."""
     reason = FINISH_REASONS[completion.finish_reason]
-    if reason == "stop" and completion.message is not None and completion.message.tool_calls:
+    message = completion.message
+    if reason == "stop" and message is not None and message.tool_calls and not message.named:
         reason = "tool_calls"
-    return choice | {"logprobs": logprobs, "finish_reason": reason}
+    return reason
 
 
-def logprobs_body(endpoint: Endpoint, entries: list[TokenLogprobs], model: Model) -> dict[str, Any]:
-    """The `logprobs` of a choice: an object per token in a chat, parallel arrays in a completion."""
+def echo_entries(echo: Echo, completion: Completion) -> list[TokenLogprobs | int]:
+    """The log probabilities of a prompt. A first token has none: its id alone."""
+    entries = completion.prompt_logprobs or []
+    own = entries[max(0, len(entries) - len(echo.ids)) :]  # without BOS
+    return [token if entry is None else entry for token, entry in zip(echo.ids, own, strict=False)]
+
+
+def logprobs_body(
+    endpoint: Endpoint, entries: Sequence[TokenLogprobs | int], model: Model, offset: int = 0
+) -> dict[str, Any]:
+    """The `logprobs` of a choice: an object per token in a chat, parallel arrays in a completion.
+
+    Args:
+        endpoint: What the request was sent to.
+        entries: The tokens. An id alone is a token without a log probability.
+        model: The model.
+        offset: Characters of the tokens that come before these.
+    """
     if endpoint == "chat":
         content = [
             {
@@ -94,16 +199,26 @@ def logprobs_body(endpoint: Endpoint, entries: list[TokenLogprobs], model: Model
                 "top_logprobs": [_token_body(token, logprob, model) for token, logprob in entry.top],
             }
             for entry in entries
+            if not isinstance(entry, int)
         ]
         return {"content": content, "refusal": None}
-    texts = [_bytes_of(entry.token, model).decode("utf-8", "replace") for entry in entries]
-    top = [{_bytes_of(t, model).decode("utf-8", "replace"): _finite(p) for t, p in entry.top} for entry in entries]
+    texts = [text_of(entry if isinstance(entry, int) else entry.token, model) for entry in entries]
     return {
         "tokens": texts,
-        "token_logprobs": [_finite(entry.logprob) for entry in entries],
-        "top_logprobs": top,
-        "text_offset": list(itertools.accumulate(map(len, texts[:-1]), initial=0)) if texts else [],
+        "token_logprobs": [None if isinstance(entry, int) else _finite(entry.logprob) for entry in entries],
+        "top_logprobs": [
+            None
+            if isinstance(entry, int)
+            else {text_of(token, model): _finite(logprob) for token, logprob in entry.top}
+            for entry in entries
+        ],
+        "text_offset": list(itertools.accumulate(map(len, texts[:-1]), initial=offset)) if texts else [],
     }
+
+
+def text_of(token: int, model: Model) -> str:
+    """A token as text. Bytes that are not UTF-8 become U+FFFD."""
+    return _bytes_of(token, model).decode("utf-8", "replace")
 
 
 def _token_body(token: int, logprob: float, model: Model) -> dict[str, Any]:
@@ -143,6 +258,8 @@ def error_response(error: LlamacError, input_name: str | None = None) -> tuple[i
             code = "chat_template_error"
         case ArgumentError():
             code = "invalid_value"
+        case UnsupportedError():
+            code = "unsupported_value"
         case QueueFullError():
             status, kind, param = HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error", None
         case OutOfMemoryError():

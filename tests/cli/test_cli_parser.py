@@ -17,7 +17,7 @@ from processes import output_of
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("fly",), "no command 'fly', expected one of run, chat, batch, "),
+        (("fly",), "no command 'fly', expected one of run, chat, serve, batch, "),
         (("expotr",), "no command 'expotr'; did you mean `llamac export`?"),
         (("hf:org/name",), "did you mean `llamac run hf:org/name`?"),
         (("--loud", "run"), "unknown option --loud"),

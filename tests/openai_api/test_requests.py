@@ -7,13 +7,23 @@ from typing import Any
 
 import pytest
 
-from llamac.engine.sampling import SamplingParams
-from llamac.errors import ChatTemplateError, ContextFullError, LlamacError, OutOfMemoryError, QueueFullError
+from llamac.engine.sampling.params import SamplingParams
+from llamac.errors import (
+    ChatTemplateError,
+    ContextFullError,
+    LlamacError,
+    OutOfMemoryError,
+    QueueFullError,
+    UnsupportedError,
+)
 from llamac.guided.guides import Json
-from llamac.openai.requests import UNSUPPORTED, Endpoint, InvalidRequestError, translate
+from llamac.openai.errors import InvalidRequestError
+from llamac.openai.parameters import BOTH, PARAMETERS, Endpoint, parameters_of
+from llamac.openai.requests import translate
 from llamac.openai.responses import error_response
 
 HI = [{"role": "user", "content": "Hi"}]
+REFUSED = {name: entry.neutral for name, entry in parameters_of("chat").items() if entry.effect == "refused"}
 
 
 def refusal(endpoint: Endpoint, **body: Any) -> InvalidRequestError:
@@ -30,7 +40,7 @@ def test_every_sampling_parameter_is_passed_on() -> None:
     body = {"model": "any", "messages": HI, "max_completion_tokens": 5, **given}
     request = translate("chat", body)
     assert request.params == SamplingParams(max_tokens=5, **given)  # type: ignore[arg-type]
-    assert (request.endpoint, request.input) == ("chat", HI)
+    assert (request.endpoint, request.inputs) == ("chat", [HI])
 
 
 def test_lengths_have_the_defaults_of_the_api() -> None:
@@ -40,25 +50,25 @@ def test_lengths_have_the_defaults_of_the_api() -> None:
 
 
 def test_null_means_not_set() -> None:
-    body = dict.fromkeys((*UNSUPPORTED, "temperature", "stop", "max_tokens", "model", "something new"))
+    body = dict.fromkeys((*REFUSED, "temperature", "stop", "max_tokens", "model", "something new"))
     assert translate("chat", {**body, "messages": HI}).params == SamplingParams()
 
 
 def test_values_that_ask_for_nothing_are_accepted() -> None:
-    values = {name: neutral[0] for name, neutral in UNSUPPORTED.items() if neutral}
+    values = {name: neutral[0] for name, neutral in REFUSED.items() if neutral}
     assert translate("chat", {**values, "messages": HI, "stop": [], "user": "me"}).params == SamplingParams()
 
 
 @pytest.mark.parametrize("prompt", ["text", [1, 2], ["text"], [[1, 2]]])
 def test_a_prompt_is_text_or_ids_alone_or_in_a_list(prompt: Any) -> None:
     expected = prompt[0] if isinstance(prompt[0], list) or prompt == ["text"] else prompt
-    assert translate("completions", {"prompt": prompt}).input == expected
+    assert translate("completions", {"prompt": prompt}).inputs == [expected]
 
 
 def test_parts_of_text_are_joined_and_developers_are_the_system() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts, "refusal": None}]
-    assert translate("chat", {"messages": messages}).input == [
+    assert translate("chat", {"messages": messages}).inputs[0] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "a\nb"},
     ]
@@ -109,9 +119,9 @@ def test_wrong_response_formats_are_refused(given: Any, code: str, message: str)
     assert message in str(error)
 
 
-@pytest.mark.parametrize("name", UNSUPPORTED)
+@pytest.mark.parametrize("name", REFUSED)
 def test_unsupported_parameters_are_refused_by_name(name: str) -> None:
-    error = refusal("chat", messages=HI, **{name: 3 if name != "stream" else True})
+    error = refusal("chat", messages=HI, **{name: 3})
     assert (error.param, error.code) == (name, "unsupported_parameter")
     assert f"does not support {name!r}" in str(error)
 
@@ -143,7 +153,26 @@ def test_unsupported_parameters_are_refused_by_name(name: str) -> None:
         ({"messages": HI, "temperature": True}, "temperature", "invalid_type", "not bool"),
         ({"messages": HI, "stop": [""]}, "stop", "invalid_value", "not empty"),
         ({"messages": HI, "n": True}, "n", "invalid_type", "not bool"),
-        ({"messages": HI, "stream": 1}, "stream", "unsupported_parameter", "or set it to False"),
+        ({"messages": HI, "stream": 1}, "stream", "invalid_type", "stream is a number, expected a boolean"),
+        ({"messages": HI, "echo": True}, "echo", "unknown_parameter", "unknown parameter 'echo'"),
+        ({"messages": HI, "stream_options": {}}, "stream_options", "invalid_value", "needs stream true"),
+        (
+            {"messages": HI, "stream": True, "stream_options": {"x": 1}},
+            *("stream_options.x", "unknown_parameter", "'stream_options.x'"),
+        ),
+        ({"messages": HI, "stream": True, "best_of": 2}, "best_of", "invalid_value", "cannot be used with stream"),
+        (
+            {"messages": HI, "stream": True, "beam_width": 2},
+            "beam_width",
+            "invalid_value",
+            "cannot be used with stream",
+        ),
+        ({"messages": HI, "reasoning_effort": "max"}, "reasoning_effort", "invalid_value", "'max', expected none or"),
+        (
+            {"messages": HI, "chat_template_kwargs": {"template": "x"}},
+            *("chat_template_kwargs", "invalid_value", "'template'"),
+        ),
+        ({"messages": HI, "n": 257}, "n", "invalid_value", "n is 257"),
         ({"messages": HI, "max_tokens": 0}, "max_tokens", "invalid_value", "max_tokens is 0"),
         ({"messages": HI, "max_completion_tokens": 0}, *("max_completion_tokens", "invalid_value", "max_completion_")),
         ({"messages": HI, "max_tokens": 1, "max_completion_tokens": 1}, "max_tokens", None, "exclude each other"),
@@ -157,7 +186,13 @@ def test_wrong_bodies_are_refused(body: dict[str, Any], param: str, code: str | 
 
 @pytest.mark.parametrize(
     ("prompt", "code"),
-    [(["a", "b"], "unsupported_value"), ([1.5], "invalid_type"), ({}, "invalid_type"), ([True], "invalid_type")],
+    [
+        (["a", 1], "invalid_type"),
+        (["a"] * 257, "invalid_value"),
+        ([1.5], "invalid_type"),
+        ({}, "invalid_type"),
+        ([True], "invalid_type"),
+    ],
 )
 def test_wrong_prompts_are_refused(prompt: Any, code: str) -> None:
     error = refusal("completions", prompt=prompt)
@@ -173,6 +208,7 @@ def test_wrong_prompts_are_refused(prompt: Any, code: str) -> None:
         (InvalidRequestError("m", "p", "c"), 400, "invalid_request_error", "p", "c"),
         (ContextFullError("m"), 400, "invalid_request_error", "prompt", "context_length_exceeded"),
         (ChatTemplateError("m"), 400, "invalid_request_error", "prompt", "chat_template_error"),
+        (UnsupportedError("m"), 400, "invalid_request_error", "prompt", "unsupported_value"),
         (QueueFullError("m"), 429, "rate_limit_error", None, None),
         (OutOfMemoryError("m"), 503, "server_error", None, "out_of_memory"),
         (LlamacError("m"), 500, "server_error", None, None),
@@ -226,7 +262,7 @@ def test_tools_and_calls_are_passed_on() -> None:
     ]
     request = translate("chat", {"messages": messages, "tools": [TOOL], "tool_choice": "required"})
     assert request.tools == {"tools": [TOOL], "tool_choice": "required"}
-    assert request.input[1] == {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    assert request.inputs[0][1] == {"role": "assistant", "content": "", "tool_calls": [CALL]}
 
 
 @pytest.mark.parametrize(
@@ -243,3 +279,30 @@ def test_wrong_tools_are_refused(change: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         translate("chat", {"messages": [{"role": "user", "content": "x"}], **change})
     assert caught.value.param == param
+
+
+def test_several_prompts_make_several_inputs() -> None:
+    assert translate("completions", {"prompt": ["a", "b"]}).inputs == ["a", "b"]
+    assert translate("completions", {"prompt": [[1], [2, 3]]}).inputs == [[1], [2, 3]]
+    error = refusal("completions", prompt=["a"] * 100, n=3)
+    assert (error.param, str(error)) == ("n", "100 prompts with 3 candidates each: expected at most 256 together")
+
+
+def test_an_echo_asks_for_the_log_probabilities_of_the_prompt() -> None:
+    request = translate("completions", {"prompt": "a", "echo": True, "logprobs": 2, "max_tokens": 0})
+    assert (request.echo, request.only_echo) == (True, True)
+    assert (request.params.prompt_logprobs, request.params.max_tokens) == (2, 1)
+    assert refusal("completions", prompt="a", echo=True, context_overflow="shift").param == "echo"
+    assert refusal("completions", prompt="a", max_tokens=0).param == "max_tokens"
+
+
+def test_parameters_without_effect_are_named() -> None:
+    assert translate("chat", {"messages": HI, "store": True, "user": "a"}).without_effect == ("store", "user")
+
+
+def test_each_parameter_is_in_the_table_once_for_each_endpoint() -> None:
+    named = [(entry.name, endpoint) for entry in PARAMETERS for endpoint in entry.endpoints]
+    assert len(named) == len(set(named))
+    sampling = {entry.name for entry in PARAMETERS if entry.is_sampling}
+    assert sampling <= set(SamplingParams.__dataclass_fields__)
+    assert all(entry.endpoints == BOTH for entry in PARAMETERS if entry.is_sampling)

@@ -1,0 +1,193 @@
+"""`llamac serve`: answers HTTP requests in the formats that clients of other servers have."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from llamac.cli.loading import load_model
+from llamac.cli.options import (
+    add_conversion,
+    add_kernels,
+    add_lora,
+    add_max_memory,
+    add_model,
+    add_threads,
+)
+from llamac.cli.parser import Parser
+from llamac.cli.text import safe_error
+from llamac.engine.batching.engine import Engine
+from llamac.errors import ArgumentError
+from llamac.exit_codes import OK
+from llamac.server.logs import FORMATS, set_up_logs
+from llamac.server.serving import (
+    LOCAL_NAMES,
+    address_of,
+    check_libraries,
+    is_local,
+    listen,
+    listen_unix,
+    serve,
+)
+from llamac.server.settings import KEY_VARIABLE, MAX_BODY_BYTES, Settings, read_keys
+from llamac.server.worker import Worker
+from llamac.sizes import parse_size
+
+MAX_SEQUENCES = 16
+MAX_QUEUE = 256
+MAX_CONNECTIONS = 1000
+PORT = 8000
+HOST = "127.0.0.1"
+
+DESCRIPTION = (
+    "Serve a model over HTTP, for clients of OpenAI's and Anthropic's APIs. Requests are computed together. Ctrl-C and "
+    "SIGTERM end the server when all requests have been answered; a second Ctrl-C ends it at once. docs/server.md "
+    "describes the paths."
+)
+EXAMPLES = """\
+  llamac serve                                          the built-in model on http://127.0.0.1:8000
+  llamac serve model.gguf --port 9000 -v                log each request
+  llamac serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+  llamac serve model.gguf --uds /run/llamac.sock --max-sequences 32
+"""
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the command's options."""
+    model = parser.add_argument_group("model")
+    add_model(parser)
+    model.add_argument("--alias", metavar="NAME", action="append", default=[], help="another name of it; repeatable")
+    model.add_argument(
+        "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
+    )
+    add_lora(model, "apply a LoRA adapter while the model runs")
+    model.add_argument("--context", type=int, metavar="N", help="positions per request (default: the model's)")
+    network = parser.add_argument_group("network")
+    network.add_argument("--host", default=HOST, metavar="ADDRESS", help="the address to listen on")
+    network.add_argument("--port", type=int, default=PORT, metavar="N", help="the port; 0: any free one")
+    network.add_argument("--uds", metavar="PATH", help="listen on this Unix socket instead")
+    network.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help=f"accept only requests with one of the keys in this file, one per line; {KEY_VARIABLE} adds a key",
+    )
+    network.add_argument(
+        "--no-key", action="store_true", help="allow an address that other machines reach without a key"
+    )
+    network.add_argument(
+        "--cors",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="let web pages of this origin call the server, such as https://example.org; *: all; repeatable",
+    )
+    network.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate chain")
+    network.add_argument("--tls-key", metavar="FILE", help="its private key")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--max-sequences", type=int, default=MAX_SEQUENCES, metavar="N", help="requests to compute at a time"
+    )
+    limits.add_argument(
+        "--max-queue", type=int, default=MAX_QUEUE, metavar="N", help="requests that wait; further ones get status 429"
+    )
+    limits.add_argument(
+        "--max-connections", type=int, default=MAX_CONNECTIONS, metavar="N", help="further ones get status 503"
+    )
+    limits.add_argument(
+        "--max-body", default=str(MAX_BODY_BYTES), metavar="SIZE", help="the largest body of a request, such as 16MiB"
+    )
+    limits.add_argument(
+        "--timeout", type=float, metavar="S", help="seconds in which a request must be answered (default: no limit)"
+    )
+    limits.add_argument(
+        "--drain", type=int, default=30, metavar="S", help="seconds that running requests have when the server ends"
+    )
+    log = parser.add_argument_group("log")
+    log.add_argument("-v", "--verbose", action="store_true", help="log each request")
+    log.add_argument("--log-format", choices=FORMATS, default="text", help="lines of text or of JSON on standard error")
+    add_conversion(parser.add_argument_group("conversion"))
+    machine = parser.add_argument_group("machine")
+    machine.add_argument(
+        "--kv-tokens",
+        type=int,
+        metavar="N",
+        help="positions for which the KV cache has memory, over all requests (default: as many as they need)",
+    )
+    add_threads(machine)
+    add_kernels(machine)
+    add_max_memory(machine)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return its exit code."""
+    check_libraries()
+    settings = _settings(options)
+    tls = _tls(options)
+    opened = listen_unix(options.uds) if options.uds else listen(options.host, options.port)
+    with opened:
+        set_up_logs(options.log_format, verbose=options.verbose)
+        chosen = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa")}
+        with (
+            load_model(options, tokenizer=options.tokenizer, **chosen) as model,
+            Engine(
+                model,
+                max_sequences=options.max_sequences,
+                kv_tokens=options.kv_tokens,
+                max_queue=options.max_queue,
+            ) as engine,
+        ):
+            worker = Worker(engine, settings)
+            address = address_of(opened)
+            if tls:
+                address = address.replace("http:", "https:", 1)
+            serve(
+                worker,
+                opened,
+                drain_seconds=options.drain,
+                max_connections=options.max_connections,
+                started=lambda: _say(f"serving {worker.name} on {address}"),
+                **tls,
+            )
+    return OK
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    keys = read_keys(options.api_key_file)
+    local = bool(options.uds) or is_local(options.host)
+    if not (local or keys or options.no_key):
+        raise ArgumentError(
+            f"--host {options.host} lets other machines in: give --api-key-file FILE or {KEY_VARIABLE}, or --no-key"
+        )
+    if not 0 <= options.port <= 65535:
+        raise ArgumentError(f"--port is {options.port}, expected 0 to 65535")
+    for name in ("max_queue", "max_connections", "drain", "timeout"):
+        value = getattr(options, name)
+        if value is not None and value <= 0:
+            raise ArgumentError(f"--{name.replace('_', '-')} is {value:g}, expected more than 0")
+    return Settings(
+        names=tuple(options.alias),
+        keys=keys,
+        origins=tuple(options.cors),
+        hosts=() if keys or options.uds or not local else tuple(dict.fromkeys((*LOCAL_NAMES, options.host.lower()))),
+        max_body_bytes=parse_size(options.max_body, "--max-body"),
+        request_seconds=options.timeout,
+    )
+
+
+def _tls(options: argparse.Namespace) -> dict[str, Any]:
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise ArgumentError("--tls-cert and --tls-key need each other: give both")
+    if options.tls_cert is None:
+        return {}
+    import ssl
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
+    except ssl.SSLError as error:
+        raise ArgumentError(f"--tls-cert {options.tls_cert}: {error.reason or error}") from None
+    return {"ssl_certfile": options.tls_cert, "ssl_keyfile": options.tls_key}
+
+
+def _say(text: str) -> None:
+    print(f"llamac: {safe_error(text)}", file=sys.stderr, flush=True)

@@ -1,0 +1,129 @@
+"""The parameters of OpenAI's bodies: what llamac does with each of them.
+
+Nothing is ignored silently. A parameter is honoured; or it has no effect on the answer and is accepted; or it would
+change the answer in a way that llamac does not compute, and is refused by name. docs/server.md has this table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Endpoint = Literal["chat", "completions"]
+Effect = Literal["honoured", "no effect", "refused"]
+BOTH: tuple[Endpoint, ...] = ("chat", "completions")
+CHAT: tuple[Endpoint, ...] = ("chat",)
+TEXT: tuple[Endpoint, ...] = ("completions",)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a body.
+
+    Attributes:
+        name: Its name.
+        effect: What llamac does with it.
+        text: What it means, for the documentation.
+        endpoints: Whose bodies can have it.
+        neutral: Values of a refused parameter, besides null, that ask for nothing and are accepted.
+        is_sampling: Whether it is a parameter of `SamplingParams` under the same name.
+    """
+
+    name: str
+    effect: Effect
+    text: str = ""
+    endpoints: tuple[Endpoint, ...] = BOTH
+    neutral: tuple[Any, ...] = ()
+    is_sampling: bool = False
+
+
+def _sampling(text: str, *names: str) -> tuple[Parameter, ...]:
+    return tuple(Parameter(name, "honoured", text, is_sampling=True) for name in names)
+
+
+_PLAIN = "as in SamplingParams"
+_OWN = "as in SamplingParams; not part of OpenAI's API"
+
+PARAMETERS: tuple[Parameter, ...] = (
+    Parameter("model", "honoured", "a server's model, else the error is `model_not_found`; `llamac batch` ignores it"),
+    Parameter("messages", "honoured", "texts, and parts of the type `text`", CHAT),
+    Parameter("prompt", "honoured", "a text or token ids, or an array of these", TEXT),
+    Parameter("max_tokens", "honoured", "by default 16 for prompts, and what the context leaves for messages"),
+    Parameter("max_completion_tokens", "honoured", "another name of `max_tokens`"),
+    *_sampling(_PLAIN, "temperature", "top_p", "seed", "stop", "frequency_penalty", "presence_penalty"),
+    *_sampling("as in SamplingParams; -100 bans the token", "logit_bias"),
+    *_sampling("as in SamplingParams; a stream has no more than `n` candidates", "n", "best_of"),
+    Parameter("logprobs", "honoured", "a boolean for messages, a number up to 20 for prompts"),
+    Parameter("top_logprobs", "honoured", "up to 20", CHAT),
+    Parameter("response_format", "honoured", "`text`, `json_object` or `json_schema`"),
+    Parameter("tools", "honoured", "functions", CHAT),
+    Parameter("tool_choice", "honoured", "`auto`, `none`, `required`, or a function", CHAT),
+    Parameter("parallel_tool_calls", "honoured", "whether an answer can have several calls", CHAT),
+    Parameter(
+        "reasoning_effort",
+        "honoured",
+        "passed to templates that read it, else without effect; `none` turns the reasoning off",
+        CHAT,
+    ),
+    Parameter(
+        "chat_template_kwargs",
+        "honoured",
+        "variables of the chat template, else without effect; not part of OpenAI's API",
+        CHAT,
+    ),
+    Parameter("echo", "honoured", "puts the prompt before the text, with its log probabilities", TEXT),
+    Parameter("suffix", "honoured", "fills in the middle, if the model has tokens for that", TEXT),
+    Parameter("stream", "honoured", "a server only"),
+    Parameter("stream_options", "honoured", "`include_usage`; `include_obfuscation` has no effect"),
+    *_sampling(_OWN, "top_k", "min_p", "typical_p", "repetition_penalty", "min_tokens", "ignore_eos"),
+    *_sampling(_OWN, "stop_token_ids", "banned_tokens", "banned_strings", "reasoning_budget"),
+    *_sampling(_OWN, "dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers"),
+    *_sampling(_OWN, "xtc_probability", "xtc_threshold", "mirostat_tau", "mirostat_eta"),
+    *_sampling(_OWN, "context_overflow", "context_keep", "candidate"),
+    *_sampling(_OWN, "beam_width", "length_penalty", "early_stopping"),
+    Parameter("metadata", "no effect"),
+    Parameter("prediction", "no effect", "a hint for speed; llamac guesses ahead by itself", CHAT),
+    Parameter("prompt_cache_key", "no effect", "prefixes are always cached"),
+    Parameter("prompt_cache_retention", "no effect"),
+    Parameter("safety_identifier", "no effect"),
+    Parameter("service_tier", "no effect"),
+    Parameter("store", "no effect", "nothing is stored"),
+    Parameter("user", "no effect"),
+    Parameter("audio", "refused"),
+    Parameter("function_call", "refused", "the former name of `tool_choice`", neutral=("none", "auto")),
+    Parameter("functions", "refused", "the former name of `tools`", neutral=([],)),
+    Parameter("modalities", "refused", neutral=(["text"],)),
+    Parameter("moderation", "refused"),
+    Parameter("verbosity", "refused", neutral=("medium",)),
+    Parameter("web_search_options", "refused"),
+)
+
+
+def parameters_of(endpoint: Endpoint) -> dict[str, Parameter]:
+    """The parameters that bodies sent to an endpoint can have, by name."""
+    return {parameter.name: parameter for parameter in PARAMETERS if endpoint in parameter.endpoints}
+
+
+def parameters_table() -> str:
+    """The table as Markdown, for the documentation."""
+    titles = {
+        "honoured": "honoured",
+        "no effect": "no effect on the answer: accepted, and named in the header `x-llamac-no-effect`",
+        "refused": "would change the answer: refused",
+    }
+    lines = ["| parameter | |", "|---|---|"]
+    for effect, title in titles.items():
+        lines.append(f"| **{title}** | |")
+        grouped: dict[tuple[str, tuple[Endpoint, ...]], list[str]] = {}
+        for parameter in PARAMETERS:
+            if parameter.effect == effect:
+                text = parameter.text
+                if parameter.neutral:
+                    values = " or ".join(f"`{value}`" for value in parameter.neutral)
+                    text = f"{text}; {values} is accepted".removeprefix("; ")
+                if parameter.endpoints != BOTH:
+                    only = "messages only" if parameter.endpoints == CHAT else "prompts only"
+                    text = f"{text}; {only}".removeprefix("; ")
+                grouped.setdefault((text, parameter.endpoints), []).append(f"`{parameter.name}`")
+        lines += [f"| {', '.join(names)} | {text} |" for (text, _), names in grouped.items()]
+    return "\n".join(lines)

@@ -1,0 +1,59 @@
+"""The application: every path and what answers it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from llamac.server.guard import Application, Guard
+from llamac.server.worker import Worker
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+# The method of each path, and the function of a module of this package that answers it. The module is imported for the
+# first request, so that the server starts sooner.
+ENDPOINTS = {
+    "/health": ("GET", "state.health"),
+    "/ready": ("GET", "state.ready"),
+    "/metrics": ("GET", "state.metrics"),
+    "/v1/models": ("GET", "state.models"),
+    "/v1/models/{name:path}": ("GET", "state.one_model"),
+    "/v1/completions": ("POST", "generation.completions"),
+    "/v1/chat/completions": ("POST", "generation.chat_completions"),
+    "/v1/responses": ("POST", "responses.responses"),
+    "/v1/messages": ("POST", "messages.messages"),
+    "/v1/messages/count_tokens": ("POST", "messages.count_tokens"),
+    "/v1/embeddings": ("POST", "embedding.embeddings"),
+    "/v1/rerank": ("POST", "embedding.rerank"),
+    "/execute": ("POST", "execution.execute"),
+    "/tokenize": ("POST", "conversions.tokenize"),
+    "/detokenize": ("POST", "conversions.detokenize"),
+    "/apply-template": ("POST", "conversions.apply_template"),
+}
+
+
+def create_app(worker: Worker) -> Application:
+    """The ASGI application that serves a worker's model.
+
+    Raises:
+        ModuleNotFoundError: If Starlette is not installed.
+    """
+    from starlette.routing import Route, Router
+
+    routes = []
+    for path, (method, place) in ENDPOINTS.items():
+        routes.append(Route(path, _endpoint(worker, place), methods=[method]))
+    router = Router(routes=routes, redirect_slashes=False)
+    return Guard(router, frozenset(ENDPOINTS), worker.settings, worker.metrics)
+
+
+def _endpoint(worker: Worker, place: str) -> Callable[[Request], Awaitable[Any]]:
+    module, _, name = place.partition(".")
+
+    async def answer(request: Request) -> Any:
+        function = getattr(importlib.import_module(f"llamac.server.{module}"), name)
+        return await function(worker, request)
+
+    return answer

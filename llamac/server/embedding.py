@@ -1,0 +1,124 @@
+"""`/v1/embeddings` and `/v1/rerank`: vectors of texts, and the relevance of documents to a query."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llamac.openai.errors import InvalidRequestError, wrong_type
+from llamac.openai.responses import new_id
+from llamac.server.exchange import Answer, read_json, until_gone
+from llamac.server.generation import no_effect
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from llamac.server.worker import Worker
+
+MAX_TEXTS = 2048  # of a request, as in OpenAI's API
+EMBEDDING_FIELDS = ("input", "encoding_format", "dimensions")
+RERANK_FIELDS = ("query", "documents", "top_n", "return_documents")
+WITHOUT_EFFECT = ("user",)
+FORMATS = ("float", "base64")
+
+
+async def embeddings(worker: Worker, http: Request) -> Answer:
+    """Answer a request for embeddings."""
+    body = await read_json(http, worker.settings)
+    given = checked_fields(worker, body, EMBEDDING_FIELDS)
+    texts = _texts(given.get("input"))
+    form = given.get("encoding_format", "float")
+    if form not in FORMATS:
+        message = f"encoding_format is {form!r}, expected {' or '.join(FORMATS)}"
+        raise InvalidRequestError(message, "encoding_format", "invalid_value")
+    dimensions = given.get("dimensions")
+    if not isinstance(dimensions, int | None) or isinstance(dimensions, bool):
+        raise wrong_type("dimensions", dimensions, "a whole number")
+
+    def compute() -> tuple[list[Any], int]:
+        model = worker.engine.model
+        vectors = model.embed(texts, dimensions=dimensions)
+        tokens = sum(len(model.tokenizer.encode(text, add_special=True)) for text in texts)
+        return [_written(vector, form) for vector in vectors], tokens
+
+    vectors, tokens = await until_gone(http.receive, worker.run(compute))
+    worker.metrics.prompt_tokens.add(tokens)
+    data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return Answer({"object": "list", "data": data, "model": worker.name, "usage": usage}, headers=_ignored(body))
+
+
+def _texts(value: object) -> list[str]:
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
+        raise wrong_type("input", value, "a string or an array of strings")
+    if not 1 <= len(listed) <= MAX_TEXTS:
+        raise InvalidRequestError(f"input has {len(listed)} texts, expected 1 to {MAX_TEXTS}", "input", "invalid_value")
+    return listed
+
+
+def _written(vector: Any, form: str) -> str | list[float]:
+    """A vector as numbers, or as the bytes of little-endian floats in base64."""
+    if form == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.tolist()
+    return numbers
+
+
+async def rerank(worker: Worker, http: Request) -> Answer:
+    """Answer a request for a ranking."""
+    body = await read_json(http, worker.settings)
+    given = checked_fields(worker, body, RERANK_FIELDS)
+    query = given.get("query")
+    if not isinstance(query, str):
+        raise wrong_type("query", query, "a string")
+    documents = _documents(given.get("documents"))
+    top, with_texts = given.get("top_n", len(documents)), given.get("return_documents", False)
+    if not isinstance(top, int) or isinstance(top, bool):
+        raise wrong_type("top_n", top, "a whole number")
+    if top < 1:
+        raise InvalidRequestError(f"top_n is {top}, expected at least 1", "top_n", "invalid_value")
+    if not isinstance(with_texts, bool):
+        raise wrong_type("return_documents", with_texts, "a boolean")
+    ranked = await until_gone(http.receive, worker.run(lambda: worker.engine.model.rerank(query, documents)))
+    results = []
+    for found in ranked[:top]:
+        text = {"document": {"text": found.document}} if with_texts else {}
+        results.append({"index": found.index, "relevance_score": found.score, **text})
+    return Answer({"id": new_id("rerank-"), "model": worker.name, "results": results}, headers=_ignored(body))
+
+
+def _documents(value: object) -> list[str]:
+    if not isinstance(value, list):
+        raise wrong_type("documents", value, "an array of texts")
+    if not 1 <= len(value) <= MAX_TEXTS:
+        message = f"documents has {len(value)} texts, expected 1 to {MAX_TEXTS}"
+        raise InvalidRequestError(message, "documents", "invalid_value")
+    texts: list[Any] = [document.get("text") if isinstance(document, dict) else document for document in value]
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise wrong_type(f"documents[{index}]", text, "a string, or an object with a text")
+    return texts
+
+
+def checked_fields(worker: Worker, body: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """The parameters of a body that are not null. Unknown ones are refused, and so is another model.
+
+    Raises:
+        InvalidRequestError: If a parameter does not exist.
+        HttpError: If the model is not served.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    for name in given:
+        if name not in (*known, *WITHOUT_EFFECT, "model"):
+            raise InvalidRequestError(f"unknown parameter {name!r}", name, "unknown_parameter")
+    model = given.get("model")
+    if not isinstance(model, str | None):
+        raise wrong_type("model", model, "a string")
+    worker.check_model(model)
+    return given
+
+
+def _ignored(body: Mapping[str, Any]) -> dict[str, str]:
+    return no_effect([name for name in WITHOUT_EFFECT if body.get(name) is not None])

@@ -1,0 +1,251 @@
+"""HTTP as the endpoints use it: bodies in, answers and streams of events out, and clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from llamac.errors import LlamacError
+from llamac.format.strict_json import parse_object
+from llamac.openai.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from llamac.server.settings import Settings
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Result = TypeVar("Result")
+
+LONG_BODY = 1 << 16  # bytes that are parsed in another thread
+JSON_TYPE = "application/json"
+MIN_WAIT_S, MAX_WAIT_S = 0.01, 1.0  # between two looks at a stream
+
+
+class ClientGoneError(Exception):
+    """The client has closed the connection: nobody reads the answer."""
+
+
+class HttpError(LlamacError):
+    """A request that is refused for a reason outside its body.
+
+    Attributes:
+        status: The status code.
+        kind: The `type` of the error's body.
+        code: The `code` of the error's body.
+        headers: Headers of the answer.
+        param: The `param` of the error's body.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None,
+        kind: str = "invalid_request_error",
+        headers: Mapping[str, str] | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.code = code
+        self.headers = dict(headers or {})
+        self.param = param
+
+
+# ---- in
+
+
+async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
+    """The JSON object in a request's body.
+
+    Raises:
+        HttpError: If the body is too large or does not arrive in time.
+        InvalidRequestError: If it is not a JSON object, or has strings that are not Unicode.
+        ClientGoneError: If the client goes away.
+    """
+    try:
+        data = await asyncio.wait_for(_read(request, settings.max_body_bytes), settings.body_seconds)
+    except asyncio.TimeoutError:
+        message = f"the body has not arrived within {settings.body_seconds:g} seconds"
+        raise HttpError(408, message, "request_timeout", headers={"connection": "close"}) from None
+    if len(data) < LONG_BODY:
+        return _parsed(data)
+    return await asyncio.get_running_loop().run_in_executor(None, _parsed, data)
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    message = f"the body has more than {limit} bytes, the limit of this server"
+    announced = request.headers.get("content-length", "")
+    too_large = HttpError(413, message, "request_too_large", headers={"connection": "close"})
+    if announced.isdecimal() and int(announced[:20]) > limit:
+        raise too_large
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        event = await request.receive()
+        if event["type"] == "http.disconnect":
+            raise ClientGoneError
+        part = event.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise too_large
+        parts.append(part)
+        more = event.get("more_body", False)
+    return b"".join(parts)
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    if not data:
+        raise InvalidRequestError("the request has no body, expected a JSON object", code="invalid_json")
+    try:
+        document = parse_object(data, "the body", error=InvalidRequestError, max_bytes=len(data))
+    except InvalidRequestError as error:
+        raise InvalidRequestError(str(error), code="invalid_json") from None
+    if b"\\u" in data:  # only an escape can stand for half of a character
+        try:
+            json.dumps(document, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise InvalidRequestError("the body has a lone surrogate, which is not a character") from None
+    return document
+
+
+async def until_gone(
+    receive: Receive, work: Coroutine[Any, Any, Result], watch: Coroutine[Any, Any, None] | None = None
+) -> Result:
+    """Await some work, and cancel it as soon as the client goes away.
+
+    Args:
+        receive: Tells when the client has gone.
+        work: The work.
+        watch: Ends when the client counts as gone, too.
+
+    Raises:
+        ClientGoneError: If the client went away first.
+    """
+    task = asyncio.ensure_future(work)
+    ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(_gone(receive))]
+    if watch is not None:
+        ends.append(asyncio.ensure_future(watch))
+    try:
+        await asyncio.wait({task, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        return task.result()
+    finally:
+        for each in (task, *ends):
+            each.cancel()
+        await asyncio.gather(task, *ends, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# ---- out
+
+
+def encoded(value: object) -> bytes:
+    """A value as JSON."""
+    import msgspec
+
+    return msgspec.json.encode(value)
+
+
+def event(value: object, name: str | None = None) -> bytes:
+    """A server-sent event, which some APIs give a name."""
+    data = value.encode() if isinstance(value, str) else encoded(value)
+    return (b"" if name is None else b"event: " + name.encode() + b"\n") + b"data: " + data + b"\n\n"
+
+
+class Answer:
+    """A whole answer. It is an ASGI application."""
+
+    def __init__(
+        self,
+        content: object,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        content_type: str = JSON_TYPE,
+    ) -> None:
+        self._body = content.encode() if isinstance(content, str) else encoded(content)
+        self._status = status
+        self._headers = {"content-type": content_type, "content-length": str(len(self._body)), **(headers or {})}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in self._headers.items()]
+        await send({"type": "http.response.start", "status": self._status, "headers": headers})
+        body = b"" if scope["method"] == "HEAD" else self._body
+        await send({"type": "http.response.body", "body": body})
+
+
+class EventStream:
+    """Server-sent events while they come. It is an ASGI application."""
+
+    def __init__(
+        self, events: AsyncIterator[bytes], settings: Settings, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Make a stream.
+
+        Args:
+            events: The events. They are closed when the client goes away.
+            settings: How long to wait for the client, and for an event before a comment is sent.
+            headers: Further headers.
+        """
+        self._events = events
+        self._settings = settings
+        self._headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+            **(headers or {}),
+        }
+        self._last = time.monotonic()
+        self._is_sending = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events.
+
+        Raises:
+            ClientGoneError: If the client goes away or does not read.
+        """
+        headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in self._headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await until_gone(receive, self._write(send), self._watch(send))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, send: Send) -> None:
+        try:
+            async for data in self._events:
+                await self._send(send, data)
+        finally:
+            close = getattr(self._events, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        self._is_sending, self._last = True, time.monotonic()
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._is_sending = False
+
+    async def _watch(self, send: Send) -> None:
+        """Send comments while nothing happens, which proxies would take for a dead connection.
+
+        Ends when the client has not read for too long.
+        """
+        while True:
+            limit = self._settings.send_seconds if self._is_sending else self._settings.ping_seconds
+            await asyncio.sleep(min(MAX_WAIT_S, max(MIN_WAIT_S, self._last + limit - time.monotonic())))
+            waited = time.monotonic() - self._last
+            if self._is_sending and waited >= self._settings.send_seconds:
+                return
+            if not self._is_sending and waited >= self._settings.ping_seconds:
+                await self._send(send, b": ping\n\n")

@@ -1,0 +1,97 @@
+"""`/execute`: a prompt and sampling parameters in llamac's own terms, and the whole result with tokens and timings."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from llamac.engine.batching.request import Request
+from llamac.engine.generation.output import Completion
+from llamac.engine.sampling.params import SamplingParams
+from llamac.errors import LlamacError
+from llamac.openai.errors import InvalidRequestError, wrong_type
+from llamac.openai.inputs import read_messages, read_prompts
+from llamac.server.embedding import checked_fields
+from llamac.server.exchange import Answer, EventStream, event, read_json, until_gone
+from llamac.server.generation import check_time, collected, stream_error
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+
+    from llamac.server.worker import Worker
+
+FIELDS = ("prompt", "messages", "sampling", "priority", "stream")
+NOT_JSON = ("guide", "logits_processors")  # parameters that no JSON can be
+
+
+async def execute(worker: Worker, http: HttpRequest) -> Answer | EventStream:
+    """Answer a request."""
+    body = await read_json(http, worker.settings)
+    given = checked_fields(worker, body, FIELDS)
+    stream = given.get("stream", False)
+    if not isinstance(stream, bool):
+        raise wrong_type("stream", stream, "a boolean")
+    submitting = worker.submit(lambda: (None, [_submitted(worker, given)]))
+    _, [request] = await until_gone(http.receive, submitting)
+    if stream and len(request.candidates) == 1:
+        return EventStream(_events(worker, request), worker.settings)
+    if stream:
+        request.cancel()
+        raise InvalidRequestError("a stream has one candidate: leave n out", "sampling", "invalid_value")
+    [completion] = await until_gone(http.receive, collected(worker, [request]))
+    return Answer(result_body(completion))
+
+
+def _submitted(worker: Worker, given: Mapping[str, Any]) -> Request:
+    if ("prompt" in given) == ("messages" in given):
+        raise InvalidRequestError("expected either 'prompt' or 'messages'", "prompt", "missing_required_parameter")
+    sampling = given.get("sampling", {})
+    if not isinstance(sampling, dict):
+        raise wrong_type("sampling", sampling, "an object with the parameters of SamplingParams")
+    unusable = next((name for name in NOT_JSON if name in sampling), None)
+    if unusable is not None:
+        raise InvalidRequestError(f"sampling.{unusable} cannot be sent", f"sampling.{unusable}", "invalid_value")
+    params = SamplingParams().updated(sampling)
+    options = {"priority": given.get("priority", 0), "deadline": worker.settings.request_seconds}
+    if "messages" in given:
+        return worker.engine.chat(read_messages(given["messages"]), params, **options)
+    prompts = read_prompts(given["prompt"])
+    if len(prompts) > 1:
+        raise InvalidRequestError("prompt has several prompts, expected one", "prompt", "invalid_value")
+    return worker.engine.submit(prompts[0], params, **options)
+
+
+async def _events(worker: Worker, request: Request) -> AsyncIterator[bytes]:
+    """Pieces of text, then the result."""
+    try:
+        async for piece in request:
+            yield event({"text": piece}, "piece")
+        check_time(worker, await request)
+        [completion] = await collected(worker, [request])
+        yield event(result_body(completion), "result")
+    except LlamacError as error:
+        yield event(stream_error(error), "error")
+    finally:
+        request.cancel()
+
+
+def result_body(completion: Completion) -> dict[str, Any]:
+    """A result with everything that is known of it."""
+    found = {
+        name: getattr(completion, name)
+        for name in ("text", "tokens", "finish_reason", "stopped_by", "seed", "candidate", "score")
+    }
+    found["usage"] = asdict(completion.usage)
+    found["timings"] = asdict(completion.timings)
+    for name in ("logprobs", "prompt_logprobs"):
+        entries = getattr(completion, name)
+        if entries is not None:
+            found[name] = [None if entry is None else asdict(entry) for entry in entries]
+    if completion.message is not None:
+        found["message"] = completion.message.to_dict()
+    if completion.receipt is not None:
+        found["receipt"] = completion.receipt.as_dict()
+    if completion.others:
+        found["others"] = [result_body(other) for other in completion.others]
+    return found

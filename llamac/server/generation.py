@@ -1,0 +1,217 @@
+"""`/v1/completions` and `/v1/chat/completions`: requests to the engine, and their answers whole or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llamac.engine.batching.request import Request
+from llamac.engine.generation.output import Completion
+from llamac.errors import LlamacError
+from llamac.openai.chunks import Chunks
+from llamac.openai.errors import InvalidRequestError
+from llamac.openai.parameters import Endpoint
+from llamac.openai.requests import GenerationRequest, translate, without_effect
+from llamac.openai.responses import answer_body, echo_of, error_response, text_of
+from llamac.server.exchange import Answer, EventStream, HttpError, event, read_json, until_gone
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+
+    from llamac.engine.generation.logprobs import TokenLogprobs
+    from llamac.engine.model import Model
+    from llamac.server.worker import Worker
+
+DONE = event("[DONE]")
+Event = tuple[int, Any]  # a choice, and a piece of it or its completion
+
+
+async def completions(worker: Worker, http: HttpRequest) -> Answer | EventStream:
+    """Continue prompts."""
+    return await _generate(worker, http, "completions")
+
+
+async def chat_completions(worker: Worker, http: HttpRequest) -> Answer | EventStream:
+    """Answer messages."""
+    return await _generate(worker, http, "chat")
+
+
+async def _generate(worker: Worker, http: HttpRequest, endpoint: Endpoint) -> Answer | EventStream:
+    body = await read_json(http, worker.settings)
+    submitting = worker.submit(lambda: _submitted(worker, endpoint, body))
+    request, requests = await until_gone(http.receive, submitting)
+    headers = no_effect(without_effect(request, worker.engine))
+    if request.stream:
+        return EventStream(_events(worker, request, requests), worker.settings, headers)
+    results = await until_gone(http.receive, collected(worker, requests))
+    content = answer_body(request, results, worker.name, worker.fingerprint, worker.engine.model)
+    return Answer(content, headers=headers)
+
+
+def no_effect(names: Sequence[str]) -> dict[str, str]:
+    """The header that names the parameters without effect."""
+    return {"x-llamac-no-effect": ", ".join(names)} if names else {}
+
+
+def _submitted(worker: Worker, endpoint: Endpoint, body: dict[str, Any]) -> tuple[GenerationRequest, list[Request]]:
+    """Check a body and queue what it asks for. Runs in a thread: templates and long texts take time."""
+    request = translate(endpoint, body)
+    worker.check_model(request.model)
+    try:
+        return request, request.submit(worker.engine, worker.settings.request_seconds)
+    except InvalidRequestError:
+        raise
+    except LlamacError as error:
+        status, content = error_response(error, request.input_name)
+        details = content["error"]
+        raise HttpError(status, str(error), details["code"], details["type"], param=details["param"]) from error
+
+
+async def collected(worker: Worker, requests: Sequence[Request]) -> list[Completion]:
+    """The results of requests. A task that is cancelled cancels all of them.
+
+    Raises:
+        HttpError: If the time of a request is over.
+        LlamacError: The error that ended a request.
+    """
+    try:
+        completions = [await request for request in requests]
+    finally:
+        for request in requests:
+            request.cancel()
+    for completion in completions:
+        worker.metrics.record(completion)
+        for choice in completion.choices:
+            check_time(worker, choice)
+    return completions
+
+
+def check_time(worker: Worker, completion: Completion) -> None:
+    """Refuse a result that is incomplete because its time was over.
+
+    Raises:
+        HttpError: If it is.
+    """
+    if completion.finish_reason == "deadline":
+        limit = worker.settings.request_seconds
+        raise HttpError(408, f"the answer took longer than {limit:g} seconds, the limit of this server", "timeout")
+
+
+# ---- streams
+
+
+async def _events(worker: Worker, request: GenerationRequest, requests: Sequence[Request]) -> AsyncIterator[bytes]:
+    """The events of a stream. When they are closed, the requests end."""
+    chunks = Chunks(request, worker.name, worker.fingerprint, worker.engine.model)
+    model = worker.engine.model
+    members = [member for each in requests for member in each.candidates]
+    per_input = len(members) // len(requests)
+    echoes = [echo_of(request, i, model) for i in range(len(requests))] if request.echo else None
+    is_chat = request.endpoint == "chat"
+    entries = [_Entries(member, request, model) for member in members]
+    begun = [echoes is None] * len(members)
+    held = [""] * len(members)  # text that follows an echo whose log probabilities are known at the end only
+    try:
+        for index in range(len(members)) if is_chat else ():
+            yield event(chunks.role(index))
+        async for index, piece in merged(members, as_deltas=is_chat):
+            completion = piece if isinstance(piece, Completion) else None
+            if not begun[index] and echoes is not None and (completion or request.params.logprobs is None):
+                begun[index] = True
+                yield event(chunks.echo(index, echoes[index // per_input], completion))
+                if held[index]:
+                    yield event(chunks.text(index, held[index], entries[index].of(held[index])))
+            if completion is not None:
+                check_time(worker, completion)
+                yield event(chunks.end(index, completion, [] if request.only_echo else entries[index].rest()))
+            elif is_chat:
+                yield event(chunks.delta(index, piece, entries[index].rest()))
+            elif not request.only_echo and begun[index]:
+                yield event(chunks.text(index, piece, entries[index].of(piece)))
+            elif not request.only_echo:
+                held[index] += piece
+        completions = await collected(worker, requests)
+        if request.include_usage:
+            yield event(chunks.usage(completions))
+        yield DONE
+    except LlamacError as error:
+        yield event(stream_error(error))
+    finally:
+        for each in requests:
+            each.cancel()
+
+
+class _Entries:
+    """The log probabilities of a choice that a stream has not sent yet."""
+
+    def __init__(self, member: Request, request: GenerationRequest, model: Model) -> None:
+        self._member = member
+        self._is_wanted = request.params.logprobs is not None
+        self._model = model
+        self._sent = 0
+        self._shown = self._described = 0  # characters of the text, and of the tokens
+
+    def of(self, piece: str) -> list[TokenLogprobs]:
+        """Those of the tokens that begin in a piece of text."""
+        if not self._is_wanted:
+            return []
+        self._shown += len(piece)
+        found = []
+        for entry in self._member.logprobs[self._sent :]:
+            if self._described >= self._shown:
+                break
+            self._described += len(text_of(entry.token, self._model))
+            found.append(entry)
+        self._sent += len(found)
+        return found
+
+    def rest(self) -> list[TokenLogprobs]:
+        """All of them."""
+        found = self._member.logprobs[self._sent :] if self._is_wanted else []
+        self._sent += len(found)
+        return found
+
+
+def stream_error(error: LlamacError) -> dict[str, Any]:
+    """The event for an error after the beginning of a stream."""
+    if isinstance(error, HttpError):
+        return {"error": {"message": str(error), "type": error.kind, "param": None, "code": error.code}}
+    return error_response(error)[1]
+
+
+async def merged(members: Sequence[Request], *, as_deltas: bool) -> AsyncIterator[Event]:
+    """The pieces of several generations in the order in which they come, each followed by its completion."""
+    source: Callable[[Request], Any] = Request.deltas if as_deltas else _same
+    if len(members) == 1:
+        async for piece in source(members[0]):
+            yield 0, piece
+        yield 0, await members[0]
+        return
+    queue: asyncio.Queue[Event] = asyncio.Queue(maxsize=1)
+
+    async def read(index: int, member: Request) -> None:
+        try:
+            async for piece in source(member):
+                await queue.put((index, piece))
+            await queue.put((index, await member))
+        except LlamacError as error:
+            await queue.put((index, error))
+
+    tasks = [asyncio.ensure_future(read(index, member)) for index, member in enumerate(members)]
+    left = len(members)
+    try:
+        while left:
+            index, piece = await queue.get()
+            if isinstance(piece, LlamacError):
+                raise piece
+            left -= isinstance(piece, Completion)
+            yield index, piece
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _same(member: Request) -> Request:
+    return member

@@ -1,0 +1,169 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`, as in Anthropic's API: answers of a chat, whole or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from llamac.engine.batching.request import Request
+from llamac.engine.generation.output import Completion
+from llamac.errors import LlamacError
+from llamac.openai.responses import error_response, new_id
+from llamac.server.exchange import Answer, EventStream, HttpError, event, read_json, until_gone
+from llamac.server.failures import messages_error
+from llamac.server.generation import check_time, collected, merged, no_effect
+from llamac.server.messages_request import MessagesRequest, translate
+from llamac.tools.message import Delta
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+
+    from llamac.server.worker import Worker
+
+
+async def messages(worker: Worker, http: HttpRequest) -> Answer | EventStream:
+    """Answer a conversation."""
+    body = await read_json(http, worker.settings)
+
+    def submit() -> tuple[MessagesRequest, list[Request]]:
+        request = translate(body)
+        worker.check_model(request.model)
+        return request, [request.submit(worker.engine, worker.settings.request_seconds)]
+
+    request, [member] = await until_gone(http.receive, worker.submit(submit))
+    headers = no_effect(request.without_effect)
+    if request.stream:
+        events = _events(worker, member, http.scope["llamac_id"])
+        return EventStream(events, worker.settings, headers)
+    [completion] = await until_gone(http.receive, collected(worker, [member]))
+    content = _content(completion)
+    return Answer(
+        {**_head(worker), "content": content, **_end(completion), "usage": _usage(completion)}, headers=headers
+    )
+
+
+async def count_tokens(worker: Worker, http: HttpRequest) -> Answer:
+    """Answer how many tokens a conversation has."""
+    body = await read_json(http, worker.settings)
+
+    def count() -> int:
+        request = translate(body, counts=True)
+        worker.check_model(request.model)
+        tools = {"tools": request.tools["tools"]} if "tools" in request.tools else {}
+        options = request.template_options(worker.engine)
+        return len(worker.engine.model.chat_ids(request.messages, **tools, **options))
+
+    return Answer({"input_tokens": await until_gone(http.receive, worker.run(count))})
+
+
+def _head(worker: Worker) -> dict[str, Any]:
+    return {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": worker.name}
+
+
+def _end(completion: Completion) -> dict[str, Any]:
+    """What ended an answer, in Anthropic's terms."""
+    message, by = completion.message, completion.stopped_by
+    if completion.finish_reason == "stop" and message is not None and message.tool_calls:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    if isinstance(by, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": by}
+    reasons = {"length": "max_tokens", "context": "model_context_window_exceeded"}
+    return {"stop_reason": reasons.get(completion.finish_reason, "end_turn"), "stop_sequence": None}
+
+
+def _usage(completion: Completion) -> dict[str, Any]:
+    """Tokens. Those that were not computed again count apart, as in Anthropic's API."""
+    usage = completion.usage
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def _content(completion: Completion) -> list[dict[str, Any]]:
+    message = completion.message
+    if message is None:
+        return [{"type": "text", "text": completion.text}]
+    found: list[dict[str, Any]] = []
+    if message.reasoning:
+        found.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+    if message.content:
+        found.append({"type": "text", "text": message.content})
+    for call in message.tool_calls:
+        found.append({"type": "tool_use", "id": call.id, "name": call.name, "input": call.parsed or {}})
+    return found
+
+
+# ---- streams
+
+
+async def _events(worker: Worker, member: Request, request_id: str) -> AsyncIterator[bytes]:
+    blocks = _Blocks()
+    usage = {"input_tokens": member.prompt_tokens, "output_tokens": 0}
+    start = {**_head(worker), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+    try:
+        yield _event("message_start", message=start)
+        async for _, piece in merged([member], as_deltas=True):
+            if isinstance(piece, Completion):
+                break
+            for data in blocks.of(piece):
+                yield data
+        for data in blocks.end():
+            yield data
+        completion = await member
+        check_time(worker, completion)
+        await collected(worker, [member])
+        yield _event("message_delta", delta=_end(completion), usage=_usage(completion))
+        yield _event("message_stop")
+    except LlamacError as error:
+        status = error.status if isinstance(error, HttpError) else error_response(error)[0]
+        yield event(messages_error(status, str(error), request_id), "error")
+    finally:
+        member.cancel()
+
+
+class _Blocks:
+    """Makes the events of the blocks of a message: each begins, grows, and ends before the next one."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._kind: tuple[str, int] | None = None  # what is open, and which call
+
+    def of(self, delta: Delta) -> list[bytes]:
+        """The events of a piece."""
+        call = delta.tool_call
+        if call is not None:
+            block: dict[str, Any] = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            piece = {"type": "input_json_delta", "partial_json": call.arguments}
+            return self._piece(("tool_use", call.index), block, piece, is_empty=not call.arguments)
+        if delta.reasoning is not None:
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+            return self._piece(("thinking", 0), block, {"type": "thinking_delta", "thinking": delta.reasoning})
+        text = delta.content or ""
+        return self._piece(("text", 0), {"type": "text", "text": ""}, {"type": "text_delta", "text": text})
+
+    def _piece(
+        self, kind: tuple[str, int], block: Mapping[str, Any], piece: Mapping[str, Any], *, is_empty: bool = False
+    ) -> list[bytes]:
+        found = []
+        if kind != self._kind:
+            found += self.end()
+            self._index += 1
+            self._kind = kind
+            found.append(_event("content_block_start", index=self._index, content_block=block))
+        if not is_empty:
+            found.append(_event("content_block_delta", index=self._index, delta=piece))
+        return found
+
+    def end(self) -> list[bytes]:
+        """The events at the end of the open block."""
+        if self._kind is None:
+            return []
+        self._kind = None
+        return [_event("content_block_stop", index=self._index)]
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return event({"type": kind, **fields}, kind)

@@ -1,0 +1,196 @@
+"""Runs a server until a signal ends it: its socket, uvicorn, and what a service manager is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+
+from llamac.errors import ArgumentError, UnsupportedError
+from llamac.server.app import create_app
+from llamac.server.guard import LOGGER, Application
+from llamac.server.worker import Worker
+
+if TYPE_CHECKING:
+    import uvicorn
+
+BACKLOG = 1024
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+HOW_TO_INSTALL = 'the server needs Starlette, uvicorn and msgspec: pip install "llamac[serve]"'
+
+
+def check_libraries() -> None:
+    """Refuse to go on without the libraries of the extra `serve`.
+
+    Raises:
+        UnsupportedError: If one of them is missing.
+    """
+    from importlib.util import find_spec
+
+    if any(find_spec(name) is None for name in ("starlette", "uvicorn", "msgspec")):
+        raise UnsupportedError(HOW_TO_INSTALL)
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open a TCP socket.
+
+    Raises:
+        ArgumentError: If the address is not one of this machine, or is in use.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        opened = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            opened.bind(address)
+            opened.listen(BACKLOG)
+            opened.setblocking(False)
+        except OSError:
+            opened.close()
+            raise
+    except (OSError, UnicodeError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ArgumentError(f"cannot listen on {host} port {port}: {reason}") from None
+    return opened
+
+
+def listen_unix(path: str) -> socket.socket:
+    """Open a Unix socket that only this user can reach. A socket that a dead server has left is replaced.
+
+    Raises:
+        ArgumentError: If the path is something else, or another server listens there.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            raise ArgumentError(f"--uds {path}: this is not a socket, and is not replaced")
+        with socket.socket(socket.AF_UNIX) as other:
+            try:
+                other.connect(path)
+            except OSError:
+                os.unlink(path)
+            else:
+                raise ArgumentError(f"--uds {path}: another process listens there")
+    opened = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        opened.bind(path)
+        opened.listen(BACKLOG)
+        opened.setblocking(False)
+    except OSError as error:
+        opened.close()
+        raise ArgumentError(f"--uds {path}: {error.strerror or error}") from None
+    finally:
+        os.umask(before)
+    return opened
+
+
+def address_of(opened: socket.socket) -> str:
+    """How to reach a socket."""
+    if opened.family == socket.AF_UNIX:
+        return f"unix:{opened.getsockname()}"
+    host, port = opened.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(
+    worker: Worker,
+    opened: socket.socket,
+    *,
+    drain_seconds: int,
+    max_connections: int,
+    started: Callable[[], object] = lambda: None,
+    **settings: Any,
+) -> None:
+    """Serve until SIGTERM or SIGINT, which then continue to their former handlers.
+
+    SIGTERM and the first SIGINT end it when all requests have been answered; the second SIGINT ends it at once.
+
+    Args:
+        worker: The worker.
+        opened: The socket to listen on. It is closed at the end.
+        drain_seconds: Seconds that running requests have at the end.
+        max_connections: Most connections; further ones get the status 503.
+        started: Called when the server listens.
+        settings: Further settings of uvicorn.
+    """
+    server = make_server(create_app(worker), drain_seconds, max_connections, **settings)
+
+    async def run() -> None:
+        running = asyncio.ensure_future(server.serve(sockets=[opened]))
+        while not server.started and not running.done():
+            await asyncio.sleep(0.001)
+        started()
+        beats = asyncio.ensure_future(_begin(worker))
+        try:
+            await running
+        finally:
+            notify("STOPPING=1")
+            beats.cancel()
+            worker.close()
+
+    asyncio.run(run())
+
+
+def make_server(app: Application, drain_seconds: int, max_connections: int, **settings: Any) -> uvicorn.Server:
+    """A uvicorn server for an application."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=max_connections,
+        timeout_graceful_shutdown=drain_seconds,
+        backlog=BACKLOG,
+        **settings,
+    )
+    return uvicorn.Server(config)
+
+
+async def _begin(worker: Worker) -> None:
+    """Warm the model up, say that the server is ready, and show the service manager that the event loop lives."""
+    try:
+        await worker.warm_up()
+    except Exception as error:
+        LOGGER.error("the model cannot be computed", exc_info=error)
+        return
+    notify("READY=1")
+    interval = watchdog_seconds()
+    while interval is not None:
+        await asyncio.sleep(interval)
+        if worker.engine.failure is None:
+            notify("WATCHDOG=1")
+
+
+def watchdog_seconds() -> float | None:
+    """How often the service manager wants to hear of the server; None: not at all."""
+    microseconds = os.environ.get("WATCHDOG_USEC", "")
+    return int(microseconds) / 2e6 if microseconds.isdecimal() and int(microseconds) else None
+
+
+def notify(state: str) -> None:
+    """Tell systemd, or what started this process like it, about the state of the server."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+        notifier.connect("\0" + address[1:] if address[0] == "@" else address)
+        notifier.send(state.encode())

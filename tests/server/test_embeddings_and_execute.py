@@ -1,0 +1,117 @@
+"""`/v1/embeddings`, `/v1/rerank` and `/execute`: the model's own results, in the form of each path."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("httpx")
+
+from http_server import ENDLESS, Running, running
+from llamac.engine.scoring.ranking import Ranked
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running("stories") as served:
+        yield served
+
+
+def test_embeddings_are_numbers_or_base64(server: Running) -> None:
+    texts = ["a red ball", "two dogs"]
+    expected = server.engine.model.embed(texts)
+    found = server.post("/v1/embeddings", {"input": texts, "model": "stories"}).json()
+    assert [entry["index"] for entry in found["data"]] == [0, 1]
+    assert np.array_equal(np.array([entry["embedding"] for entry in found["data"]], np.float32), expected)
+    packed = server.post("/v1/embeddings", {"input": texts[0], "encoding_format": "base64"}).json()["data"]
+    assert np.array_equal(np.frombuffer(base64.b64decode(packed[0]["embedding"]), "<f4"), expected[0])
+    tokens = sum(len(server.engine.model.tokenizer.encode(text, add_special=True)) for text in texts)
+    assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    short = server.post("/v1/embeddings", {"input": texts[0], "dimensions": 8, "user": "me"})
+    assert np.allclose(short.json()["data"][0]["embedding"], server.engine.model.embed(texts[0], dimensions=8))
+    assert short.headers["x-llamac-no-effect"] == "user"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "code"),
+    [
+        ("/v1/embeddings", {}, "input", "invalid_type"),
+        ("/v1/embeddings", {"input": []}, "input", "invalid_value"),
+        ("/v1/embeddings", {"input": [[1, 2]]}, "input", "invalid_type"),
+        ("/v1/embeddings", {"input": ["a"] * 2049}, "input", "invalid_value"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format", "invalid_value"),
+        ("/v1/embeddings", {"input": "a", "dimensions": "8"}, "dimensions", "invalid_type"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 0}, None, "invalid_value"),
+        ("/v1/embeddings", {"input": "a", "other": 1}, "other", "unknown_parameter"),
+        ("/v1/embeddings", {"input": "a " * 5000}, None, "context_length_exceeded"),
+        ("/v1/rerank", {"documents": ["a"]}, "query", "invalid_type"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "documents", "invalid_value"),
+        ("/v1/rerank", {"query": "a", "documents": [3]}, "documents[0]", "invalid_type"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "invalid_value"),
+        ("/execute", {}, "prompt", "missing_required_parameter"),
+        ("/execute", {"prompt": ["a", "b"]}, "prompt", "invalid_value"),
+        ("/execute", {"prompt": "a", "sampling": {"guide": 1}}, "sampling.guide", "invalid_value"),
+        ("/execute", {"prompt": "a", "sampling": {"heat": 1}}, None, "invalid_value"),
+        ("/execute", {"prompt": "a", "stream": True, "sampling": {"n": 2}}, "sampling", "invalid_value"),
+        ("/execute", {"prompt": "a", "priority": "high"}, None, "invalid_value"),
+    ],
+)
+def test_wrong_bodies_are_refused(server: Running, path: str, body: Any, param: str | None, code: str) -> None:
+    response = server.post(path, body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, param, code), error
+
+
+def test_a_ranking_has_the_best_documents_first(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Model.rerank` has its own tests; stories cannot rank."""
+    asked = []
+
+    def rank(self: object, query: str, documents: list[str]) -> list[Ranked]:
+        asked.append((query, documents))
+        return [Ranked(1, 0.75, documents[1]), Ranked(0, 0.25, documents[0])]
+
+    monkeypatch.setattr(type(server.engine.model), "rerank", rank)
+    body = {"query": "q", "documents": ["a", {"text": "b"}], "return_documents": True}
+    results = server.post("/v1/rerank", body).json()["results"]
+    assert asked == [("q", ["a", "b"])]
+    assert results == [
+        {"index": 1, "relevance_score": 0.75, "document": {"text": "b"}},
+        {"index": 0, "relevance_score": 0.25, "document": {"text": "a"}},
+    ]
+    assert server.post("/v1/rerank", {**body, "top_n": 1}).json()["results"] == results[:1]
+
+
+def test_a_model_that_cannot_rank_says_so(server: Running) -> None:
+    response = server.post("/v1/rerank", {"query": "q", "documents": ["a"]})
+    assert response.status_code == 400
+
+
+def test_an_execution_has_everything_that_is_known_of_it(server: Running) -> None:
+    sampling = {"max_tokens": 6, "seed": 4, "logprobs": 1, "logit_bias": [[5, 1.5]], "n": 2}
+    found = server.post("/execute", {"prompt": "Once", "sampling": sampling}).json()
+    alone = server.engine.model.generate("Once", max_tokens=6, seed=4, logit_bias=[(5, 1.5)], n=2)
+    assert (found["text"], found["tokens"], found["finish_reason"]) == (alone.text, alone.tokens, "length")
+    assert [other["tokens"] for other in found["others"]] == [alone.others[0].tokens]
+    assert found["usage"]["completion_tokens"] == len(found["logprobs"]) == 6
+    assert set(found["timings"]) == {"prefill", "decode", "queued"}
+
+
+def test_an_execution_is_streamed_with_its_result_at_the_end(server: Running) -> None:
+    body = {"prompt": "Once", "sampling": {"max_tokens": 9, "seed": 4}, "stream": True}
+    with server.client.stream("POST", "/execute", json=body) as response:
+        lines = [line for line in response.iter_lines() if line]
+    names, values = lines[::2], [json.loads(line.removeprefix("data: ")) for line in lines[1::2]]
+    assert set(names[:-1]) == {"event: piece"}
+    assert names[-1] == "event: result"
+    assert "".join(value["text"] for value in values[:-1]) == values[-1]["text"]
+    assert len(values[-1]["tokens"]) == 9
+    with server.client.stream("POST", "/execute", json={**body, "sampling": ENDLESS}) as response:
+        lines_left = response.iter_lines()
+        next(lines_left)
+    server.wait_until_idle()

@@ -1,0 +1,188 @@
+"""`/v1/messages`: Anthropic's conversations become the engine's, and its answers have Anthropic's form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("httpx")
+
+from builders import byte_ids, script_checkpoint, write_model
+from http_server import Running, running
+from llamac.openai.errors import InvalidRequestError
+from llamac.server.messages_request import translate
+
+PATH = "/v1/messages"
+STOP = 2  # a token
+HI: dict[str, Any] = {"model": "tiny", "max_tokens": 200, "messages": [{"role": "user", "content": "?"}]}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+ANSWER = f"?<think>two</think>three\n{CALL}"
+TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {}}}}
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> {{ tools }} #}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    ids = [*byte_ids(ANSWER), STOP]
+    made = script_checkpoint(ids, context=256, stop_ids=[STOP])
+    made.chat_template = TEMPLATE
+    path: Path = tmp_path_factory.mktemp("messages") / "script.bin"
+    with running(write_model(path, made, generation={"temperature": 0})) as served:
+        yield served
+
+
+def events_of(server: Running, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a stream. Checks that each has its name in front."""
+    with server.client.stream("POST", PATH, json={**body, "stream": True}) as response:
+        assert response.status_code == 200, response.read()
+        lines = [line for line in response.iter_lines() if line]
+    values = [json.loads(line.removeprefix("data: ")) for line in lines[1::2]]
+    assert lines[::2] == [f"event: {value['type']}" for value in values]
+    return values
+
+
+# ---- requests
+
+
+def test_a_conversation_becomes_that_of_a_chat_template() -> None:
+    body = {
+        **HI,
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": "1?"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": ""},
+                    {"type": "text", "text": "I add."},
+                    {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "2"}]},
+                    {"type": "text", "text": "And?"},
+                ],
+            },
+        ],
+        "tools": [TOOL],
+        "tool_choice": {"type": "tool", "name": "add", "disable_parallel_tool_use": True},
+        "stop_sequences": ["END"],
+        "metadata": {"user_id": "x"},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }
+    request = translate(body)
+    call = {"id": "t1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    assert request.messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1?"},
+        {"role": "assistant", "content": "I add.", "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t1", "content": "2"},
+        {"role": "user", "content": "And?"},
+    ]
+    function = {"name": "add", "description": "Adds.", "parameters": TOOL["input_schema"]}
+    assert request.tools["tools"] == [{"type": "function", "function": function}]
+    assert (request.tools["tool_choice"], request.tools["parallel_tool_calls"]) == ({"name": "add"}, False)
+    assert (request.params.stop, request.params.reasoning_budget, request.params.max_tokens) == (("END",), 1024, 200)
+    assert (request.thinks, request.without_effect) == (True, ("metadata",))
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"model": None}, "model"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": "a"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0].id"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
+        ({"tools": [{"name": ""}]}, "tools"),
+        ({"tool_choice": {"type": "any"}}, "tools"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice"),
+        ({"thinking": {"type": "enabled"}}, "thinking"),
+        ({"thinking": {"type": "on"}}, "thinking"),
+        ({"mcp_servers": []}, "mcp_servers"),
+        ({"stream": 1}, "stream"),
+        ({"temperature": "hot"}, "temperature"),
+    ],
+)
+def test_wrong_bodies_are_refused(change: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        translate({**HI, **change})
+    assert caught.value.param == param
+
+
+# ---- answers
+
+
+def test_an_answer_has_blocks_of_thoughts_text_and_calls(server: Running) -> None:
+    found = server.post(PATH, {**HI, "tools": [TOOL]}).json()
+    thoughts, text, call = found["content"]
+    assert (thoughts["type"], thoughts["thinking"], text["text"].strip()) == ("thinking", "two", "three")
+    assert (call["type"], call["name"], call["input"]) == ("tool_use", "add", {"a": 1})
+    assert (found["type"], found["role"], found["stop_reason"]) == ("message", "assistant", "tool_use")
+    usage = found["usage"]
+    prompt = server.post(f"{PATH}/count_tokens", {name: HI[name] for name in ("model", "messages")}).json()
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == prompt["input_tokens"]
+    assert usage["output_tokens"] == len(ANSWER) - 1
+
+
+def test_an_answer_says_why_it_ended(server: Running) -> None:
+    short = server.post(PATH, {**HI, "max_tokens": 3}).json()
+    assert short["stop_reason"] == "max_tokens"
+    stopped = server.post(PATH, {**HI, "stop_sequences": ["ree"]}).json()
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "ree")
+    assert stopped["content"][1]["text"] == "th"
+    assert server.post(PATH, HI).json()["stop_reason"] == "end_turn"
+
+
+def test_a_stream_opens_and_closes_each_block(server: Running) -> None:
+    body = {**HI, "tools": [TOOL]}
+    whole = server.post(PATH, body).json()
+    first, *middle, delta, last = events_of(server, body)
+    assert (first["type"], first["message"]["content"], last["type"]) == ("message_start", [], "message_stop")
+    assert delta["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert delta["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+    blocks: list[dict[str, Any]] = []
+    is_open = False
+    for found in middle:
+        if found["type"] == "content_block_start":
+            assert not is_open
+            assert found["index"] == len(blocks)
+            blocks.append(dict(found["content_block"]))
+            is_open = True
+            continue
+        assert is_open
+        assert found["index"] == len(blocks) - 1
+        if found["type"] == "content_block_stop":
+            is_open = False
+            continue
+        piece = found["delta"]
+        name = {"thinking_delta": "thinking", "text_delta": "text", "input_json_delta": "partial_json"}[piece["type"]]
+        blocks[-1][name] = blocks[-1].get(name, "") + piece[name]
+    assert not is_open
+    assert [block["type"] for block in blocks] == ["thinking", "text", "tool_use"]
+    assert (blocks[0]["thinking"], blocks[1]["text"]) == ("two", whole["content"][1]["text"])
+    assert json.loads(blocks[2]["partial_json"]) == {"a": 1}
+
+
+def test_errors_have_the_form_of_the_api(server: Running) -> None:
+    for body, status, kind in (
+        ({**HI, "model": "other"}, 404, "not_found_error"),
+        ({**HI, "max_tokens": -1}, 400, "invalid_request_error"),
+        ({**HI, "messages": [{"role": "user", "content": "x" * 9000}]}, 400, "invalid_request_error"),
+    ):
+        response = server.post(PATH, body)
+        found = response.json()
+        assert (response.status_code, found["type"], found["error"]["type"]) == (status, "error", kind), found
+        assert found["request_id"] == response.headers["request-id"]
+    assert server.client.get(PATH).json()["type"] == "error"

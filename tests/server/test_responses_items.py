@@ -1,0 +1,131 @@
+"""`/v1/responses`: items become a conversation, and the answer becomes items, whole or by events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("httpx")
+
+from builders import byte_ids, script_checkpoint, write_model
+from http_server import Running, running
+from llamac.guided.guides import Json
+from llamac.openai.errors import InvalidRequestError
+from llamac.server.responses_request import translate
+
+PATH = "/v1/responses"
+STOP = 2  # a token
+ANSWER = '?<think>two</think>three\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> {{ tools }} #}"
+TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {}}}, "strict": None}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    made = script_checkpoint([*byte_ids(ANSWER), STOP], context=256, stop_ids=[STOP])
+    made.chat_template = TEMPLATE
+    path = write_model(tmp_path_factory.mktemp("responses") / "script.bin", made, generation={"temperature": 0})
+    with running(path) as served:
+        yield served
+
+
+def test_items_become_a_conversation() -> None:
+    schema = {"type": "object", "properties": {}}
+    request, without_effect = translate(
+        {
+            "instructions": "Be brief.",
+            "input": [
+                {"role": "developer", "content": [{"type": "input_text", "text": "Add."}]},
+                {"role": "user", "content": "1?"},
+                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I add."}]},
+                {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
+                {"type": "function_call", "call_id": "c2", "name": "add", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c1", "output": "2"},
+            ],
+            "tools": [TOOL, {"type": "web_search"}],
+            "tool_choice": {"type": "function", "name": "add"},
+            "text": {"format": {"type": "json_schema", "name": "x", "schema": schema}},
+            "reasoning": {"effort": "low"},
+            "max_output_tokens": 9,
+            "store": True,
+        }
+    )
+    calls = [{"id": name, "type": "function", "function": {"name": "add", "arguments": "{}"}} for name in ("c1", "c2")]
+    assert request.inputs == [
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "system", "content": "Add."},
+            {"role": "user", "content": "1?"},
+            {"role": "assistant", "content": "I add.", "reasoning_content": "hm", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "c1", "content": "2"},
+        ]
+    ]
+    assert request.tools["tools"][0]["function"] == {"name": "add", "parameters": TOOL["parameters"]}
+    assert (request.params.max_tokens, request.params.guide) == (9, Json(schema))
+    assert (request.reasoning_effort, without_effect) == ("low", ("store", "tools[1]"))
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "computer_call"}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0]"),
+        ({"input": [{"type": "function_call", "call_id": "a"}]}, "input[0].name"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"tools": [{"name": "x"}]}, "tools[0]"),
+        ({"reasoning": {"effort": "most"}}, "reasoning_effort"),
+        ({"other": 1}, "other"),
+    ],
+)
+def test_wrong_bodies_are_refused(change: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        translate({"input": "?", **change})
+    assert caught.value.param == param
+
+
+def test_an_answer_has_items(server: Running) -> None:
+    found = server.post(PATH, {"input": "?", "tools": [TOOL], "user": "me"}).json()
+    thoughts, message, call = found["output"]
+    assert thoughts["content"] == [{"type": "reasoning_text", "text": "two"}]
+    assert (message["role"], message["content"][0]["text"].strip()) == ("assistant", "three")
+    assert (call["name"], json.loads(call["arguments"]), call["status"]) == ("add", {"a": 1}, "completed")
+    assert (found["status"], found["object"], found["user"]) == ("completed", "response", "me")
+    usage = found["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"] == len(ANSWER) - 1
+    short = server.post(PATH, {"input": "?", "max_output_tokens": 3}).json()
+    assert (short["status"], short["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+
+
+def test_events_tell_the_whole_answer(server: Running) -> None:
+    body = {"input": "?", "tools": [TOOL]}
+    whole = server.post(PATH, body).json()
+    events = server.events(PATH, body)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert events[-1]["type"] == "response.completed"
+
+    def plain(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in items]
+
+    assert plain(events[-1]["response"]["output"]) == plain(whole["output"])
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == events[-1]["response"]["output"]
+    for index, kind in enumerate(("reasoning_text", "output_text", "function_call_arguments")):
+        deltas = [event for event in events if event["type"] == f"response.{kind}.delta"]
+        [end] = [event for event in events if event["type"] == f"response.{kind}.done"]
+        text = end["arguments"] if kind == "function_call_arguments" else end["text"]
+        assert "".join(delta["delta"] for delta in deltas) == text
+        assert {delta["output_index"] for delta in deltas} == {index}
+        assert {delta["item_id"] for delta in deltas} == {done[index]["id"]}
