@@ -18,7 +18,7 @@ from golden.cases import CASES
 from golden.llama_cpp import LlamaCpp
 from golden.tiny_checkpoints import write_checkpoint
 from llamac.cli import run_command
-from llamac.engine import machine
+from llamac.engine.hardware import machine
 from llamac.sources import conversions, digests
 from real.smollm2 import default_path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -17,6 +18,7 @@ import pytest
 import llamac
 from llamac.models.training.helper import evaluate, feed, generator, rows, vocabulary
 from llamac.models.training.helper.conversation import Check, Conversation
+from llamac.models.training.helper.dice import Dice
 from llamac.models.training.helper.rendering import render
 
 if TYPE_CHECKING:
@@ -100,6 +102,24 @@ def test_a_row_has_whole_conversations(tokenizer: Tokenizer) -> None:
     assert (block.weights[block.documents == 0] == 0).all()
 
 
+def test_a_drill_says_each_span_again(tokenizer: Tokenizer) -> None:
+    """What has a weight follows from the tokens before it: the same two tokens stand together earlier."""
+    for index in range(50):
+        ids, weights = rows.drill(Dice(61, index), 5000)
+        pairs = list(itertools.pairwise(ids))
+        assert len(ids) == len(weights)
+        assert rows.DRILL_WEIGHT in weights
+        assert all(pairs[at - 1] in pairs[: at - 1] for at, weight in enumerate(weights) if weight)
+        assert not any(weights[: len(ids) // 2 + 1])
+
+
+def test_a_share_of_a_block_are_drills(tokenizer: Tokenizer) -> None:
+    block = rows.block(tokenizer, 3, 8, 256, 0, drills=0.5)
+    drilled = {int(number) for number in block.documents[block.weights == rows.DRILL_WEIGHT]}
+    assert 0.3 < len(drilled) / block.documents.max() < 0.7
+    assert (rows.block(tokenizer, 3, 8, 256, 0).weights != rows.DRILL_WEIGHT).all()
+
+
 # ---- network and training
 
 
@@ -122,14 +142,15 @@ def small(torch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(train, "Shape", shape)
     monkeypatch.setattr(train, "PROBED", 4)
+    stages = train.STAGES
     monkeypatch.setattr(train, "STAGES", (train.Stage(0.5, 192, 0), train.Stage(1.0, 256, 0)))
-    return argparse.Namespace(network=network, train=train, shape=shape)
+    return argparse.Namespace(network=network, train=train, shape=shape, stages=stages)
 
 
 def options(out: Path, **changes: Any) -> argparse.Namespace:
     values: dict[str, Any] = {"out": out, "steps": 4, "minutes": None, "tokens": 384, "device": "cpu", "workers": 0}
     values |= {"compile": False, "checkpoint_minutes": 60.0, "report": 2, "run_minutes": None, "until": None}
-    return argparse.Namespace(**values | {"pause_file": None, "begin": None} | changes)
+    return argparse.Namespace(**values | {"processes": 1, "pause_file": None, "begin": None} | changes)
 
 
 def test_the_network_computes_what_transformers_computes(torch: Any, small: Any, tmp_path: Path) -> None:
@@ -158,7 +179,7 @@ def test_conversations_of_a_row_do_not_see_each_other(torch: Any, small: Any, to
     last = int(documents.max())
     part = documents[0] == last
     with torch.no_grad():
-        packed = net(ids, small.train.mask_of(documents))[0][part]
+        packed = net(ids, documents)[0][part]
         alone = net(ids[:, part])[0]
     assert last > 1
     assert (packed - alone).abs().max() < 1e-3 * alone.abs().max()
@@ -186,18 +207,86 @@ def test_a_training_that_was_stopped_continues_exactly(
 
 def test_training_learns(torch: Any, small: Any, tokenizer: Tokenizer) -> None:
     """The loss of the model's own tokens falls when a block is seen again and again."""
+    from llamac.models.training.helper import crew
+
     torch.manual_seed(4)
     net = small.network.Network(small.shape())
-    optimizers = small.train.make_optimizers(net)
-    block = rows.block(tokenizer, 0, 2, 192, 0)
-    parts = [torch.from_numpy(part) for part in (block.ids.astype(np.int64), block.documents, block.weights)]
+    team = crew.Crew.of(net, 1)
+    optimizers = small.train.make_optimizers(team.own(0).items())
+    parts = small.train.tensors(rows.block(tokenizer, 0, 2, 192, 0), torch.device("cpu"))
     own = []
     for _ in range(25):
-        loss, mean = small.train.loss_of(net, *parts)
-        own.append(mean.item())
-        small.train.update(net, optimizers, loss, 0.01)
+        team.attach(0)
+        loss, means = small.train.loss_of(net, *parts)
+        own.append(means[0].item())
+        loss.backward()
+        team.combine(0, 1.0)
+        small.train.update(optimizers, 0.01)
     assert own[0] == pytest.approx(math.log(SIZE), rel=0.1)
     assert own[-1] < 0.4 * own[0]
+
+
+def test_half_of_the_places_stand_for_all(torch: Any, tokenizer: Tokenizer) -> None:
+    from llamac.models.training.helper import train
+
+    block = rows.block(tokenizer, 0, 4, 256, 0)
+    _, _, places, target, scale, weights = train.tensors(block, torch.device("cpu"))
+    assert len(places) == block.ids.size // 2
+    flat, before = block.ids.ravel(), block.weights.copy()
+    before[:, 0] = 0.0  # nothing predicts the first token of a row
+    assert (flat[places + 1] == target.numpy())[weights.numpy() > 0].all()
+    assert (weights == 1).sum() == (before == 1).sum()
+    assert scale.sum() == pytest.approx(before.sum(), rel=1e-4)
+
+
+def test_two_processes_take_the_mean_of_their_gradients(
+    torch: Any, small: Any, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Two processes share the memory of the weights; each updates its part, from the gradients of both."""
+    from llamac.models.training.helper import crew
+
+    nets = [small.network.Network(small.shape()) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    team = crew.Crew.of(nets[0], 2)
+    ids = torch.randint(0, SIZE, (2, 24))
+    for rank in range(2):
+        team.attach(rank)
+        nets[0](ids[rank : rank + 1]).logsumexp(-1).mean().backward()
+    nets[1](ids).logsumexp(-1).mean().backward()
+    norm = torch.nn.utils.clip_grad_norm_(nets[1].parameters(), 0.01)
+    assert norm > 0.01
+    expected = dict(nets[1].named_parameters())
+    seen: list[str] = []
+    for rank in range(2):
+        team.combine(rank, 0.01)
+        for name, weight in team.own(rank).items():
+            seen.append(name)
+            assert torch.allclose(weight.grad, expected[name].grad, rtol=1e-3, atol=1e-7)
+    assert sorted(seen) == sorted(expected)
+
+
+def test_processes_train_together(
+    torch: Any, small: Any, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has the optimizers of its weights; together they stop, write, and continue."""
+    monkeypatch.setattr(small.train, "STAGES", small.stages)  # the other process has no others
+    vocabulary.write(tokenizer, tmp_path)
+    small.train.train(options(tmp_path, processes=2, tokens=1024, steps=2))
+    state = torch.load(tmp_path / "state.pt")
+    assert state["step"] == 2
+    assert not list(tmp_path.glob("*.partial"))
+    moments = [sum(len(each["state"]) for each in optimizers) for optimizers in state["optimizers"]]
+    assert len(moments) == 2
+    assert all(moments)
+    assert sum(moments) == len(state["network"])
+    assert all(value.isfinite().all() for value in state["network"].values())
+    first = small.train.Training(options(tmp_path, processes=2, tokens=1024))
+    second = small.train.Training(options(tmp_path, processes=2, tokens=1024), 1, first.crew)
+    assert first.step == second.step == 2
+    held = [[len(each.state) for each in training.optimizers] for training in (first, second)]
+    assert [sum(each) for each in held] == moments
+    with pytest.raises(SystemExit, match="has 2 processes: give --processes"):
+        small.train.train(options(tmp_path, tokens=1024, steps=4))
 
 
 def test_a_training_by_the_clock_ends(torch: Any, small: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -207,7 +296,7 @@ def test_a_training_by_the_clock_ends(torch: Any, small: Any, tokenizer: Tokeniz
     training = small.train.Training(options(tmp_path / "first", minutes=0.005))
     training.run()
     assert 0 < training.step < 1000
-    assert training.share(0) >= 1
+    assert training.share() >= 1
     later = small.train.Training(options(tmp_path / "second", begin=tmp_path / "first"))
     assert later.step == 0
     for one, two in zip(training.network.parameters(), later.network.parameters(), strict=True):
@@ -217,8 +306,13 @@ def test_a_training_by_the_clock_ends(torch: Any, small: Any, tokenizer: Tokeniz
 def test_stages_and_learning_rates(torch: Any) -> None:
     from llamac.models.training.helper import train
 
-    shares = (0, 0.34, 0.35, 0.74, 0.75, 0.99, 1.0)
-    assert [train.stage_at(share).length for share in shares] == [256, 256, 512, 512, 1024, 1024, 1024]
+    ends = [stage.until for stage in train.STAGES]
+    assert ends == sorted(ends)
+    assert ends[-1] == 1
+    for before, after in itertools.pairwise(train.STAGES):
+        assert train.stage_at(before.until - 0.001) is before
+        assert train.stage_at(before.until) is after
+    assert train.stage_at(1.0) is train.STAGES[-1]
     rates = [train.learning_rate(step / 1000) for step in range(1000)]
     assert max(rates) == pytest.approx(train.PEAK_LR)
     assert rates.index(max(rates)) == 1000 * train.WARM_UP
@@ -227,7 +321,7 @@ def test_stages_and_learning_rates(torch: Any) -> None:
 
 def test_other_processes_make_the_same_blocks(tokenizer: Tokenizer, tmp_path: Path) -> None:
     vocabulary.write(tokenizer, tmp_path)
-    orders = [feed.Order(step, 1, 256, 0) for step in range(3)]
+    orders = [feed.Order(step, 1, 256, 0, 0.5) for step in range(3)]
     with closing(feed.blocks(tmp_path / "tokenizer.json", iter(orders), workers=1)) as made:
         for order, block in zip(orders, made, strict=True):
             assert (block.ids == rows.block(tokenizer, *order).ids).all()

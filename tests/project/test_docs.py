@@ -22,7 +22,7 @@ import llamac
 from builders import checkpoint, llama_config, write_model
 from documents import ROOT, blocks, documented_metadata, script, table_after, text_of
 from llamac import _core, errors, models
-from llamac.engine import machine
+from llamac.engine.hardware import machine
 from llamac.export import Report
 from llamac.format.flatfile import FIELDS, RECORD_BYTES, SECTIONS, FlatFile, pack_record
 from llamac.format.probes import EngineRecord, Probe, ProbeSet, encode
@@ -329,6 +329,10 @@ def test_every_sentencepiece_key_is_documented(tmp_path: Path) -> None:
 def test_the_command_line_reference_is_current(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)  # the page must not depend on the terminal
     assert text_of("cli.md") == script("make_cli").cli_document(), "run python docs/make_cli.py"
+
+
+def test_the_page_of_the_server_has_every_parameter() -> None:
+    assert text_of("server.md") == script("make_server").server_document(), "run python docs/make_server.py"
 
 
 # ---- run.svg

@@ -35,7 +35,7 @@ LADDER: tuple[tuple[str, ...], ...] = (
         *("kernels_amx", "eval", "measure", "quantize", "saving", "sequences"),
     ),
     ("kernels_neon", "kernels_neon_dotprod", "kernels_neon_i8mm"),
-    ("lora", "drafts", "shift"),
+    ("lora", "drafts", "shift", "draws"),
     ("products",),
     ("forward", "attention", "ffn", "observe"),
 )
@@ -174,6 +174,7 @@ RUNGS: tuple[tuple[str, ...], ...] = (
     ("llamac.tools",),
     ("llamac.engine",),
     ("llamac.openai",),
+    ("llamac.server",),
     ("llamac.export",),
     ("llamac.sources",),
     ("llamac.cli", "llamac.integrations"),
@@ -220,6 +221,48 @@ def test_python_imports_go_downward_only(path: Path) -> None:
         if module != "llamac.__version__" and RUNG.get(entry_of(module), len(RUNGS)) > RUNG[own]
     ]
     assert wrong == []
+
+
+# The parts of the engine, lowest first. What a module imports with itself is on its own rung or lower. Functions and
+# type checkers may look upward: a session's `generate` is a call of the loop above it.
+ENGINE_RUNGS: tuple[tuple[str, ...], ...] = (
+    ("hardware", "rows", "identity", "closeable"),
+    ("prompts",),
+    ("sampling",),
+    ("cache", "speculation"),
+    ("model_file", "memory", "session", "generating", "model"),
+    ("generation",),
+    ("receipts", "scoring", "inspection"),
+    ("batching",),
+)
+ENGINE_RUNG = {name: rung for rung, names in enumerate(ENGINE_RUNGS) for name in names}
+
+
+def engine_part(module: str) -> str | None:
+    """The entry of `ENGINE_RUNGS` for a module of the engine."""
+    parts = module.split(".")
+    return parts[2] if parts[:2] == ["llamac", "engine"] and len(parts) > 2 else None
+
+
+@pytest.mark.parametrize(
+    "path", python_files("llamac/engine"), ids=lambda path: str(path.relative_to(ROOT / "llamac" / "engine"))
+)
+def test_the_parts_of_the_engine_are_imported_downward_only(path: Path) -> None:
+    own = engine_part(module_of(path))
+    if own is None:
+        return  # the package itself, which is empty
+    parts = [(module, engine_part(module)) for module, with_file in imports(path) if with_file]
+    assert [module for module, part in parts if part and ENGINE_RUNG[part] > ENGINE_RUNG[own]] == []
+
+
+def test_the_rungs_of_the_engine_list_every_part_and_the_architecture_page_has_them() -> None:
+    folder = ROOT / "llamac" / "engine"
+    found = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert found - {"__init__"} == set(ENGINE_RUNG)
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    table = page.split("| part of `llamac/engine/` | owns |\n|---|---|\n")[1].split("\n\n")[0]
+    documented = [re.findall(r"`(\w+)(?:/|\.py)`", line.split("|")[1]) for line in table.splitlines()]
+    assert [sorted(names) for names in documented] == [sorted(names) for names in ENGINE_RUNGS]
 
 
 def test_the_rungs_list_every_module() -> None:

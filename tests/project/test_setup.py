@@ -182,5 +182,5 @@ def test_an_editable_install_is_found_next_to_a_folder_of_the_same_name(tmp_path
         archive.extractall(site)
     program = f"import site; site.addsitedir({str(site)!r}); import llamac.export; print(llamac.__file__)"
     for cwd in (tmp_path, clone, site):
-        found = subprocess.run([sys.executable, "-S", "-c", program], cwd=cwd, capture_output=True, text=True)
+        found = subprocess.run([sys.executable, "-ES", "-c", program], cwd=cwd, capture_output=True, text=True)
         assert (found.stdout, found.stderr) == (f"{clone}/llamac/__init__.py\n", "")
