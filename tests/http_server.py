@@ -17,9 +17,10 @@ import httpx
 import llamac
 from llamac.engine.batching.engine import Engine
 from llamac.server.app import create_app
+from llamac.server.models import Models
+from llamac.server.service import Service
 from llamac.server.serving import listen, make_server
 from llamac.server.settings import Settings
-from llamac.server.worker import Worker
 
 PATIENCE = 60.0  # seconds; only a hang takes so long
 # A request that does not end by itself.
@@ -32,18 +33,19 @@ class Running:
 
     Attributes:
         client: Sends requests to it.
-        worker: What it serves.
+        service: What it serves.
         port: Its port.
     """
 
     client: httpx.Client
-    worker: Worker
+    service: Service
     port: int
 
     @property
     def engine(self) -> Engine:
-        """The engine."""
-        return self.worker.engine
+        """The engine of the only model."""
+        ((_, opened),) = self.service.models.open_ones()
+        return opened.engine
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         """Send a body."""
@@ -69,33 +71,40 @@ def _value(text: str) -> Any:
 
 
 @contextlib.contextmanager
-def running(path: Path | str, settings: Settings | None = None, *, connections: int = 100, **options: Any) -> Any:
-    """Serve a model. Further options are those of the engine."""
+def running(
+    path: Path | str,
+    settings: Settings | None = None,
+    *,
+    names: tuple[str, ...] = (),
+    connections: int = 100,
+    **options: Any,
+) -> Any:
+    """Serve a model, under these names and its own. Further options are those of the engine."""
     with llamac.load(path) as model, Engine(model, **options) as engine:
-        worker = Worker(engine, settings or Settings())
-        with serving(worker, connections) as served:
+        service = Service(Models.of_one(engine, names), settings or Settings())
+        with serving(service, connections) as served:
             yield served
 
 
 @contextlib.contextmanager
-def serving(worker: Worker, connections: int) -> Iterator[Running]:
-    """Run a server for a worker."""
+def serving(service: Service, connections: int = 100) -> Iterator[Running]:
+    """Run a server. The service is closed at the end."""
     opened = listen("127.0.0.1", 0)
     port = opened.getsockname()[1]
-    server = make_server(create_app(worker), 1, connections)
+    server = make_server(create_app(service), 1, connections)
 
     async def run() -> None:
-        await worker.warm_up()
+        await service.warm_up()
         await server.serve(sockets=[opened])
 
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
-            yield Running(client, worker, port)
+            yield Running(client, service, port)
     finally:
         server.should_exit = server.force_exit = True
         thread.join(PATIENCE)
-        worker.close()
+        service.close()
         opened.close()
     assert not thread.is_alive()

@@ -16,11 +16,14 @@ from llamac.cli.options import (
     add_threads,
 )
 from llamac.cli.parser import Parser
+from llamac.cli.serve_models import models_of
 from llamac.cli.text import safe_error
 from llamac.engine.batching.engine import Engine
 from llamac.errors import ArgumentError
 from llamac.exit_codes import OK
 from llamac.server.logs import FORMATS, set_up_logs
+from llamac.server.models import Models
+from llamac.server.service import Service
 from llamac.server.serving import (
     LOCAL_NAMES,
     address_of,
@@ -31,12 +34,12 @@ from llamac.server.serving import (
     serve,
 )
 from llamac.server.settings import KEY_VARIABLE, MAX_BODY_BYTES, Settings, read_keys
-from llamac.server.worker import Worker
 from llamac.sizes import parse_size
 
 MAX_SEQUENCES = 16
 MAX_QUEUE = 256
 MAX_CONNECTIONS = 1000
+IDLE_SECONDS = 900
 PORT = 8000
 HOST = "127.0.0.1"
 
@@ -49,6 +52,7 @@ EXAMPLES = """\
   llamac serve                                          the built-in model on http://127.0.0.1:8000
   llamac serve model.gguf --port 9000 -v                log each request
   llamac serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+  llamac serve --models-dir /srv/models --max-memory 8GiB
   llamac serve model.gguf --uds /run/llamac.sock --max-sequences 32
 """
 
@@ -57,6 +61,19 @@ def add_arguments(parser: Parser) -> None:
     """Add the command's options."""
     model = parser.add_argument_group("model")
     add_model(parser)
+    model.add_argument(
+        "--models-dir",
+        metavar="DIR",
+        help="serve the models of this folder instead, each loaded when a request names it; its models.toml has names "
+        "and settings",
+    )
+    model.add_argument(
+        "--idle-seconds",
+        type=float,
+        default=IDLE_SECONDS,
+        metavar="S",
+        help="with --models-dir: close a model after so many seconds without a request; 0: never",
+    )
     model.add_argument("--alias", metavar="NAME", action="append", default=[], help="another name of it; repeatable")
     model.add_argument(
         "-z", "--tokenizer", metavar="FILE", help="use this tokenizer file or directory, not the model's tokenizer"
@@ -127,29 +144,37 @@ def run(options: argparse.Namespace) -> int:
     opened = listen_unix(options.uds) if options.uds else listen(options.host, options.port)
     with opened:
         set_up_logs(options.log_format, verbose=options.verbose)
-        chosen = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa")}
-        with (
-            load_model(options, tokenizer=options.tokenizer, **chosen) as model,
-            Engine(
-                model,
-                max_sequences=options.max_sequences,
-                kv_tokens=options.kv_tokens,
-                max_queue=options.max_queue,
-            ) as engine,
-        ):
-            worker = Worker(engine, settings)
-            address = address_of(opened)
-            if tls:
-                address = address.replace("http:", "https:", 1)
-            serve(
-                worker,
-                opened,
-                drain_seconds=options.drain,
-                max_connections=options.max_connections,
-                started=lambda: _say(f"serving {worker.name} on {address}"),
-                **tls,
-            )
+        models = models_of(options) if options.models_dir else _only_model(options)
+        address = address_of(opened)
+        if tls:
+            address = address.replace("http:", "https:", 1)
+        served = ", ".join(entry.name for entry in models.entries)
+        serve(
+            Service(models, settings),
+            opened,
+            drain_seconds=options.drain,
+            max_connections=options.max_connections,
+            started=lambda: _say(f"serving {served} on {address}"),
+            **tls,
+        )
     return OK
+
+
+def _only_model(options: argparse.Namespace) -> Models:
+    """The table of the one model that a command names."""
+    chosen = {name: getattr(options, name) for name in ("context", "kv_dtype", "threads", "isa")}
+    model = load_model(options, tokenizer=options.tokenizer, **chosen)
+    try:
+        engine = Engine(
+            model,
+            max_sequences=options.max_sequences,
+            kv_tokens=options.kv_tokens,
+            max_queue=options.max_queue,
+        )
+    except BaseException:
+        model.close()
+        raise
+    return Models.of_one(engine, options.alias)
 
 
 def _settings(options: argparse.Namespace) -> Settings:
@@ -166,7 +191,6 @@ def _settings(options: argparse.Namespace) -> Settings:
         if value is not None and value <= 0:
             raise ArgumentError(f"--{name.replace('_', '-')} is {value:g}, expected more than 0")
     return Settings(
-        names=tuple(options.alias),
         keys=keys,
         origins=tuple(options.cors),
         hosts=() if keys or options.uds or not local else tuple(dict.fromkeys((*LOCAL_NAMES, options.host.lower()))),

@@ -185,10 +185,12 @@ class MemoryLimit:
 
     def _left(self) -> int | None:
         """Bytes that the limit leaves for KV pages."""
-        if self.limit is None:
-            return None
+        return None if self.limit is None else self.limit - self.fixed()
+
+    def fixed(self) -> int:
+        """Bytes that the model and its sessions can need besides KV pages."""
         sessions = sum(held_by(session) for session in list(self._model._sessions))
-        return self.limit - sum(fixed_bytes(self._model)) - sessions - self.engine_logits
+        return sum(fixed_bytes(self._model)) + sessions + self.engine_logits
 
 
 def held_by(session: Session) -> int:

@@ -72,6 +72,7 @@ class ModelFile(Closeable):
         self._n_token_ids: int = self._config["n_token_ids"]
         self._tokenizer = tokenizer or opened_tokenizer
         self._has_own_tokenizer = tokenizer is None
+        self._template: str | None = None
         self._lock = threading.Lock()
         if tokenizer is not None:
             self._replace_tokenizer(tokenizer)
@@ -157,6 +158,17 @@ class ModelFile(Closeable):
         """The sampling parameters that the model recommends, from its generation_config. Most models set only some."""
         return self._sampling_defaults
 
+    def _adapt(self, sampling: SamplingParams, template: str | None) -> None:
+        """Replace what the file recommends, before the model is used.
+
+        Args:
+            sampling: Parameters that replace those of the file where they are set.
+            template: A chat template, or None for the file's.
+        """
+        set_ones = {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
+        self._sampling_defaults = self._sampling_defaults.updated(set_ones)
+        self._template = template
+
     @functools.cached_property
     def _multiply_adds(self) -> int:
         """Multiply-adds of a row with all matrices, including the embeddings, which are only looked up."""
@@ -214,7 +226,9 @@ class ModelFile(Closeable):
         self._check_open()
         metadata = self._file.metadata
         texts, tokens = _strings(metadata.get("chat_templates")), _strings(metadata.get("special_tokens"))
-        if self._file.sections["template"].bytes:
+        if self._template is not None:
+            texts = {DEFAULT: self._template}
+        elif self._file.sections["template"].bytes:
             texts[DEFAULT] = self._file.text("template")
         if not texts:
             return None

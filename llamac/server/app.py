@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from llamac.server.guard import Application, Guard
-from llamac.server.worker import Worker
+from llamac.server.service import Service
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -34,8 +34,8 @@ ENDPOINTS = {
 }
 
 
-def create_app(worker: Worker) -> Application:
-    """The ASGI application that serves a worker's model.
+def create_app(service: Service) -> Application:
+    """The ASGI application that answers for a service.
 
     Raises:
         ModuleNotFoundError: If Starlette is not installed.
@@ -44,16 +44,16 @@ def create_app(worker: Worker) -> Application:
 
     routes = []
     for path, (method, place) in ENDPOINTS.items():
-        routes.append(Route(path, _endpoint(worker, place), methods=[method]))
+        routes.append(Route(path, _endpoint(service, place), methods=[method]))
     router = Router(routes=routes, redirect_slashes=False)
-    return Guard(router, frozenset(ENDPOINTS), worker.settings, worker.metrics)
+    return Guard(router, frozenset(ENDPOINTS), service.settings, service.metrics)
 
 
-def _endpoint(worker: Worker, place: str) -> Callable[[Request], Awaitable[Any]]:
+def _endpoint(service: Service, place: str) -> Callable[[Request], Awaitable[Any]]:
     module, _, name = place.partition(".")
 
     async def answer(request: Request) -> Any:
         function = getattr(importlib.import_module(f"llamac.server.{module}"), name)
-        return await function(worker, request)
+        return await function(service, request)
 
     return answer

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.inputs import read_messages
-from llamac.server.exchange import Answer, read_json
+from llamac.server.exchange import Answer
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from llamac.server.worker import Worker
+    from llamac.server.service import Service
 
 
-async def tokenize(worker: Worker, request: Request) -> Answer:
+async def tokenize(service: Service, request: Request) -> Answer:
     """The token ids of a text or of a conversation."""
-    body = await read_json(request, worker.settings)
-    _check_fields(worker, body, "prompt", "messages", "add_special_tokens", "parse_special", "return_token_strs")
+    worker, body = await service.begin(request)
+    _check_fields(body, "prompt", "messages", "add_special_tokens", "parse_special", "return_token_strs")
     options = {name: _flag(body, name, default) for name, default in TOKENIZE_FLAGS.items()}
     model = worker.engine.model
     if ("prompt" in body) == ("messages" in body):
@@ -40,33 +40,29 @@ async def tokenize(worker: Worker, request: Request) -> Answer:
 TOKENIZE_FLAGS = {"add_special_tokens": True, "parse_special": False, "return_token_strs": False}
 
 
-async def detokenize(worker: Worker, request: Request) -> Answer:
+async def detokenize(service: Service, request: Request) -> Answer:
     """The text of token ids."""
-    body = await read_json(request, worker.settings)
-    _check_fields(worker, body, "tokens")
+    worker, body = await service.begin(request)
+    _check_fields(body, "tokens")
     ids = body.get("tokens")
     if not isinstance(ids, list) or not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
         raise wrong_type("tokens", ids, "an array of token ids")
     return Answer({"prompt": await worker.run(lambda: worker.engine.model.detokenize(ids))})
 
 
-async def apply_template(worker: Worker, request: Request) -> Answer:
+async def apply_template(service: Service, request: Request) -> Answer:
     """The prompt that the chat template makes of a conversation."""
-    body = await read_json(request, worker.settings)
-    _check_fields(worker, body, "messages", "tools")
+    worker, body = await service.begin(request)
+    _check_fields(body, "messages", "tools")
     chat = read_messages(body.get("messages"))
     options = {} if body.get("tools") is None else {"tools": body["tools"]}
     return Answer({"prompt": await worker.run(lambda: worker.engine.model.chat_prompt(chat, **options))})
 
 
-def _check_fields(worker: Worker, body: dict[str, Any], *known: str) -> None:
+def _check_fields(body: dict[str, Any], *known: str) -> None:
     for name in body:
         if name not in (*known, "model"):
             raise InvalidRequestError(f"unknown parameter {name!r}", name, "unknown_parameter")
-    model = body.get("model")
-    if not isinstance(model, str | None):
-        raise wrong_type("model", model, "a string")
-    worker.check_model(model)
 
 
 def _flag(body: dict[str, Any], name: str, default: bool) -> bool:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.responses import new_id
-from llamac.server.exchange import Answer, read_json, until_gone
+from llamac.server.exchange import Answer, until_gone
 from llamac.server.generation import no_effect
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from llamac.server.worker import Worker
+    from llamac.server.service import Service
 
 MAX_TEXTS = 2048  # of a request, as in OpenAI's API
 EMBEDDING_FIELDS = ("input", "encoding_format", "dimensions")
@@ -23,10 +23,10 @@ WITHOUT_EFFECT = ("user",)
 FORMATS = ("float", "base64")
 
 
-async def embeddings(worker: Worker, http: Request) -> Answer:
+async def embeddings(service: Service, http: Request) -> Answer:
     """Answer a request for embeddings."""
-    body = await read_json(http, worker.settings)
-    given = checked_fields(worker, body, EMBEDDING_FIELDS)
+    worker, body = await service.begin(http)
+    given = checked_fields(body, EMBEDDING_FIELDS)
     texts = _texts(given.get("input"))
     form = given.get("encoding_format", "float")
     if form not in FORMATS:
@@ -66,10 +66,10 @@ def _written(vector: Any, form: str) -> str | list[float]:
     return numbers
 
 
-async def rerank(worker: Worker, http: Request) -> Answer:
+async def rerank(service: Service, http: Request) -> Answer:
     """Answer a request for a ranking."""
-    body = await read_json(http, worker.settings)
-    given = checked_fields(worker, body, RERANK_FIELDS)
+    worker, body = await service.begin(http)
+    given = checked_fields(body, RERANK_FIELDS)
     query = given.get("query")
     if not isinstance(query, str):
         raise wrong_type("query", query, "a string")
@@ -102,21 +102,16 @@ def _documents(value: object) -> list[str]:
     return texts
 
 
-def checked_fields(worker: Worker, body: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
-    """The parameters of a body that are not null. Unknown ones are refused, and so is another model.
+def checked_fields(body: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """The parameters of a body that are not null. Unknown ones are refused.
 
     Raises:
         InvalidRequestError: If a parameter does not exist.
-        HttpError: If the model is not served.
     """
     given = {name: value for name, value in body.items() if value is not None}
     for name in given:
         if name not in (*known, *WITHOUT_EFFECT, "model"):
             raise InvalidRequestError(f"unknown parameter {name!r}", name, "unknown_parameter")
-    model = given.get("model")
-    if not isinstance(model, str | None):
-        raise wrong_type("model", model, "a string")
-    worker.check_model(model)
     return given
 
 

@@ -13,22 +13,23 @@ from llamac.errors import LlamacError
 from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.inputs import read_messages, read_prompts
 from llamac.server.embedding import checked_fields
-from llamac.server.exchange import Answer, EventStream, event, read_json, until_gone
+from llamac.server.exchange import Answer, EventStream, event, until_gone
 from llamac.server.generation import check_time, collected, stream_error
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
+    from llamac.server.service import Service
     from llamac.server.worker import Worker
 
 FIELDS = ("prompt", "messages", "sampling", "priority", "stream")
 NOT_JSON = ("guide", "logits_processors")  # parameters that no JSON can be
 
 
-async def execute(worker: Worker, http: HttpRequest) -> Answer | EventStream:
+async def execute(service: Service, http: HttpRequest) -> Answer | EventStream:
     """Answer a request."""
-    body = await read_json(http, worker.settings)
-    given = checked_fields(worker, body, FIELDS)
+    worker, body = await service.begin(http)
+    given = checked_fields(body, FIELDS)
     stream = given.get("stream", False)
     if not isinstance(stream, bool):
         raise wrong_type("stream", stream, "a boolean")

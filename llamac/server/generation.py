@@ -14,31 +14,32 @@ from llamac.openai.errors import InvalidRequestError
 from llamac.openai.parameters import Endpoint
 from llamac.openai.requests import GenerationRequest, translate, without_effect
 from llamac.openai.responses import answer_body, echo_of, error_response, text_of
-from llamac.server.exchange import Answer, EventStream, HttpError, event, read_json, until_gone
+from llamac.server.exchange import Answer, EventStream, HttpError, event, until_gone
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
     from llamac.engine.generation.logprobs import TokenLogprobs
     from llamac.engine.model import Model
+    from llamac.server.service import Service
     from llamac.server.worker import Worker
 
 DONE = event("[DONE]")
 Event = tuple[int, Any]  # a choice, and a piece of it or its completion
 
 
-async def completions(worker: Worker, http: HttpRequest) -> Answer | EventStream:
+async def completions(service: Service, http: HttpRequest) -> Answer | EventStream:
     """Continue prompts."""
-    return await _generate(worker, http, "completions")
+    return await _generate(service, http, "completions")
 
 
-async def chat_completions(worker: Worker, http: HttpRequest) -> Answer | EventStream:
+async def chat_completions(service: Service, http: HttpRequest) -> Answer | EventStream:
     """Answer messages."""
-    return await _generate(worker, http, "chat")
+    return await _generate(service, http, "chat")
 
 
-async def _generate(worker: Worker, http: HttpRequest, endpoint: Endpoint) -> Answer | EventStream:
-    body = await read_json(http, worker.settings)
+async def _generate(service: Service, http: HttpRequest, endpoint: Endpoint) -> Answer | EventStream:
+    worker, body = await service.begin(http)
     submitting = worker.submit(lambda: _submitted(worker, endpoint, body))
     request, requests = await until_gone(http.receive, submitting)
     headers = no_effect(without_effect(request, worker.engine))
@@ -57,7 +58,6 @@ def no_effect(names: Sequence[str]) -> dict[str, str]:
 def _submitted(worker: Worker, endpoint: Endpoint, body: dict[str, Any]) -> tuple[GenerationRequest, list[Request]]:
     """Check a body and queue what it asks for. Runs in a thread: templates and long texts take time."""
     request = translate(endpoint, body)
-    worker.check_model(request.model)
     try:
         return request, request.submit(worker.engine, worker.settings.request_seconds)
     except InvalidRequestError:
@@ -81,7 +81,7 @@ async def collected(worker: Worker, requests: Sequence[Request]) -> list[Complet
         for request in requests:
             request.cancel()
     for completion in completions:
-        worker.metrics.record(completion)
+        worker.record(completion)
         for choice in completion.choices:
             check_time(worker, choice)
     return completions

@@ -9,7 +9,7 @@ from llamac.engine.batching.request import Request
 from llamac.engine.generation.output import Completion
 from llamac.errors import LlamacError
 from llamac.openai.responses import error_response, new_id
-from llamac.server.exchange import Answer, EventStream, HttpError, event, read_json, until_gone
+from llamac.server.exchange import Answer, EventStream, HttpError, event, until_gone
 from llamac.server.failures import messages_error
 from llamac.server.generation import check_time, collected, merged, no_effect
 from llamac.server.messages_request import MessagesRequest, translate
@@ -18,22 +18,22 @@ from llamac.tools.message import Delta
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
+    from llamac.server.service import Service
     from llamac.server.worker import Worker
 
 
-async def messages(worker: Worker, http: HttpRequest) -> Answer | EventStream:
+async def messages(service: Service, http: HttpRequest) -> Answer | EventStream:
     """Answer a conversation."""
-    body = await read_json(http, worker.settings)
+    worker, body = await service.begin(http)
 
     def submit() -> tuple[MessagesRequest, list[Request]]:
         request = translate(body)
-        worker.check_model(request.model)
         return request, [request.submit(worker.engine, worker.settings.request_seconds)]
 
     request, [member] = await until_gone(http.receive, worker.submit(submit))
     headers = no_effect(request.without_effect)
     if request.stream:
-        events = _events(worker, member, http.scope["llamac_id"])
+        events = _events(worker, member, worker.call.id)
         return EventStream(events, worker.settings, headers)
     [completion] = await until_gone(http.receive, collected(worker, [member]))
     content = _content(completion)
@@ -42,13 +42,12 @@ async def messages(worker: Worker, http: HttpRequest) -> Answer | EventStream:
     )
 
 
-async def count_tokens(worker: Worker, http: HttpRequest) -> Answer:
+async def count_tokens(service: Service, http: HttpRequest) -> Answer:
     """Answer how many tokens a conversation has."""
-    body = await read_json(http, worker.settings)
+    worker, body = await service.begin(http)
 
     def count() -> int:
         request = translate(body, counts=True)
-        worker.check_model(request.model)
         tools = {"tools": request.tools["tools"]} if "tools" in request.tools else {}
         options = request.template_options(worker.engine)
         return len(worker.engine.model.chat_ids(request.messages, **tools, **options))

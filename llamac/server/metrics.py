@@ -7,9 +7,11 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from llamac.server.energy import Energy
+
 if TYPE_CHECKING:
-    from llamac.engine.batching.engine import Engine
     from llamac.engine.generation.output import Completion
+    from llamac.server.models import Models
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)  # of a whole request
@@ -33,11 +35,11 @@ class Counter:
 
     def lines(self) -> Iterator[str]:
         """The lines of the text."""
-        yield from _head(self.name, self._help, "counter")
+        yield from head(self.name, self._help, "counter")
         with self._lock:
             values = sorted(self._values.items())
         for labels, value in values:
-            yield f"{self.name}{_labelled(zip(self._labels, labels, strict=True))} {value:g}"
+            yield f"{self.name}{_labelled(zip(self._labels, labels, strict=True))} {written(value)}"
 
 
 class Histogram:
@@ -59,7 +61,7 @@ class Histogram:
 
     def lines(self) -> Iterator[str]:
         """The lines of the text."""
-        yield from _head(self.name, self._help, "histogram")
+        yield from head(self.name, self._help, "histogram")
         with self._lock:
             counts, total = list(self._counts), self._sum
         so_far = 0
@@ -82,6 +84,7 @@ class Metrics:
         self.request_s = Histogram("llamac_request_seconds", "From the first byte to the last one.", LONG_S)
         self.queue_s = Histogram("llamac_queue_seconds", "Before the computation of a request began.", LONG_S)
         self.first_token_s = Histogram("llamac_first_token_seconds", "Until the first token, the queue too.", LONG_S)
+        self._energy = Energy()
         self.token_s = Histogram("llamac_token_seconds", "Between two tokens of a request, its mean.", SHORT_S)
 
     def record(self, completion: Completion) -> None:
@@ -97,29 +100,25 @@ class Metrics:
             if choice.usage.completion_tokens > 1:
                 self.token_s.observe(choice.timings.decode / (choice.usage.completion_tokens - 1))
 
-    def text(self, engine: Engine) -> str:
-        """Everything, with what the engine does now."""
+    def text(self, models: Models) -> str:
+        """Everything, with what the engines do now."""
+        from llamac.server.gauges import gauges_of
+
         own = [metric for metric in vars(self).values() if isinstance(metric, Counter | Histogram)]
         lines = [line for metric in own for line in metric.lines()]
-        stats = engine.stats()
-        now = {
-            "llamac_requests_running": ("gauge", "Requests that are computed now.", stats.running),
-            "llamac_requests_waiting": ("gauge", "Requests that wait for a place.", stats.waiting),
-            "llamac_kv_bytes": ("gauge", "Bytes of the KV cache in use.", stats.kv_bytes),
-            "llamac_prefix_bytes": ("gauge", "Bytes of cached prefixes.", stats.prefix.bytes),
-            "llamac_engine_steps_total": ("counter", "Passes through the model.", stats.steps),
-            "llamac_engine_rows_total": ("counter", "Tokens computed in them.", stats.rows),
-            "llamac_preemptions_total": ("counter", "Requests that paused for lack of memory.", stats.preemptions),
-            "llamac_prefix_lookups_total": ("counter", "Requests that looked for a prefix.", stats.prefix.lookups),
-            "llamac_prefix_hits_total": ("counter", "Requests that found one.", stats.prefix.hits),
-            "llamac_prefix_evictions_total": ("counter", "Prefixes that were forgotten.", stats.prefix.evictions),
-        }
-        for name, (kind, help_text, value) in now.items():
-            lines += [*_head(name, help_text, kind), f"{name} {value}"]
+        for gauge in gauges_of(models, self._energy):
+            lines += head(gauge.name, gauge.help, gauge.kind)
+            lines += [f"{gauge.name}{_labelled(labels.items())} {written(value)}" for labels, value in gauge.values]
         return "\n".join(lines) + "\n"
 
 
-def _head(name: str, help_text: str, kind: str) -> list[str]:
+def written(value: float) -> str:
+    """A number with all its digits: whole ones have no fraction."""
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def head(name: str, help_text: str, kind: str) -> list[str]:
+    """The lines before those of a number."""
     return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
 
 

@@ -11,7 +11,7 @@ from llamac.engine.generation.output import Completion
 from llamac.errors import LlamacError
 from llamac.openai.requests import GenerationRequest, without_effect
 from llamac.openai.responses import new_id
-from llamac.server.exchange import Answer, EventStream, event, read_json, until_gone
+from llamac.server.exchange import Answer, EventStream, event, until_gone
 from llamac.server.generation import check_time, collected, merged, no_effect, stream_error
 from llamac.server.responses_request import translate
 from llamac.tools.message import Delta
@@ -19,6 +19,7 @@ from llamac.tools.message import Delta
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
+    from llamac.server.service import Service
     from llamac.server.worker import Worker
 
 # Parameters that an answer repeats, with their values if the request does not set them.
@@ -44,13 +45,12 @@ UNUSED: dict[str, Any] = {
 }
 
 
-async def responses(worker: Worker, http: HttpRequest) -> Answer | EventStream:
+async def responses(service: Service, http: HttpRequest) -> Answer | EventStream:
     """Answer a request."""
-    body = await read_json(http, worker.settings)
+    worker, body = await service.begin(http)
 
     def submit() -> tuple[tuple[GenerationRequest, tuple[str, ...]], list[Request]]:
         translated = translate(body)
-        worker.check_model(translated[0].model)
         return translated, translated[0].submit(worker.engine, worker.settings.request_seconds)
 
     (request, ignored), [member] = await until_gone(http.receive, worker.submit(submit))

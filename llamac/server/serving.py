@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from llamac.errors import ArgumentError, UnsupportedError
 from llamac.server.app import create_app
 from llamac.server.guard import LOGGER, Application
-from llamac.server.worker import Worker
+from llamac.server.service import Service
 
 if TYPE_CHECKING:
     import uvicorn
@@ -106,7 +106,7 @@ def address_of(opened: socket.socket) -> str:
 
 
 def serve(
-    worker: Worker,
+    service: Service,
     opened: socket.socket,
     *,
     drain_seconds: int,
@@ -119,29 +119,31 @@ def serve(
     SIGTERM and the first SIGINT end it when all requests have been answered; the second SIGINT ends it at once.
 
     Args:
-        worker: The worker.
+        service: What it serves. It is closed at the end.
         opened: The socket to listen on. It is closed at the end.
         drain_seconds: Seconds that running requests have at the end.
         max_connections: Most connections; further ones get the status 503.
         started: Called when the server listens.
         settings: Further settings of uvicorn.
     """
-    server = make_server(create_app(worker), drain_seconds, max_connections, **settings)
+    server = make_server(create_app(service), drain_seconds, max_connections, **settings)
 
     async def run() -> None:
         running = asyncio.ensure_future(server.serve(sockets=[opened]))
         while not server.started and not running.done():
             await asyncio.sleep(0.001)
         started()
-        beats = asyncio.ensure_future(_begin(worker))
+        beats = asyncio.ensure_future(_begin(service))
         try:
             await running
         finally:
             notify("STOPPING=1")
             beats.cancel()
-            worker.close()
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    finally:
+        service.close()
 
 
 def make_server(app: Application, drain_seconds: int, max_connections: int, **settings: Any) -> uvicorn.Server:
@@ -165,18 +167,18 @@ def make_server(app: Application, drain_seconds: int, max_connections: int, **se
     return uvicorn.Server(config)
 
 
-async def _begin(worker: Worker) -> None:
-    """Warm the model up, say that the server is ready, and show the service manager that the event loop lives."""
+async def _begin(service: Service) -> None:
+    """Warm the models up, say that the server is ready, and show the service manager that the event loop lives."""
     try:
-        await worker.warm_up()
+        await service.warm_up()
     except Exception as error:
-        LOGGER.error("the model cannot be computed", exc_info=error)
+        LOGGER.error("a model cannot be computed", exc_info=error)
         return
     notify("READY=1")
     interval = watchdog_seconds()
     while interval is not None:
         await asyncio.sleep(interval)
-        if worker.engine.failure is None:
+        if service.failure is None:
             notify("WATCHDOG=1")
 
 

@@ -78,7 +78,6 @@ class Settings:
     """A server's settings.
 
     Attributes:
-        names: Names of the model besides its own, for the `model` of requests. The first is the one that answers have.
         keys: The API keys. Without any, every request is accepted.
         origins: Web pages of other origins that may call the server; "*": all of them.
         hosts: Names in the `Host` header that the server answers to; none: all of them. Web pages could otherwise
@@ -91,7 +90,6 @@ class Settings:
         retry_seconds: What a client is told to wait if the queue is full.
     """
 
-    names: tuple[str, ...] = ()
     keys: Keys = field(default_factory=Keys)
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()

@@ -11,44 +11,50 @@ from llamac.server.metrics import CONTENT_TYPE
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from llamac.server.worker import Worker
+    from llamac.server.models import Entry
+    from llamac.server.service import Service
 
 STARTED = int(time.time())
 
 
-async def health(worker: Worker, request: Request) -> Answer:
-    """Whether the engine works."""
-    failure = worker.engine.failure
-    if failure is not None or worker.engine.closed:
-        raise HttpError(503, str(failure or "the engine is closed"), "engine_stopped", "server_error")
+async def health(service: Service, request: Request) -> Answer:
+    """Whether the engines work."""
+    failure = service.failure
+    if failure is not None:
+        raise HttpError(503, str(failure), "engine_stopped", "server_error")
     return Answer({"status": "ok"})
 
 
-async def ready(worker: Worker, request: Request) -> Answer:
-    """Whether the model has computed something."""
-    await health(worker, request)
-    if not worker.is_warm:
+async def ready(service: Service, request: Request) -> Answer:
+    """Whether the models that are opened at the start have computed something."""
+    await health(service, request)
+    if not service.is_warm:
         raise HttpError(503, "the model is being loaded", "loading", "server_error", {"retry-after": "1"})
     return Answer({"status": "ready"})
 
 
-async def metrics(worker: Worker, request: Request) -> Answer:
+async def metrics(service: Service, request: Request) -> Answer:
     """The server's numbers."""
-    return Answer(worker.metrics.text(worker.engine), content_type=CONTENT_TYPE)
+    return Answer(service.metrics.text(service.models), content_type=CONTENT_TYPE)
 
 
-async def models(worker: Worker, request: Request) -> Answer:
-    """The model under all its names."""
-    return Answer({"object": "list", "data": [_model(worker, name) for name in worker.names]})
+async def models(service: Service, request: Request) -> Answer:
+    """The models under all their names."""
+    data = [_model(name, entry) for name, entry in service.models.names.items()]
+    return Answer({"object": "list", "data": data})
 
 
-async def one_model(worker: Worker, request: Request) -> Answer:
-    """The model under one of its names."""
+async def one_model(service: Service, request: Request) -> Answer:
+    """A model under one of its names."""
     name = request.path_params["name"]
-    worker.check_model(name)
-    return Answer(_model(worker, name))
+    return Answer(_model(name, service.models.find(name)))
 
 
-def _model(worker: Worker, name: str) -> dict[str, Any]:
-    found = {"id": name, "object": "model", "created": STARTED, "owned_by": "llamac"}
-    return {**found, "max_model_len": worker.engine.context}
+def _model(name: str, entry: Entry) -> dict[str, Any]:
+    found: dict[str, Any] = {"id": name, "object": "model", "created": STARTED, "owned_by": "llamac"}
+    found["loaded"] = entry.opened is not None
+    if entry.name != name:
+        found["root"] = entry.name
+    if entry.context is not None:
+        found["max_model_len"] = entry.context
+    return found

@@ -50,7 +50,7 @@ class Server:
         """Wait until the server accepts no more connections."""
         port = int(self.address.rpartition(":")[2])
         limit = time.monotonic() + TIMEOUT
-        with contextlib.suppress(ConnectionRefusedError):
+        with contextlib.suppress(ConnectionRefusedError, ConnectionResetError):
             while True:
                 assert time.monotonic() < limit, "the server still accepts connections"
                 socket.create_connection(("127.0.0.1", port), TIMEOUT).close()

@@ -65,6 +65,6 @@ def test_an_answer_follows_a_schema(server: Running) -> None:
 
 
 def test_anthropics_conversations_are_answered(server: Running) -> None:
-    body = {"model": server.worker.name, "messages": FRANCE, "max_tokens": 24, "temperature": 0}
+    body = {"model": server.service.models.entries[0].name, "messages": FRANCE, "max_tokens": 24, "temperature": 0}
     found = server.post("/v1/messages", body).json()
     assert "Paris" in found["content"][0]["text"]

@@ -27,7 +27,7 @@ from llamac.server.settings import Keys, Settings, read_keys
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running("stories", Settings(names=("tales",), max_body_bytes=4096, body_seconds=0.2)) as served:
+    with running("stories", Settings(max_body_bytes=4096, body_seconds=0.2), names=("tales",)) as served:
         yield served
 
 
@@ -48,14 +48,14 @@ def test_a_server_is_healthy_and_ready(server: Running) -> None:
 
 
 def test_a_server_is_not_ready_before_the_model_has_computed(server: Running) -> None:
-    server.worker.is_warm = False
+    server.service.is_warm = False
     try:
         response = server.client.get("/ready")
         assert error_of(response) == (503, "loading")
         assert response.headers["retry-after"] == "1"
         assert server.client.get("/health").status_code == 200
     finally:
-        server.worker.is_warm = True
+        server.service.is_warm = True
 
 
 def test_models_are_listed_under_all_their_names(server: Running) -> None:
@@ -189,7 +189,7 @@ def test_an_unexpected_error_is_logged_and_not_shown(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(type(server.worker.metrics), "text", fail)
+    monkeypatch.setattr(type(server.service.metrics), "text", fail)
     response = server.client.get("/metrics")
     assert error_of(response) == (500, "internal_error")
     assert "a secret" not in response.text

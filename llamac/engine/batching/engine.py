@@ -242,6 +242,16 @@ class Engine(Closeable):
         return self._session.kv_dtype
 
     @property
+    def threads(self) -> int:
+        """Threads of a step."""
+        return self._session.threads
+
+    @property
+    def page_size(self) -> tuple[int, int]:
+        """Positions of a page of the KV cache, and its bytes."""
+        return self._session._core.page_size()
+
+    @property
     def failure(self) -> LlamacError | None:
         """The error that stopped the engine: every request ends with it. None while the engine works."""
         return self._failure

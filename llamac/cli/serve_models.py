@@ -1,0 +1,103 @@
+"""The models that `llamac serve --models-dir` opens and closes while it runs."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+from llamac.engine.batching.engine import Engine
+from llamac.engine.model import Model, SessionDefaults
+from llamac.errors import ArgumentError
+from llamac.server.models import Entry, Models, Need, need_of
+from llamac.server.models_file import ModelSettings, ServedModel, read_models
+from llamac.sizes import parse_size
+from llamac.sources.loading import open_model
+
+LOGGER = logging.getLogger("llamac.server")
+ALONE = ("model", "alias", "lora", "tokenizer")  # options of a server with one model
+UNLIMITED = 1 << 62  # bytes
+MAX_TEMPLATE_BYTES = 1 << 20
+
+
+def models_of(options: argparse.Namespace) -> Models:
+    """The table of the models in a folder, with those that are pinned open.
+
+    Raises:
+        ArgumentError: If the folder's `models.toml` is wrong, or an option is for a server with one model.
+        LlamacError: If a pinned model cannot be opened.
+    """
+    for name in ALONE:
+        if getattr(options, name):
+            shown = "MODEL" if name == "model" else f"--{name}"
+            raise ArgumentError(f"--models-dir serves the models of a folder: leave {shown} out (models.toml has it)")
+    defaults = ModelSettings(
+        context=options.context,
+        max_sequences=options.max_sequences,
+        max_queue=options.max_queue,
+        kv_dtype=options.kv_dtype,
+        kv_tokens=options.kv_tokens,
+        threads=options.threads,
+        idle_seconds=options.idle_seconds,
+    )
+    found, default = read_models(Path(options.models_dir), defaults)
+    limit = None if options.max_memory is None else parse_size(options.max_memory, "--max-memory")
+    models = Models([_entry(model, options) for model in found], default=default, max_memory=limit)
+    try:
+        models.open_pinned()
+    except BaseException:
+        models.close()
+        raise
+    return models
+
+
+def _entry(served: ServedModel, options: argparse.Namespace) -> Entry:
+    settings = served.settings
+
+    def opens(limit: int | None) -> Engine:
+        return _opened(served, options, limit)
+
+    def measures(limit: int) -> Need:
+        engine = _opened(served, options, None)
+        try:
+            return need_of(engine, settings.kv_tokens, limit)
+        finally:
+            engine.close()
+            engine.model.close()
+
+    return Entry(served.names, opens, measures, pinned=settings.pinned, idle_seconds=settings.idle_seconds or None)
+
+
+def _opened(served: ServedModel, options: argparse.Namespace, limit: int | None) -> Engine:
+    """Open a model with an engine, which needs at most `limit` bytes."""
+    settings = served.settings
+    model = open_model(
+        served.path,
+        SessionDefaults(settings.context, settings.kv_dtype, settings.threads, options.isa),
+        tokenizer=settings.tokenizer,
+        lora=list(settings.adapters),
+        dtype=options.dtype,
+        cache_dir=False if options.no_cache else options.cache_dir or None,
+        draft_model=settings.draft_model,
+        on_warning=lambda text: LOGGER.warning("%s", text, extra={"fields": {"model": served.names[0]}}),
+    )
+    try:
+        _adapt(model, settings)
+        return Engine(
+            model,
+            max_sequences=settings.max_sequences,
+            kv_tokens=settings.kv_tokens,
+            max_queue=settings.max_queue,
+            max_memory=limit,
+        )
+    except BaseException:
+        model.close()
+        raise
+
+
+def _adapt(model: Model, settings: ModelSettings) -> None:
+    template = None
+    if settings.chat_template is not None:
+        with open(settings.chat_template, encoding="utf-8") as file:
+            template = file.read(MAX_TEMPLATE_BYTES)
+    model._adapt(settings.sampling, template)

@@ -1,0 +1,73 @@
+"""One HTTP request on its way through the server: its id, its caller's settings, and what ends with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from llamac.openai.responses import new_id
+
+if TYPE_CHECKING:
+    from llamac.engine.batching.request import Request
+    from llamac.engine.generation.output import Completion
+    from llamac.server.exchange import Scope, Send
+    from llamac.server.settings import Settings
+
+MESSAGES = "/v1/messages"  # has errors and ids as in Anthropic's API
+REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+class Call:
+    """A request and its answer.
+
+    Attributes:
+        id: The id that its client has given, else a new one.
+        settings: The server's settings, as they apply to its caller.
+        status: The status of the answer, once it has begun.
+        extra: Further headers of the answer.
+        fields: What the log says about it, besides its path, status and seconds.
+        requests: What it has asked of an engine.
+        at_end: Called when it has been answered, or its client has gone.
+    """
+
+    def __init__(self, scope: Scope, send: Send, settings: Settings) -> None:
+        self.scope = scope
+        self.path: str = scope["path"]
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        given = self.headers.get("x-request-id", "")
+        self.id = given if REQUEST_ID.fullmatch(given) else new_id("req_")
+        self.settings = settings
+        self.status: int | None = None
+        self.extra = {"x-request-id": self.id, "x-content-type-options": "nosniff"}
+        if self.path.startswith(MESSAGES):
+            self.extra["request-id"] = self.id
+        self.fields: dict[str, object] = {}
+        self.requests: list[Request] = []
+        self.at_end: list[Callable[[], object]] = []
+        self._send = send
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """Send a part of the answer; its beginning gets the headers that every answer has."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            extra = [(name.encode(), value.encode("latin-1", "replace")) for name, value in self.extra.items()]
+            message = {**message, "headers": [*message["headers"], *extra]}
+        await self._send(message)
+
+    def note(self, completion: Completion) -> None:
+        """Have the log say how many tokens a result has, and what ended it."""
+        tokens = sum(choice.usage.completion_tokens for choice in completion.choices)
+        for name, n in (
+            ("prompt_tokens", completion.usage.prompt_tokens),
+            ("cached_tokens", completion.usage.cached_tokens),
+            ("completion_tokens", tokens),
+        ):
+            self.fields[name] = n + int(str(self.fields.get(name, 0)))
+        self.fields["finish_reason"] = completion.finish_reason
+        self.fields["queued"] = round(completion.timings.queued, 4)
+
+    def end(self) -> None:
+        """Call what waits for the end."""
+        while self.at_end:
+            self.at_end.pop()()

@@ -1,0 +1,86 @@
+"""What the models of a server do now, and what their engines have counted, as numbers for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from llamac.engine.batching.engine import Engine
+    from llamac.server.energy import Energy
+    from llamac.server.models import Models
+
+Labels = Mapping[str, str]
+
+
+class Gauge(NamedTuple):
+    """A number for Prometheus, with a value for each combination of labels."""
+
+    name: str
+    kind: str
+    help: str
+    values: Sequence[tuple[Labels, float]]
+
+
+# What each engine does now. The sum has the name llamac_NAME, and each model's part llamac_model_NAME.
+NOW = {
+    "requests_running": "Requests that are computed now.",
+    "requests_waiting": "Requests that wait for a place.",
+    "kv_bytes": "Bytes of the KV cache in use.",
+    "kv_pages": "Pages of the KV cache in use.",
+    "prefix_bytes": "Bytes of cached prefixes.",
+    "threads": "Threads of a pass.",
+}
+
+# What all engines have counted: the name, its meaning, and the count of `Models.counts`.
+COUNTED = (
+    ("llamac_engine_steps_total", "Passes through the models.", "steps"),
+    ("llamac_engine_rows_total", "Tokens computed in them.", "rows"),
+    ("llamac_preemptions_total", "Requests that paused for lack of memory.", "preemptions"),
+    ("llamac_drafted_tokens_total", "Tokens that were computed ahead.", "drafted_tokens"),
+    ("llamac_accepted_tokens_total", "Those of them that became tokens of requests.", "accepted_tokens"),
+    ("llamac_prefix_lookups_total", "Requests that looked for a prefix.", "prefix_lookups"),
+    ("llamac_prefix_hits_total", "Requests that found one.", "prefix_hits"),
+    ("llamac_prefix_evictions_total", "Prefixes that were forgotten.", "prefix_evictions"),
+)
+
+
+def gauges_of(models: Models, energy: Energy) -> list[Gauge]:
+    """All numbers."""
+    is_open = {entry.name: float(entry.opened is not None) for entry in models.entries}
+    loads = {entry.name: float(entry.loads) for entry in models.entries}
+    unloads = {entry.name: float(entry.unloads) for entry in models.entries}
+    found = [
+        Gauge("llamac_models_loaded", "gauge", "Models that are open.", [({}, sum(is_open.values()))]),
+        Gauge("llamac_model_loaded", "gauge", "Whether each model is open.", _by_model(is_open)),
+        Gauge("llamac_model_loads_total", "counter", "How often each was opened.", _by_model(loads)),
+        Gauge("llamac_model_unloads_total", "counter", "How often each was closed.", _by_model(unloads)),
+    ]
+    now = {entry.name: _now(opened.engine) for entry, opened in models.open_ones()}
+    for name, help_text in NOW.items():
+        parts = {model: numbers[name] for model, numbers in now.items()}
+        found.append(Gauge(f"llamac_{name}", "gauge", help_text, [({}, sum(parts.values()))]))
+        found.append(Gauge(f"llamac_model_{name}", "gauge", f"Of each open model: {help_text}", _by_model(parts)))
+    counts = models.counts()
+    found += [Gauge(name, "counter", help_text, [({}, counts.get(key, 0))]) for name, help_text, key in COUNTED]
+    joules = energy.joules()
+    if joules:
+        values = [({"domain": domain}, value) for domain, value in joules.items()]
+        found.append(Gauge("llamac_energy_joules_total", "counter", "Energy that the machine used (RAPL).", values))
+    return found
+
+
+def _now(engine: Engine) -> dict[str, float]:
+    stats = engine.stats()
+    return {
+        "requests_running": stats.running,
+        "requests_waiting": stats.waiting,
+        "kv_bytes": stats.kv_bytes,
+        "kv_pages": stats.kv_bytes // engine.page_size[1],
+        "prefix_bytes": stats.prefix.bytes,
+        "threads": engine.threads,
+    }
+
+
+def _by_model(values: Mapping[str, float]) -> list[tuple[Labels, float]]:
+    return [({"model": name}, value) for name, value in values.items()]

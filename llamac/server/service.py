@@ -1,0 +1,82 @@
+"""What all requests share: the models, the settings, the metrics, and threads for what takes time."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from llamac.openai.errors import wrong_type
+from llamac.server.exchange import read_json, until_gone
+from llamac.server.metrics import Metrics
+from llamac.server.models import Entry, Models, Opened
+from llamac.server.worker import Worker
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from llamac.errors import LlamacError
+    from llamac.server.call import Call
+    from llamac.server.settings import Settings
+
+THREADS = 4
+
+
+class Service:
+    """A server without its sockets.
+
+    Attributes:
+        models: The models that it serves.
+        settings: Its settings.
+        metrics: Its numbers.
+        is_warm: Whether the models that are opened at the start have computed something.
+    """
+
+    def __init__(self, models: Models, settings: Settings) -> None:
+        self.models = models
+        self.settings = settings
+        self.metrics = Metrics()
+        self.is_warm = False
+        self._pool = ThreadPoolExecutor(THREADS, "llamac-server")
+
+    async def begin(self, http: Request) -> tuple[Worker, dict[str, Any]]:
+        """Read the body of a request, and hold the model that it names until the request has been answered.
+
+        A model that is not open is opened first.
+
+        Raises:
+            HttpError: If the body is too large or does not arrive in time, or the model is not served or cannot be
+                opened.
+            InvalidRequestError: If the body is not a JSON object.
+            ClientGoneError: If the client goes away.
+        """
+        call: Call = http.scope["llamac_call"]
+        body = await read_json(http, call.settings)
+        name = body.get("model")
+        if not isinstance(name, str | None):
+            raise wrong_type("model", name, "a string")
+        entry = self.models.find(name)
+        opened = await until_gone(http.receive, self._held(entry, call))
+        return Worker(self.models, entry, opened, self.metrics, call, self._pool), body
+
+    async def _held(self, entry: Entry, call: Call) -> Opened:
+        opened = await self.models.take(entry)
+        call.at_end.append(lambda: self.models.release(entry))
+        call.fields["model"] = entry.name
+        return opened
+
+    @property
+    def failure(self) -> LlamacError | None:
+        """The error that stopped the engine of a pinned model; others are opened again. None while all of them work."""
+        failures = (opened.engine.failure for entry, opened in self.models.open_ones() if entry.pinned)
+        return next((failure for failure in failures if failure is not None), None)
+
+    async def warm_up(self) -> None:
+        """Let the models that are open compute a token."""
+        for _, opened in list(self.models.open_ones()):
+            await opened.warm_up()
+        self.is_warm = True
+
+    def close(self) -> None:
+        """End the threads, and close the models."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.models.close()

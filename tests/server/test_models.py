@@ -1,0 +1,393 @@
+"""A server of many models: names, loading, memory, adapters, and what happens to requests meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("httpx")
+
+import httpx
+from adapter_samples import PREFIX, small_adapter
+
+from http_server import ENDLESS, PATIENCE, Running, serving
+from llamac import models as built_in
+from llamac.cli import make_parser
+from llamac.cli.serve_models import models_of
+from llamac.errors import ArgumentError, OutOfMemoryError
+from llamac.server.models import Models, _bytes_of
+from llamac.server.service import Service
+from llamac.server.settings import Settings
+
+ASK = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+
+
+def write_models(folder: Path, text: str = "", names: tuple[str, ...] = ("tales", "fables")) -> Path:
+    """A folder of small models, each a file of its own, and its models.toml."""
+    for name in names:
+        shutil.copy(built_in.path(), folder / f"{name}.bin")
+    (folder / "models.toml").write_text(text)
+    return folder
+
+
+def table(folder: Path, *options: object) -> Models:
+    arguments = ["serve", "--models-dir", str(folder), "--idle-seconds", "0", *map(str, options)]
+    return models_of(make_parser().parse_args(arguments))
+
+
+@contextlib.contextmanager
+def serving_models(folder: Path, *options: object, settings: Settings | None = None) -> Iterator[Running]:
+    with serving(Service(table(folder, *options), settings or Settings())) as served:
+        yield served
+
+
+def loaded(server: Running) -> set[str]:
+    return {model["id"] for model in server.client.get("/v1/models").json()["data"] if model["loaded"]}
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    limit = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+
+
+def text_of(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    text: str = response.json()["choices"][0]["text"]
+    return text
+
+
+def style(folder: Path) -> Path:
+    """An adapter that changes what the built-in model writes."""
+    numbers = np.random.default_rng(1)
+    factors = {
+        f"{PREFIX}model.layers.0.mlp.down_proj.lora_{factor}.weight": numbers.standard_normal(shape, np.float32)
+        for factor, shape in (("A", (2, 512)), ("B", (256, 2)))
+    }
+    return small_adapter(folder / "style", tensors=factors)
+
+
+# ---- names
+
+
+def test_models_are_loaded_by_name(tmp_path: Path) -> None:
+    with serving_models(write_models(tmp_path, '[models.tales]\naliases = ["gpt-4o"]\n')) as server:
+        assert loaded(server) == set()
+        assert server.client.get("/ready").json() == {"status": "ready"}
+        answer = server.post("/v1/completions", {"model": "gpt-4o", **ASK})
+        assert answer.json()["model"] == "tales"
+        assert loaded(server) == {"tales", "gpt-4o"}
+        assert server.client.get("/v1/models/gpt-4o").json()["root"] == "tales"
+        assert text_of(server.post("/v1/completions", {"model": "fables", **ASK})) == text_of(answer)
+        assert loaded(server) == {"tales", "gpt-4o", "fables"}
+        numbers = server.client.get("/metrics").text
+        assert 'llamac_model_loads_total{model="tales"} 1\n' in numbers
+        assert "llamac_models_loaded 2\n" in numbers
+
+
+@pytest.mark.parametrize("name", ["other", "../tales.bin", "tales.bin", "/etc/passwd", "hf:org/name", "", "x" * 10_000])
+def test_names_are_looked_up_in_the_table_only(tmp_path: Path, name: str) -> None:
+    with serving_models(write_models(tmp_path)) as server:
+        for path, body in (("/v1/completions", ASK), ("/tokenize", {"prompt": "a"}), ("/execute", {"prompt": "a"})):
+            answer = server.post(path, {**body, "model": name})
+            assert answer.status_code == 404
+            assert answer.json()["error"]["code"] == "model_not_found"
+            assert len(answer.text) < 500
+        messages = {"model": name, "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+        anthropic = server.post("/v1/messages", messages)
+        assert (anthropic.status_code, anthropic.json()["error"]["type"]) == (404, "not_found_error")
+        assert loaded(server) == set()
+
+
+def test_a_request_without_a_model_gets_the_default_one(tmp_path: Path) -> None:
+    write_models(tmp_path, 'default = "fables"\n')
+    with serving_models(tmp_path) as server:
+        assert server.post("/v1/completions", ASK).json()["model"] == "fables"
+    (tmp_path / "models.toml").unlink()
+    with serving_models(tmp_path) as server:
+        error = server.post("/v1/completions", ASK).json()["error"]
+        assert (error["param"], error["code"]) == ("model", "missing_required_parameter")
+        assert "'fables' or 'tales'" in error["message"]
+        assert server.post("/v1/completions", {**ASK, "model": 3}).json()["error"]["code"] == "invalid_type"
+
+
+def test_adapters_and_settings_belong_to_a_name(tmp_path: Path) -> None:
+    style(tmp_path)
+    (tmp_path / "template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    text = """
+        [models.plain]
+        file = "tales.bin"
+        [models.styled]
+        file = "tales.bin"
+        adapters = ["style=0.5"]
+        context = 64
+        chat_template = "template.jinja"
+        [models.styled.sampling]
+        temperature = 0
+    """
+    with serving_models(write_models(tmp_path, text, ("tales",))) as server:
+        plain, styled = (server.post("/v1/completions", {**ASK, "model": name}) for name in ("plain", "styled"))
+        assert text_of(plain) != text_of(styled)
+        body = {"model": "styled", "prompt": ASK["prompt"], "max_tokens": 8}
+        assert {text_of(server.post("/v1/completions", body)) for _ in range(3)} == {text_of(styled)}
+        listed = {model["id"]: model for model in server.client.get("/v1/models").json()["data"]}
+        assert set(listed) == {"plain", "styled"}  # a table with a file replaces the file's own name
+        assert listed["styled"]["max_model_len"] == 64
+        messages = [{"role": "user", "content": "Once"}]
+        assert server.post("/apply-template", {"model": "styled", "messages": messages}).json() == {"prompt": "Once"}
+        assert server.post("/apply-template", {"model": "plain", "messages": messages}).status_code == 400
+
+
+# ---- the file
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[models.tales]\ncontxt = 3\n",
+            "models.toml: models.tales.contxt: there is no such key; did you mean 'context'?",
+        ),
+        ("[model.tales]\n", "models.toml: model: there is no such key; did you mean 'models'?"),
+        ("[models.tales]\ncontext = true\n", "models.tales.context: True, expected a whole number of at least 1"),
+        ("[models.tales]\ncontext = 1.5\n", "models.tales.context: 1.5, expected a whole number"),
+        ("[models.tales]\nidle_seconds = nan\n", "models.tales.idle_seconds: nan, expected a number of at least 0"),
+        ("[models.tales]\npinned = 1\n", "models.tales.pinned: 1 is not true or false"),
+        ("[models.tales]\nkv_dtype = 'f64'\n", "models.tales.kv_dtype: 'f64', expected f32 or f16 or q8"),
+        ("[models.tales]\naliases = 'x'\n", "models.tales.aliases: 'x' is not an array"),
+        ("[models.tales]\naliases = ['']\n", "models.tales.aliases: '' is not a name"),
+        ("[models.tales]\naliases = ['fables']\n", "two models have the name 'fables'"),
+        ("[models.x]\n", "models.x.file: "),
+        ("[models.x]\nfile = 'hf:org/name'\n", "models.x.file: 'hf:org/name' is not on this machine"),
+        ("[models.x]\nfile = 'none.bin'\n", "none.bin does not exist"),
+        ("[models.tales]\nadapters = ['none']\n", "models.tales.adapters: "),
+        (
+            "[models.tales.sampling]\ntemprature = 1\n",
+            "models.tales.sampling.temprature: there is no such key; did you",
+        ),
+        ("[models.tales.sampling]\ntemperature = -1\n", "models.tales.sampling: temperature is -1"),
+        ("models = 3\n", "models: 3 is not a table"),
+        ("default = 'x'\n", "the default model is 'x', expected one of fables, tales"),
+        ("x = \n", "models.toml: this is not TOML: "),
+    ],
+)
+def test_mistakes_in_the_file_are_errors_that_say_where(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        table(write_models(tmp_path, text))
+    assert message in str(caught.value)
+
+
+def test_folders_without_models_and_options_of_one_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="has no models"):
+        table(tmp_path)
+    write_models(tmp_path)
+    (tmp_path / "tokenizer.bin").touch()  # a file of llama2.c, not a model
+    for option in ("--alias=x", "--lora=x", "--tokenizer=x", "x"):
+        with pytest.raises(ArgumentError, match="--models-dir serves the models of a folder: leave"):
+            table(tmp_path, option)
+    models = table(tmp_path)
+    assert set(models.names) == {"fables", "tales"}
+    models.close()
+
+
+# ---- loading and unloading
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_others_running(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_models(tmp_path)
+    with serving_models(tmp_path) as server:
+        (tmp_path / "tales.bin").write_bytes(b"damaged")
+        for _ in range(2):  # each request tries again
+            answer = server.post("/v1/completions", {**ASK, "model": "tales"})
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            error = answer.json()["error"]
+            assert error["code"] == "model_not_loaded"
+            assert error["message"].startswith("the model 'tales' cannot be loaded: tales.bin")
+            assert str(tmp_path) not in answer.text
+        assert str(tmp_path) in caplog.text
+        assert server.post("/v1/completions", {**ASK, "model": "fables"}).status_code == 200
+        shutil.copy(built_in.path(), tmp_path / "tales.bin")
+        assert server.post("/v1/completions", {**ASK, "model": "tales"}).status_code == 200
+
+
+def test_requests_wait_while_their_model_is_loaded(tmp_path: Path) -> None:
+    with serving_models(write_models(tmp_path)) as server:
+        entry = server.service.models.names["tales"]
+        opens, may_open = entry._opens, threading.Event()
+
+        def slow(limit: int | None) -> Any:
+            assert may_open.wait(PATIENCE)
+            return opens(limit)
+
+        entry._opens = slow
+        with ThreadPoolExecutor(5) as pool:
+            body = {**ASK, "model": "tales"}
+            answers = [pool.submit(server.post, "/v1/completions", body) for _ in range(4)]
+            gone = pool.submit(server.post, "/v1/completions", body, timeout=0.1)
+            wait_until(lambda: len(entry._waiters) == 5)
+            with pytest.raises(httpx.TimeoutException):  # it does not wait any longer, and the others do
+                gone.result()
+            may_open.set()
+            assert len({text_of(answer.result()) for answer in answers}) == 1
+        assert entry.loads == 1
+        wait_until(lambda: entry.uses == 0)
+
+
+def test_idle_models_are_unloaded_and_pinned_ones_are_not(tmp_path: Path) -> None:
+    text = "[models.tales]\nidle_seconds = 0.05\n[models.fables]\nidle_seconds = 0.05\npinned = true\n"
+    with serving_models(write_models(tmp_path, text)) as server:
+        assert loaded(server) == {"fables"}
+        body = {**ASK, "model": "tales", "stream": True, **ENDLESS}
+        with server.client.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            time.sleep(0.2)  # four times its time
+            assert loaded(server) == {"fables", "tales"}
+        wait_until(lambda: loaded(server) == {"fables"})
+        assert 'llamac_model_unloads_total{model="tales"} 1\n' in server.client.get("/metrics").text
+        assert server.post("/v1/completions", {**ASK, "model": "tales"}).status_code == 200
+
+
+def need(folder: Path, *options: object) -> int:
+    """What one of the models needs."""
+    entry = table(folder, *options).names["tales"]
+    return entry._measures(1 << 40).total
+
+
+def test_the_least_recently_used_model_makes_room(tmp_path: Path) -> None:
+    write_models(tmp_path, "[models.first]\npinned = true\n", ("first", "tales", "fables", "legends"))
+    with serving_models(tmp_path, "--max-memory", 3 * need(tmp_path) + 1000) as server:
+        for name, expected in (
+            ("tales", {"tales"}),
+            ("fables", {"tales", "fables"}),
+            ("tales", {"tales", "fables"}),
+            ("legends", {"tales", "legends"}),
+            ("first", {"tales", "legends"}),
+        ):
+            assert server.post("/v1/completions", {**ASK, "model": name}).status_code == 200
+            assert loaded(server) == {"first", *expected}
+
+
+def test_a_model_with_running_requests_is_not_unloaded(tmp_path: Path) -> None:
+    write_models(tmp_path)
+    room = ("--kv-tokens", 4096)  # for the endless request and another one
+    models = table(tmp_path, *room, "--max-memory", need(tmp_path, *room) + 1000)
+    models._wait_seconds = 0.1
+    with serving(Service(models, Settings())) as server:
+        body = {**ASK, "model": "tales", "stream": True, **ENDLESS}
+        with server.client.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            refused = server.post("/v1/completions", {**ASK, "model": "fables"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_not_loaded")
+            assert "while requests use others" in refused.json()["error"]["message"]
+            assert next(line for line in lines if line)  # the stream goes on
+            assert server.post("/v1/completions", {**ASK, "model": "tales"}).status_code == 200
+        models._wait_seconds = PATIENCE
+        assert server.post("/v1/completions", {**ASK, "model": "fables"}).status_code == 200
+        assert loaded(server) == {"fables"}
+
+
+def test_a_model_that_can_never_fit_is_refused(tmp_path: Path) -> None:
+    write_models(tmp_path, "[models.tales]\nkv_tokens = 1000000\n")
+    with serving_models(tmp_path, "--max-memory", "100MB") as server:
+        answer = server.post("/v1/completions", {**ASK, "model": "tales"})
+        assert answer.status_code == 503
+        assert "max_memory is 100.0 MB, but the model 'tales' needs" in answer.json()["error"]["message"]
+        assert server.post("/v1/completions", {**ASK, "model": "fables"}).status_code == 200
+    with pytest.raises(OutOfMemoryError):
+        table(write_models(tmp_path, "[models.tales]\npinned = true\n"), "--max-memory", "1MB")
+
+
+def test_models_of_one_file_need_its_memory_once(tmp_path: Path) -> None:
+    write_models(tmp_path, "[models.one]\nfile='tales.bin'\n[models.two]\nfile='tales.bin'\n", ("tales",))
+    models = table(tmp_path)
+    entries = models.entries
+    for entry in entries:
+        entry.need = entry._measures(1 << 40)
+    first = entries[0].need
+    assert first is not None
+    assert _bytes_of(set(entries)) == 2 * first.own + os.path.getsize(tmp_path / "tales.bin")
+
+
+def test_an_engine_that_stops_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving_models(write_models(tmp_path)) as server:
+        body = {**ASK, "model": "tales"}
+        text = text_of(server.post("/v1/completions", body))
+        opened = server.service.models.names["tales"].opened
+        assert opened is not None
+
+        def fail() -> None:
+            raise RuntimeError("broken")
+
+        monkeypatch.setattr(opened.engine._batch, "step", fail)
+        assert server.post("/v1/completions", body).status_code == 500
+        assert text_of(server.post("/v1/completions", body)) == text
+        assert server.client.get("/health").status_code == 200
+
+
+def test_many_requests_for_several_models_with_memory_for_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    style(tmp_path)
+    text = """
+        [models.styled]
+        file = "tales.bin"
+        adapters = ["style"]
+        [models.other]
+        file = "stories-gpt2"
+        [models.tales]
+        idle_seconds = 0.01
+    """
+    write_models(tmp_path, text, ("tales", "fables"))
+    names = ("tales", "fables", "styled", "other")
+    with serving_models(tmp_path) as server:
+        expected = {name: text_of(server.post("/v1/completions", {**ASK, "model": name})) for name in names}
+        needs = [entry._measures(1 << 40).total for entry in server.service.models.entries]
+    most: list[int] = []
+    opens = Models._open_now
+
+    def watched(self: Models, entry: Any) -> Any:
+        most.append(_bytes_of({each for each, _ in self.open_ones()} | {entry}))
+        return opens(self, entry)
+
+    monkeypatch.setattr(Models, "_open_now", watched)
+    limit = sum(sorted(needs)[-2:]) + 1000
+    numbers = random.Random(1)
+    chosen = [numbers.choice(names) for _ in range(120)]
+    with serving_models(tmp_path, "--max-memory", limit) as server, ThreadPoolExecutor(8) as pool:
+
+        def ask(index: int) -> None:
+            name = chosen[index]
+            if index % 10 == 9:  # some go away
+                with contextlib.suppress(httpx.TimeoutException):
+                    server.post("/v1/completions", {**ASK, "model": name, "max_tokens": 200}, timeout=0.02)
+            elif index % 3:
+                assert text_of(server.post("/v1/completions", {**ASK, "model": name})) == expected[name]
+            else:
+                *events, done = server.events("/v1/completions", {**ASK, "model": name})
+                assert "".join(event["choices"][0]["text"] for event in events) == expected[name]
+                assert done == "[DONE]"
+
+        for result in [pool.submit(ask, index) for index in range(len(chosen))]:
+            result.result()
+        entries = server.service.models.entries
+        wait_until(lambda: all(entry.uses == 0 for entry in entries))
+        assert sum(entry.unloads for entry in entries) > 4
+        numbers_now = server.client.get("/metrics").text
+    assert max(most) <= limit
+    assert all(entry.opened is None for entry in entries)
+    assert "llamac_requests_running 0\n" in numbers_now
