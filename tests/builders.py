@@ -122,12 +122,19 @@ def write_llama2c_v0(path: Path) -> Path:
     return path
 
 
-def script_checkpoint(script: Sequence[int], *, stop_ids: Sequence[int] = (), context: int = 64) -> Checkpoint:
-    """A model that predicts script[p] after position p, whatever its token is, with by far the largest logit."""
+def script_checkpoint(
+    script: Sequence[int], *, stop_ids: Sequence[int] = (), context: int = 64, second: int | None = None
+) -> Checkpoint:
+    """A model that predicts script[p] after position p, whatever its token is, with by far the largest logit.
+
+    `second` is the token with the second largest one.
+    """
     dim = max(64, -(-context // 8) * 8)
     config = gpt2_config(dim=dim, context=context, tied=False)
     positions = np.eye(context, dim, dtype=np.float32)
     output = np.zeros((config.vocab_size, dim), np.float32)
+    if second is not None:
+        output[second, : len(script)] = 0.5
     output[list(script), range(len(script))] = 1
     zero: dict[str, Floats] = {}
     for name, _, is_matrix, rows, columns in _core.slots(*config_records(Checkpoint(config, {}))):

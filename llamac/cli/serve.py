@@ -99,6 +99,7 @@ def add_arguments(parser: Parser) -> None:
         default=[],
         help="let web pages of this origin call the server, such as https://example.org; *: all; repeatable",
     )
+    network.add_argument("--no-page", action="store_true", help="leave out the web page at /")
     network.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this certificate chain")
     network.add_argument("--tls-key", metavar="FILE", help="its private key")
     limits = parser.add_argument_group("limits")
@@ -196,6 +197,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         hosts=() if keys or options.uds or not local else tuple(dict.fromkeys((*LOCAL_NAMES, options.host.lower()))),
         max_body_bytes=parse_size(options.max_body, "--max-body"),
         request_seconds=options.timeout,
+        page=not options.no_page,
     )
 
 

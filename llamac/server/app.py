@@ -32,6 +32,11 @@ ENDPOINTS = {
     "/detokenize": ("POST", "conversions.detokenize"),
     "/apply-template": ("POST", "conversions.apply_template"),
 }
+# Those of the web page, which operators can leave out.
+PAGE_ENDPOINTS = {
+    "/": ("GET", "page.index"),
+    "/page/{name:path}": ("GET", "page.part"),
+}
 
 
 def create_app(service: Service) -> Application:
@@ -43,10 +48,11 @@ def create_app(service: Service) -> Application:
     from starlette.routing import Route, Router
 
     routes = []
-    for path, (method, place) in ENDPOINTS.items():
+    endpoints = {**ENDPOINTS, **(PAGE_ENDPOINTS if service.settings.page else {})}
+    for path, (method, place) in endpoints.items():
         routes.append(Route(path, _endpoint(service, place), methods=[method]))
     router = Router(routes=routes, redirect_slashes=False)
-    return Guard(router, frozenset(ENDPOINTS), service.settings, service.metrics)
+    return Guard(router, frozenset(endpoints), service.settings, service.metrics)
 
 
 def _endpoint(service: Service, place: str) -> Callable[[Request], Awaitable[Any]]:

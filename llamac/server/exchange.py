@@ -175,7 +175,16 @@ class Answer:
         headers: Mapping[str, str] | None = None,
         content_type: str = JSON_TYPE,
     ) -> None:
-        self._body = content.encode() if isinstance(content, str) else encoded(content)
+        """Make an answer.
+
+        Args:
+            content: The body: bytes, a text, or else what becomes JSON.
+            status: The status.
+            headers: Further headers.
+            content_type: The type of the body.
+        """
+        text = content.encode() if isinstance(content, str) else content
+        self._body = text if isinstance(text, bytes) else encoded(text)
         self._status = status
         self._headers = {"content-type": content_type, "content-length": str(len(self._body)), **(headers or {})}
 

@@ -18,7 +18,8 @@ from llamac.server.settings import Settings
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOGGER = logging.getLogger("llamac.server")
-OPEN = ("/health", "/ready")  # need no key
+OPEN = ("/health", "/ready", "/")  # need no key
+PAGE = "/page/"  # needs none either: the page asks for the key
 CLIENT_GONE = 499  # in the log and the metrics, as nginx writes it
 METHODS = "GET, POST, OPTIONS"
 EXPOSED = "x-request-id, x-llamac-no-effect, retry-after"
@@ -75,7 +76,7 @@ class Guard:
         origin = call.headers.get("origin", "")
         if origin and not self._allows(origin) and _host_of(origin.partition("://")[2]) != host:
             raise HttpError(403, f"web pages of {origin} may not call this server (--cors allows it)", "foreign_origin")
-        is_open = call.path in OPEN or call.scope["method"] == "OPTIONS"
+        is_open = call.path in OPEN or call.path.startswith(PAGE) or call.scope["method"] == "OPTIONS"
         if settings.keys and not is_open and not settings.keys.accepts(_key(call.headers)):
             message = "a valid API key is missing: send it as `Authorization: Bearer KEY`"
             headers = {"www-authenticate": "Bearer"}

@@ -88,6 +88,7 @@ class Settings:
         send_seconds: Seconds in which a client must take what it is sent.
         ping_seconds: Seconds without an event after which a stream sends a comment.
         retry_seconds: What a client is told to wait if the queue is full.
+        page: Whether there is a web page at `/`.
     """
 
     keys: Keys = field(default_factory=Keys)
@@ -99,3 +100,4 @@ class Settings:
     send_seconds: float = 60.0
     ping_seconds: float = 15.0
     retry_seconds: int = 1
+    page: bool = True
