@@ -6,8 +6,22 @@ change the answer in a way that llamac does not compute, and is refused by name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from llamac.engine.sampling.schemas import json_schema
+from llamac.openai.schemas import (
+    BOOLEAN,
+    MESSAGES,
+    OBJECT,
+    PROMPT,
+    RESPONSE_FORMAT,
+    STREAM_OPTIONS,
+    STRING,
+    TOOL_CHOICE,
+    TOOLS,
+    Schema,
+)
 
 Endpoint = Literal["chat", "completions"]
 Effect = Literal["honoured", "no effect", "refused"]
@@ -27,6 +41,7 @@ class Parameter:
         endpoints: Whose bodies can have it.
         neutral: Values of a refused parameter, besides null, that ask for nothing and are accepted.
         is_sampling: Whether it is a parameter of `SamplingParams` under the same name.
+        form: The JSON schema of the values of a parameter that is honoured and not a sampling parameter.
     """
 
     name: str
@@ -35,6 +50,13 @@ class Parameter:
     endpoints: tuple[Endpoint, ...] = BOTH
     neutral: tuple[Any, ...] = ()
     is_sampling: bool = False
+    form: Schema = field(default_factory=dict)
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of the values that are accepted, besides null."""
+        if self.effect == "refused":
+            return {"enum": list(self.neutral)}
+        return json_schema(self.name) if self.is_sampling else dict(self.form)
 
 
 def _sampling(text: str, *names: str) -> tuple[Parameter, ...]:
@@ -44,37 +66,55 @@ def _sampling(text: str, *names: str) -> tuple[Parameter, ...]:
 _PLAIN = "as in SamplingParams"
 _OWN = "as in SamplingParams; not part of OpenAI's API"
 
+_MODEL = "a server's model, else the error is `model_not_found`; `llamac batch` ignores it"
+_LENGTH: Schema = json_schema("max_tokens")
+_LENGTH_0: Schema = {**_LENGTH, "minimum": 0}
+MAX_LOGPROBS = 20  # as in OpenAI's API
+_UP_TO_20: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")  # of reasoning_effort
+# Arguments of `ChatTemplate.render` that are not variables of a template.
+NOT_VARIABLES = ("messages", "tools", "template", "parse_special", "add_generation_prompt", "continue_final_message")
+_VARIABLES: Schema = {**OBJECT, "propertyNames": {"not": {"enum": list(NOT_VARIABLES)}}}
+
 PARAMETERS: tuple[Parameter, ...] = (
-    Parameter("model", "honoured", "a server's model, else the error is `model_not_found`; `llamac batch` ignores it"),
-    Parameter("messages", "honoured", "texts, and parts of the type `text`", CHAT),
-    Parameter("prompt", "honoured", "a text or token ids, or an array of these", TEXT),
-    Parameter("max_tokens", "honoured", "by default 16 for prompts, and what the context leaves for messages"),
-    Parameter("max_completion_tokens", "honoured", "another name of `max_tokens`"),
+    Parameter("model", "honoured", _MODEL, form=STRING),
+    Parameter("messages", "honoured", "texts, and parts of the type `text`", CHAT, form=MESSAGES),
+    Parameter("prompt", "honoured", "a text or token ids, or an array of these", TEXT, form=PROMPT),
+    Parameter("max_tokens", "honoured", "by default what the context leaves", CHAT, form=_LENGTH),
+    Parameter(
+        "max_tokens", "honoured", "by default 16; with `echo`, 0 asks for the prompt alone", TEXT, form=_LENGTH_0
+    ),
+    Parameter("max_completion_tokens", "honoured", "another name of `max_tokens`", form=_LENGTH),
     *_sampling(_PLAIN, "temperature", "top_p", "seed", "stop", "frequency_penalty", "presence_penalty"),
     *_sampling("as in SamplingParams; -100 bans the token", "logit_bias"),
     *_sampling("as in SamplingParams; a stream has no more than `n` candidates", "n", "best_of"),
-    Parameter("logprobs", "honoured", "a boolean for messages, a number up to 20 for prompts"),
-    Parameter("top_logprobs", "honoured", "up to 20", CHAT),
-    Parameter("response_format", "honoured", "`text`, `json_object` or `json_schema`"),
-    Parameter("tools", "honoured", "functions", CHAT),
-    Parameter("tool_choice", "honoured", "`auto`, `none`, `required`, or a function", CHAT),
-    Parameter("parallel_tool_calls", "honoured", "whether an answer can have several calls", CHAT),
+    Parameter("logprobs", "honoured", "a boolean", CHAT, form=BOOLEAN),
+    Parameter("logprobs", "honoured", "a number up to 20", TEXT, form=_UP_TO_20),
+    Parameter("top_logprobs", "honoured", "up to 20", CHAT, form=_UP_TO_20),
+    Parameter("response_format", "honoured", "`text`, `json_object` or `json_schema`", form=RESPONSE_FORMAT),
+    Parameter("tools", "honoured", "functions", CHAT, form=TOOLS),
+    Parameter("tool_choice", "honoured", "`auto`, `none`, `required`, or a function", CHAT, form=TOOL_CHOICE),
+    Parameter("parallel_tool_calls", "honoured", "whether an answer can have several calls", CHAT, form=BOOLEAN),
     Parameter(
         "reasoning_effort",
         "honoured",
         "passed to templates that read it, else without effect; `none` turns the reasoning off",
         CHAT,
+        form={"enum": list(EFFORTS)},
     ),
     Parameter(
         "chat_template_kwargs",
         "honoured",
         "variables of the chat template, else without effect; not part of OpenAI's API",
         CHAT,
+        form=_VARIABLES,
     ),
-    Parameter("echo", "honoured", "puts the prompt before the text, with its log probabilities", TEXT),
-    Parameter("suffix", "honoured", "fills in the middle, if the model has tokens for that", TEXT),
-    Parameter("stream", "honoured", "a server only"),
-    Parameter("stream_options", "honoured", "`include_usage`; `include_obfuscation` has no effect"),
+    Parameter("echo", "honoured", "puts the prompt before the text, with its log probabilities", TEXT, form=BOOLEAN),
+    Parameter("suffix", "honoured", "fills in the middle, if the model has tokens for that", TEXT, form=STRING),
+    Parameter("stream", "honoured", "a server only", form=BOOLEAN),
+    Parameter(
+        "stream_options", "honoured", "`include_usage`; `include_obfuscation` has no effect", form=STREAM_OPTIONS
+    ),
     *_sampling(_OWN, "top_k", "min_p", "typical_p", "repetition_penalty", "min_tokens", "ignore_eos"),
     *_sampling(_OWN, "stop_token_ids", "banned_tokens", "banned_strings", "reasoning_budget"),
     *_sampling(_OWN, "dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers"),

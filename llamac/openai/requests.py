@@ -17,7 +17,7 @@ from llamac.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from llamac.guided.guides import Json
 from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.inputs import read_messages, read_prompts
-from llamac.openai.parameters import PARAMETERS, Endpoint, parameters_of
+from llamac.openai.parameters import EFFORTS, MAX_LOGPROBS, NOT_VARIABLES, PARAMETERS, Endpoint, parameters_of
 
 if TYPE_CHECKING:
     from llamac.engine.batching.engine import Engine
@@ -28,13 +28,9 @@ COMPLETION_TOKENS = 16  # max_tokens of /v1/completions if the body does not set
 
 SAMPLING = tuple(parameter.name for parameter in PARAMETERS if parameter.is_sampling)
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")  # parameters of `Engine.chat` about tools
-MAX_LOGPROBS = 20  # as in OpenAI's API
 FORMATS = ("text", "json_object", "json_schema")  # of response_format
 LENGTHS = ("max_tokens", "max_completion_tokens")
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")  # of reasoning_effort
 STREAM_OPTIONS = ("include_usage", "include_obfuscation")
-# Arguments of `ChatTemplate.render` that are not variables of a template.
-NOT_VARIABLES = ("messages", "tools", "template", "parse_special", "add_generation_prompt", "continue_final_message")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ ENDPOINTS = {
     "/health": ("GET", "state.health"),
     "/ready": ("GET", "state.ready"),
     "/metrics": ("GET", "state.metrics"),
+    "/openapi.json": ("GET", "openapi.openapi"),
     "/v1/models": ("GET", "state.models"),
     "/v1/models/{name:path}": ("GET", "state.one_model"),
     "/v1/completions": ("POST", "generation.completions"),

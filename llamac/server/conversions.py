@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from llamac.engine.sampling.schemas import TOKEN_ID
 from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.inputs import read_messages
+from llamac.openai.schemas import BOOLEAN, MESSAGES, STRING, TOOLS, array
+from llamac.server.embedding import checked_fields
 from llamac.server.exchange import Answer
 
 if TYPE_CHECKING:
@@ -13,11 +16,17 @@ if TYPE_CHECKING:
 
     from llamac.server.service import Service
 
+TOKENIZE_FLAGS = {"add_special_tokens": True, "parse_special": False, "return_token_strs": False}
+# The parameters of each path, with the schemas of their values.
+TOKENIZE = {"prompt": STRING, "messages": MESSAGES, **dict.fromkeys(TOKENIZE_FLAGS, BOOLEAN)}
+DETOKENIZE = {"tokens": array(TOKEN_ID)}
+APPLY_TEMPLATE = {"messages": MESSAGES, "tools": TOOLS}
+
 
 async def tokenize(service: Service, request: Request) -> Answer:
     """The token ids of a text or of a conversation."""
-    worker, body = await service.begin(request)
-    _check_fields(body, "prompt", "messages", "add_special_tokens", "parse_special", "return_token_strs")
+    worker, found = await service.begin(request)
+    body = checked_fields(found, TOKENIZE)
     options = {name: _flag(body, name, default) for name, default in TOKENIZE_FLAGS.items()}
     model = worker.engine.model
     if ("prompt" in body) == ("messages" in body):
@@ -37,13 +46,10 @@ async def tokenize(service: Service, request: Request) -> Answer:
     return Answer(found)
 
 
-TOKENIZE_FLAGS = {"add_special_tokens": True, "parse_special": False, "return_token_strs": False}
-
-
 async def detokenize(service: Service, request: Request) -> Answer:
     """The text of token ids."""
-    worker, body = await service.begin(request)
-    _check_fields(body, "tokens")
+    worker, found = await service.begin(request)
+    body = checked_fields(found, DETOKENIZE)
     ids = body.get("tokens")
     if not isinstance(ids, list) or not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
         raise wrong_type("tokens", ids, "an array of token ids")
@@ -52,17 +58,11 @@ async def detokenize(service: Service, request: Request) -> Answer:
 
 async def apply_template(service: Service, request: Request) -> Answer:
     """The prompt that the chat template makes of a conversation."""
-    worker, body = await service.begin(request)
-    _check_fields(body, "messages", "tools")
+    worker, found = await service.begin(request)
+    body = checked_fields(found, APPLY_TEMPLATE)
     chat = read_messages(body.get("messages"))
-    options = {} if body.get("tools") is None else {"tools": body["tools"]}
+    options = {"tools": body["tools"]} if "tools" in body else {}
     return Answer({"prompt": await worker.run(lambda: worker.engine.model.chat_prompt(chat, **options))})
-
-
-def _check_fields(body: dict[str, Any], *known: str) -> None:
-    for name in body:
-        if name not in (*known, "model"):
-            raise InvalidRequestError(f"unknown parameter {name!r}", name, "unknown_parameter")
 
 
 def _flag(body: dict[str, Any], name: str, default: bool) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.responses import new_id
+from llamac.openai.schemas import ANY, BOOLEAN, COUNT, STRING, Schema, array, fields
 from llamac.server.exchange import Answer, until_gone
 from llamac.server.generation import no_effect
 
@@ -17,10 +18,22 @@ if TYPE_CHECKING:
     from llamac.server.service import Service
 
 MAX_TEXTS = 2048  # of a request, as in OpenAI's API
-EMBEDDING_FIELDS = ("input", "encoding_format", "dimensions")
-RERANK_FIELDS = ("query", "documents", "top_n", "return_documents")
-WITHOUT_EFFECT = ("user",)
 FORMATS = ("float", "base64")
+WITHOUT_EFFECT: dict[str, Schema] = {"user": ANY}
+# The parameters of each path, with the schemas of their values.
+EMBEDDING_FIELDS: dict[str, Schema] = {
+    "input": {"anyOf": [STRING, array(STRING, minItems=1, maxItems=MAX_TEXTS)]},
+    "encoding_format": {"enum": list(FORMATS)},
+    "dimensions": COUNT,
+    **WITHOUT_EFFECT,
+}
+RERANK_FIELDS: dict[str, Schema] = {
+    "query": STRING,
+    "documents": array({"anyOf": [STRING, fields({"text": STRING}, ("text",))]}, minItems=1, maxItems=MAX_TEXTS),
+    "top_n": COUNT,
+    "return_documents": BOOLEAN,
+    **WITHOUT_EFFECT,
+}
 
 
 async def embeddings(service: Service, http: Request) -> Answer:
@@ -102,7 +115,7 @@ def _documents(value: object) -> list[str]:
     return texts
 
 
-def checked_fields(body: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+def checked_fields(body: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
     """The parameters of a body that are not null. Unknown ones are refused.
 
     Raises:
@@ -110,7 +123,7 @@ def checked_fields(body: Mapping[str, Any], known: Sequence[str]) -> dict[str, A
     """
     given = {name: value for name, value in body.items() if value is not None}
     for name in given:
-        if name not in (*known, *WITHOUT_EFFECT, "model"):
+        if name not in known and name != "model":
             raise InvalidRequestError(f"unknown parameter {name!r}", name, "unknown_parameter")
     return given
 

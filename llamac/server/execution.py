@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from llamac.engine.batching.request import Request
 from llamac.engine.generation.output import Completion
-from llamac.engine.sampling.params import SamplingParams
+from llamac.engine.sampling.params import CHECKS, SamplingParams
+from llamac.engine.sampling.schemas import NOT_JSON, TOKEN_ID, json_schema
 from llamac.errors import LlamacError
 from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.inputs import read_messages, read_prompts
+from llamac.openai.schemas import BOOLEAN, MESSAGES, STRING, Schema, array, fields, or_null
 from llamac.server.embedding import checked_fields
 from llamac.server.exchange import Answer, EventStream, event, until_gone
 from llamac.server.generation import check_time, collected, stream_error
@@ -22,8 +24,14 @@ if TYPE_CHECKING:
     from llamac.server.service import Service
     from llamac.server.worker import Worker
 
-FIELDS = ("prompt", "messages", "sampling", "priority", "stream")
-NOT_JSON = ("guide", "logits_processors")  # parameters that no JSON can be
+# The parameters of the path, with the schemas of their values.
+FIELDS: dict[str, Schema] = {
+    "prompt": {"anyOf": [STRING, array(TOKEN_ID)]},
+    "messages": MESSAGES,
+    "sampling": fields({name: or_null(json_schema(name)) for name in CHECKS if name not in NOT_JSON}, others=False),
+    "priority": {"type": "integer"},
+    "stream": BOOLEAN,
+}
 
 
 async def execute(service: Service, http: HttpRequest) -> Answer | EventStream:

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 from llamac.engine.generation.reading import chosen_tools
 from llamac.engine.prompts.prompt_ids import ToolOptions
 from llamac.engine.sampling.params import SamplingParams
+from llamac.engine.sampling.schemas import json_schema
 from llamac.errors import ArgumentError, ArgumentTypeError
 from llamac.openai.errors import InvalidRequestError, wrong_type
+from llamac.openai.schemas import ANY, BOOLEAN, COUNT, OBJECT, STRING, TEXT_PART, Schema, array, fields, or_null, ref
+from llamac.tools.functions import NAME
 
 if TYPE_CHECKING:
     from llamac.engine.batching.engine import Engine
@@ -19,11 +22,91 @@ if TYPE_CHECKING:
 
 SAMPLING = {"max_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k"}
 SAMPLING["stop_sequences"] = "stop"
-HONOURED = ("model", "messages", "system", "tools", "tool_choice", "thinking", "stream", *SAMPLING)
-WITHOUT_EFFECT = ("metadata", "service_tier", "cache_control", "inference_geo")
-COUNTED = ("model", "messages", "system", "tools", "tool_choice", "thinking")  # parameters of count_tokens
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 THINKING = ("enabled", "disabled", "adaptive")
+# The parameters of each path, with the schemas of their values.
+COUNTED: dict[str, Schema] = {
+    "model": STRING,
+    "messages": array(ref("Message"), minItems=1),
+    "system": {"anyOf": [STRING, array(TEXT_PART)]},
+    "tools": array(ref("Tool")),
+    "tool_choice": {
+        "anyOf": [
+            fields({"type": {"enum": list(CHOICES)}, "disable_parallel_tool_use": BOOLEAN}, ("type",)),
+            fields({"type": {"const": "tool"}, "name": STRING}, ("type", "name")),
+        ]
+    },
+    "thinking": {
+        "anyOf": [
+            fields({"type": {"enum": ["disabled", "adaptive"]}}, ("type",)),
+            fields({"type": {"const": "enabled"}, "budget_tokens": COUNT}, ("type", "budget_tokens")),
+        ]
+    },
+}
+HONOURED: dict[str, Schema] = {
+    **COUNTED,
+    "stream": BOOLEAN,
+    **{name: json_schema(field) for name, field in SAMPLING.items() if field != "stop"},
+    "stop_sequences": array({**STRING, "minLength": 1}),
+}
+WITHOUT_EFFECT: dict[str, Schema] = dict.fromkeys(("metadata", "service_tier", "cache_control", "inference_geo"), ANY)
+_BLOCK: dict[str, Schema] = {
+    "tool_result": fields(
+        {
+            "type": {"const": "tool_result"},
+            "tool_use_id": STRING,
+            "content": or_null({"anyOf": [STRING, array(TEXT_PART)]}),
+        },
+        ("type", "tool_use_id"),
+    ),
+    "tool_use": fields(
+        {"type": {"const": "tool_use"}, "id": STRING, "name": STRING, "input": OBJECT}, ("type", "id", "name")
+    ),
+    "thinking": fields({"type": {"const": "thinking"}, "thinking": STRING}, ("type", "thinking")),
+    "redacted_thinking": fields({"type": {"const": "redacted_thinking"}}, ("type",)),
+}
+# The schemas that a document has once, by name.
+COMPONENTS: dict[str, Schema] = {
+    "Message": {
+        "anyOf": [
+            fields(
+                {
+                    "role": {"const": "user"},
+                    "content": {"anyOf": [STRING, array({"anyOf": [TEXT_PART, _BLOCK["tool_result"]]})]},
+                },
+                ("role", "content"),
+            ),
+            fields(
+                {
+                    "role": {"const": "assistant"},
+                    "content": {
+                        "anyOf": [
+                            STRING,
+                            array(
+                                {
+                                    "anyOf": [
+                                        TEXT_PART,
+                                        *(part for kind, part in _BLOCK.items() if kind != "tool_result"),
+                                    ]
+                                }
+                            ),
+                        ]
+                    },
+                },
+                ("role", "content"),
+            ),
+        ]
+    },
+    "Tool": fields(
+        {
+            "type": or_null({"const": "custom"}),
+            "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
+            "description": or_null(STRING),
+            "input_schema": fields({"properties": OBJECT}),
+        },
+        ("name",),
+    ),
+}
 
 
 @dataclass(frozen=True)

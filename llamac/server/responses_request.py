@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from llamac.openai.errors import InvalidRequestError, wrong_type
+from llamac.openai.parameters import EFFORTS
 from llamac.openai.requests import GenerationRequest
 from llamac.openai.requests import translate as translate_chat
+from llamac.openai.schemas import ANY, FUNCTION, OBJECT, STRING, Schema, array, fields, or_null, ref
 
 # The name of each parameter that a chat has as well.
 SAME = {
@@ -18,10 +20,25 @@ SAME = {
     "parallel_tool_calls": "parallel_tool_calls",
     "stream": "stream",
 }
-OWN = ("input", "instructions", "tools", "tool_choice", "text", "reasoning")
-WITHOUT_EFFECT = (
-    *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"),
-    *("include", "stream_options", "max_tool_calls", "client_metadata"),
+OWN: dict[str, Schema] = {
+    "input": {"anyOf": [STRING, array(ref("ResponseItem"), minItems=1)]},
+    "instructions": STRING,
+    "tools": array(ref("ResponseTool")),
+    "tool_choice": {
+        "anyOf": [STRING, fields({"type": STRING, "name": STRING}, ("name",))],
+        "description": "`auto`, `none`, `required`, or the name of a function",
+    },
+    "text": fields(
+        {"format": or_null(ref("ResponseTextFormat")), "verbosity": {"enum": ["medium", None]}}, others=False
+    ),
+    "reasoning": fields({"effort": {"enum": [*EFFORTS, None]}}),
+}
+WITHOUT_EFFECT: dict[str, Schema] = dict.fromkeys(
+    (
+        *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store"),
+        *("user", "include", "stream_options", "max_tool_calls", "client_metadata"),
+    ),
+    ANY,
 )
 # Parameters that would change the answer, and the values, besides null, that ask for nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -34,6 +51,41 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 STATEFUL = ("conversation", "previous_response_id")
 TEXTS = ("input_text", "output_text", "text")  # types of parts
+_TEXT: Schema = {"anyOf": [STRING, array(fields({"type": {"enum": list(TEXTS)}, "text": STRING}, ("type", "text")))]}
+_THOUGHTS: Schema = array(
+    fields({"type": {"enum": ["reasoning_text", "summary_text"]}, "text": STRING}, ("type", "text"))
+)
+# The schemas that a document has once, by name.
+COMPONENTS: dict[str, Schema] = {
+    "ResponseItem": {
+        "anyOf": [
+            fields({"type": {"const": "message"}, "role": STRING, "content": _TEXT}, ("role",)),
+            fields(
+                {"type": {"const": "function_call"}, "call_id": STRING, "name": STRING, "arguments": STRING},
+                ("type", "call_id", "name", "arguments"),
+            ),
+            fields(
+                {"type": {"const": "function_call_output"}, "call_id": STRING, "output": _TEXT}, ("type", "call_id")
+            ),
+            fields(
+                {"type": {"const": "reasoning"}, "content": or_null(_THOUGHTS), "summary": or_null(_THOUGHTS)},
+                ("type",),
+            ),
+        ]
+    },
+    "ResponseTool": {
+        "anyOf": [
+            {**FUNCTION, "properties": {**FUNCTION["properties"], "type": {"const": "function"}}},
+            fields({"type": {"type": "string", "not": {"const": "function"}}}, ("type",)),
+        ]
+    },
+    "ResponseTextFormat": {
+        "anyOf": [
+            fields({"type": {"enum": ["text", "json_object"]}}, ("type",)),
+            fields({"type": {"const": "json_schema"}, "schema": OBJECT}, ("type", "schema")),
+        ]
+    },
+}
 
 
 def translate(body: Mapping[str, Any]) -> tuple[GenerationRequest, tuple[str, ...]]:

@@ -200,7 +200,7 @@ class SamplingParams:
     early_stopping: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
-        for name, check in _CHECKS.items():
+        for name, check in CHECKS.items():
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, check(name, value))
@@ -211,9 +211,9 @@ class SamplingParams:
         Raises:
             ArgumentError: If a value is out of range; `ArgumentTypeError` for an unknown name or a wrong type.
         """
-        unknown = sorted(set(overrides) - set(_CHECKS))
+        unknown = sorted(set(overrides) - set(CHECKS))
         if unknown:
-            raise ArgumentTypeError(f"unexpected argument {unknown[0]!r}: expected one of {', '.join(_CHECKS)}")
+            raise ArgumentTypeError(f"unexpected argument {unknown[0]!r}: expected one of {', '.join(CHECKS)}")
         given = {name: value for name, value in overrides.items() if value is not None}
         return replace(self, **given) if given else self
 
@@ -355,7 +355,7 @@ def resolve(request: SamplingParams, recommended: SamplingParams) -> ResolvedPar
 
 def _given(params: SamplingParams) -> dict[str, Any]:
     """The values that are set."""
-    return {name: value for name in _CHECKS if (value := getattr(params, name)) is not None}
+    return {name: value for name in CHECKS if (value := getattr(params, name)) is not None}
 
 
 def recommended_params(metadata: Mapping[str, Any], warn: Callable[[str], object]) -> SamplingParams:
@@ -381,25 +381,38 @@ def recommended_params(metadata: Mapping[str, Any], warn: Callable[[str], object
 # ---- checks: each returns the value in its plain type
 
 
-def _whole(least: int, most: int | None = None, off: str = "") -> Check:
-    def check(name: str, value: object) -> int:
+@dataclass(frozen=True)
+class Whole:
+    """Checks a whole number in a range. `off` says what the least one means."""
+
+    least: int
+    most: int | None = None
+    off: str = ""
+
+    def __call__(self, name: str, value: object) -> int:
+        """The number, else an error that names the argument."""
         number = whole_number(value, name)
-        if number < least or (most is not None and number > most):
-            limit = f"{least}{off} to {most}" if most is not None else f"at least {least}"
+        if number < self.least or (self.most is not None and number > self.most):
+            limit = f"at least {self.least}" if self.most is None else f"{self.least}{self.off} to {self.most}"
             raise ArgumentError(f"{name} is {number}, expected {limit}")
         return number
 
-    return check
 
+@dataclass(frozen=True)
+class Real:
+    """Checks a number in a range, which `above` says to begin after the least one."""
 
-def _real(least: float, most: float, expected: str, *, above: bool = False) -> Check:
-    def check(name: str, value: object) -> float:
+    least: float
+    most: float
+    expected: str
+    above: bool = False
+
+    def __call__(self, name: str, value: object) -> float:
+        """The number, else an error that names the argument."""
         number = real_number(value, name)
-        if not least <= number <= most or (above and number == least):
-            raise ArgumentError(f"{name} is {number:g}, expected {expected}")
+        if not self.least <= number <= self.most or (self.above and number == self.least):
+            raise ArgumentError(f"{name} is {number:g}, expected {self.expected}")
         return number
-
-    return check
 
 
 def _temperature(name: str, value: object) -> float:
@@ -510,45 +523,45 @@ def _guide(name: str, value: object) -> Guide:
     return value
 
 
-_CHECKS: dict[str, Check] = {
-    "max_tokens": _whole(1),
+CHECKS: dict[str, Check] = {
+    "max_tokens": Whole(1),
     "temperature": _temperature,
-    "top_k": _whole(0, MAX_TOP_K, " (off)"),
-    "top_p": _real(0, 1, "more than 0 and at most 1 (off)", above=True),
-    "min_p": _real(0, 1, "0 (off) to 1"),
+    "top_k": Whole(0, MAX_TOP_K, " (off)"),
+    "top_p": Real(0, 1, "more than 0 and at most 1 (off)", above=True),
+    "min_p": Real(0, 1, "0 (off) to 1"),
     "seed": _seed,
     "stop": _strings,
-    "min_tokens": _whole(0),
+    "min_tokens": Whole(0),
     "ignore_eos": _flag,
     "stop_token_ids": _token_ids,
     "logit_bias": _logit_bias,
-    "repetition_penalty": _real(MIN_POSITIVE, MAX_PENALTY, "more than 0 and at most 1e6"),
-    "presence_penalty": _real(-MAX_PENALTY, MAX_PENALTY, "-1e6 to 1e6"),
-    "frequency_penalty": _real(-MAX_PENALTY, MAX_PENALTY, "-1e6 to 1e6"),
-    "dry_multiplier": _real(0, MAX_PENALTY, "0 (off) to 1e6"),
-    "dry_base": _real(1, MAX_PENALTY, "1 to 1e6"),
-    "dry_allowed_length": _whole(1, MAX_TOP_K),
+    "repetition_penalty": Real(MIN_POSITIVE, MAX_PENALTY, "more than 0 and at most 1e6"),
+    "presence_penalty": Real(-MAX_PENALTY, MAX_PENALTY, "-1e6 to 1e6"),
+    "frequency_penalty": Real(-MAX_PENALTY, MAX_PENALTY, "-1e6 to 1e6"),
+    "dry_multiplier": Real(0, MAX_PENALTY, "0 (off) to 1e6"),
+    "dry_base": Real(1, MAX_PENALTY, "1 to 1e6"),
+    "dry_allowed_length": Whole(1, MAX_TOP_K),
     "dry_sequence_breakers": _encodable,
     "banned_tokens": _token_ids,
     "banned_strings": _encodable,
     "logits_processors": _processors,
-    "typical_p": _real(0, 1, "more than 0 and at most 1 (off)", above=True),
-    "xtc_probability": _real(0, 1, "0 (off) to 1"),
-    "xtc_threshold": _real(0, 1, "0 to 1"),
-    "mirostat_tau": _real(0, 1000, "0 (off) to 1000"),
-    "mirostat_eta": _real(0, 1, "0 to 1"),
+    "typical_p": Real(0, 1, "more than 0 and at most 1 (off)", above=True),
+    "xtc_probability": Real(0, 1, "0 (off) to 1"),
+    "xtc_threshold": Real(0, 1, "0 to 1"),
+    "mirostat_tau": Real(0, 1000, "0 (off) to 1000"),
+    "mirostat_eta": Real(0, 1, "0 to 1"),
     "guide": _guide,
-    "logprobs": _whole(0, MAX_TOP_K),
-    "prompt_logprobs": _whole(0, MAX_TOP_K),
-    "reasoning_budget": _whole(0),
+    "logprobs": Whole(0, MAX_TOP_K),
+    "prompt_logprobs": Whole(0, MAX_TOP_K),
+    "reasoning_budget": Whole(0),
     "context_overflow": _overflow,
-    "context_keep": _whole(0),
+    "context_keep": Whole(0),
     "receipt": _flag,
     "speculation": _flag,
-    "n": _whole(1, MAX_CANDIDATES),
-    "best_of": _whole(1, MAX_CANDIDATES),
-    "candidate": _whole(0, MAX_CANDIDATE),
-    "beam_width": _whole(1, MAX_CANDIDATES),
-    "length_penalty": _real(-100, 100, "-100 to 100"),
+    "n": Whole(1, MAX_CANDIDATES),
+    "best_of": Whole(1, MAX_CANDIDATES),
+    "candidate": Whole(0, MAX_CANDIDATE),
+    "beam_width": Whole(1, MAX_CANDIDATES),
+    "length_penalty": Real(-100, 100, "-100 to 100"),
     "early_stopping": _early_stopping,
 }

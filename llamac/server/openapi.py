@@ -1,0 +1,238 @@
+"""`/openapi.json`: what the server answers, as an OpenAPI document.
+
+The paths are those of the application. The parameters of bodies come from the tables that the paths check them with.
+A path's summary is its function's docstring.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from llamac import __version__
+from llamac.openai import schemas
+from llamac.openai.parameters import Endpoint, parameters_of
+from llamac.openai.schemas import NULL, STRING, Schema, body, ref
+from llamac.server import answers, conversions, embedding, execution, messages_request, responses_request
+from llamac.server.exchange import JSON_TYPE, Answer
+from llamac.server.guard import MESSAGES, OPEN
+from llamac.server.metrics import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from llamac.server.worker import Worker
+
+VERSION = "3.1.0"
+TEMPLATE = "#/components/schemas/{name}"
+EVENTS_TYPE = "text/event-stream"
+# What can go wrong: on every path, on those with a body, and on those that compute.
+ERRORS = {403: "A web page of another origin, or another name of the server", 500: "The server failed"}
+BODY_ERRORS = {400: "The body is wrong", 404: "No such model", 408: "Too slow", 413: "The body is too large"}
+BUSY_ERRORS = {429: "Too many requests wait", 503: "No connection or memory is left, or the engine has stopped"}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What the document says about a path, besides its summary.
+
+    Attributes:
+        answer: The form of its answers, or their type if they are not JSON.
+        body: The schemas of the body's parameters; None: there is no body.
+        required: Those that must be there.
+        only_one: Of these parameters, there must be one.
+        chunk: The form of the data of a stream's events, if answers can be streams.
+        links: Other paths and what this one's answer gives them.
+        status: Other statuses.
+    """
+
+    answer: Any
+    body: Mapping[str, Schema] | None = None
+    required: Sequence[str] = ()
+    only_one: Sequence[str] = ()
+    chunk: Any = None
+    links: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    status: Mapping[int, str] = field(default_factory=dict)
+
+
+def _generating(endpoint: Endpoint) -> dict[str, Schema]:
+    return {name: _described(parameter.schema(), parameter.text) for name, parameter in parameters_of(endpoint).items()}
+
+
+def _described(schema: Schema, text: str) -> Schema:
+    return {**schema, "description": text} if text else schema
+
+
+_RESPONSES = {
+    **{name: _generating("chat")[other] for name, other in responses_request.SAME.items()},
+    **responses_request.OWN,
+    **responses_request.WITHOUT_EFFECT,
+    **{name: {"enum": list(neutral)} for name, neutral in responses_request.REFUSED.items()},
+}
+_MESSAGES = {**messages_request.HONOURED, **messages_request.WITHOUT_EFFECT}
+_COUNTED = {**messages_request.COUNTED, **messages_request.WITHOUT_EFFECT}
+_INPUT = ("prompt", "messages")
+_OF_PROMPT = {"prompt": "$response.body#/prompt"}
+
+OPERATIONS: dict[str, Operation] = {
+    "/openapi.json": Operation(dict),
+    "/health": Operation(answers.Status),
+    "/ready": Operation(answers.Status),
+    "/metrics": Operation(CONTENT_TYPE),
+    "/v1/models": Operation(answers.Models, links={"/v1/models/{name}": {"name": "$response.body#/data/0/id"}}),
+    "/v1/models/{name}": Operation(answers.Model, status={404: "No such model"}),
+    "/v1/completions": Operation(
+        answers.TextCompletion, _generating("completions"), ("prompt",), chunk=answers.TextCompletionChunk
+    ),
+    "/v1/chat/completions": Operation(
+        answers.ChatCompletion, _generating("chat"), ("messages",), chunk=answers.ChatCompletionChunk
+    ),
+    "/v1/responses": Operation(answers.Response, _RESPONSES, ("input",), chunk=dict),
+    MESSAGES: Operation(answers.AnsweredMessage, _MESSAGES, ("model", "messages", "max_tokens"), chunk=dict),
+    f"{MESSAGES}/count_tokens": Operation(answers.CountedTokens, _COUNTED, ("model", "messages")),
+    "/v1/embeddings": Operation(answers.Embeddings, {"model": STRING, **embedding.EMBEDDING_FIELDS}, ("input",)),
+    "/v1/rerank": Operation(answers.Ranking, {"model": STRING, **embedding.RERANK_FIELDS}, ("query", "documents")),
+    "/execute": Operation(
+        answers.Execution, {"model": STRING, **execution.FIELDS}, only_one=_INPUT, chunk=answers.Execution
+    ),
+    "/tokenize": Operation(
+        answers.Tokens,
+        {"model": STRING, **conversions.TOKENIZE},
+        only_one=_INPUT,
+        links={"/detokenize": {"tokens": "$response.body#/tokens"}},
+    ),
+    "/detokenize": Operation(
+        answers.PromptText, {"model": STRING, **conversions.DETOKENIZE}, ("tokens",), links={"/tokenize": _OF_PROMPT}
+    ),
+    "/apply-template": Operation(
+        answers.PromptText,
+        {"model": STRING, **conversions.APPLY_TEMPLATE},
+        ("messages",),
+        links={"/tokenize": _OF_PROMPT, "/v1/completions": _OF_PROMPT},
+    ),
+}
+
+
+async def openapi(worker: Worker, request: Request) -> Answer:
+    """This document."""
+    return Answer(await worker.run(lambda: document(worker.names, has_keys=bool(worker.settings.keys))))
+
+
+def document(models: Sequence[str], *, has_keys: bool) -> dict[str, Any]:
+    """The document of a server.
+
+    Args:
+        models: The names of its models.
+        has_keys: Whether it wants an API key.
+    """
+    import msgspec
+
+    from llamac.server.app import ENDPOINTS
+
+    types = [answers.Error, answers.MessagesError]
+    types += [form for operation in OPERATIONS.values() for form in (operation.answer, operation.chunk)]
+    classes = [form for form in types if isinstance(form, type) and form is not dict]
+    _, forms = msgspec.json.schema_components(classes, ref_template=TEMPLATE)
+    components = {
+        **{name: _exact(form) for name, form in forms.items()},
+        **schemas.COMPONENTS,
+        **messages_request.COMPONENTS,
+        **responses_request.COMPONENTS,
+        "ModelName": {"enum": list(models)},
+    }
+    paths = {}
+    for path, (method, place) in ENDPOINTS.items():
+        written = path.replace(":path}", "}")
+        operation = OPERATIONS.get(written, Operation("text/html"))
+        paths[written] = {method.lower(): _operation(written, operation, _summary(place), has_keys=has_keys)}
+    found: dict[str, Any] = {
+        "openapi": VERSION,
+        "info": {"title": "llamac", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if has_keys:
+        found["components"]["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+    # a copy without shared parts, and without tuples
+    copy: dict[str, Any] = json.loads(json.dumps(found))
+    return copy
+
+
+def _summary(place: str) -> str:
+    module, _, name = place.partition(".")
+    function = getattr(importlib.import_module(f"llamac.server.{module}"), name)
+    return (function.__doc__ or "").partition("\n")[0].rstrip(".")
+
+
+def _id(path: str) -> str:
+    return path.replace("/v1/", "").strip("/").replace("{name}", "one").replace("/", "_").replace("-", "_")
+
+
+def _operation(path: str, operation: Operation, summary: str, *, has_keys: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"operationId": _id(path), "summary": summary}
+    errors = ERRORS | dict(operation.status)
+    if path in OPEN:
+        errors = errors | BUSY_ERRORS
+    if "{name}" in path:
+        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": ref("ModelName")}]
+    if operation.body is not None:
+        errors = errors | BODY_ERRORS | BUSY_ERRORS
+        found["requestBody"] = {"required": True, "content": {JSON_TYPE: {"schema": _body(operation)}}}
+    if has_keys and path not in OPEN:
+        errors = errors | {401: "An API key is missing or wrong"}
+        found["security"] = [{"bearer": []}, {"key": []}]
+    form = ref("MessagesError" if path.startswith(MESSAGES) else "Error")
+    found["responses"] = {"200": _answer(operation)} | {
+        str(status): {"description": text, "content": {JSON_TYPE: {"schema": form}}}
+        for status, text in sorted(errors.items())
+    }
+    return found
+
+
+def _body(operation: Operation) -> Schema:
+    """The schema of a body."""
+    given = dict(operation.body or {})
+    if "model" in given:
+        given["model"] = {**ref("ModelName"), **{k: v for k, v in given["model"].items() if k == "description"}}
+    whole = body(given, operation.required)
+    if not operation.only_one:
+        return whole
+    return {
+        "anyOf": [
+            body({name: NULL if name in operation.only_one and name != one else given[name] for name in given}, (one,))
+            for one in operation.only_one
+        ]
+    }
+
+
+def _answer(operation: Operation) -> dict[str, Any]:
+    if isinstance(operation.answer, str):
+        return {"description": "The answer", "content": {operation.answer.partition(";")[0]: {"schema": STRING}}}
+    content: dict[str, Any] = {JSON_TYPE: {"schema": _form(operation.answer)}}
+    if operation.chunk is not None:
+        content[EVENTS_TYPE] = {"schema": STRING, "x-data": _form(operation.chunk)}
+    links = {}
+    for path, values in operation.links.items():
+        given = {"parameters": values} if "{name}" in path else {"requestBody": values}
+        links[_id(path)] = {"operationId": _id(path), **given}
+    return {"description": "The answer", "content": content, **({"links": links} if links else {})}
+
+
+def _form(form: Any) -> Schema:
+    return {"type": "object"} if form is dict else ref(form.__name__)
+
+
+def _exact(form: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of an answer: it has no other fields, and those with a default can be missing."""
+    properties = {
+        name: {key: value for key, value in part.items() if key != "default"}
+        for name, part in form.get("properties", {}).items()
+    }
+    description = form.get("description", "").partition("\n")[0]
+    return {**form, "description": description, "properties": properties, "additionalProperties": False}
