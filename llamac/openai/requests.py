@@ -184,7 +184,7 @@ def _check_names(endpoint: Endpoint, given: Mapping[str, Any]) -> tuple[str, ...
     for name, value in given.items():
         if name not in known:
             raise InvalidRequestError(f"unknown parameter {name!r}", name, "unknown_parameter")
-        if known[name].effect == "refused" and not _is_one_of(value, known[name].neutral):
+        if known[name].effect == "refused" and not is_one_of(value, known[name].neutral):
             values = " or ".join(map(repr, known[name].neutral))
             hint = f", or set it to {values}" if values else ""
             message = f"this version does not support {name!r}: leave it out{hint}"
@@ -192,7 +192,8 @@ def _check_names(endpoint: Endpoint, given: Mapping[str, Any]) -> tuple[str, ...
     return tuple(name for name in given if known[name].effect == "no effect")
 
 
-def _is_one_of(value: object, neutral: Sequence[object]) -> bool:
+def is_one_of(value: object, neutral: Sequence[object]) -> bool:
+    """Whether a value is one of several. A number is no boolean."""
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
 
 
@@ -275,7 +276,8 @@ def _include_usage(value: object, *, stream: bool) -> bool:
 def _params(endpoint: Endpoint, given: Mapping[str, Any]) -> SamplingParams:
     lengths = [name for name in LENGTHS if name in given]
     if len(lengths) > 1:
-        raise InvalidRequestError("max_tokens and max_completion_tokens exclude each other", LENGTHS[0])
+        message = "max_tokens and max_completion_tokens exclude each other"
+        raise InvalidRequestError(message, LENGTHS[0], "invalid_value")
     values = {name: given[name] for name in SAMPLING if name in given}
     if "logit_bias" in values:
         values["logit_bias"] = _logit_bias(values["logit_bias"])

@@ -83,13 +83,14 @@ FUNCTION = fields(
     },
     ("name",),
 )
-_IDS = array(TOKEN_ID)
+_BARE = {**FUNCTION, "properties": {**FUNCTION["properties"], "function": False}}  # without what is around it
+IDS = array(TOKEN_ID)
 
 # The schemas that a document has once, by name.
 COMPONENTS: dict[str, Schema] = {
     "ChatMessage": {"anyOf": [_WITH_TEXT, _WITH_CALLS]},
-    "ChatTool": fields({"type": {"const": "function"}, "function": FUNCTION}, ("type", "function")),
-    "Prompt": {"anyOf": [STRING, _IDS, array({"anyOf": [STRING, _IDS]}, maxItems=MAX_PROMPTS)]},
+    "ChatTool": {"anyOf": [fields({"type": {"const": "function"}, "function": FUNCTION}, ("function",)), _BARE]},
+    "Prompt": {"anyOf": [STRING, IDS, array({"anyOf": [STRING, IDS]}, maxItems=MAX_PROMPTS)]},
     "ResponseFormat": {
         "anyOf": [
             fields({"type": {"enum": ["text", "json_object"]}}, ("type",)),

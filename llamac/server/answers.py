@@ -466,6 +466,13 @@ class Execution:
 
 
 @dataclass
+class Piece:
+    """A piece of a text."""
+
+    text: str
+
+
+@dataclass
 class Tokens:
     """The tokens of a text or a conversation."""
 

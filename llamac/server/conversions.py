@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from llamac.engine.sampling.schemas import TOKEN_ID
 from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.inputs import read_messages
-from llamac.openai.schemas import BOOLEAN, MESSAGES, STRING, TOOLS, array
+from llamac.openai.schemas import BOOLEAN, IDS, MESSAGES, STRING, TOOLS
 from llamac.server.embedding import checked_fields
 from llamac.server.exchange import Answer
+from llamac.tools.functions import tool_list
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 TOKENIZE_FLAGS = {"add_special_tokens": True, "parse_special": False, "return_token_strs": False}
 # The parameters of each path, with the schemas of their values.
 TOKENIZE = {"prompt": STRING, "messages": MESSAGES, **dict.fromkeys(TOKENIZE_FLAGS, BOOLEAN)}
-DETOKENIZE = {"tokens": array(TOKEN_ID)}
+DETOKENIZE = {"tokens": IDS}
 APPLY_TEMPLATE = {"messages": MESSAGES, "tools": TOOLS}
 
 
 async def tokenize(service: Service, request: Request) -> Answer:
     """The token ids of a text or of a conversation."""
-    worker, found = await service.begin(request)
-    body = checked_fields(found, TOKENIZE)
+    worker, given = await service.begin(request)
+    body = checked_fields(given, TOKENIZE)
     options = {name: _flag(body, name, default) for name, default in TOKENIZE_FLAGS.items()}
     model = worker.engine.model
     if ("prompt" in body) == ("messages" in body):
@@ -48,8 +48,8 @@ async def tokenize(service: Service, request: Request) -> Answer:
 
 async def detokenize(service: Service, request: Request) -> Answer:
     """The text of token ids."""
-    worker, found = await service.begin(request)
-    body = checked_fields(found, DETOKENIZE)
+    worker, given = await service.begin(request)
+    body = checked_fields(given, DETOKENIZE)
     ids = body.get("tokens")
     if not isinstance(ids, list) or not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
         raise wrong_type("tokens", ids, "an array of token ids")
@@ -58,10 +58,10 @@ async def detokenize(service: Service, request: Request) -> Answer:
 
 async def apply_template(service: Service, request: Request) -> Answer:
     """The prompt that the chat template makes of a conversation."""
-    worker, found = await service.begin(request)
-    body = checked_fields(found, APPLY_TEMPLATE)
+    worker, given = await service.begin(request)
+    body = checked_fields(given, APPLY_TEMPLATE)
     chat = read_messages(body.get("messages"))
-    options = {"tools": body["tools"]} if "tools" in body else {}
+    options = {"tools": tool_list(body["tools"])} if "tools" in body else {}
     return Answer({"prompt": await worker.run(lambda: worker.engine.model.chat_prompt(chat, **options))})
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from llamac.engine.batching.request import Request
 from llamac.engine.generation.output import Completion
 from llamac.engine.sampling.params import CHECKS, SamplingParams
-from llamac.engine.sampling.schemas import NOT_JSON, TOKEN_ID, json_schema
+from llamac.engine.sampling.schemas import NOT_JSON, json_schema
 from llamac.errors import LlamacError
 from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.inputs import read_messages, read_prompts
-from llamac.openai.schemas import BOOLEAN, MESSAGES, STRING, Schema, array, fields, or_null
+from llamac.openai.schemas import BOOLEAN, IDS, MESSAGES, STRING, Schema, array, fields, or_null
 from llamac.server.embedding import checked_fields
 from llamac.server.exchange import Answer, EventStream, event, until_gone
 from llamac.server.generation import check_time, collected, stream_error
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # The parameters of the path, with the schemas of their values.
 FIELDS: dict[str, Schema] = {
-    "prompt": {"anyOf": [STRING, array(TOKEN_ID)]},
+    "prompt": {"anyOf": [STRING, IDS, array({"anyOf": [STRING, IDS]}, maxItems=1)]},
     "messages": MESSAGES,
     "sampling": fields({name: or_null(json_schema(name)) for name in CHECKS if name not in NOT_JSON}, others=False),
     "priority": {"type": "integer"},

@@ -216,10 +216,10 @@ def _tools(given: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(choice, dict):
             raise wrong_type("tool_choice", choice, "an object")
         kind = choice.get("type")
-        if kind != "tool" and kind not in CHOICES:
+        if not isinstance(kind, str) or (kind != "tool" and kind not in CHOICES):
             expected = " or ".join((*CHOICES, "tool"))
             raise InvalidRequestError(f"tool_choice.type is {kind!r}, expected {expected}", "tool_choice")
-        found["tool_choice"] = {"name": choice.get("name")} if kind == "tool" else CHOICES[str(kind)]
+        found["tool_choice"] = {"name": choice.get("name")} if kind == "tool" else CHOICES[kind]
         found["parallel_tool_calls"] = not choice.get("disable_parallel_tool_use", False)
     try:
         if found:

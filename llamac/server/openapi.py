@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llamac import __version__
 from llamac.openai import schemas
 from llamac.openai.parameters import Endpoint, parameters_of
-from llamac.openai.schemas import NULL, STRING, Schema, body, ref
+from llamac.openai.schemas import NULL, STRING, Schema, body, fields, ref
 from llamac.server import answers, conversions, embedding, execution, messages_request, responses_request
 from llamac.server.exchange import JSON_TYPE, Answer
 from llamac.server.guard import MESSAGES, OPEN
@@ -44,7 +44,7 @@ class Operation:
         body: The schemas of the body's parameters; None: there is no body.
         required: Those that must be there.
         only_one: Of these parameters, there must be one.
-        chunk: The form of the data of a stream's events, if answers can be streams.
+        chunks: The forms of the data of a stream's events, if answers can be streams.
         links: Other paths and what this one's answer gives them.
         status: Other statuses.
     """
@@ -53,9 +53,14 @@ class Operation:
     body: Mapping[str, Schema] | None = None
     required: Sequence[str] = ()
     only_one: Sequence[str] = ()
-    chunk: Any = None
+    chunks: Sequence[Any] = ()
     links: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     status: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def ends_with_done(self) -> bool:
+        """Whether the data of a stream's last event is no JSON."""
+        return any(form in (answers.TextCompletionChunk, answers.ChatCompletionChunk) for form in self.chunks)
 
 
 def _generating(endpoint: Endpoint) -> dict[str, Schema]:
@@ -85,18 +90,24 @@ OPERATIONS: dict[str, Operation] = {
     "/v1/models": Operation(answers.Models, links={"/v1/models/{name}": {"name": "$response.body#/data/0/id"}}),
     "/v1/models/{name}": Operation(answers.Model, status={404: "No such model"}),
     "/v1/completions": Operation(
-        answers.TextCompletion, _generating("completions"), ("prompt",), chunk=answers.TextCompletionChunk
+        answers.TextCompletion,
+        _generating("completions"),
+        ("prompt",),
+        chunks=(answers.TextCompletionChunk, answers.Error),
     ),
     "/v1/chat/completions": Operation(
-        answers.ChatCompletion, _generating("chat"), ("messages",), chunk=answers.ChatCompletionChunk
+        answers.ChatCompletion, _generating("chat"), ("messages",), chunks=(answers.ChatCompletionChunk, answers.Error)
     ),
-    "/v1/responses": Operation(answers.Response, _RESPONSES, ("input",), chunk=dict),
-    MESSAGES: Operation(answers.AnsweredMessage, _MESSAGES, ("model", "messages", "max_tokens"), chunk=dict),
+    "/v1/responses": Operation(answers.Response, _RESPONSES, ("input",), chunks=(dict,)),
+    MESSAGES: Operation(answers.AnsweredMessage, _MESSAGES, ("model", "messages", "max_tokens"), chunks=(dict,)),
     f"{MESSAGES}/count_tokens": Operation(answers.CountedTokens, _COUNTED, ("model", "messages")),
     "/v1/embeddings": Operation(answers.Embeddings, {"model": STRING, **embedding.EMBEDDING_FIELDS}, ("input",)),
     "/v1/rerank": Operation(answers.Ranking, {"model": STRING, **embedding.RERANK_FIELDS}, ("query", "documents")),
     "/execute": Operation(
-        answers.Execution, {"model": STRING, **execution.FIELDS}, only_one=_INPUT, chunk=answers.Execution
+        answers.Execution,
+        {"model": STRING, **execution.FIELDS},
+        only_one=_INPUT,
+        chunks=(answers.Piece, answers.Execution, answers.Error),
     ),
     "/tokenize": Operation(
         answers.Tokens,
@@ -133,7 +144,7 @@ def document(models: Sequence[str], *, has_keys: bool) -> dict[str, Any]:
     from llamac.server.app import ENDPOINTS
 
     types = [answers.Error, answers.MessagesError]
-    types += [form for operation in OPERATIONS.values() for form in (operation.answer, operation.chunk)]
+    types += [form for operation in OPERATIONS.values() for form in (operation.answer, *operation.chunks)]
     classes = [form for form in types if isinstance(form, type) and form is not dict]
     _, forms = msgspec.json.schema_components(classes, ref_template=TEMPLATE)
     components = {
@@ -215,8 +226,11 @@ def _answer(operation: Operation) -> dict[str, Any]:
     if isinstance(operation.answer, str):
         return {"description": "The answer", "content": {operation.answer.partition(";")[0]: {"schema": STRING}}}
     content: dict[str, Any] = {JSON_TYPE: {"schema": _form(operation.answer)}}
-    if operation.chunk is not None:
-        content[EVENTS_TYPE] = {"schema": STRING, "x-data": _form(operation.chunk)}
+    if operation.chunks:
+        forms = [_form(form) for form in operation.chunks]
+        data = {**STRING, "contentMediaType": JSON_TYPE, "contentSchema": {"anyOf": forms}}
+        either = {"anyOf": [{"const": "[DONE]"}, data]} if operation.ends_with_done else data
+        content[EVENTS_TYPE] = {"schema": fields({"event": STRING, "data": either}, ("data",))}  # of each event
     links = {}
     for path, values in operation.links.items():
         given = {"parameters": values} if "{name}" in path else {"requestBody": values}

@@ -7,9 +7,9 @@ from typing import Any
 
 from llamac.openai.errors import InvalidRequestError, wrong_type
 from llamac.openai.parameters import EFFORTS
-from llamac.openai.requests import GenerationRequest
+from llamac.openai.requests import GenerationRequest, is_one_of
 from llamac.openai.requests import translate as translate_chat
-from llamac.openai.schemas import ANY, FUNCTION, OBJECT, STRING, Schema, array, fields, or_null, ref
+from llamac.openai.schemas import ANY, FUNCTION, NULL, OBJECT, STRING, Schema, array, fields, or_null, ref
 
 # The name of each parameter that a chat has as well.
 SAME = {
@@ -20,6 +20,7 @@ SAME = {
     "parallel_tool_calls": "parallel_tool_calls",
     "stream": "stream",
 }
+SUMMARIES = ("summary", "generate_summary")  # of the reasoning
 OWN: dict[str, Schema] = {
     "input": {"anyOf": [STRING, array(ref("ResponseItem"), minItems=1)]},
     "instructions": STRING,
@@ -31,7 +32,7 @@ OWN: dict[str, Schema] = {
     "text": fields(
         {"format": or_null(ref("ResponseTextFormat")), "verbosity": {"enum": ["medium", None]}}, others=False
     ),
-    "reasoning": fields({"effort": {"enum": [*EFFORTS, None]}}),
+    "reasoning": fields({"effort": {"enum": [*EFFORTS, None]}, **dict.fromkeys(SUMMARIES, ANY)}, others=NULL),
 }
 WITHOUT_EFFECT: dict[str, Schema] = dict.fromkeys(
     (
@@ -55,6 +56,14 @@ _TEXT: Schema = {"anyOf": [STRING, array(fields({"type": {"enum": list(TEXTS)}, 
 _THOUGHTS: Schema = array(
     fields({"type": {"enum": ["reasoning_text", "summary_text"]}, "text": STRING}, ("type", "text"))
 )
+_FUNCTION = fields(
+    {
+        "type": {"const": "function"},
+        **FUNCTION["properties"],
+        "parameters": or_null(FUNCTION["properties"]["parameters"]),
+    },
+    ("type", "name"),
+)
 # The schemas that a document has once, by name.
 COMPONENTS: dict[str, Schema] = {
     "ResponseItem": {
@@ -75,7 +84,7 @@ COMPONENTS: dict[str, Schema] = {
     },
     "ResponseTool": {
         "anyOf": [
-            {**FUNCTION, "properties": {**FUNCTION["properties"], "type": {"const": "function"}}},
+            _FUNCTION,
             fields({"type": {"type": "string", "not": {"const": "function"}}}, ("type",)),
         ]
     },
@@ -96,7 +105,7 @@ def translate(body: Mapping[str, Any]) -> tuple[GenerationRequest, tuple[str, ..
     """
     given = {name: value for name, value in body.items() if value is not None}
     for name, value in given.items():
-        if name in REFUSED and value not in REFUSED[name]:
+        if name in REFUSED and not is_one_of(value, REFUSED[name]):
             hint = ": the server keeps no answers, send the whole conversation" if name in STATEFUL else ""
             raise InvalidRequestError(f"this version does not support {name!r}{hint}", name, "unsupported_parameter")
         if name not in (*SAME, *OWN, *WITHOUT_EFFECT, *REFUSED):
@@ -111,21 +120,27 @@ def translate(body: Mapping[str, Any]) -> tuple[GenerationRequest, tuple[str, ..
     if "tool_choice" in given:
         chat["tool_choice"] = given["tool_choice"]
     chat["response_format"] = _format(given.get("text", {}))
-    chat["reasoning_effort"] = _part(given, "reasoning").get("effort")
+    chat["reasoning_effort"], unread = _effort(given)
     try:
         request = translate_chat("chat", chat)
     except InvalidRequestError as error:
         names = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
         param = names.get(error.param or "", error.param)
         raise InvalidRequestError(str(error), param, error.code) from None
-    return request, (*(name for name in WITHOUT_EFFECT if name in given), *skipped)
+    return request, (*(name for name in WITHOUT_EFFECT if name in given), *skipped, *unread)
 
 
-def _part(given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = given.get(name, {})
+def _effort(given: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """The effort of the reasoning, and what has no effect on it: summaries come only from OpenAI's servers."""
+    value = given.get("reasoning", {})
     if not isinstance(value, dict):
-        raise wrong_type(name, value, "an object")
-    return value
+        raise wrong_type("reasoning", value, "an object")
+    set_names = [name for name in value if value[name] is not None]
+    for name in set_names:
+        if name not in ("effort", *SUMMARIES):
+            message = f"unknown parameter 'reasoning.{name}'"
+            raise InvalidRequestError(message, f"reasoning.{name}", "unknown_parameter")
+    return value.get("effort"), [f"reasoning.{name}" for name in set_names if name in SUMMARIES]
 
 
 def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:

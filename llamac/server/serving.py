@@ -52,7 +52,8 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        opened = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio sends small packets at once (TCP_NODELAY) only if the socket names its protocol
+        opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             opened.bind(address)

@@ -175,7 +175,12 @@ def test_unsupported_parameters_are_refused_by_name(name: str) -> None:
         ({"messages": HI, "n": 257}, "n", "invalid_value", "n is 257"),
         ({"messages": HI, "max_tokens": 0}, "max_tokens", "invalid_value", "max_tokens is 0"),
         ({"messages": HI, "max_completion_tokens": 0}, *("max_completion_tokens", "invalid_value", "max_completion_")),
-        ({"messages": HI, "max_tokens": 1, "max_completion_tokens": 1}, "max_tokens", None, "exclude each other"),
+        (
+            {"messages": HI, "max_tokens": 1, "max_completion_tokens": 1},
+            "max_tokens",
+            "invalid_value",
+            "exclude each other",
+        ),
     ],
 )
 def test_wrong_bodies_are_refused(body: dict[str, Any], param: str, code: str | None, message: str) -> None:

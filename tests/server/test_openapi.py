@@ -169,7 +169,9 @@ def test_bodies_and_answers_are_as_the_document_says(server: Running, path: str,
 def test_events_are_as_the_document_says(server: Running, path: str, body: dict[str, Any]) -> None:
     if body.get("sampling", {}).get("n"):
         body = {**body, "sampling": {"max_tokens": 4}}
-    schema = operation(path)["responses"]["200"]["content"]["text/event-stream"]["x-data"]
+    schema = operation(path)["responses"]["200"]["content"]["text/event-stream"]["schema"]["properties"]["data"][
+        "contentSchema"
+    ]
     events = server.events(path, body)
     data = events[-1:] if path == "/execute" else [event for event in events if event != "[DONE]"]
     assert data
@@ -198,6 +200,28 @@ def test_errors_are_as_the_document_says(server: Running, path: str) -> None:
         assert status == 400 or (status == 404 and "model" in body)
         validate(found.json(), operation(path)["responses"][str(status)]["content"]["application/json"]["schema"])
     validate(server.client.get("/v1/models/other").json(), {"$ref": "#/components/schemas/Error"})
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": ASK, "tools": [{"type": "other", "function": FUNCTION}]}),
+        ("/v1/messages", {**ASK_CLAUDE, "max_tokens": 1, "tool_choice": {"type": []}}),
+        ("/v1/responses", {"input": "a", "top_logprobs": False}),
+        ("/v1/responses", {"input": "a", "reasoning": {"depth": 1}}),
+        ("/apply-template", {"messages": ASK, "tools": [{"nothing": 1}]}),
+    ],
+)
+def test_what_the_document_excludes_is_refused(server: Running, path: str, body: dict[str, Any]) -> None:
+    whole = {**body_schema(path), "components": DOCUMENT["components"]}
+    assert not jsonschema.Draft202012Validator(whole).is_valid(body)
+    assert server.post(path, body).status_code == 400
+
+
+def test_a_summary_of_the_reasoning_is_named_as_without_effect(server: Running) -> None:
+    body = {"input": "?", "max_output_tokens": 1, "reasoning": {"summary": "auto", "effort": "low"}}
+    found = server.post("/v1/responses", body)
+    assert found.headers["x-llamac-no-effect"] == "reasoning.summary, reasoning_effort"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -22,6 +23,7 @@ from http_server import ENDLESS, PATIENCE, Running, running
 from llamac.errors import ArgumentError
 from llamac.server.logs import JsonLines, Lines
 from llamac.server.metrics import Counter, Histogram
+from llamac.server.serving import listen
 from llamac.server.settings import Keys, Settings, read_keys
 
 
@@ -198,6 +200,27 @@ def test_an_unexpected_error_is_logged_and_not_shown(
 
 
 # ---- who may call
+
+
+def test_an_answer_does_not_wait_for_the_client_to_acknowledge_its_head() -> None:
+    """asyncio turns Nagle's algorithm off only for sockets that name their protocol."""
+
+    async def accepted_without_delay() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted = writer.get_extra_info("socket")
+            found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        with listen("127.0.0.1", 0) as opened:
+            async with await asyncio.start_server(accept, sock=opened):
+                _, writer = await asyncio.open_connection(*opened.getsockname())
+                value = await asyncio.wait_for(found, PATIENCE)
+                writer.close()
+        return value
+
+    assert asyncio.run(accepted_without_delay())
 
 
 def test_without_a_key_only_health_is_open() -> None:
