@@ -497,7 +497,9 @@ class Model:
     object: Literal["model"]
     created: int
     owned_by: str
-    max_model_len: int
+    loaded: bool
+    root: str = MISSING
+    max_model_len: int = MISSING
 
 
 @dataclass

@@ -6,6 +6,7 @@ A path's summary is its function's docstring.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 from collections.abc import Mapping, Sequence
@@ -17,14 +18,15 @@ from llamac.openai import schemas
 from llamac.openai.parameters import Endpoint, parameters_of
 from llamac.openai.schemas import NULL, STRING, Schema, body, fields, ref
 from llamac.server import answers, conversions, embedding, execution, messages_request, responses_request
+from llamac.server.call import MESSAGES
 from llamac.server.exchange import JSON_TYPE, Answer
-from llamac.server.guard import MESSAGES, OPEN
+from llamac.server.guard import OPEN
 from llamac.server.metrics import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from llamac.server.worker import Worker
+    from llamac.server.service import Service
 
 VERSION = "3.1.0"
 TEMPLATE = "#/components/schemas/{name}"
@@ -82,6 +84,10 @@ _COUNTED = {**messages_request.COUNTED, **messages_request.WITHOUT_EFFECT}
 _INPUT = ("prompt", "messages")
 _OF_PROMPT = {"prompt": "$response.body#/prompt"}
 
+_TEXT_CHUNKS = (answers.TextCompletionChunk, answers.Error)
+_CHAT_CHUNKS = (answers.ChatCompletionChunk, answers.Error)
+_PIECES = (answers.Piece, answers.Execution, answers.Error)
+
 OPERATIONS: dict[str, Operation] = {
     "/openapi.json": Operation(dict),
     "/health": Operation(answers.Status),
@@ -93,11 +99,9 @@ OPERATIONS: dict[str, Operation] = {
         answers.TextCompletion,
         _generating("completions"),
         ("prompt",),
-        chunks=(answers.TextCompletionChunk, answers.Error),
+        chunks=_TEXT_CHUNKS,
     ),
-    "/v1/chat/completions": Operation(
-        answers.ChatCompletion, _generating("chat"), ("messages",), chunks=(answers.ChatCompletionChunk, answers.Error)
-    ),
+    "/v1/chat/completions": Operation(answers.ChatCompletion, _generating("chat"), ("messages",), chunks=_CHAT_CHUNKS),
     "/v1/responses": Operation(answers.Response, _RESPONSES, ("input",), chunks=(dict,)),
     MESSAGES: Operation(answers.AnsweredMessage, _MESSAGES, ("model", "messages", "max_tokens"), chunks=(dict,)),
     f"{MESSAGES}/count_tokens": Operation(answers.CountedTokens, _COUNTED, ("model", "messages")),
@@ -107,7 +111,7 @@ OPERATIONS: dict[str, Operation] = {
         answers.Execution,
         {"model": STRING, **execution.FIELDS},
         only_one=_INPUT,
-        chunks=(answers.Piece, answers.Execution, answers.Error),
+        chunks=_PIECES,
     ),
     "/tokenize": Operation(
         answers.Tokens,
@@ -127,9 +131,11 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-async def openapi(worker: Worker, request: Request) -> Answer:
+async def openapi(service: Service, request: Request) -> Answer:
     """This document."""
-    return Answer(await worker.run(lambda: document(worker.names, has_keys=bool(worker.settings.keys))))
+    names = list(service.models.names)
+    made = await asyncio.to_thread(document, names, has_keys=bool(service.settings.keys))
+    return Answer(made)
 
 
 def document(models: Sequence[str], *, has_keys: bool) -> dict[str, Any]:
