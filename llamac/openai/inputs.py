@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llamac.openai.errors import InvalidRequestError, wrong_type
+from llamac.tools.functions import tool_list
 
 MAX_PROMPTS = 256  # of a request
 ROLES = {"developer": "system"}  # names of roles that templates know under another name
@@ -36,6 +37,21 @@ def read_messages(value: object) -> list[dict[str, Any]]:
     if not value:
         raise InvalidRequestError("messages is empty: expected at least one message", "messages", "invalid_value")
     return [_message(message, f"messages[{index}]") for index, message in enumerate(value)]
+
+
+def read_tools(value: object) -> list[dict[str, Any]]:
+    """Tools in OpenAI's form.
+
+    Raises:
+        ArgumentError: If one of them is malformed.
+        InvalidRequestError: If one of them is not a function.
+    """
+    found = tool_list(value)
+    for index, tool in enumerate(found):
+        if tool["type"] != "function":
+            message = f"tools[{index}].type is {tool['type']!r}, expected 'function'"
+            raise InvalidRequestError(message, "tools", "invalid_value")
+    return found
 
 
 def _message(message: object, where: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from llamac.engine.sampling.params import MAX_CANDIDATES, SamplingParams
 from llamac.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from llamac.guided.guides import Json
 from llamac.openai.errors import InvalidRequestError, wrong_type
-from llamac.openai.inputs import read_messages, read_prompts
+from llamac.openai.inputs import read_messages, read_prompts, read_tools
 from llamac.openai.parameters import EFFORTS, MAX_LOGPROBS, NOT_VARIABLES, PARAMETERS, Endpoint, parameters_of
 
 if TYPE_CHECKING:
@@ -214,6 +214,8 @@ def _check_count(params: SamplingParams, inputs: Sequence[Any], *, stream: bool)
 def _tools(given: Mapping[str, Any]) -> dict[str, Any]:
     chosen = {name: given[name] for name in TOOLS if name in given}
     try:
+        if chosen.get("tools"):
+            read_tools(chosen["tools"])
         if chosen.get("tools") or "tool_choice" in chosen or "parallel_tool_calls" in chosen:
             chosen_tools(ToolOptions(**{"tools": [], **chosen}))
     except ArgumentError as error:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from llamac.openai.errors import InvalidRequestError, wrong_type
-from llamac.openai.inputs import read_messages
+from llamac.openai.inputs import read_messages, read_tools
 from llamac.openai.schemas import BOOLEAN, IDS, MESSAGES, STRING, TOOLS
 from llamac.server.embedding import checked_fields
 from llamac.server.exchange import Answer
-from llamac.tools.functions import tool_list
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -61,7 +60,7 @@ async def apply_template(service: Service, request: Request) -> Answer:
     worker, given = await service.begin(request)
     body = checked_fields(given, APPLY_TEMPLATE)
     chat = read_messages(body.get("messages"))
-    options = {"tools": tool_list(body["tools"])} if "tools" in body else {}
+    options = {"tools": read_tools(body["tools"])} if "tools" in body else {}
     return Answer({"prompt": await worker.run(lambda: worker.engine.model.chat_prompt(chat, **options))})
 
 

@@ -156,8 +156,6 @@ def tool_list(tools: object) -> list[dict[str, Any]]:
         function = wrapped["function"]
         if not isinstance(function, Mapping):
             raise wrong_type(f"tools[{index}]['function']", function, "a dict")
-        if wrapped.get("type", "function") != "function":
-            raise ArgumentError(f"tools[{index}] has the type {wrapped['type']!r}, expected 'function'")
         name = function.get("name")
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ArgumentError(
