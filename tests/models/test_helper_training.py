@@ -138,7 +138,7 @@ def small(torch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     from llamac.models.training.helper import network, train
 
     def shape(vocabulary: int = SIZE) -> network.Shape:
-        return network.Shape(vocabulary, width=64, layers=2, heads=2, kv_heads=1, head=32, hidden=96)
+        return network.Shape(vocabulary, width=64, layers=2, heads=4, kv_heads=2, head=16, hidden=96)
 
     monkeypatch.setattr(train, "Shape", shape)
     monkeypatch.setattr(train, "PROBED", 4)
@@ -224,6 +224,56 @@ def test_training_learns(torch: Any, small: Any, tokenizer: Tokenizer) -> None:
         small.train.update(optimizers, 0.01)
     assert own[0] == pytest.approx(math.log(SIZE), rel=0.1)
     assert own[-1] < 0.4 * own[0]
+
+
+def test_a_new_network_copies(torch: Any, small: Any, tokenizer: Tokenizer) -> None:
+    """Without any training it predicts the tokens of a span that comes again; random weights guess."""
+    from llamac.models.training.helper import circuits
+
+    parts = small.train.tensors(rows.block(tokenizer, 0, 2, 256, 0, 1.0), torch.device("cpu"))
+    torch.manual_seed(5)
+    net = small.network.Network(small.network.Shape(SIZE, layers=2, hidden=64))
+    losses = []
+    for _ in range(2):
+        with torch.no_grad():
+            losses.append(float(small.train.loss_of(net, *parts)[0]))
+        circuits.prepare(net)
+    assert losses[0] == pytest.approx(math.log(SIZE), rel=0.1)
+    assert losses[1] < 1.0
+    with pytest.raises(ValueError, match="the circuit needs 2 layers, 2 groups of 2 heads, and a width of 512"):
+        circuits.prepare(small.network.Network(small.network.Shape(SIZE, layers=1)))
+
+
+def test_the_first_half_of_the_training_keeps_the_circuit(torch: Any, small: Any, tokenizer: Tokenizer) -> None:
+    """Weight decay makes its weights smaller; they keep their directions. The other weights change."""
+    from llamac.models.training.helper import circuits, crew
+
+    torch.manual_seed(5)
+    net = small.network.Network(small.shape())
+    circuits.prepare(net)
+    team = crew.Crew.of(net, 1)
+    optimizers = small.train.make_optimizers(team.own(0).items())
+    parts = small.train.tensors(rows.block(tokenizer, 0, 2, 192, 0), torch.device("cpu"))
+    before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
+    rate, steps = 0.01, 5
+    for _ in range(steps):
+        team.attach(0)
+        small.train.loss_of(net, *parts)[0].backward()
+        team.combine(0, 1.0)
+        circuits.hold(net)
+        small.train.update(optimizers, rate)
+    kept = (1 - rate * small.train.WEIGHT_DECAY) ** steps
+    after = dict(net.named_parameters())
+    for layer in ("model.layers.0.self_attn.", "model.layers.1.self_attn."):
+        for name, place in (("q_proj", slice(32)), ("k_proj", slice(16)), ("v_proj", slice(16))):
+            old, new = before[f"{layer}{name}.weight"], after[f"{layer}{name}.weight"]
+            assert torch.allclose(new[place], kept * old[place], atol=1e-6)
+            assert not torch.allclose(new[place.stop :], kept * old[place.stop :], atol=1e-3)
+        old, new = before[f"{layer}o_proj.weight"], after[f"{layer}o_proj.weight"]
+        assert torch.allclose(new[:, :32], kept * old[:, :32], atol=1e-6)
+        assert not torch.allclose(new[:, 32:], kept * old[:, 32:], atol=1e-3)
+        for name in ("q_norm", "k_norm"):
+            assert torch.equal(after[f"{layer}{name}.weight"], before[f"{layer}{name}.weight"])
 
 
 def test_half_of_the_places_stand_for_all(torch: Any, tokenizer: Tokenizer) -> None:

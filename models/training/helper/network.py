@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from .vocabulary import CONTEXT, SIZE
 
-THETA = 10_000.0
+THETA = 1_000_000.0
 EPSILON = 1e-6
 
 
