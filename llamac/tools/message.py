@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,10 +108,24 @@ class Delta:
         return {"tool_calls": [{"index": call.index, **first, "function": function}]}
 
 
-def parsed_arguments(text: str) -> dict[str, Any] | None:
-    """Arguments as a dict; None if they are not a JSON object."""
+def parsed_arguments(text: str, on_repeat: Callable[[str], object] | None = None) -> dict[str, Any] | None:
+    """Arguments as a dict; None if they are not a JSON object.
+
+    Args:
+        text: The arguments.
+        on_repeat: Called with each key that an object has more than once. Its last value counts.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if on_repeat is not None and len(made) < len(pairs):
+            for key, count in Counter(key for key, _ in pairs).items():
+                if count > 1:
+                    on_repeat(key)
+        return made
+
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_refuse, object_pairs_hook=unique)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -296,8 +296,11 @@ class MessageParser:
         """The call ends."""
         if not self._is_dropped:
             call = self._calls[-1]
-            valid = parsed_arguments(call.arguments) is not None
+            repeated: list[str] = []
+            valid = parsed_arguments(call.arguments, repeated.append) is not None
             call.error = error or (None if valid else NOT_AN_OBJECT)
+            for key in repeated if valid else ():
+                self._notes.append(f"the arguments have the key {_shown(key)} more than once; its last value counts")
 
     def ignore(self, char: str) -> None:
         """A character that belongs to no call."""

@@ -138,6 +138,12 @@ GOLDEN = {
         calls=(("weather", '{"city": "Os'),),
         errors=1,
     ),
+    "hermes, a key twice": Golden(
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": {"city": "Oslo", "at": {"x": 1, "x": 2}}}</tool_call>',
+        calls=(("weather", '{"city": "Oslo", "at": {"x": 1, "x": 2}}'),),
+        notes=1,
+    ),
     "hermes, cut before the name": Golden("hermes", 'Hm <tool_call>{"na', 'Hm <tool_call>{"na', notes=1),
     "hermes, cut in the tag": Golden("hermes", "Hm <tool_ca", "Hm <tool_ca"),
     "hermes, no closing tag": Golden(
