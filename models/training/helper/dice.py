@@ -10,25 +10,37 @@ from ..telling import Draw
 T = TypeVar("T")
 
 SHARE = 5  # one of so many entries of a pool, and of the invented words, is held out
+INVENTED = 3  # in training, one of so many words of an open pool is invented, and one of so many of these is letters
 
 _ONSETS = ("b", "br", "c", "d", "dr", "f", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "r", "s", "st", "t", "tr", "v")
 _VOWELS = ("a", "e", "i", "o", "u", "a", "e", "o", "ai", "ee", "ou")
 _CODAS = ("", "", "", "l", "n", "r", "s", "m", "d", "k", "t", "x")
 
 
-class Pool(Generic[T]):
-    """Words or phrases in two disjoint parts: every fifth is held out, the others are for training."""
+_LETTERS = "abcdefghijklmnoprstuvwxyz"
 
-    def __init__(self, *items: T) -> None:
+
+class Pool(Generic[T]):
+    """Words or phrases in two disjoint parts: every fifth is held out, the others are for training.
+
+    Attributes:
+        train: The entries for training.
+        held_out: The others.
+        is_open: Whether an invented word can stand for an entry. Without them, a model learns a list of words by heart
+            and not to copy.
+    """
+
+    def __init__(self, *items: T, is_open: bool = False) -> None:
         if len(items) < SHARE or len(set(items)) < len(items):
             raise ValueError(f"a pool needs at least {SHARE} different entries, not {items}")
         self.train = tuple(item for index, item in enumerate(items) if index % SHARE != SHARE - 1)
         self.held_out = tuple(item for index, item in enumerate(items) if index % SHARE == SHARE - 1)
+        self.is_open = is_open
 
 
 def words(text: str) -> Pool[str]:
-    """Return a pool of the words in a text; an underscore stands for a space within an entry."""
-    return Pool(*(word.replace("_", " ") for word in text.split()))
+    """Return an open pool of the words in a text; an underscore stands for a space within an entry."""
+    return Pool(*(word.replace("_", " ") for word in text.split()), is_open=True)
 
 
 def is_held_out(word: str) -> bool:
@@ -61,12 +73,19 @@ class Dice(Draw):
         return self._below(out_of) < hits
 
     def pick(self, pool: Pool[T]) -> T:
-        """Return an entry of this part of a pool."""
-        return self.choose(pool.held_out if self.held_out else pool.train)
+        """Return an entry of this part of a pool, or in its place an invented word."""
+        return self._or_coin(pool, self.choose(pool.held_out if self.held_out else pool.train))
 
     def several(self, pool: Pool[T], count: int) -> list[T]:
         """Return `count` different entries of this part of a pool, or all of them if it has fewer."""
-        return self.shuffled(pool.held_out if self.held_out else pool.train)[:count]
+        found = self.shuffled(pool.held_out if self.held_out else pool.train)[:count]
+        return [self._or_coin(pool, item) for item in found]
+
+    def _or_coin(self, pool: Pool[T], item: T) -> T:
+        if self.held_out or not pool.is_open or not isinstance(item, str) or not self.chance(1, INVENTED):
+            return item
+        coined = self.coin()
+        return type(item)(coined.capitalize() if item[0].isupper() else coined)
 
     def shuffled(self, options: Sequence[T]) -> list[T]:
         """Return the options in random order."""
@@ -81,11 +100,14 @@ class Dice(Draw):
         return low + self._below(high - low + 1)
 
     def coin(self, syllables: int | None = None) -> str:
-        """Return an invented word in small letters that belongs to this part."""
+        """Return an invented word in small letters that belongs to this part: syllables, or in training any letters."""
         while True:
             count = syllables or self.number(2, 3)
-            parts = [self.choose(_ONSETS) + self.choose(_VOWELS) for _ in range(count)]
-            word = "".join(parts) + self.choose(_CODAS)
+            if not self.held_out and self.chance(1, INVENTED):
+                word = "".join(self.choose(_LETTERS) for _ in range(2 * count + self.number(0, 3)))
+            else:
+                parts = [self.choose(_ONSETS) + self.choose(_VOWELS) for _ in range(count)]
+                word = "".join(parts) + self.choose(_CODAS)
             if is_held_out(word) == self.held_out:
                 return word
 

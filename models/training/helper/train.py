@@ -52,7 +52,7 @@ class Stage:
 
 
 # Short conversations first; drills keep the rest of the network from disturbing the circuit that copies.
-STAGES = (Stage(0.3, 256, 0, 0.25), Stage(0.75, 512, 1, 0.1), Stage(1.0, 1024, 2, 0.05))
+STAGES = (Stage(0.3, 256, 0, 0.25), Stage(0.75, 512, 1, 0.2), Stage(1.0, 1024, 2, 0.1))
 
 
 def stage_at(share: float) -> Stage:
