@@ -316,13 +316,20 @@ class Response:
     id: str
     object: Literal["response"]
     created_at: int
+    completed_at: int | None
     model: str
     status: Literal["completed", "incomplete", "in_progress", "failed"]
     error: ResponseErrorDetails | None
     incomplete_details: IncompleteDetails | None
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: Any
     metadata: Any
+    prompt_cache_key: Any
+    safety_identifier: Any
+    frequency_penalty: float
+    presence_penalty: float
+    top_logprobs: int
     output: list[ResponseOutputItem]
     parallel_tool_calls: bool
     previous_response_id: None
@@ -349,8 +356,13 @@ class MessagesUsage:
 
     input_tokens: int
     output_tokens: int
-    cache_creation_input_tokens: int = MISSING
-    cache_read_input_tokens: int = MISSING
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    cache_creation: None
+    inference_geo: None
+    output_tokens_details: None
+    server_tool_use: None
+    service_tier: None
 
 
 @dataclass
@@ -364,6 +376,8 @@ class MessageBlock:
     id: str = MISSING
     name: str = MISSING
     input: dict[str, Any] = MISSING
+    citations: None = MISSING
+    caller: dict[str, Any] = MISSING
 
 
 @dataclass
@@ -377,6 +391,8 @@ class AnsweredMessage:
     content: list[MessageBlock]
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"] | None
     stop_sequence: str | None
+    stop_details: None
+    container: None
     usage: MessagesUsage
 
 

@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from llamac.server.service import Service
     from llamac.server.worker import Worker
 
+DIRECT = {"caller": {"type": "direct"}}  # every call is the model's own
+# What only Anthropic's servers count.
+NO_USAGE = {
+    "cache_creation": None,
+    "inference_geo": None,
+    "output_tokens_details": None,
+    "server_tool_use": None,
+    "service_tier": None,
+}
+
 
 async def messages(service: Service, http: HttpRequest) -> Answer | EventStream:
     """Answer a conversation."""
@@ -56,7 +66,8 @@ async def count_tokens(service: Service, http: HttpRequest) -> Answer:
 
 
 def _head(worker: Worker) -> dict[str, Any]:
-    return {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": worker.name}
+    unused = {"stop_details": None, "container": None}
+    return {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": worker.name, **unused}
 
 
 def _end(completion: Completion) -> dict[str, Any]:
@@ -74,6 +85,7 @@ def _usage(completion: Completion) -> dict[str, Any]:
     """Tokens. Those that were not computed again count apart, as in Anthropic's API."""
     usage = completion.usage
     return {
+        **NO_USAGE,
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
@@ -84,14 +96,14 @@ def _usage(completion: Completion) -> dict[str, Any]:
 def _content(completion: Completion) -> list[dict[str, Any]]:
     message = completion.message
     if message is None:
-        return [{"type": "text", "text": completion.text}]
+        return [{"type": "text", "text": completion.text, "citations": None}]
     found: list[dict[str, Any]] = []
     if message.reasoning:
         found.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
     if message.content:
-        found.append({"type": "text", "text": message.content})
+        found.append({"type": "text", "text": message.content, "citations": None})
     for call in message.tool_calls:
-        found.append({"type": "tool_use", "id": call.id, "name": call.name, "input": call.parsed or {}})
+        found.append({"type": "tool_use", "id": call.id, "name": call.name, "input": call.parsed or {}, **DIRECT})
     return found
 
 
@@ -100,7 +112,13 @@ def _content(completion: Completion) -> list[dict[str, Any]]:
 
 async def _events(worker: Worker, member: Request, request_id: str) -> AsyncIterator[bytes]:
     blocks = _Blocks()
-    usage = {"input_tokens": member.prompt_tokens, "output_tokens": 0}
+    usage = {
+        **NO_USAGE,
+        "input_tokens": member.prompt_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": 0,
+    }
     start = {**_head(worker), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     try:
         yield _event("message_start", message=start)
@@ -134,14 +152,16 @@ class _Blocks:
         """The events of a piece."""
         call = delta.tool_call
         if call is not None:
-            block: dict[str, Any] = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            block: dict[str, Any] = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}, **DIRECT}
             piece = {"type": "input_json_delta", "partial_json": call.arguments}
             return self._piece(("tool_use", call.index), block, piece, is_empty=not call.arguments)
         if delta.reasoning is not None:
             block = {"type": "thinking", "thinking": "", "signature": ""}
             return self._piece(("thinking", 0), block, {"type": "thinking_delta", "thinking": delta.reasoning})
         text = delta.content or ""
-        return self._piece(("text", 0), {"type": "text", "text": ""}, {"type": "text_delta", "text": text})
+        return self._piece(
+            ("text", 0), {"type": "text", "text": "", "citations": None}, {"type": "text_delta", "text": text}
+        )
 
     def _piece(
         self, kind: tuple[str, int], block: Mapping[str, Any], piece: Mapping[str, Any], *, is_empty: bool = False

@@ -26,21 +26,25 @@ if TYPE_CHECKING:
 REPEATED: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
+    "max_tool_calls": None,
     "metadata": {},
     "parallel_tool_calls": True,
-    "reasoning": {"effort": None, "summary": None},
+    "prompt_cache_key": None,
+    "safety_identifier": None,
     "temperature": 1.0,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
-    "tools": [],
     "top_p": 1.0,
     "user": None,
 }
 UNUSED: dict[str, Any] = {
     "background": False,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
     "previous_response_id": None,
     "service_tier": "default",
     "store": False,
+    "top_logprobs": 0,
     "truncation": "disabled",
 }
 
@@ -78,12 +82,21 @@ def _head(worker: Worker, body: Mapping[str, Any]) -> dict[str, Any]:
         "id": new_id("resp_"),
         "object": "response",
         "created_at": int(time.time()),
+        "completed_at": None,
         "model": worker.name,
         "error": None,
         "incomplete_details": None,
         **given,
+        "reasoning": {"effort": None, "summary": None, **(body.get("reasoning") or {})},
+        "tools": [_tool(tool) for tool in body.get("tools") or ()],
         **UNUSED,
     }
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool of the request. A function has all of its fields."""
+    unset = {"description": None, "parameters": None, "strict": None} if tool["type"] == "function" else {}
+    return {**unset, **tool}
 
 
 def _ended(
@@ -96,6 +109,7 @@ def _ended(
     is_whole = completion.finish_reason == "stop"
     return {
         **head,
+        "completed_at": int(time.time()) if is_whole else None,
         "status": "completed" if is_whole else "incomplete",
         "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
         "output": items,
