@@ -141,6 +141,12 @@ def test_a_server_logs_requests_and_ends_when_they_are_answered() -> None:
     assert "1234" not in errors
 
 
+@pytest.mark.parametrize(("options", "status"), [((), 200), (("--no-page",), 404)])
+def test_there_is_a_page_unless_it_is_left_out(options: tuple[str, ...], status: int) -> None:
+    with server("--port", 0, *options) as started:
+        assert httpx.get(f"{started.address}/", timeout=TIMEOUT).status_code == status
+
+
 def test_a_second_interrupt_ends_it_at_once() -> None:
     with server("--port", 0, "--drain", 1000) as started:
         with httpx.stream("POST", f"{started.address}/v1/completions", json=ENDLESS, timeout=TIMEOUT) as stream:

@@ -79,6 +79,29 @@ def press(visit: Visit, name: str) -> None:
 # ---- conversations
 
 
+def test_markdown_becomes_elements(visit: Serve, tmp_path: Path) -> None:
+    text = (
+        "# T\n\n3. a\n4. b\n   - [x] c\n\n|l|r|\n|:--|--:|\n|1|2|\n\n```py\nx = 1 < 2\n```\n\n"
+        "> q\n\n[l](https://example.invalid/a?b=1&c) ~~d~~ a\nb"
+    )
+    with running(scripted(tmp_path, text)) as server:
+        page = visit(server)
+        page.ask("?")
+        body = page.page.locator(".assistant .body")
+        assert body.locator("h1").inner_text() == "T"
+        assert body.locator("ol").get_attribute("start") == "3"
+        assert body.locator("ol > li > ul > li").inner_text() == "☑ c"
+        assert body.locator("td").nth(1).get_attribute("align") == "right"
+        assert body.locator("td").nth(1).evaluate("each => getComputedStyle(each).textAlign") == "right"
+        assert body.locator(".block-bar span").inner_text() == "py"
+        assert body.locator(".block code").text_content() == "x = 1 < 2"
+        link = body.locator("a")
+        assert link.get_attribute("href") == "https://example.invalid/a?b=1&c"
+        assert (link.get_attribute("target"), link.get_attribute("rel")) == ("_blank", "noopener noreferrer nofollow")
+        assert (body.locator("del").inner_text(), body.locator("blockquote").inner_text()) == ("d", "q")
+        assert body.locator("p br").count() == 1
+
+
 def test_an_answer_is_shown_as_markdown_with_its_figures(server: Running, visit: Serve) -> None:
     page = visit(server)
     page.ask("?")
@@ -310,6 +333,52 @@ KEPT = """() => new Promise((resolve) => {
     };
   };
 })"""
+
+
+def test_a_continued_answer_is_read_as_a_message_too(visit: Serve, tmp_path: Path) -> None:
+    answer = '<think>two</think>three\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    with running(scripted(tmp_path, answer)) as server:
+        page = visit(server, {"tools": json.dumps([TOOL])})
+        page.ask("?")
+        press(page, "Token probabilities")
+        page.page.locator(".token").nth(answer.index("three")).hover()
+        page.page.locator("#alternatives button").first.click()
+        page.wait()
+        assert page.page.locator(".thought").text_content() == "two"
+        assert page.text(".assistant .body") == "qhree"
+        assert page.page.locator(".assistant .fold summary").last.text_content() == "Call of add"
+        page.page.get_by_label("What add returns").fill("5")
+        press(page, "Send the results")
+        page.wait()
+        _, assistant, tool = page.bodies("/v1/chat/completions")[-1]["messages"]
+        assert json.loads(assistant["tool_calls"][0]["function"]["arguments"]) == {"a": 1}
+        assert tool["tool_call_id"] == assistant["tool_calls"][0]["id"]
+
+
+def test_characters_of_several_tokens_stay_whole(visit: Serve, tmp_path: Path) -> None:
+    with running(scripted(tmp_path, "aé😀bc")) as server:  # "é" has two tokens, the next character four
+        page = visit(server)
+
+        def choose(index: int) -> None:
+            page.page.locator(".token").nth(index).hover()
+            page.page.locator("#alternatives button").first.click()
+
+        page.ask("?")
+        press(page, "Token probabilities")
+        choose(2)  # within a character
+        assert "a part of a character" in page.text("#notice")
+        assert page.page.locator(".assistant .versions").count() == 0
+        for index, text in ((0, "qé😀bc"), (8, "qé😀bq")):  # the second continues what was continued
+            choose(index)
+            page.wait()
+            assert page.text(".assistant .body") == text
+            press(page, "Token probabilities")
+
+
+def test_what_has_no_effect_is_said(server: Running, visit: Serve) -> None:
+    page = visit(server, {"effort": "low"})
+    page.ask("?")
+    assert "Without effect on this answer: reasoning_effort." in page.text(".assistant .extras")
 
 
 # ---- the key

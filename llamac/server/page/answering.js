@@ -2,10 +2,13 @@
 
 import { ApiError, call, canChat, stream } from "./api.js";
 import { alternatives, chatParameters, extraParameters, isGuided, samplingParameters, toolsOf } from "./settings.js";
-import { rawText, tokenOf, tokensOfCompletion } from "./probabilities.js";
+import { rawText, tokenOf, tokensOfCompletion, withKnownBytes } from "./probabilities.js";
+import { newId } from "./tree.js";
 
 const LEAST_MS = 20;  // in less time, the speed would be that of the network
+// How most models write thoughts and calls. The server knows more formats; it reads all answers but continued ones.
 const THOUGHT = /^\s*<think>([\s\S]*?)(?:<\/think>\s*|$)/;
+const CALL = /<tool_call>\s*(\{[\s\S]*?\})\s*<\/tool_call>\s*/g;
 
 /**
  * Fill a message with an answer.
@@ -21,14 +24,17 @@ const THOUGHT = /^\s*<think>([\s\S]*?)(?:<\/think>\s*|$)/;
 export async function answer(request) {
   const { node, signal, model } = request;
   node.figures = { begun: performance.now() };
+  node.finish = "stopped";  // unless it ends otherwise: the page may be closed before
   try {
     const chats = await canChat(model.id);
     const isRaw = !chats || node.tokens?.length > 0;
     if (isRaw) await continueText(request, chats);
     else await answerMessages(request);
   } catch (error) {
-    if (error.name === "AbortError") node.finish = "stopped";
-    else node.error = error.message;
+    if (error.name !== "AbortError") {
+      node.error = error.message;
+      node.finish = null;
+    }
     if (!(error instanceof ApiError) && error.name !== "AbortError" && !error.setting) console.error(error);
   } finally {
     finishFigures(node);
@@ -48,7 +54,7 @@ async function answerMessages({ node, before, settings, model, signal, changed }
   const top = alternatives(settings);
   if (top !== null) Object.assign(body, { logprobs: true, top_logprobs: top });
   node.tokens = [];
-  for await (const chunk of stream("v1/chat/completions", body, signal)) {
+  for await (const chunk of stream("v1/chat/completions", body, signal, (headers) => noteHeaders(node, headers))) {
     const choice = chunk.choices?.[0];
     if (choice) {
       addDelta(node, choice.delta ?? {});
@@ -109,7 +115,7 @@ async function continueText({ node, before, settings, model, signal, changed }, 
     node.content = thought ? text.slice(thought[0].length) : text;
   };
   showText();
-  for await (const chunk of stream("v1/completions", body, signal)) {
+  for await (const chunk of stream("v1/completions", body, signal, (headers) => noteHeaders(node, headers))) {
     const choice = chunk.choices?.[0];
     if (choice) {
       text += choice.text;
@@ -120,7 +126,26 @@ async function continueText({ node, before, settings, model, signal, changed }, 
     note(node, chunk, Boolean(choice?.text));
     changed();
   }
-  if (top === null) node.tokens = [];  // those that follow are not known
+  node.tokens = top === null ? [] : withKnownBytes(node.tokens, text);
+  if (chats && toolsOf(settings)) readCalls(node);
+  changed();
+}
+
+/** Find the calls in a text that the server has not read as a message. */
+function readCalls(node) {
+  const calls = [];
+  const rest = node.content.replace(CALL, (whole, json) => {
+    try {
+      const { name, arguments: given } = JSON.parse(json);
+      if (typeof name !== "string") return whole;
+      calls.push({ id: newId(), name, arguments: JSON.stringify(given ?? {}) });
+      return "";
+    } catch {
+      return whole;
+    }
+  });
+  if (!calls.length) return;
+  Object.assign(node, { calls, content: rest.trim(), finish: "tool_calls" });
 }
 
 /** Messages as the server reads them. */
@@ -147,6 +172,10 @@ export function messagesOf(path, settings) {
 }
 
 // ---- figures
+
+function noteHeaders(node, headers) {
+  node.noEffect = headers.get("x-llamac-no-effect") ?? undefined;
+}
 
 function note(node, chunk, isContent) {
   const now = performance.now();

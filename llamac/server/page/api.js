@@ -56,9 +56,10 @@ export async function call(path, body, signal) {
   return (await send(path, body, signal)).json();
 }
 
-/** Send a request; yield the objects of the stream that answers it. */
-export async function* stream(path, body, signal) {
+/** Send a request; yield the objects of the stream that answers it. `begun` gets the headers. */
+export async function* stream(path, body, signal, begun) {
   const response = await send(path, { ...body, stream: true }, signal);
+  begun(response.headers);
   for await (const data of events(response.body)) {
     if (data === "[DONE]") return;
     const value = JSON.parse(data);

@@ -12,7 +12,10 @@ import { addMessage, copyUpTo, newConversation, pathTo, show, shownPath, sibling
 import { setUpTheme, welcome } from "./welcome.js";
 
 const REDRAW_SHARE = 4;  // the page draws for at most one part in this many of the time
+const KEEP_AFTER = 2000;  // ms: how much of an answer is lost at most if the page is closed
 const MAX_SPOKEN = 3000;  // characters of an answer that screen readers are told
+
+const KEYS = matchMedia("(hover: hover)").matches ? "Enter sends, Shift+Enter makes a new line, Esc stops" : "";
 
 let models = [];
 let conversation = newConversation(preference("settings", {}));
@@ -122,7 +125,7 @@ async function describeModel() {
   if (model !== currentModel()) return;
   model.chats = chats;
   input.placeholder = chats ? "Write a message" : "Write the beginning of a text";
-  byId("hint").textContent = chats ? "" : `${model.id} has no chat template: it continues your text.`;
+  byId("hint").textContent = chats ? KEYS : `${model.id} has no chat template: it continues your text.`;
   if (!shownPath(conversation).length) draw();
 }
 
@@ -145,10 +148,14 @@ async function write(into, node) {
   thread.toEnd();
   keep(into);
   announce("The answer begins");
-  let cost = 0, due = 0, waiting = false;
+  let cost = 0, due = 0, kept = performance.now(), waiting = false;
   const redraw = () => {
     waiting = false;
     const begun = performance.now();
+    if (begun - kept > KEEP_AFTER && running === mine) {
+      kept = begun;
+      keep(into);
+    }
     if (into === conversation) thread.refresh(node);
     cost = performance.now() - begun;
     due = performance.now() + cost * (REDRAW_SHARE - 1);
@@ -275,7 +282,6 @@ function setUp() {
     }
   });
   document.addEventListener("keydown", onKey);
-  addEventListener("beforeunload", (event) => { if (running) event.preventDefault(); });
   setUpAlternatives();
   setUpTheme();
   sidebar.setUp();

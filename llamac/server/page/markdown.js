@@ -22,6 +22,7 @@ const RULES = {
   ALLOWED_TAGS: ["a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p",
     "pre", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul", "#text"],
   ALLOWED_ATTR: ["align", "class", "href", "start", "title"],
+  ADD_URI_SAFE_ATTR: ["align", "start"],  // the next rule is for the others
   ALLOWED_URI_REGEXP: /^(?:https?:\/\/|mailto:)/i,
   ALLOW_ARIA_ATTR: false,
   ALLOW_DATA_ATTR: false,

@@ -128,7 +128,7 @@ class MessageView {
     }
     if (!this.reasoning) {
       this.reasoning = { label: h("span", {}), text: h("div", { class: "thought" }) };
-      this.thoughts.replaceChildren(h("details", { class: "fold" }, h("summary", {}, icon("more"), this.reasoning.label), this.reasoning.text));
+      this.thoughts.replaceChildren(h("details", { class: "fold" }, h("summary", {}, icon("thought"), this.reasoning.label), this.reasoning.text));
     }
     const seconds = node.figures?.thought;
     const isThinking = facts.isLive && !node.content && !node.calls?.length;
@@ -140,14 +140,15 @@ class MessageView {
   drawExtras() {
     const { node, facts } = this;
     const waits = node.calls?.length > 0 && facts.isLast && !facts.isLive && !node.error;
-    const key = JSON.stringify([node.calls, waits, node.error, node.finish]);
+    const key = JSON.stringify([node.calls, waits, node.error, node.finish, node.noEffect, facts.isLive]);
     if (this.extrasKey === key) return;
     this.extrasKey = key;
     const parts = (node.calls ?? []).map((made) => callView(made));
     if (waits) parts.push(this.resultsForm());
     if (node.error) parts.push(h("p", { class: "error", role: "alert" }, node.error));
     if (node.finish === "length") parts.push(h("p", { class: "muted" }, "The answer was cut: it reached the longest length."));
-    if (node.finish === "stopped") parts.push(h("p", { class: "muted" }, "Stopped."));
+    if (node.finish === "stopped" && !facts.isLive) parts.push(h("p", { class: "muted" }, "Stopped."));
+    if (node.noEffect) parts.push(h("p", { class: "muted" }, `Without effect on this answer: ${node.noEffect}.`));
     this.extras.replaceChildren(...parts);
   }
 

@@ -43,6 +43,36 @@ export function decode(tokens) {
   }
 }
 
+/**
+ * Tokens with the bytes of those that are parts of characters, found in the text that all tokens together make.
+ *
+ * Answers to prompts do not have them. Where they cannot be found, the tokens stay as they are.
+ */
+export function withKnownBytes(tokens, text) {
+  const isPart = (token) => !token.bytes && token.text.includes(REPLACEMENT);
+  const found = [...tokens];
+  let place = 0;  // in the text
+  for (let index = 0; index < found.length;) {
+    let end = index;
+    while (end < found.length && isPart(found[end])) end++;
+    if (end > index) {
+      const next = end < found.length ? text.indexOf(found[end].text, place + 1) : text.length;
+      const bytes = [...new TextEncoder().encode(text.slice(place, next))];
+      if (next < 0 || bytes.length !== end - index) return tokens;  // a token of each byte: the usual case
+      for (let part = index; part < end; part++) found[part] = { ...found[part], bytes: [bytes[part - index]] };
+      place = next;
+      index = end;
+    } else {
+      const own = found[index].bytes ? null : found[index].text;
+      if (own === null) place = rawText(found.slice(0, index + 1)).length;
+      else if (text.startsWith(own, place)) place += own.length;
+      else return tokens;
+      index++;
+    }
+  }
+  return found;
+}
+
 /** The text of tokens, whatever they are. */
 export const rawText = (tokens) => decode(tokens) ?? tokens.map((token) => token.text).join("");
 

@@ -68,6 +68,14 @@ export function titleOf(conversation) {
   return text.length > 60 ? `${text.slice(0, 59)}…` : text || "New conversation";
 }
 
+function hasRightParts({ calls = [], figures = {}, reasoning = "", tokens = [] }) {
+  const isCall = (made) => [made?.id, made?.name, made?.arguments].every((part) => typeof part === "string");
+  const isToken = (token) => typeof token?.text === "string" && typeof token.logprob === "number" && Array.isArray(token.others)
+    && token.others.every((other) => typeof other?.[0] === "string" && typeof other[1] === "number");
+  return typeof reasoning === "string" && typeof figures === "object" && Array.isArray(calls) && calls.every(isCall)
+    && Array.isArray(tokens) && tokens.every(isToken);
+}
+
 /** Whether a value has the form of a conversation: an imported file can have anything. */
 export function isConversation(value) {
   const nodes = value?.nodes;
@@ -78,7 +86,7 @@ export function isConversation(value) {
     if (node.shown !== null && !node.children.includes(node.shown)) return false;
     if (id === ROOT) continue;
     if (!known(node.parent) || !nodes[node.parent].children.includes(id) || typeof node.content !== "string") return false;
-    if (!["user", "assistant", "tool"].includes(node.role)) return false;
+    if (!["user", "assistant", "tool"].includes(node.role) || !hasRightParts(node)) return false;
     const before = new Set();  // a circle would never end
     for (let at = id; at !== ROOT; at = nodes[at]?.parent) {
       if (at === undefined || before.has(at)) return false;
