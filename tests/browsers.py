@@ -6,13 +6,28 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from builders import byte_ids, script_checkpoint, write_model
+
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+STOP = 2  # a token
+ANSWER = "Some **bold** text and more of it."
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> {{ tools }} #}"
+Serve = Callable[..., Any]  # the fixture `visit`
 PATIENCE_MS = 60_000  # only a hang takes so long
+
+
+def scripted(folder: Path, text: str, template: str = TEMPLATE) -> Path:
+    """A model that answers "?" with a text. The second likeliest token is always "q"."""
+    script = [*byte_ids("?" + text), STOP]
+    made = script_checkpoint(script, context=max(128, len(script) + 64), stop_ids=[STOP], second=byte_ids("q")[0])
+    made.chat_template = template
+    return write_model(folder / "script.bin", made, generation={"temperature": 0})
 
 
 @contextlib.contextmanager
@@ -85,6 +100,10 @@ class Visit:
     def forgive(self, part: str) -> None:
         """Forget the problems that are part of a test."""
         self.problems = [problem for problem in self.problems if part not in problem]
+
+    def press(self, name: str) -> None:
+        """Press the last button with a name."""
+        self.page.get_by_role("button", name=name, exact=True).last.click()
 
     def text(self, selector: str) -> str:
         """The text of the last element that matches."""
